@@ -1,0 +1,386 @@
+#!/usr/bin/env bash
+# Runs a command in a small Linux that has a real kvm_amd, on any machine: QEMU emulates an AMD processor with SVM and
+# nested paging, and Debian's cloud kernel in it offers /dev/kvm. Slow, but whole: Linux guests run under it.
+#
+#   host ── qemu (TCG) ── level 1: Debian's kernel, busybox, /dev/kvm ── level 2: the guest of the program under test
+#
+# What the command needs is put on a disk image made for this one run; the image is the root file system of level 1 and
+# goes away with it. Standard output, standard error and the exit status each come back through a virtio-serial port of
+# their own, so kernel messages never mix with them.
+set -euo pipefail
+
+PATH=$PATH:/usr/sbin:/sbin
+
+LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net"
+BOOT_LIMIT=${VOLT_LAB_BOOT_LIMIT:-60}
+DISK_FREE_MIB=16384
+FAILED=125
+TIMED_OUT=124
+
+usage() {
+    cat <<'END'
+Usage: scripts/lab.sh [OPTIONS] [--] COMMAND [ARGUMENT]...
+
+Runs COMMAND in a small Linux with a working /dev/kvm (the real kvm-amd module under an emulated processor).
+COMMAND runs as root in /lab, which is in its PATH; /tmp is a tmpfs; standard input is empty; VOLT_LAB=1 is set.
+Standard output and standard error are passed on as they come.
+
+Options:
+  --file HOST[:GUEST]    put a file or directory there; /lab/<name> unless GUEST says otherwise. Modes and holes are
+                         kept; the shared libraries of a dynamic program come along. May be given more than once.
+  --out GUEST:HOST       afterwards copy a file or directory back, whatever the command's exit status
+  --time SECONDS         end the command after this long (default 300; the boot does not count)
+  --memory MIB           memory of the lab (default 2048)
+  --verbose              show the lab's own console on standard error
+  --kernel-image         print the path of Debian's stock kernel (a bzImage), and do nothing else
+  --stock-modules        print the path of that kernel's modules directory, and do nothing else
+  --help
+
+Exit status: that of COMMAND; 124 when its time ran out; 125 when the lab itself failed.
+
+Environment: VOLT_LAB_BOOT_LIMIT is how many seconds the lab's boot may show no progress (default 60). Past that it is
+called stalled and started once more.
+END
+}
+
+say() { echo "lab: $*" >&2; }
+
+fail() {
+    say "$*"
+    exit "$FAILED"
+}
+
+# need PROGRAM PACKAGE
+need() {
+    command -v "$1" >/dev/null || fail "$1 is missing: install the package $2 (scripts/install-deps.sh does)"
+}
+
+# ---- The level-1 kernel, kept in the user's cache --------------------------------------------------------------------
+
+# Sets $cache, $version (as in lib/modules), $kernel and $modules, fetching the kernel package where it is not there yet.
+prepare_kernel() {
+    need apt-get apt
+    need dpkg-deb dpkg
+    need depmod kmod
+    local base=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm package wanted
+    package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ { print $2; exit }')
+    if [ -z "$package" ]; then # not Debian, or no package lists: whatever was fetched before
+        cache=$(find "$base" -maxdepth 1 -type d -name 'lab-*' 2>/dev/null | sort -V | tail -n 1)
+        [ -n "$cache" ] || fail "this system's packages have no linux-image-cloud-amd64 (Debian has; is 'apt-get update' due?)"
+    else
+        wanted=$(apt-cache show --no-all-versions "$package" 2>/dev/null | awk '/^Version:/ { print $2; exit }')
+        cache=$base/lab-${package#linux-image-}-$wanted
+    fi
+    [ -d "$cache" ] || fetch_kernel "$package"
+    kernel=$(echo "$cache"/boot/vmlinuz-*)
+    modules=$(echo "$cache"/lib/modules/*)
+    version=${modules##*/}
+}
+
+# Downloads and unpacks PACKAGE into $cache, which appears whole or not at all.
+fetch_kernel() {
+    local staging
+    mkdir -p "${cache%/*}"
+    staging=$(mktemp -d "${cache%/*}/.lab.XXXXXX")
+    scratch+=("$staging")
+    chmod 755 "$staging"
+    say "fetching $1 (once)"
+    (
+        cd "$staging"
+        apt-get -qq -o APT::Sandbox::User=root download "$1" >&2
+        dpkg-deb -x ./*.deb unpacked
+        mv unpacked/boot unpacked/lib .
+        rm -rf unpacked ./*.deb
+        depmod -b . "$(basename lib/modules/*)" 2>/dev/null
+    ) || fail "cannot fetch the kernel package $1"
+    mv -T "$staging" "$cache" 2>/dev/null || [ -d "$cache" ] || fail "cannot create $cache"
+}
+
+# modules_for NAME...: paths of the modules and all they depend on, in the order to insert them.
+modules_for() {
+    local name
+    for name in "$@"; do
+        modprobe -d "$cache" -S "$version" --show-depends "$name" 2>/dev/null || say "no module $name in $version"
+    done | awk '/^insmod/ && !seen[$2]++ { print $2 }'
+}
+
+# ---- What level 1 is made of -----------------------------------------------------------------------------------------
+
+# The initramfs: inserts the modules and goes over to the disk.
+make_initramfs() {
+    local root=$work/initramfs module number=100
+    mkdir -p "$root"/{bin,dev,proc,sys,root,modules}
+    cp "$(command -v busybox)" "$root/bin/busybox"
+    # shellcheck disable=SC2086 # a list of names
+    for module in $(modules_for virtio_pci virtio_blk $LAB_MODULES); do
+        cp "$module" "$root/modules/$number-${module##*/}"
+        number=$((number + 1))
+    done
+    cat >"$root/init" <<'END'
+#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t devtmpfs dev /dev
+$b mount -t proc proc /proc
+$b mount -t sysfs sys /sys
+for module in /modules/*; do $b insmod $module; done
+for try in 1 2 3 4 5 6 7 8 9 10; do [ -b /dev/vda ] && break; $b sleep 0.2; done
+$b mount -t ext4 -o noatime /dev/vda /root
+$b umount /proc
+$b umount /sys
+$b mount -o move /dev /root/dev
+exec $b switch_root /root /.lab/init
+END
+    chmod 755 "$root/init"
+    (cd "$root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc) >"$work/initrd.cpio"
+}
+
+# The root file system's own part: busybox, a few files of /etc, and the init that runs the command.
+make_root() {
+    local applet
+    root=$work/root
+    mkdir -p "$root"/{bin,sbin,usr/bin,dev,proc,sys,tmp,run,etc,var,lab,root,.lab}
+    chmod 1777 "$root/tmp"
+    cp "$(command -v busybox)" "$root/bin/busybox"
+    for applet in $(busybox --list); do [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"; done
+    ln -s /bin/env "$root/usr/bin/env"
+    echo 'root:x:0:0:root:/root:/bin/sh' >"$root/etc/passwd"
+    echo 'root:x:0:' >"$root/etc/group"
+    echo '127.0.0.1 localhost lab' >"$root/etc/hosts"
+    cat >"$root/.lab/init" <<'END'
+#!/bin/sh
+export PATH=/lab:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root VOLT_LAB=1 TERM=dumb
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t cgroup2 cgroup /sys/fs/cgroup
+mount -t tmpfs -o mode=1777 tmp /tmp
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs -o mode=1777 shm /dev/shm
+mount -t devpts -o ptmxmode=666 pts /dev/pts
+ip link set lo up
+hostname lab
+ulimit -n 65536
+mkfifo /run/stdout /run/stderr
+# /dev/vport<device>p<port>; the third is there last.
+for try in 1 2 3 4 5 6 7 8 9 10; do [ -c "$(echo /dev/vport*p3)" ] && break; sleep 0.2; done
+cat /run/stdout >"$(echo /dev/vport*p1)" & out=$!
+cat /run/stderr >"$(echo /dev/vport*p2)" & err=$!
+exec 7>"$(echo /dev/vport*p3)"
+echo started >&7
+cd /lab
+sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&-
+status=$?
+# What the command left running may hold the pipes open: give them a moment, then end everything.
+for try in 1 2 3 4 5 6 7 8 9 10; do
+    kill -0 $out 2>/dev/null || kill -0 $err 2>/dev/null || break
+    sleep 0.1
+done
+kill -9 -1 2>/dev/null
+cd /
+sync
+mount -o remount,ro /
+echo "status $status" >&7
+poweroff -f
+END
+    chmod 755 "$root/.lab/init"
+}
+
+# put HOST GUEST: places a file or directory, with the shared libraries of a dynamic program.
+put() {
+    local host=$1 target=$root$2 library
+    [ -e "$host" ] || fail "there is no file $host"
+    mkdir -p "${target%/*}"
+    cp -aL --sparse=auto "$host" "$target" || fail "cannot copy $host"
+    [ -f "$host" ] || return 0
+    ldd "$host" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
+        [ -e "$root$library" ] || { mkdir -p "$root${library%/*}" && cp -L "$library" "$root$library"; }
+    done
+}
+
+# The command, quoted so that level 1's shell sees the same arguments.
+write_command() {
+    local argument
+    {
+        printf 'exec'
+        for argument in "$@"; do printf " '%s'" "${argument//\'/\'\\\'\'}"; done
+        echo
+    } >"$root/.lab/command"
+}
+
+make_disk() {
+    local used
+    used=$(du -sm "$root" | cut -f 1)
+    truncate -s "$((used + used / 8 + DISK_FREE_MIB))M" "$work/disk"
+    mke2fs -q -F -t ext4 -O '^has_journal' -E lazy_itable_init=1,nodiscard,root_owner=0:0 -m 0 -d "$root" "$work/disk" >&2 ||
+        fail "cannot make the disk image (is $work full?)"
+    rm -rf "$root"
+}
+
+# ---- One run ---------------------------------------------------------------------------------------------------------
+
+# Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall; fails otherwise.
+attempt() {
+    local line="" started="" progress size=0 now limit
+    rm -f "$work"/{stdout,stderr,status,console}
+    mkfifo "$work/stdout" "$work/stderr" "$work/status"
+    : >"$work/console"
+    cat "$work/stdout" & readers=($!)
+    cat "$work/stderr" >&2 & readers+=($!)
+    exec 5<>"$work/status"
+    # The QEMU process goes with this script, even if that is killed.
+    setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg -cpu max -smp 1 -m "$memory" \
+        -nodefaults -no-user-config -display none -no-reboot \
+        -kernel "$kernel" -initrd "$work/initrd.cpio" \
+        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6" \
+        -drive "file=$work/disk,format=raw,if=none,id=disk,cache=unsafe,discard=unmap" -device virtio-blk-pci,drive=disk \
+        -device virtio-serial-pci \
+        -chardev "file,id=stdout,path=$work/stdout" -device virtserialport,nr=1,chardev=stdout \
+        -chardev "file,id=stderr,path=$work/stderr" -device virtserialport,nr=2,chardev=stderr \
+        -chardev "file,id=status,path=$work/status" -device virtserialport,nr=3,chardev=status \
+        -chardev "file,id=console,path=$work/console" -serial chardev:console \
+        </dev/null >"$work/qemu.log" 2>&1 5>&- &
+    qemu=$!
+    progress=$SECONDS
+    while :; do
+        if read -r -t 0.5 -u 5 line; then
+            case $line in
+                started) started=$SECONDS ;;
+                "status "*) status=${line#status } && end_qemu 10 && return 0 ;;
+            esac
+            continue
+        fi
+        now=$SECONDS
+        if [ -n "$started" ]; then
+            limit=$((started + seconds))
+            if [ "$now" -ge "$limit" ]; then
+                end_qemu 0
+                say "time limit: the command did not end within $seconds s"
+                status=$TIMED_OUT
+                return 0
+            fi
+        else
+            line=$(stat -c %s "$work/console")
+            [ "$line" = "$size" ] || { size=$line && progress=$now; }
+            if [ $((now - progress)) -ge "$BOOT_LIMIT" ]; then
+                end_qemu 0
+                return 1
+            fi
+        fi
+        if ! kill -0 "$qemu" 2>/dev/null && ! read -r -t 0 -u 5; then
+            show_console
+            fail "the lab ended without an exit status"
+        fi
+    done
+}
+
+# end_qemu SECONDS: waits this long for QEMU to end by itself, then ends it; afterwards all output has been passed on.
+end_qemu() {
+    local deadline=$((SECONDS + $1))
+    [ -n "$qemu" ] || return 0
+    while [ "$SECONDS" -lt "$deadline" ] && kill -0 "$qemu" 2>/dev/null; do sleep 0.05; done
+    kill -KILL "$qemu" 2>/dev/null || :
+    wait "$qemu" 2>/dev/null || :
+    qemu=""
+    wait "${readers[@]}" 2>/dev/null || :
+    readers=()
+    exec 5>&-
+}
+
+show_console() {
+    say "the last lines of its console:"
+    { tail -n 30 "$work/console" | tr -d '\r' && cat "$work/qemu.log"; } >&2
+}
+
+# take GUEST HOST: copies a file or directory out of the disk image.
+take() {
+    local guest=$1 host=$2 copy=$work/taken kind
+    [ "${guest#/}" != "$guest" ] || guest=/lab/$guest
+    rm -rf "$copy" && mkdir "$copy"
+    kind=$(debugfs -R "stat \"$guest\"" "$work/disk" 2>/dev/null | grep -o 'Type: [a-z]*' | head -n 1)
+    case $kind in
+        "Type: regular") debugfs -R "dump -p \"$guest\" \"$copy/${guest##*/}\"" "$work/disk" >/dev/null 2>&1 ;;
+        "Type: directory") debugfs -R "rdump \"$guest\" \"$copy\"" "$work/disk" >/dev/null 2>&1 ;;
+        *) say "there is no $guest in the lab to copy out" && return 1 ;;
+    esac
+    [ ! -d "$host" ] || host=$host/${guest##*/}
+    mkdir -p "$(dirname "$host")"
+    cp -aT --sparse=always "$copy/${guest##*/}" "$host" || { say "cannot write $host" && return 1; }
+}
+
+scratch=()
+readers=()
+qemu=""
+
+clean_up() {
+    trap - EXIT INT TERM HUP
+    local path
+    if [ -n "$qemu" ]; then kill -KILL "$qemu" 2>/dev/null && wait "$qemu" 2>/dev/null || :; fi
+    for path in "${readers[@]}"; do kill "$path" 2>/dev/null || :; done
+    [ ${#scratch[@]} -eq 0 ] || rm -rf "${scratch[@]}"
+}
+
+main() {
+    local files=() outs=() verbose="" item host follow=""
+    memory=2048 seconds=300 only=""
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --file | --out | --time | --memory) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
+        esac
+        case $1 in
+            --file) files+=("$2") && shift 2 ;;
+            --out) outs+=("$2") && shift 2 ;;
+            --time) seconds=$2 && shift 2 ;;
+            --memory) memory=$2 && shift 2 ;;
+            --verbose) verbose=1 && shift ;;
+            --kernel-image | --stock-modules) only=$1 && shift ;;
+            --help | -h) usage && exit 0 ;;
+            --) shift && break ;;
+            -*) fail "unknown option $1 (see --help)" ;;
+            *) break ;;
+        esac
+    done
+    [[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--time wants a number of seconds, not '$seconds'"
+    [[ $memory =~ ^[1-9][0-9]*$ ]] || fail "--memory wants a number of MiB, not '$memory'"
+
+    trap clean_up EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    trap 'exit 129' HUP
+    case $only in
+        --kernel-image) prepare_kernel && echo "$kernel" && exit 0 ;;
+        --stock-modules) prepare_kernel && echo "$modules" && exit 0 ;;
+    esac
+    [ $# -gt 0 ] || fail "no command given (see --help)"
+    need qemu-system-x86_64 qemu-system-x86
+    need busybox busybox-static
+    need cpio cpio
+    need mke2fs e2fsprogs
+    need setpriv util-linux
+    ldd "$(command -v busybox)" >/dev/null 2>&1 && fail "busybox is not static: install the package busybox-static"
+    prepare_kernel
+
+    work=$(mktemp -d "${TMPDIR:-/tmp}/volt-lab.XXXXXX")
+    scratch+=("$work")
+    make_initramfs
+    make_root
+    for item in "${files[@]}"; do
+        host=${item%%:*}
+        if [ "$host" = "$item" ]; then put "$host" "/lab/$(basename "$host")"; else put "$host" "${item#*:}"; fi
+    done
+    write_command "$@"
+    make_disk
+
+    if [ -n "$verbose" ]; then
+        (trap - EXIT && exec setpriv --pdeathsig KILL tail -F -n +1 "$work/console" >&2 2>/dev/null) & follow=$!
+    fi
+    if ! attempt; then
+        say "stalled: the boot showed nothing new for $BOOT_LIMIT s; starting it once more"
+        attempt || { show_console && fail "stalled twice: the boot showed nothing new for $BOOT_LIMIT s"; }
+    fi
+    if [ -n "$follow" ]; then kill "$follow" 2>/dev/null || :; fi
+    for item in "${outs[@]}"; do
+        take "${item%%:*}" "${item#*:}" || { [ "$status" != 0 ] || status=$FAILED; }
+    done
+    exit "$status"
+}
+
+main "$@"
