@@ -1,0 +1,221 @@
+//! What can be wrong with what a guest is to boot. Every message names the file, by its role and the name the user
+//! gave it, or the field.
+
+use std::{fmt, io, ops::Range};
+
+/// Why a guest cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The file's attributes cannot be read.
+    #[error("{file}: cannot read its attributes")]
+    Stat {
+        /// The file.
+        file: FileName,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// A directory, a device, a pipe or a socket.
+    #[error("{file}: is {kind}, not a regular file")]
+    NotAFile {
+        /// The file.
+        file: FileName,
+        /// What it is instead, with its article.
+        kind: &'static str,
+    },
+    /// A file of no bytes.
+    #[error("{file}: the file is empty")]
+    Empty {
+        /// The file.
+        file: FileName,
+    },
+    /// The file ends before something that its headers promise.
+    #[error("{file}: truncated: its {part} ends at byte {end}, but the file has {length} bytes")]
+    Truncated {
+        /// The file.
+        file: FileName,
+        /// What is incomplete.
+        part: String,
+        /// Where it should end, in bytes from the start of the file.
+        end: u64,
+        /// Length of the file in bytes.
+        length: u64,
+    },
+    /// Reading failed.
+    #[error("{file}: cannot read {length} bytes at byte {offset}")]
+    Read {
+        /// The file.
+        file: FileName,
+        /// Where in the file.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// Neither of the formats that can be booted.
+    #[error("{file}: not an ELF or bzImage file")]
+    UnknownFormat {
+        /// The file.
+        file: FileName,
+    },
+    /// A kernel image that is malformed or that this machine does not boot.
+    #[error("{file}: {problem}")]
+    Image {
+        /// The file.
+        file: FileName,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// Part of the kernel belongs at an address where the guest has no RAM.
+    #[error("{file}: its {part} ({:#x} to {:#x}) does not fit into {memory} of guest memory", range.start, range.end)]
+    OutsideMemory {
+        /// The file.
+        file: FileName,
+        /// Which part.
+        part: String,
+        /// Guest physical addresses.
+        range: Range<u64>,
+        /// Guest memory in all.
+        memory: Size,
+    },
+    /// Part of the kernel belongs where the loader puts what it hands over to the kernel.
+    #[error("{file}: its {part} ({:#x} to {:#x}) overlaps the boot structures below 1 MiB", range.start, range.end)]
+    OverlapsBootStructures {
+        /// The file.
+        file: FileName,
+        /// Which part.
+        part: String,
+        /// Guest physical addresses.
+        range: Range<u64>,
+    },
+    /// The initrd is larger than guest memory.
+    #[error("{file}: {size} do not fit in {memory} guest memory")]
+    InitrdTooLarge {
+        /// The file.
+        file: FileName,
+        /// Its size.
+        size: Size,
+        /// Guest memory in all.
+        memory: Size,
+    },
+    /// No gap that the kernel accepts is large enough for the initrd.
+    #[error("{file}: {size} do not fit beside the kernel below {limit:#x} in {memory} guest memory")]
+    NoRoomForInitrd {
+        /// The file.
+        file: FileName,
+        /// Its size.
+        size: Size,
+        /// The kernel takes an initrd below this address.
+        limit: u64,
+        /// Guest memory in all.
+        memory: Size,
+    },
+    /// The command line is too long.
+    #[error("kernel command line is {length} bytes long; the kernel takes at most {limit}")]
+    CommandLineTooLong {
+        /// Its length in bytes.
+        length: usize,
+        /// What this kernel takes, the terminating NUL not counted.
+        limit: usize,
+    },
+    /// The command line has a byte that the kernel cannot be given.
+    #[error("kernel command line has {what} at byte {position}")]
+    CommandLineCharacter {
+        /// What the byte is.
+        what: &'static str,
+        /// Its position, from 0.
+        position: usize,
+    },
+    /// The number of vCPUs cannot be described with 8-bit APIC ids.
+    #[error("vcpus is {vcpus}; ACPI describes 1 to 254")]
+    VcpuCount {
+        /// The number asked for.
+        vcpus: u8,
+    },
+    /// The devices' AML is too large.
+    #[error("ACPI tables take {length} bytes; {limit} fit below 1 MiB")]
+    AcpiTooLarge {
+        /// All tables together.
+        length: u64,
+        /// The room there is.
+        limit: u64,
+    },
+    /// Guest memory does not start at 0 or ends below 1 MiB.
+    #[error("guest memory has no RAM from 0 to 1 MiB, where boot structures go")]
+    NoLowMemory,
+    /// Guest memory is in too many pieces.
+    #[error("guest memory has {entries} map entries; a kernel takes at most {limit}")]
+    MemoryMapTooLong {
+        /// The number of entries.
+        entries: usize,
+        /// The most that can be handed over.
+        limit: usize,
+    },
+    /// Writing guest memory failed.
+    #[error("cannot write the {what} to guest memory at {address:#x}")]
+    GuestMemory {
+        /// What was being written.
+        what: String,
+        /// Guest physical address.
+        address: u64,
+        /// Why.
+        source: vm_memory::GuestMemoryError,
+    },
+}
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The kernel image.
+    Kernel,
+    /// The initial RAM file system.
+    Initrd,
+}
+
+/// A file in a message: `kernel /boot/vmlinux`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileName {
+    /// What it is for.
+    pub role: Role,
+    /// The name the user gave.
+    pub name: String,
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let role = match self.role {
+            Role::Kernel => "kernel",
+            Role::Initrd => "initrd",
+        };
+        write!(f, "{role} {}", self.name)
+    }
+}
+
+/// A size in bytes that reads in the largest unit in which it is a whole number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            n if n > 0 && n % (1 << 20) == 0 => write!(f, "{} MiB", n >> 20),
+            n if n > 0 && n % (1 << 10) == 0 => write!(f, "{} KiB", n >> 10),
+            n => write!(f, "{n} bytes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_file_and_the_sizes() {
+        let file = FileName { role: Role::Initrd, name: "/x".into() };
+        let error = Error::InitrdTooLarge { file, size: Size(600 << 20), memory: Size(512 << 20) };
+        assert_eq!(error.to_string(), "initrd /x: 600 MiB do not fit in 512 MiB guest memory");
+        assert_eq!(Size(1025).to_string(), "1025 bytes");
+        assert_eq!(Size(3072).to_string(), "3 KiB");
+    }
+}

@@ -1,0 +1,79 @@
+//! Where things lie in guest physical memory. All addresses and sizes are in bytes.
+//!
+//! ```text
+//! 0x500      GDT                       0x9000    page tables (64-bit entry)
+//! 0x5ff0     boot stack, downwards     0x20000   command line
+//! 0x6000     PVH start info, modules   0x9fc00   end of usable low memory
+//! 0x7000     PVH memory map            0xe0000   ACPI: RSDP, then the tables
+//! 0x8000     zero page (boot_params)   0x100000  kernel from here on; initrd as high as possible
+//! ```
+//!
+//! Whatever the kernel reads only while it boots lies in memory that it may use afterwards; the ACPI tables lie in
+//! what the memory map calls reserved.
+
+/// Global descriptor table.
+pub const GDT: u64 = 0x500;
+/// Where the 64-bit entry's stack starts; it grows down and has no other structure above 0x1000 below it.
+pub const BOOT_STACK: u64 = 0x5ff0;
+/// PVH: `hvm_start_info`.
+pub const PVH_START_INFO: u64 = 0x6000;
+/// PVH: the list of modules, of which the initrd is the only one.
+pub const PVH_MODULES: u64 = 0x6040;
+/// PVH: the memory map, up to [`ZERO_PAGE`].
+pub const PVH_MEMORY_MAP: u64 = 0x7000;
+/// Linux boot protocol: `boot_params`, 4096 bytes.
+pub const ZERO_PAGE: u64 = 0x8000;
+/// Page tables of the 64-bit entry: PML4, PDPT, then four page directories.
+pub const PAGE_TABLES: u64 = 0x9000;
+/// Kernel command line with its terminating NUL.
+pub const COMMAND_LINE: u64 = 0x2_0000;
+/// Bytes set aside at [`COMMAND_LINE`], the terminating NUL included.
+pub const COMMAND_LINE_SIZE: u64 = 0x1_0000;
+/// First byte above the boot structures in low memory: a kernel may load segments from here to [`LOW_RAM_END`].
+pub const BOOT_STRUCTURES_END: u64 = COMMAND_LINE + COMMAND_LINE_SIZE;
+/// End of what the memory map calls RAM below 1 MiB. A PC keeps its extended BIOS data from here on.
+pub const LOW_RAM_END: u64 = 0x9_fc00;
+/// RSDP, on a 16-byte boundary of the range that ACPI 6.5 section 5.2.5.1 has the guest scan for it.
+pub const RSDP: u64 = 0xe_0000;
+/// The other ACPI tables, up to [`HIMEM`].
+pub const ACPI_TABLES: u64 = RSDP + 0x40;
+/// 1 MiB: where kernels load from.
+pub const HIMEM: u64 = 0x10_0000;
+/// Where RAM stops below 4 GiB: devices lie from here to [`MMIO_HOLE_END`].
+pub const MMIO_HOLE_START: u64 = 0xc000_0000;
+/// 4 GiB: where RAM goes on.
+pub const MMIO_HOLE_END: u64 = 1 << 32;
+/// The IOAPIC's registers.
+pub const IO_APIC: u64 = 0xfec0_0000;
+/// The local APIC's registers.
+pub const LOCAL_APIC: u64 = 0xfee0_0000;
+
+/// The RAM regions, as (start, length) in bytes, of a guest with `bytes` of memory: what does not fit below the MMIO
+/// hole continues at 4 GiB. No region is empty.
+#[must_use]
+pub fn ram_ranges(bytes: u64) -> Vec<(u64, u64)> {
+    let below = bytes.min(MMIO_HOLE_START);
+    [(0, below), (MMIO_HOLE_END, bytes - below)].into_iter().filter(|&(_, length)| length > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn ram_up_to_the_hole_is_one_region() {
+        assert_eq!(ram_ranges(0), []);
+        assert_eq!(ram_ranges(128 << 20), [(0, 128 << 20)]);
+        assert_eq!(ram_ranges(3 * GIB - 4096), [(0, 3 * GIB - 4096)]);
+        assert_eq!(ram_ranges(3 * GIB), [(0, 3 * GIB)]);
+    }
+
+    #[test]
+    fn ram_beyond_the_hole_continues_at_4_gib() {
+        assert_eq!(ram_ranges(3 * GIB + 4096), [(0, 3 * GIB), (4 * GIB, 4096)]);
+        assert_eq!(ram_ranges(4 * GIB), [(0, 3 * GIB), (4 * GIB, GIB)]);
+        assert_eq!(ram_ranges(1 << 40), [(0, 3 * GIB), (4 * GIB, (1 << 40) - 3 * GIB)]);
+    }
+}
