@@ -1,1 +1,47 @@
-//! x
+//! Embeddable KVM microVMs whose reason to exist is the snapshot.
+//!
+//! ```no_run
+//! use volt_vmm::{Snapshot, Store, Vm};
+//!
+//! # fn main() -> volt_vmm::Result<()> {
+//! let store = Store::open("file:///var/lib/volt")?;
+//! let vm = Vm::builder().kernel("vmlinux").initrd("init.cpio").vcpus(2).memory_mib(512).start()?;
+//! vm.snapshot(&store, "warm")?;
+//! let warm = Snapshot::open(&store, "warm")?;                 // verified once, shared
+//! let clones = [warm.restore()?, warm.restore()?];            // pages fault in
+//! clones.iter().try_for_each(Vm::wait)
+//! # }
+//! ```
+//!
+//! The library is synchronous and installs no signal handler. A process may hold any number of VMs; each has a thread
+//! a vCPU. `SIGRTMIN` is what brings a vCPU out of the guest; it is blocked on the vCPU threads and nowhere else.
+//!
+//! # Map
+//!
+//! [`Vm`] is what an owner holds. Below it: `machine` (the one constructor) over `shell` (an empty VM, in the order that
+//! is fast), `cpu` (vCPU threads), `devices`, `snapshot`, `memory`, `kvm`. `persist` is the snapshot contract.
+
+pub mod config;
+pub mod console;
+pub mod control;
+mod cpu;
+mod devices;
+pub mod error;
+pub mod kvm;
+mod machine;
+mod memory;
+mod persist;
+mod shell;
+pub mod snapshot;
+pub mod store;
+mod sync;
+pub mod timing;
+pub mod vm;
+
+pub use config::{BootConfig, FileRef, VmConfig, parse_memory_mib};
+pub use console::Console;
+pub use control::{Ending, RunState};
+pub use error::{Error, Result, report};
+pub use snapshot::{Metadata, RestoreOptions, Snapshot};
+pub use store::Store;
+pub use vm::{Builder, Vm};

@@ -1,0 +1,264 @@
+//! What a VM is made of: one type for the library, REST and the command line. It knows no KVM and opens nothing but
+//! the files it names.
+
+use std::fmt;
+use std::fs::File;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Most vCPUs a VM can have.
+pub const MAX_VCPUS: u8 = 32;
+/// Guest memory comes in whole MiB.
+pub const MIB: u64 = 1 << 20;
+/// Kernel command line used when none is given.
+pub const DEFAULT_CMDLINE: &str = "console=ttyS0 reboot=k panic=-1";
+
+/// Everything that decides what a VM is. Saved in a snapshot; edited before a restore where a clone differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmConfig {
+    /// What to boot. A VM restored from a snapshot keeps it as a record and reads none of it.
+    pub boot: BootConfig,
+    /// Number of vCPUs, 1 to [`MAX_VCPUS`].
+    #[serde(default = "one")]
+    pub vcpus: u8,
+    /// Guest memory in MiB.
+    #[serde(default = "default_memory_mib")]
+    pub memory_mib: u64,
+}
+
+/// Kernel, initrd and command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BootConfig {
+    /// An uncompressed ELF `vmlinux` or a bzImage.
+    pub kernel: FileRef,
+    /// Initial RAM disk, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initrd: Option<FileRef>,
+    /// Kernel command line.
+    #[serde(default = "default_cmdline")]
+    pub cmdline: String,
+}
+
+fn one() -> u8 {
+    1
+}
+
+fn default_memory_mib() -> u64 {
+    128
+}
+
+fn default_cmdline() -> String {
+    DEFAULT_CMDLINE.to_owned()
+}
+
+impl VmConfig {
+    /// A VM with one vCPU and 128 MiB that boots `kernel`.
+    #[must_use]
+    pub fn new(kernel: impl Into<FileRef>) -> Self {
+        let boot = BootConfig { kernel: kernel.into(), initrd: None, cmdline: default_cmdline() };
+        Self { boot, vcpus: one(), memory_mib: default_memory_mib() }
+    }
+
+    /// Guest memory in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_mib * MIB
+    }
+
+    /// Checks every field on its own; files are looked at when they are opened.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the field and what it may hold.
+    pub fn validate(&self) -> Result<()> {
+        if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
+            return Err(Error::config(
+                "vcpus",
+                format!("{} asked for; a VM has 1 to {MAX_VCPUS}", self.vcpus),
+            ));
+        }
+        if self.memory_mib == 0 {
+            return Err(Error::config("memory", "0 asked for; give a size such as 512M"));
+        }
+        // Beyond 46 bits no x86 user address space can hold it; what this host can map is found out by mapping.
+        if self.memory_mib > (1 << 46) / MIB {
+            return Err(Error::config(
+                "memory",
+                format!("{} MiB is more than a host can map", self.memory_mib),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Parses a memory size as a person writes it: `512M`, `4G`, `262144K`, or a plain number of MiB.
+///
+/// # Errors
+/// [`Error::Config`] for anything else, for 0, and for what is not a whole number of MiB.
+pub fn parse_memory_mib(text: &str) -> Result<u64> {
+    let bad = |why: &str| Error::config("memory", format!("{text:?}: {why}"));
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "M" | "m" | "MiB" => MIB,
+        "K" | "k" | "KiB" => 1 << 10,
+        "G" | "g" | "GiB" => 1 << 30,
+        "T" | "t" | "TiB" => 1 << 40,
+        "B" => 1,
+        _ => return Err(bad("the unit must be K, M, G or T")),
+    };
+    let number: u64 = digits.parse().map_err(|_| bad("not a number; write a size such as 512M or 4G"))?;
+    let bytes = number.checked_mul(unit).ok_or_else(|| bad("too large"))?;
+    if bytes == 0 {
+        return Err(bad("a VM needs memory"));
+    }
+    if bytes % 4096 != 0 {
+        return Err(bad("not a whole number of 4 KiB pages"));
+    }
+    if bytes % MIB != 0 {
+        return Err(bad("not a whole number of MiB"));
+    }
+    Ok(bytes / MIB)
+}
+
+/// A file given by path, or as a descriptor that is already open (a confined process cannot open files). Written
+/// as the path, or as `fd:N`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FileRef {
+    /// A path.
+    Path(PathBuf),
+    /// A descriptor open in this process; it is duplicated on use and stays the caller's.
+    Fd(RawFd),
+}
+
+impl FileRef {
+    /// Opens the file for reading.
+    ///
+    /// # Errors
+    /// [`Error::File`] names the file and the act.
+    pub fn open(&self, what: &'static str) -> Result<File> {
+        let opened = match self {
+            Self::Path(path) => File::open(path),
+            Self::Fd(fd) => duplicate(*fd),
+        };
+        opened.map_err(|source| Error::file(what, self.to_string(), source))
+    }
+}
+
+#[allow(unsafe_code)]
+fn duplicate(fd: RawFd) -> std::io::Result<File> {
+    if fd < 0 {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the descriptor is only borrowed for the length of the call that duplicates it; if it is not open the
+    // kernel answers EBADF. It cannot be -1, the one value BorrowedFd excludes.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
+    Ok(File::from(borrowed.try_clone_to_owned()?))
+}
+
+impl fmt::Display for FileRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            Self::Fd(fd) => write!(f, "fd:{fd}"),
+        }
+    }
+}
+
+impl FromStr for FileRef {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        let descriptor = text.strip_prefix("fd:").and_then(|n| n.parse().ok()).filter(|n| *n >= 0);
+        Ok(descriptor.map_or_else(|| Self::Path(text.into()), Self::Fd))
+    }
+}
+
+impl<P: AsRef<Path> + ?Sized> From<&P> for FileRef {
+    fn from(path: &P) -> Self {
+        Self::Path(path.as_ref().to_owned())
+    }
+}
+
+impl From<PathBuf> for FileRef {
+    fn from(path: PathBuf) -> Self {
+        Self::Path(path)
+    }
+}
+
+impl Serialize for FileRef {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for FileRef {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        let Ok(file) = String::deserialize(deserializer)?.parse();
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_sizes_as_people_write_them() {
+        for (text, mib) in [("512M", 512), ("4G", 4096), ("262144K", 256), ("64", 64), ("1T", 1 << 20)] {
+            assert_eq!(parse_memory_mib(text).unwrap(), mib, "{text}");
+        }
+        for (text, why) in [
+            ("0", "needs memory"),
+            ("0M", "needs memory"),
+            ("5000B", "4 KiB pages"),
+            ("4K", "whole number of MiB"),
+            ("12X", "unit"),
+            ("", "not a number"),
+            ("-1", "not a number"),
+            ("99999999999999999999G", "not a number"),
+            ("9999999999999999G", "too large"),
+        ] {
+            let error = parse_memory_mib(text).unwrap_err().to_string();
+            assert!(error.contains("memory") && error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_config_is_refused_by_the_field_that_is_wrong() {
+        let good = VmConfig::new("/k");
+        good.validate().unwrap();
+        for vcpus in [0, 33] {
+            let error = VmConfig { vcpus, ..good.clone() }.validate().unwrap_err().to_string();
+            assert!(error.contains("vcpus") && error.contains("1 to 32"), "{error}");
+        }
+        for memory_mib in [0, u64::MAX] {
+            let error = VmConfig { memory_mib, ..good.clone() }.validate().unwrap_err().to_string();
+            assert!(error.contains("memory"), "{error}");
+        }
+    }
+
+    #[test]
+    fn json_round_trip_and_unknown_fields() {
+        let text = r#"{"boot":{"kernel":"/k","initrd":"fd:7"},"vcpus":2}"#;
+        let config: VmConfig = serde_json::from_str(text).unwrap();
+        assert_eq!(config.boot.initrd, Some(FileRef::Fd(7)));
+        assert_eq!(config.memory_mib, 128);
+        assert_eq!(config.boot.cmdline, DEFAULT_CMDLINE);
+        let again: VmConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();
+        assert_eq!(config, again);
+        let error = serde_json::from_str::<VmConfig>(r#"{"boot":{"kernel":"/k"},"vcpu":2}"#).unwrap_err();
+        assert!(error.to_string().contains("vcpu"), "{error}");
+    }
+
+    #[test]
+    fn a_closed_descriptor_is_an_error_that_names_it() {
+        let error = FileRef::Fd(1_000_000).open("open kernel").unwrap_err().to_string();
+        assert_eq!(error, "cannot open kernel fd:1000000");
+    }
+}

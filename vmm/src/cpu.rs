@@ -1,0 +1,204 @@
+//! vCPU threads, and the loop that answers exits.
+
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use crate::control::{Control, Ending};
+use crate::devices::bus::Bus;
+use crate::error::{Error, Result};
+use crate::kvm::exit::VmExit;
+use crate::kvm::vcpu::Vcpu;
+use crate::memory::ram::GuestRam;
+use crate::sync::lock;
+
+/// What a vCPU runs on: all that answers its exits.
+#[derive(Debug)]
+pub struct Board {
+    /// Devices at ports.
+    pub ports: Bus,
+    /// Devices at guest physical addresses.
+    pub mmio: Bus,
+    /// Where no access may come out of `KVM_RUN`.
+    pub ram: GuestRam,
+    /// Through which the guest ends.
+    pub control: Arc<Control>,
+}
+
+/// A vCPU and its parked thread.
+#[derive(Debug)]
+pub struct VcpuThread {
+    /// Held by the thread while the vCPU runs, free while it is parked.
+    pub vcpu: Arc<Mutex<Vcpu>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The signal that brings a vCPU out of `KVM_RUN`. Blocked everywhere else, so it needs no handler.
+fn kick_signal() -> libc::c_int {
+    libc::SIGRTMIN()
+}
+
+/// How to bring one vCPU out of `KVM_RUN`.
+#[derive(Debug)]
+pub struct Kick {
+    /// Its `kvm_run.immediate_exit`.
+    immediate_exit: AtomicPtr<AtomicU8>,
+    /// Its thread.
+    tid: libc::pid_t,
+    /// Keeps `immediate_exit` mapped.
+    _vcpu: Arc<Mutex<Vcpu>>,
+}
+
+#[allow(unsafe_code)]
+impl Kick {
+    fn of_this_thread(vcpu: &Arc<Mutex<Vcpu>>) -> Arc<Self> {
+        let immediate_exit = AtomicPtr::new(std::ptr::from_ref(lock(vcpu).immediate_exit()).cast_mut());
+        // SAFETY: gettid has no conditions.
+        Arc::new(Self { immediate_exit, tid: unsafe { libc::gettid() }, _vcpu: Arc::clone(vcpu) })
+    }
+
+    fn immediate_exit(&self) -> &AtomicU8 {
+        // SAFETY: points into the vCPU's mapping, which `_vcpu` keeps.
+        unsafe { &*self.immediate_exit.load(Ordering::Relaxed) }
+    }
+
+    /// Brings the vCPU out, now or when it next enters.
+    pub(crate) fn send(&self) {
+        self.immediate_exit().store(1, Ordering::Relaxed);
+        // SAFETY: sends a signal that the thread has blocked; should the thread be gone the call fails and nothing
+        // happens (its id cannot have been reused outside this process, which tgkill checks).
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.tid, kick_signal()) };
+    }
+
+    /// Takes back what `send` did; on the vCPU's own thread.
+    pub(crate) fn forget(&self) {
+        self.immediate_exit().store(0, Ordering::Relaxed);
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the set is initialised by sigemptyset, and a null siginfo is allowed. The signal is blocked, so it
+        // is either taken here or not pending.
+        unsafe {
+            let mut set = std::mem::zeroed();
+            libc::sigemptyset(&raw mut set);
+            libc::sigaddset(&raw mut set, kick_signal());
+            libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const now);
+        }
+    }
+}
+
+impl VcpuThread {
+    /// Spawns the thread of vCPU `id`, parked.
+    ///
+    /// # Errors
+    /// The host gives no thread.
+    pub fn spawn(id: u8, vcpu: Vcpu, control: &Arc<Control>) -> Result<Self> {
+        vcpu.block_signals_in_guest(&signals_blocked(false))?;
+        let vcpu = Arc::new(Mutex::new(vcpu));
+        let (its_vcpu, its_control) = (Arc::clone(&vcpu), Arc::clone(control));
+        let thread = thread::Builder::new()
+            .name(format!("volt-vcpu{id}"))
+            .spawn(move || thread_main(id, &its_vcpu, &its_control))
+            .map_err(|source| Error::host(format!("start the thread of vCPU {id}"), source))?;
+        Ok(Self { vcpu, thread: Some(thread) })
+    }
+}
+
+impl Drop for VcpuThread {
+    /// The control must have been told to quit.
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported as the guest's end already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// All signals but those that a fault of the thread itself raises: blocked, those would kill the process without a
+/// word. In the guest the kick is let through.
+#[allow(unsafe_code)]
+fn signals_blocked(kick_too: bool) -> libc::sigset_t {
+    let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
+    // SAFETY: the set is initialised by sigfillset before it is changed.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigfillset(&raw mut set);
+        faults.iter().for_each(|&signal| {
+            libc::sigdelset(&raw mut set, signal);
+        });
+        if !kick_too {
+            libc::sigdelset(&raw mut set, kick_signal());
+        }
+        set
+    }
+}
+
+#[allow(unsafe_code)]
+fn thread_main(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>) {
+    let blocked = signals_blocked(true);
+    // SAFETY: the set is initialised; only this thread's mask changes.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const blocked, std::ptr::null_mut()) };
+    let kick = Kick::of_this_thread(vcpu);
+    while let Some(board) = control.wait_for_turn(&kick) {
+        // However this turn ends, a panic included, the vCPU counts as parked afterwards.
+        let turn = Turn { control, kick: &kick };
+        run_until_asked(id, &mut lock(vcpu), &board);
+        drop(turn);
+    }
+}
+
+/// One turn of running; over when dropped.
+struct Turn<'a> {
+    control: &'a Control,
+    kick: &'a Arc<Kick>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.control.end(Err("a vCPU's thread panicked".to_owned()));
+        }
+        self.control.parked(self.kick);
+    }
+}
+
+/// Runs the vCPU until the control asks it to come out, then lets it finish the exit it was in: the data of a port or
+/// MMIO read reach the guest's registers only when the vCPU is entered again (KVM API, section 5, `KVM_EXIT_IO`).
+fn run_until_asked(id: u8, vcpu: &mut Vcpu, board: &Board) {
+    while !board.control.come_out() {
+        answer(id, vcpu, board);
+    }
+    vcpu.set_immediate_exit(1);
+    while answer(id, vcpu, board) {}
+}
+
+/// Enters the guest and answers the exit. False when there was nothing to answer, or nothing can follow.
+fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
+    let end = match vcpu.run() {
+        VmExit::PioRead { port, size, data } => {
+            data.chunks_mut(size).for_each(|data| board.ports.read(port.into(), data));
+            return true;
+        }
+        VmExit::PioWrite { port, size, data } => {
+            data.chunks(size).for_each(|data| board.ports.write(port.into(), data));
+            return true;
+        }
+        VmExit::MmioRead { address, data } if !board.ram.contains(address) => {
+            board.mmio.read(address, data);
+            return true;
+        }
+        VmExit::MmioWrite { address, data } if !board.ram.contains(address) => {
+            board.mmio.write(address, data);
+            return true;
+        }
+        VmExit::Interrupted => return false,
+        VmExit::Shutdown => Ok(Ending::TripleFault),
+        VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN) => Ok(Ending::Poweroff),
+        VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_RESET) => Ok(Ending::Reboot),
+        VmExit::SystemEvent(event) => Err(format!("system event {event}")),
+        VmExit::MmioRead { address, .. } | VmExit::MmioWrite { address, .. } => {
+            Err(format!("guest memory at {address:#x} cannot be accessed: its file is gone or too short"))
+        }
+        VmExit::Failed(why) => Err(why),
+    };
+    board.control.end(end.map_err(|why| format!("vCPU {id}{}: {why}", vcpu.whereabouts())));
+    false
+}

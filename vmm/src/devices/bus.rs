@@ -1,0 +1,105 @@
+//! A bus: which device answers at an address. One serves ports, one MMIO.
+
+use std::sync::{Arc, Mutex};
+
+use crate::sync::lock;
+
+/// What a device does when the guest touches it.
+pub trait BusDevice: Send {
+    /// Fills `data` (1, 2, 4 or 8 bytes) with what the guest reads at `offset` from the device's start.
+    fn read(&mut self, offset: u64, data: &mut [u8]);
+    /// Takes what the guest writes.
+    fn write(&mut self, offset: u64, data: &[u8]);
+}
+
+/// Devices by address. Cloning shares them.
+#[derive(Clone, Default)]
+pub struct Bus {
+    /// Start, length and device, sorted by start and apart.
+    entries: Vec<(u64, u64, Arc<Mutex<dyn BusDevice>>)>,
+}
+
+impl Bus {
+    /// Puts a device at `base..base + len`, which must be free.
+    pub fn insert(&mut self, base: u64, len: u64, device: Arc<Mutex<dyn BusDevice>>) {
+        let at = self.entries.partition_point(|entry| entry.0 < base);
+        let before = at.checked_sub(1).map(|at| &self.entries[at]);
+        let is_free = before.is_none_or(|entry| entry.0 + entry.1 <= base)
+            && self.entries.get(at).is_none_or(|entry| base + len <= entry.0);
+        assert!(is_free, "two devices at {base:#x}: the platform's table is wrong");
+        self.entries.insert(at, (base, len, device));
+    }
+
+    /// Reads from the device at `address`; where there is none, all bits are set, as on a real bus.
+    pub fn read(&self, address: u64, data: &mut [u8]) {
+        match self.find(address) {
+            Some((offset, device)) => lock(device).read(offset, data),
+            None => data.fill(0xff),
+        }
+    }
+
+    /// Writes to the device at `address`; where there is none, the write is lost.
+    pub fn write(&self, address: u64, data: &[u8]) {
+        if let Some((offset, device)) = self.find(address) {
+            lock(device).write(offset, data);
+        }
+    }
+
+    fn find(&self, address: u64) -> Option<(u64, &Mutex<dyn BusDevice>)> {
+        let at = self.entries.partition_point(|entry| entry.0 <= address).checked_sub(1)?;
+        let (base, len, device) = &self.entries[at];
+        let offset = address - base;
+        (offset < *len).then_some((offset, device.as_ref()))
+    }
+}
+
+impl std::fmt::Debug for Bus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.entries.iter().map(|(base, len, _)| *base..base + len)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Recorder(Vec<(u64, Vec<u8>)>);
+
+    impl BusDevice for Recorder {
+        fn read(&mut self, offset: u64, data: &mut [u8]) {
+            data.fill(offset as u8);
+        }
+        fn write(&mut self, offset: u64, data: &[u8]) {
+            self.0.push((offset, data.to_vec()));
+        }
+    }
+
+    #[test]
+    fn an_access_reaches_the_device_at_its_address_and_no_other() {
+        let device = Arc::new(Mutex::new(Recorder::default()));
+        let mut bus = Bus::default();
+        bus.insert(0x60, 5, Arc::new(Mutex::new(Recorder::default())));
+        bus.insert(0x3f8, 8, Arc::clone(&device) as _);
+        let read = |address| {
+            let mut data = [0; 2];
+            bus.read(address, &mut data);
+            data
+        };
+        assert_eq!(read(0x3ff), [7; 2]);
+        for outside in [0, 0x5f, 0x65, 0x3f7, 0x400, u64::MAX] {
+            assert_eq!(read(outside), [0xff; 2], "{outside:#x}");
+        }
+        bus.write(0x3f9, &[1, 2]);
+        bus.write(0x400, &[3]);
+        assert_eq!(lock(&device).0, [(1, vec![1, 2])]);
+    }
+
+    #[test]
+    #[should_panic(expected = "two devices")]
+    fn two_devices_do_not_share_an_address() {
+        let mut bus = Bus::default();
+        bus.insert(8, 8, Arc::new(Mutex::new(Recorder::default())));
+        bus.insert(4, 5, Arc::new(Mutex::new(Recorder::default())));
+    }
+}

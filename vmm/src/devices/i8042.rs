@@ -1,0 +1,60 @@
+//! The keyboard controller, of which only the wire to the CPU's reset pin is left: command 0xFE at port 0x64. ACPI's
+//! reset register points here too.
+
+use std::sync::Arc;
+
+use super::bus::BusDevice;
+use super::{Device, Place};
+use crate::control::{Control, Ending};
+use crate::error::Result;
+use crate::persist::{NoState, Persist};
+
+/// Offset of the command register from the data port.
+pub const COMMAND_OFFSET: u64 = 4;
+/// Pulses the reset line.
+pub const COMMAND_RESET: u8 = 0xfe;
+
+/// The reset wire.
+#[derive(Debug)]
+pub struct I8042 {
+    control: Arc<Control>,
+}
+
+impl I8042 {
+    pub(crate) fn new(control: Arc<Control>) -> Self {
+        Self { control }
+    }
+}
+
+impl BusDevice for I8042 {
+    /// Status 0: input buffer empty, nothing to read. A guest that waits for either sees at once that it may go on.
+    fn read(&mut self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        if offset == COMMAND_OFFSET && data[0] == COMMAND_RESET {
+            self.control.end(Ok(Ending::Reboot));
+        }
+    }
+}
+
+impl Device for I8042 {
+    /// None: a keyboard that is announced is probed for, for half a second.
+    fn aml(&self, _place: &Place) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+impl Persist for I8042 {
+    type State = NoState;
+
+    fn save(&self) -> Result<NoState> {
+        let Self { control: _ } = self;
+        Ok(NoState {})
+    }
+
+    fn restore(&mut self, NoState {}: NoState) -> Result<()> {
+        Ok(())
+    }
+}

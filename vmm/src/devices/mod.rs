@@ -1,0 +1,33 @@
+//! Devices: what a guest reaches through ports and MMIO. A device never knows its address; the [`platform`] places it.
+
+use std::sync::{Arc, Mutex};
+
+use crate::persist::PersistBlob;
+
+pub mod bus;
+pub mod i8042;
+pub mod platform;
+pub mod power;
+pub mod serial;
+
+use bus::BusDevice;
+
+/// A device on a bus. Its state can be saved, or it does not compile.
+pub trait Device: BusDevice + PersistBlob + std::fmt::Debug {
+    /// AML that describes the device to the guest, for `\_SB`; empty for one that needs none.
+    fn aml(&self, place: &Place) -> Vec<u8>;
+}
+
+/// A device that the bus and the platform share.
+pub type SharedDevice = Arc<Mutex<dyn Device>>;
+
+/// Where a device was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// First port or guest physical address.
+    pub base: u64,
+    /// Number of ports or bytes.
+    pub len: u64,
+    /// Interrupt line, for a device that has one.
+    pub gsi: Option<u32>,
+}

@@ -1,0 +1,245 @@
+//! COM1: a 16550 (from vm-superio) between the guest and the console.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use vm_superio::Trigger;
+use vm_superio::serial::{SerialEvents, SerialState as UartState};
+use volt_kernel::acpi_tables::aml;
+
+use super::bus::BusDevice;
+use super::{Device, Place};
+use crate::console::Console;
+use crate::control::{Control, RunState};
+use crate::error::{Error, Result};
+use crate::kvm::vm::VmHandle;
+use crate::persist::{Bytes, Persist};
+use crate::sync::lock;
+
+/// How long typing waits for room before it looks whether the guest has ended.
+const LOOK_UP: Duration = Duration::from_millis(100);
+
+/// The serial port.
+pub struct Serial {
+    // Glue.
+    line: Line,
+    output: Output,
+    room: Arc<Room>,
+    // Volatile.
+    uart: vm_superio::Serial<Line, Arc<Room>, Output>,
+}
+
+/// The registers and the receive FIFO of the UART.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)] // the registers of a 16550, under their names
+pub struct SerialState {
+    pub baud_divisor_low: u8,
+    pub baud_divisor_high: u8,
+    pub interrupt_enable: u8,
+    pub interrupt_identification: u8,
+    pub line_control: u8,
+    pub line_status: u8,
+    pub modem_control: u8,
+    pub modem_status: u8,
+    pub scratch: u8,
+    pub receive_fifo: Bytes,
+}
+
+/// Its interrupt line: an edge, as on an ISA bus.
+#[derive(Clone, Debug)]
+struct Line {
+    vm: VmHandle,
+    gsi: u32,
+}
+
+impl Trigger for Line {
+    type E = kvm_ioctls::Error;
+
+    fn trigger(&self) -> std::result::Result<(), Self::E> {
+        self.vm.pulse(self.gsi)
+    }
+}
+
+/// What the guest transmits.
+#[derive(Clone, Debug)]
+struct Output {
+    console: Arc<Mutex<Console>>,
+    control: Arc<Control>,
+}
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(&self.console).write(bytes, || self.control.come_out());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Room in the receive FIFO, for those who wait for it.
+#[derive(Debug, Default)]
+struct Room {
+    emptied: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl SerialEvents for Room {
+    fn buffer_read(&self) {}
+    fn out_byte(&self) {}
+    fn tx_lost_byte(&self) {}
+    fn in_buffer_empty(&self) {
+        *lock(&self.emptied) += 1;
+        self.changed.notify_all();
+    }
+}
+
+impl Serial {
+    /// A port that interrupts on `gsi`.
+    pub(crate) fn new(vm: VmHandle, gsi: u32, console: Console, control: Arc<Control>) -> Self {
+        let line = Line { vm, gsi };
+        let output = Output { console: Arc::new(Mutex::new(console)), control };
+        let room = Arc::new(Room::default());
+        let uart = vm_superio::Serial::with_events(line.clone(), Arc::clone(&room), output.clone());
+        Self { line, output, room, uart }
+    }
+
+    /// Gives output that a stalled console left behind another chance.
+    pub(crate) fn flush(&self) {
+        lock(&self.output.console).write(&[], || true);
+    }
+
+    /// Types into a port, waiting while its FIFO is full and the guest has not ended.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] when the guest has ended.
+    pub(crate) fn type_in(port: &Mutex<Self>, mut bytes: &[u8]) -> Result<()> {
+        let (room, control) = {
+            let port = lock(port);
+            (Arc::clone(&port.room), Arc::clone(&port.output.control))
+        };
+        while !bytes.is_empty() {
+            let before = *lock(&room.emptied);
+            bytes = &bytes[lock(port).receive(bytes)?..];
+            if bytes.is_empty() {
+                break;
+            }
+            if control.state() == RunState::Ended {
+                return Err(Error::NotNow { act: "type into the console", state: "has ended" });
+            }
+            let full = |emptied: &mut u64| *emptied == before;
+            drop(room.changed.wait_timeout_while(lock(&room.emptied), LOOK_UP, full));
+        }
+        Ok(())
+    }
+
+    /// Puts as many bytes into the receive FIFO as fit, and says how many.
+    fn receive(&mut self, bytes: &[u8]) -> Result<usize> {
+        let fitting = &bytes[..bytes.len().min(self.uart.fifo_capacity())];
+        if fitting.is_empty() {
+            return Ok(0);
+        }
+        self.uart.enqueue_raw_bytes(fitting).map_err(|error| {
+            Error::host("interrupt the guest for console input", io::Error::other(error.to_string()))
+        })
+    }
+}
+
+impl BusDevice for Serial {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        data[0] = self.uart.read(offset as u8);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        // Fails only if KVM refuses the interrupt, which it does not for a line that exists; the console never fails.
+        let _ = self.uart.write(offset as u8, data[0]);
+    }
+}
+
+impl Device for Serial {
+    fn aml(&self, place: &Place) -> Vec<u8> {
+        let base = place.base as u16;
+        let gsi = place.gsi.unwrap_or(0);
+        volt_kernel::guest_aml(&aml::Device::new(
+            "COM1".into(),
+            vec![
+                &aml::Name::new("_HID".into(), &aml::EISAName::new("PNP0501")),
+                &aml::Name::new("_UID".into(), &aml::ZERO),
+                &aml::Name::new(
+                    "_CRS".into(),
+                    &aml::ResourceTemplate::new(vec![
+                        // Consumer, edge-triggered, active high, exclusive.
+                        &aml::Interrupt::new(true, true, false, false, gsi),
+                        &aml::IO::new(base, base, 1, place.len as u8),
+                    ]),
+                ),
+            ],
+        ))
+    }
+}
+
+impl Persist for Serial {
+    type State = SerialState;
+
+    fn save(&self) -> Result<SerialState> {
+        let Self { line: _, output: _, room: _, uart } = self;
+        let UartState {
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+            in_buffer,
+        } = uart.state();
+        Ok(SerialState {
+            baud_divisor_low,
+            baud_divisor_high,
+            interrupt_enable,
+            interrupt_identification,
+            line_control,
+            line_status,
+            modem_control,
+            modem_status,
+            scratch,
+            receive_fifo: Bytes(in_buffer),
+        })
+    }
+
+    /// An interrupt that the state says is pending is sent again.
+    fn restore(&mut self, state: SerialState) -> Result<()> {
+        let state = UartState {
+            baud_divisor_low: state.baud_divisor_low,
+            baud_divisor_high: state.baud_divisor_high,
+            interrupt_enable: state.interrupt_enable,
+            interrupt_identification: state.interrupt_identification,
+            line_control: state.line_control,
+            line_status: state.line_status,
+            modem_control: state.modem_control,
+            modem_status: state.modem_status,
+            scratch: state.scratch,
+            in_buffer: state.receive_fifo.0,
+        };
+        let room = Arc::clone(&self.room);
+        self.uart = vm_superio::Serial::from_state(&state, self.line.clone(), room, self.output.clone())
+            .map_err(|error| Error::host("restore the serial port", io::Error::other(error.to_string())))?;
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Serial {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Serial")
+            .field("line", &self.line)
+            .field("output", &self.output)
+            .finish_non_exhaustive()
+    }
+}

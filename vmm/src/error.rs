@@ -1,0 +1,126 @@
+//! The one public error. Every variant names the act and the object; what lies below it is its source and is never
+//! repeated in its own text ([`report`] prints the whole chain).
+
+use std::error::Error as StdError;
+use std::io;
+use std::path::PathBuf;
+
+/// Result with volt-vmm's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What can go wrong.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A field of a configuration or request holds what it may not.
+    #[error("{field}: {problem}")]
+    Config {
+        /// The field, as the user writes it.
+        field: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+    /// A file could not be opened, read, written or renamed.
+    #[error("cannot {act} {name}")]
+    File {
+        /// The act, such as `open kernel`.
+        act: &'static str,
+        /// The file as the user named it.
+        name: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The kernel image, initrd or command line cannot be loaded.
+    #[error(transparent)]
+    Payload(#[from] volt_kernel::Error),
+    /// `/dev/kvm` is missing, closed to this user, or too old.
+    #[error("cannot use /dev/kvm: {advice}")]
+    NoKvm {
+        /// What to do about it.
+        advice: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// KVM refused a call.
+    #[error("KVM refused {call}")]
+    Kvm {
+        /// The ioctl, as the KVM API names it, and on what.
+        call: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The host refused something other than KVM: memory, a thread, an event.
+    #[error("cannot {act}")]
+    Host {
+        /// The act and its object.
+        act: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A snapshot is missing, damaged, or from another world.
+    #[error("snapshot {path}: {problem}")]
+    Snapshot {
+        /// The snapshot's directory, or the file in it.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A snapshot needs CPU features that this host's KVM does not offer.
+    #[error("snapshot {path}: taken on a CPU with features that this host lacks: {missing}")]
+    HostCpu {
+        /// The snapshot's directory.
+        path: PathBuf,
+        /// The features, by name.
+        missing: String,
+    },
+    /// A part of the machine's state could not be decoded.
+    #[error("cannot decode the state of {part}")]
+    State {
+        /// The device or vCPU.
+        part: String,
+        /// What serde says.
+        source: serde_json::Error,
+    },
+    /// The VM is not in a state that allows the act.
+    #[error("cannot {act}: the VM {state}")]
+    NotNow {
+        /// The act.
+        act: &'static str,
+        /// What the VM is, such as `has ended`.
+        state: &'static str,
+    },
+    /// The guest ended by itself in a way that is not a poweroff or reboot.
+    #[error("the guest crashed: {0}")]
+    Crashed(String),
+}
+
+impl Error {
+    pub(crate) fn config(field: &'static str, problem: impl Into<String>) -> Self {
+        Self::Config { field, problem: problem.into() }
+    }
+
+    pub(crate) fn file(act: &'static str, name: impl ToString, source: impl Into<io::Error>) -> Self {
+        Self::File { act, name: name.to_string(), source: source.into() }
+    }
+
+    pub(crate) fn host(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self::Host { act: act.into(), source: source.into() }
+    }
+
+    pub(crate) fn snapshot(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {
+        Self::Snapshot { path: path.into(), problem: problem.into() }
+    }
+}
+
+/// The error and all its sources on one line, outermost first: `cannot open kernel /k: No such file or directory`.
+#[must_use]
+pub fn report(error: &dyn StdError) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        source = inner.source();
+    }
+    text
+}

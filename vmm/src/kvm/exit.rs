@@ -1,0 +1,93 @@
+//! Why a vCPU came out of `KVM_RUN`, as a value. Decoded here and not by kvm-ioctls, whose port I/O exits leave out the
+//! width of one access: a `rep outsb` would look like one wide write.
+#![allow(unsafe_code)]
+
+use kvm_bindings as kvm;
+use kvm_bindings::kvm_run;
+
+/// An exit. `data` of reads is filled in by the handler and reaches the guest when the vCPU is entered again.
+#[derive(Debug)]
+pub enum VmExit<'a> {
+    /// `in`: `data` holds one or more accesses of `size` bytes, all from `port`.
+    PioRead { port: u16, size: usize, data: &'a mut [u8] },
+    /// `out`: `data` holds one or more accesses of `size` bytes, all to `port`.
+    PioWrite { port: u16, size: usize, data: &'a [u8] },
+    /// A load from where there is no memory slot.
+    MmioRead { address: u64, data: &'a mut [u8] },
+    /// A store to where there is no memory slot.
+    MmioWrite { address: u64, data: &'a [u8] },
+    /// A signal or `immediate_exit`: the vCPU was asked to come out.
+    Interrupted,
+    /// Triple fault.
+    Shutdown,
+    /// The guest asked the hypervisor for poweroff, reset or crash (`KVM_SYSTEM_EVENT_*`).
+    SystemEvent(u32),
+    /// KVM cannot go on with this vCPU.
+    Failed(String),
+}
+
+/// Decodes the exit that `KVM_RUN` has just left in `run`.
+///
+/// # Safety
+/// `run` must be the start of a vCPU's whole mapping, as large as `KVM_GET_VCPU_MMAP_SIZE` says, and the vCPU must not
+/// be running.
+pub(super) unsafe fn decode(run: &mut kvm_run) -> VmExit<'_> {
+    let base = std::ptr::from_mut(run).cast::<u8>();
+    match run.exit_reason {
+        kvm::KVM_EXIT_IO => {
+            // SAFETY: the exit reason says which member of the union is set.
+            let io = unsafe { run.__bindgen_anon_1.io };
+            let (size, port) = (usize::from(io.size), io.port);
+            // SAFETY: KVM puts `count * size` bytes at `data_offset`, inside the mapping, and touches them only while
+            // the vCPU runs, which the borrow of `run` excludes.
+            let data = unsafe {
+                std::slice::from_raw_parts_mut(base.add(io.data_offset as usize), io.count as usize * size)
+            };
+            if u32::from(io.direction) == kvm::KVM_EXIT_IO_IN {
+                VmExit::PioRead { port, size, data }
+            } else {
+                VmExit::PioWrite { port, size, data }
+            }
+        }
+        kvm::KVM_EXIT_MMIO => {
+            // SAFETY: as above.
+            let mmio = unsafe { &mut run.__bindgen_anon_1.mmio };
+            let len = (mmio.len as usize).min(mmio.data.len());
+            let (address, data) = (mmio.phys_addr, &mut mmio.data[..len]);
+            if mmio.is_write == 0 {
+                VmExit::MmioRead { address, data }
+            } else {
+                VmExit::MmioWrite { address, data }
+            }
+        }
+        kvm::KVM_EXIT_INTR => VmExit::Interrupted,
+        kvm::KVM_EXIT_SHUTDOWN => VmExit::Shutdown,
+        // SAFETY: as above.
+        kvm::KVM_EXIT_SYSTEM_EVENT => VmExit::SystemEvent(unsafe { run.__bindgen_anon_1.system_event }.type_),
+        kvm::KVM_EXIT_INTERNAL_ERROR => {
+            // SAFETY: as above.
+            let internal = unsafe { run.__bindgen_anon_1.internal };
+            VmExit::Failed(internal_error(internal.suberror))
+        }
+        kvm::KVM_EXIT_FAIL_ENTRY => {
+            // SAFETY: as above.
+            let fail = unsafe { run.__bindgen_anon_1.fail_entry };
+            VmExit::Failed(format!(
+                "the CPU refused to enter the guest, hardware reason {:#x}",
+                fail.hardware_entry_failure_reason
+            ))
+        }
+        other => VmExit::Failed(format!("KVM exit {other}, which volt-vmm does not know")),
+    }
+}
+
+fn internal_error(suberror: u32) -> String {
+    match suberror {
+        kvm::KVM_INTERNAL_ERROR_EMULATION => {
+            "KVM cannot emulate an instruction of the guest (the host's kernel log names its address; `volt-vmm doctor` \
+             says whether this KVM can run Linux guests)"
+                .to_owned()
+        }
+        other => format!("KVM internal error, suberror {other}"),
+    }
+}

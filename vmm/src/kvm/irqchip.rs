@@ -1,0 +1,100 @@
+//! The in-kernel interrupt controllers and timer that belong to the VM: two PICs, the IOAPIC and the PIT. The local APIC
+//! is each vCPU's.
+
+use kvm_bindings::{
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip, kvm_pit_state2,
+};
+use serde::{Deserialize, Serialize};
+
+use super::OrRefused;
+use super::mirror::PitChannel;
+use super::vm::VmHandle;
+use crate::error::{Error, Result};
+use crate::persist::{Bytes, Persist};
+
+/// Bytes of `struct kvm_irqchip`'s union: the kernel reads and writes all of them for every chip.
+const CHIP_LEN: usize = 512;
+
+/// The in-kernel chips of a VM.
+#[derive(Debug)]
+pub struct Irqchip {
+    vm: VmHandle,
+}
+
+/// Each chip as KVM lays it out, and the timer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IrqchipState {
+    /// `struct kvm_pic_state` of the first 8259.
+    pub pic_master: Bytes,
+    /// `struct kvm_pic_state` of the second 8259.
+    pub pic_slave: Bytes,
+    /// `struct kvm_ioapic_state`.
+    pub ioapic: Bytes,
+    /// The 8254.
+    pub pit: PitState,
+}
+
+/// `struct kvm_pit_state2`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PitState {
+    /// Three channels.
+    pub channels: [PitChannel; 3],
+    /// `KVM_PIT_FLAGS_*`.
+    pub flags: u32,
+}
+
+impl Irqchip {
+    pub(crate) fn new(vm: VmHandle) -> Self {
+        Self { vm }
+    }
+
+    #[allow(unsafe_code)]
+    fn get(&self, chip_id: u32) -> Result<Bytes> {
+        let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+        self.vm.fd().get_irqchip(&mut chip).or_refused("KVM_GET_IRQCHIP")?;
+        // SAFETY: `dummy` spans the whole union and every bit pattern is a valid char array.
+        let bytes = unsafe { chip.chip.dummy };
+        Ok(Bytes(bytes.iter().map(|c| c.cast_unsigned()).collect()))
+    }
+
+    fn set(&self, chip_id: u32, name: &str, state: &Bytes) -> Result<()> {
+        let mut chip = kvm_irqchip { chip_id, ..Default::default() };
+        let mut dummy = [0i8; CHIP_LEN];
+        if state.0.len() != CHIP_LEN {
+            return Err(Error::config(
+                "irqchip",
+                format!("{name} has {} bytes, not {CHIP_LEN}", state.0.len()),
+            ));
+        }
+        dummy.iter_mut().zip(&state.0).for_each(|(to, from)| *to = from.cast_signed());
+        chip.chip.dummy = dummy;
+        self.vm.fd().set_irqchip(&chip).or_refused(&format!("KVM_SET_IRQCHIP of {name}"))
+    }
+}
+
+impl Persist for Irqchip {
+    type State = IrqchipState;
+
+    fn save(&self) -> Result<IrqchipState> {
+        let Self { vm } = self;
+        let kvm_pit_state2 { channels, flags, reserved: _ } =
+            vm.fd().get_pit2().or_refused("KVM_GET_PIT2")?;
+        Ok(IrqchipState {
+            pic_master: self.get(KVM_IRQCHIP_PIC_MASTER)?,
+            pic_slave: self.get(KVM_IRQCHIP_PIC_SLAVE)?,
+            ioapic: self.get(KVM_IRQCHIP_IOAPIC)?,
+            pit: PitState { channels: channels.map(Into::into), flags },
+        })
+    }
+
+    fn restore(&mut self, state: IrqchipState) -> Result<()> {
+        self.set(KVM_IRQCHIP_PIC_MASTER, "pic_master", &state.pic_master)?;
+        self.set(KVM_IRQCHIP_PIC_SLAVE, "pic_slave", &state.pic_slave)?;
+        self.set(KVM_IRQCHIP_IOAPIC, "ioapic", &state.ioapic)?;
+        let PitState { channels, flags } = state.pit;
+        let pit = kvm_pit_state2 { channels: channels.map(Into::into), flags, ..Default::default() };
+        self.vm.fd().set_pit2(&pit).or_refused("KVM_SET_PIT2")
+    }
+}

@@ -1,0 +1,378 @@
+//! One vCPU: its registers at boot, its whole state for a snapshot, and the one call that runs it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use kvm_bindings::{Xsave, kvm_lapic_state, kvm_mp_state, kvm_xcrs, kvm_xsave, kvm_xsave2};
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use serde::{Deserialize, Serialize};
+use volt_kernel::EntryState;
+
+use super::cpuid::{self, CpuidEntry};
+use super::exit::{self, VmExit};
+use super::mirror::{DebugRegs, Events, Regs, Sregs, Xcr};
+use super::msr::{self, Msr};
+use super::vm::VmHandle;
+use super::{OrRefused, refused};
+use crate::error::{Error, Result};
+use crate::persist::{Bytes, Persist};
+
+/// Bytes of `struct kvm_xsave`; what XSAVE2 adds comes after.
+const XSAVE_LEN: usize = size_of::<kvm_xsave>();
+const _: () = assert!(XSAVE_LEN == 4096);
+/// Bytes of the local APIC's register page that KVM exchanges.
+const LAPIC_LEN: usize = size_of::<kvm_lapic_state>();
+const _: () = assert!(LAPIC_LEN == 1024);
+
+/// Local vector table: timer, LINT0, LINT1 (Intel SDM volume 3, table 11-1).
+const LVT_TIMER: usize = 0x320;
+const LVT_LINT0: usize = 0x350;
+const LVT_LINT1: usize = 0x360;
+const LVT_MASKED: u32 = 1 << 16;
+const LVT_TIMER_MODE: u32 = 3 << 17;
+const LVT_TIMER_TSC_DEADLINE: u32 = 2 << 17;
+const LVT_EXTINT: u32 = 7 << 8;
+const LVT_NMI: u32 = 4 << 8;
+
+/// Two TSC frequencies count as one when they differ by no more than this: KVM's own tolerance
+/// (`tsc_tolerance_ppm` of arch/x86/kvm/x86.c).
+const TSC_TOLERANCE_PPM: u64 = 250;
+
+/// A vCPU. The thread that runs it holds it; while that thread is parked anyone may save or restore it.
+#[derive(Debug)]
+pub struct Vcpu {
+    fd: VcpuFd,
+    kvm: Arc<Kvm>,
+    id: u8,
+    xsave_len: usize,
+}
+
+/// Everything KVM holds of one vCPU.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VcpuState {
+    /// `KVM_MP_STATE_*`.
+    pub mp_state: u32,
+    /// What the guest was shown of the CPU.
+    pub cpuid: Vec<CpuidEntry>,
+    /// TSC frequency in kHz.
+    pub tsc_khz: u32,
+    /// General registers.
+    pub regs: Regs,
+    /// Special registers.
+    pub sregs: Sregs,
+    /// Debug registers.
+    pub debug_regs: DebugRegs,
+    /// Extended control registers.
+    pub xcrs: Vec<Xcr>,
+    /// The XSAVE area, in the CPU's own layout.
+    pub xsave: Bytes,
+    /// The local APIC's registers, one every 16 bytes.
+    pub lapic: Bytes,
+    /// Model-specific registers.
+    pub msrs: Vec<Msr>,
+    /// Pending and injected events.
+    pub events: Events,
+}
+
+impl Vcpu {
+    /// Adds vCPU `id` to the VM.
+    pub(crate) fn create(kvm: &Arc<Kvm>, vm: &VmHandle, id: u8) -> Result<Self> {
+        let fd = vm.fd().create_vcpu(u64::from(id)).or_refused(&format!("KVM_CREATE_VCPU of vCPU {id}"))?;
+        // 0 where the kernel knows no XSAVE2 (before 5.17): the plain area is all there is then.
+        let xsave_len = usize::try_from(kvm.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(XSAVE_LEN);
+        Ok(Self { fd, kvm: Arc::clone(kvm), id, xsave_len })
+    }
+
+    /// Makes a fresh vCPU ready for a cold boot: CPUID, the MSRs a firmware would set, local interrupts. Application
+    /// processors need no more; they wait for their SIPI.
+    pub(crate) fn prepare_boot(&self, cpuid: &[CpuidEntry]) -> Result<()> {
+        self.set_cpuid(cpuid)?;
+        let misc_enable_fast_strings = Msr { index: msr::MISC_ENABLE, value: Some(1) };
+        let mtrrs_on_write_back = Msr { index: msr::MTRR_DEF_TYPE, value: Some(1 << 11 | 6) };
+        msr::write(&self.fd, [misc_enable_fast_strings, mtrrs_on_write_back])?;
+        let mut lapic = self.fd.get_lapic().or_refused("KVM_GET_LAPIC")?;
+        for (register, mode) in [(LVT_LINT0, LVT_EXTINT), (LVT_LINT1, LVT_NMI)] {
+            for (byte, value) in lapic.regs[register..].iter_mut().zip(mode.to_le_bytes()) {
+                *byte = value.cast_signed();
+            }
+        }
+        self.fd.set_lapic(&lapic).or_refused("KVM_SET_LAPIC")
+    }
+
+    /// Gives the boot vCPU the registers that the kernel's boot protocol asks for.
+    pub(crate) fn set_entry(&self, entry: &EntryState) -> Result<()> {
+        let mut sregs: Sregs = self.fd.get_sregs().or_refused("KVM_GET_SREGS")?.into();
+        let data = segment(&entry.data);
+        sregs.cs = segment(&entry.code);
+        (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+        sregs.tr = segment(&entry.task);
+        sregs.gdt.base = entry.gdt_base;
+        sregs.gdt.limit = entry.gdt_limit;
+        (sregs.idt.base, sregs.idt.limit) = (0, 0);
+        (sregs.cr0, sregs.cr3, sregs.cr4, sregs.efer) = (entry.cr0, entry.cr3, entry.cr4, entry.efer);
+        self.fd.set_sregs(&sregs.into()).or_refused("KVM_SET_SREGS")?;
+        let regs = Regs {
+            rip: entry.rip,
+            rsp: entry.rsp,
+            rbp: entry.rsp,
+            rbx: entry.rbx,
+            rsi: entry.rsi,
+            rflags: 2,
+            ..Default::default()
+        };
+        self.fd.set_regs(&regs.into()).or_refused("KVM_SET_REGS")
+    }
+
+    /// Runs the guest until it needs something. Must always be called on the same thread: KVM waits for an RCU grace
+    /// period when the thread changes.
+    pub(crate) fn run(&mut self) -> VmExit<'_> {
+        match self.fd.run().map(|_| ()) {
+            #[allow(unsafe_code)]
+            // SAFETY: VcpuFd maps the whole area, and the vCPU has just come out of KVM_RUN.
+            Ok(()) => unsafe { exit::decode(self.fd.get_kvm_run()) },
+            Err(error) => match error.errno() {
+                // EAGAIN: an application processor that was woken before its SIPI.
+                libc::EINTR | libc::EAGAIN => VmExit::Interrupted,
+                libc::EFAULT => {
+                    VmExit::Failed("guest memory cannot be read: its file is gone or unreadable".into())
+                }
+                errno => VmExit::Failed(format!("KVM_RUN: {}", io::Error::from_raw_os_error(errno))),
+            },
+        }
+    }
+
+    /// Lets `KVM_RUN` return at once (1) or not (0).
+    pub(crate) fn set_immediate_exit(&mut self, value: u8) {
+        self.immediate_exit().store(value, Ordering::Relaxed);
+    }
+
+    /// `kvm_run.immediate_exit`, which others set while this vCPU runs. Valid as long as the vCPU exists.
+    #[allow(unsafe_code)]
+    pub(crate) fn immediate_exit(&mut self) -> &AtomicU8 {
+        let byte = std::ptr::from_mut(&mut self.fd.get_kvm_run().immediate_exit);
+        // SAFETY: a byte is aligned, stays mapped as long as `self.fd` exists, and is only ever accessed atomically.
+        unsafe { AtomicU8::from_ptr(byte) }
+    }
+
+    /// Sets which signals are blocked while the guest runs (KVM API, section 4.22): a vCPU thread blocks its kick
+    /// everywhere else, so that the kick can neither be lost nor reach a handler.
+    #[allow(unsafe_code)]
+    pub(crate) fn block_signals_in_guest(&self, blocked: &libc::sigset_t) -> Result<()> {
+        /// `struct kvm_signal_mask` with a kernel `sigset_t` of 64 signals. kvm-ioctls lacks this call.
+        #[repr(C)]
+        struct SignalMask {
+            len: u32,
+            set: [u8; 8],
+        }
+        /// `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`; the flexible array counts as nothing.
+        const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
+        let mut set = [0; 8];
+        for signal in 1..=64 {
+            // SAFETY: `blocked` is an initialised set and the number is that of a signal.
+            if unsafe { libc::sigismember(blocked, signal) } == 1 {
+                set[(signal as usize - 1) / 8] |= 1 << ((signal - 1) % 8);
+            }
+        }
+        let mask = SignalMask { len: 8, set };
+        // SAFETY: the kernel reads `len` bytes behind the header, which is what the struct holds.
+        let result = unsafe {
+            libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&self.fd), KVM_SET_SIGNAL_MASK, &raw const mask)
+        };
+        if result == 0 { Ok(()) } else { Err(refused("KVM_SET_SIGNAL_MASK", kvm_ioctls::Error::last())) }
+    }
+
+    /// Tells the guest's watchdogs that it was not running. A guest without kvmclock cannot be told.
+    pub(crate) fn notify_paused(&self) -> Result<()> {
+        match self.fd.kvmclock_ctrl() {
+            Err(error) if error.errno() != libc::EINVAL => Err(refused("KVM_KVMCLOCK_CTRL", error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Where the guest was, for the message of its end.
+    pub(crate) fn whereabouts(&self) -> String {
+        self.fd.get_regs().map_or_else(|_| String::new(), |regs| format!(" at rip {:#x}", regs.rip))
+    }
+
+    fn set_cpuid(&self, cpuid: &[CpuidEntry]) -> Result<()> {
+        let list = cpuid::to_kvm(cpuid)
+            .ok_or_else(|| Error::config("cpuid", format!("{} leaves are too many", cpuid.len())))?;
+        self.fd.set_cpuid2(&list).or_refused(&format!("KVM_SET_CPUID2 of vCPU {}", self.id))
+    }
+
+    #[allow(unsafe_code)]
+    fn xsave(&self) -> Result<Bytes> {
+        let mut area = self.empty_xsave();
+        // SAFETY: the area is as large as KVM_CAP_XSAVE2 asks for.
+        unsafe { self.fd.get_xsave2(&mut area) }.or_refused("KVM_GET_XSAVE2")?;
+        let plain = area.as_fam_struct_ref().xsave.region.iter();
+        let bytes = plain.chain(area.as_slice()).flat_map(|word| word.to_le_bytes()).take(self.xsave_len);
+        Ok(Bytes(bytes.collect()))
+    }
+
+    #[allow(unsafe_code)]
+    fn set_xsave(&self, Bytes(bytes): &Bytes) -> Result<()> {
+        if bytes.len() < XSAVE_LEN
+            || bytes[XSAVE_LEN..].iter().skip(self.xsave_len - XSAVE_LEN).any(|b| *b != 0)
+        {
+            let problem =
+                format!("{} bytes; this host's KVM takes {XSAVE_LEN} to {}", bytes.len(), self.xsave_len);
+            return Err(Error::config("xsave", problem));
+        }
+        let mut words = bytes.chunks(4).map(|chunk| {
+            let mut word = [0; 4];
+            word[..chunk.len()].copy_from_slice(chunk);
+            u32::from_le_bytes(word)
+        });
+        let mut area = self.empty_xsave();
+        let mut plain = kvm_xsave::default();
+        plain.region.iter_mut().zip(&mut words).for_each(|(to, from)| *to = from);
+        // SAFETY: only the fixed part is replaced; the length of the flexible part stays what it was.
+        unsafe { area.as_mut_fam_struct() }.xsave = plain;
+        area.as_mut_slice().iter_mut().zip(words).for_each(|(to, from)| *to = from);
+        // SAFETY: the area is as large as KVM_CAP_XSAVE2 asks for.
+        unsafe { self.fd.set_xsave2(&area) }.or_refused("KVM_SET_XSAVE")
+    }
+
+    fn empty_xsave(&self) -> Xsave {
+        const _: () = assert!(size_of::<kvm_xsave2>() >= XSAVE_LEN);
+        Xsave::new((self.xsave_len - XSAVE_LEN).div_ceil(4)).expect("KVM's size is below the wrapper's limit")
+    }
+
+    /// An armed deadline is read before the local APIC and not with the other MSRs: a timer that fires in between shows
+    /// in both, which costs a spurious interrupt, and not in neither, which would cost a wake-up.
+    fn lapic_and_msrs(&self) -> Result<(Bytes, Vec<Msr>)> {
+        let deadline = msr::read(&self.fd, &[msr::TSC_DEADLINE])?[0];
+        let lapic = self.fd.get_lapic().or_refused("KVM_GET_LAPIC")?;
+        let mut msrs = msr::read(&self.fd, &msr::indices(&self.kvm, &self.fd)?)?;
+        if let Some(msr) = msrs.iter_mut().find(|msr| msr.index == msr::TSC_DEADLINE) {
+            *msr = deadline;
+        }
+        Ok((Bytes(lapic.regs.iter().map(|byte| byte.cast_unsigned()).collect()), msrs))
+    }
+
+    fn set_lapic(&self, bytes: &Bytes) -> Result<()> {
+        if bytes.0.len() != LAPIC_LEN {
+            return Err(Error::config("lapic", format!("{} bytes, not {LAPIC_LEN}", bytes.0.len())));
+        }
+        let mut lapic = kvm_lapic_state::default();
+        lapic.regs.iter_mut().zip(&bytes.0).for_each(|(to, from)| *to = from.cast_signed());
+        self.fd.set_lapic(&lapic).or_refused("KVM_SET_LAPIC")
+    }
+
+    fn restore_tsc_khz(&self, khz: u32) -> Result<()> {
+        let here = self.fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
+        if u64::from(here.abs_diff(khz)) * 1_000_000 > u64::from(here) * TSC_TOLERANCE_PPM {
+            let call = format!("KVM_SET_TSC_KHZ (the guest's TSC runs at {khz} kHz, this host's at {here})");
+            self.fd.set_tsc_khz(khz).or_refused(&call)?;
+        }
+        Ok(())
+    }
+}
+
+impl Persist for Vcpu {
+    type State = VcpuState;
+
+    /// MP state first, because reading it makes KVM settle pending INIT and SIPI; events last, because the other calls
+    /// may still change them.
+    fn save(&self) -> Result<VcpuState> {
+        let Self { fd, kvm: _, id: _, xsave_len: _ } = self;
+        let kvm_mp_state { mp_state } = fd.get_mp_state().or_refused("KVM_GET_MP_STATE")?;
+        let regs = fd.get_regs().or_refused("KVM_GET_REGS")?.into();
+        let sregs = fd.get_sregs().or_refused("KVM_GET_SREGS")?.into();
+        let debug_regs = fd.get_debug_regs().or_refused("KVM_GET_DEBUGREGS")?.into();
+        let xcrs = fd.get_xcrs().or_refused("KVM_GET_XCRS")?;
+        let xcrs = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize).map(|&xcr| xcr.into()).collect();
+        let xsave = self.xsave()?;
+        let cpuid = fd.get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES).or_refused("KVM_GET_CPUID2")?;
+        let cpuid = cpuid.as_slice().iter().map(|&entry| entry.into()).collect();
+        let tsc_khz = fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
+        let (lapic, msrs) = self.lapic_and_msrs()?;
+        let events = fd.get_vcpu_events().or_refused("KVM_GET_VCPU_EVENTS")?.into();
+        Ok(VcpuState { mp_state, cpuid, tsc_khz, regs, sregs, debug_regs, xcrs, xsave, lapic, msrs, events })
+    }
+
+    /// Each call stands where it does for a reason: the TSC's rate before its value; CPUID before all that it allows;
+    /// XCRs before the XSAVE area they describe; the local APIC (whose base is in the sregs) before the MSR that arms its
+    /// timer; events last, because other calls clear them.
+    fn restore(&mut self, state: VcpuState) -> Result<()> {
+        let VcpuState { mp_state, cpuid, tsc_khz, regs, sregs, debug_regs, xcrs, xsave, lapic, msrs, events } =
+            state;
+        self.restore_tsc_khz(tsc_khz)?;
+        self.set_cpuid(&cpuid)?;
+        self.fd.set_mp_state(kvm_mp_state { mp_state }).or_refused("KVM_SET_MP_STATE")?;
+        self.fd.set_regs(&regs.into()).or_refused("KVM_SET_REGS")?;
+        self.fd.set_sregs(&sregs.into()).or_refused("KVM_SET_SREGS")?;
+        self.fd.set_debug_regs(&debug_regs.into()).or_refused("KVM_SET_DEBUGREGS")?;
+        self.fd.set_xcrs(&xcrs_to_kvm(&xcrs)?).or_refused("KVM_SET_XCRS")?;
+        self.set_xsave(&xsave)?;
+        self.set_lapic(&lapic)?;
+        msr::write(&self.fd, in_restore_order(&msrs, &lapic))?;
+        self.fd.set_vcpu_events(&events.into()).or_refused("KVM_SET_VCPU_EVENTS")
+    }
+}
+
+fn xcrs_to_kvm(xcrs: &[Xcr]) -> Result<kvm_xcrs> {
+    let mut list = kvm_xcrs::default();
+    if xcrs.len() > list.xcrs.len() {
+        return Err(Error::config("xcrs", format!("{} registers are too many", xcrs.len())));
+    }
+    list.nr_xcrs = xcrs.len() as u32;
+    list.xcrs.iter_mut().zip(xcrs).for_each(|(to, &from)| *to = from.into());
+    Ok(list)
+}
+
+/// The TSC first and the deadline last. A deadline that reads 0 while the timer is in deadline mode may have fired
+/// without its interrupt having been delivered yet: it is armed for now, and the guest takes one interrupt too many
+/// at worst.
+fn in_restore_order(msrs: &[Msr], lapic: &Bytes) -> impl Iterator<Item = Msr> {
+    let of = move |index| msrs.iter().find(|msr| msr.index == index).copied();
+    let rest = msrs.iter().filter(|msr| !matches!(msr.index, msr::TSC | msr::TSC_DEADLINE)).copied();
+    let timer = u32::from_le_bytes(lapic.0[LVT_TIMER..LVT_TIMER + 4].try_into().expect("four bytes"));
+    let waits = timer & LVT_TIMER_MODE == LVT_TIMER_TSC_DEADLINE && timer & LVT_MASKED == 0;
+    let tsc = of(msr::TSC);
+    let deadline = of(msr::TSC_DEADLINE).map(|msr| match msr.value {
+        Some(0) if waits => Msr { value: tsc.and_then(|tsc| tsc.value), ..msr },
+        _ => msr,
+    });
+    tsc.into_iter().chain(rest).chain(deadline)
+}
+
+fn segment(from: &volt_kernel::Segment) -> super::mirror::Segment {
+    super::mirror::Segment {
+        base: from.base,
+        limit: from.limit,
+        selector: from.selector,
+        type_: from.kind,
+        present: 1,
+        dpl: 0,
+        db: from.big.into(),
+        s: from.code_or_data.into(),
+        l: from.long.into(),
+        g: from.granular.into(),
+        avl: 0,
+        unusable: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tsc_goes_first_and_a_deadline_that_may_have_fired_is_armed() {
+        let msr = |index, value| Msr { index, value: Some(value) };
+        let msrs = [msr(0x6e0, 0), msr(0x174, 1), msr(0x10, 5000)];
+        let mut lapic = Bytes(vec![0; LAPIC_LEN]);
+        let order = |lapic: &Bytes| {
+            in_restore_order(&msrs, lapic).map(|m| (m.index, m.value.unwrap())).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&lapic), [(0x10, 5000), (0x174, 1), (0x6e0, 0)]);
+        lapic.0[LVT_TIMER..LVT_TIMER + 4].copy_from_slice(&(LVT_TIMER_TSC_DEADLINE | 0xec).to_le_bytes());
+        assert_eq!(order(&lapic), [(0x10, 5000), (0x174, 1), (0x6e0, 5000)]);
+        lapic.0[LVT_TIMER + 2] |= 1;
+        assert_eq!(order(&lapic), [(0x10, 5000), (0x174, 1), (0x6e0, 0)]);
+    }
+}

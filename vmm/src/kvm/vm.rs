@@ -1,0 +1,72 @@
+//! The VM descriptor, and the calls that make a VM out of it. Their order is [`crate::shell`]'s business.
+
+use std::sync::Arc;
+
+use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VmFd};
+
+use super::OrRefused;
+use crate::error::Result;
+
+/// Three pages below 4 GiB for Intel's real-mode emulation, in the hole where no RAM is (KVM API, section 4.13).
+const TSS_ADDRESS: usize = 0xfffb_d000;
+/// One page just below (KVM API, section 4.77).
+const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
+
+/// One KVM virtual machine. Cloning shares the descriptor.
+#[derive(Clone, Debug)]
+pub struct VmHandle {
+    fd: Arc<VmFd>,
+}
+
+impl VmHandle {
+    /// An empty VM. The two addresses are set now because on Intel the first one takes a memory slot.
+    pub fn create(kvm: &Kvm) -> Result<Self> {
+        let fd = kvm.create_vm().or_refused("KVM_CREATE_VM")?;
+        fd.set_identity_map_address(IDENTITY_MAP_ADDRESS).or_refused("KVM_SET_IDENTITY_MAP_ADDR")?;
+        fd.set_tss_address(TSS_ADDRESS).or_refused("KVM_SET_TSS_ADDR")?;
+        Ok(Self { fd: Arc::new(fd) })
+    }
+
+    /// Registers a memory slot: `len` bytes of guest physical memory at `gpa` are what this process has at `host`.
+    ///
+    /// # Safety
+    /// `host..host + len` must be a mapping (of any protection) that belongs to the VM for as long as the VM exists:
+    /// the guest can write all of it.
+    #[allow(unsafe_code)]
+    pub unsafe fn add_slot(&self, slot: u32, gpa: u64, host: *mut u8, len: u64) -> Result<()> {
+        let region = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: gpa,
+            memory_size: len,
+            userspace_addr: host as u64,
+        };
+        // SAFETY: the caller gives the range to this VM.
+        unsafe { self.fd.set_user_memory_region(region) }
+            .or_refused(&format!("KVM_SET_USER_MEMORY_REGION of {} MiB at {gpa:#x}", len >> 20))
+    }
+
+    /// PIC, IOAPIC and local APICs in the kernel. Must come after the memory slots and before the vCPUs.
+    pub fn create_irqchip(&self) -> Result<()> {
+        self.fd.create_irq_chip().or_refused("KVM_CREATE_IRQCHIP")
+    }
+
+    /// The 8254 timer in the kernel, with its gate at port 0x61. Must come after the irqchip.
+    pub fn create_pit(&self) -> Result<()> {
+        let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
+        self.fd.create_pit2(config).or_refused("KVM_CREATE_PIT2")
+    }
+
+    /// Sends an edge on an interrupt line (a GSI). Unlike an irqfd the call is over when the irqchip has it, so that an
+    /// interrupt is never on its way while the irqchip is being saved.
+    pub fn pulse(&self, gsi: u32) -> std::result::Result<(), kvm_ioctls::Error> {
+        self.fd.set_irq_line(gsi, true)?;
+        self.fd.set_irq_line(gsi, false)
+    }
+
+    /// The descriptor, for this module's siblings.
+    pub(super) fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+}

@@ -1,0 +1,163 @@
+//! The machine: a shell, with memory mapped over it and devices on its buses. The only constructor there is; boot and
+//! restore differ in what they do next.
+//!
+//! ```text
+//! cold boot:  Machine::new(shell, config, Fresh)    then boot()
+//! restore:    Machine::new(shell, config, Private)  then Persist::restore()
+//! ```
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use volt_kernel::{NamedFile, Payload};
+
+use crate::config::{FileRef, VmConfig};
+use crate::console::Console;
+use crate::cpu::Board;
+use crate::devices::platform::Platform;
+use crate::error::{Error, Result};
+use crate::kvm::clock::{Clock, ClockState};
+use crate::kvm::cpuid;
+use crate::kvm::irqchip::{Irqchip, IrqchipState};
+use crate::kvm::vcpu::VcpuState;
+use crate::memory::backing::{Backing, Base};
+use crate::persist::{Blob, Persist};
+use crate::shell::Shell;
+use crate::sync::lock;
+use crate::timing::step_done;
+
+/// A whole machine. Half restored, it must be dropped and never run.
+#[derive(Debug)]
+pub struct Machine {
+    // Configuration.
+    config: VmConfig,
+    // Volatile: each is a part of the state.
+    platform: Platform,
+    irqchip: Irqchip,
+    clock: Clock,
+    // Glue.
+    board: Arc<Board>,
+    base: Base,
+    // Last: everything above lives on it.
+    shell: Shell,
+}
+
+/// The state of a machine, apart from its memory.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineState {
+    /// In the order of their ids.
+    pub vcpus: Vec<VcpuState>,
+    /// PICs, IOAPIC and PIT.
+    pub irqchip: IrqchipState,
+    /// kvmclock.
+    pub clock: ClockState,
+    /// By name.
+    pub devices: BTreeMap<String, Blob>,
+}
+
+impl Machine {
+    /// Maps `backing` over the shell's memory and puts the devices in.
+    ///
+    /// # Errors
+    /// The host refuses the memory.
+    pub fn new(shell: Shell, config: VmConfig, backing: Backing, console: Console) -> Result<Self> {
+        let base = backing.map(&shell.ram)?;
+        step_done("memory map");
+        let platform = Platform::new(&shell.vm, &shell.control, console);
+        let board = Arc::new(platform.board(&shell.ram, &shell.control));
+        let (irqchip, clock) = (Irqchip::new(shell.vm.clone()), Clock::new(shell.vm.clone()));
+        step_done("devices");
+        Ok(Self { config, platform, irqchip, clock, board, base, shell })
+    }
+
+    /// Loads the kernel and puts the boot vCPU at its entry.
+    ///
+    /// # Errors
+    /// The kernel or initrd cannot be read or does not fit, or KVM refuses a vCPU's registers.
+    pub fn boot(&mut self) -> Result<()> {
+        let open = |file: &FileRef, what| -> Result<NamedFile> {
+            Ok(NamedFile { name: file.to_string(), file: file.open(what)? })
+        };
+        let boot = &self.config.boot;
+        let kernel = open(&boot.kernel, "open kernel")?;
+        let initrd = boot.initrd.as_ref().map(|initrd| open(initrd, "open initrd")).transpose()?;
+        let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &boot.cmdline };
+        let entry =
+            volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(self.config.vcpus))?;
+        let supported = cpuid::supported(&self.shell.kvm)?;
+        for (id, thread) in (0..).zip(&self.shell.vcpus) {
+            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&supported, id, self.config.vcpus))?;
+        }
+        match self.shell.vcpus.first() {
+            Some(boot_vcpu) => lock(&boot_vcpu.vcpu).set_entry(&entry),
+            None => Err(Error::config("vcpus", "a machine without a vCPU cannot boot")),
+        }
+    }
+
+    /// What the machine was made from.
+    #[must_use]
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    pub(crate) fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    pub(crate) fn platform(&self) -> &Platform {
+        &self.platform
+    }
+
+    pub(crate) fn shell(&self) -> &Shell {
+        &self.shell
+    }
+
+    /// What lies under guest memory.
+    pub(crate) fn base(&self) -> &Base {
+        &self.base
+    }
+
+    /// Tells the guest that it was not running, before it is let go on.
+    pub(crate) fn notify_paused(&self) -> Result<()> {
+        self.shell.vcpus.iter().try_for_each(|thread| lock(&thread.vcpu).notify_paused())
+    }
+}
+
+impl Persist for Machine {
+    type State = MachineState;
+
+    /// The vCPUs must be parked.
+    fn save(&self) -> Result<MachineState> {
+        let Self { config: _, platform, irqchip, clock, board: _, base: _, shell } = self;
+        Ok(MachineState {
+            vcpus: shell.vcpus.iter().map(|thread| lock(&thread.vcpu).save()).collect::<Result<_>>()?,
+            irqchip: irqchip.save()?,
+            clock: clock.save()?,
+            devices: platform.save()?,
+        })
+    }
+
+    /// All vCPUs first; devices last, so that an interrupt one of them sends again finds its way.
+    fn restore(&mut self, state: MachineState) -> Result<()> {
+        let MachineState { vcpus, irqchip, clock, devices } = state;
+        if vcpus.len() != self.shell.vcpus.len() {
+            let problem =
+                format!("state of {} vCPUs for a machine with {}", vcpus.len(), self.shell.vcpus.len());
+            return Err(Error::config("vcpus", problem));
+        }
+        for (thread, state) in self.shell.vcpus.iter().zip(vcpus) {
+            lock(&thread.vcpu).restore(state)?;
+        }
+        step_done("vCPU state");
+        self.irqchip.restore(irqchip)?;
+        step_done("irqchip");
+        self.clock.restore(clock)?;
+        step_done("clock");
+        self.platform.restore(devices)?;
+        self.notify_paused()?;
+        step_done("device state");
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! The reserved host range that guest RAM lives in, and the guest's view of it.
+#![allow(unsafe_code)]
+
+use std::ptr;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use volt_kernel::layout::ram_ranges;
+
+use crate::error::{Error, Result};
+
+/// One stretch of guest physical memory and where it lies in the host range (and in the base file).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First guest physical address.
+    pub gpa: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Offset in the reserved range and in the base file.
+    pub offset: u64,
+}
+
+/// An address range that nothing else in the process gets, and that holds nothing until something is mapped over it.
+#[derive(Debug)]
+struct Reservation {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory, whose
+// regions are Send and Sync themselves.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    fn new(len: u64) -> Result<Self> {
+        let refused = |source| {
+            Error::host(format!("reserve {} MiB of address space for guest memory", len >> 20), source)
+        };
+        let len = usize::try_from(len).map_err(|_| refused(rustix::io::Errno::NOMEM))?;
+        let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, none, private) }.map_err(refused)?;
+        Ok(Self { start: start.cast(), len })
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into it holds
+        // an Arc of it. Unmapping a range that was mapped cannot fail.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+    }
+}
+
+/// A guest's RAM. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct GuestRam {
+    regions: Arc<[Region]>,
+    guest: GuestMemoryMmap,
+    // Last: the regions above point into it.
+    reservation: Arc<Reservation>,
+}
+
+impl GuestRam {
+    /// Reserves address space for `bytes` of guest memory. Nothing is mapped yet.
+    ///
+    /// # Errors
+    /// The host has no such range free.
+    pub fn reserve(bytes: u64) -> Result<Self> {
+        let reservation = Reservation::new(bytes)?;
+        let mut offset = 0;
+        let regions: Arc<[Region]> = ram_ranges(bytes)
+            .into_iter()
+            .map(|(gpa, len)| {
+                let region = Region { gpa, len, offset };
+                offset += len;
+                region
+            })
+            .collect();
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_NORESERVE);
+        let mapped = regions.iter().map(|region| {
+            // SAFETY: the region lies in the reservation, which outlives the returned object's regions; it stays
+            // mapped, and `Backing::map` makes it readable and writable before anyone has the object to access it.
+            let view = unsafe {
+                let start = reservation.start.add(region.offset as usize);
+                MmapRegion::build_raw(start, region.len as usize, prot, flags)
+            };
+            let view = view.expect("the kernel's mappings are page-aligned");
+            GuestRegionMmap::new(view, GuestAddress(region.gpa)).expect("regions end below 2^64")
+        });
+        let guest = GuestMemoryMmap::from_regions(mapped.collect()).expect("regions are in order and apart");
+        Ok(Self { regions, guest, reservation: Arc::new(reservation) })
+    }
+
+    /// The stretches of guest physical memory, in order.
+    #[must_use]
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.reservation.len as u64
+    }
+
+    /// Whether there is no memory at all.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The memory as the guest addresses it.
+    #[must_use]
+    pub fn guest(&self) -> &GuestMemoryMmap {
+        &self.guest
+    }
+
+    /// Whether a guest physical address is RAM.
+    #[must_use]
+    pub fn contains(&self, gpa: u64) -> bool {
+        self.regions.iter().any(|region| (region.gpa..region.gpa + region.len).contains(&gpa))
+    }
+
+    /// Where a region lies in this process. What is there belongs to the guest.
+    #[must_use]
+    pub fn host_address(&self, region: &Region) -> *mut u8 {
+        // SAFETY: regions lie in the reservation.
+        unsafe { self.reservation.start.add(region.offset as usize) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_above_3_gib_goes_on_at_4_gib() {
+        let ram = GuestRam::reserve(5 << 30).unwrap();
+        let expected = [
+            Region { gpa: 0, len: 3 << 30, offset: 0 },
+            Region { gpa: 4 << 30, len: 2 << 30, offset: 3 << 30 },
+        ];
+        assert_eq!(ram.regions(), expected);
+        assert!(ram.contains(0) && ram.contains((3 << 30) - 1) && ram.contains(4 << 30));
+        assert!(!ram.contains(3 << 30) && !ram.contains((4 << 30) - 1) && !ram.contains(6 << 30));
+    }
+
+    #[test]
+    fn more_than_the_host_can_map_is_an_error_that_says_how_much() {
+        let error = GuestRam::reserve(1 << 60).unwrap_err().to_string();
+        assert_eq!(error, "cannot reserve 1099511627776 MiB of address space for guest memory");
+    }
+}

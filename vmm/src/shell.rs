@@ -1,0 +1,74 @@
+//! An empty VM: everything KVM has to make, made before anyone knows what will run in it, in the one order that is fast.
+//!
+//! Registering an in-kernel device leaves an SRCU grace period behind that the next memory-slot change waits for (7 to
+//! 14 ms, against 0.4 for the whole of this): so memory slots come first, and ioeventfds after everything.
+
+use std::sync::Arc;
+
+use kvm_ioctls::Kvm;
+
+use crate::control::Control;
+use crate::cpu::VcpuThread;
+use crate::error::Result;
+use crate::kvm;
+use crate::kvm::vcpu::Vcpu;
+use crate::kvm::vm::VmHandle;
+use crate::memory::ram::GuestRam;
+use crate::timing::step_done;
+
+/// What has to be known of a VM to make its shell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Guest memory in bytes.
+    pub memory_bytes: u64,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+}
+
+/// An empty VM with parked vCPUs over reserved, unmapped memory.
+#[derive(Debug)]
+pub struct Shell {
+    pub(crate) kvm: Arc<Kvm>,
+    pub(crate) vm: VmHandle,
+    pub(crate) control: Arc<Control>,
+    pub(crate) vcpus: Vec<VcpuThread>,
+    // Last: KVM's memory slots point into it.
+    pub(crate) ram: GuestRam,
+}
+
+impl Shell {
+    /// Makes one.
+    ///
+    /// # Errors
+    /// `/dev/kvm` cannot be used, or the host refuses memory, a vCPU or a thread.
+    #[allow(unsafe_code)]
+    pub fn new(shape: Shape) -> Result<Self> {
+        let kvm = Arc::new(kvm::open()?);
+        let vm = VmHandle::create(&kvm)?;
+        step_done("VM create");
+        let ram = GuestRam::reserve(shape.memory_bytes)?;
+        for (slot, region) in (0..).zip(ram.regions()) {
+            // SAFETY: the range is reserved for this VM's memory, and `ram` goes after `vm` when the shell is dropped.
+            unsafe { vm.add_slot(slot, region.gpa, ram.host_address(region), region.len) }?;
+        }
+        step_done("memory register");
+        vm.create_irqchip()?;
+        step_done("irqchip create");
+        let control = Control::new();
+        let vcpus = (0..shape.vcpus)
+            .map(|id| VcpuThread::spawn(id, Vcpu::create(&kvm, &vm, id)?, &control))
+            .collect::<Result<Vec<_>>>();
+        // The threads wait for word before anyone joins them, the early return of an error included.
+        let vcpus = vcpus.inspect_err(|_| control.quit())?;
+        step_done("vCPU create");
+        vm.create_pit()?;
+        step_done("PIT create");
+        Ok(Self { kvm, vm, control, vcpus, ram })
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        self.control.quit();
+    }
+}

@@ -1,0 +1,224 @@
+//! `state.json`: its versions, its checksum, its metadata.
+//!
+//! ```text
+//! {"crc64":"0123456789abcdef","version":1,"arch":"x86_64","metadata":{…},"config":{…},"machine":{…}}
+//! `------- 27 bytes --------'`------------------- what the checksum covers ------------------------'
+//! ```
+//!
+//! The first 27 bytes are compared literally; the CRC-64/ECMA-182 of every byte after them is checked before anything
+//! is used.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crc::{CRC_64_ECMA_182, Crc, Table};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::config::VmConfig;
+use crate::error::Result;
+use crate::kvm::host::Host;
+use crate::machine::MachineState;
+use crate::store::dir::random_hex;
+
+/// The format version this volt-vmm writes. It reads this one and every older one.
+pub const VERSION: u32 = 1;
+/// The only architecture there is.
+pub const ARCH: &str = "x86_64";
+
+const HEAD: &str = "{\"crc64\":\"";
+const HEAD_END: &str = "\",";
+const DIGITS: usize = 16;
+/// Bytes before the checksummed part.
+const HEAD_LEN: usize = HEAD.len() + DIGITS + HEAD_END.len();
+
+/// 16 tables of 2 KiB: 2.5 GB/s, and nothing to set up at run time.
+static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_ECMA_182);
+
+/// What a snapshot says about itself, readable without its state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metadata {
+    /// 128 random bits, 32 hex digits.
+    pub id: String,
+    /// When it was taken, RFC 3339 in UTC.
+    pub created: String,
+    /// Guest memory in bytes, and length of the memory file.
+    pub memory_bytes: u64,
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// The volt-vmm that took it.
+    pub volt_vmm: String,
+    /// The host it was taken on.
+    pub host: Host,
+}
+
+impl Metadata {
+    /// Of a snapshot taken here and now.
+    pub(crate) fn of(config: &VmConfig) -> Result<Self> {
+        Ok(Self {
+            id: random_hex()?,
+            created: rfc3339(SystemTime::now()),
+            memory_bytes: config.memory_bytes(),
+            vcpus: config.vcpus,
+            volt_vmm: env!("CARGO_PKG_VERSION").to_owned(),
+            host: Host::this(),
+        })
+    }
+}
+
+/// The whole file but its checksum.
+#[derive(Debug, Serialize)]
+struct Written<'a> {
+    version: u32,
+    arch: &'static str,
+    metadata: &'a Metadata,
+    config: &'a VmConfig,
+    machine: &'a MachineState,
+}
+
+/// What is decoded first: enough to know whether the rest can be.
+#[derive(Debug, Deserialize)]
+struct Versioned<'a> {
+    version: u32,
+    #[serde(borrow)]
+    arch: std::borrow::Cow<'a, str>,
+}
+
+/// The file, its machine state not decoded yet.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Manifest {
+    #[serde(rename = "crc64")]
+    _crc64: String,
+    #[serde(rename = "version")]
+    _version: u32,
+    #[serde(rename = "arch")]
+    _arch: String,
+    pub(crate) metadata: Metadata,
+    pub(crate) config: VmConfig,
+    pub(crate) machine: Box<RawValue>,
+}
+
+/// Encodes a state file.
+pub(crate) fn encode(
+    metadata: &Metadata,
+    config: &VmConfig,
+    machine: &MachineState,
+) -> serde_json::Result<Vec<u8>> {
+    let body = serde_json::to_vec(&Written { version: VERSION, arch: ARCH, metadata, config, machine })?;
+    let body = &body[1..]; // the opening brace stands before the checksum
+    let mut file = format!("{HEAD}{:016x}{HEAD_END}", CRC.checksum(body)).into_bytes();
+    file.extend_from_slice(body);
+    Ok(file)
+}
+
+/// Decodes a state file, all but the machine state.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
+    if file.is_empty() {
+        return Err("is empty".to_owned());
+    }
+    let head = file.get(..HEAD_LEN).ok_or_else(|| format!("is cut off after {} bytes", file.len()))?;
+    let (start, rest) = head.split_at(HEAD.len());
+    let (digits, end) = rest.split_at(DIGITS);
+    if start != HEAD.as_bytes() || end != HEAD_END.as_bytes() {
+        return Err("does not begin like a volt-vmm state file".to_owned());
+    }
+    let computed = format!("{:016x}", CRC.checksum(&file[HEAD_LEN..]));
+    if digits != computed.as_bytes() {
+        return Err(format!(
+            "is damaged or cut off: its checksum is {computed}, it says {}",
+            String::from_utf8_lossy(digits).escape_default()
+        ));
+    }
+    let not_json = |error: serde_json::Error| format!("has a valid checksum but cannot be decoded: {error}");
+    let versioned: Versioned<'_> = serde_json::from_slice(file).map_err(not_json)?;
+    if versioned.version > VERSION {
+        return Err(format!(
+            "has format version {}; this volt-vmm {} reads versions up to {VERSION}: restore it with a newer volt-vmm",
+            versioned.version,
+            env!("CARGO_PKG_VERSION")
+        ));
+    }
+    if versioned.arch != ARCH {
+        return Err(format!("is of architecture {}; this volt-vmm runs {ARCH} guests", versioned.arch));
+    }
+    serde_json::from_slice(file).map_err(not_json)
+}
+
+/// Seconds since 1970 as `2026-11-21T12:00:00Z`, after the calendar arithmetic for the proleptic Gregorian calendar in
+/// eras of 400 years.
+fn rfc3339(time: SystemTime) -> String {
+    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    // Days since 1 March of year 0, so that the leap day comes last in its year.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_the_one_named() {
+        assert_eq!(CRC.checksum(b"123456789"), 0x6c40_df5f_0b49_7347);
+    }
+
+    #[test]
+    fn times_are_rfc_3339() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_199, "2024-02-29T23:59:59Z"),
+            (1_795_262_400, "2026-11-21T12:00:00Z"),
+        ] {
+            assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_secs(seconds)), text);
+        }
+    }
+
+    fn sealed(body: &str) -> Vec<u8> {
+        format!("{HEAD}{:016x}{HEAD_END}{body}", CRC.checksum(body.as_bytes())).into_bytes()
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_cut_is_noticed() {
+        let good = sealed(r#""version":1,"arch":"x86_64","rest":"of it"}"#);
+        for byte in 0..good.len() {
+            for bit in 0..8 {
+                let mut bad = good.clone();
+                bad[byte] ^= 1 << bit;
+                let problem = decode(&bad).unwrap_err();
+                assert!(
+                    problem.contains("checksum is") || problem.contains("does not begin"),
+                    "{byte}.{bit}: {problem}"
+                );
+            }
+            let problem = decode(&good[..byte]).unwrap_err();
+            assert!(problem.contains("cut off") || problem.contains("empty"), "{byte}: {problem}");
+        }
+    }
+
+    #[test]
+    fn another_version_or_architecture_is_refused_by_name() {
+        let problem = decode(&sealed(r#""version":99,"arch":"x86_64","new":{}}"#)).unwrap_err();
+        assert!(problem.contains("format version 99") && problem.contains("newer volt-vmm"), "{problem}");
+        let problem = decode(&sealed(r#""version":1,"arch":"aarch64"}"#)).unwrap_err();
+        assert!(problem.contains("aarch64"), "{problem}");
+        let problem = decode(&sealed(r#""version":1,"arch":"x86_64","metadata":7}"#)).unwrap_err();
+        assert!(problem.contains("metadata") || problem.contains("struct Metadata"), "{problem}");
+    }
+}

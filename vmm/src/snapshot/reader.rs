@@ -1,0 +1,163 @@
+//! Opens a snapshot, once, and restores any number of VMs from it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+
+use super::{MEMORY_FILE, Metadata, STATE_FILE, manifest};
+use crate::config::VmConfig;
+use crate::console::Console;
+use crate::error::{Error, Result};
+use crate::kvm::host::Host;
+use crate::kvm::{self, cpuid};
+use crate::machine::{Machine, MachineState};
+use crate::memory::backing::Backing;
+use crate::persist::Persist;
+use crate::shell::{Shape, Shell};
+use crate::store::Store;
+use crate::timing::step_done;
+use crate::vm::Vm;
+
+/// An opened snapshot: verified, and fit for this host. Shared by everything restored from it; nothing of it is ever
+/// modified.
+#[derive(Debug)]
+pub struct Snapshot {
+    path: PathBuf,
+    metadata: Metadata,
+    config: VmConfig,
+    machine: Box<RawValue>,
+    memory: Arc<File>,
+}
+
+/// How a VM is to come back.
+#[derive(Debug)]
+pub struct RestoreOptions {
+    /// Where its serial output goes.
+    pub console: Console,
+    /// Whether it runs at once, or waits for [`Vm::resume`].
+    pub resume: bool,
+}
+
+impl Default for RestoreOptions {
+    /// Running, its output discarded.
+    fn default() -> Self {
+        Self { console: Console::discard(), resume: true }
+    }
+}
+
+impl Snapshot {
+    /// Opens and verifies the snapshot `name`.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] when it is missing, damaged, of a newer version, or its files do not belong together;
+    /// [`Error::HostCpu`] when its guest was shown CPU features that this host lacks.
+    pub fn open(store: &Store, name: &str) -> Result<Self> {
+        let path = store.path_of(name)?;
+        let state_path = path.join(STATE_FILE);
+        let file = std::fs::read(&state_path).map_err(|source| missing(&path, &state_path, source))?;
+        let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
+        step_done("state load, CRC");
+        let manifest::Manifest { metadata, config, machine, .. } = manifest;
+        let fits = metadata.memory_bytes == config.memory_bytes() && metadata.vcpus == config.vcpus;
+        if !fits || config.validate().is_err() {
+            return Err(Error::snapshot(state_path, "contradicts itself about memory or vCPUs"));
+        }
+        let memory = open_memory(&path, metadata.memory_bytes)?;
+        let snapshot = Self { path, metadata, config, machine, memory: Arc::new(memory) };
+        snapshot.check_host()?;
+        step_done("host check");
+        Ok(snapshot)
+    }
+
+    /// What it says about itself.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// What its VM was made from.
+    #[must_use]
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// Restores a VM, running, its serial output discarded.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore_with`].
+    pub fn restore(&self) -> Result<Vm> {
+        self.restore_with(RestoreOptions::default())
+    }
+
+    /// Restores a VM.
+    ///
+    /// # Errors
+    /// The host refuses memory, a VM, or a part of the state.
+    pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
+        let state = self.state()?;
+        step_done("state parse");
+        let shell = Shell::new(Shape { memory_bytes: self.config.memory_bytes(), vcpus: self.config.vcpus })?;
+        let backing = Backing::Private { base: Arc::clone(&self.memory) };
+        let mut machine = Machine::new(shell, self.config.clone(), backing, options.console)?;
+        machine.restore(state)?;
+        let vm = Vm::of(machine);
+        if options.resume {
+            vm.resume()?;
+            step_done("resume");
+        }
+        Ok(vm)
+    }
+
+    fn state(&self) -> Result<MachineState> {
+        serde_json::from_str(self.machine.get()).map_err(|source| Error::State {
+            part: format!("the machine in {}", self.path.display()),
+            source,
+        })
+    }
+
+    /// On the host of the snapshot, or its twin, there is nothing to compare.
+    fn check_host(&self) -> Result<()> {
+        if Host::this() == self.metadata.host {
+            return Ok(());
+        }
+        let supported = cpuid::supported(&kvm::open()?)?;
+        let state = self.state()?;
+        let mut missing: Vec<String> =
+            state.vcpus.iter().flat_map(|vcpu| cpuid::missing(&vcpu.cpuid, &supported)).collect();
+        missing.dedup();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        missing.sort();
+        missing.dedup();
+        Err(Error::HostCpu { path: self.path.clone(), missing: missing.join(", ") })
+    }
+}
+
+fn open_memory(snapshot: &Path, len: u64) -> Result<File> {
+    let path = snapshot.join(MEMORY_FILE);
+    let file = File::open(&path).map_err(|source| missing(snapshot, &path, source))?;
+    let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
+    if !metadata.is_file() {
+        return Err(Error::snapshot(path, "is not a regular file"));
+    }
+    if metadata.len() != len {
+        let problem = format!("is {} bytes long, but {STATE_FILE} says {len}", metadata.len());
+        return Err(Error::snapshot(path, problem));
+    }
+    Ok(file)
+}
+
+/// A file that should be there and cannot be opened.
+fn missing(snapshot: &Path, file: &Path, source: std::io::Error) -> Error {
+    match source.kind() {
+        std::io::ErrorKind::NotFound if !snapshot.exists() => {
+            Error::snapshot(snapshot, "there is no such directory")
+        }
+        std::io::ErrorKind::NotFound => Error::snapshot(file, "is missing"),
+        std::io::ErrorKind::NotADirectory => Error::snapshot(snapshot, "is not a directory"),
+        _ => Error::file("open", file.display(), source),
+    }
+}

@@ -1,0 +1,79 @@
+//! Writes a snapshot of a parked machine.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::{MEMORY_FILE, STATE_FILE, manifest};
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::memory::PAGE;
+use crate::memory::populated::populated_ranges;
+use crate::memory::ram::Region;
+use crate::persist::Persist;
+use crate::store::dir::NewDir;
+
+/// Memory copied at once.
+const STEP: usize = 1 << 20;
+
+/// Writes the machine's state and memory into `dir`. The caller publishes it. The vCPUs must be parked.
+///
+/// # Errors
+/// The host refuses to tell a part of the state, or to take it (a full disk); the machine is as it was.
+pub fn write(machine: &Machine, dir: &NewDir) -> Result<()> {
+    let state = machine.save()?;
+    let config = machine.config();
+    let metadata = manifest::Metadata::of(config)?;
+    let text = manifest::encode(&metadata, config, &state)
+        .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;
+    let file = dir.create(STATE_FILE)?;
+    let failed = |source| Error::file("write", dir.place().join(STATE_FILE).display(), source);
+    (&file).write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
+    write_memory(machine, &dir.create(MEMORY_FILE)?, &dir.place().join(MEMORY_FILE))
+}
+
+/// Copies every page that is not zero. The rest of the file is holes.
+fn write_memory(machine: &Machine, file: &File, path: &Path) -> Result<()> {
+    let failed = |source: std::io::Error| Error::file("write", path.display(), source);
+    let ram = &machine.shell().ram;
+    file.set_len(ram.len()).map_err(failed)?;
+    let mut buffer = vec![0; STEP];
+    for range in populated_ranges(ram, machine.base())? {
+        for region in ram.regions() {
+            let mut start = range.start.max(region.offset);
+            let end = range.end.min(region.offset + region.len);
+            while start < end {
+                let step = &mut buffer[..((end - start) as usize).min(STEP)];
+                read(ram.guest(), region, start, step)?;
+                write_nonzero(file, start, step).map_err(failed)?;
+                start += step.len() as u64;
+            }
+        }
+    }
+    file.sync_all().map_err(failed)
+}
+
+fn read(guest: &GuestMemoryMmap, region: &Region, offset: u64, into: &mut [u8]) -> Result<()> {
+    let address = GuestAddress(region.gpa + offset - region.offset);
+    guest.read_slice(into, address).map_err(|error| {
+        Error::host(format!("read guest memory at {:#x}", address.0), std::io::Error::other(error))
+    })
+}
+
+/// Writes the runs of pages that are not zero. `bytes` is a whole number of pages.
+fn write_nonzero(file: &File, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+    let page = PAGE as usize;
+    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
+    let mut start = 0;
+    for run in bytes.chunks(page).collect::<Vec<_>>().chunk_by(|a, b| is_zero(a) == is_zero(b)) {
+        let len = run.len() * page;
+        if !is_zero(run[0]) {
+            file.write_all_at(&bytes[start..start + len], offset + start as u64)?;
+        }
+        start += len;
+    }
+    Ok(())
+}

@@ -1,0 +1,105 @@
+//! A directory that appears whole or not at all: written under another name beside its place, synced, then renamed.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags};
+
+use crate::error::{Error, Result};
+
+/// A directory on its way. Dropped before [`NewDir::publish`], it is removed again.
+#[derive(Debug)]
+pub struct NewDir {
+    place: PathBuf,
+    parent: PathBuf,
+    temporary: PathBuf,
+    published: bool,
+}
+
+impl NewDir {
+    /// Begins a directory that is to appear at `place`.
+    ///
+    /// # Errors
+    /// Something is there already, or the parent directory is missing or not writable.
+    pub fn begin(place: &Path) -> Result<Self> {
+        if place.symlink_metadata().is_ok() {
+            return Err(exists(place));
+        }
+        let parent = match place.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        let name = place.file_name().unwrap_or_default().to_string_lossy();
+        let temporary = parent.join(format!(".{name}.{}.partial", random_hex()?));
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&temporary)
+            .map_err(|source| Error::file("create snapshot directory in", parent.display(), source))?;
+        Ok(Self { place: place.to_owned(), parent, temporary, published: false })
+    }
+
+    /// Creates a file in it, readable and writable by the owner alone.
+    ///
+    /// # Errors
+    /// The file system refuses it.
+    pub fn create(&self, name: &str) -> Result<File> {
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(self.temporary.join(name))
+            .map_err(|source| Error::file("create", self.place.join(name).display(), source))
+    }
+
+    /// Where the directory is to appear, for errors.
+    #[must_use]
+    pub fn place(&self) -> &Path {
+        &self.place
+    }
+
+    /// Lets it appear. Its files must have been synced.
+    ///
+    /// # Errors
+    /// Something has come to be there meanwhile, or the file system refuses.
+    pub fn publish(mut self) -> Result<()> {
+        let place = self.place.clone();
+        let failed = |act, source: io::Error| Error::file(act, place.display(), source);
+        File::open(&self.temporary)
+            .and_then(|dir| dir.sync_all())
+            .map_err(|source| failed("sync snapshot directory", source))?;
+        match rustix::fs::renameat_with(CWD, &self.temporary, CWD, &self.place, RenameFlags::NOREPLACE) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::EXIST) => return Err(exists(&self.place)),
+            Err(errno) => return Err(failed("rename snapshot directory to", errno.into())),
+        }
+        self.published = true;
+        File::open(&self.parent)
+            .and_then(|dir| dir.sync_all())
+            .map_err(|source| Error::file("sync", self.parent.display(), source))
+    }
+}
+
+impl Drop for NewDir {
+    fn drop(&mut self) {
+        if !self.published {
+            let _ = fs::remove_dir_all(&self.temporary);
+        }
+    }
+}
+
+fn exists(place: &Path) -> Error {
+    Error::snapshot(place, "exists already; remove it or choose another name")
+}
+
+/// 128 random bits as 32 hex digits.
+///
+/// # Errors
+/// The host has no randomness to give.
+pub fn random_hex() -> Result<String> {
+    let mut bytes = [0u8; 16];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+        .map_err(|source| Error::host("get random bytes", source))?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}

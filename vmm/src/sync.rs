@@ -1,0 +1,17 @@
+//! Locks that outlive a panic: what a panicking thread left half-done is its VM's end, and that end still needs the lock.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Locks.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits until `condition` no longer holds.
+pub(crate) fn wait_while<'a, T>(
+    changed: &Condvar,
+    guard: MutexGuard<'a, T>,
+    condition: impl FnMut(&mut T) -> bool,
+) -> MutexGuard<'a, T> {
+    changed.wait_while(guard, condition).unwrap_or_else(PoisonError::into_inner)
+}

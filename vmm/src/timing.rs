@@ -1,0 +1,31 @@
+//! Where the time of a boot or restore goes: marks that cost a thread-local look unless someone records them.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+thread_local! {
+    static RECORD: RefCell<Option<Vec<(&'static str, Instant)>>> = const { RefCell::new(None) };
+}
+
+/// Marks the end of a step, on this thread.
+pub(crate) fn step_done(name: &'static str) {
+    RECORD.with_borrow_mut(|record| {
+        if let Some(record) = record {
+            record.push((name, Instant::now()));
+        }
+    });
+}
+
+/// Does `work` and tells how long each of its steps on this thread took, in order. A name may come more than once.
+pub fn record<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, Duration)>) {
+    RECORD.set(Some(Vec::with_capacity(32)));
+    let mut last = Instant::now();
+    let done = work();
+    let marks = RECORD.take().unwrap_or_default();
+    let steps = marks.into_iter().map(|(name, at)| {
+        let took = at - last;
+        last = at;
+        (name, took)
+    });
+    (done, steps.collect())
+}

@@ -1,0 +1,226 @@
+//! A VM as its owner sees it.
+
+use std::sync::{Arc, Mutex};
+
+use crate::config::{FileRef, VmConfig};
+use crate::console::Console;
+use crate::control::{Control, Ending, RunState};
+use crate::devices::serial::Serial;
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::memory::backing::Backing;
+use crate::shell::{Shape, Shell};
+use crate::snapshot::writer;
+use crate::store::Store;
+use crate::store::dir::NewDir;
+use crate::sync::lock;
+
+/// A VM: running, paused, or ended. Every method can be called from any thread. Dropping it ends it.
+#[derive(Debug)]
+pub struct Vm {
+    config: VmConfig,
+    control: Arc<Control>,
+    serial: Arc<Mutex<Serial>>,
+    /// Held while the machine as a whole is worked on: pause, resume, snapshot. Taken before any device's lock.
+    machine: Mutex<Machine>,
+}
+
+impl Vm {
+    /// Begins a VM that boots a kernel.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub(crate) fn of(machine: Machine) -> Self {
+        Self {
+            config: machine.config().clone(),
+            control: Arc::clone(&machine.shell().control),
+            serial: Arc::clone(&machine.platform().serial),
+            machine: Mutex::new(machine),
+        }
+    }
+
+    /// What it was made from.
+    #[must_use]
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub fn state(&self) -> RunState {
+        self.control.state()
+    }
+
+    /// Halts all vCPUs. No exit that one of them was in is lost. Pausing a paused VM is fine.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] when the guest has ended.
+    pub fn pause(&self) -> Result<()> {
+        self.pause_machine(&lock(&self.machine), "pause")
+    }
+
+    /// Lets the vCPUs go on. Resuming a running VM is fine.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] when the guest has ended.
+    pub fn resume(&self) -> Result<()> {
+        self.resume_machine(&lock(&self.machine))
+    }
+
+    /// Saves the VM as `name` in `store`. It runs before and after, unless it was paused.
+    ///
+    /// # Errors
+    /// The snapshot exists already, the VM has ended, or the host refuses to write it; then nothing is left of the
+    /// snapshot, and the VM goes on as it was.
+    pub fn snapshot(&self, store: &Store, name: &str) -> Result<()> {
+        let machine = lock(&self.machine);
+        let dir = NewDir::begin(&store.path_of(name)?)?;
+        let before = self.state();
+        self.pause_machine(&machine, "take a snapshot")?;
+        let written = writer::write(&machine, &dir);
+        if before == RunState::Running {
+            self.resume_machine(&machine)?;
+        }
+        written?;
+        dir.publish()
+    }
+
+    /// Types into the guest's serial console. Waits while the port's FIFO is full.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] when the guest has ended.
+    pub fn type_in(&self, bytes: &[u8]) -> Result<()> {
+        Serial::type_in(&self.serial, bytes)
+    }
+
+    /// Ends the VM, whatever its guest is doing. [`Vm::wait_ending`] then gives [`Ending::Stopped`], unless the guest
+    /// was first.
+    pub fn stop(&self) {
+        self.control.end(Ok(Ending::Stopped));
+    }
+
+    /// Waits until the guest ends.
+    ///
+    /// # Errors
+    /// [`Error::Crashed`] when it ended in a triple fault or KVM could not go on with it.
+    pub fn wait(&self) -> Result<()> {
+        match self.wait_ending()? {
+            Ending::Poweroff | Ending::Reboot | Ending::Stopped => Ok(()),
+            Ending::TripleFault => Err(Error::Crashed("triple fault".to_owned())),
+        }
+    }
+
+    /// Waits until the guest ends, and says how.
+    ///
+    /// # Errors
+    /// [`Error::Crashed`] when KVM could not go on with it.
+    pub fn wait_ending(&self) -> Result<Ending> {
+        self.control.wait_end()
+    }
+
+    fn pause_machine(&self, _machine: &Machine, act: &'static str) -> Result<()> {
+        self.control.park();
+        // The guest may have ended in the very exit it was finishing.
+        match self.state() {
+            RunState::Ended => Err(Error::NotNow { act, state: "has ended" }),
+            _ => Ok(()),
+        }
+    }
+
+    fn resume_machine(&self, machine: &Machine) -> Result<()> {
+        if self.state() == RunState::Paused {
+            machine.notify_paused()?;
+            lock(&self.serial).flush();
+        }
+        self.control.start(machine.board())
+    }
+}
+
+/// A VM that is about to boot.
+#[derive(Debug)]
+pub struct Builder {
+    kernel: Option<FileRef>,
+    config: VmConfig,
+    console: Console,
+    paused: bool,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self { kernel: None, config: VmConfig::new(""), console: Console::discard(), paused: false }
+    }
+}
+
+impl Builder {
+    /// Takes everything from a configuration.
+    #[must_use]
+    pub fn config(self, config: VmConfig) -> Self {
+        Self { kernel: Some(config.boot.kernel.clone()), config, ..self }
+    }
+
+    /// The kernel: an ELF `vmlinux` or a bzImage.
+    #[must_use]
+    pub fn kernel(self, kernel: impl Into<FileRef>) -> Self {
+        Self { kernel: Some(kernel.into()), ..self }
+    }
+
+    /// The initial RAM disk.
+    #[must_use]
+    pub fn initrd(mut self, initrd: impl Into<FileRef>) -> Self {
+        self.config.boot.initrd = Some(initrd.into());
+        self
+    }
+
+    /// The kernel command line; [`crate::config::DEFAULT_CMDLINE`] unless given.
+    #[must_use]
+    pub fn cmdline(mut self, cmdline: impl Into<String>) -> Self {
+        self.config.boot.cmdline = cmdline.into();
+        self
+    }
+
+    /// Number of vCPUs; 1 unless given.
+    #[must_use]
+    pub fn vcpus(mut self, vcpus: u8) -> Self {
+        self.config.vcpus = vcpus;
+        self
+    }
+
+    /// Guest memory in MiB; 128 unless given.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u64) -> Self {
+        self.config.memory_mib = mib;
+        self
+    }
+
+    /// Where the guest's serial output goes; nowhere unless given.
+    #[must_use]
+    pub fn console(self, console: Console) -> Self {
+        Self { console, ..self }
+    }
+
+    /// Waits for [`Vm::resume`] before the first instruction.
+    #[must_use]
+    pub fn start_paused(self) -> Self {
+        Self { paused: true, ..self }
+    }
+
+    /// Boots it.
+    ///
+    /// # Errors
+    /// A setting is out of range, a file cannot be loaded, or the host refuses the VM. Nothing has run then.
+    pub fn start(self) -> Result<Vm> {
+        let Self { kernel, mut config, console, paused } = self;
+        config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;
+        config.validate()?;
+        let shell = Shell::new(Shape { memory_bytes: config.memory_bytes(), vcpus: config.vcpus })?;
+        let mut machine = Machine::new(shell, config, Backing::Fresh, console)?;
+        machine.boot()?;
+        let vm = Vm::of(machine);
+        if !paused {
+            vm.resume()?;
+        }
+        Ok(vm)
+    }
+}
