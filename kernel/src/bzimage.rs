@@ -92,3 +92,6 @@ fn read_header(source: &Source<'_>) -> Result<(setup_header, Vec<u8>), Error> {
     header.as_mut_slice()[..shared].copy_from_slice(&bytes[..shared]);
     Ok((header, bytes))
 }
+
+#[cfg(test)]
+mod tests;

@@ -114,8 +114,11 @@ pub(crate) fn place(
     } else if range.start < HIMEM && (range.start < free_low_memory.start || range.end > free_low_memory.end)
     {
         Err(Error::OverlapsBootStructures { file: source.name(), part: part.into(), range })
-    } else if !ram.contains(&range) || range.end > MMIO_HOLE_END {
-        outside(range) // what is above 4 GiB no entry's page tables map
+    } else if !ram.contains(&range) {
+        outside(range)
+    } else if range.end > MMIO_HOLE_END {
+        // no entry's page tables map it
+        Err(source.problem(format!("its {part} lies above 4 GiB, at {start:#x}")))
     } else {
         Ok(range)
     }

@@ -31,3 +31,6 @@ pub(crate) fn place(source: &Source<'_>, ram: &Ram, image: &Image) -> Result<Ran
         .or_else(|| if image.initrd_above_4g { highest(MMIO_HOLE_END..u64::MAX) } else { None })
         .ok_or_else(|| Error::NoRoomForInitrd { file: source.name(), size: Size(length), limit, memory })
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,6 @@ mod boot_params;
 mod bzimage;
 mod cmdline;
 mod elf;
-mod elf_note;
 pub mod entry;
 pub mod error;
 mod file;
@@ -95,3 +94,10 @@ pub fn load<M: GuestMemory>(
         }
     }
 }
+
+#[cfg(test)]
+mod hostile_tests;
+#[cfg(test)]
+mod load_tests;
+#[cfg(test)]
+mod testing;

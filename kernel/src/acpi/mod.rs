@@ -85,3 +85,6 @@ fn append(tables: &mut Vec<u8>, table: &[u8]) -> u64 {
 fn table(signature: [u8; 4], revision: u8) -> Sdt {
     Sdt::new(signature, 36, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION)
 }
+
+#[cfg(test)]
+mod tests;

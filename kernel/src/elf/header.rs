@@ -1,20 +1,7 @@
-//! ELF kernels: an uncompressed `vmlinux`, or a freestanding guest.
-//!
-//! With a PVH note the kernel is entered as PVH, without one through the 64-bit Linux boot protocol. 32-bit files are
-//! taken if they have the note. Segments go to their physical address; they must not overlap each other, which also
-//! bounds what a hostile file can make us copy by the guest's RAM.
+//! The ELF file header and program headers, of either class, as one set of fields.
 
-use std::ops::Range;
-
-use crate::elf_note;
 use crate::error::Error;
 use crate::file::Source;
-use crate::image::{Entry, Image, LINUX_COMMAND_LINE_LIMIT, Piece, place};
-use crate::layout::MMIO_HOLE_START;
-use crate::ram::Ram;
-
-/// The first bytes of every ELF file.
-pub(crate) const MAGIC: &[u8] = b"\x7fELF";
 
 const CLASS_32: u8 = 1;
 const CLASS_64: u8 = 2;
@@ -23,74 +10,38 @@ const TYPE_EXECUTABLE: u16 = 2;
 const TYPE_SHARED: u16 = 3;
 const MACHINE_386: u16 = 3;
 const MACHINE_X86_64: u16 = 62;
-const SEGMENT_LOAD: u32 = 1;
-const SEGMENT_INTERPRETER: u32 = 3;
-const SEGMENT_NOTE: u32 = 4;
 /// Linux has 5 program headers; this is room enough for anything freestanding.
 const SEGMENTS_LIMIT: u16 = 128;
 
 /// Fields of the file header, of either class.
-struct Header {
-    is_64: bool,
-    entry: u64,
+pub(super) struct Header {
+    /// Whether the file is 64-bit.
+    pub(super) is_64: bool,
+    /// First instruction.
+    pub(super) entry: u64,
     table: u64,
     entry_size: u16,
     count: u16,
 }
 
 /// A program header, of either class.
-pub(crate) struct Segment {
-    kind: u32,
+pub(super) struct Segment {
+    /// `PT_LOAD` and so on.
+    pub(super) kind: u32,
     /// Offset in the file.
-    pub(crate) offset: u64,
+    pub(super) offset: u64,
     /// Guest physical address.
-    address: u64,
+    pub(super) address: u64,
     /// Bytes in the file.
-    pub(crate) file_size: u64,
+    pub(super) file_size: u64,
     /// Bytes in memory.
-    memory_size: u64,
+    pub(super) memory_size: u64,
     /// Alignment, also that of the notes in a note segment.
-    pub(crate) alignment: u64,
+    pub(super) alignment: u64,
 }
 
-/// Checks an ELF kernel.
-pub(crate) fn inspect(source: &Source<'_>, ram: &Ram) -> Result<Image, Error> {
-    let header = read_header(source)?;
-    let segments = read_segments(source, &header)?;
-    if segments.iter().any(|segment| segment.kind == SEGMENT_INTERPRETER) {
-        return Err(source.problem("is a dynamically linked program, not a kernel"));
-    }
-    let (pieces, occupied) = place_segments(source, ram, &segments)?;
-    let notes = segments.iter().filter(|segment| segment.kind == SEGMENT_NOTE);
-    let mut pvh = None;
-    for segment in notes {
-        pvh = match pvh {
-            None => elf_note::pvh_entry(source, segment)?,
-            found => found,
-        };
-    }
-    let (address, what) = pvh.map_or((header.entry, "entry point"), |address| (address, "PVH entry point"));
-    if !occupied.iter().any(|range| range.contains(&address)) {
-        return Err(source.problem(format!("its {what} {address:#x} lies in none of its segments")));
-    }
-    if pvh.is_none() && !header.is_64 {
-        return Err(source.problem("is a 32-bit ELF file without a PVH entry point"));
-    }
-    let entry = match pvh {
-        Some(address) => Entry::Pvh { address },
-        None => Entry::Linux64 { address, setup_header: None },
-    };
-    Ok(Image {
-        initrd_above_4g: pvh.is_none(),
-        entry,
-        pieces,
-        occupied,
-        command_line_limit: LINUX_COMMAND_LINE_LIMIT,
-        initrd_limit: MMIO_HOLE_START,
-    })
-}
-
-fn read_header(source: &Source<'_>) -> Result<Header, Error> {
+/// Reads the file header, and refuses what is not an executable for this machine.
+pub(super) fn read_header(source: &Source<'_>) -> Result<Header, Error> {
     let part = "ELF header";
     let mut ident = [0; 20]; // e_ident, e_type, e_machine
     source.read(part, 0, &mut ident)?;
@@ -132,7 +83,8 @@ fn read_header(source: &Source<'_>) -> Result<Header, Error> {
     })
 }
 
-fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<Segment>, Error> {
+/// Reads the program headers.
+pub(super) fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<Segment>, Error> {
     let size: u16 = if header.is_64 { 56 } else { 32 };
     if header.count == 0 {
         return Err(source.problem("is an ELF file without program headers"));
@@ -164,41 +116,6 @@ fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<Segment>, E
         },
     };
     Ok(table.chunks_exact(size.into()).map(parse).collect())
-}
-
-/// What to copy, and the ranges it takes up in memory.
-fn place_segments(
-    source: &Source<'_>,
-    ram: &Ram,
-    segments: &[Segment],
-) -> Result<(Vec<Piece>, Vec<Range<u64>>), Error> {
-    let mut pieces = Vec::new();
-    let mut occupied = Vec::new();
-    for (index, segment) in segments.iter().enumerate() {
-        if segment.kind != SEGMENT_LOAD || (segment.memory_size == 0 && segment.file_size == 0) {
-            continue;
-        }
-        let part = format!("segment {index}");
-        if segment.file_size > segment.memory_size {
-            return Err(source.problem(format!("its {part} is larger in the file than in memory")));
-        }
-        source.check(&part, segment.offset, segment.file_size)?;
-        let range = place(source, ram, &part, segment.address, segment.memory_size)?;
-        occupied.push(range);
-        if segment.file_size > 0 {
-            let (offset, length) = (segment.offset, segment.file_size);
-            pieces.push(Piece { part, offset, length, address: segment.address });
-        }
-    }
-    if pieces.is_empty() {
-        return Err(source.problem("is an ELF file with nothing to load"));
-    }
-    occupied.sort_by_key(|range| range.start);
-    if let Some([low, high]) = occupied.array_windows().find(|[low, high]| low.end > high.start) {
-        let (low, high) = (low.start, high.start);
-        return Err(source.problem(format!("its segments at {low:#x} and {high:#x} overlap")));
-    }
-    Ok((pieces, occupied))
 }
 
 fn machine_name(machine: u16) -> String {

@@ -1,9 +1,10 @@
 //! The ELF note that says where a kernel wants to be entered as PVH (`XEN_ELFNOTE_PHYS32_ENTRY`,
 //! xen/include/public/elfnote.h).
 
-use crate::elf::Segment;
 use crate::error::Error;
 use crate::file::Source;
+
+use super::header::Segment;
 
 const OWNER: &[u8] = b"Xen\0";
 const PHYS32_ENTRY: u32 = 18;
@@ -14,7 +15,7 @@ const NOTES_LIMIT: u64 = 1 << 20;
 ///
 /// # Errors
 /// If the segment or a note in it is incomplete or absurdly large.
-pub(crate) fn pvh_entry(source: &Source<'_>, segment: &Segment) -> Result<Option<u64>, Error> {
+pub(super) fn pvh_entry(source: &Source<'_>, segment: &Segment) -> Result<Option<u64>, Error> {
     let part = "ELF note segment";
     source.check(part, segment.offset, segment.file_size)?;
     if segment.file_size > NOTES_LIMIT {
