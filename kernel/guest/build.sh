@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Builds the guest's init and packs it as the only program of an initramfs. Prints the path of the initramfs.
+set -euo pipefail
+
+usage() {
+    cat <<'END'
+Usage: kernel/guest/build.sh
+
+Builds volt-guest (a static /init that takes orders over the console) and packs it into an uncompressed initramfs.
+Prints the initramfs's path, <cargo target directory>/guest/initrd.cpio, and nothing else on standard output.
+
+Environment: CARGO_TARGET_DIR, as for cargo.
+END
+}
+
+case ${1-} in
+    "") ;;
+    --help | -h) usage && exit 0 ;;
+    *) echo "guest: unknown argument $1 (see --help)" >&2 && exit 1 ;;
+esac
+
+for program in cargo cpio; do
+    command -v "$program" >/dev/null || { echo "guest: $program is missing (see scripts/install-deps.sh)" >&2 && exit 1; }
+done
+
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+mkdir -p "${CARGO_TARGET_DIR:-$repository/target}"
+target=$(cd "${CARGO_TARGET_DIR:-$repository/target}" && pwd)
+(cd "$repository" && CARGO_TARGET_DIR=$target cargo build --quiet --release --locked --package volt-guest) >&2
+
+mkdir -p "$target/guest"
+staging=$(mktemp -d "$target/guest/.staging.XXXXXX")
+trap 'rm -rf "$staging"' EXIT
+mkdir -p "$staging"/root/{dev,proc,sys,tmp,run}
+install -m 755 "$target/x86_64-unknown-linux-gnu/release/init" "$staging/root/init"
+
+# An archive that is the same for the same init: fixed times and owner, sorted names.
+find "$staging/root" -exec touch -h -d @0 {} +
+(cd "$staging/root" && find . -mindepth 1 -printf '%P\n' | LC_ALL=C sort |
+    cpio --quiet --reproducible --owner=0:0 -o -H newc) >"$staging/files"
+
+# One entry of a newc archive with neither inode nor content: newc_entry NAME MODE MAJOR MINOR. Written by hand because
+# only root can make a device node for cpio to read.
+newc_entry() {
+    local name=$1 mode=$2 major=$3 minor=$4 length
+    length=$((${#name} + 1))
+    printf '070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%s' \
+        0 "$mode" 0 0 1 0 0 0 0 "$major" "$minor" "$length" 0 "$name"
+    # The name's zero byte, and as many more as fill a header of 110 bytes and the name up to four.
+    head -c "$((1 + (4 - (110 + length) % 4) % 4))" /dev/zero
+}
+
+# The kernel opens /dev/console before it starts /init. These entries have no trailer: cpio's own follows.
+{
+    newc_entry dev $((0040755)) 0 0
+    newc_entry dev/console $((0020600)) 5 1
+    cat "$staging/files"
+} >"$staging/initrd.cpio"
+mv "$staging/initrd.cpio" "$target/guest/initrd.cpio"
+echo "$target/guest/initrd.cpio"

@@ -1,0 +1,58 @@
+//! The console: standard input and output of this process, its lines whole whichever thread writes them.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, Write};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use crate::system;
+
+/// Makes the console standard input, output and error, without echo. A kernel started without `console=` has no
+/// /dev/console; the first serial port stands in for it.
+pub(crate) fn open() {
+    for path in ["/dev/console", "/dev/ttyS0", "/dev/null"] {
+        if let Ok(file) = OpenOptions::new().read(true).write(true).open(path) {
+            for standard in 0..=2 {
+                system::duplicate(file.as_raw_fd(), standard);
+            }
+            // The kernel may have given this process the console already: then nothing is to be closed.
+            if file.as_raw_fd() <= 2 {
+                std::mem::forget(file);
+            }
+            system::echo_off(0);
+            return;
+        }
+    }
+}
+
+/// Writes one line.
+pub(crate) fn line(text: &str) {
+    let mut whole = String::with_capacity(text.len() + 1);
+    whole.push_str(text);
+    whole.push('\n');
+    // There is nowhere to report a console that cannot be written to.
+    let mut output = std::io::stdout().lock();
+    let _ = output.write_all(whole.as_bytes()).and_then(|()| output.flush());
+}
+
+/// Waits until everything written has left the serial port.
+pub(crate) fn drain() {
+    system::drain(1);
+}
+
+/// Waits for the next order, a line that is not empty. At the end of input it waits on: process 1 must not end.
+pub(crate) fn read_order() -> String {
+    let mut bytes = Vec::new();
+    loop {
+        bytes.clear();
+        match std::io::stdin().lock().read_until(b'\n', &mut bytes) {
+            Ok(count) if count > 0 => {
+                let text = String::from_utf8_lossy(&bytes);
+                if !text.trim().is_empty() {
+                    return text.trim().to_owned();
+                }
+            }
+            _ => std::thread::sleep(Duration::from_millis(100)),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The orders: one line in, answer lines out, closed by `ok` or `error`.
+
+use crate::{avx, console, counter, processors, programs, shutdown, sleepers, system};
+
+/// What an order comes to. The error is the text after `error <name>: `.
+pub(crate) type Outcome = Result<(), String>;
+
+/// Carries out one order and closes it.
+pub(crate) fn obey(order: &str) {
+    let (name, rest) = split(order);
+    match execute(name, rest) {
+        Ok(()) => console::line(&format!("ok {name}")),
+        Err(why) => console::line(&format!("error {name}: {why}")),
+    }
+}
+
+fn execute(name: &str, rest: &str) -> Outcome {
+    match name {
+        // About the machine.
+        "echo" => answer(rest),
+        "cpus" => answer(&format!("cpus {}", system::online_processors())),
+        "memory" => memory(),
+        "uname" => answer(&format!("uname {}", system::uname())),
+        "clock" => clock(),
+        // In the background, for snapshots to cut through.
+        "count" => counter::count(),
+        "fill" => counter::fill(number(rest, "MIB")?),
+        "check" => counter::check(),
+        "sleep" => sleepers::sleep(number(rest, "MS")?),
+        "deadline" => sleepers::deadline(number(rest, "MS")?),
+        "avx" => avx::start(),
+        "load" => processors::load(number(rest, "SECONDS")?),
+        // Files and programs.
+        "write" => write(rest),
+        "read" => read(rest),
+        "sync" => answer_nothing(system::sync),
+        "run" => programs::run(rest),
+        // The end. These close themselves first, since nothing comes after.
+        "poweroff" => shutdown::power_off(name),
+        "reboot" => shutdown::reboot(name),
+        "triple-fault" => shutdown::triple_fault(name),
+        "panic" => shutdown::panic_kernel(name),
+        _ => Err("no such order".to_owned()),
+    }
+}
+
+fn answer(text: &str) -> Outcome {
+    console::line(text);
+    Ok(())
+}
+
+fn answer_nothing(act: fn()) -> Outcome {
+    act();
+    Ok(())
+}
+
+fn memory() -> Outcome {
+    let info = std::fs::read_to_string("/proc/meminfo").map_err(|error| error.to_string())?;
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kib = total.and_then(|text| text.split_whitespace().next()).ok_or("no MemTotal in /proc/meminfo")?;
+    answer(&format!("memory {kib}"))
+}
+
+fn clock() -> Outcome {
+    let clocks = [
+        ("realtime", libc::CLOCK_REALTIME),
+        ("monotonic", libc::CLOCK_MONOTONIC),
+        ("boottime", libc::CLOCK_BOOTTIME),
+    ];
+    for (name, clock) in clocks {
+        console::line(&format!("{name} {}", system::clock_ns(clock)));
+    }
+    Ok(())
+}
+
+fn write(rest: &str) -> Outcome {
+    let (path, text) = split(rest);
+    std::fs::write(path, format!("{text}\n")).map_err(|error| format!("{path}: {error}"))
+}
+
+fn read(path: &str) -> Outcome {
+    let bytes = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
+    String::from_utf8_lossy(&bytes).lines().for_each(console::line);
+    Ok(())
+}
+
+/// The first word, and the rest without the space between.
+fn split(text: &str) -> (&str, &str) {
+    text.split_once(' ').unwrap_or((text, ""))
+}
+
+fn number(text: &str, what: &str) -> Result<u64, String> {
+    text.trim().parse().map_err(|_| format!("wants a number, {what}, not '{text}'"))
+}

@@ -1,0 +1,29 @@
+//! `load`: every processor busy for a while.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::console;
+use crate::orders::Outcome;
+use crate::sleepers::in_background;
+use crate::system;
+
+static ROUNDS: AtomicU64 = AtomicU64::new(0);
+
+/// `load SECONDS`: a busy thread per processor; prints `loaded SECONDS` when it is over.
+pub(crate) fn load(seconds: u64) -> Outcome {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    for _ in 1..system::online_processors() {
+        in_background(move || spin_until(end))?;
+    }
+    in_background(move || {
+        spin_until(end);
+        console::line(&format!("loaded {seconds}"));
+    })
+}
+
+fn spin_until(end: Instant) {
+    while Instant::now() < end {
+        ROUNDS.fetch_add(1, Ordering::Relaxed);
+    }
+}

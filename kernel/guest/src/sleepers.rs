@@ -1,0 +1,42 @@
+//! `sleep` and `deadline`: timers that a snapshot may cut through, and that must still end on time.
+
+use std::time::Duration;
+
+use crate::console;
+use crate::orders::Outcome;
+use crate::system;
+
+/// Runs something in a thread of its own.
+pub(crate) fn in_background(work: impl FnOnce() + Send + 'static) -> Outcome {
+    let thread = std::thread::Builder::new().spawn(work);
+    thread.map(drop).map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+/// `sleep MS`: a relative nanosleep; prints `slept MS took T`, in milliseconds, when it is over.
+pub(crate) fn sleep(ms: u64) -> Outcome {
+    in_background(move || {
+        let start = monotonic();
+        system::nanosleep(Duration::from_millis(ms));
+        report("slept", ms, start);
+    })
+}
+
+/// `deadline MS`: an absolute timerfd on the monotonic clock; prints `deadline MS took T` when it is over.
+pub(crate) fn deadline(ms: u64) -> Outcome {
+    let start = monotonic();
+    let timer = system::Timer::at(start + Duration::from_millis(ms));
+    let timer = timer.map_err(|error| format!("cannot arm a timer: {error}"))?;
+    in_background(move || {
+        timer.wait();
+        report("deadline", ms, start);
+    })
+}
+
+fn monotonic() -> Duration {
+    Duration::from_nanos(system::clock_ns(libc::CLOCK_MONOTONIC))
+}
+
+fn report(name: &str, ms: u64, start: Duration) {
+    let took = monotonic() - start;
+    console::line(&format!("{name} {ms} took {}", took.as_millis()));
+}
