@@ -310,10 +310,11 @@ scratch=()
 readers=()
 qemu=""
 
+# shellcheck disable=SC2317 # reached through the trap
 clean_up() {
     trap - EXIT INT TERM HUP
     local path
-    if [ -n "$qemu" ]; then kill -KILL "$qemu" 2>/dev/null && wait "$qemu" 2>/dev/null || :; fi
+    [ -z "$qemu" ] || { kill -KILL "$qemu" && wait "$qemu"; } 2>/dev/null || :
     for path in "${readers[@]}"; do kill "$path" 2>/dev/null || :; done
     [ ${#scratch[@]} -eq 0 ] || rm -rf "${scratch[@]}"
 }
