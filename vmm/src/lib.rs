@@ -26,6 +26,7 @@ pub mod console;
 pub mod control;
 mod cpu;
 mod devices;
+pub mod doctor;
 pub mod error;
 pub mod kvm;
 mod machine;

@@ -1,0 +1,119 @@
+//! `volt-vmm doctor`: prints what the library found out about this host.
+
+use std::fmt::Write as _;
+use std::io::{Write as _, stdout};
+
+use clap::Args;
+use volt_vmm::doctor::{Kvm, Level, Report, Step, examine};
+
+use super::Outcome;
+use crate::exit::Status;
+use crate::failure::Failure;
+use crate::progress;
+
+/// Examine this host: what its KVM can do, how fast, and what to do about what is missing
+///
+/// Exits with 0 if a VM can be created, with 1 otherwise.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Doctor {
+    pub(crate) fn execute(self) -> Outcome {
+        let report = progress::during("examining this host", examine);
+        let failed = |source| Failure::system("print the report", source);
+        let text = if self.json {
+            serde_json::to_string_pretty(&report).map_err(|error| failed(error.into()))? + "\n"
+        } else {
+            table(&report)
+        };
+        stdout().write_all(text.as_bytes()).map_err(failed)?;
+        Ok(if report.can_create_vm { Status::Success } else { Status::Error })
+    }
+}
+
+fn table(report: &Report) -> String {
+    let mut text = String::new();
+    let host = &report.host;
+    let rows = [
+        ("volt-vmm", report.volt_vmm.to_owned()),
+        ("kernel", host.kernel.clone()),
+        ("CPU", format!("{} × {}, microcode {}", host.cpus, host.cpu, host.microcode)),
+        ("memory", format!("{} MiB available", host.memory_available_mib)),
+    ];
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<10}{value}");
+    }
+    text.push('\n');
+    for finding in &report.findings {
+        let mark = match finding.level {
+            Level::Ok => "ok",
+            Level::Note => "note",
+            Level::Warning => "WARNING",
+            Level::Problem => "PROBLEM",
+        };
+        let _ = writeln!(text, "{mark:<9}{}", finding.what);
+        if let Some(advice) = &finding.advice {
+            let _ = writeln!(text, "         -> {advice}");
+        }
+    }
+    if let Some(kvm) = &report.kvm {
+        capabilities(&mut text, kvm);
+    }
+    if !report.creation.is_empty() {
+        creation(&mut text, &report.creation);
+    }
+    let verdict = match (report.can_create_vm, report.can_run_linux) {
+        (true, true) => "VMs can be created, and Linux guests run.",
+        (true, false) => "VMs can be created, but no Linux guests run on this KVM.",
+        (false, _) => "No VM can be created on this host.",
+    };
+    let _ = writeln!(text, "\n{verdict}");
+    text
+}
+
+fn capabilities(text: &mut String, kvm: &Kvm) {
+    text.push_str("\nKVM capability      answer  for\n");
+    for capability in &kvm.capabilities {
+        let answer = match (capability.value, capability.needed) {
+            (0, true) => "MISSING".into(),
+            (0, false) => "-".into(),
+            (value, _) => value.to_string(),
+        };
+        let needed = if capability.needed { " (needed)" } else { "" };
+        let _ = writeln!(text, "{:<19}{answer:>7}  {}{needed}", capability.name, capability.what);
+    }
+}
+
+fn creation(text: &mut String, steps: &[Step]) {
+    text.push_str("\nCreating a VM, in this order (20 runs, microseconds)   min  median\n");
+    let (made, closed) = steps.split_at(steps.len() - 1);
+    let mut row = |name: &str, min: u64, median: u64| {
+        let _ = writeln!(text, "{name:<50}{min:>8}{median:>8}");
+    };
+    for step in made {
+        row(step.call, step.min_us, step.median_us);
+    }
+    row("sum", made.iter().map(|s| s.min_us).sum(), made.iter().map(|s| s.median_us).sum());
+    for step in closed {
+        row(step.call, step.min_us, step.median_us);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_shows_every_finding_and_its_advice() {
+        let report = examine();
+        let text = table(&report);
+        for finding in &report.findings {
+            assert!(text.contains(&finding.what), "{text}");
+            assert!(finding.advice.as_ref().is_none_or(|advice| text.contains(advice)), "{text}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! `volt-vmm restore`: runs what is in a snapshot. The fast path: nothing but the restore itself happens before the guest
+//! runs.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::Outcome;
+use crate::session::Session;
+use crate::start;
+
+/// Restore a snapshot and run it; the snapshot stays as it is
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// Directory of the snapshot
+    pub(super) dir: PathBuf,
+
+    /// Serve the REST API at this unix socket
+    #[arg(long, value_name = "SOCKET")]
+    pub(super) api_socket: Option<PathBuf>,
+}
+
+impl Restore {
+    pub(crate) fn execute(self) -> Outcome {
+        Session::open(self.api_socket.as_deref())?.run("restore a snapshot", || start::load(&self.dir, true))
+    }
+}

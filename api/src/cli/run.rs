@@ -1,0 +1,149 @@
+//! `volt-vmm run`: boots a kernel.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use volt_vmm::{Error, FileRef, VmConfig, parse_memory_mib};
+
+use super::Outcome;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::{progress, start};
+
+/// Boot a Linux kernel; its console is this terminal
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// Kernel image: an uncompressed vmlinux or a bzImage
+    #[arg(long, value_name = "FILE", required_unless_present = "config_file")]
+    kernel: Option<FileRef>,
+
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<FileRef>,
+
+    /// Kernel command line [default: console=ttyS0 reboot=k panic=-1]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    cmdline: Option<String>,
+
+    /// Guest memory, such as 512M or 4G [default: 128M]
+    #[arg(long, value_name = "SIZE")]
+    memory: Option<String>,
+
+    /// Number of vCPUs, 1 to 32 [default: 1]
+    #[arg(long, value_name = "N")]
+    vcpus: Option<u32>,
+
+    /// Serve the REST API at this unix socket (snapshots are taken through it)
+    #[arg(long, value_name = "SOCKET")]
+    api_socket: Option<PathBuf>,
+
+    /// Take the VM's configuration from this JSON file; options given here go before what it says. Example:
+    /// {"boot": {"kernel": "vmlinux", "initrd": "init.cpio"}, "vcpus": 2, "memory_mib": 512}
+    #[arg(long, value_name = "FILE")]
+    config_file: Option<PathBuf>,
+}
+
+impl Run {
+    pub(crate) fn execute(mut self) -> Outcome {
+        let api_socket = self.api_socket.take();
+        let config = self.config()?;
+        let mut session = Session::open(api_socket.as_deref())?;
+        session.watch_signals()?;
+        session.run("boot a VM", || progress::during("starting the VM", || start::boot(config)))
+    }
+
+    /// The configuration that file and options make together.
+    fn config(self) -> Result<VmConfig, Failure> {
+        let mut config = match (&self.config_file, &self.kernel) {
+            (Some(file), _) => read_config(file)?,
+            (None, Some(kernel)) => VmConfig::new(kernel.clone()),
+            (None, None) => unreachable!("clap requires one of the two"),
+        };
+        if let Some(kernel) = self.kernel {
+            config.boot.kernel = kernel;
+        }
+        if self.initrd.is_some() {
+            config.boot.initrd = self.initrd;
+        }
+        if let Some(cmdline) = self.cmdline {
+            config.boot.cmdline = cmdline;
+        }
+        if let Some(memory) = self.memory {
+            config.memory_mib = parse_memory_mib(&memory)?;
+        }
+        if let Some(vcpus) = self.vcpus {
+            // What does not fit is refused by its name, as any other number that no VM can have.
+            config.vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
+        }
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+fn read_config(path: &Path) -> Result<VmConfig, Failure> {
+    let text = std::fs::read(path).map_err(|source| Error::File {
+        act: "read config file",
+        name: path.display().to_string(),
+        source,
+    })?;
+    serde_json::from_slice(&text).map_err(|source| Failure::ConfigFile { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use volt_vmm::report;
+
+    use super::*;
+    use crate::rest::testing::Dir;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: Run,
+    }
+
+    fn config(line: &[&str]) -> Result<VmConfig, String> {
+        let line = Line::try_parse_from([&["run"], line].concat()).map_err(|error| error.to_string())?;
+        line.run.config().map_err(|failure| report(&failure))
+    }
+
+    #[test]
+    fn options_alone() {
+        let config =
+            config(&["--kernel", "/k", "--memory", "1G", "--vcpus", "2", "--cmdline", "-x y"]).unwrap();
+        assert_eq!((config.memory_mib, config.vcpus, config.boot.cmdline.as_str()), (1024, 2, "-x y"));
+    }
+
+    #[test]
+    fn options_go_before_the_file() {
+        let dir = Dir::new();
+        let file = dir.path("vm.json");
+        let path = file.to_str().unwrap();
+        std::fs::write(&file, r#"{"boot":{"kernel":"/k","initrd":"/i"},"vcpus":2,"memory_mib":512}"#)
+            .unwrap();
+        let from_file = config(&["--config-file", path]).unwrap();
+        assert_eq!((from_file.vcpus, from_file.memory_mib), (2, 512));
+        let both = config(&["--config-file", path, "--vcpus", "4", "--kernel", "/l"]).unwrap();
+        assert_eq!((both.vcpus, both.memory_mib), (4, 512));
+        assert_eq!((both.boot.kernel, both.boot.initrd), (FileRef::from("/l"), Some(FileRef::from("/i"))));
+        std::fs::write(&file, r#"{"boot":{"kernel":"/k"},"vcpu":2}"#).unwrap();
+        let error = config(&["--config-file", path]).unwrap_err();
+        assert!(error.contains(path) && error.contains("unknown field `vcpu`"), "{error}");
+        let error = config(&["--config-file", "/no/such"]).unwrap_err();
+        assert!(error.starts_with("cannot read config file /no/such: "), "{error}");
+    }
+
+    #[test]
+    fn a_machine_that_cannot_be_is_refused_by_field() {
+        for (option, value, words) in [
+            ("--vcpus", "0", "vcpus"),
+            ("--vcpus", "1000", "vcpus"),
+            ("--memory", "0", "memory"),
+            ("--memory", "1000001B", "memory"),
+        ] {
+            let error = config(&["--kernel", "/k", option, value]).unwrap_err();
+            assert!(error.starts_with(words), "{error}");
+        }
+    }
+}

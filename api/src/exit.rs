@@ -1,0 +1,89 @@
+//! Exit statuses of `volt-vmm`, in one place; `--help` prints the same table.
+
+use std::process::ExitCode;
+
+use volt_vmm::{Ending, Error};
+
+use crate::failure::Failure;
+
+/// How the process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// The guest powered off or was ended on request, or the act succeeded.
+    Success,
+    /// Something failed; standard error says what. Also: `doctor` found that no VM can be created.
+    Error,
+    /// The guest asked for a reboot.
+    Reboot,
+    /// A vCPU shut down: a triple fault.
+    TripleFault,
+    /// The guest ended in any other way of its own.
+    Crashed,
+    /// A signal ended the process.
+    Signal(i32),
+}
+
+impl Status {
+    /// The table in `--help`. Status 2 is clap's own, for arguments that make no sense.
+    pub(crate) const HELP: &str = "\
+Exit status:
+  0      the guest powered off or was ended with Ctrl-A X, or the command succeeded
+  1      error; standard error says which
+  2      the arguments make no sense
+  3      the guest asked for a reboot
+  4      the guest ended in a triple fault
+  5      the guest crashed in another way
+  128+N  ended by signal N (130: SIGINT, 143: SIGTERM)";
+
+    /// The status for the guest's own ending, where signal `by_signal` (0: none) may have asked for it.
+    pub(crate) fn of_ending(ending: Ending, by_signal: i32) -> Self {
+        match ending {
+            Ending::Stopped if by_signal != 0 => Self::Signal(by_signal),
+            Ending::Stopped | Ending::Poweroff => Self::Success,
+            Ending::Reboot => Self::Reboot,
+            Ending::TripleFault => Self::TripleFault,
+        }
+    }
+
+    /// The status for a failure.
+    pub(crate) fn of_failure(failure: &Failure) -> Self {
+        match failure {
+            Failure::Vmm(Error::Crashed(_)) => Self::Crashed,
+            _ => Self::Error,
+        }
+    }
+
+    fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::Error => 1,
+            Self::Reboot => 3,
+            Self::TripleFault => 4,
+            Self::Crashed => 5,
+            Self::Signal(number) => 128_u8.saturating_add(u8::try_from(number).unwrap_or(0)),
+        }
+    }
+}
+
+impl From<Status> for ExitCode {
+    fn from(status: Status) -> Self {
+        status.code().into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_ending_has_its_documented_status() {
+        assert_eq!(Status::of_ending(Ending::Poweroff, 0).code(), 0);
+        assert_eq!(Status::of_ending(Ending::Stopped, 0).code(), 0);
+        assert_eq!(Status::of_ending(Ending::Stopped, libc::SIGTERM).code(), 143);
+        assert_eq!(Status::of_ending(Ending::Poweroff, libc::SIGTERM).code(), 0);
+        assert_eq!(Status::of_ending(Ending::Reboot, 0).code(), 3);
+        assert_eq!(Status::of_ending(Ending::TripleFault, 0).code(), 4);
+        assert_eq!(Status::of_failure(&Error::Crashed("x".into()).into()).code(), 5);
+        assert_eq!(Status::of_failure(&Failure::Server("x".into())).code(), 1);
+    }
+}

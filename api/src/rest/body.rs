@@ -1,0 +1,34 @@
+//! Reads a request's JSON body within a limit of size and time.
+
+use std::time::Duration;
+
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, Request};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::error::Fault;
+
+/// Longest body.
+const LIMIT: usize = 1 << 20;
+/// Longest time that a client may take to send one, in seconds.
+const SECONDS: u64 = 10;
+
+/// A request's body as a `T`. Its content type is not looked at, as Firecracker does not.
+#[derive(Debug)]
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequest<S> for Body<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Fault> {
+        let bytes = timeout(Duration::from_secs(SECONDS), to_bytes(request.into_body(), LIMIT)).await;
+        let bytes = bytes.map_err(|_| Fault::too_slow(SECONDS))?.map_err(|_| Fault::too_large(LIMIT))?;
+        if bytes.is_empty() {
+            return Err(Fault::refused("request body: empty; this request needs one in JSON"));
+        }
+        serde_json::from_slice(&bytes)
+            .map(Self)
+            .map_err(|error| Fault::refused(format!("request body: {error}")))
+    }
+}

@@ -1,0 +1,242 @@
+//! Firecracker's paths, so that its clients work: same fields, same statuses (204 for success), same states.
+//!
+//! What volt-vmm does not have is accepted where it asks for nothing (`"smt": false`) and refused by name otherwise.
+
+use std::path::PathBuf;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, patch, put};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use volt_vmm::{Error, RunState, Store};
+
+use super::body::Body;
+use super::error::Fault;
+use super::{Api, machine};
+use crate::start;
+
+type Done = Result<StatusCode, Fault>;
+
+pub(super) fn routes() -> Router<Api> {
+    Router::new()
+        .route("/", get(describe_instance))
+        .route("/version", get(version))
+        .route("/snapshot/create", put(create_snapshot))
+        .route("/snapshot/load", put(load_snapshot))
+        .route("/vm", patch(set_state))
+        .route("/actions", put(act))
+        .merge(machine::routes())
+}
+
+async fn describe_instance(State(api): State<Api>) -> Json<Value> {
+    let state = match api.slot.peek().map(|vm| vm.state()) {
+        None | Some(RunState::Ended) => "Not started",
+        Some(RunState::Running) => "Running",
+        Some(RunState::Paused) => "Paused",
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    Json(
+        json!({ "id": "anonymous-instance", "state": state, "vmm_version": version, "app_name": "volt-vmm" }),
+    )
+}
+
+// Firecracker's clients read `firecracker_version`; they want a version of this program there.
+async fn version() -> Json<Value> {
+    let version = env!("CARGO_PKG_VERSION");
+    Json(json!({ "firecracker_version": version, "volt_vmm_version": version }))
+}
+
+/// `PUT /snapshot/create`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSnapshot {
+    /// The directory to be made.
+    pub(crate) snapshot_path: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) snapshot_type: Option<SnapshotType>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mem_file_path: Option<PathBuf>,
+}
+
+/// Kinds of snapshot that Firecracker knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SnapshotType {
+    Full,
+    Diff,
+}
+
+const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directory, named by snapshot_path, that holds the \
+                             memory too";
+
+async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> Done {
+    if request.snapshot_type == Some(SnapshotType::Diff) {
+        return Err(Fault::refused(
+            "snapshot_type: \"Diff\" is not supported; \"Full\" is, and is the default",
+        ));
+    }
+    if request.mem_file_path.is_some() {
+        return Err(Fault::refused(format!("mem_file_path: {ONE_DIRECTORY}")));
+    }
+    api.call(move |slot| {
+        let vm = slot.vm("create a snapshot")?;
+        let (store, name) = Store::split(&request.snapshot_path)?;
+        vm.snapshot(&store, &name)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PUT /snapshot/load`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadSnapshot {
+    snapshot_path: PathBuf,
+    #[serde(default)]
+    resume_vm: bool,
+    mem_file_path: Option<Value>,
+    mem_backend: Option<Value>,
+    #[serde(default)]
+    enable_diff_snapshots: bool,
+    #[serde(default)]
+    track_dirty_pages: bool,
+    #[serde(default)]
+    network_overrides: Vec<Value>,
+}
+
+async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> Done {
+    for (field, given) in
+        [("mem_file_path", request.mem_file_path.is_some()), ("mem_backend", request.mem_backend.is_some())]
+    {
+        if given {
+            return Err(Fault::refused(format!("{field}: {ONE_DIRECTORY}")));
+        }
+    }
+    for (field, given) in [
+        ("enable_diff_snapshots", request.enable_diff_snapshots),
+        ("track_dirty_pages", request.track_dirty_pages),
+        ("network_overrides", !request.network_overrides.is_empty()),
+    ] {
+        if given {
+            return Err(Fault::refused(format!("{field}: not supported; leave it out")));
+        }
+    }
+    api.refuse_after_configuration()?;
+    api.call(move |slot| {
+        slot.start("load a snapshot", || start::load(&request.snapshot_path, request.resume_vm)).map(drop)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PATCH /vm`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetState {
+    state: WantedState,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+enum WantedState {
+    Paused,
+    Resumed,
+}
+
+async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> Done {
+    api.call(move |slot| match request.state {
+        WantedState::Paused => slot.vm("pause")?.pause(),
+        WantedState::Resumed => slot.vm("resume")?.resume(),
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PUT /actions`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Action {
+    action_type: ActionType,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+enum ActionType {
+    InstanceStart,
+    SendCtrlAltDel,
+    FlushMetrics,
+}
+
+async fn act(State(api): State<Api>, Body(request): Body<Action>) -> Done {
+    match request.action_type {
+        ActionType::InstanceStart => {}
+        ActionType::SendCtrlAltDel => {
+            return Err(Fault::refused("SendCtrlAltDel: the VM has no keyboard; PUT /v1/stop ends it"));
+        }
+        ActionType::FlushMetrics => return Err(Fault::refused("FlushMetrics: volt-vmm keeps no metrics")),
+    }
+    let config = api.draft();
+    api.call(move |slot| {
+        slot.start("start the VM", || {
+            let config = config.config().ok_or(Error::NotNow {
+                act: "start the VM",
+                state: "has no kernel yet (PUT /boot-source gives it one)",
+            })?;
+            start::boot(config)
+        })
+        .map(drop)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Serving;
+
+    #[test]
+    fn says_what_it_is() {
+        let api = Serving::start();
+        let (status, body) = api.ask("GET", "/", "");
+        assert!(
+            status == 200 && body.contains(r#""state":"Not started""#) && body.contains("volt-vmm"),
+            "{body}"
+        );
+        assert!(api.ask("GET", "/version", "").1.contains("firecracker_version"));
+    }
+
+    #[test]
+    fn refuses_by_field_what_it_does_not_know() {
+        let api = Serving::start();
+        let snapshot = r#"{"snapshot_path":"/s","x":1}"#;
+        api.refuses("PUT", "/snapshot/create", snapshot, 400, "unknown field `x`");
+        api.refuses("PUT", "/snapshot/load", snapshot, 400, "unknown field `x`");
+        api.refuses("PUT", "/snapshot/create", "{}", 400, "missing field `snapshot_path`");
+        api.refuses("PUT", "/snapshot/create", r#"{"snapshot_path":"#, 400, "EOF");
+        api.refuses("PUT", "/snapshot/create", "", 400, "empty");
+        api.refuses("PUT", "/snapshot/create", r#"{"snapshot_path":7}"#, 400, "invalid type");
+        api.refuses("PATCH", "/vm", r#"{"state":"Asleep"}"#, 400, "unknown variant `Asleep`");
+        let diff = r#"{"snapshot_path":"/s","snapshot_type":"Diff"}"#;
+        api.refuses("PUT", "/snapshot/create", diff, 400, "snapshot_type");
+        let two = r#"{"snapshot_path":"/s","mem_file_path":"/m"}"#;
+        api.refuses("PUT", "/snapshot/create", two, 400, "mem_file_path");
+        api.refuses("PUT", "/snapshot/load", two, 400, "mem_file_path");
+        let tracking = r#"{"snapshot_path":"/s","track_dirty_pages":true}"#;
+        api.refuses("PUT", "/snapshot/load", tracking, 400, "track_dirty_pages");
+        api.refuses("PUT", "/actions", r#"{"action_type":"SendCtrlAltDel"}"#, 400, "no keyboard");
+    }
+
+    #[test]
+    fn refuses_what_needs_a_vm() {
+        let api = Serving::start();
+        let snapshot = r#"{"snapshot_path":"/s"}"#;
+        api.refuses("PUT", "/snapshot/create", snapshot, 400, "the VM has not been started");
+        api.refuses(
+            "PATCH",
+            "/vm",
+            r#"{"state":"Paused"}"#,
+            400,
+            "cannot pause: the VM has not been started",
+        );
+        api.refuses("PUT", "/actions", r#"{"action_type":"InstanceStart"}"#, 400, "/boot-source");
+    }
+}

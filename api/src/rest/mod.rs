@@ -1,0 +1,82 @@
+//! The REST API: HTTP/1.1 over a unix socket, Firecracker's paths beside volt-vmm's own under `/v1`.
+//!
+//! A handler makes one call of the library, through [`Api::call`], the one bridge from async to the synchronous library.
+//! Every refusal, axum's own included, is a [`Fault`].
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::http::{Method, Uri};
+
+use crate::slot::Slot;
+
+mod body;
+mod error;
+mod firecracker;
+mod machine;
+mod server;
+mod socket;
+#[cfg(test)]
+pub(crate) mod testing;
+mod v1;
+
+use error::Fault;
+pub(crate) use error::FaultMessage;
+pub(crate) use firecracker::CreateSnapshot;
+pub(crate) use server::Server;
+pub(crate) use socket::{Socket, SocketFile};
+
+/// What every handler shares.
+#[derive(Clone, Debug)]
+struct Api {
+    slot: Arc<Slot>,
+    /// What Firecracker's paths have configured so far, for `InstanceStart`.
+    draft: Arc<Mutex<machine::Draft>>,
+    /// Calls of the library that are going on.
+    calls: Arc<AtomicUsize>,
+}
+
+impl Api {
+    fn new(slot: Arc<Slot>) -> Self {
+        Self { slot, draft: Arc::default(), calls: Arc::default() }
+    }
+
+    /// Runs one call of the library on a thread that may block. It goes on to its end even when the client goes away.
+    async fn call<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let slot = Arc::clone(&self.slot);
+        let ongoing = Ongoing::new(&self.calls);
+        let outcome = tokio::task::spawn_blocking(move || {
+            let _ongoing = ongoing;
+            act(&slot)
+        });
+        Ok(outcome.await.map_err(Fault::panicked)??)
+    }
+}
+
+/// Counts a call for as long as it lives.
+struct Ongoing(Arc<AtomicUsize>);
+
+impl Ongoing {
+    fn new(calls: &Arc<AtomicUsize>) -> Self {
+        calls.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(calls))
+    }
+}
+
+impl Drop for Ongoing {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn router(api: Api) -> Router {
+    firecracker::routes()
+        .merge(v1::routes())
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| Fault::method(&method, uri.path()))
+        .fallback(async |uri: Uri| Fault::path(uri.path()))
+        .with_state(api)
+}

@@ -1,0 +1,134 @@
+//! The API server: a thread of its own with a current-thread runtime, started once the guest runs.
+//!
+//! What a client does cannot reach the guest otherwise than through a request: connections are limited in number, and a
+//! client that is slow to send its request is dropped.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use std::{io, pin::pin};
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{sleep, timeout};
+
+use super::{Api, Socket, router};
+use crate::failure::Failure;
+use crate::slot::Slot;
+
+/// Connections at once; more wait in the socket's backlog.
+const CONNECTIONS: u32 = 64;
+/// Calls of the library at once; more wait.
+const CALLS: usize = 4;
+/// Longest time for a request's head, and for a connection to be idle.
+const HEAD: Duration = Duration::from_secs(10);
+/// Longest head of a request.
+const HEAD_SIZE: usize = 64 << 10;
+/// How long answers may take to be delivered at the end.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// A running server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    closing: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts serving `slot` at `socket`.
+    ///
+    /// # Errors
+    /// The host refuses the thread or what the runtime needs.
+    pub(crate) fn start(slot: Arc<Slot>, socket: Socket) -> Result<Self, Failure> {
+        let refused = |source: io::Error| Failure::system("start the API server", source);
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(CALLS)
+            .thread_name("volt-api-call")
+            .build();
+        let runtime = runtime.map_err(refused)?;
+        let (closing, closed) = watch::channel(false);
+        let body = move || serve(&runtime, slot, socket, closed);
+        let thread = thread::Builder::new().name("volt-api".into()).spawn(body).map_err(refused)?;
+        Ok(Self { closing, thread })
+    }
+
+    /// Takes no more requests, waits for the calls that are going on and for their answers to be delivered.
+    pub(crate) fn finish(self) {
+        let _ = self.closing.send(true);
+        let _ = self.thread.join();
+    }
+}
+
+fn serve(runtime: &Runtime, slot: Arc<Slot>, socket: Socket, mut closed: watch::Receiver<bool>) {
+    let api = Api::new(slot);
+    let calls = Arc::clone(&api.calls);
+    let room = Arc::new(Semaphore::new(CONNECTIONS as usize));
+    runtime.block_on(async {
+        let router = router(api);
+        let watched = closed.clone();
+        tokio::select! {
+            _ = accept(socket, &router, &room, &watched) => {}
+            _ = closed.wait_for(|closed| *closed) => {}
+        }
+        loop {
+            let delivered = timeout(GOODBYE, room.acquire_many(CONNECTIONS)).await.is_ok();
+            if calls.load(Ordering::SeqCst) == 0 {
+                break;
+            }
+            if delivered {
+                // Its client has gone away, but the call goes on.
+                sleep(Duration::from_millis(10)).await;
+            }
+        }
+    });
+}
+
+async fn accept(
+    socket: Socket,
+    router: &Router,
+    room: &Arc<Semaphore>,
+    closed: &watch::Receiver<bool>,
+) -> io::Result<Infallible> {
+    let listener = UnixListener::from_std(socket.listener)?;
+    loop {
+        let Ok(permit) = Arc::clone(room).acquire_owned().await else { continue };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(converse(stream, router.clone(), permit, closed.clone()));
+            }
+            // Out of descriptors, most likely: others may be closed soon.
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// Serves one connection to its end.
+async fn converse(
+    stream: UnixStream,
+    router: Router,
+    permit: OwnedSemaphorePermit,
+    mut closed: watch::Receiver<bool>,
+) {
+    let _permit = permit;
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD)
+        .max_buf_size(HEAD_SIZE)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = pin!(connection);
+    // A connection that breaks is its client's affair.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        _ = closed.wait_for(|closed| *closed) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}

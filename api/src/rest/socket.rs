@@ -1,0 +1,176 @@
+//! The unix socket file of the API: bound with mode 0600, never taken from a living process, removed at the end.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+
+use crate::failure::Failure;
+
+/// A listening socket and its file.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(super) listener: UnixListener,
+    file: Arc<SocketFile>,
+}
+
+impl Socket {
+    /// Listens at `path`. A file that a dead process left there is replaced.
+    ///
+    /// # Errors
+    /// A living process serves the path, something else than a socket is there, or the system refuses.
+    pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
+        let refused =
+            |error: Errno| Failure::socket(path, format!("cannot listen: {}", io::Error::from(error)));
+        let address = address(path)?;
+        let socket = stream_socket().map_err(refused)?;
+        // The file gets the mode that the socket has when it is bound, so it is never open to others.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(refused)?;
+        match bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => {
+                refuse_unless_stale(path, &address)?;
+                fs::remove_file(path).map_err(|error| {
+                    Failure::socket(path, format!("cannot remove what a dead process left there: {error}"))
+                })?;
+                bind(&socket, &address).map_err(refused)?;
+            }
+            bound => bound.map_err(refused)?,
+        }
+        // From here on the file is ours to remove, whatever fails.
+        let file = Arc::new(SocketFile::of(path)?);
+        listen(&socket, 64).map_err(refused)?;
+        Ok(Self { listener: socket.into(), file })
+    }
+
+    /// The file, to be removed at the end.
+    pub(crate) fn file(&self) -> Arc<SocketFile> {
+        Arc::clone(&self.file)
+    }
+}
+
+fn address(path: &Path) -> Result<SocketAddrUnix, Failure> {
+    SocketAddrUnix::new(path).map_err(|error| match error {
+        Errno::NAMETOOLONG => {
+            Failure::socket(path, "the path is too long for a unix socket (107 bytes at most)")
+        }
+        _ => Failure::socket(path, format!("not a path for a unix socket: {}", io::Error::from(error))),
+    })
+}
+
+// Non-blocking: a peer that does not accept must not stop us either, and tokio wants it so.
+fn stream_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+fn refuse_unless_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), Failure> {
+    if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        return Err(Failure::socket(path, "something that is not a socket exists there"));
+    }
+    let probe = stream_socket().map_err(|error| Failure::system("create a socket", error))?;
+    let problem = match connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => return Ok(()),
+        Ok(()) => match socket_peercred(&probe) {
+            Ok(peer) => format!("in use by process {}", peer.pid.as_raw_nonzero()),
+            Err(_) => "in use by another process".into(),
+        },
+        Err(Errno::AGAIN) => "in use by another process, which does not answer".into(),
+        Err(error) => format!("exists, and whether it is in use cannot be told: {}", io::Error::from(error)),
+    };
+    Err(Failure::socket(path, problem))
+}
+
+/// The file of a socket of ours. Dropping it removes it, unless another file has taken its place.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: &Path) -> Result<Self, Failure> {
+        let identity = identity(path)
+            .map_err(|error| Failure::socket(path, format!("cannot look at it after binding it: {error}")))?;
+        Ok(Self { path: path.to_owned(), identity })
+    }
+
+    /// Removes the file; a second time nothing happens.
+    pub(crate) fn remove(&self) {
+        if identity(&self.path).is_ok_and(|found| found == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::super::testing::Dir;
+    use super::*;
+
+    #[test]
+    fn the_file_is_private_and_goes_with_the_socket() {
+        let dir = Dir::new();
+        let path = dir.path("api");
+        let socket = Socket::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_living_socket_is_refused_by_its_process() {
+        let dir = Dir::new();
+        let path = dir.path("api");
+        let socket = Socket::bind(&path).unwrap();
+        let error = Socket::bind(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+        assert!(path.exists(), "the refused one must not remove the other's file");
+        drop(socket);
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_anything_else_is_not() {
+        let dir = Dir::new();
+        let path = dir.path("api");
+        drop(UnixListener::bind(&path).unwrap());
+        let socket = Socket::bind(&path).unwrap();
+        // Someone else's file in its place is not removed.
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "precious").unwrap();
+        drop(socket);
+        assert!(Socket::bind(&path).unwrap_err().to_string().contains("not a socket"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    }
+
+    #[test]
+    fn a_path_that_no_socket_can_have() {
+        let dir = Dir::new();
+        let long = dir.path(&"x".repeat(200));
+        assert!(Socket::bind(&long).unwrap_err().to_string().contains("too long"));
+        let error = Socket::bind(&dir.path("no/such/dir")).unwrap_err().to_string();
+        assert!(error.contains("No such file"), "{error}");
+    }
+}

@@ -1,0 +1,115 @@
+//! The life of a process around its one VM: signals, API socket, console, and what is cleaned up at the end.
+//!
+//! Call order: [`Session::open`], then [`Session::run`] with what makes the VM, or [`Session::wait_for_vm`]. Before the
+//! guest runs only the signals are blocked and the socket, if any, is bound: one system call without a socket. Threads, terminal
+//! and API server come after it, so a restore pays for none of them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use volt_vmm::Vm;
+
+use crate::exit::Status;
+use crate::failure::Failure;
+use crate::rest::{Server, Socket, SocketFile};
+use crate::slot::Slot;
+use crate::{console, signals, terminal};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Session {
+    slot: Arc<Slot>,
+    socket: Option<Socket>,
+    watched: bool,
+}
+
+impl Session {
+    /// Blocks the signals and claims the API socket. A socket that someone else serves is found out here, before any
+    /// guest is started.
+    ///
+    /// # Errors
+    /// The socket cannot be had.
+    pub(crate) fn open(api_socket: Option<&Path>) -> Result<Self, Failure> {
+        signals::block();
+        let socket = api_socket.map(Socket::bind).transpose()?;
+        Ok(Self { slot: Arc::new(Slot::new()), socket, watched: false })
+    }
+
+    /// Makes the VM, stays with it until it ends, and says how.
+    ///
+    /// # Errors
+    /// What `make` says, a host that refuses threads, or a crash of the guest.
+    pub(crate) fn run(
+        mut self,
+        act: &'static str,
+        make: impl FnOnce() -> volt_vmm::Result<Vm>,
+    ) -> Result<Status, Failure> {
+        let vm = self.slot.start(act, make)?;
+        self.watch_signals()?;
+        console::attach(&vm)?;
+        let (server, file) = self.serve()?;
+        stay_with(&vm, server, file)
+    }
+
+    /// Serves the API of a process without a VM until a client starts one, then stays with that.
+    ///
+    /// # Errors
+    /// A host that refuses threads, or a crash of the guest.
+    pub(crate) fn wait_for_vm(mut self) -> Result<Status, Failure> {
+        self.watch_signals()?;
+        let slot = Arc::clone(&self.slot);
+        let (server, file) = self.serve()?;
+        match slot.wait() {
+            Some(vm) => {
+                console::attach(&vm)?;
+                stay_with(&vm, server, file)
+            }
+            None => {
+                signals::vm_has_ended();
+                finish(server, file);
+                Ok(Status::Signal(signals::ended_by()))
+            }
+        }
+    }
+
+    /// Takes signals from now on. [`Session::run`] does this once the guest runs; a start that may take long
+    /// does it before, so that it can be interrupted.
+    ///
+    /// # Errors
+    /// The host refuses the thread.
+    pub(crate) fn watch_signals(&mut self) -> Result<(), Failure> {
+        if !std::mem::replace(&mut self.watched, true) {
+            let file = self.socket.as_ref().map(Socket::file);
+            signals::watch(Arc::clone(&self.slot), move || {
+                if let Some(file) = &file {
+                    file.remove();
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn serve(self) -> Result<(Option<Server>, Option<Arc<SocketFile>>), Failure> {
+        let file = self.socket.as_ref().map(Socket::file);
+        let server = self.socket.map(|socket| Server::start(self.slot, socket)).transpose()?;
+        Ok((server, file))
+    }
+}
+
+fn stay_with(vm: &Vm, server: Option<Server>, file: Option<Arc<SocketFile>>) -> Result<Status, Failure> {
+    let ending = vm.wait_ending();
+    signals::vm_has_ended();
+    terminal::leave();
+    finish(server, file);
+    Ok(Status::of_ending(ending?, signals::ended_by()))
+}
+
+/// No new client finds the socket; those whose calls are being carried out get their answers.
+fn finish(server: Option<Server>, file: Option<Arc<SocketFile>>) {
+    if let Some(file) = file {
+        file.remove();
+    }
+    if let Some(server) = server {
+        server.finish();
+    }
+}

@@ -1,0 +1,16 @@
+//! The two ways to get a VM, shared by the command line and the API. Both print the guest's console on standard output.
+
+use std::path::Path;
+
+use volt_vmm::{Console, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
+
+/// Boots what `config` says.
+pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
+    Vm::builder().config(config).console(Console::stdout()).start()
+}
+
+/// Restores the snapshot in directory `dir`; running if `resume`, paused otherwise.
+pub(crate) fn load(dir: &Path, resume: bool) -> Result<Vm> {
+    let (store, name) = Store::split(dir)?;
+    Snapshot::open(&store, &name)?.restore_with(RestoreOptions { console: Console::stdout(), resume })
+}

@@ -1,0 +1,235 @@
+//! The doctor's look at the machine and its kernel: CPU, settings that slow KVM down, and what features need.
+#![allow(unsafe_code)]
+
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+
+use rustix::mm::{UserfaultfdFlags, userfaultfd};
+use serde::Serialize;
+
+use super::{Finding, Level};
+
+/// From this kernel on, KVM's huge page recovery thread is not moved between cgroups any more.
+const CHEAP_RECOVERY_THREAD: (u32, u32) = (6, 13);
+
+/// The machine and its kernel.
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    /// Model name of the CPU.
+    pub cpu: String,
+    /// Revision of its microcode.
+    pub microcode: String,
+    /// CPUs online.
+    pub cpus: usize,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// The CPU offers VMX or SVM.
+    pub has_virtualization: bool,
+    /// The machine is itself virtual.
+    pub is_virtual: bool,
+    /// Memory that could be used now, in MiB.
+    pub memory_available_mib: u64,
+    /// Huge pages reserved.
+    pub huge_pages: u64,
+}
+
+impl Host {
+    pub(super) fn examine() -> Self {
+        let cpuinfo = read("/proc/cpuinfo");
+        let meminfo = read("/proc/meminfo");
+        let cpu = |key| field(&cpuinfo, key).unwrap_or("unknown").to_owned();
+        let memory = |key| {
+            let value = field(&meminfo, key).and_then(|value| value.split_whitespace().next());
+            value.and_then(|value| value.parse().ok()).unwrap_or(0)
+        };
+        let flags: Vec<_> = field(&cpuinfo, "flags").unwrap_or_default().split_whitespace().collect();
+        Self {
+            cpu: cpu("model name"),
+            microcode: cpu("microcode"),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            has_virtualization: flags.contains(&"vmx") || flags.contains(&"svm"),
+            is_virtual: flags.contains(&"hypervisor"),
+            memory_available_mib: memory("MemAvailable") >> 10,
+            huge_pages: memory("HugePages_Total"),
+        }
+    }
+}
+
+/// A file under /proc or /sys; empty where there is none.
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
+}
+
+/// The value of the first line `key : value`.
+fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    lines
+        .map(|(name, value)| (name.trim(), value.trim()))
+        .find(|(name, _)| *name == key)
+        .map(|(_, value)| value)
+}
+
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// The setting that makes VM creation slow on older kernels: a thread per VM, moved into the caller's cgroups, for which
+/// every cgroup change of the machine is waited for.
+pub(super) fn nx_huge_pages(host: &Host, create_vm_us: Option<u64>) -> Finding {
+    let setting = read("/sys/module/kvm/parameters/nx_huge_pages");
+    judge_nx_huge_pages(&setting, version(&host.kernel), &read("/proc/mounts"), create_vm_us)
+}
+
+fn judge_nx_huge_pages(
+    setting: &str,
+    kernel: (u32, u32),
+    mounts: &str,
+    create_vm_us: Option<u64>,
+) -> Finding {
+    let (v1, v2) = (of_type(mounts, "cgroup"), of_type(mounts, "cgroup2"));
+    let versions = match (v1.is_empty(), v2.is_empty()) {
+        (true, true) => "none mounted",
+        (true, false) => "v2",
+        (false, true) => "v1",
+        (false, false) => "v1 and v2",
+    };
+    let favoured =
+        v1.iter().chain(&v2).any(|options| options.split(',').any(|option| option == "favordynmods"));
+    let shown = if setting.is_empty() { "absent" } else { setting };
+    let facts = format!(
+        "nx_huge_pages: {shown}; cgroups: {versions}{}",
+        if favoured { ", favordynmods" } else { "" }
+    );
+    if setting.is_empty() || setting == "never" || favoured || kernel >= CHEAP_RECOVERY_THREAD {
+        return Finding::ok(format!("{facts}: nothing that slows the creation of VMs down"));
+    }
+    let cost = create_vm_us.map_or_else(String::new, |us| format!(" (KVM_CREATE_VM: {us} us here)"));
+    let level = if create_vm_us.is_some_and(|us| us >= 1000) { Level::Warning } else { Level::Note };
+    Finding::new(
+        level,
+        format!(
+            "{facts}: this kernel moves a thread of each new VM between cgroups, which may take milliseconds{cost}"
+        ),
+        "mount cgroups with favordynmods (`sudo mount -o remount,favordynmods /sys/fs/cgroup`), or load kvm with \
+         nx_huge_pages=never where the CPU is not open to the iTLB multihit bug (see /sys/devices/system/cpu/vulnerabilities)",
+    )
+}
+
+/// The options of every mount of this type.
+fn of_type<'a>(mounts: &'a str, wanted: &str) -> Vec<&'a str> {
+    let options = |line: &'a str| {
+        let mut fields = line.split(' ').skip(2);
+        (fields.next() == Some(wanted)).then(|| fields.next()).flatten()
+    };
+    mounts.lines().filter_map(options).collect()
+}
+
+/// What features need from the host beside KVM.
+pub(super) fn findings() -> Vec<Finding> {
+    vec![faults(), tun(), landlock(), seccomp(), overcommit(), huge_pages()]
+}
+
+fn faults() -> Finding {
+    // SAFETY: the descriptor is closed at once; nothing is registered with it.
+    let opened = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) };
+    if opened.is_ok() {
+        return Finding::ok("userfaultfd: available (restoring memory on demand)");
+    }
+    if can_use("/dev/userfaultfd") {
+        return Finding::ok("userfaultfd: available through /dev/userfaultfd (restoring memory on demand)");
+    }
+    Finding::new(
+        Level::Note,
+        "userfaultfd: not for this user; memory cannot be restored on demand from compressed or remote snapshots",
+        "give this user /dev/userfaultfd (Linux 6.1 and later), or `sudo sysctl -w vm.unprivileged_userfaultfd=1`",
+    )
+}
+
+fn tun() -> Finding {
+    if can_use("/dev/net/tun") {
+        return Finding::ok("/dev/net/tun: available (guest networking)");
+    }
+    let advice = "`sudo modprobe tun`, and let this user open /dev/net/tun (in a container: pass --device /dev/net/tun)";
+    Finding::new(Level::Note, "/dev/net/tun: cannot be opened; guests get no network through a tap", advice)
+}
+
+fn can_use(device: &str) -> bool {
+    OpenOptions::new().read(true).write(true).open(device).is_ok()
+}
+
+fn landlock() -> Finding {
+    const CREATE_RULESET_VERSION: libc::c_ulong = 1;
+    let none = std::ptr::null::<libc::c_void>();
+    // SAFETY: with this flag, a null pointer and size 0 the call only answers with the version of the ABI.
+    let abi =
+        unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION) };
+    if abi > 0 {
+        return Finding::ok(format!("Landlock: ABI {abi} (confinement)"));
+    }
+    let advice = "boot a kernel that has it, with `landlock` in its lsm= list";
+    Finding::new(Level::Note, "Landlock: not in this kernel; a VMM's files cannot be confined by it", advice)
+}
+
+fn seccomp() -> Finding {
+    let actions = read("/proc/sys/kernel/seccomp/actions_avail");
+    if actions.split(' ').any(|action| action == "kill_process") {
+        return Finding::ok("seccomp: filters available (confinement)");
+    }
+    let advice = "boot a kernel with CONFIG_SECCOMP_FILTER";
+    Finding::new(Level::Note, "seccomp: no filters; a VMM's system calls cannot be confined", advice)
+}
+
+fn overcommit() -> Finding {
+    match read("/proc/sys/vm/overcommit_memory").as_str() {
+        "2" => Finding::new(
+            Level::Warning,
+            "vm.overcommit_memory is 2: every restored guest counts with all of its memory, touched or not",
+            "`sudo sysctl -w vm.overcommit_memory=0` (or 1), so that clones of a snapshot share what they do not write",
+        ),
+        setting => Finding::ok(format!("vm.overcommit_memory: {setting} (guests cost what they touch)")),
+    }
+}
+
+fn huge_pages() -> Finding {
+    let transparent = read("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    let chosen = transparent.split(['[', ']']).nth(1).unwrap_or("absent").to_owned();
+    let reserved = read("/proc/sys/vm/nr_hugepages");
+    Finding::ok(format!(
+        "huge pages: {reserved} reserved, transparent ones for shared memory: {chosen} (optional)"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const V2: &str = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
+
+    #[test]
+    fn slow_vm_creation_is_noticed_where_it_can_happen() {
+        let level = |setting, kernel, mounts, us| judge_nx_huge_pages(setting, kernel, mounts, us).level;
+        assert_eq!(level("Y", (6, 1), V2, Some(20_000)), Level::Warning);
+        assert_eq!(level("N", (6, 1), V2, Some(100)), Level::Note);
+        assert_eq!(level("Y", (6, 13), V2, Some(20_000)), Level::Ok);
+        assert_eq!(level("never", (6, 1), V2, Some(20_000)), Level::Ok);
+        assert_eq!(level("Y", (6, 1), "c /c cgroup2 rw,favordynmods 0 0", Some(20_000)), Level::Ok);
+    }
+
+    #[test]
+    fn mounts_and_fields_are_read() {
+        let mounts = format!("tmpfs /x tmpfs rw 0 0\ncgroup /y cgroup rw,cpu 0 0\n{V2}");
+        assert_eq!(of_type(&mounts, "cgroup"), ["rw,cpu"]);
+        assert_eq!(of_type(&mounts, "cgroup2"), ["rw,nosuid"]);
+        assert_eq!(field("a : b\nmodel name\t: X: Y\n", "model name"), Some("X: Y"));
+        assert_eq!(field("", "x"), None);
+    }
+
+    #[test]
+    fn kernel_releases() {
+        assert_eq!(version("6.1.0-18-cloud-amd64"), (6, 1));
+        assert_eq!(version("6.18.5+"), (6, 18));
+        assert_eq!(version(""), (0, 0));
+    }
+}
