@@ -15,9 +15,12 @@ pub trait BusDevice: Send {
 /// Devices by address. Cloning shares them.
 #[derive(Clone, Default)]
 pub struct Bus {
-    /// Start, length and device, sorted by start and apart.
-    entries: Vec<(u64, u64, Arc<Mutex<dyn BusDevice>>)>,
+    /// Sorted by start, and apart.
+    entries: Vec<Entry>,
 }
+
+/// Start, length, device.
+type Entry = (u64, u64, Arc<Mutex<dyn BusDevice>>);
 
 impl Bus {
     /// Puts a device at `base..base + len`, which must be free.

@@ -2,10 +2,13 @@
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd};
-use serde::{Deserialize, Serialize};
+use serde::ser::SerializeStruct;
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::{OrRefused, refused};
 use crate::error::{Error, Result};
+
+mod names;
 
 /// IA32_TIME_STAMP_COUNTER. Goes first: timers are armed relative to it.
 pub const TSC: u32 = 0x10;
@@ -25,14 +28,26 @@ const MTRRS: [std::ops::RangeInclusive<u32>; 5] =
 /// Most registers one `KVM_GET_MSRS` or `KVM_SET_MSRS` takes (`MAX_IO_MSRS` in arch/x86/kvm/x86.c).
 const BATCH: usize = 256;
 
-/// One register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// One register. Written with its name beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Msr {
     /// The register's number, as for RDMSR.
     pub index: u32,
     /// Its value; none if KVM refused to read it.
     pub value: Option<u64>,
+}
+
+impl Serialize for Msr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut msr = serializer.serialize_struct("Msr", 3)?;
+        msr.serialize_field("index", &self.index)?;
+        match names::name(self.index) {
+            Some(name) => msr.serialize_field("name", &name)?,
+            None => msr.skip_field("name")?,
+        }
+        msr.serialize_field("value", &self.value)?;
+        msr.end()
+    }
 }
 
 /// Numbers of all registers worth saving: KVM's list, the MTRRs, and the machine-check banks this vCPU has.
