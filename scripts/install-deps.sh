@@ -100,7 +100,9 @@ case ${1-} in
     --help | -h) usage && exit 0 ;;
     *) fail "unknown argument $1 (see --help)" ;;
 esac
-[ -x "$(command -v dpkg-query)" ] && [ -x "$(command -v apt-get)" ] ||
-    fail "this is neither Debian nor Ubuntu: install the counterparts of ${PACKAGES[*]}, and Rust $RUST"
+for program in dpkg-query apt-get; do
+    command -v "$program" >/dev/null ||
+        fail "this is neither Debian nor Ubuntu: install the counterparts of ${PACKAGES[*]}, and Rust $RUST"
+done
 install_packages
 check_rust

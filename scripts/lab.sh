@@ -28,7 +28,8 @@ Standard output and standard error are passed on as they come.
 Options:
   --file HOST[:GUEST]    put a file or directory there; /lab/<name> unless GUEST says otherwise. Modes and holes are
                          kept; the shared libraries of a dynamic program come along. May be given more than once.
-  --out GUEST:HOST       afterwards copy a file or directory back, whatever the command's exit status
+  --out GUEST:HOST       copy a file or directory back when the command has ended, with whatever status (but not
+                         when its time ran out)
   --time SECONDS         end the command after this long (default 300; the boot does not count)
   --memory MIB           memory of the lab (default 2048)
   --verbose              show the lab's own console on standard error
@@ -106,14 +107,18 @@ modules_for() {
 
 # ---- What level 1 is made of -----------------------------------------------------------------------------------------
 
-# The initramfs: inserts the modules and goes over to the disk.
+# The initramfs: inserts the modules and goes over to the disk. Sets $initramfs; kept beside the kernel until this script
+# or busybox changes.
 make_initramfs() {
     local root=$work/initramfs module number=100
+    initramfs=$cache/initrd-$(cat "${BASH_SOURCE[0]}" "$(command -v busybox)" | sha256sum | cut -c 1-16).cpio
+    [ ! -e "$initramfs" ] || return 0
     mkdir -p "$root"/{bin,dev,proc,sys,root,modules}
     cp "$(command -v busybox)" "$root/bin/busybox"
     # shellcheck disable=SC2086 # a list of names
     for module in $(modules_for virtio_pci virtio_blk $LAB_MODULES); do
-        cp "$module" "$root/modules/$number-${module##*/}"
+        # Without its signature: checking one takes an emulated processor a good part of a second.
+        objcopy --strip-debug "$module" "$root/modules/$number-${module##*/}"
         number=$((number + 1))
     done
     cat >"$root/init" <<'END'
@@ -132,16 +137,17 @@ exec $b switch_root /root /.lab/init
 END
     chmod 755 "$root/init"
     (cd "$root" && find . | LC_ALL=C sort | cpio --quiet -o -H newc) >"$work/initrd.cpio"
+    find "$cache" -maxdepth 1 -name 'initrd-*.cpio' -mtime +1 -delete
+    cp "$work/initrd.cpio" "$cache/.initrd.$$" && mv "$cache/.initrd.$$" "$initramfs"
 }
 
 # The root file system's own part: busybox, a few files of /etc, and the init that runs the command.
 make_root() {
-    local applet
     root=$work/root
     mkdir -p "$root"/{bin,sbin,usr/bin,dev,proc,sys,tmp,run,etc,var,lab,root,.lab}
     chmod 1777 "$root/tmp"
     cp "$(command -v busybox)" "$root/bin/busybox"
-    for applet in $(busybox --list); do [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"; done
+    "$root/bin/busybox" --install "$root/bin"
     ln -s /bin/env "$root/usr/bin/env"
     echo 'root:x:0:0:root:/root:/bin/sh' >"$root/etc/passwd"
     echo 'root:x:0:' >"$root/etc/group"
@@ -176,6 +182,10 @@ for try in 1 2 3 4 5 6 7 8 9 10; do
 done
 kill -9 -1 2>/dev/null
 cd /
+while read -r path; do
+    [ -e "/$path" ] && echo "$path"
+done </.lab/outs >/run/outs
+[ ! -s /run/outs ] || /.lab/tar -c -S -f /dev/vdb -T /run/outs
 sync
 mount -o remount,ro /
 echo "status $status" >&7
@@ -191,8 +201,30 @@ put() {
     mkdir -p "${target%/*}"
     cp -aL --sparse=auto "$host" "$target" || fail "cannot copy $host"
     [ -f "$host" ] || return 0
-    ldd "$host" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
+    while read -r library; do
         [ -e "$root$library" ] || { mkdir -p "$root${library%/*}" && cp -L "$library" "$root$library"; }
+    done < <(ldd "$host" 2>/dev/null | grep -o '/[^ ]*')
+}
+
+# in_lab PATH: relative paths are in /lab.
+in_lab() {
+    case $1 in
+        /*) echo "$1" ;;
+        *) echo "/lab/$1" ;;
+    esac
+}
+
+# What is to be copied out goes to a disk of its own, as an archive that knows of holes, which busybox's tar does not.
+prepare_outs() {
+    local item path
+    : >"$root/.lab/outs"
+    [ ${#outs[@]} -gt 0 ] || return 0
+    put "$(command -v tar)" /.lab/tar
+    truncate -s 256G "$work/outs"
+    for item in "${outs[@]}"; do
+        [[ $item == *:* ]] || fail "--out wants GUEST:HOST, not '$item'"
+        path=$(in_lab "${item%%:*}")
+        echo "${path#/}" >>"$root/.lab/outs"
     done
 }
 
@@ -219,7 +251,9 @@ make_disk() {
 
 # Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall; fails otherwise.
 attempt() {
-    local line="" started="" progress size=0 now limit
+    local line="" started="" progress size=0 now limit out_disk=()
+    [ ! -e "$work/outs" ] ||
+        out_disk=(-drive "file=$work/outs,format=raw,if=none,id=outs,cache=unsafe" -device "virtio-blk-pci,drive=outs")
     rm -f "$work"/{stdout,stderr,status,console}
     mkfifo "$work/stdout" "$work/stderr" "$work/status"
     : >"$work/console"
@@ -229,9 +263,10 @@ attempt() {
     # The QEMU process goes with this script, even if that is killed.
     setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg -cpu max -smp 1 -m "$memory" \
         -nodefaults -no-user-config -display none -no-reboot \
-        -kernel "$kernel" -initrd "$work/initrd.cpio" \
-        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6" \
+        -kernel "$kernel" -initrd "$initramfs" \
+        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests" \
         -drive "file=$work/disk,format=raw,if=none,id=disk,cache=unsafe,discard=unmap" -device virtio-blk-pci,drive=disk \
+        "${out_disk[@]}" \
         -device virtio-serial-pci \
         -chardev "file,id=stdout,path=$work/stdout" -device virtserialport,nr=1,chardev=stdout \
         -chardev "file,id=stderr,path=$work/stderr" -device virtserialport,nr=2,chardev=stderr \
@@ -254,8 +289,7 @@ attempt() {
             if [ "$now" -ge "$limit" ]; then
                 end_qemu 0
                 say "time limit: the command did not end within $seconds s"
-                status=$TIMED_OUT
-                return 0
+                exit "$TIMED_OUT"
             fi
         else
             line=$(stat -c %s "$work/console")
@@ -290,20 +324,23 @@ show_console() {
     { tail -n 30 "$work/console" | tr -d '\r' && cat "$work/qemu.log"; } >&2
 }
 
-# take GUEST HOST: copies a file or directory out of the disk image.
-take() {
-    local guest=$1 host=$2 copy=$work/taken kind
-    [ "${guest#/}" != "$guest" ] || guest=/lab/$guest
-    rm -rf "$copy" && mkdir "$copy"
-    kind=$(debugfs -R "stat \"$guest\"" "$work/disk" 2>/dev/null | grep -o 'Type: [a-z]*' | head -n 1)
-    case $kind in
-        "Type: regular") debugfs -R "dump -p \"$guest\" \"$copy/${guest##*/}\"" "$work/disk" >/dev/null 2>&1 ;;
-        "Type: directory") debugfs -R "rdump \"$guest\" \"$copy\"" "$work/disk" >/dev/null 2>&1 ;;
-        *) say "there is no $guest in the lab to copy out" && return 1 ;;
-    esac
-    [ ! -d "$host" ] || host=$host/${guest##*/}
-    mkdir -p "$(dirname "$host")"
-    cp -aT --sparse=always "$copy/${guest##*/}" "$host" || { say "cannot write $host" && return 1; }
+# Unpacks what the lab copied out, and puts each item where it was asked for. Returns 1 if something is missing.
+take_all() {
+    local item guest host result=0
+    [ ${#outs[@]} -gt 0 ] || return 0
+    mkdir "$work/taken"
+    tar -x -S --no-same-owner -f "$work/outs" -C "$work/taken" 2>/dev/null || :
+    for item in "${outs[@]}"; do
+        guest=$(in_lab "${item%%:*}") host=${item#*:}
+        if [ ! -e "$work/taken$guest" ]; then
+            say "there is no $guest in the lab to copy out"
+            result=1
+        elif ! mkdir -p "$(dirname "$host")" || ! mv -f "$work/taken$guest" "$host"; then
+            say "cannot write $host"
+            result=1
+        fi
+    done
+    return $result
 }
 
 scratch=()
@@ -320,8 +357,8 @@ clean_up() {
 }
 
 main() {
-    local files=() outs=() verbose="" item host follow=""
-    memory=2048 seconds=300 only=""
+    local verbose="" item host follow="" only="" files=()
+    memory=2048 seconds=300 outs=()
     while [ $# -gt 0 ]; do
         case $1 in
             --file | --out | --time | --memory) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
@@ -354,6 +391,7 @@ main() {
     need qemu-system-x86_64 qemu-system-x86
     need busybox busybox-static
     need cpio cpio
+    need objcopy binutils
     need mke2fs e2fsprogs
     need setpriv util-linux
     ldd "$(command -v busybox)" >/dev/null 2>&1 && fail "busybox is not static: install the package busybox-static"
@@ -367,6 +405,7 @@ main() {
         host=${item%%:*}
         if [ "$host" = "$item" ]; then put "$host" "/lab/$(basename "$host")"; else put "$host" "${item#*:}"; fi
     done
+    prepare_outs
     write_command "$@"
     make_disk
 
@@ -378,9 +417,7 @@ main() {
         attempt || { show_console && fail "stalled twice: the boot showed nothing new for $BOOT_LIMIT s"; }
     fi
     if [ -n "$follow" ]; then kill "$follow" 2>/dev/null || :; fi
-    for item in "${outs[@]}"; do
-        take "${item%%:*}" "${item#*:}" || { [ "$status" != 0 ] || status=$FAILED; }
-    done
+    take_all || { [ "$status" != 0 ] || status=$FAILED; }
     exit "$status"
 }
 
