@@ -1,0 +1,426 @@
+/* The small guest of the tests. The first word of its command line says what it does; options follow as name=number. */
+#include "machine.h"
+
+/* Xen's struct hvm_start_info and its memory map (xen/include/public/arch-x86/hvm/start_info.h). */
+struct start_info {
+    u32 magic, version, flags, modules;
+    u64 module_list, command_line, rsdp, memory_map;
+    u32 memory_map_entries, reserved;
+};
+struct memory {
+    u64 start, length;
+    u32 kind, reserved;
+};
+
+static const char *command_line;
+static u64 top_of_high_memory; /* 0 where no memory lies above 4 GiB */
+
+static int starts_with(const char *text, const char *start)
+{
+    while (*start)
+        if (*text++ != *start++)
+            return 0;
+    return 1;
+}
+
+static int behaviour(const char *name)
+{
+    u64 length = 0;
+    while (name[length])
+        length++;
+    return starts_with(command_line, name) && (command_line[length] == 0 || command_line[length] == ' ');
+}
+
+/* The number of an option such as "mib=". */
+static u64 option(const char *name, u64 otherwise)
+{
+    for (const char *at = command_line; *at; at++) {
+        if (!starts_with(at, name))
+            continue;
+        while (*at != '=')
+            at++;
+        u64 number = 0;
+        while (*++at >= '0' && *at <= '9')
+            number = number * 10 + *at - '0';
+        return number;
+    }
+    return otherwise;
+}
+
+/* ---- Memory: every page holds what follows from its address and a generation, at its start, its end and between. ---- */
+
+#define LOW_START 0x1000000UL
+#define PAGE 4096UL
+#define PAGES_A_STEP 64
+#define HIGH_GIB 4
+
+static u64 directories[HIGH_GIB][512] __attribute__((aligned(4096)));
+
+/* entry.S maps the first 4 GiB. */
+static void map_above_4_gib(void)
+{
+    u64 *pml4, *pdpt;
+    __asm__ volatile("mov %%cr3, %0" : "=r"(pml4));
+    pdpt = (u64 *)(pml4[0] & ~0xfffUL);
+    for (u64 gib = 0; gib < HIGH_GIB; gib++) {
+        for (u64 entry = 0; entry < 512; entry++)
+            directories[gib][entry] = (4 + gib) << 30 | entry << 21 | 0x83;
+        pdpt[4 + gib] = (u64)directories[gib] | 3;
+    }
+}
+
+/* Pages under test come from low memory and, where there is some, by turns from the top of high memory. */
+static u64 *page_at(u64 index)
+{
+    if (!top_of_high_memory)
+        return (u64 *)(LOW_START + index * PAGE);
+    if (index & 1)
+        return (u64 *)(top_of_high_memory - (index / 2 + 1) * PAGE);
+    return (u64 *)(LOW_START + index / 2 * PAGE);
+}
+
+static u64 word_of(u64 *page, u64 generation) { return ((u64)page ^ generation) * 0x9e3779b97f4a7c15UL | 1; }
+
+static void fill_page(u64 *page, u64 generation)
+{
+    u64 word = word_of(page, generation);
+    page[0] = word;
+    page[word >> 32 & 255] = word; /* somewhere in the first half */
+    page[511] = word;
+}
+
+static void check_page(u64 *page, u64 generation)
+{
+    u64 word = word_of(page, generation);
+    if (page[0] != word)
+        wrong("memory", (u64)page, page[0]);
+    if (page[word >> 32 & 255] != word)
+        wrong("memory", (u64)&page[word >> 32 & 255], page[word >> 32 & 255]);
+    if (page[511] != word)
+        wrong("memory", (u64)&page[511], page[511]);
+}
+
+static void count(void)
+{
+    u64 pages = option("mib=", 4) << 8, cursor = 0, generation = 1;
+    if (top_of_high_memory)
+        map_above_4_gib();
+    for (u64 index = 0; index < pages; index++)
+        fill_page(page_at(index), generation);
+    print("ready\n");
+    for (u64 number = 1;; number++) {
+        for (u64 step = 0; step < PAGES_A_STEP; step++) {
+            check_page(page_at(cursor), generation);
+            fill_page(page_at(cursor), generation + 1);
+            if (++cursor == pages) {
+                cursor = 0;
+                generation++;
+            }
+        }
+        report("count", number);
+    }
+}
+
+/* ---- Exits: whatever is read has one right answer. ---- */
+
+static void expect(const char *what, u64 where, u64 found, u64 right)
+{
+    if (found != right)
+        wrong(what, where, found);
+}
+
+static void ports(void)
+{
+    static u8 buffer[64];
+    volatile u8 *nothing = (u8 *)0xd0000000;
+    print("ready\n");
+    for (u64 round = 1;; round++) {
+        expect("inb", 0x300, inb(0x300), 0xff);
+        expect("inw", 0x300, inw(0x300), 0xffff);
+        expect("inl", 0x300, inl(0x300), 0xffffffff);
+        expect("line status", LINE_STATUS, inb(LINE_STATUS), LINE_STATUS_EMPTY);
+        expect("power status", 0x601, inb(0x601), 0);
+
+        u8 mark = round;
+        for (int i = 0; i < 16; i++)
+            buffer[i] = mark + i;
+        void *at = buffer;
+        u64 times = 16;
+        __asm__ volatile("rep outsb" : "+S"(at), "+c"(times) : "d"(SCRATCH) : "memory");
+        expect("rep outsb", (u64)at, times, 0);
+        expect("scratch", SCRATCH, inb(SCRATCH), (u8)(mark + 15));
+        at = buffer + 16;
+        times = 24;
+        __asm__ volatile("rep insb" : "+D"(at), "+c"(times) : "d"(SCRATCH) : "memory");
+        expect("rep insb", (u64)at, times, 0);
+        for (int i = 16; i < 40; i++)
+            expect("rep insb", i, buffer[i], (u8)(mark + 15));
+
+        expect("mmio 1", (u64)nothing, *nothing, 0xff);
+        expect("mmio 2", (u64)nothing, *(volatile u16 *)nothing, 0xffff);
+        expect("mmio 4", (u64)nothing, *(volatile u32 *)nothing, 0xffffffff);
+        expect("mmio 8", (u64)nothing, *(volatile u64 *)nothing, ~0UL);
+        *(volatile u64 *)(nothing + 64) = round;
+        report("round", round);
+    }
+}
+
+/* ---- Registers ---- */
+
+/* All sixteen general registers hold values of their own, and none is free: what the loop prints with is part of them
+ * (al = 'r', dx = COM1). It leaves only when one has changed. */
+static void registers(void)
+{
+    __asm__ volatile(
+        ".pushsection .data\n .balign 8\n"
+        "held: .quad 0x1111222233334472, 0x2222333344445555, 0x3333444455556666, 0x44445555666603f8\n"
+        "      .quad 0x5555666677778888, 0x6666777788889999, 0x777788889999aaaa, 0x88889999aaaabbbb\n"
+        "      .quad 0x9999aaaabbbbcccc, 0xaaaabbbbccccdddd, 0xbbbbccccddddeeee, 0xccccddddeeeeffff\n"
+        "      .quad 0xddddeeeeffff0000, 0xeeeeffff00001111, 0xffff000011112222, 0x0000111122223333\n"
+        "saved_stack: .quad 0\n"
+        "rounds: .quad 0\n"
+        ".popsection\n"
+        "mov %%rsp, saved_stack\n"
+        "mov held+0, %%rax\n mov held+8, %%rbx\n mov held+16, %%rcx\n mov held+24, %%rdx\n"
+        "mov held+32, %%rsi\n mov held+40, %%rdi\n mov held+48, %%rbp\n mov held+56, %%rsp\n"
+        "mov held+64, %%r8\n mov held+72, %%r9\n mov held+80, %%r10\n mov held+88, %%r11\n"
+        "mov held+96, %%r12\n mov held+104, %%r13\n mov held+112, %%r14\n mov held+120, %%r15\n"
+        "1:\n"
+        "cmp held+0, %%rax\n jne 2f\n cmp held+8, %%rbx\n jne 2f\n cmp held+16, %%rcx\n jne 2f\n"
+        "cmp held+24, %%rdx\n jne 2f\n cmp held+32, %%rsi\n jne 2f\n cmp held+40, %%rdi\n jne 2f\n"
+        "cmp held+48, %%rbp\n jne 2f\n cmp held+56, %%rsp\n jne 2f\n cmp held+64, %%r8\n jne 2f\n"
+        "cmp held+72, %%r9\n jne 2f\n cmp held+80, %%r10\n jne 2f\n cmp held+88, %%r11\n jne 2f\n"
+        "cmp held+96, %%r12\n jne 2f\n cmp held+104, %%r13\n jne 2f\n cmp held+112, %%r14\n jne 2f\n"
+        "cmp held+120, %%r15\n jne 2f\n"
+        "incq rounds\n testq $1023, rounds\n jnz 1b\n"
+        "outb %%al, %%dx\n"
+        "jmp 1b\n"
+        "2: mov saved_stack, %%rsp\n" ::
+            : "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory");
+    wrong("register", 0, 0);
+}
+
+/* Registers beside the general ones, MTRRs among them (KVM's own list of MSRs lacks those). */
+static const struct {
+    u32 index;
+    u64 value;
+} msrs[] = {
+    {0x174, 0x10},                      /* IA32_SYSENTER_CS */
+    {0x175, 0x123456789000},            /* IA32_SYSENTER_ESP */
+    {0x176, 0xffffffff81234560},        /* IA32_SYSENTER_EIP */
+    {0x200, 0xc0000006},                /* IA32_MTRR_PHYSBASE0 */
+    {0x201, 0x0000000fc0000800},        /* IA32_MTRR_PHYSMASK0 */
+    {0x250, 0x0606060606060600},        /* IA32_MTRR_FIX64K_00000 */
+    {0x26f, 0x0505050505050505},        /* IA32_MTRR_FIX4K_F8000 */
+    {0x277, 0x0007040600070406},        /* IA32_PAT */
+    {0xc0000081, 0x0023001000000000},   /* IA32_STAR */
+    {0xc0000082, 0xffffffff82345670},   /* IA32_LSTAR */
+    {0xc0000084, 0x47700},              /* IA32_FMASK */
+    {0xc0000100, 0x7f1234567000},       /* IA32_FS_BASE */
+    {0xc0000101, 0xffff888012345000},   /* IA32_GS_BASE */
+    {0xc0000102, 0x7f7654321000},       /* IA32_KERNEL_GS_BASE */
+};
+#define MSRS (sizeof msrs / sizeof msrs[0])
+
+#define EACH_DEBUG_REGISTER(act) act(0) act(1) act(2) act(3)
+
+static u64 fpu[2][64] __attribute__((aligned(64)));
+
+static void special(void)
+{
+    u64 value;
+    for (u64 i = 0; i < MSRS; i++)
+        wrmsr(msrs[i].index, msrs[i].value);
+#define SET_DEBUG(n) __asm__ volatile("mov %0, %%db" #n ::"r"(0x1000UL * (n + 1) + 0xabc0000));
+    EACH_DEBUG_REGISTER(SET_DEBUG)
+    __asm__ volatile("mov %0, %%cr2" ::"r"(0xcafe0000UL));
+    __asm__ volatile("mov %%cr4, %0" : "=r"(value));
+    __asm__ volatile("mov %0, %%cr4" ::"r"(value | 0x200)); /* FXSAVE and SSE */
+    __asm__ volatile("fxsave %0" : "=m"(fpu[0]));
+    for (int i = 20; i < 52; i++) /* xmm0 to xmm15 */
+        fpu[0][i] = 0x0123456789abcdefUL * (i + 1);
+    __asm__ volatile("fxrstor %0" ::"m"(fpu[0]));
+    print("ready\n");
+    for (u64 round = 1;; round++) {
+        for (u64 i = 0; i < MSRS; i++)
+            expect("msr", msrs[i].index, rdmsr(msrs[i].index), msrs[i].value);
+#define CHECK_DEBUG(n)                                  \
+    __asm__ volatile("mov %%db" #n ", %0" : "=r"(value)); \
+    expect("debug register", n, value, 0x1000UL * (n + 1) + 0xabc0000);
+        EACH_DEBUG_REGISTER(CHECK_DEBUG)
+        __asm__ volatile("mov %%cr2, %0" : "=r"(value));
+        expect("cr2", 2, value, 0xcafe0000);
+        __asm__ volatile("fxsave %0" : "=m"(fpu[1]));
+        for (int i = 20; i < 52; i++)
+            expect("xmm", i, fpu[1][i], fpu[0][i]);
+        report("round", round);
+    }
+}
+
+/* ---- Interrupts ---- */
+
+#define VECTOR_PIT 0x20
+#define VECTOR_COM1 0x24
+#define VECTOR_APIC 0x30
+#define APIC(offset) (*(volatile u32 *)(0xfee00000UL + (offset)))
+#define APIC_EOI 0xb0
+#define APIC_SPURIOUS 0xf0
+#define APIC_TIMER 0x320
+#define APIC_INITIAL 0x380
+#define APIC_DIVIDE 0x3e0
+#define APIC_PERIODIC 0x20000
+#define APIC_TSC_DEADLINE 0x40000
+#define MSR_TSC_DEADLINE 0x6e0
+
+static struct {
+    u16 low, selector, flags, middle;
+    u32 high, reserved;
+} idt[256] __attribute__((aligned(16)));
+static volatile u64 pit_ticks, apic_ticks, woken_at;
+
+struct frame;
+
+__attribute__((interrupt)) static void on_pit(struct frame *frame)
+{
+    (void)frame;
+    pit_ticks++;
+    outb(0x20, 0x20);
+}
+
+__attribute__((interrupt)) static void on_apic_timer(struct frame *frame)
+{
+    (void)frame;
+    apic_ticks++;
+    woken_at = rdtsc();
+    APIC(APIC_EOI) = 0;
+}
+
+__attribute__((interrupt)) static void on_com1(struct frame *frame)
+{
+    (void)frame;
+    while (inb(LINE_STATUS) & 1)
+        put(inb(COM1));
+    outb(0x20, 0x20);
+}
+
+static void handle(u8 vector, void (*handler)(struct frame *))
+{
+    u64 address = (u64)handler;
+    idt[vector].low = address;
+    idt[vector].middle = address >> 16;
+    idt[vector].high = address >> 32;
+    idt[vector].selector = 8;
+    idt[vector].flags = 0x8e00;
+}
+
+/* The two 8259s, all lines masked but those in `open`, and the IDT. */
+static void enable_interrupts(u8 open)
+{
+    struct {
+        u16 limit;
+        u64 base;
+    } __attribute__((packed)) pointer = {sizeof idt - 1, (u64)idt};
+    handle(VECTOR_PIT, on_pit);
+    handle(VECTOR_COM1, on_com1);
+    handle(VECTOR_APIC, on_apic_timer);
+    __asm__ volatile("lidt %0" ::"m"(pointer));
+    outb(0x20, 0x11), outb(0xa0, 0x11);
+    outb(0x21, VECTOR_PIT), outb(0xa1, VECTOR_PIT + 8);
+    outb(0x21, 4), outb(0xa1, 2);
+    outb(0x21, 1), outb(0xa1, 1);
+    outb(0x21, ~open), outb(0xa1, 0xff);
+    APIC(APIC_SPURIOUS) = 0x1ff;
+}
+
+/* Both timers, periodic: neither may stop. */
+static void ticks(void)
+{
+    enable_interrupts(1);
+    outb(0x43, 0x34); /* channel 0, rate generator, every 20 ms */
+    outb(0x40, 23864 & 0xff), outb(0x40, 23864 >> 8);
+    APIC(APIC_DIVIDE) = 0xb;
+    APIC(APIC_TIMER) = VECTOR_APIC | APIC_PERIODIC;
+    APIC(APIC_INITIAL) = 20000000; /* nanoseconds: KVM's APIC bus runs at 1 GHz */
+    print("ready\n");
+    for (u64 reported = 0;;) {
+        sleep();
+        if (pit_ticks >= reported + 10 && apic_ticks >= reported + 10) {
+            reported += 10;
+            report("ticks", reported);
+        }
+    }
+}
+
+/* Sleeps until a moment of the TSC; says how late it woke. */
+static void deadline(void)
+{
+    u64 until = rdtsc() + option("megacycles=", 1000) * 1000000;
+    enable_interrupts(0);
+    APIC(APIC_TIMER) = VECTOR_APIC | APIC_TSC_DEADLINE;
+    __asm__ volatile("mfence" ::: "memory");
+    wrmsr(MSR_TSC_DEADLINE, until);
+    print("armed\n");
+    while (!woken_at)
+        sleep();
+    if (woken_at < until)
+        wrong("early", until, woken_at);
+    report("woke", (woken_at - until) / 1000000);
+    power_off();
+}
+
+/* Sleeps, but for what is typed: that is sent back. */
+static void echo(void)
+{
+    enable_interrupts(1 << 4);
+    outb(COM1 + 1, 1); /* an interrupt for each byte received */
+    outb(COM1 + 4, 8);
+    print("ready\n");
+    for (;;)
+        sleep();
+}
+
+void guest_main(struct start_info *info)
+{
+    struct memory *map = (struct memory *)info->memory_map;
+    command_line = (const char *)info->command_line;
+    for (u32 i = 0; i < info->memory_map_entries; i++)
+        if (map[i].kind == 1 && map[i].start >= 1UL << 32)
+            top_of_high_memory = map[i].start + map[i].length;
+
+    if (behaviour("hello")) {
+        print("hello\n");
+        power_off();
+    } else if (behaviour("reboot")) {
+        print("rebooting\n");
+        outb(0x64, 0xfe);
+    } else if (behaviour("triple-fault")) {
+        struct {
+            u16 limit;
+            u64 base;
+        } __attribute__((packed)) none = {0, 0};
+        print("faulting\n");
+        __asm__ volatile("lidt %0\n ud2" ::"m"(none));
+    } else if (behaviour("stuck")) {
+        print("ready\n");
+        for (;;)
+            __asm__ volatile("");
+    } else if (behaviour("count")) {
+        count();
+    } else if (behaviour("ports")) {
+        ports();
+    } else if (behaviour("registers")) {
+        registers();
+    } else if (behaviour("special")) {
+        special();
+    } else if (behaviour("ticks")) {
+        ticks();
+    } else if (behaviour("deadline")) {
+        deadline();
+    } else if (behaviour("echo")) {
+        echo();
+    }
+    print("no such behaviour: ");
+    print(command_line);
+    put('\n');
+    power_off();
+}

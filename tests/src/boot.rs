@@ -1,0 +1,231 @@
+//! What a guest is started with.
+#![allow(unsafe_code)]
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+
+use crate::guest::Guest;
+use crate::namespace::Namespace;
+use crate::outcome::Outcome;
+use crate::scratch::Scratch;
+use crate::terminal::Terminal;
+use crate::transcript::Transcript;
+
+/// Where a guest's console input comes from.
+#[derive(Debug)]
+pub enum Input<'a> {
+    /// From the test ([`Guest::type_in`]).
+    Test,
+    /// From a pipe that is closed at once.
+    Ended,
+    /// From `/dev/null`.
+    Null,
+    /// From a file.
+    File(&'a Path),
+    /// From a terminal, which is standard output and standard error too.
+    Terminal(&'a Terminal),
+}
+
+/// A boot of a kernel that is about to happen.
+#[derive(Debug)]
+pub struct Boot<'a> {
+    kernel: PathBuf,
+    initrd: Option<PathBuf>,
+    cmdline: String,
+    memory: String,
+    vcpus: String,
+    input: Input<'a>,
+    namespace: Option<&'a Namespace>,
+    scratch: Scratch,
+}
+
+impl<'a> Boot<'a> {
+    /// The small guest, with 64 MiB and one vCPU. The first word of the command line says what it does (guests/guest.c).
+    #[must_use]
+    pub fn small(cmdline: &str) -> Self {
+        Self::kernel(crate::small_guest(), cmdline).memory("64M")
+    }
+
+    /// The Linux of this project, with its init, which takes orders ([`Guest::order`]).
+    ///
+    /// # Panics
+    /// `VOLT_KERNEL` is not set: the test must begin with `needs!(linux)`.
+    #[must_use]
+    pub fn linux() -> Self {
+        Self::linux_of("VOLT_KERNEL")
+    }
+
+    /// The kernel that an environment variable names, with the project's init.
+    ///
+    /// # Panics
+    /// The variable is not set.
+    #[must_use]
+    pub fn linux_of(variable: &str) -> Self {
+        let file =
+            |variable| std::env::var_os(variable).map(PathBuf::from).expect("the test began with needs!");
+        let boot = Self::kernel(file(variable), "console=ttyS0 reboot=k panic=-1 quiet").memory("256M");
+        Self { initrd: Some(file("VOLT_INITRD")), ..boot }
+    }
+
+    /// Any kernel.
+    #[must_use]
+    pub fn kernel(kernel: impl Into<PathBuf>, cmdline: &str) -> Self {
+        Self {
+            kernel: kernel.into(),
+            initrd: None,
+            cmdline: cmdline.to_owned(),
+            memory: "64M".to_owned(),
+            vcpus: "1".to_owned(),
+            input: Input::Test,
+            namespace: None,
+            scratch: Scratch::new(),
+        }
+    }
+
+    /// With an initrd.
+    #[must_use]
+    pub fn initrd(self, initrd: impl Into<PathBuf>) -> Self {
+        Self { initrd: Some(initrd.into()), ..self }
+    }
+
+    /// With more words on the kernel command line.
+    #[must_use]
+    pub fn and(mut self, words: &str) -> Self {
+        self.cmdline = format!("{} {words}", self.cmdline);
+        self
+    }
+
+    /// With this much memory, as `--memory` takes it.
+    #[must_use]
+    pub fn memory(self, memory: &str) -> Self {
+        Self { memory: memory.to_owned(), ..self }
+    }
+
+    /// With this many vCPUs.
+    #[must_use]
+    pub fn vcpus(self, vcpus: u32) -> Self {
+        Self { vcpus: vcpus.to_string(), ..self }
+    }
+
+    /// With this console input.
+    #[must_use]
+    pub fn input(self, input: Input<'a>) -> Self {
+        Self { input, ..self }
+    }
+
+    /// In a mount namespace.
+    #[must_use]
+    pub fn inside(self, namespace: &'a Namespace) -> Self {
+        Self { namespace: Some(namespace), ..self }
+    }
+
+    /// In this scratch directory.
+    #[must_use]
+    pub fn scratch(self, scratch: &Scratch) -> Self {
+        Self { scratch: scratch.clone(), ..self }
+    }
+
+    /// Starts it.
+    #[must_use]
+    pub fn start(self) -> Guest {
+        let socket = self.scratch.fresh("api");
+        let mut arguments = self.arguments();
+        arguments.extend(["--api-socket".into(), socket.clone().into_os_string()]);
+        Launch { arguments, input: self.input, namespace: self.namespace }.start(self.scratch, socket)
+    }
+
+    /// Runs it to its end, without input.
+    #[must_use]
+    pub fn outcome(self) -> Outcome {
+        let mut command = Command::new(binary());
+        command.args(self.arguments());
+        if let Some(namespace) = self.namespace {
+            namespace.enter_in(&mut command);
+        }
+        Outcome::of_command(&mut command)
+    }
+
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = vec!["run".into(), "--kernel".into(), self.kernel.clone().into()];
+        if let Some(initrd) = &self.initrd {
+            arguments.extend(["--initrd".into(), initrd.clone().into()]);
+        }
+        for (option, value) in
+            [("--cmdline", &self.cmdline), ("--memory", &self.memory), ("--vcpus", &self.vcpus)]
+        {
+            arguments.extend([option.into(), value.into()]);
+        }
+        arguments
+    }
+}
+
+/// A `volt-vmm` that is about to run.
+pub(crate) struct Launch<'a> {
+    pub(crate) arguments: Vec<OsString>,
+    pub(crate) input: Input<'a>,
+    pub(crate) namespace: Option<&'a Namespace>,
+}
+
+impl Launch<'_> {
+    pub(crate) fn start(self, scratch: Scratch, socket: PathBuf) -> Guest {
+        let mut command = Command::new(binary());
+        command.args(&self.arguments);
+        if let Some(namespace) = self.namespace {
+            namespace.enter_in(&mut command);
+        }
+        // SAFETY: between fork and exec only a system call is made.
+        unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) };
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let opened = |file: std::io::Result<File>| file.expect("open the console's input");
+        match &self.input {
+            Input::Test | Input::Ended => command.stdin(Stdio::piped()),
+            Input::Null => command.stdin(Stdio::null()),
+            Input::File(path) => command.stdin(opened(File::open(path))),
+            Input::Terminal(terminal) => terminal.own(&mut command),
+        };
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let typed = child.stdin.take().map(OwnedFd::from);
+        let read = |stream: Option<OwnedFd>| -> Box<dyn Read + Send> {
+            match (stream, &self.input) {
+                (Some(stream), _) => Box::new(File::from(stream)),
+                (None, Input::Terminal(terminal)) => Box::new(terminal.end()),
+                (None, _) => Box::new(std::io::empty()),
+            }
+        };
+        let output = Transcript::of(read(child.stdout.take().map(OwnedFd::from)));
+        let stderr = child.stderr.take().map_or_else(Transcript::default, Transcript::of);
+        let typed = match self.input {
+            Input::Test => typed.map(File::from),
+            Input::Terminal(terminal) => Some(terminal.end()),
+            _ => None,
+        };
+        Guest::new(child, typed, output, stderr, scratch, socket)
+    }
+}
+
+/// The binary under test.
+///
+/// # Panics
+/// There is none.
+#[must_use]
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("VOLT_VMM") {
+        return path.into();
+    }
+    // target/<triple>/debug/deps/<this test> beside target/<triple>/debug/volt-vmm
+    let this = std::env::current_exe().expect("this executable has a path");
+    let beside = this
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|directory| directory.join("volt-vmm"))
+        .find(|path| path.is_file());
+    beside.expect("no volt-vmm beside the tests: build it first (cargo build), or set VOLT_VMM")
+}

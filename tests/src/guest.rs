@@ -1,0 +1,294 @@
+//! A running `volt-vmm` and the guest in it.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use crate::boot::Boot;
+use crate::outcome::{Outcome, number};
+use crate::patience::patience;
+use crate::rest;
+use crate::scratch::Scratch;
+use crate::snapshot::Snapshot;
+use crate::transcript::Transcript;
+
+/// A guest. Dropped, its process is killed.
+#[derive(Debug)]
+pub struct Guest {
+    child: Child,
+    input: Option<File>,
+    output: Transcript,
+    stderr: Transcript,
+    /// How much of the output has been waited for already.
+    seen: usize,
+    scratch: Scratch,
+    socket: PathBuf,
+}
+
+impl Guest {
+    /// Boots the small guest with 64 MiB and one vCPU.
+    #[must_use]
+    pub fn boot(cmdline: &str) -> Self {
+        Boot::small(cmdline).start()
+    }
+
+    pub(crate) fn new(
+        child: Child,
+        input: Option<File>,
+        output: Transcript,
+        stderr: Transcript,
+        scratch: Scratch,
+        socket: PathBuf,
+    ) -> Self {
+        Self { child, input, output, stderr, seen: 0, scratch, socket }
+    }
+
+    // ---- Its console ----
+
+    /// Waits until the guest says `text`, in what was not waited for yet.
+    ///
+    /// # Panics
+    /// It ends before, or does not say it in time.
+    pub fn wait_for(&mut self, text: &str) -> &mut Self {
+        let needle = text.as_bytes();
+        let found = self
+            .output
+            .find(self.seen, |bytes| bytes.windows(needle.len()).position(|window| window == needle));
+        match found {
+            Some(at) => self.seen += at + needle.len(),
+            None => self.give_up(text),
+        }
+        self
+    }
+
+    /// Waits for the next whole line that starts with `start`, and gives the rest of it.
+    ///
+    /// # Panics
+    /// As [`Guest::wait_for`].
+    pub fn next_line(&mut self, start: &str) -> String {
+        let found = self.output.find(self.seen, |bytes| {
+            let mut at = 0;
+            loop {
+                let end = at + bytes[at..].iter().position(|byte| *byte == b'\n')?;
+                let line = String::from_utf8_lossy(&bytes[at..end]).trim_end().to_owned();
+                at = end + 1;
+                if let Some(rest) = line.strip_prefix(start) {
+                    return Some((at, rest.to_owned()));
+                }
+            }
+        });
+        match found {
+            Some((end, rest)) => {
+                self.seen += end;
+                rest
+            }
+            None => self.give_up(start),
+        }
+    }
+
+    /// Waits for the next line `name N`.
+    ///
+    /// # Panics
+    /// As [`Guest::wait_for`].
+    pub fn next_number(&mut self, name: &str) -> u64 {
+        let rest = self.next_line(&format!("{name} "));
+        rest.parse().unwrap_or_else(|_| panic!("{name} {rest}: no number"))
+    }
+
+    fn give_up(&self, awaited: &str) -> ! {
+        let (output, stderr) = (self.output.text(), self.stderr.text());
+        panic!("the guest did not say {awaited:?}; it said:\n{output}\nstandard error:\n{stderr}")
+    }
+
+    /// All that the guest has said.
+    #[must_use]
+    pub fn output(&self) -> String {
+        self.output.text()
+    }
+
+    /// All that the guest, paused, has said: waits until nothing comes any more.
+    #[must_use]
+    pub fn settled_output(&self) -> String {
+        self.output.settle();
+        self.output.text()
+    }
+
+    /// All of volt-vmm's own messages.
+    #[must_use]
+    pub fn stderr(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// Types on the guest's console.
+    ///
+    /// # Panics
+    /// Nobody reads.
+    pub fn type_in(&mut self, text: &str) -> &mut Self {
+        let input = self.input.as_mut().expect("this guest's input does not come from the test");
+        input.write_all(text.as_bytes()).expect("type on the console");
+        self
+    }
+
+    /// Gives Linux's init an order, waits until it is carried out, and gives the lines of the answer.
+    ///
+    /// # Panics
+    /// It answers with an error.
+    pub fn order(&mut self, order: &str) -> Vec<String> {
+        let name = order.split(' ').next().unwrap_or_default();
+        self.type_in(&format!("{order}\n"));
+        let (done, failed) = (format!("ok {name}"), format!("error {name}: "));
+        let mut answer = Vec::new();
+        loop {
+            let line = self.next_line("");
+            if line == done {
+                return answer;
+            }
+            assert!(!line.starts_with(&failed), "{order}: {line}");
+            answer.push(line);
+        }
+    }
+
+    // ---- Its API ----
+
+    /// A request to the API: status and body of the answer.
+    pub fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        rest::ask(&self.socket, method, path, body)
+    }
+
+    /// Pauses it.
+    ///
+    /// # Panics
+    /// The API refuses.
+    pub fn pause(&self) {
+        assert_eq!(self.ask("PATCH", "/vm", r#"{"state":"Paused"}"#), (204, String::new()));
+    }
+
+    /// Resumes it.
+    ///
+    /// # Panics
+    /// The API refuses.
+    pub fn resume(&self) {
+        assert_eq!(self.ask("PATCH", "/vm", r#"{"state":"Resumed"}"#), (204, String::new()));
+    }
+
+    /// The API's socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Takes a snapshot with `volt-vmm snapshot create`.
+    ///
+    /// # Panics
+    /// It fails.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let directory = self.scratch.fresh("snapshot");
+        self.try_snapshot(&directory).succeeded();
+        Snapshot::at(directory, &self.scratch)
+    }
+
+    /// The same, to a place that may be a bad one.
+    #[must_use]
+    pub fn try_snapshot(&self, directory: &Path) -> Outcome {
+        drop(rest::connect(&self.socket));
+        Outcome::of([
+            "snapshot".as_ref(),
+            "create".as_ref(),
+            directory.as_os_str(),
+            "--api-socket".as_ref(),
+            self.socket.as_os_str(),
+        ])
+    }
+
+    /// The scratch directory that it lives in.
+    #[must_use]
+    pub fn scratch(&self) -> &Scratch {
+        &self.scratch
+    }
+
+    // ---- Its process ----
+
+    /// Its process id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends its process a signal.
+    ///
+    /// # Panics
+    /// There is no such process.
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, signal).expect("send a signal to a child");
+    }
+
+    /// Kills its process on the spot, and gives all that the guest had said.
+    ///
+    /// # Panics
+    /// It cannot be killed.
+    pub fn kill(mut self) -> String {
+        self.child.kill().expect("kill a child");
+        self.child.wait().expect("wait for a child");
+        self.output.wait_end();
+        self.output.text()
+    }
+
+    /// Waits until the process ends by itself.
+    ///
+    /// # Panics
+    /// It does not in time.
+    pub fn wait_exit(&mut self) -> Outcome {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("wait for a child") {
+                self.output.wait_end();
+                return Outcome {
+                    status: number(status),
+                    stdout: self.output.text(),
+                    stderr: self.stderr.text(),
+                };
+            }
+            assert!(
+                start.elapsed() < patience(),
+                "does not end; it said:\n{}\n{}",
+                self.output(),
+                self.stderr()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Whether the process still runs.
+    ///
+    /// # Panics
+    /// It cannot be asked.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("wait for a child").is_none()
+    }
+
+    /// Processor time that its process has used, in the kernel and out of it.
+    ///
+    /// # Panics
+    /// It has ended.
+    #[must_use]
+    pub fn processor_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the process runs");
+        let after_name = stat.rsplit(") ").next().expect("a name in brackets");
+        let ticks: u64 =
+            after_name.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().expect("ticks")).sum();
+        Duration::from_millis(ticks * 10) // USER_HZ is 100 on every x86-64 Linux
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

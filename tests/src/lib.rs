@@ -1,0 +1,52 @@
+//! The harness of the whole-program tests: it starts the real `volt-vmm` as a child, types into its guest, waits for what
+//! the guest says, takes snapshots and restores them.
+//!
+//! ```text
+//! Boot ──start──> Guest ──snapshot──> Snapshot ──restore──> Guest     each keeps its Scratch directory alive
+//! ```
+//!
+//! Every child is killed when its `Guest` goes, or when this process does; every scratch directory is removed with the
+//! last that needs it. Environment: `VOLT_VMM` is the binary (otherwise the one beside the test executable), `VOLT_LAB`
+//! says that time is emulated, `VOLT_SKIPPED` names a file that gets a line for every test that could not be run.
+
+pub mod boot;
+pub mod guest;
+pub mod namespace;
+pub mod need;
+pub mod numbers;
+pub mod outcome;
+pub mod patience;
+pub mod recorder;
+pub mod rest;
+pub mod scratch;
+pub mod snapshot;
+pub mod state_file;
+pub mod terminal;
+pub mod transcript;
+
+pub use boot::{Boot, Input};
+pub use guest::Guest;
+pub use numbers::{consecutive, numbers};
+pub use outcome::Outcome;
+pub use patience::{patience, wait_until};
+pub use recorder::Recorder;
+pub use scratch::Scratch;
+pub use snapshot::Snapshot;
+pub use terminal::Terminal;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// The small guest, as a file. It is part of this executable, so that the lab needs no other.
+#[must_use]
+pub fn small_guest() -> PathBuf {
+    static SMALL_GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest.elf"));
+    static FILE: OnceLock<(Scratch, PathBuf)> = OnceLock::new();
+    let (_, path) = FILE.get_or_init(|| {
+        let scratch = Scratch::left_behind_by_statics();
+        let path = scratch.path("guest.elf");
+        std::fs::write(&path, SMALL_GUEST).expect("write the small guest");
+        (scratch, path)
+    });
+    path.clone()
+}

@@ -1,0 +1,71 @@
+//! What a test needs of the host. A test that does not find it is skipped: it says so, and the line it leaves in the file
+//! `VOLT_SKIPPED` takes it out of the number of those passed.
+
+use std::fs::File;
+use std::io::Write;
+
+/// Ends the test here, as skipped, where the host lacks something: `needs!(kvm, root)`.
+#[macro_export]
+macro_rules! needs {
+    ($($need:ident),+) => {
+        fn here() {}
+        $(if let Some(lack) = $crate::need::$need() {
+            $crate::need::skip(std::any::type_name_of_val(&here), &lack);
+            return;
+        })+
+    };
+}
+
+/// Says that a test was skipped. `here` is a path of a function in it.
+pub fn skip(here: &str, lack: &str) {
+    let test = here.trim_end_matches("::here");
+    let line = format!("SKIPPED: {test}: {lack}\n");
+    eprint!("{line}");
+    if let Some(path) = std::env::var_os("VOLT_SKIPPED") {
+        let file = File::options().append(true).create(true).open(&path);
+        let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+    }
+}
+
+/// `/dev/kvm`.
+#[must_use]
+pub fn kvm() -> Option<String> {
+    let opened = File::options().read(true).write(true).open("/dev/kvm");
+    opened.err().map(|error| format!("no /dev/kvm here ({error})"))
+}
+
+/// Root, with the right to make mount namespaces.
+#[must_use]
+pub fn root() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root, to mount file systems".to_owned());
+    }
+    crate::namespace::unavailable().map(|error| format!("no mount namespaces here ({error})"))
+}
+
+/// A KVM that runs Linux, and a Linux to run.
+#[must_use]
+pub fn linux() -> Option<String> {
+    let runs_linux = ["kvm_intel", "kvm_amd"]
+        .iter()
+        .any(|name| std::fs::exists(format!("/sys/module/{name}")).unwrap_or(false));
+    if !runs_linux {
+        return Some("this host's KVM does not run Linux guests".to_owned());
+    }
+    kvm().or_else(|| file("VOLT_KERNEL")).or_else(|| file("VOLT_INITRD"))
+}
+
+/// Debian's own kernel.
+#[must_use]
+pub fn stock_kernel() -> Option<String> {
+    file("VOLT_STOCK_KERNEL")
+}
+
+fn file(variable: &str) -> Option<String> {
+    match std::env::var_os(variable) {
+        Some(path) if std::fs::exists(&path).unwrap_or(false) => None,
+        Some(path) => Some(format!("there is no {}, which {variable} names", path.display())),
+        None => Some(format!("{variable} is not set (scripts/test.sh sets it)")),
+    }
+}

@@ -1,0 +1,105 @@
+//! How a run of `volt-vmm` ended.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::boot::binary;
+use crate::patience::patience;
+use crate::transcript::Transcript;
+
+/// What is left of a process that has ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Exit status; -N when signal N killed it.
+    pub status: i32,
+    /// All of standard output.
+    pub stdout: String,
+    /// All of standard error.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// Runs `volt-vmm` with these arguments to its end.
+    ///
+    /// # Panics
+    /// It cannot be started, or does not end.
+    #[must_use]
+    pub fn of<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
+        let mut command = Command::new(binary());
+        command.args(arguments);
+        Self::of_command(&mut command)
+    }
+
+    /// Runs any command to its end, without input.
+    ///
+    /// # Panics
+    /// It cannot be started, or does not end.
+    #[must_use]
+    pub fn of_command(command: &mut Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
+        let stdout = Transcript::of(child.stdout.take().expect("a pipe"));
+        let stderr = Transcript::of(child.stderr.take().expect("a pipe"));
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("wait for a child") {
+                break status;
+            }
+            if start.elapsed() > patience() {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("{command:?} does not end:\n{}\n{}", stdout.text(), stderr.text());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        stdout.wait_end();
+        stderr.wait_end();
+        Self { status: number(status), stdout: stdout.text(), stderr: stderr.text() }
+    }
+
+    /// Checks that it succeeded.
+    ///
+    /// # Panics
+    /// It did not.
+    pub fn succeeded(&self) -> &Self {
+        assert_eq!(self.status, 0, "{self:?}");
+        self
+    }
+
+    /// Checks that it was refused as bad input is: status 1, one line of error that contains all of `words`, no output of
+    /// a guest, no sign of a crash.
+    ///
+    /// # Panics
+    /// It was not.
+    pub fn refused(&self, words: &[&str]) -> &Self {
+        assert_eq!(self.status, 1, "{self:?}");
+        self.complained(words);
+        assert_eq!(self.stdout, "", "a guest ran");
+        self
+    }
+
+    /// Checks the error alone.
+    ///
+    /// # Panics
+    /// It is not one line of volt-vmm's own with all of `words` in it.
+    pub fn complained(&self, words: &[&str]) -> &Self {
+        let error = self.stderr.trim_end();
+        assert!(
+            error.starts_with("volt-vmm: ") && error.lines().count() == 1,
+            "not one line of error: {self:?}"
+        );
+        for word in words.iter().copied() {
+            assert!(error.contains(word), "no {word:?} in {error:?}");
+        }
+        for crash in ["panicked", "backtrace", "unwrap", "bug"] {
+            assert!(!error.contains(crash), "{error}");
+        }
+        self
+    }
+}
+
+/// The exit status as a shell shows it, but for signals, which are negative.
+pub(crate) fn number(status: std::process::ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| -status.signal().unwrap_or(0))
+}

@@ -1,0 +1,27 @@
+//! How long to wait: generously, for a test that fails late is better than one that fails on a busy machine.
+
+use std::time::{Duration, Instant};
+
+/// The longest that anything may take which does happen.
+#[must_use]
+pub fn patience() -> Duration {
+    Duration::from_secs(if in_lab() { 300 } else { 60 })
+}
+
+/// Whether the processor is emulated.
+#[must_use]
+pub fn in_lab() -> bool {
+    std::env::var_os("VOLT_LAB").is_some()
+}
+
+/// Waits until `holds`.
+///
+/// # Panics
+/// It does not within [`patience`].
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < patience(), "waited {:?} in vain until {what}", start.elapsed());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,40 @@
+//! The REST API as any program sees it: HTTP written by hand into the unix socket.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use crate::patience::{patience, wait_until};
+
+/// Waits until someone listens at `socket`.
+///
+/// # Panics
+/// Nobody does in time.
+#[must_use]
+pub fn connect(socket: &Path) -> UnixStream {
+    let mut stream = None;
+    wait_until(&format!("{} is served", socket.display()), || {
+        stream = UnixStream::connect(socket).ok();
+        stream.is_some()
+    });
+    stream.expect("just connected")
+}
+
+/// Status and body of the answer to one request.
+///
+/// # Panics
+/// There is no whole answer.
+pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = connect(socket);
+    stream.set_read_timeout(Some(patience())).expect("set a time limit");
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).expect("send a request");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap_or_else(|error| panic!("{method} {path}: {error}: {answer:?}"));
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{method} {path}: {answer:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    (status.unwrap_or_else(|| panic!("{method} {path}: {answer:?}")), body.to_owned())
+}

@@ -1,0 +1,131 @@
+//! A snapshot on disk, and what tests do to one.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom as From};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::SeekFrom;
+use serde_json::Value;
+
+use crate::boot::{Input, Launch};
+use crate::guest::Guest;
+use crate::outcome::Outcome;
+use crate::scratch::Scratch;
+use crate::state_file;
+
+/// A snapshot directory.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    directory: PathBuf,
+    scratch: Scratch,
+}
+
+impl Snapshot {
+    pub(crate) fn at(directory: PathBuf, scratch: &Scratch) -> Self {
+        Self { directory, scratch: scratch.clone() }
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The path of `state.json`.
+    #[must_use]
+    pub fn state_path(&self) -> PathBuf {
+        self.directory.join("state.json")
+    }
+
+    /// The path of `memory.snap`.
+    #[must_use]
+    pub fn memory_path(&self) -> PathBuf {
+        self.directory.join("memory.snap")
+    }
+
+    /// Runs what is in it.
+    #[must_use]
+    pub fn restore(&self) -> Guest {
+        self.restore_with(Input::Test)
+    }
+
+    /// Runs what is in it, with this console input.
+    #[must_use]
+    pub fn restore_with(&self, input: Input<'_>) -> Guest {
+        let socket = self.scratch.fresh("api");
+        let arguments =
+            ["--restore".into(), self.directory.clone().into(), "--api-socket".into(), socket.clone().into()];
+        Launch { arguments: arguments.to_vec(), input, namespace: None }.start(self.scratch.clone(), socket)
+    }
+
+    /// The same for a snapshot that may be a bad one: runs to its end.
+    #[must_use]
+    pub fn try_restore(&self) -> Outcome {
+        Outcome::of(["--restore".as_ref(), self.directory.as_os_str()])
+    }
+
+    /// A copy, to be damaged.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let copy = Self::at(self.scratch.fresh("copy"), &self.scratch);
+        fs::create_dir(&copy.directory).expect("create a directory");
+        for (from, to) in [(self.state_path(), copy.state_path()), (self.memory_path(), copy.memory_path())] {
+            fs::copy(from, to).expect("copy a snapshot");
+        }
+        copy
+    }
+
+    /// `state.json`, decoded.
+    ///
+    /// # Panics
+    /// It is no JSON.
+    #[must_use]
+    pub fn state(&self) -> Value {
+        serde_json::from_slice(&fs::read(self.state_path()).expect("read state.json"))
+            .expect("state.json is JSON")
+    }
+
+    /// Changes `state.json` as someone would who knows its checksum.
+    ///
+    /// # Panics
+    /// It cannot be read or written.
+    pub fn edit(&self, change: impl FnOnce(&mut Value)) {
+        let mut state = self.state();
+        change(&mut state);
+        fs::write(self.state_path(), state_file::sealed(state)).expect("write state.json");
+    }
+
+    /// What must stay the same, whatever is restored from it: length, times, inode and content of both files.
+    ///
+    /// # Panics
+    /// A file cannot be read.
+    #[must_use]
+    pub fn fingerprint(&self) -> Vec<(u64, i64, i64, u64, u64)> {
+        let of = |path: PathBuf| {
+            let mut file = File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let metadata = file.metadata().expect("metadata of an open file");
+            let sum = checksum_of_data(&mut file, metadata.len());
+            (metadata.len(), metadata.mtime(), metadata.mtime_nsec(), metadata.ino(), sum)
+        };
+        [self.state_path(), self.memory_path()].map(of).to_vec()
+    }
+}
+
+/// A checksum over everything that is no hole, and where it lies.
+fn checksum_of_data(file: &mut File, len: u64) -> u64 {
+    let mut digest = state_file::CRC.digest();
+    let mut at = 0;
+    while at < len {
+        let Ok(start) = rustix::fs::seek(&*file, SeekFrom::Data(at)) else { break };
+        at = rustix::fs::seek(&*file, SeekFrom::Hole(start)).expect("look for a hole");
+        let mut data = vec![0; (at - start) as usize];
+        file.seek(From::Start(start)).and_then(|_| file.read_exact(&mut data)).expect("read a snapshot");
+        digest.update(&start.to_le_bytes());
+        digest.update(&data);
+    }
+    digest.finalize()
+}

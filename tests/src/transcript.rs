@@ -1,0 +1,103 @@
+//! Everything a child has written so far, collected by a thread.
+
+use std::io::{ErrorKind, Read};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::patience::patience;
+
+/// The output of one stream. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+pub struct Transcript(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: Vec<u8>,
+    ended: bool,
+}
+
+impl Transcript {
+    /// Collects from `stream` until it ends.
+    pub(crate) fn of(mut stream: impl Read + Send + 'static) -> Self {
+        let transcript = Self::default();
+        let collected = transcript.clone();
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            loop {
+                match stream.read(&mut buffer) {
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    // A terminal whose other end is closed gives EIO.
+                    Ok(0) | Err(_) => break,
+                    Ok(count) => collected.lock().bytes.extend_from_slice(&buffer[..count]),
+                }
+                collected.0.changed.notify_all();
+            }
+            collected.lock().ended = true;
+            collected.0.changed.notify_all();
+        });
+        transcript
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of it so far.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.lock().bytes).into_owned()
+    }
+
+    /// How many bytes there are so far.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().bytes.len()
+    }
+
+    /// Whether nothing came yet.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Waits for the stream's end.
+    pub(crate) fn wait_end(&self) {
+        let state = self.lock();
+        drop(self.0.changed.wait_timeout_while(state, patience(), |state| !state.ended));
+    }
+
+    /// Waits until `find` finds something in the bytes from `from` on. `None` when the stream ends first, or time does.
+    pub(crate) fn find<T>(&self, from: usize, mut find: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
+        let deadline = Instant::now() + patience();
+        let mut state = self.lock();
+        loop {
+            if let Some(found) = find(&state.bytes[from..]) {
+                return Some(found);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if state.ended || left == Duration::ZERO {
+                return None;
+            }
+            state = self.0.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Waits until nothing has come for a while.
+    pub(crate) fn settle(&self) {
+        let quiet = patience() / 300;
+        loop {
+            let before = self.len();
+            thread::sleep(quiet);
+            if self.len() == before {
+                return;
+            }
+        }
+    }
+}
