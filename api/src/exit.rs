@@ -33,6 +33,7 @@ Exit status:
   3      the guest asked for a reboot
   4      the guest ended in a triple fault
   5      the guest crashed in another way
+  101    volt-vmm has a bug; standard error says where
   128+N  ended by signal N (130: SIGINT, 143: SIGTERM)";
 
     /// The status for the guest's own ending, where signal `by_signal` (0: none) may have asked for it.

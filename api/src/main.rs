@@ -18,10 +18,8 @@ mod terminal;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let outcome = cli::Cli::parse().execute();
+    let outcome = cli::execute();
     terminal::leave();
     match outcome {
         Ok(status) => status.into(),

@@ -19,7 +19,9 @@ use crate::{console, signals, terminal};
 #[derive(Debug)]
 pub(crate) struct Session {
     slot: Arc<Slot>,
+    /// Until the server has it.
     socket: Option<Socket>,
+    file: Option<Arc<SocketFile>>,
     watched: bool,
 }
 
@@ -32,7 +34,8 @@ impl Session {
     pub(crate) fn open(api_socket: Option<&Path>) -> Result<Self, Failure> {
         signals::block();
         let socket = api_socket.map(Socket::bind).transpose()?;
-        Ok(Self { slot: Arc::new(Slot::new()), socket, watched: false })
+        let file = socket.as_ref().map(Socket::file);
+        Ok(Self { slot: Arc::new(Slot::new()), socket, file, watched: false })
     }
 
     /// Makes the VM, stays with it until it ends, and says how.
@@ -47,8 +50,8 @@ impl Session {
         let vm = self.slot.start(act, make)?;
         self.watch_signals()?;
         console::attach(&vm)?;
-        let (server, file) = self.serve()?;
-        stay_with(&vm, server, file)
+        let server = self.serve()?;
+        self.stay_with(&vm, server)
     }
 
     /// Serves the API of a process without a VM until a client starts one, then stays with that.
@@ -57,19 +60,13 @@ impl Session {
     /// A host that refuses threads, or a crash of the guest.
     pub(crate) fn wait_for_vm(mut self) -> Result<Status, Failure> {
         self.watch_signals()?;
-        let slot = Arc::clone(&self.slot);
-        let (server, file) = self.serve()?;
-        match slot.wait() {
-            Some(vm) => {
-                console::attach(&vm)?;
-                stay_with(&vm, server, file)
-            }
-            None => {
-                signals::vm_has_ended();
-                finish(server, file);
-                Ok(Status::Signal(signals::ended_by()))
-            }
+        let server = self.serve()?;
+        if let Some(vm) = self.slot.wait() {
+            console::attach(&vm)?;
+            return self.stay_with(&vm, server);
         }
+        self.finish(server);
+        Ok(Status::Signal(signals::ended_by()))
     }
 
     /// Takes signals from now on. [`Session::run`] does this once the guest runs; a start that may take long
@@ -79,7 +76,7 @@ impl Session {
     /// The host refuses the thread.
     pub(crate) fn watch_signals(&mut self) -> Result<(), Failure> {
         if !std::mem::replace(&mut self.watched, true) {
-            let file = self.socket.as_ref().map(Socket::file);
+            let file = self.file.clone();
             signals::watch(Arc::clone(&self.slot), move || {
                 if let Some(file) = &file {
                     file.remove();
@@ -89,27 +86,34 @@ impl Session {
         Ok(())
     }
 
-    fn serve(self) -> Result<(Option<Server>, Option<Arc<SocketFile>>), Failure> {
-        let file = self.socket.as_ref().map(Socket::file);
-        let server = self.socket.map(|socket| Server::start(self.slot, socket)).transpose()?;
-        Ok((server, file))
+    fn serve(&mut self) -> Result<Option<Server>, Failure> {
+        self.socket.take().map(|socket| Server::start(Arc::clone(&self.slot), socket)).transpose()
+    }
+
+    fn stay_with(&self, vm: &Vm, server: Option<Server>) -> Result<Status, Failure> {
+        let ending = vm.wait_ending();
+        terminal::leave();
+        self.finish(server);
+        Ok(Status::of_ending(ending?, signals::ended_by()))
+    }
+
+    /// No new client finds the socket; those whose calls are being carried out get their answers.
+    fn finish(&self, server: Option<Server>) {
+        signals::vm_has_ended();
+        if let Some(file) = &self.file {
+            file.remove();
+        }
+        if let Some(server) = server {
+            server.finish();
+        }
     }
 }
 
-fn stay_with(vm: &Vm, server: Option<Server>, file: Option<Arc<SocketFile>>) -> Result<Status, Failure> {
-    let ending = vm.wait_ending();
-    signals::vm_has_ended();
-    terminal::leave();
-    finish(server, file);
-    Ok(Status::of_ending(ending?, signals::ended_by()))
-}
-
-/// No new client finds the socket; those whose calls are being carried out get their answers.
-fn finish(server: Option<Server>, file: Option<Arc<SocketFile>>) {
-    if let Some(file) = file {
-        file.remove();
-    }
-    if let Some(server) = server {
-        server.finish();
+/// However the session ends, by an error or a panic too, its socket's file goes.
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            file.remove();
+        }
     }
 }

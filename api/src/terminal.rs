@@ -108,14 +108,18 @@ fn handle_fatal_signals() {
 /// Puts the terminal back, then lets the signal do what it would have done without us.
 extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     leave();
-    let index = FATAL.iter().position(|fatal| *fatal == signal);
-    // SAFETY: `info` is what the kernel gave this handler. The earlier action is one that was installed before. A fault
-    // of the CPU's happens again as soon as this returns; a signal that was sent is sent once more, pending till then.
+    let earlier = FATAL.iter().position(|fatal| *fatal == signal).zip(EARLIER.get());
+    // SAFETY: `info` is what the kernel gave this handler, the earlier action one that was installed before, and zeroes
+    // are the default action. A fault of the CPU's happens again as soon as this returns, and meets the earlier action;
+    // a signal that was sent does not, so it is sent once more, pending until this returns, and meets the default.
     unsafe {
-        if let (Some(index), Some(earlier)) = (index, EARLIER.get()) {
-            libc::sigaction(signal, &raw const earlier[index], ptr::null_mut());
-        }
-        if (*info).si_code <= 0 || signal == libc::SIGABRT {
+        let sent = (*info).si_code <= 0;
+        let action = match earlier {
+            Some((index, earlier)) if !sent => earlier[index],
+            _ => MaybeUninit::zeroed().assume_init(),
+        };
+        libc::sigaction(signal, &raw const action, ptr::null_mut());
+        if sent {
             libc::raise(signal);
         }
     }

@@ -80,7 +80,7 @@ pub fn examine() -> Report {
         findings: Vec::new(),
         host,
     };
-    match kvm::open_kvm() {
+    match crate::kvm::device() {
         Ok(opened) => {
             let kvm = Kvm::examine(&opened);
             findings.extend(kvm.findings(&report.host));

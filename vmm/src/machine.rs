@@ -156,7 +156,6 @@ impl Persist for Machine {
         self.clock.restore(clock)?;
         step_done("clock");
         self.platform.restore(devices)?;
-        self.notify_paused()?;
         step_done("device state");
         Ok(())
     }

@@ -19,11 +19,18 @@ pub(crate) struct Doctor {
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
+
+    /// Print nothing; exit with 0 if this KVM runs Linux guests, with 1 otherwise
+    #[arg(long, conflicts_with = "json")]
+    can_run_linux: bool,
 }
 
 impl Doctor {
     pub(crate) fn execute(self) -> Outcome {
         let report = progress::during("examining this host", examine);
+        if self.can_run_linux {
+            return Ok(if report.can_run_linux { Status::Success } else { Status::Error });
+        }
         let failed = |source| Failure::system("print the report", source);
         let text = if self.json {
             serde_json::to_string_pretty(&report).map_err(|error| failed(error.into()))? + "\n"

@@ -1,5 +1,6 @@
 //! The command line. Each subcommand is a struct in a file of its own, with `execute(self)`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -42,7 +43,7 @@ Examples:
     after_help = concat!("Run `volt-vmm --help` for examples and exit statuses."),
     after_long_help = help(),
 )]
-pub(crate) struct Cli {
+struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
 
@@ -65,6 +66,23 @@ enum Command {
     Restore(restore::Restore),
     Snapshot(snapshot::Snapshot),
     Doctor(doctor::Doctor),
+}
+
+/// Reads the process's arguments and carries out what they say. A restore and nothing else is recognised without
+/// clap, which means the same by it, because setting up clap takes longer than everything else before the restore.
+pub(crate) fn execute() -> Outcome {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match restore_alone(&arguments) {
+        Some(restore) => restore.execute(),
+        None => Cli::parse().execute(),
+    }
+}
+
+fn restore_alone(arguments: &[OsString]) -> Option<restore::Restore> {
+    let [word, dir] = arguments else { return None };
+    let plain = !dir.is_empty() && !dir.as_encoded_bytes().starts_with(b"-");
+    let restores = plain && (word == "--restore" || word == "restore" && dir != "help");
+    restores.then(|| restore::Restore { dir: dir.into(), api_socket: None })
 }
 
 impl Cli {
@@ -119,6 +137,24 @@ mod tests {
             panic!()
         };
         assert_eq!((long.dir, long.api_socket), ("/s".into(), Some("/a".into())));
+    }
+
+    #[test]
+    fn a_restore_alone_is_recognised_and_nothing_else() {
+        let recognise = |line: &str| restore_alone(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+        for line in ["--restore /s", "restore /s"] {
+            assert_eq!(recognise(line).unwrap().dir, PathBuf::from("/s"), "{line}");
+        }
+        for line in [
+            "restore --help",
+            "restore -h",
+            "--restore ",
+            "--restore",
+            "run /s",
+            "restore /s --api-socket /a",
+        ] {
+            assert!(recognise(line).is_none(), "{line}");
+        }
     }
 
     #[test]

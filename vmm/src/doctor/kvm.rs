@@ -1,16 +1,13 @@
 //! The doctor's look at `/dev/kvm`: its module, its API and the capabilities that volt-vmm needs or uses.
 
-use std::path::Path;
-
 use kvm_bindings as b;
 use kvm_ioctls::Kvm as Handle;
 use serde::Serialize;
 
 use super::host::Host;
 use super::{Finding, Level};
-
-/// The API version that every KVM since Linux 2.6.22 has.
-const API_VERSION: i32 = 12;
+use crate::kvm::API_VERSION;
+use crate::kvm::host::kvm_module;
 
 /// What `/dev/kvm` says about itself.
 #[derive(Clone, Debug, Serialize)]
@@ -67,11 +64,6 @@ const CAPABILITIES: [(&str, u32, bool, &str); 23] = [
     ("GET_TSC_KHZ", b::KVM_CAP_GET_TSC_KHZ, false, "snapshot: the TSC's frequency"),
 ];
 
-/// Opens `/dev/kvm`: the doctor's only way to it.
-pub(super) fn open_kvm() -> Result<Handle, kvm_ioctls::Error> {
-    Handle::new()
-}
-
 impl Kvm {
     pub(super) fn examine(kvm: &Handle) -> Self {
         let capability = |(name, number, needed, what): (_, u32, _, _)| Capability {
@@ -82,7 +74,7 @@ impl Kvm {
         };
         Self {
             api_version: kvm.get_api_version(),
-            module: module(Path::new("/sys/module")),
+            module: kvm_module(),
             max_vcpus: kvm.get_max_vcpus(),
             max_memory_slots: kvm.get_nr_memslots(),
             capabilities: CAPABILITIES.map(capability).into(),
@@ -161,10 +153,6 @@ impl Kvm {
             ),
         }
     }
-}
-
-fn module(modules: &Path) -> Option<&'static str> {
-    ["kvm_intel", "kvm_amd", "kvm_pvm"].into_iter().find(|name| modules.join(name).exists())
 }
 
 /// Why `/dev/kvm` cannot be opened.

@@ -3,9 +3,7 @@
 //! `vm` and `vcpu` wrap the descriptors, `exit` turns exits into values, `msr`, `cpuid`, `irqchip` and `clock` know what
 //! there is to save, `mirror` how it is written down.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::IntoRawFd;
 
 use kvm_ioctls::{Cap, Kvm};
 
@@ -22,26 +20,24 @@ pub mod vcpu;
 pub mod vm;
 
 /// The only API version there is (KVM API, section 4.1).
-const API_VERSION: i32 = 12;
+pub(crate) const API_VERSION: i32 = 12;
 
 /// Opens `/dev/kvm`.
 ///
 /// # Errors
 /// [`Error::NoKvm`] says what to do about it.
 pub fn open() -> Result<Kvm> {
-    let opened = File::options().read(true).write(true).open("/dev/kvm").map_err(no_kvm)?;
-    #[allow(unsafe_code)]
-    // SAFETY: the descriptor is open, is that of /dev/kvm, and ownership goes over with it.
-    let kvm = unsafe { std::os::fd::FromRawFd::from_raw_fd(opened.into_raw_fd()) };
-    check(kvm)
-}
-
-fn check(kvm: Kvm) -> Result<Kvm> {
+    let kvm = device().map_err(|errno| no_kvm(io::Error::from_raw_os_error(errno.errno())))?;
     if kvm.get_api_version() == API_VERSION {
         return Ok(kvm);
     }
     let advice = "it does not speak KVM's stable API, version 12; a kernel newer than 2.6.22 does";
-    Err(Error::NoKvm { advice, source: io::Error::from(io::ErrorKind::Unsupported) })
+    Err(Error::NoKvm { advice, source: io::ErrorKind::Unsupported.into() })
+}
+
+/// Opens `/dev/kvm`, whatever it is: for the doctor, who has advice of its own.
+pub(crate) fn device() -> std::result::Result<Kvm, kvm_ioctls::Error> {
+    Kvm::new()
 }
 
 fn no_kvm(source: io::Error) -> Error {

@@ -21,6 +21,26 @@ pub struct Region {
     pub offset: u64,
 }
 
+/// A guest may be promised more than the host has, for few touch all of theirs. But KVM allocates for every page of a
+/// slot at once, up to 0.25 % of it: past this factor the promise alone would eat the host.
+const MOST_OVERCOMMIT: u64 = 16;
+
+fn host_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
+}
+
+fn check_overcommit(bytes: u64, host: u64) -> Result<()> {
+    if bytes <= host.saturating_mul(MOST_OVERCOMMIT) {
+        return Ok(());
+    }
+    let (asked, host) = (bytes >> 20, host >> 20);
+    Err(Error::config(
+        "memory",
+        format!("{asked} MiB asked for, which is more than {MOST_OVERCOMMIT} times this host's {host} MiB"),
+    ))
+}
+
 /// An address range that nothing else in the process gets, and that holds nothing until something is mapped over it.
 #[derive(Debug)]
 struct Reservation {
@@ -69,8 +89,9 @@ impl GuestRam {
     /// Reserves address space for `bytes` of guest memory. Nothing is mapped yet.
     ///
     /// # Errors
-    /// The host has no such range free.
+    /// The host has no such range free, or is far too small for that much.
     pub fn reserve(bytes: u64) -> Result<Self> {
+        check_overcommit(bytes, host_memory())?;
         let reservation = Reservation::new(bytes)?;
         let mut offset = 0;
         let regions: Arc<[Region]> = ram_ranges(bytes)
@@ -153,6 +174,10 @@ mod tests {
     #[test]
     fn more_than_the_host_can_map_is_an_error_that_says_how_much() {
         let error = GuestRam::reserve(1 << 60).unwrap_err().to_string();
+        assert!(error.starts_with("memory: 1099511627776 MiB asked for"), "{error}");
+        let error = Reservation::new(1 << 60).unwrap_err().to_string();
         assert_eq!(error, "cannot reserve 1099511627776 MiB of address space for guest memory");
+        check_overcommit(16 << 30, 1 << 30).unwrap();
+        check_overcommit((16 << 30) + 1, 1 << 30).unwrap_err();
     }
 }

@@ -60,8 +60,8 @@ impl Snapshot {
         let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
         step_done("state load, CRC");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
-        let fits = metadata.memory_bytes == config.memory_bytes() && metadata.vcpus == config.vcpus;
-        if !fits || config.validate().is_err() {
+        config.validate().map_err(|error| Error::snapshot(&state_path, error.to_string()))?;
+        if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
             return Err(Error::snapshot(state_path, "contradicts itself about memory or vCPUs"));
         }
         let memory = open_memory(&path, metadata.memory_bytes)?;

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -65,15 +66,21 @@ fn read(guest: &GuestMemoryMmap, region: &Region, offset: u64, into: &mut [u8]) 
 
 /// Writes the runs of pages that are not zero. `bytes` is a whole number of pages.
 fn write_nonzero(file: &File, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
-    let page = PAGE as usize;
-    let is_zero = |page: &[u8]| page.iter().all(|byte| *byte == 0);
-    let mut start = 0;
-    for run in bytes.chunks(page).collect::<Vec<_>>().chunk_by(|a, b| is_zero(a) == is_zero(b)) {
-        let len = run.len() * page;
-        if !is_zero(run[0]) {
-            file.write_all_at(&bytes[start..start + len], offset + start as u64)?;
+    static ZERO: [u8; PAGE as usize] = [0; PAGE as usize];
+    let mut run = 0..0;
+    for page in bytes.chunks(ZERO.len()) {
+        let end = run.end + page.len();
+        if page == &ZERO[..page.len()] {
+            write_run(file, offset, bytes, run)?;
+            run = end..end;
+        } else {
+            run.end = end;
         }
-        start += len;
     }
-    Ok(())
+    write_run(file, offset, bytes, run)
+}
+
+fn write_run(file: &File, offset: u64, bytes: &[u8], run: Range<usize>) -> std::io::Result<()> {
+    let start = offset + run.start as u64;
+    if run.is_empty() { Ok(()) } else { file.write_all_at(&bytes[run], start) }
 }
