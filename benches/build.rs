@@ -1,0 +1,47 @@
+//! Builds what a benchmark runs beside volt-vmm: the guest that is restored, the floor (as a program and as an object that
+//! the benchmark links) and an empty program. All end up inside the benchmark, which can then be copied as one file.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const GUEST: &str = "../tests/guests";
+const PROGRAMS: &str = "programs";
+
+fn main() {
+    println!("cargo:rerun-if-changed={PROGRAMS}");
+    println!("cargo:rerun-if-changed={GUEST}/entry.S");
+    println!("cargo:rerun-if-changed={GUEST}/guest.ld");
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let guest = [
+        "-ffreestanding",
+        "-nostdlib",
+        "-static",
+        "-no-pie",
+        "-fno-pie",
+        "-mno-red-zone",
+        "-mgeneral-regs-only",
+        "-mno-sse",
+        "-fno-stack-protector",
+        "-fcf-protection=none",
+        "-Wl,--build-id=none",
+        "-Wl,-z,norelro",
+        "-T",
+        "../tests/guests/guest.ld",
+        "../tests/guests/entry.S",
+        "programs/chatter.c",
+    ];
+    compile(&guest, &out.join("chatter"));
+    compile(&["-static", "programs/empty.c"], &out.join("empty"));
+    compile(&["-static", "programs/floor.c", "programs/floor_main.c"], &out.join("floor"));
+    let object = out.join("floor.o");
+    compile(&["-c", "-fPIE", "programs/floor.c"], &object);
+    println!("cargo:rustc-link-arg-benches={}", object.display());
+}
+
+fn compile(arguments: &[&str], output: &Path) {
+    let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
+    compiler.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]).args(arguments).arg("-o").arg(output);
+    let status = compiler.status().unwrap_or_else(|error| panic!("cannot run {compiler:?}: {error}"));
+    assert!(status.success(), "{compiler:?} failed");
+}

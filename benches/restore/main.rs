@@ -1,0 +1,101 @@
+//! How long a restore takes, beside its floor. See [`options::HELP`].
+//!
+//! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes, `whole`, `library`
+//! and `resident` measure, `report` writes it down.
+
+mod digest;
+mod floor;
+mod library;
+mod options;
+mod report;
+mod resident;
+mod subject;
+mod whole;
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use options::Options;
+use report::Report;
+use subject::Subject;
+use volt_benches::scratch::Scratch;
+use volt_benches::{OrSay, Result, host, programs, snapshots};
+
+fn main() -> ExitCode {
+    let outcome = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
+        Some(options) => run(&options),
+        None => {
+            println!("{}", options::HELP);
+            Ok(())
+        }
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("restore: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> Result<()> {
+    let volt_vmm = match &options.volt_vmm {
+        Some(path) => path.clone(),
+        None => build()?,
+    };
+    let scratch = Scratch::new()?;
+    let pause = Duration::from_millis(options.pause_ms);
+    eprintln!("making the snapshots");
+    let make = |&mib: &u64| Subject::make(&volt_vmm, &scratch, mib);
+    let subjects = options.memory_mib.iter().map(make).collect::<Result<Vec<_>>>()?;
+    let mut report = Report::new(options, host::load());
+    if options.measures("whole") {
+        let mib = options.memory_mib.iter().copied().min().unwrap_or(128);
+        let qemu = if options.qemu_runs > 0 { qemu(&scratch, mib) } else { None };
+        eprintln!("measuring the whole process");
+        let qemu = qemu.as_ref().map(|saved| (options.qemu_runs, mib, saved));
+        report.whole(&whole::measure(&subjects, &volt_vmm, &scratch, options.runs, qemu, pause)?);
+    }
+    if options.measures("library") {
+        eprintln!("measuring the library");
+        let (totals, details) = library::measure(&subjects, options.runs, pause)?;
+        report.library(&totals, &details);
+    }
+    if options.measures("resident") {
+        let floor = scratch.program("floor", programs::FLOOR)?;
+        let volt = |subject: &Subject| {
+            let mut command = Command::new(&volt_vmm);
+            command.arg("--restore").arg(&subject.dir);
+            command
+        };
+        let floor = |subject: &Subject| {
+            let mut command = Command::new(&floor);
+            command.arg(&subject.digest_file).arg(subject.memory_file());
+            command
+        };
+        report.resident(&resident::measure(&subjects, &[("floor", &floor), ("volt-vmm --restore", &volt)])?);
+    }
+    if options.write_docs { report.write() } else { Ok(()) }
+}
+
+/// A peer that is not there is left out, and that is said.
+fn qemu(scratch: &Scratch, mib: u64) -> Option<(PathBuf, PathBuf)> {
+    let saved = snapshots::by_qemu(scratch, mib);
+    saved.inspect_err(|error| eprintln!("restore: QEMU is left out: {error}")).ok()
+}
+
+/// The static release binary of this tree.
+fn build() -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--release", "--package", "volt-api"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    let status = build.status().or_say("run cargo")?;
+    if !status.success() {
+        return Err("volt-vmm does not build".to_owned());
+    }
+    // This program is in `deps`, beside which cargo puts binaries.
+    let this = std::env::current_exe().or_say("find this program")?;
+    let release = this.parent().and_then(|deps| deps.parent()).ok_or("this program is nowhere")?;
+    Ok(release.join("volt-vmm"))
+}

@@ -1,0 +1,101 @@
+//! The whole process: from exec to the resumed guest's first byte on standard output.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use volt_benches::process::Running;
+use volt_benches::scratch::Scratch;
+use volt_benches::snapshots;
+use volt_benches::stats::{Times, ratio};
+use volt_benches::table::Table;
+use volt_benches::{Result, programs};
+
+use crate::subject::Subject;
+
+/// A program that is run again and again.
+struct Contender {
+    name: String,
+    command: Command,
+    times: Times,
+    runs: usize,
+}
+
+impl Contender {
+    fn new(name: &str, command: Command, runs: usize) -> Self {
+        Self { name: name.to_owned(), command, times: Times::default(), runs }
+    }
+
+    fn run(&mut self, pause: Duration) -> Result<()> {
+        if self.times.len() < self.runs {
+            let (running, took) = Running::timed(&mut self.command)?;
+            self.times.add(took);
+            drop(running);
+            // What the kernel still has to do for the end of a VM is not the next one's to pay for.
+            thread::sleep(pause);
+        }
+        Ok(())
+    }
+}
+
+/// Measures all of them, a run of each in turn.
+///
+/// # Errors
+/// One of them fails.
+pub fn measure(
+    subjects: &[Subject],
+    volt_vmm: &Path,
+    scratch: &Scratch,
+    runs: usize,
+    qemu: Option<(usize, u64, &(PathBuf, PathBuf))>,
+    pause: Duration,
+) -> Result<Table> {
+    let (empty, floor) =
+        (scratch.program("empty", programs::EMPTY)?, scratch.program("floor", programs::FLOOR)?);
+    let mut contenders = vec![Contender::new("an empty static program", Command::new(empty), runs)];
+    for subject in subjects {
+        let mut command = Command::new(&floor);
+        command.arg(&subject.digest_file).arg(subject.memory_file());
+        contenders.push(Contender::new(&format!("floor, {} MiB", subject.mib), command, runs));
+        let mut command = Command::new(volt_vmm);
+        command.arg("--restore").arg(&subject.dir);
+        contenders.push(Contender::new(&format!("volt-vmm --restore, {} MiB", subject.mib), command, runs));
+    }
+    if let Some((runs, mib, (kernel, saved))) = qemu {
+        let command = snapshots::qemu_incoming(kernel, mib, saved);
+        contenders.push(Contender::new(&format!("QEMU microvm -incoming, {mib} MiB"), command, runs));
+    }
+    for contender in &mut contenders {
+        // Once for the page cache.
+        drop(Running::timed(&mut contender.command)?);
+    }
+    for run in 0..runs {
+        // Each in turn, and not always behind the same one.
+        let first = run % contenders.len();
+        for number in 0..contenders.len() {
+            let number = (first + number) % contenders.len();
+            contenders[number].run(pause)?;
+        }
+    }
+    Ok(table(&contenders))
+}
+
+fn table(contenders: &[Contender]) -> Table {
+    let columns =
+        ["exec to first guest byte, ms", "runs", "min", "p50", "p90", "p99", "p50 / floor", "min / floor"];
+    let mut table = Table::new(&columns);
+    let mut floor: Option<&Times> = None;
+    for Contender { name, times, .. } in contenders {
+        let mut cells = vec![name.clone(), times.len().to_string()];
+        cells.extend(times.cells());
+        if name.starts_with("floor") {
+            floor = Some(times);
+        } else if let (true, Some(floor)) = (name.starts_with("volt-vmm"), floor) {
+            cells.push(format!("{:.2}", ratio(times.percentile(50), floor.percentile(50))));
+            cells.push(format!("{:.2}", ratio(times.min(), floor.min())));
+        }
+        table.row(cells);
+    }
+    table
+}

@@ -1,0 +1,27 @@
+//! What the benchmarks share: the programs they run beside volt-vmm, and how they time, count and print.
+
+pub mod host;
+pub mod process;
+pub mod programs;
+pub mod scratch;
+pub mod snapshots;
+pub mod stats;
+pub mod table;
+
+/// An error that ends a benchmark; its text is for the one who runs it.
+pub type Result<T> = std::result::Result<T, String>;
+
+/// Turns any error into the text that ends a benchmark.
+pub trait OrSay<T> {
+    /// `act` is what could not be done, as in "start QEMU".
+    ///
+    /// # Errors
+    /// The error it had.
+    fn or_say(self, act: &str) -> Result<T>;
+}
+
+impl<T, E: std::error::Error> OrSay<T> for std::result::Result<T, E> {
+    fn or_say(self, act: &str) -> Result<T> {
+        self.map_err(|error| format!("cannot {act}: {}", volt_vmm::report(&error)))
+    }
+}

@@ -1,0 +1,82 @@
+//! Processes that are timed: from exec to the first byte on standard output.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::{OrSay, Result};
+
+/// A running process, ended with its owner.
+#[derive(Debug)]
+pub struct Running(Child);
+
+impl Running {
+    /// Starts it, its output in a pipe.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let child = command.spawn();
+        Ok(Self(child.or_say(&format!("run {}", command.get_program().display()))?))
+    }
+
+    /// Starts it, and tells how long it took to its first byte. Without anything to do between fork and exec the
+    /// standard library spawns as `vfork` does.
+    ///
+    /// # Errors
+    /// It cannot be started, or ends without a word.
+    pub fn timed(command: &mut Command) -> Result<(Self, Duration)> {
+        let start = Instant::now();
+        let mut running = Self::start(command)?;
+        let mut byte = [0];
+        let read = running.read(&mut byte);
+        let took = start.elapsed();
+        match read {
+            Ok(1) => Ok((running, took)),
+            _ => Err(format!("{} ended without a byte of output", command.get_program().display())),
+        }
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Reads its output until `word` has come.
+    ///
+    /// # Errors
+    /// Its output ended before.
+    pub fn wait_for(&mut self, word: &str) -> Result<()> {
+        let mut seen = Vec::new();
+        let mut buffer = [0; 4096];
+        while !seen.windows(word.len()).any(|window| window == word.as_bytes()) {
+            match self.read(&mut buffer) {
+                Ok(read @ 1..) => seen.extend_from_slice(&buffer[..read]),
+                _ => return Err(format!("no {word:?} in the output: {}", String::from_utf8_lossy(&seen))),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until it ends by itself.
+    ///
+    /// # Errors
+    /// It failed.
+    pub fn wait(&mut self) -> Result<()> {
+        let status = self.0.wait().or_say("wait for a process")?;
+        if status.success() { Ok(()) } else { Err(format!("a process ended with {status}")) }
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.0.stdout.as_mut().map_or(Ok(0), |output| output.read(buffer))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,8 @@
+//! What `build.rs` built, inside this program.
+
+/// The guest: prints `ready`, then a byte after another (PVH ELF).
+pub const CHATTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatter"));
+/// A static program that writes one byte.
+pub const EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty"));
+/// The floor as a static program: `floor DIGEST MEMORY`.
+pub const FLOOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/floor"));

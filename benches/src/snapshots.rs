@@ -1,0 +1,94 @@
+//! Snapshots of the bench guest, taken once and restored often.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::process::Running;
+use crate::scratch::Scratch;
+use crate::{OrSay, Result, programs};
+
+/// How long anything here may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Boots the bench guest with `mib` of memory under `volt_vmm` and snapshots it. Returns the snapshot's directory.
+///
+/// # Errors
+/// volt-vmm fails.
+pub fn by_volt_vmm(volt_vmm: &Path, scratch: &Scratch, mib: u64) -> Result<PathBuf> {
+    let (kernel, socket) = (scratch.program("chatter", programs::CHATTER)?, scratch.path("volt.sock"));
+    let dir = scratch.path(&format!("volt-{mib}"));
+    let mut run = Command::new(volt_vmm);
+    run.arg("run").arg("--kernel").arg(kernel).args(["--memory", &format!("{mib}M")]);
+    let mut vm = Running::start(run.arg("--api-socket").arg(&socket))?;
+    vm.wait_for("ready")?;
+    wait_for_file(&socket)?;
+    let mut snapshot = Command::new(volt_vmm);
+    snapshot.arg("snapshot").arg("create").arg(&dir).arg("--api-socket").arg(&socket);
+    Running::start(&mut snapshot)?.wait()?;
+    drop(vm);
+    let _ = fs::remove_file(socket);
+    Ok(dir)
+}
+
+/// The peer: QEMU's smallest machine, with what volt-vmm's has (irqchip, PIT, one serial port).
+#[must_use]
+pub fn qemu(kernel: &Path, mib: u64) -> Command {
+    let mut qemu = Command::new("qemu-system-x86_64");
+    qemu.args(["-M", "microvm,pic=on,pit=on,rtc=off,isa-serial=on,auto-kernel-cmdline=off"])
+        .args(["-accel", "kvm", "-cpu", "host,arch-capabilities=off", "-smp", "1", "-m", &mib.to_string()])
+        .args(["-nodefaults", "-no-user-config", "-nographic", "-serial", "stdio", "-kernel"])
+        .arg(kernel);
+    qemu
+}
+
+/// The command that restores what [`by_qemu`] saved.
+#[must_use]
+pub fn qemu_incoming(kernel: &Path, mib: u64, saved: &Path) -> Command {
+    let mut restore = qemu(kernel, mib);
+    restore.args(["-incoming", &format!("exec:cat {}", saved.display())]);
+    restore
+}
+
+/// Boots the bench guest with `mib` of memory under QEMU and saves it in a file. Returns the kernel and the file.
+///
+/// # Errors
+/// There is no QEMU, or it fails.
+pub fn by_qemu(scratch: &Scratch, mib: u64) -> Result<(PathBuf, PathBuf)> {
+    let (kernel, socket) = (scratch.program("chatter", programs::CHATTER)?, scratch.path("qemu.sock"));
+    let saved = scratch.path(&format!("qemu-{mib}"));
+    let mut run = qemu(&kernel, mib);
+    run.args(["-monitor", &format!("unix:{},server=on,wait=off", socket.display())]);
+    let mut vm = Running::start(&mut run)?;
+    vm.wait_for("ready")?;
+    let mut monitor = UnixStream::connect(&socket).or_say("reach QEMU's monitor")?;
+    monitor.set_read_timeout(Some(LIMIT)).or_say("set a time limit")?;
+    writeln!(monitor, "migrate \"exec:cat > {}\"", saved.display()).or_say("talk to QEMU")?;
+    let start = Instant::now();
+    let mut answers = String::new();
+    while !answers.contains("completed") {
+        if start.elapsed() > LIMIT || answers.contains("failed") {
+            return Err(format!("QEMU did not save its guest: {answers}"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        writeln!(monitor, "info migrate").or_say("talk to QEMU")?;
+        let mut buffer = [0; 4096];
+        let read = monitor.read(&mut buffer).or_say("listen to QEMU")?;
+        answers.push_str(&String::from_utf8_lossy(&buffer[..read]));
+    }
+    Ok((kernel, saved))
+}
+
+fn wait_for_file(path: &Path) -> Result<()> {
+    let start = Instant::now();
+    while !path.exists() {
+        if start.elapsed() > LIMIT {
+            return Err(format!("{} does not appear", path.display()));
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
