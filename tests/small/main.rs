@@ -1,2 +1,18 @@
 //! Tests with a small freestanding guest, on any KVM. A file per behaviour.
+
+mod bad_host;
+mod bad_kernel;
+mod bad_machine;
+mod bad_memory_file;
+mod bad_place;
+mod bad_request;
+mod bad_state;
+mod console_input;
 mod endings;
+mod library;
+mod on_disk;
+mod pausing;
+mod registers;
+mod restoring;
+mod terminal;
+mod timers;

@@ -29,7 +29,7 @@ pub enum Input<'a> {
     Null,
     /// From a file.
     File(&'a Path),
-    /// From a terminal, which is standard output and standard error too.
+    /// From a terminal, which is standard output too.
     Terminal(&'a Terminal),
 }
 
@@ -147,7 +147,7 @@ impl<'a> Boot<'a> {
         let mut command = Command::new(binary());
         command.args(self.arguments());
         if let Some(namespace) = self.namespace {
-            namespace.enter_in(&mut command);
+            namespace.apply(&mut command);
         }
         Outcome::of_command(&mut command)
     }
@@ -178,7 +178,7 @@ impl Launch<'_> {
         let mut command = Command::new(binary());
         command.args(&self.arguments);
         if let Some(namespace) = self.namespace {
-            namespace.enter_in(&mut command);
+            namespace.apply(&mut command);
         }
         // SAFETY: between fork and exec only a system call is made.
         unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) };
@@ -201,12 +201,13 @@ impl Launch<'_> {
         };
         let output = Transcript::of(read(child.stdout.take().map(OwnedFd::from)));
         let stderr = child.stderr.take().map_or_else(Transcript::default, Transcript::of);
+        let on_terminal = matches!(self.input, Input::Terminal(_));
         let typed = match self.input {
             Input::Test => typed.map(File::from),
             Input::Terminal(terminal) => Some(terminal.end()),
             _ => None,
         };
-        Guest::new(child, typed, output, stderr, scratch, socket)
+        Guest::new(child, typed, (output, stderr), on_terminal, scratch, socket)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use crate::boot::Boot;
+use crate::boot::{Boot, Input, Launch};
 use crate::outcome::{Outcome, number};
 use crate::patience::patience;
 use crate::rest;
@@ -22,6 +22,7 @@ pub struct Guest {
     child: Child,
     input: Option<File>,
     output: Transcript,
+    on_terminal: bool,
     stderr: Transcript,
     /// How much of the output has been waited for already.
     seen: usize,
@@ -36,15 +37,24 @@ impl Guest {
         Boot::small(cmdline).start()
     }
 
+    /// A process without a VM, which waits for one to be loaded or booted through its API.
+    #[must_use]
+    pub fn waiting() -> Self {
+        let scratch = Scratch::new();
+        let socket = scratch.fresh("api");
+        let arguments = vec!["--api-socket".into(), socket.clone().into()];
+        Launch { arguments, input: Input::Test, namespace: None }.start(scratch, socket)
+    }
+
     pub(crate) fn new(
         child: Child,
         input: Option<File>,
-        output: Transcript,
-        stderr: Transcript,
+        (output, stderr): (Transcript, Transcript),
+        on_terminal: bool,
         scratch: Scratch,
         socket: PathBuf,
     ) -> Self {
-        Self { child, input, output, stderr, seen: 0, scratch, socket }
+        Self { child, input, output, on_terminal, stderr, seen: 0, scratch, socket }
     }
 
     // ---- Its console ----
@@ -111,7 +121,6 @@ impl Guest {
     }
 
     /// All that the guest, paused, has said: waits until nothing comes any more.
-    #[must_use]
     pub fn settled_output(&self) -> String {
         self.output.settle();
         self.output.text()
@@ -235,7 +244,7 @@ impl Guest {
     pub fn kill(mut self) -> String {
         self.child.kill().expect("kill a child");
         self.child.wait().expect("wait for a child");
-        self.output.wait_end();
+        self.wait_output_end();
         self.output.text()
     }
 
@@ -247,7 +256,7 @@ impl Guest {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("wait for a child") {
-                self.output.wait_end();
+                self.wait_output_end();
                 return Outcome {
                     status: number(status),
                     stdout: self.output.text(),
@@ -261,6 +270,15 @@ impl Guest {
                 self.stderr()
             );
             std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// A pipe ends with the process; a terminal, of which the test keeps the other end, does not.
+    fn wait_output_end(&self) {
+        if self.on_terminal {
+            self.output.settle();
+        } else {
+            self.output.wait_end();
         }
     }
 

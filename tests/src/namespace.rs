@@ -43,7 +43,7 @@ impl Namespace {
     }
 
     /// Lets a command run in it.
-    pub(crate) fn enter_in(&self, command: &mut Command) {
+    pub fn apply(&self, command: &mut Command) {
         let namespace = self.clone();
         // SAFETY: between fork and exec only system calls are made, on strings that exist already.
         unsafe { command.pre_exec(move || Ok(namespace.enter()?)) };
@@ -77,6 +77,6 @@ impl Namespace {
 pub(crate) fn unavailable() -> Option<io::Error> {
     let mut command = Command::new("true");
     command.stdin(Stdio::null());
-    Namespace::Same.enter_in(&mut command);
+    Namespace::Same.apply(&mut command);
     command.status().err()
 }

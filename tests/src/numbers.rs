@@ -13,7 +13,6 @@ pub fn numbers(text: &str, name: &str) -> Vec<u64> {
 ///
 /// # Panics
 /// One is.
-#[must_use]
 pub fn consecutive(text: &str, name: &str) -> u64 {
     let found = numbers(text, name);
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);

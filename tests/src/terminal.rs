@@ -43,10 +43,11 @@ impl Terminal {
         format!("{input_modes:?} {output_modes:?} {control_modes:?} {local_modes:?} {special_codes:?}")
     }
 
-    /// Makes it the controlling terminal of a command, and all of its standard streams.
+    /// Makes it the controlling terminal of a command, and its standard input and output. (Its messages come
+    /// apart, so that they do not get between the guest's.)
     pub(crate) fn own<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let stream = || self.user.try_clone().expect("duplicate a terminal");
-        command.stdin(stream()).stdout(stream()).stderr(stream());
+        command.stdin(stream()).stdout(stream());
         let become_leader = || {
             rustix::process::setsid()?;
             rustix::process::ioctl_tiocsctty(rustix::stdio::stdin())?;

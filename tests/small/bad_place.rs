@@ -1,0 +1,127 @@
+//! Places where no snapshot can be made: an error, nothing left behind, and a guest that goes on.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use volt_tests::namespace::Namespace;
+use volt_tests::scratch::list;
+use volt_tests::{Boot, Guest, Scratch, needs};
+
+fn counting() -> Guest {
+    let mut guest = Guest::boot("count");
+    guest.wait_for("count");
+    guest
+}
+
+/// The snapshot is refused for `words`, and the guest counts on.
+fn refused(guest: &mut Guest, place: &Path, words: &[&str]) {
+    guest.try_snapshot(place).refused(words);
+    guest.next_number("count");
+    guest.next_number("count");
+    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Running""#));
+}
+
+#[test]
+fn a_place_that_is_taken() {
+    needs!(kvm);
+    let mut guest = counting();
+    let (directory, file, link) =
+        (guest.scratch().path("directory"), guest.scratch().path("file"), guest.scratch().path("link"));
+    fs::create_dir(&directory).unwrap();
+    fs::write(&file, "precious").unwrap();
+    std::os::unix::fs::symlink("nowhere", &link).unwrap();
+    let before = guest.scratch().list();
+    for place in [&directory, &file, &link] {
+        refused(&mut guest, place, &[place.to_str().unwrap(), "exists already"]);
+    }
+    let snapshot = guest.snapshot();
+    let untouched = snapshot.fingerprint();
+    refused(&mut guest, snapshot.directory(), &["exists already"]);
+    assert_eq!(snapshot.fingerprint(), untouched);
+    fs::remove_dir_all(snapshot.directory()).unwrap();
+    assert_eq!((fs::read_to_string(&file).unwrap().as_str(), guest.scratch().list()), ("precious", before));
+}
+
+#[test]
+fn a_place_in_no_directory() {
+    needs!(kvm);
+    let mut guest = counting();
+    let file = guest.scratch().path("file");
+    fs::write(&file, "").unwrap();
+    let nowhere = guest.scratch().path("nowhere");
+    refused(
+        &mut guest,
+        &nowhere.join("snapshot"),
+        &["create snapshot directory", nowhere.to_str().unwrap(), "No such file"],
+    );
+    refused(&mut guest, &file.join("snapshot"), &["create snapshot directory", "Not a directory"]);
+    refused(&mut guest, "/".as_ref(), &["/"]);
+    refused(&mut guest, "/proc/snapshot".as_ref(), &["create snapshot directory", "/proc"]);
+}
+
+#[test]
+fn a_full_disk() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let disk = scratch.path("disk");
+    fs::create_dir(&disk).unwrap();
+    // Room for the state, and for a part of the memory.
+    for kib in [4, 300, 2048] {
+        let namespace = Namespace::small_disk(&disk, kib);
+        let mut guest = Boot::small("count mib=16").inside(&namespace).start();
+        guest.wait_for("count");
+        let place = disk.join("snapshot");
+        refused(&mut guest, &place, &[place.to_str().unwrap(), "No space left"]);
+        let seen_by_the_child =
+            PathBuf::from(format!("/proc/{}/root", guest.pid())).join(disk.strip_prefix("/").unwrap());
+        assert_eq!(list(&seen_by_the_child), [""; 0], "left on the full disk");
+        // Elsewhere there is room.
+        guest.snapshot().restore().next_number("count");
+    }
+    assert_eq!(list(&disk), [""; 0]);
+}
+
+#[test]
+fn nobody_to_take_a_snapshot_of() {
+    let scratch = Scratch::new();
+    let (socket, place) = (scratch.path("api"), scratch.path("snapshot"));
+    let create = || {
+        let arguments = [
+            "snapshot".as_ref(),
+            "create".as_ref(),
+            place.as_os_str(),
+            "--api-socket".as_ref(),
+            socket.as_os_str(),
+        ];
+        volt_tests::Outcome::of(arguments)
+    };
+    create().refused(&["socket", socket.to_str().unwrap(), "there is none"]);
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    create().refused(&["socket", socket.to_str().unwrap(), "nobody listens"]);
+    fs::remove_file(&socket).unwrap();
+    fs::write(&socket, "").unwrap();
+    create().refused(&["socket", socket.to_str().unwrap()]);
+    assert_eq!(scratch.list(), ["api"]);
+}
+
+#[test]
+fn an_api_socket_that_is_taken_starts_no_guest() {
+    needs!(kvm);
+    let guest = counting();
+    let socket = guest.socket().to_str().unwrap();
+    let second = || {
+        let kernel = volt_tests::small_guest();
+        volt_tests::Outcome::of([
+            "run",
+            "--kernel",
+            kernel.to_str().unwrap(),
+            "--cmdline",
+            "hello",
+            "--api-socket",
+            socket,
+        ])
+    };
+    drop(volt_tests::rest::connect(guest.socket()));
+    second().refused(&["socket", socket, "in use"]);
+    assert_eq!(guest.ask("GET", "/", "").0, 200);
+}

@@ -1,0 +1,105 @@
+//! Standard input in all its forms. None of them spins, and none ends the guest.
+
+use std::time::Duration;
+
+use volt_tests::{Boot, Guest, Input, Scratch, needs};
+
+#[test]
+fn what_is_typed_reaches_the_guest() {
+    needs!(kvm);
+    let mut guest = Guest::boot("echo");
+    guest.wait_for("ready").type_in("hello there\n").wait_for("hello there\n");
+}
+
+#[test]
+fn more_than_the_fifo_holds_arrives_whole() {
+    needs!(kvm);
+    let text: String = (0..500).map(|n| format!("{n} ")).collect();
+    let mut guest = Guest::boot("echo");
+    guest.wait_for("ready\n").type_in(&text).type_in("\n").wait_for(&text);
+}
+
+#[test]
+fn input_works_after_a_restore() {
+    needs!(kvm);
+    let mut guest = Guest::boot("echo");
+    guest.wait_for("ready").type_in("one\n").wait_for("one\n");
+    for word in ["two\n", "three\n"] {
+        guest = guest.snapshot().restore();
+        guest.type_in(word).wait_for(word);
+    }
+}
+
+#[test]
+fn input_that_the_guest_has_not_taken_is_part_of_the_snapshot() {
+    needs!(kvm);
+    let mut guest = Guest::boot("echo");
+    guest.wait_for("ready");
+    guest.pause();
+    guest.type_in("kept\n");
+    std::thread::sleep(Duration::from_millis(300));
+    guest.snapshot().restore().wait_for("kept\n");
+}
+
+#[test]
+fn a_file_is_typed_in_and_its_end_is_no_end_of_the_guest() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let file = scratch.path("input");
+    std::fs::write(&file, "from a file\n").unwrap();
+    let mut guest = Boot::small("echo").input(Input::File(&file)).start();
+    guest.wait_for("from a file\n");
+    assert!(guest.is_running());
+    let mut restored = guest.snapshot().restore_with(Input::File(&file));
+    restored.wait_for("from a file\n");
+}
+
+#[test]
+fn an_idle_guest_costs_nearly_no_processor_time_whatever_its_input() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let file = scratch.path("input");
+    std::fs::write(&file, "x").unwrap();
+    for input in [Input::Test, Input::Ended, Input::Null, Input::File(&file)] {
+        let name = format!("{input:?}");
+        let mut guest = Boot::small("echo").input(input).start();
+        guest.wait_for("ready");
+        guest.settled_output();
+        let before = guest.processor_time();
+        std::thread::sleep(Duration::from_secs(1));
+        let used = guest.processor_time() - before;
+        assert!(used < Duration::from_millis(300), "{name}: {used:?} of a second");
+        assert!(guest.is_running(), "{name}");
+    }
+}
+
+#[test]
+fn output_that_nobody_reads_does_not_keep_a_guest_from_being_paused_and_ended() {
+    needs!(kvm);
+    use std::process::{Command, Stdio};
+    let scratch = Scratch::new();
+    let socket = scratch.path("api");
+    let mut command = Command::new(volt_tests::boot::binary());
+    command.args(["run", "--memory", "64M", "--cmdline", "count", "--kernel"]).arg(volt_tests::small_guest());
+    // A pipe that is never read: full after 64 KiB.
+    command
+        .arg("--api-socket")
+        .arg(&socket)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let ask = |method, path, body| volt_tests::rest::ask(&socket, method, path, body).0;
+    assert_eq!(ask("PATCH", "/vm", r#"{"state":"Paused"}"#), 204);
+    assert_eq!(ask("PATCH", "/vm", r#"{"state":"Resumed"}"#), 204);
+    assert_eq!(ask("PUT", "/v1/stop", ""), 204);
+    let ended = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        child.try_wait().unwrap().is_some()
+    });
+    if !ended {
+        child.kill().unwrap();
+    }
+    assert!(ended, "stuck in its output");
+}

@@ -1,0 +1,103 @@
+//! The library in a program of its own: this one.
+
+use volt_tests::{Recorder, Scratch, needs, numbers, small_guest, wait_until};
+use volt_vmm::{Ending, RestoreOptions, RunState, Snapshot, Store, Vm};
+
+fn counting(recorder: &Recorder) -> Vm {
+    let builder = Vm::builder().kernel(&small_guest()).cmdline("count mib=4").memory_mib(64);
+    builder.console(recorder.console()).start().unwrap()
+}
+
+fn store(scratch: &Scratch) -> Store {
+    Store::open(&format!("file://{}", scratch.directory().display())).unwrap()
+}
+
+#[test]
+fn two_vms_run_in_one_process_and_know_nothing_of_each_other() {
+    needs!(kvm);
+    let recorders = [Recorder::default(), Recorder::default()];
+    let vms = recorders.each_ref().map(counting);
+    recorders.iter().for_each(|recorder| recorder.wait_for("count 10\n"));
+    vms[0].pause().unwrap();
+    let (first, second) = (recorders[0].text(), recorders[1].text());
+    wait_until("the other goes on", || recorders[1].text().len() > second.len() + 20);
+    assert_eq!(recorders[0].text(), first);
+    assert_eq!((vms[0].state(), vms[1].state()), (RunState::Paused, RunState::Running));
+    vms[1].stop();
+    assert_eq!(vms[1].wait_ending().unwrap(), Ending::Stopped);
+    vms[0].resume().unwrap();
+    wait_until("the first goes on", || recorders[0].text().len() > first.len() + 20);
+    assert!(recorders.iter().all(|recorder| !recorder.text().contains("WRONG")));
+}
+
+#[test]
+fn clones_run_beside_their_original() {
+    needs!(kvm);
+    let (scratch, recorder) = (Scratch::new(), Recorder::default());
+    let vm = counting(&recorder);
+    recorder.wait_for("count 10\n");
+    vm.snapshot(&store(&scratch), "warm").unwrap();
+    let warm = Snapshot::open(&store(&scratch), "warm").unwrap();
+    let recorders = [Recorder::default(), Recorder::default()];
+    let clones = recorders.each_ref().map(|recorder| {
+        let options = RestoreOptions { console: recorder.console(), resume: true };
+        warm.restore_with(options).unwrap()
+    });
+    for recorder in &recorders {
+        wait_until("a clone counts on", || {
+            numbers(&recorder.text(), "count").last().is_some_and(|&n| n > 60)
+        });
+        assert!(numbers(&recorder.text(), "count")[0] >= 10 && !recorder.text().contains("WRONG"));
+    }
+    drop(clones);
+    let before = recorder.text().len();
+    wait_until("the original goes on", || recorder.text().len() > before + 20);
+}
+
+#[test]
+fn a_vm_that_is_dropped_is_gone() {
+    needs!(kvm);
+    let threads = || {
+        volt_tests::scratch::list("/proc/self/task".as_ref())
+            .iter()
+            .filter(|id| {
+                let name = std::fs::read_to_string(format!("/proc/self/task/{id}/comm")).unwrap_or_default();
+                name.starts_with("volt-vcpu9")
+            })
+            .count()
+    };
+    let builder = Vm::builder().kernel(&small_guest()).cmdline("stuck").memory_mib(64).vcpus(10);
+    let vm = builder.start().unwrap();
+    wait_until("its threads are there", || threads() == 1);
+    drop(vm);
+    wait_until("they are gone", || threads() == 0);
+}
+
+#[test]
+fn a_vm_ends_by_itself_in_the_way_it_says() {
+    needs!(kvm);
+    for (cmdline, ending) in
+        [("hello", Ending::Poweroff), ("reboot", Ending::Reboot), ("triple-fault", Ending::TripleFault)]
+    {
+        let vm = Vm::builder().kernel(&small_guest()).cmdline(cmdline).start().unwrap();
+        assert_eq!(vm.wait_ending().unwrap(), ending);
+        assert_eq!(vm.state(), RunState::Ended);
+        let again = vm.resume().unwrap_err().to_string();
+        assert!(again.contains("has ended"), "{again}");
+        assert!(vm.snapshot(&store(&Scratch::new()), "late").is_err());
+        assert_eq!(vm.wait().is_err(), ending == Ending::TripleFault);
+    }
+}
+
+#[test]
+fn a_vm_can_be_started_paused() {
+    needs!(kvm);
+    let recorder = Recorder::default();
+    let builder = Vm::builder().kernel(&small_guest()).cmdline("hello").console(recorder.console());
+    let vm = builder.start_paused().start().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert_eq!((vm.state(), recorder.text().as_str()), (RunState::Paused, ""));
+    vm.resume().unwrap();
+    vm.wait().unwrap();
+    assert_eq!(recorder.text(), "hello\n");
+}
