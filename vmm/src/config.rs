@@ -4,6 +4,7 @@
 use std::fmt;
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -143,7 +144,8 @@ impl FileRef {
     /// [`Error::File`] names the file and the act.
     pub fn open(&self, what: &'static str) -> Result<File> {
         let opened = match self {
-            Self::Path(path) => File::open(path),
+            // A pipe that nobody writes is not waited for.
+            Self::Path(path) => File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path),
             Self::Fd(fd) => duplicate(*fd),
         };
         opened.map_err(|source| Error::file(what, self.to_string(), source))

@@ -1,6 +1,8 @@
 //! Opens a snapshot, once, and restores any number of VMs from it.
 
 use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,7 +58,7 @@ impl Snapshot {
     pub fn open(store: &Store, name: &str) -> Result<Self> {
         let path = store.path_of(name)?;
         let state_path = path.join(STATE_FILE);
-        let file = std::fs::read(&state_path).map_err(|source| missing(&path, &state_path, source))?;
+        let file = read_state(&path, &state_path)?;
         let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
         step_done("state load, CRC");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
@@ -136,18 +138,32 @@ impl Snapshot {
     }
 }
 
+fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
+    let (mut file, len) = open_regular(snapshot, path)?;
+    let mut bytes = Vec::with_capacity(len as usize);
+    file.read_to_end(&mut bytes).map_err(|source| Error::file("read", path.display(), source))?;
+    Ok(bytes)
+}
+
 fn open_memory(snapshot: &Path, len: u64) -> Result<File> {
     let path = snapshot.join(MEMORY_FILE);
-    let file = File::open(&path).map_err(|source| missing(snapshot, &path, source))?;
+    let (file, found) = open_regular(snapshot, &path)?;
+    if found != len {
+        let problem = format!("is {found} bytes long, but {STATE_FILE} says {len}");
+        return Err(Error::snapshot(path, problem));
+    }
+    Ok(file)
+}
+
+/// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited for.
+fn open_regular(snapshot: &Path, path: &Path) -> Result<(File, u64)> {
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let file = opened.map_err(|source| missing(snapshot, path, source))?;
     let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
     if !metadata.is_file() {
         return Err(Error::snapshot(path, "is not a regular file"));
     }
-    if metadata.len() != len {
-        let problem = format!("is {} bytes long, but {STATE_FILE} says {len}", metadata.len());
-        return Err(Error::snapshot(path, problem));
-    }
-    Ok(file)
+    Ok((file, metadata.len()))
 }
 
 /// A file that should be there and cannot be opened.
