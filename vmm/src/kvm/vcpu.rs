@@ -35,6 +35,9 @@ const LVT_TIMER_TSC_DEADLINE: u32 = 2 << 17;
 const LVT_EXTINT: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
 
+/// The bit of XCR0 that is always set.
+const XCR0_X87: u64 = 1;
+
 /// Two TSC frequencies count as one when they differ by no more than this: KVM's own tolerance
 /// (`tsc_tolerance_ppm` of arch/x86/kvm/x86.c).
 const TSC_TOLERANCE_PPM: u64 = 250;
@@ -89,6 +92,7 @@ impl Vcpu {
     /// processors need no more; they wait for their SIPI.
     pub(crate) fn prepare_boot(&self, cpuid: &[CpuidEntry]) -> Result<()> {
         self.set_cpuid(cpuid)?;
+        self.enable_xstate(cpuid)?;
         let misc_enable_fast_strings = Msr { index: msr::MISC_ENABLE, value: Some(1) };
         let mtrrs_on_write_back = Msr { index: msr::MTRR_DEF_TYPE, value: Some(1 << 11 | 6) };
         msr::write(&self.fd, [misc_enable_fast_strings, mtrrs_on_write_back])?;
@@ -99,6 +103,15 @@ impl Vcpu {
             }
         }
         self.fd.set_lapic(&lapic).or_refused("KVM_SET_LAPIC")
+    }
+
+    /// Switches on every XSAVE component the guest was shown, as its kernel would do first thing. An emulated AMD
+    /// processor (QEMU 7.2) does not tell KVM of a guest's XSETBV, so KVM would keep taking the new XCR0 away again.
+    fn enable_xstate(&self, cpuid: &[CpuidEntry]) -> Result<()> {
+        let Some(xstate) = cpuid.iter().find(|entry| (entry.function, entry.index) == (0xd, 0)) else { return Ok(()) };
+        let value = u64::from(xstate.edx) << 32 | u64::from(xstate.eax);
+        let xcr0 = Xcr { xcr: 0, value: value | XCR0_X87 };
+        self.fd.set_xcrs(&xcrs_to_kvm(&[xcr0])?).or_refused("KVM_SET_XCRS")
     }
 
     /// Gives the boot vCPU the registers that the kernel's boot protocol asks for.
