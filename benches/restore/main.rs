@@ -20,7 +20,7 @@ use options::Options;
 use report::Report;
 use subject::Subject;
 use volt_benches::scratch::Scratch;
-use volt_benches::{OrSay, Result, host, programs, snapshots};
+use volt_benches::{OrSay, Result, host, process, programs, snapshots};
 
 fn main() -> ExitCode {
     let outcome = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
@@ -49,6 +49,9 @@ fn run(options: &Options) -> Result<()> {
     eprintln!("making the snapshots");
     let make = |&mib: &u64| Subject::make(&volt_vmm, &scratch, mib);
     let subjects = options.memory_mib.iter().map(make).collect::<Result<Vec<_>>>()?;
+    if options.realtime {
+        process::go_first()?;
+    }
     let mut report = Report::new(options, host::load());
     if options.measures("whole") {
         let mib = options.memory_mib.iter().copied().min().unwrap_or(128);

@@ -15,10 +15,12 @@ cargo bench -p volt-benches --bench restore [-- OPTION...]
   --qemu-runs N     runs of QEMU microvm at the smallest memory size (default 15; 0 leaves it out)
   --volt-vmm FILE   the program to measure (default: built from this tree)
   --pause MS        between two runs (default 5)
+  --realtime        everything that is measured goes before all other programs (SCHED_FIFO, for root):
+                    for a machine that does something else too
   --write-docs      put the result in docs/benchmarks.md
   --help
 
-Run it on a machine that does nothing else. In the lab: benches/lab.sh";
+Run it on a machine that does nothing else, or with --realtime. In the lab: benches/lab.sh";
 
 /// See [`HELP`].
 #[derive(Debug)]
@@ -29,6 +31,7 @@ pub struct Options {
     pub qemu_runs: usize,
     pub volt_vmm: Option<PathBuf>,
     pub pause_ms: u64,
+    pub realtime: bool,
     pub write_docs: bool,
     /// As given, for the record.
     pub line: String,
@@ -49,6 +52,7 @@ impl Options {
             qemu_runs: 15,
             volt_vmm: None,
             pause_ms: 5,
+            realtime: false,
             write_docs: false,
             line: given.join(" "),
         };
@@ -64,6 +68,7 @@ impl Options {
                 "--qemu-runs" => options.qemu_runs = number(&value()?)?,
                 "--volt-vmm" => options.volt_vmm = Some(value()?.into()),
                 "--pause" => options.pause_ms = number(&value()?)?,
+                "--realtime" => options.realtime = true,
                 "--write-docs" => options.write_docs = true,
                 "--help" => return Ok(None),
                 _ => return Err(format!("{option}: no such option\n\n{HELP}")),
