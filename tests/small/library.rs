@@ -4,7 +4,7 @@ use volt_tests::{Recorder, Scratch, needs, numbers, small_guest, wait_until};
 use volt_vmm::{Ending, RestoreOptions, RunState, Snapshot, Store, Vm};
 
 fn counting(recorder: &Recorder) -> Vm {
-    let builder = Vm::builder().kernel(&small_guest()).cmdline("count mib=4").memory_mib(64);
+    let builder = Vm::builder().kernel(small_guest()).cmdline("count mib=4").memory_mib(64);
     builder.console(recorder.console()).start().unwrap()
 }
 
@@ -66,7 +66,7 @@ fn a_vm_that_is_dropped_is_gone() {
             })
             .count()
     };
-    let builder = Vm::builder().kernel(&small_guest()).cmdline("stuck").memory_mib(64).vcpus(10);
+    let builder = Vm::builder().kernel(small_guest()).cmdline("stuck").memory_mib(64).vcpus(10);
     let vm = builder.start().unwrap();
     wait_until("its threads are there", || threads() == 1);
     drop(vm);
@@ -79,7 +79,7 @@ fn a_vm_ends_by_itself_in_the_way_it_says() {
     for (cmdline, ending) in
         [("hello", Ending::Poweroff), ("reboot", Ending::Reboot), ("triple-fault", Ending::TripleFault)]
     {
-        let vm = Vm::builder().kernel(&small_guest()).cmdline(cmdline).start().unwrap();
+        let vm = Vm::builder().kernel(small_guest()).cmdline(cmdline).start().unwrap();
         assert_eq!(vm.wait_ending().unwrap(), ending);
         assert_eq!(vm.state(), RunState::Ended);
         let again = vm.resume().unwrap_err().to_string();
@@ -93,7 +93,7 @@ fn a_vm_ends_by_itself_in_the_way_it_says() {
 fn a_vm_can_be_started_paused() {
     needs!(kvm);
     let recorder = Recorder::default();
-    let builder = Vm::builder().kernel(&small_guest()).cmdline("hello").console(recorder.console());
+    let builder = Vm::builder().kernel(small_guest()).cmdline("hello").console(recorder.console());
     let vm = builder.start_paused().start().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_eq!((vm.state(), recorder.text().as_str()), (RunState::Paused, ""));

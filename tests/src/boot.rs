@@ -62,6 +62,12 @@ impl<'a> Boot<'a> {
         Self::linux_of("VOLT_KERNEL")
     }
 
+    /// The same with all of the kernel's messages.
+    #[must_use]
+    pub fn linux_loud() -> Self {
+        Self { cmdline: "console=ttyS0 reboot=k panic=-1".to_owned(), ..Self::linux() }
+    }
+
     /// The kernel that an environment variable names, with the project's init.
     ///
     /// # Panics

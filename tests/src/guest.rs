@@ -142,6 +142,14 @@ impl Guest {
         self
     }
 
+    /// Waits until Linux's init takes orders, and gives the guest's uptime then, in seconds.
+    ///
+    /// # Panics
+    /// As [`Guest::wait_for`].
+    pub fn wait_until_ready(&mut self) -> f64 {
+        self.next_line("volt-init: ready ").parse().expect("an uptime")
+    }
+
     /// Gives Linux's init an order, waits until it is carried out, and gives the lines of the answer.
     ///
     /// # Panics

@@ -1,0 +1,175 @@
+#!/usr/bin/env bash
+# Checks that need no guest: format, lints, documentation, and the rules of the house that no compiler knows.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+PATH=$PATH:$HOME/.cargo/bin
+
+LONGEST=600
+
+# Imports point down only. A module of vmm/src, and which others of it it may use beside EVERYONE. What is not listed is an
+# error: add a new module here, and think about where it stands.
+EVERYONE="config error persist sync timing"
+declare -A MAY_USE=(
+    [vm]="console control devices machine memory shell snapshot store"
+    [snapshot]="console kvm machine memory shell store vm" # an opened snapshot restores itself to a Vm
+    [machine]="console control cpu devices kvm memory shell"
+    [shell]="control cpu kvm memory"
+    [cpu]="control devices kvm memory"  # cpu and control know each other: a vCPU thread is what is started and parked
+    [control]="cpu"
+    [devices]="console control cpu kvm memory" # cpu for the board that carries the buses, nothing above it
+    [doctor]="kvm"
+    [kvm]=""
+    [memory]=""
+    [console]=""
+    [store]=""
+    [persist]=""
+    [timing]=""
+    [sync]=""
+    [config]=""
+    [error]=""
+)
+# Stricter than EVERYONE: these use nothing but what is listed.
+declare -A ONLY=([store]="config error" [memory]="error sync timing" [error]="" [config]="error" [sync]="" [timing]="")
+# What a crate may not name: crate directory, and a pattern over Cargo.toml's dependencies.
+declare -A FOREIGN=(
+    [kernel]='^(volt-(vmm|api|tests|benches)|kvm-|vmm-sys-util)'
+    [kernel/guest]='^(volt-|kvm-)'
+    [vmm]='^(volt-(api|tests|benches)|tokio|axum|hyper|clap)'
+    [api]='^(volt-(kernel|tests|benches)|kvm-)'
+)
+
+usage() {
+    cat <<END
+Usage: scripts/check.sh [CHECK]...
+
+Runs all checks, or those named: ${CHECKS[*]}.
+Exit status 0 if all pass. Environment: CARGO_TARGET_DIR, as for cargo.
+END
+}
+
+# ---- What cargo knows ------------------------------------------------------------------------------------------------
+
+check_format() { cargo fmt --all --check; }
+
+# Unsafe blocks without a SAFETY comment are among the lints (Cargo.toml), for every crate that takes them over.
+check_lints() {
+    local manifest wrong=0
+    for manifest in $(git ls-files '*/Cargo.toml'); do
+        grep -A 1 '^\[lints\]' "$manifest" | grep -q '^workspace = true' && continue
+        echo "$manifest: does not take over the workspace's lints"
+        wrong=1
+    done
+    cargo clippy --quiet --locked --workspace --all-targets -- -D warnings && return "$wrong"
+}
+
+check_documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps; }
+
+# ---- The rules of the house ------------------------------------------------------------------------------------------
+
+rust_files() { git ls-files --cached --others --exclude-standard "$@" | grep '\.rs$'; }
+
+# A file without its comments and, since they stand last, its tests.
+code_of() { sed -e '/^#\[cfg(test)\]$/,$d' -e 's|//.*||' "$1"; }
+
+is_test_file() {
+    case ${1##*/} in tests.rs | testing.rs | *_tests.rs) return 0 ;; *) return 1 ;; esac
+}
+
+check_imports() {
+    local file module used allowed wrong=0 crate
+    for file in $(rust_files vmm/src); do
+        module=${file#vmm/src/}
+        module=${module%%/*}
+        module=${module%.rs}
+        if [ "$module" = lib ] || is_test_file "$file"; then continue; fi
+        if [ -z "${MAY_USE[$module]+listed}" ]; then
+            echo "$file: scripts/check.sh does not know what $module may use"
+            wrong=1
+            continue
+        fi
+        allowed="$module ${ONLY[$module]-$EVERYONE ${MAY_USE[$module]}}"
+        if code_of "$file" | grep -nE 'crate::(\{|[A-Z])'; then
+            echo "$file: name the module, one a line, so that this check can read it"
+            wrong=1
+        fi
+        case $file in
+            vmm/src/*/*) used='super::super::' ;;
+            *) used='\bsuper::' ;;
+        esac
+        if code_of "$file" | grep -nE "$used"; then
+            echo "$file: reaches other modules through super:: (write crate::)"
+            wrong=1
+        fi
+        for used in $(code_of "$file" | grep -oE 'crate::[a-z_]+' | sed 's/crate:://' | sort -u); do
+            [ -e "vmm/src/$used.rs" ] || [ -d "vmm/src/$used" ] || continue
+            case " $allowed " in *" $used "*) continue ;; esac
+            echo "$file: $module may not use $used"
+            wrong=1
+        done
+    done
+    for crate in "${!FOREIGN[@]}"; do
+        if grep -nE "${FOREIGN[$crate]}" "$crate/Cargo.toml"; then
+            echo "$crate: may not depend on that"
+            wrong=1
+        fi
+    done
+    # Doctor and errors speak of it; only one module opens it.
+    for file in $(rust_files vmm/src api/src kernel/src | grep -v '^vmm/src/kvm/'); do
+        if code_of "$file" | grep -nE '(open|File::options|OpenOptions).*"/dev/kvm"|Kvm::new'; then
+            echo "$file: only vmm/src/kvm may open /dev/kvm"
+            wrong=1
+        fi
+    done
+    return "$wrong"
+}
+
+check_files() {
+    local file lines wrong=0
+    for file in $(rust_files); do
+        lines=$(wc -l <"$file")
+        if [ "$lines" -gt "$LONGEST" ]; then
+            echo "$file: $lines lines, more than $LONGEST"
+            wrong=1
+        fi
+        if [ "$(head -c 3 "$file")" != '//!' ]; then
+            echo "$file: does not open with //! and what it is"
+            wrong=1
+        fi
+    done
+    rust_files | xargs wc -l | sort -rn | sed -n '2,4s/^ */longest: /p'
+    return "$wrong"
+}
+
+check_scripts() {
+    local scripts
+    mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
+    if ! command -v shellcheck >/dev/null; then
+        echo "shellcheck is not installed: only the syntax was looked at"
+        local script wrong=0
+        for script in "${scripts[@]}"; do bash -n "$script" || wrong=1; done
+        return "$wrong"
+    fi
+    shellcheck "${scripts[@]}"
+}
+
+CHECKS=(format lints documentation imports files scripts)
+
+case ${1-} in
+    --help | -h) usage && exit 0 ;;
+    -*) echo "check: unknown option $1 (see --help)" >&2 && exit 1 ;;
+esac
+[ $# -gt 0 ] || set -- "${CHECKS[@]}"
+failed=()
+for check in "$@"; do
+    if ! declare -F "check_$check" >/dev/null; then
+        echo "check: there is no check $check (see --help)" >&2
+        exit 1
+    fi
+    started=$SECONDS
+    if "check_$check"; then verdict=ok; else verdict=FAILED && failed+=("$check"); fi
+    echo "check: $check: $verdict ($((SECONDS - started)) s)"
+done
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "check: failed: ${failed[*]}"
+    exit 1
+fi

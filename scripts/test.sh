@@ -1,0 +1,177 @@
+#!/usr/bin/env bash
+# Sets up what the tests need and runs them all: unit and documentation tests, whole-program tests with small guests on this
+# host's KVM, and whole-program tests with Linux, natively where this KVM runs it and in the lab where not.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+PATH=$PATH:$HOME/.cargo/bin
+
+LAB_SECONDS=${VOLT_LAB_SECONDS:-1200}
+LAB_MEMORY=3072
+TARGET=${CARGO_TARGET_DIR:-target}
+ALL=(unit small linux)
+
+usage() {
+    cat <<END
+Usage: scripts/test.sh [--lab] [SUITE]...
+
+Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
+The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
+
+  --lab    run the whole-program tests in the lab even where this host's KVM could run them
+
+Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default 1200).
+END
+}
+
+say() { echo "test: $*"; }
+
+# stage NAME COMMAND...: runs it with its output on the screen and in the log, and says how long it took.
+stage() {
+    local name=$1 started=$SECONDS
+    shift
+    echo
+    say "$name"
+    if "$@" </dev/null 2>&1 | tee -a "$log"; then
+        say "$name: $((SECONDS - started)) s"
+    else
+        say "$name: FAILED after $((SECONDS - started)) s"
+        broken+=("$name")
+        return 1
+    fi
+    times+=("$name $((SECONDS - started)) s")
+}
+
+# ---- Set-up ----------------------------------------------------------------------------------------------------------
+
+# Each leaves the path of what it made in a file: a stage runs in a pipeline.
+make_kernel() { kernel/build.sh >"$work/kernel"; }
+make_init() { kernel/guest/build.sh >"$work/initrd"; }
+make_stock_kernel() { scripts/lab.sh --kernel-image >"$work/stock"; }
+make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
+
+# The whole-program tests' executables, as $work/small and $work/linux.
+make_whole_program_tests() {
+    cargo test --quiet --locked --package volt-tests --no-run --message-format=json >"$work/built" || return 1
+    local test executable
+    for test in small linux; do
+        executable=$(jq -r "select(.reason == \"compiler-artifact\" and .target.name == \"$test\" and .executable) | .executable" \
+            "$work/built")
+        ln -sf "$executable" "$work/$test" || return 1
+    done
+}
+
+# ---- Suites ----------------------------------------------------------------------------------------------------------
+
+unit_tests() { cargo test --quiet --locked --workspace --exclude volt-tests; }
+
+# natively TEST: on this host's KVM.
+natively() {
+    VOLT_VMM=$program VOLT_SKIPPED=$skipped VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
+        VOLT_STOCK_KERNEL=$(cat "$work/stock") "$(readlink "$work/$1")"
+}
+
+# in_lab TEST...: one boot of the lab for all of them.
+in_lab() {
+    local status=0 files=() test
+    for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
+    # shellcheck disable=SC2016 # expanded in the lab
+    scripts/lab.sh --time "$LAB_SECONDS" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
+        --file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd" \
+        --file "$(cat "$work/stock"):/lab/stock" --out /lab/skipped:"$work/skipped-in-lab" \
+        sh -c '
+            mkdir /lab/scratch && : >/lab/skipped
+            export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
+            export VOLT_STOCK_KERNEL=/lab/stock VOLT_SKIPPED=/lab/skipped
+            status=0
+            for test in "$@"; do /lab/tests/$test --test-threads=1 || status=1; done
+            exit $status
+        ' sh "$@" || status=$?
+    [ ! -e "$work/skipped-in-lab" ] || cat "$work/skipped-in-lab" >>"$skipped"
+    return "$status"
+}
+
+# ---- The sum ---------------------------------------------------------------------------------------------------------
+
+# count WORD: the sum of "N WORD" over the closing lines of all test executables.
+count() { grep -aoE '^test result:.*' "$log" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'; }
+
+summary() {
+    local passed failed skips name
+    passed=$(count passed) failed=$(count failed) skips=$(wc -l <"$skipped")
+    # libtest knows no skipping at run time: a test that was skipped has returned, and counts as passed there.
+    passed=$((passed - skips))
+    skips=$((skips + $(count ignored)))
+    echo
+    for name in "${times[@]}"; do say "$name"; done
+    say "all of it: $SECONDS s"
+    [ ! -s "$skipped" ] || { say "SKIPPED, for want of something here:" && sed 's/^SKIPPED: /    /' "$skipped"; }
+    for name in "${broken[@]}"; do say "FAILED: $name"; done
+    # A suite that broke before any test could say so is a failure all the same.
+    [ ${#broken[@]} -eq 0 ] || [ "$failed" -gt 0 ] || failed=${#broken[@]}
+    echo "$passed passed, $failed failed, $skips skipped"
+    [ "$failed" -eq 0 ]
+}
+
+give_up() {
+    summary
+    exit 1
+}
+
+wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
+
+main() {
+    local lab="" suite where=() emulated=()
+    suites=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --lab) lab=yes ;;
+            --help | -h) usage && exit 0 ;;
+            unit | small | linux) suites+=("$1") ;;
+            *) echo "test: unknown argument $1 (see --help)" >&2 && exit 1 ;;
+        esac
+        shift
+    done
+    [ ${#suites[@]} -gt 0 ] || suites=("${ALL[@]}")
+
+    work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
+    trap 'rm -rf "$work"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    log=$work/log skipped=$work/skipped times=() broken=()
+    : >"$skipped"
+
+    stage "install what is missing" scripts/install-deps.sh || give_up
+    if wants small || wants linux; then
+        stage "guest kernel" make_kernel || give_up
+        stage "guest init" make_init || give_up
+        stage "stock kernel" make_stock_kernel || give_up
+        stage "volt-vmm" make_program || give_up
+        stage "build whole-program tests" make_whole_program_tests || give_up
+        program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-gnu/release/volt-vmm
+    fi
+
+    if wants unit; then stage "unit and documentation tests" unit_tests; fi
+    for suite in small linux; do
+        wants "$suite" || continue
+        if [ -z "$lab" ] && can_run "$suite"; then
+            where+=("$suite: natively, on this host's KVM")
+            stage "whole-program tests, $suite, natively" natively "$suite"
+        else
+            where+=("$suite: in the lab, on an emulated processor")
+            emulated+=("$suite")
+        fi
+    done
+    [ ${#emulated[@]} -eq 0 ] || stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+    for suite in "${where[@]}"; do times+=("whole-program tests, $suite"); done
+    summary
+}
+
+# can_run SUITE: whether this host's KVM can.
+can_run() {
+    case $1 in
+        small) [ -r /dev/kvm ] && [ -w /dev/kvm ] ;;
+        linux) "$program" doctor --can-run-linux >/dev/null 2>&1 ;;
+    esac
+}
+
+main "$@"

@@ -1,0 +1,160 @@
+//! A Linux that is snapshotted, killed and restored goes on as if nothing had happened.
+
+use volt_tests::{Boot, Guest, needs, numbers};
+
+/// A guest that counts, stepping through `mib` of checked memory.
+fn counting(boot: Boot<'_>, mib: u32) -> Guest {
+    let mut guest = boot.start();
+    guest.wait_until_ready();
+    guest.order(&format!("fill {mib}"));
+    guest.order("count");
+    while guest.next_number("count") < 3 {}
+    guest
+}
+
+/// Checks that the guest counts on from `count` and that its memory is whole.
+fn goes_on_from(guest: &mut Guest, count: u64) {
+    assert_eq!(guest.next_number("count"), count + 1);
+    assert_eq!(guest.next_number("count"), count + 2);
+    let generation = guest.order("check").into_iter().find(|line| line.starts_with("generation "));
+    assert!(generation.is_some(), "{}", guest.output());
+    assert!(!guest.output().contains("corrupt"), "{}", guest.output());
+}
+
+/// Pauses it, and says how far it has counted.
+fn paused_at(guest: &Guest) -> u64 {
+    guest.pause();
+    // In whole lines: a line that is cut in two by the snapshot would end in the restored guest's output.
+    loop {
+        let said = guest.settled_output();
+        if said.ends_with('\n') {
+            return *numbers(&said, "count").last().unwrap();
+        }
+        guest.resume();
+        guest.pause();
+    }
+}
+
+#[test]
+fn a_killed_guest_goes_on_from_its_count_with_its_memory_and_its_clock() {
+    needs!(linux);
+    let mut guest = counting(Boot::linux().vcpus(2), 16);
+    let clock = |guest: &mut Guest| -> Vec<u64> {
+        let answer = guest.order("clock");
+        let of =
+            |name: &str| answer.iter().find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap();
+        ["realtime ", "monotonic ", "boottime "].map(of).to_vec()
+    };
+    let before = clock(&mut guest);
+    guest.order("sleep 3000");
+    let count = paused_at(&guest);
+    let snapshot = guest.snapshot();
+    drop(guest);
+    let mut restored = snapshot.restore();
+    goes_on_from(&mut restored, count);
+    let slept: u64 = restored.next_line("slept 3000 took ").parse().unwrap();
+    assert!((3000..6000).contains(&slept), "slept {slept} ms");
+    let after = clock(&mut restored);
+    for (before, after) in before.into_iter().zip(after) {
+        let moved = (after - before) / 1_000_000;
+        assert!((2000..300_000).contains(&moved), "a clock moved by {moved} ms");
+    }
+    restored.order("poweroff");
+    assert_eq!(restored.wait_exit().status, 0);
+}
+
+#[test]
+fn a_running_guest_is_snapshotted_and_both_go_on() {
+    needs!(linux);
+    let mut guest = counting(Boot::linux(), 8);
+    let snapshot = guest.snapshot();
+    let mut restored = snapshot.restore();
+    for guest in [&mut guest, &mut restored] {
+        guest.next_number("count");
+        guest.order("check");
+        assert!(!guest.output().contains("corrupt"), "{}", guest.output());
+    }
+}
+
+#[test]
+fn two_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
+    needs!(linux);
+    let guest = counting(Boot::linux(), 8);
+    let count = paused_at(&guest);
+    let snapshot = guest.snapshot();
+    drop(guest);
+    let untouched = snapshot.fingerprint();
+    let mut clones = [snapshot.restore(), snapshot.restore()];
+    for clone in &mut clones {
+        goes_on_from(clone, count);
+    }
+    // They know nothing of each other.
+    clones[0].order("write /tmp/mine only here");
+    assert_eq!(clones[0].order("read /tmp/mine"), ["only here"]);
+    clones[1].type_in("read /tmp/mine\n").wait_for("error read: ");
+    drop(clones);
+    assert_eq!(snapshot.fingerprint(), untouched);
+}
+
+#[test]
+fn twenty_generations_of_snapshots() {
+    needs!(linux);
+    let mut guest = counting(Boot::linux(), 4);
+    for _ in 0..20 {
+        let count = paused_at(&guest);
+        guest = guest.snapshot().restore();
+        assert_eq!(guest.next_number("count"), count + 1);
+    }
+    let count = paused_at(&guest);
+    guest.resume();
+    goes_on_from(&mut guest, count);
+}
+
+#[test]
+fn a_guest_of_4_gib_comes_back_with_memory_above_the_hole() {
+    needs!(linux);
+    let guest = counting(Boot::linux().memory("4G"), 64);
+    let count = paused_at(&guest);
+    let snapshot = guest.snapshot();
+    drop(guest);
+    goes_on_from(&mut snapshot.restore(), count);
+}
+
+#[test]
+fn several_vcpus_come_back() {
+    needs!(linux);
+    let guest = counting(Boot::linux().vcpus(4), 4);
+    let count = paused_at(&guest);
+    let mut restored = guest.snapshot().restore();
+    drop(guest);
+    goes_on_from(&mut restored, count);
+    assert!(restored.order("cpus").contains(&"cpus 4".to_owned()));
+    restored.order("load 1");
+    restored.wait_for("loaded 1");
+}
+
+#[test]
+fn avx_registers_survive() {
+    needs!(linux);
+    let mut guest = Boot::linux().start();
+    guest.wait_until_ready();
+    guest.order("avx");
+    for _ in 0..3 {
+        let rounds = guest.next_number("avx ok");
+        guest = guest.snapshot().restore();
+        assert!(guest.next_number("avx ok") >= rounds);
+        guest.next_number("avx ok");
+        assert!(!guest.output().contains("corrupt"), "{}", guest.output());
+    }
+}
+
+#[test]
+fn the_console_takes_input_after_a_restore() {
+    needs!(linux);
+    let mut guest = Boot::linux().start();
+    guest.wait_until_ready();
+    for word in ["first", "second", "third"] {
+        guest = guest.snapshot().restore();
+        assert_eq!(guest.order(&format!("echo {word}")), [word]);
+    }
+}

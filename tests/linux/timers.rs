@@ -1,0 +1,42 @@
+//! Who sleeps across a snapshot wakes on time.
+
+use std::time::Duration;
+
+use volt_tests::{Boot, needs};
+
+#[test]
+fn an_armed_deadline_fires_after_the_restore() {
+    needs!(linux);
+    let mut guest = Boot::linux().start();
+    guest.wait_until_ready();
+    guest.order("deadline 2000");
+    guest.order("sleep 2500");
+    guest.pause();
+    let snapshot = guest.snapshot();
+    assert!(!guest.output().contains("took"), "the snapshot came too late");
+    drop(guest);
+    // Guest time stands still meanwhile, so that nobody is late.
+    std::thread::sleep(Duration::from_secs(3));
+    let mut restored = snapshot.restore();
+    let woken: u64 = restored.next_line("deadline 2000 took ").parse().unwrap();
+    let slept: u64 = restored.next_line("slept 2500 took ").parse().unwrap();
+    assert!((2000..5000).contains(&woken) && (2500..5500).contains(&slept), "{woken} {slept}");
+}
+
+#[test]
+fn a_deadline_that_passes_around_the_snapshot_is_not_lost() {
+    needs!(linux);
+    let mut guest = Boot::linux().start();
+    guest.wait_until_ready();
+    for ms in [50, 100, 200, 400] {
+        guest.order(&format!("deadline {ms}"));
+        guest.pause();
+        let said = guest.settled_output();
+        guest = guest.snapshot().restore();
+        // It woke before the snapshot or wakes after it.
+        let line = format!("deadline {ms} took ");
+        if !said.contains(&line) {
+            guest.next_line(&line);
+        }
+    }
+}
