@@ -62,7 +62,7 @@ check_lints() {
     cargo clippy --quiet --locked --workspace --all-targets -- -D warnings && return "$wrong"
 }
 
-check_documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --workspace --no-deps; }
+check_documentation() { RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --quiet --locked --workspace --no-deps --document-private-items; }
 
 # ---- The rules of the house ------------------------------------------------------------------------------------------
 

@@ -80,24 +80,20 @@ impl Guest {
     /// # Panics
     /// As [`Guest::wait_for`].
     pub fn next_line(&mut self, start: &str) -> String {
-        let found = self.output.find(self.seen, |bytes| {
-            let mut at = 0;
-            loop {
-                let end = at + bytes[at..].iter().position(|byte| *byte == b'\n')?;
-                let line = String::from_utf8_lossy(&bytes[at..end]).trim_end().to_owned();
-                at = end + 1;
-                if let Some(rest) = line.strip_prefix(start) {
-                    return Some((at, rest.to_owned()));
-                }
-            }
-        });
-        match found {
-            Some((end, rest)) => {
-                self.seen += end;
-                rest
-            }
-            None => self.give_up(start),
-        }
+        let Some((end, rest)) = self.output.find(self.seen, |bytes| line(bytes, start)) else {
+            self.give_up(start)
+        };
+        self.seen += end;
+        rest
+    }
+
+    /// The same for a line that may have come already, among the answers to orders.
+    ///
+    /// # Panics
+    /// As [`Guest::wait_for`].
+    #[must_use]
+    pub fn line_of_all(&self, start: &str) -> String {
+        self.output.find(0, |bytes| line(bytes, start)).map_or_else(|| self.give_up(start), |(_, rest)| rest)
     }
 
     /// Waits for the next line `name N`.
@@ -309,6 +305,19 @@ impl Guest {
         let ticks: u64 =
             after_name.split(' ').skip(11).take(2).map(|field| field.parse::<u64>().expect("ticks")).sum();
         Duration::from_millis(ticks * 10) // USER_HZ is 100 on every x86-64 Linux
+    }
+}
+
+/// The first whole line in `bytes` that starts with `start`: where it ends, and the rest of it.
+fn line(bytes: &[u8], start: &str) -> Option<(usize, String)> {
+    let mut at = 0;
+    loop {
+        let end = at + bytes[at..].iter().position(|byte| *byte == b'\n')?;
+        let line = String::from_utf8_lossy(&bytes[at..end]).trim_end().to_owned();
+        at = end + 1;
+        if let Some(rest) = line.strip_prefix(start) {
+            return Some((at, rest.to_owned()));
+        }
     }
 }
 
