@@ -1,7 +1,5 @@
 //! Exit statuses of `volt-vmm`, in one place; `--help` prints the same table.
 
-use std::process::ExitCode;
-
 use volt_vmm::{Ending, Error};
 
 use crate::failure::Failure;
@@ -54,7 +52,8 @@ Exit status:
         }
     }
 
-    fn code(self) -> u8 {
+    /// The number.
+    pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,
             Self::Error => 1,
@@ -63,12 +62,6 @@ Exit status:
             Self::Crashed => 5,
             Self::Signal(number) => 128_u8.saturating_add(u8::try_from(number).unwrap_or(0)),
         }
-    }
-}
-
-impl From<Status> for ExitCode {
-    fn from(status: Status) -> Self {
-        status.code().into()
     }
 }
 

@@ -2,8 +2,8 @@
 //! restore differ in what they do next.
 //!
 //! ```text
-//! cold boot:  Machine::new(shell, config, Fresh)    then boot()
-//! restore:    Machine::new(shell, config, Private)  then Persist::restore()
+//! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, config, base)  then boot()
+//! restore:    Backing::Private.map(ram)  Machine::new(shell, config, base)  then Persist::restore()
 //! ```
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::kvm::clock::{Clock, ClockState};
 use crate::kvm::cpuid;
 use crate::kvm::irqchip::{Irqchip, IrqchipState};
 use crate::kvm::vcpu::VcpuState;
-use crate::memory::backing::{Backing, Base};
+use crate::memory::backing::Base;
 use crate::persist::{Blob, Persist};
 use crate::shell::Shell;
 use crate::sync::lock;
@@ -58,18 +58,13 @@ pub struct MachineState {
 }
 
 impl Machine {
-    /// Maps `backing` over the shell's memory and puts the devices in.
-    ///
-    /// # Errors
-    /// The host refuses the memory.
-    pub fn new(shell: Shell, config: VmConfig, backing: Backing, console: Console) -> Result<Self> {
-        let base = backing.map(&shell.ram)?;
-        step_done("memory map");
+    /// Puts the devices in. `base` is what was mapped over the shell's memory.
+    pub fn new(shell: Shell, config: VmConfig, base: Base, console: Console) -> Self {
         let platform = Platform::new(&shell.vm, &shell.control, console);
         let board = Arc::new(platform.board(&shell.ram, &shell.control));
         let (irqchip, clock) = (Irqchip::new(shell.vm.clone()), Clock::new(shell.vm.clone()));
         step_done("devices");
-        Ok(Self { config, platform, irqchip, clock, board, base, shell })
+        Self { config, platform, irqchip, clock, board, base, shell }
     }
 
     /// Loads the kernel and puts the boot vCPU at its entry.
@@ -140,7 +135,7 @@ impl Persist for Machine {
     }
 
     /// All vCPUs first; devices last, so that an interrupt one of them sends again finds its way.
-    fn restore(&mut self, state: MachineState) -> Result<()> {
+    fn restore(&mut self, state: &MachineState) -> Result<()> {
         let MachineState { vcpus, irqchip, clock, devices } = state;
         if vcpus.len() != self.shell.vcpus.len() {
             let problem =

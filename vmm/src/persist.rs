@@ -25,11 +25,12 @@ pub trait Persist {
     /// What the host or KVM refused.
     fn save(&self) -> Result<Self::State>;
 
-    /// Puts a saved state into an object that was newly made with the same configuration.
+    /// Puts a saved state into an object that was newly made with the same configuration. The state is only borrowed:
+    /// it is decoded once and restored any number of times.
     ///
     /// # Errors
     /// What the host or KVM refused. The object is then half restored and must be dropped.
-    fn restore(&mut self, state: Self::State) -> Result<()>;
+    fn restore(&mut self, state: &Self::State) -> Result<()>;
 }
 
 /// State that is encoded and not looked into.
@@ -59,7 +60,7 @@ impl<T: Persist> PersistBlob for T {
     fn restore_blob(&mut self, part: &str, state: &RawValue) -> Result<()> {
         let state = serde_json::from_str(state.get())
             .map_err(|source| Error::State { part: part.to_owned(), source })?;
-        self.restore(state)
+        self.restore(&state)
     }
 }
 

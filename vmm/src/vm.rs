@@ -9,7 +9,8 @@ use crate::devices::serial::Serial;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::memory::backing::Backing;
-use crate::shell::{Shape, Shell};
+use crate::memory::ram::GuestRam;
+use crate::shell::Shell;
 use crate::snapshot::writer;
 use crate::store::Store;
 use crate::store::dir::NewDir;
@@ -214,8 +215,10 @@ impl Builder {
         let Self { kernel, mut config, console, paused } = self;
         config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;
         config.validate()?;
-        let shell = Shell::new(Shape { memory_bytes: config.memory_bytes(), vcpus: config.vcpus })?;
-        let mut machine = Machine::new(shell, config, Backing::Fresh, console)?;
+        let ram = GuestRam::reserve(config.memory_bytes())?;
+        let base = Backing::Fresh.map(&ram)?;
+        let shell = Shell::new(ram, config.vcpus)?;
+        let mut machine = Machine::new(shell, config, base, console);
         machine.boot()?;
         let vm = Vm::of(machine);
         if !paused {

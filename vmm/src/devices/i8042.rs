@@ -54,7 +54,7 @@ impl Persist for I8042 {
         Ok(NoState {})
     }
 
-    fn restore(&mut self, NoState {}: NoState) -> Result<()> {
+    fn restore(&mut self, NoState {}: &NoState) -> Result<()> {
         Ok(())
     }
 }

@@ -84,14 +84,14 @@ impl Persist for Platform {
     }
 
     /// Every device must find its state, and every state its device.
-    fn restore(&mut self, mut states: Self::State) -> Result<()> {
+    fn restore(&mut self, states: &Self::State) -> Result<()> {
         for (&name, (_, device)) in &self.ports {
-            let state = states.remove(name).ok_or_else(|| {
+            let state = states.get(name).ok_or_else(|| {
                 Error::config("devices", format!("no state of {name}, which this machine has"))
             })?;
-            lock(device).restore_blob(name, &state)?;
+            lock(device).restore_blob(name, state)?;
         }
-        match states.keys().next() {
+        match states.keys().find(|name| !self.ports.contains_key(name.as_str())) {
             Some(name) => {
                 Err(Error::config("devices", format!("state of {name}, which this machine has not")))
             }

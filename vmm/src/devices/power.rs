@@ -56,7 +56,7 @@ impl Persist for Power {
         Ok(NoState {})
     }
 
-    fn restore(&mut self, NoState {}: NoState) -> Result<()> {
+    fn restore(&mut self, NoState {}: &NoState) -> Result<()> {
         Ok(())
     }
 }

@@ -215,7 +215,7 @@ impl Persist for Serial {
     }
 
     /// An interrupt that the state says is pending is sent again.
-    fn restore(&mut self, state: SerialState) -> Result<()> {
+    fn restore(&mut self, state: &SerialState) -> Result<()> {
         let state = UartState {
             baud_divisor_low: state.baud_divisor_low,
             baud_divisor_high: state.baud_divisor_high,
@@ -226,7 +226,7 @@ impl Persist for Serial {
             modem_control: state.modem_control,
             modem_status: state.modem_status,
             scratch: state.scratch,
-            in_buffer: state.receive_fifo.0,
+            in_buffer: state.receive_fifo.0.clone(),
         };
         let room = Arc::clone(&self.room);
         self.uart = vm_superio::Serial::from_state(&state, self.line.clone(), room, self.output.clone())

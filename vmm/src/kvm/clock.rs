@@ -28,8 +28,8 @@ impl Persist for Clock {
 
     /// TSC_STABLE only reports, and with REALTIME the guest's clock would leap over the time it was not there
     /// (KVM API, section 4.30): without flags guest time goes on.
-    fn restore(&mut self, state: ClockState) -> Result<()> {
-        let state = ClockState { flags: 0, ..state };
+    fn restore(&mut self, state: &ClockState) -> Result<()> {
+        let state = ClockState { flags: 0, ..*state };
         self.vm.fd().set_clock(&state.into()).or_refused("KVM_SET_CLOCK")
     }
 }

@@ -1,6 +1,7 @@
 //! Who this host is, as far as a snapshot cares: the CPU and the KVM that the guest was shown.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +9,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// CPUID leaf 0: `GenuineIntel`, `AuthenticAMD`.
+    /// `GenuineIntel`, `AuthenticAMD`.
     pub cpu_vendor: String,
-    /// CPUID leaf 1 EAX: family, model, stepping.
-    pub cpu_signature: u32,
-    /// Microcode revision, as the kernel reports it.
+    /// Family, model and stepping in decimal, as `25/17/1`: the CPU's signature.
+    pub cpu_signature: String,
+    /// Microcode revision.
     pub microcode: String,
     /// Kernel release and version.
     pub kernel: String,
@@ -21,17 +22,26 @@ pub struct Host {
 }
 
 impl Host {
-    /// The host this process runs on.
+    /// The host this process runs on. The kernel tells of the CPU: CPUID itself leaves for the hypervisor where this is a
+    /// VM, which takes longer than all the rest.
     #[must_use]
     pub fn this() -> Self {
-        let vendor = std::arch::x86_64::__cpuid(0);
-        let bytes: Vec<u8> =
-            [vendor.ebx, vendor.edx, vendor.ecx].into_iter().flat_map(u32::to_le_bytes).collect();
+        // The first CPU's entry begins with all that is needed, and on a large host the whole file takes long.
+        let mut start = [0; 512];
+        let read = File::open("/proc/cpuinfo").and_then(|mut file| file.read(&mut start));
+        Self::described_by(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]))
+    }
+
+    fn described_by(cpuinfo: &str) -> Self {
+        let field = |name: &str| {
+            let mut pairs = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+            pairs.find(|(key, _)| key.trim() == name).map_or("unknown", |(_, value)| value.trim())
+        };
         let uname = rustix::system::uname();
         Self {
-            cpu_vendor: String::from_utf8_lossy(&bytes).into_owned(),
-            cpu_signature: std::arch::x86_64::__cpuid(1).eax,
-            microcode: microcode(),
+            cpu_vendor: field("vendor_id").to_owned(),
+            cpu_signature: format!("{}/{}/{}", field("cpu family"), field("model"), field("stepping")),
+            microcode: field("microcode").to_owned(),
             kernel: format!("{} {}", uname.release().to_string_lossy(), uname.version().to_string_lossy()),
             kvm_module: kvm_module().unwrap_or("unknown").to_owned(),
         }
@@ -45,16 +55,18 @@ pub fn kvm_module() -> Option<&'static str> {
     modules.into_iter().find(|name| fs::exists(format!("/sys/module/{name}")).unwrap_or(false))
 }
 
-/// From sysfs; inside most VMs there is none there, and `/proc/cpuinfo` has it.
-fn microcode() -> String {
-    if let Ok(text) = fs::read_to_string("/sys/devices/system/cpu/cpu0/microcode/version") {
-        return text.trim().to_owned();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cpu_is_known_by_the_kernels_words() {
+        let cpuinfo = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n\
+                       model name\t: X: Y\nstepping\t: 8\nmicrocode\t: 0x2b0004d0\ncpu MHz\t\t: 21";
+        let host = Host::described_by(cpuinfo);
+        assert_eq!((host.cpu_vendor.as_str(), host.cpu_signature.as_str()), ("GenuineIntel", "6/143/8"));
+        assert_eq!(host.microcode, "0x2b0004d0");
+        let here = Host::this();
+        assert!(!here.cpu_signature.contains("unknown") && here.cpu_vendor != "unknown", "{here:?}");
     }
-    // The first CPU's entry is all that is needed, and on a large host the rest takes long.
-    let mut start = [0; 2048];
-    let read =
-        fs::File::open("/proc/cpuinfo").and_then(|mut file| std::io::Read::read(&mut file, &mut start));
-    let text = String::from_utf8_lossy(&start[..read.unwrap_or(0)]);
-    let line = text.lines().find(|line| line.starts_with("microcode"));
-    line.and_then(|line| line.split(':').nth(1)).map_or_else(|| "unknown".to_owned(), |v| v.trim().to_owned())
 }

@@ -89,7 +89,7 @@ impl Persist for Irqchip {
         })
     }
 
-    fn restore(&mut self, state: IrqchipState) -> Result<()> {
+    fn restore(&mut self, state: &IrqchipState) -> Result<()> {
         self.set(KVM_IRQCHIP_PIC_MASTER, "pic_master", &state.pic_master)?;
         self.set(KVM_IRQCHIP_PIC_SLAVE, "pic_slave", &state.pic_slave)?;
         self.set(KVM_IRQCHIP_IOAPIC, "ioapic", &state.ioapic)?;

@@ -108,7 +108,9 @@ impl Vcpu {
     /// Switches on every XSAVE component the guest was shown, as its kernel would do first thing. An emulated AMD
     /// processor (QEMU 7.2) does not tell KVM of a guest's XSETBV, so KVM would keep taking the new XCR0 away again.
     fn enable_xstate(&self, cpuid: &[CpuidEntry]) -> Result<()> {
-        let Some(xstate) = cpuid.iter().find(|entry| (entry.function, entry.index) == (0xd, 0)) else { return Ok(()) };
+        let Some(xstate) = cpuid.iter().find(|entry| (entry.function, entry.index) == (0xd, 0)) else {
+            return Ok(());
+        };
         let value = u64::from(xstate.edx) << 32 | u64::from(xstate.eax);
         let xcr0 = Xcr { xcr: 0, value: value | XCR0_X87 };
         self.fd.set_xcrs(&xcrs_to_kvm(&[xcr0])?).or_refused("KVM_SET_XCRS")
@@ -310,20 +312,20 @@ impl Persist for Vcpu {
     /// Each call stands where it does for a reason: the TSC's rate before its value; CPUID before all that it allows;
     /// XCRs before the XSAVE area they describe; the local APIC (whose base is in the sregs) before the MSR that arms its
     /// timer; events last, because other calls clear them.
-    fn restore(&mut self, state: VcpuState) -> Result<()> {
+    fn restore(&mut self, state: &VcpuState) -> Result<()> {
         let VcpuState { mp_state, cpuid, tsc_khz, regs, sregs, debug_regs, xcrs, xsave, lapic, msrs, events } =
             state;
-        self.restore_tsc_khz(tsc_khz)?;
-        self.set_cpuid(&cpuid)?;
-        self.fd.set_mp_state(kvm_mp_state { mp_state }).or_refused("KVM_SET_MP_STATE")?;
-        self.fd.set_regs(&regs.into()).or_refused("KVM_SET_REGS")?;
-        self.fd.set_sregs(&sregs.into()).or_refused("KVM_SET_SREGS")?;
-        self.fd.set_debug_regs(&debug_regs.into()).or_refused("KVM_SET_DEBUGREGS")?;
-        self.fd.set_xcrs(&xcrs_to_kvm(&xcrs)?).or_refused("KVM_SET_XCRS")?;
-        self.set_xsave(&xsave)?;
-        self.set_lapic(&lapic)?;
-        msr::write(&self.fd, in_restore_order(&msrs, &lapic))?;
-        self.fd.set_vcpu_events(&events.into()).or_refused("KVM_SET_VCPU_EVENTS")
+        self.restore_tsc_khz(*tsc_khz)?;
+        self.set_cpuid(cpuid)?;
+        self.fd.set_mp_state(kvm_mp_state { mp_state: *mp_state }).or_refused("KVM_SET_MP_STATE")?;
+        self.fd.set_regs(&(*regs).into()).or_refused("KVM_SET_REGS")?;
+        self.fd.set_sregs(&(*sregs).into()).or_refused("KVM_SET_SREGS")?;
+        self.fd.set_debug_regs(&(*debug_regs).into()).or_refused("KVM_SET_DEBUGREGS")?;
+        self.fd.set_xcrs(&xcrs_to_kvm(xcrs)?).or_refused("KVM_SET_XCRS")?;
+        self.set_xsave(xsave)?;
+        self.set_lapic(lapic)?;
+        msr::write(&self.fd, in_restore_order(msrs, lapic))?;
+        self.fd.set_vcpu_events(&(*events).into()).or_refused("KVM_SET_VCPU_EVENTS")
     }
 }
 

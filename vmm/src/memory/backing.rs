@@ -9,6 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use super::ram::GuestRam;
 use crate::error::{Error, Result};
+use crate::timing::step_done;
 
 /// What a guest's RAM is made of.
 #[derive(Clone, Debug)]
@@ -57,6 +58,7 @@ impl Backing {
             }
             .map_err(|source| Error::host(format!("map {} MiB of guest memory", region.len >> 20), source))?;
         }
+        step_done("memory map");
         Ok(base)
     }
 }

@@ -12,7 +12,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crc::{CRC_64_ECMA_182, Crc, Table};
 use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
 
 use crate::config::VmConfig;
 use crate::error::Result;
@@ -76,7 +75,7 @@ struct Written<'a> {
     machine: &'a MachineState,
 }
 
-/// What is decoded first: enough to know whether the rest can be.
+/// What is decoded of a file that cannot be decoded as a whole: enough to say why.
 #[derive(Debug, Deserialize)]
 struct Versioned<'a> {
     version: u32,
@@ -84,19 +83,17 @@ struct Versioned<'a> {
     arch: std::borrow::Cow<'a, str>,
 }
 
-/// The file, its machine state not decoded yet.
+/// The whole file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     #[serde(rename = "crc64")]
     _crc64: String,
-    #[serde(rename = "version")]
-    _version: u32,
-    #[serde(rename = "arch")]
-    _arch: String,
+    version: u32,
+    arch: String,
     pub(crate) metadata: Metadata,
     pub(crate) config: VmConfig,
-    pub(crate) machine: Box<RawValue>,
+    pub(crate) machine: MachineState,
 }
 
 /// Encodes a state file.
@@ -112,7 +109,7 @@ pub(crate) fn encode(
     Ok(file)
 }
 
-/// Decodes a state file, all but the machine state.
+/// Decodes a state file.
 ///
 /// # Errors
 /// What is wrong with it, in words.
@@ -134,7 +131,12 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
         ));
     }
     let not_json = |error: serde_json::Error| format!("has a valid checksum but cannot be decoded: {error}");
-    let versioned: Versioned<'_> = serde_json::from_slice(file).map_err(not_json)?;
+    // One pass over a file that is as it should be; another version may look like anything but for its number.
+    let manifest = serde_json::from_slice::<Manifest>(file);
+    let versioned = match &manifest {
+        Ok(Manifest { version, arch, .. }) => Versioned { version: *version, arch: arch.as_str().into() },
+        Err(_) => serde_json::from_slice(file).map_err(not_json)?,
+    };
     if versioned.version > VERSION {
         return Err(format!(
             "has format version {}; this volt-vmm {} reads versions up to {VERSION}: restore it with a newer volt-vmm",
@@ -145,7 +147,7 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     if versioned.arch != ARCH {
         return Err(format!("is of architecture {}; this volt-vmm runs {ARCH} guests", versioned.arch));
     }
-    serde_json::from_slice(file).map_err(not_json)
+    manifest.map_err(not_json)
 }
 
 /// Seconds since 1970 as `2026-11-21T12:00:00Z`, after the calendar arithmetic for the proleptic Gregorian calendar in

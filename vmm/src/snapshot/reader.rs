@@ -6,8 +6,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde_json::value::RawValue;
-
 use super::{MEMORY_FILE, Metadata, STATE_FILE, manifest};
 use crate::config::VmConfig;
 use crate::console::Console;
@@ -16,11 +14,15 @@ use crate::kvm::host::Host;
 use crate::kvm::{self, cpuid};
 use crate::machine::{Machine, MachineState};
 use crate::memory::backing::Backing;
+use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
-use crate::shell::{Shape, Shell};
+use crate::shell::Shell;
 use crate::store::Store;
 use crate::timing::step_done;
 use crate::vm::Vm;
+
+/// Bytes. 32 vCPUs with all their devices take a hundredth of this.
+const LARGEST_STATE: u64 = 256 << 20;
 
 /// An opened snapshot: verified, and fit for this host. Shared by everything restored from it; nothing of it is ever
 /// modified.
@@ -29,7 +31,7 @@ pub struct Snapshot {
     path: PathBuf,
     metadata: Metadata,
     config: VmConfig,
-    machine: Box<RawValue>,
+    machine: MachineState,
     memory: Arc<File>,
 }
 
@@ -60,7 +62,7 @@ impl Snapshot {
         let state_path = path.join(STATE_FILE);
         let file = read_state(&path, &state_path)?;
         let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
-        step_done("state load, CRC");
+        step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
         config.validate().map_err(|error| Error::snapshot(&state_path, error.to_string()))?;
         if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
@@ -98,12 +100,11 @@ impl Snapshot {
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
     pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
-        let state = self.state()?;
-        step_done("state parse");
-        let shell = Shell::new(Shape { memory_bytes: self.config.memory_bytes(), vcpus: self.config.vcpus })?;
-        let backing = Backing::Private { base: Arc::clone(&self.memory) };
-        let mut machine = Machine::new(shell, self.config.clone(), backing, options.console)?;
-        machine.restore(state)?;
+        let ram = GuestRam::reserve(self.config.memory_bytes())?;
+        let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
+        let shell = Shell::new(ram, self.config.vcpus)?;
+        let mut machine = Machine::new(shell, self.config.clone(), base, options.console);
+        machine.restore(&self.machine)?;
         let vm = Vm::of(machine);
         if options.resume {
             vm.resume()?;
@@ -112,22 +113,14 @@ impl Snapshot {
         Ok(vm)
     }
 
-    fn state(&self) -> Result<MachineState> {
-        serde_json::from_str(self.machine.get()).map_err(|source| Error::State {
-            part: format!("the machine in {}", self.path.display()),
-            source,
-        })
-    }
-
     /// On the host of the snapshot, or its twin, there is nothing to compare.
     fn check_host(&self) -> Result<()> {
         if Host::this() == self.metadata.host {
             return Ok(());
         }
         let supported = cpuid::supported(&kvm::open()?)?;
-        let state = self.state()?;
         let mut missing: Vec<String> =
-            state.vcpus.iter().flat_map(|vcpu| cpuid::missing(&vcpu.cpuid, &supported)).collect();
+            self.machine.vcpus.iter().flat_map(|vcpu| cpuid::missing(&vcpu.cpuid, &supported)).collect();
         missing.dedup();
         if missing.is_empty() {
             return Ok(());
@@ -140,6 +133,9 @@ impl Snapshot {
 
 fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     let (mut file, len) = open_regular(snapshot, path)?;
+    if len > LARGEST_STATE {
+        return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
+    }
     let mut bytes = Vec::with_capacity(len as usize);
     file.read_to_end(&mut bytes).map_err(|source| Error::file("read", path.display(), source))?;
     Ok(bytes)
