@@ -17,7 +17,7 @@ fn an_armed_deadline_fires_after_the_restore() {
     drop(guest);
     // Guest time stands still meanwhile, so that nobody is late.
     std::thread::sleep(Duration::from_secs(3));
-    let mut restored = snapshot.restore();
+    let restored = snapshot.restore();
     let woken: u64 = restored.line_of_all("deadline 2000 took ").parse().unwrap();
     let slept: u64 = restored.line_of_all("slept 2500 took ").parse().unwrap();
     assert!((2000..5000).contains(&woken) && (2500..5500).contains(&slept), "{woken} {slept}");

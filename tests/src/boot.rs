@@ -186,8 +186,8 @@ impl Launch<'_> {
         if let Some(namespace) = self.namespace {
             namespace.apply(&mut command);
         }
-        // SAFETY: between fork and exec only a system call is made.
-        unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) };
+        // SAFETY: between fork and exec only system calls are made.
+        unsafe { command.pre_exec(become_a_child) };
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let opened = |file: std::io::Result<File>| file.expect("open the console's input");
         match &self.input {
@@ -215,6 +215,16 @@ impl Launch<'_> {
         };
         Guest::new(child, typed, (output, stderr), on_terminal, scratch, socket)
     }
+}
+
+/// Dies with the test, and heeds the signals that nohup or a background job of a shell has us ignore: `volt-vmm` would
+/// take that for its user's wish.
+fn become_a_child() -> std::io::Result<()> {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
+        // SAFETY: the default action is valid for any signal.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }
 
 /// The binary under test.
