@@ -4,10 +4,12 @@
 //! guest runs only the signals are blocked and the socket, if any, is bound: one system call without a socket. Threads, terminal
 //! and API server come after it, so a restore pays for none of them.
 
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 
-use volt_vmm::Vm;
+use volt_vmm::{Ending, Vm};
 
 use crate::exit::Status;
 use crate::failure::Failure;
@@ -48,10 +50,16 @@ impl Session {
         make: impl FnOnce() -> volt_vmm::Result<Vm>,
     ) -> Result<Status, Failure> {
         let vm = self.slot.start(act, make)?;
-        self.watch_signals()?;
-        console::attach(&vm)?;
-        let server = self.serve()?;
-        self.stay_with(&vm, server)
+        // This thread may be the one that the first vCPU waits for: another begins all the rest.
+        let (ending, begun) = thread::scope(|scope| {
+            let beginning = thread::Builder::new()
+                .name("volt-session".into())
+                .spawn_scoped(scope, || self.attend(&vm).inspect_err(|_| vm.stop()))
+                .map_err(|source| Failure::system("start the thread that attends to the VM", source))?;
+            let ending = vm.lend_thread();
+            Ok::<_, Failure>((ending, beginning.join().unwrap_or_else(|panic| resume_unwind(panic))))
+        })?;
+        self.wind_up(ending, begun?)
     }
 
     /// Serves the API of a process without a VM until a client starts one, then stays with that.
@@ -63,7 +71,7 @@ impl Session {
         let server = self.serve()?;
         if let Some(vm) = self.slot.wait() {
             console::attach(&vm)?;
-            return self.stay_with(&vm, server);
+            return self.wind_up(vm.wait_ending(), server);
         }
         self.finish(server);
         Ok(Status::Signal(signals::ended_by()))
@@ -86,12 +94,18 @@ impl Session {
         Ok(())
     }
 
+    fn attend(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
+        self.watch_signals()?;
+        console::attach(vm)?;
+        self.serve()
+    }
+
     fn serve(&mut self) -> Result<Option<Server>, Failure> {
         self.socket.take().map(|socket| Server::start(Arc::clone(&self.slot), socket)).transpose()
     }
 
-    fn stay_with(&self, vm: &Vm, server: Option<Server>) -> Result<Status, Failure> {
-        let ending = vm.wait_ending();
+    /// What is left to do when the guest has ended.
+    fn wind_up(&self, ending: volt_vmm::Result<Ending>, server: Option<Server>) -> Result<Status, Failure> {
         terminal::leave();
         self.finish(server);
         Ok(Status::of_ending(ending?, signals::ended_by()))

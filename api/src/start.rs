@@ -9,8 +9,10 @@ pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
     Vm::builder().config(config).console(Console::stdout()).start()
 }
 
-/// Restores the snapshot in directory `dir`; running if `resume`, paused otherwise.
-pub(crate) fn load(dir: &Path, resume: bool) -> Result<Vm> {
+/// Restores the snapshot in directory `dir`; running if `resume`, paused otherwise. With `lent_thread` the guest waits for
+/// [`Vm::lend_thread`].
+pub(crate) fn load(dir: &Path, resume: bool, lent_thread: bool) -> Result<Vm> {
     let (store, name) = Store::split(dir)?;
-    Snapshot::open(&store, &name)?.restore_with(RestoreOptions { console: Console::stdout(), resume })
+    let options = RestoreOptions { console: Console::stdout(), resume, lent_thread };
+    Snapshot::open(&store, &name)?.restore_with(options)
 }

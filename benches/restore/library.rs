@@ -127,7 +127,7 @@ fn volt_run(store: &Store, name: &str, measured: &mut Measured) -> Result<()> {
     let start = Instant::now();
     let (vm, steps) = timing::record(|| {
         let console = Console::to(FirstByte(Some(first)));
-        snapshot.restore_with(RestoreOptions { console, resume: true })
+        snapshot.restore_with(RestoreOptions { console, ..Default::default() })
     });
     let vm = vm.or_say("restore the snapshot")?;
     let total = told.recv_timeout(LIMIT).or_say("hear from the guest")? - start;

@@ -17,7 +17,7 @@ fn one_process_boots_snapshots_and_runs_two_clones() {
     let warm = Snapshot::open(&store, "warm").unwrap();
     let recorders = [Recorder::default(), Recorder::default()];
     let clones = recorders.each_ref().map(|recorder| {
-        warm.restore_with(RestoreOptions { console: recorder.console(), resume: true }).unwrap()
+        warm.restore_with(RestoreOptions { console: recorder.console(), ..Default::default() }).unwrap()
     });
     for (clone, recorder) in clones.iter().zip(&recorders) {
         clone.type_in(b"poweroff\n").unwrap();

@@ -40,7 +40,7 @@ fn clones_run_beside_their_original() {
     let warm = Snapshot::open(&store(&scratch), "warm").unwrap();
     let recorders = [Recorder::default(), Recorder::default()];
     let clones = recorders.each_ref().map(|recorder| {
-        let options = RestoreOptions { console: recorder.console(), resume: true };
+        let options = RestoreOptions { console: recorder.console(), ..Default::default() };
         warm.restore_with(options).unwrap()
     });
     for recorder in &recorders {

@@ -41,6 +41,15 @@ pub enum RunState {
     Ended,
 }
 
+/// How long a thread takes turns at running its vCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Until {
+    /// The VM's own threads.
+    Quit,
+    /// A lent one.
+    GuestEnds,
+}
+
 /// What the vCPU threads are to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Want {
@@ -142,9 +151,12 @@ impl Control {
     }
 
     /// A vCPU's thread waits here for its turn. Returns what to run on, or nothing when it is to return for good.
-    pub(crate) fn wait_for_turn(&self, kick: &Arc<Kick>) -> Option<Arc<Board>> {
-        let mut inner = wait_while(&self.changed, lock(&self.inner), |inner| inner.want == Want::Park);
-        if inner.want == Want::Quit {
+    pub(crate) fn wait_for_turn(&self, kick: &Arc<Kick>, until: Until) -> Option<Arc<Board>> {
+        let over =
+            |inner: &Inner| inner.want == Want::Quit || until == Until::GuestEnds && inner.end.is_some();
+        let waits = |inner: &mut Inner| inner.want == Want::Park && !over(inner);
+        let mut inner = wait_while(&self.changed, lock(&self.inner), waits);
+        if over(&inner) {
             return None;
         }
         // Under the lock: a kick comes either before this, with `want` no longer Run, or after it and is not forgotten.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::control::{Control, Ending};
+use crate::control::{Control, Ending, Until};
 use crate::devices::bus::Bus;
 use crate::error::{Error, Result};
 use crate::kvm::exit::VmExit;
@@ -25,11 +25,12 @@ pub struct Board {
     pub control: Arc<Control>,
 }
 
-/// A vCPU and its parked thread.
+/// A vCPU and the thread that runs it.
 #[derive(Debug)]
 pub struct VcpuThread {
     /// Held by the thread while the vCPU runs, free while it is parked.
     pub vcpu: Arc<Mutex<Vcpu>>,
+    /// None before one is spawned, and where one is lent.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -86,20 +87,44 @@ impl Kick {
 }
 
 impl VcpuThread {
-    /// Spawns the thread of vCPU `id`, parked.
+    /// A vCPU that no thread runs yet.
+    ///
+    /// # Errors
+    /// KVM refuses the signal mask.
+    pub fn parked(vcpu: Vcpu) -> Result<Self> {
+        vcpu.block_signals_in_guest(&signals_blocked(false))?;
+        Ok(Self { vcpu: Arc::new(Mutex::new(vcpu)), thread: None })
+    }
+
+    /// The vCPU, if no thread runs it.
+    pub fn waiting_for_a_thread(&self) -> Option<Arc<Mutex<Vcpu>>> {
+        self.thread.is_none().then(|| Arc::clone(&self.vcpu))
+    }
+
+    /// Spawns its thread, which waits for its turn.
     ///
     /// # Errors
     /// The host gives no thread.
-    pub fn spawn(id: u8, vcpu: Vcpu, control: &Arc<Control>) -> Result<Self> {
-        vcpu.block_signals_in_guest(&signals_blocked(false))?;
-        let vcpu = Arc::new(Mutex::new(vcpu));
-        let (its_vcpu, its_control) = (Arc::clone(&vcpu), Arc::clone(control));
+    pub fn spawn(&mut self, id: u8, control: &Arc<Control>) -> Result<()> {
+        let (vcpu, control) = (Arc::clone(&self.vcpu), Arc::clone(control));
+        let body = move || {
+            block_signals();
+            take_turns(id, &vcpu, &control, Until::Quit);
+        };
         let thread = thread::Builder::new()
             .name(format!("volt-vcpu{id}"))
-            .spawn(move || thread_main(id, &its_vcpu, &its_control))
+            .spawn(body)
             .map_err(|source| Error::host(format!("start the thread of vCPU {id}"), source))?;
-        Ok(Self { vcpu, thread: Some(thread) })
+        self.thread = Some(thread);
+        Ok(())
     }
+}
+
+/// Runs vCPU `id` on the calling thread, turn by turn, until its guest has ended. Signals are as they were afterwards.
+pub(crate) fn run_here(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>) {
+    let before = block_signals();
+    take_turns(id, vcpu, control, Until::GuestEnds);
+    set_signals(&before);
 }
 
 impl Drop for VcpuThread {
@@ -131,13 +156,24 @@ fn signals_blocked(kick_too: bool) -> libc::sigset_t {
     }
 }
 
+/// Blocks on this thread what [`signals_blocked`] says, and returns what was blocked before.
+fn block_signals() -> libc::sigset_t {
+    set_signals(&signals_blocked(true))
+}
+
 #[allow(unsafe_code)]
-fn thread_main(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>) {
-    let blocked = signals_blocked(true);
-    // SAFETY: the set is initialised; only this thread's mask changes.
-    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const blocked, std::ptr::null_mut()) };
+fn set_signals(blocked: &libc::sigset_t) -> libc::sigset_t {
+    // SAFETY: both sets are initialised, by the caller and with zeroes; only this thread's mask changes.
+    unsafe {
+        let mut before = std::mem::zeroed();
+        libc::pthread_sigmask(libc::SIG_SETMASK, blocked, &raw mut before);
+        before
+    }
+}
+
+fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>, until: Until) {
     let kick = Kick::of_this_thread(vcpu);
-    while let Some(board) = control.wait_for_turn(&kick) {
+    while let Some(board) = control.wait_for_turn(&kick, until) {
         // However this turn ends, a panic included, the vCPU counts as parked afterwards.
         let turn = Turn { control, kick: &kick };
         run_until_asked(id, &mut lock(vcpu), &board);

@@ -19,6 +19,15 @@ use crate::kvm::vm::VmHandle;
 use crate::memory::ram::GuestRam;
 use crate::timing::step_done;
 
+/// Who runs the first vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstVcpu {
+    /// A thread of its own, as the others have.
+    OwnThread,
+    /// A thread that will be lent ([`crate::Vm::lend_thread`]): starting one takes a twentieth of a restore.
+    LentThread,
+}
+
 /// An empty VM with parked vCPUs over reserved memory.
 #[derive(Debug)]
 pub struct Shell {
@@ -36,7 +45,7 @@ impl Shell {
     /// # Errors
     /// `/dev/kvm` cannot be used, or the host refuses memory, a vCPU or a thread.
     #[allow(unsafe_code)]
-    pub fn new(ram: GuestRam, vcpus: u8) -> Result<Self> {
+    pub fn new(ram: GuestRam, vcpus: u8, first: FirstVcpu) -> Result<Self> {
         let kvm = Arc::new(kvm::open()?);
         let vm = VmHandle::create(&kvm)?;
         step_done("VM create");
@@ -47,16 +56,19 @@ impl Shell {
         step_done("memory register");
         vm.create_irqchip()?;
         step_done("irqchip create");
-        let control = Control::new();
-        let vcpus = (0..vcpus)
-            .map(|id| VcpuThread::spawn(id, Vcpu::create(&kvm, &vm, id)?, &control))
-            .collect::<Result<Vec<_>>>();
-        // The threads wait for word before anyone joins them, the early return of an error included.
-        let vcpus = vcpus.inspect_err(|_| control.quit())?;
+        // From here on an early return drops a whole shell, which tells its threads to return.
+        let mut shell = Self { kvm, vm, control: Control::new(), vcpus: Vec::new(), ram };
+        for id in 0..vcpus {
+            let mut thread = VcpuThread::parked(Vcpu::create(&shell.kvm, &shell.vm, id)?)?;
+            if id > 0 || first == FirstVcpu::OwnThread {
+                thread.spawn(id, &shell.control)?;
+            }
+            shell.vcpus.push(thread);
+        }
         step_done("vCPU create");
-        vm.create_pit()?;
+        shell.vm.create_pit()?;
         step_done("PIT create");
-        Ok(Self { kvm, vm, control, vcpus, ram })
+        Ok(shell)
     }
 }
 

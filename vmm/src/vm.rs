@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex};
 use crate::config::{FileRef, VmConfig};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
+use crate::cpu::{VcpuThread, run_here};
 use crate::devices::serial::Serial;
 use crate::error::{Error, Result};
+use crate::kvm::vcpu::Vcpu;
 use crate::machine::Machine;
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
-use crate::shell::Shell;
+use crate::shell::{FirstVcpu, Shell};
 use crate::snapshot::writer;
 use crate::store::Store;
 use crate::store::dir::NewDir;
@@ -22,6 +24,8 @@ pub struct Vm {
     config: VmConfig,
     control: Arc<Control>,
     serial: Arc<Mutex<Serial>>,
+    /// The first vCPU, while it waits for a lent thread.
+    first_vcpu: Mutex<Option<Arc<Mutex<Vcpu>>>>,
     /// Held while the machine as a whole is worked on: pause, resume, snapshot. Taken before any device's lock.
     machine: Mutex<Machine>,
 }
@@ -38,6 +42,7 @@ impl Vm {
             config: machine.config().clone(),
             control: Arc::clone(&machine.shell().control),
             serial: Arc::clone(&machine.platform().serial),
+            first_vcpu: Mutex::new(machine.shell().vcpus.first().and_then(VcpuThread::waiting_for_a_thread)),
             machine: Mutex::new(machine),
         }
     }
@@ -119,6 +124,18 @@ impl Vm {
     /// [`Error::Crashed`] when KVM could not go on with it.
     pub fn wait_ending(&self) -> Result<Ending> {
         self.control.wait_end()
+    }
+
+    /// Lends the calling thread to a VM that was restored for it ([`crate::RestoreOptions::lent_thread`]): runs the first
+    /// vCPU until the guest ends. For any other VM, and for a second lender, this is [`Vm::wait_ending`].
+    ///
+    /// # Errors
+    /// As [`Vm::wait_ending`].
+    pub fn lend_thread(&self) -> Result<Ending> {
+        if let Some(vcpu) = lock(&self.first_vcpu).take() {
+            run_here(0, &vcpu, &self.control);
+        }
+        self.wait_ending()
     }
 
     fn pause_machine(&self, _machine: &Machine, act: &'static str) -> Result<()> {
@@ -217,7 +234,7 @@ impl Builder {
         config.validate()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         let base = Backing::Fresh.map(&ram)?;
-        let shell = Shell::new(ram, config.vcpus)?;
+        let shell = Shell::new(ram, config.vcpus, FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, config, base, console);
         machine.boot()?;
         let vm = Vm::of(machine);

@@ -22,6 +22,7 @@ pub(crate) struct Restore {
 
 impl Restore {
     pub(crate) fn execute(self) -> Outcome {
-        Session::open(self.api_socket.as_deref())?.run("restore a snapshot", || start::load(&self.dir, true))
+        let session = Session::open(self.api_socket.as_deref())?;
+        session.run("restore a snapshot", || start::load(&self.dir, true, true))
     }
 }

@@ -124,7 +124,8 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     }
     api.refuse_after_configuration()?;
     api.call(move |slot| {
-        slot.start("load a snapshot", || start::load(&request.snapshot_path, request.resume_vm)).map(drop)
+        slot.start("load a snapshot", || start::load(&request.snapshot_path, request.resume_vm, false))
+            .map(drop)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)

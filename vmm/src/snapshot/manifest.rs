@@ -130,12 +130,13 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
             String::from_utf8_lossy(digits).escape_default()
         ));
     }
+    let text = std::str::from_utf8(file).map_err(|_| "has a valid checksum but is no text".to_owned())?;
     let not_json = |error: serde_json::Error| format!("has a valid checksum but cannot be decoded: {error}");
     // One pass over a file that is as it should be; another version may look like anything but for its number.
-    let manifest = serde_json::from_slice::<Manifest>(file);
+    let manifest = serde_json::from_str::<Manifest>(text);
     let versioned = match &manifest {
         Ok(Manifest { version, arch, .. }) => Versioned { version: *version, arch: arch.as_str().into() },
-        Err(_) => serde_json::from_slice(file).map_err(not_json)?,
+        Err(_) => serde_json::from_str(text).map_err(not_json)?,
     };
     if versioned.version > VERSION {
         return Err(format!(

@@ -16,7 +16,7 @@ use crate::machine::{Machine, MachineState};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
-use crate::shell::Shell;
+use crate::shell::{FirstVcpu, Shell};
 use crate::store::Store;
 use crate::timing::step_done;
 use crate::vm::Vm;
@@ -42,12 +42,15 @@ pub struct RestoreOptions {
     pub console: Console,
     /// Whether it runs at once, or waits for [`Vm::resume`].
     pub resume: bool,
+    /// Whether the caller will run the first vCPU on a thread of its own with [`Vm::lend_thread`], which saves starting
+    /// one. Until then the guest stands still.
+    pub lent_thread: bool,
 }
 
 impl Default for RestoreOptions {
     /// Running, its output discarded.
     fn default() -> Self {
-        Self { console: Console::discard(), resume: true }
+        Self { console: Console::discard(), resume: true, lent_thread: false }
     }
 }
 
@@ -102,7 +105,8 @@ impl Snapshot {
     pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
         let ram = GuestRam::reserve(self.config.memory_bytes())?;
         let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
-        let shell = Shell::new(ram, self.config.vcpus)?;
+        let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
+        let shell = Shell::new(ram, self.config.vcpus, first)?;
         let mut machine = Machine::new(shell, self.config.clone(), base, options.console);
         machine.restore(&self.machine)?;
         let vm = Vm::of(machine);
