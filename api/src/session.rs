@@ -8,6 +8,7 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use volt_vmm::{Ending, Vm};
 
@@ -16,6 +17,9 @@ use crate::failure::Failure;
 use crate::rest::{Server, Socket, SocketFile};
 use crate::slot::Slot;
 use crate::{console, signals, terminal};
+
+/// What a guest has to itself before its signals, console and API are begun: a few hundred page faults.
+const GUEST_FIRST: Duration = Duration::from_millis(2);
 
 /// See the module.
 #[derive(Debug)]
@@ -94,7 +98,10 @@ impl Session {
         Ok(())
     }
 
+    /// Begins what happens beside the guest. Starting threads takes the lock on the process's mappings again and again,
+    /// which a restored guest's first page faults need too: they go first.
     fn attend(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
+        thread::sleep(GUEST_FIRST);
         self.watch_signals()?;
         console::attach(vm)?;
         self.serve()

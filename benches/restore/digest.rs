@@ -106,7 +106,7 @@ fn vcpu_state(calls: &mut Calls, state: VcpuState) -> Result<()> {
     calls.vcpu(0xa7, xcrs);
     calls.push(true, Step::VcpuState, request(IOW, 0xa5, 4096), &state.xsave.0);
     calls.push(true, Step::VcpuState, request(IOW, 0x8f, 1024), &state.lapic.0);
-    calls.list(0x89, &writable(&state.msrs, &cpuid)?);
+    calls.list(0x89, &writable(&state.msrs.0, &cpuid)?);
     calls.vcpu(0xa0, kvm::kvm_vcpu_events::from(state.events));
     Ok(())
 }

@@ -50,13 +50,10 @@ fn registers_are_readable_and_blobs_are_base64() {
     assert!(vcpu["regs"]["rip"].as_u64().unwrap() >= 0x10_0000);
     assert_eq!(vcpu["sregs"]["cr2"], 0xcafe_0000_u32);
     assert_eq!(vcpu["debug_regs"]["db"][2], 0xabc_3000);
-    let msr = |index: u32| {
-        let msrs = vcpu["msrs"].as_array().unwrap();
-        msrs.iter().find(|msr| msr["index"] == index).unwrap()["value"].as_u64()
-    };
-    assert_eq!(msr(0xc000_0081), Some(0x23_0010_0000_0000));
-    assert_eq!(msr(0x200), Some(0xc000_0006));
-    assert_eq!(msr(0x250), Some(0x0606_0606_0606_0600));
+    let msrs = &vcpu["msrs"];
+    assert_eq!(msrs["0xc0000081 star"], 0x23_0010_0000_0000_u64);
+    assert_eq!(msrs["0x200 mtrr_base0"], 0xc000_0006_u32);
+    assert_eq!(msrs["0x250 mtrr_fix_64k_00000"], 0x0606_0606_0606_0600_u64);
     for blob in ["xsave", "lapic"] {
         let text = vcpu[blob].as_str().unwrap();
         assert!(

@@ -35,7 +35,7 @@ impl Host {
     fn described_by(cpuinfo: &str) -> Self {
         let field = |name: &str| {
             let mut pairs = cpuinfo.lines().filter_map(|line| line.split_once(':'));
-            pairs.find(|(key, _)| key.trim() == name).map_or("unknown", |(_, value)| value.trim())
+            pairs.find(|(key, _)| key.trim_end() == name).map_or("unknown", |(_, value)| value.trim())
         };
         let uname = rustix::system::uname();
         Self {
@@ -51,8 +51,9 @@ impl Host {
 /// Name of the loaded KVM module that runs guests on this host.
 #[must_use]
 pub fn kvm_module() -> Option<&'static str> {
-    let modules = ["kvm_intel", "kvm_amd", "kvm_pvm"];
-    modules.into_iter().find(|name| fs::exists(format!("/sys/module/{name}")).unwrap_or(false))
+    let paths = ["/sys/module/kvm_intel", "/sys/module/kvm_amd", "/sys/module/kvm_pvm"];
+    let loaded = paths.into_iter().find(|path| fs::exists(path).unwrap_or(false));
+    loaded.and_then(|path| path.rsplit('/').next())
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Kvm, VcpuFd};
-use serde::ser::SerializeStruct;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{OrRefused, refused};
 use crate::error::{Error, Result};
@@ -28,8 +28,9 @@ const MTRRS: [std::ops::RangeInclusive<u32>; 5] =
 /// Most registers one `KVM_GET_MSRS` or `KVM_SET_MSRS` takes (`MAX_IO_MSRS` in arch/x86/kvm/x86.c).
 const BATCH: usize = 256;
 
-/// One register. Written with its name beside it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// One register. In a list of them it is written as a key and a value, `"0x10 tsc": 5000`: short, because a state file
+/// holds hundreds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Msr {
     /// The register's number, as for RDMSR.
     pub index: u32,
@@ -37,16 +38,61 @@ pub struct Msr {
     pub value: Option<u64>,
 }
 
-impl Serialize for Msr {
+/// Registers, in the order they were read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MsrList(pub Vec<Msr>);
+
+impl Serialize for MsrList {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let mut msr = serializer.serialize_struct("Msr", 3)?;
-        msr.serialize_field("index", &self.index)?;
-        match names::name(self.index) {
-            Some(name) => msr.serialize_field("name", &name)?,
-            None => msr.skip_field("name")?,
+        serializer.collect_map(self.0.iter().map(|msr| {
+            let name = names::name(msr.index).map_or_else(String::new, |name| format!(" {name}"));
+            (format!("{:#x}{name}", msr.index), msr.value)
+        }))
+    }
+}
+
+impl<'de> Deserialize<'de> for MsrList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(ListVisitor)
+    }
+}
+
+struct ListVisitor;
+
+impl<'de> Visitor<'de> for ListVisitor {
+    type Value = MsrList;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("MSRs as a map of \"0xNUMBER NAME\" to a value or null")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<MsrList, A::Error> {
+        let mut list = Vec::with_capacity(BATCH);
+        while let Some((Index(index), value)) = map.next_entry()? {
+            list.push(Msr { index, value });
         }
-        msr.serialize_field("value", &self.value)?;
-        msr.end()
+        Ok(MsrList(list))
+    }
+}
+
+/// The number at the beginning of a key; the name after it is for people.
+struct Index(u32);
+
+impl<'de> Deserialize<'de> for Index {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct KeyVisitor;
+        impl Visitor<'_> for KeyVisitor {
+            type Value = Index;
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an MSR such as \"0x10 tsc\"")
+            }
+            fn visit_str<E: serde::de::Error>(self, key: &str) -> std::result::Result<Index, E> {
+                let number = key.split(' ').next().and_then(|number| number.strip_prefix("0x"));
+                let index = number.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+                index.map(Index).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(key), &self))
+            }
+        }
+        deserializer.deserialize_str(KeyVisitor)
     }
 }
 
@@ -114,4 +160,24 @@ fn cannot_write(msr: &kvm_msr_entry, held: Option<u64>) -> Error {
 
 fn list(entries: &[kvm_msr_entry]) -> Msrs {
     Msrs::from_entries(entries).expect("a batch is smaller than KVM's limit")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_readable_and_comes_back() {
+        let msr = |index, value| Msr { index, value };
+        let list = MsrList(vec![msr(0x10, Some(u64::MAX)), msr(0xc001_0015, Some(7)), msr(0x10a, None)]);
+        let text = serde_json::to_string(&list).unwrap();
+        assert_eq!(
+            text,
+            r#"{"0x10 tsc":18446744073709551615,"0xc0010015":7,"0x10a arch_capabilities":null}"#
+        );
+        assert_eq!(serde_json::from_str::<MsrList>(&text).unwrap(), list);
+        for wrong in [r#"{"10 tsc":1}"#, r#"{"0xzz":1}"#, r#"{"0x10":"1"}"#, "[]"] {
+            assert!(serde_json::from_str::<MsrList>(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -12,7 +12,7 @@ use volt_kernel::EntryState;
 use super::cpuid::{self, CpuidEntry};
 use super::exit::{self, VmExit};
 use super::mirror::{DebugRegs, Events, Regs, Sregs, Xcr};
-use super::msr::{self, Msr};
+use super::msr::{self, Msr, MsrList};
 use super::vm::VmHandle;
 use super::{OrRefused, refused};
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ pub struct VcpuState {
     /// The local APIC's registers, one every 16 bytes.
     pub lapic: Bytes,
     /// Model-specific registers.
-    pub msrs: Vec<Msr>,
+    pub msrs: MsrList,
     /// Pending and injected events.
     pub events: Events,
 }
@@ -258,14 +258,14 @@ impl Vcpu {
 
     /// An armed deadline is read before the local APIC and not with the other MSRs: a timer that fires in between shows
     /// in both, which costs a spurious interrupt, and not in neither, which would cost a wake-up.
-    fn lapic_and_msrs(&self) -> Result<(Bytes, Vec<Msr>)> {
+    fn lapic_and_msrs(&self) -> Result<(Bytes, MsrList)> {
         let deadline = msr::read(&self.fd, &[msr::TSC_DEADLINE])?[0];
         let lapic = self.fd.get_lapic().or_refused("KVM_GET_LAPIC")?;
         let mut msrs = msr::read(&self.fd, &msr::indices(&self.kvm, &self.fd)?)?;
         if let Some(msr) = msrs.iter_mut().find(|msr| msr.index == msr::TSC_DEADLINE) {
             *msr = deadline;
         }
-        Ok((Bytes(lapic.regs.iter().map(|byte| byte.cast_unsigned()).collect()), msrs))
+        Ok((Bytes(lapic.regs.iter().map(|byte| byte.cast_unsigned()).collect()), MsrList(msrs)))
     }
 
     fn set_lapic(&self, bytes: &Bytes) -> Result<()> {
@@ -324,7 +324,7 @@ impl Persist for Vcpu {
         self.fd.set_xcrs(&xcrs_to_kvm(xcrs)?).or_refused("KVM_SET_XCRS")?;
         self.set_xsave(xsave)?;
         self.set_lapic(lapic)?;
-        msr::write(&self.fd, in_restore_order(msrs, lapic))?;
+        msr::write(&self.fd, in_restore_order(&msrs.0, lapic))?;
         self.fd.set_vcpu_events(&(*events).into()).or_refused("KVM_SET_VCPU_EVENTS")
     }
 }
