@@ -54,8 +54,10 @@ pub struct Kick {
 impl Kick {
     fn of_this_thread(vcpu: &Arc<Mutex<Vcpu>>) -> Arc<Self> {
         let immediate_exit = AtomicPtr::new(std::ptr::from_ref(lock(vcpu).immediate_exit()).cast_mut());
-        // SAFETY: gettid has no conditions.
-        Arc::new(Self { immediate_exit, tid: unsafe { libc::gettid() }, _vcpu: Arc::clone(vcpu) })
+        // Not libc's gettid: Rust's standard library knows that one as a weak symbol, and in a static program that is
+        // optimised as a whole (fat LTO) the weak one wins and is null.
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        Arc::new(Self { immediate_exit, tid, _vcpu: Arc::clone(vcpu) })
     }
 
     fn immediate_exit(&self) -> &AtomicU8 {
