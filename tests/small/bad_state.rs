@@ -174,7 +174,7 @@ fn a_cpu_feature_that_this_host_lacks_is_named() {
 
 #[test]
 fn another_host_with_the_same_features_is_as_good_as_this_one() {
-    needs!(kvm, honest_cpuid);
+    needs!(kvm);
     let snapshot = snapshot();
     snapshot.edit(|state| state["metadata"]["host"]["microcode"] = "0x1".into());
     snapshot.restore().next_number("count");

@@ -56,13 +56,6 @@ pub fn linux() -> Option<String> {
     kvm().or_else(|| file("VOLT_KERNEL")).or_else(|| file("VOLT_INITRD"))
 }
 
-/// A KVM that shows a guest no feature that it does not say it supports.
-#[must_use]
-pub fn honest_cpuid() -> Option<String> {
-    let why = "kvm_pvm shows guests the host's own CPUID, whatever it is told";
-    std::fs::exists("/sys/module/kvm_pvm").unwrap_or(false).then(|| why.to_owned())
-}
-
 /// Debian's own kernel.
 #[must_use]
 pub fn stock_kernel() -> Option<String> {

@@ -98,9 +98,10 @@ impl VcpuThread {
         Ok(Self { vcpu: Arc::new(Mutex::new(vcpu)), thread: None })
     }
 
-    /// The vCPU, if no thread runs it.
-    pub fn waiting_for_a_thread(&self) -> Option<Arc<Mutex<Vcpu>>> {
-        self.thread.is_none().then(|| Arc::clone(&self.vcpu))
+    /// The vCPU for whoever lends it a thread, if it has none.
+    pub fn without_thread(&self, control: &Arc<Control>) -> Option<LentVcpu> {
+        let lent = || LentVcpu { vcpu: Arc::clone(&self.vcpu), control: Arc::clone(control) };
+        self.thread.is_none().then(lent)
     }
 
     /// Spawns its thread, which waits for its turn.
@@ -122,11 +123,20 @@ impl VcpuThread {
     }
 }
 
-/// Runs vCPU `id` on the calling thread, turn by turn, until its guest has ended. Signals are as they were afterwards.
-pub(crate) fn run_here(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>) {
-    let before = block_signals();
-    take_turns(id, vcpu, control, Until::GuestEnds);
-    set_signals(&before);
+/// The first vCPU of a VM, waiting for the thread that will be lent to it.
+#[derive(Debug)]
+pub struct LentVcpu {
+    vcpu: Arc<Mutex<Vcpu>>,
+    control: Arc<Control>,
+}
+
+impl LentVcpu {
+    /// Runs it on the calling thread, turn by turn, until its guest has ended. Signals are as they were afterwards.
+    pub fn run(self) {
+        let before = block_signals();
+        take_turns(0, &self.vcpu, &self.control, Until::GuestEnds);
+        set_signals(&before);
+    }
 }
 
 impl Drop for VcpuThread {

@@ -65,6 +65,14 @@ pub enum Error {
         /// What is wrong with it.
         problem: String,
     },
+    /// A snapshot is what it should be, but its state does not go into a VM of this host.
+    #[error("cannot restore snapshot {path}")]
+    Restore {
+        /// The snapshot's state file.
+        path: PathBuf,
+        /// The part that was refused.
+        source: Box<Error>,
+    },
     /// A snapshot needs CPU features that this host's KVM does not offer.
     #[error("snapshot {path}: taken on a CPU with features that this host lacks: {missing}")]
     HostCpu {

@@ -15,6 +15,7 @@ use volt_kernel::{NamedFile, Payload};
 use crate::config::{FileRef, VmConfig};
 use crate::console::Console;
 use crate::cpu::Board;
+pub(crate) use crate::cpu::LentVcpu;
 use crate::devices::platform::Platform;
 use crate::error::{Error, Result};
 use crate::kvm::clock::{Clock, ClockState};
@@ -107,6 +108,11 @@ impl Machine {
 
     pub(crate) fn shell(&self) -> &Shell {
         &self.shell
+    }
+
+    /// The first vCPU, where it was made to wait for a lent thread.
+    pub(crate) fn lent_vcpu(&self) -> Option<LentVcpu> {
+        self.shell.vcpus.first().and_then(|first| first.without_thread(&self.shell.control))
     }
 
     /// What lies under guest memory.

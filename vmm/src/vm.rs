@@ -5,11 +5,9 @@ use std::sync::{Arc, Mutex};
 use crate::config::{FileRef, VmConfig};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
-use crate::cpu::{VcpuThread, run_here};
 use crate::devices::serial::Serial;
 use crate::error::{Error, Result};
-use crate::kvm::vcpu::Vcpu;
-use crate::machine::Machine;
+use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::shell::{FirstVcpu, Shell};
@@ -25,7 +23,7 @@ pub struct Vm {
     control: Arc<Control>,
     serial: Arc<Mutex<Serial>>,
     /// The first vCPU, while it waits for a lent thread.
-    first_vcpu: Mutex<Option<Arc<Mutex<Vcpu>>>>,
+    lent_vcpu: Mutex<Option<LentVcpu>>,
     /// Held while the machine as a whole is worked on: pause, resume, snapshot. Taken before any device's lock.
     machine: Mutex<Machine>,
 }
@@ -42,7 +40,7 @@ impl Vm {
             config: machine.config().clone(),
             control: Arc::clone(&machine.shell().control),
             serial: Arc::clone(&machine.platform().serial),
-            first_vcpu: Mutex::new(machine.shell().vcpus.first().and_then(VcpuThread::waiting_for_a_thread)),
+            lent_vcpu: Mutex::new(machine.lent_vcpu()),
             machine: Mutex::new(machine),
         }
     }
@@ -132,8 +130,9 @@ impl Vm {
     /// # Errors
     /// As [`Vm::wait_ending`].
     pub fn lend_thread(&self) -> Result<Ending> {
-        if let Some(vcpu) = lock(&self.first_vcpu).take() {
-            run_here(0, &vcpu, &self.control);
+        let vcpu = lock(&self.lent_vcpu).take();
+        if let Some(vcpu) = vcpu {
+            vcpu.run();
         }
         self.wait_ending()
     }

@@ -48,6 +48,9 @@ pub struct Vcpu {
     fd: VcpuFd,
     kvm: Arc<Kvm>,
     id: u8,
+    /// What the guest was shown. KVM's own answer has what the guest switched on since mixed in, and kvm_pvm's is the
+    /// host's.
+    cpuid: Vec<CpuidEntry>,
     xsave_len: usize,
 }
 
@@ -85,12 +88,12 @@ impl Vcpu {
         let fd = vm.fd().create_vcpu(u64::from(id)).or_refused(&format!("KVM_CREATE_VCPU of vCPU {id}"))?;
         // 0 where the kernel knows no XSAVE2 (before 5.17): the plain area is all there is then.
         let xsave_len = usize::try_from(kvm.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(XSAVE_LEN);
-        Ok(Self { fd, kvm: Arc::clone(kvm), id, xsave_len })
+        Ok(Self { fd, kvm: Arc::clone(kvm), id, cpuid: Vec::new(), xsave_len })
     }
 
     /// Makes a fresh vCPU ready for a cold boot: CPUID, the MSRs a firmware would set, local interrupts. Application
     /// processors need no more; they wait for their SIPI.
-    pub(crate) fn prepare_boot(&self, cpuid: &[CpuidEntry]) -> Result<()> {
+    pub(crate) fn prepare_boot(&mut self, cpuid: &[CpuidEntry]) -> Result<()> {
         self.set_cpuid(cpuid)?;
         self.enable_xstate(cpuid)?;
         let misc_enable_fast_strings = Msr { index: msr::MISC_ENABLE, value: Some(1) };
@@ -211,10 +214,12 @@ impl Vcpu {
         self.fd.get_regs().map_or_else(|_| String::new(), |regs| format!(" at rip {:#x}", regs.rip))
     }
 
-    fn set_cpuid(&self, cpuid: &[CpuidEntry]) -> Result<()> {
+    fn set_cpuid(&mut self, cpuid: &[CpuidEntry]) -> Result<()> {
         let list = cpuid::to_kvm(cpuid)
             .ok_or_else(|| Error::config("cpuid", format!("{} leaves are too many", cpuid.len())))?;
-        self.fd.set_cpuid2(&list).or_refused(&format!("KVM_SET_CPUID2 of vCPU {}", self.id))
+        self.fd.set_cpuid2(&list).or_refused(&format!("KVM_SET_CPUID2 of vCPU {}", self.id))?;
+        self.cpuid = cpuid.to_vec();
+        Ok(())
     }
 
     #[allow(unsafe_code)]
@@ -293,7 +298,7 @@ impl Persist for Vcpu {
     /// MP state first, because reading it makes KVM settle pending INIT and SIPI; events last, because the other calls
     /// may still change them.
     fn save(&self) -> Result<VcpuState> {
-        let Self { fd, kvm: _, id: _, xsave_len: _ } = self;
+        let Self { fd, kvm: _, id: _, cpuid, xsave_len: _ } = self;
         let kvm_mp_state { mp_state } = fd.get_mp_state().or_refused("KVM_GET_MP_STATE")?;
         let regs = fd.get_regs().or_refused("KVM_GET_REGS")?.into();
         let sregs = fd.get_sregs().or_refused("KVM_GET_SREGS")?.into();
@@ -301,8 +306,7 @@ impl Persist for Vcpu {
         let xcrs = fd.get_xcrs().or_refused("KVM_GET_XCRS")?;
         let xcrs = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize).map(|&xcr| xcr.into()).collect();
         let xsave = self.xsave()?;
-        let cpuid = fd.get_cpuid2(kvm_bindings::KVM_MAX_CPUID_ENTRIES).or_refused("KVM_GET_CPUID2")?;
-        let cpuid = cpuid.as_slice().iter().map(|&entry| entry.into()).collect();
+        let cpuid = cpuid.clone();
         let tsc_khz = fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
         let (lapic, msrs) = self.lapic_and_msrs()?;
         let events = fd.get_vcpu_events().or_refused("KVM_GET_VCPU_EVENTS")?.into();

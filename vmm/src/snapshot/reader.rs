@@ -108,7 +108,10 @@ impl Snapshot {
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, self.config.vcpus, first)?;
         let mut machine = Machine::new(shell, self.config.clone(), base, options.console);
-        machine.restore(&self.machine)?;
+        machine.restore(&self.machine).map_err(|source| Error::Restore {
+            path: self.path.join(STATE_FILE),
+            source: Box::new(source),
+        })?;
         let vm = Vm::of(machine);
         if options.resume {
             vm.resume()?;
