@@ -191,6 +191,8 @@ fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>, until: Un
         run_until_asked(id, &mut lock(vcpu), &board);
         drop(turn);
     }
+    // The kick that ended the last turn may still be pending, and a lent thread is about to let signals through again.
+    kick.forget();
 }
 
 /// One turn of running; over when dropped.
