@@ -15,7 +15,7 @@ use crate::console::Console;
 use crate::control::{Control, RunState};
 use crate::error::{Error, Result};
 use crate::kvm::vm::VmHandle;
-use crate::persist::{Bytes, Persist};
+use crate::persist::Persist;
 use crate::sync::lock;
 
 /// How long typing waits for room before it looks whether the guest has ended.
@@ -33,19 +33,23 @@ pub struct Serial {
 
 /// The registers and the receive FIFO of the UART.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[allow(missing_docs)] // the registers of a 16550, under their names
-pub struct SerialState {
-    pub baud_divisor_low: u8,
-    pub baud_divisor_high: u8,
-    pub interrupt_enable: u8,
-    pub interrupt_identification: u8,
-    pub line_control: u8,
-    pub line_status: u8,
-    pub modem_control: u8,
-    pub modem_status: u8,
-    pub scratch: u8,
-    pub receive_fifo: Bytes,
+#[serde(transparent)]
+pub struct SerialState(#[serde(with = "Registers")] UartState);
+
+/// vm-superio's state as serde sees it, the one list of its fields: one that is added there does not compile here.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "UartState", deny_unknown_fields)]
+struct Registers {
+    baud_divisor_low: u8,
+    baud_divisor_high: u8,
+    interrupt_enable: u8,
+    interrupt_identification: u8,
+    line_control: u8,
+    line_status: u8,
+    modem_control: u8,
+    modem_status: u8,
+    scratch: u8,
+    in_buffer: Vec<u8>,
 }
 
 /// Its interrupt line: an edge, as on an ISA bus.
@@ -188,48 +192,13 @@ impl Persist for Serial {
 
     fn save(&self) -> Result<SerialState> {
         let Self { line: _, output: _, room: _, uart } = self;
-        let UartState {
-            baud_divisor_low,
-            baud_divisor_high,
-            interrupt_enable,
-            interrupt_identification,
-            line_control,
-            line_status,
-            modem_control,
-            modem_status,
-            scratch,
-            in_buffer,
-        } = uart.state();
-        Ok(SerialState {
-            baud_divisor_low,
-            baud_divisor_high,
-            interrupt_enable,
-            interrupt_identification,
-            line_control,
-            line_status,
-            modem_control,
-            modem_status,
-            scratch,
-            receive_fifo: Bytes(in_buffer),
-        })
+        Ok(SerialState(uart.state()))
     }
 
     /// An interrupt that the state says is pending is sent again.
     fn restore(&mut self, state: &SerialState) -> Result<()> {
-        let state = UartState {
-            baud_divisor_low: state.baud_divisor_low,
-            baud_divisor_high: state.baud_divisor_high,
-            interrupt_enable: state.interrupt_enable,
-            interrupt_identification: state.interrupt_identification,
-            line_control: state.line_control,
-            line_status: state.line_status,
-            modem_control: state.modem_control,
-            modem_status: state.modem_status,
-            scratch: state.scratch,
-            in_buffer: state.receive_fifo.0.clone(),
-        };
         let room = Arc::clone(&self.room);
-        self.uart = vm_superio::Serial::from_state(&state, self.line.clone(), room, self.output.clone())
+        self.uart = vm_superio::Serial::from_state(&state.0, self.line.clone(), room, self.output.clone())
             .map_err(|error| Error::host("restore the serial port", io::Error::other(error.to_string())))?;
         Ok(())
     }
