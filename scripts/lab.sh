@@ -12,7 +12,7 @@ set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
 LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net"
-BOOT_LIMIT=${VOLT_LAB_BOOT_LIMIT:-60}
+STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
 DISK_FREE_MIB=16384
 FAILED=125
 TIMED_OUT=124
@@ -39,8 +39,8 @@ Options:
 
 Exit status: that of COMMAND; 124 when its time ran out; 125 when the lab itself failed.
 
-Environment: VOLT_LAB_BOOT_LIMIT is how many seconds the lab's boot may show no progress (default 60). Past that it is
-called stalled and started once more.
+Environment: VOLT_LAB_STALL_LIMIT is how many seconds the lab may give no sign of life (default 60). Past that it is called
+stalled and started once more, from a fresh disk: COMMAND then runs again from its beginning.
 END
 }
 
@@ -172,6 +172,17 @@ cat /run/stdout >"$(echo /dev/vport*p1)" & out=$!
 cat /run/stderr >"$(echo /dev/vport*p2)" & err=$!
 exec 7>"$(echo /dev/vport*p3)"
 echo started >&7
+while sleep 5; do echo alive >&7; done &
+(
+    sleep "$(cat /.lab/seconds)"
+    {
+        echo "lab: time is running out; what still runs, and where in the kernel it waits:"
+        for process in /proc/[0-9]*; do
+            line=$(tr '\0' ' ' <"$process/cmdline")
+            [ -z "$line" ] || echo "lab: ${process#/proc/} $line($(cat "$process/wchan"))"
+        done
+    } >/run/stderr
+) >/dev/null 2>&1 7>&- &
 cd /lab
 sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&-
 status=$?
@@ -228,9 +239,10 @@ prepare_outs() {
     done
 }
 
-# The command, quoted so that level 1's shell sees the same arguments.
+# The command, quoted so that level 1's shell sees the same arguments; and when to look what still runs.
 write_command() {
     local argument
+    echo "$((seconds > 20 ? seconds - 10 : seconds))" >"$root/.lab/seconds"
     {
         printf 'exec'
         for argument in "$@"; do printf " '%s'" "${argument//\'/\'\\\'\'}"; done
@@ -241,15 +253,16 @@ write_command() {
 make_disk() {
     local used
     used=$(du -sm "$root" | cut -f 1)
+    rm -f "$work/disk"
     truncate -s "$((used + used / 8 + DISK_FREE_MIB))M" "$work/disk"
     mke2fs -q -F -t ext4 -O '^has_journal' -E lazy_itable_init=1,nodiscard,root_owner=0:0 -m 0 -d "$root" "$work/disk" >&2 ||
         fail "cannot make the disk image (is $work full?)"
-    rm -rf "$root"
 }
 
 # ---- One run ---------------------------------------------------------------------------------------------------------
 
-# Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall; fails otherwise.
+# Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall: a boot that shows nothing new, or a lab
+# whose sign of life stays away; fails otherwise.
 attempt() {
     local line="" started="" progress size=0 now limit out_disk=()
     [ ! -e "$work/outs" ] ||
@@ -278,7 +291,8 @@ attempt() {
     while :; do
         if read -r -t 0.5 -u 5 line; then
             case $line in
-                started) started=$SECONDS ;;
+                started) started=$SECONDS progress=$SECONDS ;;
+                alive) progress=$SECONDS ;;
                 "status "*) status=${line#status } && end_qemu 10 && return 0 ;;
             esac
             continue
@@ -294,10 +308,10 @@ attempt() {
         else
             line=$(stat -c %s "$work/console")
             [ "$line" = "$size" ] || { size=$line && progress=$now; }
-            if [ $((now - progress)) -ge "$BOOT_LIMIT" ]; then
-                end_qemu 0
-                return 1
-            fi
+        fi
+        if [ $((now - progress)) -ge "$STALL_LIMIT" ]; then
+            end_qemu 0
+            return 1
         fi
         if ! kill -0 "$qemu" 2>/dev/null && ! read -r -t 0 -u 5; then
             show_console
@@ -413,8 +427,10 @@ main() {
         (trap - EXIT && exec setpriv --pdeathsig KILL tail -F -n +1 "$work/console" >&2 2>/dev/null) & follow=$!
     fi
     if ! attempt; then
-        say "stalled: the boot showed nothing new for $BOOT_LIMIT s; starting it once more"
-        attempt || { show_console && fail "stalled twice: the boot showed nothing new for $BOOT_LIMIT s"; }
+        show_console
+        say "stalled: no sign of life for $STALL_LIMIT s; starting it once more"
+        make_disk
+        attempt || { show_console && fail "stalled twice: no sign of life for $STALL_LIMIT s"; }
     fi
     if [ -n "$follow" ]; then kill "$follow" 2>/dev/null || :; fi
     take_all || { [ "$status" != 0 ] || status=$FAILED; }

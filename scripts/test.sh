@@ -70,9 +70,16 @@ natively() {
         VOLT_STOCK_KERNEL=$(cat "$work/stock") "$(readlink "$work/$1")"
 }
 
+# Each line with the seconds since the start before it: libtest does not tell how long a test took, and how far it had come
+# by when is what one wants to know of a run that did not end.
+with_seconds() {
+    local started=$SECONDS line
+    while IFS= read -r line || [ -n "$line" ]; do printf '%5d s  %s\n' $((SECONDS - started)) "$line"; done
+}
+
 # in_lab TEST...: one boot of the lab for all of them.
 in_lab() {
-    local status=0 files=() test
+    local files=() test
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     # shellcheck disable=SC2016 # expanded in the lab
     scripts/lab.sh --time "$LAB_SECONDS" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
@@ -85,7 +92,8 @@ in_lab() {
             status=0
             for test in "$@"; do /lab/tests/$test --test-threads=1 || status=1; done
             exit $status
-        ' sh "$@" || status=$?
+        ' sh "$@" 2>&1 | with_seconds
+    local status=${PIPESTATUS[0]}
     [ ! -e "$work/skipped-in-lab" ] || cat "$work/skipped-in-lab" >>"$skipped"
     return "$status"
 }
@@ -93,7 +101,7 @@ in_lab() {
 # ---- The sum ---------------------------------------------------------------------------------------------------------
 
 # count WORD: the sum of "N WORD" over the closing lines of all test executables.
-count() { grep -aoE '^test result:.*' "$log" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'; }
+count() { grep -aoE 'test result: .*' "$log" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'; }
 
 summary() {
     local passed failed skips name

@@ -122,6 +122,26 @@ impl Guest {
         self.output.text()
     }
 
+    /// Pauses it where it has said whole lines only, and gives all that it has said: a line that a snapshot cuts in two
+    /// would end in the restored guest's output.
+    ///
+    /// # Panics
+    /// The line it is in does not end in time.
+    #[must_use]
+    pub fn paused_in_whole_lines(&self) -> String {
+        loop {
+            self.pause();
+            let said = self.settled_output();
+            if said.is_empty() || said.ends_with('\n') {
+                return said;
+            }
+            self.resume();
+            // Not to be paused again before it has run at all, as happens where it shares a single processor with us.
+            let ended = self.output.find(said.len(), |more| more.contains(&b'\n').then_some(()));
+            ended.unwrap_or_else(|| self.give_up("the end of the line"));
+        }
+    }
+
     /// All of volt-vmm's own messages.
     #[must_use]
     pub fn stderr(&self) -> String {
