@@ -1,5 +1,5 @@
-//! Builds what a benchmark runs beside volt-vmm: the guest that is restored, the floor (as a program and as an object that
-//! the benchmark links) and an empty program. All end up inside the benchmark, which can then be copied as one file.
+//! Builds what a benchmark runs beside volt-vmm: the guest that is restored, the floor (as a program of either C library and as
+//! an object that the benchmark links) and an empty program. All end up inside the benchmark, which can then be copied as one file.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,7 @@ use std::process::Command;
 
 const GUEST: &str = "../tests/guests";
 const PROGRAMS: &str = "programs";
+const KERNEL_HEADERS: &str = "/usr/include/x86_64-linux-gnu";
 
 fn main() {
     println!("cargo:rerun-if-changed={PROGRAMS}");
@@ -31,16 +32,22 @@ fn main() {
         "../tests/guests/entry.S",
         "programs/chatter.c",
     ];
-    compile(&guest, &out.join("chatter"));
-    compile(&["-static", "programs/empty.c"], &out.join("empty"));
-    compile(&["-static", "programs/floor.c", "programs/floor_main.c"], &out.join("floor"));
+    let cc = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    compile(&cc, &guest, &out.join("chatter"));
+    compile(&cc, &["-static", "programs/empty.c"], &out.join("empty"));
+    compile(&cc, &["-static", "programs/floor.c", "programs/floor_main.c"], &out.join("floor"));
+    // The kernel's headers are found where glibc has its own, hence last.
+    let musl =
+        |arguments| [&["-idirafter", "/usr/include", "-idirafter", KERNEL_HEADERS][..], arguments].concat();
+    let floor = musl(&["-static", "programs/floor.c", "programs/floor_main.c"]);
+    compile("musl-gcc", &floor, &out.join("floor-musl"));
     let object = out.join("floor.o");
-    compile(&["-c", "-fPIE", "programs/floor.c"], &object);
+    compile("musl-gcc", &musl(&["-c", "-fPIE", "programs/floor.c"]), &object);
     println!("cargo:rustc-link-arg-benches={}", object.display());
 }
 
-fn compile(arguments: &[&str], output: &Path) {
-    let mut compiler = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
+fn compile(compiler: &str, arguments: &[&str], output: &Path) {
+    let mut compiler = Command::new(compiler);
     compiler.args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]).args(arguments).arg("-o").arg(output);
     let status = compiler.status().unwrap_or_else(|error| panic!("cannot run {compiler:?}: {error}"));
     assert!(status.success(), "{compiler:?} failed");

@@ -62,6 +62,9 @@ check_lints() {
     cargo clippy --quiet --locked --workspace --all-targets -- -D warnings && return "$wrong"
 }
 
+# The binaries are built for musl; who embeds the library mostly builds for glibc.
+check_embedding() { cargo check --quiet --locked --package volt-vmm --lib --target x86_64-unknown-linux-gnu; }
+
 check_documentation() { RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --quiet --locked --workspace --no-deps --document-private-items; }
 
 # ---- The rules of the house ------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ check_scripts() {
     shellcheck "${scripts[@]}"
 }
 
-CHECKS=(format lints documentation imports files scripts)
+CHECKS=(format lints embedding documentation imports files scripts)
 
 case ${1-} in
     --help | -h) usage && exit 0 ;;

@@ -4,20 +4,21 @@ set -euo pipefail
 
 # The compiler and what the guest kernel's build wants; then the lab; then what the tests use.
 PACKAGES=(
-    build-essential flex bison bc libelf-dev libssl-dev xz-utils
+    build-essential musl-tools flex bison bc libelf-dev libssl-dev xz-utils
     qemu-system-x86 busybox-static cpio kmod e2fsprogs util-linux
     curl jq ca-certificates
 )
 # Only Debian 12 has it; elsewhere the kernel's source is named in VOLT_KERNEL_SOURCE (kernel/build.sh says so).
 WHERE_IT_EXISTS=(linux-source-6.1)
 RUST=1.95
+TARGET=x86_64-unknown-linux-musl
 
 usage() {
     cat <<'END'
 Usage: scripts/install-deps.sh
 
 Installs the Debian or Ubuntu packages that the project's scripts need, with sudo if not root, and sees that there is a
-Rust toolchain that is new enough. Does nothing where all of that is there.
+Rust toolchain that is new enough and builds static programs. Does nothing where all of that is there.
 END
 }
 
@@ -95,6 +96,19 @@ check_rust() {
     at_least "${version:-0}" "$RUST" || fail "the project needs Rust $RUST or newer, and rustup brought ${version:-none}"
 }
 
+has_target() {
+    [ -d "$(PATH=$PATH:$HOME/.cargo/bin rustc --print sysroot)/lib/rustlib/$TARGET" ]
+}
+
+check_target() {
+    if has_target; then return 0; fi
+    PATH=$PATH:$HOME/.cargo/bin command -v rustup >/dev/null ||
+        fail "this Rust has no target $TARGET: install Rust with rustup (https://rustup.rs), then run this again"
+    say "installing the Rust target $TARGET"
+    PATH=$PATH:$HOME/.cargo/bin rustup target add "$TARGET" >&2 || fail "rustup could not install the target $TARGET"
+    has_target || fail "rustup installed the target $TARGET for another toolchain than the one in use: see 'rustup show'"
+}
+
 case ${1-} in
     "") ;;
     --help | -h) usage && exit 0 ;;
@@ -106,3 +120,4 @@ for program in dpkg-query apt-get; do
 done
 install_packages
 check_rust
+check_target

@@ -48,7 +48,7 @@ timed 'the binary' build_binary
 timed 'the guest kernel (kept for the next time)' build_kernel
 timed "the guest's init" build_initrd
 target=${CARGO_TARGET_DIR:-$here/target}
-volt=$target/x86_64-unknown-linux-gnu/release/volt-vmm
+volt=$target/x86_64-unknown-linux-musl/release/volt-vmm
 
 if "$volt" doctor --can-run-linux; then
     echo "== Linux on this host's KVM" >&2

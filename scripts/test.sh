@@ -155,7 +155,7 @@ main() {
         stage "stock kernel" make_stock_kernel || give_up
         stage "volt-vmm" make_program || give_up
         stage "build whole-program tests" make_whole_program_tests || give_up
-        program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-gnu/release/volt-vmm
+        program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
     fi
 
     if wants unit; then stage "unit and documentation tests" unit_tests; fi

@@ -22,6 +22,10 @@ use subject::Subject;
 use volt_benches::scratch::Scratch;
 use volt_benches::{OrSay, Result, host, process, programs, snapshots};
 
+/// The same as in the binary `volt-vmm`.
+#[global_allocator]
+static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
 fn main() -> ExitCode {
     let outcome = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
         Some(options) => run(&options),

@@ -50,7 +50,8 @@ impl Report {
     pub fn whole(&mut self, table: &Table) {
         self.say(
             "### The whole process\n\nFrom the start of the process to the first byte that the resumed guest sends, read from a pipe. \
-             The floor is a process too.\n",
+             The floor is a process too: once with glibc, as `cc -static` makes it, and once with musl, whose start-up does not \
+             ask CPUID (on a host that is a VM itself, each asking leaves for the hypervisor). volt-vmm uses musl.\n",
         );
         self.say(&table.to_string());
     }

@@ -51,13 +51,18 @@ pub fn measure(
     qemu: Option<(usize, u64, &(PathBuf, PathBuf))>,
     pause: Duration,
 ) -> Result<Table> {
-    let (empty, floor) =
-        (scratch.program("empty", programs::EMPTY)?, scratch.program("floor", programs::FLOOR)?);
+    let empty = scratch.program("empty", programs::EMPTY)?;
+    let floors = [
+        ("floor", scratch.program("floor", programs::FLOOR)?),
+        ("floor on musl", scratch.program("floor-musl", programs::FLOOR_MUSL)?),
+    ];
     let mut contenders = vec![Contender::new("an empty static program", Command::new(empty), runs)];
     for subject in subjects {
-        let mut command = Command::new(&floor);
-        command.arg(&subject.digest_file).arg(subject.memory_file());
-        contenders.push(Contender::new(&format!("floor, {} MiB", subject.mib), command, runs));
+        for (name, program) in &floors {
+            let mut command = Command::new(program);
+            command.arg(&subject.digest_file).arg(subject.memory_file());
+            contenders.push(Contender::new(&format!("{name}, {} MiB", subject.mib), command, runs));
+        }
         let mut command = Command::new(volt_vmm);
         command.arg("--restore").arg(&subject.dir);
         contenders.push(Contender::new(&format!("volt-vmm --restore, {} MiB", subject.mib), command, runs));
@@ -82,18 +87,29 @@ pub fn measure(
 }
 
 fn table(contenders: &[Contender]) -> Table {
-    let columns =
-        ["exec to first guest byte, ms", "runs", "min", "p50", "p90", "p99", "p50 / floor", "min / floor"];
+    let columns = [
+        "exec to first guest byte, ms",
+        "runs",
+        "min",
+        "p50",
+        "p90",
+        "p99",
+        "p50 / floor",
+        "min / floor",
+        "p50 / floor on musl",
+    ];
     let mut table = Table::new(&columns);
-    let mut floor: Option<&Times> = None;
+    let mut floors: Vec<&Times> = Vec::new();
     for Contender { name, times, .. } in contenders {
         let mut cells = vec![name.clone(), times.len().to_string()];
         cells.extend(times.cells());
         if name.starts_with("floor") {
-            floor = Some(times);
-        } else if let (true, Some(floor)) = (name.starts_with("volt-vmm"), floor) {
+            floors.push(times);
+        } else if let [floor, on_musl] = floors[..] {
             cells.push(format!("{:.2}", ratio(times.percentile(50), floor.percentile(50))));
             cells.push(format!("{:.2}", ratio(times.min(), floor.min())));
+            cells.push(format!("{:.2}", ratio(times.percentile(50), on_musl.percentile(50))));
+            floors.clear();
         }
         table.row(cells);
     }

@@ -12,9 +12,11 @@ use crate::{OrSay, Result};
 /// Without the privilege.
 #[allow(unsafe_code)]
 pub fn go_first() -> Result<()> {
-    let priority = libc::sched_param { sched_priority: 1 };
+    // The kernel's `struct sched_param` (include/uapi/linux/sched/types.h), and its own call: musl's refuses.
+    let priority: libc::c_int = 1;
     // SAFETY: sets the calling process's own policy from a structure that lives through the call.
-    let set = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) };
+    let set =
+        unsafe { libc::syscall(libc::SYS_sched_setscheduler, 0, libc::SCHED_FIFO, &raw const priority) };
     if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()).or_say("schedule as SCHED_FIFO") }
 }
 

@@ -6,3 +6,5 @@ pub const CHATTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatter"));
 pub const EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty"));
 /// The floor as a static program: `floor DIGEST MEMORY`.
 pub const FLOOR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/floor"));
+/// The same on musl, whose start-up does not ask CPUID. Where that leaves for a hypervisor it is the lower floor.
+pub const FLOOR_MUSL: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/floor-musl"));

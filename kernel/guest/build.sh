@@ -32,7 +32,7 @@ mkdir -p "$target/guest"
 staging=$(mktemp -d "$target/guest/.staging.XXXXXX")
 trap 'rm -rf "$staging"' EXIT
 mkdir -p "$staging"/root/{dev,proc,sys,tmp,run}
-install -m 755 "$target/x86_64-unknown-linux-gnu/release/init" "$staging/root/init"
+install -m 755 "$target/x86_64-unknown-linux-musl/release/init" "$staging/root/init"
 
 # An archive that is the same for the same init: fixed times and owner, sorted names.
 find "$staging/root" -exec touch -h -d @0 {} +

@@ -68,18 +68,17 @@ enum Command {
     Doctor(doctor::Doctor),
 }
 
-/// Reads the process's arguments and carries out what they say. A restore and nothing else is recognised without
-/// clap, which means the same by it, because setting up clap takes longer than everything else before the restore.
-pub(crate) fn execute() -> Outcome {
-    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+/// Carries out what the process's arguments, of which the first is its name, say. A restore and nothing else is recognised
+/// without clap, which means the same by it, because setting up clap takes longer than everything else before the restore.
+pub(crate) fn execute(arguments: Vec<OsString>) -> Outcome {
     match restore_alone(&arguments) {
         Some(restore) => restore.execute(),
-        None => Cli::parse().execute(),
+        None => Cli::parse_from(arguments).execute(),
     }
 }
 
 fn restore_alone(arguments: &[OsString]) -> Option<restore::Restore> {
-    let [word, dir] = arguments else { return None };
+    let [_name, word, dir] = arguments else { return None };
     let plain = !dir.is_empty() && !dir.as_encoded_bytes().starts_with(b"-");
     let restores = plain && (word == "--restore" || word == "restore" && dir != "help");
     restores.then(|| restore::Restore { dir: dir.into(), api_socket: None })
@@ -142,16 +141,16 @@ mod tests {
     #[test]
     fn a_restore_alone_is_recognised_and_nothing_else() {
         let recognise = |line: &str| restore_alone(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
-        for line in ["--restore /s", "restore /s"] {
+        for line in ["volt-vmm --restore /s", "volt-vmm restore /s"] {
             assert_eq!(recognise(line).unwrap().dir, PathBuf::from("/s"), "{line}");
         }
         for line in [
-            "restore --help",
-            "restore -h",
-            "--restore ",
-            "--restore",
-            "run /s",
-            "restore /s --api-socket /a",
+            "volt-vmm restore --help",
+            "volt-vmm restore -h",
+            "volt-vmm --restore ",
+            "volt-vmm --restore",
+            "volt-vmm run /s",
+            "volt-vmm restore /s --api-socket /a",
         ] {
             assert!(recognise(line).is_none(), "{line}");
         }

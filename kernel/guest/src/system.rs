@@ -113,7 +113,7 @@ pub(crate) fn reboot(how: libc::c_int) -> io::Error {
 }
 
 fn timespec(time: Duration) -> libc::timespec {
-    libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() }
+    libc::timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() }
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

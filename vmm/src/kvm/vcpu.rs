@@ -185,7 +185,7 @@ impl Vcpu {
             set: [u8; 8],
         }
         /// `_IOW(KVMIO, 0x8b, struct kvm_signal_mask)`; the flexible array counts as nothing.
-        const KVM_SET_SIGNAL_MASK: libc::c_ulong = 0x4004_ae8b;
+        const KVM_SET_SIGNAL_MASK: libc::Ioctl = 0x4004_ae8b;
         let mut set = [0; 8];
         for signal in 1..=64 {
             // SAFETY: `blocked` is an initialised set and the number is that of a signal.
