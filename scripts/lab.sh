@@ -162,6 +162,7 @@ mount -t tmpfs -o mode=1777 tmp /tmp
 mkdir -p /dev/shm /dev/pts
 mount -t tmpfs -o mode=1777 shm /dev/shm
 mount -t devpts -o ptmxmode=666 pts /dev/pts
+echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled
 ip link set lo up
 hostname lab
 ulimit -n 65536

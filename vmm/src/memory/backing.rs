@@ -5,9 +5,9 @@ use std::fs::File;
 use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::ram::GuestRam;
+use super::ram::{GuestRam, Region};
 use crate::error::{Error, Result};
 use crate::timing::step_done;
 
@@ -57,10 +57,23 @@ impl Backing {
                 )
             }
             .map_err(|source| Error::host(format!("map {} MiB of guest memory", region.len >> 20), source))?;
+            if !base.private {
+                prefer_huge_pages(ram, region);
+            }
         }
         step_done("memory map");
         Ok(base)
     }
+}
+
+/// A kernel that boots touches its memory page by page, and each is an exit: in huge pages it touches hundreds at once. The
+/// host's policy decides (/sys/kernel/mm/transparent_hugepage/shmem_enabled: `advise` is enough, `never` is most hosts').
+fn prefer_huge_pages(ram: &GuestRam, region: &Region) {
+    // SAFETY: advice about a mapping that was just made changes nothing that can be seen in it. A kernel without huge pages
+    // refuses it, and that is as well.
+    let _ = unsafe {
+        rustix::mm::madvise(ram.host_address(region).cast(), region.len as usize, Advice::LinuxHugepage)
+    };
 }
 
 fn fresh(len: u64) -> Result<File> {

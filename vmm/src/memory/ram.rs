@@ -41,11 +41,17 @@ fn check_overcommit(bytes: u64, host: u64) -> Result<()> {
     ))
 }
 
+/// A huge page. KVM maps one in one piece only where host and guest address agree modulo this.
+const HUGE: usize = 2 << 20;
+
 /// An address range that nothing else in the process gets, and that holds nothing until something is mapped over it.
 #[derive(Debug)]
 struct Reservation {
+    /// Aligned to [`HUGE`].
     start: *mut u8,
     len: usize,
+    /// What was reserved for it, with the rest that the alignment leaves over.
+    all: (*mut u8, usize),
 }
 
 // SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory, whose
@@ -60,11 +66,13 @@ impl Reservation {
             Error::host(format!("reserve {} MiB of address space for guest memory", len >> 20), source)
         };
         let len = usize::try_from(len).map_err(|_| refused(rustix::io::Errno::NOMEM))?;
+        let more = len.checked_add(HUGE).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
         let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
-        let start =
-            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, none, private) }.map_err(refused)?;
-        Ok(Self { start: start.cast(), len })
+        let all =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), more, none, private) }.map_err(refused)?;
+        let all: *mut u8 = all.cast();
+        Ok(Self { start: all.map_addr(|address| address.next_multiple_of(HUGE)), len, all: (all, more) })
     }
 }
 
@@ -72,7 +80,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into it holds
         // an Arc of it. Unmapping a range that was mapped cannot fail.
-        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+        let _ = unsafe { rustix::mm::munmap(self.all.0.cast(), self.all.1) };
     }
 }
 
