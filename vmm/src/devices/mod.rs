@@ -9,6 +9,7 @@ pub mod i8042;
 pub mod platform;
 pub mod power;
 pub mod serial;
+pub mod virtio;
 
 use bus::BusDevice;
 

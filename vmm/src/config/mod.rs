@@ -12,6 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+pub mod devices;
+
+pub use devices::Devices;
+
 /// Most vCPUs a VM can have.
 pub const MAX_VCPUS: u8 = 32;
 /// Guest memory comes in whole MiB.
@@ -31,6 +35,9 @@ pub struct VmConfig {
     /// Guest memory in MiB.
     #[serde(default = "default_memory_mib")]
     pub memory_mib: u64,
+    /// Virtio devices.
+    #[serde(default, skip_serializing_if = "Devices::is_none")]
+    pub devices: Devices,
 }
 
 /// Kernel, initrd and command line.
@@ -64,7 +71,7 @@ impl VmConfig {
     #[must_use]
     pub fn new(kernel: impl Into<FileRef>) -> Self {
         let boot = BootConfig { kernel: kernel.into(), initrd: None, cmdline: default_cmdline() };
-        Self { boot, vcpus: one(), memory_mib: default_memory_mib() }
+        Self { boot, vcpus: one(), memory_mib: default_memory_mib(), devices: Devices::default() }
     }
 
     /// Guest memory in bytes.
@@ -94,7 +101,7 @@ impl VmConfig {
                 format!("{} MiB is more than a host can map", self.memory_mib),
             ));
         }
-        Ok(())
+        self.devices.validate()
     }
 }
 
