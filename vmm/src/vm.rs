@@ -137,8 +137,11 @@ impl Vm {
         self.wait_ending()
     }
 
-    fn pause_machine(&self, _machine: &Machine, act: &'static str) -> Result<()> {
+    /// vCPUs first: a device that they touch may have to begin or end its work. Where a device cannot go on, the VM does not
+    /// run without it.
+    fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
         self.control.park();
+        machine.platform().halt();
         // The guest may have ended in the very exit it was finishing.
         match self.state() {
             RunState::Ended => Err(Error::NotNow { act, state: "has ended" }),
@@ -151,6 +154,7 @@ impl Vm {
             machine.notify_paused()?;
             lock(&self.serial).flush();
         }
+        machine.platform().go_on()?;
         self.control.start(machine.board())
     }
 }
@@ -234,7 +238,7 @@ impl Builder {
         let ram = GuestRam::reserve(config.memory_bytes())?;
         let base = Backing::Fresh.map(&ram)?;
         let shell = Shell::new(ram, config.vcpus, FirstVcpu::OwnThread)?;
-        let mut machine = Machine::new(shell, config, base, console);
+        let mut machine = Machine::new(shell, config, base, console)?;
         machine.boot()?;
         let vm = Vm::of(machine);
         if !paused {

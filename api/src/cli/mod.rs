@@ -8,6 +8,7 @@ use clap::{Parser, Subcommand};
 use crate::exit::Status;
 use crate::failure::Failure;
 
+mod devices;
 mod doctor;
 mod empty;
 mod restore;

@@ -14,7 +14,7 @@ use volt_vmm::{Error, RunState, Store};
 
 use super::body::Body;
 use super::error::Fault;
-use super::{Api, machine};
+use super::{Api, devices, machine};
 use crate::start;
 
 type Done = Result<StatusCode, Fault>;
@@ -28,6 +28,7 @@ pub(super) fn routes() -> Router<Api> {
         .route("/vm", patch(set_state))
         .route("/actions", put(act))
         .merge(machine::routes())
+        .merge(devices::routes())
 }
 
 async fn describe_instance(State(api): State<Api>) -> Json<Value> {

@@ -10,6 +10,7 @@ pub mod platform;
 pub mod power;
 pub mod serial;
 pub mod virtio;
+pub mod virtio_slots;
 
 use bus::BusDevice;
 

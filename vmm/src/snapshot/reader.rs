@@ -107,7 +107,7 @@ impl Snapshot {
         let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, self.config.vcpus, first)?;
-        let mut machine = Machine::new(shell, self.config.clone(), base, options.console);
+        let mut machine = Machine::new(shell, self.config.clone(), base, options.console)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),

@@ -1,0 +1,77 @@
+//! Where virtio devices lie: each has a slot of its own, a page of addresses and an interrupt line.
+
+use std::sync::{Arc, Mutex};
+
+use super::Place;
+use super::virtio::VirtioDevice;
+use super::virtio::rng::Rng;
+use super::virtio::transport::{self, Transport};
+use crate::config::Devices;
+use crate::config::devices::MAX_DEVICES;
+use crate::error::Result;
+use crate::kvm::vm::VmHandle;
+use crate::memory::ram::GuestRam;
+
+/// The first slot, in the hole below 4 GiB.
+const BASE: u64 = 0xd000_0000;
+/// Lines of the IOAPIC that no device of a PC has: not COM1's (4), the RTC's (8) nor those below.
+const LINES: [u32; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
+
+/// A device in its slot.
+pub(super) struct Slot {
+    /// Its name: that of the snapshot, which stays what it is.
+    pub name: String,
+    pub place: Place,
+    pub transport: Arc<Mutex<Transport>>,
+}
+
+/// Makes the devices of a configuration and connects them to the VM, in the order in which the guest is to number them.
+///
+/// # Errors
+/// What a device is made from cannot be opened, or KVM refuses.
+pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<Vec<Slot>> {
+    let named = make(devices);
+    let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
+        let place = place(number);
+        let transport = Transport::new(&name, device, ram.clone())?;
+        vm.connect_interrupt(transport.interrupt_line(), LINES[number])?;
+        vm.connect_notification(transport.notifications(), place.base + transport::NOTIFY)?;
+        Ok(Slot { name, place, transport: Arc::new(Mutex::new(transport)) })
+    });
+    slots.collect()
+}
+
+/// What a kernel that does not find the devices through ACPI is told on its command line, each word after a space
+/// (Linux, Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
+pub(crate) fn cmdline(devices: &Devices) -> String {
+    let word = |number| {
+        let Place { base, len, gsi } = place(number);
+        format!(" virtio_mmio.device={len:#x}@{base:#x}:{}", gsi.unwrap_or(0))
+    };
+    if devices.on_cmdline { (0..devices.count()).map(word).collect() } else { String::new() }
+}
+
+fn place(number: usize) -> Place {
+    Place { base: BASE + number as u64 * transport::LEN, len: transport::LEN, gsi: Some(LINES[number]) }
+}
+
+fn make(devices: &Devices) -> Vec<(String, Arc<Mutex<dyn VirtioDevice>>)> {
+    let mut named: Vec<(String, Arc<Mutex<dyn VirtioDevice>>)> = Vec::new();
+    if devices.rng {
+        named.push(("rng".to_owned(), Arc::new(Mutex::new(Rng))));
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_apart_and_told_once() {
+        let devices = Devices { rng: true, on_cmdline: true, ..Devices::default() };
+        assert_eq!(cmdline(&devices), " virtio_mmio.device=0x1000@0xd0000000:5");
+        assert_eq!(cmdline(&Devices { on_cmdline: false, ..devices }), "");
+        assert_eq!(place(15), Place { base: 0xd000_f000, len: 0x1000, gsi: Some(21) });
+    }
+}
