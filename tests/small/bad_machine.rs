@@ -23,10 +23,10 @@ fn memory_of_0_or_not_whole_pages_or_without_sense() {
 #[test]
 fn more_memory_than_a_host_can_map() {
     needs!(kvm);
-    for memory in ["16T", "64T", "128T", "1000000T"] {
-        let outcome = Boot::small("hello").memory(memory).outcome();
-        assert_eq!(outcome.status, 1, "{memory}: {outcome:?}");
-        outcome.refused(&["MiB"]);
+    // Which limit is met first is the host's affair: its memory, its address space, or any host's.
+    for tib in [256_u64, 1024, 1_000_000] {
+        let outcome = Boot::small("hello").memory(&format!("{tib}T")).outcome();
+        outcome.refused(&["memory", &format!("{} MiB", tib << 20)]);
     }
 }
 
