@@ -30,6 +30,7 @@ fn execute(name: &str, rest: &str) -> Outcome {
         "deadline" => sleepers::deadline(number(rest, "MS")?),
         "avx" => avx::start(),
         "load" => processors::load(number(rest, "SECONDS")?),
+        "random" => random(),
         // Files and programs.
         "write" => write(rest),
         "read" => read(rest),
@@ -71,6 +72,16 @@ fn clock() -> Outcome {
         console::line(&format!("{name} {}", system::clock_ns(clock)));
     }
     Ok(())
+}
+
+/// Eight bytes from the virtio device, which the kernel must have chosen among its sources.
+fn random() -> Outcome {
+    use std::io::Read;
+    let mut bytes = [0; 8];
+    let source = std::fs::read_to_string("/sys/class/misc/hw_random/rng_current").unwrap_or_default();
+    let mut device = std::fs::File::open("/dev/hwrng").map_err(|error| format!("/dev/hwrng: {error}"))?;
+    device.read_exact(&mut bytes).map_err(|error| format!("/dev/hwrng: {error}"))?;
+    answer(&format!("random {} {:016x}", source.trim(), u64::from_be_bytes(bytes)))
 }
 
 fn write(rest: &str) -> Outcome {
