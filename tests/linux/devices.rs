@@ -8,7 +8,8 @@ fn virtio_devices_are_found_through_acpi_and_through_the_command_line() {
     for on_cmdline in [false, true] {
         let mut boot = Boot::linux().device(["--rng"]);
         if on_cmdline {
-            boot = boot.device(["--devices-on-cmdline"]);
+            // For a kernel without ACPI: one that has it, hardware-reduced, numbers its interrupts as it likes.
+            boot = boot.device(["--devices-on-cmdline"]).and("acpi=off");
         }
         let mut guest = boot.start();
         guest.wait_until_ready();
@@ -32,12 +33,13 @@ fn a_device_goes_on_in_clones() {
     guest.wait_until_ready();
     guest.order("random");
     let snapshot = guest.snapshot();
-    let mut drawn = vec![guest.order("random")];
-    for mut clone in [snapshot.restore(), snapshot.restore()] {
-        drawn.push(clone.order("random"));
-        drawn.push(clone.order("random"));
+    let mut drawn = Vec::new();
+    for guest in [&mut guest, &mut snapshot.restore(), &mut snapshot.restore()] {
+        // Linux draws ahead: what it had in memory already the clones have in common.
+        for _ in 0..40 {
+            guest.order("random");
+        }
+        drawn.push(guest.order("random"));
     }
-    for (at, one) in drawn.iter().enumerate() {
-        assert!(!drawn[..at].contains(one), "{drawn:?}");
-    }
+    assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2], "{drawn:?}");
 }
