@@ -79,29 +79,29 @@ struct Vsock(VsockConfig);
 struct Balloon(BalloonConfig);
 
 /// What can be made from words.
-trait FromWords: Sized {
+pub(super) trait FromWords: Sized {
     fn from_words(words: Words<'_>) -> Result<Self, String>;
 }
 
-fn parse<T: FromWords>(text: &str) -> Result<T, String> {
+pub(super) fn parse<T: FromWords>(text: &str) -> Result<T, String> {
     T::from_words(Words(text.split(',').filter(|word| !word.is_empty()).collect()))
 }
 
 /// Words, taken one by one; none may be left over.
-struct Words<'a>(Vec<&'a str>);
+pub(super) struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
-    fn value(&mut self, name: &str) -> Option<&'a str> {
+    pub(super) fn value(&mut self, name: &str) -> Option<&'a str> {
         let start = |word: &&str| word.split_once('=').is_some_and(|(key, _)| key == name);
         let at = self.0.iter().position(start)?;
         self.0.remove(at).split_once('=').map(|(_, value)| value)
     }
 
-    fn required(&mut self, name: &str) -> Result<&'a str, String> {
+    pub(super) fn required(&mut self, name: &str) -> Result<&'a str, String> {
         self.value(name).ok_or_else(|| format!("{name}=... is missing"))
     }
 
-    fn number<T: FromStr>(&mut self, name: &str) -> Result<Option<T>, String> {
+    pub(super) fn number<T: FromStr>(&mut self, name: &str) -> Result<Option<T>, String> {
         let number = |text: &str| text.parse().map_err(|_| format!("{name}={text}: not a number that fits"));
         self.value(name).map(number).transpose()
     }
@@ -119,7 +119,7 @@ impl<'a> Words<'a> {
         at.map(|at| self.0.remove(at)).is_some()
     }
 
-    fn end(self) -> Result<(), String> {
+    pub(super) fn end(self) -> Result<(), String> {
         self.0.first().map_or(Ok(()), |word| Err(format!("{word:?} is unknown here, or there twice")))
     }
 }

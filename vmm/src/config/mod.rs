@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 pub mod devices;
+pub mod overrides;
 
 pub use devices::Devices;
+pub use overrides::Overrides;
 
 /// Most vCPUs a VM can have.
 pub const MAX_VCPUS: u8 = 32;
