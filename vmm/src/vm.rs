@@ -154,7 +154,7 @@ impl Vm {
             machine.notify_paused()?;
             lock(&self.serial).flush();
         }
-        machine.platform().go_on()?;
+        machine.platform().go_on(&self.control)?;
         self.control.start(machine.board())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 
 use volt_kernel::Platform as AcpiPlatform;
 use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
@@ -16,7 +17,7 @@ use crate::config::Devices;
 use crate::console::Console;
 use crate::control::Control;
 use crate::cpu::Board;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 use crate::kvm::vm::VmHandle;
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
@@ -38,6 +39,8 @@ pub struct Platform {
     pub(crate) serial: Arc<Mutex<Serial>>,
     /// Those of `mmio` once more, for those who have work of their own to begin and to end.
     virtio: Vec<Arc<Mutex<Transport>>>,
+    /// Who starts their work.
+    starter: Mutex<Option<JoinHandle<()>>>,
     /// The kernel is told of `mmio` on its command line, and not through ACPI.
     mmio_on_cmdline: bool,
 }
@@ -69,20 +72,43 @@ impl Platform {
             mmio: mmio.collect(),
             serial,
             virtio,
+            starter: Mutex::default(),
             mmio_on_cmdline: devices.on_cmdline,
         })
     }
 
-    /// Lets the devices work that the guest has set to work.
+    /// Lets the devices work that the guest has set to work: soon, and from another thread. Each of them starts one of its
+    /// own, which is what a restored guest need not wait for.
     ///
     /// # Errors
-    /// The host has no thread left for one.
-    pub(crate) fn go_on(&self) -> Result<()> {
-        self.virtio.iter().try_for_each(|transport| lock(transport).go_on())
+    /// The host has no thread left.
+    pub(crate) fn go_on(&self, control: &Arc<Control>) -> Result<()> {
+        let idle: Vec<_> =
+            self.virtio.iter().filter(|transport| lock(transport).is_waiting()).cloned().collect();
+        if idle.is_empty() {
+            return Ok(());
+        }
+        let control = Arc::clone(control);
+        let start = move || {
+            let started = idle.iter().try_for_each(|transport| lock(transport).go_on());
+            // A guest without its devices is not the one that was asked for.
+            if let Err(error) = started {
+                control.end(Err(report(&error)));
+            }
+        };
+        let starter = thread::Builder::new().name("volt-devices".to_owned()).spawn(start);
+        let starter =
+            starter.map_err(|source| Error::host("start the thread that starts devices", source))?;
+        *lock(&self.starter) = Some(starter);
+        Ok(())
     }
 
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.
     pub(crate) fn halt(&self) {
+        let starter = lock(&self.starter).take();
+        if let Some(starter) = starter {
+            let _ = starter.join(); // it does not panic, and if it did the devices stand still
+        }
         self.virtio.iter().for_each(|transport| lock(transport).halt());
     }
 
@@ -128,7 +154,7 @@ impl Persist for Platform {
     type State = BTreeMap<String, Blob>;
 
     fn save(&self) -> Result<Self::State> {
-        let Self { ports, mmio, serial: _, virtio: _, mmio_on_cmdline: _ } = self;
+        let Self { ports, mmio, serial: _, virtio: _, starter: _, mmio_on_cmdline: _ } = self;
         let save = |(name, (_, device)): (&String, &(Place, SharedDevice))| {
             Ok((name.clone(), lock(device).save_blob(name)?))
         };

@@ -149,13 +149,19 @@ impl Transport {
         self.interrupt.line()
     }
 
+    /// Whether it would work, but for having been halted.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.registers.status & status::DRIVER_OK != 0
+            && self.worker.is_none()
+            && !self.interrupt.is_reset_needed()
+    }
+
     /// Lets the device work, if its driver has said so.
     ///
     /// # Errors
     /// The host has no thread left.
     pub(crate) fn go_on(&mut self) -> Result<()> {
-        let working = self.registers.status & status::DRIVER_OK != 0;
-        if !working || self.worker.is_some() || self.interrupt.is_reset_needed() {
+        if !self.is_waiting() {
             return Ok(());
         }
         let usable = |queue: &VirtQueue| !queue.ring.ready() || queue.is_usable(self.ram.guest());
