@@ -1,10 +1,12 @@
-//! Disks (virtio 1.2, section 5.2): one queue of requests, answered from a file of the host.
+//! Disks (virtio 1.2, section 5.2): one queue of requests, answered from files of the host.
 //!
 //! ```text
 //!   chain ──request──> Command ──Block──> Storage: HostFile, a raw image or block device
+//!                                    │             Overlay, a layer over one
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
+use std::fs::File;
 use std::io::{self, ErrorKind};
 
 use serde::{Deserialize, Serialize};
@@ -18,13 +20,17 @@ use crate::config::devices::{Cache, DiskConfig};
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
+mod digest;
 mod file;
+mod layer;
+mod map;
 mod request;
 mod storage;
 #[cfg(test)]
 mod tests;
 
 use file::{HostFile, Use};
+use layer::Overlay;
 use request::{Command, Limits, SECTOR, Status, Stretch};
 use storage::Storage;
 
@@ -40,7 +46,7 @@ const CONFIG_LEN: usize = 60;
 pub struct Block {
     // Configuration.
     id: String,
-    /// The file, as the user named it.
+    /// The file that is written, as the user named it.
     name: String,
     read_only: bool,
     cache: Cache,
@@ -67,12 +73,16 @@ impl Block {
     /// # Errors
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
-        let DiskConfig { id, path, read_only, cache, engine: _, layer: _, limit: _ } = config;
-        let wanted = if *read_only { Use::Read } else { Use::Write };
-        let storage = Box::new(HostFile::open(id, path, wanted)?);
+        let DiskConfig { id, path, read_only, cache, engine: _, layer, limit: _ } = config;
+        let storage: Box<dyn Storage> = match (layer, read_only) {
+            (None, true) => Box::new(HostFile::open(id, path, Use::Read)?),
+            (None, false) => Box::new(HostFile::open(id, path, Use::Write)?),
+            (Some(layer), true) => Box::new(Overlay::open(id, path, layer, Use::Read, *cache)?),
+            (Some(layer), false) => Box::new(Overlay::open(id, path, layer, Use::Make, *cache)?),
+        };
         let mut disk = Self {
             id: id.clone(),
-            name: path.to_string(),
+            name: layer.as_ref().unwrap_or(path).to_string(),
             read_only: *read_only,
             cache: *cache,
             storage,
@@ -90,6 +100,13 @@ impl Block {
     pub fn resize(&mut self) -> Result<bool> {
         let capacity = self.sectors()?;
         Ok(std::mem::replace(&mut self.capacity, capacity) != capacity)
+    }
+
+    /// The layer's file, if the disk has one. While the device does not work, all that the guest wrote is in it, and a copy of
+    /// it is a layer over the same base.
+    #[must_use]
+    pub fn layer(&self) -> Option<&File> {
+        self.storage.layer()
     }
 
     /// Whole sectors that there are.
@@ -169,6 +186,13 @@ impl Block {
         }
     }
 
+    /// If it cannot be, a snapshot will say so.
+    fn settle(&mut self) {
+        if let Err(error) = self.storage.settle() {
+            self.note_failure("settle", &error);
+        }
+    }
+
     /// A line in the log for the 1st, 2nd, 4th, 8th failure and so on: a guest can make as many as it likes.
     fn note_failure(&mut self, act: &str, error: &io::Error) {
         self.failures += 1;
@@ -218,13 +242,12 @@ impl VirtioDevice for Block {
     }
 
     fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        self.serve(io)
+        // A device that is broken is not asked to end.
+        self.serve(io).inspect_err(|_| self.settle())
     }
 
     fn end(&mut self, _: &mut Io<'_>) -> std::result::Result<(), Broken> {
-        if let Err(error) = self.storage.settle() {
-            self.note_failure("settle", &error);
-        }
+        self.settle();
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What a disk's bytes are kept in. Stretches have been checked against the capacity before they come here; that the storage
 //! still has them is its own to find out.
 
+use std::fs::File;
 use std::io;
 
 use super::request::Stretch;
@@ -36,5 +37,10 @@ pub trait Storage: Send + std::fmt::Debug {
     /// Whether nothing was written since [`Storage::settle`] last came to a good end.
     fn is_settled(&self) -> bool {
         true
+    }
+
+    /// The file that has what this VM wrote, where that is not the file it read from.
+    fn layer(&self) -> Option<&File> {
+        None
     }
 }
