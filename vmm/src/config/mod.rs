@@ -159,6 +159,26 @@ impl FileRef {
         };
         opened.map_err(|source| Error::file(what, self.to_string(), source))
     }
+
+    /// Opens the file for reading and writing. A path that is not there is an error, or with `make` a new file.
+    ///
+    /// # Errors
+    /// As [`FileRef::open`]; also for a descriptor that cannot be written.
+    pub fn open_writable(&self, what: &'static str, make: bool) -> Result<File> {
+        let mut options = File::options();
+        options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NONBLOCK);
+        let opened = match self {
+            Self::Path(path) => options.open(path),
+            Self::Fd(fd) => duplicate(*fd).and_then(|file| {
+                let access = rustix::fs::fcntl_getfl(&file)? & rustix::fs::OFlags::RWMODE;
+                match access == rustix::fs::OFlags::RDWR {
+                    true => Ok(file),
+                    false => Err(std::io::Error::other("the descriptor is not open for reading and writing")),
+                }
+            }),
+        };
+        opened.map_err(|source| Error::file(what, self.to_string(), source))
+    }
 }
 
 #[allow(unsafe_code)]
@@ -271,5 +291,15 @@ mod tests {
     fn a_closed_descriptor_is_an_error_that_names_it() {
         let error = FileRef::Fd(1_000_000).open("open kernel").unwrap_err().to_string();
         assert_eq!(error, "cannot open kernel fd:1000000");
+    }
+
+    #[test]
+    fn what_is_to_be_written_must_be_writable() {
+        let file = File::open("/proc/self/exe").unwrap();
+        let given = FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(&file));
+        given.open("open disk").unwrap();
+        let error = crate::error::report(&given.open_writable("open disk", false).unwrap_err());
+        assert!(error.ends_with("the descriptor is not open for reading and writing"), "{error}");
+        FileRef::from("/nonexistent/disk").open_writable("open disk", false).unwrap_err();
     }
 }

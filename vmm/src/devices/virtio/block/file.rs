@@ -1,0 +1,236 @@
+//! A raw image file or a block device of the host. Data goes straight between it and guest memory.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use super::request::Stretch;
+use super::storage::Storage;
+use crate::config::FileRef;
+use crate::devices::virtio::chain::Buffers;
+use crate::error::{Error, Result};
+
+/// The most pieces of one vectored call (`UIO_MAXIOV`).
+const MOST_PIECES: usize = 1024;
+/// Zeros for a host that can only write them.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+/// `_IO(0x12, 119)` (linux/fs.h)
+const BLKDISCARD: libc::Ioctl = 0x1277;
+
+/// An open file, locked against others.
+#[derive(Debug)]
+pub struct HostFile {
+    file: File,
+    name: String,
+    is_block_device: bool,
+}
+
+/// How a file is to be used, and what others may then do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Others may read it too.
+    Read,
+    /// Nobody else.
+    Write,
+    /// As [`Use::Write`], and if it is not there it is made.
+    Make,
+}
+
+impl HostFile {
+    /// Opens and locks a file for the disk `id`.
+    ///
+    /// # Errors
+    /// It is neither a regular file nor a block device, or someone uses it in a way that does not go with this one.
+    pub fn open(id: &str, file: &FileRef, wanted: Use) -> Result<Self> {
+        let name = file.to_string();
+        let opened = match wanted {
+            Use::Read => file.open("open disk")?,
+            Use::Write | Use::Make => file.open_writable("open disk", wanted == Use::Make)?,
+        };
+        let kind =
+            opened.metadata().map_err(|source| Error::file("look at disk", &name, source))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let problem = format!("{id}: {name} is neither a regular file nor a block device");
+            return Err(Error::config("disks", problem));
+        }
+        let opened = Self { file: opened, name, is_block_device: kind.is_block_device() };
+        opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => {
+                let use_of_it = if wanted == Use::Read { "written" } else { "used" };
+                let problem = format!("{id}: {} is being {use_of_it} by another VM or process", opened.name);
+                Error::config("disks", problem)
+            }
+            _ => Error::file("lock disk", &opened.name, source),
+        })?;
+        Ok(opened)
+    }
+
+    /// The file as the user named it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// The lock belongs to the open file: it ends with its last descriptor, and two that were opened apart are in each other's
+    /// way in one process too.
+    fn lock(&self, exclusive: bool) -> io::Result<()> {
+        // SAFETY: integers, for which zeros are the whole file.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        // SAFETY: the kernel reads one `flock`.
+        match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> io::Result<u64> {
+        match self.is_block_device {
+            true => (&self.file).seek(SeekFrom::End(0)),
+            false => Ok(self.file.metadata()?.len()),
+        }
+    }
+
+    /// Reads to guest memory, all of it or it is an error.
+    pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
+        // SAFETY: the pieces are guest memory, borrowed for the call, that the kernel may write.
+        self.transfer(at, into, |fd, iov, count, at| unsafe { libc::preadv(fd, iov, count, at) })
+    }
+
+    /// Writes from guest memory, all of it or it is an error. A file that has become too short does not grow again: it would
+    /// have zeros where there was data.
+    pub fn write(&self, at: u64, from: &Buffers<'_>) -> io::Result<()> {
+        self.check_reaches(at + from.len() as u64)?;
+        // SAFETY: as above, that the kernel reads.
+        self.transfer(at, from, |fd, iov, count, at| unsafe { libc::pwritev(fd, iov, count, at) })
+    }
+
+    /// Whether the file still has its first `end` bytes.
+    pub fn check_reaches(&self, end: u64) -> io::Result<()> {
+        match self.is_block_device || self.len()? >= end {
+            true => Ok(()),
+            false => Err(shrunk()),
+        }
+    }
+
+    fn transfer(
+        &self,
+        at: u64,
+        buffers: &Buffers<'_>,
+        call: impl Fn(libc::c_int, *const libc::iovec, libc::c_int, libc::off_t) -> isize,
+    ) -> io::Result<()> {
+        let mut pieces = buffers.iovecs();
+        let mut rest = &mut pieces[..];
+        let mut at = libc::off_t::try_from(at).map_err(|_| ErrorKind::FileTooLarge)?;
+        while !rest.is_empty() {
+            let count = rest.len().min(MOST_PIECES) as libc::c_int;
+            match call(self.file.as_raw_fd(), rest.as_ptr(), count, at) {
+                0 => return Err(shrunk()),
+                done @ 1.. => {
+                    at += done as libc::off_t;
+                    rest = skip(rest, done.cast_unsigned());
+                }
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a stretch read as zeros, in whichever way the host knows.
+    pub fn write_zeroes(&self, stretch: Stretch) -> io::Result<()> {
+        let Stretch { at, len, unmap } = stretch;
+        self.check_reaches(at + len)?;
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        for way in [punch, zero].into_iter().skip(usize::from(!unmap)) {
+            match fallocate(&self.file, way, at, len) {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+                done => return Ok(done?),
+            }
+        }
+        let mut done = 0;
+        while done < len {
+            let some = (len - done).min(ZEROS.len() as u64);
+            self.file.write_all_at(&ZEROS[..some as usize], at + done)?;
+            done += some;
+        }
+        Ok(())
+    }
+
+    /// Gives the place of a stretch back to the host.
+    pub fn discard(&self, Stretch { at, len, unmap: _ }: Stretch) -> io::Result<()> {
+        if !self.is_block_device {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            return Ok(fallocate(&self.file, punch, at, len)?);
+        }
+        let range = [at, len];
+        // SAFETY: the kernel reads two numbers.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn shrunk() -> io::Error {
+    io::Error::new(ErrorKind::UnexpectedEof, "the file has become shorter")
+}
+
+/// What is left of `pieces` after `done` bytes.
+fn skip(pieces: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
+    let mut whole = 0;
+    while let Some(piece) = pieces.get_mut(whole) {
+        if done < piece.iov_len {
+            // SAFETY: still within the piece.
+            piece.iov_base = unsafe { piece.iov_base.byte_add(done) };
+            piece.iov_len -= done;
+            break;
+        }
+        done -= piece.iov_len;
+        whole += 1;
+    }
+    &mut pieces[whole..]
+}
+
+impl Storage for HostFile {
+    fn len(&self) -> io::Result<u64> {
+        self.len()
+    }
+
+    fn read(&mut self, at: u64, into: Buffers<'_>) -> io::Result<()> {
+        HostFile::read(self, at, &into)
+    }
+
+    fn write(&mut self, at: u64, from: Buffers<'_>) -> io::Result<()> {
+        HostFile::write(self, at, &from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn write_zeroes(&mut self, stretch: Stretch) -> io::Result<()> {
+        HostFile::write_zeroes(self, stretch)
+    }
+
+    fn discard(&mut self, stretch: Stretch) -> io::Result<()> {
+        HostFile::discard(self, stretch)
+    }
+}
