@@ -52,7 +52,7 @@ impl Header {
 
     /// What the backend gets of the header of a frame of `len` bytes that the guest sends. None if the guest asks for what it
     /// did not agree on, or for what cannot be done.
-    pub fn from_guest(self, features: u64, len: usize) -> Option<Self> {
+    pub fn for_host(self, features: u64, len: usize) -> Option<Self> {
         let (tso4, tso6) = (features & feature::HOST_TSO4 != 0, features & feature::HOST_TSO6 != 0);
         let mut passed = self.checked(features & feature::CSUM != 0, tso4, tso6, len)?;
         passed.flags &= NEEDS_CSUM;
@@ -108,8 +108,8 @@ mod tests {
         for (gso_type, feature) in [(TCPV4, feature::HOST_TSO4), (TCPV6, feature::HOST_TSO6)] {
             let header = segments(gso_type);
             let passed = Header { num_buffers: 0, ..header };
-            assert_eq!(header.from_guest(feature::CSUM | feature, 4000), Some(passed));
-            assert_eq!(header.from_guest(ALL & !feature, 4000), None);
+            assert_eq!(header.for_host(feature::CSUM | feature, 4000), Some(passed));
+            assert_eq!(header.for_host(ALL & !feature, 4000), None);
             assert_eq!(header.for_guest(ALL, 4000), Some(passed));
         }
         assert_eq!(segments(0).for_guest(feature::CSUM, 4000), None);
@@ -118,19 +118,19 @@ mod tests {
     #[test]
     fn what_cannot_be_done_does_not() {
         let header = segments(TCPV4);
-        assert_eq!(header.from_guest(ALL, 51), None, "the checksum lies behind the end");
-        assert_eq!(header.from_guest(ALL, 53), None, "the headers end behind the end");
-        assert_eq!(Header { gso_size: 0, ..header }.from_guest(ALL, 4000), None);
-        assert_eq!(Header { flags: 0, ..header }.from_guest(ALL, 4000), None);
+        assert_eq!(header.for_host(ALL, 51), None, "the checksum lies behind the end");
+        assert_eq!(header.for_host(ALL, 53), None, "the headers end behind the end");
+        assert_eq!(Header { gso_size: 0, ..header }.for_host(ALL, 4000), None);
+        assert_eq!(Header { flags: 0, ..header }.for_host(ALL, 4000), None);
         for gso_type in [2, 3, 5, TCPV4 | ECN, 0xff] {
-            assert_eq!(segments(gso_type).from_guest(ALL, 4000), None);
+            assert_eq!(segments(gso_type).for_host(ALL, 4000), None);
         }
     }
 
     #[test]
     fn what_nobody_asked_for_is_cleared() {
         let odd = Header::from_bytes([0xfe, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-        assert_eq!(odd.from_guest(ALL, 60), Some(Header::default()));
+        assert_eq!(odd.for_host(ALL, 60), Some(Header::default()));
         assert_eq!(odd.for_guest(0, 60), Some(Header::default()));
         assert_eq!(odd.for_guest(ALL, 60), Some(Header { flags: DATA_VALID, ..Header::default() }));
     }

@@ -105,7 +105,7 @@ impl Passt {
         let len = self.complaints.read(&mut said).unwrap_or(0);
         let said = String::from_utf8_lossy(&said[..len]);
         let telling = |line: &&str| !line.trim().is_empty() && !line.contains("syslog");
-        let last = said.lines().filter(telling).next_back().unwrap_or("it says nothing about it").to_owned();
+        let last = said.lines().rfind(telling).unwrap_or("it says nothing about it").to_owned();
         io::Error::new(ErrorKind::BrokenPipe, format!("passt has ended: {last}"))
     }
 }
@@ -208,3 +208,7 @@ fn spawn(
     unsafe { command.pre_exec(inherit) };
     command.spawn()
 }
+
+#[cfg(test)]
+#[path = "passt_tests.rs"]
+mod tests;

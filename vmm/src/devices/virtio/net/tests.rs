@@ -1,7 +1,7 @@
 //! A driver, the device, and the other end of its connection: a socket that keeps frames apart.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use crate::devices::virtio::feature::EVENT_IDX;
 use crate::devices::virtio::testing::{Driver, Part, Used};
 
 mod frames;
+mod idle;
 mod passt;
 mod tap;
 

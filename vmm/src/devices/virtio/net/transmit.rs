@@ -95,7 +95,7 @@ fn send(backend: &mut dyn Backend, mut chain: Chain<'_>, features: u64) -> Sent 
     if !whole || !(SHORTEST..=LONGEST).contains(&len) {
         return Sent::Dropped;
     }
-    let Some(passed) = Header::from_bytes(header).from_guest(features & feature::OFFLOAD, len) else {
+    let Some(passed) = Header::from_bytes(header).for_host(features & feature::OFFLOAD, len) else {
         return Sent::Dropped;
     };
     loop {

@@ -106,6 +106,8 @@ fn without_its_passt_the_link_is_down() {
     ask_around(&mut driver);
     // SAFETY: it is the child that was just started, and still is, since nobody has waited for it.
     assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
+    // It is noticed when there is something to receive into, or to send.
+    driver.send(IN, &[Part::In(2000)]);
     driver.until("the link is down", |driver| (status(driver) == 0).then_some(()));
     driver.ask(OUT, &[Part::Out(&with_header(&frame(0, 60)))]);
     assert!(!driver.needs_reset());
