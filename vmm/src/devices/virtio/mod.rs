@@ -15,6 +15,7 @@ use crate::persist::PersistBlob;
 pub mod block;
 pub mod chain;
 pub mod interrupt;
+pub mod net;
 pub mod queue;
 pub mod rng;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A split virtqueue (virtio 1.2, section 2.7): virtio-queue's, with the chains checked and the state in words.
 
-use std::sync::atomic::Ordering;
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
@@ -14,6 +15,8 @@ use super::chain::Chain;
 #[derive(Debug)]
 pub struct VirtQueue {
     pub(super) ring: Queue,
+    /// Chains put since the driver was asked last whether it wants to hear of them.
+    unannounced: u16,
 }
 
 /// A queue's place in guest memory, and how far device and driver have come.
@@ -39,7 +42,7 @@ struct Ring {
 impl VirtQueue {
     /// A queue that the driver has not set up. `max_size` is a power of two.
     pub(super) fn new(max_size: u16) -> Self {
-        Self { ring: Queue::new(max_size).expect("a power of two") }
+        Self { ring: Queue::new(max_size).expect("a power of two"), unannounced: 0 }
     }
 
     pub(super) fn save(&self) -> QueueState {
@@ -49,7 +52,7 @@ impl VirtQueue {
     /// The queue that a state describes, if it is one of `max_size`.
     pub(super) fn restored(state: &QueueState, max_size: u16) -> Option<Self> {
         let ring = Queue::try_from(state.0).ok()?;
-        (ring.max_size() == max_size).then_some(Self { ring })
+        (ring.max_size() == max_size).then_some(Self { ring, unannounced: 0 })
     }
 
     /// Entries, as many as the driver chose.
@@ -87,7 +90,30 @@ impl VirtQueue {
     pub fn put(&mut self, memory: &GuestMemoryMmap, head: u16, written: usize) -> Result<(), Broken> {
         // A chain has at most 2^32 - 1 bytes (`Chain::walk`).
         let written = u32::try_from(written).unwrap_or(u32::MAX);
+        self.unannounced = self.unannounced.wrapping_add(1);
         self.ring.add_used(memory, head, written).map_err(|_| Broken("a used ring outside of memory"))
+    }
+
+    /// Gives chains back that belong together, each as [`VirtQueue::put`] does: the driver sees all of them or none.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::put`].
+    pub fn put_together(&mut self, memory: &GuestMemoryMmap, chains: &[(u16, usize)]) -> Result<(), Broken> {
+        let Some(((head, written), before)) = chains.split_last() else { return Ok(()) };
+        // The index, which says how far the ring counts, is only written with the last of them.
+        let mut index = Wrapping(self.ring.next_used());
+        for (head, written) in before {
+            let written = u32::try_from(*written).unwrap_or(u32::MAX);
+            let entry = 4 + 8 * u64::from(index.0 % self.ring.size());
+            let element = [u32::from(*head).to_le(), written.to_le()];
+            memory
+                .write_obj(element, GuestAddress(self.ring.used_ring().wrapping_add(entry)))
+                .map_err(|_| Broken("a used ring outside of memory"))?;
+            index += 1;
+            self.unannounced = self.unannounced.wrapping_add(1);
+        }
+        self.ring.set_next_used(index.0);
+        self.put(memory, *head, *written)
     }
 
     /// Whether the driver wants an interrupt for what was put since it was asked last.
@@ -95,15 +121,19 @@ impl VirtQueue {
     /// # Errors
     /// As [`VirtQueue::put`].
     pub fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Broken> {
-        let wanted = self.ring.needs_notification(memory).map_err(|_| Broken("a ring outside of memory"))?;
-        if !wanted || self.ring.event_idx_enabled() {
-            return Ok(wanted);
+        let unannounced = std::mem::take(&mut self.unannounced);
+        // What was put must be visible before the driver's wish is read (virtio 1.2, section 2.7.10).
+        fence(Ordering::SeqCst);
+        let load = |offset| {
+            let at = GuestAddress(self.ring.avail_ring().wrapping_add(offset));
+            let value: u16 = memory.load(at, Ordering::Relaxed).map_err(|_| Broken("a ring outside of memory"))?;
+            Ok(u16::from_le(value))
+        };
+        if self.ring.event_idx_enabled() {
+            let used_event = load(4 + 2 * u64::from(self.ring.size()))?;
+            return Ok((Wrapping(self.ring.next_used()) - Wrapping(used_event) - Wrapping(1)).0 < unannounced);
         }
-        // virtio-queue does not look at the flag that stands for it without event indices.
-        let flags: u16 = memory
-            .load(GuestAddress(self.ring.avail_ring()), Ordering::Relaxed)
-            .map_err(|_| Broken("a ring outside of memory"))?;
-        Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+        Ok(u32::from(load(0)?) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
 
     /// Asks the driver not to notify: its chains are being looked for.

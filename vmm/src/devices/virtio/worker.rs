@@ -81,13 +81,14 @@ impl Drop for Worker {
     }
 }
 
-/// The descriptors that wake a device.
-#[derive(Debug)]
-pub struct Watch(OwnedFd);
+/// The descriptors that wake a device. Cloning shares them: a device that watches more or less as it works keeps a clone
+/// until its end.
+#[derive(Clone, Debug)]
+pub struct Watch(Arc<OwnedFd>);
 
 impl Watch {
     fn new(notify: &EventFd, stop: &EventFd) -> std::io::Result<Self> {
-        let watch = Self(epoll::create(CreateFlags::CLOEXEC)?);
+        let watch = Self(Arc::new(epoll::create(CreateFlags::CLOEXEC)?));
         for (fd, token) in [(notify, NOTIFIED), (stop, STOP)] {
             watch.add(&borrowed(fd), token, EventFlags::IN)?;
         }
@@ -99,7 +100,7 @@ impl Watch {
     /// # Errors
     /// The kernel refuses the descriptor.
     pub fn add(&self, fd: &impl AsFd, token: u64, what: EventFlags) -> std::io::Result<()> {
-        Ok(epoll::add(&self.0, fd, EventData::new_u64(token), what)?)
+        Ok(epoll::add(&*self.0, fd, EventData::new_u64(token), what)?)
     }
 
     /// Changes what it is woken for.
@@ -107,7 +108,7 @@ impl Watch {
     /// # Errors
     /// The descriptor is not watched.
     pub fn change(&self, fd: &impl AsFd, token: u64, what: EventFlags) -> std::io::Result<()> {
-        Ok(epoll::modify(&self.0, fd, EventData::new_u64(token), what)?)
+        Ok(epoll::modify(&*self.0, fd, EventData::new_u64(token), what)?)
     }
 
     /// No longer.
@@ -115,7 +116,7 @@ impl Watch {
     /// # Errors
     /// The descriptor is not watched.
     pub fn remove(&self, fd: &impl AsFd) -> std::io::Result<()> {
-        Ok(epoll::delete(&self.0, fd)?)
+        Ok(epoll::delete(&*self.0, fd)?)
     }
 
     /// Waits for events until `next` says to go on anyway.
@@ -130,7 +131,7 @@ impl Watch {
         };
         events.clear();
         // Interrupted, it has no events, and the worker looks at its queues for nothing.
-        let _ = epoll::wait(&self.0, spare_capacity(events), timeout.as_ref());
+        let _ = epoll::wait(&*self.0, spare_capacity(events), timeout.as_ref());
     }
 }
 
