@@ -21,6 +21,7 @@ pub mod rng;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod transport;
+pub mod vsock;
 pub mod worker;
 
 use chain::Chain;
