@@ -4,8 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use super::Place;
 use super::virtio::VirtioDevice;
+use super::virtio::block::Block;
+use super::virtio::net::Net;
 use super::virtio::rng::Rng;
 use super::virtio::transport::{self, Transport};
+use super::virtio::vsock::Vsock;
 use crate::config::Devices;
 use crate::config::devices::MAX_DEVICES;
 use crate::error::Result;
@@ -30,7 +33,7 @@ pub(super) struct Slot {
 /// # Errors
 /// What a device is made from cannot be opened, or KVM refuses.
 pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<Vec<Slot>> {
-    let named = make(devices);
+    let named = make(devices)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
         let transport = Transport::new(&name, device, ram.clone())?;
@@ -55,12 +58,27 @@ fn place(number: usize) -> Place {
     Place { base: BASE + number as u64 * transport::LEN, len: transport::LEN, gsi: Some(LINES[number]) }
 }
 
-fn make(devices: &Devices) -> Vec<(String, Arc<Mutex<dyn VirtioDevice>>)> {
-    let mut named: Vec<(String, Arc<Mutex<dyn VirtioDevice>>)> = Vec::new();
-    if devices.rng {
-        named.push(("rng".to_owned(), Arc::new(Mutex::new(Rng))));
+/// A device, not yet in a slot.
+type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
+
+fn make(devices: &Devices) -> Result<Vec<Named>> {
+    fn named(name: impl Into<String>, device: impl VirtioDevice + 'static) -> Named {
+        (name.into(), Arc::new(Mutex::new(device)))
     }
-    named
+    let mut made = Vec::with_capacity(devices.count());
+    for disk in &devices.disks {
+        made.push(named(format!("disk-{}", disk.id), Block::open(disk)?));
+    }
+    for network in &devices.networks {
+        made.push(named(format!("net-{}", network.id), Net::open(network)?));
+    }
+    if let Some(vsock) = &devices.vsock {
+        made.push(named("vsock", Vsock::open(vsock)?));
+    }
+    if devices.rng {
+        made.push(named("rng", Rng));
+    }
+    Ok(made)
 }
 
 #[cfg(test)]
