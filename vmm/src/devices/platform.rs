@@ -11,8 +11,10 @@ use super::bus::Bus;
 use super::i8042::{self, I8042};
 use super::power::{self, Power};
 use super::serial::Serial;
+use super::virtio::block::Block;
 use super::virtio::transport::Transport;
-use super::{Place, SharedDevice, virtio_slots};
+use super::virtio_slots::{self, Handles};
+use super::{Place, SharedDevice};
 use crate::config::Devices;
 use crate::console::Console;
 use crate::control::Control;
@@ -39,6 +41,8 @@ pub struct Platform {
     pub(crate) serial: Arc<Mutex<Serial>>,
     /// Those of `mmio` once more, for those who have work of their own to begin and to end.
     virtio: Vec<Arc<Mutex<Transport>>>,
+    /// And some by what they are.
+    handles: Handles,
     /// Who starts their work.
     starter: Mutex<Option<JoinHandle<()>>>,
     /// The kernel is told of `mmio` on its command line, and not through ACPI.
@@ -64,7 +68,7 @@ impl Platform {
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
             ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
         ];
-        let slots = virtio_slots::fill(devices, ram, vm)?;
+        let (slots, handles) = virtio_slots::fill(devices, ram, vm)?;
         let virtio = slots.iter().map(|slot| Arc::clone(&slot.transport)).collect();
         let mmio = slots.into_iter().map(|slot| (slot.name, (slot.place, slot.transport as SharedDevice)));
         Ok(Self {
@@ -72,6 +76,7 @@ impl Platform {
             mmio: mmio.collect(),
             serial,
             virtio,
+            handles,
             starter: Mutex::default(),
             mmio_on_cmdline: devices.on_cmdline,
         })
@@ -110,6 +115,11 @@ impl Platform {
             let _ = starter.join(); // it does not panic, and if it did the devices stand still
         }
         self.virtio.iter().for_each(|transport| lock(transport).halt());
+    }
+
+    /// The disks by their ids.
+    pub(crate) fn disks(&self) -> &BTreeMap<String, Arc<Mutex<Block>>> {
+        &self.handles.disks
     }
 
     /// What the vCPUs run on.
@@ -154,7 +164,7 @@ impl Persist for Platform {
     type State = BTreeMap<String, Blob>;
 
     fn save(&self) -> Result<Self::State> {
-        let Self { ports, mmio, serial: _, virtio: _, starter: _, mmio_on_cmdline: _ } = self;
+        let Self { ports, mmio, serial: _, virtio: _, handles: _, starter: _, mmio_on_cmdline: _ } = self;
         let save = |(name, (_, device)): (&String, &(Place, SharedDevice))| {
             Ok((name.clone(), lock(device).save_blob(name)?))
         };

@@ -1,5 +1,6 @@
 //! Where virtio devices lie: each has a slot of its own, a page of addresses and an interrupt line.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::Place;
@@ -28,12 +29,19 @@ pub(super) struct Slot {
     pub transport: Arc<Mutex<Transport>>,
 }
 
+/// Devices once more, by their ids: for those who ask more of them than a guest can.
+#[derive(Debug, Default)]
+pub(super) struct Handles {
+    pub disks: BTreeMap<String, Arc<Mutex<Block>>>,
+}
+
 /// Makes the devices of a configuration and connects them to the VM, in the order in which the guest is to number them.
 ///
 /// # Errors
 /// What a device is made from cannot be opened, or KVM refuses.
-pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<Vec<Slot>> {
-    let named = make(devices)?;
+pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<(Vec<Slot>, Handles)> {
+    let mut handles = Handles::default();
+    let named = make(devices, &mut handles)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
         let transport = Transport::new(&name, device, ram.clone())?;
@@ -41,7 +49,7 @@ pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<V
         vm.connect_notification(transport.notifications(), place.base + transport::NOTIFY)?;
         Ok(Slot { name, place, transport: Arc::new(Mutex::new(transport)) })
     });
-    slots.collect()
+    Ok((slots.collect::<Result<_>>()?, handles))
 }
 
 /// What a kernel that does not find the devices through ACPI is told on its command line, each word after a space
@@ -61,13 +69,15 @@ fn place(number: usize) -> Place {
 /// A device, not yet in a slot.
 type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 
-fn make(devices: &Devices) -> Result<Vec<Named>> {
+fn make(devices: &Devices, handles: &mut Handles) -> Result<Vec<Named>> {
     fn named(name: impl Into<String>, device: impl VirtioDevice + 'static) -> Named {
         (name.into(), Arc::new(Mutex::new(device)))
     }
     let mut made = Vec::with_capacity(devices.count());
     for disk in &devices.disks {
-        made.push(named(format!("disk-{}", disk.id), Block::open(disk)?));
+        let block = Arc::new(Mutex::new(Block::open(disk)?));
+        handles.disks.insert(disk.id.clone(), Arc::clone(&block));
+        made.push((format!("disk-{}", disk.id), block as _));
     }
     for network in &devices.networks {
         made.push(named(format!("net-{}", network.id), Net::open(network)?));

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{MEMORY_FILE, Metadata, STATE_FILE, manifest};
+use super::{MEMORY_FILE, Metadata, STATE_FILE, layers, manifest};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -111,12 +111,16 @@ impl Snapshot {
     /// The host refuses memory, a VM, or a part of the state.
     pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
         let mut config = self.config.clone();
+        let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
+        let placed = given.map(|disk| disk.id.clone()).collect();
         options.overrides.apply(&mut config.devices)?;
+        let layers = layers::bring(&self.path, &mut config.devices, &placed)?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, config.vcpus, first)?;
         let mut machine = Machine::new(shell, config, base, options.console)?;
+        drop(layers); // the disks have them open
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),

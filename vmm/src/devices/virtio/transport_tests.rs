@@ -95,7 +95,9 @@ fn an_indirect_table_is_followed_once() {
 #[test]
 fn a_chain_that_breaks_the_rules_stops_the_device_until_a_reset() {
     let mut driver = Driver::new(Rng);
-    let cases: [(&str, &[((u64, u32), u16, u16)]); 9] = [
+    /// Address and length, flags, next.
+    type Descriptor = ((u64, u32), u16, u16);
+    let cases: [(&str, &[Descriptor]); 9] = [
         ("a loop", &[((0x10_0000, 8), NEXT | WRITE, 0)]),
         ("a longer loop", &[((0x10_0000, 8), NEXT | WRITE, 1), ((0x10_0000, 8), NEXT | WRITE, 0)]),
         ("no length", &[((0x10_0000, 0), WRITE, 0)]),
