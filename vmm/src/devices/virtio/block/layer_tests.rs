@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use super::super::Block;
 use super::super::tests::{
-    Dir, Random, discard, disk, flush, pattern, read, refusal, start, write, write_zeroes,
+    DONE, Dir, FAILED, Random, discard, disk, flush, pattern, read, refusal, start, write, write_zeroes,
 };
 use super::*;
 use crate::config::devices::DiskConfig;
@@ -16,8 +16,6 @@ use crate::devices::virtio::testing::Driver;
 use crate::devices::virtio::transport::Transport;
 use crate::persist::PersistBlob;
 
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
 /// Five clusters and a part of one, and half a sector that no guest sees.
 const LEN: usize = 5 * CLUSTER as usize + 9 * 512;
 const FILE_LEN: usize = LEN + 256;

@@ -3,20 +3,25 @@
 //! ```text
 //!   chain ──request──> Command ──Block──> Storage: HostFile, a raw image or block device
 //!                                    │             Overlay, a layer over one
+//!                                    │             or Ring, which has many under way
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
+use vm_memory::GuestMemoryMmap;
 
+use super::queue::VirtQueue;
+use super::worker::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
-use crate::config::devices::{Cache, DiskConfig};
+use crate::config::devices::{Cache, DiskConfig, Engine};
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
@@ -25,13 +30,15 @@ mod file;
 mod layer;
 mod map;
 mod request;
+mod ring;
 mod storage;
 #[cfg(test)]
 mod tests;
 
 use file::{HostFile, Use};
 use layer::Overlay;
-use request::{Command, Limits, SECTOR, Status, Stretch};
+use request::{Answer, Command, Limits, SECTOR, Status, Stretch};
+use ring::Ring;
 use storage::Storage;
 
 /// Requests at a time.
@@ -40,6 +47,8 @@ const QUEUE: u16 = 256;
 const SEG_MAX: u32 = QUEUE as u32 - 2;
 /// Bytes of the configuration space, up to what secure erase would add.
 const CONFIG_LEN: usize = 60;
+/// What the host may have no way to do.
+const DISCARD: &str = "discard";
 
 /// The device.
 #[derive(Debug)]
@@ -52,6 +61,8 @@ pub struct Block {
     cache: Cache,
     // Glue.
     storage: Box<dyn Storage>,
+    /// Does reads, writes and flushes where there is one.
+    ring: Option<Ring>,
     /// Requests that the host let fail.
     failures: u64,
     // Volatile.
@@ -73,12 +84,24 @@ impl Block {
     /// # Errors
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
-        let DiskConfig { id, path, read_only, cache, engine: _, layer, limit: _ } = config;
-        let storage: Box<dyn Storage> = match (layer, read_only) {
-            (None, true) => Box::new(HostFile::open(id, path, Use::Read)?),
-            (None, false) => Box::new(HostFile::open(id, path, Use::Write)?),
-            (Some(layer), true) => Box::new(Overlay::open(id, path, layer, Use::Read, *cache)?),
-            (Some(layer), false) => Box::new(Overlay::open(id, path, layer, Use::Make, *cache)?),
+        let DiskConfig { id, path, read_only, cache, engine, layer, limit: _ } = config;
+        let mut ring = None;
+        let storage: Box<dyn Storage> = match layer {
+            None => {
+                let wanted = if *read_only { Use::Read } else { Use::Write };
+                let file = HostFile::open(id, path, wanted)?;
+                if *engine == Engine::IoUring {
+                    ring = Some(Ring::new(&file, QUEUE)?);
+                }
+                Box::new(file)
+            }
+            Some(layer) => {
+                let wanted = if *read_only { Use::Read } else { Use::Make };
+                if *engine == Engine::IoUring {
+                    log::info!("{id}: a disk with a layer uses the engine sync, not io_uring");
+                }
+                Box::new(Overlay::open(id, path, layer, wanted, *cache)?)
+            }
         };
         let mut disk = Self {
             id: id.clone(),
@@ -86,6 +109,7 @@ impl Block {
             read_only: *read_only,
             cache: *cache,
             storage,
+            ring,
             failures: 0,
             capacity: 0,
         };
@@ -122,24 +146,104 @@ impl Block {
         }
     }
 
-    /// Answers requests for one turn, one after another.
+    /// Takes requests for one turn, and answers what is done.
     fn serve(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         // A driver that cannot flush takes what is written for safe (virtio 1.2, section 5.2.6.2).
         let write_through = io.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
         let limits = Limits { capacity: self.capacity, read_only: self.read_only };
-        io.serve(0, |chain| {
-            let (answer, command) = request::parse(chain, limits)?;
-            let (status, filled) = match command {
-                Ok(command) => self.execute(command, write_through),
-                Err(status) => (status, 0),
-            };
-            Ok(answer.give(status, filled))
-        })
+        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
+        let mut answered = self.answer_finished(memory, queue)?;
+        let (mut taken, mut next) = (0, Next::Again);
+        queue.hush(memory)?;
+        while taken < queue.size() {
+            if self.ring.as_ref().is_some_and(Ring::is_full) {
+                next = Next::Wait; // for something to be finished
+                break;
+            }
+            match queue.pop(memory)? {
+                Some(chain) => {
+                    let head = chain.head;
+                    // What a request costs is known now, and nothing has come of it yet: the place for a rate limit.
+                    let (answer, command) = request::parse(chain, limits)?;
+                    taken += 1;
+                    if let Some(written) = self.handle(answer, command, write_through) {
+                        queue.put(memory, head, written)?;
+                        answered += 1;
+                    }
+                }
+                None if queue.listen(memory)? => queue.hush(memory)?,
+                None => {
+                    next = Next::Wait;
+                    break;
+                }
+            }
+        }
+        if self.ring.as_mut().is_some_and(|ring| !ring.submit()) && next == Next::Wait {
+            next = Next::At(Instant::now() + ring::RETRY);
+        }
+        answered += self.answer_finished(memory, queue)?;
+        if answered > 0 && queue.wants_interrupt(memory)? {
+            io.interrupt.queue();
+        }
+        Ok(next)
     }
 
-    /// Does what a request asks for. Says how it went and how many bytes of data the driver got.
-    fn execute(&mut self, command: Command<'_>, write_through: bool) -> (Status, usize) {
-        let (act, done) = match command {
+    /// Answers a request and gives how much was written, unless it is answered later.
+    fn handle(
+        &mut self,
+        answer: Answer<'_>,
+        command: std::result::Result<Command<'_>, Status>,
+        write_through: bool,
+    ) -> Option<usize> {
+        let command = match command {
+            Ok(command) => command,
+            Err(status) => return Some(answer.give(status, 0)),
+        };
+        let at_once = match (&mut self.ring, &command) {
+            (Some(_), Command::Write { .. }) if write_through => Some((answer, command)),
+            (Some(_), Command::Flush) if self.cache == Cache::Unsafe => Some((answer, command)),
+            (Some(ring), _) => ring.take(answer, command),
+            (None, _) => Some((answer, command)),
+        };
+        let (answer, command) = at_once?;
+        let (act, done) = self.execute(command, write_through);
+        let (status, filled) = self.conclude(act, &done);
+        Some(answer.give(status, filled))
+    }
+
+    /// Answers what the ring has finished, and says how many that were.
+    fn answer_finished(
+        &mut self,
+        memory: &GuestMemoryMmap,
+        queue: &mut VirtQueue,
+    ) -> std::result::Result<usize, Broken> {
+        let mut answered = 0;
+        while let Some(finished) = self.ring.as_mut().and_then(Ring::finished) {
+            let (status, filled) = self.conclude(finished.act, &finished.done);
+            let (head, written) = finished.give(status, filled);
+            queue.put(memory, head, written)?;
+            answered += 1;
+        }
+        Ok(answered)
+    }
+
+    /// Brings what the ring has under way to an end.
+    fn drain(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
+        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
+        let mut answered = 0;
+        while let Some(ring) = self.ring.as_mut().filter(|ring| !ring.is_idle()) {
+            ring.wait();
+            answered += self.answer_finished(memory, queue)?;
+        }
+        if answered > 0 && queue.wants_interrupt(memory)? {
+            io.interrupt.queue();
+        }
+        Ok(())
+    }
+
+    /// Does what a request asks for, now. Says what that was and how many bytes of data the driver got.
+    fn execute(&mut self, command: Command<'_>, write_through: bool) -> (&'static str, io::Result<usize>) {
+        match command {
             Command::Read { at, into } => {
                 let len = into.len();
                 ("read", self.storage.read(at, into).map(|()| len))
@@ -153,16 +257,20 @@ impl Block {
             }
             Command::Flush => ("flush", self.flush().map(|()| 0)),
             Command::Name { into } => ("name", Ok(request::write_name(&self.id, into))),
-            Command::Discard(stretches) => ("discard", self.each(&stretches, <dyn Storage>::discard)),
+            Command::Discard(stretches) => (DISCARD, self.each(&stretches, <dyn Storage>::discard)),
             Command::WriteZeroes(stretches) => {
-                ("write zeros", self.each(&stretches, <dyn Storage>::write_zeroes))
+                ("write zeros to", self.each(&stretches, <dyn Storage>::write_zeroes))
             }
-        };
+        }
+    }
+
+    /// What the driver is told of how an act went.
+    fn conclude(&mut self, act: &str, done: &io::Result<usize>) -> (Status, usize) {
         match done {
-            Ok(filled) => (Status::Done, filled),
-            Err(error) if act == "discard" && is_not_offered(&error) => (Status::Unsupported, 0),
+            Ok(filled) => (Status::Done, *filled),
+            Err(error) if act == DISCARD && is_not_offered(error) => (Status::Unsupported, 0),
             Err(error) => {
-                self.note_failure(act, &error);
+                self.note_failure(act, error);
                 (Status::Failed, 0)
             }
         }
@@ -186,8 +294,11 @@ impl Block {
         }
     }
 
-    /// If it cannot be, a snapshot will say so.
-    fn settle(&mut self) {
+    /// Nothing is under way any more, and everything is in the files. If that cannot be, a snapshot will say so.
+    fn come_to_rest(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.abandon();
+        }
         if let Err(error) = self.storage.settle() {
             self.note_failure("settle", &error);
         }
@@ -241,14 +352,27 @@ impl VirtioDevice for Block {
         config
     }
 
-    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        // A device that is broken is not asked to end.
-        self.serve(io).inspect_err(|_| self.settle())
+    fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+        self.ring.as_mut().map_or(Ok(()), |ring| ring.begin(io.ram, watch))
     }
 
-    fn end(&mut self, _: &mut Io<'_>) -> std::result::Result<(), Broken> {
-        self.settle();
-        Ok(())
+    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        if let (Cause::Ready(ring::FINISHED), Some(ring)) = (cause, &self.ring) {
+            ring.woken();
+        }
+        // A device that is broken is not asked to end.
+        self.serve(io).inspect_err(|_| self.come_to_rest())
+    }
+
+    fn end(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
+        let drained = self.drain(io);
+        self.come_to_rest();
+        drained
+    }
+
+    /// Nothing that is under way may come back in the next driver's queue.
+    fn reset(&mut self) {
+        self.come_to_rest();
     }
 }
 
@@ -256,7 +380,7 @@ impl Persist for Block {
     type State = BlockState;
 
     fn save(&self) -> Result<BlockState> {
-        let Self { id: _, name, read_only, cache: _, storage, failures: _, capacity } = self;
+        let Self { id: _, name, read_only, cache: _, storage, ring: _, failures: _, capacity } = self;
         if !storage.is_settled() {
             let lost = io::Error::other("what the guest wrote last is not in the file");
             return Err(Error::file("save disk", name, lost));

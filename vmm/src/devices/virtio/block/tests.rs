@@ -11,15 +11,15 @@ use crate::devices::virtio::feature;
 use crate::devices::virtio::testing::{Driver, Part, Used};
 use crate::error::report;
 
-const IN: u32 = 0;
-const OUT: u32 = 1;
+pub(super) const IN: u32 = 0;
+pub(super) const OUT: u32 = 1;
 const FLUSH: u32 = 4;
 const GET_ID: u32 = 8;
 const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
+pub(super) const DONE: u8 = 0;
+pub(super) const FAILED: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 
 // ---- What disks are made from ----
@@ -82,9 +82,22 @@ pub(super) fn disk(path: impl Into<FileRef>) -> DiskConfig {
         path: path.into(),
         read_only: false,
         cache: Cache::default(),
-        engine: crate::config::devices::Engine::default(),
+        engine: Engine::default(),
         layer: None,
         limit: crate::config::devices::RateLimit::default(),
+    }
+}
+
+pub(super) fn disk_on(engine: Engine, path: impl Into<FileRef>) -> DiskConfig {
+    DiskConfig { engine, ..disk(path) }
+}
+
+/// A test that must come to the same with either engine.
+fn on_both_engines(test: impl Fn(Engine)) {
+    test(Engine::Sync);
+    match io_uring::IoUring::new(1) {
+        Ok(_) => test(Engine::IoUring),
+        Err(error) => println!("skipped with io_uring, which this host does not let us have: {error}"),
     }
 }
 
@@ -98,7 +111,7 @@ pub(super) fn refusal(config: &DiskConfig) -> String {
 
 // ---- What a driver asks ----
 
-fn header(kind: u32, sector: u64) -> Vec<u8> {
+pub(super) fn header(kind: u32, sector: u64) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
 }
 
@@ -106,7 +119,7 @@ fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
     [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
 }
 
-fn status(used: &Used) -> u8 {
+pub(super) fn status(used: &Used) -> u8 {
     *used.written.last().unwrap()
 }
 
@@ -153,25 +166,27 @@ fn config(driver: &mut Driver, at: u64) -> u32 {
 
 #[test]
 fn what_is_written_is_read_however_it_is_split() {
-    let dir = Dir::new();
-    let path = dir.file("image", &[0; 64 << 10]);
-    let mut driver = start(&disk(&path));
-    let data = pattern(4096, 1);
-    let out = [&header(OUT, 7)[..], &data].concat();
-    // The header in three parts, the last of them with data; data in odd pieces; the status at the end of what is unused.
-    let parts = [&out[..5], &out[5..15], &out[15..600], &out[600..601], &out[601..]].map(Part::Out);
-    let used = driver.ask(0, &[&parts[..], &[Part::In(3)]].concat());
-    assert_eq!((status(&used), used.len), (DONE, 0), "two bytes before the status were not written");
-    assert_eq!(fs::read(&path).unwrap()[7 * 512..][..4096], data);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let path = dir.file("image", &[0; 64 << 10]);
+        let mut driver = start(&disk_on(engine, &path));
+        let data = pattern(4096, 1);
+        let out = [&header(OUT, 7)[..], &data].concat();
+        // The header in three parts, the last of them with data; data in odd pieces; the status at the end of what is unused.
+        let parts = [&out[..5], &out[5..15], &out[15..600], &out[600..601], &out[601..]].map(Part::Out);
+        let used = driver.ask(0, &[&parts[..], &[Part::In(3)]].concat());
+        assert_eq!((status(&used), used.len), (DONE, 0), "two bytes before the status were not written");
+        assert_eq!(fs::read(&path).unwrap()[7 * 512..][..4096], data);
 
-    let parts = [Part::In(1), Part::In(700), Part::In(3395), Part::In(1)];
-    let used = driver.ask(0, &[&[Part::Out(&header(IN, 7))], &parts[..]].concat());
-    assert_eq!((status(&used), used.len), (DONE, 4097));
-    assert_eq!(used.written[..4096], data);
-    // The status in one piece with the data.
-    let used = driver.ask(0, &[Part::Out(&header(IN, 7)), Part::In(512), Part::In(3585)]);
-    assert_eq!((status(&used), &used.written[..4096]), (DONE, &data[..]));
-    assert_eq!(read(&mut driver, 7, 4096).unwrap(), data);
+        let parts = [Part::In(1), Part::In(700), Part::In(3395), Part::In(1)];
+        let used = driver.ask(0, &[&[Part::Out(&header(IN, 7))], &parts[..]].concat());
+        assert_eq!((status(&used), used.len), (DONE, 4097));
+        assert_eq!(used.written[..4096], data);
+        // The status in one piece with the data.
+        let used = driver.ask(0, &[Part::Out(&header(IN, 7)), Part::In(512), Part::In(3585)]);
+        assert_eq!((status(&used), &used.written[..4096]), (DONE, &data[..]));
+        assert_eq!(read(&mut driver, 7, 4096).unwrap(), data);
+    });
 }
 
 #[test]
@@ -197,118 +212,129 @@ fn a_disk_says_what_it_is() {
 
 #[test]
 fn what_is_not_on_the_disk_is_refused() {
-    let dir = Dir::new();
-    let content = pattern(16 * 512 + 511, 2);
-    let path = dir.file("image", &content);
-    let mut driver = start(&disk(&path));
-    assert_eq!(read(&mut driver, 15, 512).unwrap(), content[15 * 512..][..512]);
-    for (sector, len) in [
-        (16, 512),
-        (15, 1024),
-        (0, 17 * 512),
-        (u64::MAX, 512),
-        (u64::MAX - 1, 1024),
-        (1 << 55, 512),
-        ((1 << 55) - 1, 512),
-        (0, 511),
-        (0, 513),
-        (17, 0),
-    ] {
-        assert_eq!(read(&mut driver, sector, len.max(1)).unwrap_err(), FAILED, "{sector} {len}");
-        assert_eq!(write(&mut driver, sector, &vec![7; len.max(1)]), FAILED, "{sector} {len}");
-    }
-    for kind in [DISCARD, WRITE_ZEROES] {
-        for segments in [
-            &[(16, 1, 0)][..],
-            &[(u64::MAX, 1, 0)],
-            &[(1 << 55, 8, 0)],
-            &[(0, u32::MAX, 0)],
-            &[(0, 1, 0); 17],
-            &[(0, 1, 0), (16, 1, 0)],
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(16 * 512 + 511, 2);
+        let path = dir.file("image", &content);
+        let mut driver = start(&disk_on(engine, &path));
+        assert_eq!(read(&mut driver, 15, 512).unwrap(), content[15 * 512..][..512]);
+        for (sector, len) in [
+            (16, 512),
+            (15, 1024),
+            (0, 17 * 512),
+            (u64::MAX, 512),
+            (u64::MAX - 1, 1024),
+            (1 << 55, 512),
+            ((1 << 55) - 1, 512),
+            (0, 511),
+            (0, 513),
+            (17, 0),
         ] {
-            assert_eq!(stretches(&mut driver, kind, segments), FAILED, "{segments:?}");
+            assert_eq!(read(&mut driver, sector, len.max(1)).unwrap_err(), FAILED, "{sector} {len}");
+            assert_eq!(write(&mut driver, sector, &vec![7; len.max(1)]), FAILED, "{sector} {len}");
         }
-        let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::Out(&[0; 15]), Part::In(1)]);
-        assert_eq!(status(&used), FAILED);
-        assert_eq!(status(&driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)])), FAILED);
-        assert_eq!(stretches(&mut driver, kind, &[(0, 1, 2)]), UNSUPPORTED, "an unknown flag");
-    }
-    assert_eq!(stretches(&mut driver, DISCARD, &[(0, 1, 1)]), UNSUPPORTED, "unmap is not a discard's");
-    for kind in [2, 3, 5, 14, 0x8000_0000, u32::MAX] {
-        let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)]);
-        assert_eq!((status(&used), used.len), (UNSUPPORTED, 1), "{kind}");
-    }
-    assert_eq!(status(&driver.ask(0, &[Part::Out(&[0; 15]), Part::In(513)])), FAILED, "half a header");
-    assert_eq!(status(&driver.ask(0, &[Part::In(513)])), FAILED, "no header");
-    assert_eq!(fs::read(&path).unwrap(), content);
-    driver.send(0, &[Part::Out(&header(FLUSH, 0))]);
-    driver.wait_broken();
+        for kind in [DISCARD, WRITE_ZEROES] {
+            for segments in [
+                &[(16, 1, 0)][..],
+                &[(u64::MAX, 1, 0)],
+                &[(1 << 55, 8, 0)],
+                &[(0, u32::MAX, 0)],
+                &[(0, 1, 0); 17],
+                &[(0, 1, 0), (16, 1, 0)],
+            ] {
+                assert_eq!(stretches(&mut driver, kind, segments), FAILED, "{segments:?}");
+            }
+            let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::Out(&[0; 15]), Part::In(1)]);
+            assert_eq!(status(&used), FAILED);
+            assert_eq!(status(&driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)])), FAILED);
+            assert_eq!(stretches(&mut driver, kind, &[(0, 1, 2)]), UNSUPPORTED, "an unknown flag");
+        }
+        assert_eq!(stretches(&mut driver, DISCARD, &[(0, 1, 1)]), UNSUPPORTED, "unmap is not a discard's");
+        for kind in [2, 3, 5, 14, 0x8000_0000, u32::MAX] {
+            let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)]);
+            assert_eq!((status(&used), used.len), (UNSUPPORTED, 1), "{kind}");
+        }
+        assert_eq!(status(&driver.ask(0, &[Part::Out(&[0; 15]), Part::In(513)])), FAILED, "half a header");
+        assert_eq!(status(&driver.ask(0, &[Part::In(513)])), FAILED, "no header");
+        assert_eq!(fs::read(&path).unwrap(), content);
+        driver.send(0, &[Part::Out(&header(FLUSH, 0))]);
+        driver.wait_broken();
+    });
 }
 
 #[test]
 fn a_read_only_disk_stays_as_it_is() {
-    let dir = Dir::new();
-    let content = pattern(8192, 3);
-    let path = dir.file("image", &content);
-    let config = DiskConfig { read_only: true, ..disk(&path) };
-    let device = Block::open(&config).unwrap();
-    assert_eq!(device.features() & (1 << 5 | 1 << 13 | 1 << 14), 1 << 5);
-    let mut driver = Driver::new(device);
-    assert_eq!(read(&mut driver, 0, 8192).unwrap(), content);
-    assert_eq!(write(&mut driver, 0, &[0; 512]), FAILED);
-    assert_eq!(discard(&mut driver, 0, 1), FAILED);
-    assert_eq!(write_zeroes(&mut driver, 0, 1, false), FAILED);
-    assert_eq!(flush(&mut driver), DONE);
-    assert_eq!(fs::read(&path).unwrap(), content);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(8192, 3);
+        let path = dir.file("image", &content);
+        let config = DiskConfig { read_only: true, ..disk_on(engine, &path) };
+        let device = Block::open(&config).unwrap();
+        assert_eq!(device.features() & (1 << 5 | 1 << 13 | 1 << 14), 1 << 5);
+        let mut driver = Driver::new(device);
+        assert_eq!(read(&mut driver, 0, 8192).unwrap(), content);
+        assert_eq!(write(&mut driver, 0, &[0; 512]), FAILED);
+        assert_eq!(discard(&mut driver, 0, 1), FAILED);
+        assert_eq!(write_zeroes(&mut driver, 0, 1, false), FAILED);
+        assert_eq!(flush(&mut driver), DONE);
+        assert_eq!(fs::read(&path).unwrap(), content);
+    });
 }
 
 #[test]
 fn what_is_discarded_or_zeroed_reads_as_zeros() {
-    let dir = Dir::new();
-    let content = pattern(1 << 20, 4);
-    let path = dir.file("image", &content);
-    let mut driver = start(&disk(&path));
-    assert_eq!(stretches(&mut driver, DISCARD, &[(8, 16, 0), (100, 0, 0), (200, 3, 0)]), DONE);
-    assert_eq!(write_zeroes(&mut driver, 301, 700, false), DONE);
-    assert_eq!(write_zeroes(&mut driver, 1100, 9, true), DONE);
-    assert_eq!(flush(&mut driver), DONE);
-    let mut expected = content;
-    for (sector, sectors) in [(8, 16), (200, 3), (301, 700), (1100, 9)] {
-        expected[sector * 512..][..sectors * 512].fill(0);
-    }
-    assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), expected);
-    assert_eq!(fs::read(&path).unwrap(), expected);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(1 << 20, 4);
+        let path = dir.file("image", &content);
+        let mut driver = start(&disk_on(engine, &path));
+        assert_eq!(stretches(&mut driver, DISCARD, &[(8, 16, 0), (100, 0, 0), (200, 3, 0)]), DONE);
+        assert_eq!(write_zeroes(&mut driver, 301, 700, false), DONE);
+        assert_eq!(write_zeroes(&mut driver, 1100, 9, true), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        let mut expected = content;
+        for (sector, sectors) in [(8, 16), (200, 3), (301, 700), (1100, 9)] {
+            expected[sector * 512..][..sectors * 512].fill(0);
+        }
+        assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), expected);
+        assert_eq!(fs::read(&path).unwrap(), expected);
+    });
 }
 
 #[test]
 fn a_driver_that_cannot_flush_and_one_that_need_not() {
-    let dir = Dir::new();
-    let path = dir.file("image", &[0; 4096]);
-    let mut driver = Driver::with_features(Block::open(&disk(&path)).unwrap(), feature::TRANSPORT);
-    assert_eq!(write(&mut driver, 1, &[5; 512]), DONE);
-    assert_eq!(flush(&mut driver), DONE);
-    drop(driver);
-    let mut driver = start(&DiskConfig { cache: Cache::Unsafe, ..disk(&path) });
-    assert_eq!(read(&mut driver, 1, 512).unwrap(), [5; 512]);
-    assert_eq!((write(&mut driver, 1, &[6; 512]), flush(&mut driver)), (DONE, DONE));
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let path = dir.file("image", &[0; 4096]);
+        let mut driver =
+            Driver::with_features(Block::open(&disk_on(engine, &path)).unwrap(), feature::TRANSPORT);
+        assert_eq!(write(&mut driver, 1, &[5; 512]), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        drop(driver);
+        let mut driver = start(&DiskConfig { cache: Cache::Unsafe, ..disk_on(engine, &path) });
+        assert_eq!(read(&mut driver, 1, 512).unwrap(), [5; 512]);
+        assert_eq!((write(&mut driver, 1, &[6; 512]), flush(&mut driver)), (DONE, DONE));
+    });
 }
 
 // ---- Hosts ----
 
 #[test]
 fn a_file_that_shrank_gives_errors_and_never_zeros() {
-    let dir = Dir::new();
-    let content = pattern(64 << 10, 5);
-    let path = dir.file("image", &content);
-    let mut driver = start(&disk(&path));
-    File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
-    assert_eq!(read(&mut driver, 0, 9728).unwrap(), content[..9728]);
-    assert_eq!(read(&mut driver, 18, 2048).unwrap_err(), FAILED, "across the end");
-    assert_eq!(read(&mut driver, 64, 512).unwrap_err(), FAILED, "beyond it");
-    assert_eq!(write(&mut driver, 64, &[1; 512]), FAILED);
-    assert_eq!(write_zeroes(&mut driver, 64, 1, false), FAILED);
-    assert_eq!(fs::metadata(&path).unwrap().len(), 10_000);
-    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(64 << 10, 5);
+        let path = dir.file("image", &content);
+        let mut driver = start(&disk_on(engine, &path));
+        File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+        assert_eq!(read(&mut driver, 0, 9728).unwrap(), content[..9728]);
+        assert_eq!(read(&mut driver, 18, 2048).unwrap_err(), FAILED, "across the end");
+        assert_eq!(read(&mut driver, 64, 512).unwrap_err(), FAILED, "beyond it");
+        assert_eq!(write(&mut driver, 64, &[1; 512]), FAILED);
+        assert_eq!(write_zeroes(&mut driver, 64, 1, false), FAILED);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 10_000);
+        assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    });
 }
 
 #[test]
@@ -339,7 +365,7 @@ fn what_cannot_be_a_disk_is_refused_by_name() {
         let error = refusal(&disk(&path));
         assert!(error.contains(why) && error.contains(path.to_str().unwrap()), "{error}");
     }
-    let error = refusal(&DiskConfig { read_only: true, ..disk(&dir.path("")) });
+    let error = refusal(&DiskConfig { read_only: true, ..disk(dir.path("")) });
     assert!(error.contains("neither a regular file"), "{error}");
 }
 
@@ -378,19 +404,21 @@ impl Drop for Small {
 
 #[test]
 fn a_full_host_is_an_error_and_what_was_there_stays() {
-    let Some(small) = Small::mount() else { return println!("skipped: mounting a tmpfs takes root") };
-    let path = small.0.path("image");
-    File::create(&path).unwrap().set_len(4 << 20).unwrap();
-    let mut driver = start(&disk(&path));
-    let data = pattern(512 << 10, 6);
-    assert_eq!(write(&mut driver, 0, &data), DONE);
-    assert_eq!(write(&mut driver, 4096, &vec![1; 1 << 20]), FAILED);
-    assert_eq!(read(&mut driver, 0, data.len()).unwrap(), data);
-    assert_eq!(discard(&mut driver, 4096, 2048), DONE);
-    assert_eq!(write(&mut driver, 4096, &data[..4096]), DONE, "there is room again");
-    // tmpfs can punch holes but knows no zeroed range.
-    assert_eq!(write_zeroes(&mut driver, 0, 3, false), DONE);
-    assert_eq!(read(&mut driver, 0, 2048).unwrap(), [&[0; 1536], &data[1536..2048]].concat());
+    on_both_engines(|engine| {
+        let Some(small) = Small::mount() else { return println!("skipped: mounting a tmpfs takes root") };
+        let path = small.0.path("image");
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        let mut driver = start(&disk_on(engine, &path));
+        let data = pattern(512 << 10, 6);
+        assert_eq!(write(&mut driver, 0, &data), DONE);
+        assert_eq!(write(&mut driver, 4096, &vec![1; 1 << 20]), FAILED);
+        assert_eq!(read(&mut driver, 0, data.len()).unwrap(), data);
+        assert_eq!(discard(&mut driver, 4096, 2048), DONE);
+        assert_eq!(write(&mut driver, 4096, &data[..4096]), DONE, "there is room again");
+        // tmpfs can punch holes but knows no zeroed range.
+        assert_eq!(write_zeroes(&mut driver, 0, 3, false), DONE);
+        assert_eq!(read(&mut driver, 0, 2048).unwrap(), [&[0; 1536], &data[1536..2048]].concat());
+    });
 }
 
 /// A block device over a file, while it is there.
@@ -412,35 +440,37 @@ impl Drop for Loop {
 
 #[test]
 fn a_block_device_is_a_disk_too() {
-    let dir = Dir::new();
-    let mut content = pattern(1 << 20, 8);
-    let Some(device) = Loop::over(&dir.file("image", &content)) else {
-        return println!("skipped: a loop device takes root");
-    };
-    let mut driver = start(&disk(&device.0));
-    assert!(refusal(&disk(&device.0)).contains("is being used by another"));
-    assert_eq!(config(&mut driver, 0), 2048);
-    assert_eq!(read(&mut driver, 2, 9000 / 512 * 512).unwrap(), content[1024..][..9000 / 512 * 512]);
-    assert_eq!(read(&mut driver, 2048, 512).unwrap_err(), FAILED);
-    assert_eq!(write(&mut driver, 5, &[5; 512]), DONE);
-    assert_eq!(discard(&mut driver, 8, 8), DONE);
-    assert_eq!(write_zeroes(&mut driver, 31, 3, false), DONE);
-    assert_eq!(write_zeroes(&mut driver, 64, 16, true), DONE);
-    assert_eq!(flush(&mut driver), DONE);
-    content[5 * 512..6 * 512].fill(5);
-    for (sector, sectors) in [(8, 8), (31, 3), (64, 16)] {
-        content[sector * 512..][..sectors * 512].fill(0);
-    }
-    assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), content);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let mut content = pattern(1 << 20, 8);
+        let Some(device) = Loop::over(&dir.file("image", &content)) else {
+            return println!("skipped: a loop device takes root");
+        };
+        let mut driver = start(&disk_on(engine, &device.0));
+        assert!(refusal(&disk_on(engine, &device.0)).contains("is being used by another"));
+        assert_eq!(config(&mut driver, 0), 2048);
+        assert_eq!(read(&mut driver, 2, 9000 / 512 * 512).unwrap(), content[1024..][..9000 / 512 * 512]);
+        assert_eq!(read(&mut driver, 2048, 512).unwrap_err(), FAILED);
+        assert_eq!(write(&mut driver, 5, &[5; 512]), DONE);
+        assert_eq!(discard(&mut driver, 8, 8), DONE);
+        assert_eq!(write_zeroes(&mut driver, 31, 3, false), DONE);
+        assert_eq!(write_zeroes(&mut driver, 64, 16, true), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        content[5 * 512..6 * 512].fill(5);
+        for (sector, sectors) in [(8, 8), (31, 3), (64, 16)] {
+            content[sector * 512..][..sectors * 512].fill(0);
+        }
+        assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), content);
+    });
 }
 
 // ---- Snapshots ----
 
-fn by_descriptor(file: &File) -> DiskConfig {
+pub(super) fn by_descriptor(file: &File) -> DiskConfig {
     disk(FileRef::Fd(file.as_raw_fd()))
 }
 
-fn open_both_ways(path: &Path) -> File {
+pub(super) fn open_both_ways(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
 }
 
