@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::request::Stretch;
@@ -66,6 +66,12 @@ impl HostFile {
         if !kind.is_file() && !kind.is_block_device() {
             let problem = format!("{id}: {name} is neither a regular file nor a block device");
             return Err(Error::config("disks", problem));
+        }
+        if let FileRef::Path(_) = file {
+            // It was only for the opening; io_uring would take it to mean that nothing may wait for the disk.
+            fcntl_getfl(&opened)
+                .and_then(|flags| fcntl_setfl(&opened, flags - OFlags::NONBLOCK))
+                .map_err(|source| Error::file("open disk", &name, source))?;
         }
         let opened = Self { file: opened, name, is_block_device: kind.is_block_device() };
         opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {

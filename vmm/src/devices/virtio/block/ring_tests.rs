@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use super::super::Block;
-use super::super::tests::{
+use super::super::testing::{
     DONE, Dir, FAILED, IN, OUT, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read, status,
 };
 use crate::config::devices::{DiskConfig, Engine};
