@@ -1,7 +1,7 @@
 //! A disk at work: requests are taken from the queue and answered, at once or when the ring has finished them.
 
 use std::io::{self, ErrorKind};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use vm_memory::GuestMemoryMmap;
@@ -16,6 +16,9 @@ use crate::devices::virtio::{Broken, Io, Next};
 
 /// What the host may have no way to do.
 const DISCARD: &str = "discard";
+/// After this long a turn ends with the request at hand: whoever wants the device to stop, or its lock, is not to wait for all
+/// that a queue can hold.
+const TURN: Duration = Duration::from_millis(10);
 
 impl Block {
     /// Takes requests for one turn, and answers what is done.
@@ -26,8 +29,9 @@ impl Block {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
         let mut answered = self.answer_finished(memory, queue)?;
         let (mut taken, mut next) = (0, Next::Again);
+        let end = Instant::now() + TURN;
         queue.hush(memory)?;
-        while taken < queue.size() {
+        while taken < queue.size() && (taken == 0 || Instant::now() < end) {
             if self.ring.as_ref().is_some_and(Ring::is_full) {
                 next = Next::Wait; // for something to be finished
                 break;
