@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::request::Stretch;
@@ -16,7 +16,7 @@ use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
 
 /// The most pieces of one vectored call (`UIO_MAXIOV`).
-const MOST_PIECES: usize = 1024;
+pub const MOST_PIECES: usize = 1024;
 /// Zeros for a host that can only write them.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// `_IO(0x12, 119)` (linux/fs.h)
@@ -41,6 +41,15 @@ pub enum Use {
     Make,
 }
 
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To guest memory.
+    Read,
+    /// From it.
+    Write,
+}
+
 impl HostFile {
     /// Opens and locks a file for the disk `id`.
     ///
@@ -58,6 +67,12 @@ impl HostFile {
             let problem = format!("{id}: {name} is neither a regular file nor a block device");
             return Err(Error::config("disks", problem));
         }
+        if let FileRef::Path(_) = file {
+            // It was only for the opening; io_uring would take it to mean that nothing may wait for the disk.
+            fcntl_getfl(&opened)
+                .and_then(|flags| fcntl_setfl(&opened, flags - OFlags::NONBLOCK))
+                .map_err(|source| Error::file("open disk", &name, source))?;
+        }
         let opened = Self { file: opened, name, is_block_device: kind.is_block_device() };
         opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
@@ -68,6 +83,12 @@ impl HostFile {
             _ => Error::file("lock disk", &opened.name, source),
         })?;
         Ok(opened)
+    }
+
+    /// The same open file once more; the lock is theirs together.
+    pub fn duplicate(&self) -> io::Result<Self> {
+        let Self { file, name, is_block_device } = self;
+        Ok(Self { file: file.try_clone()?, name: name.clone(), is_block_device: *is_block_device })
     }
 
     /// The file as the user named it.
@@ -107,16 +128,16 @@ impl HostFile {
 
     /// Reads to guest memory, all of it or it is an error.
     pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
-        // SAFETY: the pieces are guest memory, borrowed for the call, that the kernel may write.
-        self.transfer(at, into, |fd, iov, count, at| unsafe { libc::preadv(fd, iov, count, at) })
+        // SAFETY: the pieces are guest memory, borrowed for the call.
+        unsafe { self.transfer(Direction::Read, at, &mut into.iovecs()) }
     }
 
     /// Writes from guest memory, all of it or it is an error. A file that has become too short does not grow again: it would
     /// have zeros where there was data.
     pub fn write(&self, at: u64, from: &Buffers<'_>) -> io::Result<()> {
         self.check_reaches(at + from.len() as u64)?;
-        // SAFETY: as above, that the kernel reads.
-        self.transfer(at, from, |fd, iov, count, at| unsafe { libc::pwritev(fd, iov, count, at) })
+        // SAFETY: as above.
+        unsafe { self.transfer(Direction::Write, at, &mut from.iovecs()) }
     }
 
     /// Whether the file still has its first `end` bytes.
@@ -127,20 +148,29 @@ impl HostFile {
         }
     }
 
-    fn transfer(
+    /// Reads or writes all of `pieces` or it is an error.
+    ///
+    /// # Safety
+    /// They are memory that stays where it is during the call, and that may be read and written.
+    pub unsafe fn transfer(
         &self,
+        direction: Direction,
         at: u64,
-        buffers: &Buffers<'_>,
-        call: impl Fn(libc::c_int, *const libc::iovec, libc::c_int, libc::off_t) -> isize,
+        pieces: &mut [libc::iovec],
     ) -> io::Result<()> {
-        let mut pieces = buffers.iovecs();
-        let mut rest = &mut pieces[..];
+        let (fd, mut rest) = (self.file.as_raw_fd(), pieces);
         let mut at = libc::off_t::try_from(at).map_err(|_| ErrorKind::FileTooLarge)?;
         while !rest.is_empty() {
-            let count = rest.len().min(MOST_PIECES) as libc::c_int;
-            match call(self.file.as_raw_fd(), rest.as_ptr(), count, at) {
+            let (pieces, count) = (rest.as_ptr(), rest.len().min(MOST_PIECES) as libc::c_int);
+            let done = match direction {
+                // SAFETY: as the caller has it.
+                Direction::Read => unsafe { libc::preadv(fd, pieces, count, at) },
+                // SAFETY: as above.
+                Direction::Write => unsafe { libc::pwritev(fd, pieces, count, at) },
+            };
+            match done {
                 0 => return Err(shrunk()),
-                done @ 1.. => {
+                1.. => {
                     at += done as libc::off_t;
                     rest = skip(rest, done.cast_unsigned());
                 }
@@ -189,12 +219,12 @@ impl HostFile {
     }
 }
 
-fn shrunk() -> io::Error {
+pub fn shrunk() -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, "the file has become shorter")
 }
 
 /// What is left of `pieces` after `done` bytes.
-fn skip(pieces: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
+pub fn skip(pieces: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
     let mut whole = 0;
     while let Some(piece) = pieces.get_mut(whole) {
         if done < piece.iov_len {

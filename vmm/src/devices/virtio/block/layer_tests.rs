@@ -6,18 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::super::Block;
-use super::super::tests::{
-    Dir, Random, discard, disk, flush, pattern, read, refusal, start, write, write_zeroes,
+use super::super::testing::{
+    DONE, Dir, FAILED, Random, discard, disk, flush, pattern, read, refusal, start, write, write_zeroes,
 };
 use super::*;
 use crate::config::devices::DiskConfig;
+use crate::devices::virtio::feature;
 use crate::devices::virtio::rng::Rng;
-use crate::devices::virtio::testing::Driver;
+use crate::devices::virtio::testing::{Driver, MEMORY, WRITE};
 use crate::devices::virtio::transport::Transport;
 use crate::persist::PersistBlob;
 
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
 /// Five clusters and a part of one, and half a sector that no guest sees.
 const LEN: usize = 5 * CLUSTER as usize + 9 * 512;
 const FILE_LEN: usize = LEN + 256;
@@ -199,6 +198,19 @@ fn a_crash_takes_nothing_that_was_flushed() {
     let mut after = start(&crash(&based));
     assert_eq!(write_zeroes(&mut after, 256, 128, true), DONE);
     assert_eq!(read(&mut after, 256, 128 * 512).unwrap(), vec![0; 128 * 512]);
+}
+
+#[test]
+fn a_driver_that_breaks_the_rules_loses_nothing_that_it_wrote() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 7, &[7; 512]), DONE);
+    driver.describe(0, 63, (MEMORY, 1), WRITE, 0);
+    driver.offer(0, 63);
+    driver.wait_broken();
+    reopen(&mut driver, || Block::open(&based.layer("layer")).unwrap());
+    driver.set_up(!feature::EVENT_IDX);
+    assert_eq!(read(&mut driver, 7, 512).unwrap(), [7; 512]);
 }
 
 #[test]

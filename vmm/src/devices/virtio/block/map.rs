@@ -25,7 +25,8 @@ const MAGIC: &[u8; 8] = b"VOLTLAYR";
 const VERSION: u32 = 1;
 /// Bytes before the map.
 const HEADER: u64 = 4096;
-/// What of them is used: the fields of [`Header`], little-endian, after the magic, and their CRC-64.
+/// What of them is used: the magic; the version, the length of a cluster and what [`Base`] has, little-endian; the CRC-64 of
+/// all that.
 const HEADER_USED: usize = 8 + 4 + 4 + 8 + 8 + 8;
 /// The map is written in blocks of this length.
 const BLOCK: usize = 4096;

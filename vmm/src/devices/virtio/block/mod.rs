@@ -3,11 +3,12 @@
 //! ```text
 //!   chain ──request──> Command ──Block──> Storage: HostFile, a raw image or block device
 //!                                    │             Overlay, a layer over one
+//!                                    │             or Ring, which has many under way
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io;
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_blk::{
@@ -15,8 +16,9 @@ use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
 
+use super::worker::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
-use crate::config::devices::{Cache, DiskConfig};
+use crate::config::devices::{Cache, DiskConfig, Engine};
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
@@ -25,13 +27,18 @@ mod file;
 mod layer;
 mod map;
 mod request;
+mod ring;
+mod serve;
 mod storage;
+#[cfg(test)]
+mod testing;
 #[cfg(test)]
 mod tests;
 
 use file::{HostFile, Use};
 use layer::Overlay;
-use request::{Command, Limits, SECTOR, Status, Stretch};
+use request::SECTOR;
+use ring::Ring;
 use storage::Storage;
 
 /// Requests at a time.
@@ -52,6 +59,8 @@ pub struct Block {
     cache: Cache,
     // Glue.
     storage: Box<dyn Storage>,
+    /// Does reads, writes and flushes where there is one.
+    ring: Option<Ring>,
     /// Requests that the host let fail.
     failures: u64,
     // Volatile.
@@ -73,12 +82,24 @@ impl Block {
     /// # Errors
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
-        let DiskConfig { id, path, read_only, cache, engine: _, layer, limit: _ } = config;
-        let storage: Box<dyn Storage> = match (layer, read_only) {
-            (None, true) => Box::new(HostFile::open(id, path, Use::Read)?),
-            (None, false) => Box::new(HostFile::open(id, path, Use::Write)?),
-            (Some(layer), true) => Box::new(Overlay::open(id, path, layer, Use::Read, *cache)?),
-            (Some(layer), false) => Box::new(Overlay::open(id, path, layer, Use::Make, *cache)?),
+        let DiskConfig { id, path, read_only, cache, engine, layer, limit: _ } = config;
+        let mut ring = None;
+        let storage: Box<dyn Storage> = match layer {
+            None => {
+                let wanted = if *read_only { Use::Read } else { Use::Write };
+                let file = HostFile::open(id, path, wanted)?;
+                if *engine == Engine::IoUring {
+                    ring = Some(Ring::new(&file, QUEUE)?);
+                }
+                Box::new(file)
+            }
+            Some(layer) => {
+                let wanted = if *read_only { Use::Read } else { Use::Make };
+                if *engine == Engine::IoUring {
+                    log::info!("{id}: a disk with a layer uses the engine sync, not io_uring");
+                }
+                Box::new(Overlay::open(id, path, layer, wanted, *cache)?)
+            }
         };
         let mut disk = Self {
             id: id.clone(),
@@ -86,6 +107,7 @@ impl Block {
             read_only: *read_only,
             cache: *cache,
             storage,
+            ring,
             failures: 0,
             capacity: 0,
         };
@@ -121,95 +143,6 @@ impl Block {
             sectors => Ok(sectors),
         }
     }
-
-    /// Answers requests for one turn, one after another.
-    fn serve(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        // A driver that cannot flush takes what is written for safe (virtio 1.2, section 5.2.6.2).
-        let write_through = io.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
-        let limits = Limits { capacity: self.capacity, read_only: self.read_only };
-        io.serve(0, |chain| {
-            let (answer, command) = request::parse(chain, limits)?;
-            let (status, filled) = match command {
-                Ok(command) => self.execute(command, write_through),
-                Err(status) => (status, 0),
-            };
-            Ok(answer.give(status, filled))
-        })
-    }
-
-    /// Does what a request asks for. Says how it went and how many bytes of data the driver got.
-    fn execute(&mut self, command: Command<'_>, write_through: bool) -> (Status, usize) {
-        let (act, done) = match command {
-            Command::Read { at, into } => {
-                let len = into.len();
-                ("read", self.storage.read(at, into).map(|()| len))
-            }
-            Command::Write { at, from } => {
-                let mut done = self.storage.write(at, from);
-                if write_through {
-                    done = done.and_then(|()| self.flush());
-                }
-                ("write", done.map(|()| 0))
-            }
-            Command::Flush => ("flush", self.flush().map(|()| 0)),
-            Command::Name { into } => ("name", Ok(request::write_name(&self.id, into))),
-            Command::Discard(stretches) => ("discard", self.each(&stretches, <dyn Storage>::discard)),
-            Command::WriteZeroes(stretches) => {
-                ("write zeros", self.each(&stretches, <dyn Storage>::write_zeroes))
-            }
-        };
-        match done {
-            Ok(filled) => (Status::Done, filled),
-            Err(error) if act == "discard" && is_not_offered(&error) => (Status::Unsupported, 0),
-            Err(error) => {
-                self.note_failure(act, &error);
-                (Status::Failed, 0)
-            }
-        }
-    }
-
-    fn each(
-        &mut self,
-        stretches: &[Stretch],
-        act: fn(&mut (dyn Storage + 'static), Stretch) -> io::Result<()>,
-    ) -> io::Result<usize> {
-        // The host has no name for a stretch of nothing.
-        let mut stretches = stretches.iter().filter(|stretch| stretch.len > 0);
-        stretches.try_for_each(|stretch| act(&mut *self.storage, *stretch))?;
-        Ok(0)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self.cache {
-            Cache::Writeback => self.storage.flush(),
-            Cache::Unsafe => Ok(()),
-        }
-    }
-
-    /// If it cannot be, a snapshot will say so.
-    fn settle(&mut self) {
-        if let Err(error) = self.storage.settle() {
-            self.note_failure("settle", &error);
-        }
-    }
-
-    /// A line in the log for the 1st, 2nd, 4th, 8th failure and so on: a guest can make as many as it likes.
-    fn note_failure(&mut self, act: &str, error: &io::Error) {
-        self.failures += 1;
-        if self.failures.is_power_of_two() {
-            log::warn!(
-                "{}: cannot {act} {}: {error} (failures so far: {})",
-                self.id,
-                self.name,
-                self.failures
-            );
-        }
-    }
-}
-
-/// Whether the host has no way to discard this.
-fn is_not_offered(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput)
 }
 
 impl VirtioDevice for Block {
@@ -241,14 +174,27 @@ impl VirtioDevice for Block {
         config
     }
 
-    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        // A device that is broken is not asked to end.
-        self.serve(io).inspect_err(|_| self.settle())
+    fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+        self.ring.as_mut().map_or(Ok(()), |ring| ring.begin(io.ram, watch))
     }
 
-    fn end(&mut self, _: &mut Io<'_>) -> std::result::Result<(), Broken> {
-        self.settle();
-        Ok(())
+    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        if let (Cause::Ready(ring::FINISHED), Some(ring)) = (cause, &self.ring) {
+            ring.woken();
+        }
+        // A device that is broken is not asked to end.
+        self.serve(io).inspect_err(|_| self.come_to_rest())
+    }
+
+    fn end(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
+        let drained = self.drain(io);
+        self.come_to_rest();
+        drained
+    }
+
+    /// Nothing that is under way may come back in the next driver's queue.
+    fn reset(&mut self) {
+        self.come_to_rest();
     }
 }
 
@@ -256,7 +202,7 @@ impl Persist for Block {
     type State = BlockState;
 
     fn save(&self) -> Result<BlockState> {
-        let Self { id: _, name, read_only, cache: _, storage, failures: _, capacity } = self;
+        let Self { id: _, name, read_only, cache: _, storage, ring: _, failures: _, capacity } = self;
         if !storage.is_settled() {
             let lost = io::Error::other("what the guest wrote last is not in the file");
             return Err(Error::file("save disk", name, lost));

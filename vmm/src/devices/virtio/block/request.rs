@@ -205,6 +205,11 @@ impl Answer<'_> {
     /// from the front without a gap, which is what the used ring counts.
     pub fn give(mut self, status: Status, filled: usize) -> usize {
         self.status.write(&[status as u8]);
-        if filled == self.data { filled + 1 } else { filled }
+        written(filled, self.data)
     }
+}
+
+/// Bytes written from the front, where the status follows on `data` bytes of which `filled` were written.
+pub fn written(filled: usize, data: usize) -> usize {
+    if filled == data { filled + 1 } else { filled }
 }

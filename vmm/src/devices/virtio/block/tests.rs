@@ -1,177 +1,38 @@
 //! Disks under a driver, over real files.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::testing::*;
 use super::*;
-use crate::config::FileRef;
 use crate::devices::virtio::feature;
-use crate::devices::virtio::testing::{Driver, Part, Used};
-use crate::error::report;
-
-const IN: u32 = 0;
-const OUT: u32 = 1;
-const FLUSH: u32 = 4;
-const GET_ID: u32 = 8;
-const DISCARD: u32 = 11;
-const WRITE_ZEROES: u32 = 13;
-
-const DONE: u8 = 0;
-const FAILED: u8 = 1;
-const UNSUPPORTED: u8 = 2;
-
-// ---- What disks are made from ----
-
-/// A directory that goes away with the test.
-#[derive(Debug)]
-pub(super) struct Dir(PathBuf);
-
-impl Dir {
-    pub(super) fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("volt-block-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// A file of this content.
-    pub(super) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
-        fs::write(self.path(name), content).unwrap();
-        self.path(name)
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Bytes that are nowhere the same.
-pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
-    (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(len).collect()
-}
-
-/// xorshift64*
-pub(super) struct Random(pub u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub(super) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
-
-pub(super) fn disk(path: impl Into<FileRef>) -> DiskConfig {
-    DiskConfig {
-        id: "disk0".into(),
-        path: path.into(),
-        read_only: false,
-        cache: Cache::default(),
-        engine: crate::config::devices::Engine::default(),
-        layer: None,
-        limit: crate::config::devices::RateLimit::default(),
-    }
-}
-
-pub(super) fn start(config: &DiskConfig) -> Driver {
-    Driver::new(Block::open(config).unwrap())
-}
-
-pub(super) fn refusal(config: &DiskConfig) -> String {
-    report(&Block::open(config).unwrap_err())
-}
-
-// ---- What a driver asks ----
-
-fn header(kind: u32, sector: u64) -> Vec<u8> {
-    [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
-}
-
-fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
-    [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
-}
-
-fn status(used: &Used) -> u8 {
-    *used.written.last().unwrap()
-}
-
-pub(super) fn read(driver: &mut Driver, sector: u64, len: usize) -> std::result::Result<Vec<u8>, u8> {
-    let mut used = driver.ask(0, &[Part::Out(&header(IN, sector)), Part::In(len), Part::In(1)]);
-    let status = used.written.pop().unwrap();
-    if status == DONE {
-        assert_eq!(used.len as usize, len + 1);
-        Ok(used.written)
-    } else {
-        assert_eq!(used.len, 0);
-        Err(status)
-    }
-}
-
-pub(super) fn write(driver: &mut Driver, sector: u64, data: &[u8]) -> u8 {
-    let used = driver.ask(0, &[Part::Out(&header(OUT, sector)), Part::Out(data), Part::In(1)]);
-    assert_eq!(used.len, 1);
-    status(&used)
-}
-
-pub(super) fn flush(driver: &mut Driver) -> u8 {
-    status(&driver.ask(0, &[Part::Out(&header(FLUSH, 0)), Part::In(1)]))
-}
-
-fn stretches(driver: &mut Driver, kind: u32, segments: &[(u64, u32, u32)]) -> u8 {
-    let segments: Vec<u8> = segments.iter().flat_map(|&(at, len, flags)| segment(at, len, flags)).collect();
-    status(&driver.ask(0, &[Part::Out(&header(kind, 0)), Part::Out(&segments), Part::In(1)]))
-}
-
-pub(super) fn discard(driver: &mut Driver, sector: u64, sectors: u32) -> u8 {
-    stretches(driver, DISCARD, &[(sector, sectors, 0)])
-}
-
-pub(super) fn write_zeroes(driver: &mut Driver, sector: u64, sectors: u32, unmap: bool) -> u8 {
-    stretches(driver, WRITE_ZEROES, &[(sector, sectors, unmap.into())])
-}
-
-fn config(driver: &mut Driver, at: u64) -> u32 {
-    driver.get(0x100 + at)
-}
+use crate::devices::virtio::testing::{Driver, Part};
 
 // ---- Requests ----
 
 #[test]
 fn what_is_written_is_read_however_it_is_split() {
-    let dir = Dir::new();
-    let path = dir.file("image", &[0; 64 << 10]);
-    let mut driver = start(&disk(&path));
-    let data = pattern(4096, 1);
-    let out = [&header(OUT, 7)[..], &data].concat();
-    // The header in three parts, the last of them with data; data in odd pieces; the status at the end of what is unused.
-    let parts = [&out[..5], &out[5..15], &out[15..600], &out[600..601], &out[601..]].map(Part::Out);
-    let used = driver.ask(0, &[&parts[..], &[Part::In(3)]].concat());
-    assert_eq!((status(&used), used.len), (DONE, 0), "two bytes before the status were not written");
-    assert_eq!(fs::read(&path).unwrap()[7 * 512..][..4096], data);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let path = dir.file("image", &[0; 64 << 10]);
+        let mut driver = start(&disk_on(engine, &path));
+        let data = pattern(4096, 1);
+        let out = [&header(OUT, 7)[..], &data].concat();
+        // The header in three parts, the last of them with data; data in odd pieces; the status at the end of what is unused.
+        let parts = [&out[..5], &out[5..15], &out[15..600], &out[600..601], &out[601..]].map(Part::Out);
+        let used = driver.ask(0, &[&parts[..], &[Part::In(3)]].concat());
+        assert_eq!((status(&used), used.len), (DONE, 0), "two bytes before the status were not written");
+        assert_eq!(fs::read(&path).unwrap()[7 * 512..][..4096], data);
 
-    let parts = [Part::In(1), Part::In(700), Part::In(3395), Part::In(1)];
-    let used = driver.ask(0, &[&[Part::Out(&header(IN, 7))], &parts[..]].concat());
-    assert_eq!((status(&used), used.len), (DONE, 4097));
-    assert_eq!(used.written[..4096], data);
-    // The status in one piece with the data.
-    let used = driver.ask(0, &[Part::Out(&header(IN, 7)), Part::In(512), Part::In(3585)]);
-    assert_eq!((status(&used), &used.written[..4096]), (DONE, &data[..]));
-    assert_eq!(read(&mut driver, 7, 4096).unwrap(), data);
+        let parts = [Part::In(1), Part::In(700), Part::In(3395), Part::In(1)];
+        let used = driver.ask(0, &[&[Part::Out(&header(IN, 7))], &parts[..]].concat());
+        assert_eq!((status(&used), used.len), (DONE, 4097));
+        assert_eq!(used.written[..4096], data);
+        // The status in one piece with the data.
+        let used = driver.ask(0, &[Part::Out(&header(IN, 7)), Part::In(512), Part::In(3585)]);
+        assert_eq!((status(&used), &used.written[..4096]), (DONE, &data[..]));
+        assert_eq!(read(&mut driver, 7, 4096).unwrap(), data);
+    });
 }
 
 #[test]
@@ -197,118 +58,129 @@ fn a_disk_says_what_it_is() {
 
 #[test]
 fn what_is_not_on_the_disk_is_refused() {
-    let dir = Dir::new();
-    let content = pattern(16 * 512 + 511, 2);
-    let path = dir.file("image", &content);
-    let mut driver = start(&disk(&path));
-    assert_eq!(read(&mut driver, 15, 512).unwrap(), content[15 * 512..][..512]);
-    for (sector, len) in [
-        (16, 512),
-        (15, 1024),
-        (0, 17 * 512),
-        (u64::MAX, 512),
-        (u64::MAX - 1, 1024),
-        (1 << 55, 512),
-        ((1 << 55) - 1, 512),
-        (0, 511),
-        (0, 513),
-        (17, 0),
-    ] {
-        assert_eq!(read(&mut driver, sector, len.max(1)).unwrap_err(), FAILED, "{sector} {len}");
-        assert_eq!(write(&mut driver, sector, &vec![7; len.max(1)]), FAILED, "{sector} {len}");
-    }
-    for kind in [DISCARD, WRITE_ZEROES] {
-        for segments in [
-            &[(16, 1, 0)][..],
-            &[(u64::MAX, 1, 0)],
-            &[(1 << 55, 8, 0)],
-            &[(0, u32::MAX, 0)],
-            &[(0, 1, 0); 17],
-            &[(0, 1, 0), (16, 1, 0)],
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(16 * 512 + 511, 2);
+        let path = dir.file("image", &content);
+        let mut driver = start(&disk_on(engine, &path));
+        assert_eq!(read(&mut driver, 15, 512).unwrap(), content[15 * 512..][..512]);
+        for (sector, len) in [
+            (16, 512),
+            (15, 1024),
+            (0, 17 * 512),
+            (u64::MAX, 512),
+            (u64::MAX - 1, 1024),
+            (1 << 55, 512),
+            ((1 << 55) - 1, 512),
+            (0, 511),
+            (0, 513),
+            (17, 0),
         ] {
-            assert_eq!(stretches(&mut driver, kind, segments), FAILED, "{segments:?}");
+            assert_eq!(read(&mut driver, sector, len.max(1)).unwrap_err(), FAILED, "{sector} {len}");
+            assert_eq!(write(&mut driver, sector, &vec![7; len.max(1)]), FAILED, "{sector} {len}");
         }
-        let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::Out(&[0; 15]), Part::In(1)]);
-        assert_eq!(status(&used), FAILED);
-        assert_eq!(status(&driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)])), FAILED);
-        assert_eq!(stretches(&mut driver, kind, &[(0, 1, 2)]), UNSUPPORTED, "an unknown flag");
-    }
-    assert_eq!(stretches(&mut driver, DISCARD, &[(0, 1, 1)]), UNSUPPORTED, "unmap is not a discard's");
-    for kind in [2, 3, 5, 14, 0x8000_0000, u32::MAX] {
-        let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)]);
-        assert_eq!((status(&used), used.len), (UNSUPPORTED, 1), "{kind}");
-    }
-    assert_eq!(status(&driver.ask(0, &[Part::Out(&[0; 15]), Part::In(513)])), FAILED, "half a header");
-    assert_eq!(status(&driver.ask(0, &[Part::In(513)])), FAILED, "no header");
-    assert_eq!(fs::read(&path).unwrap(), content);
-    driver.send(0, &[Part::Out(&header(FLUSH, 0))]);
-    driver.wait_broken();
+        for kind in [DISCARD, WRITE_ZEROES] {
+            for segments in [
+                &[(16, 1, 0)][..],
+                &[(u64::MAX, 1, 0)],
+                &[(1 << 55, 8, 0)],
+                &[(0, u32::MAX, 0)],
+                &[(0, 1, 0); 17],
+                &[(0, 1, 0), (16, 1, 0)],
+            ] {
+                assert_eq!(stretches(&mut driver, kind, segments), FAILED, "{segments:?}");
+            }
+            let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::Out(&[0; 15]), Part::In(1)]);
+            assert_eq!(status(&used), FAILED);
+            assert_eq!(status(&driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)])), FAILED);
+            assert_eq!(stretches(&mut driver, kind, &[(0, 1, 2)]), UNSUPPORTED, "an unknown flag");
+        }
+        assert_eq!(stretches(&mut driver, DISCARD, &[(0, 1, 1)]), UNSUPPORTED, "unmap is not a discard's");
+        for kind in [2, 3, 5, 14, 0x8000_0000, u32::MAX] {
+            let used = driver.ask(0, &[Part::Out(&header(kind, 0)), Part::In(1)]);
+            assert_eq!((status(&used), used.len), (UNSUPPORTED, 1), "{kind}");
+        }
+        assert_eq!(status(&driver.ask(0, &[Part::Out(&[0; 15]), Part::In(513)])), FAILED, "half a header");
+        assert_eq!(status(&driver.ask(0, &[Part::In(513)])), FAILED, "no header");
+        assert_eq!(fs::read(&path).unwrap(), content);
+        driver.send(0, &[Part::Out(&header(FLUSH, 0))]);
+        driver.wait_broken();
+    });
 }
 
 #[test]
 fn a_read_only_disk_stays_as_it_is() {
-    let dir = Dir::new();
-    let content = pattern(8192, 3);
-    let path = dir.file("image", &content);
-    let config = DiskConfig { read_only: true, ..disk(&path) };
-    let device = Block::open(&config).unwrap();
-    assert_eq!(device.features() & (1 << 5 | 1 << 13 | 1 << 14), 1 << 5);
-    let mut driver = Driver::new(device);
-    assert_eq!(read(&mut driver, 0, 8192).unwrap(), content);
-    assert_eq!(write(&mut driver, 0, &[0; 512]), FAILED);
-    assert_eq!(discard(&mut driver, 0, 1), FAILED);
-    assert_eq!(write_zeroes(&mut driver, 0, 1, false), FAILED);
-    assert_eq!(flush(&mut driver), DONE);
-    assert_eq!(fs::read(&path).unwrap(), content);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(8192, 3);
+        let path = dir.file("image", &content);
+        let config = DiskConfig { read_only: true, ..disk_on(engine, &path) };
+        let device = Block::open(&config).unwrap();
+        assert_eq!(device.features() & (1 << 5 | 1 << 13 | 1 << 14), 1 << 5);
+        let mut driver = Driver::new(device);
+        assert_eq!(read(&mut driver, 0, 8192).unwrap(), content);
+        assert_eq!(write(&mut driver, 0, &[0; 512]), FAILED);
+        assert_eq!(discard(&mut driver, 0, 1), FAILED);
+        assert_eq!(write_zeroes(&mut driver, 0, 1, false), FAILED);
+        assert_eq!(flush(&mut driver), DONE);
+        assert_eq!(fs::read(&path).unwrap(), content);
+    });
 }
 
 #[test]
 fn what_is_discarded_or_zeroed_reads_as_zeros() {
-    let dir = Dir::new();
-    let content = pattern(1 << 20, 4);
-    let path = dir.file("image", &content);
-    let mut driver = start(&disk(&path));
-    assert_eq!(stretches(&mut driver, DISCARD, &[(8, 16, 0), (100, 0, 0), (200, 3, 0)]), DONE);
-    assert_eq!(write_zeroes(&mut driver, 301, 700, false), DONE);
-    assert_eq!(write_zeroes(&mut driver, 1100, 9, true), DONE);
-    assert_eq!(flush(&mut driver), DONE);
-    let mut expected = content;
-    for (sector, sectors) in [(8, 16), (200, 3), (301, 700), (1100, 9)] {
-        expected[sector * 512..][..sectors * 512].fill(0);
-    }
-    assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), expected);
-    assert_eq!(fs::read(&path).unwrap(), expected);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(1 << 20, 4);
+        let path = dir.file("image", &content);
+        let mut driver = start(&disk_on(engine, &path));
+        assert_eq!(stretches(&mut driver, DISCARD, &[(8, 16, 0), (100, 0, 0), (200, 3, 0)]), DONE);
+        assert_eq!(write_zeroes(&mut driver, 301, 700, false), DONE);
+        assert_eq!(write_zeroes(&mut driver, 1100, 9, true), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        let mut expected = content;
+        for (sector, sectors) in [(8, 16), (200, 3), (301, 700), (1100, 9)] {
+            expected[sector * 512..][..sectors * 512].fill(0);
+        }
+        assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), expected);
+        assert_eq!(fs::read(&path).unwrap(), expected);
+    });
 }
 
 #[test]
 fn a_driver_that_cannot_flush_and_one_that_need_not() {
-    let dir = Dir::new();
-    let path = dir.file("image", &[0; 4096]);
-    let mut driver = Driver::with_features(Block::open(&disk(&path)).unwrap(), feature::TRANSPORT);
-    assert_eq!(write(&mut driver, 1, &[5; 512]), DONE);
-    assert_eq!(flush(&mut driver), DONE);
-    drop(driver);
-    let mut driver = start(&DiskConfig { cache: Cache::Unsafe, ..disk(&path) });
-    assert_eq!(read(&mut driver, 1, 512).unwrap(), [5; 512]);
-    assert_eq!((write(&mut driver, 1, &[6; 512]), flush(&mut driver)), (DONE, DONE));
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let path = dir.file("image", &[0; 4096]);
+        let mut driver =
+            Driver::with_features(Block::open(&disk_on(engine, &path)).unwrap(), feature::TRANSPORT);
+        assert_eq!(write(&mut driver, 1, &[5; 512]), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        drop(driver);
+        let mut driver = start(&DiskConfig { cache: Cache::Unsafe, ..disk_on(engine, &path) });
+        assert_eq!(read(&mut driver, 1, 512).unwrap(), [5; 512]);
+        assert_eq!((write(&mut driver, 1, &[6; 512]), flush(&mut driver)), (DONE, DONE));
+    });
 }
 
 // ---- Hosts ----
 
 #[test]
 fn a_file_that_shrank_gives_errors_and_never_zeros() {
-    let dir = Dir::new();
-    let content = pattern(64 << 10, 5);
-    let path = dir.file("image", &content);
-    let mut driver = start(&disk(&path));
-    File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
-    assert_eq!(read(&mut driver, 0, 9728).unwrap(), content[..9728]);
-    assert_eq!(read(&mut driver, 18, 2048).unwrap_err(), FAILED, "across the end");
-    assert_eq!(read(&mut driver, 64, 512).unwrap_err(), FAILED, "beyond it");
-    assert_eq!(write(&mut driver, 64, &[1; 512]), FAILED);
-    assert_eq!(write_zeroes(&mut driver, 64, 1, false), FAILED);
-    assert_eq!(fs::metadata(&path).unwrap().len(), 10_000);
-    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let content = pattern(64 << 10, 5);
+        let path = dir.file("image", &content);
+        let mut driver = start(&disk_on(engine, &path));
+        File::options().write(true).open(&path).unwrap().set_len(10_000).unwrap();
+        assert_eq!(read(&mut driver, 0, 9728).unwrap(), content[..9728]);
+        assert_eq!(read(&mut driver, 18, 2048).unwrap_err(), FAILED, "across the end");
+        assert_eq!(read(&mut driver, 64, 512).unwrap_err(), FAILED, "beyond it");
+        assert_eq!(write(&mut driver, 64, &[1; 512]), FAILED);
+        assert_eq!(write_zeroes(&mut driver, 64, 1, false), FAILED);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 10_000);
+        assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    });
 }
 
 #[test]
@@ -339,7 +211,7 @@ fn what_cannot_be_a_disk_is_refused_by_name() {
         let error = refusal(&disk(&path));
         assert!(error.contains(why) && error.contains(path.to_str().unwrap()), "{error}");
     }
-    let error = refusal(&DiskConfig { read_only: true, ..disk(&dir.path("")) });
+    let error = refusal(&DiskConfig { read_only: true, ..disk(dir.path("")) });
     assert!(error.contains("neither a regular file"), "{error}");
 }
 
@@ -365,32 +237,34 @@ impl Small {
     fn mount() -> Option<Self> {
         let dir = Dir::new();
         let mut mount = std::process::Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(&dir.0).output();
+        let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path("")).output();
         mounted.is_ok_and(|mounted| mounted.status.success()).then(|| Self(dir))
     }
 }
 
 impl Drop for Small {
     fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg("--lazy").arg(&self.0.0).status();
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0.path("")).status();
     }
 }
 
 #[test]
 fn a_full_host_is_an_error_and_what_was_there_stays() {
-    let Some(small) = Small::mount() else { return println!("skipped: mounting a tmpfs takes root") };
-    let path = small.0.path("image");
-    File::create(&path).unwrap().set_len(4 << 20).unwrap();
-    let mut driver = start(&disk(&path));
-    let data = pattern(512 << 10, 6);
-    assert_eq!(write(&mut driver, 0, &data), DONE);
-    assert_eq!(write(&mut driver, 4096, &vec![1; 1 << 20]), FAILED);
-    assert_eq!(read(&mut driver, 0, data.len()).unwrap(), data);
-    assert_eq!(discard(&mut driver, 4096, 2048), DONE);
-    assert_eq!(write(&mut driver, 4096, &data[..4096]), DONE, "there is room again");
-    // tmpfs can punch holes but knows no zeroed range.
-    assert_eq!(write_zeroes(&mut driver, 0, 3, false), DONE);
-    assert_eq!(read(&mut driver, 0, 2048).unwrap(), [&[0; 1536], &data[1536..2048]].concat());
+    on_both_engines(|engine| {
+        let Some(small) = Small::mount() else { return println!("skipped: mounting a tmpfs takes root") };
+        let path = small.0.path("image");
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        let mut driver = start(&disk_on(engine, &path));
+        let data = pattern(512 << 10, 6);
+        assert_eq!(write(&mut driver, 0, &data), DONE);
+        assert_eq!(write(&mut driver, 4096, &vec![1; 1 << 20]), FAILED);
+        assert_eq!(read(&mut driver, 0, data.len()).unwrap(), data);
+        assert_eq!(discard(&mut driver, 4096, 2048), DONE);
+        assert_eq!(write(&mut driver, 4096, &data[..4096]), DONE, "there is room again");
+        // tmpfs can punch holes but knows no zeroed range.
+        assert_eq!(write_zeroes(&mut driver, 0, 3, false), DONE);
+        assert_eq!(read(&mut driver, 0, 2048).unwrap(), [&[0; 1536], &data[1536..2048]].concat());
+    });
 }
 
 /// A block device over a file, while it is there.
@@ -412,37 +286,31 @@ impl Drop for Loop {
 
 #[test]
 fn a_block_device_is_a_disk_too() {
-    let dir = Dir::new();
-    let mut content = pattern(1 << 20, 8);
-    let Some(device) = Loop::over(&dir.file("image", &content)) else {
-        return println!("skipped: a loop device takes root");
-    };
-    let mut driver = start(&disk(&device.0));
-    assert!(refusal(&disk(&device.0)).contains("is being used by another"));
-    assert_eq!(config(&mut driver, 0), 2048);
-    assert_eq!(read(&mut driver, 2, 9000 / 512 * 512).unwrap(), content[1024..][..9000 / 512 * 512]);
-    assert_eq!(read(&mut driver, 2048, 512).unwrap_err(), FAILED);
-    assert_eq!(write(&mut driver, 5, &[5; 512]), DONE);
-    assert_eq!(discard(&mut driver, 8, 8), DONE);
-    assert_eq!(write_zeroes(&mut driver, 31, 3, false), DONE);
-    assert_eq!(write_zeroes(&mut driver, 64, 16, true), DONE);
-    assert_eq!(flush(&mut driver), DONE);
-    content[5 * 512..6 * 512].fill(5);
-    for (sector, sectors) in [(8, 8), (31, 3), (64, 16)] {
-        content[sector * 512..][..sectors * 512].fill(0);
-    }
-    assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), content);
+    on_both_engines(|engine| {
+        let dir = Dir::new();
+        let mut content = pattern(1 << 20, 8);
+        let Some(device) = Loop::over(&dir.file("image", &content)) else {
+            return println!("skipped: a loop device takes root");
+        };
+        let mut driver = start(&disk_on(engine, &device.0));
+        assert!(refusal(&disk_on(engine, &device.0)).contains("is being used by another"));
+        assert_eq!(config(&mut driver, 0), 2048);
+        assert_eq!(read(&mut driver, 2, 9000 / 512 * 512).unwrap(), content[1024..][..9000 / 512 * 512]);
+        assert_eq!(read(&mut driver, 2048, 512).unwrap_err(), FAILED);
+        assert_eq!(write(&mut driver, 5, &[5; 512]), DONE);
+        assert_eq!(discard(&mut driver, 8, 8), DONE);
+        assert_eq!(write_zeroes(&mut driver, 31, 3, false), DONE);
+        assert_eq!(write_zeroes(&mut driver, 64, 16, true), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        content[5 * 512..6 * 512].fill(5);
+        for (sector, sectors) in [(8, 8), (31, 3), (64, 16)] {
+            content[sector * 512..][..sectors * 512].fill(0);
+        }
+        assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), content);
+    });
 }
 
 // ---- Snapshots ----
-
-fn by_descriptor(file: &File) -> DiskConfig {
-    disk(FileRef::Fd(file.as_raw_fd()))
-}
-
-fn open_both_ways(path: &Path) -> File {
-    File::options().read(true).write(true).open(path).unwrap()
-}
 
 #[test]
 fn it_goes_on_in_another_process() {
