@@ -1,6 +1,6 @@
 //! The device and a guest that breaks the rules.
 
-use std::io::Write;
+use std::io::{Read, Write};
 
 use super::super::testing::Part;
 use super::packet::{self, Header, op};
@@ -125,6 +125,19 @@ fn chains_that_break_the_rules_break_the_device() {
     let mut guest = Guest::with_buffers(&[packet::LEN], 1);
     guest.say(op::RW, (1, 1));
     guest.driver.wait_broken();
+}
+
+#[test]
+fn a_broken_device_works_again_after_a_reset() {
+    let mut guest = Guest::new();
+    let (mut host, _) = guest.accept(1);
+    guest.driver.send(TX, &[Part::In(4)]);
+    guest.driver.wait_broken();
+    host.write_all(b"to nobody").unwrap();
+    guest.driver.set_up(!0);
+    assert!(!matches!(host.read(&mut [0]), Ok(1)), "it is gone");
+    guest.post(32);
+    guest.accept(1);
 }
 
 #[test]
