@@ -178,9 +178,7 @@ impl Connection {
                 if self.guest_shut & shut::RECEIVE != 0 {
                     self.shut_down(Shutdown::Read);
                 }
-                if self.guest_shut & shut::SEND != 0 {
-                    self.finish();
-                }
+                self.finish();
             }
             _ => self.break_off("a packet that makes no sense now"),
         }

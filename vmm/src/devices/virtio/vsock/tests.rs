@@ -312,6 +312,17 @@ fn hosts_that_vanish_are_reset() {
     guest.fill(ports, &noise(6, 1 << 20));
     drop(host);
     while guest.receive().0.op != op::RST {}
+    // With bytes unread, and the guest has no room to hear of the end but does not care for it.
+    let (mut host, ports) = guest.accept(1);
+    host.write_all(&noise(8, ROOM as usize + 1)).unwrap();
+    guest.receive_data(ROOM as usize);
+    guest.expect(op::CREDIT_REQUEST);
+    drop(host);
+    guest.send_data(ports, b"to nobody");
+    while guest.receive().0.op != op::SHUTDOWN {}
+    let deaf = Header { flags: shut::RECEIVE, ..guest.header(op::SHUTDOWN, ports) };
+    guest.send(deaf, &[]);
+    while guest.receive().0.op != op::RST {}
     // While the guest writes.
     let listener = guest.listen(80);
     let host = guest.connect(&listener, (80, 5));
