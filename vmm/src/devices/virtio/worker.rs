@@ -6,8 +6,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use rustix::buffer::spare_capacity;
-use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::interrupt::Interrupt;
@@ -56,8 +56,8 @@ impl Worker {
         let watch = Watch::new(&task.notify, &stop).map_err(failed)?;
         let name = format!("volt-{}", task.name);
         let body = {
-            let task = task.clone();
-            move || work(&task, queues, &watch)
+            let (task, stop) = (task.clone(), stop.try_clone().map_err(failed)?);
+            move || work(&task, queues, &watch, &stop)
         };
         let thread = thread::Builder::new().name(name).spawn(body).map_err(failed)?;
         Ok(Self { thread: Some(thread), stop })
@@ -142,7 +142,7 @@ fn borrowed(fd: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }
 
-fn work(task: &Task, mut queues: Vec<VirtQueue>, watch: &Watch) -> Vec<VirtQueue> {
+fn work(task: &Task, mut queues: Vec<VirtQueue>, watch: &Watch, stop: &EventFd) -> Vec<VirtQueue> {
     let Task { name, device, ram, interrupt, notify, features } = task;
     let mut io = Io { ram, queues: &mut queues, interrupt, features: *features };
     let turn = |cause: Option<Cause>, io: &mut Io<'_>| {
@@ -163,6 +163,10 @@ fn work(task: &Task, mut queues: Vec<VirtQueue>, watch: &Watch) -> Vec<VirtQueue
     let mut next = turn(None, &mut io);
     let mut events = Vec::with_capacity(EVENTS);
     loop {
+        if interrupt.is_reset_needed() {
+            await_stop(stop);
+            break;
+        }
         watch.wait(&mut events, next);
         if events.iter().any(|event| event.data.u64() == STOP) {
             break;
@@ -190,6 +194,12 @@ fn work(task: &Task, mut queues: Vec<VirtQueue>, watch: &Watch) -> Vec<VirtQueue
         give_up(name, interrupt, broken);
     }
     queues
+}
+
+/// A device that has given up takes nothing from what it watches, which would wake it for ever.
+fn await_stop(stop: &EventFd) {
+    let stop = borrowed(stop);
+    while poll(&mut [PollFd::new(&stop, PollFlags::IN)], None).is_err() {} // interrupted
 }
 
 fn give_up(name: &str, interrupt: &Interrupt, broken: Broken) {

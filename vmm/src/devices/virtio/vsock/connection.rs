@@ -18,10 +18,10 @@ use std::os::unix::net::UnixStream;
 
 use rustix::event::epoll::EventFlags;
 
-use super::super::chain::Buffers;
 use super::credit::Credit;
 use super::packet::{HOST_CID, Header, STREAM, op, shut};
 use super::stream;
+use crate::devices::virtio::chain::Buffers;
 
 /// Which connection it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -178,9 +178,7 @@ impl Connection {
                 if self.guest_shut & shut::RECEIVE != 0 {
                     self.shut_down(Shutdown::Read);
                 }
-                if self.guest_shut & shut::SEND != 0 {
-                    self.finish();
-                }
+                self.finish();
             }
             _ => self.break_off("a packet that makes no sense now"),
         }

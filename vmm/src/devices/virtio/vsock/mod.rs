@@ -16,6 +16,8 @@ mod caller;
 mod connection;
 mod credit;
 mod host;
+#[cfg(test)]
+mod hostile_tests;
 mod packet;
 mod reset;
 mod stream;

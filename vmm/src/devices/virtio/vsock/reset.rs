@@ -10,8 +10,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::queue::VirtQueue;
-use super::super::{Broken, Io, Next};
+use crate::devices::virtio::queue::VirtQueue;
+use crate::devices::virtio::{Broken, Io, Next};
 use crate::memory::ram::GuestRam;
 
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`

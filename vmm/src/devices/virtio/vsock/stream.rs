@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::super::chain::Buffers;
+use crate::devices::virtio::chain::Buffers;
 
 /// The most pieces that the kernel takes at once (`UIO_MAXIOV`).
 const MOST_PIECES: usize = 1024;

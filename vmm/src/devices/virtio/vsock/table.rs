@@ -18,12 +18,12 @@ use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-use super::super::chain::{Buffers, Chain};
-use super::super::{Broken, Next};
 use super::caller::{Caller, Wish};
 use super::connection::{Connection, Ports};
 use super::host::Host;
 use super::packet::{self, HOST_CID, Header, STREAM, op};
+use crate::devices::virtio::chain::{Buffers, Chain};
+use crate::devices::virtio::{Broken, Next};
 
 /// The most connections.
 const MOST_CONNECTIONS: usize = 8192;

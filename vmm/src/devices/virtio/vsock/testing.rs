@@ -1,6 +1,5 @@
 //! A guest's end for tests: a driver that speaks packets, and the directory where its host's sockets are.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::Deref;
@@ -9,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::super::testing::{Driver, Part};
+use super::credit::BUFFER;
 use super::packet::{self, HOST_CID, Header, STREAM, op};
 use super::{EVENT, RX, TX, Vsock};
 use crate::config::devices::VsockConfig;
@@ -55,8 +55,7 @@ pub(super) struct Guest {
     pub dir: TempDir,
     /// How a buffer to receive in is split.
     split: Vec<usize>,
-    /// Packets that came while another was waited for.
-    early: VecDeque<(Header, Vec<u8>)>,
+    /// Packets that the device has yet to take.
     outstanding: usize,
 }
 
@@ -78,7 +77,6 @@ impl Guest {
             cid: CID,
             dir,
             split: split.to_vec(),
-            early: VecDeque::new(),
             outstanding: 0,
         };
         guest.post(count);
@@ -146,35 +144,50 @@ impl Guest {
         self.send(header, payload);
     }
 
-    /// The next packet, if there is one; its buffer is given back.
-    pub fn poll(&mut self) -> Option<(Header, Vec<u8>)> {
-        if let Some(packet) = self.early.pop_front() {
-            return Some(packet);
+    /// Waits until the device has taken all that was sent.
+    pub fn drain(&mut self) {
+        while self.outstanding > 0 {
+            self.driver.wait(TX);
+            self.outstanding -= 1;
         }
-        let used = self.driver.poll(RX)?;
-        self.post(1);
-        let header = Header::parse(used.written[..packet::LEN].try_into().unwrap());
-        assert_eq!((header.src_cid, header.dst_cid), (HOST_CID, self.cid.into()), "{header:?}");
-        assert_eq!(used.len, packet::LEN as u32 + header.len);
-        Some((header, used.written[packet::LEN..used.len as usize].to_vec()))
     }
 
-    /// Waits for the next packet.
+    /// Waits for the next packet. Its buffer is given back.
     pub fn receive(&mut self) -> (Header, Vec<u8>) {
-        if let Some(packet) = self.poll() {
-            return packet;
-        }
         let used = self.driver.until("a packet comes", |driver| driver.poll(RX));
         self.post(1);
         let header = Header::parse(used.written[..packet::LEN].try_into().unwrap());
+        assert_eq!((header.src_cid, used.len), (HOST_CID, packet::LEN as u32 + header.len), "{header:?}");
         (header, used.written[packet::LEN..used.len as usize].to_vec())
     }
 
     /// Waits for a packet of this kind and no other.
     pub fn expect(&mut self, op: u16) -> Header {
         let (header, _) = self.receive();
-        assert_eq!(header.op, op, "{header:?}");
+        assert_eq!((header.op, header.dst_cid), (op, self.cid.into()), "{header:?}");
         header
+    }
+
+    /// What comes in answer to all that was sent.
+    pub fn answers(&mut self) -> Vec<Header> {
+        let mut answers = Vec::new();
+        // A packet to nobody is answered before what else there is to say in the same turn: with the second that is said.
+        for marker in [u32::MAX - 1, u32::MAX] {
+            self.say(op::CREDIT_REQUEST, (marker, marker));
+            loop {
+                let (header, _) = self.receive();
+                if (header.op, header.src_port) == (op::RST, marker) {
+                    break;
+                }
+                answers.push(header);
+            }
+        }
+        answers
+    }
+
+    /// Nothing comes in answer to all that was sent.
+    pub fn expect_silence(&mut self) {
+        assert_eq!(self.answers(), []);
     }
 
     /// Waits for so many bytes of data.
@@ -187,14 +200,6 @@ impl Guest {
         }
         assert_eq!(data.len(), len);
         data
-    }
-
-    /// Nothing more comes, once the device has answered all that it was sent.
-    pub fn expect_silence(&mut self) {
-        // A packet to nobody is answered after all that went before.
-        self.say(op::CREDIT_REQUEST, (7, 7));
-        let answer = self.expect(op::RST);
-        assert_eq!((answer.src_port, answer.dst_port), (7, 7), "{answer:?}");
     }
 
     // ---- Connections ----
@@ -220,6 +225,22 @@ impl Guest {
         self.say(op::RESPONSE, ports);
         assert_eq!(read_line(&mut stream), format!("OK {}\n", ports.0));
         (stream, ports)
+    }
+
+    /// Fills the device's buffer for a host that does not read, and says with how much.
+    pub fn fill(&mut self, ports: (u32, u32), data: &[u8]) -> usize {
+        let (mut sent, mut before) = (0, None);
+        loop {
+            self.say(op::CREDIT_REQUEST, ports);
+            let told = self.answers().last().map(|update| update.fwd_cnt);
+            if told == before {
+                return sent;
+            }
+            before = told;
+            let room = (told.unwrap() + BUFFER) as usize;
+            self.send_data(ports, &data[sent..room]);
+            sent = room;
+        }
     }
 
     /// Listens at the host's port.
@@ -259,4 +280,16 @@ pub(super) fn noise(seed: u32, len: usize) -> Vec<u8> {
         (state >> 24) as u8
     };
     std::iter::repeat_with(next).take(len).collect()
+}
+
+/// A test has both ends of its connections, more than the usual 1024 descriptors.
+#[allow(unsafe_code)]
+pub(super) fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls get a valid struct, and raising the limit touches nothing else.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = limit.rlim_max.min(65_536);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
 }
