@@ -126,7 +126,8 @@ impl VirtQueue {
         fence(Ordering::SeqCst);
         let load = |offset| {
             let at = GuestAddress(self.ring.avail_ring().wrapping_add(offset));
-            let value: u16 = memory.load(at, Ordering::Relaxed).map_err(|_| Broken("a ring outside of memory"))?;
+            let value: u16 =
+                memory.load(at, Ordering::Relaxed).map_err(|_| Broken("a ring outside of memory"))?;
             Ok(u16::from_le(value))
         };
         if self.ring.event_idx_enabled() {
