@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::*;
 
-/// Says so where the program is missing.
+/// Says so where the program is missing, or a network for it to use.
 fn is_there() -> bool {
-    let there = Command::new("passt").arg("--version").output().is_ok();
+    let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
+    let default = routes.lines().any(|route| route.split_whitespace().nth(1) == Some("00000000"));
+    let there = default && Command::new("passt").arg("--version").output().is_ok();
     if !there {
-        println!("skipped: needs passt");
+        println!("skipped: needs passt and a default route");
     }
     there
 }
