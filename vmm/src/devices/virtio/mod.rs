@@ -14,6 +14,7 @@ use crate::persist::PersistBlob;
 
 pub mod chain;
 pub mod interrupt;
+pub mod limiter;
 pub mod queue;
 pub mod rng;
 #[cfg(test)]
