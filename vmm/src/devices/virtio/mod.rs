@@ -12,6 +12,7 @@
 use crate::memory::ram::GuestRam;
 use crate::persist::PersistBlob;
 
+pub mod balloon;
 pub mod chain;
 pub mod interrupt;
 pub mod limiter;
