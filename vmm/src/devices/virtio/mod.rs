@@ -14,8 +14,10 @@ use crate::persist::PersistBlob;
 
 pub mod balloon;
 pub mod chain;
+pub mod console;
 pub mod interrupt;
 pub mod limiter;
+pub mod listener;
 pub mod queue;
 pub mod rng;
 #[cfg(test)]
