@@ -12,9 +12,13 @@
 use crate::memory::ram::GuestRam;
 use crate::persist::PersistBlob;
 
+pub mod balloon;
 pub mod block;
 pub mod chain;
+pub mod console;
 pub mod interrupt;
+pub mod limiter;
+pub mod listener;
 pub mod net;
 pub mod queue;
 pub mod rng;

@@ -75,8 +75,13 @@ impl Driver {
     pub(crate) fn with_features(device: impl VirtioDevice + 'static, wanted: u64) -> Self {
         let ram = GuestRam::reserve(MEMORY).unwrap();
         Backing::Fresh.map(&ram).unwrap();
+        Self::with_memory(Arc::new(Mutex::new(device)), ram, wanted)
+    }
+
+    /// The same in memory of the test's own, which is at least [`MEMORY`], with a device that the test changes while it works.
+    pub(crate) fn with_memory(device: Arc<Mutex<dyn VirtioDevice>>, ram: GuestRam, wanted: u64) -> Self {
         let mut driver = Self {
-            transport: Transport::new("test", Arc::new(Mutex::new(device)), ram.clone()).unwrap(),
+            transport: Transport::new("test", device, ram.clone()).unwrap(),
             ram,
             queues: Vec::new(),
             next_buffer: BUFFERS,

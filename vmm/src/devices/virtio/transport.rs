@@ -156,6 +156,11 @@ impl Transport {
             && !self.interrupt.is_reset_needed()
     }
 
+    /// The device's configuration space has changed by the host's will: the driver is to look at it.
+    pub(crate) fn config_changed(&self) {
+        self.interrupt.config();
+    }
+
     /// Lets the device work, if its driver has said so.
     ///
     /// # Errors
