@@ -21,6 +21,7 @@ use crate::control::Control;
 use crate::cpu::Board;
 use crate::error::{Error, Result, report};
 use crate::kvm::vm::VmHandle;
+use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
 use crate::sync::lock;
@@ -56,7 +57,7 @@ impl Platform {
     /// What a device is made from cannot be opened, or KVM refuses.
     pub(crate) fn new(
         vm: &VmHandle,
-        ram: &GuestRam,
+        (ram, base): (&GuestRam, &Base),
         control: &Arc<Control>,
         console: Console,
         devices: &Devices,
@@ -68,7 +69,7 @@ impl Platform {
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
             ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
         ];
-        let (slots, handles) = virtio_slots::fill(devices, ram, vm)?;
+        let (slots, handles) = virtio_slots::fill(devices, ram, base, vm)?;
         let virtio = slots.iter().map(|slot| Arc::clone(&slot.transport)).collect();
         let mmio = slots.into_iter().map(|slot| (slot.name, (slot.place, slot.transport as SharedDevice)));
         Ok(Self {

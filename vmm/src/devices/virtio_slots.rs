@@ -5,21 +5,27 @@ use std::sync::{Arc, Mutex};
 
 use super::Place;
 use super::virtio::VirtioDevice;
+use super::virtio::balloon::Balloon;
 use super::virtio::block::Block;
+use super::virtio::console::Console;
 use super::virtio::net::Net;
 use super::virtio::rng::Rng;
 use super::virtio::transport::{self, Transport};
 use super::virtio::vsock::Vsock;
-use crate::config::Devices;
 use crate::config::devices::MAX_DEVICES;
+use crate::config::{Devices, MIB};
 use crate::error::Result;
 use crate::kvm::vm::VmHandle;
+use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
 
 /// The first slot, in the hole below 4 GiB.
 const BASE: u64 = 0xd000_0000;
 /// Lines of the IOAPIC that no device of a PC has: not COM1's (4), the RTC's (8) nor those below.
 const LINES: [u32; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
+
+/// The balloon's name; there is one at most.
+pub(super) const BALLOON: &str = "balloon";
 
 /// A device in its slot.
 pub(super) struct Slot {
@@ -33,15 +39,22 @@ pub(super) struct Slot {
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     pub disks: BTreeMap<String, Arc<Mutex<Block>>>,
+    pub networks: BTreeMap<String, Arc<Mutex<Net>>>,
+    pub balloon: Option<Arc<Mutex<Balloon>>>,
 }
 
 /// Makes the devices of a configuration and connects them to the VM, in the order in which the guest is to number them.
 ///
 /// # Errors
 /// What a device is made from cannot be opened, or KVM refuses.
-pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<(Vec<Slot>, Handles)> {
+pub(super) fn fill(
+    devices: &Devices,
+    ram: &GuestRam,
+    base: &Base,
+    vm: &VmHandle,
+) -> Result<(Vec<Slot>, Handles)> {
     let mut handles = Handles::default();
-    let named = make(devices, &mut handles)?;
+    let named = make(devices, ram, base, &mut handles)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
         let transport = Transport::new(&name, device, ram.clone())?;
@@ -69,7 +82,7 @@ fn place(number: usize) -> Place {
 /// A device, not yet in a slot.
 type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 
-fn make(devices: &Devices, handles: &mut Handles) -> Result<Vec<Named>> {
+fn make(devices: &Devices, ram: &GuestRam, base: &Base, handles: &mut Handles) -> Result<Vec<Named>> {
     fn named(name: impl Into<String>, device: impl VirtioDevice + 'static) -> Named {
         (name.into(), Arc::new(Mutex::new(device)))
     }
@@ -80,13 +93,23 @@ fn make(devices: &Devices, handles: &mut Handles) -> Result<Vec<Named>> {
         made.push((format!("disk-{}", disk.id), block as _));
     }
     for network in &devices.networks {
-        made.push(named(format!("net-{}", network.id), Net::open(network)?));
+        let net = Arc::new(Mutex::new(Net::open(network)?));
+        handles.networks.insert(network.id.clone(), Arc::clone(&net));
+        made.push((format!("net-{}", network.id), net as _));
     }
     if let Some(vsock) = &devices.vsock {
         made.push(named("vsock", Vsock::open(vsock)?));
     }
     if devices.rng {
         made.push(named("rng", Rng));
+    }
+    if let Some(config) = &devices.balloon {
+        let balloon = Arc::new(Mutex::new(Balloon::new(config, base.clone(), ram.len() / MIB)?));
+        handles.balloon = Some(Arc::clone(&balloon));
+        made.push((BALLOON.to_owned(), balloon as _));
+    }
+    if let Some(console) = &devices.console {
+        made.push(named("console", Console::open(console)?));
     }
     Ok(made)
 }

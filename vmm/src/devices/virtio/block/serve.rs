@@ -39,8 +39,14 @@ impl Block {
             match queue.pop(memory)? {
                 Some(chain) => {
                     let head = chain.head;
-                    // What a request costs is known now, and nothing has come of it yet: the place for a rate limit.
                     let (answer, command) = request::parse(chain, limits)?;
+                    // What it costs is known now, and nothing has come of it yet.
+                    let cost = command.as_ref().map_or(0, Command::bytes);
+                    if let Err(at) = self.limiter.admit(Instant::now(), cost) {
+                        queue.unpop();
+                        next = Next::At(at);
+                        break;
+                    }
                     taken += 1;
                     if let Some(written) = self.handle(answer, command, write_through) {
                         queue.put(memory, head, written)?;
