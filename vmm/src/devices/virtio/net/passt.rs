@@ -1,4 +1,4 @@
-//! passt (https://passt.top): a process of the host that takes the guest's frames apart and makes sockets' traffic of them, so
+//! passt (<https://passt.top>): a process of the host that takes the guest's frames apart and makes sockets' traffic of them, so
 //! that a network needs no privileges. One process serves one device, and ends with it.
 //!
 //! ```text
