@@ -65,7 +65,8 @@ impl Machine {
     /// # Errors
     /// What a device is made from cannot be opened, or the host refuses.
     pub fn new(shell: Shell, config: VmConfig, base: Base, console: Console) -> Result<Self> {
-        let platform = Platform::new(&shell.vm, (&shell.ram, &base), &shell.control, console, &config.devices)?;
+        let platform =
+            Platform::new(&shell.vm, (&shell.ram, &base), &shell.control, console, &config.devices)?;
         let board = Arc::new(platform.board(&shell.ram, &shell.control));
         let (irqchip, clock) = (Irqchip::new(shell.vm.clone()), Clock::new(shell.vm.clone()));
         step_done("devices");

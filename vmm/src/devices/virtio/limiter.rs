@@ -44,23 +44,33 @@ impl RateLimiter {
     /// # Errors
     /// Not now, and nothing is counted: when to ask again.
     pub fn admit(&mut self, now: Instant, bytes: u64) -> Result<(), Instant> {
-        let mut buckets = [(self.bytes.as_mut(), bytes), (self.ops.as_mut(), 1)];
+        self.check(now, bytes)?;
+        self.spend(bytes);
+        Ok(())
+    }
+
+    /// Whether one operation of so many bytes would be admitted. Nothing is counted.
+    ///
+    /// # Errors
+    /// Not now: when to ask again.
+    pub fn check(&mut self, now: Instant, bytes: u64) -> Result<(), Instant> {
         let mut wait = 0;
-        for (bucket, count) in &mut buckets {
+        for (bucket, count) in [(self.bytes.as_mut(), bytes), (self.ops.as_mut(), 1)] {
             if let Some(bucket) = bucket {
                 bucket.refill(now);
-                wait = wait.max(bucket.nanos_until(*count));
+                wait = wait.max(bucket.nanos_until(count));
             }
         }
-        if wait > 0 {
-            return Err(now + Duration::from_nanos(wait));
-        }
-        for (bucket, count) in buckets {
+        if wait > 0 { Err(now + Duration::from_nanos(wait)) } else { Ok(()) }
+    }
+
+    /// Counts one operation of so many bytes, which may be more than there are: those who come later wait for it.
+    pub fn spend(&mut self, bytes: u64) {
+        for (bucket, count) in [(self.bytes.as_mut(), bytes), (self.ops.as_mut(), 1)] {
             if let Some(bucket) = bucket {
                 bucket.charge(count);
             }
         }
-        Ok(())
     }
 
     /// Another limit from now on. A bucket that it changes is new and full; one that stays goes on as it is.

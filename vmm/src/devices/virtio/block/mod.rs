@@ -18,7 +18,8 @@ use virtio_bindings::bindings::virtio_blk::{
 
 use super::worker::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
-use crate::config::devices::{Cache, DiskConfig, Engine};
+use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
+use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
@@ -61,6 +62,7 @@ pub struct Block {
     storage: Box<dyn Storage>,
     /// Does reads, writes and flushes where there is one.
     ring: Option<Ring>,
+    limiter: RateLimiter,
     /// Requests that the host let fail.
     failures: u64,
     // Volatile.
@@ -82,7 +84,7 @@ impl Block {
     /// # Errors
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
-        let DiskConfig { id, path, read_only, cache, engine, layer, limit: _ } = config;
+        let DiskConfig { id, path, read_only, cache, engine, layer, limit } = config;
         let mut ring = None;
         let storage: Box<dyn Storage> = match layer {
             None => {
@@ -108,6 +110,7 @@ impl Block {
             cache: *cache,
             storage,
             ring,
+            limiter: RateLimiter::new(limit),
             failures: 0,
             capacity: 0,
         };
@@ -122,6 +125,11 @@ impl Block {
     pub fn resize(&mut self) -> Result<bool> {
         let capacity = self.sectors()?;
         Ok(std::mem::replace(&mut self.capacity, capacity) != capacity)
+    }
+
+    /// Changes how fast it may be used.
+    pub fn limit(&mut self, limit: &RateLimit) {
+        self.limiter.change(limit);
     }
 
     /// The layer's file, if the disk has one. While the device does not work, all that the guest wrote is in it, and a copy of
@@ -202,7 +210,8 @@ impl Persist for Block {
     type State = BlockState;
 
     fn save(&self) -> Result<BlockState> {
-        let Self { id: _, name, read_only, cache: _, storage, ring: _, failures: _, capacity } = self;
+        let Self { id: _, name, read_only, cache: _, storage, ring: _, limiter: _, failures: _, capacity } =
+            self;
         if !storage.is_settled() {
             let lost = io::Error::other("what the guest wrote last is not in the file");
             return Err(Error::file("save disk", name, lost));

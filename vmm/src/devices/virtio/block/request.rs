@@ -48,6 +48,16 @@ pub enum Command<'m> {
     WriteZeroes(Vec<Stretch>),
 }
 
+impl Command<'_> {
+    /// How much data it moves.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Read { into: data, .. } | Self::Write { from: data, .. } => data.len() as u64,
+            Self::Flush | Self::Name { .. } | Self::Discard(_) | Self::WriteZeroes(_) => 0,
+        }
+    }
+}
+
 /// A stretch of a disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::worker::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
-use crate::config::devices::{NetBackend, NetConfig};
+use crate::config::devices::{NetBackend, NetConfig, RateLimit};
 use crate::error::{Error, Result, report};
 use crate::persist::Persist;
 
@@ -135,12 +135,22 @@ impl Net {
             backend,
             watch: None,
             watched: EventFlags::empty(),
-            receiver: Receiver::new(),
-            transmitter: Transmitter::default(),
+            receiver: Receiver::new(&config.receive_limit),
+            transmitter: Transmitter::new(&config.transmit_limit),
             connected: true,
             mac,
             mtu: config.mtu,
             link: true,
+        }
+    }
+
+    /// Changes how fast the guest may receive and send.
+    pub fn limit(&mut self, receive: Option<&RateLimit>, transmit: Option<&RateLimit>) {
+        if let Some(limit) = receive {
+            self.receiver.limiter.change(limit);
+        }
+        if let Some(limit) = transmit {
+            self.transmitter.limiter.change(limit);
         }
     }
 
@@ -195,7 +205,7 @@ impl Net {
     fn attend(&mut self) -> std::result::Result<(), Broken> {
         let Some(watch) = &self.watch else { return Ok(()) };
         let mut wanted = EventFlags::empty();
-        wanted.set(EventFlags::IN, self.connected && !self.receiver.starved);
+        wanted.set(EventFlags::IN, self.connected && !self.receiver.starved && !self.receiver.limited);
         wanted.set(EventFlags::OUT, self.connected && self.transmitter.blocked);
         if wanted == self.watched {
             return Ok(());

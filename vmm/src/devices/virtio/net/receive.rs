@@ -20,7 +20,9 @@ use super::backend::Backend;
 use super::header::{self, Header};
 use super::pieces::Pieces;
 use super::{FRAMES, Pause, SHORTEST, feature};
+use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
+use crate::devices::virtio::limiter::RateLimiter;
 use crate::devices::virtio::{Broken, Io};
 
 /// The queue.
@@ -41,6 +43,9 @@ pub(super) struct Receiver {
     pub due: bool,
     /// The guest has too few buffers: there is no use in hearing of frames.
     pub starved: bool,
+    /// No more is to be received for now.
+    pub limited: bool,
+    pub limiter: RateLimiter,
     /// Frames that the guest had no room for.
     pub dropped: u64,
     spill: Box<[u8]>,
@@ -82,9 +87,19 @@ struct Frame<'a> {
 }
 
 impl Receiver {
-    pub fn new() -> Self {
+    pub fn new(limit: &RateLimit) -> Self {
         let spill = vec![0; SPILL].into();
-        Self { due: true, starved: false, dropped: 0, spill, held: None, long: false }
+        let limiter = RateLimiter::new(limit);
+        Self {
+            due: true,
+            starved: false,
+            limited: false,
+            limiter,
+            dropped: 0,
+            spill,
+            held: None,
+            long: false,
+        }
     }
 
     /// Forgets frames of a driver that is no more.
@@ -95,7 +110,7 @@ impl Receiver {
     /// One turn.
     pub fn turn(&mut self, backend: &mut dyn Backend, io: &mut Io<'_>) -> Result<Pause, Broken> {
         let memory = io.ram.guest();
-        (self.due, self.starved) = (false, false);
+        (self.due, self.starved, self.limited) = (false, false, false);
         io.queues[QUEUE].hush(memory)?;
         let mut window = Window::default();
         let mut frames = 0;
@@ -111,6 +126,11 @@ impl Receiver {
                     if window.chains.is_empty() {
                         true
                     } else {
+                        // How long a frame is it is known by reading it: a long one leaves a debt.
+                        if let Err(at) = self.limiter.check(Instant::now(), 1) {
+                            self.limited = true;
+                            break Pause::At(at);
+                        }
                         match self.read(backend, &window) {
                             Ok(read) => !self.deliver_read(&read, &mut window, io)?,
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
@@ -133,7 +153,7 @@ impl Receiver {
         for _ in &window.chains {
             io.queues[QUEUE].unpop();
         }
-        self.due = self.starved || matches!(pause, Pause::Again);
+        self.due = self.starved || self.limited || matches!(pause, Pause::Again);
         Ok(pause)
     }
 
@@ -146,7 +166,10 @@ impl Receiver {
         into.own(&mut self.spill);
         match backend.receive(into)? {
             0 => Err(ErrorKind::UnexpectedEof.into()),
-            len => Ok(Read { header, len, room }),
+            len => {
+                self.limiter.spend(len.saturating_sub(header::LEN) as u64);
+                Ok(Read { header, len, room })
+            }
         }
     }
 

@@ -2,12 +2,15 @@
 //! done with it; a frame that the backend has no room for stays in the queue.
 
 use std::io::ErrorKind;
+use std::time::Instant;
 
 use super::backend::{self, Backend};
 use super::header::{self, Header};
 use super::pieces::Pieces;
 use super::{FRAMES, Pause, SHORTEST, feature};
+use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::Chain;
+use crate::devices::virtio::limiter::RateLimiter;
 use crate::devices::virtio::{Broken, Io};
 
 /// The queue.
@@ -16,8 +19,9 @@ const QUEUE: usize = 1;
 const LONGEST: usize = 0x1_0000 + 14;
 
 /// The way out.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Transmitter {
+    pub limiter: RateLimiter,
     /// The backend had no room.
     pub blocked: bool,
     /// Frames that no backend would have taken, or not in this state.
@@ -33,6 +37,10 @@ enum Sent {
 }
 
 impl Transmitter {
+    pub fn new(limit: &RateLimit) -> Self {
+        Self { limiter: RateLimiter::new(limit), blocked: false, dropped: 0 }
+    }
+
     /// One turn. Frames to a backend that is not `connected` lead nowhere.
     pub fn turn(
         &mut self,
@@ -64,9 +72,14 @@ impl Transmitter {
                 break Pause::Ready;
             };
             let head = chain.head;
+            let bytes = chain.readable.len().saturating_sub(header::LEN) as u64;
+            if let Err(at) = self.limiter.check(Instant::now(), bytes) {
+                queue.unpop();
+                break Pause::At(at);
+            }
             let sent = if connected { send(backend, chain, io.features) } else { Sent::Dropped };
             match sent {
-                Sent::Yes => {}
+                Sent::Yes => self.limiter.spend(bytes),
                 Sent::Dropped | Sent::Gone(_) => self.dropped += 1,
                 Sent::NoRoom => {
                     queue.unpop();
