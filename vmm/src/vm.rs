@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::config::{FileRef, VmConfig};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
+use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
 use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
@@ -139,6 +140,11 @@ impl Vm {
 
     /// vCPUs first: a device that they touch may have to begin or end its work. Where a device cannot go on, the VM does not
     /// run without it.
+    /// Works on the devices while nobody works on the machine as a whole.
+    pub(crate) fn on_platform<T>(&self, act: impl FnOnce(&Platform) -> T) -> T {
+        act(lock(&self.machine).platform())
+    }
+
     fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
         self.control.park();
         machine.platform().halt();

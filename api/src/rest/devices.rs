@@ -1,11 +1,12 @@
 //! Firecracker's devices before the start: `/drives`, `/network-interfaces`, `/vsock`, `/entropy` and `/balloon`, in its words.
+//! What can be changed afterwards is in `running_devices`.
 
 use std::path::PathBuf;
 
 use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::put;
+use axum::routing::{get, patch, put};
 use serde::{Deserialize, Serialize};
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{
@@ -17,15 +18,25 @@ use super::Api;
 use super::body::Body;
 use super::error::Fault;
 
+#[path = "running_devices.rs"]
+mod running;
+
 type Done = Result<StatusCode, Fault>;
 
 pub(super) fn routes() -> Router<Api> {
     Router::new()
-        .route("/drives/{id}", put(set_drive))
-        .route("/network-interfaces/{id}", put(set_network_interface))
+        .route("/drives/{id}", put(set_drive).patch(running::change_drive))
+        .route(
+            "/network-interfaces/{id}",
+            put(set_network_interface).patch(running::change_network_interface),
+        )
         .route("/vsock", put(set_vsock))
         .route("/entropy", put(set_entropy))
-        .route("/balloon", put(set_balloon))
+        .route("/balloon", get(running::balloon).put(set_balloon).patch(running::change_balloon))
+        .route("/balloon/statistics", get(running::statistics))
+        .route("/balloon/hinting/start", patch(running::start_hinting))
+        .route("/balloon/hinting/stop", patch(running::stop_hinting))
+        .route("/balloon/hinting/status", get(running::hinting))
 }
 
 /// `PUT /drives/{drive_id}`
@@ -237,7 +248,7 @@ impl From<Balloon> for BalloonConfig {
 }
 
 /// The id in the path and that in the body must be one.
-fn check_id(field: &str, path: &str, body: &str) -> Result<(), Fault> {
+pub(super) fn check_id(field: &str, path: &str, body: &str) -> Result<(), Fault> {
     if path == body {
         return Ok(());
     }

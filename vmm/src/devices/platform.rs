@@ -11,7 +11,9 @@ use super::bus::Bus;
 use super::i8042::{self, I8042};
 use super::power::{self, Power};
 use super::serial::Serial;
+use super::virtio::balloon::Balloon;
 use super::virtio::block::Block;
+use super::virtio::net::Net;
 use super::virtio::transport::Transport;
 use super::virtio_slots::{self, Handles};
 use super::{Place, SharedDevice};
@@ -121,6 +123,36 @@ impl Platform {
     /// The disks by their ids.
     pub(crate) fn disks(&self) -> &BTreeMap<String, Arc<Mutex<Block>>> {
         &self.handles.disks
+    }
+
+    /// The network interfaces by their ids.
+    pub(crate) fn networks(&self) -> &BTreeMap<String, Arc<Mutex<Net>>> {
+        &self.handles.networks
+    }
+
+    /// The balloon, if there is one.
+    pub(crate) fn balloon(&self) -> Option<&Arc<Mutex<Balloon>>> {
+        self.handles.balloon.as_ref()
+    }
+
+    /// Lets the driver of a virtio device know that its configuration changed.
+    pub(crate) fn configuration_changed(&self, name: &str) {
+        self.transport(name, |transport| transport.config_changed());
+    }
+
+    /// Has a virtio device look at its queues, as if its driver had notified.
+    pub(crate) fn wake(&self, name: &str) {
+        self.transport(name, |transport| {
+            let _ = transport.notifications().write(1); // fails only when it is woken anyway
+        });
+    }
+
+    fn transport(&self, name: &str, act: impl FnOnce(&Transport)) {
+        let found =
+            self.virtio.iter().map(|transport| lock(transport)).find(|transport| transport.name() == name);
+        if let Some(transport) = found {
+            act(&transport);
+        }
     }
 
     /// What the vCPUs run on.

@@ -25,7 +25,7 @@ const BASE: u64 = 0xd000_0000;
 const LINES: [u32; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
 
 /// The balloon's name; there is one at most.
-pub(super) const BALLOON: &str = "balloon";
+pub(crate) const BALLOON: &str = "balloon";
 
 /// A device in its slot.
 pub(super) struct Slot {

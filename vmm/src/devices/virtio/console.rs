@@ -77,8 +77,8 @@ impl Console {
     }
 
     /// How many bytes of output were dropped because nobody read them.
-    #[must_use]
-    pub fn dropped_bytes(&self) -> u64 {
+    #[cfg(test)]
+    fn dropped_bytes(&self) -> u64 {
         self.output.dropped
     }
 

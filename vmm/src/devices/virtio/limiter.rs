@@ -34,8 +34,8 @@ impl RateLimiter {
     }
 
     /// Whether everything is admitted at once.
-    #[must_use]
-    pub fn is_unlimited(&self) -> bool {
+    #[cfg(test)]
+    fn is_unlimited(&self) -> bool {
         self.bytes.is_none() && self.ops.is_none()
     }
 

@@ -139,6 +139,11 @@ impl Transport {
         })
     }
 
+    /// The device's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// The ioeventfd for [`NOTIFY`].
     pub(crate) fn notifications(&self) -> &EventFd {
         &self.notify
