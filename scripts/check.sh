@@ -11,6 +11,7 @@ LONGEST=600
 EVERYONE="config error persist sync timing"
 declare -A MAY_USE=(
     [vm]="console control devices machine memory shell snapshot store"
+    [vm_devices]="devices vm"
     [snapshot]="console kvm machine memory shell store vm" # an opened snapshot restores itself to a Vm
     [machine]="console control cpu devices kvm memory shell"
     [shell]="control cpu kvm memory"

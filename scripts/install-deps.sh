@@ -6,7 +6,7 @@ set -euo pipefail
 PACKAGES=(
     build-essential musl-tools flex bison bc libelf-dev libssl-dev xz-utils
     qemu-system-x86 busybox-static cpio kmod e2fsprogs util-linux
-    curl jq ca-certificates
+    curl jq ca-certificates passt
 )
 # Only Debian 12 has it; elsewhere the kernel's source is named in VOLT_KERNEL_SOURCE (kernel/build.sh says so).
 WHERE_IT_EXISTS=(linux-source-6.1)

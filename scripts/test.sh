@@ -84,7 +84,7 @@ in_lab() {
     # shellcheck disable=SC2016 # expanded in the lab
     scripts/lab.sh --time "$LAB_SECONDS" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
         --file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd" \
-        --file "$(cat "$work/stock"):/lab/stock" --out /lab/skipped:"$work/skipped-in-lab" \
+        --file "$(cat "$work/stock"):/lab/stock" --file "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs):/lab/mke2fs" --out /lab/skipped:"$work/skipped-in-lab" \
         sh -c '
             mkdir /lab/scratch && : >/lab/skipped
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd

@@ -9,6 +9,7 @@ mod client;
 mod console;
 mod exit;
 mod failure;
+mod log_lines;
 mod progress;
 mod rest;
 mod session;
@@ -36,6 +37,7 @@ extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -
     // SAFETY: ignoring a signal has no conditions. A console or client that goes away is an error, not the end.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     occupy_standard_streams();
+    log_lines::start();
     // SAFETY: `main` has them from the C runtime.
     let outcome = cli::execute(unsafe { owned(argument_count, arguments) });
     terminal::leave();

@@ -1,5 +1,6 @@
 /* The small guest of the tests. The first word of its command line says what it does; options follow as name=number. */
 #include "machine.h"
+#include "virtio.h"
 
 /* Xen's struct hvm_start_info and its memory map (xen/include/public/arch-x86/hvm/start_info.h). */
 struct start_info {
@@ -379,6 +380,69 @@ static void echo(void)
         sleep();
 }
 
+/* Draws random numbers from a virtio device, and notices one that comes twice. */
+static void random_numbers(void)
+{
+    static volatile u64 drawn[8];
+    struct part part = {drawn, sizeof drawn, WRITE};
+    u64 last = 0;
+    virtio_start(4, 0, 1);
+    print("ready\n");
+    for (u64 number = 1;; number++) {
+        for (int at = 0; at < 8; at++)
+            drawn[at] = 0;
+        u32 length = virtio_ask(0, &part, 1);
+        if (length != sizeof drawn)
+            wrong("random length", number, length);
+        for (int at = 0; at < 8; at++) {
+            if (drawn[at] == last)
+                wrong("random number", number, drawn[at]);
+            last = drawn[at];
+        }
+        report("drawn", number);
+        print_hex(last);
+        put('\n');
+    }
+}
+
+/* Writes sectors of a virtio disk and reads them back, each with what follows from its number and a generation; what the
+ * generation before left is checked first. */
+#define SECTOR_WORDS 64
+static void disk(void)
+{
+    static volatile u64 data[SECTOR_WORDS], back[SECTOR_WORDS];
+    static volatile struct {
+        u32 kind, reserved;
+        u64 sector;
+    } request;
+    static volatile u8 status;
+    u64 sectors = option("sectors=", 64), generation = option("generation=", 1);
+    struct part write[] = {{&request, 16, 0}, {data, sizeof data, 0}, {&status, 1, WRITE}};
+    struct part read[] = {{&request, 16, 0}, {back, sizeof back, WRITE}, {&status, 1, WRITE}};
+    virtio_start(2, 0, 1);
+    print("ready\n");
+    for (u64 number = 1;; number++) {
+        u64 sector = number % sectors;
+        for (int at = 0; at < SECTOR_WORDS; at++)
+            data[at] = (sector * SECTOR_WORDS + at) ^ (generation << 48) ^ (number << 32);
+        request.kind = 1;
+        request.sector = sector;
+        status = 0xff;
+        virtio_ask(0, write, 3);
+        if (status)
+            wrong("disk write", sector, status);
+        request.kind = 0;
+        status = 0xff;
+        virtio_ask(0, read, 3);
+        if (status)
+            wrong("disk read", sector, status);
+        for (int at = 0; at < SECTOR_WORDS; at++)
+            if (back[at] != data[at])
+                wrong("disk data", sector, back[at]);
+        report("sector", number);
+    }
+}
+
 void guest_main(struct start_info *info)
 {
     struct memory *map = (struct memory *)info->memory_map;
@@ -418,6 +482,10 @@ void guest_main(struct start_info *info)
         deadline();
     } else if (behaviour("echo")) {
         echo();
+    } else if (behaviour("random")) {
+        random_numbers();
+    } else if (behaviour("disk")) {
+        disk();
     }
     print("no such behaviour: ");
     print(command_line);

@@ -3,6 +3,7 @@
 //! The guest's init is the project's own (kernel/guest), which takes orders over the console.
 
 mod booting;
+mod devices;
 mod ending;
 mod library;
 mod pausing;

@@ -8,6 +8,7 @@ mod bad_place;
 mod bad_request;
 mod bad_state;
 mod console_input;
+mod devices;
 mod endings;
 mod library;
 mod on_disk;

@@ -41,6 +41,7 @@ pub struct Boot<'a> {
     cmdline: String,
     memory: String,
     vcpus: String,
+    devices: Vec<OsString>,
     input: Input<'a>,
     namespace: Option<&'a Namespace>,
     scratch: Scratch,
@@ -89,6 +90,7 @@ impl<'a> Boot<'a> {
             cmdline: cmdline.to_owned(),
             memory: "64M".to_owned(),
             vcpus: "1".to_owned(),
+            devices: Vec::new(),
             input: Input::Test,
             namespace: None,
             scratch: Scratch::new(),
@@ -118,6 +120,13 @@ impl<'a> Boot<'a> {
     #[must_use]
     pub fn vcpus(self, vcpus: u32) -> Self {
         Self { vcpus: vcpus.to_string(), ..self }
+    }
+
+    /// With a device, as an option of `volt-vmm run`: its words, such as `--disk` and `path=/root.img`.
+    #[must_use]
+    pub fn device<S: Into<OsString>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
+        self.devices.extend(words.into_iter().map(Into::into));
+        self
     }
 
     /// With this console input.
@@ -168,6 +177,7 @@ impl<'a> Boot<'a> {
         {
             arguments.extend([option.into(), value.into()]);
         }
+        arguments.extend_from_slice(&self.devices);
         arguments
     }
 }

@@ -314,6 +314,17 @@ impl Guest {
         self.child.try_wait().expect("wait for a child").is_none()
     }
 
+    /// Resident memory of its process, in KiB.
+    ///
+    /// # Panics
+    /// It has ended.
+    #[must_use]
+    pub fn resident_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a VmRSS");
+        line.trim().trim_end_matches(" kB").parse().expect("a number of kB")
+    }
+
     /// Processor time that its process has used, in the kernel and out of it.
     ///
     /// # Panics

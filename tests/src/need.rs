@@ -62,6 +62,16 @@ pub fn stock_kernel() -> Option<String> {
     file("VOLT_STOCK_KERNEL")
 }
 
+/// Tap devices, and the right to make them.
+#[must_use]
+pub fn tap() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root, to make a tap device".to_owned());
+    }
+    let opened = File::options().read(true).write(true).open("/dev/net/tun");
+    opened.err().map(|error| format!("no /dev/net/tun here ({error})"))
+}
+
 fn file(variable: &str) -> Option<String> {
     match std::env::var_os(variable) {
         Some(path) if std::fs::exists(&path).unwrap_or(false) => None,

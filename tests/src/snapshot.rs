@@ -50,6 +50,16 @@ impl Snapshot {
         self.restore_with(Input::Test)
     }
 
+    /// Runs what is in it, with these options of `volt-vmm restore`.
+    #[must_use]
+    pub fn restore_as(&self, options: &[&str]) -> Guest {
+        let socket = self.scratch.fresh("api");
+        let mut arguments: Vec<std::ffi::OsString> = vec!["restore".into(), self.directory.clone().into()];
+        arguments.extend(options.iter().map(Into::into));
+        arguments.extend(["--api-socket".into(), socket.clone().into()]);
+        Launch { arguments, input: Input::Test, namespace: None }.start(self.scratch.clone(), socket)
+    }
+
     /// Runs what is in it, with this console input.
     #[must_use]
     pub fn restore_with(&self, input: Input<'_>) -> Guest {

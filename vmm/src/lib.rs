@@ -38,6 +38,7 @@ pub mod store;
 mod sync;
 pub mod timing;
 pub mod vm;
+pub mod vm_devices;
 
 pub use config::{BootConfig, FileRef, VmConfig, parse_memory_mib};
 pub use console::Console;
@@ -46,3 +47,4 @@ pub use error::{Error, Result, report};
 pub use snapshot::{Metadata, RestoreOptions, Snapshot};
 pub use store::Store;
 pub use vm::{Builder, Vm};
+pub use vm_devices::BalloonStatus;

@@ -17,6 +17,7 @@ use crate::console::Console;
 use crate::cpu::Board;
 pub(crate) use crate::cpu::LentVcpu;
 use crate::devices::platform::Platform;
+use crate::devices::virtio_slots;
 use crate::error::{Error, Result};
 use crate::kvm::clock::{Clock, ClockState};
 use crate::kvm::cpuid;
@@ -60,12 +61,16 @@ pub struct MachineState {
 
 impl Machine {
     /// Puts the devices in. `base` is what was mapped over the shell's memory.
-    pub fn new(shell: Shell, config: VmConfig, base: Base, console: Console) -> Self {
-        let platform = Platform::new(&shell.vm, &shell.control, console);
+    ///
+    /// # Errors
+    /// What a device is made from cannot be opened, or the host refuses.
+    pub fn new(shell: Shell, config: VmConfig, base: Base, console: Console) -> Result<Self> {
+        let platform =
+            Platform::new(&shell.vm, (&shell.ram, &base), &shell.control, console, &config.devices)?;
         let board = Arc::new(platform.board(&shell.ram, &shell.control));
         let (irqchip, clock) = (Irqchip::new(shell.vm.clone()), Clock::new(shell.vm.clone()));
         step_done("devices");
-        Self { config, platform, irqchip, clock, board, base, shell }
+        Ok(Self { config, platform, irqchip, clock, board, base, shell })
     }
 
     /// Loads the kernel and puts the boot vCPU at its entry.
@@ -79,7 +84,8 @@ impl Machine {
         let boot = &self.config.boot;
         let kernel = open(&boot.kernel, "open kernel")?;
         let initrd = boot.initrd.as_ref().map(|initrd| open(initrd, "open initrd")).transpose()?;
-        let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &boot.cmdline };
+        let cmdline = boot.cmdline.clone() + &virtio_slots::cmdline(&self.config.devices);
+        let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &cmdline };
         let entry =
             volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(self.config.vcpus))?;
         let supported = cpuid::supported(&self.shell.kvm)?;

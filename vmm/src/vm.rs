@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use crate::config::{FileRef, VmConfig};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
+use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
 use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
@@ -137,8 +138,16 @@ impl Vm {
         self.wait_ending()
     }
 
-    fn pause_machine(&self, _machine: &Machine, act: &'static str) -> Result<()> {
+    /// vCPUs first: a device that they touch may have to begin or end its work. Where a device cannot go on, the VM does not
+    /// run without it.
+    /// Works on the devices while nobody works on the machine as a whole.
+    pub(crate) fn on_platform<T>(&self, act: impl FnOnce(&Platform) -> T) -> T {
+        act(lock(&self.machine).platform())
+    }
+
+    fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
         self.control.park();
+        machine.platform().halt();
         // The guest may have ended in the very exit it was finishing.
         match self.state() {
             RunState::Ended => Err(Error::NotNow { act, state: "has ended" }),
@@ -151,6 +160,7 @@ impl Vm {
             machine.notify_paused()?;
             lock(&self.serial).flush();
         }
+        machine.platform().go_on(&self.control)?;
         self.control.start(machine.board())
     }
 }
@@ -234,7 +244,7 @@ impl Builder {
         let ram = GuestRam::reserve(config.memory_bytes())?;
         let base = Backing::Fresh.map(&ram)?;
         let shell = Shell::new(ram, config.vcpus, FirstVcpu::OwnThread)?;
-        let mut machine = Machine::new(shell, config, base, console);
+        let mut machine = Machine::new(shell, config, base, console)?;
         machine.boot()?;
         let vm = Vm::of(machine);
         if !paused {

@@ -8,8 +8,10 @@ use clap::{Parser, Subcommand};
 use crate::exit::Status;
 use crate::failure::Failure;
 
+mod devices;
 mod doctor;
 mod empty;
+mod overrides;
 mod restore;
 mod run;
 mod snapshot;
@@ -81,7 +83,7 @@ fn restore_alone(arguments: &[OsString]) -> Option<restore::Restore> {
     let [_name, word, dir] = arguments else { return None };
     let plain = !dir.is_empty() && !dir.as_encoded_bytes().starts_with(b"-");
     let restores = plain && (word == "--restore" || word == "restore" && dir != "help");
-    restores.then(|| restore::Restore { dir: dir.into(), api_socket: None })
+    restores.then(|| restore::Restore::of(dir.into(), None))
 }
 
 impl Cli {
@@ -89,7 +91,7 @@ impl Cli {
     pub(crate) fn execute(self) -> Outcome {
         match (self.command, self.restore, self.snapshot, self.api_socket) {
             (Some(command), ..) => command.execute(),
-            (None, Some(dir), _, api_socket) => restore::Restore { dir, api_socket }.execute(),
+            (None, Some(dir), _, api_socket) => restore::Restore::of(dir, api_socket).execute(),
             (None, None, Some(dir), Some(api_socket)) => snapshot::Create { dir, api_socket }.execute(),
             (None, None, None, Some(api_socket)) => empty::Empty { api_socket }.execute(),
             (None, None, _, None) => unreachable!("clap requires an argument, and a socket with --snapshot"),

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Outcome;
+use super::overrides::OverrideArgs;
 use crate::session::Session;
 use crate::start;
 
@@ -15,14 +16,22 @@ pub(crate) struct Restore {
     /// Directory of the snapshot
     pub(super) dir: PathBuf,
 
+    #[command(flatten)]
+    pub(super) overrides: OverrideArgs,
+
     /// Serve the REST API at this unix socket
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: Option<PathBuf>,
 }
 
 impl Restore {
+    /// A restore with nothing different.
+    pub(super) fn of(dir: PathBuf, api_socket: Option<PathBuf>) -> Self {
+        Self { dir, overrides: OverrideArgs::default(), api_socket }
+    }
+
     pub(crate) fn execute(self) -> Outcome {
         let session = Session::open(self.api_socket.as_deref())?;
-        session.run("restore a snapshot", || start::load(&self.dir, true, true))
+        session.run("restore a snapshot", || start::load(&self.dir, self.overrides.into(), true, true))
     }
 }

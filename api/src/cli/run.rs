@@ -6,6 +6,7 @@ use clap::Args;
 use volt_vmm::{Error, FileRef, VmConfig, parse_memory_mib};
 
 use super::Outcome;
+use super::devices::DeviceArgs;
 use crate::failure::Failure;
 use crate::session::Session;
 use crate::{progress, start};
@@ -32,6 +33,9 @@ pub(crate) struct Run {
     /// Number of vCPUs, 1 to 32 [default: 1]
     #[arg(long, value_name = "N")]
     vcpus: Option<u32>,
+
+    #[command(flatten)]
+    devices: DeviceArgs,
 
     /// Serve the REST API at this unix socket (snapshots are taken through it)
     #[arg(long, value_name = "SOCKET")]
@@ -75,6 +79,7 @@ impl Run {
             // What does not fit is refused by its name, as any other number that no VM can have.
             config.vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
         }
+        self.devices.add_to(&mut config.devices);
         config.validate()?;
         Ok(config)
     }

@@ -10,11 +10,14 @@ use axum::routing::{get, patch, put};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use volt_vmm::config::Overrides;
+use volt_vmm::config::devices::NetBackend;
+use volt_vmm::config::overrides::NetOverride;
 use volt_vmm::{Error, RunState, Store};
 
 use super::body::Body;
 use super::error::Fault;
-use super::{Api, machine};
+use super::{Api, devices, machine};
 use crate::start;
 
 type Done = Result<StatusCode, Fault>;
@@ -28,6 +31,7 @@ pub(super) fn routes() -> Router<Api> {
         .route("/vm", patch(set_state))
         .route("/actions", put(act))
         .merge(machine::routes())
+        .merge(devices::routes())
 }
 
 async fn describe_instance(State(api): State<Api>) -> Json<Value> {
@@ -102,10 +106,45 @@ struct LoadSnapshot {
     #[serde(default)]
     track_dirty_pages: bool,
     #[serde(default)]
-    network_overrides: Vec<Value>,
+    network_overrides: Vec<NetworkOverride>,
+    #[serde(default)]
+    vsock_override: Option<VsockSocket>,
+    /// volt-vmm's own: whatever may differ from clone to clone.
+    #[serde(default)]
+    overrides: Overrides,
 }
 
-async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> Done {
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetworkOverride {
+    iface_id: String,
+    host_dev_name: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VsockSocket {
+    uds_path: PathBuf,
+}
+
+impl LoadSnapshot {
+    /// All that is different, Firecracker's fields in volt-vmm's words.
+    fn overrides(&mut self) -> Overrides {
+        let mut overrides = std::mem::take(&mut self.overrides);
+        let networks = self.network_overrides.drain(..).map(|network| NetOverride {
+            id: network.iface_id,
+            backend: Some(NetBackend::Tap(network.host_dev_name)),
+            ..NetOverride::default()
+        });
+        overrides.networks.extend(networks);
+        if let Some(VsockSocket { uds_path }) = self.vsock_override.take() {
+            overrides.vsock.get_or_insert_default().socket = Some(uds_path);
+        }
+        overrides
+    }
+}
+
+async fn load_snapshot(State(api): State<Api>, Body(mut request): Body<LoadSnapshot>) -> Done {
     for (field, given) in
         [("mem_file_path", request.mem_file_path.is_some()), ("mem_backend", request.mem_backend.is_some())]
     {
@@ -116,16 +155,16 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     for (field, given) in [
         ("enable_diff_snapshots", request.enable_diff_snapshots),
         ("track_dirty_pages", request.track_dirty_pages),
-        ("network_overrides", !request.network_overrides.is_empty()),
     ] {
         if given {
             return Err(Fault::refused(format!("{field}: not supported; leave it out")));
         }
     }
     api.refuse_after_configuration()?;
+    let overrides = request.overrides();
     api.call(move |slot| {
-        slot.start("load a snapshot", || start::load(&request.snapshot_path, request.resume_vm, false))
-            .map(drop)
+        let load = || start::load(&request.snapshot_path, overrides, request.resume_vm, false);
+        slot.start("load a snapshot", load).map(drop)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)

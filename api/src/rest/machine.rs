@@ -13,6 +13,7 @@ use volt_vmm::{Error, FileRef, VmConfig};
 
 use super::Api;
 use super::body::Body;
+use super::devices::Drafted;
 use super::error::Fault;
 
 type Done = Result<StatusCode, Fault>;
@@ -29,6 +30,7 @@ pub(super) fn routes() -> Router<Api> {
 pub(crate) struct Draft {
     boot: Option<BootSource>,
     machine: Option<Machine>,
+    pub(super) devices: Drafted,
 }
 
 impl Draft {
@@ -42,6 +44,7 @@ impl Draft {
         }
         let machine = self.machine.unwrap_or_default();
         (config.vcpus, config.memory_mib) = (machine.vcpu_count, machine.mem_size_mib);
+        self.devices.add_to(&mut config);
         Some(config)
     }
 }
@@ -62,7 +65,7 @@ impl Api {
         Ok(())
     }
 
-    fn change_draft(&self, act: &'static str, change: impl FnOnce(&mut Draft)) -> Done {
+    pub(super) fn change_draft(&self, act: &'static str, change: impl FnOnce(&mut Draft)) -> Done {
         if self.slot.peek().is_some() {
             return Err(Error::NotNow { act, state: "was started already" }.into());
         }
@@ -90,7 +93,7 @@ impl From<&VmConfig> for Draft {
         };
         let machine =
             Machine { vcpu_count: config.vcpus, mem_size_mib: config.memory_mib, ..Machine::default() };
-        Self { boot: Some(boot), machine: Some(machine) }
+        Self { boot: Some(boot), machine: Some(machine), devices: Drafted::from(&config.devices) }
     }
 }
 
@@ -193,9 +196,16 @@ async fn machine_config(State(api): State<Api>) -> Json<Machine> {
 }
 
 async fn vm_config(State(api): State<Api>) -> Json<Value> {
-    let Draft { boot, machine } = api.parts();
+    let Draft { boot, machine, devices } = api.parts();
     let machine = machine.unwrap_or_default();
-    Json(json!({ "boot-source": boot, "machine-config": machine, "drives": [], "network-interfaces": [] }))
+    Json(json!({
+        "boot-source": boot,
+        "machine-config": machine,
+        "drives": devices.drives,
+        "network-interfaces": devices.networks,
+        "vsock": devices.vsock,
+        "balloon": devices.balloon,
+    }))
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use axum::http::{Method, Uri};
 use crate::slot::Slot;
 
 mod body;
+mod devices;
 mod error;
 mod firecracker;
 mod machine;

@@ -13,6 +13,7 @@ mod avx;
 mod command_line;
 mod console;
 mod counter;
+mod files;
 mod mounts;
 mod orders;
 mod pattern;
@@ -20,6 +21,7 @@ mod processors;
 mod programs;
 mod shutdown;
 mod sleepers;
+mod streams;
 mod system;
 
 use std::time::Duration;

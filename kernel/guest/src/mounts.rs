@@ -17,7 +17,7 @@ pub(crate) fn mount_all() -> Vec<String> {
     let mut problems = Vec::new();
     for (kind, path, options) in MOUNTS {
         let made = std::fs::create_dir_all(path);
-        if let Err(error) = made.and_then(|()| system::mount(kind, path, options))
+        if let Err(error) = made.and_then(|()| system::mount(kind, path, kind, options))
             && error.raw_os_error() != Some(libc::EBUSY)
         {
             problems.push(format!("cannot mount {kind} on {path}: {error}"));

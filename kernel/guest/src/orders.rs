@@ -1,6 +1,6 @@
 //! The orders: one line in, answer lines out, closed by `ok` or `error`.
 
-use crate::{avx, console, counter, processors, programs, shutdown, sleepers, system};
+use crate::{avx, console, counter, files, processors, programs, shutdown, sleepers, streams, system};
 
 /// What an order comes to. The error is the text after `error <name>: `.
 pub(crate) type Outcome = Result<(), String>;
@@ -30,11 +30,32 @@ fn execute(name: &str, rest: &str) -> Outcome {
         "deadline" => sleepers::deadline(number(rest, "MS")?),
         "avx" => avx::start(),
         "load" => processors::load(number(rest, "SECONDS")?),
+        "random" => random(),
         // Files and programs.
         "write" => write(rest),
         "read" => read(rest),
         "sync" => answer_nothing(system::sync),
         "run" => programs::run(rest),
+        "put" => words(rest)
+            .and_then(|[path, kib, seed]| files::put(path, number(kib, "KIB")?, number(seed, "SEED")?)),
+        "verify" => words(rest)
+            .and_then(|[path, kib, seed]| files::verify(path, number(kib, "KIB")?, number(seed, "SEED")?)),
+        "churn" => words(rest).and_then(|[path, kib]| files::churn(path, number(kib, "KIB")?)),
+        "size" => files::size(rest),
+        "discard" => files::discard(rest),
+        "mount" => words(rest).and_then(|[source, directory, kind]| files::mount(source, directory, kind)),
+        "umount" => files::unmount(rest),
+        // Streams.
+        "vsock-echo" => streams::vsock_echo(number(rest, "PORT")? as u32),
+        "vsock-send" => words(rest)
+            .and_then(|[port, kib]| streams::vsock_send(number(port, "PORT")? as u32, number(kib, "KIB")?)),
+        "net" => {
+            let (interface, rest) = split(rest);
+            let (address, gateway) = split(rest);
+            streams::configure(interface, address, Some(gateway).filter(|gateway| !gateway.is_empty()))
+        }
+        "tcp-echo" => streams::tcp_echo(number(rest, "PORT")? as u16),
+        "tcp-send" => words(rest).and_then(|[to, kib]| streams::tcp_send(to, number(kib, "KIB")?)),
         // The end. These close themselves first, since nothing comes after.
         "poweroff" => shutdown::power_off(name),
         "reboot" => shutdown::reboot(name),
@@ -73,6 +94,16 @@ fn clock() -> Outcome {
     Ok(())
 }
 
+/// Eight bytes from the virtio device, which the kernel must have chosen among its sources.
+fn random() -> Outcome {
+    use std::io::Read;
+    let mut bytes = [0; 8];
+    let source = std::fs::read_to_string("/sys/class/misc/hw_random/rng_current").unwrap_or_default();
+    let mut device = std::fs::File::open("/dev/hwrng").map_err(|error| format!("/dev/hwrng: {error}"))?;
+    device.read_exact(&mut bytes).map_err(|error| format!("/dev/hwrng: {error}"))?;
+    answer(&format!("random {} {:016x}", source.trim(), u64::from_be_bytes(bytes)))
+}
+
 fn write(rest: &str) -> Outcome {
     let (path, text) = split(rest);
     std::fs::write(path, format!("{text}\n")).map_err(|error| format!("{path}: {error}"))
@@ -87,6 +118,12 @@ fn read(path: &str) -> Outcome {
 /// The first word, and the rest without the space between.
 fn split(text: &str) -> (&str, &str) {
     text.split_once(' ').unwrap_or((text, ""))
+}
+
+/// So many words, and no more.
+fn words<const N: usize>(text: &str) -> Result<[&str; N], String> {
+    let words: Vec<_> = text.split_whitespace().collect();
+    words.try_into().map_err(|words: Vec<_>| format!("wants {N} words, not {}", words.len()))
 }
 
 fn number(text: &str, what: &str) -> Result<u64, String> {

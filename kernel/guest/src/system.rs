@@ -7,13 +7,128 @@ use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Mounts a file system that has no source, such as proc.
-pub(crate) fn mount(kind: &str, path: &str, options: &str) -> io::Result<()> {
-    let [kind, path, options] = [CString::new(kind)?, CString::new(path)?, CString::new(options)?];
+/// Mounts a file system. One that has no source, such as proc, takes any.
+pub(crate) fn mount(source: &str, path: &str, kind: &str, options: &str) -> io::Result<()> {
+    let [source, path, kind, options] =
+        [CString::new(source)?, CString::new(path)?, CString::new(kind)?, CString::new(options)?];
     // SAFETY: all pointers are to strings that live through the call.
     let result =
-        unsafe { libc::mount(kind.as_ptr(), path.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) };
+        unsafe { libc::mount(source.as_ptr(), path.as_ptr(), kind.as_ptr(), 0, options.as_ptr().cast()) };
     check(result)
+}
+
+/// Unmounts what is mounted there.
+pub(crate) fn unmount(path: &str) -> io::Result<()> {
+    let path = CString::new(path)?;
+    // SAFETY: the pointer is to a string that lives through the call.
+    check(unsafe { libc::umount(path.as_ptr()) })
+}
+
+/// Gives up the first `len` bytes of a disk.
+pub(crate) fn discard(disk: &std::fs::File, len: u64) -> io::Result<()> {
+    /// `_IO(0x12, 119)` of linux/fs.h.
+    const BLKDISCARD: libc::Ioctl = 0x1277;
+    let range = [0, len];
+    // SAFETY: the kernel reads two numbers from an array of two that lives through the call.
+    check(unsafe { libc::ioctl(disk.as_raw_fd(), BLKDISCARD, range.as_ptr()) })
+}
+
+// ---- Sockets ---------------------------------------------------------------------------------------------------------
+
+fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
+    // SAFETY: socket touches no memory, and what it returns is nobody else's.
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    check(fd.min(0))?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn vsock_address(cid: u32, port: u32) -> libc::sockaddr_vm {
+    // SAFETY: an address of zeros is valid.
+    let mut address: libc::sockaddr_vm = unsafe { zeroed() };
+    address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+    (address.svm_cid, address.svm_port) = (cid, port);
+    address
+}
+
+/// A vsock socket that listens at a port.
+pub(crate) fn vsock_listen(port: u32) -> io::Result<OwnedFd> {
+    let socket = socket(libc::AF_VSOCK)?;
+    let address = vsock_address(libc::VMADDR_CID_ANY, port);
+    // SAFETY: the pointer is to an address of the length given, which lives through the call.
+    let bound = unsafe {
+        let len = size_of_val(&address) as libc::socklen_t;
+        libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len)
+    };
+    check(bound)?;
+    // SAFETY: listen touches no memory.
+    check(unsafe { libc::listen(socket.as_raw_fd(), 64) })?;
+    Ok(socket)
+}
+
+/// A vsock stream to a port of the host's.
+pub(crate) fn vsock_connect(port: u32) -> io::Result<OwnedFd> {
+    let socket = socket(libc::AF_VSOCK)?;
+    let address = vsock_address(libc::VMADDR_CID_HOST, port);
+    // SAFETY: the pointer is to an address of the length given, which lives through the call.
+    let connected = unsafe {
+        let len = size_of_val(&address) as libc::socklen_t;
+        libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len)
+    };
+    check(connected)?;
+    Ok(socket)
+}
+
+/// The next stream at a listening socket.
+pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
+    // SAFETY: no address is asked for, and the descriptor that comes is nobody else's.
+    let fd = unsafe { libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()) };
+    check(fd.min(0))?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn ipv4(address: std::net::Ipv4Addr) -> libc::sockaddr {
+    // SAFETY: an address of zeros is valid, and the two types have the same size and family field.
+    unsafe {
+        let mut given: libc::sockaddr_in = zeroed();
+        given.sin_family = libc::AF_INET as libc::sa_family_t;
+        given.sin_addr.s_addr = u32::from(address).to_be();
+        std::mem::transmute(given)
+    }
+}
+
+/// Gives an interface an address, and brings it up.
+pub(crate) fn configure_interface(name: &str, address: std::net::Ipv4Addr, prefix: u32) -> io::Result<()> {
+    let socket = socket(libc::AF_INET)?;
+    // SAFETY: a request of zeros is valid.
+    let mut request: libc::ifreq = unsafe { zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let mask = u32::MAX.checked_shl(32 - prefix).unwrap_or(0);
+    let ask = |call: libc::c_ulong, request: &mut libc::ifreq| {
+        // SAFETY: the pointer is to a request that lives through the call, with the field set that the call reads.
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), call as libc::Ioctl, std::ptr::from_mut(request)) })
+    };
+    request.ifr_ifru.ifru_addr = ipv4(address);
+    ask(libc::SIOCSIFADDR as libc::c_ulong, &mut request)?;
+    request.ifr_ifru.ifru_netmask = ipv4(mask.into());
+    ask(libc::SIOCSIFNETMASK as libc::c_ulong, &mut request)?;
+    request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
+    ask(libc::SIOCSIFFLAGS as libc::c_ulong, &mut request)
+}
+
+/// Sends everything that has no other way to `gateway`.
+pub(crate) fn add_default_route(gateway: std::net::Ipv4Addr) -> io::Result<()> {
+    let socket = socket(libc::AF_INET)?;
+    // SAFETY: a route of zeros is valid: to everywhere.
+    let mut route: libc::rtentry = unsafe { zeroed() };
+    let anywhere = ipv4(std::net::Ipv4Addr::UNSPECIFIED);
+    (route.rt_dst, route.rt_genmask, route.rt_gateway) = (anywhere, anywhere, ipv4(gateway));
+    route.rt_flags = (libc::RTF_UP | libc::RTF_GATEWAY) as libc::c_ushort;
+    // SAFETY: the pointer is to a route that lives through the call.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT as libc::Ioctl, &raw const route) })
 }
 
 /// Makes `to` another descriptor of what `from` is. The file descriptor `to` must not be owned by anything.

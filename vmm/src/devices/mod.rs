@@ -9,6 +9,8 @@ pub mod i8042;
 pub mod platform;
 pub mod power;
 pub mod serial;
+pub mod virtio;
+pub mod virtio_slots;
 
 use bus::BusDevice;
 

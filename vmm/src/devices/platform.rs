@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 
 use volt_kernel::Platform as AcpiPlatform;
 use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
@@ -10,12 +11,19 @@ use super::bus::Bus;
 use super::i8042::{self, I8042};
 use super::power::{self, Power};
 use super::serial::Serial;
+use super::virtio::balloon::Balloon;
+use super::virtio::block::Block;
+use super::virtio::net::Net;
+use super::virtio::transport::Transport;
+use super::virtio_slots::{self, Handles};
 use super::{Place, SharedDevice};
+use crate::config::Devices;
 use crate::console::Console;
 use crate::control::Control;
 use crate::cpu::Board;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 use crate::kvm::vm::VmHandle;
+use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
 use crate::sync::lock;
@@ -28,15 +36,34 @@ const POWER: Place = Place { base: 0x600, len: 2, gsi: None };
 /// A machine's devices.
 #[derive(Debug)]
 pub struct Platform {
-    /// By name: the names are those of the snapshot, and stay what they are.
-    ports: BTreeMap<&'static str, (Place, SharedDevice)>,
+    /// At ports, by name: the names are those of the snapshot, and stay what they are.
+    ports: BTreeMap<String, (Place, SharedDevice)>,
+    /// At guest physical addresses.
+    mmio: BTreeMap<String, (Place, SharedDevice)>,
     /// The serial port once more, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
+    /// Those of `mmio` once more, for those who have work of their own to begin and to end.
+    virtio: Vec<Arc<Mutex<Transport>>>,
+    /// And some by what they are.
+    handles: Handles,
+    /// Who starts their work.
+    starter: Mutex<Option<JoinHandle<()>>>,
+    /// The kernel is told of `mmio` on its command line, and not through ACPI.
+    mmio_on_cmdline: bool,
 }
 
 impl Platform {
     /// The devices of a new machine.
-    pub(crate) fn new(vm: &VmHandle, control: &Arc<Control>, console: Console) -> Self {
+    ///
+    /// # Errors
+    /// What a device is made from cannot be opened, or KVM refuses.
+    pub(crate) fn new(
+        vm: &VmHandle,
+        (ram, base): (&GuestRam, &Base),
+        control: &Arc<Control>,
+        console: Console,
+        devices: &Devices,
+    ) -> Result<Self> {
         let gsi = COM1.gsi.expect("COM1 interrupts");
         let serial = Arc::new(Mutex::new(Serial::new(vm.clone(), gsi, console, Arc::clone(control))));
         let ports: [(_, (_, SharedDevice)); 3] = [
@@ -44,16 +71,105 @@ impl Platform {
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
             ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
         ];
-        Self { ports: ports.into(), serial }
+        let (slots, handles) = virtio_slots::fill(devices, ram, base, vm)?;
+        let virtio = slots.iter().map(|slot| Arc::clone(&slot.transport)).collect();
+        let mmio = slots.into_iter().map(|slot| (slot.name, (slot.place, slot.transport as SharedDevice)));
+        Ok(Self {
+            ports: ports.map(|(name, at)| (name.to_owned(), at)).into(),
+            mmio: mmio.collect(),
+            serial,
+            virtio,
+            handles,
+            starter: Mutex::default(),
+            mmio_on_cmdline: devices.on_cmdline,
+        })
+    }
+
+    /// Lets the devices work that the guest has set to work: soon, and from another thread. Each of them starts one of its
+    /// own, which is what a restored guest need not wait for.
+    ///
+    /// # Errors
+    /// The host has no thread left.
+    pub(crate) fn go_on(&self, control: &Arc<Control>) -> Result<()> {
+        let idle: Vec<_> =
+            self.virtio.iter().filter(|transport| lock(transport).is_waiting()).cloned().collect();
+        if idle.is_empty() {
+            return Ok(());
+        }
+        let control = Arc::clone(control);
+        let start = move || {
+            let started = idle.iter().try_for_each(|transport| lock(transport).go_on());
+            // A guest without its devices is not the one that was asked for.
+            if let Err(error) = started {
+                control.end(Err(report(&error)));
+            }
+        };
+        let starter = thread::Builder::new().name("volt-devices".to_owned()).spawn(start);
+        let starter =
+            starter.map_err(|source| Error::host("start the thread that starts devices", source))?;
+        *lock(&self.starter) = Some(starter);
+        Ok(())
+    }
+
+    /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.
+    pub(crate) fn halt(&self) {
+        let starter = lock(&self.starter).take();
+        if let Some(starter) = starter {
+            let _ = starter.join(); // it does not panic, and if it did the devices stand still
+        }
+        self.virtio.iter().for_each(|transport| lock(transport).halt());
+    }
+
+    /// The disks by their ids.
+    pub(crate) fn disks(&self) -> &BTreeMap<String, Arc<Mutex<Block>>> {
+        &self.handles.disks
+    }
+
+    /// The network interfaces by their ids.
+    pub(crate) fn networks(&self) -> &BTreeMap<String, Arc<Mutex<Net>>> {
+        &self.handles.networks
+    }
+
+    /// The balloon, if there is one.
+    pub(crate) fn balloon(&self) -> Option<&Arc<Mutex<Balloon>>> {
+        self.handles.balloon.as_ref()
+    }
+
+    /// Lets the driver of a virtio device know that its configuration changed.
+    pub(crate) fn configuration_changed(&self, name: &str) {
+        self.transport(name, |transport| transport.config_changed());
+    }
+
+    /// Has a virtio device look at its queues, as if its driver had notified.
+    pub(crate) fn wake(&self, name: &str) {
+        self.transport(name, |transport| {
+            let _ = transport.notifications().write(1); // fails only when it is woken anyway
+        });
+    }
+
+    fn transport(&self, name: &str, act: impl FnOnce(&Transport)) {
+        let found =
+            self.virtio.iter().map(|transport| lock(transport)).find(|transport| transport.name() == name);
+        if let Some(transport) = found {
+            act(&transport);
+        }
     }
 
     /// What the vCPUs run on.
     pub(crate) fn board(&self, ram: &GuestRam, control: &Arc<Control>) -> Board {
-        let mut ports = Bus::default();
-        for (place, device) in self.ports.values() {
-            ports.insert(place.base, place.len, Arc::clone(device) as _);
+        let bus = |devices: &BTreeMap<String, (Place, SharedDevice)>| {
+            let mut bus = Bus::default();
+            for (place, device) in devices.values() {
+                bus.insert(place.base, place.len, Arc::clone(device) as _);
+            }
+            bus
+        };
+        Board {
+            ports: bus(&self.ports),
+            mmio: bus(&self.mmio),
+            ram: ram.clone(),
+            control: Arc::clone(control),
         }
-        Board { ports, mmio: Bus::default(), ram: ram.clone(), control: Arc::clone(control) }
     }
 
     /// What the guest is told of it all.
@@ -67,7 +183,12 @@ impl Platform {
             sleep_status_port: port(POWER, power::STATUS_OFFSET),
             reset_port: port(I8042, i8042::COMMAND_OFFSET),
             reset_value: i8042::COMMAND_RESET,
-            device_aml: self.ports.values().map(|(place, device)| lock(device).aml(place)).collect(),
+            device_aml: self
+                .ports
+                .values()
+                .chain(self.mmio.values().filter(|_| !self.mmio_on_cmdline))
+                .map(|(place, device)| lock(device).aml(place))
+                .collect(),
         }
     }
 }
@@ -76,22 +197,23 @@ impl Persist for Platform {
     type State = BTreeMap<String, Blob>;
 
     fn save(&self) -> Result<Self::State> {
-        let Self { ports, serial: _ } = self;
-        let save = |(&name, (_, device)): (&&'static str, &(Place, SharedDevice))| {
-            Ok((name.to_owned(), lock(device).save_blob(name)?))
+        let Self { ports, mmio, serial: _, virtio: _, handles: _, starter: _, mmio_on_cmdline: _ } = self;
+        let save = |(name, (_, device)): (&String, &(Place, SharedDevice))| {
+            Ok((name.clone(), lock(device).save_blob(name)?))
         };
-        ports.iter().map(save).collect()
+        ports.iter().chain(mmio).map(save).collect()
     }
 
     /// Every device must find its state, and every state its device.
     fn restore(&mut self, states: &Self::State) -> Result<()> {
-        for (&name, (_, device)) in &self.ports {
-            let state = states.get(name).ok_or_else(|| {
+        for (name, (_, device)) in self.ports.iter().chain(&self.mmio) {
+            let state = states.get(name.as_str()).ok_or_else(|| {
                 Error::config("devices", format!("no state of {name}, which this machine has"))
             })?;
             lock(device).restore_blob(name, state)?;
         }
-        match states.keys().find(|name| !self.ports.contains_key(name.as_str())) {
+        let known = |name: &str| self.ports.contains_key(name) || self.mmio.contains_key(name);
+        match states.keys().find(|name| !known(name)) {
             Some(name) => {
                 Err(Error::config("devices", format!("state of {name}, which this machine has not")))
             }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VmFd};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::OrRefused;
 use crate::error::Result;
@@ -63,6 +64,19 @@ impl VmHandle {
     pub fn pulse(&self, gsi: u32) -> std::result::Result<(), kvm_ioctls::Error> {
         self.fd.set_irq_line(gsi, true)?;
         self.fd.set_irq_line(gsi, false)
+    }
+
+    /// Has KVM interrupt on `gsi` whenever the eventfd is written (KVM API, section 4.75).
+    pub fn connect_interrupt(&self, line: &EventFd, gsi: u32) -> Result<()> {
+        self.fd.register_irqfd(line, gsi).or_refused(&format!("KVM_IRQFD of interrupt line {gsi}"))
+    }
+
+    /// Has KVM write the eventfd for whatever the guest writes to the register at `gpa`, instead of leaving the guest (KVM
+    /// API, section 4.59). Must come after the vCPUs.
+    pub fn connect_notification(&self, notification: &EventFd, gpa: u64) -> Result<()> {
+        self.fd
+            .register_ioevent(notification, &IoEventAddress::Mmio(gpa), NoDatamatch)
+            .or_refused(&format!("KVM_IOEVENTFD at {gpa:#x}"))
     }
 
     /// The descriptor, for this module's siblings.

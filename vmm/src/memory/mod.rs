@@ -12,6 +12,7 @@
 pub mod backing;
 pub mod populated;
 pub mod ram;
+pub mod reclaim;
 
 /// Bytes of a page, the unit of everything here.
 pub const PAGE: u64 = 4096;

@@ -1,5 +1,6 @@
 //! The snapshot on disk: `state.json` beside `memory.snap` in a directory.
 
+pub mod layers;
 pub mod manifest;
 pub mod reader;
 pub mod writer;

@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{MEMORY_FILE, Metadata, STATE_FILE, manifest};
-use crate::config::VmConfig;
+use super::{MEMORY_FILE, Metadata, STATE_FILE, layers, manifest};
+use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::kvm::host::Host;
@@ -45,12 +45,19 @@ pub struct RestoreOptions {
     /// Whether the caller will run the first vCPU on a thread of its own with [`Vm::lend_thread`], which saves starting
     /// one. Until then the guest stands still.
     pub lent_thread: bool,
+    /// What is different for this VM.
+    pub overrides: Overrides,
 }
 
 impl Default for RestoreOptions {
     /// Running, its output discarded.
     fn default() -> Self {
-        Self { console: Console::discard(), resume: true, lent_thread: false }
+        Self {
+            console: Console::discard(),
+            resume: true,
+            lent_thread: false,
+            overrides: Overrides::default(),
+        }
     }
 }
 
@@ -103,11 +110,17 @@ impl Snapshot {
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
     pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
-        let ram = GuestRam::reserve(self.config.memory_bytes())?;
+        let mut config = self.config.clone();
+        let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
+        let placed = given.map(|disk| disk.id.clone()).collect();
+        options.overrides.apply(&mut config.devices)?;
+        let layers = layers::bring(&self.path, &mut config.devices, &placed)?;
+        let ram = GuestRam::reserve(config.memory_bytes())?;
         let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
-        let shell = Shell::new(ram, self.config.vcpus, first)?;
-        let mut machine = Machine::new(shell, self.config.clone(), base, options.console);
+        let shell = Shell::new(ram, config.vcpus, first)?;
+        let mut machine = Machine::new(shell, config, base, options.console)?;
+        drop(layers); // the disks have them open
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::{MEMORY_FILE, STATE_FILE, manifest};
+use super::{MEMORY_FILE, STATE_FILE, layers, manifest};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::memory::PAGE;
@@ -33,6 +33,7 @@ pub fn write(machine: &Machine, dir: &NewDir) -> Result<()> {
     let file = dir.create(STATE_FILE)?;
     let failed = |source| Error::file("write", dir.place().join(STATE_FILE).display(), source);
     (&file).write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
+    layers::save(machine, dir)?;
     write_memory(machine, &dir.create(MEMORY_FILE)?, &dir.place().join(MEMORY_FILE))
 }
 

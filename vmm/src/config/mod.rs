@@ -12,6 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+pub mod devices;
+pub mod overrides;
+
+pub use devices::Devices;
+pub use overrides::Overrides;
+
 /// Most vCPUs a VM can have.
 pub const MAX_VCPUS: u8 = 32;
 /// Guest memory comes in whole MiB.
@@ -31,6 +37,9 @@ pub struct VmConfig {
     /// Guest memory in MiB.
     #[serde(default = "default_memory_mib")]
     pub memory_mib: u64,
+    /// Virtio devices.
+    #[serde(default, skip_serializing_if = "Devices::is_none")]
+    pub devices: Devices,
 }
 
 /// Kernel, initrd and command line.
@@ -64,7 +73,7 @@ impl VmConfig {
     #[must_use]
     pub fn new(kernel: impl Into<FileRef>) -> Self {
         let boot = BootConfig { kernel: kernel.into(), initrd: None, cmdline: default_cmdline() };
-        Self { boot, vcpus: one(), memory_mib: default_memory_mib() }
+        Self { boot, vcpus: one(), memory_mib: default_memory_mib(), devices: Devices::default() }
     }
 
     /// Guest memory in bytes.
@@ -94,7 +103,7 @@ impl VmConfig {
                 format!("{} MiB is more than a host can map", self.memory_mib),
             ));
         }
-        Ok(())
+        self.devices.validate()
     }
 }
 
@@ -147,6 +156,26 @@ impl FileRef {
             // A pipe that nobody writes is not waited for.
             Self::Path(path) => File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path),
             Self::Fd(fd) => duplicate(*fd),
+        };
+        opened.map_err(|source| Error::file(what, self.to_string(), source))
+    }
+
+    /// Opens the file for reading and writing. A path that is not there is an error, or with `make` a new file.
+    ///
+    /// # Errors
+    /// As [`FileRef::open`]; also for a descriptor that cannot be written.
+    pub fn open_writable(&self, what: &'static str, make: bool) -> Result<File> {
+        let mut options = File::options();
+        options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NONBLOCK);
+        let opened = match self {
+            Self::Path(path) => options.open(path),
+            Self::Fd(fd) => duplicate(*fd).and_then(|file| {
+                let access = rustix::fs::fcntl_getfl(&file)? & rustix::fs::OFlags::RWMODE;
+                match access == rustix::fs::OFlags::RDWR {
+                    true => Ok(file),
+                    false => Err(std::io::Error::other("the descriptor is not open for reading and writing")),
+                }
+            }),
         };
         opened.map_err(|source| Error::file(what, self.to_string(), source))
     }
@@ -262,5 +291,15 @@ mod tests {
     fn a_closed_descriptor_is_an_error_that_names_it() {
         let error = FileRef::Fd(1_000_000).open("open kernel").unwrap_err().to_string();
         assert_eq!(error, "cannot open kernel fd:1000000");
+    }
+
+    #[test]
+    fn what_is_to_be_written_must_be_writable() {
+        let file = File::open("/proc/self/exe").unwrap();
+        let given = FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(&file));
+        given.open("open disk").unwrap();
+        let error = crate::error::report(&given.open_writable("open disk", false).unwrap_err());
+        assert!(error.ends_with("the descriptor is not open for reading and writing"), "{error}");
+        FileRef::from("/nonexistent/disk").open_writable("open disk", false).unwrap_err();
     }
 }

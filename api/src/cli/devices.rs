@@ -1,0 +1,257 @@
+//! `--disk`, `--net` and their like: a device each, written as words with commas between, most of them `name=value`.
+
+use std::str::FromStr;
+
+use clap::Args;
+use volt_vmm::config::Devices;
+use volt_vmm::config::devices::{
+    BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
+};
+
+/// Devices of a VM that boots
+#[derive(Debug, Args)]
+pub(super) struct DeviceArgs {
+    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE][,cache=writeback|unsafe][,engine=sync|io_uring]. FILE is a raw image or a
+    /// block device; with a layer it is only read, and the layer takes what the guest writes. May be given more than once
+    #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
+    disks: Vec<Disk>,
+
+    /// A network interface: tap=NAME or passt, then [,id=ID][,mac=ADDRESS][,mtu=N][,offload=on|off] and for passt
+    /// [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1). May be given more than once
+    #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
+    networks: Vec<Net>,
+
+    /// A socket between host and guest: cid=N,socket=PATH
+    #[arg(long, value_name = "WORDS", value_parser = parse::<Vsock>)]
+    vsock: Option<Vsock>,
+
+    /// Randomness from the host
+    #[arg(long)]
+    rng: bool,
+
+    /// Memory the guest gives back: [target=MIB][,deflate-on-oom][,statistics=SECONDS][,reporting][,hinting]
+    #[arg(long, value_name = "WORDS", num_args = 0..=1, default_missing_value = "", value_parser = parse::<Balloon>)]
+    balloon: Option<Balloon>,
+
+    /// A console beside the serial port (hvc0), for whoever connects to this unix socket
+    #[arg(long, value_name = "SOCKET")]
+    console: Option<std::path::PathBuf>,
+
+    /// Tell the guest of its devices on the kernel command line, not through ACPI
+    #[arg(long)]
+    devices_on_cmdline: bool,
+}
+
+impl DeviceArgs {
+    /// `devices` with these beside what it has.
+    pub(super) fn add_to(self, devices: &mut Devices) {
+        let Self { disks, networks, vsock, rng, balloon, console, devices_on_cmdline } = self;
+        for Disk(mut disk) in disks {
+            name(&mut disk.id, "disk", devices.disks.len());
+            devices.disks.push(disk);
+        }
+        for Net(mut network) in networks {
+            name(&mut network.id, "eth", devices.networks.len());
+            devices.networks.push(network);
+        }
+        devices.vsock = vsock.map(|vsock| vsock.0).or(devices.vsock.take());
+        devices.balloon = balloon.map(|balloon| balloon.0).or(devices.balloon.take());
+        devices.console = console.map(|socket| ConsoleConfig { socket }).or(devices.console.take());
+        devices.rng |= rng;
+        devices.on_cmdline |= devices_on_cmdline;
+    }
+}
+
+/// Who has no name gets one by its number.
+fn name(id: &mut String, kind: &str, number: usize) {
+    if id.is_empty() {
+        *id = format!("{kind}{number}");
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Disk(DiskConfig);
+#[derive(Clone, Debug)]
+struct Net(NetConfig);
+#[derive(Clone, Debug)]
+struct Vsock(VsockConfig);
+#[derive(Clone, Debug)]
+struct Balloon(BalloonConfig);
+
+/// What can be made from words.
+pub(super) trait FromWords: Sized {
+    fn from_words(words: Words<'_>) -> Result<Self, String>;
+}
+
+pub(super) fn parse<T: FromWords>(text: &str) -> Result<T, String> {
+    T::from_words(Words(text.split(',').filter(|word| !word.is_empty()).collect()))
+}
+
+/// Words, taken one by one; none may be left over.
+pub(super) struct Words<'a>(Vec<&'a str>);
+
+impl<'a> Words<'a> {
+    pub(super) fn value(&mut self, name: &str) -> Option<&'a str> {
+        let start = |word: &&str| word.split_once('=').is_some_and(|(key, _)| key == name);
+        let at = self.0.iter().position(start)?;
+        self.0.remove(at).split_once('=').map(|(_, value)| value)
+    }
+
+    pub(super) fn required(&mut self, name: &str) -> Result<&'a str, String> {
+        self.value(name).ok_or_else(|| format!("{name}=... is missing"))
+    }
+
+    pub(super) fn number<T: FromStr>(&mut self, name: &str) -> Result<Option<T>, String> {
+        let number = |text: &str| text.parse().map_err(|_| format!("{name}={text}: not a number that fits"));
+        self.value(name).map(number).transpose()
+    }
+
+    /// One of a few values.
+    fn one_of<T: Copy>(&mut self, name: &str, values: &[(&str, T)]) -> Result<Option<T>, String> {
+        let Some(given) = self.value(name) else { return Ok(None) };
+        let found = values.iter().find(|(word, _)| *word == given).map(|(_, value)| *value);
+        let words: Vec<_> = values.iter().map(|(word, _)| *word).collect();
+        found.map(Some).ok_or_else(|| format!("{name}={given}: it is one of {}", words.join(", ")))
+    }
+
+    fn flag(&mut self, name: &str) -> bool {
+        let at = self.0.iter().position(|word| *word == name);
+        at.map(|at| self.0.remove(at)).is_some()
+    }
+
+    pub(super) fn end(self) -> Result<(), String> {
+        self.0.first().map_or(Ok(()), |word| Err(format!("{word:?} is unknown here, or there twice")))
+    }
+}
+
+impl FromWords for Disk {
+    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
+        let disk = DiskConfig {
+            path: words.required("path")?.into(),
+            id: words.value("id").unwrap_or_default().to_owned(),
+            read_only: words.flag("ro"),
+            cache: words
+                .one_of("cache", &[("writeback", Cache::Writeback), ("unsafe", Cache::Unsafe)])?
+                .unwrap_or_default(),
+            engine: words
+                .one_of("engine", &[("sync", Engine::Sync), ("io_uring", Engine::IoUring)])?
+                .unwrap_or_default(),
+            layer: words.value("layer").map(Into::into),
+            limit: RateLimit::default(),
+        };
+        words.end().map(|()| Self(disk))
+    }
+}
+
+impl FromWords for Net {
+    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
+        let mut forward = Vec::new();
+        while let Some(ports) = words.value("forward") {
+            let pair = ports
+                .split_once(':')
+                .and_then(|(host, guest)| Some((host.parse().ok()?, guest.parse().ok()?)));
+            forward.push(pair.ok_or_else(|| format!("forward={ports}: write HOSTPORT:GUESTPORT"))?);
+        }
+        let backend = match (words.value("tap"), words.flag("passt")) {
+            (Some(tap), false) if forward.is_empty() => NetBackend::Tap(tap.to_owned()),
+            (None, true) => NetBackend::Passt { forward },
+            (Some(_), false) => return Err("forward=... is for passt".to_owned()),
+            _ => return Err("either tap=NAME or passt, one of them".to_owned()),
+        };
+        let network = NetConfig {
+            id: words.value("id").unwrap_or_default().to_owned(),
+            backend,
+            mac: words.value("mac").map(str::to_owned),
+            mtu: words.number("mtu")?,
+            offload: words.one_of("offload", &[("on", true), ("off", false)])?.unwrap_or(true),
+            receive_limit: RateLimit::default(),
+            transmit_limit: RateLimit::default(),
+        };
+        words.end().map(|()| Self(network))
+    }
+}
+
+impl FromWords for Vsock {
+    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
+        let cid = words.number("cid")?.ok_or("cid=... is missing")?;
+        let vsock = VsockConfig { cid, socket: words.required("socket")?.into() };
+        words.end().map(|()| Self(vsock))
+    }
+}
+
+impl FromWords for Balloon {
+    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
+        let balloon = BalloonConfig {
+            target_mib: words.number("target")?.unwrap_or(0),
+            deflate_on_oom: words.flag("deflate-on-oom"),
+            statistics_interval: words.number("statistics")?.unwrap_or(0),
+            reporting: words.flag("reporting"),
+            hinting: words.flag("hinting"),
+        };
+        words.end().map(|()| Self(balloon))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        devices: DeviceArgs,
+    }
+
+    fn devices(line: &str) -> Result<Devices, String> {
+        let words = std::iter::once("run").chain(line.split_whitespace());
+        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        let mut devices = Devices::default();
+        line.devices.add_to(&mut devices);
+        devices.validate().map_err(|error| error.to_string())?;
+        Ok(devices)
+    }
+
+    #[test]
+    fn devices_of_every_kind() {
+        let found = devices(
+            "--disk path=/root.img,ro --disk path=/base,layer=/mine,id=data,cache=unsafe,engine=io_uring \
+             --net tap=tap7,mac=02:00:00:00:00:07,mtu=9000 --net passt,forward=8080:80,forward=2222:22,offload=off \
+             --vsock cid=3,socket=/v --rng --balloon target=64,reporting --console /c --devices-on-cmdline",
+        )
+        .unwrap();
+        assert_eq!((found.disks[0].id.as_str(), found.disks[0].read_only), ("disk0", true));
+        let data = &found.disks[1];
+        assert_eq!((data.id.as_str(), data.cache, data.engine), ("data", Cache::Unsafe, Engine::IoUring));
+        assert_eq!(found.networks[0].backend, NetBackend::Tap("tap7".to_owned()));
+        assert_eq!((found.networks[0].mtu, found.networks[1].id.as_str()), (Some(9000), "eth1"));
+        assert_eq!(found.networks[1].backend, NetBackend::Passt { forward: vec![(8080, 80), (2222, 22)] });
+        assert!(found.rng && found.on_cmdline && !found.networks[1].offload);
+        let balloon = found.balloon.unwrap();
+        assert_eq!((balloon.target_mib, balloon.reporting, balloon.hinting), (64, true, false));
+        assert!(devices("--balloon").unwrap().balloon.is_some());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_its_word() {
+        for (line, words) in [
+            ("--disk ro", "path=... is missing"),
+            ("--disk path=/d,rw", "\"rw\" is unknown"),
+            ("--disk path=/d,cache=none", "cache=none: it is one of writeback, unsafe"),
+            ("--disk path=/d,id=a/b", "id \"a/b\""),
+            ("--disk path=/d,id=a --disk path=/e,id=a", "twice"),
+            ("--net mac=02:00:00:00:00:07", "tap=NAME or passt"),
+            ("--net tap=a,passt", "one of them"),
+            ("--net tap=a,forward=1:2", "is for passt"),
+            ("--net passt,forward=80", "HOSTPORT:GUESTPORT"),
+            ("--net tap=a,mtu=70000", "mtu=70000"),
+            ("--vsock cid=2,socket=/v", "vsock cid"),
+            ("--vsock socket=/v", "cid=... is missing"),
+            ("--balloon target=much", "target=much"),
+        ] {
+            let error = devices(line).unwrap_err();
+            assert!(error.contains(words), "{line}: {error}");
+        }
+    }
+}

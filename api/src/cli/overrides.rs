@@ -1,0 +1,114 @@
+//! `--disk`, `--net` and `--vsock` of a restore: what is different for this clone.
+
+use clap::Args;
+use volt_vmm::config::Overrides;
+use volt_vmm::config::devices::NetBackend;
+use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
+
+use super::devices::{FromWords, Words, parse};
+
+/// What is different for this clone
+#[derive(Debug, Default, Args)]
+pub(super) struct OverrideArgs {
+    /// Another file for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE]. May be given more than once
+    #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
+    disks: Vec<Disk>,
+
+    /// Another tap for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS]. May be given more than once
+    #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
+    networks: Vec<Net>,
+
+    /// Another socket or address for the snapshot's vsock device: [cid=N][,socket=PATH]
+    #[arg(long, value_name = "WORDS", value_parser = parse::<Vsock>)]
+    vsock: Option<Vsock>,
+}
+
+impl From<OverrideArgs> for Overrides {
+    fn from(arguments: OverrideArgs) -> Self {
+        let OverrideArgs { disks, networks, vsock } = arguments;
+        Self {
+            disks: disks.into_iter().map(|disk| disk.0).collect(),
+            networks: networks.into_iter().map(|network| network.0).collect(),
+            vsock: vsock.map(|vsock| vsock.0),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Disk(DiskOverride);
+#[derive(Clone, Debug)]
+struct Net(NetOverride);
+#[derive(Clone, Debug)]
+struct Vsock(VsockOverride);
+
+impl FromWords for Disk {
+    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
+        let disk = DiskOverride {
+            id: words.required("id")?.to_owned(),
+            path: words.value("path").map(Into::into),
+            layer: words.value("layer").map(Into::into),
+            limit: None,
+        };
+        words.end().map(|()| Self(disk))
+    }
+}
+
+impl FromWords for Net {
+    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
+        let network = NetOverride {
+            id: words.required("id")?.to_owned(),
+            backend: words.value("tap").map(|tap| NetBackend::Tap(tap.to_owned())),
+            mac: words.value("mac").map(str::to_owned),
+            ..NetOverride::default()
+        };
+        words.end().map(|()| Self(network))
+    }
+}
+
+impl FromWords for Vsock {
+    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
+        let vsock =
+            VsockOverride { cid: words.number("cid")?, socket: words.value("socket").map(Into::into) };
+        words.end().map(|()| Self(vsock))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        overrides: OverrideArgs,
+    }
+
+    fn overrides(line: &str) -> Result<Overrides, String> {
+        let line = Line::try_parse_from(std::iter::once("restore").chain(line.split_whitespace()));
+        line.map(|line| line.overrides.into()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_clone_gets_ends_of_its_own() {
+        let found =
+            overrides("--disk id=root,layer=/l --net id=eth0,tap=tap3 --vsock cid=9,socket=/v").unwrap();
+        assert_eq!((found.disks[0].path.clone(), found.disks[0].layer.clone()), (None, Some("/l".into())));
+        assert_eq!(found.networks[0].backend, Some(NetBackend::Tap("tap3".to_owned())));
+        assert_eq!(found.vsock, Some(VsockOverride { cid: Some(9), socket: Some("/v".into()) }));
+        assert_eq!(overrides("").unwrap(), Overrides::default());
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_its_word() {
+        for (line, words) in [
+            ("--disk path=/d", "id=... is missing"),
+            ("--disk id=root,ro", "\"ro\""),
+            ("--vsock cid=x", "cid=x"),
+        ] {
+            let error = overrides(line).unwrap_err();
+            assert!(error.contains(words), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Streams to the host and back, over TCP and over vsock: what comes is sent back, or what was sent is compared with what comes.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+
+use crate::console;
+use crate::orders::Outcome;
+use crate::sleepers::in_background;
+use crate::system;
+
+/// `vsock-echo PORT`: sends back what comes at a port, until the stream ends.
+pub(crate) fn vsock_echo(port: u32) -> Outcome {
+    let listener = system::vsock_listen(port).map_err(|error| format!("port {port}: {error}"))?;
+    in_background(move || {
+        while let Ok(stream) = system::accept(&listener) {
+            let _ = in_background(move || echo(stream));
+        }
+    })
+}
+
+/// `vsock-send PORT KIB`: sends so much to a port of the host's, wants it back, and says that it came.
+pub(crate) fn vsock_send(port: u32, kib: u64) -> Outcome {
+    let stream = system::vsock_connect(port).map_err(|error| format!("port {port}: {error}"))?;
+    compare(stream, kib)
+}
+
+/// `tcp-echo PORT`.
+pub(crate) fn tcp_echo(port: u16) -> Outcome {
+    let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|error| format!("port {port}: {error}"))?;
+    in_background(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = in_background(move || echo(stream.into()));
+        }
+    })
+}
+
+/// `tcp-send ADDRESS:PORT KIB`.
+pub(crate) fn tcp_send(to: &str, kib: u64) -> Outcome {
+    let stream = TcpStream::connect(to).map_err(|error| format!("{to}: {error}"))?;
+    compare(stream.into(), kib)
+}
+
+/// `net INTERFACE ADDRESS/PREFIX [GATEWAY]`: gives an interface an IPv4 address and brings it up.
+pub(crate) fn configure(interface: &str, address: &str, gateway: Option<&str>) -> Outcome {
+    let (ip, prefix) = address.split_once('/').ok_or("wants ADDRESS/PREFIX")?;
+    let ip = ip.parse().map_err(|_| format!("{ip}: no address"))?;
+    let prefix: u32 =
+        prefix.parse().ok().filter(|prefix| *prefix <= 32).ok_or("wants a prefix of 0 to 32")?;
+    system::configure_interface(interface, ip, prefix).map_err(|error| format!("{interface}: {error}"))?;
+    let Some(gateway) = gateway else { return Ok(()) };
+    let gateway = gateway.parse().map_err(|_| format!("{gateway}: no address"))?;
+    system::add_default_route(gateway).map_err(|error| format!("route: {error}"))
+}
+
+fn echo(stream: OwnedFd) {
+    let mut stream = File::from(stream);
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(count @ 1..) = stream.read(&mut bytes) {
+        if stream.write_all(&bytes[..count]).is_err() {
+            return;
+        }
+    }
+}
+
+fn compare(stream: OwnedFd, kib: u64) -> Outcome {
+    let failed = |error: std::io::Error| error.to_string();
+    let stream = File::from(stream);
+    let (mut sender, mut receiver) = (stream.try_clone().map_err(failed)?, stream);
+    let len = (kib as usize) << 10;
+    let pattern: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
+    let mut found = vec![0; len];
+    std::thread::scope(|scope| {
+        let sent = scope.spawn(|| sender.write_all(&pattern));
+        receiver.read_exact(&mut found).map_err(failed)?;
+        sent.join().map_err(|_| "the sender panicked")?.map_err(failed)
+    })?;
+    if found != pattern {
+        return Err("corrupt: what came back is not what was sent".to_owned());
+    }
+    console::line(&format!("came back {len}"));
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Small guests drive virtio devices by looking, and go on with them after a restore.
+
+use volt_tests::{Boot, needs};
+
+#[test]
+fn random_numbers_come_and_differ_in_every_clone() {
+    needs!(kvm);
+    let mut guest = Boot::small("random").device(["--rng"]).start();
+    assert_eq!(guest.next_number("drawn"), 1);
+    guest.pause();
+    let snapshot = guest.snapshot();
+    let mut drawn: Vec<String> = Vec::new();
+    for mut clone in [snapshot.restore(), snapshot.restore()] {
+        // The first may have been drawn before the snapshot, and only be told after it.
+        let number = clone.next_number("drawn");
+        assert_eq!(clone.next_number("drawn"), number + 1);
+        drawn.push(clone.next_line("0x"));
+    }
+    guest.resume();
+    guest.next_number("drawn");
+    drawn.push(guest.next_line("0x"));
+    assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2], "{drawn:?}");
+}
+
+#[test]
+fn a_device_that_a_snapshot_has_and_the_configuration_has_not_is_refused() {
+    needs!(kvm);
+    let mut guest = Boot::small("random").device(["--rng"]).start();
+    guest.next_number("drawn");
+    guest.pause();
+    let snapshot = guest.snapshot().copy();
+    snapshot.edit(|state| {
+        state["config"]["devices"] = serde_json::json!({});
+    });
+    snapshot.try_restore().refused(&["state of rng", "this machine has not"]);
+}
+
+#[test]
+fn a_disk_is_written_read_back_and_goes_on_in_a_clone() {
+    needs!(kvm);
+    let scratch = volt_tests::Scratch::new();
+    let image = scratch.fresh("image");
+    std::fs::File::create(&image).unwrap().set_len(64 * 512).unwrap();
+    let mut guest =
+        Boot::small("disk").device(["--disk".into(), format!("path={}", image.display())]).start();
+    while guest.next_number("sector") < 70 {}
+    guest.pause();
+    let snapshot = guest.snapshot();
+    assert!(std::fs::read(&image).unwrap().chunks(512).all(|sector| sector.iter().any(|byte| *byte != 0)));
+    // The original has the file locked.
+    snapshot.try_restore().refused(&["disk", "image"]);
+    drop(guest);
+    let mut restored = snapshot.restore();
+    let number = restored.next_number("sector");
+    while restored.next_number("sector") < number + 70 {}
+    assert!(!restored.output().contains("WRONG"), "{}", restored.output());
+}
+
+#[test]
+fn clones_go_on_over_the_layer_of_the_snapshot_each_with_its_own() {
+    needs!(kvm);
+    let scratch = volt_tests::Scratch::new();
+    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+    std::fs::write(&base, vec![7; 1 << 20]).unwrap();
+    let words = format!("path={},layer={},id=root", base.display(), layer.display());
+    let mut guest = Boot::small("disk").device(["--disk".to_owned(), words]).start();
+    while guest.next_number("sector") < 70 {}
+    guest.pause();
+    let snapshot = guest.snapshot();
+    let frozen = snapshot.fingerprint();
+    let of_snapshot = || std::fs::read(snapshot.directory().join("disk-root.layer")).unwrap();
+    let before = of_snapshot();
+    // While the original goes on writing to its own: what they find is what was there in the pause.
+    guest.resume();
+    let mut clones = [snapshot.restore(), snapshot.restore()];
+    for clone in &mut clones {
+        let number = clone.next_number("sector");
+        while clone.next_number("sector") < number + 70 {}
+    }
+    guest.next_number("sector");
+    let again = clones[0].snapshot();
+    let mut third = again.restore();
+    third.next_number("sector");
+    for guest in [&guest, &clones[0], &clones[1], &third] {
+        assert!(!guest.output().contains("WRONG"), "{}", guest.output());
+    }
+    assert_eq!((of_snapshot(), snapshot.fingerprint()), (before, frozen));
+    assert_eq!(std::fs::read(&base).unwrap(), vec![7; 1 << 20]);
+}
+
+#[test]
+fn a_clone_puts_its_layer_where_it_is_told() {
+    needs!(kvm);
+    let scratch = volt_tests::Scratch::new();
+    let (base, layer, mine) = (scratch.fresh("base"), scratch.fresh("layer"), scratch.fresh("mine"));
+    std::fs::write(&base, vec![7; 1 << 20]).unwrap();
+    let words = format!("path={},layer={},id=root", base.display(), layer.display());
+    let mut guest = Boot::small("disk").device(["--disk".to_owned(), words]).start();
+    guest.next_number("sector");
+    let snapshot = guest.snapshot();
+    let at = |place: &std::path::Path| format!("id=root,layer={}", place.display());
+    let mut clone = snapshot.restore_as(&["--disk", &at(&mine)]);
+    clone.next_number("sector");
+    assert!(mine.exists());
+    let refused = |words: &str, expected: &[&str]| {
+        let dir = snapshot.directory().to_str().unwrap();
+        volt_tests::Outcome::of(["restore", dir, "--disk", words]).refused(expected);
+    };
+    refused(&at(&mine), &["create layer", "mine", "exists"]);
+    refused("id=other,layer=/l", &["disks", "\"other\""]);
+    std::fs::remove_file(snapshot.directory().join("disk-root.layer")).unwrap();
+    snapshot.try_restore().refused(&["disk-root.layer", "is missing"]);
+}

@@ -1,0 +1,248 @@
+//! Which virtio devices a VM has, and what each is made from. A device's id names it in the API, in errors and in a snapshot.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::FileRef;
+use crate::error::{Error, Result};
+
+/// Most virtio devices a VM can have: each has an interrupt line of its own.
+pub const MAX_DEVICES: usize = 16;
+
+/// A VM's virtio devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Devices {
+    /// Disks, in the order in which the guest numbers them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskConfig>,
+    /// Network interfaces, in the guest's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<NetConfig>,
+    /// A socket between host and guest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockConfig>,
+    /// Randomness from the host.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub rng: bool,
+    /// Memory that the guest gives back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub balloon: Option<BalloonConfig>,
+    /// A console beside the serial port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub console: Option<ConsoleConfig>,
+    /// Name the devices on the kernel command line, for kernels that do not find them through ACPI.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub on_cmdline: bool,
+}
+
+/// A disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// Its name.
+    pub id: String,
+    /// A raw image, or a block device. With a layer it is the base, which is only read and may be shared.
+    pub path: FileRef,
+    /// The guest cannot write.
+    #[serde(default)]
+    pub read_only: bool,
+    /// When written data is safe.
+    #[serde(default)]
+    pub cache: Cache,
+    /// How the file is read and written.
+    #[serde(default)]
+    pub engine: Engine,
+    /// The file that takes what this VM writes. It is made if it does not exist.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<FileRef>,
+    /// How fast it may be used.
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    pub limit: RateLimit,
+}
+
+/// When what the guest wrote is safe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cache {
+    /// When the guest flushes.
+    #[default]
+    Writeback,
+    /// When the host pleases: a flush does nothing. For disks that nobody needs after a crash.
+    Unsafe,
+}
+
+/// How a disk's file is read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// One request after another.
+    #[default]
+    Sync,
+    /// As many at once as the queue holds.
+    IoUring,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetConfig {
+    /// Its name.
+    pub id: String,
+    /// What it is connected to.
+    pub backend: NetBackend,
+    /// Its hardware address, as `02:00:00:00:00:01`; one is made up from the id unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<String>,
+    /// The longest packet without headers, which the guest is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u16>,
+    /// Checksums and segmentation are left to the host.
+    #[serde(default = "yes")]
+    pub offload: bool,
+    /// How fast the guest may receive.
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    pub receive_limit: RateLimit,
+    /// How fast the guest may send.
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    pub transmit_limit: RateLimit,
+}
+
+/// What a network interface is connected to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum NetBackend {
+    /// A tap device of this name, made if there is none.
+    Tap(String),
+    /// A passt of its own, which needs no privileges: the guest reaches what this process reaches.
+    Passt {
+        /// TCP ports of 127.0.0.1 that lead into the guest: host port and guest port.
+        #[serde(default)]
+        forward: Vec<(u16, u16)>,
+    },
+}
+
+/// A socket between host and guest, as Firecracker's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VsockConfig {
+    /// The guest's address, 3 or more.
+    pub cid: u32,
+    /// The unix socket on the host. Where the guest connects to port N, `<socket>_N` must listen.
+    pub socket: PathBuf,
+}
+
+/// Memory that the guest gives back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct BalloonConfig {
+    /// How much the guest is asked to give, in MiB.
+    pub target_mib: u64,
+    /// The guest takes memory back before it kills a process for want of it.
+    pub deflate_on_oom: bool,
+    /// Seconds between the guest's statistics; none at 0.
+    pub statistics_interval: u16,
+    /// The guest reports pages as it frees them.
+    pub reporting: bool,
+    /// The guest hints at its free pages when asked.
+    pub hinting: bool,
+}
+
+/// A console beside the serial port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsoleConfig {
+    /// The unix socket where whoever connects is at the console.
+    pub socket: PathBuf,
+}
+
+/// How fast something may be used. What is not given is not limited.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RateLimit {
+    /// Bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bucket>,
+    /// Requests or packets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ops: Option<Bucket>,
+}
+
+/// A token bucket, as Firecracker's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bucket {
+    /// The most tokens it holds.
+    pub size: u64,
+    /// Milliseconds in which an empty bucket fills.
+    pub refill_time: u64,
+    /// Tokens it has in addition, once.
+    #[serde(default)]
+    pub one_time_burst: u64,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl RateLimit {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Devices {
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.disks.len()
+            + self.networks.len()
+            + usize::from(self.vsock.is_some())
+            + usize::from(self.rng)
+            + usize::from(self.balloon.is_some())
+            + usize::from(self.console.is_some())
+    }
+
+    /// Checks every field on its own; files are looked at when they are opened.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the field and what it may hold.
+    pub fn validate(&self) -> Result<()> {
+        if self.count() > MAX_DEVICES {
+            return Err(Error::config(
+                "devices",
+                format!("{} asked for; a VM has at most {MAX_DEVICES}", self.count()),
+            ));
+        }
+        let ids = |field, ids: Vec<&str>| check_ids(field, &ids);
+        ids("disks", self.disks.iter().map(|disk| disk.id.as_str()).collect())?;
+        ids("networks", self.networks.iter().map(|network| network.id.as_str()).collect())?;
+        if let Some(vsock) = self.vsock.as_ref().filter(|vsock| vsock.cid < 3 || vsock.cid == u32::MAX) {
+            let problem = format!("{} is taken; a guest's is 3 to 4294967294", vsock.cid);
+            return Err(Error::config("vsock cid", problem));
+        }
+        Ok(())
+    }
+}
+
+fn check_ids(field: &'static str, ids: &[&str]) -> Result<()> {
+    for (at, id) in ids.iter().enumerate() {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if id.is_empty() || id.len() > 32 || !id.chars().all(allowed) {
+            return Err(Error::config(field, format!("id {id:?}: 1 to 32 letters, digits, _ and -")));
+        }
+        if ids[..at].contains(id) {
+            return Err(Error::config(field, format!("id {id:?} is there twice")));
+        }
+    }
+    Ok(())
+}

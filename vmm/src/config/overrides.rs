@@ -1,0 +1,143 @@
+//! What may differ from clone to clone of one snapshot: where a device's other end on the host is. It edits the configuration
+//! before a machine is made from it, never the saved state.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::FileRef;
+use super::devices::{Devices, NetBackend, RateLimit};
+use crate::error::{Error, Result};
+
+/// Changes to a snapshot's devices. What is not given stays as it was.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Overrides {
+    /// Disks.
+    pub disks: Vec<DiskOverride>,
+    /// Network interfaces.
+    pub networks: Vec<NetOverride>,
+    /// The socket device.
+    pub vsock: Option<VsockOverride>,
+}
+
+/// Another file for a disk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskOverride {
+    /// The disk.
+    pub id: String,
+    /// The image, or with a layer the base. Its content must be what the guest's memory takes it for.
+    #[serde(default)]
+    pub path: Option<FileRef>,
+    /// The file that takes what this clone writes.
+    #[serde(default)]
+    pub layer: Option<FileRef>,
+    /// How fast it may be used.
+    #[serde(default)]
+    pub limit: Option<RateLimit>,
+}
+
+/// Another end for a network interface.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetOverride {
+    /// The interface.
+    pub id: String,
+    /// What it is connected to.
+    #[serde(default)]
+    pub backend: Option<NetBackend>,
+    /// Its hardware address, which a running guest does not look at again by itself.
+    #[serde(default)]
+    pub mac: Option<String>,
+    /// How fast the guest may receive.
+    #[serde(default)]
+    pub receive_limit: Option<RateLimit>,
+    /// How fast the guest may send.
+    #[serde(default)]
+    pub transmit_limit: Option<RateLimit>,
+}
+
+/// Another socket, or another address, for the socket device.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VsockOverride {
+    /// The guest's address. The guest hears of it with the reset of its connections.
+    #[serde(default)]
+    pub cid: Option<u32>,
+    /// The unix socket on the host.
+    #[serde(default)]
+    pub socket: Option<PathBuf>,
+}
+
+impl Overrides {
+    /// Changes `devices`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when there is no such device, or what comes out cannot be.
+    pub fn apply(self, devices: &mut Devices) -> Result<()> {
+        let Self { disks, networks, vsock } = self;
+        for DiskOverride { id, path, layer, limit } in disks {
+            let disk = devices.disks.iter_mut().find(|disk| disk.id == id);
+            let disk = disk.ok_or_else(|| unknown("disks", &id))?;
+            set(&mut disk.path, path);
+            disk.layer = layer.or(disk.layer.take());
+            set(&mut disk.limit, limit);
+        }
+        for NetOverride { id, backend, mac, receive_limit, transmit_limit } in networks {
+            let network = devices.networks.iter_mut().find(|network| network.id == id);
+            let network = network.ok_or_else(|| unknown("networks", &id))?;
+            set(&mut network.backend, backend);
+            network.mac = mac.or(network.mac.take());
+            set(&mut network.receive_limit, receive_limit);
+            set(&mut network.transmit_limit, transmit_limit);
+        }
+        if let Some(VsockOverride { cid, socket }) = vsock {
+            let vsock = devices.vsock.as_mut().ok_or_else(|| {
+                Error::config("vsock", "an override, but the snapshot's VM has no such device")
+            })?;
+            set(&mut vsock.cid, cid);
+            set(&mut vsock.socket, socket);
+        }
+        devices.validate()
+    }
+}
+
+fn unknown(field: &'static str, id: &str) -> Error {
+    Error::config(field, format!("an override of {id:?}, but the snapshot's VM has no such device"))
+}
+
+fn set<T>(field: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *field = value;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::devices::VsockConfig;
+
+    #[test]
+    fn what_is_given_is_changed_and_the_rest_stays() {
+        let disk = r#"{"disks":[{"id":"a","path":"/a","layer":"/l"},{"id":"b","path":"/b"}]}"#;
+        let mut devices: Devices = serde_json::from_str(disk).unwrap();
+        devices.vsock = Some(VsockConfig { cid: 3, socket: "/v".into() });
+        let overrides = r#"{"disks":[{"id":"a","layer":"/m"}],"vsock":{"cid":4}}"#;
+        serde_json::from_str::<Overrides>(overrides).unwrap().apply(&mut devices).unwrap();
+        assert_eq!((&devices.disks[0].path, &devices.disks[0].layer), (&"/a".into(), &Some("/m".into())));
+        assert_eq!(devices.disks[1].layer, None);
+        assert_eq!(devices.vsock, Some(VsockConfig { cid: 4, socket: "/v".into() }));
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let apply = |text: &str| {
+            let overrides: Overrides = serde_json::from_str(text).unwrap();
+            overrides.apply(&mut Devices::default()).unwrap_err().to_string()
+        };
+        assert!(apply(r#"{"disks":[{"id":"x"}]}"#).contains("\"x\""));
+        assert!(apply(r#"{"networks":[{"id":"y"}]}"#).contains("\"y\""));
+        assert!(apply(r#"{"vsock":{"cid":4}}"#).starts_with("vsock: "));
+    }
+}

@@ -1,0 +1,428 @@
+//! The balloon (virtio 1.2, section 5.5): the guest gives memory back to the host, in three ways.
+//!
+//! ```text
+//!  host: set_target ──num_pages──> driver ──page numbers──> inflate queue ──┐
+//!                                  driver <── deflate: it takes them again  ├──> memory::reclaim
+//!  driver by itself: free pages ─────────────────────────> reporting queue ─┤
+//!  host: start_hinting ──command──> driver ──free pages──> hinting queue ───┘
+//! ```
+//!
+//! What is in a page that was given is gone, unless the driver touches the page again first: it reads as zero, or as the base of
+//! a clone has it. So page poisoning, the promise of a certain content, is not offered.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::chain::Chain;
+use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use crate::config::devices::BalloonConfig;
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::backing::Base;
+use crate::persist::Persist;
+
+mod hinting;
+mod pages;
+mod statistics;
+
+pub use hinting::Hinting;
+use pages::{PFN, Pages};
+pub use statistics::Statistics;
+
+/// Feature bits (virtio 1.2, section 5.5.3).
+mod feature {
+    pub const STATS_VQ: u64 = 1 << 1;
+    pub const DEFLATE_ON_OOM: u64 = 1 << 2;
+    pub const FREE_PAGE_HINT: u64 = 1 << 3;
+    pub const REPORTING: u64 = 1 << 5;
+    /// Those that have a queue, in the order of the queues.
+    pub const WITH_QUEUE: [u64; 3] = [STATS_VQ, FREE_PAGE_HINT, REPORTING];
+}
+
+/// Inflate, deflate, and as many of the others as there are features for.
+const QUEUES: [u16; 5] = [256, 256, 64, 64, 64];
+const INFLATE: usize = 0;
+const DEFLATE: usize = 1;
+/// Where the driver writes how many pages it has given, in the configuration space.
+const ACTUAL: u64 = 4;
+const PAGES_PER_MIB: u64 = (1 << 20) / PAGE;
+/// The most page numbers of one turn, and the most buffers but for the last chain's: each may be a system call.
+const PFNS_PER_TURN: usize = 8192;
+const BUFFERS_PER_TURN: usize = 1024;
+
+/// The device.
+#[derive(Debug)]
+pub struct Balloon {
+    // Configuration.
+    features: u64,
+    interval: Duration,
+    memory_mib: u64,
+    // Glue.
+    pages: Pages,
+    /// When the driver is asked for statistics next.
+    due: Option<Instant>,
+    /// The driver's buffer for statistics: giving it back asks for the next ones. While the device stands still it is in the
+    /// queue.
+    held: Option<u16>,
+    /// How many pages of the first list in the inflate queue have been given back; doing it twice does no harm.
+    begun: usize,
+    // Volatile.
+    target: u32,
+    actual: u32,
+    hinting: Hinting,
+    statistics: Option<Statistics>,
+}
+
+/// What of it the driver can see, and the statistics, which nobody wants to wait for after a restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalloonState {
+    target_pages: u32,
+    actual_pages: u32,
+    hinting: Hinting,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    statistics: Option<Statistics>,
+}
+
+impl Balloon {
+    /// A balloon for a guest of so much memory, which was mapped over `base`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a target that is more than the guest has.
+    pub fn new(config: &BalloonConfig, base: Base, memory_mib: u64) -> Result<Self> {
+        let BalloonConfig { target_mib, deflate_on_oom, statistics_interval, reporting, hinting } = config;
+        let offered = [
+            (feature::STATS_VQ, *statistics_interval > 0),
+            (feature::DEFLATE_ON_OOM, *deflate_on_oom),
+            (feature::FREE_PAGE_HINT, *hinting),
+            (feature::REPORTING, *reporting),
+        ];
+        let mut balloon = Self {
+            features: offered.iter().filter(|(_, offered)| *offered).map(|(feature, _)| feature).sum(),
+            interval: Duration::from_secs((*statistics_interval).into()),
+            memory_mib,
+            pages: Pages::new(base),
+            due: None,
+            held: None,
+            begun: 0,
+            target: 0,
+            actual: 0,
+            hinting: Hinting::new(),
+            statistics: None,
+        };
+        balloon.set_target(*target_mib)?;
+        Ok(balloon)
+    }
+
+    /// Asks the guest for so much memory. Whoever calls this lets the driver know that the configuration changed.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: it is more than the guest has.
+    pub fn set_target(&mut self, mib: u64) -> Result<()> {
+        let pages = mib.checked_mul(PAGES_PER_MIB).and_then(|pages| u32::try_from(pages).ok());
+        let Some(pages) = pages.filter(|_| mib <= self.memory_mib) else {
+            let problem = format!("{mib} MiB asked for; the guest has {}", self.memory_mib);
+            return Err(Error::config("balloon target_mib", problem));
+        };
+        self.target = pages;
+        Ok(())
+    }
+
+    /// How much the guest is asked for, in MiB.
+    #[must_use]
+    pub fn target(&self) -> u64 {
+        u64::from(self.target) / PAGES_PER_MIB
+    }
+
+    /// How much the guest says that it has given, in MiB.
+    #[must_use]
+    pub fn actual(&self) -> u64 {
+        u64::from(self.actual) / PAGES_PER_MIB
+    }
+
+    /// What the guest said last.
+    #[must_use]
+    pub fn statistics(&self) -> Option<Statistics> {
+        self.statistics
+    }
+
+    /// How many pages have gone back to the host since this device was made, in all three ways.
+    #[must_use]
+    pub fn returned_pages(&self) -> u64 {
+        self.pages.returned
+    }
+
+    /// How many pages the guest named that cannot be given back.
+    #[must_use]
+    pub fn ignored_pages(&self) -> u64 {
+        self.pages.ignored
+    }
+
+    /// Asks the guest for all its free pages, once. Whoever calls this lets the driver know that the configuration changed.
+    ///
+    /// A page that the guest takes back before its hint has been looked at loses what the guest wrote since: Linux does that
+    /// when memory is very short meanwhile. Reporting has no such window.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: the balloon was made without it.
+    pub fn start_hinting(&mut self) -> Result<()> {
+        self.check_hinting()?;
+        self.hinting.start();
+        Ok(())
+    }
+
+    /// Lets the guest have back the pages that it hinted at. Whoever calls this lets the driver know that the configuration
+    /// changed.
+    ///
+    /// # Errors
+    /// As [`Balloon::start_hinting`].
+    pub fn stop_hinting(&mut self) -> Result<()> {
+        self.check_hinting()?;
+        self.hinting.stop();
+        Ok(())
+    }
+
+    /// How far hinting has come.
+    ///
+    /// # Errors
+    /// As [`Balloon::start_hinting`].
+    pub fn hinting(&self) -> Result<Hinting> {
+        self.check_hinting()?;
+        Ok(self.hinting)
+    }
+
+    fn check_hinting(&self) -> Result<()> {
+        match self.features & feature::FREE_PAGE_HINT {
+            0 => Err(Error::config("balloon hinting", "the balloon was made without it")),
+            _ => Ok(()),
+        }
+    }
+
+    /// A turn of the inflate queue. A list may be longer than a turn: it stays in the queue until all of it has been done.
+    fn inflate(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        let Self { pages, begun, .. } = self;
+        let ram = io.ram;
+        let mut left = PFNS_PER_TURN;
+        serve(io, INFLATE, |chain| {
+            let Chain { head: _, readable: list, writable: _ } = chain;
+            list.take(*begun * PFN);
+            let (all, odd) = (list.len() / PFN, !list.len().is_multiple_of(PFN));
+            let now = all.min(left);
+            left -= now;
+            pages.listed(ram, list.take(now * PFN));
+            if now < all {
+                *begun += now;
+                return Ok(Served::InPart);
+            }
+            *begun = 0;
+            pages.ignored += u64::from(odd);
+            Ok(if left == 0 { Served::AndEnough } else { Served::Whole })
+        })
+    }
+
+    /// A turn of a queue whose buffers are free pages: of the reporting queue, or of the hinting queue, where the driver also
+    /// says which request they answer.
+    fn take_free_pages(
+        &mut self,
+        io: &mut Io<'_>,
+        queue: usize,
+        hints: bool,
+    ) -> std::result::Result<Next, Broken> {
+        let Self { pages, hinting, .. } = self;
+        let (ram, interrupt) = (io.ram, io.interrupt);
+        let mut left = BUFFERS_PER_TURN;
+        serve(io, queue, |chain| {
+            if hints && !chain.readable.is_empty() && hinting.hear(u32::from_le(chain.readable.read_value()?))
+            {
+                interrupt.config();
+            }
+            if !hints || hinting.is_hinting() {
+                left = left.saturating_sub(pages.buffers(ram, &chain.writable));
+            }
+            Ok(if left == 0 { Served::AndEnough } else { Served::Whole })
+        })
+    }
+
+    /// Reads the statistics that have come, and asks for new ones when it is time.
+    fn look_at_statistics(&mut self, io: &mut Io<'_>, queue: usize) -> std::result::Result<Next, Broken> {
+        let (memory, queue) = (io.ram.guest(), &mut io.queues[queue]);
+        if self.held.is_none() {
+            let mut chain = queue.pop(memory)?;
+            if chain.is_none() && queue.listen(memory)? {
+                chain = queue.pop(memory)?;
+            }
+            if let Some(mut chain) = chain {
+                self.statistics = Some(Statistics::read(&mut chain.readable));
+                self.held = Some(chain.head);
+            }
+        }
+        let now = Instant::now();
+        let due = *self.due.get_or_insert(now + self.interval);
+        if now < due {
+            return Ok(Next::At(due));
+        }
+        if let Some(head) = self.held.take() {
+            queue.put(memory, head, 0)?;
+            if queue.wants_interrupt(memory)? {
+                io.interrupt.queue();
+            }
+            if queue.listen(memory)? {
+                self.due = Some(now + self.interval);
+                return Ok(Next::Again);
+            }
+        }
+        self.due = Some(now + self.interval);
+        Ok(Next::At(now + self.interval))
+    }
+}
+
+/// How a chain was answered.
+enum Served {
+    Whole,
+    /// In whole, and that is enough for this turn.
+    AndEnough,
+    /// It stays in the queue for the next turn.
+    InPart,
+}
+
+/// [`Io::serve`] for chains that are more than a turn's work. Nothing is ever written to them.
+fn serve(
+    io: &mut Io<'_>,
+    queue: usize,
+    mut answer: impl FnMut(&mut Chain<'_>) -> std::result::Result<Served, Broken>,
+) -> std::result::Result<Next, Broken> {
+    let (memory, queue) = (io.ram.guest(), &mut io.queues[queue]);
+    let (mut served, mut next) = (0, Next::Again);
+    queue.hush(memory)?;
+    while served < queue.size() {
+        match queue.pop(memory)? {
+            Some(mut chain) => {
+                let answered = answer(&mut chain)?;
+                if let Served::InPart = answered {
+                    queue.unpop();
+                    break;
+                }
+                queue.put(memory, chain.head, 0)?;
+                served += 1;
+                if let Served::AndEnough = answered {
+                    break;
+                }
+            }
+            None if queue.listen(memory)? => queue.hush(memory)?,
+            None => {
+                next = Next::Wait;
+                break;
+            }
+        }
+    }
+    if served > 0 && queue.wants_interrupt(memory)? {
+        io.interrupt.queue();
+    }
+    Ok(next)
+}
+
+/// The queue of a feature that the driver took. Linux does not count those of features that it did not take, and neither do other
+/// devices, whatever numbers virtio 1.2, section 5.5.2, gives them.
+fn queue_of(feature: u64, taken: u64) -> Option<usize> {
+    let before = feature::WITH_QUEUE.iter().filter(|other| **other < feature && taken & **other != 0).count();
+    (taken & feature != 0).then_some(DEFLATE + 1 + before)
+}
+
+impl VirtioDevice for Balloon {
+    fn kind(&self) -> Kind {
+        let more = feature::WITH_QUEUE.iter().filter(|feature| self.features & **feature != 0).count();
+        Kind { id: 5, queues: &QUEUES[..DEFLATE + 1 + more] }
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn config(&self) -> Vec<u8> {
+        [self.target, self.actual, self.hinting.host_cmd]
+            .iter()
+            .flat_map(|field| field.to_le_bytes())
+            .collect()
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        let mut actual = self.actual.to_le_bytes();
+        for (at, byte) in data.iter().enumerate() {
+            let within = offset.checked_add(at as u64).and_then(|at| at.checked_sub(ACTUAL));
+            if let Some(place) = within.and_then(|within| actual.get_mut(within as usize)) {
+                *place = *byte;
+            }
+        }
+        self.actual = u32::from_le_bytes(actual);
+    }
+
+    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        let taken = io.features;
+        let mut turns = vec![self.inflate(io)?, io.serve(DEFLATE, |_| Ok(0))?];
+        if let Some(queue) = queue_of(feature::FREE_PAGE_HINT, taken) {
+            turns.push(self.take_free_pages(io, queue, true)?);
+        }
+        if let Some(queue) = queue_of(feature::REPORTING, taken) {
+            turns.push(self.take_free_pages(io, queue, false)?);
+        }
+        let next = match queue_of(feature::STATS_VQ, taken) {
+            Some(queue) => self.look_at_statistics(io, queue)?,
+            None => Next::Wait,
+        };
+        Ok(if turns.contains(&Next::Again) { Next::Again } else { next })
+    }
+
+    /// The buffer for statistics goes back to where it came from: whoever goes on finds it there.
+    fn end(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
+        if let (Some(_), Some(queue)) = (self.held.take(), queue_of(feature::STATS_VQ, io.features)) {
+            io.queues[queue].unpop();
+        }
+        self.due = None;
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        (self.due, self.held, self.begun) = (None, None, 0);
+        (self.actual, self.statistics) = (0, None);
+        self.hinting.reset();
+    }
+}
+
+impl Persist for Balloon {
+    type State = BalloonState;
+
+    fn save(&self) -> Result<BalloonState> {
+        let Self {
+            features: _,
+            interval: _,
+            memory_mib: _,
+            pages: _,
+            due: _,
+            held: _,
+            begun: _,
+            target,
+            actual,
+            hinting,
+            statistics,
+        } = self;
+        Ok(BalloonState {
+            target_pages: *target,
+            actual_pages: *actual,
+            hinting: *hinting,
+            statistics: *statistics,
+        })
+    }
+
+    fn restore(&mut self, state: &BalloonState) -> Result<()> {
+        let BalloonState { target_pages, actual_pages, hinting, statistics } = state;
+        self.set_target(u64::from(*target_pages) / PAGES_PER_MIB)?;
+        self.actual = *actual_pages;
+        self.hinting = *hinting;
+        self.statistics = *statistics;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

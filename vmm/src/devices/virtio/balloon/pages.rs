@@ -1,0 +1,93 @@
+//! The pages that a driver gives: as a list of page numbers, or as the buffers themselves. Whole pages of RAM among them go back
+//! to the host; what else is named there is left alone and counted.
+
+use std::ops::Range;
+
+use crate::devices::virtio::chain::Buffers;
+use crate::error::report;
+use crate::memory::PAGE;
+use crate::memory::backing::Base;
+use crate::memory::ram::GuestRam;
+use crate::memory::reclaim::give_back;
+
+/// Bytes of a page number in a list.
+pub(super) const PFN: usize = 4;
+
+/// Where pages go back to.
+#[derive(Debug)]
+pub(super) struct Pages {
+    base: Base,
+    /// How many have been given back.
+    pub returned: u64,
+    /// How many were named that cannot be given back.
+    pub ignored: u64,
+    /// The host's refusal has been logged: a guest can bring about as many as it likes.
+    complained: bool,
+}
+
+impl Pages {
+    pub fn new(base: Base) -> Self {
+        Self { base, returned: 0, ignored: 0, complained: false }
+    }
+
+    /// Gives back the pages of a list, a whole number of 32-bit page numbers in little-endian.
+    pub fn listed(&mut self, ram: &GuestRam, mut list: Buffers<'_>) {
+        let mut bytes = vec![0; list.len()];
+        list.read(&mut bytes);
+        let number = |pfn: &[u8]| u32::from_le_bytes(pfn.try_into().expect("four bytes"));
+        let mut pfns: Vec<u32> = bytes.chunks_exact(PFN).map(number).collect();
+        // A driver lists pages in the order in which it found them, which is often from the last to the first.
+        pfns.sort_unstable();
+        pfns.dedup();
+        for run in pfns.chunk_by(|one, next| one + 1 == *next) {
+            let start = u64::from(run[0]) * PAGE;
+            self.range(ram, start..start + run.len() as u64 * PAGE);
+        }
+    }
+
+    /// Gives back what buffers consist of. Says how many there were.
+    pub fn buffers(&mut self, ram: &GuestRam, buffers: &Buffers<'_>) -> usize {
+        let pieces = buffers.iovecs();
+        for piece in &pieces {
+            let at = guest_address(ram, piece.iov_base as u64).expect("buffers are guest memory");
+            let end = (at + piece.iov_len as u64) / PAGE * PAGE;
+            let start = at.next_multiple_of(PAGE);
+            match start < end {
+                true => self.range(ram, start..end),
+                false => self.ignored += 1,
+            }
+        }
+        pieces.len()
+    }
+
+    /// Gives back those of some pages that are RAM.
+    fn range(&mut self, ram: &GuestRam, pages: Range<u64>) {
+        let mut outside = pages.end - pages.start;
+        for region in ram.regions() {
+            let start = pages.start.max(region.gpa);
+            let end = pages.end.min(region.gpa + region.len);
+            if start >= end {
+                continue;
+            }
+            outside -= end - start;
+            match give_back(ram, &self.base, start, end - start) {
+                Ok(()) => self.returned += (end - start) / PAGE,
+                Err(error) => {
+                    if !self.complained {
+                        log::warn!("balloon: {}", report(&error));
+                    }
+                    self.complained = true;
+                }
+            }
+        }
+        self.ignored += outside / PAGE;
+    }
+}
+
+/// Where in guest memory an address of this process is.
+fn guest_address(ram: &GuestRam, host: u64) -> Option<u64> {
+    ram.regions().iter().find_map(|region| {
+        let within = host.checked_sub(ram.host_address(region) as u64)?;
+        (within < region.len).then_some(region.gpa + within)
+    })
+}

@@ -1,0 +1,83 @@
+//! Statistics of the guest's memory (virtio 1.2, section 5.5.6.3).
+
+use serde::{Deserialize, Serialize};
+
+use crate::devices::virtio::chain::Buffers;
+
+/// Bytes of a statistic: a tag of 16 bits and a value of 64, in little-endian.
+const LEN: usize = 10;
+/// The most that are read from one buffer; there are 11 kinds.
+const MOST: usize = 64;
+
+/// What the driver said last, as far as it said it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Statistics {
+    /// Bytes swapped in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_in: Option<u64>,
+    /// Bytes swapped out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swap_out: Option<u64>,
+    /// Page faults that needed a disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub major_faults: Option<u64>,
+    /// Page faults that needed none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor_faults: Option<u64>,
+    /// Bytes that are used for nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_memory: Option<u64>,
+    /// Bytes in all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub total_memory: Option<u64>,
+    /// Bytes that a new program could have without swapping.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_memory: Option<u64>,
+    /// Bytes of file cache that could be had without I/O.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_caches: Option<u64>,
+    /// Huge pages allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hugetlb_allocations: Option<u64>,
+    /// Huge pages that could not be allocated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hugetlb_failures: Option<u64>,
+    /// Processes killed for want of memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub oom_kills: Option<u64>,
+}
+
+impl Statistics {
+    /// What a driver's buffer says. Tags that are not known are passed over, as is a statistic that is cut off.
+    pub(super) fn read(buffer: &mut Buffers<'_>) -> Self {
+        let mut statistics = Self::default();
+        let mut bytes = [0; LEN * MOST];
+        let len = buffer.read(&mut bytes);
+        for statistic in bytes[..len].chunks_exact(LEN) {
+            let (tag, value) = statistic.split_at(2);
+            let tag = u16::from_le_bytes(tag.try_into().expect("two bytes"));
+            if let Some(field) = statistics.field(tag) {
+                *field = Some(u64::from_le_bytes(value.try_into().expect("eight bytes")));
+            }
+        }
+        statistics
+    }
+
+    fn field(&mut self, tag: u16) -> Option<&mut Option<u64>> {
+        Some(match tag {
+            0 => &mut self.swap_in,
+            1 => &mut self.swap_out,
+            2 => &mut self.major_faults,
+            3 => &mut self.minor_faults,
+            4 => &mut self.free_memory,
+            5 => &mut self.total_memory,
+            6 => &mut self.available_memory,
+            7 => &mut self.disk_caches,
+            8 => &mut self.hugetlb_allocations,
+            9 => &mut self.hugetlb_failures,
+            10 => &mut self.oom_kills,
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,266 @@
+//! A raw image file or a block device of the host. Data goes straight between it and guest memory.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+
+use super::request::Stretch;
+use super::storage::Storage;
+use crate::config::FileRef;
+use crate::devices::virtio::chain::Buffers;
+use crate::error::{Error, Result};
+
+/// The most pieces of one vectored call (`UIO_MAXIOV`).
+pub const MOST_PIECES: usize = 1024;
+/// Zeros for a host that can only write them.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+/// `_IO(0x12, 119)` (linux/fs.h)
+const BLKDISCARD: libc::Ioctl = 0x1277;
+
+/// An open file, locked against others.
+#[derive(Debug)]
+pub struct HostFile {
+    file: File,
+    name: String,
+    is_block_device: bool,
+}
+
+/// How a file is to be used, and what others may then do with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// Others may read it too.
+    Read,
+    /// Nobody else.
+    Write,
+    /// As [`Use::Write`], and if it is not there it is made.
+    Make,
+}
+
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// To guest memory.
+    Read,
+    /// From it.
+    Write,
+}
+
+impl HostFile {
+    /// Opens and locks a file for the disk `id`.
+    ///
+    /// # Errors
+    /// It is neither a regular file nor a block device, or someone uses it in a way that does not go with this one.
+    pub fn open(id: &str, file: &FileRef, wanted: Use) -> Result<Self> {
+        let name = file.to_string();
+        let opened = match wanted {
+            Use::Read => file.open("open disk")?,
+            Use::Write | Use::Make => file.open_writable("open disk", wanted == Use::Make)?,
+        };
+        let kind =
+            opened.metadata().map_err(|source| Error::file("look at disk", &name, source))?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            let problem = format!("{id}: {name} is neither a regular file nor a block device");
+            return Err(Error::config("disks", problem));
+        }
+        if let FileRef::Path(_) = file {
+            // It was only for the opening; io_uring would take it to mean that nothing may wait for the disk.
+            fcntl_getfl(&opened)
+                .and_then(|flags| fcntl_setfl(&opened, flags - OFlags::NONBLOCK))
+                .map_err(|source| Error::file("open disk", &name, source))?;
+        }
+        let opened = Self { file: opened, name, is_block_device: kind.is_block_device() };
+        opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => {
+                let use_of_it = if wanted == Use::Read { "written" } else { "used" };
+                let problem = format!("{id}: {} is being {use_of_it} by another VM or process", opened.name);
+                Error::config("disks", problem)
+            }
+            _ => Error::file("lock disk", &opened.name, source),
+        })?;
+        Ok(opened)
+    }
+
+    /// The same open file once more; the lock is theirs together.
+    pub fn duplicate(&self) -> io::Result<Self> {
+        let Self { file, name, is_block_device } = self;
+        Ok(Self { file: file.try_clone()?, name: name.clone(), is_block_device: *is_block_device })
+    }
+
+    /// The file as the user named it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// The lock belongs to the open file: it ends with its last descriptor, and two that were opened apart are in each other's
+    /// way in one process too.
+    fn lock(&self, exclusive: bool) -> io::Result<()> {
+        // SAFETY: integers, for which zeros are the whole file.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        // SAFETY: the kernel reads one `flock`.
+        match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> io::Result<u64> {
+        match self.is_block_device {
+            true => (&self.file).seek(SeekFrom::End(0)),
+            false => Ok(self.file.metadata()?.len()),
+        }
+    }
+
+    /// Reads to guest memory, all of it or it is an error.
+    pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
+        // SAFETY: the pieces are guest memory, borrowed for the call.
+        unsafe { self.transfer(Direction::Read, at, &mut into.iovecs()) }
+    }
+
+    /// Writes from guest memory, all of it or it is an error. A file that has become too short does not grow again: it would
+    /// have zeros where there was data.
+    pub fn write(&self, at: u64, from: &Buffers<'_>) -> io::Result<()> {
+        self.check_reaches(at + from.len() as u64)?;
+        // SAFETY: as above.
+        unsafe { self.transfer(Direction::Write, at, &mut from.iovecs()) }
+    }
+
+    /// Whether the file still has its first `end` bytes.
+    pub fn check_reaches(&self, end: u64) -> io::Result<()> {
+        match self.is_block_device || self.len()? >= end {
+            true => Ok(()),
+            false => Err(shrunk()),
+        }
+    }
+
+    /// Reads or writes all of `pieces` or it is an error.
+    ///
+    /// # Safety
+    /// They are memory that stays where it is during the call, and that may be read and written.
+    pub unsafe fn transfer(
+        &self,
+        direction: Direction,
+        at: u64,
+        pieces: &mut [libc::iovec],
+    ) -> io::Result<()> {
+        let (fd, mut rest) = (self.file.as_raw_fd(), pieces);
+        let mut at = libc::off_t::try_from(at).map_err(|_| ErrorKind::FileTooLarge)?;
+        while !rest.is_empty() {
+            let (pieces, count) = (rest.as_ptr(), rest.len().min(MOST_PIECES) as libc::c_int);
+            let done = match direction {
+                // SAFETY: as the caller has it.
+                Direction::Read => unsafe { libc::preadv(fd, pieces, count, at) },
+                // SAFETY: as above.
+                Direction::Write => unsafe { libc::pwritev(fd, pieces, count, at) },
+            };
+            match done {
+                0 => return Err(shrunk()),
+                1.. => {
+                    at += done as libc::off_t;
+                    rest = skip(rest, done.cast_unsigned());
+                }
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a stretch read as zeros, in whichever way the host knows.
+    pub fn write_zeroes(&self, stretch: Stretch) -> io::Result<()> {
+        let Stretch { at, len, unmap } = stretch;
+        self.check_reaches(at + len)?;
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+        for way in [punch, zero].into_iter().skip(usize::from(!unmap)) {
+            match fallocate(&self.file, way, at, len) {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+                done => return Ok(done?),
+            }
+        }
+        let mut done = 0;
+        while done < len {
+            let some = (len - done).min(ZEROS.len() as u64);
+            self.file.write_all_at(&ZEROS[..some as usize], at + done)?;
+            done += some;
+        }
+        Ok(())
+    }
+
+    /// Gives the place of a stretch back to the host.
+    pub fn discard(&self, Stretch { at, len, unmap: _ }: Stretch) -> io::Result<()> {
+        if !self.is_block_device {
+            let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            return Ok(fallocate(&self.file, punch, at, len)?);
+        }
+        let range = [at, len];
+        // SAFETY: the kernel reads two numbers.
+        match unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+}
+
+pub fn shrunk() -> io::Error {
+    io::Error::new(ErrorKind::UnexpectedEof, "the file has become shorter")
+}
+
+/// What is left of `pieces` after `done` bytes.
+pub fn skip(pieces: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
+    let mut whole = 0;
+    while let Some(piece) = pieces.get_mut(whole) {
+        if done < piece.iov_len {
+            // SAFETY: still within the piece.
+            piece.iov_base = unsafe { piece.iov_base.byte_add(done) };
+            piece.iov_len -= done;
+            break;
+        }
+        done -= piece.iov_len;
+        whole += 1;
+    }
+    &mut pieces[whole..]
+}
+
+impl Storage for HostFile {
+    fn len(&self) -> io::Result<u64> {
+        self.len()
+    }
+
+    fn read(&mut self, at: u64, into: Buffers<'_>) -> io::Result<()> {
+        HostFile::read(self, at, &into)
+    }
+
+    fn write(&mut self, at: u64, from: Buffers<'_>) -> io::Result<()> {
+        HostFile::write(self, at, &from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn write_zeroes(&mut self, stretch: Stretch) -> io::Result<()> {
+        HostFile::write_zeroes(self, stretch)
+    }
+
+    fn discard(&mut self, stretch: Stretch) -> io::Result<()> {
+        HostFile::discard(self, stretch)
+    }
+}

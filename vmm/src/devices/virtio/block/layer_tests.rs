@@ -1,0 +1,326 @@
+//! Layers over bases.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use super::super::Block;
+use super::super::testing::{
+    DONE, Dir, FAILED, Random, discard, disk, flush, pattern, read, refusal, start, write, write_zeroes,
+};
+use super::*;
+use crate::config::devices::DiskConfig;
+use crate::devices::virtio::feature;
+use crate::devices::virtio::rng::Rng;
+use crate::devices::virtio::testing::{Driver, MEMORY, WRITE};
+use crate::devices::virtio::transport::Transport;
+use crate::persist::PersistBlob;
+
+/// Five clusters and a part of one, and half a sector that no guest sees.
+const LEN: usize = 5 * CLUSTER as usize + 9 * 512;
+const FILE_LEN: usize = LEN + 256;
+
+struct Based {
+    dir: Dir,
+    base: PathBuf,
+    content: Vec<u8>,
+}
+
+impl Based {
+    fn new() -> Self {
+        let dir = Dir::new();
+        let content = pattern(FILE_LEN, 11);
+        Self { base: dir.file("base", &content), content, dir }
+    }
+
+    fn layer(&self, name: &str) -> DiskConfig {
+        DiskConfig { layer: Some(self.dir.path(name).as_path().into()), ..disk(&self.base) }
+    }
+
+    fn assert_untouched(&self) {
+        assert!(fs::read(&self.base).unwrap() == self.content, "the base has changed");
+    }
+}
+
+/// Halts the device, and goes on with one that is opened only when the old one is gone.
+fn reopen(driver: &mut Driver, open: impl FnOnce() -> Block) {
+    driver.transport.halt();
+    let state = driver.transport.save_blob("test").unwrap();
+    driver.transport = Transport::new("none", Arc::new(Mutex::new(Rng)), driver.ram.clone()).unwrap();
+    let mut transport = Transport::new("test", Arc::new(Mutex::new(open())), driver.ram.clone()).unwrap();
+    transport.restore_blob("test", &state).unwrap();
+    driver.transport = transport;
+    driver.transport.go_on().unwrap();
+}
+
+#[test]
+fn clones_of_a_base_write_apart() {
+    let based = Based::new();
+    let (mut one, mut other) = (start(&based.layer("one")), start(&based.layer("other")));
+    assert_eq!(write(&mut one, 3, &[1; 512]), DONE);
+    assert_eq!(write(&mut other, 3, &[2; 1024]), DONE);
+    assert_eq!((flush(&mut one), flush(&mut other)), (DONE, DONE));
+    let mut expected = based.content[..LEN].to_vec();
+    expected[3 * 512..4 * 512].fill(1);
+    assert!(read(&mut one, 0, LEN).unwrap() == expected);
+    expected[3 * 512..5 * 512].fill(2);
+    assert!(read(&mut other, 0, LEN).unwrap() == expected);
+    based.assert_untouched();
+}
+
+#[test]
+fn a_layer_costs_what_was_written() {
+    let based = Based::new();
+    let big = based.dir.path("big");
+    fs::File::create(&big).unwrap().set_len(1 << 30).unwrap();
+    let config = DiskConfig { path: big.as_path().into(), ..based.layer("layer") };
+    let mut driver = start(&config);
+    assert_eq!(write(&mut driver, 1 << 20, &[1; 512]), DONE);
+    assert_eq!(write_zeroes(&mut driver, 0, 1 << 15, false), DONE);
+    assert_eq!(flush(&mut driver), DONE);
+    let taken = fs::metadata(based.dir.path("layer")).unwrap().blocks() * 512;
+    assert!(taken <= 4 * CLUSTER, "{taken} bytes for one cluster, a map and a header");
+}
+
+#[test]
+fn what_a_write_leaves_of_a_cluster_is_the_bases() {
+    let based = Based::new();
+    for (number, (at, len)) in [
+        (0, 512),                     // the start of a cluster
+        (CLUSTER - 512, 512),         // its end
+        (CLUSTER - 512, 1024),        // two of them
+        (512, 3 * CLUSTER),           // parts on both sides of whole ones
+        (CLUSTER, 2 * CLUSTER),       // whole ones
+        (LEN as u64 - 512, 512),      // the base's end
+        (LEN as u64 - 2048, 512),     // before it
+        (CLUSTER * 4 + 512, CLUSTER), // into the last
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for zeros in [false, true] {
+            let mut driver = start(&based.layer(&format!("{number}-{zeros}")));
+            let data = if zeros { vec![0; len as usize] } else { pattern(len as usize, 12) };
+            let done = match zeros {
+                true => write_zeroes(&mut driver, at / 512, (len / 512) as u32, false),
+                false => write(&mut driver, at / 512, &data),
+            };
+            assert_eq!(done, DONE);
+            let mut expected = based.content[..LEN].to_vec();
+            expected[at as usize..][..data.len()].copy_from_slice(&data);
+            assert!(read(&mut driver, 0, LEN).unwrap() == expected, "{at} {len} {zeros}");
+        }
+    }
+    based.assert_untouched();
+}
+
+#[test]
+fn a_disk_with_a_layer_is_one_disk() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    let mut model = based.content[..LEN].to_vec();
+    let mut random = Random(13);
+    let sectors = (LEN / 512) as u64;
+    for turn in 0..600 {
+        let at = random.below(sectors);
+        let longest = if random.below(2) == 0 { 8 } else { 300 };
+        let count = 1 + random.below(longest.min(sectors - at));
+        let (from, len) = (at as usize * 512, count as usize * 512);
+        match random.below(9) {
+            0..=2 => {
+                let data = pattern(len, turn + 100);
+                assert_eq!(write(&mut driver, at, &data), DONE);
+                model[from..from + len].copy_from_slice(&data);
+            }
+            3 => {
+                assert_eq!(write_zeroes(&mut driver, at, count as u32, turn % 2 == 0), DONE);
+                model[from..from + len].fill(0);
+            }
+            4 => {
+                assert_eq!(discard(&mut driver, at, count as u32), DONE);
+                model[from..from + len].fill(0);
+            }
+            5..=7 => {
+                let read = read(&mut driver, at, len).unwrap();
+                assert!(read == model[from..from + len], "turn {turn}: {at} {count}");
+            }
+            _ if random.below(3) > 0 => assert_eq!(flush(&mut driver), DONE),
+            // The clusters fill up soon; a fresh start is worth more than a long end.
+            _ if random.below(3) == 0 => {
+                drop(driver);
+                fs::remove_file(based.dir.path("layer")).unwrap();
+                driver = start(&based.layer("layer"));
+                model.copy_from_slice(&based.content[..LEN]);
+            }
+            _ => reopen(&mut driver, || Block::open(&based.layer("layer")).unwrap()),
+        }
+    }
+    assert!(read(&mut driver, 0, LEN).unwrap() == model);
+    based.assert_untouched();
+}
+
+#[test]
+fn it_goes_on_over_a_copy_of_its_layer() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 100, &[1; 512]), DONE);
+    reopen(&mut driver, || {
+        fs::copy(based.dir.path("layer"), based.dir.path("copy")).unwrap();
+        Block::open(&based.layer("copy")).unwrap()
+    });
+    assert_eq!(read(&mut driver, 100, 512).unwrap(), [1; 512]);
+    assert_eq!(write(&mut driver, 100, &[2; 512]), DONE);
+    let mut first = start(&based.layer("layer"));
+    assert_eq!(read(&mut first, 100, 512).unwrap(), [1; 512]);
+}
+
+/// What a crash leaves: the file as it is, with none of what was only in memory.
+fn crash(based: &Based) -> DiskConfig {
+    fs::copy(based.dir.path("layer"), based.dir.path("left")).unwrap();
+    based.layer("left")
+}
+
+#[test]
+fn a_crash_takes_nothing_that_was_flushed() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    assert_eq!(flush(&mut driver), DONE);
+    assert_eq!(write(&mut driver, 300, &[2; 512]), DONE);
+    let mut after = start(&crash(&based));
+    assert_eq!(read(&mut after, 1, 512).unwrap(), [1; 512]);
+    assert!(read(&mut after, 300, 512).unwrap() == based.content[300 * 512..301 * 512]);
+    // What the lost write left in the file is not seen where zeros or the base's bytes are wanted.
+    assert_eq!(write(&mut after, 301, &[3; 512]), DONE);
+    assert!(read(&mut after, 300, 512).unwrap() == based.content[300 * 512..301 * 512]);
+    drop(after);
+    let mut after = start(&crash(&based));
+    assert_eq!(write_zeroes(&mut after, 256, 128, true), DONE);
+    assert_eq!(read(&mut after, 256, 128 * 512).unwrap(), vec![0; 128 * 512]);
+}
+
+#[test]
+fn a_driver_that_breaks_the_rules_loses_nothing_that_it_wrote() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 7, &[7; 512]), DONE);
+    driver.describe(0, 63, (MEMORY, 1), WRITE, 0);
+    driver.offer(0, 63);
+    driver.wait_broken();
+    reopen(&mut driver, || Block::open(&based.layer("layer")).unwrap());
+    driver.set_up(!feature::EVENT_IDX);
+    assert_eq!(read(&mut driver, 7, 512).unwrap(), [7; 512]);
+}
+
+#[test]
+fn a_layer_of_another_base_is_refused() {
+    let based = Based::new();
+    let config = based.layer("layer");
+    drop(start(&config));
+    Block::open(&config).unwrap();
+    let mut changed = based.content.clone();
+    changed[FILE_LEN - 1] ^= 1;
+    for (name, content) in [("other", &changed[..]), ("longer", &[&based.content[..], &[0; 512]].concat())] {
+        let other = based.dir.file(name, content);
+        let error = refusal(&DiskConfig { path: other.as_path().into(), ..config.clone() });
+        let names = [other.to_str().unwrap(), based.dir.path("layer").to_str().unwrap()].map(str::to_owned);
+        assert!(names.iter().all(|name| error.contains(name)) && error.contains("another base"), "{error}");
+    }
+    let copy = based.dir.file("copy", &based.content);
+    Block::open(&DiskConfig { path: copy.as_path().into(), ..config }).unwrap();
+}
+
+#[test]
+fn what_is_not_a_layer_is_refused() {
+    let based = Based::new();
+    drop(start(&based.layer("layer")));
+    let whole = fs::read(based.dir.path("layer")).unwrap();
+    let changed = |at: usize| {
+        let mut changed = whole.clone();
+        changed[at] ^= 0x40;
+        changed
+    };
+    for (content, why) in [
+        (vec![1; 100], "not a layer"),
+        (vec![0; 8192], "not a layer"),
+        (changed(8), "version"),
+        (changed(20), "damaged header"),
+        (changed(33), "damaged header"),
+        (whole[..whole.len() - 1].to_vec(), "bytes are left"),
+    ] {
+        let path = based.dir.file("bad", &content);
+        let error = refusal(&based.layer("bad"));
+        assert!(error.contains(why) && error.contains(path.to_str().unwrap()), "{error}");
+        assert_eq!(fs::read(path).unwrap(), content, "it may be someone's");
+    }
+    let error = refusal(&DiskConfig { read_only: true, ..based.layer("missing") });
+    assert!(error.contains("missing"), "{error}");
+}
+
+#[test]
+fn nobody_writes_to_what_is_in_use() {
+    let based = Based::new();
+    let _running = start(&based.layer("layer"));
+    let error = refusal(&based.layer("layer"));
+    assert!(error.contains("is being used by another") && error.contains("layer"), "{error}");
+    assert!(refusal(&disk(&based.base)).contains("is being used by another"));
+    Block::open(&DiskConfig { read_only: true, ..disk(&based.base) }).unwrap();
+}
+
+fn shorten(path: &Path, len: u64) {
+    fs::File::options().write(true).open(path).unwrap().set_len(len).unwrap();
+}
+
+#[test]
+fn files_that_shrank_give_errors_and_never_zeros() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
+    shorten(&based.base, CLUSTER);
+    assert_eq!(read(&mut driver, 200, 512).unwrap_err(), FAILED);
+    assert_eq!(write(&mut driver, 200, &[2; 512]), FAILED, "the rest of the cluster is lost");
+    assert_eq!(read(&mut driver, 0, 512).unwrap(), [1; 512]);
+    shorten(&based.dir.path("layer"), CLUSTER);
+    assert_eq!(read(&mut driver, 0, 512).unwrap_err(), FAILED);
+    assert_eq!(write(&mut driver, 0, &[1; 512]), FAILED);
+    assert_eq!(fs::metadata(based.dir.path("layer")).unwrap().len(), CLUSTER);
+}
+
+#[test]
+fn a_layer_that_is_only_read() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
+    drop(driver);
+    let config = DiskConfig { read_only: true, ..based.layer("layer") };
+    let mut readers = [start(&config), start(&config)];
+    for driver in &mut readers {
+        assert_eq!(read(driver, 0, 512).unwrap(), [1; 512]);
+        assert_eq!(write(driver, 0, &[2; 512]), FAILED);
+    }
+}
+
+#[test]
+fn digests_tell_bases_apart() {
+    let dir = Dir::new();
+    let digest = |content: &[u8]| {
+        let file = fs::File::open(dir.file("base", content)).unwrap();
+        digest::of_base(&file, content.len() as u64).unwrap()
+    };
+    let long = pattern(1 << 20, 14);
+    let mut end = long.clone();
+    *end.last_mut().unwrap() ^= 1;
+    let mut start = long.clone();
+    start[0] ^= 1;
+    let digests = [digest(&long), digest(&end), digest(&start), digest(&long[..4096]), digest(&[0; 512])];
+    for (at, one) in digests.iter().enumerate() {
+        assert!(!digests[..at].contains(one), "{digests:x?}");
+    }
+    assert_eq!(digest(&long), digests[0]);
+    // Every byte of a short one counts.
+    let mut short = long[..200_001].to_vec();
+    let before = digest(&short);
+    short[123_456] ^= 1;
+    assert_ne!(digest(&short), before);
+}

@@ -1,0 +1,238 @@
+//! Disks (virtio 1.2, section 5.2): one queue of requests, answered from files of the host.
+//!
+//! ```text
+//!   chain ──request──> Command ──Block──> Storage: HostFile, a raw image or block device
+//!                                    │             Overlay, a layer over one
+//!                                    │             or Ring, which has many under way
+//!                                    └──> status, the last byte that the chain has room for
+//! ```
+
+use std::fs::File;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+};
+
+use super::worker::Watch;
+use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
+use crate::devices::virtio::limiter::RateLimiter;
+use crate::error::{Error, Result};
+use crate::persist::Persist;
+
+mod digest;
+mod file;
+mod layer;
+mod map;
+mod request;
+mod ring;
+mod serve;
+mod storage;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use file::{HostFile, Use};
+use layer::Overlay;
+use request::SECTOR;
+use ring::Ring;
+use storage::Storage;
+
+/// Requests at a time.
+const QUEUE: u16 = 256;
+/// Pieces of data that a request may have: what else its chain holds are the header and the status.
+const SEG_MAX: u32 = QUEUE as u32 - 2;
+/// Bytes of the configuration space, up to what secure erase would add.
+const CONFIG_LEN: usize = 60;
+
+/// The device.
+#[derive(Debug)]
+pub struct Block {
+    // Configuration.
+    id: String,
+    /// The file that is written, as the user named it.
+    name: String,
+    read_only: bool,
+    cache: Cache,
+    // Glue.
+    storage: Box<dyn Storage>,
+    /// Does reads, writes and flushes where there is one.
+    ring: Option<Ring>,
+    limiter: RateLimiter,
+    /// Requests that the host let fail.
+    failures: u64,
+    // Volatile.
+    /// Sectors that the driver was told of.
+    capacity: u64,
+}
+
+/// What of it the driver can see.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockState {
+    capacity: u64,
+    read_only: bool,
+}
+
+impl Block {
+    /// Opens a disk's files and locks them against others.
+    ///
+    /// # Errors
+    /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
+    pub fn open(config: &DiskConfig) -> Result<Self> {
+        let DiskConfig { id, path, read_only, cache, engine, layer, limit } = config;
+        let mut ring = None;
+        let storage: Box<dyn Storage> = match layer {
+            None => {
+                let wanted = if *read_only { Use::Read } else { Use::Write };
+                let file = HostFile::open(id, path, wanted)?;
+                if *engine == Engine::IoUring {
+                    ring = Some(Ring::new(&file, QUEUE)?);
+                }
+                Box::new(file)
+            }
+            Some(layer) => {
+                let wanted = if *read_only { Use::Read } else { Use::Make };
+                if *engine == Engine::IoUring {
+                    log::info!("{id}: a disk with a layer uses the engine sync, not io_uring");
+                }
+                Box::new(Overlay::open(id, path, layer, wanted, *cache)?)
+            }
+        };
+        let mut disk = Self {
+            id: id.clone(),
+            name: layer.as_ref().unwrap_or(path).to_string(),
+            read_only: *read_only,
+            cache: *cache,
+            storage,
+            ring,
+            limiter: RateLimiter::new(limit),
+            failures: 0,
+            capacity: 0,
+        };
+        disk.capacity = disk.sectors()?;
+        Ok(disk)
+    }
+
+    /// Sees how long the file is now. True when the driver is to be told of it: its configuration has changed.
+    ///
+    /// # Errors
+    /// The file is gone or has not even a sector.
+    pub fn resize(&mut self) -> Result<bool> {
+        let capacity = self.sectors()?;
+        Ok(std::mem::replace(&mut self.capacity, capacity) != capacity)
+    }
+
+    /// Changes how fast it may be used.
+    pub fn limit(&mut self, limit: &RateLimit) {
+        self.limiter.change(limit);
+    }
+
+    /// The layer's file, if the disk has one. While the device does not work, all that the guest wrote is in it, and a copy of
+    /// it is a layer over the same base.
+    #[must_use]
+    pub fn layer(&self) -> Option<&File> {
+        self.storage.layer()
+    }
+
+    /// Whole sectors that there are.
+    fn sectors(&self) -> Result<u64> {
+        let len = self.storage.len().map_err(|source| Error::file("look at disk", &self.name, source))?;
+        match len / SECTOR {
+            0 => {
+                let problem =
+                    format!("{}: {} has {len} bytes; a disk needs a sector of {SECTOR}", self.id, self.name);
+                Err(Error::config("disks", problem))
+            }
+            sectors => Ok(sectors),
+        }
+    }
+}
+
+impl VirtioDevice for Block {
+    fn kind(&self) -> Kind {
+        Kind { id: 2, queues: &[QUEUE] }
+    }
+
+    fn features(&self) -> u64 {
+        let always = 1 << VIRTIO_BLK_F_SEG_MAX | 1 << VIRTIO_BLK_F_BLK_SIZE | 1 << VIRTIO_BLK_F_FLUSH;
+        match self.read_only {
+            true => always | 1 << VIRTIO_BLK_F_RO,
+            false => always | 1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES,
+        }
+    }
+
+    /// `struct virtio_blk_config` (virtio 1.2, section 5.2.4).
+    fn config(&self) -> Vec<u8> {
+        let mut config = vec![0; CONFIG_LEN];
+        config[..8].copy_from_slice(&self.capacity.to_le_bytes());
+        let mut put = |at: usize, value: u32| config[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        put(12, SEG_MAX);
+        put(20, SECTOR as u32);
+        put(36, request::MAX_DISCARD_SECTORS);
+        put(40, request::MAX_DISCARD_SEGMENTS);
+        put(44, 1); // discards may begin at any sector, and what is in the way of the host's it answers
+        put(48, request::MAX_ZERO_SECTORS);
+        put(52, request::MAX_ZERO_SEGMENTS);
+        config[56] = 1; // zeros may be holes
+        config
+    }
+
+    fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+        self.ring.as_mut().map_or(Ok(()), |ring| ring.begin(io.ram, watch))
+    }
+
+    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        if let (Cause::Ready(ring::FINISHED), Some(ring)) = (cause, &self.ring) {
+            ring.woken();
+        }
+        // A device that is broken is not asked to end.
+        self.serve(io).inspect_err(|_| self.come_to_rest())
+    }
+
+    fn end(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
+        let drained = self.drain(io);
+        self.come_to_rest();
+        drained
+    }
+
+    /// Nothing that is under way may come back in the next driver's queue.
+    fn reset(&mut self) {
+        self.come_to_rest();
+    }
+}
+
+impl Persist for Block {
+    type State = BlockState;
+
+    fn save(&self) -> Result<BlockState> {
+        let Self { id: _, name, read_only, cache: _, storage, ring: _, limiter: _, failures: _, capacity } =
+            self;
+        if !storage.is_settled() {
+            let lost = io::Error::other("what the guest wrote last is not in the file");
+            return Err(Error::file("save disk", name, lost));
+        }
+        Ok(BlockState { capacity: *capacity, read_only: *read_only })
+    }
+
+    /// A longer file than the one that was saved keeps the old capacity until [`Block::resize`].
+    fn restore(&mut self, state: &BlockState) -> Result<()> {
+        let BlockState { capacity, read_only } = state;
+        let refused =
+            |problem: String| Err(Error::config("disks", format!("{}: {} {problem}", self.id, self.name)));
+        if self.read_only != *read_only {
+            let known = if *read_only { "read-only" } else { "writable" };
+            return refused(format!("must be {known}, as the guest knows it"));
+        }
+        let sectors = self.sectors()?;
+        if sectors < *capacity {
+            return refused(format!("has {sectors} sectors of {SECTOR} bytes; the guest knows {capacity}"));
+        }
+        self.capacity = *capacity;
+        Ok(())
+    }
+}

@@ -1,0 +1,260 @@
+//! The io_uring engine: as many requests under way as the queue holds. What it has taken it brings to an end before anything
+//! else may happen to guest memory.
+//!
+//! ```text
+//!   Command ──take──> slot, entry ──submit──> kernel ──eventfd──> finished ──> Block answers
+//!      └── what is not worth an entry goes back to be done at once
+//! ```
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::EventfdFlags;
+use rustix::event::epoll::EventFlags;
+
+use super::file::{self, Direction, HostFile, MOST_PIECES};
+use super::request::{Answer, Command, Status};
+use crate::devices::virtio::Broken;
+use crate::devices::virtio::worker::Watch;
+use crate::error::{Error, Result};
+use crate::memory::ram::GuestRam;
+
+/// What the device is woken with when something is finished.
+pub const FINISHED: u64 = 0;
+/// How long to wait before the kernel is asked again what it could not do for want of memory.
+pub const RETRY: Duration = Duration::from_millis(1);
+
+/// The engine.
+pub struct Ring {
+    ring: IoUring,
+    /// Written by the kernel with every completion.
+    finished: OwnedFd,
+    file: HostFile,
+    /// What is under way, by the number that its entry carries.
+    slots: Vec<Option<Request>>,
+    free: Vec<u16>,
+    /// Keeps what the requests point into.
+    ram: Option<GuestRam>,
+}
+
+/// A request under way. Its pointers lead into guest memory, which [`Ring::ram`] keeps.
+#[derive(Debug)]
+struct Request {
+    answer: Later,
+    /// None for a flush.
+    direction: Option<Direction>,
+    at: u64,
+    len: usize,
+    /// The kernel reads them until the request is finished.
+    pieces: Vec<libc::iovec>,
+}
+
+/// [`Answer`] for later.
+#[derive(Debug)]
+struct Later {
+    head: u16,
+    status: *mut u8,
+    data: usize,
+}
+
+// SAFETY: the pointers of its requests lead into guest memory, which any thread may access.
+unsafe impl Send for Ring {}
+
+/// A request that came to an end and is to be answered.
+#[derive(Debug)]
+pub struct Finished {
+    pub act: &'static str,
+    /// How many bytes of data the driver got.
+    pub done: io::Result<usize>,
+    answer: Later,
+}
+
+impl Ring {
+    /// Makes the engine for `entries` requests, a power of two.
+    ///
+    /// # Errors
+    /// The host's kernel does not let this process have it.
+    pub fn new(file: &HostFile, entries: u16) -> Result<Self> {
+        let refused =
+            |source: io::Error| Error::host(format!("make an io_uring for disk {}", file.name()), source);
+        let ring = IoUring::new(entries.into()).map_err(refused)?;
+        let finished = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| refused(errno.into()))?;
+        ring.submitter().register_eventfd(finished.as_raw_fd()).map_err(refused)?;
+        Ok(Self {
+            ring,
+            finished,
+            file: file.duplicate().map_err(refused)?,
+            slots: (0..entries).map(|_| None).collect(),
+            free: (0..entries).collect(),
+            ram: None,
+        })
+    }
+
+    /// Begins to take requests over `ram`.
+    pub fn begin(&mut self, ram: &GuestRam, watch: &Watch) -> std::result::Result<(), Broken> {
+        self.ram = Some(ram.clone());
+        watch
+            .add(&self.finished, FINISHED, EventFlags::IN)
+            .map_err(|_| Broken("the host cannot watch an io_uring"))
+    }
+
+    /// Takes note of being woken.
+    pub fn woken(&self) {
+        let _ = rustix::io::read(&self.finished, &mut [0; 8]); // whoever read it before has looked
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Takes a request on, or gives it back to be done at once.
+    pub fn take<'m>(
+        &mut self,
+        answer: Answer<'m>,
+        command: Command<'m>,
+    ) -> Option<(Answer<'m>, Command<'m>)> {
+        let (direction, at, len, pieces) = match &command {
+            Command::Read { at, into } => (Some(Direction::Read), *at, into.len(), into.iovecs()),
+            Command::Write { at, from } if self.file.check_reaches(at + from.len() as u64).is_ok() => {
+                (Some(Direction::Write), *at, from.len(), from.iovecs())
+            }
+            Command::Flush => (None, 0, 0, Vec::new()),
+            _ => return Some((answer, command)),
+        };
+        let unfit = direction.is_some() && (pieces.is_empty() || pieces.len() > MOST_PIECES);
+        let Some(slot) = self.free.last().copied().filter(|_| !unfit) else {
+            return Some((answer, command));
+        };
+        let answer = Later::from(answer);
+        let request = Request { answer, direction, at, len, pieces };
+        let entry = request.entry(&self.file).user_data(slot.into());
+        // SAFETY: the pieces stay with the request in its slot, what they point at with `ram`, and both until the completion.
+        // There are no more slots than entries.
+        unsafe { self.ring.submission().push(&entry) }.expect("an entry for each slot");
+        self.free.pop();
+        self.slots[usize::from(slot)] = Some(request);
+        None
+    }
+
+    /// Gives the kernel what was taken. False when it has to be asked again, later.
+    pub fn submit(&mut self) -> bool {
+        while !self.ring.submission().is_empty() {
+            match self.ring.submit() {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Waits until something is finished. Only while something is under way.
+    pub fn wait(&mut self) {
+        let waited = self.ring.submit_and_wait(1);
+        if waited.is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
+            std::thread::sleep(RETRY);
+        }
+    }
+
+    /// The next request that came to an end.
+    pub fn finished(&mut self) -> Option<Finished> {
+        let completion = self.ring.completion().next()?;
+        let slot = completion.user_data() as u16;
+        let request = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
+        self.free.push(slot);
+        Some(request.finish(&self.file, completion.result()))
+    }
+
+    /// Brings everything to an end, unanswered.
+    pub fn abandon(&mut self) {
+        while !self.is_idle() {
+            self.wait();
+            while self.finished().is_some() {}
+        }
+        self.ram = None;
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("file", &self.file).field("slots", &self.slots).finish_non_exhaustive()
+    }
+}
+
+impl Request {
+    fn entry(&self, file: &HostFile) -> squeue::Entry {
+        let fd = types::Fd(file.file().as_raw_fd());
+        let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as u32);
+        match self.direction {
+            Some(Direction::Read) => opcode::Readv::new(fd, pieces, count).offset(self.at).build(),
+            Some(Direction::Write) => opcode::Writev::new(fd, pieces, count).offset(self.at).build(),
+            None => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        }
+    }
+
+    fn finish(mut self, file: &HostFile, result: i32) -> Finished {
+        let (act, filled) = match self.direction {
+            Some(Direction::Read) => ("read", self.len),
+            Some(Direction::Write) => ("write", 0),
+            None => ("flush", 0),
+        };
+        let done = match (result, self.direction) {
+            (..0, Some(direction)) if [libc::EINTR, libc::EAGAIN].contains(&-result) => {
+                self.rest(file, direction, 0)
+            }
+            (..0, _) => Err(io::Error::from_raw_os_error(-result)),
+            (0, Some(_)) => Err(file::shrunk()),
+            (_, Some(direction)) => self.rest(file, direction, result as usize),
+            (_, None) => Ok(()),
+        };
+        Finished { act, done: done.map(|()| filled), answer: self.answer }
+    }
+
+    /// Does what the kernel left over: it may stop anywhere.
+    fn rest(&mut self, file: &HostFile, direction: Direction, done: usize) -> io::Result<()> {
+        if done == self.len {
+            return Ok(());
+        }
+        let rest = file::skip(&mut self.pieces, done);
+        // SAFETY: they are guest memory, which the engine keeps until the request is finished.
+        unsafe { file.transfer(direction, self.at + done as u64, rest) }
+    }
+}
+
+impl From<Answer<'_>> for Later {
+    fn from(answer: Answer<'_>) -> Self {
+        let Answer { head, status, data } = answer;
+        let status = status.iovecs().first().expect("a status has one byte").iov_base.cast();
+        Self { head, status, data }
+    }
+}
+
+impl Finished {
+    /// As [`Answer::give`], with the head.
+    pub fn give(self, status: Status, filled: usize) -> (u16, usize) {
+        let Later { head, status: at, data } = self.answer;
+        // SAFETY: a byte of guest memory that is there for the device to write; the engine kept the memory, and whoever has
+        // what is finished has the engine.
+        unsafe { at.write_volatile(status as u8) };
+        (head, super::request::written(filled, data))
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

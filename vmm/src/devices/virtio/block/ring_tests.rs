@@ -1,0 +1,139 @@
+//! Many requests under way at once. What a single one gets, the device's tests compare between the engines.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use super::super::Block;
+use super::super::testing::{
+    DONE, Dir, FAILED, IN, OUT, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read, status,
+};
+use crate::config::devices::{DiskConfig, Engine};
+use crate::devices::virtio::feature;
+use crate::devices::virtio::testing::{Driver, MEMORY, Part, WRITE};
+
+/// Chains of three parts that the driver's queue of 64 holds.
+const CHAINS: u64 = 21;
+const LEN: usize = 8192;
+
+fn is_there() -> bool {
+    let there = io_uring::IoUring::new(1);
+    if let Err(error) = &there {
+        println!("skipped: this host does not let us have io_uring: {error}");
+    }
+    there.is_ok()
+}
+
+fn send_all(driver: &mut Driver, kind: u32) {
+    for number in 0..CHAINS {
+        let header = header(kind, number * (LEN / 512) as u64);
+        let data = pattern(LEN, number + 1);
+        let part = if kind == OUT { Part::Out(&data) } else { Part::In(LEN) };
+        driver.send(0, &[Part::Out(&header), part, Part::In(1)]);
+    }
+}
+
+/// What came back, by the order in which it was sent.
+fn take_all(driver: &mut Driver, first_head: u16) -> BTreeMap<u16, Vec<u8>> {
+    let mut came = BTreeMap::new();
+    for _ in 0..CHAINS {
+        let mut used = driver.wait(0);
+        assert_eq!(used.written.pop(), Some(DONE));
+        let number = (used.head + 64 - first_head) % 64 / 3;
+        assert!(came.insert(number, used.written).is_none(), "answered twice");
+    }
+    assert!(driver.poll(0).is_none());
+    came
+}
+
+#[test]
+fn many_are_under_way_and_each_gets_its_own() {
+    if !is_there() {
+        return;
+    }
+    let dir = Dir::new();
+    let path = dir.file("image", &vec![0; LEN * CHAINS as usize]);
+    let mut driver = Driver::new(Block::open(&disk_on(Engine::IoUring, &path)).unwrap());
+    let mut first_head = 0;
+    for _ in 0..20 {
+        driver.set(0x64, 1);
+        send_all(&mut driver, OUT);
+        take_all(&mut driver, first_head);
+        driver.until("the interrupt", |driver| (driver.get(0x60) == 1).then_some(()));
+        send_all(&mut driver, IN);
+        first_head = (first_head + 63) % 64;
+        for (number, data) in take_all(&mut driver, first_head) {
+            assert!(data == pattern(LEN, u64::from(number) + 1), "{number}");
+        }
+        first_head = (first_head + 63) % 64;
+    }
+    assert_eq!(flush(&mut driver), DONE);
+    drop(driver);
+    assert!(fs::read(&path).unwrap()[LEN..2 * LEN] == pattern(LEN, 2));
+}
+
+#[test]
+fn what_is_under_way_is_answered_before_a_snapshot() {
+    if !is_there() {
+        return;
+    }
+    let dir = Dir::new();
+    let file = open_both_ways(&dir.file("image", &vec![0; LEN * CHAINS as usize]));
+    let config = DiskConfig { engine: Engine::IoUring, ..by_descriptor(&file) };
+    let mut driver = Driver::new(Block::open(&config).unwrap());
+    let mut first_head = 0;
+    for kind in [OUT, IN, OUT, IN, IN, IN] {
+        send_all(&mut driver, kind);
+        driver.move_to(Block::open(&config).unwrap());
+        let came = take_all(&mut driver, first_head);
+        if kind == IN {
+            assert!(came.iter().all(|(number, data)| *data == pattern(LEN, u64::from(*number) + 1)));
+        }
+        first_head = (first_head + 63) % 64;
+    }
+}
+
+#[test]
+fn good_and_bad_ones_are_told_apart() {
+    if !is_there() {
+        return;
+    }
+    let dir = Dir::new();
+    let path = dir.file("image", &pattern(64 << 10, 3));
+    let mut driver = Driver::new(Block::open(&disk_on(Engine::IoUring, &path)).unwrap());
+    let file = open_both_ways(&path);
+    file.set_len(32 << 10).unwrap();
+    let sent: Vec<(u16, u8)> = (0..CHAINS)
+        .map(|number| {
+            let sector = number * 8; // every fourth is beyond the disk's end too
+            let good = sector < 64;
+            let chain = [Part::Out(&header(IN, sector)), Part::In(512), Part::In(1)];
+            (driver.send(0, &chain), if good { DONE } else { FAILED })
+        })
+        .collect();
+    let came: BTreeMap<u16, u8> =
+        sent.iter().map(|_| driver.wait(0)).map(|used| (used.head, status(&used))).collect();
+    assert_eq!(came, sent.into_iter().collect());
+}
+
+#[test]
+fn a_driver_that_breaks_the_rules_leaves_nothing_under_way() {
+    if !is_there() {
+        return;
+    }
+    let dir = Dir::new();
+    let path = dir.file("image", &vec![7; LEN * CHAINS as usize]);
+    let config = disk_on(Engine::IoUring, &path);
+    let mut driver = Driver::new(Block::open(&config).unwrap());
+    for _ in 0..10 {
+        for number in 0..CHAINS {
+            driver.send(0, &[Part::Out(&header(IN, number)), Part::In(LEN), Part::In(1)]);
+        }
+        driver.describe(0, 63, (MEMORY, 1), WRITE, 0);
+        driver.offer(0, 63);
+        driver.wait_broken();
+        driver.set_up(!feature::EVENT_IDX);
+        assert_eq!(read(&mut driver, 0, 512).unwrap(), [7; 512]);
+        assert!(driver.poll(0).is_none(), "an answer to the driver before");
+        driver.set_up(!feature::EVENT_IDX);
+    }
+}

@@ -1,0 +1,202 @@
+//! A disk at work: requests are taken from the queue and answered, at once or when the ring has finished them.
+
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant};
+
+use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
+use vm_memory::GuestMemoryMmap;
+
+use super::Block;
+use super::request::{self, Answer, Command, Limits, Status, Stretch};
+use super::ring::{self, Ring};
+use super::storage::Storage;
+use crate::config::devices::Cache;
+use crate::devices::virtio::queue::VirtQueue;
+use crate::devices::virtio::{Broken, Io, Next};
+
+/// What the host may have no way to do.
+const DISCARD: &str = "discard";
+/// After this long a turn ends with the request at hand: whoever wants the device to stop, or its lock, is not to wait for all
+/// that a queue can hold.
+const TURN: Duration = Duration::from_millis(10);
+
+impl Block {
+    /// Takes requests for one turn, and answers what is done.
+    pub(super) fn serve(&mut self, io: &mut Io<'_>) -> Result<Next, Broken> {
+        // A driver that cannot flush takes what is written for safe (virtio 1.2, section 5.2.6.2).
+        let write_through = io.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
+        let limits = Limits { capacity: self.capacity, read_only: self.read_only };
+        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
+        let mut answered = self.answer_finished(memory, queue)?;
+        let (mut taken, mut next) = (0, Next::Again);
+        let end = Instant::now() + TURN;
+        queue.hush(memory)?;
+        while taken < queue.size() && (taken == 0 || Instant::now() < end) {
+            if self.ring.as_ref().is_some_and(Ring::is_full) {
+                next = Next::Wait; // for something to be finished
+                break;
+            }
+            match queue.pop(memory)? {
+                Some(chain) => {
+                    let head = chain.head;
+                    let (answer, command) = request::parse(chain, limits)?;
+                    // What it costs is known now, and nothing has come of it yet.
+                    let cost = command.as_ref().map_or(0, Command::bytes);
+                    if let Err(at) = self.limiter.admit(Instant::now(), cost) {
+                        queue.unpop();
+                        next = Next::At(at);
+                        break;
+                    }
+                    taken += 1;
+                    if let Some(written) = self.handle(answer, command, write_through) {
+                        queue.put(memory, head, written)?;
+                        answered += 1;
+                    }
+                }
+                None if queue.listen(memory)? => queue.hush(memory)?,
+                None => {
+                    next = Next::Wait;
+                    break;
+                }
+            }
+        }
+        if self.ring.as_mut().is_some_and(|ring| !ring.submit()) && next == Next::Wait {
+            next = Next::At(Instant::now() + ring::RETRY);
+        }
+        answered += self.answer_finished(memory, queue)?;
+        if answered > 0 && queue.wants_interrupt(memory)? {
+            io.interrupt.queue();
+        }
+        Ok(next)
+    }
+
+    /// Answers a request and gives how much was written, unless it is answered later.
+    fn handle(
+        &mut self,
+        answer: Answer<'_>,
+        command: Result<Command<'_>, Status>,
+        write_through: bool,
+    ) -> Option<usize> {
+        let command = match command {
+            Ok(command) => command,
+            Err(status) => return Some(answer.give(status, 0)),
+        };
+        let at_once = match (&mut self.ring, &command) {
+            (Some(_), Command::Write { .. }) if write_through => Some((answer, command)),
+            (Some(_), Command::Flush) if self.cache == Cache::Unsafe => Some((answer, command)),
+            (Some(ring), _) => ring.take(answer, command),
+            (None, _) => Some((answer, command)),
+        };
+        let (answer, command) = at_once?;
+        let (act, done) = self.execute(command, write_through);
+        let (status, filled) = self.conclude(act, &done);
+        Some(answer.give(status, filled))
+    }
+
+    /// Answers what the ring has finished, and says how many that were.
+    fn answer_finished(&mut self, memory: &GuestMemoryMmap, queue: &mut VirtQueue) -> Result<usize, Broken> {
+        let mut answered = 0;
+        while let Some(finished) = self.ring.as_mut().and_then(Ring::finished) {
+            let (status, filled) = self.conclude(finished.act, &finished.done);
+            let (head, written) = finished.give(status, filled);
+            queue.put(memory, head, written)?;
+            answered += 1;
+        }
+        Ok(answered)
+    }
+
+    /// Brings what the ring has under way to an end.
+    pub(super) fn drain(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
+        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
+        let mut answered = 0;
+        while let Some(ring) = self.ring.as_mut().filter(|ring| !ring.is_idle()) {
+            ring.wait();
+            answered += self.answer_finished(memory, queue)?;
+        }
+        if answered > 0 && queue.wants_interrupt(memory)? {
+            io.interrupt.queue();
+        }
+        Ok(())
+    }
+
+    /// Does what a request asks for, now. Says what that was and how many bytes of data the driver got.
+    fn execute(&mut self, command: Command<'_>, write_through: bool) -> (&'static str, io::Result<usize>) {
+        match command {
+            Command::Read { at, into } => {
+                let len = into.len();
+                ("read", self.storage.read(at, into).map(|()| len))
+            }
+            Command::Write { at, from } => {
+                let mut done = self.storage.write(at, from);
+                if write_through {
+                    done = done.and_then(|()| self.flush());
+                }
+                ("write", done.map(|()| 0))
+            }
+            Command::Flush => ("flush", self.flush().map(|()| 0)),
+            Command::Name { into } => ("name", Ok(request::write_name(&self.id, into))),
+            Command::Discard(stretches) => (DISCARD, self.each(&stretches, <dyn Storage>::discard)),
+            Command::WriteZeroes(stretches) => {
+                ("write zeros to", self.each(&stretches, <dyn Storage>::write_zeroes))
+            }
+        }
+    }
+
+    /// What the driver is told of how an act went.
+    fn conclude(&mut self, act: &str, done: &io::Result<usize>) -> (Status, usize) {
+        match done {
+            Ok(filled) => (Status::Done, *filled),
+            Err(error) if act == DISCARD && is_not_offered(error) => (Status::Unsupported, 0),
+            Err(error) => {
+                self.note_failure(act, error);
+                (Status::Failed, 0)
+            }
+        }
+    }
+
+    fn each(
+        &mut self,
+        stretches: &[Stretch],
+        act: fn(&mut (dyn Storage + 'static), Stretch) -> io::Result<()>,
+    ) -> io::Result<usize> {
+        // The host has no name for a stretch of nothing.
+        let mut stretches = stretches.iter().filter(|stretch| stretch.len > 0);
+        stretches.try_for_each(|stretch| act(&mut *self.storage, *stretch))?;
+        Ok(0)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.cache {
+            Cache::Writeback => self.storage.flush(),
+            Cache::Unsafe => Ok(()),
+        }
+    }
+
+    /// Nothing is under way any more, and everything is in the files. If that cannot be, a snapshot will say so.
+    pub(super) fn come_to_rest(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.abandon();
+        }
+        if let Err(error) = self.storage.settle() {
+            self.note_failure("settle", &error);
+        }
+    }
+
+    /// A line in the log for the 1st, 2nd, 4th, 8th failure and so on: a guest can make as many as it likes.
+    fn note_failure(&mut self, act: &str, error: &io::Error) {
+        self.failures += 1;
+        if self.failures.is_power_of_two() {
+            log::warn!(
+                "{}: cannot {act} {}: {error} (failures so far: {})",
+                self.id,
+                self.name,
+                self.failures
+            );
+        }
+    }
+}
+
+/// Whether the host has no way to discard this.
+fn is_not_offered(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput)
+}

@@ -1,0 +1,173 @@
+//! What the tests of disks are made from: files, disks over them, and requests.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::Block;
+use crate::config::FileRef;
+use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
+use crate::devices::virtio::testing::{Driver, Part, Used};
+use crate::error::report;
+
+pub(super) const IN: u32 = 0;
+pub(super) const OUT: u32 = 1;
+pub(super) const FLUSH: u32 = 4;
+pub(super) const GET_ID: u32 = 8;
+pub(super) const DISCARD: u32 = 11;
+pub(super) const WRITE_ZEROES: u32 = 13;
+
+pub(super) const DONE: u8 = 0;
+pub(super) const FAILED: u8 = 1;
+pub(super) const UNSUPPORTED: u8 = 2;
+
+// ---- What disks are made from ----
+
+/// A directory that goes away with the test.
+#[derive(Debug)]
+pub(super) struct Dir(PathBuf);
+
+impl Dir {
+    pub(super) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("volt-block-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// A file of this content.
+    pub(super) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Bytes that are nowhere the same.
+pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(len).collect()
+}
+
+/// xorshift64*
+pub(super) struct Random(pub u64);
+
+impl Random {
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+pub(super) fn disk(path: impl Into<FileRef>) -> DiskConfig {
+    DiskConfig {
+        id: "disk0".into(),
+        path: path.into(),
+        read_only: false,
+        cache: Cache::default(),
+        engine: Engine::default(),
+        layer: None,
+        limit: RateLimit::default(),
+    }
+}
+
+pub(super) fn disk_on(engine: Engine, path: impl Into<FileRef>) -> DiskConfig {
+    DiskConfig { engine, ..disk(path) }
+}
+
+/// A test that must come to the same with either engine.
+pub(super) fn on_both_engines(test: impl Fn(Engine)) {
+    test(Engine::Sync);
+    match io_uring::IoUring::new(1) {
+        Ok(_) => test(Engine::IoUring),
+        Err(error) => println!("skipped with io_uring, which this host does not let us have: {error}"),
+    }
+}
+
+pub(super) fn start(config: &DiskConfig) -> Driver {
+    Driver::new(Block::open(config).unwrap())
+}
+
+pub(super) fn refusal(config: &DiskConfig) -> String {
+    report(&Block::open(config).unwrap_err())
+}
+
+// ---- What a driver asks ----
+
+pub(super) fn header(kind: u32, sector: u64) -> Vec<u8> {
+    [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
+}
+
+pub(super) fn segment(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+pub(super) fn status(used: &Used) -> u8 {
+    *used.written.last().unwrap()
+}
+
+pub(super) fn read(driver: &mut Driver, sector: u64, len: usize) -> Result<Vec<u8>, u8> {
+    let mut used = driver.ask(0, &[Part::Out(&header(IN, sector)), Part::In(len), Part::In(1)]);
+    let status = used.written.pop().unwrap();
+    if status == DONE {
+        assert_eq!(used.len as usize, len + 1);
+        Ok(used.written)
+    } else {
+        assert_eq!(used.len, 0);
+        Err(status)
+    }
+}
+
+pub(super) fn write(driver: &mut Driver, sector: u64, data: &[u8]) -> u8 {
+    let used = driver.ask(0, &[Part::Out(&header(OUT, sector)), Part::Out(data), Part::In(1)]);
+    assert_eq!(used.len, 1);
+    status(&used)
+}
+
+pub(super) fn flush(driver: &mut Driver) -> u8 {
+    status(&driver.ask(0, &[Part::Out(&header(FLUSH, 0)), Part::In(1)]))
+}
+
+pub(super) fn stretches(driver: &mut Driver, kind: u32, segments: &[(u64, u32, u32)]) -> u8 {
+    let segments: Vec<u8> = segments.iter().flat_map(|&(at, len, flags)| segment(at, len, flags)).collect();
+    status(&driver.ask(0, &[Part::Out(&header(kind, 0)), Part::Out(&segments), Part::In(1)]))
+}
+
+pub(super) fn discard(driver: &mut Driver, sector: u64, sectors: u32) -> u8 {
+    stretches(driver, DISCARD, &[(sector, sectors, 0)])
+}
+
+pub(super) fn write_zeroes(driver: &mut Driver, sector: u64, sectors: u32, unmap: bool) -> u8 {
+    stretches(driver, WRITE_ZEROES, &[(sector, sectors, unmap.into())])
+}
+
+pub(super) fn config(driver: &mut Driver, at: u64) -> u32 {
+    driver.get(0x100 + at)
+}
+
+// ---- By descriptor ----
+
+pub(super) fn by_descriptor(file: &File) -> DiskConfig {
+    disk(FileRef::Fd(file.as_raw_fd()))
+}
+
+pub(super) fn open_both_ways(path: &Path) -> File {
+    File::options().read(true).write(true).open(path).unwrap()
+}

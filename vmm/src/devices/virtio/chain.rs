@@ -1,0 +1,146 @@
+//! A descriptor chain, checked: the bytes of guest memory that a driver gives a device to read, and those it gives to write
+//! (virtio 1.2, section 2.7.4). Everything in a chain comes from the guest and may be wrong; once a [`Chain`] exists, all of
+//! it lies in guest memory.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use virtio_queue::DescriptorChain;
+use vm_memory::{ByteValued, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+
+use super::Broken;
+
+/// A chain.
+#[derive(Debug)]
+pub struct Chain<'m> {
+    /// Its first descriptor, by which the driver knows it when it is given back.
+    pub head: u16,
+    /// What the device may read.
+    pub readable: Buffers<'m>,
+    /// What the device may write.
+    pub writable: Buffers<'m>,
+}
+
+/// A stretch of bytes, in as many pieces as the driver likes. Reading and writing take from its front.
+#[derive(Debug, Default)]
+pub struct Buffers<'m> {
+    pieces: VecDeque<VolatileSlice<'m>>,
+    len: usize,
+}
+
+impl<'m> Chain<'m> {
+    /// Walks the descriptors, following an indirect table.
+    ///
+    /// # Errors
+    /// [`Broken`] for a chain that loops, has no descriptor, one of no length, one outside memory, one to read after one to
+    /// write, or more than 2^32 bytes.
+    pub(super) fn walk<'a>(
+        descriptors: DescriptorChain<&'a GuestMemoryMmap>,
+        memory: &'m GuestMemoryMmap,
+    ) -> Result<Self, Broken> {
+        let mut chain = Self {
+            head: descriptors.head_index(),
+            readable: Buffers::default(),
+            writable: Buffers::default(),
+        };
+        // The iterator just ends where it cannot go on: a table outside memory, an index out of range, a loop.
+        let mut whole = false;
+        for descriptor in descriptors {
+            whole = !descriptor.has_next();
+            if descriptor.len() == 0 {
+                return Err(Broken("a descriptor of no length"));
+            }
+            let to = match descriptor.is_write_only() {
+                true => &mut chain.writable,
+                false if chain.writable.is_empty() => &mut chain.readable,
+                false => return Err(Broken("a descriptor to read after one to write")),
+            };
+            to.push(memory, descriptor.addr(), descriptor.len() as usize)?;
+        }
+        if whole { Ok(chain) } else { Err(Broken("a chain of descriptors that does not end")) }
+    }
+}
+
+impl<'m> Buffers<'m> {
+    fn push(&mut self, memory: &'m GuestMemoryMmap, at: GuestAddress, len: usize) -> Result<(), Broken> {
+        for piece in memory.get_slices(at, len) {
+            let piece = piece.map_err(|_| Broken("a descriptor outside of memory"))?;
+            self.len += piece.len();
+            self.pieces.push_back(piece);
+        }
+        Ok(())
+    }
+
+    /// Bytes left.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes the first `count` bytes off, or as many as there are.
+    pub fn take(&mut self, count: usize) -> Self {
+        let mut taken = Self::default();
+        while taken.len < count {
+            let Some(piece) = self.pieces.pop_front() else { break };
+            let fitting = piece.len().min(count - taken.len);
+            let (front, rest) = piece.split_at(fitting).expect("no longer than the piece");
+            if !rest.is_empty() {
+                self.pieces.push_front(rest);
+            }
+            taken.len += fitting;
+            taken.pieces.push_back(front);
+        }
+        self.len -= taken.len;
+        taken
+    }
+
+    /// Copies to `bytes` from the front, as many as there are, and says how many.
+    pub fn read(&mut self, bytes: &mut [u8]) -> usize {
+        let mut done = 0;
+        for piece in &self.take(bytes.len()).pieces {
+            done += piece.copy_to(&mut bytes[done..]);
+        }
+        done
+    }
+
+    /// Copies from `bytes` to the front, as many as there is room for, and says how many.
+    pub fn write(&mut self, bytes: &[u8]) -> usize {
+        let mut done = 0;
+        for piece in &self.take(bytes.len()).pieces {
+            piece.copy_from(&bytes[done..]);
+            done += piece.len();
+        }
+        done
+    }
+
+    /// Takes a value off the front.
+    ///
+    /// # Errors
+    /// [`Broken`] when there are not enough bytes.
+    pub fn read_value<T: ByteValued + Default>(&mut self) -> Result<T, Broken> {
+        let mut value = T::default();
+        let wanted = value.as_slice().len();
+        if self.read(value.as_mut_slice()) == wanted {
+            Ok(value)
+        } else {
+            Err(Broken("a request that is too short"))
+        }
+    }
+
+    /// The pieces for a vectored system call. They are guest memory: whoever has them has the guest's memory borrowed, and
+    /// bytes in them change at any time.
+    #[must_use]
+    pub fn iovecs(&self) -> Vec<libc::iovec> {
+        let iovec = |piece: &VolatileSlice<'_>| libc::iovec {
+            iov_base: piece.ptr_guard_mut().as_ptr().cast(),
+            iov_len: piece.len(),
+        };
+        self.pieces.iter().map(iovec).collect()
+    }
+}

@@ -1,0 +1,274 @@
+//! A console beside the serial port (virtio 1.2, section 5.3): one port, at a unix socket on the host for one client at a time.
+//!
+//! ```text
+//!  guest ──transmit──> backlog, the last 64 KiB ──> client, if there is one and it reads
+//!  guest <──receive── client, while the guest has buffers for what it sends
+//! ```
+//!
+//! Nobody at the socket holds the guest up: what is not read in time is dropped, the oldest first.
+
+use std::collections::VecDeque;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+
+use super::chain::Buffers;
+use super::listener::Listener;
+use super::worker::Watch;
+use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use crate::config::devices::ConsoleConfig;
+use crate::error::{Error, Result};
+use crate::persist::{NoState, Persist};
+
+const RECEIVE: usize = 0;
+const TRANSMIT: usize = 1;
+/// The most output that is kept.
+const BACKLOG: usize = 64 << 10;
+/// The most of one chain: a guest may make 4 GiB of output out of the same few bytes.
+const CHAIN: usize = 1 << 20;
+/// The most that is copied at once.
+const PIECE: usize = 4096;
+/// The most clients of one turn.
+const CLIENTS: usize = 16;
+/// How long a listener rests that the host has no descriptor for.
+const REST: Duration = Duration::from_secs(1);
+
+/// The device.
+#[derive(Debug)]
+pub struct Console {
+    // Glue.
+    listener: Listener,
+    /// An epoll of its own in the worker's: what it waits for changes while it works.
+    ready: OwnedFd,
+    /// Until when nobody is let in.
+    rest: Option<Instant>,
+    client: Option<Client>,
+    output: Output,
+}
+
+/// Whoever is at the console.
+#[derive(Debug)]
+struct Client {
+    stream: UnixStream,
+    /// What it is waited for; nothing, and it is not in the epoll at all, where a hangup would wake the worker for ever.
+    watched: EventFlags,
+    /// It sends no more, but may still read.
+    mute: bool,
+}
+
+impl Console {
+    /// Listens at the configured socket.
+    ///
+    /// # Errors
+    /// Somebody else does, or the host refused.
+    pub fn open(config: &ConsoleConfig) -> Result<Self> {
+        let ConsoleConfig { socket } = config;
+        let failed = |errno: Errno| Error::file("watch", socket.display(), errno);
+        let listener = Listener::open(socket)?;
+        let ready = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
+        epoll::add(&ready, &listener, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
+        Ok(Self { listener, ready, rest: None, client: None, output: Output::default() })
+    }
+
+    /// Lets in whoever connects, if nobody is there.
+    fn admit(&mut self) -> Next {
+        if let Some(until) = self.rest {
+            if until > Instant::now() {
+                return Next::At(until);
+            }
+            self.listen(EventFlags::IN);
+            self.rest = None;
+        }
+        for _ in 0..CLIENTS {
+            match self.listener.accept() {
+                // One too many is closed at once.
+                Ok(Some(_)) if self.client.as_ref().is_some_and(|client| !client.is_gone()) => {}
+                Ok(Some(stream)) => {
+                    self.client = Some(Client { stream, watched: EventFlags::empty(), mute: false });
+                }
+                Ok(None) => return Next::Wait,
+                Err(error) => {
+                    log::warn!("console: cannot let a client in: {error}");
+                    self.listen(EventFlags::empty());
+                    let until = Instant::now() + REST;
+                    self.rest = Some(until);
+                    return Next::At(until);
+                }
+            }
+        }
+        Next::Again
+    }
+
+    fn listen(&self, what: EventFlags) {
+        // It was added when it was opened; changing it takes nothing that could be lacking.
+        let _ = epoll::modify(&self.ready, &self.listener, EventData::new_u64(0), what);
+    }
+
+    /// Brings what the client sends into the guest's buffers. Also says whether there are buffers that wait for it.
+    fn receive(&mut self, io: &mut Io<'_>) -> std::result::Result<(Next, bool), Broken> {
+        let (memory, queue) = (io.ram.guest(), &mut io.queues[RECEIVE]);
+        let (mut served, mut next, mut waiting) = (0, Next::Wait, false);
+        queue.hush(memory)?;
+        while let Some(client) = self.client.as_mut().filter(|client| !client.mute) {
+            if served == queue.size() {
+                next = Next::Again;
+                break;
+            }
+            let Some(mut chain) = queue.pop(memory)? else {
+                if queue.listen(memory)? {
+                    queue.hush(memory)?;
+                    continue;
+                }
+                break;
+            };
+            let mut bytes = [0; PIECE];
+            let room = chain.writable.len().min(PIECE);
+            let got = match room {
+                0 => Ok(0),
+                _ => client.stream.read(&mut bytes[..room]),
+            };
+            match got {
+                Ok(0) if room > 0 => {
+                    queue.unpop();
+                    client.mute = true;
+                    if client.is_gone() {
+                        self.client = None;
+                    }
+                }
+                Ok(got) => {
+                    queue.put(memory, chain.head, chain.writable.write(&bytes[..got]))?;
+                    served += 1;
+                }
+                Err(error) => {
+                    queue.unpop();
+                    match error.kind() {
+                        io::ErrorKind::Interrupted => {}
+                        io::ErrorKind::WouldBlock => {
+                            waiting = true;
+                            break;
+                        }
+                        _ => self.client = None,
+                    }
+                }
+            }
+        }
+        if served > 0 && queue.wants_interrupt(memory)? {
+            io.interrupt.queue();
+        }
+        Ok((next, waiting))
+    }
+
+    /// Waits for what there is use for: input while the guest has buffers, room while there is output.
+    fn watch_client(&mut self, input: bool) {
+        let Some(client) = &mut self.client else { return };
+        let mut wanted = EventFlags::empty();
+        wanted.set(EventFlags::IN, input);
+        wanted.set(EventFlags::OUT, !self.output.backlog.is_empty());
+        let (before, data) = (client.watched, EventData::new_u64(1));
+        let done = match (before.is_empty(), wanted.is_empty()) {
+            _ if before == wanted => Ok(()),
+            (true, _) => epoll::add(&self.ready, &client.stream, data, wanted),
+            (false, true) => epoll::delete(&self.ready, &client.stream),
+            (false, false) => epoll::modify(&self.ready, &client.stream, data, wanted),
+        };
+        client.watched = wanted;
+        if let Err(errno) = done {
+            log::warn!("console: cannot watch the client, which is sent away: {errno}");
+            self.client = None;
+        }
+    }
+}
+
+impl Client {
+    /// Whether there is nobody at the other end any more, although what was sent may still be there to be read.
+    fn is_gone(&self) -> bool {
+        let mut end = [PollFd::new(&self.stream, PollFlags::empty())];
+        let polled = poll(&mut end, Some(&Timespec::default()));
+        polled.is_ok() && end[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+    }
+}
+
+/// What the guest said that nobody has read.
+#[derive(Debug, Default)]
+struct Output {
+    backlog: VecDeque<u8>,
+}
+
+impl Output {
+    /// Takes what a chain says, and sends it on as far as the client reads.
+    fn take(&mut self, said: &mut Buffers<'_>, client: &mut Option<Client>) {
+        let beyond = said.len().saturating_sub(CHAIN);
+        drop(said.take(beyond));
+        let mut bytes = [0; PIECE];
+        loop {
+            let piece = said.read(&mut bytes);
+            if piece == 0 {
+                return;
+            }
+            let excess = (self.backlog.len() + piece).saturating_sub(BACKLOG);
+            self.backlog.drain(..excess);
+            self.backlog.extend(&bytes[..piece]);
+            self.send(client);
+        }
+    }
+
+    fn send(&mut self, to: &mut Option<Client>) {
+        while let (Some(client), false) = (to.as_ref(), self.backlog.is_empty()) {
+            let (front, _) = self.backlog.as_slices();
+            match rustix::net::send(&client.stream, front, SendFlags::NOSIGNAL) {
+                Ok(sent) => drop(self.backlog.drain(..sent)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return,
+                Err(_) => *to = None,
+            }
+        }
+    }
+}
+
+impl VirtioDevice for Console {
+    fn kind(&self) -> Kind {
+        Kind { id: 3, queues: &[64, 64] }
+    }
+
+    fn begin(&mut self, _: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+        watch
+            .add(&self.ready, 0, EventFlags::IN)
+            .map_err(|_| Broken("the console's socket cannot be watched"))
+    }
+
+    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        let admitted = self.admit();
+        let Self { output, client, .. } = self;
+        output.send(client);
+        let said = io.serve(TRANSMIT, |mut chain| {
+            output.take(&mut chain.readable, client);
+            Ok(0)
+        })?;
+        let (heard, input) = self.receive(io)?;
+        self.watch_client(input);
+        Ok(if [said, heard].contains(&Next::Again) { Next::Again } else { admitted })
+    }
+}
+
+impl Persist for Console {
+    type State = NoState;
+
+    fn save(&self) -> Result<NoState> {
+        let Self { listener: _, ready: _, rest: _, client: _, output: _ } = self;
+        Ok(NoState {})
+    }
+
+    fn restore(&mut self, _: &NoState) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "console_tests.rs"]
+mod tests;

@@ -1,0 +1,129 @@
+//! A device's interrupt: the two bits that say why, and the line.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use serde::{Deserialize, Serialize};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::error::{Error, Result};
+use crate::persist::Persist;
+
+/// A queue has something for the driver (virtio 1.2, section 4.2.2, `InterruptStatus`).
+const QUEUE: u32 = 1;
+/// The configuration changed, or the device wants to be reset.
+const CONFIG: u32 = 2;
+
+/// Shared by a device's transport and its worker.
+#[derive(Debug)]
+pub struct Interrupt {
+    // Glue: an irqfd, so that whoever raises it does not wait for KVM.
+    line: EventFd,
+    // Volatile.
+    status: AtomicU32,
+    generation: AtomicU32,
+    needs_reset: AtomicBool,
+}
+
+/// What of it the driver can see.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InterruptState {
+    status: u32,
+    config_generation: u32,
+    needs_reset: bool,
+}
+
+impl Interrupt {
+    pub(super) fn new() -> Result<Self> {
+        let line = EventFd::new(EFD_NONBLOCK).map_err(|source| Error::host("make an eventfd", source))?;
+        Ok(Self {
+            line,
+            status: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            needs_reset: AtomicBool::new(false),
+        })
+    }
+
+    /// The irqfd to connect to the guest's interrupt line.
+    pub(super) fn line(&self) -> &EventFd {
+        &self.line
+    }
+
+    /// A queue has something for the driver.
+    pub fn queue(&self) {
+        self.raise(QUEUE);
+    }
+
+    /// The configuration space changed.
+    pub fn config(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.raise(CONFIG);
+    }
+
+    /// The device can go on no more.
+    pub(super) fn needs_reset(&self) {
+        self.needs_reset.store(true, Ordering::Release);
+        self.config();
+    }
+
+    pub(super) fn is_reset_needed(&self) -> bool {
+        self.needs_reset.load(Ordering::Acquire)
+    }
+
+    pub(super) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(super) fn status(&self) -> u32 {
+        self.status.load(Ordering::Acquire)
+    }
+
+    /// The driver has taken note of these bits.
+    pub(super) fn acknowledge(&self, bits: u32) {
+        self.status.fetch_and(!bits, Ordering::AcqRel);
+    }
+
+    /// Interrupts once more if there is a reason: one may have been on its way when the VM was saved.
+    pub(super) fn repeat(&self) {
+        if self.status() != 0 {
+            self.signal();
+        }
+    }
+
+    /// As new, but for the generation, which a driver must never see go back.
+    pub(super) fn reset(&self) {
+        self.status.store(0, Ordering::Release);
+        self.needs_reset.store(false, Ordering::Release);
+    }
+
+    fn raise(&self, bit: u32) {
+        self.status.fetch_or(bit, Ordering::AcqRel);
+        self.signal();
+    }
+
+    fn signal(&self) {
+        // Fails only when 2^64 - 2 signals are waiting to be read, and then one more changes nothing.
+        let _ = self.line.write(1);
+    }
+}
+
+impl Persist for Interrupt {
+    type State = InterruptState;
+
+    fn save(&self) -> Result<InterruptState> {
+        let Self { line: _, status, generation, needs_reset } = self;
+        Ok(InterruptState {
+            status: status.load(Ordering::Acquire),
+            config_generation: generation.load(Ordering::Acquire),
+            needs_reset: needs_reset.load(Ordering::Acquire),
+        })
+    }
+
+    fn restore(&mut self, state: &InterruptState) -> Result<()> {
+        let InterruptState { status, config_generation, needs_reset } = state;
+        self.status = AtomicU32::new(status & (QUEUE | CONFIG));
+        self.generation = AtomicU32::new(*config_generation);
+        self.needs_reset = AtomicBool::new(*needs_reset);
+        Ok(())
+    }
+}

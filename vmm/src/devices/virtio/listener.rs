@@ -1,0 +1,142 @@
+//! A unix socket on the host at which others connect to a device. Its file is there for as long as it listens: one that somebody
+//! left behind is replaced, one that somebody listens at is an error.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::error::{Error, Result};
+
+/// A listening socket. Dropped, it takes its file with it.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode: by the end the file may be another's.
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`.
+    ///
+    /// # Errors
+    /// Somebody else does, or there is something that is not a socket, or the host refused.
+    pub fn open(path: &Path) -> Result<Self> {
+        let failed = |source: io::Error| Error::file("listen at", path.display(), source);
+        let bound = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                remove_if_stale(path).map_err(failed)?;
+                UnixListener::bind(path)
+            }
+            bound => bound,
+        };
+        let socket = bound.map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let file = identity(path).map_err(failed)?;
+        Ok(Self { socket, path: path.to_owned(), file })
+    }
+
+    /// Whoever connected first of those that wait, if there is one. Neither this nor the stream blocks.
+    ///
+    /// # Errors
+    /// The host has no descriptor left: the same connection waits on.
+    pub fn accept(&self) -> io::Result<Option<UnixStream>> {
+        loop {
+            match self.socket.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(true)?;
+                    return Ok(Some(stream));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                // Interrupted, or it went away before it was its turn.
+                Err(error)
+                    if [io::ErrorKind::Interrupted, io::ErrorKind::ConnectionAborted]
+                        .contains(&error.kind()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|file| file == self.file) {
+            // Where it cannot be removed it stays, and the next who listens there replaces it.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
+}
+
+fn remove_if_stale(path: &Path) -> io::Result<()> {
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
+    }
+    // Not std's, which would wait for a listener that is busy.
+    let probe =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
+    match rustix::net::connect(&probe, &SocketAddrUnix::new(path)?) {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
+        Ok(()) | Err(Errno::AGAIN) => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"))
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::report;
+
+    fn path(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("volt-listener-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    #[test]
+    fn a_file_that_was_left_behind_is_replaced_and_removed_in_the_end() {
+        let path = path("stale");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let listener = Listener::open(&path).unwrap();
+        assert!(listener.accept().unwrap().is_none());
+        let _client = UnixStream::connect(&path).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_is_in_use_or_no_socket_is_an_error_and_stays() {
+        let path = path("used");
+        let listener = Listener::open(&path).unwrap();
+        let error = report(&Listener::open(&path).unwrap_err());
+        assert_eq!(error, format!("cannot listen at {}: another process listens there", path.display()));
+        assert!(UnixStream::connect(&path).is_ok());
+        // Somebody puts something else in its place, which is not the listener's to remove.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        drop(listener);
+        let error = report(&Listener::open(&path).unwrap_err());
+        assert!(error.ends_with("there is a file that is not a socket"), "{error}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,78 @@
+//! The stream to passt, cut anywhere, and its end.
+
+use super::*;
+
+#[test]
+fn passt_ends_with_its_socket_as_when_its_owner_is_killed() {
+    let mut passt = match Passt::start(&[], None) {
+        Ok(passt) => passt,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    passt.socket.shutdown(std::net::Shutdown::Both).unwrap();
+    passt.child.wait().unwrap();
+    let error = passt.receive(Pieces::default()).unwrap_err().to_string();
+    assert!(error.starts_with("passt has ended: "), "{error}");
+}
+
+#[test]
+fn frames_come_whole_out_of_a_stream_that_is_cut_anywhere() {
+    let (device, mut other) = UnixStream::pair().unwrap();
+    device.set_nonblocking(true).unwrap();
+    let mut passt = Passt {
+        child: Command::new("true").spawn().unwrap(),
+        socket: device,
+        complaints: io::pipe().unwrap().0,
+        inbox: vec![0; INBOX].into(),
+        filled: 0..0,
+        outbox: Vec::new(),
+    };
+    let mut buffer = vec![0; header::LEN + LONGEST];
+    let mut receive = |passt: &mut Passt| {
+        let mut into = Pieces::default();
+        into.own(&mut buffer);
+        passt.receive(into).map(|len| buffer[header::LEN..len].to_vec())
+    };
+    let frames: Vec<Vec<u8>> =
+        [60, 14, LONGEST, 1514, LONGEST].iter().map(|len| vec![*len as u8; *len]).collect();
+    let prefixed = frames.iter().flat_map(|frame| [&(frame.len() as u32).to_be_bytes(), &frame[..]].concat());
+    let mut got = Vec::new();
+    for part in prefixed.collect::<Vec<u8>>().chunks(997) {
+        other.write_all(part).unwrap();
+        while let Ok(frame) = receive(&mut passt) {
+            got.push(frame);
+        }
+    }
+    assert!(got == frames, "{:?}", got.iter().map(Vec::len).collect::<Vec<_>>());
+    other.write_all(&0x1_0000_u32.to_be_bytes()).unwrap();
+    assert_eq!(receive(&mut passt).unwrap_err().kind(), ErrorKind::InvalidData);
+
+    // The other way, through a socket that takes a part.
+    other.set_nonblocking(true).unwrap();
+    let (mut sent, mut seen, mut full) = (Vec::new(), Vec::<u8>::new(), 0);
+    for number in 0..40_u8 {
+        let mut bytes = vec![number; header::LEN + 50_000];
+        loop {
+            let mut frame = Pieces::default();
+            let (first, rest) = bytes.split_at_mut(header::LEN);
+            frame.own(first);
+            frame.own(rest);
+            match passt.send(frame) {
+                Ok(()) => break,
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            full += 1;
+            let mut some = [0; 30_000];
+            let count = other.read(&mut some).unwrap();
+            seen.extend(&some[..count]);
+        }
+        sent.extend(50_000_u32.to_be_bytes());
+        sent.extend(&bytes[header::LEN..]);
+    }
+    while seen.len() < sent.len() {
+        let mut some = [0; 30_000];
+        let count = other.read(&mut some).unwrap_or(0);
+        seen.extend(&some[..count]);
+        let _ = passt.flush();
+    }
+    assert!(full > 0 && seen == sent);
+}

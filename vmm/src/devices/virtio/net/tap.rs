@@ -1,0 +1,106 @@
+//! A tap device of the host: whatever is routed or bridged to it on the host is the guest's network.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::backend::Backend;
+use super::feature;
+use super::header;
+use super::pieces::Pieces;
+use crate::error::{Error, Result};
+
+const DRIVER: &str = "/dev/net/tun";
+
+/// A tap device. Dropped, it is let go of; one that was made here is no more then.
+#[derive(Debug)]
+pub(super) struct Tap(OwnedFd);
+
+/// `struct ifreq` as TUNSETIFF takes it.
+#[repr(C)]
+struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    flags: libc::c_short,
+    rest: [u8; 22],
+}
+
+const _: () = assert!(size_of::<Request>() == 40);
+
+impl Tap {
+    /// Connects to the tap of this name, and makes it if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for what cannot be a name; [`Error::Host`] says what is wrong with the tap.
+    pub fn open(name: &str) -> Result<Self> {
+        // The kernel would put a number in the place of %d.
+        let odd = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
+        if name.is_empty()
+            || name.len() >= libc::IFNAMSIZ
+            || name == "."
+            || name == ".."
+            || name.contains(odd)
+        {
+            let problem =
+                format!("tap {name:?}: the name of an interface has 1 to 15 characters, no /, : or %");
+            return Err(Error::config("networks", problem));
+        }
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(DRIVER, flags, Mode::empty())
+            .map_err(|source| Error::file("open", format!("{DRIVER} for tap {name}"), source))?;
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+        let mut request = Request { name: [0; _], flags: flags as libc::c_short, rest: [0; 22] };
+        request.name[..name.len()].copy_from_slice(name.as_bytes());
+        let refused = |source: io::Error| {
+            let why = match source.raw_os_error() {
+                Some(libc::EBUSY) => ", which someone else uses",
+                Some(libc::EPERM) => ": it is neither this user's, nor has this process CAP_NET_ADMIN",
+                Some(libc::EINVAL) => ": an interface of that name is no tap, or one of many queues",
+                _ => "",
+            };
+            Error::host(format!("use tap {name}{why}"), source)
+        };
+        // SAFETY: TUNSETIFF takes an ifreq, which `Request` is laid out as.
+        call(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }).map_err(refused)?;
+        let len = header::LEN as libc::c_int;
+        // SAFETY: TUNSETVNETHDRSZ reads an int.
+        call(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) })
+            .map_err(refused)?;
+        Ok(Self(fd))
+    }
+}
+
+impl Backend for Tap {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn offloads(&self) -> bool {
+        true
+    }
+
+    /// The host's network stack gives no more than the guest takes.
+    fn begin(&mut self, features: u64) -> io::Result<()> {
+        let when = |feature: u64, flag: libc::c_uint| if features & feature == 0 { 0 } else { flag };
+        let mut offload = when(feature::GUEST_CSUM, libc::TUN_F_CSUM);
+        if offload != 0 {
+            offload |=
+                when(feature::GUEST_TSO4, libc::TUN_F_TSO4) | when(feature::GUEST_TSO6, libc::TUN_F_TSO6);
+        }
+        // SAFETY: TUNSETOFFLOAD takes its flags by value.
+        call(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(offload)) })
+    }
+
+    fn receive(&mut self, mut into: Pieces<'_>) -> io::Result<usize> {
+        into.read_from(self.descriptor())
+    }
+
+    fn send(&mut self, frame: Pieces<'_>) -> io::Result<()> {
+        frame.write_to(self.descriptor()).map(drop)
+    }
+}
+
+fn call(answer: libc::c_int) -> io::Result<()> {
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

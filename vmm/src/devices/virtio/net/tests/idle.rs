@@ -1,0 +1,76 @@
+//! Nothing to do is nothing done: what is ready and cannot be taken does not keep the device busy.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+/// Counts the device's turns.
+#[derive(Debug)]
+struct Counted(Net, Arc<AtomicUsize>);
+
+impl VirtioDevice for Counted {
+    fn kind(&self) -> Kind {
+        self.0.kind()
+    }
+
+    fn features(&self) -> u64 {
+        self.0.features()
+    }
+
+    fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+        self.0.begin(io, watch)
+    }
+
+    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.work(cause, io)
+    }
+}
+
+impl Persist for Counted {
+    type State = NetState;
+
+    fn save(&self) -> Result<NetState> {
+        self.0.save()
+    }
+
+    fn restore(&mut self, state: &NetState) -> Result<()> {
+        self.0.restore(state)
+    }
+}
+
+/// A device that spins has thousands of turns in the meantime.
+fn assert_idle(turns: &AtomicUsize) {
+    std::thread::sleep(Duration::from_millis(300)); // a frame that waits for buffers has been given up
+    let before = turns.load(Ordering::SeqCst);
+    std::thread::sleep(Duration::from_millis(50));
+    let more = turns.load(Ordering::SeqCst) - before;
+    assert!(more < 10, "{more} turns");
+}
+
+#[test]
+fn frames_without_buffers_and_buffers_without_frames_are_rest() {
+    let turns = Arc::new(AtomicUsize::new(0));
+    let (end, other) = wire();
+    let mut driver = Driver::new(Counted(net(end), Arc::clone(&turns)));
+    assert_idle(&turns);
+    for number in 0..3 {
+        other.send(&with_header(&frame(number, 1000))).unwrap();
+    }
+    assert_idle(&turns);
+    driver.send(IN, &[Part::In(500)]);
+    assert_idle(&turns);
+    for _ in 0..20 {
+        driver.send(IN, &[Part::In(500)]);
+    }
+    assert_eq!(next_in(&mut driver), frame(1, 1000), "the first was given up");
+    assert_idle(&turns);
+    // The other end is full, and then gone.
+    for _ in 0..60 {
+        driver.send(OUT, &[Part::Out(&with_header(&frame(0, 20_000)))]);
+    }
+    assert_idle(&turns);
+    drop(other);
+    assert_idle(&turns);
+}

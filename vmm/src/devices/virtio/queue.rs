@@ -1,0 +1,161 @@
+//! A split virtqueue (virtio 1.2, section 2.7): virtio-queue's, with the chains checked and the state in words.
+
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
+
+use serde::{Deserialize, Serialize};
+use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{Queue, QueueOwnedT, QueueState as State, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::Broken;
+use super::chain::Chain;
+
+/// A queue.
+#[derive(Debug)]
+pub struct VirtQueue {
+    pub(super) ring: Queue,
+    /// Chains put since the driver was asked last whether it wants to hear of them.
+    unannounced: u16,
+}
+
+/// A queue's place in guest memory, and how far device and driver have come.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct QueueState(#[serde(with = "Ring")] State);
+
+/// virtio-queue's state as serde sees it, the one list of its fields: one that is added there does not compile here.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "State", deny_unknown_fields)]
+struct Ring {
+    max_size: u16,
+    size: u16,
+    ready: bool,
+    event_idx_enabled: bool,
+    next_avail: u16,
+    next_used: u16,
+    desc_table: u64,
+    avail_ring: u64,
+    used_ring: u64,
+}
+
+impl VirtQueue {
+    /// A queue that the driver has not set up. `max_size` is a power of two.
+    pub(super) fn new(max_size: u16) -> Self {
+        Self { ring: Queue::new(max_size).expect("a power of two"), unannounced: 0 }
+    }
+
+    pub(super) fn save(&self) -> QueueState {
+        QueueState(self.ring.state())
+    }
+
+    /// The queue that a state describes, if it is one of `max_size`.
+    pub(super) fn restored(state: &QueueState, max_size: u16) -> Option<Self> {
+        let ring = Queue::try_from(state.0).ok()?;
+        (ring.max_size() == max_size).then_some(Self { ring, unannounced: 0 })
+    }
+
+    /// Entries, as many as the driver chose.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// Whether the driver has set it up, and all of it lies in memory.
+    pub(super) fn is_usable(&self, memory: &GuestMemoryMmap) -> bool {
+        self.ring.is_valid(memory)
+    }
+
+    /// The next chain that the driver has made available.
+    ///
+    /// # Errors
+    /// [`Broken`] when the ring or the chain is not what the specification allows.
+    pub fn pop<'m>(&mut self, memory: &'m GuestMemoryMmap) -> Result<Option<Chain<'m>>, Broken> {
+        if !self.ring.ready() {
+            return Ok(None);
+        }
+        let mut available = self.ring.iter(memory).map_err(|_| Broken("an available index that jumped"))?;
+        available.next().map(|descriptors| Chain::walk(descriptors, memory)).transpose()
+    }
+
+    /// Undoes the last [`VirtQueue::pop`].
+    pub fn unpop(&mut self) {
+        self.ring.go_to_previous_position();
+    }
+
+    /// Gives a chain back, with the first `written` bytes of what was to be written in it written.
+    ///
+    /// # Errors
+    /// [`Broken`] when the used ring is not in memory any more, which a guest cannot bring about.
+    pub fn put(&mut self, memory: &GuestMemoryMmap, head: u16, written: usize) -> Result<(), Broken> {
+        // A chain has at most 2^32 - 1 bytes (`Chain::walk`).
+        let written = u32::try_from(written).unwrap_or(u32::MAX);
+        self.unannounced = self.unannounced.wrapping_add(1);
+        self.ring.add_used(memory, head, written).map_err(|_| Broken("a used ring outside of memory"))
+    }
+
+    /// Gives chains back that belong together, each as [`VirtQueue::put`] does: the driver sees all of them or none.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::put`].
+    pub fn put_together(&mut self, memory: &GuestMemoryMmap, chains: &[(u16, usize)]) -> Result<(), Broken> {
+        let Some(((head, written), before)) = chains.split_last() else { return Ok(()) };
+        // The index, which says how far the ring counts, is only written with the last of them.
+        let mut index = Wrapping(self.ring.next_used());
+        for (head, written) in before {
+            let written = u32::try_from(*written).unwrap_or(u32::MAX);
+            let entry = 4 + 8 * u64::from(index.0 % self.ring.size());
+            let element = [u32::from(*head).to_le(), written.to_le()];
+            memory
+                .write_obj(element, GuestAddress(self.ring.used_ring().wrapping_add(entry)))
+                .map_err(|_| Broken("a used ring outside of memory"))?;
+            index += 1;
+            self.unannounced = self.unannounced.wrapping_add(1);
+        }
+        self.ring.set_next_used(index.0);
+        self.put(memory, *head, *written)
+    }
+
+    /// Whether the driver wants an interrupt for what was put since it was asked last.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::put`].
+    pub fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Broken> {
+        let unannounced = std::mem::take(&mut self.unannounced);
+        // What was put must be visible before the driver's wish is read (virtio 1.2, section 2.7.10).
+        fence(Ordering::SeqCst);
+        let load = |offset| {
+            let at = GuestAddress(self.ring.avail_ring().wrapping_add(offset));
+            let value: u16 =
+                memory.load(at, Ordering::Relaxed).map_err(|_| Broken("a ring outside of memory"))?;
+            Ok(u16::from_le(value))
+        };
+        if self.ring.event_idx_enabled() {
+            let used_event = load(4 + 2 * u64::from(self.ring.size()))?;
+            return Ok((Wrapping(self.ring.next_used()) - Wrapping(used_event) - Wrapping(1)).0 < unannounced);
+        }
+        Ok(u32::from(load(0)?) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+    }
+
+    /// Asks the driver not to notify: its chains are being looked for.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::put`].
+    pub fn hush(&mut self, memory: &GuestMemoryMmap) -> Result<(), Broken> {
+        match self.ring.ready() {
+            true => self.ring.disable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
+            false => Ok(()),
+        }
+    }
+
+    /// Asks the driver to notify again. True when it made something available meanwhile, for which it may not have.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::put`].
+    pub fn listen(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Broken> {
+        match self.ring.ready() {
+            true => self.ring.enable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
+            false => Ok(false),
+        }
+    }
+}

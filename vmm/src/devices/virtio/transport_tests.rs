@@ -1,0 +1,193 @@
+//! The transport under a driver that keeps the rules and one that does not.
+
+use super::super::rng::Rng;
+use super::super::testing::{Driver, INDIRECT, MEMORY, NEXT, Part, WRITE};
+use super::*;
+
+#[test]
+fn a_driver_finds_out_what_it_has() {
+    let mut driver = Driver::new(Rng);
+    assert_eq!(driver.get(0x00), u32::from_le_bytes(*b"virt"));
+    assert_eq!((driver.get(0x04), driver.get(0x08), driver.get(0x0c)), (2, 4, u32::from_le_bytes(*b"VOLT")));
+    assert_eq!(driver.get(0x70), 15);
+    driver.set(0x30, 0);
+    assert_eq!((driver.get(0x34), driver.get(0x44)), (64, 1));
+    driver.set(0x30, 1);
+    assert_eq!((driver.get(0x34), driver.get(0x44)), (0, 0));
+    assert_eq!(
+        (driver.get(0xb0), driver.get(0xbc), driver.get(0x100), driver.get(0xffc)),
+        (u32::MAX, u32::MAX, 0, 0)
+    );
+}
+
+#[test]
+fn features_that_were_not_offered_are_not_ok() {
+    let mut driver = Driver::new(Rng);
+    for (half, bits) in [(0, 1), (1, 2), (1, 0)] {
+        driver.set(0x70, 0);
+        driver.set(0x70, 3);
+        driver.set(0x24, half);
+        driver.set(0x20, bits);
+        driver.set(0x70, 11);
+        assert_eq!(driver.get(0x70), 3, "{half} {bits:#x}");
+        driver.set(0x70, 15);
+        assert_eq!(driver.get(0x70), 3, "DRIVER_OK without FEATURES_OK");
+    }
+}
+
+#[test]
+fn an_interrupt_says_why_until_it_is_acknowledged() {
+    let mut driver = Driver::new(Rng);
+    assert_eq!(driver.get(0x60), 0);
+    driver.ask(0, &[Part::In(8)]);
+    driver.until("the interrupt", |driver| (driver.get(0x60) == 1).then_some(()));
+    assert_eq!(driver.transport.interrupt_line().read().unwrap(), 1);
+    driver.set(0x64, 1);
+    assert_eq!(driver.get(0x60), 0);
+}
+
+#[test]
+fn a_reset_device_is_as_new() {
+    let mut driver = Driver::new(Rng);
+    driver.ask(0, &[Part::In(8)]);
+    driver.set(0x70, 0);
+    driver.set(0x30, 0);
+    assert_eq!((driver.get(0x70), driver.get(0x44), driver.get(0x60)), (0, 0, 0));
+    driver.set_up(!0);
+    assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
+}
+
+#[test]
+fn a_queue_that_is_taken_back_is_left_alone() {
+    let mut driver = Driver::new(Rng);
+    driver.set(0x30, 0);
+    driver.set(0x44, 0);
+    driver.send(0, &[Part::In(8)]);
+    std::thread::sleep(std::time::Duration::from_millis(50));
+    assert_eq!(driver.poll(0), None);
+    assert_eq!((driver.get(0x44), driver.needs_reset()), (0, false));
+}
+
+#[test]
+fn an_indirect_table_is_followed_once() {
+    let mut driver = Driver::new(Rng);
+    let (table, buffer) = (driver.buffer(32), driver.buffer(64));
+    let entry = |at: u64, len: u32, flags: u16| {
+        let mut bytes = at.to_le_bytes().to_vec();
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(flags.to_le_bytes());
+        bytes.extend([0; 2]);
+        bytes
+    };
+    let write = |driver: &Driver, bytes: &[u8]| {
+        vm_memory::Bytes::write_slice(driver.ram.guest(), bytes, vm_memory::GuestAddress(table)).unwrap();
+    };
+    write(&driver, &entry(buffer, 64, WRITE));
+    driver.describe(0, 0, (table, 16), INDIRECT, 0);
+    driver.offer(0, 0);
+    assert_eq!(driver.wait(0).len, 64);
+    // A table in a table.
+    write(&driver, &entry(table, 16, INDIRECT));
+    driver.offer(0, 0);
+    driver.wait_broken();
+}
+
+#[test]
+fn a_chain_that_breaks_the_rules_stops_the_device_until_a_reset() {
+    let mut driver = Driver::new(Rng);
+    /// Address and length, flags, next.
+    type Descriptor = ((u64, u32), u16, u16);
+    let cases: [(&str, &[Descriptor]); 9] = [
+        ("a loop", &[((0x10_0000, 8), NEXT | WRITE, 0)]),
+        ("a longer loop", &[((0x10_0000, 8), NEXT | WRITE, 1), ((0x10_0000, 8), NEXT | WRITE, 0)]),
+        ("no length", &[((0x10_0000, 0), WRITE, 0)]),
+        ("outside of memory", &[((MEMORY, 8), WRITE, 0)]),
+        ("across the end of memory", &[((MEMORY - 4, 8), WRITE, 0)]),
+        ("an address that wraps", &[((u64::MAX - 3, 8), WRITE, 0)]),
+        ("to read after to write", &[((0x10_0000, 8), NEXT | WRITE, 1), ((0x10_0000, 8), 0, 0)]),
+        ("a next that is not there", &[((0x10_0000, 8), NEXT | WRITE, 64)]),
+        ("an indirect table of a broken length", &[((0x10_0000, 24), INDIRECT, 0)]),
+    ];
+    for (name, chain) in cases {
+        for (index, &(buffer, flags, next)) in (0..).zip(chain) {
+            driver.describe(0, index, buffer, flags, next);
+        }
+        driver.offer(0, 0);
+        driver.wait_broken();
+        assert_eq!(driver.poll(0), None, "{name}");
+        assert_eq!(driver.get(0x60) & 2, 2, "{name}: no interrupt for the broken device");
+        driver.set_up(!0);
+        assert!(!driver.needs_reset(), "{name}");
+        assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8, "{name}");
+    }
+}
+
+#[test]
+fn indices_that_jump_stop_it_and_a_head_that_is_not_there() {
+    let mut driver = Driver::new(Rng);
+    driver.jump(0, 65);
+    driver.set(0x50, 0);
+    driver.wait_broken();
+    driver.set_up(!0);
+    driver.offer(0, 64);
+    driver.wait_broken();
+}
+
+#[test]
+fn rings_outside_of_memory_stop_it() {
+    for (register, address) in
+        [(0x80, MEMORY), (0x90, MEMORY - 16), (0xa0, u64::MAX - 3), (0x80, u64::MAX - 15)]
+    {
+        let mut driver = Driver::new(Rng);
+        driver.set(0x70, 0);
+        driver.set(0x70, 3);
+        driver.set(0x24, 1);
+        driver.set(0x20, 1);
+        driver.set(0x70, 11);
+        driver.set(0x30, 0);
+        driver.set(register, address as u32);
+        driver.set(register + 4, (address >> 32) as u32);
+        driver.set(0x44, 1);
+        driver.set(0x70, 15);
+        assert!(driver.needs_reset(), "{register:#x} {address:#x}");
+    }
+}
+
+#[test]
+fn registers_in_any_order_and_width_do_no_harm() {
+    let mut driver = Driver::new(Rng);
+    for width in [1, 2, 3, 4, 8] {
+        for offset in 0..0x120 {
+            let mut data = vec![0xa5; width];
+            driver.transport.read(offset, &mut data);
+            for byte in [0x00, 0x01, 0x0f, 0xff] {
+                driver.transport.write(offset, &vec![byte; width]);
+            }
+        }
+    }
+    driver.set_up(!0);
+    assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
+}
+
+#[test]
+fn a_saved_device_interrupts_again_and_answers_what_waited() {
+    let mut driver = Driver::with_features(Rng, !0);
+    driver.ask(0, &[Part::In(8)]);
+    driver.until("the interrupt", |driver| (driver.get(0x60) == 1).then_some(()));
+    driver.transport.halt();
+    driver.send(0, &[Part::In(8)]);
+    driver.move_to(Rng);
+    assert_eq!(driver.wait(0).len, 8);
+    driver.until("the interrupt once more", |driver| driver.transport.interrupt_line().read().ok());
+    assert_eq!(driver.get(0x60), 1);
+}
+
+#[test]
+fn a_broken_device_stays_broken_over_a_snapshot() {
+    let mut driver = Driver::new(Rng);
+    driver.jump(0, 65);
+    driver.set(0x50, 0);
+    driver.wait_broken();
+    driver.move_to(Rng);
+    assert!(driver.needs_reset());
+}

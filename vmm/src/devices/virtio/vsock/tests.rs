@@ -1,0 +1,421 @@
+//! The device between a guest that speaks packets and programs of the host.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+
+use super::credit::BUFFER;
+use super::packet::{Header, STREAM, op, shut};
+use super::testing::{CID, Guest, ROOM, device, noise, raise_descriptor_limit, read_line, read_to_end};
+use super::*;
+
+#[test]
+fn the_guest_learns_its_cid() {
+    let mut guest = Guest::new();
+    assert_eq!((guest.driver.get(0x08), guest.driver.get(0x100), guest.driver.get(0x104)), (19, CID, 0));
+}
+
+#[test]
+fn it_works_with_event_indices() {
+    let mut guest = Guest::new();
+    guest.driver.set_up(!0);
+    guest.post(32);
+    let (mut host, ports) = guest.accept(1);
+    for _ in 0..100 {
+        host.write_all(b"ping").unwrap();
+        assert_eq!(guest.receive_data(4), b"ping");
+        guest.send_data(ports, b"pong");
+        host.read_exact(&mut [0; 4]).unwrap();
+    }
+}
+
+// ---- Connecting ----
+
+#[test]
+fn the_host_connects_and_both_talk() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1024);
+    host.write_all(b"hello guest").unwrap();
+    assert_eq!(guest.receive_data(11), b"hello guest");
+    guest.send_data(ports, b"hello host");
+    let mut hello = [0; 10];
+    host.read_exact(&mut hello).unwrap();
+    assert_eq!(&hello, b"hello host");
+    let (_other, other) = guest.accept(1024);
+    assert_ne!(ports, other);
+}
+
+#[test]
+fn what_the_host_says_at_once_waits_for_the_answer() {
+    let mut guest = Guest::new();
+    let mut host = guest.call("CONNECT 5\nat once");
+    host.shutdown(Shutdown::Write).unwrap();
+    let request = guest.expect(op::REQUEST);
+    guest.expect_silence();
+    guest.say(op::RESPONSE, (request.src_port, 5));
+    assert_eq!(guest.receive_data(7), b"at once");
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::SEND);
+    assert_eq!(read_line(&mut host), format!("OK {}\n", request.src_port));
+}
+
+#[test]
+fn the_guest_connects_and_both_talk() {
+    let mut guest = Guest::new();
+    let listener = guest.listen(80);
+    let mut host = guest.connect(&listener, (80, 5000));
+    guest.send_data((80, 5000), b"GET /");
+    let mut request = [0; 5];
+    host.read_exact(&mut request).unwrap();
+    assert_eq!(&request, b"GET /");
+    host.write_all(b"200").unwrap();
+    assert_eq!(guest.receive_data(3), b"200");
+}
+
+#[test]
+fn where_nobody_is_the_guest_is_refused() {
+    let mut guest = Guest::new();
+    drop(guest.listen(81)); // its file is still there
+    for port in [80, 81] {
+        guest.say(op::REQUEST, (port, 5000));
+        let refusal = guest.expect(op::RST);
+        assert_eq!((refusal.src_port, refusal.dst_port), (port, 5000));
+    }
+}
+
+#[test]
+fn what_the_guest_refuses_is_closed() {
+    let mut guest = Guest::new();
+    let mut host = guest.call("CONNECT 9\n");
+    let request = guest.expect(op::REQUEST);
+    guest.say(op::RST, (request.src_port, 9));
+    assert_eq!(read_to_end(&mut host), b"");
+    guest.expect_silence();
+}
+
+#[test]
+fn callers_that_make_no_sense_or_leave_are_dropped() {
+    let mut guest = Guest::new();
+    for line in ["HELLO\n", "CONNECT me\n", "CONNECT 4294967296\n", &"x".repeat(100)] {
+        let mut host = guest.call(line);
+        // Closed with bytes unread, it is reset.
+        assert!(!matches!(host.read(&mut [0]), Ok(1)), "{line}");
+    }
+    drop(guest.call(""));
+    drop(guest.call("CONN"));
+    let _slow = guest.call("CONNECT 1");
+    let gone = guest.call("CONNECT 2\n");
+    let request = guest.expect(op::REQUEST);
+    drop(gone);
+    assert_eq!(guest.expect(op::RST).src_port, request.src_port);
+    guest.expect_silence();
+}
+
+#[test]
+fn of_too_many_callers_the_oldest_goes() {
+    raise_descriptor_limit();
+    let mut guest = Guest::new();
+    let mut oldest = guest.call("");
+    let others: Vec<_> = (0..1024).map(|_| guest.call("")).collect();
+    assert_eq!(read_to_end(&mut oldest), b"");
+    (&others[1023]).write_all(b"CONNECT 1\n").unwrap();
+    guest.expect(op::REQUEST);
+}
+
+// ---- Data ----
+
+#[test]
+fn the_guest_gets_no_more_than_it_has_room_for() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    let data = noise(1, 100_000);
+    host.write_all(&data).unwrap();
+    let mut got = guest.receive_data(ROOM as usize);
+    guest.expect(op::CREDIT_REQUEST);
+    guest.expect_silence();
+    for (room, more) in [(ROOM + 1, 1), (ROOM + 4000, 3999), (ROOM + 10_000, 6000)] {
+        let update = Header { buf_alloc: room, ..guest.header(op::CREDIT_UPDATE, ports) };
+        guest.send(update, &[]);
+        got.extend(guest.receive_data(more));
+        guest.expect(op::CREDIT_REQUEST);
+    }
+    // Passing on is as good as a larger buffer.
+    let passed = Header { fwd_cnt: ROOM, ..guest.header(op::CREDIT_UPDATE, ports) };
+    guest.send(passed, &[]);
+    got.extend(guest.receive_data(data.len() - got.len()));
+    assert!(got == data);
+    guest.expect_silence();
+}
+
+#[test]
+fn data_comes_through_whatever_way_it_is_split() {
+    let mut guest = Guest::with_buffers(&[1, 42, 2, 7, 100], 8);
+    let (mut host, ports) = guest.accept(1);
+    let data = noise(2, 5000);
+    host.write_all(&data).unwrap();
+    assert!(guest.receive_data(data.len()) == data);
+    let mut back = Vec::new();
+    for (number, len) in [1, 2, 43, 44, 45, 100, 1000, 3000].into_iter().enumerate() {
+        let payload = noise(number as u32, len);
+        let header = Header { len: len as u32, ..guest.header(op::RW, ports) };
+        guest.send_split(header, &payload, [1, 20, 43, 44, 45, 60, 1000, 5000][number]);
+        back.extend(payload);
+    }
+    let mut got = vec![0; back.len()];
+    host.read_exact(&mut got).unwrap();
+    assert!(got == back);
+}
+
+#[test]
+fn a_host_that_does_not_read_loses_nothing_when_it_does() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    let data = noise(3, 1 << 20);
+    let sent = guest.fill(ports, &data);
+    assert!((BUFFER as usize + 1..1 << 20).contains(&sent), "{sent}");
+    let mut got = vec![0; sent];
+    host.read_exact(&mut got).unwrap();
+    assert!(got == data[..sent]);
+    // The guest hears that there is room again, without asking.
+    while sent - guest.expect(op::CREDIT_UPDATE).fwd_cnt as usize >= BUFFER as usize / 4 {}
+}
+
+#[test]
+fn data_beyond_its_credit_ends_the_connection() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    let data = noise(4, 1 << 20);
+    guest.send_data(ports, &data[..BUFFER as usize + 1]);
+    guest.expect(op::RST);
+    assert_eq!(read_to_end(&mut host), b"");
+    guest.send_data(ports, b"more");
+    guest.expect(op::RST);
+    guest.expect_silence();
+}
+
+#[test]
+fn five_hundred_connections_move_data_at_once() {
+    raise_descriptor_limit();
+    let mut guest = Guest::new();
+    let (mut all, mut echoed) = (0, 0);
+    let mut clients: Vec<Vec<_>> = Vec::new();
+    clients.resize_with(4, Vec::new);
+    for number in 0..500 {
+        let data = noise(number, 10_000 + 13 * number as usize);
+        all += data.len();
+        clients[number as usize % 4].push((guest.accept(number % 7).0, data));
+    }
+    let talk = |mut hosts: Vec<(UnixStream, Vec<u8>)>| {
+        for (host, data) in &mut hosts {
+            host.write_all(data).unwrap();
+        }
+        for (host, data) in &mut hosts {
+            let mut back = vec![0; data.len()];
+            host.read_exact(&mut back).unwrap();
+            assert!(back == *data);
+        }
+    };
+    let clients: Vec<_> = clients.into_iter().map(|hosts| std::thread::spawn(move || talk(hosts))).collect();
+    while echoed < all {
+        let (header, payload) = guest.receive();
+        if header.op == op::RW {
+            echoed += payload.len();
+            guest.send_data((header.src_port, header.dst_port), &payload);
+        } else {
+            assert!(matches!(header.op, op::CREDIT_UPDATE | op::SHUTDOWN), "{header:?}");
+        }
+    }
+    clients.into_iter().for_each(|client| client.join().unwrap());
+}
+
+// ---- Ends ----
+
+#[test]
+fn the_host_ends_its_half_and_listens_on() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    host.write_all(b"last words").unwrap();
+    host.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(guest.receive_data(10), b"last words");
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::SEND);
+    guest.send_data(ports, b"answer");
+    let end = Header { flags: shut::BOTH, ..guest.header(op::SHUTDOWN, ports) };
+    guest.send(end, &[]);
+    guest.expect(op::RST);
+    assert_eq!(read_to_end(&mut host), b"answer");
+    guest.expect_silence();
+}
+
+#[test]
+fn the_guest_ends_its_half_and_listens_on() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    guest.send_data(ports, b"last words");
+    let end = Header { flags: shut::SEND, ..guest.header(op::SHUTDOWN, ports) };
+    guest.send(end, &[]);
+    assert_eq!(read_to_end(&mut host), b"last words");
+    host.write_all(b"answer").unwrap();
+    drop(host);
+    assert_eq!(guest.receive_data(6), b"answer");
+    assert_ne!(guest.expect(op::SHUTDOWN).flags & shut::SEND, 0);
+    guest.send_data(ports, b"data after its end");
+    while guest.receive().0.op != op::RST {}
+    guest.expect_silence();
+}
+
+#[test]
+fn to_a_guest_that_listens_no_more_the_host_cannot_write() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    let deaf = Header { flags: shut::RECEIVE, ..guest.header(op::SHUTDOWN, ports) };
+    guest.send(deaf, &[]);
+    guest.expect_silence();
+    assert_eq!(host.write(b"?").unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+    guest.send_data(ports, b"but it talks");
+    let mut talk = [0; 12];
+    host.read_exact(&mut talk).unwrap();
+    drop(host);
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::BOTH);
+}
+
+#[test]
+fn what_the_guest_sent_before_it_closed_reaches_a_slow_host() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    let data = noise(5, 1 << 20);
+    let sent = guest.fill(ports, &data);
+    let end = Header { flags: shut::BOTH, ..guest.header(op::SHUTDOWN, ports) };
+    guest.send(end, &[]);
+    // The guest has no patience, and uses the ports for another.
+    guest.say(op::RST, ports);
+    guest.expect_silence();
+    assert!(read_to_end(&mut host) == data[..sent]);
+    guest.send_data(ports, b"?");
+    guest.expect(op::RST);
+}
+
+#[test]
+fn hosts_that_vanish_are_reset() {
+    let mut guest = Guest::new();
+    // With nothing on its way.
+    let (host, ports) = guest.accept(1);
+    drop(host);
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::BOTH);
+    guest.say(op::RST, ports);
+    // With bytes that it has not read.
+    let (host, ports) = guest.accept(1);
+    guest.send_data(ports, b"unread");
+    guest.expect_silence();
+    drop(host);
+    guest.expect(op::RST);
+    // With bytes that it has not read and more that wait.
+    let (host, ports) = guest.accept(1);
+    guest.fill(ports, &noise(6, 1 << 20));
+    drop(host);
+    while guest.receive().0.op != op::RST {}
+    // With bytes unread, and the guest has no room to hear of the end but does not care for it.
+    let (mut host, ports) = guest.accept(1);
+    host.write_all(&noise(8, ROOM as usize + 1)).unwrap();
+    guest.receive_data(ROOM as usize);
+    guest.expect(op::CREDIT_REQUEST);
+    drop(host);
+    guest.send_data(ports, b"to nobody");
+    while guest.receive().0.op != op::SHUTDOWN {}
+    let deaf = Header { flags: shut::RECEIVE, ..guest.header(op::SHUTDOWN, ports) };
+    guest.send(deaf, &[]);
+    while guest.receive().0.op != op::RST {}
+    // While the guest writes.
+    let listener = guest.listen(80);
+    let host = guest.connect(&listener, (80, 5));
+    drop(host);
+    assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::BOTH);
+    guest.send_data((80, 5), b"?");
+    guest.say(op::RST, (80, 5));
+    guest.expect_silence();
+}
+
+// ---- Pauses and snapshots ----
+
+#[test]
+fn a_pause_leaves_connections_alone() {
+    let mut guest = Guest::new();
+    let (mut host, ports) = guest.accept(1);
+    guest.driver.transport.halt();
+    host.write_all(b"while it was paused").unwrap();
+    let mut caller = guest.call("CONNECT 2\n");
+    guest.driver.transport.go_on().unwrap();
+    let (mut data, mut request) = (Vec::new(), None);
+    while data.len() < 19 || request.is_none() {
+        let (header, payload) = guest.receive();
+        data.extend(payload);
+        request = request.or((header.op == op::REQUEST).then_some(header));
+    }
+    assert_eq!(data, b"while it was paused");
+    guest.say(op::RESPONSE, (request.unwrap().src_port, 2));
+    assert!(read_line(&mut caller).starts_with("OK "));
+    guest.send_data(ports, b"on");
+    let mut on = [0; 2];
+    host.read_exact(&mut on).unwrap();
+}
+
+#[test]
+fn a_reset_drops_all() {
+    let mut guest = Guest::new();
+    let (mut host, _) = guest.accept(1);
+    let mut caller = guest.call("CONN");
+    guest.expect_silence();
+    guest.driver.set(0x70, 0);
+    assert_eq!((read_to_end(&mut host), caller.read(&mut [0]).unwrap_or(0)), (vec![], 0));
+}
+
+#[test]
+fn after_a_restore_the_guest_is_told_and_connects_again() {
+    for posted_before in [true, false] {
+        let mut guest = Guest::new();
+        let (mut host, ports) = guest.accept(1);
+        if posted_before {
+            guest.post_event();
+        }
+        let next = device(&guest.dir, "next", 77);
+        guest.driver.move_to(next);
+        // The old process's end of it.
+        assert_eq!(read_to_end(&mut host), b"");
+        assert_eq!(guest.driver.get(0x100), 77);
+        if !posted_before {
+            let held = guest.header(op::RW, ports);
+            guest.send(held, &[]);
+            assert_eq!(guest.receive().0.op, op::RST, "with nobody to be told, it goes on");
+            guest.post_event();
+        }
+        let event = guest.driver.wait(EVENT);
+        assert_eq!((event.len, event.written), (4, vec![0; 4]));
+        let mut caller = UnixStream::connect(guest.dir.join("next")).unwrap();
+        caller.write_all(b"CONNECT 1\n").unwrap();
+        // What the guest asks while it handles the event waits.
+        let asked = Header { src_cid: 77, ..guest.header(op::CREDIT_REQUEST, (9, 9)) };
+        guest.send(asked, &[]);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(guest.driver.poll(RX), None);
+        guest.post_event();
+        guest.cid = 77;
+        assert_eq!(guest.expect(op::RST).src_port, 9);
+        let request = guest.expect(op::REQUEST);
+        guest.say(op::RESPONSE, (request.src_port, 1));
+        assert_eq!(read_line(&mut caller), format!("OK {}\n", request.src_port));
+        assert_eq!((request.dst_cid, request.socket_type), (77, STREAM));
+        assert_eq!(guest.driver.poll(EVENT), None, "it is told once");
+    }
+}
+
+#[test]
+fn an_event_that_was_not_delivered_is_so_in_the_next_process() {
+    let mut guest = Guest::new();
+    for name in ["second", "third"] {
+        let next = device(&guest.dir, name, CID);
+        guest.driver.move_to(next);
+    }
+    guest.post_event();
+    assert_eq!(guest.driver.wait(EVENT).len, 4);
+    // A guest that posts no buffer again is not waited for for ever.
+    guest.say(op::RW, (1, 1));
+    guest.expect(op::RST);
+}

@@ -1,0 +1,128 @@
+//! Where virtio devices lie: each has a slot of its own, a page of addresses and an interrupt line.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use super::Place;
+use super::virtio::VirtioDevice;
+use super::virtio::balloon::Balloon;
+use super::virtio::block::Block;
+use super::virtio::console::Console;
+use super::virtio::net::Net;
+use super::virtio::rng::Rng;
+use super::virtio::transport::{self, Transport};
+use super::virtio::vsock::Vsock;
+use crate::config::devices::MAX_DEVICES;
+use crate::config::{Devices, MIB};
+use crate::error::Result;
+use crate::kvm::vm::VmHandle;
+use crate::memory::backing::Base;
+use crate::memory::ram::GuestRam;
+
+/// The first slot, in the hole below 4 GiB.
+const BASE: u64 = 0xd000_0000;
+/// Lines of the IOAPIC that no device of a PC has: not COM1's (4), the RTC's (8) nor those below.
+const LINES: [u32; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
+
+/// The balloon's name; there is one at most.
+pub(crate) const BALLOON: &str = "balloon";
+
+/// A device in its slot.
+pub(super) struct Slot {
+    /// Its name: that of the snapshot, which stays what it is.
+    pub name: String,
+    pub place: Place,
+    pub transport: Arc<Mutex<Transport>>,
+}
+
+/// Devices once more, by their ids: for those who ask more of them than a guest can.
+#[derive(Debug, Default)]
+pub(super) struct Handles {
+    pub disks: BTreeMap<String, Arc<Mutex<Block>>>,
+    pub networks: BTreeMap<String, Arc<Mutex<Net>>>,
+    pub balloon: Option<Arc<Mutex<Balloon>>>,
+}
+
+/// Makes the devices of a configuration and connects them to the VM, in the order in which the guest is to number them.
+///
+/// # Errors
+/// What a device is made from cannot be opened, or KVM refuses.
+pub(super) fn fill(
+    devices: &Devices,
+    ram: &GuestRam,
+    base: &Base,
+    vm: &VmHandle,
+) -> Result<(Vec<Slot>, Handles)> {
+    let mut handles = Handles::default();
+    let named = make(devices, ram, base, &mut handles)?;
+    let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
+        let place = place(number);
+        let transport = Transport::new(&name, device, ram.clone())?;
+        vm.connect_interrupt(transport.interrupt_line(), LINES[number])?;
+        vm.connect_notification(transport.notifications(), place.base + transport::NOTIFY)?;
+        Ok(Slot { name, place, transport: Arc::new(Mutex::new(transport)) })
+    });
+    Ok((slots.collect::<Result<_>>()?, handles))
+}
+
+/// What a kernel that does not find the devices through ACPI is told on its command line, each word after a space
+/// (Linux, Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
+pub(crate) fn cmdline(devices: &Devices) -> String {
+    let word = |number| {
+        let Place { base, len, gsi } = place(number);
+        format!(" virtio_mmio.device={len:#x}@{base:#x}:{}", gsi.unwrap_or(0))
+    };
+    if devices.on_cmdline { (0..devices.count()).map(word).collect() } else { String::new() }
+}
+
+fn place(number: usize) -> Place {
+    Place { base: BASE + number as u64 * transport::LEN, len: transport::LEN, gsi: Some(LINES[number]) }
+}
+
+/// A device, not yet in a slot.
+type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
+
+fn make(devices: &Devices, ram: &GuestRam, base: &Base, handles: &mut Handles) -> Result<Vec<Named>> {
+    fn named(name: impl Into<String>, device: impl VirtioDevice + 'static) -> Named {
+        (name.into(), Arc::new(Mutex::new(device)))
+    }
+    let mut made = Vec::with_capacity(devices.count());
+    for disk in &devices.disks {
+        let block = Arc::new(Mutex::new(Block::open(disk)?));
+        handles.disks.insert(disk.id.clone(), Arc::clone(&block));
+        made.push((format!("disk-{}", disk.id), block as _));
+    }
+    for network in &devices.networks {
+        let net = Arc::new(Mutex::new(Net::open(network)?));
+        handles.networks.insert(network.id.clone(), Arc::clone(&net));
+        made.push((format!("net-{}", network.id), net as _));
+    }
+    if let Some(vsock) = &devices.vsock {
+        made.push(named("vsock", Vsock::open(vsock)?));
+    }
+    if devices.rng {
+        made.push(named("rng", Rng));
+    }
+    if let Some(config) = &devices.balloon {
+        let balloon = Arc::new(Mutex::new(Balloon::new(config, base.clone(), ram.len() / MIB)?));
+        handles.balloon = Some(Arc::clone(&balloon));
+        made.push((BALLOON.to_owned(), balloon as _));
+    }
+    if let Some(console) = &devices.console {
+        made.push(named("console", Console::open(console)?));
+    }
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_apart_and_told_once() {
+        let devices = Devices { rng: true, on_cmdline: true, ..Devices::default() };
+        assert_eq!(cmdline(&devices), " virtio_mmio.device=0x1000@0xd0000000:5");
+        assert_eq!(cmdline(&Devices { on_cmdline: false, ..devices }), "");
+        assert_eq!(place(15), Place { base: 0xd000_f000, len: 0x1000, gsi: Some(21) });
+    }
+}

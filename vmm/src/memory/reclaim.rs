@@ -1,0 +1,130 @@
+//! Guest memory that the guest does not need goes back to the host: the one gate for it.
+//!
+//! In a private mapping the guest's own page goes away, and the base's content comes back in its place; the base is never
+//! touched, for it may be anyone's. In the shared mapping of a memfd a hole is punched, and the page is zero.
+#![allow(unsafe_code)]
+
+use std::io;
+
+use rustix::fs::FallocateFlags;
+use rustix::mm::Advice;
+
+use super::PAGE;
+use super::backing::Base;
+use super::ram::GuestRam;
+use crate::error::{Error, Result};
+
+/// Gives `len` bytes of guest memory at `gpa` back, and with them their content. `base` is what was mapped over `ram`; where it
+/// is mapped shared, nothing else may have it mapped.
+///
+/// # Errors
+/// They are not whole pages, not all of them RAM, or the host refused.
+pub fn give_back(ram: &GuestRam, base: &Base, gpa: u64, len: u64) -> Result<()> {
+    let failed = |source: io::Error| {
+        Error::host(format!("give {} KiB of guest memory at {gpa:#x} back", len >> 10), source)
+    };
+    let invalid = |problem| failed(io::Error::new(io::ErrorKind::InvalidInput, problem));
+    if !gpa.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
+        return Err(invalid("not whole pages"));
+    }
+    let whole = |first: u64, all: u64| gpa >= first && len <= all && gpa - first <= all - len;
+    let Some(region) = ram.regions().iter().find(|region| whole(region.gpa, region.len)) else {
+        return Err(invalid("not guest memory"));
+    };
+    let within = gpa - region.gpa;
+    if base.private {
+        // SAFETY: the pages lie in the region, which is mapped for as long as there is `ram`. What is in them is the guest's
+        // and may change at any time, which is how everyone who looks at guest memory treats it.
+        let done = unsafe {
+            let start = ram.host_address(region).add(within as usize);
+            rustix::mm::madvise(start.cast(), len as usize, Advice::LinuxDontNeed)
+        };
+        done.map_err(|errno| failed(errno.into()))
+    } else {
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&base.file, hole, region.offset + within, len)
+            .map_err(|errno| failed(errno.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::Arc;
+
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::super::backing::Backing;
+    use super::super::populated::populated_ranges;
+    use super::*;
+
+    const SIZE: u64 = 8 << 20;
+
+    fn fresh() -> (GuestRam, Base) {
+        let ram = GuestRam::reserve(SIZE).unwrap();
+        let base = Backing::Fresh.map(&ram).unwrap();
+        (ram, base)
+    }
+
+    fn clone_of(base: &Base) -> (GuestRam, Base) {
+        let ram = GuestRam::reserve(SIZE).unwrap();
+        let base = Backing::Private { base: Arc::clone(&base.file) }.map(&ram).unwrap();
+        (ram, base)
+    }
+
+    fn read(ram: &GuestRam, gpa: u64) -> u64 {
+        ram.guest().read_obj(GuestAddress(gpa)).unwrap()
+    }
+
+    fn write(ram: &GuestRam, gpa: u64, value: u64) {
+        ram.guest().write_obj(value, GuestAddress(gpa)).unwrap();
+    }
+
+    #[test]
+    fn a_shared_memfd_gets_a_hole_and_the_next_snapshot_has_less() {
+        let (ram, base) = fresh();
+        for page in 0..4 {
+            write(&ram, 0x10_0000 + page * PAGE, 7);
+        }
+        let blocks = base.file.metadata().unwrap().blocks();
+        give_back(&ram, &base, 0x10_1000, 2 * PAGE).unwrap();
+        assert!(base.file.metadata().unwrap().blocks() < blocks || blocks > 4 * 8, "not in one huge page");
+        assert_eq!([0, 1, 2, 3].map(|page| read(&ram, 0x10_0000 + page * PAGE)), [7, 0, 0, 7]);
+    }
+
+    #[test]
+    fn a_clone_gets_the_bases_content_back_and_nobody_else_notices() {
+        let (first, base) = fresh();
+        write(&first, 0x5000, 7);
+        let [(one, of_one), (other, _)] = [clone_of(&base), clone_of(&base)];
+        for ram in [&one, &other] {
+            write(ram, 0x5000, 8);
+            write(ram, 0x6000, 9);
+        }
+        let before = populated_ranges(&one, &of_one).unwrap();
+        assert!(before.contains(&(0x5000..0x7000)), "{before:?}");
+        give_back(&one, &of_one, 0x5000, 2 * PAGE).unwrap();
+        assert_eq!((read(&one, 0x5000), read(&one, 0x6000)), (7, 0));
+        assert_eq!((read(&other, 0x5000), read(&other, 0x6000)), (8, 9));
+        assert_eq!(read(&first, 0x5000), 7);
+    }
+
+    #[test]
+    fn only_whole_pages_of_memory_are_given_back() {
+        let (ram, base) = fresh();
+        write(&ram, 0, 7);
+        let problem = |gpa, len| crate::error::report(&give_back(&ram, &base, gpa, len).unwrap_err());
+        assert_eq!(problem(0, 100), "cannot give 0 KiB of guest memory at 0x0 back: not whole pages");
+        assert!(problem(8, PAGE).ends_with("not whole pages"));
+        assert!(problem(0, 0).ends_with("not whole pages"));
+        for (gpa, len) in
+            [(SIZE, PAGE), (SIZE - PAGE, 2 * PAGE), (0, SIZE + PAGE), (u64::MAX - PAGE + 1, PAGE)]
+        {
+            assert!(problem(gpa, len).ends_with("not guest memory"), "{gpa:#x} {len:#x}");
+        }
+        assert!(problem(PAGE, u64::MAX - PAGE + 1).ends_with("not guest memory"));
+        assert_eq!(read(&ram, 0), 7);
+        give_back(&ram, &base, 0, SIZE).unwrap();
+        assert_eq!((base.file.metadata().unwrap().blocks(), read(&ram, 0)), (0, 0));
+    }
+}
