@@ -247,3 +247,70 @@ fn a_balloon_takes_memory_and_gives_it_back() {
     assert_eq!(number(&clone, "target_mib"), 64);
     assert!(full > 100 << 10, "{full}");
 }
+
+/// A guest writes and verifies on its disk, and streams go over vsock and TCP, while it is snapshotted again and again.
+fn stay_busy(boot: Boot<'_>, generations: usize) {
+    let scratch = Scratch::new();
+    let tap = format!("volt{}b{generations}", std::process::id() % 1000);
+    let (base, layer) = (image(&scratch, "disk", 32), scratch.fresh("layer"));
+    let vsock = scratch.fresh("vsock");
+    let mut guest = boot
+        .device(["--disk", &format!("path={},layer={},id=root", base.display(), layer.display())])
+        .device(["--net", &format!("tap={tap}")])
+        .device(["--vsock", &format!("cid=3,socket={}", vsock.display())])
+        .device(["--rng", "--balloon", "reporting"])
+        .start();
+    guest.wait_until_ready();
+    let address = [10, 78, generations as u8, 2];
+    let host = format!("10.78.{generations}.1/24");
+    guest.order("mount /dev/vda /mnt ext4");
+    guest.order("churn /mnt/busy 128");
+    guest.order("vsock-echo 1000");
+    guest.order(&format!("net eth0 10.78.{generations}.2/24"));
+    guest.order("tcp-echo 80");
+    guest.order("fill 8");
+    guest.order("count");
+    for generation in 0..generations {
+        // The tap goes with its VM, and comes back with the next one, without an address.
+        for words in [format!("addr add {host} dev {tap}"), format!("link set {tap} up")] {
+            wait_until(&format!("ip {words}"), || {
+                Command::new("ip").args(words.split(' ')).output().expect("run ip").status.success()
+            });
+        }
+        let bytes = vec![generation as u8; 200_000];
+        echoes(&vsock_connect(&vsock, 1000), &bytes);
+        let mut stream = None;
+        wait_until("the guest is reached over TCP", || {
+            stream = std::net::TcpStream::connect_timeout(&(address, 80).into(), Duration::from_secs(5)).ok();
+            stream.is_some()
+        });
+        let mut stream = stream.unwrap();
+        stream.write_all(&bytes[..10_000]).unwrap();
+        let mut found = vec![0; 10_000];
+        stream.read_exact(&mut found).unwrap();
+        assert!(found == bytes[..10_000], "generation {generation}: other bytes came back");
+        guest.next_number("churn");
+        // In the middle of whatever it does.
+        let snapshot = guest.snapshot();
+        assert!(!guest.output().contains("corrupt"), "generation {generation}: {}", guest.output());
+        drop(guest);
+        guest = snapshot.restore();
+    }
+    guest.next_number("churn");
+    guest.next_number("churn");
+    guest.order("random");
+    guest.order("check");
+    assert!(!guest.output().contains("corrupt"), "{}", guest.output());
+}
+
+#[test]
+fn devices_stay_busy_through_ten_generations_of_snapshots() {
+    needs!(linux, tap);
+    stay_busy(Boot::linux(), 10);
+}
+
+#[test]
+fn devices_of_a_guest_with_two_vcpus_and_memory_above_3_gib_stay_busy_too() {
+    needs!(linux, tap);
+    stay_busy(Boot::linux().vcpus(2).memory("3500M"), 3);
+}
