@@ -33,10 +33,11 @@ impl<'m> Chain<'m> {
     ///
     /// # Errors
     /// [`Broken`] for a chain that loops, has no descriptor, one of no length, one outside memory, one to read after one to
-    /// write, or more than 2^32 bytes.
+    /// write, more descriptors than the queue has entries (section 2.7.5.3.1), or more than 2^32 bytes.
     pub(super) fn walk<'a>(
         descriptors: DescriptorChain<&'a GuestMemoryMmap>,
         memory: &'m GuestMemoryMmap,
+        queue_size: u16,
     ) -> Result<Self, Broken> {
         let mut chain = Self {
             head: descriptors.head_index(),
@@ -45,7 +46,10 @@ impl<'m> Chain<'m> {
         };
         // The iterator just ends where it cannot go on: a table outside memory, an index out of range, a loop.
         let mut whole = false;
-        for descriptor in descriptors {
+        for (number, descriptor) in descriptors.enumerate() {
+            if number == usize::from(queue_size) {
+                return Err(Broken("a chain of more descriptors than the queue has"));
+            }
             whole = !descriptor.has_next();
             if descriptor.len() == 0 {
                 return Err(Broken("a descriptor of no length"));

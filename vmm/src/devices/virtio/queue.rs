@@ -74,8 +74,9 @@ impl VirtQueue {
         if !self.ring.ready() {
             return Ok(None);
         }
+        let size = self.ring.size();
         let mut available = self.ring.iter(memory).map_err(|_| Broken("an available index that jumped"))?;
-        available.next().map(|descriptors| Chain::walk(descriptors, memory)).transpose()
+        available.next().map(|descriptors| Chain::walk(descriptors, memory, size)).transpose()
     }
 
     /// Undoes the last [`VirtQueue::pop`].

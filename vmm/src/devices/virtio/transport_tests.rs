@@ -191,3 +191,25 @@ fn a_broken_device_stays_broken_over_a_snapshot() {
     driver.move_to(Rng);
     assert!(driver.needs_reset());
 }
+
+#[test]
+fn a_table_may_have_as_many_descriptors_as_the_queue_and_no_more() {
+    let mut driver = Driver::new(Rng);
+    let (table, buffer) = (driver.buffer(16 * 65), driver.buffer(65 * 8));
+    for count in [64_u64, 65] {
+        for number in 0..count {
+            let mut entry = (buffer + 8 * number).to_le_bytes().to_vec();
+            entry.extend(8_u32.to_le_bytes());
+            entry.extend((if number + 1 < count { WRITE | NEXT } else { WRITE }).to_le_bytes());
+            entry.extend((number as u16 + 1).to_le_bytes());
+            let at = vm_memory::GuestAddress(table + 16 * number);
+            vm_memory::Bytes::write_slice(driver.ram.guest(), &entry, at).unwrap();
+        }
+        driver.describe(0, 0, (table, 16 * count as u32), INDIRECT, 0);
+        driver.offer(0, 0);
+        match count {
+            64 => assert_eq!(driver.wait(0).len, 64 * 8),
+            _ => driver.wait_broken(),
+        }
+    }
+}
