@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
 
-LAB_SECONDS=${VOLT_LAB_SECONDS:-1200}
+LAB_SECONDS=${VOLT_LAB_SECONDS:-2400}
 LAB_MEMORY=3072
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux)
@@ -19,7 +19,7 @@ The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none
 
   --lab    run the whole-program tests in the lab even where this host's KVM could run them
 
-Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default 1200).
+Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default 2400).
 END
 }
 
