@@ -7,8 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::error::{Error, Result};
 
@@ -22,12 +21,18 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`.
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Listens at `path`. `act` is what an error says of it, such as `listen at`.
     ///
     /// # Errors
     /// Somebody else does, or there is something that is not a socket, or the host refused.
-    pub fn open(path: &Path) -> Result<Self> {
-        let failed = |source: io::Error| Error::file("listen at", path.display(), source);
+    pub fn open(act: &'static str, path: &Path) -> Result<Self> {
+        let failed = |source: io::Error| Error::file(act, path.display(), source);
         let bound = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 remove_if_stale(path).map_err(failed)?;
@@ -87,16 +92,19 @@ fn remove_if_stale(path: &Path) -> io::Result<()> {
     if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
     }
-    // Not std's, which would wait for a listener that is busy.
-    let probe =
-        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
-    match rustix::net::connect(&probe, &SocketAddrUnix::new(path)?) {
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path),
-        Ok(()) | Err(Errno::AGAIN) => {
-            Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there"))
-        }
-        Err(errno) => Err(errno.into()),
+    match connect_now(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
     }
+}
+
+/// Connects to whoever listens at `path`. Never waits, as std's does for a listener that is busy: that is an error here.
+pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
@@ -115,7 +123,7 @@ mod tests {
         let path = path("stale");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let listener = Listener::open(&path).unwrap();
+        let listener = Listener::open("listen at", &path).unwrap();
         assert!(listener.accept().unwrap().is_none());
         let _client = UnixStream::connect(&path).unwrap();
         assert!(listener.accept().unwrap().is_some());
@@ -126,15 +134,15 @@ mod tests {
     #[test]
     fn what_is_in_use_or_no_socket_is_an_error_and_stays() {
         let path = path("used");
-        let listener = Listener::open(&path).unwrap();
-        let error = report(&Listener::open(&path).unwrap_err());
+        let listener = Listener::open("listen at", &path).unwrap();
+        let error = report(&Listener::open("listen at", &path).unwrap_err());
         assert_eq!(error, format!("cannot listen at {}: another process listens there", path.display()));
         assert!(UnixStream::connect(&path).is_ok());
         // Somebody puts something else in its place, which is not the listener's to remove.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "precious").unwrap();
         drop(listener);
-        let error = report(&Listener::open(&path).unwrap_err());
+        let error = report(&Listener::open("listen at", &path).unwrap_err());
         assert!(error.ends_with("there is a file that is not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(&path).unwrap();

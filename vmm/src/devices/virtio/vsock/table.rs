@@ -128,15 +128,12 @@ impl Table {
                 return Next::Wait;
             }
             match self.host.accept() {
-                Ok(stream) => self.add_caller(stream),
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => self.calls = false,
-                    io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted => {}
-                    _ => {
-                        self.warn("accept a connection", &error);
-                        return Next::At(Instant::now() + WAIT_FOR_DESCRIPTORS);
-                    }
-                },
+                Ok(Some(stream)) => self.add_caller(stream),
+                Ok(None) => self.calls = false,
+                Err(error) => {
+                    self.warn("accept a connection", &error);
+                    return Next::At(Instant::now() + WAIT_FOR_DESCRIPTORS);
+                }
             }
         }
         Next::Again
