@@ -115,7 +115,7 @@ pub struct NetConfig {
 pub enum NetBackend {
     /// A tap device of this name, made if there is none.
     Tap(String),
-    /// A passt of its own, which needs no privileges: the guest reaches what this process reaches.
+    /// A passt of its own, which needs no privileges: the guest reaches what this process reaches, but for 127.0.0.1.
     Passt {
         /// TCP ports of 127.0.0.1 that lead into the guest: host port and guest port.
         #[serde(default)]

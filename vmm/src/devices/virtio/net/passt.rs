@@ -192,6 +192,8 @@ fn spawn(
     let fd = socket.as_raw_fd();
     let mut command = Command::new(PROGRAM);
     command.args(["--foreground", "--quiet", "--stderr", "--fd", &fd.to_string()]);
+    // Otherwise the gateway's address leads to what listens on this host's 127.0.0.1.
+    command.arg("--no-map-gw");
     for (host, guest) in forward {
         command.args(["--tcp-ports", &format!("127.0.0.1/{host}:{guest}")]);
     }
