@@ -108,6 +108,11 @@ fn a_clone_puts_its_layer_where_it_is_told() {
     };
     refused(&at(&mine), &["create layer", "mine", "exists"]);
     refused("id=other,layer=/l", &["disks", "\"other\""]);
+    // A restore that fails leaves no layer behind.
+    let third = scratch.fresh("third");
+    std::fs::write(&base, vec![8; 1 << 20]).unwrap();
+    refused(&at(&third), &["root", "base"]);
+    assert!(!third.exists());
     std::fs::remove_file(snapshot.directory().join("disk-root.layer")).unwrap();
     snapshot.try_restore().refused(&["disk-root.layer", "is missing"]);
 }

@@ -138,13 +138,12 @@ impl Vm {
         self.wait_ending()
     }
 
-    /// vCPUs first: a device that they touch may have to begin or end its work. Where a device cannot go on, the VM does not
-    /// run without it.
     /// Works on the devices while nobody works on the machine as a whole.
     pub(crate) fn on_platform<T>(&self, act: impl FnOnce(&Platform) -> T) -> T {
         act(lock(&self.machine).platform())
     }
 
+    /// vCPUs first: a device that they touch may have to begin or end its work.
     fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
         self.control.park();
         machine.platform().halt();

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -38,14 +38,36 @@ pub fn save(machine: &Machine, dir: &NewDir) -> Result<()> {
     })
 }
 
+/// Fresh layers, until their VM has them. Dropped before [`Fresh::keep`], those that were made at a place are removed again.
+#[derive(Debug, Default)]
+pub struct Fresh {
+    /// The configuration refers to these by number.
+    unnamed: Vec<File>,
+    made: Vec<PathBuf>,
+}
+
+impl Fresh {
+    /// The disks have them open.
+    pub fn keep(mut self) {
+        self.made.clear();
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        for path in &self.made {
+            let _ = std::fs::remove_file(path); // the error that led here is the one to tell
+        }
+    }
+}
+
 /// Gives each disk of `devices` that has a layer a fresh one with what the snapshot's has: at the place that is named for it
-/// where `placed` has its id, otherwise in a file without a name that goes with the VM. Those files are returned; the
-/// configuration refers to them by number, until the devices have been made.
+/// where `placed` has its id, otherwise in a file without a name that goes with the VM.
 ///
 /// # Errors
 /// A layer is missing in the snapshot, the file named for a copy is there already, or the host refuses.
-pub fn bring(snapshot: &Path, devices: &mut Devices, placed: &BTreeSet<String>) -> Result<Vec<File>> {
-    let mut unnamed = Vec::new();
+pub fn bring(snapshot: &Path, devices: &mut Devices, placed: &BTreeSet<String>) -> Result<Fresh> {
+    let mut fresh = Fresh::default();
     for disk in &mut devices.disks {
         let Some(layer) = &mut disk.layer else { continue };
         let path = snapshot.join(name_of(&disk.id));
@@ -58,7 +80,11 @@ pub fn bring(snapshot: &Path, devices: &mut Devices, placed: &BTreeSet<String>) 
             continue;
         }
         let (to, name) = match (&*layer, placed.contains(&disk.id)) {
-            (FileRef::Path(place), true) => (create(place)?, place.display().to_string()),
+            (FileRef::Path(place), true) => {
+                let file = create(place)?;
+                fresh.made.push(place.clone());
+                (file, place.display().to_string())
+            }
             (FileRef::Fd(_), true) => (layer.open_writable("open layer", false)?, layer.to_string()),
             _ => {
                 let place = std::env::temp_dir();
@@ -68,10 +94,10 @@ pub fn bring(snapshot: &Path, devices: &mut Devices, placed: &BTreeSet<String>) 
         copy_contents(&from, &to).map_err(|source| Error::file("write layer to", name, source))?;
         if !placed.contains(&disk.id) {
             *layer = FileRef::Fd(to.as_raw_fd());
-            unnamed.push(to);
+            fresh.unnamed.push(to);
         }
     }
-    Ok(unnamed)
+    Ok(fresh)
 }
 
 fn create(place: &Path) -> Result<File> {

@@ -120,11 +120,11 @@ impl Snapshot {
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, config.vcpus, first)?;
         let mut machine = Machine::new(shell, config, base, options.console)?;
-        drop(layers); // the disks have them open
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),
         })?;
+        layers.keep();
         let vm = Vm::of(machine);
         if options.resume {
             vm.resume()?;
