@@ -11,7 +11,7 @@ use volt_vmm::config::devices::{
 /// Devices of a VM that boots
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
-    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE][,cache=writeback|unsafe][,engine=sync|io_uring]. FILE is a raw image or a
+    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE]][,cache=writeback|unsafe][,engine=sync|io_uring]. FILE is a raw image or a
     /// block device; with a layer it is only read, and the layer takes what the guest writes. May be given more than once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
@@ -136,6 +136,7 @@ impl FromWords for Disk {
             engine: words
                 .one_of("engine", &[("sync", Engine::Sync), ("io_uring", Engine::IoUring)])?
                 .unwrap_or_default(),
+            beneath: words.value("beneath").map(Into::into),
             layer: words.value("layer").map(Into::into),
             limit: RateLimit::default(),
         };

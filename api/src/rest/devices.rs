@@ -54,6 +54,9 @@ pub(super) struct Drive {
     io_engine: IoEngine,
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     rate_limiter: RateLimit,
+    /// volt-vmm's own: a layer between the image and the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    beneath_path: Option<FileRef>,
     /// volt-vmm's own: the file that takes what the guest writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     layer_path: Option<FileRef>,
@@ -167,6 +170,7 @@ impl From<&Devices> for Drafted {
                 Engine::IoUring => IoEngine::Async,
             },
             rate_limiter: disk.limit.clone(),
+            beneath_path: disk.beneath.clone(),
             layer_path: disk.layer.clone(),
         };
         let network = |network: &NetConfig| NetworkInterface {
@@ -215,6 +219,7 @@ impl From<Drive> for DiskConfig {
                 IoEngine::Sync => Engine::Sync,
                 IoEngine::Async => Engine::IoUring,
             },
+            beneath: drive.beneath_path,
             layer: drive.layer_path,
             limit: drive.rate_limiter,
         }
@@ -339,6 +344,7 @@ mod tests {
             cache_type: CacheType::default(),
             io_engine: IoEngine::Async,
             rate_limiter: RateLimit::default(),
+            beneath_path: None,
             layer_path: None,
         };
         let drafted =

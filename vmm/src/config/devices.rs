@@ -54,6 +54,9 @@ pub struct DiskConfig {
     /// How the file is read and written.
     #[serde(default)]
     pub engine: Engine,
+    /// A layer between the base and the one that is written, only read: in a clone that of its snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beneath: Option<FileRef>,
     /// The file that takes what this VM writes. It is made if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<FileRef>,
@@ -226,6 +229,10 @@ impl Devices {
         let ids = |field, ids: Vec<&str>| check_ids(field, &ids);
         ids("disks", self.disks.iter().map(|disk| disk.id.as_str()).collect())?;
         ids("networks", self.networks.iter().map(|network| network.id.as_str()).collect())?;
+        if let Some(disk) = self.disks.iter().find(|disk| disk.beneath.is_some() && disk.layer.is_none()) {
+            let problem = format!("{}: a layer beneath, but none that lies over it", disk.id);
+            return Err(Error::config("disks", problem));
+        }
         if let Some(vsock) = self.vsock.as_ref().filter(|vsock| vsock.cid < 3 || vsock.cid == u32::MAX) {
             let problem = format!("{} is taken; a guest's is 3 to 4294967294", vsock.cid);
             return Err(Error::config("vsock cid", problem));

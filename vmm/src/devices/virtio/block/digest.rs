@@ -11,6 +11,8 @@ use std::os::unix::fs::FileExt;
 
 use crc::{CRC_64_ECMA_182, Crc, Table};
 
+use super::map::{CLUSTER, Map};
+
 /// Blocks that are looked at.
 const BLOCKS: u64 = 64;
 /// Bytes of each.
@@ -34,6 +36,20 @@ pub fn of_base(base: &File, len: u64) -> io::Result<u64> {
         let block = &mut block[..left.min(BLOCK) as usize];
         base.read_exact_at(block, at)?;
         digest.update(block);
+    }
+    Ok(digest.finalize())
+}
+
+/// The digest of a layer over a base with the digest `base`: over that, the map, and a block of up to 64 evenly spread clusters.
+pub fn of_layer(base: u64, map: &Map, layer: &File) -> io::Result<u64> {
+    let mut digest = CRC.digest();
+    digest.update(&base.to_le_bytes());
+    digest.update(map.bits());
+    let count = map.clusters().count();
+    let mut block = [0; BLOCK as usize];
+    for cluster in map.clusters().step_by(count.div_ceil(BLOCKS as usize).max(1)) {
+        layer.read_exact_at(&mut block, map.data() + cluster * CLUSTER)?;
+        digest.update(&block);
     }
     Ok(digest.finalize())
 }

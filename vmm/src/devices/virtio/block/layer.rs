@@ -1,79 +1,94 @@
-//! A disk of two files: a base that is only read and may be shared by any number of VMs, and a layer that has what this VM
-//! wrote. What is in the layer, by clusters of 64 KiB, its map says.
+//! A disk of several files: what lies below is only read and may be shared by any number of VMs, and a layer over it has what
+//! this VM wrote. What is in the layer, by clusters of 64 KiB, its map says.
 //!
 //! ```text
-//!   read   ──> the layer where it has the cluster, else the base
-//!   write  ──> the layer, after what the write leaves of its first and last cluster was copied there from the base
-//!   flush  ──> fdatasync, then the map, then fdatasync: the file's map never speaks of data that is not safe
+//!   read     ──> the layer where it has the cluster, else what lies below
+//!   write    ──> the layer, after what the write leaves of its first and last cluster was copied there from below
+//!   flush    ──> fdatasync, then the map, then fdatasync: the file's map never speaks of data that is not safe
+//!   capture  ──> one layer over the base, with what there is in the layer below and in this one
 //! ```
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::digest;
+use super::copy;
 use super::file::{HostFile, Use};
-use super::map::{Base, CLUSTER, LONGEST_BASE, Map};
-use super::request::{SECTOR, Stretch};
+use super::lower::{Lower, open_layer};
+use super::map::{CLUSTER, Map};
+use super::request::Stretch;
 use super::storage::Storage;
 use crate::config::FileRef;
 use crate::config::devices::Cache;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
 
-/// A base and a layer over it.
+/// A layer, and what it lies over.
 #[derive(Debug)]
 pub struct Overlay {
-    base: HostFile,
+    lower: Lower,
     layer: HostFile,
     /// What is to be safe after a flush.
     cache: Cache,
-    /// Bytes of the base.
-    len: u64,
     map: Map,
     scratch: Box<[u8]>,
 }
 
 impl Overlay {
-    /// Opens a layer over a base; an empty or missing file becomes an empty layer unless it is only read.
+    /// Opens a layer; an empty or missing file becomes an empty layer unless it is only read.
     ///
     /// # Errors
-    /// Those of [`HostFile::open`]; the layer is none, or belongs to another base.
-    pub fn open(id: &str, base: &FileRef, layer: &FileRef, wanted: Use, cache: Cache) -> Result<Self> {
-        let base = HostFile::open(id, base, Use::Read)?;
-        let unreadable = |source| Error::file("read disk", base.name(), source);
-        let len = base.len().map_err(unreadable)?;
-        let refused = |problem: String| Error::config("disks", format!("{id}: {problem}"));
-        if !(SECTOR..=LONGEST_BASE).contains(&len) {
-            let name = base.name();
-            return Err(refused(format!("{name} has {len} bytes; a base has {SECTOR} to {LONGEST_BASE}")));
-        }
-        let layer = HostFile::open(id, layer, wanted)?;
-        if layer.is_block_device() {
-            return Err(refused(format!("layer {} must be a regular file", layer.name())));
-        }
-        let named = Base { len, digest: digest::of_base(base.file(), len).map_err(unreadable)? };
-        let failed = |act, source| Error::file(act, layer.name(), source);
-        let map = match layer.len().map_err(|source| failed("read layer", source))? {
-            0 if wanted == Use::Make => {
-                Map::make(layer.file(), named).map_err(|source| failed("make layer", source))?
-            }
-            _ => Map::load(layer.file(), named)
-                .map_err(|source| failed("read layer", source))?
-                .map_err(|problem| refused(format!("{} {problem}: {}", layer.name(), base.name())))?,
+    /// Those of [`HostFile::open`]; the layer is none, or lies over something else.
+    pub fn open(id: &str, lower: Lower, layer: &FileRef, wanted: Use, cache: Cache) -> Result<Self> {
+        let layer = open_layer(id, layer, wanted)?;
+        let len = layer.len().map_err(|source| Error::file("read layer", layer.name(), source))?;
+        let map = match wanted {
+            Use::Make if len == 0 => Map::make(layer.file(), lower.named())
+                .map_err(|source| Error::file("make layer", layer.name(), source))?,
+            _ => lower.map_of(id, &layer)?,
         };
         let scratch = vec![0; CLUSTER as usize].into();
-        Ok(Self { base, layer, cache, len, map, scratch })
+        Ok(Self { lower, layer, cache, map, scratch })
     }
 
     /// How many of `len` bytes from `at` on lie in the same file, and whether that is the layer.
     fn run(&self, at: u64, len: u64) -> (u64, bool) {
-        let there = self.map.has(at / CLUSTER);
-        let mut end = (at / CLUSTER + 1) * CLUSTER;
-        while end < at + len && self.map.has(end / CLUSTER) == there {
+        let first = at / CLUSTER;
+        let there = self.map.has(first);
+        let mut end = (first + 1) * CLUSTER;
+        while end < at + len
+            && self.map.has(end / CLUSTER) == there
+            && (there || self.lower.is_together(first, end / CLUSTER))
+        {
             end += CLUSTER;
         }
         (len.min(end - at), there)
+    }
+
+    /// Makes an empty file a layer over the base that has all that this disk has. The device does not work.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn capture(&self, to: &File) -> io::Result<()> {
+        let Some((below, map)) = self.lower.layer() else { return copy::whole(self.layer.file(), to) };
+        copy::whole(below.file(), to)?;
+        let mut all = map.clone();
+        let mut at = 0;
+        while at < self.lower.len() {
+            let (len, there) = self.run(at, self.lower.len() - at);
+            if there {
+                let clusters = at / CLUSTER..(at + len).div_ceil(CLUSTER);
+                let stretch = clusters.start * CLUSTER..clusters.end * CLUSTER;
+                copy::stretch(
+                    self.layer.file(),
+                    to,
+                    self.map.data() + stretch.start..self.map.data() + stretch.end,
+                )?;
+                clusters.for_each(|cluster| all.add(cluster));
+            }
+            at += len;
+        }
+        all.write(to)
     }
 
     /// Lets `put` write a stretch to the layer, with the clusters it lies in.
@@ -92,25 +107,25 @@ impl Overlay {
             self.copy_up(first * CLUSTER, at)?;
         }
         if !self.map.has(last) {
-            self.copy_up(end, self.len.min((last + 1) * CLUSTER))?;
+            self.copy_up(end, self.lower.len().min((last + 1) * CLUSTER))?;
         }
         put(&self.layer, self.map.data() + at)?;
-        // Only now: a cluster that could not be written in full is still the base's.
+        // Only now: a cluster that could not be written in full is still that below.
         (first..=last).for_each(|cluster| self.map.add(cluster));
         Ok(())
     }
 
-    /// Copies a part of a cluster from the base.
+    /// Copies a part of a cluster from below.
     fn copy_up(&mut self, from: u64, to: u64) -> io::Result<()> {
         let bytes = &mut self.scratch[..to.saturating_sub(from) as usize];
-        self.base.file().read_exact_at(bytes, from)?;
+        self.lower.read_exact(from, bytes)?;
         self.layer.file().write_all_at(bytes, self.map.data() + from)
     }
 }
 
 impl Storage for Overlay {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.len)
+        Ok(self.lower.len())
     }
 
     fn read(&mut self, mut at: u64, mut into: Buffers<'_>) -> io::Result<()> {
@@ -119,7 +134,7 @@ impl Storage for Overlay {
             let part = into.take(len as usize);
             match in_layer {
                 true => self.layer.read(self.map.data() + at, &part)?,
-                false => self.base.read(at, &part)?,
+                false => self.lower.read(at, &part)?,
             }
             at += len;
         }
@@ -162,8 +177,8 @@ impl Storage for Overlay {
         self.map.is_written()
     }
 
-    fn layer(&self) -> Option<&File> {
-        Some(self.layer.file())
+    fn overlay(&self) -> Option<&Overlay> {
+        Some(self)
     }
 }
 

@@ -5,10 +5,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::super::Block;
 use super::super::testing::{
     DONE, Dir, FAILED, Random, discard, disk, flush, pattern, read, refusal, start, write, write_zeroes,
 };
+use super::super::{Block, digest};
 use super::*;
 use crate::config::devices::DiskConfig;
 use crate::devices::virtio::feature;
@@ -36,6 +36,11 @@ impl Based {
 
     fn layer(&self, name: &str) -> DiskConfig {
         DiskConfig { layer: Some(self.dir.path(name).as_path().into()), ..disk(&self.base) }
+    }
+
+    /// A layer with the given name over another.
+    fn over(&self, beneath: &str, name: &str) -> DiskConfig {
+        DiskConfig { beneath: Some(self.dir.path(beneath).as_path().into()), ..self.layer(name) }
     }
 
     fn assert_untouched(&self) {
@@ -158,6 +163,83 @@ fn a_disk_with_a_layer_is_one_disk() {
     }
     assert!(read(&mut driver, 0, LEN).unwrap() == model);
     based.assert_untouched();
+}
+
+/// Writes and zeros at random, which `model` goes along with.
+fn scribble(driver: &mut Driver, model: &mut [u8], random: &mut Random, turns: u64) {
+    let sectors = (LEN / 512) as u64;
+    for turn in 0..turns {
+        let at = random.below(sectors);
+        let count = 1 + random.below(180.min(sectors - at));
+        let (from, len) = (at as usize * 512, count as usize * 512);
+        let data = pattern(len, turn + random.below(1000));
+        match random.below(3) {
+            0 => {
+                assert_eq!(write_zeroes(driver, at, count as u32, true), DONE);
+                model[from..from + len].fill(0);
+            }
+            _ => {
+                assert_eq!(write(driver, at, &data), DONE);
+                model[from..from + len].copy_from_slice(&data);
+            }
+        }
+        let at = random.below(sectors);
+        let len = (1 + random.below(sectors - at)) as usize * 512;
+        assert!(read(driver, at, len).unwrap() == model[at as usize * 512..][..len], "turn {turn}");
+    }
+}
+
+#[test]
+fn a_layer_over_a_layer_is_one_disk_and_both_are_captured_as_one() {
+    for seed in 20..28 {
+        let based = Based::new();
+        let mut random = Random(seed);
+        let mut model = based.content[..LEN].to_vec();
+        let mut driver = start(&based.layer("first"));
+        scribble(&mut driver, &mut model, &mut random, 3);
+        driver.transport.halt();
+        drop(driver);
+        let frozen = fs::read(based.dir.path("first")).unwrap();
+        let mut capture = "first".to_owned();
+        for generation in 0..3 {
+            let mine = format!("mine-{generation}");
+            let mut driver = start(&based.over(&capture, &mine));
+            assert!(read(&mut driver, 0, LEN).unwrap() == model, "generation {generation}");
+            scribble(&mut driver, &mut model, &mut random, 2);
+            reopen(&mut driver, || {
+                let disk = Block::open(&based.over(&capture, &mine)).unwrap();
+                let next = based.dir.file(&format!("capture-{generation}"), b"");
+                let file = fs::File::options().read(true).write(true).open(&next).unwrap();
+                disk.overlay().unwrap().capture(&file).unwrap();
+                disk
+            });
+            // It has taken nothing from the disk that it is of.
+            assert!(read(&mut driver, 0, LEN).unwrap() == model, "generation {generation}");
+            capture = format!("capture-{generation}");
+        }
+        assert!(read(&mut start(&based.layer(&capture)), 0, LEN).unwrap() == model, "seed {seed}");
+        assert_eq!(fs::read(based.dir.path("first")).unwrap(), frozen);
+        based.assert_untouched();
+    }
+}
+
+#[test]
+fn a_layer_over_a_layer_knows_which() {
+    let based = Based::new();
+    for (name, byte) in [("one", 1), ("other", 2)] {
+        let mut driver = start(&based.layer(name));
+        assert_eq!(write(&mut driver, 5, &[byte; 512]), DONE);
+        driver.transport.halt();
+    }
+    drop(start(&based.over("one", "mine")));
+    Block::open(&based.over("one", "mine")).unwrap();
+    for config in [based.over("other", "mine"), based.layer("mine"), based.over("mine", "new")] {
+        let error = refusal(&config);
+        assert!(error.contains("another base") && error.contains("mine"), "{error}");
+    }
+    let error = refusal(&based.over("missing", "new"));
+    assert!(error.contains("missing"), "{error}");
+    assert!(!based.dir.path("new").exists(), "made for nothing");
 }
 
 #[test]

@@ -31,17 +31,17 @@ const HEADER_USED: usize = 8 + 4 + 4 + 8 + 8 + 8;
 /// The map is written in blocks of this length.
 const BLOCK: usize = 4096;
 
-/// What a layer says of its base.
+/// What a layer says of what it lies over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Base {
     /// Bytes.
     pub len: u64,
-    /// See [`digest::of_base`].
+    /// See [`digest::of_base`], and [`digest::of_layer`] where that is a layer too.
     pub digest: u64,
 }
 
 /// The map.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Map {
     /// Whole blocks.
     bits: Vec<u8>,
@@ -113,6 +113,19 @@ impl Map {
         }
         file.read_exact_at(&mut map.bits, HEADER)?;
         Ok(Ok(map))
+    }
+
+    /// A bit for each cluster.
+    pub fn bits(&self) -> &[u8] {
+        &self.bits
+    }
+
+    /// The clusters that the layer has.
+    pub fn clusters(&self) -> impl Iterator<Item = u64> {
+        let bytes = (0..).zip(&self.bits).filter(|(_, byte)| **byte != 0);
+        bytes.flat_map(|(at, byte)| {
+            (0..8).filter(move |bit| byte & 1 << bit != 0).map(move |bit| at * 8 + bit)
+        })
     }
 
     /// Whether the layer has a cluster.

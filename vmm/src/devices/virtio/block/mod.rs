@@ -2,12 +2,11 @@
 //!
 //! ```text
 //!   chain ──request──> Command ──Block──> Storage: HostFile, a raw image or block device
-//!                                    │             Overlay, a layer over one
+//!                                    │             Overlay, a layer over what is only read: Lower
 //!                                    │             or Ring, which has many under way
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
-use std::fs::File;
 use std::io;
 
 use serde::{Deserialize, Serialize};
@@ -23,9 +22,11 @@ use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
+mod copy;
 mod digest;
 mod file;
 mod layer;
+mod lower;
 mod map;
 mod request;
 mod ring;
@@ -38,6 +39,7 @@ mod tests;
 
 use file::{HostFile, Use};
 use layer::Overlay;
+use lower::Lower;
 use request::SECTOR;
 use ring::Ring;
 use storage::Storage;
@@ -84,7 +86,7 @@ impl Block {
     /// # Errors
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
-        let DiskConfig { id, path, read_only, cache, engine, layer, limit } = config;
+        let DiskConfig { id, path, read_only, cache, engine, beneath, layer, limit } = config;
         let mut ring = None;
         let storage: Box<dyn Storage> = match layer {
             None => {
@@ -100,7 +102,8 @@ impl Block {
                 if *engine == Engine::IoUring {
                     log::info!("{id}: a disk with a layer uses the engine sync, not io_uring");
                 }
-                Box::new(Overlay::open(id, path, layer, wanted, *cache)?)
+                let lower = Lower::open(id, path, beneath.as_ref())?;
+                Box::new(Overlay::open(id, lower, layer, wanted, *cache)?)
             }
         };
         let mut disk = Self {
@@ -132,11 +135,10 @@ impl Block {
         self.limiter.change(limit);
     }
 
-    /// The layer's file, if the disk has one. While the device does not work, all that the guest wrote is in it, and a copy of
-    /// it is a layer over the same base.
+    /// The disk's files, where what the guest wrote is in a layer: all of it, while the device does not work.
     #[must_use]
-    pub fn layer(&self) -> Option<&File> {
-        self.storage.layer()
+    pub fn overlay(&self) -> Option<&Overlay> {
+        self.storage.overlay()
     }
 
     /// Whole sectors that there are.

@@ -1,9 +1,9 @@
 //! What a disk's bytes are kept in. Stretches have been checked against the capacity before they come here; that the storage
 //! still has them is its own to find out.
 
-use std::fs::File;
 use std::io;
 
+use super::layer::Overlay;
 use super::request::Stretch;
 use crate::devices::virtio::chain::Buffers;
 
@@ -39,8 +39,8 @@ pub trait Storage: Send + std::fmt::Debug {
         true
     }
 
-    /// The file that has what this VM wrote, where that is not the file it read from.
-    fn layer(&self) -> Option<&File> {
+    /// The storage, where what this VM wrote is in a layer.
+    fn overlay(&self) -> Option<&Overlay> {
         None
     }
 }

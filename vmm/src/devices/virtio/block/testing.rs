@@ -83,6 +83,7 @@ pub(super) fn disk(path: impl Into<FileRef>) -> DiskConfig {
         read_only: false,
         cache: Cache::default(),
         engine: Engine::default(),
+        beneath: None,
         layer: None,
         limit: RateLimit::default(),
     }

@@ -1,0 +1,116 @@
+//! Copies of files that keep their holes, and share their blocks where the file system can.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate};
+use rustix::io::Errno;
+
+/// Bytes copied at once.
+const STEP: usize = 1 << 20;
+
+/// Makes an empty file a copy of another.
+pub fn whole(from: &File, to: &File) -> io::Result<()> {
+    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+        return Ok(());
+    }
+    let len = from.metadata()?.len();
+    to.set_len(len)?;
+    data(from, to, 0..len)
+}
+
+/// Makes a stretch of a file what it is in another. Both have it.
+pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(to, punch, at.start, at.end - at.start)?;
+    data(from, to, at)
+}
+
+/// Copies what is no hole.
+fn data(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result<()> {
+    let mut done = start;
+    while done < end {
+        let at = match rustix::fs::seek(from, SeekFrom::Data(done)) {
+            Ok(at) if at < end => at,
+            Ok(_) | Err(Errno::NXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        done = rustix::fs::seek(from, SeekFrom::Hole(at))?.min(end);
+        bytes(from, to, at..done)?;
+    }
+    Ok(())
+}
+
+/// Leaves it to the file system, which may share blocks, or copies what that does not.
+fn bytes(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result<()> {
+    let (mut read, mut written) = (start, start);
+    while read < end {
+        let left = (end - read) as usize;
+        match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), left) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => {}
+            Err(Errno::XDEV | Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS) => break,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let mut buffer = vec![0; ((end - read) as usize).min(STEP)];
+    while read < end {
+        let step = &mut buffer[..((end - read) as usize).min(STEP)];
+        from.read_exact_at(step, read)?;
+        to.write_all_at(step, read)?;
+        read += step.len() as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::super::testing::Dir;
+    use super::*;
+
+    fn files(dir: &Dir) -> [File; 2] {
+        ["from", "to"].map(|name| {
+            let path = dir.file(name, b"");
+            File::options().read(true).write(true).open(path).unwrap()
+        })
+    }
+
+    #[test]
+    fn a_copy_has_the_data_and_the_holes() {
+        let dir = Dir::new();
+        let [from, to] = files(&dir);
+        from.set_len(64 << 20).unwrap();
+        from.write_all_at(b"near the start", 8192).unwrap();
+        from.write_all_at(&[9; 3 << 20], 30 << 20).unwrap();
+        whole(&from, &to).unwrap();
+        let mut found = vec![0; 3 << 20];
+        to.read_exact_at(&mut found, 30 << 20).unwrap();
+        assert!(found.iter().all(|byte| *byte == 9));
+        to.read_exact_at(&mut found[..14], 8192).unwrap();
+        assert_eq!(&found[..14], b"near the start");
+        let blocks = |file: &File| file.metadata().unwrap().blocks();
+        assert_eq!(to.metadata().unwrap().len(), 64 << 20);
+        assert!(blocks(&to) <= blocks(&from) + 64, "{} {}", blocks(&to), blocks(&from));
+    }
+
+    #[test]
+    fn a_stretch_takes_its_holes_along_and_nothing_beside_it() {
+        let dir = Dir::new();
+        let [from, to] = files(&dir);
+        from.set_len(4 << 20).unwrap();
+        from.write_all_at(&[1; 4096], 2 << 20).unwrap();
+        from.write_all_at(&[1; 4096], 3 << 20).unwrap();
+        to.write_all_at(&[2; 4 << 20], 0).unwrap();
+        stretch(&from, &to, 1 << 20..3 << 20).unwrap();
+        let mut expected = vec![2; 4 << 20];
+        expected[1 << 20..3 << 20].fill(0);
+        expected[2 << 20..][..4096].fill(1);
+        let mut found = vec![0; 4 << 20];
+        to.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == expected);
+    }
+}

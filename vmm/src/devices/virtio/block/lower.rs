@@ -1,0 +1,113 @@
+//! What a layer lies over, which is only read and may be shared by any number of VMs: a base, or in a clone a base and the layer
+//! of the snapshot that it comes from.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::digest;
+use super::file::{HostFile, Use};
+use super::map::{Base, CLUSTER, LONGEST_BASE, Map};
+use super::request::SECTOR;
+use crate::config::FileRef;
+use crate::devices::virtio::chain::Buffers;
+use crate::error::{Error, Result};
+
+/// The files, and what is where.
+#[derive(Debug)]
+pub struct Lower {
+    base: HostFile,
+    layer: Option<(HostFile, Map)>,
+    /// What the layer above knows it by.
+    named: Base,
+}
+
+impl Lower {
+    /// Opens a base, and the layer over it if there is one.
+    ///
+    /// # Errors
+    /// Those of [`HostFile::open`]; the layer is none, or belongs to another base.
+    pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>) -> Result<Self> {
+        let base = HostFile::open(id, base, Use::Read)?;
+        let unreadable = |source| Error::file("read disk", base.name(), source);
+        let len = base.len().map_err(unreadable)?;
+        if !(SECTOR..=LONGEST_BASE).contains(&len) {
+            let name = base.name();
+            let problem = format!("{id}: {name} has {len} bytes; a base has {SECTOR} to {LONGEST_BASE}");
+            return Err(Error::config("disks", problem));
+        }
+        let digest = digest::of_base(base.file(), len).map_err(unreadable)?;
+        let mut lower = Self { base, layer: None, named: Base { len, digest } };
+        if let Some(layer) = layer {
+            let layer = open_layer(id, layer, Use::Read)?;
+            let map = lower.map_of(id, &layer)?;
+            let failed = |source| Error::file("read layer", layer.name(), source);
+            lower.named.digest = digest::of_layer(digest, &map, layer.file()).map_err(failed)?;
+            lower.layer = Some((layer, map));
+        }
+        Ok(lower)
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> u64 {
+        self.named.len
+    }
+
+    /// What a layer over it is to name.
+    pub fn named(&self) -> Base {
+        self.named
+    }
+
+    /// The map of a layer over it.
+    ///
+    /// # Errors
+    /// The file is no layer, or one over something else.
+    pub fn map_of(&self, id: &str, layer: &HostFile) -> Result<Map> {
+        let found = Map::load(layer.file(), self.named);
+        let found = found.map_err(|source| Error::file("read layer", layer.name(), source))?;
+        found.map_err(|problem| {
+            Error::config("disks", format!("{id}: {} {problem}: {}", layer.name(), self.base.name()))
+        })
+    }
+
+    /// The layer's file and its map.
+    pub fn layer(&self) -> Option<(&HostFile, &Map)> {
+        self.layer.as_ref().map(|(file, map)| (file, map))
+    }
+
+    /// Reads what lies in one file.
+    pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
+        let (file, at) = self.place(at);
+        file.read(at, into)
+    }
+
+    /// As [`Lower::read`], to the VMM's memory.
+    pub fn read_exact(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let (file, at) = self.place(at);
+        file.file().read_exact_at(into, at)
+    }
+
+    /// Whether two clusters lie in the same file.
+    pub fn is_together(&self, one: u64, other: u64) -> bool {
+        self.layer.as_ref().is_none_or(|(_, map)| map.has(one) == map.has(other))
+    }
+
+    /// The file that has a byte, and where.
+    fn place(&self, at: u64) -> (&HostFile, u64) {
+        match &self.layer {
+            Some((file, map)) if map.has(at / CLUSTER) => (file, map.data() + at),
+            _ => (&self.base, at),
+        }
+    }
+}
+
+/// Opens the file of a layer.
+///
+/// # Errors
+/// Those of [`HostFile::open`]; it is a block device.
+pub fn open_layer(id: &str, layer: &FileRef, wanted: Use) -> Result<HostFile> {
+    let layer = HostFile::open(id, layer, wanted)?;
+    match layer.is_block_device() {
+        true => Err(Error::config("disks", format!("{id}: layer {} must be a regular file", layer.name()))),
+        false => Ok(layer),
+    }
+}
