@@ -2,8 +2,8 @@
 //! restore differ in what they do next.
 //!
 //! ```text
-//! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, config, base)  then boot()
-//! restore:    Backing::Private.map(ram)  Machine::new(shell, config, base)  then Persist::restore()
+//! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, devices, base)  then boot()
+//! restore:    Backing::Private.map(ram)  Machine::new(shell, devices, base)  then Persist::restore()
 //! ```
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use volt_kernel::{NamedFile, Payload};
 
-use crate::config::{FileRef, VmConfig};
+use crate::config::{Devices, FileRef, VmConfig};
 use crate::console::Console;
 use crate::cpu::Board;
 pub(crate) use crate::cpu::LentVcpu;
@@ -32,8 +32,6 @@ use crate::timing::step_done;
 /// A whole machine. Half restored, it must be dropped and never run.
 #[derive(Debug)]
 pub struct Machine {
-    // Configuration.
-    config: VmConfig,
     // Volatile: each is a part of the state.
     platform: Platform,
     irqchip: Irqchip,
@@ -64,44 +62,36 @@ impl Machine {
     ///
     /// # Errors
     /// What a device is made from cannot be opened, or the host refuses.
-    pub fn new(shell: Shell, config: VmConfig, base: Base, console: Console) -> Result<Self> {
-        let platform =
-            Platform::new(&shell.vm, (&shell.ram, &base), &shell.control, console, &config.devices)?;
+    pub fn new(shell: Shell, devices: &Devices, base: Base, console: Console) -> Result<Self> {
+        let platform = Platform::new(&shell.vm, (&shell.ram, &base), &shell.control, console, devices)?;
         let board = Arc::new(platform.board(&shell.ram, &shell.control));
         let (irqchip, clock) = (Irqchip::new(shell.vm.clone()), Clock::new(shell.vm.clone()));
         step_done("devices");
-        Ok(Self { config, platform, irqchip, clock, board, base, shell })
+        Ok(Self { platform, irqchip, clock, board, base, shell })
     }
 
     /// Loads the kernel and puts the boot vCPU at its entry.
     ///
     /// # Errors
     /// The kernel or initrd cannot be read or does not fit, or KVM refuses a vCPU's registers.
-    pub fn boot(&mut self) -> Result<()> {
+    pub fn boot(&mut self, config: &VmConfig) -> Result<()> {
         let open = |file: &FileRef, what| -> Result<NamedFile> {
             Ok(NamedFile { name: file.to_string(), file: file.open(what)? })
         };
-        let boot = &self.config.boot;
+        let boot = &config.boot;
         let kernel = open(&boot.kernel, "open kernel")?;
         let initrd = boot.initrd.as_ref().map(|initrd| open(initrd, "open initrd")).transpose()?;
-        let cmdline = boot.cmdline.clone() + &virtio_slots::cmdline(&self.config.devices);
+        let cmdline = boot.cmdline.clone() + &virtio_slots::cmdline(&config.devices);
         let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &cmdline };
-        let entry =
-            volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(self.config.vcpus))?;
+        let entry = volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(config.vcpus))?;
         let supported = cpuid::supported(&self.shell.kvm)?;
         for (id, thread) in (0..).zip(&self.shell.vcpus) {
-            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&supported, id, self.config.vcpus))?;
+            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&supported, id, config.vcpus))?;
         }
         match self.shell.vcpus.first() {
             Some(boot_vcpu) => lock(&boot_vcpu.vcpu).set_entry(&entry),
             None => Err(Error::config("vcpus", "a machine without a vCPU cannot boot")),
         }
-    }
-
-    /// What the machine was made from.
-    #[must_use]
-    pub fn config(&self) -> &VmConfig {
-        &self.config
     }
 
     pub(crate) fn board(&self) -> &Arc<Board> {
@@ -137,7 +127,7 @@ impl Persist for Machine {
 
     /// The vCPUs must be parked.
     fn save(&self) -> Result<MachineState> {
-        let Self { config: _, platform, irqchip, clock, board: _, base: _, shell } = self;
+        let Self { platform, irqchip, clock, board: _, base: _, shell } = self;
         Ok(MachineState {
             vcpus: shell.vcpus.iter().map(|thread| lock(&thread.vcpu).save()).collect::<Result<_>>()?,
             irqchip: irqchip.save()?,

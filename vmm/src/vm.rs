@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::config::{FileRef, VmConfig};
+use crate::config::{Devices, FileRef, VmConfig};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
 use crate::devices::platform::Platform;
@@ -20,7 +20,8 @@ use crate::sync::lock;
 /// A VM: running, paused, or ended. Every method can be called from any thread. Dropping it ends it.
 #[derive(Debug)]
 pub struct Vm {
-    config: VmConfig,
+    /// Taken last.
+    config: Mutex<VmConfig>,
     control: Arc<Control>,
     serial: Arc<Mutex<Serial>>,
     /// The first vCPU, while it waits for a lent thread.
@@ -36,9 +37,9 @@ impl Vm {
         Builder::default()
     }
 
-    pub(crate) fn of(machine: Machine) -> Self {
+    pub(crate) fn of(machine: Machine, config: VmConfig) -> Self {
         Self {
-            config: machine.config().clone(),
+            config: Mutex::new(config),
             control: Arc::clone(&machine.shell().control),
             serial: Arc::clone(&machine.platform().serial),
             lent_vcpu: Mutex::new(machine.lent_vcpu()),
@@ -46,10 +47,14 @@ impl Vm {
         }
     }
 
-    /// What it was made from.
+    /// What it was made from, with the rate limits as they are now.
     #[must_use]
-    pub fn config(&self) -> &VmConfig {
-        &self.config
+    pub fn config(&self) -> VmConfig {
+        lock(&self.config).clone()
+    }
+
+    pub(crate) fn change_config(&self, change: impl FnOnce(&mut Devices)) {
+        change(&mut lock(&self.config).devices);
     }
 
     /// What it is doing.
@@ -84,7 +89,7 @@ impl Vm {
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let before = self.state();
         self.pause_machine(&machine, "take a snapshot")?;
-        let written = writer::write(&machine, &dir);
+        let written = writer::write(&machine, &self.config(), &dir);
         if before == RunState::Running {
             self.resume_machine(&machine)?;
         }
@@ -243,9 +248,9 @@ impl Builder {
         let ram = GuestRam::reserve(config.memory_bytes())?;
         let base = Backing::Fresh.map(&ram)?;
         let shell = Shell::new(ram, config.vcpus, FirstVcpu::OwnThread)?;
-        let mut machine = Machine::new(shell, config, base, console)?;
-        machine.boot()?;
-        let vm = Vm::of(machine);
+        let mut machine = Machine::new(shell, &config.devices, base, console)?;
+        machine.boot(&config)?;
+        let vm = Vm::of(machine, config);
         if !paused {
             vm.resume()?;
         }

@@ -91,20 +91,25 @@ impl Vm {
         })
     }
 
-    /// Changes how fast a disk may be used.
+    /// Changes how fast a disk may be used, as [`RateLimit::change`] has it. It stays so in what is restored from a snapshot.
     ///
     /// # Errors
     /// There is no such disk.
-    pub fn limit_disk(&self, id: &str, limit: &RateLimit) -> Result<()> {
+    pub fn limit_disk(&self, id: &str, change: &RateLimit) -> Result<()> {
         self.on_platform(|platform| {
             let disk = platform.disks().get(id).ok_or_else(|| unknown("disks", id))?;
-            lock(disk).limit(limit);
+            self.change_config(|devices| {
+                for config in devices.disks.iter_mut().filter(|disk| disk.id == id) {
+                    config.limit.change(change);
+                    lock(disk).limit(&config.limit);
+                }
+            });
             platform.wake(&format!("disk-{id}"));
             Ok(())
         })
     }
 
-    /// Changes how fast a network interface may receive and send; what is not given stays.
+    /// Changes how fast a network interface may receive and send, as [`Vm::limit_disk`].
     ///
     /// # Errors
     /// There is no such interface.
@@ -116,7 +121,13 @@ impl Vm {
     ) -> Result<()> {
         self.on_platform(|platform| {
             let network = platform.networks().get(id).ok_or_else(|| unknown("networks", id))?;
-            lock(network).limit(receive, transmit);
+            self.change_config(|devices| {
+                for config in devices.networks.iter_mut().filter(|network| network.id == id) {
+                    receive.inspect(|change| config.receive_limit.change(change));
+                    transmit.inspect(|change| config.transmit_limit.change(change));
+                    lock(network).limit(&config.receive_limit, &config.transmit_limit);
+                }
+            });
             platform.wake(&format!("net-{id}"));
             Ok(())
         })

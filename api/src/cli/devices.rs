@@ -5,19 +5,24 @@ use std::str::FromStr;
 use clap::Args;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{
-    BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
+    BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, VsockConfig,
 };
+
+use super::limits::limit;
 
 /// Devices of a VM that boots
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
-    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE]][,cache=writeback|unsafe][,engine=sync|io_uring]. FILE is a raw image or a
-    /// block device; with a layer it is only read, and the layer takes what the guest writes. May be given more than once
+    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE]][,cache=writeback|unsafe][,engine=sync|io_uring]
+    /// [,bandwidth=LIMIT][,ops=LIMIT]. FILE is a raw image or a block device; with a layer it is only read, as is a layer beneath,
+    /// and the layer takes what the guest writes. LIMIT is N[/MILLISECONDS][+BURST], as 10M for 10 MiB a second, with BURST
+    /// beforehand. May be given more than once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
 
-    /// A network interface: tap=NAME or passt, then [,id=ID][,mac=ADDRESS][,mtu=N][,offload=on|off] and for passt
-    /// [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1). May be given more than once
+    /// A network interface: tap=NAME or passt, then [,id=ID][,mac=ADDRESS][,mtu=N][,offload=on|off]
+    /// [,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT] and for passt
+    /// [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1). LIMIT is as for --disk. May be given more than once
     #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
     networks: Vec<Net>,
 
@@ -138,7 +143,7 @@ impl FromWords for Disk {
                 .unwrap_or_default(),
             beneath: words.value("beneath").map(Into::into),
             layer: words.value("layer").map(Into::into),
-            limit: RateLimit::default(),
+            limit: limit(&mut words, "bandwidth", "ops")?,
         };
         words.end().map(|()| Self(disk))
     }
@@ -165,8 +170,8 @@ impl FromWords for Net {
             mac: words.value("mac").map(str::to_owned),
             mtu: words.number("mtu")?,
             offload: words.one_of("offload", &[("on", true), ("off", false)])?.unwrap_or(true),
-            receive_limit: RateLimit::default(),
-            transmit_limit: RateLimit::default(),
+            receive_limit: limit(&mut words, "receive", "receive-ops")?,
+            transmit_limit: limit(&mut words, "transmit", "transmit-ops")?,
         };
         words.end().map(|()| Self(network))
     }
@@ -218,13 +223,17 @@ mod tests {
     fn devices_of_every_kind() {
         let found = devices(
             "--disk path=/root.img,ro --disk path=/base,layer=/mine,id=data,cache=unsafe,engine=io_uring \
-             --net tap=tap7,mac=02:00:00:00:00:07,mtu=9000 --net passt,forward=8080:80,forward=2222:22,offload=off \
+             --net tap=tap7,mac=02:00:00:00:00:07,mtu=9000,transmit=1M,receive-ops=9/10+5 --net passt,forward=8080:80,forward=2222:22,offload=off \
              --vsock cid=3,socket=/v --rng --balloon target=64,reporting --console /c --devices-on-cmdline",
         )
         .unwrap();
         assert_eq!((found.disks[0].id.as_str(), found.disks[0].read_only), ("disk0", true));
         let data = &found.disks[1];
         assert_eq!((data.id.as_str(), data.cache, data.engine), ("data", Cache::Unsafe, Engine::IoUring));
+        let (receive, transmit) = (&found.networks[0].receive_limit, &found.networks[0].transmit_limit);
+        assert_eq!(transmit.bandwidth.map(|bucket| (bucket.size, bucket.refill_time)), Some((1 << 20, 1000)));
+        assert_eq!(receive.ops.map(|bucket| (bucket.size, bucket.one_time_burst)), Some((9, 5)));
+        assert_eq!((receive.bandwidth, transmit.ops, data.limit.is_none()), (None, None, true));
         assert_eq!(found.networks[0].backend, NetBackend::Tap("tap7".to_owned()));
         assert_eq!((found.networks[0].mtu, found.networks[1].id.as_str()), (Some(9000), "eth1"));
         assert_eq!(found.networks[1].backend, NetBackend::Passt { forward: vec![(8080, 80), (2222, 22)] });
@@ -240,6 +249,8 @@ mod tests {
             ("--disk ro", "path=... is missing"),
             ("--disk path=/d,rw", "\"rw\" is unknown"),
             ("--disk path=/d,cache=none", "cache=none: it is one of writeback, unsafe"),
+            ("--disk path=/d,bandwidth=fast", "bandwidth=fast: write N"),
+            ("--disk path=/d,beneath=/l", "a layer beneath, but none"),
             ("--disk path=/d,id=a/b", "id \"a/b\""),
             ("--disk path=/d,id=a --disk path=/e,id=a", "twice"),
             ("--net mac=02:00:00:00:00:07", "tap=NAME or passt"),

@@ -11,6 +11,7 @@ use crate::failure::Failure;
 mod devices;
 mod doctor;
 mod empty;
+mod limits;
 mod overrides;
 mod restore;
 mod run;

@@ -6,15 +6,18 @@ use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
 use super::devices::{FromWords, Words, parse};
+use super::limits::change;
 
 /// What is different for this clone
 #[derive(Debug, Default, Args)]
 pub(super) struct OverrideArgs {
-    /// Another file for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE]. May be given more than once
+    /// Another file or rate limit for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE][,bandwidth=LIMIT][,ops=LIMIT]. LIMIT
+    /// is as for a VM that boots, and 0 for none. May be given more than once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
 
-    /// Another tap for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS]. May be given more than once
+    /// Another tap or rate limit for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT]
+    /// [,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT]. May be given more than once
     #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
     networks: Vec<Net>,
 
@@ -47,7 +50,7 @@ impl FromWords for Disk {
             id: words.required("id")?.to_owned(),
             path: words.value("path").map(Into::into),
             layer: words.value("layer").map(Into::into),
-            limit: None,
+            limit: change(&mut words, "bandwidth", "ops")?,
         };
         words.end().map(|()| Self(disk))
     }
@@ -59,7 +62,8 @@ impl FromWords for Net {
             id: words.required("id")?.to_owned(),
             backend: words.value("tap").map(|tap| NetBackend::Tap(tap.to_owned())),
             mac: words.value("mac").map(str::to_owned),
-            ..NetOverride::default()
+            receive_limit: change(&mut words, "receive", "receive-ops")?,
+            transmit_limit: change(&mut words, "transmit", "transmit-ops")?,
         };
         words.end().map(|()| Self(network))
     }
@@ -76,6 +80,7 @@ impl FromWords for Vsock {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use volt_vmm::config::devices::RateLimit;
 
     use super::*;
 
@@ -96,8 +101,14 @@ mod tests {
             overrides("--disk id=root,layer=/l --net id=eth0,tap=tap3 --vsock cid=9,socket=/v").unwrap();
         assert_eq!((found.disks[0].path.clone(), found.disks[0].layer.clone()), (None, Some("/l".into())));
         assert_eq!(found.networks[0].backend, Some(NetBackend::Tap("tap3".to_owned())));
+        assert_eq!((&found.disks[0].limit, &found.networks[0].transmit_limit), (&None, &None));
         assert_eq!(found.vsock, Some(VsockOverride { cid: Some(9), socket: Some("/v".into()) }));
         assert_eq!(overrides("").unwrap(), Overrides::default());
+        let limited = overrides("--disk id=root,bandwidth=1M,ops=0 --net id=eth0,receive=2M").unwrap();
+        let size = |limit: &Option<RateLimit>| limit.clone().unwrap().bandwidth.unwrap().size;
+        assert_eq!(size(&limited.disks[0].limit), 1 << 20);
+        assert_eq!(limited.disks[0].limit.as_ref().unwrap().ops.unwrap().size, 0);
+        assert_eq!(size(&limited.networks[0].receive_limit), 2 << 20);
     }
 
     #[test]

@@ -80,7 +80,7 @@ impl Api {
 
     /// The running VM's parts in Firecracker's words, or those of the draft.
     fn parts(&self) -> Draft {
-        self.slot.peek().map_or_else(|| self.draft(), |vm| Draft::from(vm.config()))
+        self.slot.peek().map_or_else(|| self.draft(), |vm| Draft::from(&vm.config()))
     }
 }
 

@@ -33,8 +33,8 @@ pub(super) async fn change_drive(
         let vm = slot.vm("change a drive")?;
         if let Some(path) = path_on_host {
             // The same file again means: look how long it is now.
-            let disk = vm.config().devices.disks.iter().find(|disk| disk.id == drive_id);
-            if disk.is_some_and(|disk| disk.path != path) {
+            let disks = vm.config().devices.disks;
+            if disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
                 return Err(volt_vmm::Error::Config {
                     field: "path_on_host",
                     problem: format!(
@@ -90,7 +90,7 @@ pub(super) async fn balloon(State(api): State<Api>) -> Result<Json<Value>, Fault
     let found = api
         .call(|slot| {
             let vm = slot.vm("look at the balloon")?;
-            Ok((vm.balloon()?, vm.config().devices.balloon.clone().unwrap_or_default()))
+            Ok((vm.balloon()?, vm.config().devices.balloon.unwrap_or_default()))
         })
         .await?;
     let (status, config) = found;

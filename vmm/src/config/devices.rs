@@ -195,6 +195,15 @@ impl RateLimit {
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Takes over what `change` has. A bucket that it does not have stays as it is; one without a size, or that fills in no time,
+    /// limits nothing any more (so Firecracker's clients have it).
+    pub fn change(&mut self, change: &Self) {
+        let Self { bandwidth, ops } = change;
+        for (bucket, change) in [(&mut self.bandwidth, bandwidth), (&mut self.ops, ops)] {
+            *bucket = change.or(*bucket).filter(|bucket| bucket.size > 0 && bucket.refill_time > 0);
+        }
+    }
 }
 
 impl Devices {

@@ -82,15 +82,15 @@ impl Overrides {
             let disk = disk.ok_or_else(|| unknown("disks", &id))?;
             set(&mut disk.path, path);
             disk.layer = layer.or(disk.layer.take());
-            set(&mut disk.limit, limit);
+            change(&mut disk.limit, limit);
         }
         for NetOverride { id, backend, mac, receive_limit, transmit_limit } in networks {
             let network = devices.networks.iter_mut().find(|network| network.id == id);
             let network = network.ok_or_else(|| unknown("networks", &id))?;
             set(&mut network.backend, backend);
             network.mac = mac.or(network.mac.take());
-            set(&mut network.receive_limit, receive_limit);
-            set(&mut network.transmit_limit, transmit_limit);
+            change(&mut network.receive_limit, receive_limit);
+            change(&mut network.transmit_limit, transmit_limit);
         }
         if let Some(VsockOverride { cid, socket }) = vsock {
             let vsock = devices.vsock.as_mut().ok_or_else(|| {
@@ -113,10 +113,16 @@ fn set<T>(field: &mut T, value: Option<T>) {
     }
 }
 
+fn change(limit: &mut RateLimit, value: Option<RateLimit>) {
+    if let Some(value) = value {
+        limit.change(&value);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::devices::VsockConfig;
+    use crate::config::devices::{Bucket, VsockConfig};
 
     #[test]
     fn what_is_given_is_changed_and_the_rest_stays() {
@@ -128,6 +134,16 @@ mod tests {
         assert_eq!((&devices.disks[0].path, &devices.disks[0].layer), (&"/a".into(), &Some("/m".into())));
         assert_eq!(devices.disks[1].layer, None);
         assert_eq!(devices.vsock, Some(VsockConfig { cid: 4, socket: "/v".into() }));
+    }
+
+    #[test]
+    fn a_bucket_that_is_not_given_stays_and_an_empty_one_goes() {
+        let bucket = |size| Some(Bucket { size, refill_time: 100, one_time_burst: 0 });
+        let mut limit = RateLimit { bandwidth: bucket(5), ops: bucket(6) };
+        limit.change(&RateLimit { bandwidth: None, ops: bucket(7) });
+        assert_eq!(limit, RateLimit { bandwidth: bucket(5), ops: bucket(7) });
+        limit.change(&RateLimit { bandwidth: bucket(0), ops: None });
+        assert_eq!(limit, RateLimit { bandwidth: None, ops: bucket(7) });
     }
 
     #[test]

@@ -119,13 +119,13 @@ impl Snapshot {
         let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, config.vcpus, first)?;
-        let mut machine = Machine::new(shell, config, base, options.console)?;
+        let mut machine = Machine::new(shell, &config.devices, base, options.console)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),
         })?;
         layers.keep();
-        let vm = Vm::of(machine);
+        let vm = Vm::of(machine, config);
         if options.resume {
             vm.resume()?;
             step_done("resume");

@@ -9,6 +9,7 @@ use std::path::Path;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::{MEMORY_FILE, STATE_FILE, layers, manifest};
+use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::memory::PAGE;
@@ -20,13 +21,12 @@ use crate::store::dir::NewDir;
 /// Memory copied at once.
 const STEP: usize = 1 << 20;
 
-/// Writes the machine's state and memory into `dir`. The caller publishes it. The vCPUs must be parked.
+/// Writes the state and memory of a machine made from `config` into `dir`. The caller publishes it. The vCPUs must be parked.
 ///
 /// # Errors
 /// The host refuses to tell a part of the state, or to take it (a full disk); the machine is as it was.
-pub fn write(machine: &Machine, dir: &NewDir) -> Result<()> {
+pub fn write(machine: &Machine, config: &VmConfig, dir: &NewDir) -> Result<()> {
     let state = machine.save()?;
-    let config = machine.config();
     let metadata = manifest::Metadata::of(config)?;
     let text = manifest::encode(&metadata, config, &state)
         .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;

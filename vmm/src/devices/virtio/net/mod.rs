@@ -145,13 +145,9 @@ impl Net {
     }
 
     /// Changes how fast the guest may receive and send.
-    pub fn limit(&mut self, receive: Option<&RateLimit>, transmit: Option<&RateLimit>) {
-        if let Some(limit) = receive {
-            self.receiver.limiter.change(limit);
-        }
-        if let Some(limit) = transmit {
-            self.transmitter.limiter.change(limit);
-        }
+    pub fn limit(&mut self, receive: &RateLimit, transmit: &RateLimit) {
+        self.receiver.limiter.change(receive);
+        self.transmitter.limiter.change(transmit);
     }
 
     /// Both ways, as far as `cause` makes it worth a look.
