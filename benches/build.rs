@@ -11,8 +11,7 @@ const KERNEL_HEADERS: &str = "/usr/include/x86_64-linux-gnu";
 
 fn main() {
     println!("cargo:rerun-if-changed={PROGRAMS}");
-    println!("cargo:rerun-if-changed={GUEST}/entry.S");
-    println!("cargo:rerun-if-changed={GUEST}/guest.ld");
+    println!("cargo:rerun-if-changed={GUEST}");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
     let guest = [
         "-ffreestanding",

@@ -1,8 +1,10 @@
 //! How long a restore takes, beside its floor. See [`options::HELP`].
 //!
-//! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes, `whole`, `library`
-//! and `resident` measure, `report` writes it down.
+//! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes, `whole`, `devices`,
+//! `library` and `resident` measure, `report` writes it down.
 
+mod contender;
+mod devices;
 mod digest;
 mod floor;
 mod library;
@@ -63,6 +65,10 @@ fn run(options: &Options) -> Result<()> {
         eprintln!("measuring the whole process");
         let qemu = qemu.as_ref().map(|saved| (options.qemu_runs, mib, saved));
         report.whole(&whole::measure(&subjects, &volt_vmm, &scratch, options.runs, qemu, pause)?);
+    }
+    if options.measures("devices") {
+        eprintln!("measuring what devices cost");
+        report.devices(&devices::measure(&volt_vmm, &scratch, options.runs, pause)?);
     }
     if options.measures("library") {
         eprintln!("measuring the library");

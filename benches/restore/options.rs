@@ -11,7 +11,7 @@ cargo bench -p volt-benches --bench restore [-- OPTION...]
 
   --runs N          runs of each (default 100)
   --memory LIST     guest memory in MiB (default 128,512,4096)
-  --only LIST       of whole, library, resident (default all)
+  --only LIST       of whole, devices, library, resident (default all)
   --qemu-runs N     runs of QEMU microvm at the smallest memory size (default 15; 0 leaves it out)
   --volt-vmm FILE   the program to measure (default: built from this tree)
   --pause MS        between two runs (default 5)
@@ -48,7 +48,7 @@ impl Options {
         let mut options = Self {
             runs: 100,
             memory_mib: vec![128, 512, 4096],
-            only: ["whole", "library", "resident"].map(str::to_owned).into(),
+            only: ["whole", "devices", "library", "resident"].map(str::to_owned).into(),
             qemu_runs: 15,
             volt_vmm: None,
             pause_ms: 5,

@@ -26,7 +26,7 @@ impl Subject {
     /// # Errors
     /// volt-vmm fails, or its snapshot is not one that this benchmark knows.
     pub fn make(volt_vmm: &Path, scratch: &Scratch, mib: u64) -> Result<Self> {
-        let dir = snapshots::by_volt_vmm(volt_vmm, scratch, mib)?;
+        let dir = snapshots::by_volt_vmm(volt_vmm, scratch, &format!("volt-{mib}"), mib, &[])?;
         let digest = digest::of(&dir)?;
         let digest_file = scratch.path(&format!("digest-{mib}"));
         fs::write(&digest_file, &digest).or_say("write a digest")?;

@@ -2,42 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 use std::time::Duration;
 
-use volt_benches::process::Running;
 use volt_benches::scratch::Scratch;
 use volt_benches::snapshots;
 use volt_benches::stats::{Times, ratio};
 use volt_benches::table::Table;
 use volt_benches::{Result, programs};
 
+use crate::contender::{self, Contender};
 use crate::subject::Subject;
-
-/// A program that is run again and again.
-struct Contender {
-    name: String,
-    command: Command,
-    times: Times,
-    runs: usize,
-}
-
-impl Contender {
-    fn new(name: &str, command: Command, runs: usize) -> Self {
-        Self { name: name.to_owned(), command, times: Times::default(), runs }
-    }
-
-    fn run(&mut self, pause: Duration) -> Result<()> {
-        if self.times.len() < self.runs {
-            let (running, took) = Running::timed(&mut self.command)?;
-            self.times.add(took);
-            drop(running);
-            // What the kernel still has to do for the end of a VM is not the next one's to pay for.
-            thread::sleep(pause);
-        }
-        Ok(())
-    }
-}
 
 /// Measures all of them, a run of each in turn.
 ///
@@ -71,18 +45,7 @@ pub fn measure(
         let command = snapshots::qemu_incoming(kernel, mib, saved);
         contenders.push(Contender::new(&format!("QEMU microvm -incoming, {mib} MiB"), command, runs));
     }
-    for contender in &mut contenders {
-        // Once for the page cache.
-        drop(Running::timed(&mut contender.command)?);
-    }
-    for run in 0..runs {
-        // Each in turn, and not always behind the same one.
-        let first = run % contenders.len();
-        for number in 0..contenders.len() {
-            let number = (first + number) % contenders.len();
-            contenders[number].run(pause)?;
-        }
-    }
+    contender::run_in_turn(&mut contenders, pause)?;
     Ok(table(&contenders))
 }
 

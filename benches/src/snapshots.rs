@@ -14,15 +14,22 @@ use crate::{OrSay, Result, programs};
 /// How long anything here may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Boots the bench guest with `mib` of memory under `volt_vmm` and snapshots it. Returns the snapshot's directory.
+/// Boots the bench guest with `mib` of memory and these devices under `volt_vmm` and snapshots it as `name`. Returns the
+/// snapshot's directory.
 ///
 /// # Errors
 /// volt-vmm fails.
-pub fn by_volt_vmm(volt_vmm: &Path, scratch: &Scratch, mib: u64) -> Result<PathBuf> {
+pub fn by_volt_vmm(
+    volt_vmm: &Path,
+    scratch: &Scratch,
+    name: &str,
+    mib: u64,
+    devices: &[String],
+) -> Result<PathBuf> {
     let (kernel, socket) = (scratch.program("chatter", programs::CHATTER)?, scratch.path("volt.sock"));
-    let dir = scratch.path(&format!("volt-{mib}"));
+    let dir = scratch.path(name);
     let mut run = Command::new(volt_vmm);
-    run.arg("run").arg("--kernel").arg(kernel).args(["--memory", &format!("{mib}M")]);
+    run.arg("run").arg("--kernel").arg(kernel).args(["--memory", &format!("{mib}M")]).args(devices);
     let mut vm = Running::start(run.arg("--api-socket").arg(&socket))?;
     vm.wait_for("ready")?;
     wait_for_file(&socket)?;

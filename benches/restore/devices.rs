@@ -1,0 +1,96 @@
+//! What devices cost a restore: the same guest without any, and with one of each kind that it has set to work.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use volt_benches::scratch::Scratch;
+use volt_benches::stats::{Times, milliseconds};
+use volt_benches::table::Table;
+use volt_benches::{OrSay, Result, snapshots};
+
+use crate::contender::{self, Contender};
+
+/// Guest memory in MiB.
+const MIB: u64 = 128;
+/// Bytes of the disk's base.
+const DISK: usize = 64 << 20;
+
+/// Measures, a run of each in turn. Where the host does not let us have a tap, there is none, and that is said.
+///
+/// # Errors
+/// volt-vmm fails.
+pub fn measure(volt_vmm: &Path, scratch: &Scratch, runs: usize, pause: Duration) -> Result<Table> {
+    let tap = Tap::new().inspect_err(|error| eprintln!("restore: no network interface: {error}")).ok();
+    let base = scratch.path("base");
+    let content: Vec<u8> = (0..DISK).map(|at| (at / 4096) as u8).collect();
+    fs::write(&base, content).or_say("write a disk")?;
+    File::open(&base).and_then(|file| file.sync_all()).or_say("sync a disk")?;
+    let disk = format!("path={},layer={}", base.display(), scratch.path("layer").display());
+    let vsock = format!("cid=3,socket={}", scratch.path("vsock").display());
+    let kinds: [(&str, Vec<String>); 5] = [
+        ("block", vec!["--disk".into(), disk]),
+        ("net", tap.iter().flat_map(|tap| ["--net".into(), format!("tap={}", tap.0)]).collect()),
+        ("vsock", vec!["--vsock".into(), vsock]),
+        ("rng", vec!["--rng".into()]),
+        ("balloon", vec!["--balloon".into()]),
+    ];
+    let all: Vec<_> = kinds.iter().flat_map(|(_, words)| words.clone()).collect();
+    let names: Vec<_> = kinds.iter().filter(|(_, words)| !words.is_empty()).map(|(name, _)| *name).collect();
+    let mut contenders = Vec::new();
+    for (name, devices) in [("none".to_owned(), Vec::new()), (names.join(", "), all)] {
+        let dir = format!("devices-{}", devices.len());
+        let dir = snapshots::by_volt_vmm(volt_vmm, scratch, &dir, MIB, &devices)?;
+        let mut command = Command::new(volt_vmm);
+        command.arg("--restore").arg(dir);
+        contenders.push(Contender::new(&name, command, runs));
+    }
+    contender::run_in_turn(&mut contenders, pause)?;
+    Ok(table(&contenders))
+}
+
+fn table(contenders: &[Contender]) -> Table {
+    let columns =
+        ["exec to first guest byte with, ms", "runs", "min", "p50", "p90", "p99", "min more", "p50 more"];
+    let mut table = Table::new(&columns);
+    let mut without: Option<&Times> = None;
+    for Contender { name, times, .. } in contenders {
+        let mut cells = vec![name.clone(), times.len().to_string()];
+        cells.extend(times.cells());
+        if let Some(without) = without {
+            for percent in [0, 50] {
+                let more = times.percentile(percent).saturating_sub(without.percentile(percent));
+                cells.push(milliseconds(more));
+            }
+        }
+        without = without.or(Some(times));
+        table.row(cells);
+    }
+    table
+}
+
+/// A tap device that is there before any VM, and goes with its owner.
+struct Tap(String);
+
+impl Tap {
+    fn new() -> Result<Self> {
+        let name = format!("voltb{}", std::process::id());
+        ip(&["tuntap", "add", &name, "mode", "tap"])?;
+        let tap = Self(name);
+        ip(&["link", "set", &tap.0, "up"])?;
+        Ok(tap)
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        let _ = ip(&["tuntap", "del", &self.0, "mode", "tap"]);
+    }
+}
+
+fn ip(words: &[&str]) -> Result<()> {
+    let done = Command::new("ip").args(words).output().or_say("run ip")?;
+    let problem = || format!("ip {}: {}", words.join(" "), String::from_utf8_lossy(&done.stderr).trim());
+    if done.status.success() { Ok(()) } else { Err(problem()) }
+}
