@@ -1,5 +1,7 @@
 //! Programs that are timed beside each other.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -16,12 +18,23 @@ pub struct Contender {
     /// Exec to first byte.
     pub times: Times,
     runs: usize,
+    /// What a killed one leaves behind, where another would not be in its way.
+    remains: Option<PathBuf>,
 }
 
 impl Contender {
     /// One that is run so often.
     pub fn new(name: &str, command: Command, runs: usize) -> Self {
-        Self { name: name.to_owned(), command, times: Times::default(), runs }
+        Self { name: name.to_owned(), command, times: Times::default(), runs, remains: None }
+    }
+
+    /// This one leaves a file behind when it is killed. The next does not find it.
+    pub fn leaving(self, remains: PathBuf) -> Self {
+        Self { remains: Some(remains), ..self }
+    }
+
+    fn clean(&self) {
+        self.remains.iter().for_each(|path| drop(fs::remove_file(path)));
     }
 
     fn run(&mut self, pause: Duration) -> Result<()> {
@@ -29,6 +42,7 @@ impl Contender {
             let (running, took) = Running::timed(&mut self.command)?;
             self.times.add(took);
             drop(running);
+            self.clean();
             // What the kernel still has to do for the end of a VM is not the next one's to pay for.
             thread::sleep(pause);
         }
@@ -44,6 +58,7 @@ pub fn run_in_turn(contenders: &mut [Contender], pause: Duration) -> Result<()> 
     for contender in &mut *contenders {
         // Once for the page cache.
         drop(Running::timed(&mut contender.command)?);
+        contender.clean();
     }
     let runs = contenders.iter().map(|contender| contender.runs).max().unwrap_or(0);
     for run in 0..runs {

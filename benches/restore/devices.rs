@@ -11,24 +11,26 @@ use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, snapshots};
 
 use crate::contender::{self, Contender};
+use crate::library;
 
 /// Guest memory in MiB.
 const MIB: u64 = 128;
 /// Bytes of the disk's base.
 const DISK: usize = 64 << 20;
 
-/// Measures, a run of each in turn. Where the host does not let us have a tap, there is none, and that is said.
+/// Measures the whole process, and the steps of the library, a run of each in turn. Where the host does not let us have a tap, there is none, and that is said.
 ///
 /// # Errors
 /// volt-vmm fails.
-pub fn measure(volt_vmm: &Path, scratch: &Scratch, runs: usize, pause: Duration) -> Result<Table> {
+pub fn measure(volt_vmm: &Path, scratch: &Scratch, runs: usize, pause: Duration) -> Result<(Table, Table)> {
     let tap = Tap::new().inspect_err(|error| eprintln!("restore: no network interface: {error}")).ok();
     let base = scratch.path("base");
     let content: Vec<u8> = (0..DISK).map(|at| (at / 4096) as u8).collect();
     fs::write(&base, content).or_say("write a disk")?;
     File::open(&base).and_then(|file| file.sync_all()).or_say("sync a disk")?;
     let disk = format!("path={},layer={}", base.display(), scratch.path("layer").display());
-    let vsock = format!("cid=3,socket={}", scratch.path("vsock").display());
+    let socket = scratch.path("vsock");
+    let vsock = format!("cid=3,socket={}", socket.display());
     let kinds: [(&str, Vec<String>); 5] = [
         ("block", vec!["--disk".into(), disk]),
         ("net", tap.iter().flat_map(|tap| ["--net".into(), format!("tap={}", tap.0)]).collect()),
@@ -38,16 +40,18 @@ pub fn measure(volt_vmm: &Path, scratch: &Scratch, runs: usize, pause: Duration)
     ];
     let all: Vec<_> = kinds.iter().flat_map(|(_, words)| words.clone()).collect();
     let names: Vec<_> = kinds.iter().filter(|(_, words)| !words.is_empty()).map(|(name, _)| *name).collect();
-    let mut contenders = Vec::new();
+    let (mut contenders, mut dirs) = (Vec::new(), Vec::new());
     for (name, devices) in [("none".to_owned(), Vec::new()), (names.join(", "), all)] {
         let dir = format!("devices-{}", devices.len());
         let dir = snapshots::by_volt_vmm(volt_vmm, scratch, &dir, MIB, &devices)?;
         let mut command = Command::new(volt_vmm);
-        command.arg("--restore").arg(dir);
-        contenders.push(Contender::new(&name, command, runs));
+        command.arg("--restore").arg(&dir);
+        dirs.push(dir);
+        contenders.push(Contender::new(&name, command, runs).leaving(socket.clone()));
     }
     contender::run_in_turn(&mut contenders, pause)?;
-    Ok(table(&contenders))
+    let steps = library::compare(&dirs[1], (&dirs[0], "none"), runs, pause)?;
+    Ok((table(&contenders), steps))
 }
 
 fn table(contenders: &[Contender]) -> Table {

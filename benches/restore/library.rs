@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -89,7 +90,7 @@ pub fn measure(subjects: &[Subject], runs: usize, pause: Duration) -> Result<(Ta
         row("Snapshot::restore", &measured.total, Some(&measured.floor_total));
         row("closing the floor's VM", &measured.floor_close, None);
         row("dropping the Vm", &measured.drop, None);
-        details.push((subject.mib, breakdown(&measured)));
+        details.push((subject.mib, breakdown(&measured.steps, (&measured.floor_steps, "floor"))));
     }
     Ok((totals, details))
 }
@@ -143,19 +144,37 @@ fn volt_run(store: &Store, name: &str, measured: &mut Measured) -> Result<()> {
     Ok(())
 }
 
-fn breakdown(measured: &Measured) -> Table {
-    let columns = ["step, ms", "min", "p50", "p90", "p99", "floor min", "p50", "p90", "p99"];
+/// The steps of restoring one snapshot, beside those of another, which takes turns with it.
+///
+/// # Errors
+/// A restore fails.
+pub fn compare(one: &Path, (other, beside): (&Path, &str), runs: usize, pause: Duration) -> Result<Table> {
+    let mut measured = [one, other].map(|dir| (dir, Measured::default()));
+    for _ in 0..runs {
+        for (dir, measured) in &mut measured {
+            let (store, name) = Store::split(dir).or_say("open the store")?;
+            volt_run(&store, &name, measured)?;
+            thread::sleep(pause);
+        }
+    }
+    let [(_, one), (_, other)] = measured;
+    Ok(breakdown(&one.steps, (&other.steps, beside)))
+}
+
+fn breakdown(steps: &Steps, (other, beside): (&Steps, &str)) -> Table {
+    let beside = format!("{beside} min");
+    let columns = ["step, ms", "min", "p50", "p90", "p99", &beside, "p50", "p90", "p99"];
     let mut table = Table::new(&columns);
-    for name in &measured.steps.order {
+    for name in &steps.order {
         let label = match *name {
             name if OPEN.contains(&name) => format!("{name} (once a snapshot)"),
             RESUME => "resume (part of the next)".to_owned(),
             name => name.to_owned(),
         };
         let mut cells = vec![label];
-        cells.extend(measured.steps.times[name].cells());
-        if let Some(floor) = measured.floor_steps.times.get(name) {
-            cells.extend(floor.cells());
+        cells.extend(steps.times[name].cells());
+        if let Some(other) = other.times.get(name) {
+            cells.extend(other.cells());
         }
         table.row(cells);
     }

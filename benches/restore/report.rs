@@ -57,13 +57,15 @@ impl Report {
     }
 
     /// The same, with devices and without.
-    pub fn devices(&mut self, table: &Table) {
+    pub fn devices(&mut self, (table, steps): &(Table, Table)) {
         self.say(
             "### What devices cost\n\nThe whole process again, 128 MiB, once without devices and once with one of each kind, all of them \
              set to work by the guest before the snapshot: a disk with a layer over a shared base, a network interface on a tap that is \
              there already, vsock, randomness, a balloon.\n",
         );
         self.say(&table.to_string());
+        self.say("By step, in the library:\n");
+        self.say(&steps.to_string());
     }
 
     /// Call to first byte, and the steps.

@@ -18,6 +18,7 @@ use crate::error::Result;
 use crate::kvm::vm::VmHandle;
 use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
+use crate::timing::step_done;
 
 /// The first slot, in the hole below 4 GiB.
 const BASE: u64 = 0xd000_0000;
@@ -91,14 +92,17 @@ fn make(devices: &Devices, ram: &GuestRam, base: &Base, handles: &mut Handles) -
         let block = Arc::new(Mutex::new(Block::open(disk)?));
         handles.disks.insert(disk.id.clone(), Arc::clone(&block));
         made.push((format!("disk-{}", disk.id), block as _));
+        step_done("  disk");
     }
     for network in &devices.networks {
         let net = Arc::new(Mutex::new(Net::open(network)?));
         handles.networks.insert(network.id.clone(), Arc::clone(&net));
         made.push((format!("net-{}", network.id), net as _));
+        step_done("  network interface");
     }
     if let Some(vsock) = &devices.vsock {
         made.push(named("vsock", Vsock::open(vsock)?));
+        step_done("  vsock");
     }
     if devices.rng {
         made.push(named("rng", Rng));
@@ -107,6 +111,7 @@ fn make(devices: &Devices, ram: &GuestRam, base: &Base, handles: &mut Handles) -
         let balloon = Arc::new(Mutex::new(Balloon::new(config, base.clone(), ram.len() / MIB)?));
         handles.balloon = Some(Arc::clone(&balloon));
         made.push((BALLOON.to_owned(), balloon as _));
+        step_done("  rng, balloon");
     }
     if let Some(console) = &devices.console {
         made.push(named("console", Console::open(console)?));

@@ -70,7 +70,10 @@ impl Overlay {
     /// # Errors
     /// The host refuses.
     pub fn capture(&self, to: &File) -> io::Result<()> {
-        let Some((below, map)) = self.lower.layer() else { return copy::whole(self.layer.file(), to) };
+        let Some((below, map)) = self.lower.layer() else {
+            copy::whole(self.layer.file(), to)?;
+            return self.map.clone().renew(to);
+        };
         copy::whole(below.file(), to)?;
         let mut all = map.clone();
         let mut at = 0;
@@ -88,7 +91,8 @@ impl Overlay {
             }
             at += len;
         }
-        all.write(to)
+        all.write(to)?;
+        all.renew(to)
     }
 
     /// Lets `put` write a stretch to the layer, with the clusters it lies in.

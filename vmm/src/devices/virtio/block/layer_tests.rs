@@ -329,6 +329,7 @@ fn what_is_not_a_layer_is_refused() {
         (changed(8), "version"),
         (changed(20), "damaged header"),
         (changed(33), "damaged header"),
+        (changed(41), "damaged header"),
         (whole[..whole.len() - 1].to_vec(), "bytes are left"),
     ] {
         let path = based.dir.file("bad", &content);
@@ -401,8 +402,18 @@ fn digests_tell_bases_apart() {
     }
     assert_eq!(digest(&long), digests[0]);
     // Every byte of a short one counts.
-    let mut short = long[..200_001].to_vec();
+    let mut short = long[..4096 + 64 * 512 - 100].to_vec();
     let before = digest(&short);
-    short[123_456] ^= 1;
-    assert_ne!(digest(&short), before);
+    for at in [4095, 4096, 23_456, 4096 + 63 * 512, 4096 + 64 * 512 - 101] {
+        short[at] ^= 1;
+        assert_ne!(digest(&short), before, "{at}");
+        short[at] ^= 1;
+    }
+    // And of a long one the first and the last, and those in between that are looked at.
+    let before = digest(&long);
+    for at in [1024, 4096, (1 << 20) - 512, (1 << 20) - 1] {
+        let mut changed = long.clone();
+        changed[at] ^= 1;
+        assert_ne!(digest(&changed), before, "{at}");
+    }
 }

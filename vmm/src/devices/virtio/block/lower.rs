@@ -40,8 +40,7 @@ impl Lower {
         if let Some(layer) = layer {
             let layer = open_layer(id, layer, Use::Read)?;
             let map = lower.map_of(id, &layer)?;
-            let failed = |source| Error::file("read layer", layer.name(), source);
-            lower.named.digest = digest::of_layer(digest, &map, layer.file()).map_err(failed)?;
+            lower.named = map.named();
             lower.layer = Some((layer, map));
         }
         Ok(lower)

@@ -9,11 +9,13 @@
 //! that a block of the map that was half written when the power went is a map too: of the clusters before or after.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, fallocate};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::digest;
 
@@ -25,9 +27,9 @@ const MAGIC: &[u8; 8] = b"VOLTLAYR";
 const VERSION: u32 = 1;
 /// Bytes before the map.
 const HEADER: u64 = 4096;
-/// What of them is used: the magic; the version, the length of a cluster and what [`Base`] has, little-endian; the CRC-64 of
-/// all that.
-const HEADER_USED: usize = 8 + 4 + 4 + 8 + 8 + 8;
+/// What of them is used: the magic; the version, the length of a cluster, what [`Base`] has and the layer's id, little-endian;
+/// the CRC-64 of all that.
+const HEADER_USED: usize = 8 + 4 + 4 + 8 + 8 + 8 + 8;
 /// The map is written in blocks of this length.
 const BLOCK: usize = 4096;
 
@@ -41,18 +43,35 @@ pub struct Base {
 }
 
 /// The map.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Map {
+    base: Base,
+    /// By chance, and another in each copy: two layers with the same clusters are not the same.
+    id: u64,
     /// Whole blocks.
     bits: Vec<u8>,
     /// Blocks that the file does not have as they are here.
     dirty: BTreeSet<usize>,
 }
 
+/// Without its thousands of bits.
+impl fmt::Debug for Map {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { base, id, bits, dirty } = self;
+        let bits = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
+        f.debug_struct("Map")
+            .field("base", base)
+            .field("id", id)
+            .field("bits", &bits)
+            .field("dirty", dirty)
+            .finish()
+    }
+}
+
 impl Map {
-    fn blank(base: Base) -> Self {
+    fn blank(base: Base, id: u64) -> Self {
         let bytes = base.len.div_ceil(CLUSTER).div_ceil(8).next_multiple_of(BLOCK as u64);
-        Self { bits: vec![0; bytes as usize], dirty: BTreeSet::new() }
+        Self { base, id, bits: vec![0; bytes as usize], dirty: BTreeSet::new() }
     }
 
     /// Where the data begins in the file.
@@ -63,21 +82,36 @@ impl Map {
     /// Makes an empty layer over `base` of an empty file. The map has its place on the host from the start, so that a full disk
     /// never keeps data out of it that was written.
     pub fn make(file: &File, base: Base) -> io::Result<Self> {
-        let map = Self::blank(base);
+        let mut map = Self::blank(base, 0);
         file.set_len(map.data() + base.len.next_multiple_of(CLUSTER))?;
         match fallocate(file, FallocateFlags::empty(), 0, map.data()) {
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
             Err(refused) => return Err(refused.into()),
         }
+        map.renew(file)?;
+        Ok(map)
+    }
+
+    /// Gives the layer in `file`, which is empty or a copy, an id of its own.
+    pub fn renew(&mut self, file: &File) -> io::Result<()> {
+        let mut id = [0; 8];
+        getrandom(&mut id[..], GetRandomFlags::empty())?;
+        self.id = u64::from_le_bytes(id);
         let mut header = Vec::with_capacity(HEADER_USED);
         header.extend_from_slice(MAGIC);
         header.extend_from_slice(&VERSION.to_le_bytes());
         header.extend_from_slice(&(CLUSTER as u32).to_le_bytes());
-        header.extend_from_slice(&base.len.to_le_bytes());
-        header.extend_from_slice(&base.digest.to_le_bytes());
+        header.extend_from_slice(&self.base.len.to_le_bytes());
+        header.extend_from_slice(&self.base.digest.to_le_bytes());
+        header.extend_from_slice(&self.id.to_le_bytes());
         header.extend_from_slice(&digest::of_bytes(&header).to_le_bytes());
-        file.write_all_at(&header, 0)?;
-        Ok(map)
+        file.write_all_at(&header, 0)
+    }
+
+    /// What a layer over this one is to name.
+    pub fn named(&self) -> Base {
+        let digest = digest::of_layer(self.base.digest, self.id, &self.bits);
+        Base { len: self.base.len, digest }
     }
 
     /// Reads a layer's map. `Err` in the result says what is wrong with the layer.
@@ -106,26 +140,13 @@ impl Map {
                 named.len, named.digest, base.len, base.digest
             )));
         }
-        let mut map = Self::blank(base);
+        let mut map = Self::blank(base, word(32));
         let len = file.metadata()?.len();
         if len < map.data() + base.len.next_multiple_of(CLUSTER) {
             return Ok(Err(format!("is a layer of which only {len} bytes are left")));
         }
         file.read_exact_at(&mut map.bits, HEADER)?;
         Ok(Ok(map))
-    }
-
-    /// A bit for each cluster.
-    pub fn bits(&self) -> &[u8] {
-        &self.bits
-    }
-
-    /// The clusters that the layer has.
-    pub fn clusters(&self) -> impl Iterator<Item = u64> {
-        let bytes = (0..).zip(&self.bits).filter(|(_, byte)| **byte != 0);
-        bytes.flat_map(|(at, byte)| {
-            (0..8).filter(move |bit| byte & 1 << bit != 0).map(move |bit| at * 8 + bit)
-        })
     }
 
     /// Whether the layer has a cluster.
