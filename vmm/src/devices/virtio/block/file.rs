@@ -10,7 +10,7 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::request::Stretch;
-use super::storage::Storage;
+use super::storage::{Place, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
@@ -258,6 +258,15 @@ impl Storage for HostFile {
 
     fn write_zeroes(&mut self, stretch: Stretch) -> io::Result<()> {
         HostFile::write_zeroes(self, stretch)
+    }
+
+    fn files(&self) -> Vec<&HostFile> {
+        vec![self]
+    }
+
+    fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place> {
+        let reaches = direction != Some(Direction::Write) || self.check_reaches(at + len).is_ok();
+        reaches.then_some(Place { file: 0, at })
     }
 
     fn discard(&mut self, stretch: Stretch) -> io::Result<()> {

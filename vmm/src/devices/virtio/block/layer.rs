@@ -13,11 +13,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::copy;
-use super::file::{HostFile, Use};
+use super::file::{Direction, HostFile, Use};
 use super::lower::{Lower, open_layer};
 use super::map::{CLUSTER, Map};
 use super::request::Stretch;
-use super::storage::Storage;
+use super::storage::{Place, Storage};
 use crate::config::FileRef;
 use crate::config::devices::Cache;
 use crate::devices::virtio::chain::Buffers;
@@ -179,6 +179,24 @@ impl Storage for Overlay {
 
     fn is_settled(&self) -> bool {
         self.map.is_written()
+    }
+
+    fn files(&self) -> Vec<&HostFile> {
+        self.lower.files().chain([&self.layer]).collect()
+    }
+
+    /// Nothing is to be done for a write but to write where its clusters are in the layer. A flush writes the map too.
+    fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place> {
+        let direction = direction?;
+        let (run, there) = self.run(at, len);
+        let data = self.map.data();
+        match (there, direction) {
+            _ if run < len => None,
+            (false, Direction::Read) => Some(self.lower.place(at)),
+            (false, Direction::Write) => None,
+            (true, Direction::Write) if self.layer.check_reaches(data + at + len).is_err() => None,
+            (true, _) => Some(Place { file: self.lower.files().count(), at: data + at }),
+        }
     }
 
     fn overlay(&self) -> Option<&Overlay> {

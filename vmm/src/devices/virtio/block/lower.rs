@@ -1,13 +1,14 @@
 //! What a layer lies over, which is only read and may be shared by any number of VMs: a base, or in a clone a base and the layer
 //! of the snapshot that it comes from.
 
-use std::io;
 use std::os::unix::fs::FileExt;
+use std::{io, iter};
 
 use super::digest;
 use super::file::{HostFile, Use};
 use super::map::{Base, CLUSTER, LONGEST_BASE, Map};
 use super::request::SECTOR;
+use super::storage::Place;
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
@@ -75,13 +76,13 @@ impl Lower {
 
     /// Reads what lies in one file.
     pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
-        let (file, at) = self.place(at);
+        let (file, at) = self.find(at);
         file.read(at, into)
     }
 
     /// As [`Lower::read`], to the VMM's memory.
     pub fn read_exact(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let (file, at) = self.place(at);
+        let (file, at) = self.find(at);
         file.file().read_exact_at(into, at)
     }
 
@@ -90,11 +91,23 @@ impl Lower {
         self.layer.as_ref().is_none_or(|(_, map)| map.has(one) == map.has(other))
     }
 
+    /// The files that [`Lower::place`] speaks of.
+    pub fn files(&self) -> impl Iterator<Item = &HostFile> {
+        iter::once(&self.base).chain(self.layer.iter().map(|(file, _)| file))
+    }
+
     /// The file that has a byte, and where.
-    fn place(&self, at: u64) -> (&HostFile, u64) {
+    pub fn place(&self, at: u64) -> Place {
         match &self.layer {
-            Some((file, map)) if map.has(at / CLUSTER) => (file, map.data() + at),
-            _ => (&self.base, at),
+            Some((_, map)) if map.has(at / CLUSTER) => Place { file: 1, at: map.data() + at },
+            _ => Place { file: 0, at },
+        }
+    }
+
+    fn find(&self, at: u64) -> (&HostFile, u64) {
+        match (self.place(at), &self.layer) {
+            (Place { file: 1, at }, Some((layer, _))) => (layer, at),
+            (Place { at, .. }, _) => (&self.base, at),
         }
     }
 }

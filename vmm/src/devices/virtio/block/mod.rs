@@ -87,24 +87,20 @@ impl Block {
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
         let DiskConfig { id, path, read_only, cache, engine, beneath, layer, limit } = config;
-        let mut ring = None;
         let storage: Box<dyn Storage> = match layer {
             None => {
                 let wanted = if *read_only { Use::Read } else { Use::Write };
-                let file = HostFile::open(id, path, wanted)?;
-                if *engine == Engine::IoUring {
-                    ring = Some(Ring::new(&file, QUEUE)?);
-                }
-                Box::new(file)
+                Box::new(HostFile::open(id, path, wanted)?)
             }
             Some(layer) => {
                 let wanted = if *read_only { Use::Read } else { Use::Make };
-                if *engine == Engine::IoUring {
-                    log::info!("{id}: a disk with a layer uses the engine sync, not io_uring");
-                }
                 let lower = Lower::open(id, path, beneath.as_ref())?;
                 Box::new(Overlay::open(id, lower, layer, wanted, *cache)?)
             }
+        };
+        let ring = match engine {
+            Engine::Sync => None,
+            Engine::IoUring => Some(Ring::new(id, &*storage, QUEUE)?),
         };
         let mut disk = Self {
             id: id.clone(),

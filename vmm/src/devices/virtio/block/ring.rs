@@ -18,6 +18,7 @@ use rustix::event::epoll::EventFlags;
 
 use super::file::{self, Direction, HostFile, MOST_PIECES};
 use super::request::{Answer, Command, Status};
+use super::storage::{Place, Storage};
 use crate::devices::virtio::Broken;
 use crate::devices::virtio::worker::Watch;
 use crate::error::{Error, Result};
@@ -33,7 +34,7 @@ pub struct Ring {
     ring: IoUring,
     /// Written by the kernel with every completion.
     finished: OwnedFd,
-    file: HostFile,
+    files: Vec<HostFile>,
     /// What is under way, by the number that its entry carries.
     slots: Vec<Option<Request>>,
     free: Vec<u16>,
@@ -47,7 +48,7 @@ struct Request {
     answer: Later,
     /// None for a flush.
     direction: Option<Direction>,
-    at: u64,
+    place: Place,
     len: usize,
     /// The kernel reads them until the request is finished.
     pieces: Vec<libc::iovec>,
@@ -74,13 +75,12 @@ pub struct Finished {
 }
 
 impl Ring {
-    /// Makes the engine for `entries` requests, a power of two.
+    /// Makes the engine for `entries` requests to the files of `storage`, a power of two.
     ///
     /// # Errors
     /// The host's kernel does not let this process have it.
-    pub fn new(file: &HostFile, entries: u16) -> Result<Self> {
-        let refused =
-            |source: io::Error| Error::host(format!("make an io_uring for disk {}", file.name()), source);
+    pub fn new(id: &str, storage: &dyn Storage, entries: u16) -> Result<Self> {
+        let refused = |source: io::Error| Error::host(format!("make an io_uring for disk {id}"), source);
         let ring = IoUring::new(entries.into()).map_err(refused)?;
         let finished = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| refused(errno.into()))?;
@@ -88,7 +88,12 @@ impl Ring {
         Ok(Self {
             ring,
             finished,
-            file: file.duplicate().map_err(refused)?,
+            files: storage
+                .files()
+                .into_iter()
+                .map(HostFile::duplicate)
+                .collect::<io::Result<_>>()
+                .map_err(refused)?,
             slots: (0..entries).map(|_| None).collect(),
             free: (0..entries).collect(),
             ram: None,
@@ -119,24 +124,24 @@ impl Ring {
     /// Takes a request on, or gives it back to be done at once.
     pub fn take<'m>(
         &mut self,
+        storage: &dyn Storage,
         answer: Answer<'m>,
         command: Command<'m>,
     ) -> Option<(Answer<'m>, Command<'m>)> {
         let (direction, at, len, pieces) = match &command {
             Command::Read { at, into } => (Some(Direction::Read), *at, into.len(), into.iovecs()),
-            Command::Write { at, from } if self.file.check_reaches(at + from.len() as u64).is_ok() => {
-                (Some(Direction::Write), *at, from.len(), from.iovecs())
-            }
+            Command::Write { at, from } => (Some(Direction::Write), *at, from.len(), from.iovecs()),
             Command::Flush => (None, 0, 0, Vec::new()),
             _ => return Some((answer, command)),
         };
         let unfit = direction.is_some() && (pieces.is_empty() || pieces.len() > MOST_PIECES);
-        let Some(slot) = self.free.last().copied().filter(|_| !unfit) else {
+        let place = storage.place(direction, at, len as u64).filter(|_| !unfit);
+        let (Some(slot), Some(place)) = (self.free.last().copied(), place) else {
             return Some((answer, command));
         };
         let answer = Later::from(answer);
-        let request = Request { answer, direction, at, len, pieces };
-        let entry = request.entry(&self.file).user_data(slot.into());
+        let request = Request { answer, direction, place, len, pieces };
+        let entry = request.entry(&self.files[place.file]).user_data(slot.into());
         // SAFETY: the pieces stay with the request in its slot, what they point at with `ram`, and both until the completion.
         // There are no more slots than entries.
         unsafe { self.ring.submission().push(&entry) }.expect("an entry for each slot");
@@ -171,7 +176,8 @@ impl Ring {
         let slot = completion.user_data() as u16;
         let request = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
         self.free.push(slot);
-        Some(request.finish(&self.file, completion.result()))
+        let file = &self.files[request.place.file];
+        Some(request.finish(file, completion.result()))
     }
 
     /// Brings everything to an end, unanswered.
@@ -192,7 +198,7 @@ impl Drop for Ring {
 
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("file", &self.file).field("slots", &self.slots).finish_non_exhaustive()
+        f.debug_struct("Ring").field("files", &self.files).field("slots", &self.slots).finish_non_exhaustive()
     }
 }
 
@@ -201,8 +207,8 @@ impl Request {
         let fd = types::Fd(file.file().as_raw_fd());
         let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as u32);
         match self.direction {
-            Some(Direction::Read) => opcode::Readv::new(fd, pieces, count).offset(self.at).build(),
-            Some(Direction::Write) => opcode::Writev::new(fd, pieces, count).offset(self.at).build(),
+            Some(Direction::Read) => opcode::Readv::new(fd, pieces, count).offset(self.place.at).build(),
+            Some(Direction::Write) => opcode::Writev::new(fd, pieces, count).offset(self.place.at).build(),
             None => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         }
     }
@@ -232,7 +238,7 @@ impl Request {
         }
         let rest = file::skip(&mut self.pieces, done);
         // SAFETY: they are guest memory, which the engine keeps until the request is finished.
-        unsafe { file.transfer(direction, self.at + done as u64, rest) }
+        unsafe { file.transfer(direction, self.place.at + done as u64, rest) }
     }
 }
 

@@ -6,6 +6,7 @@ use std::fs;
 use super::super::Block;
 use super::super::testing::{
     DONE, Dir, FAILED, IN, OUT, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read, status,
+    write,
 };
 use crate::config::devices::{DiskConfig, Engine};
 use crate::devices::virtio::feature;
@@ -69,6 +70,46 @@ fn many_are_under_way_and_each_gets_its_own() {
     assert_eq!(flush(&mut driver), DONE);
     drop(driver);
     assert!(fs::read(&path).unwrap()[LEN..2 * LEN] == pattern(LEN, 2));
+}
+
+/// Some of what they write is in the layer already, most of it must be copied there from below first.
+#[test]
+fn many_are_under_way_on_layers_and_each_gets_its_own() {
+    if !is_there() {
+        return;
+    }
+    let dir = Dir::new();
+    let base = dir.file("base", &pattern(LEN * CHAINS as usize + (64 << 10), 99));
+    let layer = |name: &str, beneath: Option<&str>| DiskConfig {
+        beneath: beneath.map(|name| dir.path(name).as_path().into()),
+        layer: Some(dir.path(name).as_path().into()),
+        ..disk_on(Engine::IoUring, &base)
+    };
+    let mut below = Driver::new(Block::open(&layer("below", None)).unwrap());
+    assert_eq!(write(&mut below, 0, &[9; 512]), DONE);
+    below.transport.halt();
+    drop(below);
+    let mut driver = Driver::new(Block::open(&layer("mine", Some("below"))).unwrap());
+    assert_eq!(read(&mut driver, 0, 512).unwrap(), [9; 512]);
+    assert_eq!(write(&mut driver, 8, &[1; 512]), DONE);
+    let mut first_head = 5;
+    for _ in 0..5 {
+        for kind in [OUT, IN] {
+            send_all(&mut driver, kind);
+            let came = take_all(&mut driver, first_head);
+            for (number, data) in came.iter().filter(|_| kind == IN) {
+                assert!(*data == pattern(LEN, u64::from(*number) + 1), "{number}");
+            }
+            first_head = (first_head + 63) % 64;
+        }
+    }
+    assert_eq!(flush(&mut driver), DONE);
+    driver.transport.halt();
+    drop(driver);
+    let mut again = Driver::new(Block::open(&layer("mine", Some("below"))).unwrap());
+    assert!(read(&mut again, 2 * LEN as u64 / 512, LEN).unwrap() == pattern(LEN, 3));
+    let whole = fs::read(&base).unwrap();
+    assert!(whole == pattern(whole.len(), 99), "the base was written to");
 }
 
 #[test]

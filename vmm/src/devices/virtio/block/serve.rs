@@ -84,7 +84,7 @@ impl Block {
         let at_once = match (&mut self.ring, &command) {
             (Some(_), Command::Write { .. }) if write_through => Some((answer, command)),
             (Some(_), Command::Flush) if self.cache == Cache::Unsafe => Some((answer, command)),
-            (Some(ring), _) => ring.take(answer, command),
+            (Some(ring), _) => ring.take(&*self.storage, answer, command),
             (None, _) => Some((answer, command)),
         };
         let (answer, command) = at_once?;

@@ -3,9 +3,19 @@
 
 use std::io;
 
+use super::file::{Direction, HostFile};
 use super::layer::Overlay;
 use super::request::Stretch;
 use crate::devices::virtio::chain::Buffers;
+
+/// A place in one of several files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file's number.
+    pub file: usize,
+    /// Bytes from its start.
+    pub at: u64,
+}
 
 /// Bytes that survive the VM. An operation that fails may have been done in part.
 pub trait Storage: Send + std::fmt::Debug {
@@ -28,6 +38,14 @@ pub trait Storage: Send + std::fmt::Debug {
     fn discard(&mut self, stretch: Stretch) -> io::Result<()> {
         self.write_zeroes(Stretch { unmap: true, ..stretch })
     }
+
+    /// The files that [`Storage::place`] speaks of, by their numbers.
+    fn files(&self) -> Vec<&HostFile> {
+        Vec::new()
+    }
+
+    /// Where a stretch can be read or written by anyone, or with no direction what to sync to flush. None where that is not all.
+    fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place>;
 
     /// What was written before is in the files, for whoever opens or copies them.
     fn settle(&mut self) -> io::Result<()> {
