@@ -2,13 +2,14 @@
 //! sends, without an address or a route on the host.
 #![allow(unsafe_code)]
 
-use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
+use std::process::Command;
 
 use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
+use rustix::net::netdevice::name_to_index;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::patience::{patience, wait_until};
 
@@ -26,22 +27,18 @@ impl Wire {
     /// There is none in time, or no packet sockets.
     #[must_use]
     pub fn of(tap: &str) -> Self {
-        let read = |what: &str| fs::read_to_string(format!("/sys/class/net/{tap}/{what}"));
-        let mut index = None;
-        wait_until(&format!("there is a tap {tap}"), || {
-            index = read("ifindex").ok().and_then(|index| index.trim().parse().ok());
-            index.is_some()
-        });
-        let flags = read("flags").expect("an interface has flags");
-        let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).expect("a number");
-        let up = format!("{:#x}", flags | libc::IFF_UP.cast_unsigned());
-        fs::write(format!("/sys/class/net/{tap}/flags"), up).expect("set a link up");
-
-        let (family, flags) = (AddressFamily::PACKET, SocketFlags::CLOEXEC);
-        let protocol = Protocol::from_raw(u32::from(KIND.to_be()).try_into().expect("not 0"));
-        let socket = rustix::net::socket_with(family, SocketType::RAW, flags, Some(protocol));
+        // Of no protocol: until it is bound to the tap, it hears nothing from any interface.
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
         let socket = socket.expect("open a packet socket");
-        rustix::net::bind(&socket, &Interface(index.expect("just found"))).expect("bind to a tap");
+        let mut index = 0;
+        wait_until(&format!("there is a tap {tap}"), || {
+            index = name_to_index(&socket, tap).unwrap_or(0);
+            index != 0
+        });
+        let up = Command::new("ip").args(["link", "set", tap, "up"]).output().expect("run ip");
+        assert!(up.status.success(), "{up:?}");
+        rustix::net::bind(&socket, &Interface(index.cast_signed())).expect("bind to a tap");
         set_socket_timeout(&socket, Timeout::Recv, Some(patience())).expect("set a time limit");
         Self(socket)
     }
