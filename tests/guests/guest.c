@@ -321,7 +321,7 @@ static void ticks(void)
     }
 }
 
-/* Sleeps until a moment of the TSC; says how late it woke. */
+/* Sleeps until a moment of the TSC; says how late it woke, and ends, or with stay=1 does not. */
 static void deadline(void)
 {
     u64 until = rdtsc() + option("megacycles=", 1000) * 1000000;
@@ -335,6 +335,8 @@ static void deadline(void)
     if (woken_at < until)
         wrong("early", until, woken_at);
     report("woke", (woken_at - until) / 1000000);
+    while (option("stay=", 0))
+        sleep();
     power_off();
 }
 
