@@ -7,6 +7,9 @@ const FLAGS: &str = "-O1 -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-pie 
                      -fno-stack-protector -fcf-protection=none -nostdlib -static -no-pie -Wl,-T,guest.ld \
                      -Wl,--build-id=none -Wl,-z,max-page-size=4096";
 
+/// The entry comes first; the devices' guests are a file each.
+const SOURCES: [&str; 7] = ["entry.S", "guest.c", "random.c", "disk.c", "net.c", "balloon.c", "vsock.c"];
+
 fn main() {
     println!("cargo::rerun-if-changed=guests");
     println!("cargo::rerun-if-env-changed=CC");
@@ -15,7 +18,7 @@ fn main() {
     let run = |more: &[&str]| {
         let mut command = Command::new(&compiler);
         command.args(FLAGS.split_whitespace()).args(more).arg("-o").arg(&output);
-        command.args(["entry.S", "guest.c"]).current_dir("guests").status()
+        command.args(SOURCES).current_dir("guests").status()
     };
     // The one segment is readable, writable and executable; older linkers neither warn nor know the option.
     let built = match run(&["-Wl,--no-warn-rwx-segments"]) {

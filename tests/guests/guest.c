@@ -1,6 +1,5 @@
 /* The small guest of the tests. The first word of its command line says what it does; options follow as name=number. */
-#include "machine.h"
-#include "virtio.h"
+#include "guest.h"
 
 /* Xen's struct hvm_start_info and its memory map (xen/include/public/arch-x86/hvm/start_info.h). */
 struct start_info {
@@ -32,8 +31,7 @@ static int behaviour(const char *name)
     return starts_with(command_line, name) && (command_line[length] == 0 || command_line[length] == ' ');
 }
 
-/* The number of an option such as "mib=". */
-static u64 option(const char *name, u64 otherwise)
+u64 option(const char *name, u64 otherwise)
 {
     for (const char *at = command_line; *at; at++) {
         if (!starts_with(at, name))
@@ -48,10 +46,8 @@ static u64 option(const char *name, u64 otherwise)
     return otherwise;
 }
 
-/* ---- Memory: every page holds what follows from its address and a generation, at its start, its end and between. ---- */
+/* ---- Memory ---- */
 
-#define LOW_START 0x1000000UL
-#define PAGE 4096UL
 #define PAGES_A_STEP 64
 #define HIGH_GIB 4
 
@@ -80,27 +76,6 @@ static u64 *page_at(u64 index)
     return (u64 *)(LOW_START + index / 2 * PAGE);
 }
 
-static u64 word_of(u64 *page, u64 generation) { return ((u64)page ^ generation) * 0x9e3779b97f4a7c15UL | 1; }
-
-static void fill_page(u64 *page, u64 generation)
-{
-    u64 word = word_of(page, generation);
-    page[0] = word;
-    page[word >> 32 & 255] = word; /* somewhere in the first half */
-    page[511] = word;
-}
-
-static void check_page(u64 *page, u64 generation)
-{
-    u64 word = word_of(page, generation);
-    if (page[0] != word)
-        wrong("memory", (u64)page, page[0]);
-    if (page[word >> 32 & 255] != word)
-        wrong("memory", (u64)&page[word >> 32 & 255], page[word >> 32 & 255]);
-    if (page[511] != word)
-        wrong("memory", (u64)&page[511], page[511]);
-}
-
 static void count(void)
 {
     u64 pages = option("mib=", 4) << 8, cursor = 0, generation = 1;
@@ -123,12 +98,6 @@ static void count(void)
 }
 
 /* ---- Exits: whatever is read has one right answer. ---- */
-
-static void expect(const char *what, u64 where, u64 found, u64 right)
-{
-    if (found != right)
-        wrong(what, where, found);
-}
 
 static void ports(void)
 {
@@ -352,7 +321,7 @@ static void ticks(void)
     }
 }
 
-/* Sleeps until a moment of the TSC; says how late it woke. */
+/* Sleeps until a moment of the TSC; says how late it woke, and ends, or with stay=1 does not. */
 static void deadline(void)
 {
     u64 until = rdtsc() + option("megacycles=", 1000) * 1000000;
@@ -366,6 +335,8 @@ static void deadline(void)
     if (woken_at < until)
         wrong("early", until, woken_at);
     report("woke", (woken_at - until) / 1000000);
+    while (option("stay=", 0))
+        sleep();
     power_off();
 }
 
@@ -378,69 +349,6 @@ static void echo(void)
     print("ready\n");
     for (;;)
         sleep();
-}
-
-/* Draws random numbers from a virtio device, and notices one that comes twice. */
-static void random_numbers(void)
-{
-    static volatile u64 drawn[8];
-    struct part part = {drawn, sizeof drawn, WRITE};
-    u64 last = 0;
-    virtio_start(4, 0, 1);
-    print("ready\n");
-    for (u64 number = 1;; number++) {
-        for (int at = 0; at < 8; at++)
-            drawn[at] = 0;
-        u32 length = virtio_ask(0, &part, 1);
-        if (length != sizeof drawn)
-            wrong("random length", number, length);
-        for (int at = 0; at < 8; at++) {
-            if (drawn[at] == last)
-                wrong("random number", number, drawn[at]);
-            last = drawn[at];
-        }
-        report("drawn", number);
-        print_hex(last);
-        put('\n');
-    }
-}
-
-/* Writes sectors of a virtio disk and reads them back, each with what follows from its number and a generation; what the
- * generation before left is checked first. */
-#define SECTOR_WORDS 64
-static void disk(void)
-{
-    static volatile u64 data[SECTOR_WORDS], back[SECTOR_WORDS];
-    static volatile struct {
-        u32 kind, reserved;
-        u64 sector;
-    } request;
-    static volatile u8 status;
-    u64 sectors = option("sectors=", 64), generation = option("generation=", 1);
-    struct part write[] = {{&request, 16, 0}, {data, sizeof data, 0}, {&status, 1, WRITE}};
-    struct part read[] = {{&request, 16, 0}, {back, sizeof back, WRITE}, {&status, 1, WRITE}};
-    virtio_start(2, 0, 1);
-    print("ready\n");
-    for (u64 number = 1;; number++) {
-        u64 sector = number % sectors;
-        for (int at = 0; at < SECTOR_WORDS; at++)
-            data[at] = (sector * SECTOR_WORDS + at) ^ (generation << 48) ^ (number << 32);
-        request.kind = 1;
-        request.sector = sector;
-        status = 0xff;
-        virtio_ask(0, write, 3);
-        if (status)
-            wrong("disk write", sector, status);
-        request.kind = 0;
-        status = 0xff;
-        virtio_ask(0, read, 3);
-        if (status)
-            wrong("disk read", sector, status);
-        for (int at = 0; at < SECTOR_WORDS; at++)
-            if (back[at] != data[at])
-                wrong("disk data", sector, back[at]);
-        report("sector", number);
-    }
 }
 
 void guest_main(struct start_info *info)
@@ -486,6 +394,12 @@ void guest_main(struct start_info *info)
         random_numbers();
     } else if (behaviour("disk")) {
         disk();
+    } else if (behaviour("net")) {
+        net();
+    } else if (behaviour("balloon")) {
+        balloon();
+    } else if (behaviour("vsock")) {
+        vsock();
     }
     print("no such behaviour: ");
     print(command_line);

@@ -89,6 +89,17 @@ static inline void print_hex(u64 number)
         put("0123456789abcdef"[number >> shift & 15]);
 }
 
+/* What was typed on the console, or 0. */
+static inline char typed(void) { return inb(LINE_STATUS) & 1 ? inb(COM1) : 0; }
+
+/* In words as far as they go: an emulator takes as long for a byte. `to` may lie before `from` in the same buffer. */
+static inline void copy(volatile void *to, const volatile void *from, u64 length)
+{
+    u64 words = length / 8, rest = length % 8;
+    __asm__ volatile("rep movsq" : "+D"(to), "+S"(from), "+c"(words)::"memory");
+    __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(rest)::"memory");
+}
+
 /* One line: a name, a number. */
 static inline void report(const char *name, u64 number)
 {

@@ -1,4 +1,4 @@
-/* A driver for virtio-mmio devices (virtio 1.2, sections 2.7 and 4.2) that waits by looking, one request at a time. */
+/* A driver for one virtio-mmio device (virtio 1.2, sections 2.7 and 4.2), which waits by looking. */
 #pragma once
 #include "machine.h"
 
@@ -7,6 +7,7 @@
 #define SLOT_COUNT 16
 #define QUEUES 3
 #define ENTRIES 8
+#define CONFIG 0x100
 
 #define NEXT 1
 #define WRITE 2
@@ -78,25 +79,48 @@ static inline void virtio_start(u32 kind, u32 features, u32 queue_count)
     set(0x70, 15);
 }
 
-/* Gives the device a chain and waits until it comes back. Returns how much was written. */
-static inline u32 virtio_ask(u32 number, const struct part *parts, u32 count)
+/* Gives the device a chain, in the descriptors from `head` on. */
+static inline void virtio_give(u32 number, u16 head, const struct part *parts, u32 count)
 {
     volatile struct virtqueue *queue = &queues[number];
     for (u32 at = 0; at < count; at++) {
-        queue->table[at].at = (u64)parts[at].at;
-        queue->table[at].length = parts[at].length;
-        queue->table[at].flags = parts[at].flags | (at + 1 < count ? NEXT : 0);
-        queue->table[at].next = at + 1;
+        queue->table[head + at].at = (u64)parts[at].at;
+        queue->table[head + at].length = parts[at].length;
+        queue->table[head + at].flags = parts[at].flags | (at + 1 < count ? NEXT : 0);
+        queue->table[head + at].next = head + at + 1;
     }
     u16 index = queue->available.index;
-    queue->available.ring[index % ENTRIES] = 0;
+    queue->available.ring[index % ENTRIES] = head;
     __asm__ volatile("" ::: "memory");
     queue->available.index = index + 1;
     __asm__ volatile("" ::: "memory");
     set(0x50, number);
-    while (queue->used.index == index)
+}
+
+/* Takes a chain that came back, if one has: where it began, and how much of it was written. */
+static inline int virtio_take(u32 number, u16 *head, u32 *length)
+{
+    static u16 taken[QUEUES];
+    volatile struct virtqueue *queue = &queues[number];
+    if (queue->used.index == taken[number]) {
         if (get(0x70) & 0x40)
             wrong("virtio device wants a reset", 0x70, get(0x70));
+        return 0;
+    }
     __asm__ volatile("" ::: "memory");
-    return queue->used.ring[index % ENTRIES].length;
+    u16 slot = taken[number]++ % ENTRIES;
+    *head = queue->used.ring[slot].head;
+    *length = queue->used.ring[slot].length;
+    return 1;
+}
+
+/* Gives the device a chain and waits until it comes back. Returns how much was written. */
+static inline u32 virtio_ask(u32 number, const struct part *parts, u32 count)
+{
+    u16 head;
+    u32 length;
+    virtio_give(number, 0, parts, count);
+    while (!virtio_take(number, &head, &length))
+        ;
+    return length;
 }

@@ -42,7 +42,7 @@ fn a_deadline_that_passes_around_the_snapshot_is_never_lost() {
     needs!(kvm);
     // Deadlines from far before to far after the moment at which the snapshot is taken.
     for megacycles in (10..200).step_by(10) {
-        let mut guest = Boot::small(&format!("deadline megacycles={megacycles}")).start();
+        let mut guest = Boot::small(&format!("deadline stay=1 megacycles={megacycles}")).start();
         guest.wait_for("armed");
         guest.pause();
         let said = guest.settled_output();

@@ -23,6 +23,8 @@ pub mod snapshot;
 pub mod state_file;
 pub mod terminal;
 pub mod transcript;
+pub mod vsock;
+pub mod wire;
 
 pub use boot::{Boot, Input};
 pub use guest::Guest;
@@ -33,6 +35,7 @@ pub use recorder::Recorder;
 pub use scratch::Scratch;
 pub use snapshot::Snapshot;
 pub use terminal::Terminal;
+pub use wire::Wire;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

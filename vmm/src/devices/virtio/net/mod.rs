@@ -251,7 +251,7 @@ impl VirtioDevice for Net {
 
     fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
         (self.watch, self.watched) = (Some(watch.clone()), EventFlags::empty());
-        self.receiver.due = true;
+        self.receiver.begin();
         if self.connected
             && let Err(error) = self.backend.begin(io.features & feature::OFFLOAD)
         {

@@ -34,7 +34,7 @@ const SPILL: usize = LONGEST + 64;
 /// How much room a window has while frames are short.
 const SHORT: usize = 4096;
 /// For how long a frame waits for the guest to make room.
-const PATIENCE: Duration = Duration::from_millis(200);
+pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// The way in.
 #[derive(Debug)]
@@ -105,6 +105,14 @@ impl Receiver {
     /// Forgets frames of a driver that is no more.
     pub fn reset(&mut self) {
         (self.held, self.due, self.starved, self.long) = (None, true, false, false);
+    }
+
+    /// The guest runs, or runs again: while it stood still it could make no room.
+    pub fn begin(&mut self) {
+        self.due = true;
+        if let Some(held) = &mut self.held {
+            held.until = Instant::now() + PATIENCE;
+        }
     }
 
     /// One turn.

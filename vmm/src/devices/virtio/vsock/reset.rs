@@ -53,12 +53,12 @@ impl Reset {
         match *self {
             Self::Settled => Ok(Seen::Clear),
             Self::Pending => {
-                if posted(&mut io.queues[queue], io.ram)? == 0 {
+                // Counted before the guest is told: a quick one has the buffer posted again before this goes on.
+                let Some(left) = posted(&mut io.queues[queue], io.ram)?.checked_sub(1) else {
                     return Ok(Seen::Clear);
-                }
+                };
                 tell(io, queue)?;
-                let posted = posted(&mut io.queues[queue], io.ram)?;
-                *self = Self::Told { posted, until: Instant::now() + PATIENCE };
+                *self = Self::Told { posted: left, until: Instant::now() + PATIENCE };
                 Ok(Seen::Told)
             }
             Self::Told { posted: before, until } => {
@@ -104,4 +104,45 @@ fn posted(queue: &mut VirtQueue, ram: &GuestRam) -> Result<u16, Broken> {
         queue.unpop();
     }
     Ok(posted)
+}
+
+#[cfg(test)]
+mod tests {
+    use virtio_queue::QueueT;
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::devices::virtio::interrupt::Interrupt;
+    use crate::devices::virtio::testing::WRITE;
+    use crate::memory::backing::Backing;
+
+    const TABLE: u32 = 0x1000;
+    const RINGS: u32 = 0x2000;
+    const BUFFER: u64 = 0x3000;
+
+    #[test]
+    fn a_guest_that_posts_the_buffer_again_at_once_is_not_waited_for() {
+        let ram = GuestRam::reserve(1 << 20).unwrap();
+        Backing::Fresh.map(&ram).unwrap();
+        let mut queue = VirtQueue::new(16);
+        queue.ring.set_desc_table_address(Some(TABLE), Some(0));
+        queue.ring.set_avail_ring_address(Some(RINGS), Some(0));
+        // The used ring lies where the available ring does, and is one ahead of it: with the event in it, the buffer is
+        // available once more, before the device has done anything else.
+        queue.ring.set_used_ring_address(Some(RINGS), Some(0));
+        queue.ring.set_next_used(1);
+        queue.ring.set_ready(true);
+        let mut descriptor = [0; 16];
+        descriptor[..8].copy_from_slice(&BUFFER.to_le_bytes());
+        descriptor[8..12].copy_from_slice(&4u32.to_le_bytes());
+        descriptor[12..14].copy_from_slice(&WRITE.to_le_bytes());
+        ram.guest().write_slice(&descriptor, GuestAddress(TABLE.into())).unwrap();
+        ram.guest().write_obj(1u16, GuestAddress(u64::from(RINGS) + 2)).unwrap();
+
+        let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
+        let mut io = Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0 };
+        let mut reset = Reset::Pending;
+        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
+        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
+    }
 }

@@ -105,6 +105,24 @@ fn a_frame_longer_than_all_buffers_waits_for_more_of_them() {
 }
 
 #[test]
+fn a_frame_that_waits_does_not_grow_old_while_the_guest_stands_still() {
+    use rustix::net::{RecvFlags, recv};
+    let (end, other) = wire();
+    let arrived = end.0.try_clone().unwrap();
+    let mut driver = Driver::new(net(end));
+    post(&mut driver, 2, 1000);
+    other.send(&with_header(&frame(0, 4000))).unwrap();
+    driver.until("the device has it", |_| recv(&arrived, &mut [0; 1], RecvFlags::PEEK).err());
+    driver.transport.halt();
+    std::thread::sleep(super::receive::PATIENCE);
+    driver.transport.go_on().unwrap();
+    std::thread::sleep(super::receive::PATIENCE / 10);
+    post(&mut driver, 3, 1000);
+    let (chains, bytes) = received(&mut driver);
+    assert!(bytes == frame(0, 4000) && chains == 5, "in {chains}");
+}
+
+#[test]
 fn without_merging_each_frame_has_a_chain_of_its_own() {
     let (end, other) = wire();
     let mut driver = Driver::with_features(net(end), !(EVENT_IDX | feature::MRG_RXBUF));

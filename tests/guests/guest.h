@@ -1,0 +1,45 @@
+/* What the behaviours of the small guest have in common: options, and memory with a content that is known. */
+#pragma once
+#include "machine.h"
+
+/* The number of an option such as "mib=". */
+u64 option(const char *name, u64 otherwise);
+
+/* The behaviours that drive devices, each in a file of its own; none returns. */
+void random_numbers(void);
+void disk(void);
+void net(void);
+void balloon(void);
+void vsock(void);
+
+static inline void expect(const char *what, u64 where, u64 found, u64 right)
+{
+    if (found != right)
+        wrong(what, where, found);
+}
+
+/* ---- Memory: every page holds what follows from its address and a generation, at its start, its end and between. ---- */
+
+#define LOW_START 0x1000000UL
+#define PAGE 4096UL
+
+static inline u64 word_of(u64 *page, u64 generation) { return ((u64)page ^ generation) * 0x9e3779b97f4a7c15UL | 1; }
+
+static inline void fill_page(u64 *page, u64 generation)
+{
+    u64 word = word_of(page, generation);
+    page[0] = word;
+    page[word >> 32 & 255] = word; /* somewhere in the first half */
+    page[511] = word;
+}
+
+static inline void check_page(u64 *page, u64 generation)
+{
+    u64 word = word_of(page, generation);
+    if (page[0] != word)
+        wrong("memory", (u64)page, page[0]);
+    if (page[word >> 32 & 255] != word)
+        wrong("memory", (u64)&page[word >> 32 & 255], page[word >> 32 & 255]);
+    if (page[511] != word)
+        wrong("memory", (u64)&page[511], page[511]);
+}
