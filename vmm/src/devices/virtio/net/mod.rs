@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The backend is watched for frames while the guest has buffers, and for room while a frame of the guest's waits. Frames
-//! stay in the queues or in the backend, so there is nothing under way to be saved.
+//! stay in the queues or in the backend, so there is nothing under way to be saved, but for one that came in and waits for the
+//! guest to make room: a clone does not have it, as it has none of those that came in afterwards.
 
 use std::io;
 use std::time::Instant;
