@@ -57,7 +57,7 @@ everything is read. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vh
 END_OF_TEXT
     # shellcheck disable=SC2016 # expanded in the lab
     exec scripts/lab.sh --memory 2048 --time 1500 --file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm" \
-        --file "$file:/lab/qemu-system-x86_64" "${files[@]}" --file "$kernel:/lab/vmlinux" --file "$initrd:/lab/initrd" -- \
+        --file "$file:/usr/bin/qemu-system-x86_64" "${files[@]}" --file "$kernel:/lab/vmlinux" --file "$initrd:/lab/initrd" -- \
         sh -c 'mount -t debugfs debugfs /sys/kernel/debug && exec devices-bench "$@"' sh \
         --volt-vmm /lab/volt-vmm --kernel /lab/vmlinux --initrd /lab/initrd --images /lab "$@"
 }

@@ -13,6 +13,7 @@ cargo bench -p volt-benches --bench devices [-- OPTION...]
   --rounds N          runs of each measurement under each VMM, in turn (default 7)
   --ms N              how long each takes, by the guest's clock (default 500)
   --only LIST         of disk, net, vsock (default all)
+  --match TEXT        only what has this in its name, such as \"random read\"
   --volt-vmm FILE     the program to measure (default: built from this tree)
   --kernel FILE       the guest's kernel, an uncompressed vmlinux (default: built by kernel/build.sh)
   --initrd FILE       its init (default: built by kernel/guest/build.sh)
@@ -28,6 +29,7 @@ pub struct Options {
     pub rounds: usize,
     pub ms: u64,
     pub only: Vec<String>,
+    pub part_of_name: String,
     pub volt_vmm: Option<PathBuf>,
     pub kernel: Option<PathBuf>,
     pub initrd: Option<PathBuf>,
@@ -49,6 +51,7 @@ impl Options {
             rounds: 7,
             ms: 500,
             only: ["disk", "net", "vsock"].map(str::to_owned).into(),
+            part_of_name: String::new(),
             volt_vmm: None,
             kernel: None,
             initrd: None,
@@ -63,6 +66,7 @@ impl Options {
                 "--rounds" => options.rounds = number(&value()?)?,
                 "--ms" => options.ms = number(&value()?)?,
                 "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
+                "--match" => options.part_of_name = value()?,
                 "--volt-vmm" => options.volt_vmm = Some(value()?.into()),
                 "--kernel" => options.kernel = Some(value()?.into()),
                 "--initrd" => options.initrd = Some(value()?.into()),

@@ -55,6 +55,7 @@ impl Workload {
         if options.measures("net") {
             all.extend([Way::Send, Way::Receive, Way::Ping].map(Self::Tcp));
         }
+        all.retain(|workload| workload.name().contains(&options.part_of_name));
         all
     }
 
