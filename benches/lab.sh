@@ -35,29 +35,49 @@ END_OF_TEXT
 
 # QEMU comes along, with the firmware and the option ROM that a microvm boots an ELF kernel with.
 devices() {
-    local files=() file kernel initrd
-    kernel=$(kernel/build.sh) initrd=$(kernel/guest/build.sh)
+    local files=() file
+    file=$(command -v qemu-system-x86_64) || { echo "benches/lab.sh: qemu-system-x86_64 is missing" >&2 && exit 1; }
+    files=(--file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm" --file "$file:/usr/bin/qemu-system-x86_64")
+    files+=(--file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd")
     for file in bios-microvm.bin linuxboot_dma.bin pvh.bin kvmvapic.bin; do
         [ ! -e "/usr/share/qemu/$file" ] || files+=(--file "/usr/share/qemu/$file:/usr/share/qemu/$file")
         [ ! -e "/usr/share/seabios/$file" ] || files+=(--file "/usr/share/seabios/$file:/usr/share/seabios/$file")
     done
-    file=$(command -v qemu-system-x86_64) || { echo "benches/lab.sh: qemu-system-x86_64 is missing" >&2 && exit 1; }
     cat <<'END_OF_TEXT'
 # Virtio devices in the lab
 
 Written by `benches/lab.sh devices > docs/benchmarks-devices-lab.md`: the virtio devices of a Linux guest under volt-vmm and of the
 same guest under QEMU microvm, under real kvm_amd on an emulated processor (scripts/lab.sh). Both VMs are there at once, and each
 measurement is made under the one and then under the other; the one that is not measured is idle. What counts are ratios: above 1,
-volt-vmm is better. The emulated processor is one, which guest and VMM share: what is compared is how much they do for a request,
-not how much of it at the same time, and an exit of the guest costs far more than on a real processor.
+volt-vmm is better. The emulated processor is one, which guest, VMM and host share: what is compared is how much they do for a
+request, not how much of it at the same time. Disks are raw images, read and written past the guest's page cache and through the
+host's (cache=writeback), which holds all of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with
+queues as long as volt-vmm's.
 
-Disks are raw images, read and written past the guest's page cache and through the host's (cache=writeback), from which
-everything is read. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and queues as long as volt-vmm's.
+## By the clock
+
+What an instruction takes here depends on the emulator, to which leaving a guest and switching threads is dear, and on what
+else the machine does.
 
 END_OF_TEXT
+    in_lab "${files[@]}" -- --rounds 5 --ms 1000 "$@"
+    cat <<'END_OF_TEXT'
+
+## By instructions
+
+The same, with a clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each (`scripts/lab.sh --count-instructions`).
+
+END_OF_TEXT
+    in_lab --count-instructions "${files[@]}" -- --rounds 3 --ms 60 "$@"
+}
+
+# in_lab LAB_OPTION... -- OPTION...
+in_lab() {
+    local options=()
+    while [ "$1" != -- ]; do options+=("$1") && shift; done
+    shift
     # shellcheck disable=SC2016 # expanded in the lab
-    exec scripts/lab.sh --memory 2048 --time 1500 --file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm" \
-        --file "$file:/usr/bin/qemu-system-x86_64" "${files[@]}" --file "$kernel:/lab/vmlinux" --file "$initrd:/lab/initrd" -- \
+    scripts/lab.sh --memory 2048 --time 1800 "${options[@]}" -- \
         sh -c 'mount -t debugfs debugfs /sys/kernel/debug && exec devices-bench "$@"' sh \
         --volt-vmm /lab/volt-vmm --kernel /lab/vmlinux --initrd /lab/initrd --images /lab "$@"
 }
