@@ -60,7 +60,7 @@ What an instruction takes here depends on the emulator, to which leaving a guest
 else the machine does.
 
 END_OF_TEXT
-    in_lab "${files[@]}" -- --rounds 5 --ms 1000 "$@"
+    in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"
     cat <<'END_OF_TEXT'
 
 ## By instructions

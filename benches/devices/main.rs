@@ -12,7 +12,7 @@ mod vms;
 mod workload;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 
 use counters::Counts;
 use options::Options;
@@ -44,6 +44,11 @@ fn run(options: &Options) -> Result<()> {
     let (volt_vmm, kernel) =
         (given(&options.volt_vmm, built::volt_vmm)?, given(&options.kernel, built::kernel)?);
     let initrd = given(&options.initrd, built::initrd)?;
+    let able = Command::new(&volt_vmm).args(["doctor", "--can-run-linux"]).stdout(Stdio::null()).status();
+    if !able.or_say(&format!("run {}", volt_vmm.display()))?.success() {
+        return Err("this host's KVM does not run Linux guests; benches/lab.sh devices goes where one does"
+            .to_owned());
+    }
     let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
     let parts = Parts {
         volt_vmm: &volt_vmm,

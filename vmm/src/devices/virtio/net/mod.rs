@@ -167,14 +167,7 @@ impl Net {
             let pause = self.receiver.turn(&mut *self.backend, io)?;
             next = sooner(next, self.follow(pause, io));
         }
-        let memory = io.ram.guest();
-        let mut wanted = false;
-        for queue in &mut *io.queues {
-            wanted |= queue.wants_interrupt(memory)?;
-        }
-        if wanted {
-            io.interrupt.queue();
-        }
+        io.announce()?;
         Ok(next)
     }
 
