@@ -3,7 +3,7 @@
 //! ```text
 //!   vCPU threads ──registers──> Transport ──start(queues)──> Worker, a thread: Device::work(queues)
 //!        │ notify (ioeventfd) ─────────────────────────────────┘    │
-//!        └<──────────── interrupt (irqfd) ──────────────────────────┘      stop() gives the queues back
+//!        └<─────── interrupt (the pin itself, or irqfd) ────────────┘      stop() gives the queues back
 //! ```
 //!
 //! The transport owns status, negotiation and queue registers; a device's file holds request logic and nothing else. While
