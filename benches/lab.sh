@@ -68,7 +68,7 @@ END_OF_TEXT
 The same, with a clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each (`scripts/lab.sh --count-instructions`).
 
 END_OF_TEXT
-    in_lab --count-instructions "${files[@]}" -- --rounds 3 --ms 100 "$@"
+    in_lab --count-instructions "${files[@]}" -- --rounds 2 --ms 100 "$@"
 }
 
 # in_lab LAB_OPTION... -- OPTION...
