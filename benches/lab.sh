@@ -1,18 +1,26 @@
 #!/usr/bin/env bash
-# Runs the restore benchmark in the lab (scripts/lab.sh), on real kvm_amd. The clock there is emulated: ratios mean
-# something, milliseconds do not.
+# Runs a benchmark in the lab (scripts/lab.sh), on real kvm_amd. The clock there is emulated: ratios mean something, absolute
+# numbers do not.
 #
-#   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md
+#   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                    how long a restore takes
+#   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md    how fast the virtio devices are, beside QEMU's
 #
-# The options are the benchmark's; see `cargo bench -p volt-benches --bench restore -- --help`.
+# The options are the benchmark's; see `cargo bench -p volt-benches --bench restore -- --help`, and the same with devices.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+bench=restore
+case ${1-} in
+    restore | devices) bench=$1 && shift ;;
+esac
+
 cargo build --release -p volt-api
-bench=$(cargo bench -p volt-benches --bench restore --no-run --message-format=json |
-    sed -n 's/.*"name":"restore".*"executable":"\([^"]*\)".*/\1/p')
-volt=${bench%/deps/*}/volt-vmm
-cat <<'END'
+program=$(cargo bench -p volt-benches --bench "$bench" --no-run --message-format=json |
+    sed -n 's/.*"name":"'"$bench"'".*"executable":"\([^"]*\)".*/\1/p')
+volt=${program%/deps/*}/volt-vmm
+
+restore() {
+    cat <<'END_OF_TEXT'
 # Benchmarks in the lab
 
 Written by `benches/lab.sh > docs/benchmarks-lab.md`: the restore benchmark under real kvm_amd on an emulated processor (scripts/lab.sh).
@@ -20,6 +28,58 @@ What this is for is the ratio of a large guest to a small one, where KVM does no
 Milliseconds mean nothing here, and neither does volt-vmm beside its floor: the emulator translates a program anew wherever it
 is loaded, and volt-vmm, being position-independent, is loaded elsewhere each time, while the floor is not.
 
-END
-exec scripts/lab.sh --memory 5120 --time 900 --file "$bench:/lab/restore-bench" --file "$volt:/lab/volt-vmm" -- \
-    restore-bench --volt-vmm /lab/volt-vmm --memory 128,4096 --runs 20 --qemu-runs 0 --only whole,library "$@"
+END_OF_TEXT
+    exec scripts/lab.sh --memory 5120 --time 900 --file "$program:/lab/restore-bench" --file "$volt:/lab/volt-vmm" -- \
+        restore-bench --volt-vmm /lab/volt-vmm --memory 128,4096 --runs 20 --qemu-runs 0 --only whole,library "$@"
+}
+
+# QEMU comes along, with the firmware and the option ROM that a microvm boots an ELF kernel with.
+devices() {
+    local files=() file
+    file=$(command -v qemu-system-x86_64) || { echo "benches/lab.sh: qemu-system-x86_64 is missing" >&2 && exit 1; }
+    files=(--file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm" --file "$file:/usr/bin/qemu-system-x86_64")
+    files+=(--file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd")
+    for file in bios-microvm.bin linuxboot_dma.bin pvh.bin kvmvapic.bin; do
+        [ ! -e "/usr/share/qemu/$file" ] || files+=(--file "/usr/share/qemu/$file:/usr/share/qemu/$file")
+        [ ! -e "/usr/share/seabios/$file" ] || files+=(--file "/usr/share/seabios/$file:/usr/share/seabios/$file")
+    done
+    cat <<'END_OF_TEXT'
+# Virtio devices in the lab
+
+Written by `benches/lab.sh devices > docs/benchmarks-devices-lab.md`: the virtio devices of a Linux guest under volt-vmm and of the
+same guest under QEMU microvm, under real kvm_amd on an emulated processor (scripts/lab.sh). Both VMs are there at once, and each
+measurement is made under the one and then under the other; the one that is not measured is idle. What counts are ratios: above 1,
+volt-vmm is better. The emulated processor is one, which guest, VMM and host share: what is compared is how much they do for a
+request, not how much of it at the same time. Disks are raw images, read and written past the guest's page cache and through the
+host's (cache=writeback), which holds all of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with
+queues as long as volt-vmm's.
+
+## By the clock
+
+What an instruction takes here depends on the emulator, to which leaving a guest and switching threads is dear, and on what
+else the machine does.
+
+END_OF_TEXT
+    in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"
+    cat <<'END_OF_TEXT'
+
+## By instructions
+
+The same, with a clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each (`scripts/lab.sh --count-instructions`).
+
+END_OF_TEXT
+    in_lab --count-instructions "${files[@]}" -- --rounds 2 --ms 100 "$@"
+}
+
+# in_lab LAB_OPTION... -- OPTION...
+in_lab() {
+    local options=()
+    while [ "$1" != -- ]; do options+=("$1") && shift; done
+    shift
+    # shellcheck disable=SC2016 # expanded in the lab
+    scripts/lab.sh --memory 2048 --time 1800 "${options[@]}" -- \
+        sh -c 'mount -t debugfs debugfs /sys/kernel/debug && exec devices-bench "$@"' sh \
+        --volt-vmm /lab/volt-vmm --kernel /lab/vmlinux --initrd /lab/initrd --images /lab "$@"
+}
+
+"$bench" "$@"

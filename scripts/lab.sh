@@ -32,6 +32,8 @@ Options:
                          when its time ran out)
   --time SECONDS         end the command after this long (default 300; the boot does not count)
   --memory MIB           memory of the lab (default 2048)
+  --count-instructions   let the lab's clock count instructions, 2 ns each: how long something takes there then does not
+                         depend on what else this machine does. It goes slower, and is given more time to seem stalled
   --verbose              show the lab's own console on standard error
   --kernel-image         print the path of Debian's stock kernel (a bzImage), and do nothing else
   --stock-modules        print the path of that kernel's modules directory, and do nothing else
@@ -285,7 +287,7 @@ attempt() {
     cat "$work/stderr" >&2 & readers+=($!)
     exec 5<>"$work/status"
     # The QEMU process goes with this script, even if that is killed.
-    setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg -cpu max -smp 1 -m "$memory" \
+    setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg "${clock[@]}" -cpu max -smp 1 -m "$memory" \
         -nodefaults -no-user-config -display none -no-reboot \
         -kernel "$kernel" -initrd "$initramfs" \
         -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests" \
@@ -384,7 +386,7 @@ clean_up() {
 
 main() {
     local verbose="" item host follow="" only="" files=()
-    memory=2048 seconds=300 outs=()
+    memory=2048 seconds=300 outs=() clock=()
     while [ $# -gt 0 ]; do
         case $1 in
             --file | --out | --time | --memory) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
@@ -394,6 +396,7 @@ main() {
             --out) outs+=("$2") && shift 2 ;;
             --time) seconds=$2 && shift 2 ;;
             --memory) memory=$2 && shift 2 ;;
+            --count-instructions) clock=(-icount "shift=1,sleep=off") STALL_LIMIT=$((STALL_LIMIT * 10)) && shift ;;
             --verbose) verbose=1 && shift ;;
             --kernel-image | --stock-modules) only=$1 && shift ;;
             --help | -h) usage && exit 0 ;;

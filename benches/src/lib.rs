@@ -1,5 +1,6 @@
 //! What the benchmarks share: the programs they run beside volt-vmm, and how they time, count and print.
 
+pub mod built;
 pub mod host;
 pub mod process;
 pub mod programs;

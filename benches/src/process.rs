@@ -1,7 +1,7 @@
 //! Processes that are timed: from exec to the first byte on standard output.
 
 use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::{OrSay, Result};
@@ -33,6 +33,18 @@ impl Running {
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         let child = command.spawn();
         Ok(Self(child.or_say(&format!("run {}", command.get_program().display()))?))
+    }
+
+    /// Starts it, to be talked to.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn talking(command: &mut Command) -> Result<(Self, ChildStdin, ChildStdout)> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().or_say(&format!("run {}", command.get_program().display()))?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (input, output) = pipes.ok_or("a process without pipes")?;
+        Ok((Self(child), input, output))
     }
 
     /// Starts it, and tells how long it took to its first byte. Without anything to do between fork and exec the

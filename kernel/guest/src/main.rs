@@ -9,7 +9,9 @@
 //! `sleep`, `deadline`, `avx`, `load`) are closed at once and print their lines as they come, each whole. What orders
 //! there are is listed in [`orders`].
 
+mod aio;
 mod avx;
+mod bench;
 mod command_line;
 mod console;
 mod counter;

@@ -1,6 +1,6 @@
 //! The orders: one line in, answer lines out, closed by `ok` or `error`.
 
-use crate::{avx, console, counter, files, processors, programs, shutdown, sleepers, streams, system};
+use crate::{avx, bench, console, counter, files, processors, programs, shutdown, sleepers, streams, system};
 
 /// What an order comes to. The error is the text after `error <name>: `.
 pub(crate) type Outcome = Result<(), String>;
@@ -56,6 +56,11 @@ fn execute(name: &str, rest: &str) -> Outcome {
         }
         "tcp-echo" => streams::tcp_echo(number(rest, "PORT")? as u16),
         "tcp-send" => words(rest).and_then(|[to, kib]| streams::tcp_send(to, number(kib, "KIB")?)),
+        // How fast it is.
+        "bench-disk" => words(rest).and_then(|[path, act, kib, depth, ms]| {
+            bench::disk(path, act, number(kib, "KIB")?, number(depth, "DEPTH")?, number(ms, "MS")?)
+        }),
+        "bench-stream" => words(rest).and_then(|[to, act, ms]| bench::stream(to, act, number(ms, "MS")?)),
         // The end. These close themselves first, since nothing comes after.
         "poweroff" => shutdown::power_off(name),
         "reboot" => shutdown::reboot(name),

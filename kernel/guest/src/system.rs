@@ -88,6 +88,12 @@ pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Tells the other side of a stream that no more will come.
+pub(crate) fn shut_down_writing(stream: RawFd) -> io::Result<()> {
+    // SAFETY: shutdown touches no memory.
+    check(unsafe { libc::shutdown(stream, libc::SHUT_WR) })
+}
+
 fn ipv4(address: std::net::Ipv4Addr) -> libc::sockaddr {
     // SAFETY: an address of zeros is valid, and the two types have the same size and family field.
     unsafe {

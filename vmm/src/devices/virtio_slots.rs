@@ -8,6 +8,7 @@ use super::virtio::VirtioDevice;
 use super::virtio::balloon::Balloon;
 use super::virtio::block::Block;
 use super::virtio::console::Console;
+use super::virtio::interrupt::Pin;
 use super::virtio::net::Net;
 use super::virtio::rng::Rng;
 use super::virtio::transport::{self, Transport};
@@ -58,7 +59,8 @@ pub(super) fn fill(
     let named = make(devices, ram, base, &mut handles)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
-        let transport = Transport::new(&name, device, ram.clone())?;
+        let mut transport = Transport::new(&name, device, ram.clone())?;
+        transport.connect(Pin { vm: vm.clone(), gsi: LINES[number] });
         vm.connect_interrupt(transport.interrupt_line(), LINES[number])?;
         vm.connect_notification(transport.notifications(), place.base + transport::NOTIFY)?;
         Ok(Slot { name, place, transport: Arc::new(Mutex::new(transport)) })

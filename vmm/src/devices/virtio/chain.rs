@@ -24,8 +24,16 @@ pub struct Chain<'m> {
 /// A stretch of bytes, in as many pieces as the driver likes. Reading and writing take from its front.
 #[derive(Debug, Default)]
 pub struct Buffers<'m> {
-    pieces: VecDeque<VolatileSlice<'m>>,
+    pieces: PieceQueue<'m>,
     len: usize,
+}
+
+/// Pieces, in order. Most stretches are one piece, which needs no memory of its own.
+#[derive(Debug, Default)]
+struct PieceQueue<'m> {
+    first: Option<VolatileSlice<'m>>,
+    /// Where there is no first there may be others all the same.
+    rest: VecDeque<VolatileSlice<'m>>,
 }
 
 impl<'m> Chain<'m> {
@@ -62,6 +70,34 @@ impl<'m> Chain<'m> {
             to.push(memory, descriptor.addr(), descriptor.len() as usize)?;
         }
         if whole { Ok(chain) } else { Err(Broken("a chain of descriptors that does not end")) }
+    }
+}
+
+impl<'m> PieceQueue<'m> {
+    fn push_back(&mut self, piece: VolatileSlice<'m>) {
+        if self.first.is_none() && self.rest.is_empty() {
+            self.first = Some(piece);
+        } else {
+            self.rest.push_back(piece);
+        }
+    }
+
+    fn push_front(&mut self, piece: VolatileSlice<'m>) {
+        if let Some(second) = self.first.replace(piece) {
+            self.rest.push_front(second);
+        }
+    }
+
+    fn pop_front(&mut self) -> Option<VolatileSlice<'m>> {
+        self.first.take().or_else(|| self.rest.pop_front())
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.rest.len()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &VolatileSlice<'m>> {
+        self.first.iter().chain(&self.rest)
     }
 }
 
@@ -107,7 +143,7 @@ impl<'m> Buffers<'m> {
     /// Copies to `bytes` from the front, as many as there are, and says how many.
     pub fn read(&mut self, bytes: &mut [u8]) -> usize {
         let mut done = 0;
-        for piece in &self.take(bytes.len()).pieces {
+        for piece in self.take(bytes.len()).pieces.iter() {
             done += piece.copy_to(&mut bytes[done..]);
         }
         done
@@ -116,7 +152,7 @@ impl<'m> Buffers<'m> {
     /// Copies from `bytes` to the front, as many as there is room for, and says how many.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let mut done = 0;
-        for piece in &self.take(bytes.len()).pieces {
+        for piece in self.take(bytes.len()).pieces.iter() {
             piece.copy_from(&bytes[done..]);
             done += piece.len();
         }
@@ -141,10 +177,21 @@ impl<'m> Buffers<'m> {
     /// bytes in them change at any time.
     #[must_use]
     pub fn iovecs(&self) -> Vec<libc::iovec> {
+        let mut iovecs = Vec::with_capacity(self.pieces.len());
+        self.add_to(&mut iovecs, usize::MAX);
+        iovecs
+    }
+
+    /// Appends them to others, which may then be `most`: all of them or none. Says whether it did.
+    pub fn add_to(&self, iovecs: &mut Vec<libc::iovec>, most: usize) -> bool {
         let iovec = |piece: &VolatileSlice<'_>| libc::iovec {
             iov_base: piece.ptr_guard_mut().as_ptr().cast(),
             iov_len: piece.len(),
         };
-        self.pieces.iter().map(iovec).collect()
+        let fits = self.pieces.len() <= most.saturating_sub(iovecs.len());
+        if fits {
+            iovecs.extend(self.pieces.iter().map(iovec));
+        }
+        fits
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   vCPU threads ──registers──> Transport ──start(queues)──> Worker, a thread: Device::work(queues)
 //!        │ notify (ioeventfd) ─────────────────────────────────┘    │
-//!        └<──────────── interrupt (irqfd) ──────────────────────────┘      stop() gives the queues back
+//!        └<─────── interrupt (the pin itself, or irqfd) ────────────┘      stop() gives the queues back
 //! ```
 //!
 //! The transport owns status, negotiation and queue registers; a device's file holds request logic and nothing else. While
@@ -137,12 +137,26 @@ pub struct Io<'a> {
 }
 
 impl Io<'_> {
-    /// Answers what a queue holds, for one turn of at most as many chains as it has entries. `answer` gives how many bytes it
-    /// wrote.
+    /// Answers what a queue holds, for one turn of at most as many chains as it has entries, and interrupts. `answer` gives how
+    /// many bytes it wrote.
     ///
     /// # Errors
     /// The driver broke the rules.
     pub fn serve(
+        &mut self,
+        queue: usize,
+        answer: impl FnMut(Chain<'_>) -> Result<usize, Broken>,
+    ) -> Result<Next, Broken> {
+        let next = self.serve_quietly(queue, answer)?;
+        self.announce()?;
+        Ok(next)
+    }
+
+    /// The same without an interrupt: there is more to come before [`Io::announce`].
+    ///
+    /// # Errors
+    /// The driver broke the rules.
+    pub fn serve_quietly(
         &mut self,
         queue: usize,
         mut answer: impl FnMut(Chain<'_>) -> Result<usize, Broken>,
@@ -165,9 +179,22 @@ impl Io<'_> {
                 }
             }
         }
-        if served > 0 && queue.wants_interrupt(memory)? {
+        Ok(next)
+    }
+
+    /// One interrupt for all that the queues gave back, if the driver wants one.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::put`].
+    pub fn announce(&mut self) -> Result<(), Broken> {
+        let memory = self.ram.guest();
+        let mut wanted = false;
+        for queue in &mut *self.queues {
+            wanted |= queue.wants_interrupt(memory)?;
+        }
+        if wanted {
             self.interrupt.queue();
         }
-        Ok(next)
+        Ok(())
     }
 }

@@ -117,12 +117,21 @@ impl VirtQueue {
         self.put(memory, *head, *written)
     }
 
+    /// Chains put since the driver was asked last whether it wants to hear of them.
+    #[must_use]
+    pub fn unannounced(&self) -> u16 {
+        self.unannounced
+    }
+
     /// Whether the driver wants an interrupt for what was put since it was asked last.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
     pub fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Broken> {
         let unannounced = std::mem::take(&mut self.unannounced);
+        if unannounced == 0 {
+            return Ok(false);
+        }
         // What was put must be visible before the driver's wish is read (virtio 1.2, section 2.7.10).
         fence(Ordering::SeqCst);
         let load = |offset| {

@@ -13,7 +13,7 @@ use virtio_queue::QueueT;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use volt_kernel::acpi_tables::aml;
 
-use super::interrupt::{Interrupt, InterruptState};
+use super::interrupt::{Interrupt, InterruptState, Pin};
 use super::queue::{QueueState, VirtQueue};
 use super::worker::{Task, Worker};
 use super::{VirtioDevice, feature};
@@ -147,6 +147,11 @@ impl Transport {
     /// The ioeventfd for [`NOTIFY`].
     pub(crate) fn notifications(&self) -> &EventFd {
         &self.notify
+    }
+
+    /// Lets the device raise its interrupt at the pin that the irqfd leads to. Before it works.
+    pub(crate) fn connect(&mut self, pin: Pin) {
+        Arc::get_mut(&mut self.interrupt).expect("a halted device shares it with nobody").connect(pin);
     }
 
     /// The irqfd.

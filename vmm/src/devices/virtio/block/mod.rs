@@ -184,10 +184,7 @@ impl VirtioDevice for Block {
         self.ring.as_mut().map_or(Ok(()), |ring| ring.begin(io.ram, watch))
     }
 
-    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        if let (Cause::Ready(ring::FINISHED), Some(ring)) = (cause, &self.ring) {
-            ring.woken();
-        }
+    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         // A device that is broken is not asked to end.
         self.serve(io).inspect_err(|_| self.come_to_rest())
     }

@@ -2,18 +2,17 @@
 //! else may happen to guest memory.
 //!
 //! ```text
-//!   Command ──take──> slot, entry ──submit──> kernel ──eventfd──> finished ──> Block answers
+//!   Command ──take──> slot, entry ──submit──> kernel ──completion──> finished ──> Block answers
 //!      └── what is not worth an entry goes back to be done at once
 //! ```
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
-use rustix::event::EventfdFlags;
 use rustix::event::epoll::EventFlags;
 
 use super::file::{self, Direction, HostFile, MOST_PIECES};
@@ -32,8 +31,6 @@ pub const RETRY: Duration = Duration::from_millis(1);
 /// The engine.
 pub struct Ring {
     ring: IoUring,
-    /// Written by the kernel with every completion.
-    finished: OwnedFd,
     files: Vec<HostFile>,
     /// What is under way, by the number that its entry carries.
     slots: Vec<Option<Request>>,
@@ -82,12 +79,8 @@ impl Ring {
     pub fn new(id: &str, storage: &dyn Storage, entries: u16) -> Result<Self> {
         let refused = |source: io::Error| Error::host(format!("make an io_uring for disk {id}"), source);
         let ring = IoUring::new(entries.into()).map_err(refused)?;
-        let finished = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| refused(errno.into()))?;
-        ring.submitter().register_eventfd(finished.as_raw_fd()).map_err(refused)?;
         Ok(Self {
             ring,
-            finished,
             files: storage
                 .files()
                 .into_iter()
@@ -100,17 +93,13 @@ impl Ring {
         })
     }
 
-    /// Begins to take requests over `ram`.
+    /// Begins to take requests over `ram`. The device is woken while there are completions: what has come to an end by the
+    /// time it was submitted, as reads from the page cache have, costs no waking.
     pub fn begin(&mut self, ram: &GuestRam, watch: &Watch) -> std::result::Result<(), Broken> {
         self.ram = Some(ram.clone());
-        watch
-            .add(&self.finished, FINISHED, EventFlags::IN)
-            .map_err(|_| Broken("the host cannot watch an io_uring"))
-    }
-
-    /// Takes note of being woken.
-    pub fn woken(&self) {
-        let _ = rustix::io::read(&self.finished, &mut [0; 8]); // whoever read it before has looked
+        // SAFETY: it is open for as long as the ring is borrowed.
+        let ring = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
+        watch.add(&ring, FINISHED, EventFlags::IN).map_err(|_| Broken("the host cannot watch an io_uring"))
     }
 
     pub fn is_full(&self) -> bool {

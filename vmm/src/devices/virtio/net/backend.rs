@@ -28,6 +28,11 @@ pub(super) trait Backend: Debug + Send {
     /// `WouldBlock` when there is none; `UnexpectedEof` when there never will be; what the host says.
     fn receive(&mut self, into: Pieces<'_>) -> io::Result<usize>;
 
+    /// Whether there may be a frame. A backend that can say no saves the device the preparations for a long one.
+    fn may_have_frame(&self) -> bool {
+        true
+    }
+
     /// Writes a frame, of which the first piece is the header.
     ///
     /// # Errors

@@ -159,10 +159,12 @@ impl Net {
             let pause = self.transmitter.turn(&mut *self.backend, self.connected, io)?;
             next = self.follow(pause, io);
         }
-        if self.connected && (ready || self.receiver.due) {
+        // The host may have answered what was sent already. One interrupt for both is cheaper than one for each.
+        if self.connected && (ready || self.receiver.due || self.transmitter.has_sent) {
             let pause = self.receiver.turn(&mut *self.backend, io)?;
             next = sooner(next, self.follow(pause, io));
         }
+        io.announce()?;
         Ok(next)
     }
 

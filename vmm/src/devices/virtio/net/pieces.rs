@@ -20,6 +20,11 @@ pub(super) struct Pieces<'a> {
 }
 
 impl<'a> Pieces<'a> {
+    /// None yet, but room for so many.
+    pub fn with_capacity(pieces: usize) -> Self {
+        Self { iovecs: Vec::with_capacity(pieces), memory: PhantomData }
+    }
+
     /// Appends memory of the device.
     pub fn own(&mut self, piece: &'a mut [u8]) {
         self.iovecs.push(iovec(piece));
@@ -27,12 +32,7 @@ impl<'a> Pieces<'a> {
 
     /// Appends guest memory, all of it or, when `spare` more pieces would not fit behind it, nothing. Says whether it did.
     pub fn guest(&mut self, buffers: &Buffers<'a>, spare: usize) -> bool {
-        let iovecs = buffers.iovecs();
-        let fits = self.iovecs.len() + iovecs.len() + spare <= MOST;
-        if fits {
-            self.iovecs.extend(iovecs);
-        }
-        fits
+        buffers.add_to(&mut self.iovecs, MOST - spare)
     }
 
     /// With `piece` in the place of the first.

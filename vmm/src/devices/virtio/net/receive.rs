@@ -31,8 +31,10 @@ const QUEUE: usize = 0;
 const LONGEST: usize = 65_562;
 /// Room for it, and to see that one was longer.
 const SPILL: usize = LONGEST + 64;
-/// How much room a window has while frames are short.
-const SHORT: usize = 4096;
+/// Beyond this a window takes so many chains that it is asked first whether there is another frame for them.
+const LONG: usize = 8192;
+/// Chains that a guest may begin to work on while the device goes on.
+const ENOUGH: u16 = 64;
 /// For how long a frame waits for the guest to make room.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -50,8 +52,8 @@ pub(super) struct Receiver {
     pub dropped: u64,
     spill: Box<[u8]>,
     held: Option<Held>,
-    /// Frames are long.
-    long: bool,
+    /// How long the next frame is, by those before it.
+    expected: usize,
 }
 
 /// A frame that waits for chains.
@@ -98,13 +100,13 @@ impl Receiver {
             dropped: 0,
             spill,
             held: None,
-            long: false,
+            expected: 0,
         }
     }
 
     /// Forgets frames of a driver that is no more.
     pub fn reset(&mut self) {
-        (self.held, self.due, self.starved, self.long) = (None, true, false, false);
+        (self.held, self.due, self.starved, self.expected) = (None, true, false, 0);
     }
 
     /// The guest runs, or runs again: while it stood still it could make no room.
@@ -129,8 +131,10 @@ impl Receiver {
             let starved = match self.held.take() {
                 Some(held) => !self.deliver_held(held, &mut window, io)?,
                 None => {
-                    let wanted = if self.long { LONGEST - header::LEN } else { SHORT };
-                    window.widen(wanted, io)?;
+                    if frames > 0 && self.expected > LONG && !backend.may_have_frame() {
+                        break Pause::Ready;
+                    }
+                    window.widen(self.expected, io)?;
                     if window.chains.is_empty() {
                         true
                     } else {
@@ -168,7 +172,7 @@ impl Receiver {
     /// Reads a frame into the window and what lies behind it, and its header elsewhere.
     fn read(&mut self, backend: &mut dyn Backend, window: &Window<'_>) -> io::Result<Read> {
         let mut header = [0; header::LEN];
-        let mut into = Pieces::default();
+        let mut into = Pieces::with_capacity(window.chains.len() + 2);
         into.own(&mut header);
         let room = window.add_to(&mut into);
         into.own(&mut self.spill);
@@ -189,7 +193,9 @@ impl Receiver {
         io: &mut Io<'m>,
     ) -> Result<bool, Broken> {
         let body = read.len.saturating_sub(header::LEN);
-        self.long = body > SHORT;
+        // A window that is too small costs a copy, one that is too large the chains that are taken for nothing. Long frames
+        // come with short ones between them.
+        self.expected = body.max(self.expected / 2);
         let features = io.features & feature::OFFLOAD;
         let header = Header::from_bytes(read.header).for_guest(features, body);
         let Some(header) = header.filter(|_| body >= SHORTEST && read.len <= LONGEST) else {
@@ -283,7 +289,8 @@ impl<'m> Window<'m> {
         copy
     }
 
-    /// Gives the guest a frame that there is room for, and interrupts it.
+    /// Gives the guest a frame that there is room for. It hears of it at the end of the turn, unless there is enough to begin
+    /// with.
     fn deliver(&mut self, frame: &Frame<'_>, io: &mut Io<'m>) -> Result<(), Broken> {
         let Frame { mut header, mut in_place, mut tail } = *frame;
         let mut given = Vec::new();
@@ -305,7 +312,7 @@ impl<'m> Window<'m> {
         self.header.write(&header.to_bytes());
         let (memory, queue) = (io.ram.guest(), &mut io.queues[QUEUE]);
         queue.put_together(memory, &given)?;
-        if queue.wants_interrupt(memory)? {
+        if queue.unannounced() >= ENOUGH && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
         self.set_header_apart()

@@ -4,6 +4,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
 use super::backend::Backend;
@@ -94,6 +95,11 @@ impl Backend for Tap {
 
     fn receive(&mut self, mut into: Pieces<'_>) -> io::Result<usize> {
         into.read_from(self.descriptor())
+    }
+
+    fn may_have_frame(&self) -> bool {
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        !matches!(poll(&mut polled, Some(&Timespec::default())), Ok(0))
     }
 
     fn send(&mut self, frame: Pieces<'_>) -> io::Result<()> {

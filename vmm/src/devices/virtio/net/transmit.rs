@@ -24,6 +24,8 @@ pub(super) struct Transmitter {
     pub limiter: RateLimiter,
     /// The backend had no room.
     pub blocked: bool,
+    /// The last turn gave chains back.
+    pub has_sent: bool,
     /// Frames that no backend would have taken, or not in this state.
     pub dropped: u64,
 }
@@ -38,7 +40,7 @@ enum Sent {
 
 impl Transmitter {
     pub fn new(limit: &RateLimit) -> Self {
-        Self { limiter: RateLimiter::new(limit), blocked: false, dropped: 0 }
+        Self { limiter: RateLimiter::new(limit), blocked: false, has_sent: false, dropped: 0 }
     }
 
     /// One turn. Frames to a backend that is not `connected` lead nowhere.
@@ -49,7 +51,7 @@ impl Transmitter {
         io: &mut Io<'_>,
     ) -> Result<Pause, Broken> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[QUEUE]);
-        self.blocked = false;
+        (self.blocked, self.has_sent) = (false, false);
         match if connected { backend.flush() } else { Ok(()) } {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.blocked = true;
@@ -93,9 +95,7 @@ impl Transmitter {
                 break Pause::Gone(error);
             }
         };
-        if done > 0 && queue.wants_interrupt(memory)? {
-            io.interrupt.queue();
-        }
+        self.has_sent = done > 0;
         Ok(pause)
     }
 }

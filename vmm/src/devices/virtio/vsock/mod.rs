@@ -70,7 +70,7 @@ impl Vsock {
         Ok(Self { cid, table, reset: Reset::Settled })
     }
 
-    /// Gives the guest what there is for it, for one turn.
+    /// Gives the guest what there is for it, for one turn, without an interrupt.
     fn give(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         let memory = io.ram.guest();
         let queue = &mut io.queues[RX];
@@ -100,9 +100,6 @@ impl Vsock {
             front.write(&header.bytes());
             queue.put(memory, head, packet::LEN + header.len as usize)?;
             given += 1;
-        }
-        if given > 0 && queue.wants_interrupt(memory)? {
-            io.interrupt.queue();
         }
         Ok(next)
     }
@@ -140,8 +137,9 @@ impl VirtioDevice for Vsock {
             }
             Seen::Busy(next) => return Ok(next),
         }
-        let turns =
-            [io.serve(TX, |chain| self.table.take(chain).map(|()| 0))?, self.table.let_in(), self.give(io)?];
+        let taken = io.serve_quietly(TX, |chain| self.table.take(chain).map(|()| 0))?;
+        let turns = [taken, self.table.let_in(), self.give(io)?];
+        io.announce()?;
         let later = turns.iter().find(|next| matches!(next, Next::At(_))).copied().unwrap_or(Next::Wait);
         Ok(if turns.contains(&Next::Again) { Next::Again } else { later })
     }

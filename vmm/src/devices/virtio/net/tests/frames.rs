@@ -284,3 +284,26 @@ fn the_driver_is_interrupted_where_it_wants_to_be() {
         assert_eq!(interrupted(&mut driver), wanted, "frame {number}");
     }
 }
+
+#[test]
+fn frames_that_came_together_are_one_interrupt() {
+    for wanted in [!EVENT_IDX, u64::MAX] {
+        let (end, other) = wire();
+        let mut driver = Driver::with_features(net(end), wanted);
+        driver.transport.halt();
+        post(&mut driver, 20, 2000);
+        driver.send(OUT, &[Part::Out(&with_header(&frame(0, 60)))]);
+        for number in 0..20 {
+            other.send(&with_header(&frame(number, 100 + number))).unwrap();
+        }
+        driver.transport.go_on().unwrap();
+        for number in 0..20 {
+            assert_eq!(next_in(&mut driver), frame(number, 100 + number));
+        }
+        driver.wait(OUT);
+        let count = |driver: &mut Driver| driver.transport.interrupt_line().read().ok();
+        assert_eq!(driver.until("an interrupt", count), 1);
+        driver.transport.halt();
+        assert_eq!(count(&mut driver), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! What the benchmark is asked for.
+
+use std::path::PathBuf;
+
+use volt_benches::Result;
+
+pub const HELP: &str = "\
+Measures how fast a Linux guest's virtio devices are under volt-vmm, beside the same guest under QEMU microvm.
+Needs a KVM that runs Linux, root (for tap devices) and qemu-system-x86_64.
+
+cargo bench -p volt-benches --bench devices [-- OPTION...]
+
+  --rounds N          runs of each measurement under each VMM, in turn (default 7)
+  --ms N              how long each takes, by the guest's clock (default 500)
+  --only LIST         of disk, net, vsock (default all)
+  --match TEXT        only what has this in its name, such as \"random read\"
+  --volt-vmm FILE     the program to measure (default: built from this tree)
+  --kernel FILE       the guest's kernel, an uncompressed vmlinux (default: built by kernel/build.sh)
+  --initrd FILE       its init (default: built by kernel/guest/build.sh)
+  --images DIRECTORY  where the disks' images lie (default: the system's temporary directory)
+  --qemu-iothread     let QEMU's disks have a thread of their own; without, its main loop serves them
+  --help
+
+In the lab: benches/lab.sh devices";
+
+/// See [`HELP`].
+#[derive(Debug)]
+pub struct Options {
+    pub rounds: usize,
+    pub ms: u64,
+    pub only: Vec<String>,
+    pub part_of_name: String,
+    pub volt_vmm: Option<PathBuf>,
+    pub kernel: Option<PathBuf>,
+    pub initrd: Option<PathBuf>,
+    pub images: Option<PathBuf>,
+    pub qemu_iothread: bool,
+    /// As given, for the record.
+    pub line: String,
+}
+
+impl Options {
+    /// From the command line; nothing if help was asked for.
+    ///
+    /// # Errors
+    /// An option that does not exist, or a value that makes no sense.
+    pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
+        // cargo bench adds the first.
+        let given: Vec<_> = arguments.filter(|argument| argument != "--bench").collect();
+        let mut options = Self {
+            rounds: 7,
+            ms: 500,
+            only: ["disk", "net", "vsock"].map(str::to_owned).into(),
+            part_of_name: String::new(),
+            volt_vmm: None,
+            kernel: None,
+            initrd: None,
+            images: None,
+            qemu_iothread: false,
+            line: given.join(" "),
+        };
+        let mut given = given.into_iter();
+        while let Some(option) = given.next() {
+            let mut value = || given.next().ok_or_else(|| format!("{option} takes a value"));
+            match option.as_str() {
+                "--rounds" => options.rounds = number(&value()?)?,
+                "--ms" => options.ms = number(&value()?)?,
+                "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
+                "--match" => options.part_of_name = value()?,
+                "--volt-vmm" => options.volt_vmm = Some(value()?.into()),
+                "--kernel" => options.kernel = Some(value()?.into()),
+                "--initrd" => options.initrd = Some(value()?.into()),
+                "--images" => options.images = Some(value()?.into()),
+                "--qemu-iothread" => options.qemu_iothread = true,
+                "--help" => return Ok(None),
+                _ => return Err(format!("{option}: no such option\n\n{HELP}")),
+            }
+        }
+        Ok(Some(options))
+    }
+
+    /// Whether a device is to be measured.
+    pub fn measures(&self, device: &str) -> bool {
+        self.only.iter().any(|only| only == device)
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
+    text.parse().map_err(|_| format!("{text:?} is not a number that this takes"))
+}

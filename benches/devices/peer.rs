@@ -1,0 +1,81 @@
+//! The other side of a guest's streams, on the host.
+
+use std::io::{Read, Result, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::guest::Measured;
+
+/// Bytes of one read or write.
+const CHUNK: usize = 64 << 10;
+
+/// What the other side does.
+#[derive(Clone, Copy, Debug)]
+pub enum Part {
+    /// Reads to the end and closes.
+    Sink,
+    /// Writes for as long as it can.
+    Source,
+    /// Gives back what comes.
+    Echo,
+}
+
+/// Where the guest connects to.
+pub enum Place {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Place {
+    /// Waits in the background for one connection, to do its part of it.
+    pub fn serve(self, part: Part) -> JoinHandle<Result<()>> {
+        std::thread::spawn(move || match self {
+            Self::Tcp(listener) => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nodelay(true)?;
+                part.play(stream)
+            }
+            Self::Unix(listener) => part.play(listener.accept()?.0),
+        })
+    }
+}
+
+impl Part {
+    fn play(self, mut stream: impl Stream) -> Result<()> {
+        let mut bytes = vec![7; CHUNK];
+        match self {
+            Self::Sink => while stream.read(&mut bytes)? > 0 {},
+            // It ends when the other side does.
+            Self::Source => while stream.write_all(&bytes).is_ok() {},
+            Self::Echo => {
+                while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                    stream.write_all(&bytes[..count])?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+trait Stream: Read + Write {}
+impl Stream for TcpStream {}
+impl Stream for UnixStream {}
+
+/// How fast bytes go through a unix socket between two threads of this program: what a stream over vsock is measured by.
+pub fn unix_copy(ms: u64) -> Result<Measured> {
+    let (mut writer, reader) = UnixStream::pair()?;
+    let sink = std::thread::spawn(move || Part::Sink.play(reader));
+    let bytes = vec![7; CHUNK];
+    let (start, mut operations) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_millis(ms) {
+        writer.write_all(&bytes)?;
+        operations += 1;
+    }
+    drop(writer);
+    let done = sink.join();
+    let took = start.elapsed();
+    done.unwrap_or(Ok(()))?;
+    Ok(Measured { operations, bytes: operations * CHUNK as u64, took, each: [Duration::ZERO; 3] })
+}
