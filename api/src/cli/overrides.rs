@@ -1,8 +1,8 @@
-//! `--disk`, `--net` and `--vsock` of a restore: what is different for this clone.
+//! `--disk`, `--net`, `--vsock` and `--console` of a restore: what is different for this clone.
 
 use clap::Args;
 use volt_vmm::config::Overrides;
-use volt_vmm::config::devices::NetBackend;
+use volt_vmm::config::devices::{ConsoleConfig, NetBackend};
 use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
 use super::devices::{FromWords, Words, parse};
@@ -21,15 +21,20 @@ pub(super) struct OverrideArgs {
     /// Another socket or address for the snapshot's vsock device: [cid=N][,socket=PATH]
     #[arg(long, value_name = "WORDS", value_parser = parse::<Vsock>)]
     vsock: Option<Vsock>,
+
+    /// Another socket for the snapshot's console beside the serial port
+    #[arg(long, value_name = "SOCKET")]
+    console: Option<std::path::PathBuf>,
 }
 
 impl From<OverrideArgs> for Overrides {
     fn from(arguments: OverrideArgs) -> Self {
-        let OverrideArgs { disks, networks, vsock } = arguments;
+        let OverrideArgs { disks, networks, vsock, console } = arguments;
         Self {
             disks: disks.into_iter().map(|disk| disk.0).collect(),
             networks: networks.into_iter().map(|network| network.0).collect(),
             vsock: vsock.map(|vsock| vsock.0),
+            console: console.map(|socket| ConsoleConfig { socket }),
         }
     }
 }
@@ -93,10 +98,12 @@ mod tests {
     #[test]
     fn a_clone_gets_ends_of_its_own() {
         let found =
-            overrides("--disk id=root,layer=/l --net id=eth0,tap=tap3 --vsock cid=9,socket=/v").unwrap();
+            overrides("--disk id=root,layer=/l --net id=eth0,tap=tap3 --vsock cid=9,socket=/v --console /c")
+                .unwrap();
         assert_eq!((found.disks[0].path.clone(), found.disks[0].layer.clone()), (None, Some("/l".into())));
         assert_eq!(found.networks[0].backend, Some(NetBackend::Tap("tap3".to_owned())));
         assert_eq!(found.vsock, Some(VsockOverride { cid: Some(9), socket: Some("/v".into()) }));
+        assert_eq!(found.console, Some(ConsoleConfig { socket: "/c".into() }));
         assert_eq!(overrides("").unwrap(), Overrides::default());
     }
 
