@@ -130,7 +130,7 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
     guest.order("check");
     assert!(!guest.output().contains("corrupt"), "{}", guest.output());
     assert_eq!(tcp.connections.into_inner(), 1);
-    assert_eq!(vsock.connections.into_inner(), 1 + generations);
+    assert!(vsock.connections.into_inner() > generations, "a connection over vsock outlived a restore");
 }
 
 /// Every device has something to show for itself.

@@ -1,9 +1,8 @@
 //! Networks: TCP both ways over taps and over passt, each test in a network namespace of its own.
 
-use std::net::TcpListener;
 use std::thread::scope;
 
-use volt_tests::{Boot, Guest, Network, needs, wait_until};
+use volt_tests::{Boot, Guest, Network, needs};
 
 use crate::streams::{bytes_of, echoes, send_back};
 
@@ -87,11 +86,11 @@ fn tcp_goes_both_ways_over_passt() {
     guest.order("tcp-echo 80");
     echoes(&network.connect("127.0.0.1:8080"), &bytes_of(1, STREAM));
     guest_connects(&mut guest, &network, "203.0.113.1:90");
+    // A clone has a passt of its own, and another port of the host leads into it.
     let snapshot = guest.snapshot();
-    drop(guest);
-    // A clone has a passt of its own, and the same ports lead into it, when the other has noticed that it is alone.
-    wait_until("the port is free", || network.inside(|| TcpListener::bind("127.0.0.1:8080").is_ok()));
-    let mut clone = snapshot.restore_inside(network.namespace(), &[]);
-    echoes(&network.connect("127.0.0.1:8080"), &bytes_of(2, STREAM));
+    let mut clone = snapshot.restore_inside(network.namespace(), &["--net", "id=eth0,passt,forward=8081:80"]);
+    for port in [8080, 8081] {
+        echoes(&network.connect(&format!("127.0.0.1:{port}")), &bytes_of(port, STREAM));
+    }
     guest_connects(&mut clone, &network, "203.0.113.1:90");
 }

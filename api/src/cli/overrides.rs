@@ -2,10 +2,10 @@
 
 use clap::Args;
 use volt_vmm::config::Overrides;
-use volt_vmm::config::devices::{ConsoleConfig, NetBackend};
+use volt_vmm::config::devices::ConsoleConfig;
 use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
-use super::devices::{FromWords, Words, parse};
+use super::devices::{FromWords, Words, backend, parse};
 
 /// What is different for this clone
 #[derive(Debug, Default, Args)]
@@ -14,7 +14,8 @@ pub(super) struct OverrideArgs {
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
 
-    /// Another tap for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS]. May be given more than once
+    /// Another end for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS], or passt and
+    /// [,forward=HOSTPORT:GUESTPORT] in place of a tap. May be given more than once
     #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
     networks: Vec<Net>,
 
@@ -62,7 +63,7 @@ impl FromWords for Net {
     fn from_words(mut words: Words<'_>) -> Result<Self, String> {
         let network = NetOverride {
             id: words.required("id")?.to_owned(),
-            backend: words.value("tap").map(|tap| NetBackend::Tap(tap.to_owned())),
+            backend: backend(&mut words)?,
             mac: words.value("mac").map(str::to_owned),
             ..NetOverride::default()
         };
@@ -81,6 +82,7 @@ impl FromWords for Vsock {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use volt_vmm::config::devices::NetBackend;
 
     use super::*;
 
@@ -104,6 +106,9 @@ mod tests {
         assert_eq!(found.networks[0].backend, Some(NetBackend::Tap("tap3".to_owned())));
         assert_eq!(found.vsock, Some(VsockOverride { cid: Some(9), socket: Some("/v".into()) }));
         assert_eq!(found.console, Some(ConsoleConfig { socket: "/c".into() }));
+        let found = overrides("--net id=eth0,passt,forward=8081:80").unwrap();
+        assert_eq!(found.networks[0].backend, Some(NetBackend::Passt { forward: vec![(8081, 80)] }));
+        assert_eq!(overrides("--net id=eth0").unwrap().networks[0].backend, None);
         assert_eq!(overrides("").unwrap(), Overrides::default());
     }
 
@@ -113,6 +118,8 @@ mod tests {
             ("--disk path=/d", "id=... is missing"),
             ("--disk id=root,ro", "\"ro\""),
             ("--vsock cid=x", "cid=x"),
+            ("--net id=eth0,tap=t,passt", "one of them"),
+            ("--net id=eth0,forward=1:2", "is for passt"),
         ] {
             let error = overrides(line).unwrap_err();
             assert!(error.contains(words), "{line}: {error}");
