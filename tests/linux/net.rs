@@ -67,9 +67,7 @@ fn clones_with_the_same_addresses_live_in_networks_of_their_own() {
 /// address of the host.
 fn with_a_way_out() -> Network {
     let network = Network::new();
-    network.ip("link add way type veth peer name out");
-    network.ip("link set out up");
-    network.configure("way", "192.0.2.1/24");
+    network.add_tap("way", "192.0.2.1/24");
     network.ip("route add default via 192.0.2.254");
     network.ip("addr add 203.0.113.1/32 dev way");
     network
