@@ -6,15 +6,18 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::scope;
+use std::time::{Duration, Instant};
 
 use volt_tests::{Boot, Guest, Network, Scratch, needs, wait_until};
 
 use crate::images::ext4;
 use crate::streams::{bytes_of, try_vsock_connect};
 
-const STEP: usize = 16 << 10;
+const STEP: usize = 8 << 10;
 /// Steps that are under way at any time.
 const AHEAD: usize = 4;
+/// Between two steps, so that not all of an emulated processor goes into the stream.
+const BREATH: Duration = Duration::from_millis(5);
 
 /// A stream that goes round and round: to the guest, which echoes, and back.
 #[derive(Default)]
@@ -42,6 +45,7 @@ impl Flow {
             if self.enough.load(Ordering::Relaxed) {
                 return Ok(());
             }
+            std::thread::sleep(BREATH);
             to.write_all(&step(number + AHEAD))?;
         }
         Ok(())
@@ -66,7 +70,7 @@ impl Flow {
             if let Some(stream) = try_vsock_connect(socket, 1000) {
                 let _ = self.go_round(&stream);
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(4 * BREATH);
         }
     }
 }
@@ -102,8 +106,7 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
         "vsock-echo 1000",
         "fill 8",
         "count",
-        "churn /mnt/one 128",
-        "churn /mnt/other 64",
+        "churn /mnt/busy 128",
     ] {
         guest.order(order);
     }
@@ -116,12 +119,18 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
         go_on(&mut guest, &tcp, &vsock);
         for generation in 0..generations {
             // In the middle of whatever it does. It must not run on: who restores would not know what it has acknowledged.
+            let start = Instant::now();
             guest.pause();
             let snapshot = guest.snapshot();
             assert!(!guest.output().contains("corrupt"), "generation {generation}: {}", guest.output());
             drop(guest);
             guest = snapshot.restore_inside(network.namespace(), &[]);
+            let stood_still = start.elapsed();
             go_on(&mut guest, &tcp, &vsock);
+            println!(
+                "generation {generation}: stood still for {stood_still:?}, went on in {:?}",
+                start.elapsed()
+            );
             snapshot.remove();
         }
         guest
@@ -135,11 +144,11 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
 
 /// Every device has something to show for itself.
 fn go_on(guest: &mut Guest, tcp: &Flow, vsock: &Flow) {
-    tcp.goes_on("TCP");
-    vsock.goes_on("vsock");
-    guest.next_number("churn");
-    guest.next_number("churn");
     guest.next_number("count");
+    vsock.goes_on("vsock");
+    tcp.goes_on("TCP");
+    guest.next_number("churn");
+    guest.next_number("churn");
 }
 
 #[test]

@@ -10,15 +10,16 @@ use volt_tests::{Boot, Guest, Network, Scratch, needs};
 use crate::images::blank;
 
 /// Bytes a second.
-const BANDWIDTH: u32 = 1_000_000;
+const BANDWIDTH: u32 = 250_000;
 /// Requests a second.
-const OPS: u32 = 200;
-/// For about how long it is measured, when what the bucket held has been used up.
-const SECONDS: u32 = 5;
+const OPS: u32 = 40;
+/// For about how long it is measured.
+const SECONDS: u32 = 6;
 
-/// A limit by a bucket of a twentieth of a second.
+/// A limit by a bucket that holds what comes in a second: whoever stands still for a moment can make up for it. Before anything
+/// is measured, what the bucket held at first is used up, and nothing comes between.
 fn limit(kind: &str, rate: u32) -> String {
-    format!(r#"{{"{kind}":{{"size":{},"refill_time":50}}}}"#, rate / 20)
+    format!(r#"{{"{kind}":{{"size":{rate},"refill_time":1000}}}}"#)
 }
 
 fn change(guest: &Guest, path: &str, change: &str) {
@@ -31,16 +32,18 @@ fn assert_rate(what: &str, amount: u32, took: Duration, limit: u32) {
     assert!((0.9..=1.1).contains(&ratio), "{what}: {amount} in {took:?}, {ratio:.3} of the limit");
 }
 
-/// How long the guest takes to read so many KiB from its disk, by so many at once.
-fn reading(guest: &mut Guest, kib: u32, step: u32) -> Duration {
+/// How long the guest takes to read so many KiB from its disk, by so many at once, when it has read some already.
+fn reading(guest: &mut Guest, step: u32, first: u32, more: u32) -> Duration {
+    guest.type_in(&format!("read-direct /dev/vda {step} {first} {more}\n")).wait_for("now the others");
     let start = Instant::now();
-    guest.order(&format!("read-direct /dev/vda {kib} {step}"));
+    guest.wait_for("ok read-direct");
     start.elapsed()
 }
 
 #[test]
 fn bandwidth_and_requests_of_a_disk() {
     needs!(linux);
+    const STEP: u32 = 32;
     let scratch = Scratch::new();
     let words = format!("path={}", blank(&scratch, "image", 16).display());
     let mut guest = Boot::linux().device(["--disk", &words]).start();
@@ -48,22 +51,23 @@ fn bandwidth_and_requests_of_a_disk() {
     let limited = |guest: &Guest, limit: &str| {
         change(guest, "/drives/disk0", &format!(r#"{{"drive_id":"disk0","rate_limiter":{limit}}}"#));
     };
-    println!("without a limit: 8 MiB in {:?}", reading(&mut guest, 8192, 16));
+    let steps = BANDWIDTH * SECONDS / 1024 / STEP;
+    let free = reading(&mut guest, STEP, 0, steps * STEP);
+    println!("without a limit: {steps} requests of {STEP} KiB in {free:?}");
 
     limited(&guest, &limit("bandwidth", BANDWIDTH));
-    reading(&mut guest, 128, 16);
-    let kib = BANDWIDTH * SECONDS / 1024 / 16 * 16;
-    assert_rate("a disk's bandwidth", kib * 1024, reading(&mut guest, kib, 16), BANDWIDTH);
+    let took = reading(&mut guest, STEP, BANDWIDTH / 512, steps * STEP);
+    assert_rate("a disk's bandwidth", steps * STEP * 1024, took, BANDWIDTH);
 
     limited(&guest, &limit("ops", OPS));
-    reading(&mut guest, 4 * 20, 4);
     let requests = OPS * SECONDS;
-    assert_rate("a disk's requests", requests, reading(&mut guest, requests * 4, 4), OPS);
+    let took = reading(&mut guest, 4, 2 * OPS * 4, requests * 4);
+    assert_rate("a disk's requests", requests, took, OPS);
 
     // And none at all again.
     limited(&guest, "{}");
-    let took = reading(&mut guest, 8192, 16);
-    assert!(took < Duration::from_secs(8192 * 1024 / u64::from(BANDWIDTH) / 2), "{took:?}");
+    let again = reading(&mut guest, STEP, 0, steps * STEP);
+    assert!(again < Duration::from_secs(u64::from(SECONDS) / 2), "{again:?}");
 }
 
 /// Bytes that a guest's sink tells of with one of its own.
@@ -106,6 +110,7 @@ fn bandwidth_of_a_network_both_ways() {
     let steps = (BANDWIDTH * SECONDS) as usize / STEP;
     let amount = (steps * STEP) as u32;
 
+    let at_first = 2 * BANDWIDTH as usize / STEP;
     let mut sink = network.connect("10.77.0.2:80");
     println!("without a limit: {amount} in {:?}", sending(&mut sink, steps));
     limited("rx_rate_limiter");
@@ -113,13 +118,11 @@ fn bandwidth_of_a_network_both_ways() {
     for _ in 0..4 {
         sink.write_all(&[0x5a; STEP]).unwrap();
     }
-    sending(&mut sink, 4);
+    sending(&mut sink, at_first);
     assert_rate("a network's bandwidth to the guest", amount, sending(&mut sink, steps), BANDWIDTH);
 
-    let mut source = network.connect("10.77.0.2:81");
-    println!("without a limit: {amount} in {:?}", receiving(&mut source, steps));
     limited("tx_rate_limiter");
-    // What the host has already, and the guest's socket had.
-    receiving(&mut source, 6_000_000 / STEP);
+    let mut source = network.connect("10.77.0.2:81");
+    receiving(&mut source, at_first);
     assert_rate("a network's bandwidth from the guest", amount, receiving(&mut source, steps), BANDWIDTH);
 }

@@ -41,15 +41,23 @@ pub(crate) fn verify(path: &str, kib: u64, seed: u64) -> Outcome {
     Ok(())
 }
 
-/// `read-direct PATH KIB STEP`: reads so much past the page cache, in requests of STEP KiB, one after another.
-pub(crate) fn read_direct(path: &str, kib: u64, step: u64) -> Outcome {
+/// `read-direct PATH STEP FIRST MORE`: reads KiB past the page cache, in requests of STEP KiB, one after another: the FIRST, then a
+/// line, then as many MORE.
+pub(crate) fn read_direct(path: &str, [step, first, more]: [u64; 3]) -> Outcome {
     let named = |error: std::io::Error| format!("{path}: {error}");
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).map_err(named)?;
     let len = (step as usize) << 10;
     // The kernel wants it to begin where a block does.
     let mut bytes = vec![0; len + DIRECT];
     let begin = bytes.as_ptr().align_offset(DIRECT);
-    (0..kib / step.max(1)).try_for_each(|_| file.read_exact(&mut bytes[begin..begin + len])).map_err(named)
+    let mut read = |kib: u64| -> Outcome {
+        (0..kib / step.max(1))
+            .try_for_each(|_| file.read_exact(&mut bytes[begin..begin + len]))
+            .map_err(named)
+    };
+    read(first)?;
+    console::line("now the others");
+    read(more)
 }
 
 /// `churn PATH KIB`: writes and verifies for ever, a line `churn N` a round, from which a snapshot may cut anything.

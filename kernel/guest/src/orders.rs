@@ -41,8 +41,9 @@ fn execute(name: &str, rest: &str) -> Outcome {
             .and_then(|[path, kib, seed]| files::put(path, number(kib, "KIB")?, number(seed, "SEED")?)),
         "verify" => words(rest)
             .and_then(|[path, kib, seed]| files::verify(path, number(kib, "KIB")?, number(seed, "SEED")?)),
-        "read-direct" => words(rest).and_then(|[path, kib, step]| {
-            files::read_direct(path, number(kib, "KIB")?, number(step, "KIB")?)
+        "read-direct" => words(rest).and_then(|[path, step, first, more]| {
+            let [step, first, more] = [step, first, more].map(|kib| number(kib, "KIB"));
+            files::read_direct(path, [step?, first?, more?])
         }),
         "churn" => words(rest).and_then(|[path, kib]| files::churn(path, number(kib, "KIB")?)),
         "size" => files::size(rest),
