@@ -28,7 +28,8 @@ struct Flow {
 }
 
 impl Flow {
-    /// Keeps some steps under way, none like the other, and compares what comes back. Ends when it is enough, or with the stream.
+    /// Keeps some steps under way, none like the other, and compares what comes back: at whatever moment the guest is paused,
+    /// there are bytes on their way both ways. Ends when it is enough, or with the stream.
     fn go_round<S>(&self, stream: &S) -> std::io::Result<()>
     where
         for<'a> &'a S: Read + Write,

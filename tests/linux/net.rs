@@ -6,7 +6,7 @@ use volt_tests::{Boot, Guest, Network, needs};
 
 use crate::streams::{bytes_of, echoes, send_back};
 
-const STREAM: usize = 2_000_000;
+const STREAM: usize = 500_000;
 
 /// The guest connects to `to`, where somebody listens in `network`, sends, and wants it back.
 fn guest_connects(guest: &mut Guest, network: &Network, to: &str) {
