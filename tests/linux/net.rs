@@ -87,6 +87,7 @@ fn tcp_goes_both_ways_over_passt() {
     // A clone has a passt of its own, and another port of the host leads into it.
     let snapshot = guest.snapshot();
     let mut clone = snapshot.restore_inside(network.namespace(), &["--net", "id=eth0,passt,forward=8081:80"]);
+    clone.order("echo there");
     for port in [8080, 8081] {
         echoes(&network.connect(&format!("127.0.0.1:{port}")), &bytes_of(port, STREAM));
     }
