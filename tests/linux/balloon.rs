@@ -3,6 +3,9 @@
 
 use volt_tests::{Boot, Guest, needs, wait_until};
 
+/// Of most guests here, as little as does: each page of it is a fault on an emulated processor.
+const MEMORY: &str = "128M";
+
 /// A number of the balloon's statistics; 0 while it has not come.
 fn number(guest: &Guest, name: &str) -> u64 {
     let (status, answer) = guest.ask("GET", "/balloon/statistics", "");
@@ -29,29 +32,29 @@ fn is_whole(guest: &mut Guest) {
 #[test]
 fn a_balloon_takes_memory_and_gives_it_back() {
     needs!(linux);
-    let mut guest = Boot::linux().device(["--balloon", "statistics=1"]).start();
+    let mut guest = Boot::linux().memory(MEMORY).device(["--balloon", "statistics=1"]).start();
     guest.wait_until_ready();
     // All of what the guest has is the host's, and then free again in the guest, but not on the host.
-    guest.order("fill 80");
-    guest.order("fill 8");
+    guest.order("fill 48");
+    guest.order("fill 4");
     let full = guest.resident_kib();
-    assert!(full > 80 << 10, "{full}");
-    inflate_to(&guest, 170);
+    assert!(full > 48 << 10, "{full}");
+    inflate_to(&guest, 70);
     let inflated = guest.resident_kib();
-    assert!(inflated + (50 << 10) < full, "{full} KiB resident, then {inflated}");
+    assert!(inflated + (30 << 10) < full, "{full} KiB resident, then {inflated}");
     wait_until("the guest tells of its memory", || number(&guest, "total_memory") > 0);
     is_whole(&mut guest);
     let snapshot = guest.snapshot();
     inflate_to(&guest, 0);
-    guest.order("fill 64");
+    guest.order("fill 48");
     is_whole(&mut guest);
     // A restored guest keeps its balloon as it was.
     let mut clone = snapshot.restore();
-    wait_until("the clone's API is there", || number(&clone, "actual_mib") == 170);
-    assert_eq!(number(&clone, "target_mib"), 170);
+    wait_until("the clone's API is there", || number(&clone, "actual_mib") == 70);
+    assert_eq!(number(&clone, "target_mib"), 70);
     is_whole(&mut clone);
     inflate_to(&clone, 0);
-    clone.order("fill 64");
+    clone.order("fill 48");
     is_whole(&mut clone);
 }
 
@@ -81,9 +84,9 @@ fn what_the_guest_frees_is_the_hosts_again_within_seconds() {
 #[test]
 fn a_clones_balloon_touches_neither_the_snapshot_nor_another_clone() {
     needs!(linux);
-    let mut guest = Boot::linux().device(["--balloon", "reporting"]).start();
+    let mut guest = Boot::linux().memory(MEMORY).device(["--balloon", "reporting"]).start();
     guest.wait_until_ready();
-    guest.order("fill 48");
+    guest.order("fill 32");
     let snapshot = guest.snapshot();
     drop(guest);
     let untouched = snapshot.fingerprint();
@@ -95,12 +98,12 @@ fn a_clones_balloon_touches_neither_the_snapshot_nor_another_clone() {
     let before = giving.resident_kib();
     // By freeing what the base holds, and by the balloon, until little else is left.
     giving.order("fill 4");
-    inflate_to(giving, 170);
-    wait_until("memory goes back", || giving.resident_kib() + (32 << 10) < before);
+    inflate_to(giving, 70);
+    wait_until("memory goes back", || giving.resident_kib() + (20 << 10) < before);
     is_whole(giving);
     // What comes back out of the balloon has the base's content on the host, which is nobody's business in the guest.
     inflate_to(giving, 0);
-    giving.order("fill 64");
+    giving.order("fill 48");
     is_whole(giving);
     is_whole(keeping);
     is_whole(&mut snapshot.restore());
@@ -112,11 +115,11 @@ fn a_clones_balloon_touches_neither_the_snapshot_nor_another_clone() {
 #[test]
 fn the_guest_takes_memory_out_of_the_balloon_before_it_runs_out_of_it() {
     needs!(linux);
-    let mut guest = Boot::linux().device(["--balloon", "deflate-on-oom"]).start();
+    let mut guest = Boot::linux().memory(MEMORY).device(["--balloon", "deflate-on-oom"]).start();
     guest.wait_until_ready();
-    inflate_to(&guest, 150);
-    guest.order("fill 128");
+    inflate_to(&guest, 70);
+    guest.order("fill 64");
     is_whole(&mut guest);
     let left = number(&guest, "actual_mib");
-    assert!(left < 120, "{left} MiB in the balloon beside 128 MiB filled, of 256");
+    assert!(left < 60, "{left} MiB in the balloon beside 64 MiB filled, of {MEMORY}");
 }

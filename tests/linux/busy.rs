@@ -136,7 +136,6 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
         }
         guest
     });
-    guest.order("random");
     guest.order("check");
     assert!(!guest.output().contains("corrupt"), "{}", guest.output());
     assert_eq!(tcp.connections.into_inner(), 1);
@@ -146,6 +145,7 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
 /// Every device has something to show for itself.
 fn go_on(guest: &mut Guest, tcp: &Flow, vsock: &Flow) {
     guest.next_number("count");
+    guest.order("random");
     vsock.goes_on("vsock");
     tcp.goes_on("TCP");
     guest.next_number("churn");
