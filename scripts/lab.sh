@@ -151,8 +151,8 @@ make_root() {
     cp "$(command -v busybox)" "$root/bin/busybox"
     "$root/bin/busybox" --install "$root/bin"
     ln -s /bin/env "$root/usr/bin/env"
-    echo 'root:x:0:0:root:/root:/bin/sh' >"$root/etc/passwd"
-    echo 'root:x:0:' >"$root/etc/group"
+    printf '%s\n' 'root:x:0:0:root:/root:/bin/sh' 'nobody:x:65534:65534:nobody:/:/bin/sh' >"$root/etc/passwd"
+    printf '%s\n' 'root:x:0:' 'nogroup:x:65534:' >"$root/etc/group"
     echo '127.0.0.1 localhost lab' >"$root/etc/hosts"
     cat >"$root/.lab/init" <<'END'
 #!/bin/sh

@@ -5,21 +5,26 @@ set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
 
-LAB_SECONDS=${VOLT_LAB_SECONDS:-2400}
+LAB_SECONDS=2400
+LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
+GENERATIONS=10
+GENERATIONS_FULL=100
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux)
 
 usage() {
     cat <<END
-Usage: scripts/test.sh [--lab] [SUITE]...
+Usage: scripts/test.sh [--lab] [--full] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
 
   --lab    run the whole-program tests in the lab even where this host's KVM could run them
+  --full   take the guest whose devices are all busy through $GENERATIONS_FULL generations of snapshots, not just 10
 
-Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default 2400).
+Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default $LAB_SECONDS,
+with --full $LAB_SECONDS_FULL); VOLT_GENERATIONS, a number of generations other than those.
 END
 }
 
@@ -67,7 +72,7 @@ unit_tests() { cargo test --quiet --locked --workspace --exclude volt-tests; }
 # natively TEST: on this host's KVM.
 natively() {
     VOLT_VMM=$program VOLT_SKIPPED=$skipped VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
-        VOLT_STOCK_KERNEL=$(cat "$work/stock") "$(readlink "$work/$1")"
+        VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations "$(readlink "$work/$1")"
 }
 
 # Each line with the seconds since the start before it: libtest does not tell how long a test took, and how far it had come
@@ -79,20 +84,23 @@ with_seconds() {
 
 # in_lab TEST...: one boot of the lab for all of them.
 in_lab() {
-    local files=() test
+    local files=() test seconds=$LAB_SECONDS passt
+    [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
+    passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh --time "$LAB_SECONDS" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
+    scripts/lab.sh --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
         --file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd" \
         --file "$(cat "$work/stock"):/lab/stock" --file "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs):/lab/mke2fs" --out /lab/skipped:"$work/skipped-in-lab" \
         sh -c '
             mkdir /lab/scratch && : >/lab/skipped
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
-            export VOLT_STOCK_KERNEL=/lab/stock VOLT_SKIPPED=/lab/skipped
+            export VOLT_STOCK_KERNEL=/lab/stock VOLT_SKIPPED=/lab/skipped VOLT_GENERATIONS=$1
+            shift
             status=0
             for test in "$@"; do /lab/tests/$test --test-threads=1 || status=1; done
             exit $status
-        ' sh "$@" 2>&1 | with_seconds
+        ' sh "$generations" "$@" 2>&1 | with_seconds
     local status=${PIPESTATUS[0]}
     [ ! -e "$work/skipped-in-lab" ] || cat "$work/skipped-in-lab" >>"$skipped"
     return "$status"
@@ -128,11 +136,12 @@ give_up() {
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
 
 main() {
-    local lab="" suite where=() emulated=()
+    local lab="" full="" generations suite where=() emulated=()
     suites=()
     while [ $# -gt 0 ]; do
         case $1 in
             --lab) lab=yes ;;
+            --full) full=yes ;;
             --help | -h) usage && exit 0 ;;
             unit | small | linux) suites+=("$1") ;;
             *) echo "test: unknown argument $1 (see --help)" >&2 && exit 1 ;;
@@ -140,6 +149,9 @@ main() {
         shift
     done
     [ ${#suites[@]} -gt 0 ] || suites=("${ALL[@]}")
+    generations=$GENERATIONS
+    [ -z "$full" ] || generations=$GENERATIONS_FULL
+    generations=${VOLT_GENERATIONS:-$generations}
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
     trap 'rm -rf "$work"' EXIT

@@ -2,11 +2,23 @@
 //!
 //! The guest's init is the project's own (kernel/guest), which takes orders over the console.
 
+// What several files need.
+mod images;
+mod streams;
+
+mod balloon;
 mod booting;
-mod devices;
+mod busy;
+mod console;
+mod disk;
+mod disk_failing;
 mod ending;
 mod library;
+mod limits;
+mod net;
 mod pausing;
 mod restoring;
+mod rng;
 mod stock;
 mod timers;
+mod vsock;

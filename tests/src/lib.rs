@@ -13,6 +13,7 @@ pub mod boot;
 pub mod guest;
 pub mod namespace;
 pub mod need;
+pub mod network;
 pub mod numbers;
 pub mod outcome;
 pub mod patience;
@@ -28,6 +29,8 @@ pub mod wire;
 
 pub use boot::{Boot, Input};
 pub use guest::Guest;
+pub use namespace::Namespace;
+pub use network::Network;
 pub use numbers::{consecutive, numbers};
 pub use outcome::Outcome;
 pub use patience::{patience, wait_until};

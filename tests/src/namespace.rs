@@ -1,18 +1,24 @@
-//! Another world for one child: a mount namespace in which a disk is small, or `/dev/kvm` is not what it was. It goes with
-//! the child.
+//! Another world for one child: a mount namespace in which a disk is small, or `/dev/kvm` is not what it was, which goes with
+//! the child; or a network namespace ([`crate::network`]).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::process::{Gid, Uid};
-use rustix::thread::{UnshareFlags, set_thread_gid, set_thread_groups, set_thread_uid, unshare_unsafe};
+use rustix::thread::{
+    LinkNameSpaceType, UnshareFlags, move_into_link_name_space, set_thread_gid, set_thread_groups,
+    set_thread_uid, unshare_unsafe,
+};
 
 /// `/dev/kvm` is misc device 232 on every Linux.
 const KVM_DEVICE: (u32, u32) = (10, 232);
@@ -27,6 +33,8 @@ pub enum Namespace {
     WithoutKvm,
     /// `/dev/kvm` is root's alone, and the child is not root.
     KvmOfAnother,
+    /// The network is this namespace's.
+    Network(Arc<File>),
     /// Nothing.
     Same,
 }
@@ -49,7 +57,10 @@ impl Namespace {
         unsafe { command.pre_exec(move || Ok(namespace.enter()?)) };
     }
 
-    fn enter(&self) -> rustix::io::Result<()> {
+    pub(crate) fn enter(&self) -> rustix::io::Result<()> {
+        if let Self::Network(namespace) = self {
+            return move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network));
+        }
         // SAFETY: a new mount namespace changes nothing that memory safety rests on.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS)? };
         mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
@@ -57,7 +68,7 @@ impl Namespace {
             mount(c"tmpfs", place, c"tmpfs", MountFlags::empty(), Some(options))
         };
         match self {
-            Self::Same => Ok(()),
+            Self::Network(_) | Self::Same => Ok(()),
             Self::SmallDisk(directory, size) => tmpfs(directory, size),
             Self::WithoutKvm => tmpfs(c"/dev", c""),
             Self::KvmOfAnother => {

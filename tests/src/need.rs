@@ -3,6 +3,9 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::process::Command;
+
+use crate::network::Network;
 
 /// Ends the test here, as skipped, where the host lacks something: `needs!(kvm, root)`.
 #[macro_export]
@@ -62,14 +65,28 @@ pub fn stock_kernel() -> Option<String> {
     file("VOLT_STOCK_KERNEL")
 }
 
-/// Tap devices, and the right to make them.
+/// Network namespaces and tap devices, and the right to make them.
 #[must_use]
-pub fn tap() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("needs root, to make a tap device".to_owned());
+pub fn network() -> Option<String> {
+    if let Err(error) = Network::try_new() {
+        return Some(format!("no network namespaces here ({error})"));
     }
     let opened = File::options().read(true).write(true).open("/dev/net/tun");
     opened.err().map(|error| format!("no /dev/net/tun here ({error})"))
+}
+
+/// The program passt.
+#[must_use]
+pub fn passt() -> Option<String> {
+    let asked = Command::new("passt").arg("--version").output();
+    asked.err().map(|error| format!("no passt here ({error})"))
+}
+
+/// Loop devices, and the right to make them.
+#[must_use]
+pub fn loop_device() -> Option<String> {
+    let opened = File::options().read(true).write(true).open("/dev/loop-control");
+    opened.err().map(|error| format!("no loop devices here ({error})"))
 }
 
 fn file(variable: &str) -> Option<String> {

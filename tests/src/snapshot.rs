@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::boot::{Input, Launch};
 use crate::guest::Guest;
+use crate::namespace::Namespace;
 use crate::outcome::Outcome;
 use crate::scratch::Scratch;
 use crate::state_file;
@@ -53,11 +54,21 @@ impl Snapshot {
     /// Runs what is in it, with these options of `volt-vmm restore`.
     #[must_use]
     pub fn restore_as(&self, options: &[&str]) -> Guest {
+        self.launch(None, options)
+    }
+
+    /// The same in a namespace.
+    #[must_use]
+    pub fn restore_inside(&self, namespace: &Namespace, options: &[&str]) -> Guest {
+        self.launch(Some(namespace), options)
+    }
+
+    fn launch(&self, namespace: Option<&Namespace>, options: &[&str]) -> Guest {
         let socket = self.scratch.fresh("api");
         let mut arguments: Vec<std::ffi::OsString> = vec!["restore".into(), self.directory.clone().into()];
         arguments.extend(options.iter().map(Into::into));
         arguments.extend(["--api-socket".into(), socket.clone().into()]);
-        Launch { arguments, input: Input::Test, namespace: None }.start(self.scratch.clone(), socket)
+        Launch { arguments, input: Input::Test, namespace }.start(self.scratch.clone(), socket)
     }
 
     /// Runs what is in it, with this console input.
@@ -87,6 +98,14 @@ impl Snapshot {
             fs::copy(from, to).expect("copy a snapshot");
         }
         copy
+    }
+
+    /// Removes it. Who was restored from it has what it needs open.
+    ///
+    /// # Panics
+    /// It cannot be removed.
+    pub fn remove(self) {
+        fs::remove_dir_all(&self.directory).expect("remove a snapshot");
     }
 
     /// `state.json`, decoded.

@@ -151,19 +151,7 @@ impl FromWords for Disk {
 
 impl FromWords for Net {
     fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let mut forward = Vec::new();
-        while let Some(ports) = words.value("forward") {
-            let pair = ports
-                .split_once(':')
-                .and_then(|(host, guest)| Some((host.parse().ok()?, guest.parse().ok()?)));
-            forward.push(pair.ok_or_else(|| format!("forward={ports}: write HOSTPORT:GUESTPORT"))?);
-        }
-        let backend = match (words.value("tap"), words.flag("passt")) {
-            (Some(tap), false) if forward.is_empty() => NetBackend::Tap(tap.to_owned()),
-            (None, true) => NetBackend::Passt { forward },
-            (Some(_), false) => return Err("forward=... is for passt".to_owned()),
-            _ => return Err("either tap=NAME or passt, one of them".to_owned()),
-        };
+        let backend = backend(&mut words)?.ok_or(ONE_BACKEND)?;
         let network = NetConfig {
             id: words.value("id").unwrap_or_default().to_owned(),
             backend,
@@ -174,6 +162,24 @@ impl FromWords for Net {
             transmit_limit: limit(&mut words, "transmit", "transmit-ops")?,
         };
         words.end().map(|()| Self(network))
+    }
+}
+
+const ONE_BACKEND: &str = "either tap=NAME or passt, one of them";
+
+/// What a network interface is connected to, if words say so.
+pub(super) fn backend(words: &mut Words<'_>) -> Result<Option<NetBackend>, String> {
+    let mut forward = Vec::new();
+    while let Some(ports) = words.value("forward") {
+        let pair =
+            ports.split_once(':').and_then(|(host, guest)| Some((host.parse().ok()?, guest.parse().ok()?)));
+        forward.push(pair.ok_or_else(|| format!("forward={ports}: write HOSTPORT:GUESTPORT"))?);
+    }
+    match (words.value("tap"), words.flag("passt")) {
+        (Some(_), true) => Err(ONE_BACKEND.to_owned()),
+        (None, true) => Ok(Some(NetBackend::Passt { forward })),
+        (_, false) if !forward.is_empty() => Err("forward=... is for passt".to_owned()),
+        (tap, false) => Ok(tap.map(|tap| NetBackend::Tap(tap.to_owned()))),
     }
 }
 

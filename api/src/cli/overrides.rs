@@ -1,11 +1,11 @@
-//! `--disk`, `--net` and `--vsock` of a restore: what is different for this clone.
+//! `--disk`, `--net`, `--vsock` and `--console` of a restore: what is different for this clone.
 
 use clap::Args;
 use volt_vmm::config::Overrides;
-use volt_vmm::config::devices::NetBackend;
+use volt_vmm::config::devices::ConsoleConfig;
 use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
-use super::devices::{FromWords, Words, parse};
+use super::devices::{FromWords, Words, backend, parse};
 use super::limits::change;
 
 /// What is different for this clone
@@ -16,23 +16,29 @@ pub(super) struct OverrideArgs {
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
 
-    /// Another tap or rate limit for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT]
-    /// [,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT]. May be given more than once
+    /// Another end or rate limit for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT]
+    /// [,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], or passt and [,forward=HOSTPORT:GUESTPORT] in place of a tap.
+    /// May be given more than once
     #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
     networks: Vec<Net>,
 
     /// Another socket or address for the snapshot's vsock device: [cid=N][,socket=PATH]
     #[arg(long, value_name = "WORDS", value_parser = parse::<Vsock>)]
     vsock: Option<Vsock>,
+
+    /// Another socket for the snapshot's console beside the serial port
+    #[arg(long, value_name = "SOCKET")]
+    console: Option<std::path::PathBuf>,
 }
 
 impl From<OverrideArgs> for Overrides {
     fn from(arguments: OverrideArgs) -> Self {
-        let OverrideArgs { disks, networks, vsock } = arguments;
+        let OverrideArgs { disks, networks, vsock, console } = arguments;
         Self {
             disks: disks.into_iter().map(|disk| disk.0).collect(),
             networks: networks.into_iter().map(|network| network.0).collect(),
             vsock: vsock.map(|vsock| vsock.0),
+            console: console.map(|socket| ConsoleConfig { socket }),
         }
     }
 }
@@ -60,7 +66,7 @@ impl FromWords for Net {
     fn from_words(mut words: Words<'_>) -> Result<Self, String> {
         let network = NetOverride {
             id: words.required("id")?.to_owned(),
-            backend: words.value("tap").map(|tap| NetBackend::Tap(tap.to_owned())),
+            backend: backend(&mut words)?,
             mac: words.value("mac").map(str::to_owned),
             receive_limit: change(&mut words, "receive", "receive-ops")?,
             transmit_limit: change(&mut words, "transmit", "transmit-ops")?,
@@ -80,7 +86,7 @@ impl FromWords for Vsock {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use volt_vmm::config::devices::RateLimit;
+    use volt_vmm::config::devices::{NetBackend, RateLimit};
 
     use super::*;
 
@@ -98,11 +104,16 @@ mod tests {
     #[test]
     fn a_clone_gets_ends_of_its_own() {
         let found =
-            overrides("--disk id=root,layer=/l --net id=eth0,tap=tap3 --vsock cid=9,socket=/v").unwrap();
+            overrides("--disk id=root,layer=/l --net id=eth0,tap=tap3 --vsock cid=9,socket=/v --console /c")
+                .unwrap();
         assert_eq!((found.disks[0].path.clone(), found.disks[0].layer.clone()), (None, Some("/l".into())));
         assert_eq!(found.networks[0].backend, Some(NetBackend::Tap("tap3".to_owned())));
         assert_eq!((&found.disks[0].limit, &found.networks[0].transmit_limit), (&None, &None));
         assert_eq!(found.vsock, Some(VsockOverride { cid: Some(9), socket: Some("/v".into()) }));
+        assert_eq!(found.console, Some(ConsoleConfig { socket: "/c".into() }));
+        let found = overrides("--net id=eth0,passt,forward=8081:80").unwrap();
+        assert_eq!(found.networks[0].backend, Some(NetBackend::Passt { forward: vec![(8081, 80)] }));
+        assert_eq!(overrides("--net id=eth0").unwrap().networks[0].backend, None);
         assert_eq!(overrides("").unwrap(), Overrides::default());
         let limited = overrides("--disk id=root,bandwidth=1M,ops=0 --net id=eth0,receive=2M").unwrap();
         let size = |limit: &Option<RateLimit>| limit.clone().unwrap().bandwidth.unwrap().size;
@@ -117,6 +128,8 @@ mod tests {
             ("--disk path=/d", "id=... is missing"),
             ("--disk id=root,ro", "\"ro\""),
             ("--vsock cid=x", "cid=x"),
+            ("--net id=eth0,tap=t,passt", "one of them"),
+            ("--net id=eth0,forward=1:2", "is for passt"),
         ] {
             let error = overrides(line).unwrap_err();
             assert!(error.contains(words), "{line}: {error}");

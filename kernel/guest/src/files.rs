@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 
 use crate::console;
 use crate::orders::Outcome;
@@ -9,6 +10,8 @@ use crate::sleepers::in_background;
 use crate::system;
 
 const STEP: usize = 1 << 16;
+/// Alignment that suits every disk.
+const DIRECT: usize = 4096;
 
 /// `put PATH KIB SEED`: writes what follows from the seed, and sees that it is safe.
 pub(crate) fn put(path: &str, kib: u64, seed: u64) -> Outcome {
@@ -36,6 +39,25 @@ pub(crate) fn verify(path: &str, kib: u64, seed: u64) -> Outcome {
         }
     }
     Ok(())
+}
+
+/// `read-direct PATH STEP FIRST MORE`: reads KiB past the page cache, in requests of STEP KiB, one after another: the FIRST, then a
+/// line, then as many MORE.
+pub(crate) fn read_direct(path: &str, [step, first, more]: [u64; 3]) -> Outcome {
+    let named = |error: std::io::Error| format!("{path}: {error}");
+    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).map_err(named)?;
+    let len = (step as usize) << 10;
+    // The kernel wants it to begin where a block does.
+    let mut bytes = vec![0; len + DIRECT];
+    let begin = bytes.as_ptr().align_offset(DIRECT);
+    let mut read = |kib: u64| -> Outcome {
+        (0..kib / step.max(1))
+            .try_for_each(|_| file.read_exact(&mut bytes[begin..begin + len]))
+            .map_err(named)
+    };
+    read(first)?;
+    console::line("now the others");
+    read(more)
 }
 
 /// `churn PATH KIB`: writes and verifies for ever, a line `churn N` a round, from which a snapshot may cut anything.

@@ -34,12 +34,17 @@ fn execute(name: &str, rest: &str) -> Outcome {
         // Files and programs.
         "write" => write(rest),
         "read" => read(rest),
+        "read-line" => read_line(rest),
         "sync" => answer_nothing(system::sync),
         "run" => programs::run(rest),
         "put" => words(rest)
             .and_then(|[path, kib, seed]| files::put(path, number(kib, "KIB")?, number(seed, "SEED")?)),
         "verify" => words(rest)
             .and_then(|[path, kib, seed]| files::verify(path, number(kib, "KIB")?, number(seed, "SEED")?)),
+        "read-direct" => words(rest).and_then(|[path, step, first, more]| {
+            let [step, first, more] = [step, first, more].map(|kib| number(kib, "KIB"));
+            files::read_direct(path, [step?, first?, more?])
+        }),
         "churn" => words(rest).and_then(|[path, kib]| files::churn(path, number(kib, "KIB")?)),
         "size" => files::size(rest),
         "discard" => files::discard(rest),
@@ -47,8 +52,10 @@ fn execute(name: &str, rest: &str) -> Outcome {
         "umount" => files::unmount(rest),
         // Streams.
         "vsock-echo" => streams::vsock_echo(number(rest, "PORT")? as u32),
-        "vsock-send" => words(rest)
-            .and_then(|[port, kib]| streams::vsock_send(number(port, "PORT")? as u32, number(kib, "KIB")?)),
+        "vsock-send" => words(rest).and_then(|[port, kib, streams]| {
+            let port = number(port, "PORT")? as u32;
+            streams::vsock_send(port, number(kib, "KIB")?, number(streams, "STREAMS")?)
+        }),
         "net" => {
             let (interface, rest) = split(rest);
             let (address, gateway) = split(rest);
@@ -56,6 +63,9 @@ fn execute(name: &str, rest: &str) -> Outcome {
         }
         "tcp-echo" => streams::tcp_echo(number(rest, "PORT")? as u16),
         "tcp-send" => words(rest).and_then(|[to, kib]| streams::tcp_send(to, number(kib, "KIB")?)),
+        "tcp-sink" => words(rest)
+            .and_then(|[port, kib]| streams::tcp_sink(number(port, "PORT")? as u16, number(kib, "KIB")?)),
+        "tcp-source" => streams::tcp_source(number(rest, "PORT")? as u16),
         // How fast it is.
         "bench-disk" => words(rest).and_then(|[path, act, kib, depth, ms]| {
             bench::disk(path, act, number(kib, "KIB")?, number(depth, "DEPTH")?, number(ms, "MS")?)
@@ -118,6 +128,16 @@ fn read(path: &str) -> Outcome {
     let bytes = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
     String::from_utf8_lossy(&bytes).lines().for_each(console::line);
     Ok(())
+}
+
+/// `read-line PATH`: waits for one line of what does not end, such as a terminal.
+fn read_line(path: &str) -> Outcome {
+    use std::io::BufRead;
+    let mut line = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| std::io::BufReader::new(file).read_line(&mut line))
+        .map_err(|error| format!("{path}: {error}"))?;
+    answer(line.trim_end())
 }
 
 /// The first word, and the rest without the space between.

@@ -20,10 +20,19 @@ pub(crate) fn vsock_echo(port: u32) -> Outcome {
     })
 }
 
-/// `vsock-send PORT KIB`: sends so much to a port of the host's, wants it back, and says that it came.
-pub(crate) fn vsock_send(port: u32, kib: u64) -> Outcome {
-    let stream = system::vsock_connect(port).map_err(|error| format!("port {port}: {error}"))?;
-    compare(stream, kib)
+/// `vsock-send PORT KIB STREAMS`: so many streams at once to a port of the host's. Each sends so much of its own, wants it
+/// back, and says that it came.
+pub(crate) fn vsock_send(port: u32, kib: u64, streams: u64) -> Outcome {
+    let failed = |error: std::io::Error| format!("port {port}: {error}");
+    let all = (0..streams).map(|_| system::vsock_connect(port).map_err(failed));
+    let all: Vec<_> = all.collect::<Result<_, _>>()?;
+    std::thread::scope(|scope| {
+        let senders: Vec<_> = (0..)
+            .zip(all)
+            .map(|(number, stream)| scope.spawn(move || compare(stream, kib, number)))
+            .collect();
+        senders.into_iter().try_for_each(|sender| sender.join().map_err(|_| "a sender panicked")?)
+    })
 }
 
 /// `tcp-echo PORT`.
@@ -39,7 +48,28 @@ pub(crate) fn tcp_echo(port: u16) -> Outcome {
 /// `tcp-send ADDRESS:PORT KIB`.
 pub(crate) fn tcp_send(to: &str, kib: u64) -> Outcome {
     let stream = TcpStream::connect(to).map_err(|error| format!("{to}: {error}"))?;
-    compare(stream.into(), kib)
+    compare(stream.into(), kib, 0)
+}
+
+/// `tcp-sink PORT KIB`: takes what comes at a port, and tells of each so many KiB with a byte.
+pub(crate) fn tcp_sink(port: u16, kib: u64) -> Outcome {
+    let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|error| format!("port {port}: {error}"))?;
+    in_background(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut bytes = vec![0; (kib as usize) << 10];
+            while stream.read_exact(&mut bytes).and_then(|()| stream.write_all(b".")).is_ok() {}
+        }
+    })
+}
+
+/// `tcp-source PORT`: sends to whoever connects to a port, until that is no more.
+pub(crate) fn tcp_source(port: u16) -> Outcome {
+    let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|error| format!("port {port}: {error}"))?;
+    in_background(move || {
+        for mut stream in listener.incoming().flatten() {
+            while stream.write_all(&[0x5a; 1 << 14]).is_ok() {}
+        }
+    })
 }
 
 /// `net INTERFACE ADDRESS/PREFIX [GATEWAY]`: gives an interface an IPv4 address and brings it up.
@@ -64,12 +94,12 @@ fn echo(stream: OwnedFd) {
     }
 }
 
-fn compare(stream: OwnedFd, kib: u64) -> Outcome {
+fn compare(stream: OwnedFd, kib: u64, number: usize) -> Outcome {
     let failed = |error: std::io::Error| error.to_string();
     let stream = File::from(stream);
     let (mut sender, mut receiver) = (stream.try_clone().map_err(failed)?, stream);
     let len = (kib as usize) << 10;
-    let pattern: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251) as u8).collect();
+    let pattern: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251 + number * 101) as u8).collect();
     let mut found = vec![0; len];
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| sender.write_all(&pattern));

@@ -62,7 +62,7 @@ pub(crate) fn vsock_listen(port: u32) -> io::Result<OwnedFd> {
     };
     check(bound)?;
     // SAFETY: listen touches no memory.
-    check(unsafe { libc::listen(socket.as_raw_fd(), 64) })?;
+    check(unsafe { libc::listen(socket.as_raw_fd(), 256) })?;
     Ok(socket)
 }
 

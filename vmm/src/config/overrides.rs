@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::FileRef;
-use super::devices::{Devices, NetBackend, RateLimit};
+use super::devices::{ConsoleConfig, Devices, NetBackend, RateLimit};
 use crate::error::{Error, Result};
 
 /// Changes to a snapshot's devices. What is not given stays as it was.
@@ -19,6 +19,8 @@ pub struct Overrides {
     pub networks: Vec<NetOverride>,
     /// The socket device.
     pub vsock: Option<VsockOverride>,
+    /// The console beside the serial port: another place for its socket.
+    pub console: Option<ConsoleConfig>,
 }
 
 /// Another file for a disk.
@@ -76,7 +78,7 @@ impl Overrides {
     /// # Errors
     /// [`Error::Config`] when there is no such device, or what comes out cannot be.
     pub fn apply(self, devices: &mut Devices) -> Result<()> {
-        let Self { disks, networks, vsock } = self;
+        let Self { disks, networks, vsock, console } = self;
         for DiskOverride { id, path, layer, limit } in disks {
             let disk = devices.disks.iter_mut().find(|disk| disk.id == id);
             let disk = disk.ok_or_else(|| unknown("disks", &id))?;
@@ -93,14 +95,20 @@ impl Overrides {
             change(&mut network.transmit_limit, transmit_limit);
         }
         if let Some(VsockOverride { cid, socket }) = vsock {
-            let vsock = devices.vsock.as_mut().ok_or_else(|| {
-                Error::config("vsock", "an override, but the snapshot's VM has no such device")
-            })?;
+            let vsock = devices.vsock.as_mut().ok_or_else(|| no_such("vsock"))?;
             set(&mut vsock.cid, cid);
             set(&mut vsock.socket, socket);
         }
+        if console.is_some() {
+            let own = devices.console.as_mut().ok_or_else(|| no_such("console"))?;
+            set(own, console);
+        }
         devices.validate()
     }
+}
+
+fn no_such(field: &'static str) -> Error {
+    Error::config(field, "an override, but the snapshot's VM has no such device")
 }
 
 fn unknown(field: &'static str, id: &str) -> Error {
@@ -129,11 +137,13 @@ mod tests {
         let disk = r#"{"disks":[{"id":"a","path":"/a","layer":"/l"},{"id":"b","path":"/b"}]}"#;
         let mut devices: Devices = serde_json::from_str(disk).unwrap();
         devices.vsock = Some(VsockConfig { cid: 3, socket: "/v".into() });
-        let overrides = r#"{"disks":[{"id":"a","layer":"/m"}],"vsock":{"cid":4}}"#;
+        devices.console = Some(ConsoleConfig { socket: "/c".into() });
+        let overrides = r#"{"disks":[{"id":"a","layer":"/m"}],"vsock":{"cid":4},"console":{"socket":"/d"}}"#;
         serde_json::from_str::<Overrides>(overrides).unwrap().apply(&mut devices).unwrap();
         assert_eq!((&devices.disks[0].path, &devices.disks[0].layer), (&"/a".into(), &Some("/m".into())));
         assert_eq!(devices.disks[1].layer, None);
         assert_eq!(devices.vsock, Some(VsockConfig { cid: 4, socket: "/v".into() }));
+        assert_eq!(devices.console, Some(ConsoleConfig { socket: "/d".into() }));
     }
 
     #[test]
@@ -155,5 +165,6 @@ mod tests {
         assert!(apply(r#"{"disks":[{"id":"x"}]}"#).contains("\"x\""));
         assert!(apply(r#"{"networks":[{"id":"y"}]}"#).contains("\"y\""));
         assert!(apply(r#"{"vsock":{"cid":4}}"#).starts_with("vsock: "));
+        assert!(apply(r#"{"console":{"socket":"/c"}}"#).starts_with("console: "));
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use super::address::Mac;
 use super::pieces::Pieces;
 
 /// A connection that carries Ethernet frames, each with a [`super::header::Header`] in front. It never blocks.
@@ -14,11 +15,11 @@ pub(super) trait Backend: Debug + Send {
     /// Whether it takes and gives frames whose checksum is missing, and segments too long for the wire.
     fn offloads(&self) -> bool;
 
-    /// The driver took these features.
+    /// The driver took these features, and has this address.
     ///
     /// # Errors
     /// The host cannot do with that.
-    fn begin(&mut self, _features: u64) -> io::Result<()> {
+    fn begin(&mut self, _features: u64, _mac: Mac) -> io::Result<()> {
         Ok(())
     }
 

@@ -124,7 +124,7 @@ impl Net {
         }
         let backend: Box<dyn Backend> = match &config.backend {
             NetBackend::Tap(name) => Box::new(Tap::open(name)?),
-            NetBackend::Passt { forward } => Box::new(Passt::start(forward, config.mtu)?),
+            NetBackend::Passt { forward } => Box::new(Passt::start(forward, config.mtu, mac)?),
         };
         Ok(Self::new(config, mac, backend))
     }
@@ -256,7 +256,7 @@ impl VirtioDevice for Net {
         (self.watch, self.watched) = (Some(watch.clone()), EventFlags::empty());
         self.receiver.begin();
         if self.connected
-            && let Err(error) = self.backend.begin(io.features & feature::OFFLOAD)
+            && let Err(error) = self.backend.begin(io.features & feature::OFFLOAD, self.mac)
         {
             self.follow(Pause::Gone(error), io);
         }

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
+use super::address::Mac;
 use super::backend::Backend;
 use super::header;
 use super::pieces::Pieces;
@@ -22,6 +23,8 @@ const PROGRAM: &str = "passt";
 const LONGEST: usize = 0xffff;
 /// Bytes of the length in front of each.
 const PREFIX: usize = 4;
+/// The shortest frame of an Ethernet.
+const SHORTEST_ON_WIRE: usize = 60;
 /// What is read of the socket at once.
 const INBOX: usize = 4 * (PREFIX + LONGEST);
 
@@ -39,11 +42,11 @@ pub(super) struct Passt {
 }
 
 impl Passt {
-    /// Starts one. `forward` are TCP ports of 127.0.0.1 and the guest's ports that they lead to.
+    /// Starts one for a guest whose address is `mac`, as far as is known. `forward` are TCP ports of 127.0.0.1 and the guest's ports that they lead to.
     ///
     /// # Errors
     /// [`Error::Config`] for a port that cannot be forwarded; [`Error::Host`] when passt is missing or does not start.
-    pub fn start(forward: &[(u16, u16)], mtu: Option<u16>) -> Result<Self> {
+    pub fn start(forward: &[(u16, u16)], mtu: Option<u16>, mac: Mac) -> Result<Self> {
         check_ports(forward)?;
         let failed = |source| Error::host("start passt", source);
         let (socket, its_socket) = UnixStream::pair().map_err(failed)?;
@@ -58,7 +61,20 @@ impl Passt {
             let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
             Error::host(format!("start passt{advice}"), source)
         })?;
-        Ok(Self { child, socket, complaints, inbox: vec![0; INBOX].into(), filled: 0..0, outbox: Vec::new() })
+        let inbox = vec![0; INBOX].into();
+        let mut passt = Self { child, socket, complaints, inbox, filled: 0..0, outbox: Vec::new() };
+        // Before it listens anywhere. If it has ended already, that is noticed where it is used.
+        let _ = passt.introduce(mac);
+        Ok(passt)
+    }
+
+    /// Lets passt see where the guest's frames come from. Before that it sends to everybody, and no TCP heeds what is sent to
+    /// everybody: a guest that goes on after a restore, and has nothing to say by itself, would not be reached.
+    fn introduce(&mut self, mac: Mac) -> io::Result<()> {
+        let frame = introduction(mac);
+        self.outbox.extend((frame.len() as u32).to_be_bytes());
+        self.outbox.extend(frame);
+        self.flush()
     }
 
     /// The process.
@@ -127,6 +143,13 @@ impl Backend for Passt {
         false
     }
 
+    fn begin(&mut self, _: u64, mac: Mac) -> io::Result<()> {
+        match self.introduce(mac) {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(self.explained(error)),
+            _ => Ok(()),
+        }
+    }
+
     fn receive(&mut self, mut into: Pieces<'_>) -> io::Result<usize> {
         loop {
             if let Some(frame) = self.next_frame()? {
@@ -162,6 +185,15 @@ impl Backend for Passt {
         }
         Ok(())
     }
+}
+
+/// A frame that says nothing but where it is from, of the ethertype for experiments.
+fn introduction(mac: Mac) -> [u8; SHORTEST_ON_WIRE] {
+    let mut frame = [0; SHORTEST_ON_WIRE];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&mac);
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    frame
 }
 
 /// passt would say so only when it has started, and to nobody.

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn passt_ends_with_its_socket_as_when_its_owner_is_killed() {
-    let mut passt = match Passt::start(&[], None) {
+    let mut passt = match Passt::start(&[], None, [2; 6]) {
         Ok(passt) => passt,
         Err(error) => return println!("skipped: {error}"),
     };

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
+use super::address::Mac;
 use super::backend::Backend;
 use super::feature;
 use super::header;
@@ -82,7 +83,7 @@ impl Backend for Tap {
     }
 
     /// The host's network stack gives no more than the guest takes.
-    fn begin(&mut self, features: u64) -> io::Result<()> {
+    fn begin(&mut self, features: u64, _: Mac) -> io::Result<()> {
         let when = |feature: u64, flag: libc::c_uint| if features & feature == 0 { 0 } else { flag };
         let mut offload = when(feature::GUEST_CSUM, libc::TUN_F_CSUM);
         if offload != 0 {

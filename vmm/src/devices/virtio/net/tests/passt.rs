@@ -90,11 +90,33 @@ fn passt_answers_and_leads_ports_of_this_host_into_the_guest() {
 }
 
 #[test]
+fn a_guest_that_goes_on_is_reached_before_it_has_said_anything() {
+    if !is_there() {
+        return;
+    }
+    let ports = [free_port(), free_port()];
+    let passt = |port| Net::open(&config(NetBackend::Passt { forward: vec![(port, 80)] })).unwrap();
+    let mut driver = Driver::new(passt(ports[0]));
+    for (port, goes_on) in ports.into_iter().zip([false, true]) {
+        if goes_on {
+            driver.move_to(passt(port));
+        }
+        let mac = mac(&mut driver);
+        // As soon as it listens.
+        let caller =
+            std::thread::spawn(move || while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {});
+        // Whatever it is that passt sends for it: it is to the guest, not to everybody.
+        look_for(&mut driver, |bytes| bytes.len() > 47 && bytes[23] == 6 && bytes[..6] == mac[..]);
+        caller.join().unwrap();
+    }
+}
+
+#[test]
 fn passt_ends_with_its_owner() {
     if !is_there() {
         return;
     }
-    let passt = Passt::start(&[], Some(1400)).unwrap();
+    let passt = Passt::start(&[], Some(1400), [2; 6]).unwrap();
     let process = format!("/proc/{}", passt.id());
     assert!(std::fs::metadata(&process).is_ok());
     drop(passt);
@@ -106,7 +128,7 @@ fn without_its_passt_the_link_is_down() {
     if !is_there() {
         return;
     }
-    let passt = Passt::start(&[], None).unwrap();
+    let passt = Passt::start(&[], None, [2; 6]).unwrap();
     let process = passt.id() as i32;
     let asked = config(NetBackend::Passt { forward: vec![] });
     let mut driver = Driver::new(Net::new(&asked, address::from_id("eth0"), Box::new(passt)));

@@ -1,0 +1,45 @@
+//! Linux finds its virtio devices, both ways, and goes on with them after a restore: shown with the simplest of them.
+
+use volt_tests::{Boot, needs};
+
+#[test]
+fn virtio_devices_are_found_through_acpi_and_through_the_command_line() {
+    needs!(linux);
+    for on_cmdline in [false, true] {
+        let mut boot = Boot::linux().device(["--rng"]);
+        if on_cmdline {
+            // For a kernel without ACPI: one that has it, hardware-reduced, numbers its interrupts as it likes.
+            boot = boot.device(["--devices-on-cmdline"]).and("acpi=off");
+        }
+        let mut guest = boot.start();
+        guest.wait_until_ready();
+        let first = guest.order("random");
+        assert!(first[0].starts_with("random virtio_rng.0 "), "{first:?}");
+        assert_ne!(guest.order("random"), first);
+        // Told of it once, the guest has it once.
+        assert!(
+            guest
+                .type_in("read /sys/bus/virtio/devices/virtio1/device\n")
+                .next_line("error read")
+                .contains("No such")
+        );
+    }
+}
+
+#[test]
+fn a_device_goes_on_in_clones() {
+    needs!(linux);
+    let mut guest = Boot::linux().vcpus(2).device(["--rng"]).start();
+    guest.wait_until_ready();
+    guest.order("random");
+    let snapshot = guest.snapshot();
+    let mut drawn = Vec::new();
+    for guest in [&mut guest, &mut snapshot.restore(), &mut snapshot.restore()] {
+        // Linux draws ahead: what it had in memory already the clones have in common.
+        for _ in 0..40 {
+            guest.order("random");
+        }
+        drawn.push(guest.order("random"));
+    }
+    assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2], "{drawn:?}");
+}

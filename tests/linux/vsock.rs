@@ -1,0 +1,63 @@
+//! Vsock: streams from both sides, many at once, and what a restore makes of them.
+
+use std::os::unix::net::UnixListener;
+use std::thread::scope;
+
+use volt_tests::{Boot, Scratch, needs};
+
+use crate::streams::{bytes_of, echoes, send_back, vsock_connect};
+
+#[test]
+fn two_hundred_streams_move_data_both_ways_at_once() {
+    needs!(linux);
+    const EACH_WAY: usize = 100;
+    let scratch = Scratch::new();
+    let socket = scratch.fresh("vsock");
+    let words = format!("cid=5,socket={}", socket.display());
+    let mut guest = Boot::linux().device(["--vsock".to_owned(), words]).start();
+    guest.wait_until_ready();
+    guest.order("vsock-echo 1000");
+    let listener = UnixListener::bind(format!("{}_2000", socket.display())).unwrap();
+    let streams: Vec<_> = (0..EACH_WAY).map(|_| vsock_connect(&socket, 1000)).collect();
+    scope(|scope| {
+        // The guest's own streams are all connected before one of them sends, as the host's are.
+        guest.type_in(&format!("vsock-send 2000 128 {EACH_WAY}\n"));
+        let accepted: Vec<_> = (0..EACH_WAY).map(|_| listener.accept().unwrap().0).collect();
+        for stream in accepted {
+            scope.spawn(move || assert_eq!(send_back(&stream), 128 << 10));
+        }
+        for (number, stream) in streams.iter().enumerate() {
+            scope.spawn(move || echoes(stream, &bytes_of(number, 128 << 10)));
+        }
+    });
+    for _ in 0..EACH_WAY {
+        assert_eq!(guest.next_number("came back"), 128 << 10);
+    }
+    guest.wait_for("ok vsock-send");
+}
+
+#[test]
+fn connections_are_reset_by_a_restore_and_what_listens_still_does() {
+    needs!(linux);
+    let scratch = Scratch::new();
+    let (socket, other) = (scratch.fresh("vsock"), scratch.fresh("other"));
+    let words = format!("cid=5,socket={}", socket.display());
+    let mut guest = Boot::linux().device(["--vsock".to_owned(), words]).start();
+    guest.wait_until_ready();
+    guest.order("vsock-echo 1000");
+    let stream = vsock_connect(&socket, 1000);
+    echoes(&stream, b"before");
+    let snapshot = guest.snapshot();
+    echoes(&stream, b"the original goes on");
+    let mut clone = snapshot.restore_as(&["--vsock", &format!("socket={}", other.display())]);
+    clone.order("echo there");
+    // What was connected is not any more, what listens still does, for the clone at its own socket.
+    echoes(&vsock_connect(&other, 1000), b"anyone there?");
+    drop(guest);
+    echoes(&vsock_connect(&other, 1000), b"still?");
+    let listener = UnixListener::bind(format!("{}_2000", other.display())).unwrap();
+    scope(|scope| {
+        scope.spawn(|| send_back(&listener.accept().unwrap().0));
+        assert_eq!(clone.order("vsock-send 2000 512 1"), [format!("came back {}", 512 << 10)]);
+    });
+}

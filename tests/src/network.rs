@@ -1,0 +1,136 @@
+//! A network of its own: a network namespace for VMs, their taps, and the sockets of the test that talk to them. Whatever else
+//! is on the host, addresses and names in it are free. It goes with the last that uses it.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
+
+use crate::namespace::Namespace;
+use crate::patience::{patience, wait_until};
+
+/// A network namespace.
+#[derive(Debug)]
+pub struct Network(Namespace);
+
+impl Network {
+    /// A new one, in which there is 127.0.0.1 and nothing else.
+    ///
+    /// # Panics
+    /// The host has none: the test must begin with `needs!(network)`.
+    #[must_use]
+    pub fn new() -> Self {
+        let network = Self::try_new().expect("make a network namespace");
+        network.ip("link set lo up");
+        network
+    }
+
+    pub(crate) fn try_new() -> io::Result<Self> {
+        let make = || {
+            // SAFETY: a new network namespace for this thread changes nothing that memory safety rests on.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
+            File::open("/proc/thread-self/ns/net")
+        };
+        let made = std::thread::spawn(make).join().expect("a thread that does not panic")?;
+        Ok(Self(Namespace::Network(Arc::new(made))))
+    }
+
+    /// To start a VM in it.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.0
+    }
+
+    /// Does something in it. What is opened there stays in it.
+    ///
+    /// # Panics
+    /// As the act does.
+    pub fn inside<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
+        let enter_and_act = || {
+            self.0.enter().expect("enter a network namespace");
+            act()
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(enter_and_act).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Runs `ip` in it.
+    ///
+    /// # Panics
+    /// It fails.
+    pub fn ip(&self, words: &str) {
+        let done = self.inside(|| Command::new("ip").args(words.split(' ')).output().expect("run ip"));
+        assert!(done.status.success(), "ip {words}: {done:?}");
+    }
+
+    /// Gives an interface an address, and brings it up.
+    pub fn configure(&self, interface: &str, address: &str) {
+        self.ip(&format!("addr add {address} dev {interface}"));
+        self.ip(&format!("link set {interface} up"));
+    }
+
+    /// Makes a tap that stays whether or not a VM uses it, with an address.
+    ///
+    /// # Panics
+    /// The host refuses.
+    pub fn add_tap(&self, name: &str, address: &str) {
+        self.inside(|| make_tap(name)).unwrap_or_else(|error| panic!("cannot make tap {name}: {error}"));
+        self.configure(name, address);
+    }
+
+    /// Connects to a guest in it, as soon as that listens.
+    ///
+    /// # Panics
+    /// It does not in time.
+    #[must_use]
+    pub fn connect(&self, address: &str) -> TcpStream {
+        let address: SocketAddr = address.parse().expect("an address with a port");
+        let mut stream = None;
+        wait_until(&format!("{address} is reached over TCP"), || {
+            let connect = || TcpStream::connect_timeout(&address, Duration::from_secs(5)).ok();
+            stream = self.inside(connect);
+            stream.is_some()
+        });
+        let stream = stream.expect("just connected");
+        stream.set_read_timeout(Some(patience())).expect("set a time limit");
+        stream
+    }
+
+    /// Listens in it.
+    ///
+    /// # Panics
+    /// The address is not one of its own, or taken.
+    #[must_use]
+    pub fn listen(&self, address: &str) -> TcpListener {
+        self.inside(|| TcpListener::bind(address)).unwrap_or_else(|error| panic!("{address}: {error}"))
+    }
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn make_tap(name: &str) -> io::Result<()> {
+    let driver = File::options().read(true).write(true).open("/dev/net/tun")?;
+    // SAFETY: a request of zeros is valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    // SAFETY: TUNSETIFF takes an ifreq, which lives through the call, and TUNSETPERSIST a number.
+    let made = unsafe {
+        libc::ioctl(driver.as_raw_fd(), libc::TUNSETIFF, &raw mut request) == 0
+            && libc::ioctl(driver.as_raw_fd(), libc::TUNSETPERSIST, 1) == 0
+    };
+    if made { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
