@@ -34,14 +34,17 @@ pub trait Bench {
 
 /// What an input comes to.
 #[derive(Debug, Arbitrary)]
-pub struct Program<B: Bench> {
+pub struct Input<Head, Host> {
     setup: Setup,
-    acts: Vec<Act<B::Head, B::Host>>,
+    acts: Vec<Act<Head, Host>>,
 }
+
+/// What an input comes to for a target.
+pub type Program<B> = Input<<B as Bench>::Head, <B as Bench>::Host>;
 
 /// Runs a program from its beginning to its end.
 pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
-    let Program { setup, acts } = program;
+    let Input { setup, acts } = program;
     let guest = Guest::new(|memory| bench.device(memory)).expect("a device of a host in order");
     let mut driver = Driver::new(guest, &setup);
     for act in acts.into_iter().take(ACTS) {
