@@ -50,7 +50,8 @@ END
 
 # ---- What cargo knows ------------------------------------------------------------------------------------------------
 
-check_format() { cargo fmt --all --check; }
+# tests/fuzz is a workspace of its own.
+check_format() { cargo fmt --all --check && cargo fmt --manifest-path tests/fuzz/Cargo.toml --check; }
 
 # Unsafe blocks without a SAFETY comment are among the lints (Cargo.toml), for every crate that takes them over.
 check_lints() {

@@ -22,15 +22,33 @@ struct Program {
 
 #[derive(Debug, Arbitrary)]
 enum Act {
-    Take { step: u16 },
+    Take {
+        step: u16,
+    },
     Untake,
-    Put { chains: Vec<(u16, u32)>, together: bool, known: bool },
+    Put {
+        chains: Vec<(u16, u32)>,
+        together: bool,
+        known: bool,
+    },
     Listen(bool),
     Reload,
     /// An entry, and the index after it.
-    Offer { head: u16, by: u8 },
-    Descriptor { index: u8, at: u32, len: u16, flags: u8, next: u8 },
-    Poke { at: u32, bytes: [u8; 8] },
+    Offer {
+        head: u16,
+        by: u8,
+    },
+    Descriptor {
+        index: u8,
+        at: u32,
+        len: u16,
+        flags: u8,
+        next: u8,
+    },
+    Poke {
+        at: u32,
+        bytes: [u8; 8],
+    },
 }
 
 fuzz_target!(|program: Program| {

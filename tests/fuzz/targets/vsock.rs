@@ -76,16 +76,31 @@ impl From<Header> for Vec<u8> {
 #[derive(Debug, Arbitrary)]
 enum Host {
     /// Another program connects to the guest's port.
-    Call { port: u8 },
+    Call {
+        port: u8,
+    },
     /// Another connects and says something else.
-    Mumble { bytes: Vec<u8> },
+    Mumble {
+        bytes: Vec<u8>,
+    },
     /// Lets in who comes from the guest.
     Accept,
-    Say { program: u8, bytes: u16 },
-    Read { program: u8, most: u16 },
+    Say {
+        program: u8,
+        bytes: u16,
+    },
+    Read {
+        program: u8,
+        most: u16,
+    },
     /// Sends or reads no more.
-    Shut { program: u8, sends: bool },
-    Close { program: u8 },
+    Shut {
+        program: u8,
+        sends: bool,
+    },
+    Close {
+        program: u8,
+    },
 }
 
 impl Sockets {

@@ -39,6 +39,8 @@ const ROUNDS: usize = 2000;
 thread_local! {
     /// This thread does its devices' work.
     static DRIVING: Cell<bool> = const { Cell::new(false) };
+    /// Memory that no guest has.
+    static SPARE: RefCell<Option<Memory>> = const { RefCell::new(None) };
     /// Where chains gave devices leave to write.
     static GRANTED: RefCell<Vec<Range<u64>>> = const { RefCell::new(Vec::new()) };
 }
@@ -52,18 +54,29 @@ pub(super) fn grant(at: u64, len: u64) {
     GRANTED.with_borrow_mut(|granted| granted.push(at..at.saturating_add(len)));
 }
 
-/// Guest memory, newly mapped.
-#[derive(Debug)]
+/// Guest memory, which holds zeros at first.
+#[derive(Clone, Debug)]
 pub struct Memory {
     ram: GuestRam,
     base: Base,
 }
 
 impl Memory {
+    /// What the last program used, with zeros in it: a new mapping takes longer than most programs.
     fn new() -> Self {
-        let ram = GuestRam::reserve(MEMORY).expect("a little address space");
-        let base = Backing::Fresh.map(&ram).expect("a little memory");
-        Self { ram, base }
+        let Some(used) = SPARE.take() else {
+            let ram = GuestRam::reserve(MEMORY).expect("a little address space");
+            let base = Backing::Fresh.map(&ram).expect("a little memory");
+            return Self { ram, base };
+        };
+        let mut page = [0; PAGE];
+        for at in (0..MEMORY).step_by(PAGE).map(GuestAddress) {
+            used.guest().read_slice(&mut page, at).expect("in memory");
+            if page != [0; PAGE] {
+                used.guest().write_slice(&[0; PAGE], at).expect("in memory");
+            }
+        }
+        used
     }
 
     fn guest(&self) -> &GuestMemoryMmap {
@@ -203,8 +216,7 @@ impl Guest {
         let nothing = Transport::new("fuzz", Device::rng().device, self.memory.ram.clone());
         drop(std::mem::replace(&mut self.transport, nothing.expect("a descriptor")));
         let Ok(Device { device, gives_back: _ }) = make(&self.memory) else { return false };
-        self.transport =
-            Transport::new("fuzz", device, self.memory.ram.clone()).expect("a descriptor");
+        self.transport = Transport::new("fuzz", device, self.memory.ram.clone()).expect("a descriptor");
         if self.transport.restore_blob("fuzz", &state).is_err() || self.transport.go_on().is_err() {
             return false;
         }
@@ -212,18 +224,20 @@ impl Guest {
         true
     }
 
-    /// Lets the device do all that there is to do, and looks at what it did.
+    /// Lets the device do all that there is to do.
     pub fn work(&mut self) {
         if let Some(shift) = self.transport.shift() {
             let rounds = (0..ROUNDS).take_while(|_| shift.try_round()).count();
             assert!(rounds < ROUNDS, "the device works without end");
             shift.queues().iter().for_each(check_order);
         }
-        self.check();
     }
 
-    /// Whatever changed in memory, the guest had given leave.
-    fn check(&mut self) {
+    /// Whatever changed in memory since the last time, the guest had given leave.
+    ///
+    /// # Panics
+    /// It had not.
+    pub fn check(&mut self) {
         let mut page = [0; PAGE];
         for at in (0..self.shadow.len()).step_by(PAGE) {
             self.memory.guest().read_slice(&mut page, GuestAddress(at as u64)).expect("in memory");
@@ -241,6 +255,13 @@ impl Guest {
             }
             known.copy_from_slice(&page);
         }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.transport.halt();
+        SPARE.set(Some(self.memory.clone()));
     }
 }
 
@@ -269,6 +290,12 @@ fn under_way(queue: &VirtQueue) -> u16 {
 /// No more was given back than had been taken, and no more taken than there can be.
 fn check_order(queue: &VirtQueue) {
     assert!(under_way(queue) <= queue.size(), "{} chains under way of {}", under_way(queue), queue.size());
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        SPARE.set(Some(self.memory.clone()));
+    }
 }
 
 /// A queue by itself, in any state that a driver can bring it to.
@@ -324,7 +351,8 @@ impl Queue {
                 assert_eq!((done, buffers.len()), (before.min(bytes.len()), before - done));
             }
             let front = buffers.take(step);
-            let pieces = |of: &super::chain::Buffers<'_>| of.iovecs().iter().map(|piece| piece.iov_len).sum::<usize>();
+            let pieces =
+                |of: &super::chain::Buffers<'_>| of.iovecs().iter().map(|piece| piece.iov_len).sum::<usize>();
             assert_eq!((pieces(&front), pieces(buffers)), (front.len(), buffers.len()));
         }
         Some(chain.head)
