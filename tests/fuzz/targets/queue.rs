@@ -75,9 +75,12 @@ fuzz_target!(|program: Program| {
             Act::Listen(wanted) => queue.listen(wanted),
             Act::Reload => queue.reload(),
             Act::Offer { head, by } => {
-                queue.poke(rings[1] + 4 + 2 * u64::from(available % size), &(head % size).to_le_bytes());
+                queue.poke(
+                    rings[1].wrapping_add(4 + 2 * u64::from(available % size)),
+                    &(head % size).to_le_bytes(),
+                );
                 available = available.wrapping_add(u16::from(by).max(1));
-                queue.poke(rings[1] + 2, &available.to_le_bytes());
+                queue.poke(rings[1].wrapping_add(2), &available.to_le_bytes());
             }
             Act::Descriptor { index, at, len, flags, next } => {
                 let mut bytes = [0; 16];
@@ -85,7 +88,7 @@ fuzz_target!(|program: Program| {
                 bytes[8..10].copy_from_slice(&len.to_le_bytes());
                 bytes[12] = flags;
                 bytes[14] = next;
-                queue.poke(rings[0] + 16 * (u64::from(index) % u64::from(size)), &bytes);
+                queue.poke(rings[0].wrapping_add(16 * (u64::from(index) % u64::from(size))), &bytes);
             }
             Act::Poke { at, bytes } => queue.poke((at % (1 << 20)).into(), &bytes),
         }

@@ -41,6 +41,8 @@ thread_local! {
     static DRIVING: Cell<bool> = const { Cell::new(false) };
     /// Memory that no guest has.
     static SPARE: RefCell<Option<Memory>> = const { RefCell::new(None) };
+    /// A shadow that no guest has.
+    static SHADOW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// Where chains gave devices leave to write.
     static GRANTED: RefCell<Vec<Range<u64>>> = const { RefCell::new(Vec::new()) };
 }
@@ -165,7 +167,10 @@ impl Guest {
         let memory = Memory::new();
         let Device { device, gives_back } = make(&memory)?;
         let transport = Transport::new("fuzz", device, memory.ram.clone())?;
-        Ok(Self { memory, transport, gives_back, shadow: vec![0; MEMORY as usize] })
+        let mut shadow = SHADOW.take();
+        shadow.resize(MEMORY as usize, 0);
+        shadow.fill(0);
+        Ok(Self { memory, transport, gives_back, shadow })
     }
 
     /// Reads registers.
@@ -262,6 +267,7 @@ impl Drop for Guest {
     fn drop(&mut self) {
         self.transport.halt();
         SPARE.set(Some(self.memory.clone()));
+        SHADOW.set(std::mem::take(&mut self.shadow));
     }
 }
 
