@@ -127,7 +127,7 @@ fuzz() {
     local corpora=("$work/corpus-$target")
     [ ! -d "tests/fuzz/corpus/$target" ] || corpora+=("tests/fuzz/corpus/$target")
     if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" -timeout=10 \
-        -rss_limit_mb=1024 -max_len=2048 -len_control=0 -print_final_stats=1 -verbosity=0 -artifact_prefix="$artifacts"; then
+        -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$artifacts"; then
         echo "test result: ok. 1 passed; 0 failed"
         return
     fi

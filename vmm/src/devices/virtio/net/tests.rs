@@ -1,7 +1,7 @@
 //! A driver, the device, and the other end of its connection: a socket that keeps frames apart.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
