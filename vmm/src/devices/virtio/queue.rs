@@ -160,3 +160,7 @@ impl VirtQueue {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "queue_properties.rs"]
+mod properties;
