@@ -112,11 +112,12 @@ no_fuzzing() {
     fi
 }
 
-# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores.
+# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores. What takes longest is to build it.
 cargo_fuzz() {
     local command=$1
     shift
-    CARGO_TARGET_DIR=$PWD/tests/fuzz/target cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" "$@"
+    CARGO_TARGET_DIR=$PWD/tests/fuzz/target cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
+        --codegen-units 4 "$@"
 }
 
 # fuzz TARGET: what it says counts as a test's closing line.

@@ -38,8 +38,8 @@ pub enum Act<Head, Host> {
     Send { queue: u8, head: Option<Head>, parts: Vec<Part>, silent: bool },
     /// Gives the device buffers to write.
     Fill { queue: u8, count: u8, len: u16 },
-    /// Looks at what came back.
-    Take { queue: u8 },
+    /// Acknowledges interrupts.
+    Acknowledge,
     /// Something happens on the host.
     Host(Host),
     /// The device moves to another process.
@@ -114,7 +114,6 @@ pub struct Driver {
     sizes: Vec<u16>,
     available: Vec<u16>,
     next: Vec<u16>,
-    seen: Vec<u16>,
     next_buffer: u64,
 }
 
@@ -122,14 +121,8 @@ impl Driver {
     /// A driver that has set its device up.
     #[must_use]
     pub fn new(guest: Guest, setup: &Setup) -> Self {
-        let mut driver = Self {
-            guest,
-            sizes: vec![1],
-            available: vec![0],
-            next: vec![0],
-            seen: vec![0],
-            next_buffer: BUFFERS,
-        };
+        let mut driver =
+            Self { guest, sizes: vec![1], available: vec![0], next: vec![0], next_buffer: BUFFERS };
         driver.set_up(setup);
         driver
     }
@@ -159,7 +152,7 @@ impl Driver {
             self.set(0x20, offered & wanted);
         }
         self.set(0x70, 11);
-        for list in [&mut self.sizes, &mut self.available, &mut self.next, &mut self.seen] {
+        for list in [&mut self.sizes, &mut self.available, &mut self.next] {
             list.clear();
         }
         for queue in 0..MOST_QUEUES {
@@ -181,7 +174,6 @@ impl Driver {
             self.sizes.push(size);
             self.available.push(0);
             self.next.push(0);
-            self.seen.push(0);
         }
         self.set(0x70, 15);
     }
@@ -202,9 +194,9 @@ impl Driver {
                 }
                 self.notify(queue, false);
             }
-            Act::Take { queue } => {
-                let queue = self.queue(queue);
-                self.take(queue);
+            Act::Acknowledge => {
+                let pending = self.get(0x60);
+                self.set(0x64, pending);
             }
             Act::Register { number, value } => self.set(u64::from(number % 72) * 4, value),
             Act::Write { offset, data, len } => {
@@ -324,12 +316,6 @@ impl Driver {
         if !silent {
             self.set(0x50, queue as u32);
         }
-    }
-
-    fn take(&mut self, queue: usize) {
-        self.seen[queue] = self.guest.peek(ring(queue) + USED + 2);
-        let pending = self.get(0x60);
-        self.set(0x64, pending);
     }
 }
 
