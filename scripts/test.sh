@@ -104,7 +104,7 @@ in_lab() {
 # Why there can be no fuzzing, if there cannot.
 no_fuzzing() {
     if ! cargo +nightly --version >/dev/null 2>&1; then
-        echo "a nightly Rust toolchain"
+        echo "nightly Rust toolchain"
     elif ! cargo fuzz --version >/dev/null 2>&1; then
         echo "cargo-fuzz"
     else
