@@ -12,6 +12,8 @@ const USED: u64 = 0x2000;
 /// From where on buffers lie.
 const BUFFERS: u64 = 0x2_0000;
 const MOST_QUEUES: u64 = 5;
+/// The most parts of a request.
+const MOST_PARTS: usize = 40;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -20,10 +22,11 @@ const INDIRECT: u16 = 4;
 /// How the device is set up.
 #[derive(Debug, Arbitrary)]
 pub struct Setup {
-    /// Not at all: the program does it, or does not.
-    raw: bool,
+    /// How far, the program's acts may go on from there: not at all, to where features are settled, to where queues are, or
+    /// all the way, which most are.
+    until: u8,
     /// Features not to take, among the device's own.
-    refused: u32,
+    refused: Option<u32>,
     event_idx: bool,
     /// Entries of the queues: as many as they may have, or fewer.
     size_shift: u8,
@@ -35,7 +38,7 @@ pub struct Setup {
 #[derive(Debug, Arbitrary)]
 pub enum Act<Head, Host> {
     /// Gives the device a request.
-    Send { queue: u8, head: Option<Head>, parts: Vec<Part>, silent: bool },
+    Send { queue: u8, head: Option<Head>, parts: Vec<Part>, order: u8, silent: bool },
     /// Gives the device buffers to write.
     Fill { queue: u8, count: u8, len: u16 },
     /// Acknowledges interrupts.
@@ -45,7 +48,7 @@ pub enum Act<Head, Host> {
     /// The device moves to another process.
     Move,
     /// A register as registers are written.
-    Register { number: u8, value: u32 },
+    Register { number: u8, value: Value },
     /// A write of any width anywhere.
     Write { offset: u16, data: [u8; 8], len: u8 },
     /// A read of any width anywhere.
@@ -66,6 +69,15 @@ pub enum Act<Head, Host> {
     Notify { queue: u8 },
 }
 
+/// What is written to a register.
+#[derive(Debug, Arbitrary)]
+pub enum Value {
+    /// A status, or the number of something.
+    Small(u8),
+    /// An address, or any.
+    Any(u32),
+}
+
 /// A piece of a request.
 #[derive(Debug, Arbitrary)]
 pub struct Part {
@@ -74,36 +86,22 @@ pub struct Part {
     len: Length,
     /// For the device to read, where it lies in memory.
     bytes: Option<[u8; 8]>,
-    /// Not itself but a table of it alone.
-    indirect: bool,
+    /// Not itself but a table of it alone, rarely: what follows is no part of the chain then.
+    indirect: u8,
 }
 
-/// Somewhere.
+/// Somewhere, in most cases where nothing else is.
 #[derive(Debug, Arbitrary)]
-pub enum Place {
-    /// Where nothing else is, behind the last.
-    Fresh,
-    /// Among buffers.
-    Buffer(u8),
-    /// Near the end of memory.
-    End(u8),
-    /// In memory, be it a ring.
-    Low(u32),
-    /// Anywhere.
-    Any(u64),
+pub struct Place {
+    kind: u8,
+    number: u64,
 }
 
-/// So many bytes.
+/// So many bytes, in most cases not many.
 #[derive(Debug, Arbitrary)]
-pub enum Length {
-    /// A few.
-    Short(u8),
-    /// Sectors.
-    Sectors(u8),
-    /// Pages.
-    Middling(u16),
-    /// Any.
-    Any(u32),
+pub struct Length {
+    kind: u8,
+    number: u32,
 }
 
 /// The driver.
@@ -138,7 +136,8 @@ impl Driver {
     }
 
     fn set_up(&mut self, setup: &Setup) {
-        if setup.raw {
+        let until = setup.until % 16;
+        if until == 0 {
             return;
         }
         self.set(0x70, 0);
@@ -148,16 +147,24 @@ impl Driver {
             self.set(0x14, half);
             let offered = self.get(0x10);
             self.set(0x24, half);
-            let wanted = if half == 0 { !(setup.refused & 0x0fff_ffff) & !(1 << 29) | event_idx } else { !0 };
+            let wanted = if half == 0 {
+                !(setup.refused.unwrap_or(0) & 0x0fff_ffff) & !(1 << 29) | event_idx
+            } else {
+                !0
+            };
             self.set(0x20, offered & wanted);
         }
         self.set(0x70, 11);
+        if until == 1 {
+            return;
+        }
         for list in [&mut self.sizes, &mut self.available, &mut self.next] {
             list.clear();
         }
         for queue in 0..MOST_QUEUES {
             self.set(0x30, queue as u32);
-            let size = self.get(0x34) as u16 >> (setup.size_shift % 9);
+            // Small ones are rare: they are full soon.
+            let size = self.get(0x34) as u16 >> (setup.size_shift % 64).saturating_sub(55);
             if self.get(0x34) == 0 {
                 break;
             }
@@ -175,20 +182,26 @@ impl Driver {
             self.available.push(0);
             self.next.push(0);
         }
-        self.set(0x70, 15);
+        if until > 2 {
+            self.set(0x70, 15);
+        }
     }
 
     /// One act of the guest's.
     pub fn act<Head: Into<Vec<u8>>, Host>(&mut self, act: Act<Head, Host>) {
         match act {
-            Act::Send { queue, head, parts, silent } => {
+            Act::Send { queue, head, mut parts, order, silent } => {
                 let queue = self.queue(queue);
+                // What is to be read comes first, with few exceptions.
+                if order % 16 != 0 {
+                    parts.sort_by_key(|part| part.writable);
+                }
                 self.send(queue, head.map(Into::into), &parts);
                 self.notify(queue, silent);
             }
             Act::Fill { queue, count, len } => {
                 let queue = self.queue(queue);
-                for _ in 0..count {
+                for _ in 0..self.room(queue).min(count.into()) {
                     let at = self.fresh(len.into());
                     self.chain(queue, &[(at, len.into(), WRITE)]);
                 }
@@ -198,7 +211,13 @@ impl Driver {
                 let pending = self.get(0x60);
                 self.set(0x64, pending);
             }
-            Act::Register { number, value } => self.set(u64::from(number % 72) * 4, value),
+            Act::Register { number, value } => {
+                let value = match value {
+                    Value::Small(value) => value.into(),
+                    Value::Any(value) => value,
+                };
+                self.set(u64::from(number % 72) * 4, value);
+            }
             Act::Write { offset, data, len } => {
                 let len = 1 + usize::from(len % 8);
                 self.guest.write((offset % 0x1000).into(), &data[..len]);
@@ -248,13 +267,21 @@ impl Driver {
     }
 
     fn place(&mut self, place: &Place, len: u32) -> u64 {
-        match *place {
-            Place::Fresh => self.fresh(u64::from(len).min(MEMORY - BUFFERS)),
-            Place::Buffer(number) => BUFFERS + u64::from(number) * 0x600,
-            Place::End(before) => MEMORY - u64::from(before),
-            Place::Low(at) => u64::from(at) % (2 * MEMORY),
-            Place::Any(at) => at,
+        let number = place.number;
+        match place.kind % 64 {
+            0 => number,
+            1 => number % (2 * MEMORY),
+            2 => MEMORY - number % 0x100,
+            // Among other buffers.
+            3..16 => BUFFERS + number % 0x100 * 0x600,
+            _ => self.fresh(u64::from(len).min(MEMORY - BUFFERS)),
         }
+    }
+
+    /// How many more chains there may be.
+    fn room(&self, queue: usize) -> u16 {
+        let used = self.guest.peek(ring(queue) + USED + 2);
+        self.sizes[queue].saturating_sub(self.available[queue].wrapping_sub(used))
     }
 
     fn send(&mut self, queue: usize, head: Option<Vec<u8>>, parts: &[Part]) {
@@ -264,14 +291,14 @@ impl Driver {
             self.guest.poke(at, &bytes);
             descriptors.push((at, bytes.len() as u32, 0));
         }
-        for Part { writable, at, len, bytes, indirect } in parts.iter().take(40) {
+        for Part { writable, at, len, bytes, indirect } in parts.iter().take(MOST_PARTS) {
             let len = length(len);
             let at = self.place(at, len);
             if let Some(bytes) = bytes {
                 self.guest.poke(at, &bytes[..bytes.len().min(len as usize)]);
             }
             let flags = if *writable { WRITE } else { 0 };
-            if *indirect {
+            if *indirect % 16 == 1 {
                 let table = self.fresh(16);
                 self.guest.poke(table, &descriptor((at, len), flags, 0));
                 descriptors.push((table, 16, INDIRECT));
@@ -279,7 +306,8 @@ impl Driver {
                 descriptors.push((at, len, flags));
             }
         }
-        if !descriptors.is_empty() {
+        descriptors.truncate(self.sizes[queue].into());
+        if !descriptors.is_empty() && self.room(queue) > 0 {
             self.chain(queue, &descriptors);
         }
     }
@@ -324,11 +352,12 @@ fn ring(queue: usize) -> u64 {
 }
 
 fn length(len: &Length) -> u32 {
-    match *len {
-        Length::Short(len) => len.into(),
-        Length::Sectors(sectors) => u32::from(sectors) * 512,
-        Length::Middling(len) => len.into(),
-        Length::Any(len) => len,
+    let number = len.number;
+    match len.kind % 64 {
+        0 => number,
+        1..24 => number % 0x100 + 1,
+        24..48 => (number % 0x40 + 1) * 512,
+        _ => number % 0x1_0000 + 1,
     }
 }
 

@@ -45,10 +45,27 @@ enum Act {
         flags: u8,
         next: u8,
     },
+    /// A descriptor that names a table of so many, each of which goes on with the next.
+    Indirect {
+        index: u8,
+        count: u8,
+        writable_from: u8,
+    },
     Poke {
         at: u32,
         bytes: [u8; 8],
     },
+}
+
+/// Where tables of indirect descriptors lie, and what descriptors in them name.
+const TABLES: u64 = 0xe_0000;
+
+fn descriptor(at: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
+    let rest = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&at.to_le_bytes());
+    bytes[8..].copy_from_slice(&rest.to_le_bytes());
+    bytes
 }
 
 fuzz_target!(|program: Program| {
@@ -83,12 +100,19 @@ fuzz_target!(|program: Program| {
                 queue.poke(rings[1].wrapping_add(2), &available.to_le_bytes());
             }
             Act::Descriptor { index, at, len, flags, next } => {
-                let mut bytes = [0; 16];
-                bytes[..4].copy_from_slice(&at.to_le_bytes());
-                bytes[8..10].copy_from_slice(&len.to_le_bytes());
-                bytes[12] = flags;
-                bytes[14] = next;
-                queue.poke(rings[0].wrapping_add(16 * (u64::from(index) % u64::from(size))), &bytes);
+                // A little of it lies outside of memory.
+                let bytes = descriptor((at % 0x10_1000).into(), len.into(), (flags & 3).into(), next.into());
+                queue.poke(rings[0].wrapping_add(16 * u64::from(u16::from(index) % size)), &bytes);
+            }
+            Act::Indirect { index, count, writable_from } => {
+                let table = TABLES + u64::from(index) * 0x200;
+                for number in 0..count {
+                    let flags = u16::from(number + 1 < count) | u16::from(number >= writable_from) << 1;
+                    let entry = descriptor(table, 16, flags, u16::from(number) + 1);
+                    queue.poke(table + 16 * u64::from(number), &entry);
+                }
+                let bytes = descriptor(table, 16 * u32::from(count), 4, 0);
+                queue.poke(rings[0].wrapping_add(16 * u64::from(u16::from(index) % size)), &bytes);
             }
             Act::Poke { at, bytes } => queue.poke((at % (1 << 20)).into(), &bytes),
         }
