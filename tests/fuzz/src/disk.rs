@@ -109,6 +109,7 @@ impl Disk {
             // What it keeps from a crash of the host is not seen here, and syncing takes its time.
             cache: Cache::Unsafe,
             engine: Engine::Sync,
+            beneath: None,
             layer: layer.then(|| FileRef::Path(dir.join("layer"))),
             limit: RateLimit::default(),
         };

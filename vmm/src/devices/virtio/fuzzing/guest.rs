@@ -6,7 +6,7 @@ use std::ops::Range;
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{DRIVING, Device, GRANTED, MEMORY, Memory, check_order, grant, granted, under_way};
+use super::{DRIVING, Device, GRANTED, MEMORY, Memory, PIECE, check_order, grant, granted, under_way};
 use crate::devices::bus::BusDevice;
 use crate::devices::virtio::transport::Transport;
 use crate::error::Result;
@@ -119,13 +119,15 @@ impl Guest {
             let known = &mut self.shadow[start as usize..end as usize];
             memory.read_slice(known, GuestAddress(start)).expect("in memory");
         }
-        // In one go: by pages it would take longer than the program.
-        let mut all = vec![0; self.shadow.len()];
-        memory.read_slice(&mut all, GuestAddress(0)).expect("in memory");
-        if all != self.shadow {
-            let place = all.iter().zip(&self.shadow).take_while(|(is, was)| is == was).count();
-            let (is, was) = (all[place], self.shadow[place]);
-            panic!("the device wrote {is:#x} over {was:#x} at {place:#x}, to which it had no leave");
+        // By pages it would take longer than the program, and so would memory for all of it.
+        let mut piece = [0; PIECE];
+        for (start, known) in (0..).step_by(PIECE).zip(self.shadow.chunks(PIECE)) {
+            memory.read_slice(&mut piece, GuestAddress(start)).expect("in memory");
+            if piece != *known {
+                let place = piece.iter().zip(known).take_while(|(is, was)| is == was).count();
+                let (is, was, at) = (piece[place], known[place], start + place as u64);
+                panic!("the device wrote {is:#x} over {was:#x} at {at:#x}, to which it had no leave");
+            }
         }
     }
 }
