@@ -124,6 +124,8 @@ cargo_fuzz() {
 fuzz() {
     local target=$1 artifacts=$work/artifacts-$1/ input kept
     mkdir -p "$artifacts" "$work/corpus-$target" "$work/tmp"
+    # From nothing the fuzzer takes its time to come to programs of any length.
+    for input in {1..40}; do head -c 1500 /dev/urandom >"$work/corpus-$target/$input"; done
     # The corpus in tests/fuzz, if somebody has one, is only read: the first directory is where new inputs go.
     local corpora=("$work/corpus-$target")
     [ ! -d "tests/fuzz/corpus/$target" ] || corpora+=("tests/fuzz/corpus/$target")

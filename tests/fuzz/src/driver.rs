@@ -1,7 +1,7 @@
 //! A driver that follows the rules as far as its program wants it to: most programs get a device going, so that what is
 //! hostile meets a device at work.
 
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
 use volt_vmm::fuzzing::{Guest, MEMORY};
 
 /// Where queues' rings lie: a stretch of this length each, from this address on.
@@ -32,13 +32,17 @@ pub struct Setup {
     size_shift: u8,
     /// Queues to leave out.
     left_out: u8,
+    /// Rarely, something about one of the queues that no device should put up with.
+    odd: u8,
+    odd_ring: Place,
+    odd_size: u16,
 }
 
 /// What a driver or its host does.
 #[derive(Debug, Arbitrary)]
 pub enum Act<Head, Host> {
     /// Gives the device a request.
-    Send { queue: u8, head: Option<Head>, parts: Vec<Part>, order: u8, silent: bool },
+    Send { queue: u8, head: Option<Head>, parts: Parts, order: u8, silent: bool },
     /// Gives the device buffers to write.
     Fill { queue: u8, count: u8, len: u16 },
     /// Acknowledges interrupts.
@@ -76,6 +80,20 @@ pub enum Value {
     Small(u8),
     /// An address, or any.
     Any(u32),
+}
+
+/// The pieces of a request: a few, rarely many.
+#[derive(Debug)]
+pub struct Parts(Vec<Part>);
+
+impl<'a> Arbitrary<'a> for Parts {
+    fn arbitrary(bytes: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let count = match bytes.arbitrary::<u8>()? {
+            few @ ..250 => usize::from(few) % 5,
+            _ => MOST_PARTS,
+        };
+        (0..count).map(|_| bytes.arbitrary()).collect::<arbitrary::Result<_>>().map(Self)
+    }
 }
 
 /// A piece of a request.
@@ -171,9 +189,17 @@ impl Driver {
             let (size, base) = (size.max(1), RINGS + queue * RING_LEN);
             self.guest.poke(base, &[0; RING_LEN as usize]);
             self.set(0x38, size.into());
-            for (register, address) in [(0x80, base), (0x90, base + AVAILABLE), (0xa0, base + USED)] {
+            let mut rings = [base, base + AVAILABLE, base + USED];
+            match setup.odd {
+                odd @ 1..16 if queue == u64::from(odd) % 2 => {
+                    rings[usize::from(odd) % 3] = self.place(&setup.odd_ring, 0);
+                }
+                odd @ 16..24 if queue == u64::from(odd) % 2 => self.set(0x38, setup.odd_size.into()),
+                _ => {}
+            }
+            for (register, address) in [0x80, 0x90, 0xa0].into_iter().zip(rings) {
                 self.set(register, address as u32);
-                self.set(register + 4, 0);
+                self.set(register + 4, (address >> 32) as u32);
             }
             if setup.left_out & 1 << queue == 0 || setup.left_out & 0xe0 != 0 {
                 self.set(0x44, 1);
@@ -190,7 +216,7 @@ impl Driver {
     /// One act of the guest's.
     pub fn act<Head: Into<Vec<u8>>, Host>(&mut self, act: Act<Head, Host>) {
         match act {
-            Act::Send { queue, head, mut parts, order, silent } => {
+            Act::Send { queue, head, parts: Parts(mut parts), order, silent } => {
                 let queue = self.queue(queue);
                 // What is to be read comes first, with few exceptions.
                 if order % 16 != 0 {
@@ -291,7 +317,7 @@ impl Driver {
             self.guest.poke(at, &bytes);
             descriptors.push((at, bytes.len() as u32, 0));
         }
-        for Part { writable, at, len, bytes, indirect } in parts.iter().take(MOST_PARTS) {
+        for Part { writable, at, len, bytes, indirect } in parts {
             let len = length(len);
             let at = self.place(at, len);
             if let Some(bytes) = bytes {

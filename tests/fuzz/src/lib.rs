@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
 use volt_vmm::fuzzing::{Device, Guest, Memory};
 
 pub mod disk;
@@ -33,10 +33,22 @@ pub trait Bench {
 }
 
 /// What an input comes to.
-#[derive(Debug, Arbitrary)]
+#[derive(Debug)]
 pub struct Input<Head, Host> {
     setup: Setup,
     acts: Vec<Act<Head, Host>>,
+}
+
+/// As many acts as there are bytes for. A derived list ends after every act with a chance of a half.
+impl<'a, Head: Arbitrary<'a>, Host: Arbitrary<'a>> Arbitrary<'a> for Input<Head, Host> {
+    fn arbitrary(bytes: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let setup = bytes.arbitrary()?;
+        let mut acts = Vec::new();
+        while !bytes.is_empty() && acts.len() < ACTS {
+            acts.push(bytes.arbitrary()?);
+        }
+        Ok(Self { setup, acts })
+    }
 }
 
 /// What an input comes to for a target.
@@ -47,7 +59,7 @@ pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
     let Input { setup, acts } = program;
     let guest = Guest::new(|memory| bench.device(memory)).expect("a device of a host in order");
     let mut driver = Driver::new(guest, &setup);
-    for act in acts.into_iter().take(ACTS) {
+    for act in acts {
         match act {
             Act::Host(act) => {
                 bench.host(act);

@@ -9,6 +9,10 @@ use volt_fuzz::{Bench, Program, run};
 use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
 use volt_vmm::fuzzing::{Device, Memory};
 
+const HEADER: usize = 12;
+/// Two addresses and a type.
+const SHORTEST: usize = 14;
+
 #[derive(Debug, Default)]
 struct Wire(Option<UnixDatagram>);
 
@@ -25,7 +29,7 @@ impl From<Header> for Vec<u8> {
     fn from(header: Header) -> Self {
         let mut bytes = vec![header.flags, header.gso_type];
         header.words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
-        bytes.resize(12 + usize::from(header.len), 0x42);
+        bytes.resize(HEADER + usize::from(header.len), 0x42);
         bytes
     }
 }
@@ -68,7 +72,11 @@ impl Bench for Wire {
         match act {
             Host::Send(header) => drop(other.send(&Vec::from(header))),
             Host::Short(len) => drop(other.send(&vec![1; usize::from(len % 13)])),
-            Host::Read => while other.recv(&mut [0; 0x1_0100]).is_ok_and(|len| len > 0) {},
+            Host::Read => {
+                while let Ok(len @ 1..) = other.recv(&mut [0; 0x1_0100]) {
+                    assert!(len >= HEADER + SHORTEST, "a frame of {len} bytes with its header");
+                }
+            }
             Host::Close => self.0 = None,
         }
     }

@@ -33,36 +33,41 @@ impl Sockets {
 /// A packet's header, with addresses that often are the right ones.
 #[derive(Debug, Arbitrary)]
 struct Header {
-    stranger: Option<[u32; 3]>,
+    is_stranger: u8,
+    stranger: [u32; 3],
     /// One of the host's: 1 is listened at, those from 2^30 on are given to callers.
     host_port: u8,
     guest_port: u8,
     op: u8,
-    odd_op: bool,
+    odd_op: u8,
     flags: u8,
     len: u16,
-    odd_len: Option<u32>,
+    is_odd: u8,
+    odd_len: u32,
     room: u16,
-    odd_room: Option<(u32, u32)>,
+    odd_room: (u32, u32),
     /// As much of the payload lies behind the header.
     follows: u16,
 }
 
 impl From<Header> for Vec<u8> {
     fn from(header: Header) -> Self {
-        let [src, dst, kind] = header.stranger.unwrap_or([CID, 2, 1]);
-        let host_port = match header.host_port % 8 {
-            port @ 0..=2 => u32::from(port),
-            port => (1 << 30) + u32::from(port) - 3,
+        let known = [CID, 2, 1];
+        let [src, dst, kind] = if header.is_stranger % 16 == 1 { header.stranger } else { known };
+        let host_port = match header.host_port % 4 {
+            port @ 0..=1 => 1 + u32::from(port),
+            port => (1 << 30) + u32::from(port) - 2,
         };
-        let op = if header.odd_op { header.op.into() } else { u16::from(header.op % 8) };
-        let (room, forwarded) = header.odd_room.unwrap_or((header.room.into(), 0));
+        let op = if header.odd_op % 16 == 1 { header.op.into() } else { u16::from(header.op % 8) };
+        let (odd_len, odd_room) = (header.is_odd % 16 == 1, header.is_odd & 0xc0 == 0xc0);
+        let (room, forwarded) = if odd_room { header.odd_room } else { (header.room.into(), 0) };
+        let len = if odd_len { header.odd_len } else { header.len.into() };
         let mut bytes = Vec::new();
         bytes.extend(u64::from(src).to_le_bytes());
         bytes.extend(u64::from(dst).to_le_bytes());
-        bytes.extend(u32::from(header.guest_port % 4).to_le_bytes());
+        bytes.extend(u32::from(header.guest_port % 2).to_le_bytes());
         bytes.extend(host_port.to_le_bytes());
-        bytes.extend(header.odd_len.unwrap_or(header.len.into()).to_le_bytes());
+        bytes.extend(len.to_le_bytes());
         bytes.extend((kind as u16).to_le_bytes());
         bytes.extend(op.to_le_bytes());
         bytes.extend(u32::from(header.flags).to_le_bytes());
@@ -130,7 +135,7 @@ impl Bench for Sockets {
 
     fn host(&mut self, act: Host) {
         match act {
-            Host::Call { port } => self.call(format!("CONNECT {}\n", port % 4).as_bytes()),
+            Host::Call { port } => self.call(format!("CONNECT {}\n", port % 2).as_bytes()),
             Host::Mumble { bytes } => self.call(&bytes),
             Host::Accept => {
                 if let (true, Ok((stream, _))) = (self.programs.len() < MOST, self.listener.accept()) {
