@@ -50,7 +50,8 @@ END
 
 # ---- What cargo knows ------------------------------------------------------------------------------------------------
 
-check_format() { cargo fmt --all --check; }
+# tests/fuzz is a workspace of its own.
+check_format() { cargo fmt --all --check && cargo fmt --manifest-path tests/fuzz/Cargo.toml --check; }
 
 # Unsafe blocks without a SAFETY comment are among the lints (Cargo.toml), for every crate that takes them over.
 check_lints() {
@@ -60,7 +61,15 @@ check_lints() {
         echo "$manifest: does not take over the workspace's lints"
         wrong=1
     done
-    cargo clippy --quiet --locked --workspace --all-targets -- -D warnings && return "$wrong"
+    cargo clippy --quiet --locked --workspace --all-targets -- -D warnings &&
+        cargo clippy --quiet --locked --package volt-vmm --lib --features fuzzing -- -D warnings &&
+        lint_fuzzing && return "$wrong"
+}
+
+# Fuzz targets are for glibc. A lint links nothing: libFuzzer, the name of which is enough, need not be built.
+lint_fuzzing() {
+    CUSTOM_LIBFUZZER_PATH=./libFuzzer.a cargo clippy --quiet --locked --manifest-path tests/fuzz/Cargo.toml \
+        --target x86_64-unknown-linux-gnu --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings
 }
 
 # The binaries are built for musl; who embeds the library mostly builds for glibc.

@@ -18,7 +18,8 @@ usage() {
 Usage: scripts/install-deps.sh
 
 Installs the Debian or Ubuntu packages that the project's scripts need, with sudo if not root, and sees that there is a
-Rust toolchain that is new enough and builds static programs. Does nothing where all of that is there.
+Rust toolchain that is new enough and builds static programs. Where rustup is there, also a nightly toolchain and cargo-fuzz,
+without which the devices cannot be fuzzed. Does nothing where all of that is there.
 END
 }
 
@@ -109,6 +110,24 @@ check_target() {
     has_target || fail "rustup installed the target $TARGET for another toolchain than the one in use: see 'rustup show'"
 }
 
+# Only fuzzing wants these: without them everything else works.
+install_fuzzing() {
+    local PATH=$PATH:$HOME/.cargo/bin rustup=""
+    ! command -v rustup >/dev/null || rustup=yes
+    if ! cargo +nightly --version >/dev/null 2>&1; then
+        [ -n "$rustup" ] || { say "no fuzzing: there is no rustup (https://rustup.rs), which brings the nightly toolchain" && return 0; }
+        say "installing the nightly Rust toolchain"
+        rustup toolchain install nightly --profile minimal >&2 ||
+            { say "no fuzzing: rustup could not install the nightly toolchain" && return 0; }
+    fi
+    if ! cargo fuzz --version >/dev/null 2>&1; then
+        [ -n "$rustup" ] || { say "no fuzzing: there is no cargo-fuzz (cargo install cargo-fuzz --locked)" && return 0; }
+        say "installing cargo-fuzz"
+        # In its own place: the project's configuration builds for another target.
+        (cd / && cargo install --quiet cargo-fuzz --locked >&2) || say "no fuzzing: cargo could not install cargo-fuzz"
+    fi
+}
+
 case ${1-} in
     "") ;;
     --help | -h) usage && exit 0 ;;
@@ -121,3 +140,4 @@ done
 install_packages
 check_rust
 check_target
+install_fuzzing

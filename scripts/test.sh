@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up what the tests need and runs them all: unit and documentation tests, whole-program tests with small guests on this
-# host's KVM, and whole-program tests with Linux, natively where this KVM runs it and in the lab where not.
+# host's KVM, whole-program tests with Linux, natively where this KVM runs it and in the lab where not, and a little fuzzing.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
@@ -11,17 +11,20 @@ LAB_MEMORY=3072
 GENERATIONS=10
 GENERATIONS_FULL=100
 TARGET=${CARGO_TARGET_DIR:-target}
-ALL=(unit small linux)
+ALL=(unit small linux fuzz)
+FUZZ_TARGET=x86_64-unknown-linux-gnu
+FUZZ_SECONDS=10
 
 usage() {
     cat <<END
-Usage: scripts/test.sh [--lab] [--full] [SUITE]...
+Usage: scripts/test.sh [--lab] [--full] [--fuzz-seconds N] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
 
-  --lab    run the whole-program tests in the lab even where this host's KVM could run them
-  --full   take the guest whose devices are all busy through $GENERATIONS_FULL generations of snapshots, not just 10
+  --lab             run the whole-program tests in the lab even where this host's KVM could run them
+  --full            take the guest whose devices are all busy through $GENERATIONS_FULL generations of snapshots, not just 10
+  --fuzz-seconds N  fuzz each target for so long (default $FUZZ_SECONDS)
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default $LAB_SECONDS,
 with --full $LAB_SECONDS_FULL); VOLT_GENERATIONS, a number of generations other than those.
@@ -106,6 +109,65 @@ in_lab() {
     return "$status"
 }
 
+# Why there can be no fuzzing, if there cannot.
+no_fuzzing() {
+    if ! cargo +nightly --version >/dev/null 2>&1; then
+        echo "nightly Rust toolchain"
+    elif ! cargo fuzz --version >/dev/null 2>&1; then
+        echo "cargo-fuzz"
+    else
+        return 1
+    fi
+}
+
+# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores. What takes longest is to build it.
+cargo_fuzz() {
+    local command=$1
+    shift
+    CARGO_TARGET_DIR=$PWD/tests/fuzz/target cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
+        --codegen-units 4 "$@"
+}
+
+# fuzz TARGET: what it says counts as a test's closing line.
+fuzz() {
+    local target=$1 artifacts=$work/artifacts-$1/ input kept
+    mkdir -p "$artifacts" "$work/corpus-$target" "$work/tmp"
+    # From nothing the fuzzer takes its time to come to programs of any length.
+    for input in {1..40}; do head -c 1500 /dev/urandom >"$work/corpus-$target/$input"; done
+    # The corpus in tests/fuzz, if somebody has one, is only read: the first directory is where new inputs go.
+    local corpora=("$work/corpus-$target")
+    [ ! -d "tests/fuzz/corpus/$target" ] || corpora+=("tests/fuzz/corpus/$target")
+    if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" -timeout=10 \
+        -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$artifacts"; then
+        echo "test result: ok. 1 passed; 0 failed"
+        return
+    fi
+    for input in "$artifacts"*; do
+        [ -e "$input" ] || continue
+        kept=tests/fuzz/artifacts/$target/${input##*/}
+        mkdir -p "${kept%/*}" && cp "$input" "$kept"
+        echo "fuzz: $target: the input is in $kept; once more:"
+        echo "fuzz:   cargo +nightly fuzz run --fuzz-dir tests/fuzz --target $FUZZ_TARGET $target $kept"
+    done
+    echo "test result: FAILED. 0 passed; 1 failed"
+    return 1
+}
+
+fuzz_all() {
+    local missing target targets
+    mapfile -t targets < <(sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' tests/fuzz/Cargo.toml)
+    if missing=$(no_fuzzing); then
+        for target in "${targets[@]}"; do
+            echo "SKIPPED: fuzz $target: there is no $missing" >>"$skipped"
+            # As libtest has it: what was skipped has returned, and counts as passed there.
+            echo "test result: ok. 1 passed; 0 failed" >>"$log"
+        done
+        return
+    fi
+    stage "build fuzz targets" cargo_fuzz build || return
+    for target in "${targets[@]}"; do stage "fuzz $target, $fuzz_seconds s" fuzz "$target"; done
+}
+
 # ---- The sum ---------------------------------------------------------------------------------------------------------
 
 # count WORD: the sum of "N WORD" over the closing lines of all test executables.
@@ -137,13 +199,18 @@ wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
 
 main() {
     local lab="" full="" generations suite where=() emulated=()
-    suites=()
+    suites=() fuzz_seconds=$FUZZ_SECONDS
     while [ $# -gt 0 ]; do
         case $1 in
             --lab) lab=yes ;;
             --full) full=yes ;;
             --help | -h) usage && exit 0 ;;
-            unit | small | linux) suites+=("$1") ;;
+            --fuzz-seconds)
+                [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "test: --fuzz-seconds wants a number" >&2 && exit 1; }
+                fuzz_seconds=$2
+                shift
+                ;;
+            unit | small | linux | fuzz) suites+=("$1") ;;
             *) echo "test: unknown argument $1 (see --help)" >&2 && exit 1 ;;
         esac
         shift
@@ -182,6 +249,7 @@ main() {
         fi
     done
     [ ${#emulated[@]} -eq 0 ] || stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+    if wants fuzz; then fuzz_all; fi
     for suite in "${where[@]}"; do times+=("whole-program tests, $suite"); done
     summary
 }

@@ -43,6 +43,8 @@ pub mod vm_devices;
 pub use config::{BootConfig, FileRef, VmConfig, parse_memory_mib};
 pub use console::Console;
 pub use control::{Ending, RunState};
+#[cfg(feature = "fuzzing")]
+pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
 pub use snapshot::{Metadata, RestoreOptions, Snapshot};
 pub use store::Store;

@@ -62,6 +62,10 @@ impl<'m> Chain<'m> {
             if descriptor.len() == 0 {
                 return Err(Broken("a descriptor of no length"));
             }
+            #[cfg(feature = "fuzzing")]
+            if descriptor.is_write_only() {
+                super::fuzzing::grant(descriptor.addr().0, descriptor.len().into());
+            }
             let to = match descriptor.is_write_only() {
                 true => &mut chain.writable,
                 false if chain.writable.is_empty() => &mut chain.readable,

@@ -159,3 +159,7 @@ impl Tokens {
 #[cfg(test)]
 #[path = "limiter_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "limiter_properties.rs"]
+mod properties;

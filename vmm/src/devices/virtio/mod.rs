@@ -16,6 +16,8 @@ pub mod balloon;
 pub mod block;
 pub mod chain;
 pub mod console;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod interrupt;
 pub mod limiter;
 pub mod listener;

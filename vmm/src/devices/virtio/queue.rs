@@ -169,3 +169,7 @@ impl VirtQueue {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "queue_properties.rs"]
+mod properties;

@@ -212,6 +212,23 @@ impl Transport {
         });
     }
 
+    /// What works here and now, if something does.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn shift(&mut self) -> Option<&mut super::worker::Shift> {
+        self.worker.as_mut()?.worker.shift()
+    }
+
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn is_broken(&self) -> bool {
+        self.interrupt.is_reset_needed()
+    }
+
+    /// The queues, while nothing works.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn halted_queues(&self) -> &[VirtQueue] {
+        &self.queues
+    }
+
     fn reset(&mut self) {
         self.halt();
         let mut device = lock(&self.device);

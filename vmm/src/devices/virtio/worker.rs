@@ -40,8 +40,17 @@ pub(super) struct Task {
 /// A running worker. Dropped, it is stopped.
 #[derive(Debug)]
 pub(super) struct Worker {
-    thread: Option<JoinHandle<Vec<VirtQueue>>>,
+    hands: Option<Hands>,
     stop: EventFd,
+}
+
+/// Who does the work.
+#[derive(Debug)]
+enum Hands {
+    Thread(JoinHandle<Vec<VirtQueue>>),
+    /// Whoever has the worker, when it pleases.
+    #[cfg(feature = "fuzzing")]
+    Owner(Box<Shift>),
 }
 
 impl Worker {
@@ -54,13 +63,18 @@ impl Worker {
             |source: std::io::Error| Error::host(format!("start the worker of {}", task.name), source);
         let stop = EventFd::new(EFD_NONBLOCK).map_err(failed)?;
         let watch = Watch::new(&task.notify, &stop).map_err(failed)?;
+        #[cfg(feature = "fuzzing")]
+        if super::fuzzing::is_driving() {
+            let shift = Box::new(Shift::begin(task, queues, watch));
+            return Ok(Self { hands: Some(Hands::Owner(shift)), stop });
+        }
         let name = format!("volt-{}", task.name);
         let body = {
             let (task, stop) = (task.clone(), stop.try_clone().map_err(failed)?);
-            move || work(&task, queues, &watch, &stop)
+            move || work(task, queues, watch, &stop)
         };
         let thread = thread::Builder::new().name(name).spawn(body).map_err(failed)?;
-        Ok(Self { thread: Some(thread), stop })
+        Ok(Self { hands: Some(Hands::Thread(thread)), stop })
     }
 
     /// Brings what is under way to an end and gives the queues back. None when the device panicked.
@@ -69,9 +83,21 @@ impl Worker {
     }
 
     fn end(&mut self) -> Option<Vec<VirtQueue>> {
-        let thread = self.thread.take()?;
+        let hands = self.hands.take()?;
         let _ = self.stop.write(1); // an eventfd that was never written takes a 1
-        thread.join().ok()
+        match hands {
+            Hands::Thread(thread) => thread.join().ok(),
+            #[cfg(feature = "fuzzing")]
+            Hands::Owner(shift) => Some(shift.end()),
+        }
+    }
+
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn shift(&mut self) -> Option<&mut Shift> {
+        match self.hands.as_mut()? {
+            Hands::Thread(_) => None,
+            Hands::Owner(shift) => Some(shift),
+        }
     }
 }
 
@@ -142,55 +168,113 @@ fn borrowed(fd: &EventFd) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }
 
-fn work(task: &Task, mut queues: Vec<VirtQueue>, watch: &Watch, stop: &EventFd) -> Vec<VirtQueue> {
-    let Task { name, device, ram, interrupt, notify: _, features } = task;
-    let mut io = Io { ram, queues: &mut queues, interrupt, features: *features };
-    let turn = |cause: Option<Cause>, io: &mut Io<'_>| {
+/// A device at work: it is woken, works, and waits again, a round at a time.
+#[derive(Debug)]
+pub(super) struct Shift {
+    task: Task,
+    queues: Vec<VirtQueue>,
+    watch: Watch,
+    next: Next,
+}
+
+impl Shift {
+    fn begin(task: Task, queues: Vec<VirtQueue>, watch: Watch) -> Self {
+        task.interrupt.repeat();
+        let mut shift = Self { task, queues, watch, next: Next::Wait };
+        shift.next = shift.turn(None);
+        shift
+    }
+
+    /// Lets the device begin, or work.
+    fn turn(&mut self, cause: Option<Cause>) -> Next {
+        let Task { name, device, ram, interrupt, notify: _, features } = &self.task;
         if interrupt.is_reset_needed() {
             return Next::Wait;
         }
+        let io = &mut Io { ram, queues: &mut self.queues, interrupt, features: *features };
         let mut device = lock(device);
         let done = match cause {
             Some(cause) => device.work(cause, io),
-            None => device.begin(io, watch).and_then(|()| device.work(Cause::Notified, io)),
+            None => device.begin(io, &self.watch).and_then(|()| device.work(Cause::Notified, io)),
         };
         done.unwrap_or_else(|broken| {
             give_up(name, interrupt, broken);
             Next::Wait
         })
-    };
-    interrupt.repeat();
-    let mut next = turn(None, &mut io);
-    let mut events = Vec::with_capacity(EVENTS);
-    loop {
-        if interrupt.is_reset_needed() {
-            await_stop(stop);
-            break;
-        }
-        watch.wait(&mut events, next);
+    }
+
+    /// Waits for something to do, and does it. False when it was told to stop.
+    fn round(&mut self, events: &mut Vec<Event>) -> bool {
+        self.watch.wait(events, self.next);
+        self.answer(events)
+    }
+
+    /// Does what the events ask for, and what is due.
+    fn answer(&mut self, events: &[Event]) -> bool {
         if events.iter().any(|event| event.data.u64() == STOP) {
-            break;
+            return false;
         }
-        let mut look = is_due(next);
+        let mut look = is_due(self.next);
         if look {
-            next = Next::Wait;
+            self.next = Next::Wait;
         }
-        for event in &events {
+        for event in events {
             match event.data.u64() {
                 NOTIFIED => look = true,
-                token => next = sooner(next, turn(Some(Cause::Ready(token)), &mut io)),
+                token => self.next = sooner(self.next, self.turn(Some(Cause::Ready(token)))),
             }
         }
         if look {
-            next = sooner(next, turn(Some(Cause::Notified), &mut io));
+            self.next = sooner(self.next, self.turn(Some(Cause::Notified)));
+        }
+        true
+    }
+
+    fn end(mut self) -> Vec<VirtQueue> {
+        let Task { name, device, ram, interrupt, notify: _, features } = &self.task;
+        let io = &mut Io { ram, queues: &mut self.queues, interrupt, features: *features };
+        if !interrupt.is_reset_needed()
+            && let Err(broken) = lock(device).end(io)
+        {
+            give_up(name, interrupt, broken);
+        }
+        self.queues
+    }
+}
+
+/// For fuzzing, which has no threads but its own.
+#[cfg(feature = "fuzzing")]
+impl Shift {
+    pub(super) fn queues(&self) -> &[VirtQueue] {
+        &self.queues
+    }
+
+    /// A round without waiting. False when there was nothing to do.
+    pub(super) fn try_round(&mut self) -> bool {
+        if self.task.interrupt.is_reset_needed() {
+            return false;
+        }
+        let mut events = Vec::with_capacity(EVENTS);
+        self.watch.wait(&mut events, Next::Again);
+        let any = !events.is_empty() || is_due(self.next);
+        self.answer(&events);
+        any
+    }
+}
+
+fn work(task: Task, queues: Vec<VirtQueue>, watch: Watch, stop: &EventFd) -> Vec<VirtQueue> {
+    let mut shift = Shift::begin(task, queues, watch);
+    let mut events = Vec::with_capacity(EVENTS);
+    loop {
+        if shift.task.interrupt.is_reset_needed() {
+            await_stop(stop);
+            break;
+        }
+        if !shift.round(&mut events) {
+            break;
         }
     }
-    if !interrupt.is_reset_needed()
-        && let Err(broken) = lock(device).end(&mut io)
-    {
-        give_up(name, interrupt, broken);
-    }
-    queues
+    shift.end()
 }
 
 /// A device that has given up takes nothing from what it watches, which would wake it for ever.

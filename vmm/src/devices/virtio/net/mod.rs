@@ -32,6 +32,8 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod transmit;
+#[cfg(any(test, feature = "fuzzing"))]
+mod wire;
 
 use address::Mac;
 use backend::Backend;
@@ -149,6 +151,13 @@ impl Net {
     pub fn limit(&mut self, receive: &RateLimit, transmit: &RateLimit) {
         self.receiver.limiter.change(receive);
         self.transmitter.limiter.change(transmit);
+    }
+
+    /// Connects to a socket, of which the other end comes back too.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn on_wire(config: &NetConfig) -> (Self, std::os::unix::net::UnixDatagram) {
+        let (wire, other) = wire::wire();
+        (Self::new(config, address::from_id(&config.id), Box::new(wire)), other)
     }
 
     /// Both ways, as far as `cause` makes it worth a look.

@@ -1,0 +1,53 @@
+//! A balloon with all that it can do.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use volt_fuzz::{Bench, Program, run};
+use volt_vmm::config::devices::BalloonConfig;
+use volt_vmm::fuzzing::{Device, Memory};
+
+#[derive(Debug)]
+struct Host;
+
+/// Page numbers, near each other or not.
+#[derive(Debug, Arbitrary)]
+struct Pages {
+    first: u32,
+    step: i8,
+    count: u8,
+}
+
+impl From<Pages> for Vec<u8> {
+    fn from(pages: Pages) -> Self {
+        let page = |number: u8| {
+            let offset = i32::from(pages.step).wrapping_mul(number.into());
+            pages.first.wrapping_add_signed(offset).to_le_bytes()
+        };
+        (0..pages.count).flat_map(page).collect()
+    }
+}
+
+/// Nothing happens on the host.
+#[derive(Debug, Arbitrary)]
+struct Nothing;
+
+impl Bench for Host {
+    type Head = Pages;
+    type Host = Nothing;
+
+    fn device(&mut self, memory: &Memory) -> volt_vmm::Result<Device> {
+        let config = BalloonConfig {
+            target_mib: 0,
+            deflate_on_oom: true,
+            statistics_interval: 1,
+            reporting: true,
+            hinting: true,
+        };
+        Device::balloon(&config, memory)
+    }
+
+    fn host(&mut self, _: Nothing) {}
+}
+
+fuzz_target!(|program: Program<Host>| run(Host, program));

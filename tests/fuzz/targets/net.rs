@@ -1,0 +1,85 @@
+//! A network interface, and whoever is at the other end of its wire.
+#![no_main]
+
+use std::os::unix::net::UnixDatagram;
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use volt_fuzz::{Bench, Program, run};
+use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
+use volt_vmm::fuzzing::{Device, Memory};
+
+const HEADER: usize = 12;
+/// Two addresses and a type.
+const SHORTEST: usize = 14;
+
+#[derive(Debug, Default)]
+struct Wire(Option<UnixDatagram>);
+
+/// `struct virtio_net_hdr_v1` and how much follows it at once.
+#[derive(Debug, Arbitrary)]
+struct Header {
+    flags: u8,
+    gso_type: u8,
+    words: [u16; 5],
+    len: u16,
+}
+
+impl From<Header> for Vec<u8> {
+    fn from(header: Header) -> Self {
+        let mut bytes = vec![header.flags, header.gso_type];
+        header.words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
+        bytes.resize(HEADER + usize::from(header.len), 0x42);
+        bytes
+    }
+}
+
+#[derive(Debug, Arbitrary)]
+enum Host {
+    /// Sends a frame, as long as one may be and longer.
+    Send(Header),
+    /// Sends something shorter than a header.
+    Short(u8),
+    /// Reads what has come.
+    Read,
+    /// Goes away.
+    Close,
+}
+
+impl Bench for Wire {
+    type Head = Header;
+    type Host = Host;
+
+    fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
+        let config = NetConfig {
+            id: "eth0".into(),
+            backend: NetBackend::Tap("unused".into()),
+            mac: None,
+            mtu: Some(1500),
+            offload: true,
+            receive_limit: RateLimit::default(),
+            transmit_limit: RateLimit::default(),
+        };
+        let (device, other) = Device::net(&config);
+        other.set_nonblocking(true).expect("a socket");
+        self.0 = Some(other);
+        Ok(device)
+    }
+
+    fn host(&mut self, act: Host) {
+        let Some(other) = &self.0 else { return };
+        // The wire may be full, or cut: that is for the device to bear.
+        match act {
+            Host::Send(header) => drop(other.send(&Vec::from(header))),
+            Host::Short(len) => drop(other.send(&vec![1; usize::from(len % 13)])),
+            Host::Read => {
+                while let Ok(len @ 1..) = other.recv(&mut [0; 0x1_0100]) {
+                    assert!(len >= HEADER + SHORTEST, "a frame of {len} bytes with its header");
+                }
+            }
+            Host::Close => self.0 = None,
+        }
+    }
+}
+
+fuzz_target!(|program: Program<Wire>| run(Wire::default(), program));

@@ -1,0 +1,33 @@
+//! Registers in any order, at any offset, of any width, before the smallest device.
+#![no_main]
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use volt_fuzz::{Bench, Program, run};
+use volt_vmm::fuzzing::{Device, Memory};
+
+#[derive(Debug)]
+struct Host;
+
+/// The device knows no requests, and its host does nothing.
+#[derive(Debug, Arbitrary)]
+struct Nothing;
+
+impl From<Nothing> for Vec<u8> {
+    fn from(_: Nothing) -> Self {
+        vec![0; 4]
+    }
+}
+
+impl Bench for Host {
+    type Head = Nothing;
+    type Host = Nothing;
+
+    fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
+        Ok(Device::rng())
+    }
+
+    fn host(&mut self, _: Nothing) {}
+}
+
+fuzz_target!(|program: Program<Host>| run(Host, program));

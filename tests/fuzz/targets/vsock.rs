@@ -1,0 +1,165 @@
+//! A vsock, programs of the host that connect to it, and those that the guest connects to.
+#![no_main]
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use arbitrary::Arbitrary;
+use libfuzzer_sys::fuzz_target;
+use volt_fuzz::{Bench, Dir, Program, run};
+use volt_vmm::config::devices::VsockConfig;
+use volt_vmm::fuzzing::{Device, Memory};
+
+const CID: u32 = 3;
+/// The most programs on the host.
+const MOST: usize = 16;
+
+#[derive(Debug)]
+struct Sockets {
+    programs: Vec<UnixStream>,
+    listener: UnixListener,
+    dir: Dir,
+}
+
+impl Sockets {
+    fn new() -> Self {
+        let dir = Dir::new();
+        let listener = UnixListener::bind(dir.join("vsock_1")).expect("a socket");
+        listener.set_nonblocking(true).expect("a socket");
+        Self { programs: Vec::new(), listener, dir }
+    }
+}
+
+/// A packet's header, with addresses that often are the right ones.
+#[derive(Debug, Arbitrary)]
+struct Header {
+    is_stranger: u8,
+    stranger: [u32; 3],
+    /// One of the host's: 1 is listened at, those from 2^30 on are given to callers.
+    host_port: u8,
+    guest_port: u8,
+    op: u8,
+    odd_op: u8,
+    flags: u8,
+    len: u16,
+    is_odd: u8,
+    odd_len: u32,
+    room: u16,
+    odd_room: (u32, u32),
+    /// As much of the payload lies behind the header.
+    follows: u16,
+}
+
+impl From<Header> for Vec<u8> {
+    fn from(header: Header) -> Self {
+        let known = [CID, 2, 1];
+        let [src, dst, kind] = if header.is_stranger % 16 == 1 { header.stranger } else { known };
+        let host_port = match header.host_port % 4 {
+            port @ 0..=1 => 1 + u32::from(port),
+            port => (1 << 30) + u32::from(port) - 2,
+        };
+        let op = if header.odd_op % 16 == 1 { header.op.into() } else { u16::from(header.op % 8) };
+        let (odd_len, odd_room) = (header.is_odd % 16 == 1, header.is_odd & 0xc0 == 0xc0);
+        let (room, forwarded) = if odd_room { header.odd_room } else { (header.room.into(), 0) };
+        let len = if odd_len { header.odd_len } else { header.len.into() };
+        let mut bytes = Vec::new();
+        bytes.extend(u64::from(src).to_le_bytes());
+        bytes.extend(u64::from(dst).to_le_bytes());
+        bytes.extend(u32::from(header.guest_port % 2).to_le_bytes());
+        bytes.extend(host_port.to_le_bytes());
+        bytes.extend(len.to_le_bytes());
+        bytes.extend((kind as u16).to_le_bytes());
+        bytes.extend(op.to_le_bytes());
+        bytes.extend(u32::from(header.flags).to_le_bytes());
+        bytes.extend(room.to_le_bytes());
+        bytes.extend(forwarded.to_le_bytes());
+        bytes.resize(44 + usize::from(header.follows.min(header.len)), 0x42);
+        bytes
+    }
+}
+
+#[derive(Debug, Arbitrary)]
+enum Host {
+    /// Another program connects to the guest's port.
+    Call {
+        port: u8,
+    },
+    /// Another connects and says something else.
+    Mumble {
+        bytes: Vec<u8>,
+    },
+    /// Lets in who comes from the guest.
+    Accept,
+    Say {
+        program: u8,
+        bytes: u16,
+    },
+    Read {
+        program: u8,
+        most: u16,
+    },
+    /// Sends or reads no more.
+    Shut {
+        program: u8,
+        sends: bool,
+    },
+    Close {
+        program: u8,
+    },
+}
+
+impl Sockets {
+    fn call(&mut self, line: &[u8]) {
+        if let (true, Ok(mut stream)) =
+            (self.programs.len() < MOST, UnixStream::connect(self.dir.join("vsock")))
+        {
+            stream.set_nonblocking(true).expect("a socket");
+            let _ = stream.write(line);
+            self.programs.push(stream);
+        }
+    }
+
+    fn program(&mut self, number: u8) -> Option<&mut UnixStream> {
+        let at = usize::from(number) % self.programs.len().max(1);
+        self.programs.get_mut(at)
+    }
+}
+
+impl Bench for Sockets {
+    type Head = Header;
+    type Host = Host;
+
+    fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
+        Device::vsock(&VsockConfig { cid: CID, socket: self.dir.join("vsock") })
+    }
+
+    fn host(&mut self, act: Host) {
+        match act {
+            Host::Call { port } => self.call(format!("CONNECT {}\n", port % 2).as_bytes()),
+            Host::Mumble { bytes } => self.call(&bytes),
+            Host::Accept => {
+                if let (true, Ok((stream, _))) = (self.programs.len() < MOST, self.listener.accept()) {
+                    stream.set_nonblocking(true).expect("a socket");
+                    self.programs.push(stream);
+                }
+            }
+            Host::Say { program, bytes } => {
+                self.program(program).map(|stream| stream.write(&vec![0x5a; bytes.into()]));
+            }
+            Host::Read { program, most } => {
+                self.program(program).map(|stream| stream.read(&mut vec![0; most.into()]));
+            }
+            Host::Shut { program, sends } => {
+                let way = if sends { std::net::Shutdown::Write } else { std::net::Shutdown::Read };
+                self.program(program).map(|stream| stream.shutdown(way));
+            }
+            Host::Close { program } => {
+                if !self.programs.is_empty() {
+                    self.programs.swap_remove(usize::from(program) % self.programs.len());
+                }
+            }
+        }
+    }
+}
+
+fuzz_target!(|program: Program<Sockets>| run(Sockets::new(), program));

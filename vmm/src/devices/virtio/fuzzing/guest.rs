@@ -1,0 +1,141 @@
+//! A guest with a device behind the real transport, and what must hold after each of its acts.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use virtio_queue::QueueT;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::{DRIVING, Device, GRANTED, MEMORY, Memory, PIECE, check_order, grant, granted, under_way};
+use crate::devices::bus::BusDevice;
+use crate::devices::virtio::transport::Transport;
+use crate::error::Result;
+use crate::persist::PersistBlob;
+
+/// More rounds than any device has work for between two acts.
+const ROUNDS: usize = 2000;
+
+thread_local! {
+    /// A shadow that no guest has.
+    static SHADOW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A guest and its device.
+#[derive(Debug)]
+pub struct Guest {
+    memory: Memory,
+    transport: Transport,
+    /// What memory holds by all that was allowed.
+    shadow: Vec<u8>,
+}
+
+impl Guest {
+    /// A guest that has not touched its device.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn new(make: impl FnOnce(&Memory) -> Result<Device>) -> Result<Self> {
+        DRIVING.set(true);
+        GRANTED.with_borrow_mut(Vec::clear);
+        let memory = Memory::new();
+        let Device(device) = make(&memory)?;
+        let transport = Transport::new("fuzz", device, memory.ram.clone())?;
+        let mut shadow = SHADOW.take();
+        shadow.resize(MEMORY as usize, 0);
+        shadow.fill(0);
+        Ok(Self { memory, transport, shadow })
+    }
+
+    /// Reads registers.
+    pub fn read(&mut self, offset: u64, data: &mut [u8]) {
+        self.transport.read(offset, data);
+        self.work();
+    }
+
+    /// Writes registers.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        self.transport.write(offset, data);
+        self.work();
+    }
+
+    /// Writes memory, as far as there is some at `at`.
+    pub fn poke(&mut self, at: u64, bytes: &[u8]) {
+        let written = self.memory.poke(at, bytes);
+        if written > 0 {
+            self.shadow[at as usize..][..written].copy_from_slice(&bytes[..written]);
+        }
+    }
+
+    /// Reads a number of memory.
+    #[must_use]
+    pub fn peek(&self, at: u64) -> u16 {
+        self.memory.guest().read_obj(GuestAddress(at)).unwrap_or(0)
+    }
+
+    /// Looks at memory, saves the device, drops it, and goes on with the one that `make` makes, restored. False if it could not
+    /// be: the host had brought that about, and the guest is at its end.
+    #[must_use]
+    pub fn move_to(&mut self, make: impl FnOnce(&Memory) -> Result<Device>) -> bool {
+        self.transport.halt();
+        self.check();
+        for queue in self.transport.halted_queues() {
+            assert!(self.transport.is_broken() || under_way(queue) == 0, "halted with chains under way");
+        }
+        let Ok(state) = self.transport.save_blob("fuzz") else { return false };
+        // A file can only be opened again when nobody has it locked.
+        let nothing = Transport::new("fuzz", Device::rng().0, self.memory.ram.clone());
+        drop(std::mem::replace(&mut self.transport, nothing.expect("a descriptor")));
+        let Ok(Device(device)) = make(&self.memory) else { return false };
+        self.transport = Transport::new("fuzz", device, self.memory.ram.clone()).expect("a descriptor");
+        if self.transport.restore_blob("fuzz", &state).is_err() || self.transport.go_on().is_err() {
+            return false;
+        }
+        self.work();
+        true
+    }
+
+    /// Lets the device do all that there is to do.
+    pub fn work(&mut self) {
+        if let Some(shift) = self.transport.shift() {
+            let rounds = (0..ROUNDS).take_while(|_| shift.try_round()).count();
+            assert!(rounds < ROUNDS, "the device works without end");
+            for queue in shift.queues() {
+                check_order(queue);
+                let used_ring_and_avail_event = 6 + 8 * u64::from(queue.size());
+                grant(queue.ring.used_ring(), used_ring_and_avail_event);
+                assert!(
+                    !queue.ring.ready() || queue.is_usable(self.memory.guest()),
+                    "at work on rings outside of memory"
+                );
+            }
+        }
+    }
+
+    /// Whatever changed in memory since the last time, the guest had given leave.
+    fn check(&mut self) {
+        let memory = self.memory.guest();
+        for Range { start, end } in granted() {
+            let (start, end) = (start.min(MEMORY), end.min(MEMORY));
+            let known = &mut self.shadow[start as usize..end as usize];
+            memory.read_slice(known, GuestAddress(start)).expect("in memory");
+        }
+        // By pages it would take longer than the program, and so would memory for all of it.
+        let mut piece = [0; PIECE];
+        for (start, known) in (0..).step_by(PIECE).zip(self.shadow.chunks(PIECE)) {
+            memory.read_slice(&mut piece, GuestAddress(start)).expect("in memory");
+            if piece != *known {
+                let place = piece.iter().zip(known).take_while(|(is, was)| is == was).count();
+                let (is, was, at) = (piece[place], known[place], start + place as u64);
+                panic!("the device wrote {is:#x} over {was:#x} at {at:#x}, to which it had no leave");
+            }
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.transport.halt();
+        self.memory.spare();
+        SHADOW.set(std::mem::take(&mut self.shadow));
+    }
+}

@@ -1,0 +1,176 @@
+//! Virtio devices for tests/fuzz (the feature `fuzzing`): the real transport and devices, in front of a guest that may do
+//! anything, on one thread. It is seen to that all rules are kept.
+//!
+//! ```text
+//!   input ──acts──> Guest ──registers, memory──> Transport, Shift, device <──acts── the host: files, sockets
+//!                     └── check: memory is as the guest left it but where it gave leave, indices in order, no endless work
+//! ```
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::os::unix::net::UnixDatagram;
+use std::sync::{Arc, Mutex};
+
+use virtio_queue::QueueT;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+mod guest;
+mod queue;
+
+pub use guest::Guest;
+pub use queue::Queue;
+
+use super::VirtioDevice;
+use super::balloon::Balloon;
+use super::block::Block;
+use super::console::Console;
+use super::net::Net;
+use super::queue::VirtQueue;
+use super::rng::Rng;
+use super::vsock::Vsock;
+use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
+use crate::error::Result;
+use crate::memory::backing::{Backing, Base};
+use crate::memory::ram::GuestRam;
+
+/// Bytes of guest memory.
+pub const MEMORY: u64 = 1 << 20;
+const PAGE: usize = 4096;
+/// Bytes of it that are looked at in one go.
+const PIECE: usize = 1 << 15;
+
+thread_local! {
+    /// This thread does its devices' work.
+    static DRIVING: Cell<bool> = const { Cell::new(false) };
+    /// Memory that no guest has.
+    static SPARE: RefCell<Option<Memory>> = const { RefCell::new(None) };
+    /// Where the guest gave its device leave to write.
+    static GRANTED: RefCell<Vec<Range<u64>>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn is_driving() -> bool {
+    DRIVING.get()
+}
+
+/// The guest lets the device write here: a descriptor says so, or a page goes to the balloon.
+pub(super) fn grant(at: u64, len: u64) {
+    GRANTED.with_borrow_mut(|granted| granted.push(at..at.saturating_add(len)));
+}
+
+/// Where the device has had leave to write, in order and apart.
+fn granted() -> Vec<Range<u64>> {
+    GRANTED.with_borrow_mut(|granted| {
+        granted.sort_unstable_by_key(|range| range.start);
+        granted.dedup_by(|next, range| {
+            let meets = next.start <= range.end;
+            range.end = if meets { range.end.max(next.end) } else { range.end };
+            meets
+        });
+        granted.clone()
+    })
+}
+
+/// Guest memory, which holds zeros at first.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    ram: GuestRam,
+    base: Base,
+}
+
+impl Memory {
+    /// What the last program used, with zeros in it: a new mapping takes longer than most programs.
+    fn new() -> Self {
+        let Some(used) = SPARE.take() else {
+            let ram = GuestRam::reserve(MEMORY).expect("a little address space");
+            let base = Backing::Fresh.map(&ram).expect("a little memory");
+            return Self { ram, base };
+        };
+        for start in (0..MEMORY).step_by(PIECE) {
+            used.guest().write_slice(&[0; PIECE], GuestAddress(start)).expect("in memory");
+        }
+        used
+    }
+
+    fn guest(&self) -> &GuestMemoryMmap {
+        self.ram.guest()
+    }
+
+    /// Writes, as far as there is memory at `at`. Says how much that was.
+    fn poke(&self, at: u64, bytes: &[u8]) -> usize {
+        let room = MEMORY.saturating_sub(at).min(bytes.len() as u64) as usize;
+        if room > 0 {
+            self.guest().write_slice(&bytes[..room], GuestAddress(at)).expect("in memory");
+        }
+        room
+    }
+
+    /// Another program may have it.
+    fn spare(&self) {
+        SPARE.set(Some(self.clone()));
+    }
+}
+
+/// A device, as it is made from the host's side.
+#[derive(Debug)]
+pub struct Device(Arc<Mutex<dyn VirtioDevice>>);
+
+impl Device {
+    fn new(device: impl VirtioDevice + 'static) -> Self {
+        Self(Arc::new(Mutex::new(device)))
+    }
+
+    /// Randomness.
+    #[must_use]
+    pub fn rng() -> Self {
+        Self::new(Rng)
+    }
+
+    /// A disk.
+    ///
+    /// # Errors
+    /// As when a VM starts.
+    pub fn disk(config: &DiskConfig) -> Result<Self> {
+        Block::open(config).map(Self::new)
+    }
+
+    /// A network interface, and the other end of its connection, which takes and gives frames with headers.
+    #[must_use]
+    pub fn net(config: &NetConfig) -> (Self, UnixDatagram) {
+        let (net, other) = Net::on_wire(config);
+        (Self::new(net), other)
+    }
+
+    /// A vsock.
+    ///
+    /// # Errors
+    /// As when a VM starts.
+    pub fn vsock(config: &VsockConfig) -> Result<Self> {
+        Vsock::open(config).map(Self::new)
+    }
+
+    /// A console.
+    ///
+    /// # Errors
+    /// As when a VM starts.
+    pub fn console(config: &ConsoleConfig) -> Result<Self> {
+        Console::open(config).map(Self::new)
+    }
+
+    /// A balloon in `memory`.
+    ///
+    /// # Errors
+    /// As when a VM starts.
+    pub fn balloon(config: &BalloonConfig, memory: &Memory) -> Result<Self> {
+        Balloon::new(config, memory.base.clone(), MEMORY >> 20).map(Self::new)
+    }
+}
+
+/// Chains that were taken and not given back.
+fn under_way(queue: &VirtQueue) -> u16 {
+    queue.ring.next_avail().wrapping_sub(queue.ring.next_used())
+}
+
+/// No more was given back than had been taken, and no more taken than there can be.
+fn check_order(queue: &VirtQueue) {
+    assert!(under_way(queue) <= queue.size(), "{} chains under way of {}", under_way(queue), queue.size());
+}
