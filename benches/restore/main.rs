@@ -22,7 +22,7 @@ use options::Options;
 use report::Report;
 use subject::Subject;
 use volt_benches::scratch::Scratch;
-use volt_benches::{OrSay, Result, host, process, programs, snapshots};
+use volt_benches::{Result, built, host, process, programs, snapshots};
 
 /// The same as in the binary `volt-vmm`.
 #[global_allocator]
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let volt_vmm = match &options.volt_vmm {
         Some(path) => path.clone(),
-        None => build()?,
+        None => built::volt_vmm()?,
     };
     let scratch = Scratch::new()?;
     let pause = Duration::from_millis(options.pause_ms);
@@ -96,19 +96,4 @@ fn run(options: &Options) -> Result<()> {
 fn qemu(scratch: &Scratch, mib: u64) -> Option<(PathBuf, PathBuf)> {
     let saved = snapshots::by_qemu(scratch, mib);
     saved.inspect_err(|error| eprintln!("restore: QEMU is left out: {error}")).ok()
-}
-
-/// The static release binary of this tree.
-fn build() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.args(["build", "--release", "--package", "volt-api"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    let status = build.status().or_say("run cargo")?;
-    if !status.success() {
-        return Err("volt-vmm does not build".to_owned());
-    }
-    // This program is in `deps`, beside which cargo puts binaries.
-    let this = std::env::current_exe().or_say("find this program")?;
-    let release = this.parent().and_then(|deps| deps.parent()).ok_or("this program is nowhere")?;
-    Ok(release.join("volt-vmm"))
 }

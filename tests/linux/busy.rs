@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::scope;
 use std::time::{Duration, Instant};
 
+use volt_tests::streams::bytes_of;
+use volt_tests::vsock::try_connect;
 use volt_tests::{Boot, Guest, Network, Scratch, needs, wait_until};
 
 use crate::images::ext4;
-use crate::streams::{bytes_of, try_vsock_connect};
 
 const STEP: usize = 8 << 10;
 /// Steps that are under way at any time.
@@ -68,7 +69,7 @@ impl Flow {
     /// A restore resets the connection: then there is another.
     fn over_vsock(&self, socket: &Path) {
         while !self.enough.load(Ordering::Relaxed) {
-            if let Some(stream) = try_vsock_connect(socket, 1000) {
+            if let Some(stream) = try_connect(socket, 1000) {
                 let _ = self.go_round(&stream);
             }
             std::thread::sleep(4 * BREATH);

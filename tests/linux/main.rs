@@ -4,7 +4,6 @@
 
 // What several files need.
 mod images;
-mod streams;
 
 mod balloon;
 mod booting;

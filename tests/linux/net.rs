@@ -2,9 +2,8 @@
 
 use std::thread::scope;
 
+use volt_tests::streams::{bytes_of, echoes, send_back};
 use volt_tests::{Boot, Guest, Network, needs};
-
-use crate::streams::{bytes_of, echoes, send_back};
 
 const STREAM: usize = 500_000;
 

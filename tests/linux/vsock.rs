@@ -3,9 +3,9 @@
 use std::os::unix::net::UnixListener;
 use std::thread::scope;
 
+use volt_tests::streams::{bytes_of, echoes, send_back};
+use volt_tests::vsock::connect;
 use volt_tests::{Boot, Scratch, needs};
-
-use crate::streams::{bytes_of, echoes, send_back, vsock_connect};
 
 #[test]
 fn two_hundred_streams_move_data_both_ways_at_once() {
@@ -18,7 +18,7 @@ fn two_hundred_streams_move_data_both_ways_at_once() {
     guest.wait_until_ready();
     guest.order("vsock-echo 1000");
     let listener = UnixListener::bind(format!("{}_2000", socket.display())).unwrap();
-    let streams: Vec<_> = (0..EACH_WAY).map(|_| vsock_connect(&socket, 1000)).collect();
+    let streams: Vec<_> = (0..EACH_WAY).map(|_| connect(&socket, 1000)).collect();
     scope(|scope| {
         // The guest's own streams are all connected before one of them sends, as the host's are.
         guest.type_in(&format!("vsock-send 2000 128 {EACH_WAY}\n"));
@@ -45,16 +45,16 @@ fn connections_are_reset_by_a_restore_and_what_listens_still_does() {
     let mut guest = Boot::linux().device(["--vsock".to_owned(), words]).start();
     guest.wait_until_ready();
     guest.order("vsock-echo 1000");
-    let stream = vsock_connect(&socket, 1000);
+    let stream = connect(&socket, 1000);
     echoes(&stream, b"before");
     let snapshot = guest.snapshot();
     echoes(&stream, b"the original goes on");
     let mut clone = snapshot.restore_as(&["--vsock", &format!("socket={}", other.display())]);
     clone.order("echo there");
     // What was connected is not any more, what listens still does, for the clone at its own socket.
-    echoes(&vsock_connect(&other, 1000), b"anyone there?");
+    echoes(&connect(&other, 1000), b"anyone there?");
     drop(guest);
-    echoes(&vsock_connect(&other, 1000), b"still?");
+    echoes(&connect(&other, 1000), b"still?");
     let listener = UnixListener::bind(format!("{}_2000", other.display())).unwrap();
     scope(|scope| {
         scope.spawn(|| send_back(&listener.accept().unwrap().0));

@@ -71,7 +71,7 @@ fn buffers_of(frame: &[u8]) -> usize {
 
 #[test]
 fn frames_of_all_lengths_come_in_order_and_are_answered() {
-    needs!(kvm, tap);
+    needs!(kvm, network);
     for ((cmdline, buffers), name) in [(WHOLE, "whole"), (SMALL, "small")] {
         let tap = tap(name);
         let mut guest = boot(cmdline, &tap);
@@ -87,7 +87,7 @@ fn frames_of_all_lengths_come_in_order_and_are_answered() {
 
 #[test]
 fn a_snapshot_between_frames_loses_none_and_clones_answer_on_their_own_taps() {
-    needs!(kvm, tap);
+    needs!(kvm, network);
     let names = [tap("orig"), tap("one"), tap("two")];
     let (cmdline, buffers) = SMALL;
     let mut guest = boot(cmdline, &names[0]);

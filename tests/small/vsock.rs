@@ -3,8 +3,9 @@
 use std::io::{Read, Write};
 use std::path::Path;
 
-use volt_tests::vsock::{connect, echoes, listen};
-use volt_tests::{Boot, Guest, Scratch, needs};
+use volt_tests::streams::echoes;
+use volt_tests::vsock::{connect, listen};
+use volt_tests::{Boot, Guest, Scratch, needs, patience};
 
 /// Where the guest connects to when it is told to.
 const HOST_PORT: u32 = 2000;
@@ -16,6 +17,7 @@ fn talks(guest: &mut Guest, socket: &Path) {
     let listener = listen(socket, HOST_PORT);
     guest.type_in("c");
     let (stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(patience())).unwrap();
     echoes(&stream, &bytes);
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }

@@ -22,6 +22,7 @@ pub mod rest;
 pub mod scratch;
 pub mod snapshot;
 pub mod state_file;
+pub mod streams;
 pub mod terminal;
 pub mod transcript;
 pub mod vsock;

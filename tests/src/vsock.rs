@@ -1,4 +1,4 @@
-//! The host's ends of vsock connections, and what is sent over them.
+//! The host's ends of vsock connections.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,25 +14,29 @@ use crate::patience::{patience, wait_until};
 pub fn connect(socket: &Path, port: u32) -> UnixStream {
     let mut found = None;
     wait_until("the guest accepts", || {
-        found = UnixStream::connect(socket).ok().filter(|stream| is_accepted(stream, port));
+        found = try_connect(socket, port);
         found.is_some()
     });
     found.expect("just found")
 }
 
-fn is_accepted(mut stream: &UnixStream, port: u32) -> bool {
-    stream.set_read_timeout(Some(patience())).expect("set a time limit");
-    let asked = writeln!(stream, "CONNECT {port}");
+/// The same if it accepts now.
+///
+/// # Panics
+/// The answer is none that a vsock device gives.
+#[must_use]
+pub fn try_connect(socket: &Path, port: u32) -> Option<UnixStream> {
+    let mut stream = UnixStream::connect(socket).ok()?;
+    stream.set_read_timeout(Some(patience())).ok()?;
+    writeln!(stream, "CONNECT {port}").ok()?;
     let mut answer = Vec::new();
-    while asked.is_ok() && answer.last() != Some(&b'\n') {
+    while answer.last() != Some(&b'\n') {
         let mut byte = [0];
-        if !matches!(stream.read(&mut byte), Ok(1)) {
-            return false;
-        }
+        stream.read_exact(&mut byte).ok()?;
         answer.push(byte[0]);
     }
-    assert!(asked.is_err() || answer.starts_with(b"OK "), "{answer:?}");
-    asked.is_ok()
+    assert!(answer.starts_with(b"OK "), "{answer:?}");
+    Some(stream)
 }
 
 /// Listens where connections of the guest to this port of the host arrive, in the place of whoever did so before.
@@ -44,19 +48,4 @@ pub fn listen(socket: &Path, port: u32) -> UnixListener {
     let path = format!("{}_{port}", socket.display());
     let _ = std::fs::remove_file(&path);
     UnixListener::bind(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
-/// Sends bytes, and checks that the same come back.
-///
-/// # Panics
-/// They do not.
-pub fn echoes(mut stream: &UnixStream, bytes: &[u8]) {
-    stream.set_read_timeout(Some(patience())).expect("set a time limit");
-    std::thread::scope(|scope| {
-        let mut sender = stream;
-        scope.spawn(move || sender.write_all(bytes).expect("send"));
-        let mut found = vec![0; bytes.len()];
-        stream.read_exact(&mut found).expect("receive");
-        assert!(found == bytes, "other bytes came back");
-    });
 }
