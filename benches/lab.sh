@@ -4,15 +4,17 @@
 #
 #   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                    how long a restore takes
 #   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md    how fast the virtio devices are, beside QEMU's
+#   benches/lab.sh instructions [OPTION...]                                the same by a clock that counts instructions
 #
 # The options are the benchmark's; see `cargo bench -p volt-benches --bench restore -- --help`, and the same with devices.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-bench=restore
+what=restore
 case ${1-} in
-    restore | devices) bench=$1 && shift ;;
+    restore | devices | instructions) what=$1 && shift ;;
 esac
+bench=${what/instructions/devices}
 
 cargo build --release -p volt-api
 program=$(cargo bench -p volt-benches --bench "$bench" --no-run --message-format=json |
@@ -33,9 +35,9 @@ END_OF_TEXT
         restore-bench --volt-vmm /lab/volt-vmm --memory 128,4096 --runs 20 --qemu-runs 0 --only whole,library "$@"
 }
 
-# QEMU comes along, with the firmware and the option ROM that a microvm boots an ELF kernel with.
-devices() {
-    local files=() file
+# What it runs: QEMU comes along, with the firmware and the option ROM that a microvm boots an ELF kernel with.
+gather() {
+    local file
     file=$(command -v qemu-system-x86_64) || { echo "benches/lab.sh: qemu-system-x86_64 is missing" >&2 && exit 1; }
     files=(--file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm" --file "$file:/usr/bin/qemu-system-x86_64")
     files+=(--file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd")
@@ -43,6 +45,17 @@ devices() {
         [ ! -e "/usr/share/qemu/$file" ] || files+=(--file "/usr/share/qemu/$file:/usr/share/qemu/$file")
         [ ! -e "/usr/share/seabios/$file" ] || files+=(--file "/usr/share/seabios/$file:/usr/share/seabios/$file")
     done
+}
+
+# A clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each, does not depend on what else the machine does.
+# It does not price the emulator's own work, to which leaving a guest and switching threads is dear.
+instructions() {
+    gather
+    in_lab --count-instructions "${files[@]}" -- --rounds 2 --ms 100 "$@"
+}
+
+devices() {
+    gather
     cat <<'END_OF_TEXT'
 # Virtio devices in the lab
 
@@ -54,21 +67,11 @@ request, not how much of it at the same time. Disks are raw images, read and wri
 host's (cache=writeback), which holds all of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with
 queues as long as volt-vmm's.
 
-## By the clock
-
 What an instruction takes here depends on the emulator, to which leaving a guest and switching threads is dear, and on what
 else the machine does.
 
 END_OF_TEXT
     in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"
-    cat <<'END_OF_TEXT'
-
-## By instructions
-
-The same, with a clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each (`scripts/lab.sh --count-instructions`).
-
-END_OF_TEXT
-    in_lab --count-instructions "${files[@]}" -- --rounds 2 --ms 100 "$@"
 }
 
 # in_lab LAB_OPTION... -- OPTION...
@@ -82,4 +85,4 @@ in_lab() {
         --volt-vmm /lab/volt-vmm --kernel /lab/vmlinux --initrd /lab/initrd --images /lab "$@"
 }
 
-"$bench" "$@"
+"$what" "$@"

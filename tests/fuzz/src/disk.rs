@@ -122,6 +122,7 @@ impl Disk {
 impl Bench for Disk {
     type Head = Head;
     type Host = Host;
+    const REQUESTS: u8 = 0;
 
     fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
         Device::disk(&self.config)

@@ -34,7 +34,7 @@ pub struct Setup {
     left_out: u8,
     /// Rarely, something about one of the queues that no device should put up with.
     odd: u8,
-    odd_ring: Place,
+    odd_ring: u64,
     odd_size: u16,
 }
 
@@ -42,9 +42,9 @@ pub struct Setup {
 #[derive(Debug, Arbitrary)]
 pub enum Act<Head, Host> {
     /// Gives the device a request.
-    Send { queue: u8, head: Option<Head>, parts: Parts, order: u8, silent: bool },
+    Send(Request<Head>),
     /// Gives the device buffers to write.
-    Fill { queue: u8, count: u8, len: u16 },
+    Fill(Buffers),
     /// Acknowledges interrupts.
     Acknowledge,
     /// Something happens on the host.
@@ -71,6 +71,24 @@ pub enum Act<Head, Host> {
     Wish { queue: u8, flags: u16, used_event: u16 },
     /// A notification.
     Notify { queue: u8 },
+}
+
+/// A request, with a head in the device's words where it has one. Such a one goes to the queue for it, with few exceptions.
+#[derive(Debug, Arbitrary)]
+pub struct Request<Head> {
+    queue: u8,
+    head: Option<Head>,
+    parts: Parts,
+    order: u8,
+    silent: bool,
+}
+
+/// Buffers of one length for the device to write.
+#[derive(Debug, Arbitrary)]
+pub struct Buffers {
+    queue: u8,
+    count: u8,
+    len: u16,
 }
 
 /// What is written to a register.
@@ -127,6 +145,8 @@ pub struct Length {
 pub struct Driver {
     /// The guest it drives for.
     pub guest: Guest,
+    /// The queue for requests.
+    requests: u8,
     sizes: Vec<u16>,
     available: Vec<u16>,
     next: Vec<u16>,
@@ -136,9 +156,9 @@ pub struct Driver {
 impl Driver {
     /// A driver that has set its device up.
     #[must_use]
-    pub fn new(guest: Guest, setup: &Setup) -> Self {
+    pub fn new(guest: Guest, requests: u8, setup: &Setup) -> Self {
         let mut driver =
-            Self { guest, sizes: vec![1], available: vec![0], next: vec![0], next_buffer: BUFFERS };
+            Self { guest, requests, sizes: vec![1], available: vec![0], next: vec![0], next_buffer: BUFFERS };
         driver.set_up(setup);
         driver
     }
@@ -191,10 +211,15 @@ impl Driver {
             self.set(0x38, size.into());
             let mut rings = [base, base + AVAILABLE, base + USED];
             match setup.odd {
-                odd @ 1..16 if queue == u64::from(odd) % 2 => {
-                    rings[usize::from(odd) % 3] = self.place(&setup.odd_ring, 0);
+                odd @ 1..32 if queue == u64::from(odd) % 2 => {
+                    rings[usize::from(odd) % 3] = match setup.odd_ring % 4 {
+                        0 => setup.odd_ring,
+                        1 => setup.odd_ring % (2 * MEMORY),
+                        2 => setup.odd_ring % MEMORY,
+                        _ => MEMORY - setup.odd_ring % 0x100,
+                    };
                 }
-                odd @ 16..24 if queue == u64::from(odd) % 2 => self.set(0x38, setup.odd_size.into()),
+                odd @ 32..40 if queue == u64::from(odd) % 2 => self.set(0x38, setup.odd_size.into()),
                 _ => {}
             }
             for (register, address) in [0x80, 0x90, 0xa0].into_iter().zip(rings) {
@@ -216,8 +241,9 @@ impl Driver {
     /// One act of the guest's.
     pub fn act<Head: Into<Vec<u8>>, Host>(&mut self, act: Act<Head, Host>) {
         match act {
-            Act::Send { queue, head, parts: Parts(mut parts), order, silent } => {
-                let queue = self.queue(queue);
+            Act::Send(Request { queue, head, parts: Parts(mut parts), order, silent }) => {
+                let for_heads = head.is_some() && queue < 240;
+                let queue = if for_heads { self.queue(self.requests) } else { self.queue(queue) };
                 // What is to be read comes first, with few exceptions.
                 if order % 16 != 0 {
                     parts.sort_by_key(|part| part.writable);
@@ -225,7 +251,7 @@ impl Driver {
                 self.send(queue, head.map(Into::into), &parts);
                 self.notify(queue, silent);
             }
-            Act::Fill { queue, count, len } => {
+            Act::Fill(Buffers { queue, count, len }) => {
                 let queue = self.queue(queue);
                 for _ in 0..self.room(queue).min(count.into()) {
                     let at = self.fresh(len.into());

@@ -22,6 +22,9 @@ pub trait Bench {
     /// What happens on the host.
     type Host: for<'a> Arbitrary<'a> + std::fmt::Debug;
 
+    /// The queue that requests with a head go to.
+    const REQUESTS: u8;
+
     /// The device, once more for each process that it moves to.
     ///
     /// # Errors
@@ -39,13 +42,19 @@ pub struct Input<Head, Host> {
     acts: Vec<Act<Head, Host>>,
 }
 
-/// As many acts as there are bytes for. A derived list ends after every act with a chance of a half.
+/// As many acts as there are bytes for, most of them such as give a device something to do. A derived list ends after every act
+/// with a chance of a half.
 impl<'a, Head: Arbitrary<'a>, Host: Arbitrary<'a>> Arbitrary<'a> for Input<Head, Host> {
     fn arbitrary(bytes: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
         let setup = bytes.arbitrary()?;
         let mut acts = Vec::new();
         while !bytes.is_empty() && acts.len() < ACTS {
-            acts.push(bytes.arbitrary()?);
+            acts.push(match bytes.arbitrary::<u8>()? {
+                ..96 => Act::Send(bytes.arbitrary()?),
+                96..144 => Act::Host(bytes.arbitrary()?),
+                144..176 => Act::Fill(bytes.arbitrary()?),
+                176.. => bytes.arbitrary()?,
+            });
         }
         Ok(Self { setup, acts })
     }
@@ -58,7 +67,7 @@ pub type Program<B> = Input<<B as Bench>::Head, <B as Bench>::Host>;
 pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
     let Input { setup, acts } = program;
     let guest = Guest::new(|memory| bench.device(memory)).expect("a device of a host in order");
-    let mut driver = Driver::new(guest, &setup);
+    let mut driver = Driver::new(guest, B::REQUESTS, &setup);
     for act in acts {
         match act {
             Act::Host(act) => {

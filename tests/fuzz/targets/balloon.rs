@@ -35,6 +35,7 @@ struct Nothing;
 impl Bench for Host {
     type Head = Pages;
     type Host = Nothing;
+    const REQUESTS: u8 = 0;
 
     fn device(&mut self, memory: &Memory) -> volt_vmm::Result<Device> {
         let config = BalloonConfig {

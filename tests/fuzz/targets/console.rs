@@ -39,6 +39,7 @@ enum Host {
 impl Bench for Socket {
     type Head = Text;
     type Host = Host;
+    const REQUESTS: u8 = 1;
 
     fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
         Device::console(&ConsoleConfig { socket: self.dir.join("console") })

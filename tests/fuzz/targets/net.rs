@@ -49,6 +49,7 @@ enum Host {
 impl Bench for Wire {
     type Head = Header;
     type Host = Host;
+    const REQUESTS: u8 = 1;
 
     fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
         let config = NetConfig {

@@ -22,6 +22,7 @@ impl From<Nothing> for Vec<u8> {
 impl Bench for Host {
     type Head = Nothing;
     type Host = Nothing;
+    const REQUESTS: u8 = 0;
 
     fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
         Ok(Device::rng())

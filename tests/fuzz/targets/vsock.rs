@@ -128,6 +128,7 @@ impl Sockets {
 impl Bench for Sockets {
     type Head = Header;
     type Host = Host;
+    const REQUESTS: u8 = 1;
 
     fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
         Device::vsock(&VsockConfig { cid: CID, socket: self.dir.join("vsock") })
