@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use volt_tests::{Boot, Outcome, Scratch, needs};
+use volt_tests::{Boot, Guest, Outcome, Scratch, needs};
 
 #[test]
 fn a_disk_is_written_read_back_and_goes_on_in_a_clone() {
@@ -84,4 +84,33 @@ fn a_clone_puts_its_layer_where_it_is_told() {
     assert!(!third.exists());
     std::fs::remove_file(snapshot.directory().join("disk-root.layer")).unwrap();
     snapshot.try_restore().refused(&["disk-root.layer", "is missing"]);
+}
+
+#[test]
+fn a_limit_stays_as_it_was_changed_until_a_clone_has_another() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = scratch.fresh("image");
+    std::fs::File::create(&image).unwrap().set_len(64 * 512).unwrap();
+    let words = format!("path={},id=root,bandwidth=8M,ops=5000+7", image.display());
+    let mut guest = Boot::small("disk").device(["--disk".to_owned(), words]).start();
+    guest.next_number("sector");
+    let limit = |guest: &Guest| -> serde_json::Value {
+        let (_, config) = guest.ask("GET", "/vm/config", "");
+        serde_json::from_str::<serde_json::Value>(&config).unwrap()["drives"][0]["rate_limiter"].take()
+    };
+    let ops = |size| serde_json::json!({"size": size, "refill_time": 1000, "one_time_burst": 7});
+    assert_eq!(limit(&guest)["ops"], ops(5000));
+    let change = r#"{"drive_id":"root","rate_limiter":{"bandwidth":{"size":0,"refill_time":0}}}"#;
+    assert_eq!(guest.ask("PATCH", "/drives/root", change).0, 204);
+    assert_eq!(limit(&guest), serde_json::json!({"ops": ops(5000)}));
+    let snapshot = guest.snapshot();
+    drop(guest);
+    let mut clone = snapshot.restore();
+    assert_eq!(limit(&clone), serde_json::json!({"ops": ops(5000)}));
+    clone.next_number("sector");
+    drop(clone);
+    let mut clone = snapshot.restore_as(&["--disk", "id=root,ops=4000+7"]);
+    assert_eq!(limit(&clone), serde_json::json!({"ops": ops(4000)}));
+    clone.next_number("sector");
 }
