@@ -128,6 +128,27 @@ cargo_fuzz() {
         --codegen-units 4 "$@"
 }
 
+# The lab has use for one processor; what is to be fuzzed is built on another meanwhile.
+begin_to_build_fuzz_targets() {
+    ! no_fuzzing >/dev/null || return 0
+    # A process group of its own, to be ended as one.
+    set -m
+    { cargo_fuzz build >"$work/fuzz-build" 2>&1; echo $? >"$work/fuzz-built"; } </dev/null &
+    fuzz_build=$!
+    set +m
+}
+
+build_fuzz_targets() {
+    if [ -z "$fuzz_build" ]; then
+        cargo_fuzz build
+        return
+    fi
+    # It is not this shell's child: a stage runs in one of its own.
+    while [ ! -s "$work/fuzz-built" ]; do sleep 1; done
+    cat "$work/fuzz-build"
+    return "$(cat "$work/fuzz-built")"
+}
+
 # fuzz TARGET: what it says counts as a test's closing line.
 fuzz() {
     local target=$1 artifacts=$work/artifacts-$1/ input kept
@@ -164,7 +185,7 @@ fuzz_all() {
         done
         return
     fi
-    stage "build fuzz targets" cargo_fuzz build || return
+    stage "build fuzz targets" build_fuzz_targets || return
     for target in "${targets[@]}"; do stage "fuzz $target, $fuzz_seconds s" fuzz "$target"; done
 }
 
@@ -221,7 +242,8 @@ main() {
     generations=${VOLT_GENERATIONS:-$generations}
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
-    trap 'rm -rf "$work"' EXIT
+    fuzz_build=""
+    trap '[ -z "$fuzz_build" ] || kill -- "-$fuzz_build" 2>/dev/null; rm -rf "$work"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     log=$work/log skipped=$work/skipped times=() broken=()
@@ -248,7 +270,10 @@ main() {
             emulated+=("$suite")
         fi
     done
-    [ ${#emulated[@]} -eq 0 ] || stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+    if [ ${#emulated[@]} -gt 0 ]; then
+        if wants fuzz; then begin_to_build_fuzz_targets; fi
+        stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+    fi
     if wants fuzz; then fuzz_all; fi
     for suite in "${where[@]}"; do times+=("whole-program tests, $suite"); done
     summary
