@@ -2,11 +2,14 @@
 //! another.
 //!
 //! ```text
-//!   restore ──> Pending ──a buffer is posted: event, connections dropped──> Told ──another is posted, or time──> Settled
+//!   restore ──> Pending ──a buffer is posted: event, connections dropped──> Told ──another is posted──> Settled
+//!                                                                            └──time──> Overdue ──another is posted:
+//!                                                                                       connections dropped──> Settled
 //! ```
 //!
-//! A guest drops its connections as it handles the event, whenever they were made. So while it is told, nothing else goes
-//! either way; Linux posts the event's buffer again when it is done.
+//! A guest drops its connections as it handles the event, whenever they were made, and says nothing of it. So while it is told,
+//! nothing else goes either way; Linux posts the event's buffer again when it is done. From one that takes its time connections
+//! that were made meanwhile are dropped on this side too, or their other ends would wait for ever.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +19,8 @@ use crate::memory::ram::GuestRam;
 
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`
 const TRANSPORT_RESET: [u8; 4] = 0u32.to_le_bytes();
-/// How long a guest gets to handle it. One that posts no buffer again is not worth more.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a guest that may never post a buffer again keeps others waiting.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How far the guest has come to know of it.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +32,10 @@ pub(super) enum Reset {
         posted: u16,
         until: Instant,
     },
+    /// As above, a while ago.
+    Overdue {
+        posted: u16,
+    },
 }
 
 /// What a look at the event queue came to.
@@ -36,7 +43,7 @@ pub(super) enum Reset {
 pub(super) enum Seen {
     /// Nothing stands in the way of connections.
     Clear,
-    /// The guest has just been told.
+    /// What connections there are the guest has not, or will not have: it has just been told, or was slow to handle it.
     Told,
     /// It handles the event; go on then.
     Busy(Next),
@@ -62,14 +69,29 @@ impl Reset {
                 Ok(Seen::Told)
             }
             Self::Told { posted: before, until } => {
-                if posted(&mut io.queues[queue], io.ram)? > before || Instant::now() >= until {
-                    *self = Self::Settled;
-                    io.queues[queue].hush(io.ram.guest())?;
+                if posted(&mut io.queues[queue], io.ram)? > before {
+                    self.settle(io, queue)?;
                     return Ok(Seen::Clear);
                 }
-                Ok(Seen::Busy(Next::At(until)))
+                if Instant::now() < until {
+                    return Ok(Seen::Busy(Next::At(until)));
+                }
+                *self = Self::Overdue { posted: before };
+                Ok(Seen::Clear)
+            }
+            Self::Overdue { posted: before } => {
+                if posted(&mut io.queues[queue], io.ram)? > before {
+                    self.settle(io, queue)?;
+                    return Ok(Seen::Told);
+                }
+                Ok(Seen::Clear)
             }
         }
+    }
+
+    fn settle(&mut self, io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
+        *self = Self::Settled;
+        io.queues[queue].hush(io.ram.guest())
     }
 }
 
@@ -120,29 +142,57 @@ mod tests {
     const RINGS: u32 = 0x2000;
     const BUFFER: u64 = 0x3000;
 
-    #[test]
-    fn a_guest_that_posts_the_buffer_again_at_once_is_not_waited_for() {
+    /// The memory of a guest that has posted a buffer, and the queue, its used ring at `used`.
+    fn guest(used: u32) -> (GuestRam, VirtQueue) {
         let ram = GuestRam::reserve(1 << 20).unwrap();
         Backing::Fresh.map(&ram).unwrap();
         let mut queue = VirtQueue::new(16);
         queue.ring.set_desc_table_address(Some(TABLE), Some(0));
         queue.ring.set_avail_ring_address(Some(RINGS), Some(0));
-        // The used ring lies where the available ring does, and is one ahead of it: with the event in it, the buffer is
-        // available once more, before the device has done anything else.
-        queue.ring.set_used_ring_address(Some(RINGS), Some(0));
-        queue.ring.set_next_used(1);
+        queue.ring.set_used_ring_address(Some(used), Some(0));
         queue.ring.set_ready(true);
         let mut descriptor = [0; 16];
         descriptor[..8].copy_from_slice(&BUFFER.to_le_bytes());
         descriptor[8..12].copy_from_slice(&4u32.to_le_bytes());
         descriptor[12..14].copy_from_slice(&WRITE.to_le_bytes());
         ram.guest().write_slice(&descriptor, GuestAddress(TABLE.into())).unwrap();
-        ram.guest().write_obj(1u16, GuestAddress(u64::from(RINGS) + 2)).unwrap();
+        post(&ram, 1);
+        (ram, queue)
+    }
 
+    /// So many buffers have been posted, all the same one.
+    fn post(ram: &GuestRam, count: u16) {
+        ram.guest().write_obj(count, GuestAddress(u64::from(RINGS) + 2)).unwrap();
+    }
+
+    #[test]
+    fn a_guest_that_posts_the_buffer_again_at_once_is_not_waited_for() {
+        // The used ring lies where the available ring does, and is one ahead of it: with the event in it, the buffer is
+        // available once more, before the device has done anything else.
+        let (ram, mut queue) = guest(RINGS);
+        queue.ring.set_next_used(1);
         let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
         let mut io = Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0 };
         let mut reset = Reset::Pending;
         assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
         assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
+    }
+
+    #[test]
+    fn what_was_connected_before_a_slow_guest_handled_the_event_is_dropped() {
+        let (ram, queue) = guest(RINGS + 0x800);
+        let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
+        let mut io = Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0 };
+        let mut reset = Reset::Pending;
+        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
+        assert!(matches!(reset.look(&mut io, 0).unwrap(), Seen::Busy(Next::At(_))));
+        // Its time is over.
+        reset = Reset::Told { posted: 0, until: Instant::now() };
+        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
+        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
+        post(&ram, 2);
+        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
+        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
+        assert!(matches!(reset, Reset::Settled));
     }
 }
