@@ -16,6 +16,9 @@ const OPS: u32 = 40;
 /// For about how long it is measured.
 const SECONDS: u32 = 6;
 
+/// What lifts a limit. One that a change does not name stays.
+const NONE: &str = r#"{"size":0,"refill_time":0}"#;
+
 /// A limit by a bucket that holds what comes in a second: whoever stands still for a moment can make up for it. Before anything
 /// is measured, what the bucket held at first is used up, and nothing comes between.
 fn limit(kind: &str, rate: u32) -> String {
@@ -59,13 +62,14 @@ fn bandwidth_and_requests_of_a_disk() {
     let took = reading(&mut guest, STEP, BANDWIDTH / 512, steps * STEP);
     assert_rate("a disk's bandwidth", steps * STEP * 1024, took, BANDWIDTH);
 
+    limited(&guest, &format!(r#"{{"bandwidth":{NONE}}}"#));
     limited(&guest, &limit("ops", OPS));
     let requests = OPS * SECONDS;
     let took = reading(&mut guest, 4, 2 * OPS * 4, requests * 4);
     assert_rate("a disk's requests", requests, took, OPS);
 
     // And none at all again.
-    limited(&guest, "{}");
+    limited(&guest, &format!(r#"{{"ops":{NONE}}}"#));
     let again = reading(&mut guest, STEP, 0, steps * STEP);
     assert!(again < Duration::from_secs(u64::from(SECONDS) / 2), "{again:?}");
 }
