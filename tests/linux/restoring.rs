@@ -81,7 +81,9 @@ fn two_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
     }
     // They know nothing of each other.
     clones[0].order("write /tmp/mine only here");
-    assert_eq!(clones[0].order("read /tmp/mine"), ["only here"]);
+    // Beside what it counts meanwhile.
+    let read = clones[0].order("read /tmp/mine");
+    assert!(read.iter().any(|line| line == "only here"), "{read:?}");
     clones[1].type_in("read /tmp/mine\n").wait_for("error read: ");
     drop(clones);
     assert_eq!(snapshot.fingerprint(), untouched);
