@@ -1,5 +1,6 @@
 //! A device's interrupt: the two bits that say why, and the line.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::error::{Error, Result};
 use crate::kvm::vm::VmHandle;
 use crate::persist::Persist;
+use crate::sync::lock;
 
 /// A queue has something for the driver (virtio 1.2, section 4.2.2, `InterruptStatus`).
 const QUEUE: u32 = 1;
@@ -18,11 +20,11 @@ const CONFIG: u32 = 2;
 #[derive(Debug)]
 pub struct Interrupt {
     // Glue.
-    /// An irqfd, for whoever is not to wait for KVM, such as a vCPU's thread.
+    /// An irqfd, for when the pin cannot be reached otherwise.
     line: EventFd,
-    /// KVM hands an irqfd of an IOAPIC's pin to a kernel thread. A worker goes to the pin itself, which saves it two switches
-    /// from thread to thread.
-    pin: Option<Pin>,
+    /// KVM hands an irqfd of an IOAPIC's pin to a kernel thread. To go to the pin itself saves two switches from thread to
+    /// thread. One at a time: an edge that begins before another has ended is none.
+    pin: Option<Mutex<Pin>>,
     // Volatile.
     status: AtomicU32,
     generation: AtomicU32,
@@ -59,7 +61,7 @@ impl Interrupt {
 
     /// The irqfd leads there too.
     pub(super) fn connect(&mut self, pin: Pin) {
-        self.pin = Some(pin);
+        self.pin = Some(Mutex::new(pin));
     }
 
     /// The irqfd to connect to the guest's interrupt line.
@@ -67,13 +69,10 @@ impl Interrupt {
         &self.line
     }
 
-    /// A queue has something for the driver: its worker says so.
+    /// A queue has something for the driver.
     pub fn queue(&self) {
         self.status.fetch_or(QUEUE, Ordering::AcqRel);
-        let sent = self.pin.as_ref().is_some_and(|Pin { vm, gsi }| vm.pulse(*gsi).is_ok());
-        if !sent {
-            self.signal();
-        }
+        self.signal();
     }
 
     /// The configuration space changed.
@@ -120,8 +119,14 @@ impl Interrupt {
     }
 
     fn signal(&self) {
-        // Fails only when 2^64 - 2 signals are waiting to be read, and then one more changes nothing.
-        let _ = self.line.write(1);
+        let pulse = |pin: &Mutex<Pin>| {
+            let Pin { vm, gsi } = &*lock(pin);
+            vm.pulse(*gsi).is_ok()
+        };
+        if !self.pin.as_ref().is_some_and(pulse) {
+            // Fails only when 2^64 - 2 signals are waiting to be read, and then one more changes nothing.
+            let _ = self.line.write(1);
+        }
     }
 }
 
