@@ -176,8 +176,8 @@ static const struct {
     u64 value;
 } msrs[] = {
     {0x174, 0x10},                      /* IA32_SYSENTER_CS */
-    {0x175, 0x123456789000},            /* IA32_SYSENTER_ESP */
-    {0x176, 0xffffffff81234560},        /* IA32_SYSENTER_EIP */
+    {0x175, 0x56789000},                /* IA32_SYSENTER_ESP: AMD's and its emulation have 32 bits of it */
+    {0x176, 0x81234560},                /* IA32_SYSENTER_EIP */
     {0x200, 0xc0000006},                /* IA32_MTRR_PHYSBASE0 */
     {0x201, 0x0000000fc0000800},        /* IA32_MTRR_PHYSMASK0 */
     {0x250, 0x0606060606060600},        /* IA32_MTRR_FIX64K_00000 */
