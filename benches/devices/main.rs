@@ -19,24 +19,11 @@ use options::Options;
 use report::Row;
 use vms::{Parts, Vm};
 use volt_benches::scratch::Scratch;
-use volt_benches::{OrSay, Result, built, host};
+use volt_benches::{OrSay, Result, built, command_line, host};
 use workload::{Sample, Way, Workload};
 
 fn main() -> ExitCode {
-    let outcome = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
-        Some(options) => run(&options),
-        None => {
-            println!("{}", options::HELP);
-            Ok(())
-        }
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("devices: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    command_line::run("devices", options::HELP, Options::parse, run)
 }
 
 fn run(options: &Options) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use volt_benches::Result;
+use volt_benches::command_line::number;
 
 pub const HELP: &str = "\
 Measures how fast a Linux guest's virtio devices are under volt-vmm, beside the same guest under QEMU microvm.
@@ -83,8 +84,4 @@ impl Options {
     pub fn measures(&self, device: &str) -> bool {
         self.only.iter().any(|only| only == device)
     }
-}
-
-fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
-    text.parse().map_err(|_| format!("{text:?} is not a number that this takes"))
 }

@@ -22,27 +22,14 @@ use options::Options;
 use report::Report;
 use subject::Subject;
 use volt_benches::scratch::Scratch;
-use volt_benches::{Result, built, host, process, programs, snapshots};
+use volt_benches::{Result, built, command_line, host, process, programs, snapshots};
 
 /// The same as in the binary `volt-vmm`.
 #[global_allocator]
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
-    let outcome = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
-        Some(options) => run(&options),
-        None => {
-            println!("{}", options::HELP);
-            Ok(())
-        }
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("restore: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    command_line::run("restore", options::HELP, Options::parse, run)
 }
 
 fn run(options: &Options) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use volt_benches::Result;
+use volt_benches::command_line::number;
 
 pub const HELP: &str = "\
 Measures how long a restore takes, beside the floor: the same KVM calls and nothing else.
@@ -81,8 +82,4 @@ impl Options {
     pub fn measures(&self, part: &str) -> bool {
         self.only.iter().any(|only| only == part)
     }
-}
-
-fn number<T: std::str::FromStr>(text: &str) -> Result<T> {
-    text.parse().map_err(|_| format!("{text:?} is not a number that this takes"))
 }

@@ -1,6 +1,7 @@
 //! What the benchmarks share: the programs they run beside volt-vmm, and how they time, count and print.
 
 pub mod built;
+pub mod command_line;
 pub mod host;
 pub mod process;
 pub mod programs;
