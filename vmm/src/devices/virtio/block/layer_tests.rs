@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::super::testing::{
-    DONE, Dir, FAILED, Random, discard, disk, disk_on, flush, on_both_engines, pattern, read, refusal, start,
-    write, write_zeroes,
+    DONE, Dir, FAILED, IN, OUT, Random, discard, disk, disk_on, flush, header, on_both_engines, pattern,
+    read, refusal, start, status, write, write_zeroes,
 };
 use super::super::{Block, digest};
 use super::*;
 use crate::config::devices::{DiskConfig, Engine};
 use crate::devices::virtio::feature;
 use crate::devices::virtio::rng::Rng;
-use crate::devices::virtio::testing::{Driver, MEMORY, WRITE};
+use crate::devices::virtio::testing::{Driver, MEMORY, Part, WRITE};
 use crate::devices::virtio::transport::Transport;
 use crate::persist::PersistBlob;
 
@@ -231,6 +231,24 @@ fn one_disk_of_two_layers(engine: Engine) {
         assert_eq!(fs::read(based.dir.path("first")).unwrap(), frozen);
         based.assert_untouched();
     }
+}
+
+/// The map has not a bit more than this base has clusters.
+#[test]
+fn nothing_is_read_and_written_at_the_very_end() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let big = based.dir.path("big");
+        fs::File::create(&big).unwrap().set_len(2 << 30).unwrap();
+        let mut driver = start(&DiskConfig { path: big.as_path().into(), ..based.layer("layer") });
+        let end = (2 << 30) / 512;
+        for kind in [IN, OUT] {
+            let used = driver.ask(0, &[Part::Out(&header(kind, end)), Part::In(1)]);
+            assert_eq!(status(&used), DONE);
+        }
+        assert_eq!(write(&mut driver, end - 1, &[1; 512]), DONE);
+        assert_eq!(read(&mut driver, end - 1, 512).unwrap(), [1; 512]);
+    });
 }
 
 #[test]

@@ -124,7 +124,8 @@ impl Ring {
             _ => return Some((answer, command)),
         };
         let unfit = direction.is_some() && (pieces.is_empty() || pieces.len() > MOST_PIECES);
-        let place = storage.place(direction, at, len as u64).filter(|_| !unfit);
+        // Of nothing, at the very end, no file has a part.
+        let place = if unfit { None } else { storage.place(direction, at, len as u64) };
         let (Some(slot), Some(place)) = (self.free.last().copied(), place) else {
             return Some((answer, command));
         };
