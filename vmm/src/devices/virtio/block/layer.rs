@@ -31,7 +31,8 @@ pub struct Overlay {
     /// What is to be safe after a flush.
     cache: Cache,
     map: Map,
-    scratch: Box<[u8]>,
+    /// For a part of a cluster on its way up. Empty before the first: to touch it costs a restore as much as all else here.
+    scratch: Vec<u8>,
 }
 
 impl Overlay {
@@ -47,8 +48,7 @@ impl Overlay {
                 .map_err(|source| Error::file("make layer", layer.name(), source))?,
             _ => lower.map_of(id, &layer)?,
         };
-        let scratch = vec![0; CLUSTER as usize].into();
-        Ok(Self { lower, layer, cache, map, scratch })
+        Ok(Self { lower, layer, cache, map, scratch: Vec::new() })
     }
 
     /// How many of `len` bytes from `at` on lie in the same file, and whether that is the layer.
@@ -121,6 +121,7 @@ impl Overlay {
 
     /// Copies a part of a cluster from below.
     fn copy_up(&mut self, from: u64, to: u64) -> io::Result<()> {
+        self.scratch.resize(CLUSTER as usize, 0);
         let bytes = &mut self.scratch[..to.saturating_sub(from) as usize];
         self.lower.read_exact(from, bytes)?;
         self.layer.file().write_all_at(bytes, self.map.data() + from)

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -80,13 +80,15 @@ impl Map {
     }
 
     /// Makes an empty layer over `base` of an empty file. The map has its place on the host from the start, so that a full disk
-    /// never keeps data out of it that was written.
+    /// never keeps data out of it that was written; not in a file without a name, which nobody can open once this process has gone.
     pub fn make(file: &File, base: Base) -> io::Result<Self> {
         let mut map = Self::blank(base, 0);
         file.set_len(map.data() + base.len.next_multiple_of(CLUSTER))?;
-        match fallocate(file, FallocateFlags::empty(), 0, map.data()) {
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
-            Err(refused) => return Err(refused.into()),
+        if file.metadata()?.nlink() > 0 {
+            match fallocate(file, FallocateFlags::empty(), 0, map.data()) {
+                Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+                Err(refused) => return Err(refused.into()),
+            }
         }
         map.renew(file)?;
         Ok(map)

@@ -50,7 +50,8 @@ pub(super) struct Receiver {
     pub limiter: RateLimiter,
     /// Frames that the guest had no room for.
     pub dropped: u64,
-    spill: Box<[u8]>,
+    /// Empty before the first frame: to touch it costs a restore as much as all else of an interface.
+    spill: Vec<u8>,
     held: Option<Held>,
     /// How long the next frame is, by those before it.
     expected: usize,
@@ -90,7 +91,6 @@ struct Frame<'a> {
 
 impl Receiver {
     pub fn new(limit: &RateLimit) -> Self {
-        let spill = vec![0; SPILL].into();
         let limiter = RateLimiter::new(limit);
         Self {
             due: true,
@@ -98,7 +98,7 @@ impl Receiver {
             limited: false,
             limiter,
             dropped: 0,
-            spill,
+            spill: Vec::new(),
             held: None,
             expected: 0,
         }
@@ -175,6 +175,7 @@ impl Receiver {
         let mut into = Pieces::with_capacity(window.chains.len() + 2);
         into.own(&mut header);
         let room = window.add_to(&mut into);
+        self.spill.resize(SPILL, 0);
         into.own(&mut self.spill);
         match backend.receive(into)? {
             0 => Err(ErrorKind::UnexpectedEof.into()),
