@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::persist::PersistBlob;
 
+pub(crate) mod attendant;
 pub mod bus;
 pub mod i8042;
 pub mod platform;

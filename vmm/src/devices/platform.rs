@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
 
 use volt_kernel::Platform as AcpiPlatform;
 use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
 
+use super::attendant::Attendant;
 use super::bus::Bus;
 use super::i8042::{self, I8042};
 use super::power::{self, Power};
@@ -21,7 +21,7 @@ use crate::config::Devices;
 use crate::console::Console;
 use crate::control::Control;
 use crate::cpu::Board;
-use crate::error::{Error, Result, report};
+use crate::error::{Error, Result};
 use crate::kvm::vm::VmHandle;
 use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
@@ -46,8 +46,8 @@ pub struct Platform {
     virtio: Vec<Arc<Mutex<Transport>>>,
     /// And some by what they are.
     handles: Handles,
-    /// Who starts their work.
-    starter: Mutex<Option<JoinHandle<()>>>,
+    /// Who waits for those that are idle, after the VM was restored or paused.
+    attendant: Mutex<Option<Attendant>>,
     /// The kernel is told of `mmio` on its command line, and not through ACPI.
     mmio_on_cmdline: bool,
 }
@@ -80,43 +80,27 @@ impl Platform {
             serial,
             virtio,
             handles,
-            starter: Mutex::default(),
+            attendant: Mutex::default(),
             mmio_on_cmdline: devices.on_cmdline,
         })
     }
 
-    /// Lets the devices work that the guest has set to work: soon, and from another thread. Each of them starts one of its
-    /// own, which is what a restored guest need not wait for.
+    /// Lets the devices work that the guest has set to work: soon, and on other threads.
     ///
     /// # Errors
     /// The host has no thread left.
     pub(crate) fn go_on(&self, control: &Arc<Control>) -> Result<()> {
-        let idle: Vec<_> =
+        let waiting: Vec<_> =
             self.virtio.iter().filter(|transport| lock(transport).is_waiting()).cloned().collect();
-        if idle.is_empty() {
-            return Ok(());
+        if !waiting.is_empty() {
+            *lock(&self.attendant) = Some(Attendant::start(waiting, Arc::clone(control))?);
         }
-        let control = Arc::clone(control);
-        let start = move || {
-            let started = idle.iter().try_for_each(|transport| lock(transport).go_on());
-            // A guest without its devices is not the one that was asked for.
-            if let Err(error) = started {
-                control.end(Err(report(&error)));
-            }
-        };
-        let starter = thread::Builder::new().name("volt-devices".to_owned()).spawn(start);
-        let starter =
-            starter.map_err(|source| Error::host("start the thread that starts devices", source))?;
-        *lock(&self.starter) = Some(starter);
         Ok(())
     }
 
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.
     pub(crate) fn halt(&self) {
-        let starter = lock(&self.starter).take();
-        if let Some(starter) = starter {
-            let _ = starter.join(); // it does not panic, and if it did the devices stand still
-        }
+        drop(lock(&self.attendant).take());
         self.virtio.iter().for_each(|transport| lock(transport).halt());
     }
 
@@ -197,7 +181,7 @@ impl Persist for Platform {
     type State = BTreeMap<String, Blob>;
 
     fn save(&self) -> Result<Self::State> {
-        let Self { ports, mmio, serial: _, virtio: _, handles: _, starter: _, mmio_on_cmdline: _ } = self;
+        let Self { ports, mmio, serial: _, virtio: _, handles: _, attendant: _, mmio_on_cmdline: _ } = self;
         let save = |(name, (_, device)): (&String, &(Place, SharedDevice))| {
             Ok((name.clone(), lock(device).save_blob(name)?))
         };

@@ -20,7 +20,7 @@ use rustix::net::SendFlags;
 
 use super::chain::Buffers;
 use super::listener::Listener;
-use super::worker::Watch;
+use super::watch::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::ConsoleConfig;
 use crate::error::{Error, Result};

@@ -28,12 +28,13 @@ pub mod rng;
 pub(crate) mod testing;
 pub mod transport;
 pub mod vsock;
+pub mod watch;
 pub mod worker;
 
 use chain::Chain;
 use interrupt::Interrupt;
 use queue::VirtQueue;
-use worker::Watch;
+use watch::Watch;
 
 /// `VIRTIO_F_*` (virtio 1.2, section 6), as bits.
 pub mod feature {

@@ -15,6 +15,7 @@ use volt_kernel::acpi_tables::aml;
 
 use super::interrupt::{Interrupt, InterruptState, Pin};
 use super::queue::{QueueState, VirtQueue};
+use super::watch::Watch;
 use super::worker::{Task, Worker};
 use super::{VirtioDevice, feature};
 use crate::devices::bus::BusDevice;
@@ -176,6 +177,28 @@ impl Transport {
     /// # Errors
     /// The host has no thread left.
     pub(crate) fn go_on(&mut self) -> Result<()> {
+        self.work_by(Worker::start)
+    }
+
+    /// As [`Transport::go_on`], but a device that has nothing to do gets no thread: when what this returns is ready, the device
+    /// is to be woken.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left.
+    pub(crate) fn stand_by(&mut self) -> Result<Option<&Watch>> {
+        self.work_by(Worker::begin)?;
+        Ok(self.worker.as_mut().and_then(|working| working.worker.idle_watch()))
+    }
+
+    /// Gives an idle device a thread. Any other stays as it is.
+    ///
+    /// # Errors
+    /// The host has no thread left.
+    pub(crate) fn wake(&mut self) -> Result<()> {
+        self.worker.as_mut().map_or(Ok(()), |working| working.worker.hire())
+    }
+
+    fn work_by(&mut self, begin: fn(Task, Vec<VirtQueue>) -> Result<Worker>) -> Result<()> {
         if !self.is_waiting() {
             return Ok(());
         }
@@ -197,7 +220,7 @@ impl Transport {
             features: self.registers.features,
         };
         let ready = self.queues.iter().map(|queue| queue.ring.ready()).collect();
-        let worker = Worker::start(task, std::mem::take(&mut self.queues))?;
+        let worker = begin(task, std::mem::take(&mut self.queues))?;
         self.worker = Some(Working { worker, ready });
         Ok(())
     }
@@ -215,7 +238,7 @@ impl Transport {
     /// What works here and now, if something does.
     #[cfg(feature = "fuzzing")]
     pub(super) fn shift(&mut self) -> Option<&mut super::worker::Shift> {
-        self.worker.as_mut()?.worker.shift()
+        self.worker.as_mut()?.worker.idle()
     }
 
     #[cfg(feature = "fuzzing")]

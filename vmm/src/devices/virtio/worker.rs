@@ -1,25 +1,29 @@
-//! The thread that a device works on, from the driver's go-ahead to its stop.
+//! Who works on a device, from the driver's go-ahead to its stop.
+//!
+//! ```text
+//!   the driver says go ahead ─────────────────────> a thread of its own ──stop──> the queues, as they are
+//!   a VM goes on ──begin──> nobody: it is idle ──────────^                          ^
+//!                                  │   something wakes it                           │
+//!                                  └──────────────────── stop ──────────────────────┘
+//! ```
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use rustix::buffer::spare_capacity;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::epoll::Event;
+use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::interrupt::Interrupt;
 use super::queue::VirtQueue;
+use super::watch::{NOTIFIED, STOP, Watch, borrowed};
 use super::{Broken, Cause, Io, Next, VirtioDevice};
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
 
-/// What the worker itself watches; a device numbers its own descriptors from 0.
-const STOP: u64 = u64::MAX;
-const NOTIFIED: u64 = u64::MAX - 1;
 /// The most events of one look.
 const EVENTS: usize = 64;
 
@@ -37,7 +41,7 @@ pub(super) struct Task {
     pub features: u64,
 }
 
-/// A running worker. Dropped, it is stopped.
+/// A worker. Dropped, it is stopped.
 #[derive(Debug)]
 pub(super) struct Worker {
     hands: Option<Hands>,
@@ -48,33 +52,82 @@ pub(super) struct Worker {
 #[derive(Debug)]
 enum Hands {
     Thread(JoinHandle<Vec<VirtQueue>>),
-    /// Whoever has the worker, when it pleases.
-    #[cfg(feature = "fuzzing")]
-    Owner(Box<Shift>),
+    /// Nobody, for now: somebody else is to notice when it wakes.
+    Idle(Box<Shift>),
 }
 
 impl Worker {
-    /// Begins to work on `queues`.
+    /// Begins to work on `queues`, on a thread.
     ///
     /// # Errors
     /// The host has no thread or descriptor left.
     pub(super) fn start(task: Task, queues: Vec<VirtQueue>) -> Result<Self> {
-        let failed =
-            |source: std::io::Error| Error::host(format!("start the worker of {}", task.name), source);
-        let stop = EventFd::new(EFD_NONBLOCK).map_err(failed)?;
-        let watch = Watch::new(&task.notify, &stop).map_err(failed)?;
+        let mut worker = Self::new(task, queues)?;
         #[cfg(feature = "fuzzing")]
         if super::fuzzing::is_driving() {
-            let shift = Box::new(Shift::begin(task, queues, watch));
-            return Ok(Self { hands: Some(Hands::Owner(shift)), stop });
+            worker.idle().expect("no thread yet").begin();
+            return Ok(worker);
         }
-        let name = format!("volt-{}", task.name);
-        let body = {
-            let (task, stop) = (task.clone(), stop.try_clone().map_err(failed)?);
-            move || work(task, queues, watch, &stop)
+        worker.hire()?;
+        Ok(worker)
+    }
+
+    /// Begins to work on `queues` here and now, and takes a thread only if that is not all that there is to do.
+    ///
+    /// # Errors
+    /// As [`Worker::start`].
+    pub(super) fn begin(task: Task, queues: Vec<VirtQueue>) -> Result<Self> {
+        let mut worker = Self::new(task, queues)?;
+        let Some(Hands::Idle(shift)) = &mut worker.hands else { unreachable!("no thread yet") };
+        if unharmed(|| shift.begin()).is_none() {
+            shift.task.interrupt.needs_reset();
+        }
+        if shift.next != Next::Wait {
+            worker.hire()?;
+        }
+        Ok(worker)
+    }
+
+    /// One that has not begun.
+    fn new(task: Task, queues: Vec<VirtQueue>) -> Result<Self> {
+        let failed = |source| Error::host(format!("make descriptors for {}", task.name), source);
+        let stop = EventFd::new(EFD_NONBLOCK).map_err(failed)?;
+        let watch = Watch::new(&task.notify, &stop).map_err(failed)?;
+        let shift = Shift { task, queues, watch, begun: false, next: Next::Wait };
+        Ok(Self { hands: Some(Hands::Idle(Box::new(shift))), stop })
+    }
+
+    /// Gives it a thread, if it has none.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left.
+    pub(super) fn hire(&mut self) -> Result<()> {
+        let shift = match self.hands.take() {
+            Some(Hands::Idle(shift)) => shift,
+            other => {
+                self.hands = other;
+                return Ok(());
+            }
         };
-        let thread = thread::Builder::new().name(name).spawn(body).map_err(failed)?;
-        Ok(Self { hands: Some(Hands::Thread(thread)), stop })
+        let name = Arc::clone(&shift.task.name);
+        let failed = |source| Error::host(format!("start the worker of {name}"), source);
+        let stop = self.stop.try_clone().map_err(failed)?;
+        let thread = thread::Builder::new().name(format!("volt-{name}"));
+        self.hands = Some(Hands::Thread(thread.spawn(move || work(*shift, &stop)).map_err(failed)?));
+        Ok(())
+    }
+
+    /// What it waits for while it is idle. Nothing wakes a broken device.
+    pub(super) fn idle_watch(&mut self) -> Option<&Watch> {
+        self.idle().filter(|shift| !shift.task.interrupt.is_reset_needed()).map(|shift| &shift.watch)
+    }
+
+    /// The work, while it is nobody's.
+    pub(super) fn idle(&mut self) -> Option<&mut Shift> {
+        match self.hands.as_mut()? {
+            Hands::Thread(_) => None,
+            Hands::Idle(shift) => Some(shift),
+        }
     }
 
     /// Brings what is under way to an end and gives the queues back. None when the device panicked.
@@ -83,20 +136,12 @@ impl Worker {
     }
 
     fn end(&mut self) -> Option<Vec<VirtQueue>> {
-        let hands = self.hands.take()?;
-        let _ = self.stop.write(1); // an eventfd that was never written takes a 1
-        match hands {
-            Hands::Thread(thread) => thread.join().ok(),
-            #[cfg(feature = "fuzzing")]
-            Hands::Owner(shift) => Some(shift.end()),
-        }
-    }
-
-    #[cfg(feature = "fuzzing")]
-    pub(super) fn shift(&mut self) -> Option<&mut Shift> {
-        match self.hands.as_mut()? {
-            Hands::Thread(_) => None,
-            Hands::Owner(shift) => Some(shift),
+        match self.hands.take()? {
+            Hands::Thread(thread) => {
+                let _ = self.stop.write(1); // an eventfd that was never written takes a 1
+                thread.join().ok()
+            }
+            Hands::Idle(shift) => unharmed(|| shift.end()),
         }
     }
 }
@@ -107,65 +152,9 @@ impl Drop for Worker {
     }
 }
 
-/// The descriptors that wake a device. Cloning shares them: a device that watches more or less as it works keeps a clone
-/// until its end.
-#[derive(Clone, Debug)]
-pub struct Watch(Arc<OwnedFd>);
-
-impl Watch {
-    fn new(notify: &EventFd, stop: &EventFd) -> std::io::Result<Self> {
-        let watch = Self(Arc::new(epoll::create(CreateFlags::CLOEXEC)?));
-        // Each notification is an edge, so that nobody has to read the descriptor.
-        watch.add(&borrowed(notify), NOTIFIED, EventFlags::IN | EventFlags::ET)?;
-        watch.add(&borrowed(stop), STOP, EventFlags::IN)?;
-        Ok(watch)
-    }
-
-    /// Wakes the device with [`Cause::Ready`] and `token` when `fd` is ready for `what`.
-    ///
-    /// # Errors
-    /// The kernel refuses the descriptor.
-    pub fn add(&self, fd: &impl AsFd, token: u64, what: EventFlags) -> std::io::Result<()> {
-        Ok(epoll::add(&*self.0, fd, EventData::new_u64(token), what)?)
-    }
-
-    /// Changes what it is woken for.
-    ///
-    /// # Errors
-    /// The descriptor is not watched.
-    pub fn change(&self, fd: &impl AsFd, token: u64, what: EventFlags) -> std::io::Result<()> {
-        Ok(epoll::modify(&*self.0, fd, EventData::new_u64(token), what)?)
-    }
-
-    /// No longer.
-    ///
-    /// # Errors
-    /// The descriptor is not watched.
-    pub fn remove(&self, fd: &impl AsFd) -> std::io::Result<()> {
-        Ok(epoll::delete(&*self.0, fd)?)
-    }
-
-    /// Waits for events until `next` says to go on anyway.
-    fn wait(&self, events: &mut Vec<Event>, next: Next) {
-        let timeout = match next {
-            Next::Wait => None,
-            Next::Again => Some(Timespec::default()),
-            Next::At(time) => {
-                let left = time.saturating_duration_since(Instant::now());
-                Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() })
-            }
-        };
-        events.clear();
-        // Interrupted, it has no events, and the worker looks at its queues for nothing.
-        let _ = epoll::wait(&*self.0, spare_capacity(events), timeout.as_ref());
-    }
-}
-
-/// vmm-sys-util's descriptors know only the raw form.
-#[allow(unsafe_code)]
-fn borrowed(fd: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: it is open for as long as it is borrowed.
-    unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
+/// A device's panic is not to be that of whoever happens to work on it.
+fn unharmed<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
 /// A device at work: it is woken, works, and waits again, a round at a time.
@@ -174,15 +163,17 @@ pub(super) struct Shift {
     task: Task,
     queues: Vec<VirtQueue>,
     watch: Watch,
+    begun: bool,
     next: Next,
 }
 
 impl Shift {
-    fn begin(task: Task, queues: Vec<VirtQueue>, watch: Watch) -> Self {
-        task.interrupt.repeat();
-        let mut shift = Self { task, queues, watch, next: Next::Wait };
-        shift.next = shift.turn(None);
-        shift
+    /// The first turn, at which it looks at all queues: what was notified before needs no other.
+    fn begin(&mut self) {
+        self.begun = true;
+        let _ = self.task.notify.read(); // fails when there was nothing, which is fine
+        self.task.interrupt.repeat();
+        self.next = self.turn(None);
     }
 
     /// Lets the device begin, or work.
@@ -230,6 +221,7 @@ impl Shift {
         true
     }
 
+    /// Nothing of the device touches the queues afterwards.
     fn end(mut self) -> Vec<VirtQueue> {
         let Task { name, device, ram, interrupt, notify: _, features } = &self.task;
         let io = &mut Io { ram, queues: &mut self.queues, interrupt, features: *features };
@@ -262,8 +254,10 @@ impl Shift {
     }
 }
 
-fn work(task: Task, queues: Vec<VirtQueue>, watch: Watch, stop: &EventFd) -> Vec<VirtQueue> {
-    let mut shift = Shift::begin(task, queues, watch);
+fn work(mut shift: Shift, stop: &EventFd) -> Vec<VirtQueue> {
+    if !shift.begun {
+        shift.begin();
+    }
     let mut events = Vec::with_capacity(EVENTS);
     loop {
         if shift.task.interrupt.is_reset_needed() {

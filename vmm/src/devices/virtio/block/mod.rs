@@ -15,7 +15,7 @@ use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
 
-use super::worker::Watch;
+use super::watch::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
 use crate::devices::virtio::limiter::RateLimiter;

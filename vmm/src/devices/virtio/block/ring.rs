@@ -19,7 +19,7 @@ use super::file::{self, Direction, HostFile, MOST_PIECES};
 use super::request::{Answer, Command, Status};
 use super::storage::{Place, Storage};
 use crate::devices::virtio::Broken;
-use crate::devices::virtio::worker::Watch;
+use crate::devices::virtio::watch::Watch;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 

@@ -16,7 +16,7 @@ use std::time::Instant;
 use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
 
-use super::worker::Watch;
+use super::watch::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::{NetBackend, NetConfig, RateLimit};
 use crate::error::{Error, Result, report};

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::chain::Buffers;
-use super::worker::Watch;
+use super::watch::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::VsockConfig;
 use crate::error::{Error, Result};

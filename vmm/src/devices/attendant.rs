@@ -1,0 +1,86 @@
+//! Who waits for all the devices of a VM that have nothing to do.
+//!
+//! A VM that goes on, from a snapshot or from a pause, lets each of its devices look at its queues once, on this one thread. A
+//! device that is at rest then gets a thread of its own when its driver or the host first wants something of it. So a clone does
+//! not make threads while its guest makes its first steps, which would wait for each other in the kernel (both change the process's
+//! memory map), and it never has those of devices that it does not use.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::virtio::transport::Transport;
+use crate::control::Control;
+use crate::error::{Error, Result, report};
+use crate::sync::lock;
+
+const STOP: u64 = u64::MAX;
+/// The most events of one look: those of all devices that a VM can have, and the word to stop.
+const EVENTS: usize = crate::config::devices::MAX_DEVICES + 1;
+
+/// The thread. Dropped, it is stopped; devices that are idle stay so.
+#[derive(Debug)]
+pub(super) struct Attendant {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Attendant {
+    /// Lets `devices` go on, and waits for them. A guest that its devices cannot follow is ended.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left.
+    pub(super) fn start(devices: Vec<Arc<Mutex<Transport>>>, control: Arc<Control>) -> Result<Self> {
+        let failed = |source| Error::host("start the thread that starts devices", source);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(|source| failed(source.into()))?;
+        let told = stop.try_clone().map_err(failed)?;
+        let body = move || {
+            if let Err(error) = attend(&devices, &told) {
+                control.end(Err(report(&error)));
+            }
+        };
+        let thread = thread::Builder::new().name("volt-devices".to_owned()).spawn(body).map_err(failed)?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        // One that was never written takes it.
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it does not panic, and if it did the devices would be idle
+        }
+    }
+}
+
+fn attend(devices: &[Arc<Mutex<Transport>>], stop: &OwnedFd) -> Result<()> {
+    let failed = |source: rustix::io::Errno| Error::host("wait for devices", source);
+    let idle = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
+    epoll::add(&idle, stop, EventData::new_u64(STOP), EventFlags::IN).map_err(failed)?;
+    for (number, device) in (0..).zip(devices) {
+        if let Some(watch) = lock(device).stand_by()? {
+            // Once: from then on the device looks for itself.
+            let once = EventFlags::IN | EventFlags::ONESHOT;
+            epoll::add(&idle, watch, EventData::new_u64(number), once).map_err(failed)?;
+        }
+    }
+    let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
+    loop {
+        events.clear();
+        match epoll::wait(&idle, spare_capacity(&mut events), None) {
+            Err(rustix::io::Errno::INTR) => continue,
+            done => done.map_err(failed)?,
+        };
+        for event in &events {
+            match event.data.u64() {
+                STOP => return Ok(()),
+                number => lock(&devices[number as usize]).wake()?,
+            }
+        }
+    }
+}
