@@ -21,6 +21,7 @@
 //! [`Vm`] is what an owner holds. Below it: `machine` (the one constructor) over `shell` (an empty VM, in the order that
 //! is fast), `cpu` (vCPU threads), `devices`, `snapshot`, `memory`, `kvm`. `persist` is the snapshot contract.
 
+mod capture;
 pub mod config;
 pub mod console;
 pub mod control;
@@ -40,6 +41,7 @@ pub mod timing;
 pub mod vm;
 pub mod vm_devices;
 
+pub use capture::Course;
 pub use config::{BootConfig, FileRef, VmConfig, parse_memory_mib};
 pub use console::Console;
 pub use control::{Ending, RunState};

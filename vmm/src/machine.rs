@@ -2,8 +2,8 @@
 //! restore differ in what they do next.
 //!
 //! ```text
-//! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, devices, base)  then boot()
-//! restore:    Backing::Private.map(ram)  Machine::new(shell, devices, base)  then Persist::restore()
+//! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, devices)  then boot()
+//! restore:    Backing::Private.map(ram)  Machine::new(shell, devices)  then Persist::restore()
 //! ```
 
 use std::collections::BTreeMap;
@@ -23,7 +23,6 @@ use crate::kvm::clock::{Clock, ClockState};
 use crate::kvm::cpuid;
 use crate::kvm::irqchip::{Irqchip, IrqchipState};
 use crate::kvm::vcpu::VcpuState;
-use crate::memory::backing::Base;
 use crate::persist::{Blob, Persist};
 use crate::shell::Shell;
 use crate::sync::lock;
@@ -38,7 +37,6 @@ pub struct Machine {
     clock: Clock,
     // Glue.
     board: Arc<Board>,
-    base: Base,
     // Last: everything above lives on it.
     shell: Shell,
 }
@@ -58,16 +56,16 @@ pub struct MachineState {
 }
 
 impl Machine {
-    /// Puts the devices in. `base` is what was mapped over the shell's memory.
+    /// Puts the devices in. Something has been mapped over the shell's memory.
     ///
     /// # Errors
     /// What a device is made from cannot be opened, or the host refuses.
-    pub fn new(shell: Shell, devices: &Devices, base: Base, console: Console) -> Result<Self> {
-        let platform = Platform::new(&shell.vm, (&shell.ram, &base), &shell.control, console, devices)?;
+    pub fn new(shell: Shell, devices: &Devices, console: Console) -> Result<Self> {
+        let platform = Platform::new(&shell.vm, &shell.ram, &shell.control, console, devices)?;
         let board = Arc::new(platform.board(&shell.ram, &shell.control));
         let (irqchip, clock) = (Irqchip::new(shell.vm.clone()), Clock::new(shell.vm.clone()));
         step_done("devices");
-        Ok(Self { platform, irqchip, clock, board, base, shell })
+        Ok(Self { platform, irqchip, clock, board, shell })
     }
 
     /// Loads the kernel and puts the boot vCPU at its entry.
@@ -111,11 +109,6 @@ impl Machine {
         self.shell.vcpus.first().and_then(|first| first.without_thread(&self.shell.control))
     }
 
-    /// What lies under guest memory.
-    pub(crate) fn base(&self) -> &Base {
-        &self.base
-    }
-
     /// Tells the guest that it was not running, before it is let go on.
     pub(crate) fn notify_paused(&self) -> Result<()> {
         self.shell.vcpus.iter().try_for_each(|thread| lock(&thread.vcpu).notify_paused())
@@ -127,7 +120,7 @@ impl Persist for Machine {
 
     /// The vCPUs must be parked.
     fn save(&self) -> Result<MachineState> {
-        let Self { platform, irqchip, clock, board: _, base: _, shell } = self;
+        let Self { platform, irqchip, clock, board: _, shell } = self;
         Ok(MachineState {
             vcpus: shell.vcpus.iter().map(|thread| lock(&thread.vcpu).save()).collect::<Result<_>>()?,
             irqchip: irqchip.save()?,

@@ -1,7 +1,9 @@
 //! A VM as its owner sees it.
 
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use crate::capture::Course;
 use crate::config::{Devices, FileRef, VmConfig};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
@@ -26,7 +28,9 @@ pub struct Vm {
     serial: Arc<Mutex<Serial>>,
     /// The first vCPU, while it waits for a lent thread.
     lent_vcpu: Mutex<Option<LentVcpu>>,
-    /// Held while the machine as a whole is worked on: pause, resume, snapshot. Taken before any device's lock.
+    /// Held by whoever captures it: one at a time. Taken before the machine.
+    capturing: Mutex<()>,
+    /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
     machine: Mutex<Machine>,
 }
 
@@ -43,6 +47,7 @@ impl Vm {
             control: Arc::clone(&machine.shell().control),
             serial: Arc::clone(&machine.platform().serial),
             lent_vcpu: Mutex::new(machine.lent_vcpu()),
+            capturing: Mutex::default(),
             machine: Mutex::new(machine),
         }
     }
@@ -79,22 +84,41 @@ impl Vm {
         self.resume_machine(&lock(&self.machine))
     }
 
-    /// Saves the VM as `name` in `store`. It runs before and after, unless it was paused.
+    /// Saves the VM as `name` in `store`. It runs all the while, unless it was paused, but for some milliseconds: what the
+    /// snapshot has is what was there then. The rest is written while the guest goes on.
     ///
     /// # Errors
     /// The snapshot exists already, the VM has ended, or the host refuses to write it; then nothing is left of the
     /// snapshot, and the VM goes on as it was.
-    pub fn snapshot(&self, store: &Store, name: &str) -> Result<()> {
-        let machine = lock(&self.machine);
+    pub fn snapshot(&self, store: &Store, name: &str) -> Result<Course> {
+        let _one_at_a_time = lock(&self.capturing);
         let dir = NewDir::begin(&store.path_of(name)?)?;
+        let course = writer::write(self, &dir)?;
+        dir.publish()?;
+        Ok(course)
+    }
+
+    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for it.
+    pub(crate) fn paused_for<T>(
+        &self,
+        name: &'static str,
+        act: impl FnOnce(&Machine) -> Result<T>,
+    ) -> Result<(T, Duration)> {
+        let machine = lock(&self.machine);
         let before = self.state();
-        self.pause_machine(&machine, "take a snapshot")?;
-        let written = writer::write(&machine, &self.config(), &dir);
+        let start = Instant::now();
+        self.pause_machine(&machine, name)?;
+        let done = act(&machine);
         if before == RunState::Running {
             self.resume_machine(&machine)?;
         }
-        written?;
-        dir.publish()
+        let paused = if before == RunState::Running { start.elapsed() } else { Duration::ZERO };
+        Ok((done?, paused))
+    }
+
+    /// Works on the machine while nobody else does.
+    pub(crate) fn on_machine<T>(&self, act: impl FnOnce(&Machine) -> T) -> T {
+        act(&lock(&self.machine))
     }
 
     /// Types into the guest's serial console. Waits while the port's FIFO is full.
@@ -145,7 +169,7 @@ impl Vm {
 
     /// Works on the devices while nobody works on the machine as a whole.
     pub(crate) fn on_platform<T>(&self, act: impl FnOnce(&Platform) -> T) -> T {
-        act(lock(&self.machine).platform())
+        self.on_machine(|machine| act(machine.platform()))
     }
 
     /// vCPUs first: a device that they touch may have to begin or end its work.
@@ -246,9 +270,9 @@ impl Builder {
         config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;
         config.validate()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
-        let base = Backing::Fresh.map(&ram)?;
+        Backing::Fresh.map(&ram)?;
         let shell = Shell::new(ram, config.vcpus, FirstVcpu::OwnThread)?;
-        let mut machine = Machine::new(shell, &config.devices, base, console)?;
+        let mut machine = Machine::new(shell, &config.devices, console)?;
         machine.boot(&config)?;
         let vm = Vm::of(machine, config);
         if !paused {

@@ -23,7 +23,6 @@ use crate::control::Control;
 use crate::cpu::Board;
 use crate::error::{Error, Result};
 use crate::kvm::vm::VmHandle;
-use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
 use crate::sync::lock;
@@ -59,7 +58,7 @@ impl Platform {
     /// What a device is made from cannot be opened, or KVM refuses.
     pub(crate) fn new(
         vm: &VmHandle,
-        (ram, base): (&GuestRam, &Base),
+        ram: &GuestRam,
         control: &Arc<Control>,
         console: Console,
         devices: &Devices,
@@ -71,7 +70,7 @@ impl Platform {
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
             ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
         ];
-        let (slots, handles) = virtio_slots::fill(devices, ram, base, vm)?;
+        let (slots, handles) = virtio_slots::fill(devices, ram, vm)?;
         let virtio = slots.iter().map(|slot| Arc::clone(&slot.transport)).collect();
         let mmio = slots.into_iter().map(|slot| (slot.name, (slot.place, slot.transport as SharedDevice)));
         Ok(Self {

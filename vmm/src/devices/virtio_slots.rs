@@ -17,7 +17,6 @@ use crate::config::devices::MAX_DEVICES;
 use crate::config::{Devices, MIB};
 use crate::error::Result;
 use crate::kvm::vm::VmHandle;
-use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
 use crate::timing::step_done;
 
@@ -49,14 +48,9 @@ pub(super) struct Handles {
 ///
 /// # Errors
 /// What a device is made from cannot be opened, or KVM refuses.
-pub(super) fn fill(
-    devices: &Devices,
-    ram: &GuestRam,
-    base: &Base,
-    vm: &VmHandle,
-) -> Result<(Vec<Slot>, Handles)> {
+pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<(Vec<Slot>, Handles)> {
     let mut handles = Handles::default();
-    let named = make(devices, ram, base, &mut handles)?;
+    let named = make(devices, ram, &mut handles)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
         let mut transport = Transport::new(&name, device, ram.clone())?;
@@ -85,7 +79,7 @@ fn place(number: usize) -> Place {
 /// A device, not yet in a slot.
 type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 
-fn make(devices: &Devices, ram: &GuestRam, base: &Base, handles: &mut Handles) -> Result<Vec<Named>> {
+fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<Named>> {
     fn named(name: impl Into<String>, device: impl VirtioDevice + 'static) -> Named {
         (name.into(), Arc::new(Mutex::new(device)))
     }
@@ -110,7 +104,7 @@ fn make(devices: &Devices, ram: &GuestRam, base: &Base, handles: &mut Handles) -
         made.push(named("rng", Rng));
     }
     if let Some(config) = &devices.balloon {
-        let balloon = Arc::new(Mutex::new(Balloon::new(config, base.clone(), ram.len() / MIB)?));
+        let balloon = Arc::new(Mutex::new(Balloon::new(config, ram.len() / MIB)?));
         handles.balloon = Some(Arc::clone(&balloon));
         made.push((BALLOON.to_owned(), balloon as _));
         step_done("  rng, balloon");

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region};
+use kvm_bindings::{
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
+};
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -29,16 +31,23 @@ impl VmHandle {
         Ok(Self { fd: Arc::new(fd) })
     }
 
-    /// Registers a memory slot: `len` bytes of guest physical memory at `gpa` are what this process has at `host`.
+    /// Registers a memory slot: `len` bytes of guest physical memory at `gpa` are what this process has at `host`. The same once
+    /// more changes only whether KVM keeps a log of the pages that the guest writes.
     ///
     /// # Safety
     /// `host..host + len` must be a mapping (of any protection) that belongs to the VM for as long as the VM exists:
     /// the guest can write all of it.
     #[allow(unsafe_code)]
-    pub unsafe fn add_slot(&self, slot: u32, gpa: u64, host: *mut u8, len: u64) -> Result<()> {
+    pub unsafe fn set_slot(
+        &self,
+        slot: u32,
+        gpa: u64,
+        (host, len): (*mut u8, u64),
+        log_dirty: bool,
+    ) -> Result<()> {
         let region = kvm_userspace_memory_region {
             slot,
-            flags: 0,
+            flags: if log_dirty { KVM_MEM_LOG_DIRTY_PAGES } else { 0 },
             guest_phys_addr: gpa,
             memory_size: len,
             userspace_addr: host as u64,
@@ -46,6 +55,12 @@ impl VmHandle {
         // SAFETY: the caller gives the range to this VM.
         unsafe { self.fd.set_user_memory_region(region) }
             .or_refused(&format!("KVM_SET_USER_MEMORY_REGION of {} MiB at {gpa:#x}", len >> 20))
+    }
+
+    /// The pages of a slot of `len` bytes that the guest wrote since the log began or was last asked for, a bit a page (KVM API,
+    /// section 4.8).
+    pub fn dirty_log(&self, slot: u32, len: u64) -> Result<Vec<u64>> {
+        self.fd.get_dirty_log(slot, len as usize).or_refused(&format!("KVM_GET_DIRTY_LOG of slot {slot}"))
     }
 
     /// PIC, IOAPIC and local APICs in the kernel. Must come after the memory slots and before the vCPUs.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
@@ -23,13 +24,22 @@ pub enum Backing {
     },
 }
 
-/// The file that lies under a mapped RAM, and whether the guest writes to it.
+/// The file under a mapped RAM, and how far the guest's writes stay out of it.
 #[derive(Clone, Debug)]
 pub struct Base {
     /// The file; guest memory at `Region::offset`.
     pub file: Arc<File>,
-    /// Mapped private: pages that the guest wrote are not in the file.
-    pub private: bool,
+    /// Below this offset it is mapped private: pages that the guest wrote are not in the file. Above, it is mapped shared, and
+    /// nobody else has it.
+    pub private_to: u64,
+}
+
+impl Base {
+    /// Whether all `len` bytes of a RAM are mapped private.
+    #[must_use]
+    pub fn is_private(&self, len: u64) -> bool {
+        self.private_to >= len
+    }
 }
 
 impl Backing {
@@ -37,33 +47,39 @@ impl Backing {
     ///
     /// # Errors
     /// The host refused the memory.
-    pub fn map(self, ram: &GuestRam) -> Result<Base> {
+    pub fn map(self, ram: &GuestRam) -> Result<()> {
         let base = match self {
-            Self::Fresh => Base { file: Arc::new(fresh(ram.len())?), private: false },
-            Self::Private { base } => Base { file: base, private: true },
+            Self::Fresh => Base { file: Arc::new(fresh(ram.len())?), private_to: 0 },
+            Self::Private { base } => Base { file: base, private_to: ram.len() },
         };
-        let sharing = if base.private { MapFlags::PRIVATE } else { MapFlags::SHARED };
+        let sharing = if base.private_to > 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
         for region in ram.regions() {
-            // SAFETY: the region is part of the range that `ram` reserved for exactly this, so that nothing else is
-            // replaced.
-            unsafe {
-                rustix::mm::mmap(
-                    ram.host_address(region).cast(),
-                    region.len as usize,
-                    ProtFlags::READ | ProtFlags::WRITE,
-                    MapFlags::FIXED | MapFlags::NORESERVE | sharing,
-                    &base.file,
-                    region.offset,
-                )
-            }
-            .map_err(|source| Error::host(format!("map {} MiB of guest memory", region.len >> 20), source))?;
-            if !base.private {
+            map(ram, region.offset..region.offset + region.len, &base.file, sharing)?;
+            if base.private_to == 0 {
                 prefer_huge_pages(ram, region);
             }
         }
+        ram.change_base(|under| *under = Some(base));
         step_done("memory map");
-        Ok(base)
+        Ok(())
     }
+}
+
+/// Maps `base` over a part of one region, at the same offsets, in place of what is there. No child of this process gets it, and
+/// no core dump has it in it.
+pub(super) fn map(ram: &GuestRam, range: Range<u64>, base: &File, sharing: MapFlags) -> Result<()> {
+    let len = range.end - range.start;
+    let refused = |source| Error::host(format!("map {} KiB of guest memory", len >> 10), source);
+    let (start, len) = (ram.host_address_of(range.start), len as usize);
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::FIXED | MapFlags::NORESERVE | sharing;
+    // SAFETY: the range is part of that which `ram` reserved for exactly this, so that nothing else is replaced.
+    unsafe { rustix::mm::mmap(start.cast(), len, access, flags, base, range.start) }.map_err(refused)?;
+    for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+        // SAFETY: what children and core dumps get changes nothing here.
+        unsafe { rustix::mm::madvise(start.cast(), len, advice) }.map_err(refused)?;
+    }
+    Ok(())
 }
 
 /// A kernel that boots touches its memory page by page, and each is an exit: in huge pages it touches hundreds at once. The
@@ -76,7 +92,8 @@ fn prefer_huge_pages(ram: &GuestRam, region: &Region) {
     };
 }
 
-fn fresh(len: u64) -> Result<File> {
+/// A memfd of holes.
+pub(super) fn fresh(len: u64) -> Result<File> {
     let refused = |source| Error::host(format!("create {} MiB of guest memory", len >> 20), source);
     let memfd = rustix::fs::memfd_create("volt-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(refused)?;
@@ -92,7 +109,8 @@ mod tests {
     #[test]
     fn writes_to_a_private_backing_stay_out_of_the_base() {
         let first = GuestRam::reserve(8 << 20).unwrap();
-        let base = Backing::Fresh.map(&first).unwrap();
+        Backing::Fresh.map(&first).unwrap();
+        let base = first.base();
         first.guest().write_obj(7u64, GuestAddress(0x5000)).unwrap();
 
         let clones = [0, 1].map(|_| {

@@ -10,9 +10,12 @@
 //! ```
 
 pub mod backing;
+pub mod freeze;
+pub mod pages;
 pub mod populated;
 pub mod ram;
 pub mod reclaim;
+pub mod writes;
 
 /// Bytes of a page, the unit of everything here.
 pub const PAGE: u64 = 4096;

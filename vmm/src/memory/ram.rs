@@ -1,12 +1,21 @@
 //! The reserved host range that guest RAM lives in, and the guest's view of it.
 #![allow(unsafe_code)]
 
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustix::mm::{MapFlags, ProtFlags};
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+use vm_memory::bitmap::Bitmap;
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestRegionMmap};
 use volt_kernel::layout::ram_ranges;
+
+use super::backing::Base;
+use super::pages::PageSet;
+use super::writes::{GuestMemory, OwnWrites};
 
 use crate::error::{Error, Result};
 
@@ -88,7 +97,9 @@ impl Drop for Reservation {
 #[derive(Clone, Debug)]
 pub struct GuestRam {
     regions: Arc<[Region]>,
-    guest: GuestMemoryMmap,
+    guest: GuestMemory,
+    /// Read while something is done that depends on it, so that it does not change meanwhile.
+    base: Arc<RwLock<Option<Base>>>,
     // Last: the regions above point into it.
     reservation: Arc<Reservation>,
 }
@@ -116,13 +127,15 @@ impl GuestRam {
             // mapped, and `Backing::map` makes it readable and writable before anyone has the object to access it.
             let view = unsafe {
                 let start = reservation.start.add(region.offset as usize);
-                MmapRegion::build_raw(start, region.len as usize, prot, flags)
+                MmapRegionBuilder::new_with_bitmap(region.len as usize, OwnWrites::new(region.len))
+                    .with_raw_mmap_pointer(start)
             };
+            let view = view.with_mmap_prot(prot).with_mmap_flags(flags).build();
             let view = view.expect("the kernel's mappings are page-aligned");
             GuestRegionMmap::new(view, GuestAddress(region.gpa)).expect("regions end below 2^64")
         });
-        let guest = GuestMemoryMmap::from_regions(mapped.collect()).expect("regions are in order and apart");
-        Ok(Self { regions, guest, reservation: Arc::new(reservation) })
+        let guest = GuestMemory::from_regions(mapped.collect()).expect("regions are in order and apart");
+        Ok(Self { regions, guest, base: Arc::default(), reservation: Arc::new(reservation) })
     }
 
     /// The stretches of guest physical memory, in order.
@@ -145,8 +158,47 @@ impl GuestRam {
 
     /// The memory as the guest addresses it.
     #[must_use]
-    pub fn guest(&self) -> &GuestMemoryMmap {
+    pub fn guest(&self) -> &GuestMemory {
         &self.guest
+    }
+
+    /// What lies under it.
+    #[must_use]
+    pub fn base(&self) -> Base {
+        self.with_base(Base::clone)
+    }
+
+    /// Does something that depends on what lies under it, which stays as it is meanwhile.
+    ///
+    /// # Panics
+    /// When nothing was mapped yet, which comes before all else that is done with it.
+    pub fn with_base<T>(&self, act: impl FnOnce(&Base) -> T) -> T {
+        let base = self.base.read().unwrap_or_else(PoisonError::into_inner);
+        act(base.as_ref().expect("memory is mapped first"))
+    }
+
+    /// Maps something else over it.
+    pub(super) fn change_base<T>(&self, change: impl FnOnce(&mut Option<Base>) -> T) -> T {
+        change(&mut self.base.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on [`GuestRam::take_own_writes`] knows what this process writes to it.
+    pub fn watch_own_writes(&self) {
+        self.guest.iter().for_each(|region| region.bitmap().begin());
+    }
+
+    /// Adds the pages that this process wrote since it was asked last.
+    pub fn take_own_writes(&self, to: &mut PageSet) {
+        for (region, view) in self.regions.iter().zip(self.guest.iter()) {
+            to.add_words(region.offset, view.bitmap().take());
+        }
+    }
+
+    /// This process changed memory in another way than through [`GuestRam::guest`]. Afterwards, as `writes` has it.
+    pub fn mark_written(&self, gpa: u64, len: u64) {
+        if let Some((view, at)) = self.guest.to_region_addr(GuestAddress(gpa)) {
+            view.bitmap().mark_dirty(at.0 as usize, len as usize);
+        }
     }
 
     /// Whether a guest physical address is RAM.
@@ -158,8 +210,51 @@ impl GuestRam {
     /// Where a region lies in this process. What is there belongs to the guest.
     #[must_use]
     pub fn host_address(&self, region: &Region) -> *mut u8 {
-        // SAFETY: regions lie in the reservation.
-        unsafe { self.reservation.start.add(region.offset as usize) }
+        self.host_address_of(region.offset)
+    }
+
+    /// Copies pages to a file, at their offsets. Whoever may write to them goes on.
+    ///
+    /// # Errors
+    /// The file system refuses, or a page cannot be read.
+    pub fn copy_to(&self, pages: &PageSet, to: &File) -> io::Result<()> {
+        for mut run in pages.runs() {
+            while run.start < run.end {
+                let start = self.host_address_of(run.start).cast();
+                let len = (run.end - run.start) as usize;
+                // SAFETY: the kernel reads from the reservation, and where that cannot be read it says so.
+                let done = unsafe { libc::pwrite(to.as_raw_fd(), start, len, run.start as libc::off_t) };
+                match done {
+                    0 => return Err(io::ErrorKind::WriteZero.into()),
+                    1.. => run.start += done.cast_unsigned() as u64,
+                    _ => match io::Error::last_os_error() {
+                        error if error.kind() == io::ErrorKind::Interrupted => {}
+                        error => return Err(error),
+                    },
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which guest physical address an address of this process is.
+    #[must_use]
+    pub fn guest_address(&self, host: u64) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let within = host.checked_sub(self.host_address(region) as u64)?;
+            (within < region.len).then_some(region.gpa + within)
+        })
+    }
+
+    /// Where the byte at an offset lies in this process.
+    ///
+    /// # Panics
+    /// The offset is beyond the end.
+    #[must_use]
+    pub fn host_address_of(&self, offset: u64) -> *mut u8 {
+        assert!(offset <= self.len(), "{offset:#x} is beyond {:#x} bytes of memory", self.len());
+        // SAFETY: it lies in the reservation, or at its end.
+        unsafe { self.reservation.start.add(offset as usize) }
     }
 }
 

@@ -4,22 +4,23 @@
 //! touched, for it may be anyone's. In the shared mapping of a memfd a hole is punched, and the page is zero.
 #![allow(unsafe_code)]
 
+use std::fs::File;
 use std::io;
+use std::ops::Range;
 
 use rustix::fs::FallocateFlags;
 use rustix::mm::Advice;
 
 use super::PAGE;
-use super::backing::Base;
 use super::ram::GuestRam;
 use crate::error::{Error, Result};
 
-/// Gives `len` bytes of guest memory at `gpa` back, and with them their content. `base` is what was mapped over `ram`; where it
-/// is mapped shared, nothing else may have it mapped.
+/// Gives `len` bytes of guest memory at `gpa` back, and with them their content. What is mapped shared nothing else may have
+/// mapped.
 ///
 /// # Errors
 /// They are not whole pages, not all of them RAM, or the host refused.
-pub fn give_back(ram: &GuestRam, base: &Base, gpa: u64, len: u64) -> Result<()> {
+pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     let failed = |source: io::Error| {
         Error::host(format!("give {} KiB of guest memory at {gpa:#x} back", len >> 10), source)
     };
@@ -31,45 +32,59 @@ pub fn give_back(ram: &GuestRam, base: &Base, gpa: u64, len: u64) -> Result<()> 
     let Some(region) = ram.regions().iter().find(|region| whole(region.gpa, region.len)) else {
         return Err(invalid("not guest memory"));
     };
-    let within = gpa - region.gpa;
-    if base.private {
-        // SAFETY: the pages lie in the region, which is mapped for as long as there is `ram`. What is in them is the guest's
-        // and may change at any time, which is how everyone who looks at guest memory treats it.
-        let done = unsafe {
-            let start = ram.host_address(region).add(within as usize);
-            rustix::mm::madvise(start.cast(), len as usize, Advice::LinuxDontNeed)
-        };
-        done.map_err(|errno| failed(errno.into()))
+    let start = region.offset + gpa - region.gpa;
+    let end = start + len;
+    let done = ram.with_base(|base| {
+        let private_to = base.private_to.clamp(start, end);
+        drop_private(ram, start..private_to)?;
+        punch(&base.file, private_to..end)
+    });
+    // For whoever has copied what was there.
+    ram.mark_written(gpa, len);
+    done.map_err(|errno| failed(errno.into()))
+}
+
+fn drop_private(ram: &GuestRam, range: Range<u64>) -> rustix::io::Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let len = (range.end - range.start) as usize;
+    // SAFETY: the pages are guest memory, which is mapped for as long as there is `ram`. What is in them is the guest's and may
+    // change at any time, which is how everyone who looks at guest memory treats it.
+    unsafe { rustix::mm::madvise(ram.host_address_of(range.start).cast(), len, Advice::LinuxDontNeed) }
+}
+
+fn punch(base: &File, range: Range<u64>) -> rustix::io::Result<()> {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if range.is_empty() {
+        Ok(())
     } else {
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(&base.file, hole, region.offset + within, len)
-            .map_err(|errno| failed(errno.into()))
+        rustix::fs::fallocate(base, hole, range.start, range.end - range.start)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
-    use std::sync::Arc;
 
     use vm_memory::{Bytes, GuestAddress};
 
     use super::super::backing::Backing;
-    use super::super::populated::populated_ranges;
+    use super::super::populated::private_pages;
     use super::*;
 
     const SIZE: u64 = 8 << 20;
 
-    fn fresh() -> (GuestRam, Base) {
+    fn fresh() -> GuestRam {
         let ram = GuestRam::reserve(SIZE).unwrap();
-        let base = Backing::Fresh.map(&ram).unwrap();
-        (ram, base)
+        Backing::Fresh.map(&ram).unwrap();
+        ram
     }
 
-    fn clone_of(base: &Base) -> (GuestRam, Base) {
+    fn clone_of(parent: &GuestRam) -> GuestRam {
         let ram = GuestRam::reserve(SIZE).unwrap();
-        let base = Backing::Private { base: Arc::clone(&base.file) }.map(&ram).unwrap();
-        (ram, base)
+        Backing::Private { base: parent.base().file }.map(&ram).unwrap();
+        ram
     }
 
     fn read(ram: &GuestRam, gpa: u64) -> u64 {
@@ -82,28 +97,34 @@ mod tests {
 
     #[test]
     fn a_shared_memfd_gets_a_hole_and_the_next_snapshot_has_less() {
-        let (ram, base) = fresh();
+        let ram = fresh();
         for page in 0..4 {
             write(&ram, 0x10_0000 + page * PAGE, 7);
         }
-        let blocks = base.file.metadata().unwrap().blocks();
-        give_back(&ram, &base, 0x10_1000, 2 * PAGE).unwrap();
-        assert!(base.file.metadata().unwrap().blocks() < blocks || blocks > 4 * 8, "not in one huge page");
+        let blocks = ram.base().file.metadata().unwrap().blocks();
+        give_back(&ram, 0x10_1000, 2 * PAGE).unwrap();
+        assert!(
+            ram.base().file.metadata().unwrap().blocks() < blocks || blocks > 4 * 8,
+            "not in one huge page"
+        );
         assert_eq!([0, 1, 2, 3].map(|page| read(&ram, 0x10_0000 + page * PAGE)), [7, 0, 0, 7]);
     }
 
     #[test]
     fn a_clone_gets_the_bases_content_back_and_nobody_else_notices() {
-        let (first, base) = fresh();
+        let first = fresh();
         write(&first, 0x5000, 7);
-        let [(one, of_one), (other, _)] = [clone_of(&base), clone_of(&base)];
+        let [one, other] = [clone_of(&first), clone_of(&first)];
         for ram in [&one, &other] {
             write(ram, 0x5000, 8);
             write(ram, 0x6000, 9);
         }
-        let before = populated_ranges(&one, &of_one).unwrap();
-        assert!(before.contains(&(0x5000..0x7000)), "{before:?}");
-        give_back(&one, &of_one, 0x5000, 2 * PAGE).unwrap();
+        let private = |ram: &GuestRam| -> Vec<_> {
+            private_pages(ram).unwrap().runs().map(|run| (run.start, run.end)).collect()
+        };
+        assert_eq!(private(&one), [(0x5000, 0x7000)]);
+        give_back(&one, 0x5000, 2 * PAGE).unwrap();
+        assert_eq!((private(&one), private(&other)), (vec![], vec![(0x5000, 0x7000)]));
         assert_eq!((read(&one, 0x5000), read(&one, 0x6000)), (7, 0));
         assert_eq!((read(&other, 0x5000), read(&other, 0x6000)), (8, 9));
         assert_eq!(read(&first, 0x5000), 7);
@@ -111,9 +132,9 @@ mod tests {
 
     #[test]
     fn only_whole_pages_of_memory_are_given_back() {
-        let (ram, base) = fresh();
+        let ram = fresh();
         write(&ram, 0, 7);
-        let problem = |gpa, len| crate::error::report(&give_back(&ram, &base, gpa, len).unwrap_err());
+        let problem = |gpa, len| crate::error::report(&give_back(&ram, gpa, len).unwrap_err());
         assert_eq!(problem(0, 100), "cannot give 0 KiB of guest memory at 0x0 back: not whole pages");
         assert!(problem(8, PAGE).ends_with("not whole pages"));
         assert!(problem(0, 0).ends_with("not whole pages"));
@@ -124,7 +145,7 @@ mod tests {
         }
         assert!(problem(PAGE, u64::MAX - PAGE + 1).ends_with("not guest memory"));
         assert_eq!(read(&ram, 0), 7);
-        give_back(&ram, &base, 0, SIZE).unwrap();
-        assert_eq!((base.file.metadata().unwrap().blocks(), read(&ram, 0)), (0, 0));
+        give_back(&ram, 0, SIZE).unwrap();
+        assert_eq!((ram.base().file.metadata().unwrap().blocks(), read(&ram, 0)), (0, 0));
     }
 }

@@ -19,19 +19,21 @@ fn name_of(id: &str) -> String {
     format!("disk-{id}.layer")
 }
 
-/// Copies the layers of a halted machine's disks into `dir`.
+/// Copies the layers of a halted machine's disks into `dir`, and gives the copies, which are to be synced.
 ///
 /// # Errors
 /// The host refuses to read or to take one.
-pub fn save(machine: &Machine, dir: &NewDir) -> Result<()> {
-    machine.platform().disks().iter().try_for_each(|(id, disk)| {
-        let disk = crate::sync::lock(disk);
-        let Some(overlay) = disk.overlay() else { return Ok(()) };
-        let name = name_of(id);
-        let failed = |source| Error::file("write", dir.place().join(&name).display(), source);
-        let copy = dir.create(&name)?;
-        overlay.capture(&copy).and_then(|()| copy.sync_all()).map_err(failed)
-    })
+pub fn save(machine: &Machine, dir: &NewDir) -> Result<Vec<(String, File)>> {
+    let mut copies = Vec::new();
+    for (id, disk) in machine.platform().disks() {
+        if let Some(overlay) = crate::sync::lock(disk).overlay() {
+            let name = name_of(id);
+            let copy = dir.create(&name)?;
+            overlay.capture(&copy).map_err(|source| dir.failed_to_write(&name, source))?;
+            copies.push((name, copy));
+        }
+    }
+    Ok(copies)
 }
 
 /// Fresh layers, until their VM has them. Dropped before [`Fresh::keep`], those that were made at a place are removed again.

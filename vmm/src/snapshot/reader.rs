@@ -116,10 +116,10 @@ impl Snapshot {
         options.overrides.apply(&mut config.devices)?;
         let layers = layers::bring(&self.path, &mut config.devices, &placed)?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
-        let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
+        Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, config.vcpus, first)?;
-        let mut machine = Machine::new(shell, &config.devices, base, options.console)?;
+        let mut machine = Machine::new(shell, &config.devices, options.console)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),

@@ -53,6 +53,11 @@ impl NewDir {
             .map_err(|source| Error::file("create", self.place.join(name).display(), source))
     }
 
+    /// The error of a file in it that could not be written.
+    pub fn failed_to_write(&self, name: &str, source: io::Error) -> Error {
+        Error::file("write", self.place.join(name).display(), source)
+    }
+
     /// Where the directory is to appear, for errors.
     #[must_use]
     pub fn place(&self) -> &Path {

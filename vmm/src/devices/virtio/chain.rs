@@ -6,9 +6,11 @@
 use std::collections::VecDeque;
 
 use virtio_queue::DescriptorChain;
-use vm_memory::{ByteValued, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileSlice};
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{ByteValued, GuestAddress, GuestMemoryBackend};
 
 use super::Broken;
+use crate::memory::writes::{GuestMemory, Slice};
 
 /// A chain.
 #[derive(Debug)]
@@ -31,9 +33,9 @@ pub struct Buffers<'m> {
 /// Pieces, in order. Most stretches are one piece, which needs no memory of its own.
 #[derive(Debug, Default)]
 struct PieceQueue<'m> {
-    first: Option<VolatileSlice<'m>>,
+    first: Option<Slice<'m>>,
     /// Where there is no first there may be others all the same.
-    rest: VecDeque<VolatileSlice<'m>>,
+    rest: VecDeque<Slice<'m>>,
 }
 
 impl<'m> Chain<'m> {
@@ -43,8 +45,8 @@ impl<'m> Chain<'m> {
     /// [`Broken`] for a chain that loops, has no descriptor, one of no length, one outside memory, one to read after one to
     /// write, more descriptors than the queue has entries (section 2.7.5.3.1), or more than 2^32 bytes.
     pub(super) fn walk<'a>(
-        descriptors: DescriptorChain<&'a GuestMemoryMmap>,
-        memory: &'m GuestMemoryMmap,
+        descriptors: DescriptorChain<&'a GuestMemory>,
+        memory: &'m GuestMemory,
         queue_size: u16,
     ) -> Result<Self, Broken> {
         let mut chain = Self {
@@ -78,7 +80,7 @@ impl<'m> Chain<'m> {
 }
 
 impl<'m> PieceQueue<'m> {
-    fn push_back(&mut self, piece: VolatileSlice<'m>) {
+    fn push_back(&mut self, piece: Slice<'m>) {
         if self.first.is_none() && self.rest.is_empty() {
             self.first = Some(piece);
         } else {
@@ -86,13 +88,13 @@ impl<'m> PieceQueue<'m> {
         }
     }
 
-    fn push_front(&mut self, piece: VolatileSlice<'m>) {
+    fn push_front(&mut self, piece: Slice<'m>) {
         if let Some(second) = self.first.replace(piece) {
             self.rest.push_front(second);
         }
     }
 
-    fn pop_front(&mut self) -> Option<VolatileSlice<'m>> {
+    fn pop_front(&mut self) -> Option<Slice<'m>> {
         self.first.take().or_else(|| self.rest.pop_front())
     }
 
@@ -100,13 +102,13 @@ impl<'m> PieceQueue<'m> {
         usize::from(self.first.is_some()) + self.rest.len()
     }
 
-    fn iter(&self) -> impl Iterator<Item = &VolatileSlice<'m>> {
+    fn iter(&self) -> impl Iterator<Item = &Slice<'m>> {
         self.first.iter().chain(&self.rest)
     }
 }
 
 impl<'m> Buffers<'m> {
-    fn push(&mut self, memory: &'m GuestMemoryMmap, at: GuestAddress, len: usize) -> Result<(), Broken> {
+    fn push(&mut self, memory: &'m GuestMemory, at: GuestAddress, len: usize) -> Result<(), Broken> {
         for piece in memory.get_slices(at, len) {
             let piece = piece.map_err(|_| Broken("a descriptor outside of memory"))?;
             self.len += piece.len();
@@ -177,7 +179,16 @@ impl<'m> Buffers<'m> {
         }
     }
 
-    /// The pieces for a vectored system call. They are guest memory: whoever has them has the guest's memory borrowed, and
+    /// Somebody else than this wrote to the first `count` bytes.
+    pub fn written(&self, mut count: usize) {
+        for piece in self.pieces.iter() {
+            let here = count.min(piece.len());
+            piece.bitmap().mark_dirty(0, here);
+            count -= here;
+        }
+    }
+
+    /// The pieces for a vectored system call; if it writes to them, [`Buffers::written`] is to hear of it afterwards. They are guest memory: whoever has them has the guest's memory borrowed, and
     /// bytes in them change at any time.
     #[must_use]
     pub fn iovecs(&self) -> Vec<libc::iovec> {
@@ -188,7 +199,7 @@ impl<'m> Buffers<'m> {
 
     /// Appends them to others, which may then be `most`: all of them or none. Says whether it did.
     pub fn add_to(&self, iovecs: &mut Vec<libc::iovec>, most: usize) -> bool {
-        let iovec = |piece: &VolatileSlice<'_>| libc::iovec {
+        let iovec = |piece: &Slice<'_>| libc::iovec {
             iov_base: piece.ptr_guard_mut().as_ptr().cast(),
             iov_len: piece.len(),
         };

@@ -6,10 +6,11 @@ use std::sync::atomic::{Ordering, fence};
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueState as State, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 use super::Broken;
 use super::chain::Chain;
+use crate::memory::writes::GuestMemory;
 
 /// A queue.
 #[derive(Debug)]
@@ -62,7 +63,7 @@ impl VirtQueue {
     }
 
     /// Whether the driver has set it up, and all of it lies in memory.
-    pub(super) fn is_usable(&self, memory: &GuestMemoryMmap) -> bool {
+    pub(super) fn is_usable(&self, memory: &GuestMemory) -> bool {
         self.ring.is_valid(memory)
     }
 
@@ -70,7 +71,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// [`Broken`] when the ring or the chain is not what the specification allows.
-    pub fn pop<'m>(&mut self, memory: &'m GuestMemoryMmap) -> Result<Option<Chain<'m>>, Broken> {
+    pub fn pop<'m>(&mut self, memory: &'m GuestMemory) -> Result<Option<Chain<'m>>, Broken> {
         if !self.ring.ready() {
             return Ok(None);
         }
@@ -88,7 +89,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// [`Broken`] when the used ring is not in memory any more, which a guest cannot bring about.
-    pub fn put(&mut self, memory: &GuestMemoryMmap, head: u16, written: usize) -> Result<(), Broken> {
+    pub fn put(&mut self, memory: &GuestMemory, head: u16, written: usize) -> Result<(), Broken> {
         // A chain has at most 2^32 - 1 bytes (`Chain::walk`).
         let written = u32::try_from(written).unwrap_or(u32::MAX);
         self.unannounced = self.unannounced.wrapping_add(1);
@@ -99,7 +100,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn put_together(&mut self, memory: &GuestMemoryMmap, chains: &[(u16, usize)]) -> Result<(), Broken> {
+    pub fn put_together(&mut self, memory: &GuestMemory, chains: &[(u16, usize)]) -> Result<(), Broken> {
         let Some(((head, written), before)) = chains.split_last() else { return Ok(()) };
         // The index, which says how far the ring counts, is only written with the last of them.
         let mut index = Wrapping(self.ring.next_used());
@@ -127,7 +128,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn wants_interrupt(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Broken> {
+    pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> Result<bool, Broken> {
         let unannounced = std::mem::take(&mut self.unannounced);
         if unannounced == 0 {
             return Ok(false);
@@ -151,7 +152,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn hush(&mut self, memory: &GuestMemoryMmap) -> Result<(), Broken> {
+    pub fn hush(&mut self, memory: &GuestMemory) -> Result<(), Broken> {
         match self.ring.ready() {
             true => self.ring.disable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
             false => Ok(()),
@@ -162,7 +163,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn listen(&mut self, memory: &GuestMemoryMmap) -> Result<bool, Broken> {
+    pub fn listen(&mut self, memory: &GuestMemory) -> Result<bool, Broken> {
         match self.ring.ready() {
             true => self.ring.enable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
             false => Ok(false),

@@ -17,7 +17,7 @@ const BUFFER: u64 = 0xf_0000;
 
 /// A queue and its driver, who has offered `offered` chains since time began and lets the device have so many of them.
 struct Pair {
-    memory: GuestMemoryMmap,
+    memory: GuestMemory,
     queue: VirtQueue,
     size: u16,
     offered: u64,
@@ -26,7 +26,7 @@ struct Pair {
 impl Pair {
     /// At work since `start` chains, all of which have come back.
     fn new(size: u16, start: u64, event_idx: bool) -> Self {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap();
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap();
         let mut queue = VirtQueue::new(size);
         place(&mut queue, [TABLE, AVAILABLE, USED]);
         queue.ring.set_event_idx(event_idx);
@@ -259,7 +259,7 @@ proptest! {
     ) {
         // Two stretches with a hole between them.
         let ranges = [(GuestAddress(0), MEMORY as usize), (GuestAddress(2 * MEMORY), MEMORY as usize)];
-        let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
+        let memory = GuestMemory::from_ranges(&ranges).unwrap();
         let [table, available, used] = [table & !15, available & !1, used & !3];
         let mut queue = VirtQueue::new(size);
         place(&mut queue, [table, available, used]);

@@ -19,7 +19,6 @@ use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::BalloonConfig;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::backing::Base;
 use crate::persist::Persist;
 
 mod hinting;
@@ -90,7 +89,7 @@ impl Balloon {
     ///
     /// # Errors
     /// [`Error::Config`] for a target that is more than the guest has.
-    pub fn new(config: &BalloonConfig, base: Base, memory_mib: u64) -> Result<Self> {
+    pub fn new(config: &BalloonConfig, memory_mib: u64) -> Result<Self> {
         let BalloonConfig { target_mib, deflate_on_oom, statistics_interval, reporting, hinting } = config;
         let offered = [
             (feature::STATS_VQ, *statistics_interval > 0),
@@ -102,7 +101,7 @@ impl Balloon {
             features: offered.iter().filter(|(_, offered)| *offered).map(|(feature, _)| feature).sum(),
             interval: Duration::from_secs((*statistics_interval).into()),
             memory_mib,
-            pages: Pages::new(base),
+            pages: Pages::default(),
             due: None,
             held: None,
             begun: 0,

@@ -6,7 +6,6 @@ use std::ops::Range;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::report;
 use crate::memory::PAGE;
-use crate::memory::backing::Base;
 use crate::memory::ram::GuestRam;
 use crate::memory::reclaim::give_back;
 
@@ -14,9 +13,8 @@ use crate::memory::reclaim::give_back;
 pub(super) const PFN: usize = 4;
 
 /// Where pages go back to.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Pages {
-    base: Base,
     /// How many have been given back.
     pub returned: u64,
     /// How many were named that cannot be given back.
@@ -26,10 +24,6 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub fn new(base: Base) -> Self {
-        Self { base, returned: 0, ignored: 0, complained: false }
-    }
-
     /// Gives back the pages of a list, a whole number of 32-bit page numbers in little-endian.
     pub fn listed(&mut self, ram: &GuestRam, mut list: Buffers<'_>) {
         let mut bytes = vec![0; list.len()];
@@ -51,7 +45,7 @@ impl Pages {
     pub fn buffers(&mut self, ram: &GuestRam, buffers: &Buffers<'_>) -> usize {
         let pieces = buffers.iovecs();
         for piece in &pieces {
-            let at = guest_address(ram, piece.iov_base as u64).expect("buffers are guest memory");
+            let at = ram.guest_address(piece.iov_base as u64).expect("buffers are guest memory");
             let end = (at + piece.iov_len as u64) / PAGE * PAGE;
             let start = at.next_multiple_of(PAGE);
             match start < end {
@@ -72,7 +66,7 @@ impl Pages {
                 continue;
             }
             outside -= end - start;
-            match give_back(ram, &self.base, start, end - start) {
+            match give_back(ram, start, end - start) {
                 Ok(()) => self.returned += (end - start) / PAGE,
                 Err(error) => {
                     if !self.complained {
@@ -84,12 +78,4 @@ impl Pages {
         }
         self.ignored += outside / PAGE;
     }
-}
-
-/// Where in guest memory an address of this process is.
-fn guest_address(ram: &GuestRam, host: u64) -> Option<u64> {
-    ram.regions().iter().find_map(|region| {
-        let within = host.checked_sub(ram.host_address(region) as u64)?;
-        (within < region.len).then_some(region.gpa + within)
-    })
 }

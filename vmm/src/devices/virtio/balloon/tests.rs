@@ -31,7 +31,7 @@ fn all() -> BalloonConfig {
 struct Guest {
     driver: Driver,
     balloon: Arc<Mutex<Balloon>>,
-    base: Base,
+    ram: GuestRam,
 }
 
 impl Guest {
@@ -41,15 +41,15 @@ impl Guest {
 
     fn with_features(config: &BalloonConfig, wanted: u64) -> Self {
         let ram = GuestRam::reserve(MEMORY).unwrap();
-        let base = Backing::Fresh.map(&ram).unwrap();
-        Self::in_memory(config, wanted, ram, base)
+        Backing::Fresh.map(&ram).unwrap();
+        Self::in_memory(config, wanted, ram)
     }
 
-    fn in_memory(config: &BalloonConfig, wanted: u64, ram: GuestRam, base: Base) -> Self {
-        let balloon = Balloon::new(config, base.clone(), MIB).unwrap();
+    fn in_memory(config: &BalloonConfig, wanted: u64, ram: GuestRam) -> Self {
+        let balloon = Balloon::new(config, MIB).unwrap();
         let balloon = Arc::new(Mutex::new(balloon));
         let device: Arc<Mutex<dyn VirtioDevice>> = balloon.clone();
-        let guest = Self { driver: Driver::with_memory(device, ram, wanted), balloon, base };
+        let guest = Self { driver: Driver::with_memory(device, ram.clone(), wanted), balloon, ram };
         for page in (FREE..MEMORY).step_by(PAGE as usize) {
             guest.write(page, page);
         }
@@ -65,7 +65,7 @@ impl Guest {
     }
 
     fn blocks(&self) -> u64 {
-        self.base.file.metadata().unwrap().blocks()
+        self.ram.base().file.metadata().unwrap().blocks()
     }
 
     fn returned(&self) -> u64 {
@@ -139,12 +139,12 @@ fn inflated_pages_go_back_to_the_host() {
 #[test]
 fn a_clone_gets_its_bases_pages_back_and_its_sibling_keeps_its_own() {
     let original = GuestRam::reserve(MEMORY).unwrap();
-    let base = Backing::Fresh.map(&original).unwrap();
+    Backing::Fresh.map(&original).unwrap();
     original.guest().write_obj(77u64, GuestAddress(FREE)).unwrap();
     let mut clones = [0, 1].map(|_| {
         let ram = GuestRam::reserve(MEMORY).unwrap();
-        let base = Backing::Private { base: Arc::clone(&base.file) }.map(&ram).unwrap();
-        Guest::in_memory(&all(), !EVENT_IDX, ram, base)
+        Backing::Private { base: original.base().file }.map(&ram).unwrap();
+        Guest::in_memory(&all(), !EVENT_IDX, ram)
     });
     clones[0].inflate(&[pfn(FREE), pfn(FREE) + 1]);
     let [one, other] = clones;
@@ -221,7 +221,7 @@ fn statistics_survive_a_move_with_the_drivers_buffer() {
     let balloon = Arc::clone(&guest.balloon);
     guest.driver.until("they are read", |_| lock(&balloon).statistics());
     assert_eq!(guest.driver.poll(STATISTICS), None, "it is held");
-    let next = Balloon::new(&all(), guest.base.clone(), MIB).unwrap();
+    let next = Balloon::new(&all(), MIB).unwrap();
     guest.driver.move_to(next);
     assert_eq!(guest.driver.wait(STATISTICS).head, 0, "it is given back by the next device when it is time");
 }
@@ -313,7 +313,7 @@ fn a_new_target_reaches_the_driver_and_may_not_exceed_memory() {
         assert_eq!(error, format!("balloon target_mib: {mib} MiB asked for; the guest has 16"));
     }
     let config = BalloonConfig { target_mib: 17, ..all() };
-    assert!(Balloon::new(&config, guest.base.clone(), MIB).is_err());
+    assert!(Balloon::new(&config, MIB).is_err());
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn target_actual_and_hinting_survive_a_move_and_a_reset_forgets_the_drivers() {
     guest.change(Balloon::start_hinting);
     guest.driver.set(0x104, 1000);
     let before = guest.config();
-    let next = Balloon::new(&BalloonConfig { target_mib: 1, ..all() }, guest.base.clone(), MIB).unwrap();
+    let next = Balloon::new(&BalloonConfig { target_mib: 1, ..all() }, MIB).unwrap();
     guest.driver.move_to(next);
     assert_eq!((guest.config(), before[..2].to_vec()), (before, vec![5 * 256, 1000]));
     guest.inflate(&[pfn(FREE)]);

@@ -129,7 +129,9 @@ impl HostFile {
     /// Reads to guest memory, all of it or it is an error.
     pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
         // SAFETY: the pieces are guest memory, borrowed for the call.
-        unsafe { self.transfer(Direction::Read, at, &mut into.iovecs()) }
+        let done = unsafe { self.transfer(Direction::Read, at, &mut into.iovecs()) };
+        into.written(into.len()); // a part of it perhaps, if that was an error
+        done
     }
 
     /// Writes from guest memory, all of it or it is an error. A file that has become too short does not grow again: it would

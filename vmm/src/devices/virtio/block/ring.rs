@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::epoll::EventFlags;
+use vm_memory::{Bytes, GuestAddress};
 
 use super::file::{self, Direction, HostFile, MOST_PIECES};
 use super::request::{Answer, Command, Status};
@@ -22,6 +23,7 @@ use crate::devices::virtio::Broken;
 use crate::devices::virtio::watch::Watch;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
+use crate::memory::writes::GuestMemory;
 
 /// What the device is woken with when something is finished.
 pub const FINISHED: u64 = 0;
@@ -55,7 +57,7 @@ struct Request {
 #[derive(Debug)]
 struct Later {
     head: u16,
-    status: *mut u8,
+    status: GuestAddress,
     data: usize,
 }
 
@@ -126,10 +128,10 @@ impl Ring {
         let unfit = direction.is_some() && (pieces.is_empty() || pieces.len() > MOST_PIECES);
         // Of nothing, at the very end, no file has a part.
         let place = if unfit { None } else { storage.place(direction, at, len as u64) };
-        let (Some(slot), Some(place)) = (self.free.last().copied(), place) else {
+        let (Some(slot), Some(place), Some(ram)) = (self.free.last().copied(), place, &self.ram) else {
             return Some((answer, command));
         };
-        let answer = Later::from(answer);
+        let answer = Later::of(answer, ram);
         let request = Request { answer, direction, place, len, pieces };
         let entry = request.entry(&self.files[place.file]).user_data(slot.into());
         // SAFETY: the pieces stay with the request in its slot, what they point at with `ram`, and both until the completion.
@@ -167,7 +169,8 @@ impl Ring {
         let request = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
         self.free.push(slot);
         let file = &self.files[request.place.file];
-        Some(request.finish(file, completion.result()))
+        let ram = self.ram.as_ref().expect("nothing is under way without memory");
+        Some(request.finish(file, ram, completion.result()))
     }
 
     /// Brings everything to an end, unanswered.
@@ -203,50 +206,62 @@ impl Request {
         }
     }
 
-    fn finish(mut self, file: &HostFile, result: i32) -> Finished {
+    fn finish(mut self, file: &HostFile, ram: &GuestRam, result: i32) -> Finished {
         let (act, filled) = match self.direction {
             Some(Direction::Read) => ("read", self.len),
             Some(Direction::Write) => ("write", 0),
             None => ("flush", 0),
         };
+        self.mark(ram);
         let done = match (result, self.direction) {
             (..0, Some(direction)) if [libc::EINTR, libc::EAGAIN].contains(&-result) => {
-                self.rest(file, direction, 0)
+                self.rest(file, ram, direction, 0)
             }
             (..0, _) => Err(io::Error::from_raw_os_error(-result)),
             (0, Some(_)) => Err(file::shrunk()),
-            (_, Some(direction)) => self.rest(file, direction, result as usize),
+            (_, Some(direction)) => self.rest(file, ram, direction, result as usize),
             (_, None) => Ok(()),
         };
         Finished { act, done: done.map(|()| filled), answer: self.answer }
     }
 
     /// Does what the kernel left over: it may stop anywhere.
-    fn rest(&mut self, file: &HostFile, direction: Direction, done: usize) -> io::Result<()> {
+    fn rest(&mut self, file: &HostFile, ram: &GuestRam, direction: Direction, done: usize) -> io::Result<()> {
         if done == self.len {
             return Ok(());
         }
         let rest = file::skip(&mut self.pieces, done);
         // SAFETY: they are guest memory, which the engine keeps until the request is finished.
-        unsafe { file.transfer(direction, self.place.at + done as u64, rest) }
+        let result = unsafe { file.transfer(direction, self.place.at + done as u64, rest) };
+        self.mark(ram);
+        result
+    }
+
+    /// The pieces may have been written.
+    fn mark(&self, ram: &GuestRam) {
+        if self.direction == Some(Direction::Read) {
+            for piece in &self.pieces {
+                let at = ram.guest_address(piece.iov_base as u64);
+                at.into_iter().for_each(|at| ram.mark_written(at, piece.iov_len as u64));
+            }
+        }
     }
 }
 
-impl From<Answer<'_>> for Later {
-    fn from(answer: Answer<'_>) -> Self {
+impl Later {
+    fn of(answer: Answer<'_>, ram: &GuestRam) -> Self {
         let Answer { head, status, data } = answer;
-        let status = status.iovecs().first().expect("a status has one byte").iov_base.cast();
-        Self { head, status, data }
+        let byte = status.iovecs().first().expect("a status has one byte").iov_base;
+        let status = ram.guest_address(byte as u64).expect("a chain lies in memory");
+        Self { head, status: GuestAddress(status), data }
     }
 }
 
 impl Finished {
     /// As [`Answer::give`], with the head.
-    pub fn give(self, status: Status, filled: usize) -> (u16, usize) {
+    pub fn give(self, memory: &GuestMemory, status: Status, filled: usize) -> (u16, usize) {
         let Later { head, status: at, data } = self.answer;
-        // SAFETY: a byte of guest memory that is there for the device to write; the engine kept the memory, and whoever has
-        // what is finished has the engine.
-        unsafe { at.write_volatile(status as u8) };
+        memory.write_obj(status as u8, at).expect("it was in memory when it was taken, and still is");
         (head, super::request::written(filled, data))
     }
 }

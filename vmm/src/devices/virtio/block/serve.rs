@@ -4,7 +4,6 @@ use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
 use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
-use vm_memory::GuestMemoryMmap;
 
 use super::Block;
 use super::request::{self, Answer, Command, Limits, Status, Stretch};
@@ -13,6 +12,7 @@ use super::storage::Storage;
 use crate::config::devices::Cache;
 use crate::devices::virtio::queue::VirtQueue;
 use crate::devices::virtio::{Broken, Io, Next};
+use crate::memory::writes::GuestMemory;
 
 /// What the host may have no way to do.
 const DISCARD: &str = "discard";
@@ -94,11 +94,11 @@ impl Block {
     }
 
     /// Answers what the ring has finished, and says how many that were.
-    fn answer_finished(&mut self, memory: &GuestMemoryMmap, queue: &mut VirtQueue) -> Result<usize, Broken> {
+    fn answer_finished(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<usize, Broken> {
         let mut answered = 0;
         while let Some(finished) = self.ring.as_mut().and_then(Ring::finished) {
             let (status, filled) = self.conclude(finished.act, &finished.done);
-            let (head, written) = finished.give(status, filled);
+            let (head, written) = finished.give(memory, status, filled);
             queue.put(memory, head, written)?;
             answered += 1;
         }

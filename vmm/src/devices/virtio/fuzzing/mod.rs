@@ -12,7 +12,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
 
 use virtio_queue::QueueT;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress};
 
 mod guest;
 mod queue;
@@ -30,8 +30,9 @@ use super::rng::Rng;
 use super::vsock::Vsock;
 use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::error::Result;
-use crate::memory::backing::{Backing, Base};
+use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
+use crate::memory::writes::GuestMemory;
 
 /// Bytes of guest memory.
 pub const MEMORY: u64 = 1 << 20;
@@ -74,7 +75,6 @@ fn granted() -> Vec<Range<u64>> {
 #[derive(Clone, Debug)]
 pub struct Memory {
     ram: GuestRam,
-    base: Base,
 }
 
 impl Memory {
@@ -82,8 +82,8 @@ impl Memory {
     fn new() -> Self {
         let Some(used) = SPARE.take() else {
             let ram = GuestRam::reserve(MEMORY).expect("a little address space");
-            let base = Backing::Fresh.map(&ram).expect("a little memory");
-            return Self { ram, base };
+            Backing::Fresh.map(&ram).expect("a little memory");
+            return Self { ram };
         };
         for start in (0..MEMORY).step_by(PIECE) {
             used.guest().write_slice(&[0; PIECE], GuestAddress(start)).expect("in memory");
@@ -91,7 +91,7 @@ impl Memory {
         used
     }
 
-    fn guest(&self) -> &GuestMemoryMmap {
+    fn guest(&self) -> &GuestMemory {
         self.ram.guest()
     }
 
@@ -161,7 +161,7 @@ impl Device {
     /// # Errors
     /// As when a VM starts.
     pub fn balloon(config: &BalloonConfig, memory: &Memory) -> Result<Self> {
-        Balloon::new(config, memory.base.clone(), MEMORY >> 20).map(Self::new)
+        Balloon::new(config, MEMORY >> 20).map(Self::new)
     }
 }
 

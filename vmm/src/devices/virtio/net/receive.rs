@@ -14,8 +14,6 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use vm_memory::GuestMemoryMmap;
-
 use super::backend::Backend;
 use super::header::{self, Header};
 use super::pieces::Pieces;
@@ -24,6 +22,7 @@ use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::devices::virtio::{Broken, Io};
+use crate::memory::writes::GuestMemory;
 
 /// The queue.
 const QUEUE: usize = 0;
@@ -177,7 +176,9 @@ impl Receiver {
         let room = window.add_to(&mut into);
         self.spill.resize(SPILL, 0);
         into.own(&mut self.spill);
-        match backend.receive(into)? {
+        let received = backend.receive(into)?;
+        window.written(received.saturating_sub(header::LEN));
+        match received {
             0 => Err(ErrorKind::UnexpectedEof.into()),
             len => {
                 self.limiter.spend(len.saturating_sub(header::LEN) as u64);
@@ -241,7 +242,7 @@ impl Receiver {
 impl<'m> Window<'m> {
     /// Takes chains off the queue until there is room for `bytes`, or nothing left. Says whether there is room.
     fn widen(&mut self, bytes: usize, io: &mut Io<'m>) -> Result<bool, Broken> {
-        let ram: &'m GuestMemoryMmap = io.ram.guest();
+        let ram: &'m GuestMemory = io.ram.guest();
         let mergeable = io.features & feature::MRG_RXBUF != 0;
         while self.chains.is_empty() || self.room < bytes && mergeable {
             let Some(chain) = io.queues[QUEUE].pop(ram)? else { break };
@@ -279,6 +280,15 @@ impl<'m> Window<'m> {
     fn add_to(&self, into: &mut Pieces<'m>) -> usize {
         let fitting = self.chains.iter().take_while(|chain| into.guest(&chain.writable, 1));
         fitting.map(|chain| chain.writable.len()).sum()
+    }
+
+    /// The backend wrote so many bytes to it.
+    fn written(&self, mut count: usize) {
+        for chain in &self.chains {
+            let here = count.min(chain.writable.len());
+            chain.writable.written(here);
+            count -= here;
+        }
     }
 
     /// What a frame that was read left in the window.

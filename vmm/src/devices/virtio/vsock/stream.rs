@@ -16,11 +16,13 @@ const MOST_PIECES: usize = 1024;
 pub(super) fn read(stream: &UnixStream, to: &Buffers<'_>, most: usize) -> io::Result<usize> {
     let mut pieces = to.iovecs();
     shorten(&mut pieces, most);
-    uninterrupted(|| {
+    let read = uninterrupted(|| {
         // SAFETY: the pieces lie in guest memory, which is mapped for as long as `to` borrows it and belongs to nobody in
         // this process; the kernel writes there as a device would.
         unsafe { libc::readv(stream.as_raw_fd(), pieces.as_ptr(), pieces.len() as _) }
-    })
+    })?;
+    to.written(read);
+    Ok(read)
 }
 
 /// Sends from the front of `from`, as much as the socket takes.

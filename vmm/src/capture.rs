@@ -1,0 +1,142 @@
+//! A VM at one instant, for a snapshot or a fork: its state, and its memory as an immutable base plus pages. The VM runs but for
+//! a pause that does not grow with its memory.
+//!
+//! ```text
+//!   freeze ──> watch writes ──> copy the private pages ──> copy those written meanwhile ──┐ the guest runs
+//!                                                 ^────────── while they become fewer ────┤
+//!   ┌─────────────────────────────────────────────────────────────────────────────────────┘
+//!   └─> pause: copy the last of them, save the state ──> resume ──> (the base is written by whoever wants it)
+//! ```
+//!
+//! What is private is found in the page tables, before the pause; what is written from then on, in KVM's dirty log and among the
+//! writes of this process ([`crate::memory::writes`]). A page that is copied while it is written is copied again.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::control::RunState;
+use crate::error::{Error, Result};
+use crate::machine::{Machine, MachineState};
+use crate::memory::freeze::freeze;
+use crate::memory::pages::PageSet;
+use crate::memory::populated::private_pages;
+use crate::memory::ram::GuestRam;
+use crate::persist::Persist;
+use crate::vm::Vm;
+
+/// So many pages left are copied in a third of a millisecond, and as many would be left by another pass.
+const FEW: u64 = 256;
+/// A guest that writes faster than it can be copied is paused all the same.
+const MOST_PASSES: u32 = 12;
+
+/// The instant.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    /// What lies under guest memory. It never changes.
+    pub base: Arc<File>,
+    /// The pages that are not the base's.
+    pub pages: PageSet,
+    /// Their content, at their offsets.
+    pub copy: File,
+    /// All but memory.
+    pub state: MachineState,
+    /// What it was like.
+    pub course: Course,
+}
+
+/// How a capture went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Course {
+    /// How long the vCPUs stood still. Nothing for a VM that was paused before.
+    pub paused: Duration,
+    /// How often pages were copied while the guest ran.
+    pub passes: u32,
+    /// Pages that were not the base's.
+    pub private_pages: u64,
+    /// Pages that were copied in the pause.
+    pub pages_in_pause: u64,
+}
+
+/// Where pages are copied to.
+pub(crate) struct Target<'a> {
+    /// An empty file with room for all of the VM's memory.
+    pub file: File,
+    /// What the error is when it cannot be written.
+    pub failed: &'a dyn Fn(io::Error) -> Error,
+}
+
+/// Captures a VM. `in_pause` does what else belongs to the same instant. Nobody else captures it meanwhile.
+///
+/// # Errors
+/// The host refuses, or `in_pause` fails. The VM is as it was, and runs if it did.
+pub(crate) fn capture<T>(
+    vm: &Vm,
+    act: &'static str,
+    to: Target<'_>,
+    in_pause: impl FnOnce(&Machine) -> Result<T>,
+) -> Result<(Capture, T)> {
+    let ram = vm.on_machine(|machine| machine.shell().ram.clone());
+    freeze(&ram)?;
+    vm.on_machine(|machine| machine.shell().watch_writes())?;
+    let passes =
+        Passes { vm, ram: &ram, to: &to, pages: PageSet::none(ram.len()), course: Course::default() };
+    let done = passes.run(act, in_pause);
+    // If that fails, the log costs the guest a little and is begun anew the next time.
+    let ignored = vm.on_machine(|machine| machine.shell().ignore_writes());
+    let (pages, course, state, more) = done?;
+    ignored?;
+    Ok((Capture { base: ram.base().file, pages, copy: to.file, state, course }, more))
+}
+
+struct Passes<'a> {
+    vm: &'a Vm,
+    ram: &'a GuestRam,
+    to: &'a Target<'a>,
+    pages: PageSet,
+    course: Course,
+}
+
+impl Passes<'_> {
+    fn run<T>(
+        mut self,
+        act: &'static str,
+        in_pause: impl FnOnce(&Machine) -> Result<T>,
+    ) -> Result<(PageSet, Course, MachineState, T)> {
+        self.take(private_pages(self.ram)?)?;
+        let mut left = u64::MAX;
+        while self.vm.state() == RunState::Running && self.course.passes < MOST_PASSES {
+            let written = self.vm.on_machine(|machine| self.written(machine))?;
+            let count = written.len();
+            self.take(written)?;
+            self.course.passes += 1;
+            // No fewer than the last time: there is nothing to be won by another.
+            if count <= FEW || count >= left {
+                break;
+            }
+            left = count;
+        }
+        let ((state, more), paused) = self.vm.paused_for(act, |machine| {
+            let written = self.written(machine)?;
+            self.course.pages_in_pause = written.len();
+            self.take(written)?;
+            Ok((machine.save()?, in_pause(machine)?))
+        })?;
+        let private_pages = self.pages.len();
+        Ok((self.pages, Course { paused, private_pages, ..self.course }, state, more))
+    }
+
+    /// What was written since the last time.
+    fn written(&self, machine: &Machine) -> Result<PageSet> {
+        let mut pages = PageSet::none(self.ram.len());
+        machine.shell().take_dirty(&mut pages)?;
+        Ok(pages)
+    }
+
+    fn take(&mut self, pages: PageSet) -> Result<()> {
+        self.ram.copy_to(&pages, &self.to.file).map_err(self.to.failed)?;
+        self.pages.add_all(&pages);
+        Ok(())
+    }
+}

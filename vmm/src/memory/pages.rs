@@ -1,0 +1,122 @@
+//! A set of pages of a guest's RAM, by their offset in it.
+
+use std::ops::Range;
+
+use super::PAGE;
+
+/// Bits of a word.
+const WORD: u64 = u64::BITS as u64;
+
+/// The set: a bit a page, 32 KiB for each GiB of RAM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageSet {
+    words: Vec<u64>,
+}
+
+impl PageSet {
+    /// None of the pages of `bytes` of RAM.
+    #[must_use]
+    pub fn none(bytes: u64) -> Self {
+        Self { words: vec![0; bytes.div_ceil(PAGE * WORD) as usize] }
+    }
+
+    /// Adds the pages of whole words: `words` as KVM and the bitmaps of the VMM's own writes have them, a bit a page from the page
+    /// at `offset` on, which is a multiple of 64 pages.
+    pub fn add_words(&mut self, offset: u64, words: impl IntoIterator<Item = u64>) {
+        let first = (offset / PAGE / WORD) as usize;
+        self.words[first..].iter_mut().zip(words).for_each(|(word, more)| *word |= more);
+    }
+
+    /// Adds all pages that a range of offsets touches.
+    pub fn add(&mut self, range: Range<u64>) {
+        for page in range.start / PAGE..range.end.div_ceil(PAGE) {
+            self.words[(page / WORD) as usize] |= 1 << (page % WORD);
+        }
+    }
+
+    /// Adds those of another set of the same RAM.
+    pub fn add_all(&mut self, other: &Self) {
+        self.add_words(0, other.words.iter().copied());
+    }
+
+    /// Whether the page at `offset` is in it.
+    #[must_use]
+    pub fn has(&self, offset: u64) -> bool {
+        let page = offset / PAGE;
+        self.words[(page / WORD) as usize] & 1 << (page % WORD) != 0
+    }
+
+    /// Pages.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.words.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
+    /// Ranges of offsets, in order and apart.
+    pub fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut page = 0;
+        std::iter::from_fn(move || {
+            let start = self.next(page, true)?;
+            let end = self.next(start, false).unwrap_or(self.words.len() as u64 * WORD);
+            page = end;
+            Some(start * PAGE..end * PAGE)
+        })
+    }
+
+    /// The first page from `page` on that is in the set, or is not.
+    fn next(&self, page: u64, is_in: bool) -> Option<u64> {
+        let flip = if is_in { 0 } else { u64::MAX };
+        let mut at = (page / WORD) as usize;
+        let mut word = (self.words.get(at)? ^ flip) & u64::MAX << (page % WORD);
+        while word == 0 {
+            at += 1;
+            word = self.words.get(at)? ^ flip;
+        }
+        Some(at as u64 * WORD + u64::from(word.trailing_zeros()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_a_set(ranges in prop::collection::vec((0_u64..400, 1_u64..80), 0..12)) {
+            let mut set = PageSet::none(512 * PAGE);
+            let mut model = BTreeSet::new();
+            for (start, count) in ranges {
+                set.add(start * PAGE..(start + count) * PAGE);
+                model.extend(start..start + count);
+            }
+            prop_assert_eq!(set.len(), model.len() as u64);
+            prop_assert_eq!(set.is_empty(), model.is_empty());
+            let listed: Vec<u64> = set.runs().flat_map(|run| run.start / PAGE..run.end / PAGE).collect();
+            prop_assert_eq!(&listed, &model.iter().copied().collect::<Vec<_>>());
+            prop_assert!((0..512).all(|page| set.has(page * PAGE) == model.contains(&page)));
+            let apart = set.runs().zip(set.runs().skip(1)).all(|(one, next)| one.end < next.start);
+            prop_assert!(apart);
+            let mut twice = PageSet::none(512 * PAGE);
+            twice.add_all(&set);
+            prop_assert_eq!(twice, set);
+        }
+    }
+
+    #[test]
+    fn words_begin_where_their_region_does() {
+        let mut set = PageSet::none(256 * PAGE);
+        set.add_words(128 * PAGE, [1, 1 << 63]);
+        let runs: Vec<_> = set.runs().map(|run| run.start / PAGE..run.end / PAGE).collect();
+        assert_eq!(runs, [128..129, 255..256]);
+    }
+}
