@@ -25,6 +25,8 @@ pub mod net;
 pub mod queue;
 pub mod rng;
 #[cfg(test)]
+mod mirror;
+#[cfg(test)]
 pub(crate) mod testing;
 pub mod transport;
 pub mod vsock;

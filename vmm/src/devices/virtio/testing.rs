@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use vm_memory::{Bytes, GuestAddress};
 
+use super::mirror::Mirror;
 use super::transport::Transport;
 use super::{VirtioDevice, feature};
 use crate::devices::bus::BusDevice;
@@ -53,6 +54,7 @@ pub(crate) struct Driver {
     pub transport: Transport,
     queues: Vec<Ring>,
     next_buffer: u64,
+    mirror: Mirror,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -82,6 +84,7 @@ impl Driver {
     pub(crate) fn with_memory(device: Arc<Mutex<dyn VirtioDevice>>, ram: GuestRam, wanted: u64) -> Self {
         let mut driver = Self {
             transport: Transport::new("test", device, ram.clone()).unwrap(),
+            mirror: Mirror::new(&ram),
             ram,
             queues: Vec::new(),
             next_buffer: BUFFERS,
@@ -110,7 +113,7 @@ impl Driver {
                 break;
             }
             let base = RINGS + u64::from(queue) * RING_LEN;
-            self.ram.guest().write_slice(&[0; RING_LEN as usize], GuestAddress(base)).unwrap();
+            self.mirror.write(base, &[0; RING_LEN as usize]);
             self.set(0x38, size.into());
             for (register, address) in [(0x80, base), (0x90, base + 0x2000), (0xa0, base + 0x4000)] {
                 self.set(register, address as u32);
@@ -153,7 +156,7 @@ impl Driver {
             let address = self.buffer(len);
             let mut flags = if number + 1 < parts.len() { NEXT } else { 0 };
             match part {
-                Part::Out(bytes) => self.ram.guest().write_slice(bytes, GuestAddress(address)).unwrap(),
+                Part::Out(bytes) => self.mirror.write(address, bytes),
                 Part::In(_) => {
                     flags |= WRITE;
                     to_write.push((address, len));
@@ -181,22 +184,22 @@ impl Driver {
 
     /// Writes a descriptor, whatever is in it.
     pub(crate) fn describe(&self, queue: usize, index: u16, (at, len): (u64, u32), flags: u16, next: u16) {
-        let entry = GuestAddress(RINGS + queue as u64 * RING_LEN + u64::from(index) * 16);
+        let entry = RINGS + queue as u64 * RING_LEN + u64::from(index) * 16;
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&at.to_le_bytes());
         bytes[8..12].copy_from_slice(&len.to_le_bytes());
         bytes[12..14].copy_from_slice(&flags.to_le_bytes());
         bytes[14..].copy_from_slice(&next.to_le_bytes());
-        self.ram.guest().write_slice(&bytes, entry).unwrap();
+        self.mirror.write(entry, &bytes);
     }
 
     /// Makes the chain at `head` available, and notifies.
     pub(crate) fn offer(&mut self, queue: usize, head: u16) {
         let ring = &mut self.queues[queue];
         let base = RINGS + queue as u64 * RING_LEN + 0x2000;
-        let at = GuestAddress(base + 4 + 2 * u64::from(ring.available % ring.size));
+        let at = base + 4 + 2 * u64::from(ring.available % ring.size);
         ring.available = ring.available.wrapping_add(1);
-        self.ram.guest().write_obj(head, at).unwrap();
+        self.mirror.write(at, &head.to_le_bytes());
         let available = ring.available;
         self.jump(queue, available);
         self.set(0x50, queue as u32);
@@ -205,8 +208,7 @@ impl Driver {
     /// Sets the index of the available ring.
     pub(crate) fn jump(&self, queue: usize, available: u16) {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        let index = GuestAddress(RINGS + queue as u64 * RING_LEN + 0x2002);
-        self.ram.guest().write_obj(available, index).unwrap();
+        self.mirror.write(RINGS + queue as u64 * RING_LEN + 0x2002, &available.to_le_bytes());
     }
 
     /// The next chain that has come back, if one has.
@@ -270,5 +272,15 @@ impl Driver {
         transport.restore_blob("test", &state).unwrap();
         self.transport = transport;
         self.transport.go_on().unwrap();
+    }
+}
+
+/// What is true of every device: a snapshot that is taken while it works does not miss what it writes.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.transport.halt();
+            self.mirror.check();
+        }
     }
 }
