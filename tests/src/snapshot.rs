@@ -100,6 +100,22 @@ impl Snapshot {
         copy
     }
 
+    /// This diff and its base as one, beside it.
+    #[must_use]
+    pub fn merged(&self) -> Self {
+        let merged = Self::at(self.scratch.fresh("merged"), &self.scratch);
+        let words =
+            ["snapshot".as_ref(), "merge".as_ref(), self.directory.as_os_str(), merged.directory.as_os_str()];
+        Outcome::of(words).succeeded();
+        merged
+    }
+
+    /// The path of `memory.diff`.
+    #[must_use]
+    pub fn diff_path(&self) -> PathBuf {
+        self.directory.join("memory.diff")
+    }
+
     /// Removes it. Who was restored from it has what it needs open.
     ///
     /// # Panics

@@ -67,14 +67,14 @@ pub(crate) struct Target<'a> {
     pub failed: &'a dyn Fn(io::Error) -> Error,
 }
 
-/// Captures a VM. `in_pause` does what else belongs to the same instant. Nobody else captures it meanwhile.
+/// Captures a VM, and `also` those pages, private or not. `in_pause` does what else belongs to the same instant. Nobody else captures it meanwhile.
 ///
 /// # Errors
 /// The host refuses, or `in_pause` fails. The VM is as it was, and runs if it did.
 pub(crate) fn capture<T>(
     vm: &Vm,
     act: &'static str,
-    to: Target<'_>,
+    (to, also): (Target<'_>, &PageSet),
     in_pause: impl FnOnce(&Machine) -> Result<T>,
 ) -> Result<(Capture, T)> {
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
@@ -82,7 +82,7 @@ pub(crate) fn capture<T>(
     vm.on_machine(|machine| machine.shell().watch_writes())?;
     let passes =
         Passes { vm, ram: &ram, to: &to, pages: PageSet::none(ram.len()), course: Course::default() };
-    let done = passes.run(act, in_pause);
+    let done = passes.run(act, also, in_pause);
     // If that fails, the log costs the guest a little and is begun anew the next time.
     let ignored = vm.on_machine(|machine| machine.shell().ignore_writes());
     let (pages, course, state, more) = done?;
@@ -102,9 +102,12 @@ impl Passes<'_> {
     fn run<T>(
         mut self,
         act: &'static str,
+        also: &PageSet,
         in_pause: impl FnOnce(&Machine) -> Result<T>,
     ) -> Result<(PageSet, Course, MachineState, T)> {
-        self.take(private_pages(self.ram)?)?;
+        let mut private = private_pages(self.ram)?;
+        private.add_all(also);
+        self.take(private)?;
         let mut left = u64::MAX;
         while self.vm.state() == RunState::Running && self.course.passes < MOST_PASSES {
             let written = self.vm.on_machine(|machine| self.written(machine))?;

@@ -14,7 +14,8 @@ use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::shell::{FirstVcpu, Shell};
-use crate::snapshot::writer;
+use crate::snapshot::lineage::Lineage;
+use crate::snapshot::{SnapshotOptions, writer};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
@@ -28,8 +29,8 @@ pub struct Vm {
     serial: Arc<Mutex<Serial>>,
     /// The first vCPU, while it waits for a lent thread.
     lent_vcpu: Mutex<Option<LentVcpu>>,
-    /// Held by whoever captures it: one at a time. Taken before the machine.
-    capturing: Mutex<()>,
+    /// Held by whoever captures the VM: one at a time. Taken before the machine.
+    lineage: Mutex<Option<Lineage>>,
     /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
     machine: Mutex<Machine>,
 }
@@ -41,13 +42,13 @@ impl Vm {
         Builder::default()
     }
 
-    pub(crate) fn of(machine: Machine, config: VmConfig) -> Self {
+    pub(crate) fn of(machine: Machine, config: VmConfig, lineage: Option<Lineage>) -> Self {
         Self {
             config: Mutex::new(config),
             control: Arc::clone(&machine.shell().control),
             serial: Arc::clone(&machine.platform().serial),
             lent_vcpu: Mutex::new(machine.lent_vcpu()),
-            capturing: Mutex::default(),
+            lineage: Mutex::new(lineage),
             machine: Mutex::new(machine),
         }
     }
@@ -91,10 +92,20 @@ impl Vm {
     /// The snapshot exists already, the VM has ended, or the host refuses to write it; then nothing is left of the
     /// snapshot, and the VM goes on as it was.
     pub fn snapshot(&self, store: &Store, name: &str) -> Result<Course> {
-        let _one_at_a_time = lock(&self.capturing);
+        self.snapshot_with(store, name, &SnapshotOptions::default())
+    }
+
+    /// As [`Vm::snapshot`], in another way.
+    ///
+    /// # Errors
+    /// As [`Vm::snapshot`]; a diff is wanted and there is nothing that it could be relative to.
+    pub fn snapshot_with(&self, store: &Store, name: &str, options: &SnapshotOptions) -> Result<Course> {
+        let mut lineage = lock(&self.lineage);
         let dir = NewDir::begin(&store.path_of(name)?)?;
-        let course = writer::write(self, &dir)?;
+        let (course, base) = writer::write(self, lineage.as_ref(), options, &dir)?;
         dir.publish()?;
+        // Only now can a diff be relative to it.
+        *lineage = base.or(lineage.take());
         Ok(course)
     }
 
@@ -274,7 +285,7 @@ impl Builder {
         let shell = Shell::new(ram, config.vcpus, FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, &config.devices, console)?;
         machine.boot(&config)?;
-        let vm = Vm::of(machine, config);
+        let vm = Vm::of(machine, config, None);
         if !paused {
             vm.resume()?;
         }

@@ -19,6 +19,10 @@ pub(crate) struct Restore {
     #[command(flatten)]
     pub(super) overrides: OverrideArgs,
 
+    /// Let the guest stand still until a client of the API resumes it
+    #[arg(long, requires = "api_socket")]
+    pub(super) paused: bool,
+
     /// Serve the REST API at this unix socket
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: Option<PathBuf>,
@@ -27,11 +31,12 @@ pub(crate) struct Restore {
 impl Restore {
     /// A restore with nothing different.
     pub(super) fn of(dir: PathBuf, api_socket: Option<PathBuf>) -> Self {
-        Self { dir, overrides: OverrideArgs::default(), api_socket }
+        Self { dir, overrides: OverrideArgs::default(), paused: false, api_socket }
     }
 
     pub(crate) fn execute(self) -> Outcome {
         let session = Session::open(self.api_socket.as_deref())?;
-        session.run("restore a snapshot", || start::load(&self.dir, self.overrides.into(), true, true))
+        session
+            .run("restore a snapshot", || start::load(&self.dir, self.overrides.into(), !self.paused, true))
     }
 }

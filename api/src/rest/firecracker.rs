@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::overrides::NetOverride;
-use volt_vmm::{Error, RunState, Store};
+use volt_vmm::{Error, Kind, RunState, SnapshotOptions, Store};
 
 use super::body::Body;
 use super::error::Fault;
@@ -75,18 +75,17 @@ const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directo
                              memory too";
 
 async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> Done {
-    if request.snapshot_type == Some(SnapshotType::Diff) {
-        return Err(Fault::refused(
-            "snapshot_type: \"Diff\" is not supported; \"Full\" is, and is the default",
-        ));
-    }
     if request.mem_file_path.is_some() {
         return Err(Fault::refused(format!("mem_file_path: {ONE_DIRECTORY}")));
     }
     api.call(move |slot| {
         let vm = slot.vm("create a snapshot")?;
         let (store, name) = Store::split(&request.snapshot_path)?;
-        vm.snapshot(&store, &name)
+        let kind = match request.snapshot_type {
+            Some(SnapshotType::Diff) => Kind::Diff,
+            Some(SnapshotType::Full) | None => Kind::Full,
+        };
+        vm.snapshot_with(&store, &name, &SnapshotOptions { kind })
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
@@ -101,10 +100,12 @@ struct LoadSnapshot {
     resume_vm: bool,
     mem_file_path: Option<Value>,
     mem_backend: Option<Value>,
-    #[serde(default)]
-    enable_diff_snapshots: bool,
-    #[serde(default)]
-    track_dirty_pages: bool,
+    /// A diff can be taken of any VM: nothing has to be tracked for it beforehand.
+    #[serde(default, rename = "enable_diff_snapshots")]
+    _enable_diff_snapshots: bool,
+    /// The same by its newer name.
+    #[serde(default, rename = "track_dirty_pages")]
+    _track_dirty_pages: bool,
     #[serde(default)]
     network_overrides: Vec<NetworkOverride>,
     #[serde(default)]
@@ -150,14 +151,6 @@ async fn load_snapshot(State(api): State<Api>, Body(mut request): Body<LoadSnaps
     {
         if given {
             return Err(Fault::refused(format!("{field}: {ONE_DIRECTORY}")));
-        }
-    }
-    for (field, given) in [
-        ("enable_diff_snapshots", request.enable_diff_snapshots),
-        ("track_dirty_pages", request.track_dirty_pages),
-    ] {
-        if given {
-            return Err(Fault::refused(format!("{field}: not supported; leave it out")));
         }
     }
     api.refuse_after_configuration()?;
@@ -255,13 +248,11 @@ mod tests {
         api.refuses("PUT", "/snapshot/create", "", 400, "empty");
         api.refuses("PUT", "/snapshot/create", r#"{"snapshot_path":7}"#, 400, "invalid type");
         api.refuses("PATCH", "/vm", r#"{"state":"Asleep"}"#, 400, "unknown variant `Asleep`");
-        let diff = r#"{"snapshot_path":"/s","snapshot_type":"Diff"}"#;
-        api.refuses("PUT", "/snapshot/create", diff, 400, "snapshot_type");
+        let other = r#"{"snapshot_path":"/s","snapshot_type":"Half"}"#;
+        api.refuses("PUT", "/snapshot/create", other, 400, "unknown variant `Half`");
         let two = r#"{"snapshot_path":"/s","mem_file_path":"/m"}"#;
         api.refuses("PUT", "/snapshot/create", two, 400, "mem_file_path");
         api.refuses("PUT", "/snapshot/load", two, 400, "mem_file_path");
-        let tracking = r#"{"snapshot_path":"/s","track_dirty_pages":true}"#;
-        api.refuses("PUT", "/snapshot/load", tracking, 400, "track_dirty_pages");
         api.refuses("PUT", "/actions", r#"{"action_type":"SendCtrlAltDel"}"#, 400, "no keyboard");
     }
 

@@ -24,7 +24,7 @@ mod v1;
 
 use error::Fault;
 pub(crate) use error::FaultMessage;
-pub(crate) use firecracker::CreateSnapshot;
+pub(crate) use firecracker::{CreateSnapshot, SnapshotType};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 

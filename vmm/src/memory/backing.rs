@@ -8,6 +8,8 @@ use std::sync::Arc;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::PAGE;
+use super::pages::PageSet;
 use super::ram::{GuestRam, Region};
 use crate::error::{Error, Result};
 use crate::timing::step_done;
@@ -21,8 +23,25 @@ pub enum Backing {
     Private {
         /// The base, as long as guest memory is.
         base: Arc<File>,
+        /// Pages over it that are other than the base's.
+        pages: Option<OtherPages>,
     },
 }
+
+/// Pages that lie over a base.
+#[derive(Clone, Debug)]
+pub struct OtherPages {
+    /// Which.
+    pub pages: Arc<PageSet>,
+    /// Their content, at their offsets. It never changes.
+    pub file: Arc<File>,
+}
+
+/// Mappings beside those of the base that a VM may have. The kernel allows a process 65,530 unless told otherwise
+/// (Documentation/admin-guide/sysctl/vm.rst, `max_map_count`).
+const MOST_MAPPINGS: u32 = 4096;
+/// To map a run of fewer pages costs more than to copy it.
+const WORTH_MAPPING: u64 = 16 * PAGE;
 
 /// The file under a mapped RAM, and how far the guest's writes stay out of it.
 #[derive(Clone, Debug)]
@@ -48,9 +67,9 @@ impl Backing {
     /// # Errors
     /// The host refused the memory.
     pub fn map(self, ram: &GuestRam) -> Result<()> {
-        let base = match self {
-            Self::Fresh => Base { file: Arc::new(fresh(ram.len())?), private_to: 0 },
-            Self::Private { base } => Base { file: base, private_to: ram.len() },
+        let (base, pages) = match self {
+            Self::Fresh => (Base { file: Arc::new(fresh(ram.len())?), private_to: 0 }, None),
+            Self::Private { base, pages } => (Base { file: base, private_to: ram.len() }, pages),
         };
         let sharing = if base.private_to > 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
         for region in ram.regions() {
@@ -59,13 +78,30 @@ impl Backing {
                 prefer_huge_pages(ram, region);
             }
         }
+        pages.iter().try_for_each(|pages| lay_over(ram, pages))?;
         ram.change_base(|under| *under = Some(base));
         step_done("memory map");
         Ok(())
     }
 }
 
-/// Maps `base` over a part of one region, at the same offsets, in place of what is there. No child of this process gets it, and
+/// Maps long runs of pages, and copies the others.
+fn lay_over(ram: &GuestRam, OtherPages { pages, file }: &OtherPages) -> Result<()> {
+    // What is mapped in between splits a mapping in two.
+    let mut left = MOST_MAPPINGS / 2;
+    for run in pages.runs() {
+        if run.end - run.start >= WORTH_MAPPING && left > 0 {
+            left -= 1;
+            // A run may go on from one region to the next: they lie side by side here.
+            map(ram, run, file, MapFlags::PRIVATE)?;
+        } else {
+            ram.copy_from(run, file).map_err(|source| Error::host("read pages of guest memory", source))?;
+        }
+    }
+    Ok(())
+}
+
+/// Maps `base` over a part of memory, at the same offsets, in place of what is there. No child of this process gets it, and
 /// no core dump has it in it.
 pub(super) fn map(ram: &GuestRam, range: Range<u64>, base: &File, sharing: MapFlags) -> Result<()> {
     let len = range.end - range.start;
@@ -115,7 +151,7 @@ mod tests {
 
         let clones = [0, 1].map(|_| {
             let ram = GuestRam::reserve(8 << 20).unwrap();
-            Backing::Private { base: Arc::clone(&base.file) }.map(&ram).unwrap();
+            Backing::Private { base: Arc::clone(&base.file), pages: None }.map(&ram).unwrap();
             ram
         });
         clones[0].guest().write_obj(8u64, GuestAddress(0x5000)).unwrap();

@@ -39,6 +39,12 @@ impl PageSet {
         self.add_words(0, other.words.iter().copied());
     }
 
+    /// A bit a page.
+    #[must_use]
+    pub fn words(&self) -> &[u64] {
+        &self.words
+    }
+
     /// Whether the page at `offset` is in it.
     #[must_use]
     pub fn has(&self, offset: u64) -> bool {

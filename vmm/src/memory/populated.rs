@@ -96,7 +96,7 @@ mod tests {
         assert!(private_pages(&ram).unwrap().is_empty(), "nothing is private yet");
 
         let clone = GuestRam::reserve(8 << 20).unwrap();
-        Backing::Private { base: ram.base().file }.map(&clone).unwrap();
+        Backing::Private { base: ram.base().file, pages: None }.map(&clone).unwrap();
         clone.guest().read_obj::<u8>(GuestAddress(0x30_0000)).unwrap();
         for at in [0x10_1000, 0x10_2000, 0x70_0000] {
             clone.guest().write_obj(1u8, GuestAddress(at)).unwrap();

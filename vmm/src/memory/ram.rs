@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -232,6 +233,24 @@ impl GuestRam {
                         error => return Err(error),
                     },
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a range of offsets from a file, where it has the same. Nobody else uses them yet.
+    pub(super) fn copy_from(&self, range: Range<u64>, file: &File) -> io::Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let (start, len) = (self.host_address_of(at).cast(), (range.end - at) as usize);
+            // SAFETY: the kernel writes to the reservation, where nobody has Rust references to.
+            match unsafe { libc::pread(file.as_raw_fd(), start, len, at as libc::off_t) } {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                done @ 1.. => at += done.cast_unsigned() as u64,
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
             }
         }
         Ok(())

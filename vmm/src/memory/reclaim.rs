@@ -83,7 +83,7 @@ mod tests {
 
     fn clone_of(parent: &GuestRam) -> GuestRam {
         let ram = GuestRam::reserve(SIZE).unwrap();
-        Backing::Private { base: parent.base().file }.map(&ram).unwrap();
+        Backing::Private { base: parent.base().file, pages: None }.map(&ram).unwrap();
         ram
     }
 

@@ -13,6 +13,7 @@ use rustix::fs::OFlags;
 use crate::config::{Devices, FileRef};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
+use crate::sparse;
 use crate::store::dir::NewDir;
 
 fn name_of(id: &str) -> String {
@@ -34,6 +35,23 @@ pub fn save(machine: &Machine, dir: &NewDir) -> Result<Vec<(String, File)>> {
         }
     }
     Ok(copies)
+}
+
+/// Copies the layers of a snapshot's disks into another's directory.
+///
+/// # Errors
+/// One is missing, or the host refuses.
+pub fn copy(snapshot: &Path, devices: &Devices, dir: &NewDir) -> Result<()> {
+    for disk in devices.disks.iter().filter(|disk| disk.layer.is_some()) {
+        let name = name_of(&disk.id);
+        let path = snapshot.join(&name);
+        let from = File::open(&path).map_err(|source| Error::file("open", path.display(), source))?;
+        let to = dir.create(&name)?;
+        sparse::copy(&from, &to)
+            .and_then(|()| to.sync_all())
+            .map_err(|source| dir.failed_to_write(&name, source))?;
+    }
+    Ok(())
 }
 
 /// Fresh layers, until their VM has them. Dropped before [`Fresh::keep`], those that were made at a place are removed again.

@@ -8,6 +8,7 @@
 //! The first 27 bytes are compared literally; the CRC-64/ECMA-182 of every byte after them is checked before anything
 //! is used.
 
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crc::{CRC_64_ECMA_182, Crc, Table};
@@ -31,7 +32,7 @@ const DIGITS: usize = 16;
 const HEAD_LEN: usize = HEAD.len() + DIGITS + HEAD_END.len();
 
 /// 16 tables of 2 KiB: 2.5 GB/s, and nothing to set up at run time.
-static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_ECMA_182);
+pub(super) static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_ECMA_182);
 
 /// What a snapshot says about itself, readable without its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +50,36 @@ pub struct Metadata {
     pub volt_vmm: String,
     /// The host it was taken on.
     pub host: Host,
+    /// What memory is, of a snapshot that has all of it: 16 hex digits (see `snapshot::digest`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_digest: Option<String>,
+    /// What it lies over, if it is a diff.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<BaseSnapshot>,
+}
+
+/// The snapshot whose memory a diff is relative to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BaseSnapshot {
+    /// Its `memory_digest`.
+    pub memory_digest: String,
+    /// Where its directory was when the diff was taken. If it is not there any more, a directory of that name beside the diff's
+    /// is looked for.
+    pub path: PathBuf,
+}
+
+impl BaseSnapshot {
+    /// Of the snapshot at `path`.
+    pub(crate) fn new(digest: u64, path: &Path) -> Self {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        Self { memory_digest: format!("{digest:016x}"), path }
+    }
+
+    /// The digest; 0 where it is none, which no memory has that anything was written to.
+    pub(crate) fn digest(&self) -> u64 {
+        u64::from_str_radix(&self.memory_digest, 16).unwrap_or(0)
+    }
 }
 
 impl Metadata {
@@ -61,6 +92,8 @@ impl Metadata {
             vcpus: config.vcpus,
             volt_vmm: env!("CARGO_PKG_VERSION").to_owned(),
             host: Host::this(),
+            memory_digest: None,
+            base: None,
         })
     }
 }

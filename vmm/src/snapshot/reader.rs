@@ -6,14 +6,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{MEMORY_FILE, Metadata, STATE_FILE, layers, manifest};
+use super::lineage::Lineage;
+use super::{BaseSnapshot, DIFF_FILE, MEMORY_FILE, Metadata, STATE_FILE, diff, layers, manifest};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::kvm::host::Host;
 use crate::kvm::{self, cpuid};
 use crate::machine::{Machine, MachineState};
-use crate::memory::backing::Backing;
+use crate::memory::backing::{Backing, OtherPages};
+use crate::memory::pages::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use crate::shell::{FirstVcpu, Shell};
@@ -33,6 +35,9 @@ pub struct Snapshot {
     config: VmConfig,
     machine: MachineState,
     memory: Arc<File>,
+    /// Those of a diff.
+    pages: Option<OtherPages>,
+    lineage: Option<Lineage>,
 }
 
 /// How a VM is to come back.
@@ -78,8 +83,8 @@ impl Snapshot {
         if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
             return Err(Error::snapshot(state_path, "contradicts itself about memory or vCPUs"));
         }
-        let memory = open_memory(&path, metadata.memory_bytes)?;
-        let snapshot = Self { path, metadata, config, machine, memory: Arc::new(memory) };
+        let (memory, pages, lineage) = open_memory(&path, &metadata)?;
+        let snapshot = Self { path, metadata, config, machine, memory: Arc::new(memory), pages, lineage };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
@@ -89,6 +94,21 @@ impl Snapshot {
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// Its directory.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All but memory.
+    pub(super) fn machine(&self) -> &MachineState {
+        &self.machine
+    }
+
+    /// The file of its memory, and the pages over it if it is a diff.
+    pub(super) fn memory(&self) -> (&File, Option<&OtherPages>) {
+        (&self.memory, self.pages.as_ref())
     }
 
     /// What its VM was made from.
@@ -116,7 +136,7 @@ impl Snapshot {
         options.overrides.apply(&mut config.devices)?;
         let layers = layers::bring(&self.path, &mut config.devices, &placed)?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
-        Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
+        Backing::Private { base: Arc::clone(&self.memory), pages: self.pages.clone() }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, config.vcpus, first)?;
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
@@ -125,7 +145,7 @@ impl Snapshot {
             source: Box::new(source),
         })?;
         layers.keep();
-        let vm = Vm::of(machine, config);
+        let vm = Vm::of(machine, config, self.lineage.clone());
         if options.resume {
             vm.resume()?;
             step_done("resume");
@@ -161,7 +181,29 @@ fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn open_memory(snapshot: &Path, len: u64) -> Result<File> {
+/// The base of the memory of a snapshot, the pages over it if it is a diff, and what a diff of its VM is relative to.
+fn open_memory(snapshot: &Path, metadata: &Metadata) -> Result<(File, Option<OtherPages>, Option<Lineage>)> {
+    let len = metadata.memory_bytes;
+    let Some(base) = &metadata.base else {
+        let digest = metadata.memory_digest.as_ref();
+        let lineage = digest.map(|digest| Lineage {
+            base: BaseSnapshot { memory_digest: digest.clone(), path: absolute(snapshot) },
+            apart: Arc::new(PageSet::none(len)),
+        });
+        return Ok((open_whole(snapshot, len)?, None, lineage));
+    };
+    let base = find_base(snapshot, base)?;
+    let path = snapshot.join(DIFF_FILE);
+    let (file, _) = open_regular(snapshot, &path)?;
+    let pages = diff::read(&file, len, base.digest())
+        .map_err(|source| Error::file("read", path.display(), source))?
+        .map_err(|problem| Error::snapshot(&path, problem))?;
+    let (pages, memory) = (Arc::new(pages), open_whole(&base.path, len)?);
+    let over = OtherPages { pages: Arc::clone(&pages), file: Arc::new(file) };
+    Ok((memory, Some(over), Some(Lineage { base, apart: pages })))
+}
+
+fn open_whole(snapshot: &Path, len: u64) -> Result<File> {
     let path = snapshot.join(MEMORY_FILE);
     let (file, found) = open_regular(snapshot, &path)?;
     if found != len {
@@ -169,6 +211,39 @@ fn open_memory(snapshot: &Path, len: u64) -> Result<File> {
         return Err(Error::snapshot(path, problem));
     }
     Ok(file)
+}
+
+/// A diff's base, where it was or beside the diff.
+fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<BaseSnapshot> {
+    let beside = || Some(snapshot.parent()?.join(wanted.path.file_name()?));
+    let is_there = |path: &Path| path.join(STATE_FILE).exists();
+    let path = Some(wanted.path.clone())
+        .filter(|path| is_there(path))
+        .or_else(|| beside().filter(|path| is_there(path)));
+    let path = path.ok_or_else(|| {
+        Error::snapshot(snapshot, format!("is a diff, and its base {} is not there", wanted.path.display()))
+    })?;
+    let state_path = path.join(STATE_FILE);
+    let file = read_state(&path, &state_path)?;
+    let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
+    match manifest.metadata.memory_digest {
+        Some(digest) if digest == wanted.memory_digest => {
+            Ok(BaseSnapshot { memory_digest: digest, path: absolute(&path) })
+        }
+        other => {
+            let found = other.unwrap_or_else(|| "none".to_owned());
+            let problem = format!(
+                "is a diff over memory with digest {}; {} has {found}",
+                wanted.memory_digest,
+                path.display()
+            );
+            Err(Error::snapshot(snapshot, problem))
+        }
+    }
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited for.

@@ -46,11 +46,21 @@ impl NewDir {
     /// The file system refuses it.
     pub fn create(&self, name: &str) -> Result<File> {
         OpenOptions::new()
+            .read(true)
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(self.temporary.join(name))
             .map_err(|source| Error::file("create", self.place.join(name).display(), source))
+    }
+
+    /// Gives a file in it another name.
+    ///
+    /// # Errors
+    /// The file system refuses it.
+    pub fn rename(&self, from: &str, to: &str) -> Result<()> {
+        let (there, here) = (self.temporary.join(from), self.temporary.join(to));
+        fs::rename(there, here).map_err(|source| self.failed_to_write(to, source))
     }
 
     /// The error of a file in it that could not be written.

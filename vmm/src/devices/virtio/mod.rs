@@ -21,11 +21,11 @@ pub mod fuzzing;
 pub mod interrupt;
 pub mod limiter;
 pub mod listener;
+#[cfg(test)]
+mod mirror;
 pub mod net;
 pub mod queue;
 pub mod rng;
-#[cfg(test)]
-mod mirror;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod transport;

@@ -143,7 +143,7 @@ fn a_clone_gets_its_bases_pages_back_and_its_sibling_keeps_its_own() {
     original.guest().write_obj(77u64, GuestAddress(FREE)).unwrap();
     let mut clones = [0, 1].map(|_| {
         let ram = GuestRam::reserve(MEMORY).unwrap();
-        Backing::Private { base: original.base().file }.map(&ram).unwrap();
+        Backing::Private { base: original.base().file, pages: None }.map(&ram).unwrap();
         Guest::in_memory(&all(), !EVENT_IDX, ram)
     });
     clones[0].inflate(&[pfn(FREE), pfn(FREE) + 1]);

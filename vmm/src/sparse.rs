@@ -12,7 +12,7 @@ use rustix::io::Errno;
 const STEP: usize = 1 << 20;
 
 /// Makes an empty file a copy of another.
-pub fn whole(from: &File, to: &File) -> io::Result<()> {
+pub fn copy(from: &File, to: &File) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
@@ -22,7 +22,7 @@ pub fn whole(from: &File, to: &File) -> io::Result<()> {
 }
 
 /// Makes a stretch of a file what it is in another. Both have it.
-pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
+pub fn copy_stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(to, punch, at.start, at.end - at.start)?;
     data(from, to, at)
@@ -69,24 +69,24 @@ fn bytes(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use super::super::testing::Dir;
+    use rustix::fs::{Mode, OFlags};
+
     use super::*;
 
-    fn files(dir: &Dir) -> [File; 2] {
-        ["from", "to"].map(|name| {
-            let path = dir.file(name, b"");
-            File::options().read(true).write(true).open(path).unwrap()
+    fn files() -> [File; 2] {
+        [(), ()].map(|()| {
+            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            rustix::fs::open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap().into()
         })
     }
 
     #[test]
     fn a_copy_has_the_data_and_the_holes() {
-        let dir = Dir::new();
-        let [from, to] = files(&dir);
+        let [from, to] = files();
         from.set_len(64 << 20).unwrap();
         from.write_all_at(b"near the start", 8192).unwrap();
         from.write_all_at(&[9; 3 << 20], 30 << 20).unwrap();
-        whole(&from, &to).unwrap();
+        copy(&from, &to).unwrap();
         let mut found = vec![0; 3 << 20];
         to.read_exact_at(&mut found, 30 << 20).unwrap();
         assert!(found.iter().all(|byte| *byte == 9));
@@ -99,13 +99,12 @@ mod tests {
 
     #[test]
     fn a_stretch_takes_its_holes_along_and_nothing_beside_it() {
-        let dir = Dir::new();
-        let [from, to] = files(&dir);
+        let [from, to] = files();
         from.set_len(4 << 20).unwrap();
         from.write_all_at(&[1; 4096], 2 << 20).unwrap();
         from.write_all_at(&[1; 4096], 3 << 20).unwrap();
         to.write_all_at(&[2; 4 << 20], 0).unwrap();
-        stretch(&from, &to, 1 << 20..3 << 20).unwrap();
+        copy_stretch(&from, &to, 1 << 20..3 << 20).unwrap();
         let mut expected = vec![2; 4 << 20];
         expected[1 << 20..3 << 20].fill(0);
         expected[2 << 20..][..4096].fill(1);

@@ -1,0 +1,138 @@
+//! `memory.diff`: the pages of a guest's memory that are not those of a base.
+//!
+//! ```text
+//!   0                                     memory length
+//!   pages, each at its offset, else holes | a bit for each page | trailer
+//! ```
+//!
+//! The pages lie as they do in a base, so that both are mapped alike. Which there are says the bitmap: a page of zeros may be a hole.
+//! The trailer is the CRC-64/ECMA-182 of the bitmap, then what the diff is for: memory's length and the base's digest; then a magic,
+//! all of 64 bits, little-endian.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::manifest::CRC;
+use crate::memory::PAGE;
+use crate::memory::pages::PageSet;
+
+const MAGIC: &[u8; 8] = b"VOLTDIFF";
+const TRAILER: usize = 4 * 8;
+
+/// Bytes of the bitmap.
+fn bitmap_len(memory: u64) -> u64 {
+    memory.div_ceil(PAGE * 64) * 8
+}
+
+/// Adds what stands behind the pages. They are there, and the file is as long as memory.
+///
+/// # Errors
+/// The file system refuses.
+pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet) -> io::Result<()> {
+    let mut end: Vec<u8> = pages.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+    let crc = checksum(&end, memory, base);
+    for word in [crc, memory, base] {
+        end.extend(word.to_le_bytes());
+    }
+    end.extend(MAGIC);
+    file.write_all_at(&end, memory)
+}
+
+/// Which pages a diff of `memory` bytes has over the base with this digest. `Err` in the result says what is wrong with it.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<PageSet, String>> {
+    let bitmap = bitmap_len(memory) as usize;
+    let found = file.metadata()?.len();
+    let right = memory + (bitmap + TRAILER) as u64;
+    if found != right {
+        return Ok(Err(format!("is {found} bytes long, not {right}")));
+    }
+    let mut end = vec![0; bitmap + TRAILER];
+    file.read_exact_at(&mut end, memory)?;
+    let (words, trailer) = end.split_at(bitmap);
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    if &trailer[24..] != MAGIC {
+        return Ok(Err("does not end like a diff".to_owned()));
+    }
+    let (of_memory, of_base) = (word(&trailer[8..16]), word(&trailer[16..24]));
+    if word(&trailer[..8]) != checksum(words, of_memory, of_base) {
+        return Ok(Err("has a damaged list of pages".to_owned()));
+    }
+    if (of_memory, of_base) != (memory, base) {
+        let problem = format!(
+            "is for a base of {of_memory} bytes with digest {of_base:016x}, not for one of {memory} with {base:016x}"
+        );
+        return Ok(Err(problem));
+    }
+    let mut pages = PageSet::none(memory);
+    pages.add_words(0, words.chunks_exact(8).map(word));
+    match pages.runs().last() {
+        Some(run) if run.end > memory => Ok(Err("has pages beyond the end of memory".to_owned())),
+        _ => Ok(Ok(pages)),
+    }
+}
+
+fn checksum(words: &[u8], memory: u64, base: u64) -> u64 {
+    let mut digest = CRC.digest();
+    digest.update(words);
+    digest.update(&memory.to_le_bytes());
+    digest.update(&base.to_le_bytes());
+    digest.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORY: u64 = 300 * PAGE;
+
+    fn diff(pages: &PageSet) -> File {
+        let file = File::from(rustix::fs::memfd_create("diff", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        finish(&file, MEMORY, 7, pages).unwrap();
+        file
+    }
+
+    #[test]
+    fn it_has_what_it_was_given() {
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(PAGE..3 * PAGE);
+        pages.add(299 * PAGE..300 * PAGE);
+        assert_eq!(read(&diff(&pages), MEMORY, 7).unwrap(), Ok(pages));
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_cut_is_noticed() {
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(5 * PAGE..9 * PAGE);
+        let file = diff(&pages);
+        let len = file.metadata().unwrap().len();
+        for at in MEMORY..len {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+            assert!(read(&file, MEMORY, 7).unwrap().is_err(), "{at}");
+            file.write_all_at(&byte, at).unwrap();
+        }
+        assert!(read(&file, MEMORY, 7).unwrap().is_ok());
+        for cut in [0, 1, MEMORY, len - 1] {
+            diff(&pages).set_len(cut).unwrap();
+            let file = diff(&pages);
+            file.set_len(cut).unwrap();
+            assert!(read(&file, MEMORY, 7).unwrap().is_err(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn it_is_for_one_base_and_within_memory() {
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(0..PAGE);
+        let problem = read(&diff(&pages), MEMORY, 8).unwrap().unwrap_err();
+        assert!(problem.contains("digest 0000000000000007, not for one of"), "{problem}");
+        pages.add(300 * PAGE..301 * PAGE);
+        let problem = read(&diff(&pages), MEMORY, 7).unwrap().unwrap_err();
+        assert_eq!(problem, "has pages beyond the end of memory");
+    }
+}
