@@ -40,7 +40,7 @@ pub mod timing;
 pub mod vm;
 pub mod vm_devices;
 
-pub use config::{BootConfig, FileRef, VmConfig, parse_memory_mib};
+pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;
 pub use control::{Ending, RunState};
 #[cfg(feature = "fuzzing")]

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use kvm_ioctls::Kvm;
 
+use crate::config::IrqchipKind;
 use crate::control::Control;
 use crate::cpu::VcpuThread;
 use crate::error::Result;
@@ -33,6 +34,7 @@ pub enum FirstVcpu {
 pub struct Shell {
     pub(crate) kvm: Arc<Kvm>,
     pub(crate) vm: VmHandle,
+    pub(crate) irqchip: IrqchipKind,
     pub(crate) control: Arc<Control>,
     pub(crate) vcpus: Vec<VcpuThread>,
     // Last: KVM's memory slots point into it.
@@ -40,12 +42,12 @@ pub struct Shell {
 }
 
 impl Shell {
-    /// Makes one with `vcpus` vCPUs over `ram`.
+    /// Makes one with `vcpus` vCPUs and such an irqchip over `ram`.
     ///
     /// # Errors
     /// `/dev/kvm` cannot be used, or the host refuses memory, a vCPU or a thread.
     #[allow(unsafe_code)]
-    pub fn new(ram: GuestRam, vcpus: u8, first: FirstVcpu) -> Result<Self> {
+    pub fn new(ram: GuestRam, vcpus: u8, irqchip: IrqchipKind, first: FirstVcpu) -> Result<Self> {
         let kvm = Arc::new(kvm::open()?);
         let vm = VmHandle::create(&kvm)?;
         step_done("VM create");
@@ -54,10 +56,13 @@ impl Shell {
             unsafe { vm.add_slot(slot, region.gpa, ram.host_address(region), region.len) }?;
         }
         step_done("memory register");
-        vm.create_irqchip()?;
+        match irqchip {
+            IrqchipKind::Kernel => vm.create_irqchip()?,
+            IrqchipKind::Split => vm.split_irqchip()?,
+        }
         step_done("irqchip create");
         // From here on an early return drops a whole shell, which tells its threads to return.
-        let mut shell = Self { kvm, vm, control: Control::new(), vcpus: Vec::new(), ram };
+        let mut shell = Self { kvm, vm, irqchip, control: Control::new(), vcpus: Vec::new(), ram };
         for id in 0..vcpus {
             let mut thread = VcpuThread::parked(Vcpu::create(&shell.kvm, &shell.vm, id)?)?;
             if id > 0 || first == FirstVcpu::OwnThread {
@@ -66,8 +71,10 @@ impl Shell {
             shell.vcpus.push(thread);
         }
         step_done("vCPU create");
-        shell.vm.create_pit()?;
-        step_done("PIT create");
+        if irqchip == IrqchipKind::Kernel {
+            shell.vm.create_pit()?;
+            step_done("PIT create");
+        }
         Ok(shell)
     }
 }

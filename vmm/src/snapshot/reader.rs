@@ -118,7 +118,7 @@ impl Snapshot {
         let ram = GuestRam::reserve(config.memory_bytes())?;
         let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
-        let shell = Shell::new(ram, config.vcpus, first)?;
+        let shell = Shell::new(ram, config.vcpus, config.irqchip, first)?;
         let mut machine = Machine::new(shell, &config.devices, base, options.console)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
