@@ -11,6 +11,7 @@ mod balloon;
 mod console_input;
 mod disk;
 mod endings;
+mod irqchip;
 mod library;
 mod net;
 mod on_disk;
