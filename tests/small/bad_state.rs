@@ -3,7 +3,7 @@
 use std::fs;
 
 use volt_tests::state_file::{HEAD, sealed_text};
-use volt_tests::{Guest, Snapshot, needs};
+use volt_tests::{Boot, Guest, Snapshot, needs};
 use volt_vmm::Store;
 
 fn snapshot() -> Snapshot {
@@ -124,7 +124,9 @@ fn what_has_a_right_checksum_but_no_sense() {
 #[test]
 fn parts_that_contradict_each_other() {
     needs!(kvm);
-    let whole = snapshot();
+    let mut guest = Boot::small("count").irqchip("kernel").start();
+    guest.wait_for("count");
+    let whole = guest.snapshot();
     let refused = |change: &dyn Fn(&mut serde_json::Value), words: &[&str]| {
         let copy = whole.copy();
         copy.edit(change);

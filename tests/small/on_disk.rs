@@ -43,7 +43,7 @@ fn state_json_is_json_that_says_what_it_is() {
 #[test]
 fn registers_are_readable_and_blobs_are_base64() {
     needs!(kvm);
-    let mut guest = Guest::boot("special");
+    let mut guest = Boot::small("special").irqchip("kernel").start();
     guest.next_number("round");
     let state = guest.snapshot().state();
     let vcpu = &state["machine"]["vcpus"][0];

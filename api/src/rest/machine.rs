@@ -228,7 +228,8 @@ mod tests {
         let api = Serving::start();
         let boot = r#"{"kernel_image_path":"/k","boot_args":"quiet"}"#;
         assert_eq!(api.ask("PUT", "/boot-source", boot).0, 204);
-        let machine = r#"{"vcpu_count":4,"mem_size_mib":512,"smt":false,"cpu_template":"None","irqchip":"split"}"#;
+        let machine =
+            r#"{"vcpu_count":4,"mem_size_mib":512,"smt":false,"cpu_template":"None","irqchip":"split"}"#;
         assert_eq!(api.ask("PUT", "/machine-config", machine).0, 204);
         assert_eq!(api.ask("PATCH", "/machine-config", r#"{"vcpu_count":2}"#).0, 204);
         let (_, found) = api.ask("GET", "/machine-config", "");

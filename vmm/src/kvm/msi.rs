@@ -36,7 +36,8 @@ impl VmHandle {
     /// 4.52 and 5, `KVM_EXIT_IOAPIC_EOI`). Those of before are forgotten.
     pub fn watch_ends(&self, messages: &[(u32, Message)]) -> Result<()> {
         let entries: Vec<_> = messages.iter().map(|&(pin, message)| route(pin, message)).collect();
-        let routing = KvmIrqRouting::from_entries(&entries).expect("an IOAPIC has fewer pins than KVM has routes");
+        let routing =
+            KvmIrqRouting::from_entries(&entries).expect("an IOAPIC has fewer pins than KVM has routes");
         self.fd().set_gsi_routing(&routing).or_refused("KVM_SET_GSI_ROUTING")
     }
 }

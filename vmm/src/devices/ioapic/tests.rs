@@ -172,7 +172,8 @@ enum Act {
 fn act() -> impl Strategy<Value = Act> {
     let offset = prop_oneof![Just(0), Just(0x10), Just(0x40), any::<u64>()];
     // Values that select pins, few vectors, and the bits that matter.
-    let value = prop_oneof![0..0x45u32, (0..4u32, any::<u32>()).prop_map(|(vector, bits)| bits & !0xff | vector)];
+    let value =
+        prop_oneof![0..0x45u32, (0..4u32, any::<u32>()).prop_map(|(vector, bits)| bits & !0xff | vector)];
     prop_oneof![
         4 => (offset, value).prop_map(|(offset, value)| Act::Write(offset, value)),
         2 => (0..26u32).prop_map(Act::Pulse),
