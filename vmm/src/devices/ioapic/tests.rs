@@ -110,6 +110,9 @@ fn an_edge_triggered_pin_waits_for_nothing() {
     }
 }
 
+/// A way for a guest to end an interrupt.
+type End = fn(&mut Registers);
+
 #[test]
 fn a_level_triggered_pin_waits_for_the_end() {
     let mut registers = Registers::default();
@@ -117,7 +120,7 @@ fn a_level_triggered_pin_waits_for_the_end() {
     write(&mut registers, low(5), 0x31 | LEVEL);
     write(&mut registers, low(6), 0x32 | LEVEL | MASKED);
     assert_eq!(registers.level_triggered(), [(5, message(0xc031)), (6, message(0xc032))]);
-    let ends: [(&str, fn(&mut Registers)); 3] = [
+    let ends: [(&str, End); 3] = [
         ("a local APIC's end of interrupt", |registers| registers.end_of_interrupt(0x31)),
         ("its own register", |registers| registers.write(0x40, 0x31)),
         ("a moment as an edge-triggered one", |registers| {

@@ -112,7 +112,8 @@ impl Interrupt {
     }
 
     fn signal(&self) {
-        if !self.pin.as_ref().is_some_and(|pin| lock(pin).pulse().is_ok()) {
+        let raised = self.pin.as_ref().is_some_and(|pin| lock(pin).pulse().is_ok());
+        if !raised {
             // Fails only when 2^64 - 2 signals are waiting to be read, and then one more changes nothing.
             let _ = self.line.write(1);
         }
