@@ -8,8 +8,8 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::OrRefused;
 use super::msi::IO_APIC_PINS;
+use super::{OrRefused, refused};
 use crate::error::Result;
 
 /// Three pages below 4 GiB for Intel's real-mode emulation, in the hole where no RAM is (KVM API, section 4.13).
@@ -74,7 +74,7 @@ impl VmHandle {
     /// interrupt is never on its way while the irqchip is being saved.
     pub fn pulse(&self, gsi: u32) -> Result<()> {
         let raised = self.fd.set_irq_line(gsi, true).and_then(|()| self.fd.set_irq_line(gsi, false));
-        raised.or_refused(&format!("KVM_IRQ_LINE of interrupt line {gsi}"))
+        raised.map_err(|error| refused(&format!("KVM_IRQ_LINE of interrupt line {gsi}"), error))
     }
 
     /// Has KVM interrupt on `gsi` whenever the eventfd is written (KVM API, section 4.75).
