@@ -68,7 +68,7 @@ fn one_of_many(irqchip: IrqchipKind, wait: &PipeReader, say: &PipeWriter) -> Res
 /// # Errors
 /// It cannot make its VM.
 pub fn be_one_of_many(irqchip: IrqchipKind) -> Result<()> {
-    let machine = Machine::make(&Kvm::new().or_say("open /dev/kvm")?, irqchip, 1)?;
+    let machine = Machine::make(&Kvm::new().or_say("open /dev/kvm")?, irqchip, 1, 0)?;
     let mut stdout = io::stdout();
     stdout.write_all(b".").and_then(|()| stdout.flush()).or_say("say that it is ready")?;
     let _ = io::stdin().read(&mut [0]).or_say("wait")?;
@@ -79,7 +79,7 @@ pub fn be_one_of_many(irqchip: IrqchipKind) -> Result<()> {
 /// All in this process, each closed by a thread of its own.
 fn threads(irqchip: IrqchipKind, vms: usize) -> Result<Duration> {
     let kvm = Kvm::new().or_say("open /dev/kvm")?;
-    let machines = (0..vms).map(|_| Machine::make(&kvm, irqchip, 1)).collect::<Result<Vec<_>>>()?;
+    let machines = (0..vms).map(|_| Machine::make(&kvm, irqchip, 1, 0)).collect::<Result<Vec<_>>>()?;
     let barrier = Barrier::new(vms + 1);
     let start = thread::scope(|scope| {
         for machine in machines {

@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config, kvm_userspace_memory_region,
 };
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use volt_benches::{OrSay, Result};
 use volt_vmm::IrqchipKind;
 
@@ -14,6 +15,9 @@ const MEMORY: usize = 128 << 20;
 const TSS_ADDRESS: usize = 0xfffb_d000;
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 const PINS: u64 = 24;
+/// Where virtio devices lie.
+const FIRST_DEVICE: u64 = 0xd000_0000;
+const DEVICE_LEN: u64 = 0x1000;
 
 /// The VM. Dropped, it is closed.
 #[derive(Debug)]
@@ -21,14 +25,15 @@ pub struct Machine {
     // Before the VM's own descriptor.
     _vcpus: Vec<VcpuFd>,
     _vm: VmFd,
+    _notifications: Vec<EventFd>,
 }
 
 impl Machine {
-    /// Makes one.
+    /// Makes one, with so many vCPUs and ioeventfds. A virtio device takes one of those for its driver's notifications.
     ///
     /// # Errors
     /// KVM refuses.
-    pub fn make(kvm: &Kvm, irqchip: IrqchipKind, vcpus: u8) -> Result<Self> {
+    pub fn make(kvm: &Kvm, irqchip: IrqchipKind, vcpus: u8, ioeventfds: u64) -> Result<Self> {
         let vm = kvm.create_vm().or_say("create a VM")?;
         vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).or_say("set the identity map's address")?;
         vm.set_tss_address(TSS_ADDRESS).or_say("set the TSS's address")?;
@@ -55,8 +60,16 @@ impl Machine {
             let pit = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
             vm.create_pit2(pit).or_say("create the PIT")?;
         }
-        Ok(Self { _vcpus: vcpus, _vm: vm })
+        let notifications = (0..ioeventfds).map(|number| notification(&vm, number)).collect::<Result<_>>()?;
+        Ok(Self { _vcpus: vcpus, _vm: vm, _notifications: notifications })
     }
+}
+
+fn notification(vm: &VmFd, number: u64) -> Result<EventFd> {
+    let eventfd = EventFd::new(EFD_NONBLOCK).or_say("make an eventfd")?;
+    let at = IoEventAddress::Mmio(FIRST_DEVICE + number * DEVICE_LEN);
+    vm.register_ioevent(&eventfd, &at, NoDatamatch).or_say("register an ioeventfd")?;
+    Ok(eventfd)
 }
 
 /// Guest memory that no guest ever touches: one for all VMs of this process, so that closing one unmaps nothing.

@@ -45,7 +45,7 @@ fn it_is_snapshotted_and_goes_on_with_1_and_2_vcpus() {
             guest.order("count");
             guest.order("random");
             guest.next_number("count");
-            for _ in 0..3 {
+            for _ in 0..2 {
                 let said = guest.paused_in_whole_lines();
                 let snapshot = guest.snapshot();
                 assert_eq!(snapshot.state()["config"]["irqchip"], irqchip);
@@ -56,7 +56,7 @@ fn it_is_snapshotted_and_goes_on_with_1_and_2_vcpus() {
                 }
                 // The serial port and a virtio device interrupt.
                 let before = ["ttyS0", "virtio0"].map(|device| interrupts(&mut guest, device));
-                for _ in 0..40 {
+                for _ in 0..20 {
                     guest.order("random");
                 }
                 let after = ["ttyS0", "virtio0"].map(|device| interrupts(&mut guest, device));
@@ -86,7 +86,7 @@ fn an_interrupt_can_be_moved_to_another_processor() {
         for processor in ["1", "0", "1"] {
             guest.order(&format!("write /proc/irq/{number}/smp_affinity_list {processor}"));
             guest = guest.snapshot().restore();
-            for _ in 0..40 {
+            for _ in 0..20 {
                 guest.order("random");
             }
             let effective = guest.order(&format!("read /proc/irq/{number}/effective_affinity_list"));
