@@ -44,7 +44,7 @@ fn run(options: &Options) -> Result<()> {
     }
     println!("An empty VM, one at a time, by KVM's calls in volt-vmm's order (128 MiB):\n");
     println!("{}", single::measure(&options.vcpus, options.runs, pause)?);
-    println!("The library: Snapshot::restore until it returns, the guest running, and the drop of the Vm:\n");
+    println!("The library: Snapshot::restore until the first byte of its guest, and the drop of the Vm:\n");
     println!("{}", library::measure(&options.vcpus, options.runs, pause)?);
     println!("{} VMs of 1 vCPU, closed at once, until the last is gone:\n", options.vms);
     println!("{crowds}");
