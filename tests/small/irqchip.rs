@@ -83,12 +83,12 @@ fn an_edge_at_a_masked_pin_is_lost() {
 fn an_interrupt_that_waits_in_the_local_apic_is_taken_after_the_restore() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
-        let mut guest = boot(irqchip, "ioapic-pending megacycles=4000");
+        let mut guest = boot(irqchip, "ioapic-pending");
         guest.wait_for("ready").type_in("a");
         assert_eq!(guest.next_number("pending"), 0);
         let snapshot = guest.snapshot();
-        assert!(!guest.output().contains("taken"), "the snapshot came too late");
         for mut guest in [guest, restored(&snapshot, irqchip)] {
+            guest.type_in("b");
             assert_eq!(guest.next_number("taken"), 1, "{irqchip}");
             assert_eq!(guest.wait_exit().status, 0);
         }
