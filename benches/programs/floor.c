@@ -59,7 +59,8 @@ int floor_restore(struct floor_vm *vm, int memory, const struct floor_digest *di
     }
     step_done(ends, FLOOR_MEMORY_REGISTER);
 
-    if (ioctl(vm->vm, KVM_CREATE_IRQCHIP, 0) < 0)
+    struct kvm_enable_cap split = {.cap = KVM_CAP_SPLIT_IRQCHIP, .args = {24}};
+    if ((digest->split_irqchip ? ioctl(vm->vm, KVM_ENABLE_CAP, &split) : ioctl(vm->vm, KVM_CREATE_IRQCHIP, 0)) < 0)
         return -1;
     step_done(ends, FLOOR_IRQCHIP_CREATE);
 
@@ -73,7 +74,7 @@ int floor_restore(struct floor_vm *vm, int memory, const struct floor_digest *di
     step_done(ends, FLOOR_VCPU_CREATE);
 
     struct kvm_pit_config pit = {.flags = KVM_PIT_SPEAKER_DUMMY};
-    if (ioctl(vm->vm, KVM_CREATE_PIT2, &pit) < 0)
+    if (!digest->split_irqchip && ioctl(vm->vm, KVM_CREATE_PIT2, &pit) < 0)
         return -1;
     step_done(ends, FLOOR_PIT_CREATE);
 

@@ -11,6 +11,7 @@ struct floor_region {
 };
 struct floor_digest {
     uint64_t memory_len;
+    uint64_t split_irqchip; // else the kernel's, with its PIT
     uint64_t region_count;
     struct floor_region regions[2];
     uint64_t call_count;

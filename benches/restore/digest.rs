@@ -76,14 +76,20 @@ pub fn of(dir: &Path) -> Result<Vec<u8>> {
     let memory_len = state["metadata"]["memory_bytes"].as_u64().ok_or("state.json: no memory_bytes")?;
     let mut calls = Calls::default();
     vcpu_state(&mut calls, part(&state["machine"]["vcpus"][0])?)?;
-    irqchip(&mut calls, part(&state["machine"]["irqchip"])?);
+    let split = match &state["machine"]["irqchip"] {
+        Value::Null => true,
+        chips => {
+            irqchip(&mut calls, part(chips)?);
+            false
+        }
+    };
     let clock: ClockState = part(&state["machine"]["clock"])?;
     calls.vm(Step::Clock, IOW, 0x7b, kvm::kvm_clock_data::from(ClockState { flags: 0, ..clock }));
     calls.push(true, Step::Clock, 0xae << 8 | 0xad, &[]); // KVM_KVMCLOCK_CTRL
 
     let below_4_gib = memory_len.min(3 << 30);
     let above = memory_len - below_4_gib;
-    let head = [memory_len, if above == 0 { 1 } else { REGIONS as u64 }];
+    let head = [memory_len, split.into(), if above == 0 { 1 } else { REGIONS as u64 }];
     let regions = [[0, below_4_gib, 0], [4 << 30, above, below_4_gib]];
     let words = head.into_iter().chain(regions.into_iter().flatten()).chain([calls.count]);
     Ok(words.flat_map(u64::to_ne_bytes).chain(calls.bytes).collect())

@@ -111,7 +111,9 @@ impl Floor {
         ends[Step::FirstByte as usize] = end;
         let mut last = start;
         let steps = ends.map(|end| {
-            let took = Duration::from_nanos(end.saturating_sub(last));
+            // A step that there was nothing to do for has no end.
+            let end = end.max(last);
+            let took = Duration::from_nanos(end - last);
             last = end;
             took
         });

@@ -1,12 +1,12 @@
 //! The library: from the call on an open snapshot to the guest's first byte, in this process, and where the time goes.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::path::Path;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use volt_benches::first_byte::FirstByte;
 use volt_benches::stats::{Times, ratio};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
@@ -22,22 +22,6 @@ const OPEN: [&str; 2] = ["state load, CRC", "host check"];
 /// The last step: what happens from here on happens on two threads.
 const RESUME: &str = "resume";
 const FIRST_BYTE: &str = "first guest byte";
-
-/// A console that says when its first byte came.
-struct FirstByte(Option<Sender<Instant>>);
-
-impl Write for FirstByte {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if let Some(first) = self.0.take() {
-            let _ = first.send(Instant::now());
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// Times of named steps, in the order in which they first came.
 #[derive(Default)]
@@ -127,7 +111,7 @@ fn volt_run(store: &Store, name: &str, measured: &mut Measured) -> Result<()> {
     let (first, told) = channel();
     let start = Instant::now();
     let (vm, steps) = timing::record(|| {
-        let console = Console::to(FirstByte(Some(first)));
+        let console = Console::to(FirstByte::new(first));
         snapshot.restore_with(RestoreOptions { console, ..Default::default() })
     });
     let vm = vm.or_say("restore the snapshot")?;

@@ -2,7 +2,9 @@
 
 pub mod built;
 pub mod command_line;
+pub mod first_byte;
 pub mod host;
+pub mod limits;
 pub mod process;
 pub mod programs;
 pub mod scratch;

@@ -1,5 +1,6 @@
 /* The small guest of the tests. The first word of its command line says what it does; options follow as name=number. */
 #include "guest.h"
+#include "interrupts.h"
 
 /* Xen's struct hvm_start_info and its memory map (xen/include/public/arch-x86/hvm/start_info.h). */
 struct start_info {
@@ -229,26 +230,8 @@ static void special(void)
 
 /* ---- Interrupts ---- */
 
-#define VECTOR_PIT 0x20
-#define VECTOR_COM1 0x24
-#define VECTOR_APIC 0x30
-#define APIC(offset) (*(volatile u32 *)(0xfee00000UL + (offset)))
-#define APIC_EOI 0xb0
-#define APIC_SPURIOUS 0xf0
-#define APIC_TIMER 0x320
-#define APIC_INITIAL 0x380
-#define APIC_DIVIDE 0x3e0
-#define APIC_PERIODIC 0x20000
-#define APIC_TSC_DEADLINE 0x40000
-#define MSR_TSC_DEADLINE 0x6e0
-
-static struct {
-    u16 low, selector, flags, middle;
-    u32 high, reserved;
-} idt[256] __attribute__((aligned(16)));
 static volatile u64 pit_ticks, apic_ticks, woken_at;
-
-struct frame;
+static int com1_through_pic;
 
 __attribute__((interrupt)) static void on_pit(struct frame *frame)
 {
@@ -270,42 +253,25 @@ __attribute__((interrupt)) static void on_com1(struct frame *frame)
     (void)frame;
     while (inb(LINE_STATUS) & 1)
         put(inb(COM1));
-    outb(0x20, 0x20);
+    if (com1_through_pic)
+        outb(0x20, 0x20);
+    else
+        APIC(APIC_EOI) = 0;
 }
 
-static void handle(u8 vector, void (*handler)(struct frame *))
+/* The handlers, and the lines of the PICs that are open. */
+static void take_interrupts(u8 open)
 {
-    u64 address = (u64)handler;
-    idt[vector].low = address;
-    idt[vector].middle = address >> 16;
-    idt[vector].high = address >> 32;
-    idt[vector].selector = 8;
-    idt[vector].flags = 0x8e00;
-}
-
-/* The two 8259s, all lines masked but those in `open`, and the IDT. */
-static void enable_interrupts(u8 open)
-{
-    struct {
-        u16 limit;
-        u64 base;
-    } __attribute__((packed)) pointer = {sizeof idt - 1, (u64)idt};
     handle(VECTOR_PIT, on_pit);
     handle(VECTOR_COM1, on_com1);
     handle(VECTOR_APIC, on_apic_timer);
-    __asm__ volatile("lidt %0" ::"m"(pointer));
-    outb(0x20, 0x11), outb(0xa0, 0x11);
-    outb(0x21, VECTOR_PIT), outb(0xa1, VECTOR_PIT + 8);
-    outb(0x21, 4), outb(0xa1, 2);
-    outb(0x21, 1), outb(0xa1, 1);
-    outb(0x21, ~open), outb(0xa1, 0xff);
-    APIC(APIC_SPURIOUS) = 0x1ff;
+    enable_interrupts(open);
 }
 
 /* Both timers, periodic: neither may stop. */
 static void ticks(void)
 {
-    enable_interrupts(1);
+    take_interrupts(1);
     outb(0x43, 0x34); /* channel 0, rate generator, every 20 ms */
     outb(0x40, 23864 & 0xff), outb(0x40, 23864 >> 8);
     APIC(APIC_DIVIDE) = 0xb;
@@ -325,7 +291,7 @@ static void ticks(void)
 static void deadline(void)
 {
     u64 until = rdtsc() + option("megacycles=", 1000) * 1000000;
-    enable_interrupts(0);
+    take_interrupts(0);
     APIC(APIC_TIMER) = VECTOR_APIC | APIC_TSC_DEADLINE;
     __asm__ volatile("mfence" ::: "memory");
     wrmsr(MSR_TSC_DEADLINE, until);
@@ -340,10 +306,13 @@ static void deadline(void)
     power_off();
 }
 
-/* Sleeps, but for what is typed: that is sent back. */
+/* Sleeps, but for what is typed: that is sent back. The interrupts come through the PIC where there is one. */
 static void echo(void)
 {
-    enable_interrupts(1 << 4);
+    com1_through_pic = has_pics();
+    take_interrupts(1 << PIN_COM1);
+    if (!com1_through_pic)
+        redirect(PIN_COM1, VECTOR_COM1, 0);
     outb(COM1 + 1, 1); /* an interrupt for each byte received */
     outb(COM1 + 4, 8);
     print("ready\n");
@@ -390,6 +359,14 @@ void guest_main(struct start_info *info)
         deadline();
     } else if (behaviour("echo")) {
         echo();
+    } else if (behaviour("ioapic-registers")) {
+        ioapic_registers();
+    } else if (behaviour("ioapic-random")) {
+        ioapic_random();
+    } else if (behaviour("ioapic-masked")) {
+        ioapic_masked();
+    } else if (behaviour("ioapic-pending")) {
+        ioapic_pending();
     } else if (behaviour("random")) {
         random_numbers();
     } else if (behaviour("disk")) {

@@ -11,6 +11,10 @@ void disk(void);
 void net(void);
 void balloon(void);
 void vsock(void);
+void ioapic_registers(void);
+void ioapic_random(void);
+void ioapic_masked(void);
+void ioapic_pending(void);
 
 static inline void expect(const char *what, u64 where, u64 found, u64 right)
 {

@@ -12,6 +12,7 @@ mod console;
 mod disk;
 mod disk_failing;
 mod ending;
+mod irqchip;
 mod library;
 mod limits;
 mod net;

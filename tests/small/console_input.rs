@@ -2,43 +2,56 @@
 
 use std::time::Duration;
 
-use volt_tests::{Boot, Guest, Input, Scratch, needs};
+use volt_tests::{Boot, Guest, IRQCHIPS, Input, Scratch, needs};
+
+/// A guest that sleeps until the serial port interrupts it: by way of the PIC in the kernel, or of our IOAPIC.
+fn echo(irqchip: &str) -> Guest {
+    Boot::small("echo").irqchip(irqchip).start()
+}
 
 #[test]
 fn what_is_typed_reaches_the_guest() {
     needs!(kvm);
-    let mut guest = Guest::boot("echo");
-    guest.wait_for("ready").type_in("hello there\n").wait_for("hello there\n");
+    for irqchip in IRQCHIPS {
+        let mut guest = echo(irqchip);
+        guest.wait_for("ready").type_in("hello there\n").wait_for("hello there\n");
+    }
 }
 
 #[test]
 fn more_than_the_fifo_holds_arrives_whole() {
     needs!(kvm);
     let text: String = (0..500).map(|n| format!("{n} ")).collect();
-    let mut guest = Guest::boot("echo");
-    guest.wait_for("ready\n").type_in(&text).type_in("\n").wait_for(&text);
+    for irqchip in IRQCHIPS {
+        let mut guest = echo(irqchip);
+        guest.wait_for("ready\n").type_in(&text).type_in("\n").wait_for(&text);
+    }
 }
 
 #[test]
 fn input_works_after_a_restore() {
     needs!(kvm);
-    let mut guest = Guest::boot("echo");
-    guest.wait_for("ready").type_in("one\n").wait_for("one\n");
-    for word in ["two\n", "three\n"] {
-        guest = guest.snapshot().restore();
-        guest.type_in(word).wait_for(word);
+    for irqchip in IRQCHIPS {
+        let mut guest = echo(irqchip);
+        guest.wait_for("ready").type_in("one\n").wait_for("one\n");
+        for word in ["two\n", "three\n"] {
+            guest = guest.snapshot().restore();
+            guest.type_in(word).wait_for(word);
+        }
     }
 }
 
 #[test]
 fn input_that_the_guest_has_not_taken_is_part_of_the_snapshot() {
     needs!(kvm);
-    let mut guest = Guest::boot("echo");
-    guest.wait_for("ready");
-    guest.pause();
-    guest.type_in("kept\n");
-    std::thread::sleep(Duration::from_millis(300));
-    guest.snapshot().restore().wait_for("kept\n");
+    for irqchip in IRQCHIPS {
+        let mut guest = echo(irqchip);
+        guest.wait_for("ready");
+        guest.pause();
+        guest.type_in("kept\n");
+        std::thread::sleep(Duration::from_millis(300));
+        guest.snapshot().restore().wait_for("kept\n");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod console_input;
 mod diffs;
 mod disk;
 mod endings;
+mod irqchip;
 mod library;
 mod live;
 mod net;

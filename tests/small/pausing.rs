@@ -37,7 +37,7 @@ fn a_paused_guest_stands_still_and_goes_on_where_it_was() {
 #[test]
 fn several_vcpus_are_paused_together() {
     needs!(kvm);
-    let mut guest = Boot::small("ticks").vcpus(4).start();
+    let mut guest = Boot::small("ticks").vcpus(4).irqchip("kernel").start();
     guest.wait_for("ready");
     for _ in 0..20 {
         guest.pause();

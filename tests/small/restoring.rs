@@ -158,11 +158,13 @@ fn an_idle_process_loads_a_snapshot_through_its_api() {
 #[test]
 fn several_vcpus_come_back() {
     needs!(kvm);
-    let mut guest = Boot::small("ticks").vcpus(4).start();
-    guest.next_number("ticks");
-    let snapshot = guest.snapshot();
-    assert_eq!(snapshot.state()["machine"]["vcpus"].as_array().unwrap().len(), 4);
-    let mut restored = snapshot.restore();
-    restored.next_number("ticks");
-    restored.next_number("ticks");
+    for (irqchip, cmdline, word) in [("kernel", "ticks", "ticks"), ("split", "count", "count")] {
+        let mut guest = Boot::small(cmdline).vcpus(4).irqchip(irqchip).start();
+        guest.next_number(word);
+        let snapshot = guest.snapshot();
+        assert_eq!(snapshot.state()["machine"]["vcpus"].as_array().unwrap().len(), 4);
+        let mut restored = snapshot.restore();
+        restored.next_number(word);
+        restored.next_number(word);
+    }
 }

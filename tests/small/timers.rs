@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
-use volt_tests::{Boot, Guest, consecutive, needs, numbers};
+use volt_tests::{Boot, Guest, IRQCHIPS, consecutive, needs, numbers};
+
+/// A guest with both timers, which only the kernel's irqchip has.
+fn ticking() -> Guest {
+    Boot::small("ticks").irqchip("kernel").start()
+}
 
 #[test]
 fn the_pit_and_the_apic_timer_tick_on() {
     needs!(kvm);
-    let mut guest = Guest::boot("ticks");
+    let mut guest = ticking();
     guest.next_number("ticks");
     guest.pause();
     let snapshot = guest.snapshot();
@@ -24,16 +29,18 @@ fn the_pit_and_the_apic_timer_tick_on() {
 #[test]
 fn an_armed_tsc_deadline_wakes_its_sleeper_after_the_restore() {
     needs!(kvm);
-    let mut guest = Guest::boot("deadline megacycles=4000");
-    guest.wait_for("armed");
-    let snapshot = guest.snapshot();
-    assert!(numbers(&guest.output(), "woke").is_empty(), "the snapshot came too late");
-    drop(guest);
-    // The guest's time stood still meanwhile: it wakes after its deadline (it checks that itself), and in two clones.
-    std::thread::sleep(Duration::from_millis(500));
-    for mut restored in [snapshot.restore(), snapshot.restore()] {
-        restored.next_number("woke");
-        assert_eq!(restored.wait_exit().status, 0);
+    for irqchip in IRQCHIPS {
+        let mut guest = Boot::small("deadline megacycles=4000").irqchip(irqchip).start();
+        guest.wait_for("armed");
+        let snapshot = guest.snapshot();
+        assert!(numbers(&guest.output(), "woke").is_empty(), "the snapshot came too late");
+        drop(guest);
+        // The guest's time stood still meanwhile: it wakes after its deadline (it checks that itself), and in two clones.
+        std::thread::sleep(Duration::from_millis(500));
+        for mut restored in [snapshot.restore(), snapshot.restore()] {
+            restored.next_number("woke");
+            assert_eq!(restored.wait_exit().status, 0);
+        }
     }
 }
 
@@ -42,7 +49,9 @@ fn a_deadline_that_passes_around_the_snapshot_is_never_lost() {
     needs!(kvm);
     // Deadlines from far before to far after the moment at which the snapshot is taken.
     for megacycles in (10..200).step_by(10) {
-        let mut guest = Boot::small(&format!("deadline stay=1 megacycles={megacycles}")).start();
+        let irqchip = IRQCHIPS[megacycles / 10 % 2];
+        let boot = Boot::small(&format!("deadline stay=1 megacycles={megacycles}"));
+        let mut guest = boot.irqchip(irqchip).start();
         guest.wait_for("armed");
         guest.pause();
         let said = guest.settled_output();
@@ -57,7 +66,7 @@ fn a_deadline_that_passes_around_the_snapshot_is_never_lost() {
 #[test]
 fn a_guest_that_was_paused_gets_its_interrupts() {
     needs!(kvm);
-    let mut guest = Guest::boot("ticks");
+    let mut guest = ticking();
     for _ in 0..10 {
         guest.pause();
         std::thread::sleep(Duration::from_millis(50));

@@ -18,6 +18,9 @@ use crate::scratch::Scratch;
 use crate::terminal::Terminal;
 use crate::transcript::Transcript;
 
+/// Where a machine's interrupt controllers can be, as `--irqchip` takes it.
+pub const IRQCHIPS: [&str; 2] = ["kernel", "split"];
+
 /// Where a guest's console input comes from.
 #[derive(Debug)]
 pub enum Input<'a> {
@@ -120,6 +123,12 @@ impl<'a> Boot<'a> {
     #[must_use]
     pub fn vcpus(self, vcpus: u32) -> Self {
         Self { vcpus: vcpus.to_string(), ..self }
+    }
+
+    /// With its interrupt controllers there: one of [`IRQCHIPS`].
+    #[must_use]
+    pub fn irqchip(self, kind: &str) -> Self {
+        self.device(["--irqchip", kind])
     }
 
     /// With a device, as an option of `volt-vmm run`: its words, such as `--disk` and `path=/root.img`.

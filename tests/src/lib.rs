@@ -28,7 +28,7 @@ pub mod transcript;
 pub mod vsock;
 pub mod wire;
 
-pub use boot::{Boot, Input};
+pub use boot::{Boot, IRQCHIPS, Input};
 pub use guest::Guest;
 pub use namespace::Namespace;
 pub use network::Network;

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::control::{Control, Ending, Until};
 use crate::devices::bus::Bus;
+use crate::devices::lines::Lines;
 use crate::error::{Error, Result};
 use crate::kvm::exit::VmExit;
 use crate::kvm::vcpu::Vcpu;
@@ -19,6 +20,8 @@ pub struct Board {
     pub ports: Bus,
     /// Devices at guest physical addresses.
     pub mmio: Bus,
+    /// Where interrupts come from, to be told of their end.
+    pub lines: Lines,
     /// Where no access may come out of `KVM_RUN`.
     pub ram: GuestRam,
     /// Through which the guest ends.
@@ -237,6 +240,10 @@ fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
         }
         VmExit::MmioWrite { address, data } if !board.ram.contains(address) => {
             board.mmio.write(address, data);
+            return true;
+        }
+        VmExit::EndOfInterrupt(vector) => {
+            board.lines.end_of_interrupt(vector);
             return true;
         }
         VmExit::Interrupted => return false,

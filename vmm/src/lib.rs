@@ -43,7 +43,7 @@ pub mod vm;
 pub mod vm_devices;
 
 pub use capture::Course;
-pub use config::{BootConfig, FileRef, VmConfig, parse_memory_mib};
+pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;
 pub use control::{Ending, RunState};
 #[cfg(feature = "fuzzing")]

@@ -47,8 +47,9 @@ pub struct Machine {
 pub struct MachineState {
     /// In the order of their ids.
     pub vcpus: Vec<VcpuState>,
-    /// PICs, IOAPIC and PIT.
-    pub irqchip: IrqchipState,
+    /// PICs, IOAPIC and PIT, where they are the kernel's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub irqchip: Option<IrqchipState>,
     /// kvmclock.
     pub clock: ClockState,
     /// By name.
@@ -61,9 +62,10 @@ impl Machine {
     /// # Errors
     /// What a device is made from cannot be opened, or the host refuses.
     pub fn new(shell: Shell, devices: &Devices, console: Console) -> Result<Self> {
-        let platform = Platform::new(&shell.vm, &shell.ram, &shell.control, console, devices)?;
+        let vm = (&shell.vm, shell.irqchip);
+        let platform = Platform::new(vm, &shell.ram, &shell.control, console, devices)?;
         let board = Arc::new(platform.board(&shell.ram, &shell.control));
-        let (irqchip, clock) = (Irqchip::new(shell.vm.clone()), Clock::new(shell.vm.clone()));
+        let (irqchip, clock) = (Irqchip::of(&shell.vm, shell.irqchip), Clock::new(shell.vm.clone()));
         step_done("devices");
         Ok(Self { platform, irqchip, clock, board, shell })
     }

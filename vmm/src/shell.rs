@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvm_ioctls::Kvm;
 
+use crate::config::IrqchipKind;
 use crate::control::Control;
 use crate::cpu::VcpuThread;
 use crate::error::Result;
@@ -35,6 +36,7 @@ pub enum FirstVcpu {
 pub struct Shell {
     pub(crate) kvm: Arc<Kvm>,
     pub(crate) vm: VmHandle,
+    pub(crate) irqchip: IrqchipKind,
     pub(crate) control: Arc<Control>,
     pub(crate) vcpus: Vec<VcpuThread>,
     logs_dirty: AtomicBool,
@@ -43,22 +45,26 @@ pub struct Shell {
 }
 
 impl Shell {
-    /// Makes one with `vcpus` vCPUs over `ram`.
+    /// Makes one with `vcpus` vCPUs and such an irqchip over `ram`.
     ///
     /// # Errors
     /// `/dev/kvm` cannot be used, or the host refuses memory, a vCPU or a thread.
-    pub fn new(ram: GuestRam, vcpus: u8, first: FirstVcpu) -> Result<Self> {
+    pub fn new(ram: GuestRam, vcpus: u8, irqchip: IrqchipKind, first: FirstVcpu) -> Result<Self> {
         let kvm = Arc::new(kvm::open()?);
         let vm = VmHandle::create(&kvm)?;
         step_done("VM create");
         set_slots(&vm, &ram, false)?;
         step_done("memory register");
-        vm.create_irqchip()?;
+        match irqchip {
+            IrqchipKind::Kernel => vm.create_irqchip()?,
+            IrqchipKind::Split => vm.split_irqchip()?,
+        }
         step_done("irqchip create");
         // From here on an early return drops a whole shell, which tells its threads to return.
         let mut shell = Self {
             kvm,
             vm,
+            irqchip,
             control: Control::new(),
             vcpus: Vec::new(),
             logs_dirty: AtomicBool::new(false),
@@ -72,8 +78,10 @@ impl Shell {
             shell.vcpus.push(thread);
         }
         step_done("vCPU create");
-        shell.vm.create_pit()?;
-        step_done("PIT create");
+        if irqchip == IrqchipKind::Kernel {
+            shell.vm.create_pit()?;
+            step_done("PIT create");
+        }
         Ok(shell)
     }
 

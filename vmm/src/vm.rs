@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::capture::Course;
-use crate::config::{Devices, FileRef, VmConfig};
+use crate::config::{Devices, FileRef, IrqchipKind, VmConfig};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
 use crate::devices::platform::Platform;
@@ -260,6 +260,13 @@ impl Builder {
         self
     }
 
+    /// Where the interrupt controllers are; in the kernel unless given.
+    #[must_use]
+    pub fn irqchip(mut self, irqchip: IrqchipKind) -> Self {
+        self.config.irqchip = irqchip;
+        self
+    }
+
     /// Where the guest's serial output goes; nowhere unless given.
     #[must_use]
     pub fn console(self, console: Console) -> Self {
@@ -282,7 +289,7 @@ impl Builder {
         config.validate()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Fresh.map(&ram)?;
-        let shell = Shell::new(ram, config.vcpus, FirstVcpu::OwnThread)?;
+        let shell = Shell::new(ram, config.vcpus, config.irqchip, FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, &config.devices, console)?;
         machine.boot(&config)?;
         let vm = Vm::of(machine, config, None);

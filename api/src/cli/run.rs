@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use volt_vmm::{Error, FileRef, VmConfig, parse_memory_mib};
+use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 
 use super::Outcome;
 use super::devices::DeviceArgs;
@@ -33,6 +33,11 @@ pub(crate) struct Run {
     /// Number of vCPUs, 1 to 32 [default: 1]
     #[arg(long, value_name = "N")]
     vcpus: Option<u32>,
+
+    /// Interrupt controllers: kernel (an IOAPIC, PICs and the PIT, all of them KVM's) or split (an IOAPIC of volt-vmm's own; for
+    /// guests that live on kvmclock and the TSC-deadline timer) [default: kernel]
+    #[arg(long, value_name = "KIND")]
+    irqchip: Option<IrqchipKind>,
 
     #[command(flatten)]
     devices: DeviceArgs,
@@ -79,6 +84,7 @@ impl Run {
             // What does not fit is refused by its name, as any other number that no VM can have.
             config.vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
         }
+        config.irqchip = self.irqchip.unwrap_or(config.irqchip);
         self.devices.add_to(&mut config.devices);
         config.validate()?;
         Ok(config)
@@ -115,9 +121,15 @@ mod tests {
 
     #[test]
     fn options_alone() {
-        let config =
+        let made =
             config(&["--kernel", "/k", "--memory", "1G", "--vcpus", "2", "--cmdline", "-x y"]).unwrap();
-        assert_eq!((config.memory_mib, config.vcpus, config.boot.cmdline.as_str()), (1024, 2, "-x y"));
+        assert_eq!((made.memory_mib, made.vcpus, made.boot.cmdline.as_str()), (1024, 2, "-x y"));
+        assert_eq!(made.irqchip, IrqchipKind::default());
+        for (value, kind) in [("kernel", IrqchipKind::Kernel), ("split", IrqchipKind::Split)] {
+            assert_eq!(config(&["--kernel", "/k", "--irqchip", value]).unwrap().irqchip, kind);
+        }
+        let error = config(&["--kernel", "/k", "--irqchip", "none"]).unwrap_err();
+        assert!(error.contains("--irqchip") && error.contains("kernel, split"), "{error}");
     }
 
     #[test]
@@ -125,10 +137,11 @@ mod tests {
         let dir = Dir::new();
         let file = dir.path("vm.json");
         let path = file.to_str().unwrap();
-        std::fs::write(&file, r#"{"boot":{"kernel":"/k","initrd":"/i"},"vcpus":2,"memory_mib":512}"#)
-            .unwrap();
+        let text = r#"{"boot":{"kernel":"/k","initrd":"/i"},"vcpus":2,"memory_mib":512,"irqchip":"split"}"#;
+        std::fs::write(&file, text).unwrap();
         let from_file = config(&["--config-file", path]).unwrap();
         assert_eq!((from_file.vcpus, from_file.memory_mib), (2, 512));
+        assert_eq!(from_file.irqchip, IrqchipKind::Split);
         let both = config(&["--config-file", path, "--vcpus", "4", "--kernel", "/l"]).unwrap();
         assert_eq!((both.vcpus, both.memory_mib), (4, 512));
         assert_eq!((both.boot.kernel, both.boot.initrd), (FileRef::from("/l"), Some(FileRef::from("/i"))));

@@ -9,7 +9,7 @@ use axum::routing::{get, put};
 use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use volt_vmm::{Error, FileRef, VmConfig};
+use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig};
 
 use super::Api;
 use super::body::Body;
@@ -44,6 +44,7 @@ impl Draft {
         }
         let machine = self.machine.unwrap_or_default();
         (config.vcpus, config.memory_mib) = (machine.vcpu_count, machine.mem_size_mib);
+        config.irqchip = machine.irqchip;
         self.devices.add_to(&mut config);
         Some(config)
     }
@@ -91,8 +92,12 @@ impl From<&VmConfig> for Draft {
             initrd_path: config.boot.initrd.clone(),
             boot_args: Some(config.boot.cmdline.clone()),
         };
-        let machine =
-            Machine { vcpu_count: config.vcpus, mem_size_mib: config.memory_mib, ..Machine::default() };
+        let machine = Machine {
+            vcpu_count: config.vcpus,
+            mem_size_mib: config.memory_mib,
+            irqchip: config.irqchip,
+            ..Machine::default()
+        };
         Self { boot: Some(boot), machine: Some(machine), devices: Drafted::from(&config.devices) }
     }
 }
@@ -120,17 +125,20 @@ struct Machine {
     smt: bool,
     track_dirty_pages: bool,
     huge_pages: &'static str,
+    /// volt-vmm's own.
+    irqchip: IrqchipKind,
 }
 
 impl Default for Machine {
     fn default() -> Self {
-        let VmConfig { vcpus, memory_mib, .. } = VmConfig::new("");
+        let VmConfig { vcpus, memory_mib, irqchip, .. } = VmConfig::new("");
         Self {
             vcpu_count: vcpus,
             mem_size_mib: memory_mib,
             smt: false,
             track_dirty_pages: false,
             huge_pages: "None",
+            irqchip,
         }
     }
 }
@@ -147,6 +155,7 @@ struct MachineChange {
     track_dirty_pages: bool,
     cpu_template: Option<String>,
     huge_pages: Option<String>,
+    irqchip: Option<IrqchipKind>,
 }
 
 impl MachineChange {
@@ -166,6 +175,7 @@ impl MachineChange {
         let machine = Machine {
             vcpu_count: self.vcpu_count.unwrap_or(from.vcpu_count),
             mem_size_mib: self.mem_size_mib.unwrap_or(from.mem_size_mib),
+            irqchip: self.irqchip.unwrap_or(from.irqchip),
             ..from
         };
         VmConfig { vcpus: machine.vcpu_count, memory_mib: machine.mem_size_mib, ..VmConfig::new("") }
@@ -218,11 +228,13 @@ mod tests {
         let api = Serving::start();
         let boot = r#"{"kernel_image_path":"/k","boot_args":"quiet"}"#;
         assert_eq!(api.ask("PUT", "/boot-source", boot).0, 204);
-        let machine = r#"{"vcpu_count":4,"mem_size_mib":512,"smt":false,"cpu_template":"None"}"#;
+        let machine =
+            r#"{"vcpu_count":4,"mem_size_mib":512,"smt":false,"cpu_template":"None","irqchip":"split"}"#;
         assert_eq!(api.ask("PUT", "/machine-config", machine).0, 204);
         assert_eq!(api.ask("PATCH", "/machine-config", r#"{"vcpu_count":2}"#).0, 204);
         let (_, found) = api.ask("GET", "/machine-config", "");
         assert!(found.contains(r#""vcpu_count":2"#) && found.contains(r#""mem_size_mib":512"#), "{found}");
+        assert!(found.contains(r#""irqchip":"split""#), "{found}");
         let (_, found) = api.ask("GET", "/vm/config", "");
         assert!(
             found.contains(r#""kernel_image_path":"/k""#) && found.contains(r#""vcpu_count":2"#),
@@ -242,6 +254,7 @@ mod tests {
             (r#"{"vcpu_count":1,"mem_size_mib":512,"smt":true}"#, "smt"),
             (r#"{"vcpu_count":1,"mem_size_mib":512,"huge_pages":"2M"}"#, "huge_pages"),
             (r#"{"vcpu_count":1,"mem_size_mib":512,"ht":true}"#, "unknown field `ht`"),
+            (r#"{"vcpu_count":1,"mem_size_mib":512,"irqchip":"none"}"#, "unknown variant `none`"),
         ] {
             api.refuses("PUT", "/machine-config", body, 400, words);
         }
@@ -250,7 +263,8 @@ mod tests {
     #[test]
     fn a_draft_becomes_a_config() {
         assert_eq!(Draft::default().config(), None);
-        let config = VmConfig { vcpus: 3, memory_mib: 64, ..VmConfig::new("/k") };
+        let config =
+            VmConfig { vcpus: 3, memory_mib: 64, irqchip: IrqchipKind::Split, ..VmConfig::new("/k") };
         assert_eq!(Draft::from(&config).config(), Some(config));
     }
 }

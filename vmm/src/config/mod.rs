@@ -13,9 +13,11 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 pub mod devices;
+pub mod irqchip;
 pub mod overrides;
 
 pub use devices::Devices;
+pub use irqchip::IrqchipKind;
 pub use overrides::Overrides;
 
 /// Most vCPUs a VM can have.
@@ -37,6 +39,9 @@ pub struct VmConfig {
     /// Guest memory in MiB.
     #[serde(default = "default_memory_mib")]
     pub memory_mib: u64,
+    /// Where the interrupt controllers are.
+    #[serde(default)]
+    pub irqchip: IrqchipKind,
     /// Virtio devices.
     #[serde(default, skip_serializing_if = "Devices::is_none")]
     pub devices: Devices,
@@ -73,7 +78,13 @@ impl VmConfig {
     #[must_use]
     pub fn new(kernel: impl Into<FileRef>) -> Self {
         let boot = BootConfig { kernel: kernel.into(), initrd: None, cmdline: default_cmdline() };
-        Self { boot, vcpus: one(), memory_mib: default_memory_mib(), devices: Devices::default() }
+        Self {
+            boot,
+            vcpus: one(),
+            memory_mib: default_memory_mib(),
+            irqchip: IrqchipKind::default(),
+            devices: Devices::default(),
+        }
     }
 
     /// Guest memory in bytes.

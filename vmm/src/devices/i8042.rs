@@ -11,6 +11,8 @@ use crate::persist::{NoState, Persist};
 
 /// Offset of the command register from the data port.
 pub const COMMAND_OFFSET: u64 = 4;
+/// Offset of the port in between that is no register of this controller.
+const PIT_GATE_OFFSET: u64 = 1;
 /// Pulses the reset line.
 pub const COMMAND_RESET: u8 = 0xfe;
 
@@ -27,9 +29,10 @@ impl I8042 {
 }
 
 impl BusDevice for I8042 {
-    /// Status 0: input buffer empty, nothing to read. A guest that waits for either sees at once that it may go on.
-    fn read(&mut self, _offset: u64, data: &mut [u8]) {
-        data.fill(0);
+    /// Status 0: input buffer empty, nothing to read. A guest that waits for either sees at once that it may go on. The same
+    /// for one that waits at the gate of the PIT, which comes here where there is none: all bits are set, as on a free bus.
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        data.fill(if offset == PIT_GATE_OFFSET { 0xff } else { 0 });
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {

@@ -7,6 +7,8 @@ use crate::persist::PersistBlob;
 pub(crate) mod attendant;
 pub mod bus;
 pub mod i8042;
+pub mod ioapic;
+pub mod lines;
 pub mod platform;
 pub mod power;
 pub mod serial;

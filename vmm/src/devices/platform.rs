@@ -9,6 +9,8 @@ use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
 use super::attendant::Attendant;
 use super::bus::Bus;
 use super::i8042::{self, I8042};
+use super::ioapic;
+use super::lines::Lines;
 use super::power::{self, Power};
 use super::serial::Serial;
 use super::virtio::balloon::Balloon;
@@ -17,7 +19,7 @@ use super::virtio::net::Net;
 use super::virtio::transport::Transport;
 use super::virtio_slots::{self, Handles};
 use super::{Place, SharedDevice};
-use crate::config::Devices;
+use crate::config::{Devices, IrqchipKind};
 use crate::console::Console;
 use crate::control::Control;
 use crate::cpu::Board;
@@ -28,19 +30,23 @@ use crate::persist::{Blob, Persist};
 use crate::sync::lock;
 
 const COM1: Place = Place { base: 0x3f8, len: 8, gsi: Some(4) };
-/// Port 0x61 in between is the PIT's gate, which the kernel answers for.
+/// Port 0x61 in between is the PIT's gate, which the kernel answers for where it has one.
 const I8042: Place = Place { base: 0x60, len: 5, gsi: None };
+const IOAPIC: Place = Place { base: IO_APIC, len: ioapic::LEN, gsi: None };
 const POWER: Place = Place { base: 0x600, len: 2, gsi: None };
 
 /// A machine's devices.
 #[derive(Debug)]
 pub struct Platform {
-    /// At ports, by name: the names are those of the snapshot, and stay what they are.
+    /// Where interrupts go: none or one, by name. The names are those of the snapshot, and stay what they are.
+    ioapic: BTreeMap<String, (Place, SharedDevice)>,
+    /// At ports.
     ports: BTreeMap<String, (Place, SharedDevice)>,
     /// At guest physical addresses.
     mmio: BTreeMap<String, (Place, SharedDevice)>,
     /// The serial port once more, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
+    lines: Lines,
     /// Those of `mmio` once more, for those who have work of their own to begin and to end.
     virtio: Vec<Arc<Mutex<Transport>>>,
     /// And some by what they are.
@@ -57,23 +63,30 @@ impl Platform {
     /// # Errors
     /// What a device is made from cannot be opened, or KVM refuses.
     pub(crate) fn new(
-        vm: &VmHandle,
+        (vm, irqchip): (&VmHandle, IrqchipKind),
         ram: &GuestRam,
         control: &Arc<Control>,
         console: Console,
         devices: &Devices,
     ) -> Result<Self> {
-        let gsi = COM1.gsi.expect("COM1 interrupts");
-        let serial = Arc::new(Mutex::new(Serial::new(vm.clone(), gsi, console, Arc::clone(control))));
+        let lines = Lines::of(vm, irqchip);
+        let ioapic = match &lines {
+            Lines::Kernel(_) => BTreeMap::new(),
+            Lines::Split(ours) => [("ioapic".to_owned(), (IOAPIC, Arc::clone(ours) as SharedDevice))].into(),
+        };
+        let line = lines.line(COM1.gsi.expect("COM1 interrupts"));
+        let serial = Arc::new(Mutex::new(Serial::new(line, console, Arc::clone(control))));
         let ports: [(_, (_, SharedDevice)); 3] = [
             ("com1", (COM1, Arc::clone(&serial) as _)),
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
             ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
         ];
-        let (slots, handles) = virtio_slots::fill(devices, ram, vm)?;
+        let (slots, handles) = virtio_slots::fill(devices, ram, (vm, &lines))?;
         let virtio = slots.iter().map(|slot| Arc::clone(&slot.transport)).collect();
         let mmio = slots.into_iter().map(|slot| (slot.name, (slot.place, slot.transport as SharedDevice)));
         Ok(Self {
+            ioapic,
+            lines,
             ports: ports.map(|(name, at)| (name.to_owned(), at)).into(),
             mmio: mmio.collect(),
             serial,
@@ -140,16 +153,17 @@ impl Platform {
 
     /// What the vCPUs run on.
     pub(crate) fn board(&self, ram: &GuestRam, control: &Arc<Control>) -> Board {
-        let bus = |devices: &BTreeMap<String, (Place, SharedDevice)>| {
+        let bus = |devices: &[&BTreeMap<String, (Place, SharedDevice)>]| {
             let mut bus = Bus::default();
-            for (place, device) in devices.values() {
+            for (place, device) in devices.iter().flat_map(|devices| devices.values()) {
                 bus.insert(place.base, place.len, Arc::clone(device) as _);
             }
             bus
         };
         Board {
-            ports: bus(&self.ports),
-            mmio: bus(&self.mmio),
+            ports: bus(&[&self.ports]),
+            mmio: bus(&[&self.mmio, &self.ioapic]),
+            lines: self.lines.clone(),
             ram: ram.clone(),
             control: Arc::clone(control),
         }
@@ -180,22 +194,34 @@ impl Persist for Platform {
     type State = BTreeMap<String, Blob>;
 
     fn save(&self) -> Result<Self::State> {
-        let Self { ports, mmio, serial: _, virtio: _, handles: _, attendant: _, mmio_on_cmdline: _ } = self;
+        let Self {
+            ioapic,
+            ports,
+            mmio,
+            lines: _,
+            serial: _,
+            virtio: _,
+            handles: _,
+            attendant: _,
+            mmio_on_cmdline: _,
+        } = self;
         let save = |(name, (_, device)): (&String, &(Place, SharedDevice))| {
             Ok((name.clone(), lock(device).save_blob(name)?))
         };
-        ports.iter().chain(mmio).map(save).collect()
+        ioapic.iter().chain(ports).chain(mmio).map(save).collect()
     }
 
-    /// Every device must find its state, and every state its device.
+    /// Every device must find its state, and every state its device. The IOAPIC comes first, because the others may interrupt
+    /// once more.
     fn restore(&mut self, states: &Self::State) -> Result<()> {
-        for (name, (_, device)) in self.ports.iter().chain(&self.mmio) {
+        let all = [&self.ioapic, &self.ports, &self.mmio];
+        for (name, (_, device)) in all.into_iter().flatten() {
             let state = states.get(name.as_str()).ok_or_else(|| {
                 Error::config("devices", format!("no state of {name}, which this machine has"))
             })?;
             lock(device).restore_blob(name, state)?;
         }
-        let known = |name: &str| self.ports.contains_key(name) || self.mmio.contains_key(name);
+        let known = |name: &str| all.iter().any(|devices| devices.contains_key(name));
         match states.keys().find(|name| !known(name)) {
             Some(name) => {
                 Err(Error::config("devices", format!("state of {name}, which this machine has not")))

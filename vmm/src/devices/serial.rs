@@ -10,11 +10,11 @@ use vm_superio::serial::{SerialEvents, SerialState as UartState};
 use volt_kernel::acpi_tables::aml;
 
 use super::bus::BusDevice;
+use super::lines::Line;
 use super::{Device, Place};
 use crate::console::Console;
 use crate::control::{Control, RunState};
 use crate::error::{Error, Result};
-use crate::kvm::vm::VmHandle;
 use crate::persist::Persist;
 use crate::sync::lock;
 
@@ -52,18 +52,12 @@ struct Registers {
     in_buffer: Vec<u8>,
 }
 
-/// Its interrupt line: an edge, as on an ISA bus.
-#[derive(Clone, Debug)]
-struct Line {
-    vm: VmHandle,
-    gsi: u32,
-}
-
 impl Trigger for Line {
-    type E = kvm_ioctls::Error;
+    type E = Error;
 
-    fn trigger(&self) -> std::result::Result<(), Self::E> {
-        self.vm.pulse(self.gsi)
+    /// An edge, as on an ISA bus.
+    fn trigger(&self) -> Result<()> {
+        self.pulse()
     }
 }
 
@@ -103,9 +97,8 @@ impl SerialEvents for Room {
 }
 
 impl Serial {
-    /// A port that interrupts on `gsi`.
-    pub(crate) fn new(vm: VmHandle, gsi: u32, console: Console, control: Arc<Control>) -> Self {
-        let line = Line { vm, gsi };
+    /// A port that interrupts on `line`.
+    pub(crate) fn new(line: Line, console: Console, control: Arc<Control>) -> Self {
         let output = Output { console: Arc::new(Mutex::new(console)), control };
         let room = Arc::new(Room::default());
         let uart = vm_superio::Serial::with_events(line.clone(), Arc::clone(&room), output.clone());

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::Place;
+use super::lines::Lines;
 use super::virtio::VirtioDevice;
 use super::virtio::balloon::Balloon;
 use super::virtio::block::Block;
 use super::virtio::console::Console;
-use super::virtio::interrupt::Pin;
 use super::virtio::net::Net;
 use super::virtio::rng::Rng;
 use super::virtio::transport::{self, Transport};
@@ -48,14 +48,17 @@ pub(super) struct Handles {
 ///
 /// # Errors
 /// What a device is made from cannot be opened, or KVM refuses.
-pub(super) fn fill(devices: &Devices, ram: &GuestRam, vm: &VmHandle) -> Result<(Vec<Slot>, Handles)> {
+pub(super) fn fill(
+    devices: &Devices,
+    ram: &GuestRam,
+    (vm, lines): (&VmHandle, &Lines),
+) -> Result<(Vec<Slot>, Handles)> {
     let mut handles = Handles::default();
     let named = make(devices, ram, &mut handles)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
         let mut transport = Transport::new(&name, device, ram.clone())?;
-        transport.connect(Pin { vm: vm.clone(), gsi: LINES[number] });
-        vm.connect_interrupt(transport.interrupt_line(), LINES[number])?;
+        transport.connect(lines.line(LINES[number]))?;
         vm.connect_notification(transport.notifications(), place.base + transport::NOTIFY)?;
         Ok(Slot { name, place, transport: Arc::new(Mutex::new(transport)) })
     });

@@ -16,6 +16,8 @@ pub enum VmExit<'a> {
     MmioRead { address: u64, data: &'a mut [u8] },
     /// A store to where there is no memory slot.
     MmioWrite { address: u64, data: &'a [u8] },
+    /// The guest is done with an interrupt that an IOAPIC outside of the kernel waits for the end of: its vector.
+    EndOfInterrupt(u8),
     /// A signal or `immediate_exit`: the vCPU was asked to come out.
     Interrupted,
     /// Triple fault.
@@ -59,6 +61,11 @@ pub(super) unsafe fn decode(run: &mut kvm_run) -> VmExit<'_> {
             } else {
                 VmExit::MmioWrite { address, data }
             }
+        }
+        kvm::KVM_EXIT_IOAPIC_EOI => {
+            // SAFETY: as above.
+            let eoi = unsafe { run.__bindgen_anon_1.eoi };
+            VmExit::EndOfInterrupt(eoi.vector)
         }
         kvm::KVM_EXIT_INTR => VmExit::Interrupted,
         kvm::KVM_EXIT_SHUTDOWN => VmExit::Shutdown,

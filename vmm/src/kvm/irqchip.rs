@@ -1,5 +1,5 @@
-//! The in-kernel interrupt controllers and timer that belong to the VM: two PICs, the IOAPIC and the PIT. The local APIC
-//! is each vCPU's.
+//! The in-kernel interrupt controllers and timer that belong to the VM: two PICs, the IOAPIC and the PIT, or none of them.
+//! The local APIC is each vCPU's.
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip, kvm_pit_state2,
@@ -9,15 +9,25 @@ use serde::{Deserialize, Serialize};
 use super::OrRefused;
 use super::mirror::PitChannel;
 use super::vm::VmHandle;
+use crate::config::IrqchipKind;
 use crate::error::{Error, Result};
 use crate::persist::{Bytes, Persist};
 
 /// Bytes of `struct kvm_irqchip`'s union: the kernel reads and writes all of them for every chip.
 const CHIP_LEN: usize = 512;
 
+/// What a VM has of them.
+#[derive(Debug)]
+pub enum Irqchip {
+    /// All.
+    Kernel(Chips),
+    /// None: the IOAPIC is one of the devices.
+    Split,
+}
+
 /// The in-kernel chips of a VM.
 #[derive(Debug)]
-pub struct Irqchip {
+pub struct Chips {
     vm: VmHandle,
 }
 
@@ -46,10 +56,16 @@ pub struct PitState {
 }
 
 impl Irqchip {
-    pub(crate) fn new(vm: VmHandle) -> Self {
-        Self { vm }
+    /// What was made when `vm` was.
+    pub(crate) fn of(vm: &VmHandle, kind: IrqchipKind) -> Self {
+        match kind {
+            IrqchipKind::Kernel => Self::Kernel(Chips { vm: vm.clone() }),
+            IrqchipKind::Split => Self::Split,
+        }
     }
+}
 
+impl Chips {
     #[allow(unsafe_code)]
     fn get(&self, chip_id: u32) -> Result<Bytes> {
         let mut chip = kvm_irqchip { chip_id, ..Default::default() };
@@ -75,6 +91,27 @@ impl Irqchip {
 }
 
 impl Persist for Irqchip {
+    type State = Option<IrqchipState>;
+
+    fn save(&self) -> Result<Self::State> {
+        match self {
+            Self::Kernel(chips) => chips.save().map(Some),
+            Self::Split => Ok(None),
+        }
+    }
+
+    fn restore(&mut self, state: &Self::State) -> Result<()> {
+        let contradiction = |problem| Err(Error::config("irqchip", problem));
+        match (self, state) {
+            (Self::Kernel(chips), Some(state)) => chips.restore(state),
+            (Self::Split, None) => Ok(()),
+            (Self::Kernel(_), None) => contradiction("no state of the kernel's, which this machine has"),
+            (Self::Split, Some(_)) => contradiction("state of the kernel's, and this machine's is split"),
+        }
+    }
+}
+
+impl Persist for Chips {
     type State = IrqchipState;
 
     fn save(&self) -> Result<IrqchipState> {

@@ -1,6 +1,6 @@
 //! KVM, and the only module that opens `/dev/kvm`.
 //!
-//! `vm` and `vcpu` wrap the descriptors, `exit` turns exits into values, `msr`, `cpuid`, `irqchip` and `clock` know what
+//! `vm` and `vcpu` wrap the descriptors, `exit` turns exits into values, `msi` sends interrupts, `msr`, `cpuid`, `irqchip` and `clock` know what
 //! there is to save, `mirror` how it is written down.
 
 use std::io;
@@ -15,6 +15,7 @@ pub(crate) mod exit;
 pub mod host;
 pub mod irqchip;
 pub(crate) mod mirror;
+pub(crate) mod msi;
 pub mod msr;
 pub mod vcpu;
 pub mod vm;

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use kvm_bindings::{
-    KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY, kvm_pit_config, kvm_userspace_memory_region,
+    KVM_CAP_SPLIT_IRQCHIP, KVM_MEM_LOG_DIRTY_PAGES, KVM_PIT_SPEAKER_DUMMY, kvm_enable_cap, kvm_pit_config,
+    kvm_userspace_memory_region,
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::OrRefused;
+use super::msi::IO_APIC_PINS;
+use super::{OrRefused, refused};
 use crate::error::Result;
 
 /// Three pages below 4 GiB for Intel's real-mode emulation, in the hole where no RAM is (KVM API, section 4.13).
@@ -68,17 +70,25 @@ impl VmHandle {
         self.fd.create_irq_chip().or_refused("KVM_CREATE_IRQCHIP")
     }
 
+    /// Local APICs in the kernel, and of an IOAPIC no more than routes for its pins. Must come after the memory slots and
+    /// before the vCPUs.
+    pub fn split_irqchip(&self) -> Result<()> {
+        let args = [IO_APIC_PINS as u64, 0, 0, 0];
+        let cap = kvm_enable_cap { cap: KVM_CAP_SPLIT_IRQCHIP, args, ..Default::default() };
+        self.fd.enable_cap(&cap).or_refused("KVM_ENABLE_CAP of KVM_CAP_SPLIT_IRQCHIP")
+    }
+
     /// The 8254 timer in the kernel, with its gate at port 0x61. Must come after the irqchip.
     pub fn create_pit(&self) -> Result<()> {
         let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
         self.fd.create_pit2(config).or_refused("KVM_CREATE_PIT2")
     }
 
-    /// Sends an edge on an interrupt line (a GSI). Unlike an irqfd the call is over when the irqchip has it, so that an
+    /// Sends an edge on an interrupt line (a GSI) of the kernel's irqchip. Unlike an irqfd the call is over when the irqchip has it, so that an
     /// interrupt is never on its way while the irqchip is being saved.
-    pub fn pulse(&self, gsi: u32) -> std::result::Result<(), kvm_ioctls::Error> {
-        self.fd.set_irq_line(gsi, true)?;
-        self.fd.set_irq_line(gsi, false)
+    pub fn pulse(&self, gsi: u32) -> Result<()> {
+        let raised = self.fd.set_irq_line(gsi, true).and_then(|()| self.fd.set_irq_line(gsi, false));
+        raised.map_err(|error| refused(&format!("KVM_IRQ_LINE of interrupt line {gsi}"), error))
     }
 
     /// Has KVM interrupt on `gsi` whenever the eventfd is written (KVM API, section 4.75).

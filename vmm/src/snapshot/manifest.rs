@@ -1,7 +1,7 @@
 //! `state.json`: its versions, its checksum, its metadata.
 //!
 //! ```text
-//! {"crc64":"0123456789abcdef","version":1,"arch":"x86_64","metadata":{…},"config":{…},"machine":{…}}
+//! {"crc64":"0123456789abcdef","version":2,"arch":"x86_64","metadata":{…},"config":{…},"machine":{…}}
 //! `------- 27 bytes --------'`------------------- what the checksum covers ------------------------'
 //! ```
 //!
@@ -14,14 +14,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crc::{CRC_64_ECMA_182, Crc, Table};
 use serde::{Deserialize, Serialize};
 
-use crate::config::VmConfig;
+use crate::config::{IrqchipKind, VmConfig};
 use crate::error::Result;
 use crate::kvm::host::Host;
 use crate::machine::MachineState;
 use crate::store::dir::random_hex;
 
 /// The format version this volt-vmm writes. It reads this one and every older one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
+/// The first that says where the irqchip is.
+const VERSION_OF_IRQCHIP: u32 = 2;
 /// The only architecture there is.
 pub const ARCH: &str = "x86_64";
 
@@ -166,7 +168,7 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     let text = std::str::from_utf8(file).map_err(|_| "has a valid checksum but is no text".to_owned())?;
     let not_json = |error: serde_json::Error| format!("has a valid checksum but cannot be decoded: {error}");
     // One pass over a file that is as it should be; another version may look like anything but for its number.
-    let manifest = serde_json::from_str::<Manifest>(text);
+    let mut manifest = serde_json::from_str::<Manifest>(text);
     let versioned = match &manifest {
         Ok(Manifest { version, arch, .. }) => Versioned { version: *version, arch: arch.as_str().into() },
         Err(_) => serde_json::from_str(text).map_err(not_json)?,
@@ -180,6 +182,11 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     }
     if versioned.arch != ARCH {
         return Err(format!("is of architecture {}; this volt-vmm runs {ARCH} guests", versioned.arch));
+    }
+    if let Ok(manifest) = &mut manifest
+        && manifest.version < VERSION_OF_IRQCHIP
+    {
+        manifest.config.irqchip = IrqchipKind::Kernel;
     }
     manifest.map_err(not_json)
 }

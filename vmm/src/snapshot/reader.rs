@@ -138,7 +138,7 @@ impl Snapshot {
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Private { base: Arc::clone(&self.memory), pages: self.pages.clone() }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
-        let shell = Shell::new(ram, config.vcpus, first)?;
+        let shell = Shell::new(ram, config.vcpus, config.irqchip, first)?;
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),

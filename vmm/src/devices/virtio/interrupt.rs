@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::devices::lines::Line;
 use crate::error::{Error, Result};
-use crate::kvm::vm::VmHandle;
 use crate::persist::Persist;
 use crate::sync::lock;
 
@@ -24,18 +24,11 @@ pub struct Interrupt {
     line: EventFd,
     /// KVM hands an irqfd of an IOAPIC's pin to a kernel thread. To go to the pin itself saves two switches from thread to
     /// thread. One at a time: an edge that begins before another has ended is none.
-    pin: Option<Mutex<Pin>>,
+    pin: Option<Mutex<Line>>,
     // Volatile.
     status: AtomicU32,
     generation: AtomicU32,
     needs_reset: AtomicBool,
-}
-
-/// An interrupt line of a VM.
-#[derive(Debug)]
-pub(crate) struct Pin {
-    pub vm: VmHandle,
-    pub gsi: u32,
 }
 
 /// What of it the driver can see.
@@ -60,7 +53,7 @@ impl Interrupt {
     }
 
     /// The irqfd leads there too.
-    pub(super) fn connect(&mut self, pin: Pin) {
+    pub(super) fn connect(&mut self, pin: Line) {
         self.pin = Some(Mutex::new(pin));
     }
 
@@ -119,11 +112,8 @@ impl Interrupt {
     }
 
     fn signal(&self) {
-        let pulse = |pin: &Mutex<Pin>| {
-            let Pin { vm, gsi } = &*lock(pin);
-            vm.pulse(*gsi).is_ok()
-        };
-        if !self.pin.as_ref().is_some_and(pulse) {
+        let raised = self.pin.as_ref().is_some_and(|pin| lock(pin).pulse().is_ok());
+        if !raised {
             // Fails only when 2^64 - 2 signals are waiting to be read, and then one more changes nothing.
             let _ = self.line.write(1);
         }

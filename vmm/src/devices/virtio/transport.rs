@@ -13,12 +13,13 @@ use virtio_queue::QueueT;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use volt_kernel::acpi_tables::aml;
 
-use super::interrupt::{Interrupt, InterruptState, Pin};
+use super::interrupt::{Interrupt, InterruptState};
 use super::queue::{QueueState, VirtQueue};
 use super::watch::Watch;
 use super::worker::{Task, Worker};
 use super::{VirtioDevice, feature};
 use crate::devices::bus::BusDevice;
+use crate::devices::lines::Line;
 use crate::devices::{Device, Place};
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
@@ -150,12 +151,18 @@ impl Transport {
         &self.notify
     }
 
-    /// Lets the device raise its interrupt at the pin that the irqfd leads to. Before it works.
-    pub(crate) fn connect(&mut self, pin: Pin) {
+    /// Lets the device raise its interrupt, directly or else through the irqfd. Before it works.
+    ///
+    /// # Errors
+    /// KVM refuses the irqfd.
+    pub(crate) fn connect(&mut self, pin: Line) -> Result<()> {
+        pin.connect(self.interrupt.line())?;
         Arc::get_mut(&mut self.interrupt).expect("a halted device shares it with nobody").connect(pin);
+        Ok(())
     }
 
     /// The irqfd.
+    #[cfg(test)]
     pub(crate) fn interrupt_line(&self) -> &EventFd {
         self.interrupt.line()
     }

@@ -1,0 +1,57 @@
+//! What the irqchip costs an empty VM: made and closed one at a time, and a thousand closed at once. See [`options::HELP`].
+//!
+//! `machine` makes VMs of KVM's calls alone, `single` and `crowd` measure those, `library` what a user of volt-vmm sees of it.
+
+mod crowd;
+mod library;
+mod machine;
+mod options;
+mod rivals;
+mod single;
+
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use options::{Do, Options};
+use volt_benches::{Result, command_line, host, process};
+
+/// The same as in the binary `volt-vmm`.
+#[global_allocator]
+static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
+
+fn main() -> ExitCode {
+    command_line::run("irqchip", options::HELP, Options::parse, run)
+}
+
+fn run(options: &Options) -> Result<()> {
+    if let Do::OneOfMany(irqchip) = options.act {
+        return crowd::be_one_of_many(irqchip);
+    }
+    let kvm = volt_vmm::kvm::host::kvm_module().unwrap_or("unknown");
+    println!(
+        "{}, {} CPUs; Linux {}; KVM module {kvm}; load average at the start {:.1}; {}\n",
+        host::cpu(),
+        host::cpus(),
+        host::kernel(),
+        host::load(),
+        today(),
+    );
+    let pause = Duration::from_millis(options.pause_ms);
+    // Before a thread or process of a crowd is started, which is not to be part of it.
+    let crowds = crowd::measure(options.vms, options.crowd_runs)?;
+    if options.realtime {
+        process::go_first()?;
+    }
+    println!("An empty VM, one at a time, by KVM's calls in volt-vmm's order (128 MiB):\n");
+    println!("{}", single::measure(&options.vcpus, options.runs, pause)?);
+    println!("The library: Snapshot::restore until the first byte of its guest, and the drop of the Vm:\n");
+    println!("{}", library::measure(&options.vcpus, options.runs, pause)?);
+    println!("{} VMs of 1 vCPU, closed at once, until the last is gone:\n", options.vms);
+    println!("{crowds}");
+    Ok(())
+}
+
+fn today() -> String {
+    let date = Command::new("date").args(["-u", "+%F"]).output();
+    date.map_or_else(|_| "no date".to_owned(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
+}

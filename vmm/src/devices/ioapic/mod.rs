@@ -1,0 +1,107 @@
+//! An IOAPIC for a machine whose kernel has none: it turns edges on interrupt lines into messages to the local APICs.
+//!
+//! It is an 82093AA with the EOI register of its successors (version 0x20): KVM's local APICs offer a guest to keep the end of
+//! interrupts to itself where the IOAPIC is not KVM's, and then that register is the only way to say it.
+
+mod registers;
+
+#[cfg(test)]
+mod tests;
+
+use registers::Registers;
+
+use super::bus::BusDevice;
+use super::{Device, Place};
+use crate::error::{Result, report};
+use crate::kvm::msi::Message;
+use crate::kvm::vm::VmHandle;
+use crate::persist::Persist;
+
+pub use registers::IoApicState;
+
+/// Bytes of guest physical addresses that it takes.
+pub const LEN: u64 = 0x100;
+
+/// The IOAPIC.
+#[derive(Debug)]
+pub struct IoApic {
+    // Glue.
+    vm: VmHandle,
+    /// What KVM reports the end of.
+    watched: Vec<(u32, Message)>,
+    // Volatile.
+    registers: Registers,
+}
+
+impl IoApic {
+    pub(super) fn new(vm: VmHandle) -> Self {
+        Self { vm, watched: Vec::new(), registers: Registers::default() }
+    }
+
+    /// An edge on a line. As on the chip, and as in KVM's, one that finds the pin masked is lost, and so is one that finds it
+    /// waiting for the end of the interrupt before.
+    ///
+    /// # Errors
+    /// KVM refuses the message.
+    pub(super) fn pulse(&mut self, gsi: u32) -> Result<()> {
+        let Some(message) = self.registers.message(gsi) else { return Ok(()) };
+        if self.vm.send(message)? {
+            self.registers.taken(gsi);
+        }
+        Ok(())
+    }
+
+    /// A vCPU is done with the interrupt of this vector.
+    pub(super) fn end_of_interrupt(&mut self, vector: u8) {
+        self.registers.end_of_interrupt(vector);
+    }
+
+    /// Only level-triggered pins wait for the end of their interrupts. No device of ours has any, so this is nearly always
+    /// nothing; otherwise it takes a grace period.
+    fn watch_ends(&mut self) -> Result<()> {
+        let wanted = self.registers.level_triggered();
+        if wanted != self.watched {
+            self.vm.watch_ends(&wanted)?;
+            self.watched = wanted;
+        }
+        Ok(())
+    }
+}
+
+impl BusDevice for IoApic {
+    fn read(&mut self, offset: u64, data: &mut [u8]) {
+        let value = self.registers.read(offset).to_le_bytes();
+        data.fill(0);
+        data.iter_mut().zip(value).for_each(|(to, from)| *to = from);
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        let mut value = [0; 4];
+        value.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
+        self.registers.write(offset, u32::from_le_bytes(value));
+        if let Err(error) = self.watch_ends() {
+            log::error!("IOAPIC: {}", report(&error));
+        }
+    }
+}
+
+impl Device for IoApic {
+    /// None: the MADT describes it.
+    fn aml(&self, _place: &Place) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+impl Persist for IoApic {
+    type State = IoApicState;
+
+    fn save(&self) -> Result<IoApicState> {
+        let Self { vm: _, watched: _, registers } = self;
+        registers.save()
+    }
+
+    fn restore(&mut self, state: &IoApicState) -> Result<()> {
+        self.registers.restore(state)?;
+        self.watch_ends()
+    }
+}

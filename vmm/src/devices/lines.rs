@@ -1,0 +1,78 @@
+//! Interrupt lines: how a device's edge reaches the guest, wherever the IOAPIC is.
+//!
+//! ```text
+//!                 Kernel: KVM_IRQ_LINE ──> KVM's IOAPIC and PICs ─┐
+//! Line::pulse() ──┤                                               ├──> local APIC
+//!                 Split:  our IoApic ──────────> KVM_SIGNAL_MSI ──┘
+//! ```
+
+use std::sync::{Arc, Mutex};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::ioapic::IoApic;
+use crate::config::IrqchipKind;
+use crate::error::Result;
+use crate::kvm::vm::VmHandle;
+use crate::sync::lock;
+
+/// All lines of a machine.
+#[derive(Clone, Debug)]
+pub enum Lines {
+    /// They end in KVM.
+    Kernel(VmHandle),
+    /// They end in an IOAPIC of ours.
+    Split(Arc<Mutex<IoApic>>),
+}
+
+/// One of them, by the number that the guest knows it by.
+#[derive(Clone, Debug)]
+pub struct Line {
+    lines: Lines,
+    gsi: u32,
+}
+
+impl Lines {
+    pub(super) fn of(vm: &VmHandle, irqchip: IrqchipKind) -> Self {
+        match irqchip {
+            IrqchipKind::Kernel => Self::Kernel(vm.clone()),
+            IrqchipKind::Split => Self::Split(Arc::new(Mutex::new(IoApic::new(vm.clone())))),
+        }
+    }
+
+    pub(super) fn line(&self, gsi: u32) -> Line {
+        Line { lines: self.clone(), gsi }
+    }
+
+    /// A vCPU is done with an interrupt, which KVM leaves to an IOAPIC that is not its own.
+    pub(crate) fn end_of_interrupt(&self, vector: u8) {
+        if let Self::Split(ioapic) = self {
+            lock(ioapic).end_of_interrupt(vector);
+        }
+    }
+}
+
+impl Line {
+    /// Sends an edge.
+    ///
+    /// # Errors
+    /// KVM refuses.
+    pub(super) fn pulse(&self) -> Result<()> {
+        match &self.lines {
+            Lines::Kernel(vm) => vm.pulse(self.gsi),
+            Lines::Split(ioapic) => lock(ioapic).pulse(self.gsi),
+        }
+    }
+
+    /// Has KVM send an edge whenever the eventfd is written: a second way, for when [`Line::pulse`] fails. Our own IOAPIC has
+    /// none. It would need a route in KVM that follows each change of the pin, and each of those waits for a grace period.
+    ///
+    /// # Errors
+    /// KVM refuses.
+    pub(super) fn connect(&self, eventfd: &EventFd) -> Result<()> {
+        match &self.lines {
+            Lines::Kernel(vm) => vm.connect_interrupt(eventfd, self.gsi),
+            Lines::Split(_) => Ok(()),
+        }
+    }
+}
