@@ -34,6 +34,7 @@ mod memory;
 mod persist;
 mod shell;
 pub mod snapshot;
+mod sparse;
 pub mod store;
 mod sync;
 pub mod timing;
@@ -46,7 +47,7 @@ pub use control::{Ending, RunState};
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
-pub use snapshot::{Metadata, RestoreOptions, Snapshot};
+pub use snapshot::{Compression, Metadata, Packing, RestoreOptions, Snapshot, SnapshotOptions};
 pub use store::Store;
 pub use vm::{Builder, Vm};
 pub use vm_devices::BalloonStatus;

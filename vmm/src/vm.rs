@@ -12,7 +12,7 @@ use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::shell::{FirstVcpu, Shell};
-use crate::snapshot::writer;
+use crate::snapshot::writer::{self, SnapshotOptions};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
@@ -85,11 +85,20 @@ impl Vm {
     /// The snapshot exists already, the VM has ended, or the host refuses to write it; then nothing is left of the
     /// snapshot, and the VM goes on as it was.
     pub fn snapshot(&self, store: &Store, name: &str) -> Result<()> {
+        self.snapshot_with(store, name, &SnapshotOptions::default())
+    }
+
+    /// The same, in another way.
+    ///
+    /// # Errors
+    /// As [`Vm::snapshot`], and [`Error::Config`] for options that make no sense.
+    pub fn snapshot_with(&self, store: &Store, name: &str, options: &SnapshotOptions) -> Result<()> {
+        options.validate(self.config().memory_bytes())?;
         let machine = lock(&self.machine);
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let before = self.state();
         self.pause_machine(&machine, "take a snapshot")?;
-        let written = writer::write(&machine, &self.config(), &dir);
+        let written = writer::write(&machine, &self.config(), &dir, options);
         if before == RunState::Running {
             self.resume_machine(&machine)?;
         }

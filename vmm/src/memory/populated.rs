@@ -37,8 +37,11 @@ pub fn populated_ranges(ram: &GuestRam, base: &Base) -> Result<Vec<Range<u64>>> 
     Ok(merged(ranges))
 }
 
-/// Where a file has data and not holes, in whole pages.
-fn data_ranges(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
+/// Where a file has data and not holes, in whole pages, in its first `len` bytes.
+///
+/// # Errors
+/// The file system cannot tell.
+pub fn data_ranges(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
     let mut ranges = Vec::new();
     let mut end = 0;
     while end < len {

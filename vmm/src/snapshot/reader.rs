@@ -4,9 +4,9 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use super::{MEMORY_FILE, Metadata, STATE_FILE, layers, manifest};
+use super::memory::Memory;
+use super::{Metadata, STATE_FILE, layers, manifest};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ pub struct Snapshot {
     metadata: Metadata,
     config: VmConfig,
     machine: MachineState,
-    memory: Arc<File>,
+    memory: Memory,
 }
 
 /// How a VM is to come back.
@@ -69,17 +69,11 @@ impl Snapshot {
     /// [`Error::HostCpu`] when its guest was shown CPU features that this host lacks.
     pub fn open(store: &Store, name: &str) -> Result<Self> {
         let path = store.path_of(name)?;
-        let state_path = path.join(STATE_FILE);
-        let file = read_state(&path, &state_path)?;
-        let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
+        let (manifest, _) = read_manifest(&path)?;
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
-        config.validate().map_err(|error| Error::snapshot(&state_path, error.to_string()))?;
-        if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
-            return Err(Error::snapshot(state_path, "contradicts itself about memory or vCPUs"));
-        }
-        let memory = open_memory(&path, metadata.memory_bytes)?;
-        let snapshot = Self { path, metadata, config, machine, memory: Arc::new(memory) };
+        let memory = Memory::open(&path, metadata.memory_bytes)?;
+        let snapshot = Self { path, metadata, config, machine, memory };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
@@ -116,7 +110,7 @@ impl Snapshot {
         options.overrides.apply(&mut config.devices)?;
         let layers = layers::bring(&self.path, &mut config.devices, &placed)?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
-        let base = Backing::Private { base: Arc::clone(&self.memory) }.map(&ram)?;
+        let base = Backing::Private { base: self.memory.base()? }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, config.vcpus, first)?;
         let mut machine = Machine::new(shell, &config.devices, base, options.console)?;
@@ -151,6 +145,19 @@ impl Snapshot {
     }
 }
 
+/// Reads and verifies a snapshot's state file. Returns its bytes too.
+pub(super) fn read_manifest(snapshot: &Path) -> Result<(manifest::Manifest, Vec<u8>)> {
+    let path = snapshot.join(STATE_FILE);
+    let file = read_state(snapshot, &path)?;
+    let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&path, problem))?;
+    let manifest::Manifest { metadata, config, .. } = &manifest;
+    config.validate().map_err(|error| Error::snapshot(&path, error.to_string()))?;
+    if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
+        return Err(Error::snapshot(path, "contradicts itself about memory or vCPUs"));
+    }
+    Ok((manifest, file))
+}
+
 fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     let (mut file, len) = open_regular(snapshot, path)?;
     if len > LARGEST_STATE {
@@ -161,18 +168,8 @@ fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn open_memory(snapshot: &Path, len: u64) -> Result<File> {
-    let path = snapshot.join(MEMORY_FILE);
-    let (file, found) = open_regular(snapshot, &path)?;
-    if found != len {
-        let problem = format!("is {found} bytes long, but {STATE_FILE} says {len}");
-        return Err(Error::snapshot(path, problem));
-    }
-    Ok(file)
-}
-
 /// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited for.
-fn open_regular(snapshot: &Path, path: &Path) -> Result<(File, u64)> {
+pub(super) fn open_regular(snapshot: &Path, path: &Path) -> Result<(File, u64)> {
     let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(|source| missing(snapshot, path, source))?;
     let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;

@@ -8,7 +8,9 @@ use std::path::Path;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::{MEMORY_FILE, STATE_FILE, layers, manifest};
+use super::pack::{Packing, pack};
+use super::ram_source::RamSource;
+use super::{MEMORY_FILE, PACK_FILE, STATE_FILE, layers, manifest};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -21,11 +23,28 @@ use crate::store::dir::NewDir;
 /// Memory copied at once.
 const STEP: usize = 1 << 20;
 
+/// How a snapshot is to be taken.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotOptions {
+    /// How guest memory is packed into `memory.pack`; unless given it goes into `memory.snap` as it is.
+    pub packing: Option<Packing>,
+}
+
+impl SnapshotOptions {
+    /// Checks them, before anything is done, for a guest with this much memory.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names what makes no sense.
+    pub fn validate(&self, memory_bytes: u64) -> Result<()> {
+        self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes).map(drop))
+    }
+}
+
 /// Writes the state and memory of a machine made from `config` into `dir`. The caller publishes it. The vCPUs must be parked.
 ///
 /// # Errors
 /// The host refuses to tell a part of the state, or to take it (a full disk); the machine is as it was.
-pub fn write(machine: &Machine, config: &VmConfig, dir: &NewDir) -> Result<()> {
+pub fn write(machine: &Machine, config: &VmConfig, dir: &NewDir, options: &SnapshotOptions) -> Result<()> {
     let state = machine.save()?;
     let metadata = manifest::Metadata::of(config)?;
     let text = manifest::encode(&metadata, config, &state)
@@ -34,7 +53,19 @@ pub fn write(machine: &Machine, config: &VmConfig, dir: &NewDir) -> Result<()> {
     let failed = |source| Error::file("write", dir.place().join(STATE_FILE).display(), source);
     (&file).write_all(&text).and_then(|()| file.sync_all()).map_err(failed)?;
     layers::save(machine, dir)?;
-    write_memory(machine, &dir.create(MEMORY_FILE)?, &dir.place().join(MEMORY_FILE))
+    match &options.packing {
+        None => write_memory(machine, &dir.create(MEMORY_FILE)?, &dir.place().join(MEMORY_FILE)),
+        Some(packing) => {
+            write_packed(machine, packing, &dir.create(PACK_FILE)?, &dir.place().join(PACK_FILE))
+        }
+    }
+}
+
+fn write_packed(machine: &Machine, packing: &Packing, file: &File, path: &Path) -> Result<()> {
+    let ram = &machine.shell().ram;
+    let source = RamSource::new(ram, populated_ranges(ram, machine.base())?);
+    pack(&source, ram.len(), packing, (file, path), &|_| ())?;
+    file.sync_all().map_err(|source| Error::file("write", path.display(), source))
 }
 
 /// Copies every page that is not zero. The rest of the file is holes.
@@ -58,7 +89,7 @@ fn write_memory(machine: &Machine, file: &File, path: &Path) -> Result<()> {
     file.sync_all().map_err(failed)
 }
 
-fn read(guest: &GuestMemoryMmap, region: &Region, offset: u64, into: &mut [u8]) -> Result<()> {
+pub(super) fn read(guest: &GuestMemoryMmap, region: &Region, offset: u64, into: &mut [u8]) -> Result<()> {
     let address = GuestAddress(region.gpa + offset - region.offset);
     guest.read_slice(into, address).map_err(|error| {
         Error::host(format!("read guest memory at {:#x}", address.0), std::io::Error::other(error))
@@ -66,7 +97,7 @@ fn read(guest: &GuestMemoryMmap, region: &Region, offset: u64, into: &mut [u8]) 
 }
 
 /// Writes the runs of pages that are not zero. `bytes` is a whole number of pages.
-fn write_nonzero(file: &File, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+pub(super) fn write_nonzero(file: &File, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
     static ZERO: [u8; PAGE as usize] = [0; PAGE as usize];
     let mut run = 0..0;
     for page in bytes.chunks(ZERO.len()) {

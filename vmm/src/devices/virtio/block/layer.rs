@@ -12,7 +12,6 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use super::copy;
 use super::file::{Direction, HostFile, Use};
 use super::lower::{Lower, open_layer};
 use super::map::{CLUSTER, Map};
@@ -22,6 +21,7 @@ use crate::config::FileRef;
 use crate::config::devices::Cache;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
+use crate::sparse;
 
 /// A layer, and what it lies over.
 #[derive(Debug)]
@@ -71,10 +71,10 @@ impl Overlay {
     /// The host refuses.
     pub fn capture(&self, to: &File) -> io::Result<()> {
         let Some((below, map)) = self.lower.layer() else {
-            copy::whole(self.layer.file(), to)?;
+            sparse::whole(self.layer.file(), to)?;
             return self.map.clone().renew(to);
         };
-        copy::whole(below.file(), to)?;
+        sparse::whole(below.file(), to)?;
         let mut all = map.clone();
         let mut at = 0;
         while at < self.lower.len() {
@@ -82,7 +82,7 @@ impl Overlay {
             if there {
                 let clusters = at / CLUSTER..(at + len).div_ceil(CLUSTER);
                 let stretch = clusters.start * CLUSTER..clusters.end * CLUSTER;
-                copy::stretch(
+                sparse::stretch(
                     self.layer.file(),
                     to,
                     self.map.data() + stretch.start..self.map.data() + stretch.end,

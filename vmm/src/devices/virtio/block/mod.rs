@@ -22,7 +22,6 @@ use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
-mod copy;
 mod digest;
 mod file;
 mod layer;
