@@ -14,6 +14,7 @@ mod endings;
 mod library;
 mod net;
 mod on_disk;
+mod packed;
 mod pausing;
 mod random;
 mod registers;

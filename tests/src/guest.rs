@@ -1,5 +1,6 @@
 //! A running `volt-vmm` and the guest in it.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -220,22 +221,38 @@ impl Guest {
     /// It fails.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
+        self.snapshot_as(&[])
+    }
+
+    /// The same, with these options of `volt-vmm snapshot create`.
+    ///
+    /// # Panics
+    /// It fails.
+    #[must_use]
+    pub fn snapshot_as(&self, options: &[&str]) -> Snapshot {
         let directory = self.scratch.fresh("snapshot");
-        self.try_snapshot(&directory).succeeded();
+        self.try_snapshot_as(&directory, options).succeeded();
         Snapshot::at(directory, &self.scratch)
     }
 
     /// The same, to a place that may be a bad one.
     #[must_use]
     pub fn try_snapshot(&self, directory: &Path) -> Outcome {
+        self.try_snapshot_as(directory, &[])
+    }
+
+    /// The same, with these options.
+    #[must_use]
+    pub fn try_snapshot_as(&self, directory: &Path, options: &[&str]) -> Outcome {
         drop(rest::connect(&self.socket));
-        Outcome::of([
+        let words = [
             "snapshot".as_ref(),
             "create".as_ref(),
             directory.as_os_str(),
             "--api-socket".as_ref(),
             self.socket.as_os_str(),
-        ])
+        ];
+        Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
     }
 
     /// The scratch directory that it lives in.

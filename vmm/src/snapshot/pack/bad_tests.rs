@@ -1,10 +1,10 @@
 //! Packs that are damaged, cut off or made to deceive: an error, or the content that there was. Never another content.
 
-use super::checksum;
 use super::codec::Compression;
 use super::footer::{self, Footer};
+use super::forging::Forged;
 use super::geometry::Geometry;
-use super::index::{BLOCK, ITEM};
+use super::index::BLOCK;
 use super::testing::{BOTH, Bytes, content, noise, open, packed, packing};
 use super::walk::verify;
 
@@ -79,15 +79,6 @@ fn cut_at_every_length_and_grown() {
     }
 }
 
-/// A pack in the hands of someone who knows its checksums.
-struct Forged {
-    geometry: Geometry,
-    data: Vec<u8>,
-    index: Vec<u8>,
-    begins: Vec<u64>,
-    data_len: u64,
-}
-
 impl Forged {
     fn of(good: &[u8]) -> Self {
         let pack = open(good).unwrap();
@@ -109,16 +100,6 @@ impl Forged {
     fn stored(&mut self, chunk: usize, (place, kind, len): (u32, u8, u32)) {
         self.entry(chunk)[..4].copy_from_slice(&place.to_le_bytes());
         self.entry(chunk)[4..8].copy_from_slice(&(u32::from(kind) << 24 | len).to_le_bytes());
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        let mut table = Vec::with_capacity(self.begins.len() * ITEM);
-        for ((number, block), begins) in (0..).zip(self.index.chunks(BLOCK)).zip(&self.begins) {
-            table.extend(checksum::of_block(number, block).to_le_bytes());
-            table.extend(begins.to_le_bytes());
-        }
-        let footer = Footer::new(self.geometry, self.data_len, &table);
-        [&self.data[..], &self.index, &table, &footer.to_bytes()].concat()
     }
 
     fn problem(&self) -> String {

@@ -41,6 +41,8 @@
 mod checksum;
 pub mod codec;
 mod footer;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod forging;
 mod geometry;
 mod index;
 mod layout;
