@@ -24,42 +24,37 @@ fn all_of(bytes: &[u8]) -> crate::error::Result<Vec<u8>> {
 }
 
 #[test]
-fn every_byte_in_every_way() {
+fn every_byte_flipped() {
     for compression in BOTH {
         let good = small(compression);
         let pack = open(&good).unwrap();
         let mut noticed = 0;
         let (data, index) = (pack.data_len() as usize, good.len() - pack.index_len() as usize);
         for at in 0..good.len() {
-            for flip in [1 << (at % 8), 0xff] {
-                let mut bad = good.clone();
-                bad[at] ^= flip;
-                let opened = open(&bad).map_err(|error| error.to_string());
-                let found = opened
-                    .as_ref()
-                    .map_err(String::clone)
-                    .and_then(|pack| content(pack).map_err(|error| error.to_string()));
-                let verified =
-                    opened.and_then(|pack| verify(&pack, &|_| ()).map_err(|error| error.to_string()));
-                match at {
-                    // There are bits in a zstd frame that decode to the same.
-                    _ if at < data => {
-                        assert!(
-                            found.as_ref().map_or(true, |found| *found == memory()),
-                            "byte {at}, {flip:#x}"
-                        );
-                        assert_eq!(verified.is_ok(), found.is_ok(), "byte {at}, {flip:#x}");
-                        noticed += u32::from(found.is_err());
-                    }
-                    _ if at < index => {
-                        assert!(found.unwrap() == memory(), "byte {at} stands for nothing");
-                        assert!(verified.is_err(), "but it is verified: byte {at}, {flip:#x}");
-                    }
-                    _ => assert!(found.is_err() && verified.is_err(), "byte {at}, {flip:#x}"),
+            let flip = 1 << (at % 8);
+            let mut bad = good.clone();
+            bad[at] ^= flip;
+            let opened = open(&bad).map_err(|error| error.to_string());
+            let found = opened
+                .as_ref()
+                .map_err(String::clone)
+                .and_then(|pack| content(pack).map_err(|error| error.to_string()));
+            let verified = opened.and_then(|pack| verify(&pack, &|_| ()).map_err(|error| error.to_string()));
+            match at {
+                // There are bits in a zstd frame that decode to the same.
+                _ if at < data => {
+                    assert!(found.as_ref().map_or(true, |found| *found == memory()), "byte {at}, {flip:#x}");
+                    assert_eq!(verified.is_ok(), found.is_ok(), "byte {at}, {flip:#x}");
+                    noticed += u32::from(found.is_err());
                 }
+                _ if at < index => {
+                    assert!(found.unwrap() == memory(), "byte {at} stands for nothing");
+                    assert!(verified.is_err(), "but it is verified: byte {at}, {flip:#x}");
+                }
+                _ => assert!(found.is_err() && verified.is_err(), "byte {at}, {flip:#x}"),
             }
         }
-        assert!(noticed as usize > data * 2 * 95 / 100, "{noticed} of {}", data * 2);
+        assert!(noticed as usize > data * 95 / 100, "{noticed} of {data}");
     }
 }
 
