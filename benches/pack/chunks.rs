@@ -31,7 +31,6 @@ pub fn measure(memory: &Memory, options: &Options) -> Result<Table> {
         "us a chunk",
         "p99, us",
         "MiB/s",
-        "in a page fault, MiB/s",
     ]);
     for (name, packing) in codecs() {
         for &chunk_len in &options.chunks {
@@ -50,8 +49,6 @@ pub fn measure(memory: &Memory, options: &Options) -> Result<Table> {
                 format!("{:.1}", micros(best.percentile(50))),
                 format!("{:.1}", micros(best.percentile(99))),
                 format!("{rate:.0}"),
-                // A fault that fills 4 KiB of what was decoded waits for the whole chunk all the same.
-                format!("{:.0}", 4096.0 / (1 << 20) as f64 / best.percentile(50).as_secs_f64()),
             ]);
         }
     }

@@ -47,7 +47,7 @@ fn run(options: &Options) -> Result<()> {
         say(
             "## Chunk sizes\n\nThe file with its index, beside `zstd -3` over the whole memory file; the ratio is of pages that are not zero. \
              Times are of one thread that reads a chunk from the page cache, decodes and verifies it, all chunks in random order; raw is \
-             what is left without a codec. The last column is what a guest sees that touches one page of each chunk and no other.\n",
+             what is left without a codec. Repeats are chunks that are stored once only.\n",
         );
         say(&chunks::measure(&memory, options)?.to_string());
     }
