@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use memory::Memory;
 use options::Options;
-use volt_benches::{OrSay, Result, command_line, host};
+use volt_benches::{OrSay, Result, command_line, host, process};
 
 const DOCUMENT: &str = "../docs/benchmarks-pack.md";
 
@@ -28,6 +28,9 @@ fn main() -> ExitCode {
 fn run(options: &Options) -> Result<()> {
     let load = host::load();
     let memory = Memory::read(&options.memory)?;
+    if options.realtime {
+        process::go_first()?;
+    }
     let mut text = String::new();
     let mut say = |part: &str| {
         println!("{part}");

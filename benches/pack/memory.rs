@@ -66,13 +66,13 @@ impl Source for Memory {
 }
 
 /// So much memory, with a number in each 32 KiB.
-pub struct Large([Range<u64>; 1]);
+pub struct Large(Range<u64>);
 
 impl Large {
     pub const LEN: u64 = 16 << 30;
 
     pub fn new() -> Self {
-        Self([0..Self::LEN])
+        Self(0..Self::LEN)
     }
 }
 
@@ -84,7 +84,7 @@ impl Source for Large {
     }
 
     fn populated(&self) -> &[Range<u64>] {
-        &self.0
+        std::slice::from_ref(&self.0)
     }
 }
 

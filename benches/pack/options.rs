@@ -15,6 +15,8 @@ cargo bench -p volt-benches --bench pack -- --memory FILE [OPTION...]
   --rounds N        rounds of each measurement; the best one counts (default 5)
   --chunks LIST     sizes of chunks in KiB (default 4,8,16,32,64,128,256,512,1024,2048)
   --only LIST       of chunks, packing, index, checksums (default all)
+  --realtime        everything that is measured goes before all other programs (SCHED_FIFO, for root): for a machine that
+                    does something else too
   --write-docs      put the result in docs/benchmarks-pack.md
   --help
 
@@ -28,6 +30,7 @@ pub struct Options {
     /// Bytes.
     pub chunks: Vec<u32>,
     pub only: Vec<String>,
+    pub realtime: bool,
     pub write_docs: bool,
     /// As given, for the record.
     pub line: String,
@@ -46,6 +49,7 @@ impl Options {
             rounds: 5,
             chunks: (2..=11).map(|log| 1024 << log).collect(),
             only: ["chunks", "packing", "index", "checksums"].map(str::to_owned).into(),
+            realtime: false,
             write_docs: false,
             line: given.join(" "),
         };
@@ -60,6 +64,7 @@ impl Options {
                     options.chunks = kib.into_iter().map(|kib| kib.saturating_mul(1024)).collect();
                 }
                 "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
+                "--realtime" => options.realtime = true,
                 "--write-docs" => options.write_docs = true,
                 "--help" => return Ok(None),
                 _ => return Err(format!("{option}: no such option\n\n{HELP}")),

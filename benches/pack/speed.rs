@@ -120,13 +120,15 @@ pub fn index(options: &Options) -> Result<Table> {
     Ok(table)
 }
 
+type Sum<'a> = &'a dyn Fn(&[u8]) -> u64;
+
 /// What verifying a chunk costs, with this checksum and with others.
 pub fn checksums(memory: &Memory, options: &Options) -> Table {
     static CRC: crc::Crc<u64, crc::Table<16>> = crc::Crc::<u64, crc::Table<16>>::new(&crc::CRC_64_ECMA_182);
     let chunks = memory.chunks(64 << 10);
     let bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
     let mut table = Table::new(&["checksum of 64 KiB", "us", "MiB/s"]);
-    let sums: [(&str, &dyn Fn(&[u8]) -> u64); 3] = [
+    let sums: [(&str, Sum<'_>); 3] = [
         ("XXH3-64 (used)", &xxhash_rust::xxh3::xxh3_64),
         ("XXH3-128", &|chunk| xxhash_rust::xxh3::xxh3_128(chunk) as u64),
         ("CRC-64 by tables", &|chunk| CRC.checksum(chunk)),

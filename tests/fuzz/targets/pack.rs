@@ -80,7 +80,7 @@ impl How {
 
 struct Memory {
     bytes: Vec<u8>,
-    all: [Range<u64>; 1],
+    all: Range<u64>,
 }
 
 impl Source for Memory {
@@ -90,7 +90,7 @@ impl Source for Memory {
     }
 
     fn populated(&self) -> &[Range<u64>] {
-        &self.all
+        std::slice::from_ref(&self.all)
     }
 }
 
@@ -135,7 +135,7 @@ fn damaged(pages: &[Page], how: &How, damage: &[Damage]) {
         return;
     }
     let len = bytes.len() as u64;
-    let memory = Memory { bytes, all: [0..len] };
+    let memory = Memory { bytes, all: 0..len };
     let mut file = nameless();
     pack(&memory, len, &how.packing(), (&file, Path::new(NAME)), &|_| ()).expect("a memory in order");
     let mut packed = Vec::new();

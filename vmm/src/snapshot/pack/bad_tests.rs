@@ -168,9 +168,11 @@ fn a_chunk_that_lies_about_its_length() {
         for len in [1024, 65_536] {
             let mut encoder = super::codec::Encoder::new(compression, 65_536, 0).unwrap();
             let content = vec![7; len];
-            let (_, bytes) = encoder.encode(&content);
+            let mut bytes = vec![0; encoder.room()];
+            let (_, stored) = encoder.encode(&content, &mut bytes);
+            bytes.truncate(stored as usize);
             let mut forged = Forged::of(&packed(&Bytes::of(vec![7; 4096]), &packing(compression, 4096)));
-            forged.data = bytes.to_vec();
+            forged.data.clone_from(&bytes);
             forged.data.resize(4096, 0);
             forged.data_len = bytes.len() as u64;
             forged.stored(0, (0, kind, bytes.len() as u32));

@@ -113,7 +113,7 @@ pub struct Encoder {
     how: How,
     /// In percent of the chunk.
     least_saving: u8,
-    out: Vec<u8>,
+    room: usize,
 }
 
 enum How {
@@ -127,30 +127,35 @@ impl Encoder {
     /// # Errors
     /// There is no memory for it.
     pub fn new(compression: Compression, chunk_len: u32, least_saving: u8) -> Result<Self> {
-        let out = vec![0; get_maximum_output_size(chunk_len as usize)];
         let how = match compression {
             // The table goes with the longest chunk, so that what a chunk becomes does not depend on those before it.
             Compression::Lz4 if chunk_len < u32::from(u16::MAX) => How::Lz4(CompressTable::small()),
             Compression::Lz4 => How::Lz4(CompressTable::large()),
             Compression::Zstd { level } => How::Zstd(CCtx::try_create().ok_or_else(no_memory)?, level),
         };
-        Ok(Self { how, least_saving, out })
+        Ok(Self { how, least_saving, room: get_maximum_output_size(chunk_len as usize) })
     }
 
-    /// The chunk as it is to be stored: as it is, where compression does not pay.
-    pub fn encode<'a>(&'a mut self, chunk: &'a [u8]) -> (Encoding, &'a [u8]) {
+    /// The most bytes that [`Encoder::encode`] needs for a chunk.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Writes the chunk to `out` as it is to be stored: as it is, where compression does not pay. Returns its length, too.
+    pub fn encode(&mut self, chunk: &[u8], out: &mut [u8]) -> (Encoding, u32) {
         let most = most_that_pays(chunk.len(), self.least_saving);
         let (encoding, len) = match &mut self.how {
-            How::Lz4(table) => (Encoding::Lz4, compress_into_with_table(chunk, &mut self.out, table).ok()),
+            How::Lz4(table) => (Encoding::Lz4, compress_into_with_table(chunk, out, table).ok()),
             // It stops where it would not pay any more.
             How::Zstd(context, level) => {
-                (Encoding::Zstd, context.compress(&mut self.out[..most], chunk, *level).ok())
+                (Encoding::Zstd, context.compress(&mut out[..most], chunk, *level).ok())
             }
         };
-        match len {
-            Some(len) if len <= most => (encoding, &self.out[..len]),
-            _ => (Encoding::Raw, chunk),
+        if let Some(len) = len.filter(|len| *len <= most) {
+            return (encoding, len as u32);
         }
+        out[..chunk.len()].copy_from_slice(chunk);
+        (Encoding::Raw, chunk.len() as u32)
     }
 }
 
@@ -257,8 +262,9 @@ mod tests {
             let encoded = |least_saving, saved| {
                 let chunk = chunk(saved);
                 let mut encoder = Encoder::new(compression, 4096, least_saving).unwrap();
-                let (encoding, bytes) = encoder.encode(&chunk);
-                assert_eq!(encoding == Encoding::Raw, bytes.len() == 4096);
+                let mut bytes = vec![7; encoder.room()];
+                let (encoding, len) = encoder.encode(&chunk, &mut bytes);
+                assert_eq!(encoding == Encoding::Raw, bytes[..len as usize] == chunk);
                 encoding
             };
             assert_eq!(encoded(0, 0), Encoding::Raw, "noise");

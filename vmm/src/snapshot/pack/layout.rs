@@ -16,12 +16,15 @@ use crate::sync::lock;
 pub type Seen = Mutex<HashMap<u64, u32>>;
 
 /// What was made of the chunks of a run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Run {
-    /// Those that are stored, one behind the other.
+    /// Those that are stored, one behind the other, and room.
     bytes: Vec<u8>,
     chunks: Vec<Made>,
 }
+
+/// The room of runs that have been written, for others: memory that is new each time costs more than the copies in it.
+pub type Spare = Mutex<Vec<Vec<u8>>>;
 
 #[derive(Debug)]
 enum Made {
@@ -35,6 +38,7 @@ pub struct Maker<'a> {
     pub source: &'a dyn Source,
     pub geometry: Geometry,
     pub seen: &'a Seen,
+    pub spare: &'a Spare,
     pub encoder: Encoder,
     pub chunk: Vec<u8>,
     pub other: Vec<u8>,
@@ -43,7 +47,7 @@ pub struct Maker<'a> {
 impl Maker<'_> {
     /// Makes the run of these chunks.
     pub fn make(&mut self, chunks: std::ops::Range<u32>) -> Result<Run> {
-        let mut run = Run::default();
+        let (mut run, mut filled) = (self.empty_run(), 0);
         for chunk in chunks {
             let range = self.geometry.range(chunk);
             self.chunk.resize(self.geometry.len_of(chunk), 0);
@@ -59,11 +63,19 @@ impl Maker<'_> {
                 run.chunks.push(Made::Same { of, checksum });
                 continue;
             }
-            let (encoding, bytes) = self.encoder.encode(&self.chunk);
-            run.chunks.push(Made::Stored { encoding, len: bytes.len() as u32, checksum });
-            run.bytes.extend_from_slice(bytes);
+            let (encoding, len) = self.encoder.encode(&self.chunk, &mut run.bytes[filled..]);
+            run.chunks.push(Made::Stored { encoding, len, checksum });
+            filled += len as usize;
         }
         Ok(run)
+    }
+
+    fn empty_run(&self) -> Run {
+        // A chunk is never stored in more bytes than it has, but a codec wants more room than that.
+        let chunks = self.geometry.run() as usize * self.geometry.chunk_len() as usize;
+        let room = || vec![0; chunks + self.encoder.room()];
+        let spare = lock(self.spare).pop();
+        Run { bytes: spare.unwrap_or_else(room), chunks: Vec::with_capacity(self.geometry.run() as usize) }
     }
 
     fn is_same(&mut self, of: u32) -> Result<bool> {
@@ -81,8 +93,8 @@ pub struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// Places the next run, which begins with chunk `first`. Returns the bytes that go behind those of the runs before it.
-    pub fn place(&mut self, first: u32, run: Run) -> Result<Vec<u8>> {
+    /// Places the next run, which begins with chunk `first`. Returns its room and how much of that goes behind the runs before it.
+    pub fn place(&mut self, first: u32, run: Run) -> Result<(Vec<u8>, usize)> {
         let Run { mut bytes, chunks } = run;
         let (mut from, mut kept) = (0, 0);
         for (chunk, made) in (first..).zip(chunks) {
@@ -104,8 +116,7 @@ impl Layout<'_> {
                 }
             }
         }
-        bytes.truncate(kept);
-        Ok(bytes)
+        Ok((bytes, kept))
     }
 
     /// The earlier chunk with the same content, if there is one. Otherwise later ones may be the same as this one.

@@ -19,7 +19,7 @@ use super::codec::{Compression, Encoder};
 use super::footer::Footer;
 use super::geometry::Geometry;
 use super::index::Builder;
-use super::layout::{Layout, Maker, Run, Seen};
+use super::layout::{Layout, Maker, Run, Seen, Spare};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::sync::{lock, wait_while};
@@ -97,14 +97,22 @@ pub fn pack(
 ) -> Result<()> {
     let geometry = packing.validate(memory_len)?;
     let failed = |source| Error::file("write", name.display(), source);
-    let seen = Seen::default();
+    let (seen, spare) = (Seen::default(), Spare::default());
     let runs = geometry.chunks().div_ceil(geometry.run());
     let threads = packing.threads.unwrap_or_else(all_cores).get().min(runs as usize);
     let line = Line::new(runs, threads as u32 * AHEAD);
     let mut layout = Layout { source, geometry, seen: &seen, index: Builder::default() };
     let maker = || -> Result<Maker<'_>> {
         let encoder = Encoder::new(packing.compression, packing.chunk_len, packing.least_saving)?;
-        Ok(Maker { source, geometry, seen: &seen, encoder, chunk: Vec::new(), other: Vec::new() })
+        Ok(Maker {
+            source,
+            geometry,
+            seen: &seen,
+            spare: &spare,
+            encoder,
+            chunk: Vec::new(),
+            other: Vec::new(),
+        })
     };
     let makers = (0..threads).map(|_| maker()).collect::<Result<Vec<_>>>()?;
     thread::scope(|scope| -> Result<()> {
@@ -119,8 +127,9 @@ pub fn pack(
         for run in 0..runs {
             let chunks = chunks_of(&geometry, run);
             let at = layout.index.data_len();
-            let bytes = layout.place(chunks.start, line.next(run)?)?;
-            file.write_all_at(&bytes, at).map_err(failed)?;
+            let (room, len) = layout.place(chunks.start, line.next(run)?)?;
+            file.write_all_at(&room[..len], at).map_err(failed)?;
+            lock(&spare).push(room);
             progress(geometry.range(chunks.end - 1).end);
         }
         Ok(())
