@@ -58,11 +58,11 @@ fn write_memory(
             sparse::whole(raw, file).map_err(|source| Error::file("write", place.display(), source))
         }
         (Memory::Raw(raw, path), Some(packing)) => {
-            pack(&RawSource::of(raw, path, len)?, len, packing, (file, place), &|done| progress(done))
+            pack(&RawSource::of(raw, path, len)?, len, packing, (file, place), progress)
         }
         (Memory::Packed(packed), None) => unpack(&packed.pack, (file, place), progress),
         (Memory::Packed(packed), Some(packing)) => {
-            pack(&Repack::of(&packed.pack)?, len, packing, (file, place), &|done| progress(done))
+            pack(&Repack::of(&packed.pack)?, len, packing, (file, place), progress)
         }
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 
 use super::codec::Decoder;
 use super::reader::{Kind, Pack};
-use super::writer::{all_cores, chunks_of};
+use super::writer::{chunks_of, threads_for};
 use crate::error::{Error, Result};
 use crate::snapshot::writer::write_nonzero;
 use crate::sync::lock;
@@ -93,7 +93,7 @@ fn for_each(
         }
     };
     thread::scope(|scope| {
-        for _ in 1..all_cores().get().min(runs as usize) {
+        for _ in 1..threads_for(runs, None) {
             // This thread works too, and does all of it if the host has no others to give.
             let _ = thread::Builder::new().name("volt-unpack".into()).spawn_scoped(scope, work);
         }

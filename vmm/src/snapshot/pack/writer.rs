@@ -1,8 +1,8 @@
 //! Packs a memory, on all cores.
 //!
 //! ```text
-//!   threads:        take the next run ──> read, look for zeros and repeats, compress ──> leave it
-//!   the caller:     wait for the run whose turn it is ──> place (`layout`) ──> write ──> report
+//!   every thread:   take the next run ──> read, look for zeros and repeats, compress ──> leave it with the others
+//!                   is it the next in the file, and nobody at it?  place (`layout`) and write what is there in a row
 //! ```
 //!
 //! No thread is more than a few runs ahead of what is written, so what is in memory at once is some MiB a thread.
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::num::NonZero;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
 use super::codec::{Compression, Encoder};
@@ -78,13 +78,17 @@ impl Packing {
     }
 }
 
-/// Threads to work on, unless a number is given.
-pub fn all_cores() -> NonZero<usize> {
-    thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN)
+/// Threads to do so many runs on, unless a number is given: one a core, which takes a while to find out.
+pub(super) fn threads_for(runs: u32, given: Option<NonZero<usize>>) -> usize {
+    if runs < 2 {
+        return 1;
+    }
+    let threads = given.map_or_else(thread::available_parallelism, Ok);
+    threads.map_or(1, NonZero::get).min(runs as usize)
 }
 
-/// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. `progress` is told, now and then,
-/// how many bytes of the memory are done. The file is not synced.
+/// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. `progress` is told now and then, from
+/// any thread, how many bytes of the memory are done. The file is not synced.
 ///
 /// # Errors
 /// The packing makes no sense, the source cannot be read, or the file cannot be written.
@@ -93,54 +97,37 @@ pub fn pack(
     memory_len: u64,
     packing: &Packing,
     (file, name): (&File, &Path),
-    progress: &dyn Fn(u64),
+    progress: &(dyn Fn(u64) + Sync),
 ) -> Result<()> {
     let geometry = packing.validate(memory_len)?;
-    let failed = |source| Error::file("write", name.display(), source);
     let (seen, spare) = (Seen::default(), Spare::default());
     let runs = geometry.chunks().div_ceil(geometry.run());
-    let threads = packing.threads.unwrap_or_else(all_cores).get().min(runs as usize);
-    let line = Line::new(runs, threads as u32 * AHEAD);
-    let mut layout = Layout { source, geometry, seen: &seen, index: Builder::default() };
-    let maker = || -> Result<Maker<'_>> {
+    let threads = threads_for(runs, packing.threads);
+    let makers = (0..threads).map(|_| {
         let encoder = Encoder::new(packing.compression, packing.chunk_len, packing.least_saving)?;
-        Ok(Maker {
-            source,
-            geometry,
-            seen: &seen,
-            spare: &spare,
-            encoder,
-            chunk: Vec::new(),
-            other: Vec::new(),
-        })
-    };
-    let makers = (0..threads).map(|_| maker()).collect::<Result<Vec<_>>>()?;
-    thread::scope(|scope| -> Result<()> {
-        // Whatever ends this, the threads must end with it.
-        let _closing = Closing(&line);
-        for mut maker in makers {
-            let line = &line;
-            let work = move || line.work(|run| maker.make(chunks_of(&geometry, run)));
-            let started = thread::Builder::new().name("volt-pack".into()).spawn_scoped(scope, work);
-            started.map_err(|source| Error::host("start a thread that packs", source))?;
+        let (chunk, other) = (Vec::new(), Vec::new());
+        Ok(Maker { source, geometry, seen: &seen, spare: &spare, encoder, chunk, other })
+    });
+    let mut makers = makers.collect::<Result<Vec<_>>>()?;
+    let layout = Layout { source, geometry, seen: &seen, index: Builder::default() };
+    let out = Out { file, name, spare: &spare, progress };
+    let line = Line::new(runs, threads as u32 * AHEAD, layout);
+    thread::scope(|scope| {
+        let own = makers.pop();
+        for maker in makers {
+            // This thread works too, and does all of it if the host has no others to give.
+            let work = || line.work(maker, &out);
+            let _ = thread::Builder::new().name("volt-pack".into()).spawn_scoped(scope, work);
         }
-        for run in 0..runs {
-            let chunks = chunks_of(&geometry, run);
-            let at = layout.index.data_len();
-            let (room, len) = layout.place(chunks.start, line.next(run)?)?;
-            file.write_all_at(&room[..len], at).map_err(failed)?;
-            lock(&spare).push(room);
-            progress(geometry.range(chunks.end - 1).end);
-        }
-        Ok(())
-    })?;
-    let data_len = layout.index.data_len();
-    let (index, table) = layout.index.finish();
+        own.into_iter().for_each(|maker| line.work(maker, &out));
+    });
+    let index = line.finish()?;
+    let data_len = index.data_len();
+    let (index, table) = index.finish();
     let footer = Footer::new(geometry, data_len, &table);
     // What lies between is a hole, which reads as zeros.
-    file.write_all_at(&index, footer.index_at())
-        .and_then(|()| file.write_all_at(&[&table[..], &footer.to_bytes()].concat(), footer.table_at()))
-        .map_err(failed)
+    out.write(&index, footer.index_at())?;
+    out.write(&[&table[..], &footer.to_bytes()].concat(), footer.table_at())
 }
 
 /// The chunks of a run.
@@ -149,35 +136,65 @@ pub(super) fn chunks_of(geometry: &Geometry, run: u32) -> std::ops::Range<u32> {
     start..(start + geometry.run()).min(geometry.chunks())
 }
 
-/// Runs on their way from the threads that make them to the one that places them.
-struct Line {
-    state: Mutex<State>,
+/// Where runs go.
+struct Out<'a> {
+    file: &'a File,
+    name: &'a Path,
+    spare: &'a Spare,
+    progress: &'a (dyn Fn(u64) + Sync),
+}
+
+impl Out<'_> {
+    fn write(&self, bytes: &[u8], at: u64) -> Result<()> {
+        self.file.write_all_at(bytes, at).map_err(|source| Error::file("write", self.name.display(), source))
+    }
+
+    /// The run that comes next.
+    fn place(&self, layout: &mut Layout<'_>, number: u32, run: Run) -> Result<()> {
+        let chunks = chunks_of(&layout.geometry, number);
+        let at = layout.index.data_len();
+        let (room, len) = layout.place(chunks.start, run)?;
+        self.write(&room[..len], at)?;
+        lock(self.spare).push(room);
+        (self.progress)(layout.geometry.range(chunks.end - 1).end);
+        Ok(())
+    }
+}
+
+/// Runs on their way into the file.
+struct Line<'a> {
+    state: Mutex<State<'a>>,
     changed: Condvar,
     runs: u32,
     ahead: u32,
 }
 
-#[derive(Default)]
-struct State {
+struct State<'a> {
     /// The next one to be made.
     next: u32,
     /// The next one to be placed.
     wanted: u32,
-    made: BTreeMap<u32, Result<Run>>,
+    made: BTreeMap<u32, Run>,
+    /// Nobody has it who places.
+    layout: Option<Layout<'a>>,
+    /// By an error, the first one, or by a panic.
     closed: bool,
+    error: Option<Error>,
 }
 
-impl Line {
-    fn new(runs: u32, ahead: u32) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), runs, ahead }
+impl<'a> Line<'a> {
+    fn new(runs: u32, ahead: u32, layout: Layout<'a>) -> Self {
+        let (made, layout) = (BTreeMap::new(), Some(layout));
+        let state = State { next: 0, wanted: 0, made, layout, closed: false, error: None };
+        Self { state: Mutex::new(state), changed: Condvar::new(), runs, ahead }
     }
 
-    /// Makes runs until there are none left, or nobody wants them any more.
-    fn work(&self, mut make: impl FnMut(u32) -> Result<Run>) {
-        // A thread that panics leaves a run unmade that the placing one would wait for.
+    /// Makes runs until there are none left, or there is no use in them any more.
+    fn work(&self, mut maker: Maker<'_>, out: &Out<'_>) {
+        // A thread that panics leaves a run unmade that the others would wait for.
         let _closing = OnPanic(self);
         loop {
-            let too_far = |state: &mut State| {
+            let too_far = |state: &mut State<'_>| {
                 !state.closed && state.next < self.runs && state.next >= state.wanted + self.ahead
             };
             let mut state = wait_while(&self.changed, lock(&self.state), too_far);
@@ -187,44 +204,58 @@ impl Line {
             let run = state.next;
             state.next += 1;
             drop(state);
-            let made = make(run);
-            lock(&self.state).made.insert(run, made);
+            let made = maker.make(chunks_of(&maker.geometry, run));
+            if let Err(error) = made.and_then(|made| self.leave(run, made, out)) {
+                self.close(Some(error));
+                return;
+            }
+        }
+    }
+
+    /// Leaves a run, and places all that are there in a row, unless someone is at it. Who is at it looks once more after each.
+    fn leave(&self, run: u32, made: Run, out: &Out<'_>) -> Result<()> {
+        let mut state = lock(&self.state);
+        state.made.insert(run, made);
+        let Some(mut layout) = state.layout.take() else { return Ok(()) };
+        loop {
+            let wanted = state.wanted;
+            let Some(run) = state.made.remove(&wanted) else {
+                state.layout = Some(layout);
+                return Ok(());
+            };
+            drop(state);
+            out.place(&mut layout, wanted, run)?;
+            state = lock(&self.state);
+            state.wanted += 1;
             self.changed.notify_all();
         }
     }
 
-    fn next(&self, run: u32) -> Result<Run> {
-        let missing = |state: &mut State| !state.closed && !state.made.contains_key(&run);
-        let mut state = wait_while(&self.changed, lock(&self.state), missing);
-        state.wanted = run + 1;
-        let made = state.made.remove(&run);
-        drop(state);
+    fn close(&self, error: Option<Error>) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        state.error = state.error.take().or(error);
         self.changed.notify_all();
-        made.unwrap_or_else(|| {
-            Err(Error::host("pack memory", std::io::Error::other("a thread of it has panicked")))
-        })
     }
 
-    fn close(&self) {
-        lock(&self.state).closed = true;
-        self.changed.notify_all();
+    /// Once nobody works any more.
+    fn finish(self) -> Result<Builder> {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let unfinished = || Error::host("pack memory", std::io::Error::other("not all of it was done"));
+        match (state.error, state.layout) {
+            (Some(error), _) => Err(error),
+            (None, Some(layout)) if state.wanted == self.runs => Ok(layout.index),
+            (None, _) => Err(unfinished()),
+        }
     }
 }
 
-struct Closing<'a>(&'a Line);
+struct OnPanic<'a, 'b>(&'a Line<'b>);
 
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
-struct OnPanic<'a>(&'a Line);
-
-impl Drop for OnPanic<'_> {
+impl Drop for OnPanic<'_, '_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.close();
+            self.0.close(None);
         }
     }
 }
