@@ -88,7 +88,8 @@ impl Source for Large {
     }
 }
 
-fn nameless() -> Result<File> {
+/// An empty file in memory, which goes when it is closed.
+pub fn nameless() -> Result<File> {
     // Where files are in memory on any Linux.
     let path = Path::new("/dev/shm").join(format!("volt-bench-pack-{}", std::process::id()));
     let file = File::options().read(true).write(true).create_new(true).open(&path);
