@@ -9,6 +9,7 @@ mod client;
 mod console;
 mod exit;
 mod failure;
+mod inspection;
 mod log_lines;
 mod progress;
 mod rest;

@@ -23,10 +23,11 @@ fn unknown_paths_methods_fields_and_values() {
         (
             "PUT",
             "/snapshot/create",
-            r#"{"snapshot_path":"/x","compress":1}"#,
+            r#"{"snapshot_path":"/x","compress":"gzip"}"#,
             400,
-            "unknown field `compress`",
+            "write lz4, zstd or zstd:LEVEL",
         ),
+        ("PUT", "/snapshot/create", r#"{"snapshot_path":"/x","pack":1}"#, 400, "unknown field `pack`"),
         ("PUT", "/snapshot/create", r#"{"snapshot_path":["/x"]}"#, 400, "invalid type"),
         ("PUT", "/snapshot/create", r#"{"snapshot_path":""}"#, 400, "snapshot"),
         ("PUT", "/snapshot/create", r#"{"snapshot_path":"/nowhere/x"}"#, 400, "/nowhere"),

@@ -17,6 +17,7 @@ mod library;
 mod live;
 mod net;
 mod on_disk;
+mod packed;
 mod pausing;
 mod random;
 mod registers;

@@ -3,7 +3,7 @@
 use volt_tests::{Boot, Guest, Snapshot, consecutive, needs};
 
 /// A snapshot of a guest that counts over `mib` of checked memory, and all that the guest had said by then.
-fn counting(mib: u32) -> (Snapshot, String) {
+pub(crate) fn counting(mib: u32) -> (Snapshot, String) {
     let mut guest = Guest::boot(&format!("count mib={mib}"));
     guest.wait_for("count 3");
     guest.pause();
@@ -12,7 +12,7 @@ fn counting(mib: u32) -> (Snapshot, String) {
 }
 
 /// Checks that a restored guest says what follows on what was said before, without a gap.
-fn goes_on_from(before: &str, restored: &mut Guest) {
+pub(crate) fn goes_on_from(before: &str, restored: &mut Guest) {
     let count = consecutive(before, "count");
     while restored.next_number("count") < count + 10 {}
     restored.pause();

@@ -224,7 +224,7 @@ impl Guest {
         self.snapshot_as(&[])
     }
 
-    /// Takes a snapshot with these options of `volt-vmm snapshot create`.
+    /// The same, with these options of `volt-vmm snapshot create`.
     #[must_use]
     pub fn snapshot_as(&self, options: &[&str]) -> Snapshot {
         let directory = self.scratch.fresh("snapshot");
@@ -238,14 +238,18 @@ impl Guest {
         self.try_snapshot_as(directory, &[])
     }
 
-    /// The same with options.
+    /// The same, with these options.
     #[must_use]
     pub fn try_snapshot_as(&self, directory: &Path, options: &[&str]) -> Outcome {
         drop(rest::connect(&self.socket));
-        let mut arguments: Vec<&OsStr> = vec!["snapshot".as_ref(), "create".as_ref(), directory.as_os_str()];
-        arguments.extend(options.iter().map(AsRef::<OsStr>::as_ref));
-        arguments.extend(["--api-socket".as_ref(), self.socket.as_os_str()]);
-        Outcome::of(arguments)
+        let words = [
+            "snapshot".as_ref(),
+            "create".as_ref(),
+            directory.as_os_str(),
+            "--api-socket".as_ref(),
+            self.socket.as_os_str(),
+        ];
+        Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
     }
 
     /// The scratch directory that it lives in.

@@ -1,5 +1,6 @@
 //! A snapshot on disk, and what tests do to one.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom as From};
 use std::os::unix::fs::MetadataExt;
@@ -39,10 +40,43 @@ impl Snapshot {
         self.directory.join("state.json")
     }
 
-    /// The path of `memory.snap`.
+    /// The path of `memory.pack` if there is one, of `memory.snap` if not.
     #[must_use]
     pub fn memory_path(&self) -> PathBuf {
-        self.directory.join("memory.snap")
+        let packed = self.directory.join("memory.pack");
+        if packed.exists() { packed } else { self.directory.join("memory.snap") }
+    }
+
+    /// The snapshot that `volt-vmm snapshot convert` makes of it with these options.
+    ///
+    /// # Panics
+    /// It fails.
+    #[must_use]
+    pub fn converted(&self, options: &[&str]) -> Self {
+        let converted = Self::at(self.scratch.fresh("converted"), &self.scratch);
+        self.try_convert(&converted.directory, options).succeeded();
+        converted
+    }
+
+    /// The same, to a place that may be a bad one.
+    #[must_use]
+    pub fn try_convert(&self, to: &Path, options: &[&str]) -> Outcome {
+        let words = ["snapshot", "convert"].map(OsStr::new);
+        let dirs = [self.directory.as_os_str(), to.as_os_str()];
+        Outcome::of(words.into_iter().chain(dirs).chain(options.iter().map(OsStr::new)))
+    }
+
+    /// What `volt-vmm snapshot verify` says of it.
+    #[must_use]
+    pub fn verify(&self) -> Outcome {
+        Outcome::of(["snapshot".as_ref(), "verify".as_ref(), self.directory.as_os_str()])
+    }
+
+    /// What `volt-vmm snapshot inspect` says of it, with these options.
+    #[must_use]
+    pub fn inspect(&self, options: &[&str]) -> String {
+        let words = ["snapshot".as_ref(), "inspect".as_ref(), self.directory.as_os_str()];
+        Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new))).succeeded().stdout.clone()
     }
 
     /// Runs what is in it.
@@ -94,8 +128,9 @@ impl Snapshot {
     pub fn copy(&self) -> Self {
         let copy = Self::at(self.scratch.fresh("copy"), &self.scratch);
         fs::create_dir(&copy.directory).expect("create a directory");
-        for (from, to) in [(self.state_path(), copy.state_path()), (self.memory_path(), copy.memory_path())] {
-            fs::copy(from, to).expect("copy a snapshot");
+        for from in [self.state_path(), self.memory_path()] {
+            let name = from.file_name().expect("a file's path");
+            fs::copy(&from, copy.directory.join(name)).expect("copy a snapshot");
         }
         copy
     }

@@ -49,7 +49,9 @@ pub use control::{Ending, RunState};
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
-pub use snapshot::{BaseSnapshot, Kind, Metadata, RestoreOptions, Snapshot, SnapshotOptions};
+pub use snapshot::{
+    BaseSnapshot, Compression, Kind, Metadata, Packing, RestoreOptions, Snapshot, SnapshotOptions,
+};
 pub use store::Store;
 pub use vm::{Builder, Vm};
 pub use vm_devices::BalloonStatus;

@@ -1,4 +1,4 @@
-//! Copies of files that keep their holes, and share their blocks where the file system can.
+//! Copies of files that keep their holes, and share their blocks where the file system can: disk layers and snapshots.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 const STEP: usize = 1 << 20;
 
 /// Makes an empty file a copy of another.
-pub fn copy(from: &File, to: &File) -> io::Result<()> {
+pub fn whole(from: &File, to: &File) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
@@ -22,7 +22,7 @@ pub fn copy(from: &File, to: &File) -> io::Result<()> {
 }
 
 /// Makes a stretch of a file what it is in another. Both have it.
-pub fn copy_stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
+pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(to, punch, at.start, at.end - at.start)?;
     data(from, to, at)
@@ -69,15 +69,12 @@ fn bytes(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result
 mod tests {
     use std::os::unix::fs::MetadataExt;
 
-    use rustix::fs::{Mode, OFlags};
-
     use super::*;
 
+    /// On a file system that has no copies that share blocks, so that all of this is seen.
     fn files() -> [File; 2] {
-        [(), ()].map(|()| {
-            let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            rustix::fs::open(std::env::temp_dir(), flags, Mode::RUSR | Mode::WUSR).unwrap().into()
-        })
+        ["from", "to"]
+            .map(|name| rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap().into())
     }
 
     #[test]
@@ -86,7 +83,7 @@ mod tests {
         from.set_len(64 << 20).unwrap();
         from.write_all_at(b"near the start", 8192).unwrap();
         from.write_all_at(&[9; 3 << 20], 30 << 20).unwrap();
-        copy(&from, &to).unwrap();
+        whole(&from, &to).unwrap();
         let mut found = vec![0; 3 << 20];
         to.read_exact_at(&mut found, 30 << 20).unwrap();
         assert!(found.iter().all(|byte| *byte == 9));
@@ -104,7 +101,7 @@ mod tests {
         from.write_all_at(&[1; 4096], 2 << 20).unwrap();
         from.write_all_at(&[1; 4096], 3 << 20).unwrap();
         to.write_all_at(&[2; 4 << 20], 0).unwrap();
-        copy_stretch(&from, &to, 1 << 20..3 << 20).unwrap();
+        stretch(&from, &to, 1 << 20..3 << 20).unwrap();
         let mut expected = vec![2; 4 << 20];
         expected[1 << 20..3 << 20].fill(0);
         expected[2 << 20..][..4096].fill(1);

@@ -100,6 +100,7 @@ impl Vm {
     /// # Errors
     /// As [`Vm::snapshot`]; a diff is wanted and there is nothing that it could be relative to.
     pub fn snapshot_with(&self, store: &Store, name: &str, options: &SnapshotOptions) -> Result<Course> {
+        options.validate(self.config().memory_bytes())?;
         let mut lineage = lock(&self.lineage);
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let (course, base) = writer::write(self, lineage.as_ref(), options, &dir)?;

@@ -37,7 +37,7 @@ fn parse(text: &str) -> Option<Bucket> {
 }
 
 /// A number, with K, M or G for powers of 1024.
-fn number(text: &str) -> Option<u64> {
+pub(super) fn number(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(['K', 'M', 'G']);
     let unit: u64 = match &text[digits.len()..] {
         "" => 1,

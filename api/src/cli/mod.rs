@@ -13,9 +13,11 @@ mod doctor;
 mod empty;
 mod limits;
 mod overrides;
+mod packing;
 mod restore;
 mod run;
 mod snapshot;
+mod snapshot_files;
 
 type Outcome = Result<Status, Failure>;
 
@@ -93,9 +95,7 @@ impl Cli {
         match (self.command, self.restore, self.snapshot, self.api_socket) {
             (Some(command), ..) => command.execute(),
             (None, Some(dir), _, api_socket) => restore::Restore::of(dir, api_socket).execute(),
-            (None, None, Some(dir), Some(api_socket)) => {
-                snapshot::Create { dir, diff: false, api_socket }.execute()
-            }
+            (None, None, Some(dir), Some(api_socket)) => snapshot::Create::of(dir, api_socket).execute(),
             (None, None, None, Some(api_socket)) => empty::Empty { api_socket }.execute(),
             (None, None, _, None) => unreachable!("clap requires an argument, and a socket with --snapshot"),
         }

@@ -1,4 +1,4 @@
-//! `volt-vmm snapshot`: takes snapshots of a running VM through its API, and works on those that were taken.
+//! `volt-vmm snapshot`: takes one of a running VM, through its API, or works on the files of those there are (`snapshot_files`).
 
 use std::path::PathBuf;
 
@@ -6,12 +6,14 @@ use clap::{Args, Subcommand};
 use volt_vmm::{Store, snapshot};
 
 use super::Outcome;
+use super::packing::{Memory, PackingArgs};
+use super::snapshot_files::{Convert, Inspect, Verify};
 use crate::exit::Status;
 use crate::failure::Failure;
 use crate::rest::{CreateSnapshot, SnapshotType};
 use crate::{client, progress};
 
-/// Take snapshots of running VMs, and work on snapshots
+/// Take a snapshot of a running VM, or work on those that there are
 #[derive(Debug, Args)]
 pub(crate) struct Snapshot {
     #[command(subcommand)]
@@ -21,6 +23,9 @@ pub(crate) struct Snapshot {
 #[derive(Debug, Subcommand)]
 enum Command {
     Create(Create),
+    Inspect(Inspect),
+    Verify(Verify),
+    Convert(Convert),
     Merge(Merge),
 }
 
@@ -47,25 +52,48 @@ pub(crate) struct Create {
     /// The API socket that the VM's volt-vmm was started with
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: PathBuf,
+
+    /// Pack the memory: lz4, zstd or zstd:LEVEL (1 to 22); none leaves it as it is
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    pub(super) compress: Memory,
+
+    #[command(flatten)]
+    pub(super) packing: PackingArgs,
 }
 
 impl Snapshot {
     pub(crate) fn execute(self) -> Outcome {
         match self.command {
             Command::Create(create) => create.execute(),
+            Command::Inspect(inspect) => inspect.execute(),
+            Command::Verify(verify) => verify.execute(),
+            Command::Convert(convert) => convert.execute(),
             Command::Merge(merge) => merge.execute(),
         }
     }
 }
 
 impl Create {
+    /// A snapshot as usual.
+    pub(super) fn of(dir: PathBuf, api_socket: PathBuf) -> Self {
+        Self { dir, diff: false, api_socket, compress: Memory::Raw, packing: PackingArgs::default() }
+    }
+
     pub(crate) fn execute(self) -> Outcome {
         // The server may have another working directory.
         let snapshot_path = std::path::absolute(&self.dir).map_err(|source| {
             Failure::system(format!("find the directory {}", self.dir.display()), source)
         })?;
         let snapshot_type = self.diff.then_some(SnapshotType::Diff);
-        let request = CreateSnapshot { snapshot_path, snapshot_type, mem_file_path: None };
+        let packing = self.packing.of(self.compress)?;
+        let request = CreateSnapshot {
+            snapshot_path,
+            snapshot_type,
+            mem_file_path: None,
+            compress: packing.map(|packing| packing.compression),
+            chunk_size: packing.map(|packing| packing.chunk_len),
+            least_saving: packing.map(|packing| packing.least_saving),
+        };
         progress::during("taking the snapshot", || {
             client::put(&self.api_socket, "/snapshot/create", &request)
         })?;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::NetBackend;
 use volt_vmm::config::overrides::NetOverride;
-use volt_vmm::{Error, Kind, RunState, SnapshotOptions, Store};
+use volt_vmm::{Compression, Error, Kind, Packing, RunState, SnapshotOptions, Store};
 
 use super::body::Body;
 use super::error::Fault;
@@ -62,6 +62,38 @@ pub(crate) struct CreateSnapshot {
     pub(crate) snapshot_type: Option<SnapshotType>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) mem_file_path: Option<PathBuf>,
+    /// volt-vmm's own, like the next two: how memory is packed, unless it is to stay as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) compress: Option<Compression>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) chunk_size: Option<u32>,
+    /// Percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) least_saving: Option<u8>,
+}
+
+impl CreateSnapshot {
+    fn options(&self) -> Result<SnapshotOptions, Fault> {
+        let kind = match self.snapshot_type {
+            Some(SnapshotType::Diff) => Kind::Diff,
+            Some(SnapshotType::Full) | None => Kind::Full,
+        };
+        let Some(compression) = self.compress else {
+            for (field, given) in
+                [("chunk_size", self.chunk_size.is_some()), ("least_saving", self.least_saving.is_some())]
+            {
+                if given {
+                    return Err(Fault::refused(format!(
+                        "{field}: goes with compress, which says how memory is packed"
+                    )));
+                }
+            }
+            return Ok(SnapshotOptions { kind, packing: None });
+        };
+        let packing = Some(Packing::with(compression, self.chunk_size, self.least_saving));
+        Ok(SnapshotOptions { kind, packing })
+    }
 }
 
 /// Kinds of snapshot that Firecracker knows.
@@ -78,14 +110,11 @@ async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnaps
     if request.mem_file_path.is_some() {
         return Err(Fault::refused(format!("mem_file_path: {ONE_DIRECTORY}")));
     }
+    let options = request.options()?;
     api.call(move |slot| {
         let vm = slot.vm("create a snapshot")?;
         let (store, name) = Store::split(&request.snapshot_path)?;
-        let kind = match request.snapshot_type {
-            Some(SnapshotType::Diff) => Kind::Diff,
-            Some(SnapshotType::Full) | None => Kind::Full,
-        };
-        vm.snapshot_with(&store, &name, &SnapshotOptions { kind })
+        vm.snapshot_with(&store, &name, &options)
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
@@ -253,6 +282,22 @@ mod tests {
         let two = r#"{"snapshot_path":"/s","mem_file_path":"/m"}"#;
         api.refuses("PUT", "/snapshot/create", two, 400, "mem_file_path");
         api.refuses("PUT", "/snapshot/load", two, 400, "mem_file_path");
+        let packed = |more| format!(r#"{{"snapshot_path":"/s",{more}}}"#);
+        api.refuses("PUT", "/snapshot/create", &packed(r#""compress":"gzip""#), 400, "write lz4, zstd");
+        api.refuses(
+            "PUT",
+            "/snapshot/create",
+            &packed(r#""chunk_size":65536"#),
+            400,
+            "chunk_size: goes with compress",
+        );
+        api.refuses(
+            "PUT",
+            "/snapshot/create",
+            &packed(r#""least_saving":5"#),
+            400,
+            "least_saving: goes with compress",
+        );
         api.refuses("PUT", "/actions", r#"{"action_type":"SendCtrlAltDel"}"#, 400, "no keyboard");
     }
 

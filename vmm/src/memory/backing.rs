@@ -128,8 +128,11 @@ fn prefer_huge_pages(ram: &GuestRam, region: &Region) {
     };
 }
 
-/// A memfd of holes.
-pub(super) fn fresh(len: u64) -> Result<File> {
+/// Memory in a file without a name: nothing yet, `len` bytes long.
+///
+/// # Errors
+/// The host refuses it.
+pub fn fresh(len: u64) -> Result<File> {
     let refused = |source| Error::host(format!("create {} MiB of guest memory", len >> 20), source);
     let memfd = rustix::fs::memfd_create("volt-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(refused)?;

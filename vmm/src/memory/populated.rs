@@ -32,15 +32,11 @@ pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
     Ok(pages)
 }
 
-/// Where the base of guest memory has data and not holes, in whole pages.
+/// Where a file has data and not holes, in whole pages, in its first `len` bytes.
 ///
 /// # Errors
-/// The host does not say.
-pub fn data_ranges(base: &File, len: u64) -> Result<Vec<Range<u64>>> {
-    find_data(base, len).map_err(|source| Error::host("look for data in the base of guest memory", source))
-}
-
-fn find_data(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
+/// The file system cannot tell.
+pub fn data_ranges(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
     let mut ranges = Vec::new();
     let mut end = 0;
     while end < len {

@@ -8,7 +8,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use super::holes::is_zero;
 use super::manifest::CRC;
+use super::pack::Source;
 use crate::error::Result;
 use crate::memory::PAGE;
 use crate::memory::populated::data_ranges;
@@ -35,7 +37,7 @@ pub fn of_pages(offset: u64, bytes: &[u8]) -> u64 {
 pub fn of_file(file: &File, len: u64, failed: &dyn Fn(io::Error) -> crate::error::Error) -> Result<u64> {
     let mut buffer = vec![0; STEP as usize];
     let mut sum = 0_u64;
-    for range in data_ranges(file, len)? {
+    for range in data_ranges(file, len).map_err(failed)? {
         for start in range.clone().step_by(STEP as usize) {
             let step = &mut buffer[..(range.end - start).min(STEP) as usize];
             file.read_exact_at(step, start).map_err(failed)?;
@@ -45,11 +47,21 @@ pub fn of_file(file: &File, len: u64, failed: &dyn Fn(io::Error) -> crate::error
     Ok(sum)
 }
 
-/// Whether a page, or a part of one, is all zeros.
-#[must_use]
-pub fn is_zero(page: &[u8]) -> bool {
-    static ZERO: [u8; PAGE as usize] = [0; PAGE as usize];
-    page == &ZERO[..page.len()]
+/// The digest of a memory that is about to be written.
+///
+/// # Errors
+/// It cannot be read.
+pub(super) fn of_source(source: &dyn Source) -> Result<u64> {
+    let mut buffer = vec![0; STEP as usize];
+    let mut sum = 0_u64;
+    for range in source.populated() {
+        for start in range.clone().step_by(STEP as usize) {
+            let step = &mut buffer[..(range.end - start).min(STEP) as usize];
+            source.read_at(start, step)?;
+            sum = sum.wrapping_add(of_pages(start, step));
+        }
+    }
+    Ok(sum)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
+use super::reader::open_regular;
 use crate::config::{Devices, FileRef};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -37,21 +38,24 @@ pub fn save(machine: &Machine, dir: &NewDir) -> Result<Vec<(String, File)>> {
     Ok(copies)
 }
 
-/// Copies the layers of a snapshot's disks into another's directory.
+/// Copies the layers in the snapshot at `from`, the VM of which has these devices, into `to`.
 ///
 /// # Errors
 /// One is missing, or the host refuses.
-pub fn copy(snapshot: &Path, devices: &Devices, dir: &NewDir) -> Result<()> {
-    for disk in devices.disks.iter().filter(|disk| disk.layer.is_some()) {
-        let name = name_of(&disk.id);
-        let path = snapshot.join(&name);
-        let from = File::open(&path).map_err(|source| Error::file("open", path.display(), source))?;
-        let to = dir.create(&name)?;
-        sparse::copy(&from, &to)
-            .and_then(|()| to.sync_all())
-            .map_err(|source| dir.failed_to_write(&name, source))?;
-    }
-    Ok(())
+pub fn carry(from: &Path, devices: &Devices, to: &NewDir) -> Result<()> {
+    of(from, devices).into_iter().try_for_each(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let failed = |source| Error::file("copy", path.display(), source);
+        let (layer, _) = open_regular(from, &path)?;
+        let copy = to.create(&name)?;
+        sparse::whole(&layer, &copy).and_then(|()| copy.sync_all()).map_err(failed)
+    })
+}
+
+/// The layers that belong to the snapshot at `snapshot`.
+pub fn of(snapshot: &Path, devices: &Devices) -> Vec<PathBuf> {
+    let layered = devices.disks.iter().filter(|disk| disk.layer.is_some());
+    layered.map(|disk| snapshot.join(name_of(&disk.id))).collect()
 }
 
 /// Fresh layers, until their VM has them. Dropped before [`Fresh::keep`], those that were made at a place are removed again.

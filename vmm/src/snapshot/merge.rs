@@ -25,12 +25,13 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
     let (base, over) = diff.memory();
     let memory = dir.create(MEMORY_FILE)?;
-    sparse::copy(base, &memory).map_err(failed)?;
+    let base = base.base()?;
+    sparse::whole(&base, &memory).map_err(failed)?;
     over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
     let mut metadata = diff.metadata().clone();
     let digest = digest::of_file(&memory, metadata.memory_bytes, &failed)?;
     memory.sync_all().map_err(failed)?;
-    layers::copy(diff.path(), &diff.config().devices, &dir)?;
+    layers::carry(diff.path(), &diff.config().devices, &dir)?;
     metadata.base = None;
     metadata.memory_digest = Some(BaseSnapshot::new(digest, dir.place()).memory_digest);
     writer::write_state(&metadata, diff.config(), diff.machine(), &dir)?;

@@ -1,16 +1,25 @@
-//! The snapshot on disk: `state.json` beside `memory.snap` in a directory.
+//! The snapshot on disk: `state.json` beside `memory.snap` or `memory.pack` in a directory.
 
+mod captured;
+pub mod convert;
 pub mod diff;
 pub mod digest;
+mod holes;
+pub mod inspect;
 pub mod layers;
 pub(crate) mod lineage;
 pub mod manifest;
+mod memory;
 pub mod merge;
+pub mod pack;
 pub mod reader;
+mod relative;
+pub mod verify;
 pub mod writer;
 
 pub use manifest::{BaseSnapshot, Metadata};
 pub use merge::merge;
+pub use pack::{Compression, Packing};
 pub use reader::{RestoreOptions, Snapshot};
 pub use writer::{Kind, SnapshotOptions};
 
@@ -20,3 +29,5 @@ pub const STATE_FILE: &str = "state.json";
 pub const MEMORY_FILE: &str = "memory.snap";
 /// In its place, in a diff: the pages that are not those of the base (see [`diff`]).
 pub const DIFF_FILE: &str = "memory.diff";
+/// Or this: the same memory in the format of [`pack`].
+pub const PACK_FILE: &str = "memory.pack";

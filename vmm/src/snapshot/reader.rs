@@ -4,10 +4,10 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::lineage::Lineage;
-use super::{BaseSnapshot, DIFF_FILE, MEMORY_FILE, Metadata, STATE_FILE, diff, layers, manifest};
+use super::memory::Memory;
+use super::{Metadata, STATE_FILE, layers, manifest, relative};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -15,7 +15,6 @@ use crate::kvm::host::Host;
 use crate::kvm::{self, cpuid};
 use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, OtherPages};
-use crate::memory::pages::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use crate::shell::{FirstVcpu, Shell};
@@ -34,9 +33,9 @@ pub struct Snapshot {
     metadata: Metadata,
     config: VmConfig,
     machine: MachineState,
-    memory: Arc<File>,
+    memory: Memory,
     /// Those of a diff.
-    pages: Option<OtherPages>,
+    over: Option<OtherPages>,
     lineage: Option<Lineage>,
 }
 
@@ -74,17 +73,11 @@ impl Snapshot {
     /// [`Error::HostCpu`] when its guest was shown CPU features that this host lacks.
     pub fn open(store: &Store, name: &str) -> Result<Self> {
         let path = store.path_of(name)?;
-        let state_path = path.join(STATE_FILE);
-        let file = read_state(&path, &state_path)?;
-        let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
+        let (manifest, _) = read_manifest(&path)?;
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
-        config.validate().map_err(|error| Error::snapshot(&state_path, error.to_string()))?;
-        if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
-            return Err(Error::snapshot(state_path, "contradicts itself about memory or vCPUs"));
-        }
-        let (memory, pages, lineage) = open_memory(&path, &metadata)?;
-        let snapshot = Self { path, metadata, config, machine, memory: Arc::new(memory), pages, lineage };
+        let (memory, over, lineage) = relative::open(&path, &metadata)?;
+        let snapshot = Self { path, metadata, config, machine, memory, over, lineage };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
@@ -106,9 +99,9 @@ impl Snapshot {
         &self.machine
     }
 
-    /// The file of its memory, and the pages over it if it is a diff.
-    pub(super) fn memory(&self) -> (&File, Option<&OtherPages>) {
-        (&self.memory, self.pages.as_ref())
+    /// Its memory, or its base's, and the pages over it if it is a diff.
+    pub(super) fn memory(&self) -> (&Memory, Option<&OtherPages>) {
+        (&self.memory, self.over.as_ref())
     }
 
     /// What its VM was made from.
@@ -136,7 +129,7 @@ impl Snapshot {
         options.overrides.apply(&mut config.devices)?;
         let layers = layers::bring(&self.path, &mut config.devices, &placed)?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
-        Backing::Private { base: Arc::clone(&self.memory), pages: self.pages.clone() }.map(&ram)?;
+        Backing::Private { base: self.memory.base()?, pages: self.over.clone() }.map(&ram)?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shell = Shell::new(ram, config.vcpus, config.irqchip, first)?;
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
@@ -171,6 +164,19 @@ impl Snapshot {
     }
 }
 
+/// Reads and verifies a snapshot's state file. Returns its bytes too.
+pub(super) fn read_manifest(snapshot: &Path) -> Result<(manifest::Manifest, Vec<u8>)> {
+    let path = snapshot.join(STATE_FILE);
+    let file = read_state(snapshot, &path)?;
+    let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&path, problem))?;
+    let manifest::Manifest { metadata, config, .. } = &manifest;
+    config.validate().map_err(|error| Error::snapshot(&path, error.to_string()))?;
+    if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
+        return Err(Error::snapshot(path, "contradicts itself about memory or vCPUs"));
+    }
+    Ok((manifest, file))
+}
+
 fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     let (mut file, len) = open_regular(snapshot, path)?;
     if len > LARGEST_STATE {
@@ -181,73 +187,8 @@ fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The base of the memory of a snapshot, the pages over it if it is a diff, and what a diff of its VM is relative to.
-fn open_memory(snapshot: &Path, metadata: &Metadata) -> Result<(File, Option<OtherPages>, Option<Lineage>)> {
-    let len = metadata.memory_bytes;
-    let Some(base) = &metadata.base else {
-        let digest = metadata.memory_digest.as_ref();
-        let lineage = digest.map(|digest| Lineage {
-            base: BaseSnapshot { memory_digest: digest.clone(), path: absolute(snapshot) },
-            apart: Arc::new(PageSet::none(len)),
-        });
-        return Ok((open_whole(snapshot, len)?, None, lineage));
-    };
-    let base = find_base(snapshot, base)?;
-    let path = snapshot.join(DIFF_FILE);
-    let (file, _) = open_regular(snapshot, &path)?;
-    let pages = diff::read(&file, len, base.digest())
-        .map_err(|source| Error::file("read", path.display(), source))?
-        .map_err(|problem| Error::snapshot(&path, problem))?;
-    let (pages, memory) = (Arc::new(pages), open_whole(&base.path, len)?);
-    let over = OtherPages { pages: Arc::clone(&pages), file: Arc::new(file) };
-    Ok((memory, Some(over), Some(Lineage { base, apart: pages })))
-}
-
-fn open_whole(snapshot: &Path, len: u64) -> Result<File> {
-    let path = snapshot.join(MEMORY_FILE);
-    let (file, found) = open_regular(snapshot, &path)?;
-    if found != len {
-        let problem = format!("is {found} bytes long, but {STATE_FILE} says {len}");
-        return Err(Error::snapshot(path, problem));
-    }
-    Ok(file)
-}
-
-/// A diff's base, where it was or beside the diff.
-fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<BaseSnapshot> {
-    let beside = || Some(snapshot.parent()?.join(wanted.path.file_name()?));
-    let is_there = |path: &Path| path.join(STATE_FILE).exists();
-    let path = Some(wanted.path.clone())
-        .filter(|path| is_there(path))
-        .or_else(|| beside().filter(|path| is_there(path)));
-    let path = path.ok_or_else(|| {
-        Error::snapshot(snapshot, format!("is a diff, and its base {} is not there", wanted.path.display()))
-    })?;
-    let state_path = path.join(STATE_FILE);
-    let file = read_state(&path, &state_path)?;
-    let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&state_path, problem))?;
-    match manifest.metadata.memory_digest {
-        Some(digest) if digest == wanted.memory_digest => {
-            Ok(BaseSnapshot { memory_digest: digest, path: absolute(&path) })
-        }
-        other => {
-            let found = other.unwrap_or_else(|| "none".to_owned());
-            let problem = format!(
-                "is a diff over memory with digest {}; {} has {found}",
-                wanted.memory_digest,
-                path.display()
-            );
-            Err(Error::snapshot(snapshot, problem))
-        }
-    }
-}
-
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
 /// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited for.
-fn open_regular(snapshot: &Path, path: &Path) -> Result<(File, u64)> {
+pub(super) fn open_regular(snapshot: &Path, path: &Path) -> Result<(File, u64)> {
     let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(|source| missing(snapshot, path, source))?;
     let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;

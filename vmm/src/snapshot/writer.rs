@@ -1,35 +1,34 @@
 //! Writes a snapshot of a VM, which goes on meanwhile but for the instant that is captured.
 
 use std::fs::File;
-use std::io::{self, Write};
-use std::ops::Range;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use super::digest::{self, is_zero};
+use super::captured::CapturedMemory;
 use super::lineage::Lineage;
 use super::manifest::{self, BaseSnapshot, Metadata};
-use super::{DIFF_FILE, MEMORY_FILE, STATE_FILE, diff, layers};
+use super::pack::{Packing, pack};
+use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, STATE_FILE, diff, digest, layers};
 use crate::capture::{Capture, Course, Target, capture};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
-use crate::memory::populated::data_ranges;
 use crate::store::dir::NewDir;
 use crate::vm::Vm;
 
-/// Memory copied at once.
-const STEP: u64 = 1 << 20;
 /// A diff of more than half of what its base has is a whole snapshot instead; so little is always a diff.
 const SMALL_DIFF: u64 = 64 << 20;
 
 /// How a snapshot is to be taken.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct SnapshotOptions {
     /// All of memory, or what differs.
     pub kind: Kind,
+    /// How guest memory is packed into `memory.pack`; unless given it goes into `memory.snap` as it is. Diffs are not packed.
+    pub packing: Option<Packing>,
 }
 
 /// What of memory a snapshot has.
@@ -43,6 +42,22 @@ pub enum Kind {
     Diff,
 }
 
+impl SnapshotOptions {
+    /// Checks them, before anything is done, for a guest with this much memory.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names what makes no sense.
+    pub fn validate(&self, memory_bytes: u64) -> Result<()> {
+        if self.kind == Kind::Diff && self.packing.is_some() {
+            return Err(Error::config(
+                "compress",
+                "a diff is not packed; merge it into its base and convert that",
+            ));
+        }
+        self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes).map(drop))
+    }
+}
+
 /// Writes the state and memory of a VM into `dir`. The caller publishes it, and sees to it that nobody else captures the VM. Says
 /// what diffs can be relative to from then on, if that changes.
 ///
@@ -54,6 +69,7 @@ pub(crate) fn write(
     options: &SnapshotOptions,
     dir: &NewDir,
 ) -> Result<(Course, Option<Lineage>)> {
+    let bytes = vm.config().memory_bytes();
     let wanted = match options.kind {
         Kind::Full => None,
         Kind::Diff => Some(lineage.ok_or_else(|| {
@@ -61,9 +77,11 @@ pub(crate) fn write(
             Error::config("snapshot_type", problem)
         })?),
     };
-    let name = if wanted.is_some() { DIFF_FILE } else { MEMORY_FILE };
-    let memory = dir.create(name)?;
-    let bytes = vm.config().memory_bytes();
+    let (name, memory) = match (wanted, options.packing) {
+        (Some(_), _) => (DIFF_FILE, dir.create(DIFF_FILE)?),
+        (None, None) => (MEMORY_FILE, dir.create(MEMORY_FILE)?),
+        (None, Some(_)) => (PACK_FILE, dir.scratch()?),
+    };
     memory.set_len(bytes).map_err(|source| dir.failed_to_write(name, source))?;
     // Its configuration may change before and after the pause.
     let in_pause = |machine: &_| Ok((vm.config(), layers::save(machine, dir)?));
@@ -72,32 +90,58 @@ pub(crate) fn write(
     // In a full one too: what a diff brought is neither private nor the base's.
     let also = lineage.map_or(&none, |lineage| &lineage.apart);
     let (captured, (config, layers)) = capture(vm, "take a snapshot", (to, also), in_pause)?;
-    let wanted = wanted.filter(|_| is_diff(&captured));
     let mut metadata = Metadata::of(&config)?;
-    let next = match wanted {
+    let next = match wanted.filter(|_| is_diff(&captured)) {
         Some(Lineage { base, .. }) => {
-            let digest = base.digest();
-            diff::finish(&captured.copy, bytes, digest, &captured.pages)
-                .map_err(|source| dir.failed_to_write(name, source))?;
+            write_diff(&captured, base, bytes, dir)?;
             metadata.base = Some(base.clone());
             None
         }
         None => {
-            if name == DIFF_FILE {
+            if wanted.is_some() {
                 dir.rename(DIFF_FILE, MEMORY_FILE)?;
             }
-            let digest = complete(&captured, dir)?;
+            let digest = write_whole(&captured, options.packing.as_ref(), bytes, dir)?;
             let base = BaseSnapshot::new(digest, dir.place());
             metadata.memory_digest = Some(base.memory_digest.clone());
             Some(Lineage { base, apart: Arc::new(captured.pages.clone()) })
         }
     };
-    captured.copy.sync_all().map_err(|source| dir.failed_to_write(name, source))?;
     for (name, layer) in layers {
         layer.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
     write_state(&metadata, &config, &captured.state, dir)?;
     Ok((captured.course, next))
+}
+
+/// Whether what was captured is worth a diff.
+fn is_diff(captured: &Capture) -> bool {
+    let private = captured.pages.len() * PAGE;
+    let base = captured.base.metadata().map_or(0, |metadata| metadata.blocks() * 512);
+    private <= SMALL_DIFF || private <= base / 2
+}
+
+fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir) -> Result<()> {
+    diff::finish(&captured.copy, bytes, base.digest(), &captured.pages)
+        .and_then(|()| captured.copy.sync_all())
+        .map_err(|source| dir.failed_to_write(DIFF_FILE, source))
+}
+
+/// Writes all of memory, from what was captured. Gives its digest.
+fn write_whole(captured: &Capture, packing: Option<&Packing>, bytes: u64, dir: &NewDir) -> Result<u64> {
+    let memory = CapturedMemory::new(captured, bytes)?;
+    let digest = digest::of_source(&memory)?;
+    let (name, file): (_, &File) = match packing {
+        None => (MEMORY_FILE, &captured.copy),
+        Some(_) => (PACK_FILE, &dir.create(PACK_FILE)?),
+    };
+    let failed = |source| dir.failed_to_write(name, source);
+    match packing {
+        None => memory.complete().map_err(failed)?,
+        Some(packing) => pack(&memory, bytes, packing, (file, &dir.place().join(name)), &|_| ())?,
+    }
+    file.sync_all().map_err(failed)?;
+    Ok(digest)
 }
 
 /// Writes the state file.
@@ -117,53 +161,4 @@ pub(super) fn write_state(
         .write_all(&text)
         .and_then(|()| file.sync_all())
         .map_err(|source| dir.failed_to_write(STATE_FILE, source))
-}
-
-fn is_diff(captured: &Capture) -> bool {
-    let private = captured.pages.len() * PAGE;
-    let base = captured.base.metadata().map_or(0, |metadata| metadata.blocks() * 512);
-    private <= SMALL_DIFF || private <= base / 2
-}
-
-/// Makes what was captured all of memory. Gives the digest.
-fn complete(Capture { base, pages, copy, .. }: &Capture, dir: &NewDir) -> Result<u64> {
-    let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
-    let bytes = copy.metadata().map_err(failed)?.len();
-    for range in data_ranges(base, bytes)? {
-        fill_in(copy, base, range, pages).map_err(failed)?;
-    }
-    digest::of_file(copy, bytes, &failed)
-}
-
-/// Copies what lies in the base and is not among the pages that are there already. Pages of zeros stay holes.
-fn fill_in(memory: &File, base: &File, range: Range<u64>, pages: &PageSet) -> io::Result<()> {
-    let mut buffer = vec![0; (range.end - range.start).min(STEP) as usize];
-    let mut start = range.start;
-    while start < range.end {
-        let step = &mut buffer[..(range.end - start).min(STEP) as usize];
-        base.read_exact_at(step, start)?;
-        write_nonzero(memory, start, step, pages)?;
-        start += step.len() as u64;
-    }
-    Ok(())
-}
-
-/// Writes the runs of pages that are neither zero nor in `but`. `bytes` is a whole number of pages.
-fn write_nonzero(file: &File, offset: u64, bytes: &[u8], but: &PageSet) -> io::Result<()> {
-    let mut run = 0..0;
-    for page in bytes.chunks(PAGE as usize) {
-        let end = run.end + page.len();
-        if but.has(offset + run.end as u64) || is_zero(page) {
-            write_run(file, offset, bytes, run)?;
-            run = end..end;
-        } else {
-            run.end = end;
-        }
-    }
-    write_run(file, offset, bytes, run)
-}
-
-fn write_run(file: &File, offset: u64, bytes: &[u8], run: Range<usize>) -> io::Result<()> {
-    let start = offset + run.start as u64;
-    if run.is_empty() { Ok(()) } else { file.write_all_at(&bytes[run], start) }
 }

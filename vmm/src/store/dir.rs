@@ -54,6 +54,17 @@ impl NewDir {
             .map_err(|source| Error::file("create", self.place.join(name).display(), source))
     }
 
+    /// A file in the same file system that is gone when it is closed.
+    ///
+    /// # Errors
+    /// The file system refuses it.
+    pub fn scratch(&self) -> Result<File> {
+        const NAME: &str = "scratch";
+        let file = self.create(NAME)?;
+        fs::remove_file(self.temporary.join(NAME)).map_err(|source| self.failed_to_write(NAME, source))?;
+        Ok(file)
+    }
+
     /// Gives a file in it another name.
     ///
     /// # Errors

@@ -71,10 +71,10 @@ impl Overlay {
     /// The host refuses.
     pub fn capture(&self, to: &File) -> io::Result<()> {
         let Some((below, map)) = self.lower.layer() else {
-            sparse::copy(self.layer.file(), to)?;
+            sparse::whole(self.layer.file(), to)?;
             return self.map.clone().renew(to);
         };
-        sparse::copy(below.file(), to)?;
+        sparse::whole(below.file(), to)?;
         let mut all = map.clone();
         let mut at = 0;
         while at < self.lower.len() {
@@ -82,7 +82,7 @@ impl Overlay {
             if there {
                 let clusters = at / CLUSTER..(at + len).div_ceil(CLUSTER);
                 let stretch = clusters.start * CLUSTER..clusters.end * CLUSTER;
-                sparse::copy_stretch(
+                sparse::stretch(
                     self.layer.file(),
                     to,
                     self.map.data() + stretch.start..self.map.data() + stretch.end,

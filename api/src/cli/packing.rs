@@ -1,0 +1,91 @@
+//! How guest memory is to be packed, as options of `snapshot create` and `snapshot convert`.
+
+use clap::Args;
+use volt_vmm::{Compression, Error, Packing};
+
+/// What `--compress` takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// `none`
+    Raw,
+    /// `lz4`, `zstd`, `zstd:LEVEL`
+    Packed(Compression),
+}
+
+impl std::str::FromStr for Memory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::Raw);
+        }
+        let wrong = |_| "write none, lz4, zstd or zstd:LEVEL with a level from 1 to 22".to_owned();
+        text.parse().map(Self::Packed).map_err(wrong)
+    }
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Raw => f.write_str("none"),
+            Self::Packed(compression) => compression.fmt(f),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(super) struct PackingArgs {
+    /// Pack in chunks of this size: a power of two from 4K to 2M [default: 64K]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    chunk_size: Option<u32>,
+
+    /// Leave chunks as they are where compression saves less than this [default: 5]
+    #[arg(long, value_name = "PERCENT")]
+    least_saving: Option<u8>,
+}
+
+impl PackingArgs {
+    /// The packing, unless memory is to stay as it is.
+    pub(super) fn of(self, memory: Memory) -> Result<Option<Packing>, Error> {
+        match memory {
+            Memory::Packed(compression) => {
+                Ok(Some(Packing::with(compression, self.chunk_size, self.least_saving)))
+            }
+            Memory::Raw if self.chunk_size.is_some() || self.least_saving.is_some() => {
+                let problem =
+                    "none asked for, and --chunk-size and --least-saving say how to pack".to_owned();
+                Err(Error::Config { field: "compress", problem })
+            }
+            Memory::Raw => Ok(None),
+        }
+    }
+}
+
+fn size(text: &str) -> Result<u32, String> {
+    let number = super::limits::number(text).and_then(|number| u32::try_from(number).ok());
+    number.ok_or_else(|| "write a size such as 64K or 2M".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!((size("64K"), size("4096"), size("2M")), (Ok(65_536), Ok(4096), Ok(2 << 20)));
+        for text in ["", "x", "64KB", "5G", "-1"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn memory_as_it_is_is_not_packed_in_any_way() {
+        let args = PackingArgs { chunk_size: Some(4096), least_saving: None };
+        assert!(args.of(Memory::Raw).unwrap_err().to_string().contains("--chunk-size"));
+        assert_eq!(PackingArgs::default().of("none".parse().unwrap()).unwrap(), None);
+        let packing = args.of("zstd:7".parse().unwrap()).unwrap().unwrap();
+        assert_eq!((packing.chunk_len, packing.compression), (4096, Compression::Zstd { level: 7 }));
+        assert_eq!(packing.least_saving, Packing::LEAST_SAVING);
+        assert!("gzip".parse::<Memory>().is_err());
+    }
+}

@@ -1,0 +1,103 @@
+//! `volt-vmm snapshot inspect`, `verify` and `convert`: what needs no VM, only a snapshot's files.
+
+use std::io::{Write as _, stdout};
+use std::path::PathBuf;
+
+use clap::Args;
+use volt_vmm::Store;
+use volt_vmm::snapshot::convert::convert;
+use volt_vmm::snapshot::inspect::inspect;
+use volt_vmm::snapshot::verify::{Verified, verify};
+
+use super::Outcome;
+use super::packing::{Memory, PackingArgs};
+use crate::exit::Status;
+use crate::failure::Failure;
+use crate::{inspection, progress};
+
+/// Say what is in a snapshot: its metadata, and how its memory is stored
+#[derive(Debug, Args)]
+pub(crate) struct Inspect {
+    /// Directory of the snapshot
+    dir: PathBuf,
+
+    /// Leave out the list of page ranges
+    #[arg(long)]
+    summarized: bool,
+
+    /// Print it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Verify every checksum of a snapshot; the first damage found is the error
+#[derive(Debug, Args)]
+pub(crate) struct Verify {
+    /// Directory of the snapshot
+    dir: PathBuf,
+}
+
+/// Write a snapshot once more, its memory stored in another way; the first one stays as it is
+#[derive(Debug, Args)]
+pub(crate) struct Convert {
+    /// Directory of the snapshot
+    dir: PathBuf,
+
+    /// Directory to be made
+    to: PathBuf,
+
+    /// Pack the memory: lz4, zstd or zstd:LEVEL (1 to 22); none leaves it raw, to be mapped as it is
+    #[arg(long, value_name = "HOW")]
+    compress: Memory,
+
+    #[command(flatten)]
+    packing: PackingArgs,
+}
+
+impl Inspect {
+    pub(crate) fn execute(self) -> Outcome {
+        let (store, name) = Store::split(&self.dir)?;
+        let mut found = inspect(&store, &name)?;
+        if self.summarized {
+            found.pages.clear();
+        }
+        let failed = |source| Failure::system("print what is in the snapshot", source);
+        let text = if self.json {
+            serde_json::to_string_pretty(&found).map_err(|error| failed(error.into()))? + "\n"
+        } else {
+            inspection::text(&found)
+        };
+        stdout().write_all(text.as_bytes()).map_err(failed)?;
+        Ok(Status::Success)
+    }
+}
+
+impl Verify {
+    pub(crate) fn execute(self) -> Outcome {
+        let (store, name) = Store::split(&self.dir)?;
+        let verified = progress::measured("verifying", |meter| {
+            verify(&store, &name, &|done, all| meter.set(done, all))
+        })?;
+        let text = match verified {
+            Verified::Whole => "every checksum is right: state and memory are as they were written",
+            Verified::AllButMemory => {
+                "the state is as it was written; its memory is raw, which has no checksums, and is as long as it should be"
+            }
+        };
+        writeln!(stdout(), "{text}").map_err(|source| Failure::system("print the outcome", source))?;
+        Ok(Status::Success)
+    }
+}
+
+impl Convert {
+    pub(crate) fn execute(self) -> Outcome {
+        let packing = self.packing.of(self.compress)?;
+        let ((from_store, from), (to_store, to)) = (Store::split(&self.dir)?, Store::split(&self.to)?);
+        progress::measured("converting", |meter| {
+            convert((&from_store, &from), (&to_store, &to), packing.as_ref(), &|done, all| {
+                meter.set(done, all)
+            })
+        })?;
+        Ok(Status::Success)
+    }
+}

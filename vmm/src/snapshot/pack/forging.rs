@@ -1,0 +1,35 @@
+//! Packs by someone who knows all their checksums, and lies: for tests and tests/fuzz (the feature `fuzzing`).
+
+use super::checksum;
+use super::footer::Footer;
+use super::geometry::Geometry;
+use super::index::{BLOCK, ITEM};
+
+/// A pack with right checksums for blocks, table and footer, whatever they say.
+#[derive(Clone, Debug)]
+pub struct Forged {
+    /// What the footer says of memory and chunks.
+    pub geometry: Geometry,
+    /// What stands before the index.
+    pub data: Vec<u8>,
+    /// What the footer says of how much of that is chunks.
+    pub data_len: u64,
+    /// The blocks.
+    pub index: Vec<u8>,
+    /// For each block, where the table says that its data begins.
+    pub begins: Vec<u64>,
+}
+
+impl Forged {
+    /// The file.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        let mut table = Vec::with_capacity(self.begins.len() * ITEM);
+        for ((number, block), begins) in (0..).zip(self.index.chunks(BLOCK)).zip(&self.begins) {
+            table.extend(checksum::of_block(number, block).to_le_bytes());
+            table.extend(begins.to_le_bytes());
+        }
+        let footer = Footer::new(self.geometry, self.data_len, &table);
+        [&self.data[..], &self.index, &table, &footer.to_bytes()].concat()
+    }
+}

@@ -1,0 +1,247 @@
+//! The index of a pack: entries, blocks of them, and the table of blocks. See the drawing in the module.
+
+use super::checksum;
+use super::codec::Encoding;
+use super::geometry::{ENTRIES, Geometry};
+
+/// Bytes of an entry.
+const ENTRY: usize = 16;
+/// Bytes of a block.
+pub const BLOCK: usize = ENTRY * ENTRIES as usize;
+/// Bytes of an item of the table.
+pub const ITEM: usize = 16;
+/// The longest chunk takes 22 bits of these.
+const LEN_BITS: u32 = 24;
+/// After those of [`Encoding`].
+const SAME: u8 = 4;
+
+const _: () = assert!(BLOCK == 4096);
+const _: () = assert!(*super::geometry::CHUNK_LENS.end() < 1 << LEN_BITS);
+
+/// What a block's bytes say of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    Zero,
+    /// `place` is counted from where the block's data begins.
+    Stored {
+        encoding: Encoding,
+        place: u32,
+        len: u32,
+        checksum: u64,
+    },
+    Same {
+        of: u32,
+        checksum: u64,
+    },
+}
+
+impl Entry {
+    fn to_bytes(self) -> [u8; ENTRY] {
+        let (place, kind, len, checksum) = match self {
+            Self::Zero => (0, 0, 0, 0),
+            Self::Stored { encoding, place, len, checksum } => (place, encoding as u8, len, checksum),
+            Self::Same { of, checksum } => (of, SAME, 0, checksum),
+        };
+        let mut bytes = [0; ENTRY];
+        bytes[..4].copy_from_slice(&place.to_le_bytes());
+        bytes[4..8].copy_from_slice(&(u32::from(kind) << LEN_BITS | len).to_le_bytes());
+        bytes[8..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// Nothing if the bytes are none's.
+    fn from_bytes(bytes: &[u8; ENTRY]) -> Option<Self> {
+        let (place, word) = (u32_at(bytes, 0), u32_at(bytes, 4));
+        let (kind, len) = ((word >> LEN_BITS) as u8, word & ((1 << LEN_BITS) - 1));
+        let checksum = u64_at(bytes, 8);
+        match (kind, Encoding::of(kind)) {
+            (0, _) if *bytes == [0; ENTRY] => Some(Self::Zero),
+            (SAME, _) if len == 0 => Some(Self::Same { of: place, checksum }),
+            (_, Some(encoding)) => Some(Self::Stored { encoding, place, len, checksum }),
+            _ => None,
+        }
+    }
+}
+
+pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// A block, verified.
+#[derive(Debug)]
+pub struct Block {
+    bytes: Box<[u8; BLOCK]>,
+    /// Where its data begins in the file.
+    begins: u64,
+}
+
+impl Block {
+    /// Verifies block `number`, the data of which lies at `begins..ends`.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn new(
+        bytes: Box<[u8; BLOCK]>,
+        number: u32,
+        geometry: &Geometry,
+        table: &Table,
+        data_len: u64,
+    ) -> Result<Self, String> {
+        if checksum::of_block(number, &bytes[..]) != table.checksum(number) {
+            return Err(format!("is damaged: block {number} of its index has another checksum"));
+        }
+        let begins = table.begins(number);
+        let block = Self { bytes, begins };
+        let impossible = |chunk| format!("has an impossible entry in its index, for chunk {chunk}");
+        let mut end = begins;
+        for entry in 0..ENTRIES {
+            let chunk = number * ENTRIES + entry;
+            let read = Entry::from_bytes(block.bytes_of(entry)).ok_or_else(|| impossible(chunk))?;
+            let possible = match read {
+                _ if entry >= geometry.entries_of(number) => read == Entry::Zero,
+                Entry::Zero => true,
+                Entry::Same { of, .. } => of < chunk,
+                Entry::Stored { encoding, place, len, .. } => {
+                    let whole = geometry.len_of(chunk);
+                    let fits = if encoding == Encoding::Raw {
+                        len as usize == whole
+                    } else {
+                        len > 0 && (len as usize) < whole
+                    };
+                    let follows = begins + u64::from(place) == end;
+                    end += u64::from(len);
+                    fits && follows
+                }
+            };
+            if !possible {
+                return Err(impossible(chunk));
+            }
+        }
+        if end != table.ends(number, data_len) {
+            return Err(format!("contradicts itself about the data of block {number} of its index"));
+        }
+        Ok(block)
+    }
+
+    fn bytes_of(&self, entry: u32) -> &[u8; ENTRY] {
+        let at = entry as usize * ENTRY;
+        self.bytes[at..at + ENTRY].try_into().expect("an entry's bytes")
+    }
+
+    /// The entry of a chunk of this block.
+    pub fn entry(&self, chunk: u32) -> Entry {
+        Entry::from_bytes(self.bytes_of(chunk % ENTRIES)).expect("the block was verified")
+    }
+
+    /// Where something lies in the file.
+    pub fn offset(&self, place: u32) -> u64 {
+        self.begins + u64::from(place)
+    }
+}
+
+/// The table of blocks, as it lies in the file.
+#[derive(Debug)]
+pub struct Table(Vec<u8>);
+
+impl Table {
+    /// Checks its order.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn new(bytes: Vec<u8>, data_len: u64) -> Result<Self, String> {
+        let table = Self(bytes);
+        let blocks = (table.0.len() / ITEM) as u32;
+        let first = (0..blocks.min(1)).all(|block| table.begins(block) == 0);
+        let order = (0..blocks).all(|block| table.begins(block) <= table.ends(block, data_len));
+        if first && order { Ok(table) } else { Err("has an index out of order".to_owned()) }
+    }
+
+    fn checksum(&self, block: u32) -> u64 {
+        u64_at(&self.0, block as usize * ITEM)
+    }
+
+    fn begins(&self, block: u32) -> u64 {
+        u64_at(&self.0, block as usize * ITEM + 8)
+    }
+
+    fn ends(&self, block: u32, data_len: u64) -> u64 {
+        let next = (block as usize + 1) * ITEM;
+        if next < self.0.len() { u64_at(&self.0, next + 8) } else { data_len }
+    }
+}
+
+/// An index that is being written.
+#[derive(Debug, Default)]
+pub struct Builder {
+    entries: Vec<u8>,
+    begins: Vec<u64>,
+    /// Where the next stored chunk goes.
+    end: u64,
+}
+
+impl Builder {
+    /// The chunk is zero.
+    pub fn zero(&mut self) {
+        self.push(|_| Entry::Zero);
+    }
+
+    /// The chunk's bytes come after those of the stored chunk before it.
+    pub fn stored(&mut self, encoding: Encoding, len: u32, checksum: u64) {
+        self.push(|place| Entry::Stored { encoding, place, len, checksum });
+        self.end += u64::from(len);
+    }
+
+    /// The chunk is the same as an earlier one that is stored.
+    pub fn same(&mut self, of: u32, checksum: u64) {
+        self.push(|_| Entry::Same { of, checksum });
+    }
+
+    fn push(&mut self, entry: impl FnOnce(u32) -> Entry) {
+        if self.entries.len().is_multiple_of(BLOCK) {
+            self.begins.push(self.end);
+        }
+        let begins = self.begins.last().copied().unwrap_or_default();
+        let place = (self.end - begins) as u32; // of 256 chunks, at most 512 MiB
+        self.entries.extend(entry(place).to_bytes());
+    }
+
+    /// Bytes of all that is stored so far.
+    pub fn data_len(&self) -> u64 {
+        self.end
+    }
+
+    /// The blocks, and the table.
+    pub fn finish(mut self) -> (Vec<u8>, Vec<u8>) {
+        self.entries.resize(self.entries.len().next_multiple_of(BLOCK), 0);
+        let mut table = Vec::with_capacity(self.begins.len() * ITEM);
+        for ((number, bytes), begins) in (0..).zip(self.entries.chunks(BLOCK)).zip(&self.begins) {
+            table.extend(checksum::of_block(number, bytes).to_le_bytes());
+            table.extend(begins.to_le_bytes());
+        }
+        (self.entries, table)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_what_it_was() {
+        for entry in [
+            Entry::Zero,
+            Entry::Stored { encoding: Encoding::Raw, place: 0, len: 2 << 20, checksum: u64::MAX },
+            Entry::Stored { encoding: Encoding::Zstd, place: (512 << 20) - 1, len: 1, checksum: 0 },
+            Entry::Same { of: (1 << 28) - 1, checksum: 7 },
+        ] {
+            assert_eq!(Entry::from_bytes(&entry.to_bytes()), Some(entry));
+        }
+        assert_eq!(Entry::from_bytes(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(Entry::from_bytes(&[0xff; 16]), None);
+        assert_eq!(Entry::from_bytes(&[0, 0, 0, 0, 1, 0, 0, SAME, 0, 0, 0, 0, 0, 0, 0, 0]), None);
+    }
+}

@@ -1,0 +1,204 @@
+//! Whatever is in a memory, it comes out of its pack as it went in: with every codec, several chunk sizes, by one thread and by
+//! several.
+
+use std::num::NonZero;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::codec::{Compression, Encoding};
+use super::reader::Kind;
+use super::source::Repack;
+use super::testing::{BOTH, Bytes, NAME, content, file_of, noise, open, packed, packing};
+use super::walk::{unpack, verify};
+use super::writer::{Packing, pack};
+
+/// A page of a memory.
+#[derive(Clone, Debug)]
+enum Page {
+    Zero,
+    Noise(u64),
+    Text(u8),
+    Repeat(Vec<u8>),
+    AlmostZero(u16),
+}
+
+impl Page {
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Zero => vec![0; 4096],
+            Self::Noise(seed) => noise(*seed, 4096),
+            Self::Text(first) => {
+                let words = (0_u16..)
+                    .flat_map(|n| format!("{} bottles of beer, ", n + u16::from(*first)).into_bytes());
+                words.take(4096).collect()
+            }
+            Self::Repeat(what) => what.iter().copied().cycle().take(4096).collect(),
+            Self::AlmostZero(at) => {
+                let mut page = vec![0; 4096];
+                page[usize::from(*at) % 4096] = 1;
+                page
+            }
+        }
+    }
+}
+
+fn page() -> impl Strategy<Value = Page> {
+    prop_oneof![
+        3 => Just(Page::Zero),
+        2 => (0..6_u64).prop_map(Page::Noise), // few, so that some are equal
+        2 => (0..3_u8).prop_map(Page::Text),
+        1 => proptest::collection::vec(any::<u8>(), 1..9).prop_map(Page::Repeat),
+        1 => any::<u16>().prop_map(Page::AlmostZero),
+    ]
+}
+
+/// Pages, and which of them are known to be populated where others are zero.
+fn memory() -> impl Strategy<Value = Vec<Page>> {
+    // Runs of pages, so that larger chunks have something to be equal in.
+    proptest::collection::vec((page(), 1..20_usize), 1..12)
+        .prop_map(|runs| runs.into_iter().flat_map(|(page, count)| vec![page; count]).collect())
+}
+
+fn source(pages: &[Page]) -> Bytes {
+    let mut populated: Vec<std::ops::Range<u64>> = Vec::new();
+    for (at, page) in (0_u64..).step_by(4096).zip(pages) {
+        match (page, populated.last_mut()) {
+            (Page::Zero, _) if at % 8192 == 0 => {} // the other zeros are found by looking
+            (_, Some(last)) if last.end == at => last.end += 4096,
+            _ => populated.push(at..at + 4096),
+        }
+    }
+    Bytes { bytes: pages.iter().flat_map(Page::bytes).collect(), populated }
+}
+
+fn any_packing() -> impl Strategy<Value = Packing> {
+    let compression = prop_oneof![
+        Just(Compression::Lz4),
+        Just(Compression::Zstd { level: 1 }),
+        Just(Compression::Zstd { level: 3 }),
+        Just(Compression::Zstd { level: 19 }),
+    ];
+    let chunk_len =
+        prop_oneof![Just(4 << 10), Just(16 << 10), Just(64 << 10), Just(128 << 10), Just(2 << 20)];
+    (compression, chunk_len, prop_oneof![Just(0), Just(5), Just(60), Just(100)], 1..4_usize).prop_map(
+        |(compression, chunk_len, least_saving, threads)| Packing {
+            compression,
+            chunk_len,
+            least_saving,
+            threads: NonZero::new(threads),
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_memory_comes_out_as_it_went_in(pages in memory(), packing in any_packing()) {
+        let source = source(&pages);
+        let bytes = packed(&source, &packing);
+        let first = open(&bytes).unwrap();
+        prop_assert!(content(&first).unwrap() == source.bytes);
+        verify(&first, &|_| ()).unwrap();
+
+        // Written out, it is the same memory.
+        let file = file_of(b"");
+        unpack(&first, (&file, Path::new("/s/memory.snap")), &|_| ()).unwrap();
+        let mut out = vec![0xee; source.bytes.len()];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut out, 0).unwrap();
+        prop_assert!(out == source.bytes);
+
+        // Threads make no difference.
+        let other = Packing { threads: NonZero::new(1 + packing.threads.unwrap().get() % 3), ..packing };
+        prop_assert!(packed(&source, &other) == bytes);
+    }
+
+    #[test]
+    fn a_pack_is_packed_otherwise(pages in memory(), [from, to] in [any_packing(), any_packing()]) {
+        let source = source(&pages);
+        let first = open(&packed(&source, &from)).unwrap();
+        let file = file_of(b"");
+        let repack = Repack::of(&first).unwrap();
+        pack(&repack, first.memory_len(), &to, (&file, Path::new(NAME)), &|_| ()).unwrap();
+        let second = super::reader::Pack::open(file, Path::new(NAME)).unwrap();
+        prop_assert!(content(&second).unwrap() == source.bytes);
+        prop_assert_eq!(second.digest(), open(&packed(&source, &to)).unwrap().digest());
+    }
+}
+
+#[test]
+fn zeros_are_nothing_and_what_is_equal_is_stored_once() {
+    for compression in BOTH {
+        let text = Page::Text(1).bytes();
+        let pages = [
+            vec![0; 4096],
+            text.clone(),
+            noise(1, 4096),
+            vec![0; 4096],
+            text,
+            noise(1, 4096),
+            noise(2, 4096),
+        ];
+        let pack = open(&packed(&Bytes::of(pages.concat()), &packing(compression, 4096))).unwrap();
+        let kinds: Vec<_> = (0..7).map(|chunk| pack.kind(chunk).unwrap()).collect();
+        assert_eq!((kinds[0], kinds[3]), (Kind::Zero, Kind::Zero));
+        let stored = |kind: Kind| match kind {
+            Kind::Stored { encoding, len, same_as } => (encoding, len, same_as),
+            Kind::Zero => panic!("stored"),
+        };
+        let (encoding, len, _) = stored(kinds[1]);
+        assert!(encoding != Encoding::Raw && len < 2000, "{len}");
+        assert_eq!(stored(kinds[2]), (Encoding::Raw, 4096, None));
+        assert_eq!(stored(kinds[4]), (encoding, len, Some(1)));
+        assert_eq!(stored(kinds[5]), (Encoding::Raw, 4096, Some(2)));
+        assert_eq!(stored(kinds[6]), (Encoding::Raw, 4096, None));
+        assert_eq!(pack.data_len(), u64::from(len) + 2 * 4096);
+    }
+}
+
+#[test]
+fn the_index_of_16_gib_in_the_smallest_default_chunks_is_less_than_a_twentieth_of_a_percent() {
+    let source = Bytes { bytes: Vec::new(), populated: Vec::new() };
+    let file = file_of(b"");
+    let packing = packing(Compression::Lz4, 32 << 10);
+    pack(&source, 16 << 30, &packing, (&file, Path::new(NAME)), &|_| ()).unwrap();
+    let len = file.metadata().unwrap().len();
+    let pack = super::reader::Pack::open(file, Path::new(NAME)).unwrap();
+    assert_eq!((pack.index_len(), pack.data_len()), (len, 0));
+    assert!(len * 2000 < 16 << 30, "{len}");
+    assert_eq!(pack.kind((16 << 15) - 1).unwrap(), Kind::Zero);
+}
+
+#[test]
+fn many_threads_read_one_pack() {
+    let source = Bytes::of((0..64).flat_map(|seed| Page::Text(seed).bytes()).collect());
+    let pack = open(&packed(&source, &packing(Compression::Zstd { level: 3 }, 4096))).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| assert!(content(&pack).unwrap() == source.bytes));
+        }
+    });
+}
+
+#[test]
+fn a_source_that_cannot_be_read_ends_it() {
+    struct Broken;
+    impl super::source::Source for Broken {
+        fn read_at(&self, offset: u64, into: &mut [u8]) -> crate::error::Result<()> {
+            if offset >= 40 << 20 {
+                return Err(crate::error::Error::host("read this", std::io::Error::other("made to fail")));
+            }
+            into.fill(7);
+            Ok(())
+        }
+        fn populated(&self) -> &[std::ops::Range<u64>] {
+            const ALL: std::ops::Range<u64> = 0..64 << 20;
+            &[ALL]
+        }
+    }
+    let file = file_of(b"");
+    let error = pack(&Broken, 64 << 20, &Packing::new(Compression::Lz4), (&file, Path::new(NAME)), &|_| ())
+        .unwrap_err();
+    assert_eq!(crate::error::report(&error), "cannot read this: made to fail");
+}

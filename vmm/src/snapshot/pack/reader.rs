@@ -1,0 +1,239 @@
+//! Opens a pack, and reads chunks from it: from any number of threads at once, each with a [`Decoder`] of its own.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::checksum;
+use super::codec::{Decoder, Encoding};
+use super::footer::{self, Footer};
+use super::geometry::{ENTRIES, Geometry};
+use super::index::{BLOCK, Block, Entry, Table};
+use crate::error::{Error, Result};
+
+/// An open pack.
+#[derive(Debug)]
+pub struct Pack {
+    file: File,
+    /// For errors.
+    name: PathBuf,
+    footer: Footer,
+    table: Table,
+    /// Each from its first use on.
+    blocks: Box<[OnceLock<Block>]>,
+}
+
+/// What is stored of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: it is zero.
+    Zero,
+    /// Its content.
+    Stored {
+        /// How.
+        encoding: Encoding,
+        /// Bytes in the file.
+        len: u32,
+        /// The chunk whose bytes these are, where it is not this one.
+        same_as: Option<u32>,
+    },
+}
+
+/// Where a chunk's stored bytes are.
+struct Place {
+    encoding: Encoding,
+    offset: u64,
+    len: u32,
+    checksum: u64,
+    same_as: Option<u32>,
+}
+
+impl Pack {
+    /// Opens the pack in `file`, which is called `name` in errors. What vouches for the rest of it is verified.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`]: it is no pack, a damaged one, or one of a newer version.
+    pub fn open(file: File, name: &Path) -> Result<Self> {
+        let failed = |source| Error::file("read", name.display(), source);
+        let wrong = |problem| Error::snapshot(name, problem);
+        let len = file.metadata().map_err(failed)?.len();
+        if len < footer::LEN as u64 {
+            return Err(wrong(format!("is cut off or no pack: it is {len} bytes long")));
+        }
+        let mut bytes = [0; footer::LEN];
+        file.read_exact_at(&mut bytes, len - footer::LEN as u64).map_err(failed)?;
+        let footer = Footer::from_bytes(&bytes, len).map_err(wrong)?;
+        let mut table = vec![0; footer.table_len()];
+        file.read_exact_at(&mut table, footer.table_at()).map_err(failed)?;
+        if footer.digest_with(&table) != footer.digest {
+            return Err(wrong("is damaged: its table has another digest".to_owned()));
+        }
+        let table = Table::new(table, footer.data_len).map_err(wrong)?;
+        let blocks = (0..footer.geometry.blocks()).map(|_| OnceLock::new()).collect();
+        Ok(Self { file, name: name.to_owned(), footer, table, blocks })
+    }
+
+    /// How its memory is cut.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.footer.geometry
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_len(&self) -> u32 {
+        self.footer.geometry.chunk_len()
+    }
+
+    /// Bytes of the memory.
+    #[must_use]
+    pub fn memory_len(&self) -> u64 {
+        self.footer.geometry.memory_len()
+    }
+
+    /// Bytes that all chunks take in the file.
+    #[must_use]
+    pub fn data_len(&self) -> u64 {
+        self.footer.data_len
+    }
+
+    /// Bytes of index, table and footer.
+    #[must_use]
+    pub fn index_len(&self) -> u64 {
+        self.footer.table_at() - self.footer.index_at() + (self.footer.table_len() + footer::LEN) as u64
+    }
+
+    /// What names its whole content. Equal for equal memory that was packed in the same way.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        self.footer.digest
+    }
+
+    /// Its file, as errors have it.
+    #[must_use]
+    pub fn name(&self) -> &Path {
+        &self.name
+    }
+
+    /// What is stored of a chunk.
+    ///
+    /// # Errors
+    /// The index is damaged there, or cannot be read.
+    ///
+    /// # Panics
+    /// There is no such chunk.
+    pub fn kind(&self, chunk: u32) -> Result<Kind> {
+        Ok(self.place(chunk)?.map_or(Kind::Zero, |Place { encoding, len, same_as, .. }| Kind::Stored {
+            encoding,
+            len,
+            same_as,
+        }))
+    }
+
+    /// Reads, decodes and verifies a chunk. `into` is as long as the chunk is. After an error it holds anything.
+    ///
+    /// # Errors
+    /// The chunk or its entry in the index is damaged, or cannot be read.
+    ///
+    /// # Panics
+    /// There is no such chunk, or `into` has another length.
+    pub fn read_chunk(&self, chunk: u32, into: &mut [u8], decoder: &mut Decoder) -> Result<()> {
+        assert_eq!(into.len(), self.footer.geometry.len_of(chunk), "a buffer for chunk {chunk}");
+        let Some(Place { encoding, offset, len, checksum, .. }) = self.place(chunk)? else {
+            into.fill(0);
+            return Ok(());
+        };
+        if encoding == Encoding::Raw {
+            self.read(into, offset)?;
+        } else {
+            decoder.stored.resize(len as usize, 0); // shorter than a chunk, as the block was verified
+            self.read(&mut decoder.stored, offset)?;
+            decoder.decode(encoding, into).map_err(|why| self.damaged(chunk, &why))?;
+        }
+        if checksum::of(into) == checksum {
+            Ok(())
+        } else {
+            Err(self.damaged(chunk, "it has another checksum"))
+        }
+    }
+
+    /// Checks that what no checksum covers is as it should be: the zeros before the index.
+    ///
+    /// # Errors
+    /// It is not, or cannot be read.
+    pub fn verify_padding(&self) -> Result<()> {
+        let mut zeros = vec![0; (self.footer.index_at() - self.footer.data_len) as usize];
+        self.read(&mut zeros, self.footer.data_len)?;
+        if zeros.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        Err(Error::snapshot(&self.name, "is damaged: something stands before its index"))
+    }
+
+    fn place(&self, chunk: u32) -> Result<Option<Place>> {
+        let block = self.block(chunk)?;
+        match block.entry(chunk) {
+            Entry::Zero => Ok(None),
+            Entry::Stored { encoding, place, len, checksum } => {
+                Ok(Some(Place { encoding, offset: block.offset(place), len, checksum, same_as: None }))
+            }
+            Entry::Same { of, checksum: here } => {
+                let block = self.block(of)?;
+                match block.entry(of) {
+                    Entry::Stored { encoding, place, len, checksum }
+                        if checksum == here && self.same_len(chunk, of) =>
+                    {
+                        Ok(Some(Place {
+                            encoding,
+                            offset: block.offset(place),
+                            len,
+                            checksum,
+                            same_as: Some(of),
+                        }))
+                    }
+                    _ => Err(self
+                        .damaged(chunk, &format!("it is to be the same as chunk {of}, which it cannot be"))),
+                }
+            }
+        }
+    }
+
+    fn same_len(&self, chunk: u32, other: u32) -> bool {
+        self.footer.geometry.len_of(chunk) == self.footer.geometry.len_of(other)
+    }
+
+    /// The block of a chunk, read and verified if this is its first use.
+    fn block(&self, chunk: u32) -> Result<&Block> {
+        let geometry = &self.footer.geometry;
+        assert!(chunk < geometry.chunks(), "there are {} chunks, and no number {chunk}", geometry.chunks());
+        let number = chunk / ENTRIES;
+        let place = &self.blocks[number as usize];
+        if let Some(block) = place.get() {
+            return Ok(block);
+        }
+        let mut bytes = Box::new([0; BLOCK]);
+        self.read(&mut bytes[..], self.footer.index_at() + u64::from(number) * BLOCK as u64)?;
+        let block = Block::new(bytes, number, geometry, &self.table, self.footer.data_len)
+            .map_err(|problem| Error::snapshot(&self.name, problem))?;
+        // Another thread may have been first, with the same.
+        Ok(place.get_or_init(|| block))
+    }
+
+    fn read(&self, into: &mut [u8], offset: u64) -> Result<()> {
+        self.file
+            .read_exact_at(into, offset)
+            .map_err(|source| Error::file("read", self.name.display(), source))
+    }
+
+    fn damaged(&self, chunk: u32, why: &str) -> Error {
+        let range = self.footer.geometry.range(chunk);
+        Error::snapshot(
+            &self.name,
+            format!(
+                "is damaged in chunk {chunk} (guest memory at {:#x}..{:#x}): {why}",
+                range.start, range.end
+            ),
+        )
+    }
+}
