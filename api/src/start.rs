@@ -16,7 +16,7 @@ pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
 /// [`Vm::lend_thread`].
 pub(crate) fn load(dir: &Path, overrides: Overrides, resume: bool, lent_thread: bool) -> Result<Vm> {
     let (store, name) = Store::split(dir)?;
-    let options = RestoreOptions { console: Console::stdout(), resume, lent_thread, overrides };
+    let options = RestoreOptions { console: Console::stdout(), resume, lent_thread, overrides, pool: None };
     let snapshot = Snapshot::open(&store, &name)?;
     make_room_for(&snapshot.config().devices);
     snapshot.restore_with(options)

@@ -1,7 +1,9 @@
 //! The library in a program of its own: this one.
 
+use std::sync::Arc;
+
 use volt_tests::{Recorder, Scratch, needs, numbers, small_guest, wait_until};
-use volt_vmm::{Ending, RestoreOptions, RunState, Snapshot, Store, Vm};
+use volt_vmm::{Ending, Pool, RestoreOptions, RunState, Shape, Snapshot, Store, Vm, timing};
 
 fn counting(recorder: &Recorder) -> Vm {
     let builder = Vm::builder().kernel(small_guest()).cmdline("count mib=4").memory_mib(64);
@@ -52,6 +54,78 @@ fn clones_run_beside_their_original() {
     drop(clones);
     let before = recorder.text().len();
     wait_until("the original goes on", || recorder.text().len() > before + 20);
+}
+
+fn goes_on(recorder: &Recorder, by: u64) {
+    let last = || numbers(&recorder.text(), "count").last().copied().unwrap_or(0);
+    let first = last();
+    wait_until("it counts on", || last() >= first + by);
+    assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
+}
+
+#[test]
+fn a_running_vm_becomes_many_and_they_do_too() {
+    needs!(kvm);
+    let recorder = Recorder::default();
+    let parent = counting(&recorder);
+    recorder.wait_for("count 10\n");
+    let fork = |vm: &Vm, count: usize| {
+        let recorders: Vec<_> = (0..count).map(|_| Recorder::default()).collect();
+        let options = recorders
+            .iter()
+            .map(|recorder| RestoreOptions { console: recorder.console(), ..Default::default() });
+        let children = vm.fork(options).unwrap();
+        (recorders, children)
+    };
+    let (said, children) = fork(&parent, 4);
+    // Each goes through all of its memory, and changes it, and so does the parent.
+    said.iter().chain([&recorder]).for_each(|said| goes_on(said, 40));
+    assert!(said.iter().all(|said| numbers(&said.text(), "count")[0] >= 10), "from where the parent was");
+    let (grandchildren_said, grandchildren) = fork(&children[1], 3);
+    drop(children);
+    drop(parent);
+    grandchildren_said.iter().for_each(|said| goes_on(said, 40));
+    // Of one that has gone on there is a snapshot as of any other.
+    let scratch = Scratch::new();
+    grandchildren[0].snapshot(&store(&scratch), "late").unwrap();
+    let recorder = Recorder::default();
+    let options = RestoreOptions { console: recorder.console(), ..Default::default() };
+    let _late = Snapshot::open(&store(&scratch), "late").unwrap().restore_with(options).unwrap();
+    goes_on(&recorder, 40);
+}
+
+#[test]
+fn vms_that_were_made_ahead_are_used_for_what_fits() {
+    needs!(kvm);
+    let (scratch, recorder) = (Scratch::new(), Recorder::default());
+    let vm = counting(&recorder);
+    recorder.wait_for("count 10\n");
+    vm.snapshot(&store(&scratch), "warm").unwrap();
+    let warm = Snapshot::open(&store(&scratch), "warm").unwrap();
+    let pool = Arc::new(Pool::new(Shape::of(warm.config()), 3).unwrap());
+    pool.wait_ready().unwrap();
+    assert_eq!(pool.ready(), 3);
+    let restore = |pool: &Arc<Pool>| {
+        let recorder = Recorder::default();
+        let options = RestoreOptions {
+            console: recorder.console(),
+            pool: Some(Arc::clone(pool)),
+            ..Default::default()
+        };
+        let (vm, steps) = timing::record(|| warm.restore_with(options));
+        (recorder, vm.unwrap(), steps.iter().any(|(step, _)| *step == "shell from the pool"))
+    };
+    let clones: Vec<_> = (0..5).map(|_| restore(&pool)).collect();
+    assert!(clones[0].2 && clones[1].2 && clones[2].2, "from the pool as long as it has some");
+    clones.iter().for_each(|(recorder, ..)| goes_on(recorder, 40));
+    pool.wait_ready().unwrap();
+    assert_eq!(pool.ready(), 3, "what was taken is replaced");
+    for other in [Shape { memory_bytes: 128 << 20, ..pool.shape() }, Shape { vcpus: 2, ..pool.shape() }] {
+        let pool = Arc::new(Pool::new(other, 1).unwrap());
+        let (recorder, _vm, from_pool) = restore(&pool);
+        assert!(!from_pool && pool.ready() == 1, "one that does not fit stays where it is");
+        goes_on(&recorder, 40);
+    }
 }
 
 #[test]

@@ -82,11 +82,7 @@ pub(crate) fn capture<T>(
     vm.on_machine(|machine| machine.shell().watch_writes())?;
     let passes =
         Passes { vm, ram: &ram, to: &to, pages: PageSet::none(ram.len()), course: Course::default() };
-    let done = passes.run(act, also, in_pause);
-    // If that fails, the log costs the guest a little and is begun anew the next time.
-    let ignored = vm.on_machine(|machine| machine.shell().ignore_writes());
-    let (pages, course, state, more) = done?;
-    ignored?;
+    let (pages, course, state, more) = passes.run(act, also, in_pause)?;
     Ok((Capture { base: ram.base().file, pages, copy: to.file, state, course }, more))
 }
 

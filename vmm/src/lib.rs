@@ -33,6 +33,7 @@ pub mod kvm;
 mod machine;
 mod memory;
 mod persist;
+mod pool;
 mod shell;
 pub mod snapshot;
 mod sparse;
@@ -49,6 +50,7 @@ pub use control::{Ending, RunState};
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
+pub use pool::{Pool, Shape};
 pub use snapshot::{
     BaseSnapshot, Compression, Kind, Metadata, Packing, RestoreOptions, Snapshot, SnapshotOptions,
 };

@@ -85,27 +85,17 @@ impl Shell {
         Ok(shell)
     }
 
-    /// From now on [`Shell::take_dirty`] knows what is written to guest memory, whoever writes it. The guest may run.
+    /// From now on [`Shell::take_dirty`] knows what is written to guest memory, whoever writes it. The guest may run. It goes on
+    /// for good: a page costs the guest a fault when it first writes to it after it was asked for, and to change a slot takes some
+    /// ten milliseconds where the kernel has devices of the VM's.
     ///
     /// # Errors
     /// KVM refuses.
     pub fn watch_writes(&self) -> Result<()> {
         self.ram.watch_own_writes();
-        self.log_dirty(true)
-    }
-
-    /// The guest's writes are of no interest any more, and cost it nothing from now on.
-    ///
-    /// # Errors
-    /// KVM refuses.
-    pub fn ignore_writes(&self) -> Result<()> {
-        self.log_dirty(false)
-    }
-
-    fn log_dirty(&self, wanted: bool) -> Result<()> {
-        if self.logs_dirty.load(Ordering::Acquire) != wanted {
-            set_slots(&self.vm, &self.ram, wanted)?;
-            self.logs_dirty.store(wanted, Ordering::Release);
+        if !self.logs_dirty.load(Ordering::Acquire) {
+            set_slots(&self.vm, &self.ram, true)?;
+            self.logs_dirty.store(true, Ordering::Release);
         }
         Ok(())
     }

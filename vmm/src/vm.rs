@@ -15,7 +15,7 @@ use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::shell::{FirstVcpu, Shell};
 use crate::snapshot::lineage::Lineage;
-use crate::snapshot::{SnapshotOptions, writer};
+use crate::snapshot::{RestoreOptions, Snapshot, SnapshotOptions, fork, writer};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
@@ -108,6 +108,25 @@ impl Vm {
         // Only now can a diff be relative to it.
         *lineage = base.or(lineage.take());
         Ok(course)
+    }
+
+    /// A snapshot that is kept in memory alone, for VMs that are restored in this process while it lives. They share the memory
+    /// that this VM has, and each has what it writes. The VM goes on but for some milliseconds.
+    ///
+    /// # Errors
+    /// The VM has ended, or the host refuses.
+    pub fn snapshot_in_memory(&self) -> Result<Snapshot> {
+        let lineage = lock(&self.lineage);
+        fork::snapshot(self, lineage.as_ref())
+    }
+
+    /// Makes independent VMs of this one, each as its options say, which go on from the same instant as it does.
+    ///
+    /// # Errors
+    /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`]; then there is none of them.
+    pub fn fork(&self, children: impl IntoIterator<Item = RestoreOptions>) -> Result<Vec<Self>> {
+        let here = self.snapshot_in_memory()?;
+        children.into_iter().map(|options| here.restore_with(options)).collect()
     }
 
     /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for it.

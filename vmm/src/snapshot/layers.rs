@@ -2,7 +2,7 @@
 //! a disk older or newer than what it remembers. Each VM that is restored gets a fresh layer of its own over the snapshot's,
 //! which is only read from then on: nothing is copied at a restore.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,21 +21,65 @@ fn name_of(id: &str) -> String {
     format!("disk-{id}.layer")
 }
 
-/// Copies the layers of a halted machine's disks into `dir`, and gives the copies, which are to be synced.
+/// Copies the layers of a halted machine's disks into `dir`, and gives the copies and their names. They are to be synced.
 ///
 /// # Errors
 /// The host refuses to read or to take one.
 pub fn save(machine: &Machine, dir: &NewDir) -> Result<Vec<(String, File)>> {
+    capture(machine, |id| {
+        let name = name_of(id);
+        let copy = dir.create(&name)?;
+        Ok((name, copy))
+    })
+}
+
+/// Copies them into files without a name. Gives the copies and the disks' ids.
+///
+/// # Errors
+/// As [`save`].
+pub fn hold(machine: &Machine) -> Result<BTreeMap<String, File>> {
+    let copies = capture(machine, |id| Ok((id.to_owned(), nameless(&std::env::temp_dir())?)))?;
+    Ok(copies.into_iter().collect())
+}
+
+fn capture(
+    machine: &Machine,
+    mut make: impl FnMut(&str) -> Result<(String, File)>,
+) -> Result<Vec<(String, File)>> {
     let mut copies = Vec::new();
     for (id, disk) in machine.platform().disks() {
         if let Some(overlay) = crate::sync::lock(disk).overlay() {
-            let name = name_of(id);
-            let copy = dir.create(&name)?;
-            overlay.capture(&copy).map_err(|source| dir.failed_to_write(&name, source))?;
+            let (name, copy) = make(id)?;
+            overlay.capture(&copy).map_err(|source| Error::file("copy layer", id, source))?;
             copies.push((name, copy));
         }
     }
     Ok(copies)
+}
+
+/// Where the layers are that VMs are restored from.
+#[derive(Debug)]
+pub enum Source {
+    /// In the snapshot's directory.
+    Directory(PathBuf),
+    /// Here, by the ids of their disks.
+    Held(BTreeMap<String, File>),
+}
+
+impl Source {
+    fn find(&self, id: &str) -> Result<FileRef> {
+        match self {
+            Self::Directory(snapshot) => {
+                let path = snapshot.join(name_of(id));
+                let missing = || Error::snapshot(&path, "is missing");
+                path.exists().then(|| FileRef::Path(path.clone())).ok_or_else(missing)
+            }
+            Self::Held(layers) => layers
+                .get(id)
+                .map(|layer| FileRef::Fd(layer.as_raw_fd()))
+                .ok_or_else(|| Error::config("disks", format!("{id}: there is no layer of it"))),
+        }
+    }
 }
 
 /// Copies the layers in the snapshot at `from`, the VM of which has these devices, into `to`.
@@ -86,19 +130,16 @@ impl Drop for Fresh {
 ///
 /// # Errors
 /// A layer is missing in the snapshot, the file named for a fresh one is there already, or the host refuses.
-pub fn bring(snapshot: &Path, devices: &mut Devices, placed: &BTreeSet<String>) -> Result<Fresh> {
+pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) -> Result<Fresh> {
     let mut fresh = Fresh::default();
     for disk in &mut devices.disks {
         let Some(layer) = &mut disk.layer else { continue };
-        let path = snapshot.join(name_of(&disk.id));
-        if !path.exists() {
-            return Err(Error::snapshot(&path, "is missing"));
-        }
+        let found = from.find(&disk.id)?;
         if disk.read_only {
-            (*layer, disk.beneath) = (FileRef::Path(path), None);
+            (*layer, disk.beneath) = (found, None);
             continue;
         }
-        disk.beneath = Some(FileRef::Path(path));
+        disk.beneath = Some(found);
         match (&*layer, placed.contains(&disk.id)) {
             (FileRef::Path(place), true) => {
                 create(place)?;

@@ -4,6 +4,7 @@ mod captured;
 pub mod convert;
 pub mod diff;
 pub mod digest;
+pub(crate) mod fork;
 mod holes;
 pub mod inspect;
 pub mod layers;

@@ -1,9 +1,11 @@
 //! Opens a snapshot, once, and restores any number of VMs from it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::lineage::Lineage;
 use super::memory::Memory;
@@ -17,6 +19,7 @@ use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, OtherPages};
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
+use crate::pool::{Pool, Shape};
 use crate::shell::{FirstVcpu, Shell};
 use crate::store::Store;
 use crate::timing::step_done;
@@ -37,6 +40,7 @@ pub struct Snapshot {
     /// Those of a diff.
     over: Option<OtherPages>,
     lineage: Option<Lineage>,
+    layers: layers::Source,
 }
 
 /// How a VM is to come back.
@@ -51,6 +55,8 @@ pub struct RestoreOptions {
     pub lent_thread: bool,
     /// What is different for this VM.
     pub overrides: Overrides,
+    /// Where a VM may be ready. Of another shape, or empty, it is left alone, and a VM is made.
+    pub pool: Option<Arc<Pool>>,
 }
 
 impl Default for RestoreOptions {
@@ -61,6 +67,7 @@ impl Default for RestoreOptions {
             resume: true,
             lent_thread: false,
             overrides: Overrides::default(),
+            pool: None,
         }
     }
 }
@@ -77,10 +84,24 @@ impl Snapshot {
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
         let (memory, over, lineage) = relative::open(&path, &metadata)?;
-        let snapshot = Self { path, metadata, config, machine, memory, over, lineage };
+        let layers = layers::Source::Directory(path.clone());
+        let snapshot = Self { path, metadata, config, machine, memory, over, lineage, layers };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
+    }
+
+    /// One that is nowhere but here: what VMs are forked from.
+    pub(super) fn in_memory(
+        (metadata, config, machine): (Metadata, VmConfig, MachineState),
+        (memory, over): (Arc<File>, Option<OtherPages>),
+        lineage: Option<Lineage>,
+        layers: BTreeMap<String, File>,
+    ) -> Self {
+        let path = PathBuf::from("of a running VM");
+        let memory = Memory::Raw(memory, path.clone());
+        let layers = layers::Source::Held(layers);
+        Self { path, metadata, config, machine, memory, over, lineage, layers }
     }
 
     /// What it says about itself.
@@ -127,11 +148,10 @@ impl Snapshot {
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
         options.overrides.apply(&mut config.devices)?;
-        let layers = layers::bring(&self.path, &mut config.devices, &placed)?;
-        let ram = GuestRam::reserve(config.memory_bytes())?;
-        Backing::Private { base: self.memory.base()?, pages: self.over.clone() }.map(&ram)?;
+        let layers = layers::bring(&self.layers, &mut config.devices, &placed)?;
+        let backing = Backing::Private { base: self.memory.base()?, pages: self.over.clone() };
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
-        let shell = Shell::new(ram, config.vcpus, config.irqchip, first)?;
+        let shell = shell(&config, backing, options.pool.as_deref(), first)?;
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
@@ -165,6 +185,18 @@ impl Snapshot {
 }
 
 /// Reads and verifies a snapshot's state file. Returns its bytes too.
+/// An empty VM with this memory: one that was made ahead of time, or a new one.
+fn shell(config: &VmConfig, backing: Backing, pool: Option<&Pool>, first: FirstVcpu) -> Result<Shell> {
+    if let Some(shell) = pool.and_then(|pool| pool.take(Shape::of(config))) {
+        step_done("shell from the pool");
+        backing.map(&shell.ram)?;
+        return Ok(shell);
+    }
+    let ram = GuestRam::reserve(config.memory_bytes())?;
+    backing.map(&ram)?;
+    Shell::new(ram, config.vcpus, config.irqchip, first)
+}
+
 pub(super) fn read_manifest(snapshot: &Path) -> Result<(manifest::Manifest, Vec<u8>)> {
     let path = snapshot.join(STATE_FILE);
     let file = read_state(snapshot, &path)?;

@@ -115,7 +115,7 @@ pub(crate) fn write(
 }
 
 /// Whether what was captured is worth a diff.
-fn is_diff(captured: &Capture) -> bool {
+pub(super) fn is_diff(captured: &Capture) -> bool {
     let private = captured.pages.len() * PAGE;
     let base = captured.base.metadata().map_or(0, |metadata| metadata.blocks() * 512);
     private <= SMALL_DIFF || private <= base / 2
