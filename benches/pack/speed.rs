@@ -61,16 +61,15 @@ fn bare_codec(chunks: &[&[u8]], compression: Compression, file: Option<&File>) -
     let (next, end) = (AtomicUsize::new(0), AtomicU64::new(0));
     let work = || -> std::io::Result<()> {
         let longest = chunks.iter().map(|chunk| chunk.len()).max().unwrap_or_default();
-        let room = lz4_flex::block::get_maximum_output_size(longest);
+        let room = lz4::block::compress_bound(longest)?;
         let mut out = vec![0; (1 << 20) + room];
-        let mut table = lz4_flex::block::CompressTable::large();
         let mut zstd = zstd_safe::CCtx::create();
         let mut filled = 0;
         while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
             let out = &mut out[..];
             let into = &mut out[filled..];
             let len = match compression {
-                Compression::Lz4 => lz4_flex::block::compress_into_with_table(chunk, into, &mut table).ok(),
+                Compression::Lz4 => lz4::block::compress_to_buffer(chunk, None, false, into).ok(),
                 Compression::Zstd { level } => zstd.compress(into, chunk, level).ok(),
             };
             filled += black_box(len.unwrap_or_default());

@@ -38,7 +38,6 @@ impl Memory {
     /// It has none, or two, or one that does not belong to it or is no memory file at all.
     pub fn open(snapshot: &Path, len: u64) -> Result<Self> {
         let (raw, packed) = (snapshot.join(MEMORY_FILE), snapshot.join(PACK_FILE));
-        // In this order, because a raw one is restored in no time: nothing more is asked of the host for it.
         let (is_raw, is_packed) = (raw.exists(), packed.exists());
         if is_raw && is_packed {
             return Err(Error::snapshot(
