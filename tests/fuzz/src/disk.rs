@@ -5,7 +5,7 @@ use std::fs::File;
 use arbitrary::Arbitrary;
 use volt_vmm::FileRef;
 use volt_vmm::config::devices::{Cache, DiskConfig, Engine, RateLimit};
-use volt_vmm::fuzzing::{Device, Memory};
+use volt_vmm::fuzzing::Device;
 
 use crate::{Bench, Dir};
 
@@ -124,7 +124,7 @@ impl Bench for Disk {
     type Host = Host;
     const REQUESTS: u8 = 0;
 
-    fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
+    fn device(&mut self) -> volt_vmm::Result<Device> {
         Device::disk(&self.config)
     }
 

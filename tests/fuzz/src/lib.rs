@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
-use volt_vmm::fuzzing::{Device, Guest, Memory};
+use volt_vmm::fuzzing::{Device, Guest};
 
 pub mod disk;
 pub mod driver;
@@ -29,7 +29,7 @@ pub trait Bench {
     ///
     /// # Errors
     /// The host is not what the device needs any more.
-    fn device(&mut self, memory: &Memory) -> volt_vmm::Result<Device>;
+    fn device(&mut self) -> volt_vmm::Result<Device>;
 
     /// Something happens on the host.
     fn host(&mut self, act: Self::Host);
@@ -66,7 +66,7 @@ pub type Program<B> = Input<<B as Bench>::Head, <B as Bench>::Host>;
 /// Runs a program from its beginning to its end.
 pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
     let Input { setup, acts } = program;
-    let guest = Guest::new(|memory| bench.device(memory)).expect("a device of a host in order");
+    let guest = Guest::new(|| bench.device()).expect("a device of a host in order");
     let mut driver = Driver::new(guest, B::REQUESTS, &setup);
     for act in acts {
         match act {
@@ -75,7 +75,7 @@ pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
                 driver.guest.work();
             }
             Act::Move => {
-                if !driver.guest.move_to(|memory| bench.device(memory)) {
+                if !driver.guest.move_to(|| bench.device()) {
                     return;
                 }
             }
@@ -84,7 +84,7 @@ pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
     }
     // Memory is looked at now and at each move, which takes longer than all the acts. Its end is a rule too: nothing of the
     // program may be left under way.
-    let _ = driver.guest.move_to(|memory| bench.device(memory));
+    let _ = driver.guest.move_to(|| bench.device());
 }
 
 /// A directory that goes away with the program.

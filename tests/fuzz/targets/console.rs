@@ -8,7 +8,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_fuzz::{Bench, Dir, Program, run};
 use volt_vmm::config::devices::ConsoleConfig;
-use volt_vmm::fuzzing::{Device, Memory};
+use volt_vmm::fuzzing::Device;
 
 #[derive(Debug)]
 struct Socket {
@@ -41,7 +41,7 @@ impl Bench for Socket {
     type Host = Host;
     const REQUESTS: u8 = 1;
 
-    fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
+    fn device(&mut self) -> volt_vmm::Result<Device> {
         Device::console(&ConsoleConfig { socket: self.dir.join("console") })
     }
 

@@ -4,7 +4,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_fuzz::{Bench, Program, run};
-use volt_vmm::fuzzing::{Device, Memory};
+use volt_vmm::fuzzing::Device;
 
 #[derive(Debug)]
 struct Host;
@@ -24,7 +24,7 @@ impl Bench for Host {
     type Host = Nothing;
     const REQUESTS: u8 = 0;
 
-    fn device(&mut self, _: &Memory) -> volt_vmm::Result<Device> {
+    fn device(&mut self) -> volt_vmm::Result<Device> {
         Ok(Device::rng())
     }
 

@@ -34,11 +34,11 @@ impl Guest {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn new(make: impl FnOnce(&Memory) -> Result<Device>) -> Result<Self> {
+    pub fn new(make: impl FnOnce() -> Result<Device>) -> Result<Self> {
         DRIVING.set(true);
         GRANTED.with_borrow_mut(Vec::clear);
         let memory = Memory::new();
-        let Device(device) = make(&memory)?;
+        let Device(device) = make()?;
         let transport = Transport::new("fuzz", device, memory.ram.clone())?;
         let mut shadow = SHADOW.take();
         shadow.resize(MEMORY as usize, 0);
@@ -75,7 +75,7 @@ impl Guest {
     /// Looks at memory, saves the device, drops it, and goes on with the one that `make` makes, restored. False if it could not
     /// be: the host had brought that about, and the guest is at its end.
     #[must_use]
-    pub fn move_to(&mut self, make: impl FnOnce(&Memory) -> Result<Device>) -> bool {
+    pub fn move_to(&mut self, make: impl FnOnce() -> Result<Device>) -> bool {
         self.transport.halt();
         self.check();
         for queue in self.transport.halted_queues() {
@@ -85,7 +85,7 @@ impl Guest {
         // A file can only be opened again when nobody has it locked.
         let nothing = Transport::new("fuzz", Device::rng().0, self.memory.ram.clone());
         drop(std::mem::replace(&mut self.transport, nothing.expect("a descriptor")));
-        let Ok(Device(device)) = make(&self.memory) else { return false };
+        let Ok(Device(device)) = make() else { return false };
         self.transport = Transport::new("fuzz", device, self.memory.ram.clone()).expect("a descriptor");
         if self.transport.restore_blob("fuzz", &state).is_err() || self.transport.go_on().is_err() {
             return false;

@@ -73,7 +73,7 @@ fn granted() -> Vec<Range<u64>> {
 
 /// Guest memory, which holds zeros at first.
 #[derive(Clone, Debug)]
-pub struct Memory {
+pub(super) struct Memory {
     ram: GuestRam,
 }
 
@@ -156,11 +156,11 @@ impl Device {
         Console::open(config).map(Self::new)
     }
 
-    /// A balloon in `memory`.
+    /// A balloon.
     ///
     /// # Errors
     /// As when a VM starts.
-    pub fn balloon(config: &BalloonConfig, memory: &Memory) -> Result<Self> {
+    pub fn balloon(config: &BalloonConfig) -> Result<Self> {
         Balloon::new(config, MEMORY >> 20).map(Self::new)
     }
 }
