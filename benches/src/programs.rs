@@ -2,6 +2,8 @@
 
 /// The guest: prints `ready`, then a byte after another (PVH ELF).
 pub const CHATTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatter"));
+/// The small guest of the tests, whose first word on the command line says what it does (PVH ELF).
+pub const SMALL_GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/small-guest"));
 /// A static program that writes one byte.
 pub const EMPTY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/empty"));
 /// The floor as a static program: `floor DIGEST MEMORY`.

@@ -98,6 +98,34 @@ static void count(void)
     }
 }
 
+/* Touches mib= of memory, then writes to one page of it every cycles= of the TSC. Says now and then how many cycles it stood still
+ * at most between two pages, beyond those. */
+static void churn(void)
+{
+    u64 pages = option("mib=", 4) << 8, cycles = option("cycles=", 0), longest = 0, written = 0;
+    if (top_of_high_memory)
+        map_above_4_gib();
+    for (u64 index = 0; index < pages; index++)
+        *page_at(index) = 1;
+    print("ready\n");
+    for (u64 last = rdtsc();;) {
+        for (u64 index = 0; index < pages; index++) {
+            u64 now;
+            *(volatile u64 *)page_at(index) += 1;
+            while ((now = rdtsc()) - last < cycles)
+                ;
+            if (now - last - cycles > longest)
+                longest = now - last - cycles;
+            last = now;
+            if (++written % 8192 == 0) {
+                report("stall", longest);
+                longest = 0;
+                last = rdtsc();
+            }
+        }
+    }
+}
+
 /* ---- Exits: whatever is read has one right answer. ---- */
 
 static void ports(void)
@@ -347,6 +375,8 @@ void guest_main(struct start_info *info)
             __asm__ volatile("");
     } else if (behaviour("count")) {
         count();
+    } else if (behaviour("churn")) {
+        churn();
     } else if (behaviour("ports")) {
         ports();
     } else if (behaviour("registers")) {
