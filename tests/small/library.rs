@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use volt_tests::{Recorder, Scratch, needs, numbers, small_guest, wait_until};
-use volt_vmm::{Ending, Pool, RestoreOptions, RunState, Shape, Snapshot, Store, Vm, timing};
+use volt_vmm::{
+    Ending, Kind, Pool, RestoreOptions, RunState, Shape, Snapshot, SnapshotOptions, Store, Vm, timing,
+};
 
 fn counting(recorder: &Recorder) -> Vm {
     let builder = Vm::builder().kernel(small_guest()).cmdline("count mib=4").memory_mib(64);
@@ -92,6 +94,38 @@ fn a_running_vm_becomes_many_and_they_do_too() {
     let options = RestoreOptions { console: recorder.console(), ..Default::default() };
     let _late = Snapshot::open(&store(&scratch), "late").unwrap().restore_with(options).unwrap();
     goes_on(&recorder, 40);
+}
+
+#[test]
+fn what_a_child_has_from_its_parent_it_passes_on() {
+    needs!(kvm);
+    // All of it is private to the parent when the children are made: it was frozen before it was written.
+    let recorder = Recorder::default();
+    let parent = counting(&recorder);
+    parent.snapshot_in_memory().unwrap();
+    recorder.wait_for("count 10\n");
+    goes_on(&recorder, 40);
+    let restore = |from: &Snapshot| {
+        let recorder = Recorder::default();
+        let options = RestoreOptions { console: recorder.console(), ..Default::default() };
+        let vm = from.restore_with(options).unwrap();
+        (recorder, vm)
+    };
+    let here = parent.snapshot_in_memory().unwrap();
+    drop(parent);
+    let (_, child) = restore(&here);
+    let there = child.snapshot_in_memory().unwrap();
+    let (recorder, _grandchild) = restore(&there);
+    goes_on(&recorder, 40);
+    let scratch = Scratch::new();
+    child.snapshot(&store(&scratch), "full").unwrap();
+    let diff = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+    child.snapshot_with(&store(&scratch), "diff", &diff).unwrap();
+    drop(child);
+    for name in ["full", "diff"] {
+        let (recorder, _vm) = restore(&Snapshot::open(&store(&scratch), name).unwrap());
+        goes_on(&recorder, 40);
+    }
 }
 
 #[test]

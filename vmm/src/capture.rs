@@ -40,6 +40,8 @@ pub(crate) struct Capture {
     pub pages: PageSet,
     /// Their content, at their offsets.
     pub copy: File,
+    /// What was written since the VM was captured last. Nobody else will hear of it.
+    pub written: PageSet,
     /// All but memory.
     pub state: MachineState,
     /// What it was like.
@@ -53,8 +55,8 @@ pub struct Course {
     pub paused: Duration,
     /// How often pages were copied while the guest ran.
     pub passes: u32,
-    /// Pages that were not the base's.
-    pub private_pages: u64,
+    /// Pages that were copied: those that were not the base's, or in a diff those that it has.
+    pub pages: u64,
     /// Pages that were copied in the pause.
     pub pages_in_pause: u64,
 }
@@ -67,23 +69,36 @@ pub(crate) struct Target<'a> {
     pub failed: &'a dyn Fn(io::Error) -> Error,
 }
 
-/// Captures a VM, and `also` those pages, private or not. `in_pause` does what else belongs to the same instant. Nobody else captures it meanwhile.
+/// Which pages are captured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wanted<'a> {
+    /// All that are not the base's.
+    NotBase,
+    /// Those, and these.
+    NotBaseAnd(&'a PageSet),
+    /// These, and what was written since the VM was captured last.
+    WrittenAnd(&'a PageSet),
+}
+
+/// Captures a VM. `in_pause` does what else belongs to the same instant. Nobody else captures it meanwhile.
 ///
 /// # Errors
 /// The host refuses, or `in_pause` fails. The VM is as it was, and runs if it did.
 pub(crate) fn capture<T>(
     vm: &Vm,
     act: &'static str,
-    (to, also): (Target<'_>, &PageSet),
+    (to, wanted): (Target<'_>, Wanted<'_>),
     in_pause: impl FnOnce(&Machine) -> Result<T>,
 ) -> Result<(Capture, T)> {
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
     freeze(&ram)?;
     vm.on_machine(|machine| machine.shell().watch_writes())?;
-    let passes =
-        Passes { vm, ram: &ram, to: &to, pages: PageSet::none(ram.len()), course: Course::default() };
-    let (pages, course, state, more) = passes.run(act, also, in_pause)?;
-    Ok((Capture { base: ram.base().file, pages, copy: to.file, state, course }, more))
+    let none = PageSet::none(ram.len());
+    let mut passes =
+        Passes { vm, ram: &ram, to: &to, pages: none.clone(), written: none, course: Course::default() };
+    let (state, more) = passes.run(act, wanted, in_pause)?;
+    let Passes { pages, written, course, .. } = passes;
+    Ok((Capture { base: ram.base().file, pages, copy: to.file, written, state, course }, more))
 }
 
 struct Passes<'a> {
@@ -91,24 +106,31 @@ struct Passes<'a> {
     ram: &'a GuestRam,
     to: &'a Target<'a>,
     pages: PageSet,
+    written: PageSet,
     course: Course,
 }
 
 impl Passes<'_> {
     fn run<T>(
-        mut self,
+        &mut self,
         act: &'static str,
-        also: &PageSet,
+        wanted: Wanted<'_>,
         in_pause: impl FnOnce(&Machine) -> Result<T>,
-    ) -> Result<(PageSet, Course, MachineState, T)> {
-        let mut private = private_pages(self.ram)?;
-        private.add_all(also);
-        self.take(private)?;
+    ) -> Result<(MachineState, T)> {
+        let vm = self.vm;
+        // What was written until now is found in the page tables too.
+        let before = vm.on_machine(|machine| self.newly_written(machine))?;
+        let first = match wanted {
+            Wanted::NotBase => private_pages(self.ram)?,
+            Wanted::NotBaseAnd(also) => private_pages(self.ram)?.and(also),
+            Wanted::WrittenAnd(also) => before.and(also),
+        };
+        self.take(&first)?;
         let mut left = u64::MAX;
-        while self.vm.state() == RunState::Running && self.course.passes < MOST_PASSES {
-            let written = self.vm.on_machine(|machine| self.written(machine))?;
+        while vm.state() == RunState::Running && self.course.passes < MOST_PASSES {
+            let written = vm.on_machine(|machine| self.newly_written(machine))?;
             let count = written.len();
-            self.take(written)?;
+            self.take(&written)?;
             self.course.passes += 1;
             // No fewer than the last time: there is nothing to be won by another.
             if count <= FEW || count >= left {
@@ -116,26 +138,27 @@ impl Passes<'_> {
             }
             left = count;
         }
-        let ((state, more), paused) = self.vm.paused_for(act, |machine| {
-            let written = self.written(machine)?;
+        let (done, paused) = vm.paused_for(act, |machine| {
+            let written = self.newly_written(machine)?;
             self.course.pages_in_pause = written.len();
-            self.take(written)?;
+            self.take(&written)?;
             Ok((machine.save()?, in_pause(machine)?))
         })?;
-        let private_pages = self.pages.len();
-        Ok((self.pages, Course { paused, private_pages, ..self.course }, state, more))
+        self.course = Course { paused, pages: self.pages.len(), ..self.course };
+        Ok(done)
     }
 
     /// What was written since the last time.
-    fn written(&self, machine: &Machine) -> Result<PageSet> {
+    fn newly_written(&mut self, machine: &Machine) -> Result<PageSet> {
         let mut pages = PageSet::none(self.ram.len());
         machine.shell().take_dirty(&mut pages)?;
+        self.written.add_all(&pages);
         Ok(pages)
     }
 
-    fn take(&mut self, pages: PageSet) -> Result<()> {
-        self.ram.copy_to(&pages, &self.to.file).map_err(self.to.failed)?;
-        self.pages.add_all(&pages);
+    fn take(&mut self, pages: &PageSet) -> Result<()> {
+        self.ram.copy_to(pages, &self.to.file).map_err(self.to.failed)?;
+        self.pages.add_all(pages);
         Ok(())
     }
 }

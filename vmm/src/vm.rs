@@ -103,10 +103,10 @@ impl Vm {
         options.validate(self.config().memory_bytes())?;
         let mut lineage = lock(&self.lineage);
         let dir = NewDir::begin(&store.path_of(name)?)?;
-        let (course, base) = writer::write(self, lineage.as_ref(), options, &dir)?;
+        let (course, next) = writer::write(self, &mut lineage, options, &dir)?;
         dir.publish()?;
         // Only now can a diff be relative to it.
-        *lineage = base.or(lineage.take());
+        *lineage = Some(next);
         Ok(course)
     }
 
@@ -116,8 +116,7 @@ impl Vm {
     /// # Errors
     /// The VM has ended, or the host refuses.
     pub fn snapshot_in_memory(&self) -> Result<Snapshot> {
-        let lineage = lock(&self.lineage);
-        fork::snapshot(self, lineage.as_ref())
+        fork::snapshot(self, &mut lock(&self.lineage))
     }
 
     /// Makes independent VMs of this one, each as its options say, which go on from the same instant as it does.

@@ -51,6 +51,8 @@ pub struct Base {
     /// Below this offset it is mapped private: pages that the guest wrote are not in the file. Above, it is mapped shared, and
     /// nobody else has it.
     pub private_to: u64,
+    /// Pages that were laid over it.
+    pub over: Option<Arc<PageSet>>,
 }
 
 impl Base {
@@ -68,8 +70,11 @@ impl Backing {
     /// The host refused the memory.
     pub fn map(self, ram: &GuestRam) -> Result<()> {
         let (base, pages) = match self {
-            Self::Fresh => (Base { file: Arc::new(fresh(ram.len())?), private_to: 0 }, None),
-            Self::Private { base, pages } => (Base { file: base, private_to: ram.len() }, pages),
+            Self::Fresh => (Base { file: Arc::new(fresh(ram.len())?), private_to: 0, over: None }, None),
+            Self::Private { base, pages } => {
+                let over = pages.as_ref().map(|over| Arc::clone(&over.pages));
+                (Base { file: base, private_to: ram.len(), over }, pages)
+            }
         };
         let sharing = if base.private_to > 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
         for region in ram.regions() {

@@ -45,6 +45,13 @@ impl PageSet {
         &self.words
     }
 
+    /// Both together.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        self.add_all(other);
+        self
+    }
+
     /// Whether the page at `offset` is in it.
     #[must_use]
     pub fn has(&self, offset: u64) -> bool {

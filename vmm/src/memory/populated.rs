@@ -21,13 +21,13 @@ const FILE_OR_SHARED: u64 = 1 << 61;
 /// Entries read at once: 256 KiB of pagemap for 128 MiB of memory.
 const ENTRIES: usize = 32 << 10;
 
-/// The pages that are the guest's own: private, and written. While the guest runs, those that were so when this was called, and
-/// perhaps some that have become so since.
+/// The pages that are not the base's: private and written, or laid over it. While the guest runs, those that were so when this was
+/// called, and perhaps some that have become so since.
 ///
 /// # Errors
 /// The pagemap cannot be read.
 pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
-    let mut pages = PageSet::none(ram.len());
+    let mut pages = ram.base().over.map_or_else(|| PageSet::none(ram.len()), |over| (*over).clone());
     add_private(ram, &mut pages).map_err(|source| Error::file("read", "/proc/self/pagemap", source))?;
     Ok(pages)
 }

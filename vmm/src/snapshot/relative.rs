@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::lineage::Lineage;
+use super::lineage::{Differ, Lineage};
 use super::manifest::BaseSnapshot;
 use super::memory::Memory;
 use super::reader::{open_regular, read_manifest};
@@ -25,7 +25,7 @@ pub(super) fn open(
         let digest = metadata.memory_digest.as_ref();
         let lineage = digest.map(|digest| Lineage {
             base: BaseSnapshot { memory_digest: digest.clone(), path: absolute(snapshot) },
-            apart: Arc::new(PageSet::none(len)),
+            differ: Differ::NotBase(Arc::new(PageSet::none(len))),
         });
         return Ok((Memory::open(snapshot, len)?, None, lineage));
     };
@@ -35,9 +35,10 @@ pub(super) fn open(
     let pages = diff::read(&file, len, base.digest())
         .map_err(|source| Error::file("read", path.display(), source))?
         .map_err(|problem| Error::snapshot(&path, problem))?;
-    let (pages, memory) = (Arc::new(pages), Memory::open(&base.path, len)?);
-    let over = OtherPages { pages: Arc::clone(&pages), file: Arc::new(file) };
-    Ok((memory, Some(over), Some(Lineage { base, apart: pages })))
+    let memory = Memory::open(&base.path, len)?;
+    let over = OtherPages { pages: Arc::new(pages), file: Arc::new(file) };
+    let differ = Differ::NotBase(Arc::new(PageSet::none(len)));
+    Ok((memory, Some(over), Some(Lineage { base, differ })))
 }
 
 /// A diff's base, where it was or beside the diff.

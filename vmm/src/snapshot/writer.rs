@@ -3,14 +3,13 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
 
 use super::captured::CapturedMemory;
-use super::lineage::Lineage;
+use super::lineage::{Differ, Lineage};
 use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
 use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, STATE_FILE, diff, digest, layers};
-use crate::capture::{Capture, Course, Target, capture};
+use crate::capture::{Capture, Course, Target, Wanted, capture};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
@@ -19,7 +18,7 @@ use crate::memory::pages::PageSet;
 use crate::store::dir::NewDir;
 use crate::vm::Vm;
 
-/// A diff of more than half of what its base has is a whole snapshot instead; so little is always a diff.
+/// A diff of more than half of what its base has is not worth it; so little is always a diff.
 const SMALL_DIFF: u64 = 64 << 20;
 
 /// How a snapshot is to be taken.
@@ -37,8 +36,8 @@ pub enum Kind {
     /// All of it.
     #[default]
     Full,
-    /// The pages that differ from the snapshot that the VM was restored from, or from the last full one that was taken of it. One
-    /// that would have more than half of that is a full one instead.
+    /// The pages that differ from the snapshot that the VM was restored from, or from the last full one that was taken of it. Where
+    /// these are more than half of that, it is a full one instead, or the next one is.
     Diff,
 }
 
@@ -65,19 +64,16 @@ impl SnapshotOptions {
 /// The host refuses to tell a part of the state, or to take it (a full disk); the VM is as it was.
 pub(crate) fn write(
     vm: &Vm,
-    lineage: Option<&Lineage>,
+    lineage: &mut Option<Lineage>,
     options: &SnapshotOptions,
     dir: &NewDir,
-) -> Result<(Course, Option<Lineage>)> {
+) -> Result<(Course, Lineage)> {
     let bytes = vm.config().memory_bytes();
-    let wanted = match options.kind {
+    let over = match options.kind {
         Kind::Full => None,
-        Kind::Diff => Some(lineage.ok_or_else(|| {
-            let problem = "a diff is relative to a full snapshot: take one of this VM first";
-            Error::config("snapshot_type", problem)
-        })?),
+        Kind::Diff => relative_to(vm, lineage.as_ref())?,
     };
-    let (name, memory) = match (wanted, options.packing) {
+    let (name, memory) = match (&over, options.packing) {
         (Some(_), _) => (DIFF_FILE, dir.create(DIFF_FILE)?),
         (None, None) => (MEMORY_FILE, dir.create(MEMORY_FILE)?),
         (None, Some(_)) => (PACK_FILE, dir.scratch()?),
@@ -86,25 +82,32 @@ pub(crate) fn write(
     // Its configuration may change before and after the pause.
     let in_pause = |machine: &_| Ok((vm.config(), layers::save(machine, dir)?));
     let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source) };
-    let none = PageSet::none(bytes);
-    // In a full one too: what a diff brought is neither private nor the base's.
-    let also = lineage.map_or(&none, |lineage| &lineage.apart);
-    let (captured, (config, layers)) = capture(vm, "take a snapshot", (to, also), in_pause)?;
+    let wanted = match over.as_ref().map(|Lineage { differ, .. }| differ) {
+        None => Wanted::NotBase,
+        Some(Differ::NotBase(also)) => Wanted::NotBaseAnd(also),
+        Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
+    };
+    let (captured, (config, layers)) = capture(vm, "take a snapshot", (to, wanted), in_pause)?;
+    // Whatever becomes of the snapshot.
+    lineage.iter_mut().for_each(|lineage| lineage.captured(&captured.written));
     let mut metadata = Metadata::of(&config)?;
-    let next = match wanted.filter(|_| is_diff(&captured)) {
-        Some(Lineage { base, .. }) => {
-            write_diff(&captured, base, bytes, dir)?;
+    let next = match over {
+        // Where not all of memory was captured there is no other way; the next one is a full one then.
+        Some(Lineage { base, differ })
+            if matches!(differ, Differ::Written(_)) || is_small(&captured.pages, &captured.base) =>
+        {
+            write_diff(&captured, &base, bytes, dir)?;
             metadata.base = Some(base.clone());
-            None
+            Lineage { base, differ: Differ::Written(captured.pages.clone()) }
         }
-        None => {
-            if wanted.is_some() {
+        over => {
+            if over.is_some() {
                 dir.rename(DIFF_FILE, MEMORY_FILE)?;
             }
             let digest = write_whole(&captured, options.packing.as_ref(), bytes, dir)?;
             let base = BaseSnapshot::new(digest, dir.place());
             metadata.memory_digest = Some(base.memory_digest.clone());
-            Some(Lineage { base, apart: Arc::new(captured.pages.clone()) })
+            Lineage { base, differ: Differ::Written(PageSet::none(bytes)) }
         }
     };
     for (name, layer) in layers {
@@ -114,11 +117,21 @@ pub(crate) fn write(
     Ok((captured.course, next))
 }
 
-/// Whether what was captured is worth a diff.
-pub(super) fn is_diff(captured: &Capture) -> bool {
-    let private = captured.pages.len() * PAGE;
-    let base = captured.base.metadata().map_or(0, |metadata| metadata.blocks() * 512);
-    private <= SMALL_DIFF || private <= base / 2
+/// Whether pages are few beside what a base has.
+pub(super) fn is_small(pages: &PageSet, base: &File) -> bool {
+    let (pages, base) = (pages.len() * PAGE, base.metadata().map_or(0, |metadata| metadata.blocks() * 512));
+    pages <= SMALL_DIFF || pages <= base / 2
+}
+
+/// What a diff of the VM is to be relative to.
+fn relative_to(vm: &Vm, lineage: Option<&Lineage>) -> Result<Option<Lineage>> {
+    let problem = "a diff is relative to a full snapshot: take one of this VM first";
+    let lineage = lineage.ok_or_else(|| Error::config("snapshot_type", problem))?;
+    let grown = |pages| !is_small(pages, &vm.on_machine(|machine| machine.shell().ram.base().file));
+    Ok(match &lineage.differ {
+        Differ::Written(pages) if grown(pages) => None,
+        _ => Some(lineage.clone()),
+    })
 }
 
 fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir) -> Result<()> {
