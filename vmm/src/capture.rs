@@ -40,8 +40,8 @@ pub(crate) struct Capture {
     pub pages: PageSet,
     /// Their content, at their offsets.
     pub copy: File,
-    /// What was written since the VM was captured last. Nobody else will hear of it.
-    pub written: PageSet,
+    /// Pages whose content the guest does not care for: it has given them back to the host. None of them is among `pages`.
+    pub unneeded: PageSet,
     /// All but memory.
     pub state: MachineState,
     /// What it was like.
@@ -72,33 +72,44 @@ pub(crate) struct Target<'a> {
 /// Which pages are captured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wanted<'a> {
-    /// All that are not the base's.
-    NotBase,
-    /// Those, and these.
-    NotBaseAnd(&'a PageSet),
+    /// All that are not the base's, and these.
+    NotBase(Option<&'a PageSet>),
     /// These, and what was written since the VM was captured last.
     WrittenAnd(&'a PageSet),
 }
 
-/// Captures a VM. `in_pause` does what else belongs to the same instant. Nobody else captures it meanwhile.
+/// Captures a VM. `in_pause` does what else belongs to the same instant, before the state is saved. Nobody else captures it meanwhile. Whatever comes of it,
+/// `written` has the pages afterwards that were written since the VM was captured last: nobody else will hear of them.
 ///
 /// # Errors
-/// The host refuses, or `in_pause` fails. The VM is as it was, and runs if it did.
+/// The VM has ended, the host refuses, or `in_pause` fails. The VM is as it was, and runs if it did.
 pub(crate) fn capture<T>(
     vm: &Vm,
     act: &'static str,
     (to, wanted): (Target<'_>, Wanted<'_>),
+    written: &mut PageSet,
     in_pause: impl FnOnce(&Machine) -> Result<T>,
 ) -> Result<(Capture, T)> {
+    if vm.state() == RunState::Ended {
+        return Err(Error::NotNow { act, state: "has ended" });
+    }
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
     freeze(&ram)?;
     vm.on_machine(|machine| machine.shell().watch_writes())?;
     let none = PageSet::none(ram.len());
-    let mut passes =
-        Passes { vm, ram: &ram, to: &to, pages: none.clone(), written: none, course: Course::default() };
+    let mut passes = Passes {
+        vm,
+        ram: &ram,
+        to: &to,
+        pages: none.clone(),
+        unneeded: none,
+        written,
+        course: Course::default(),
+    };
     let (state, more) = passes.run(act, wanted, in_pause)?;
-    let Passes { pages, written, course, .. } = passes;
-    Ok((Capture { base: ram.base().file, pages, copy: to.file, written, state, course }, more))
+    let Passes { pages, mut unneeded, course, .. } = passes;
+    unneeded.remove_all(&pages);
+    Ok((Capture { base: ram.base().file, pages, copy: to.file, unneeded, state, course }, more))
 }
 
 struct Passes<'a> {
@@ -106,7 +117,8 @@ struct Passes<'a> {
     ram: &'a GuestRam,
     to: &'a Target<'a>,
     pages: PageSet,
-    written: PageSet,
+    unneeded: PageSet,
+    written: &'a mut PageSet,
     course: Course,
 }
 
@@ -120,9 +132,11 @@ impl Passes<'_> {
         let vm = self.vm;
         // What was written until now is found in the page tables too.
         let before = vm.on_machine(|machine| self.newly_written(machine))?;
+        // Before the page tables are read: what is written to one of these afterwards shows there, or in the log.
+        self.unneeded = self.ram.given();
         let first = match wanted {
-            Wanted::NotBase => private_pages(self.ram)?,
-            Wanted::NotBaseAnd(also) => private_pages(self.ram)?.and(also),
+            Wanted::NotBase(None) => private_pages(self.ram)?,
+            Wanted::NotBase(Some(also)) => private_pages(self.ram)?.and(also),
             Wanted::WrittenAnd(also) => before.and(also),
         };
         self.take(&first)?;
@@ -142,7 +156,8 @@ impl Passes<'_> {
             let written = self.newly_written(machine)?;
             self.course.pages_in_pause = written.len();
             self.take(&written)?;
-            Ok((machine.save()?, in_pause(machine)?))
+            let done = in_pause(machine)?;
+            Ok((machine.save()?, done))
         })?;
         self.course = Course { paused, pages: self.pages.len(), ..self.course };
         Ok(done)
@@ -151,9 +166,10 @@ impl Passes<'_> {
     /// What was written since the last time.
     fn newly_written(&mut self, machine: &Machine) -> Result<PageSet> {
         let mut pages = PageSet::none(self.ram.len());
-        machine.shell().take_dirty(&mut pages)?;
+        let taken = machine.shell().take_dirty(&mut pages);
+        // What one slot's log gave is gone from it, even where the next one's cannot be read.
         self.written.add_all(&pages);
-        Ok(pages)
+        taken.map(|()| pages)
     }
 
     fn take(&mut self, pages: &PageSet) -> Result<()> {

@@ -11,7 +11,8 @@
 //! A vCPU that parks has left `KVM_RUN` and has finished the exit it was in.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::cpu::{Board, Kick};
 use crate::error::{Error, Result};
@@ -76,11 +77,23 @@ struct Inner {
     board: Option<Arc<Board>>,
     /// vCPUs that are not parked.
     kicks: Vec<Arc<Kick>>,
+    /// What is done once the guest has ended.
+    at_end: AtEnd,
+}
+
+#[derive(Default)]
+struct AtEnd(Option<Box<dyn FnOnce() + Send>>);
+
+impl std::fmt::Debug for AtEnd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("AtEnd").field(&self.0.is_some()).finish()
+    }
 }
 
 impl Control {
     pub(crate) fn new() -> Arc<Self> {
-        let inner = Inner { want: Want::Park, end: None, board: None, kicks: Vec::new() };
+        let (kicks, at_end) = (Vec::new(), AtEnd::default());
+        let inner = Inner { want: Want::Park, end: None, board: None, kicks, at_end };
         Arc::new(Self { come_out: AtomicBool::new(true), inner: Mutex::new(inner), changed: Condvar::new() })
     }
 
@@ -125,6 +138,27 @@ impl Control {
             self.want(&mut inner, Want::Park);
         }
         self.changed.notify_all();
+        Self::has_ended(inner);
+    }
+
+    fn has_ended(mut inner: MutexGuard<'_, Inner>) {
+        let at_end = inner.at_end.0.take();
+        drop(inner);
+        if let Some(act) = at_end {
+            act();
+        }
+    }
+
+    /// Has something done once the guest has ended, by whoever ends it, without waiting for its vCPUs. Set before it runs.
+    pub(crate) fn at_end(&self, act: impl FnOnce() + Send + 'static) {
+        lock(&self.inner).at_end.0 = Some(Box::new(act));
+    }
+
+    /// Waits until all vCPUs are parked, at most so long, and says whether they are.
+    pub(crate) fn wait_parked(&self, patience: Duration) -> bool {
+        let inner = lock(&self.inner);
+        let wait = self.changed.wait_timeout_while(inner, patience, |inner| !inner.kicks.is_empty());
+        wait.unwrap_or_else(PoisonError::into_inner).0.kicks.is_empty()
     }
 
     /// Tells the threads to return. They are joined by whoever spawned them.
@@ -133,6 +167,7 @@ impl Control {
         inner.board = None;
         inner.end.get_or_insert(Ok(Ending::Stopped));
         self.want(&mut inner, Want::Quit);
+        Self::has_ended(inner);
     }
 
     /// Waits until the guest has ended and its vCPUs are parked.

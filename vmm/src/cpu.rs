@@ -247,15 +247,23 @@ fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
             return true;
         }
         VmExit::Interrupted => return false,
+        // What the guest could not have may have been its page tables.
+        VmExit::Shutdown if board.ram.is_truncated() => Err(unreadable("guest memory", board)),
         VmExit::Shutdown => Ok(Ending::TripleFault),
         VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN) => Ok(Ending::Poweroff),
         VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_RESET) => Ok(Ending::Reboot),
         VmExit::SystemEvent(event) => Err(format!("system event {event}")),
         VmExit::MmioRead { address, .. } | VmExit::MmioWrite { address, .. } => {
-            Err(format!("guest memory at {address:#x} cannot be accessed: its file is gone or too short"))
+            Err(unreadable(&format!("guest memory at {address:#x}"), board))
         }
+        VmExit::Unreadable => Err(unreadable("guest memory", board)),
         VmExit::Failed(why) => Err(why),
     };
     board.control.end(end.map_err(|why| format!("vCPU {id}{}: {why}", vcpu.whereabouts())));
     false
+}
+
+/// Memory that KVM cannot have.
+fn unreadable(what: &str, board: &Board) -> String {
+    format!("{what} cannot be accessed: {} is gone or too short", board.ram.file_name().display())
 }

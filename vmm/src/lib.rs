@@ -16,10 +16,14 @@
 //! The library is synchronous and installs no signal handler. A process may hold any number of VMs; each has a thread
 //! a vCPU. `SIGRTMIN` is what brings a vCPU out of the guest; it is blocked on the vCPU threads and nowhere else.
 //!
+//! Memory of a packed snapshot is unpacked as it is touched. What cannot be had ends its VM ([`Error::Crashed`]), whose vCPUs come out
+//! with an error. A device's thread that reads such memory gets SIGSEGV (or SIGBUS), because any content would be wrong: a
+//! program that wants to say why before it ends has a handler that asks [`unreadable_memory`]. [`Unpack::AtOnce`] avoids it.
+//!
 //! # Map
 //!
 //! [`Vm`] is what an owner holds. Below it: `machine` (the one constructor) over `shell` (an empty VM, in the order that
-//! is fast), `cpu` (vCPU threads), `devices`, `snapshot`, `memory`, `kvm`. `persist` is the snapshot contract.
+//! is fast), `cpu` (vCPU threads), `devices`, `snapshot`, `memory`, `pager`, `kvm`. `persist` is the snapshot contract.
 
 mod capture;
 pub mod config;
@@ -30,8 +34,11 @@ mod devices;
 pub mod doctor;
 pub mod error;
 pub mod kvm;
+pub mod lazy;
 mod machine;
 mod memory;
+mod memory_held;
+mod pager;
 mod persist;
 mod pool;
 mod shell;
@@ -40,6 +47,7 @@ mod sparse;
 pub mod store;
 mod sync;
 pub mod timing;
+mod trim;
 pub mod vm;
 pub mod vm_devices;
 
@@ -50,9 +58,15 @@ pub use control::{Ending, RunState};
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
-pub use pool::{Pool, Shape};
+pub use memory::faults::unreadable_memory;
+pub use memory::lease::truncated_memory;
+pub use memory_held::MemoryHeld;
+pub use pager::client::PagerOptions;
+pub use pool::Pool;
+pub use shell::Shape;
 pub use snapshot::{
-    BaseSnapshot, Compression, Kind, Metadata, Packing, RestoreOptions, Snapshot, SnapshotOptions,
+    BaseSnapshot, Compression, Handover, Kind, Metadata, Packing, RestoreOptions, Rewound, Snapshot,
+    SnapshotOptions, Unpack,
 };
 pub use store::Store;
 pub use vm::{Builder, Vm};

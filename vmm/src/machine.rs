@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use volt_kernel::{NamedFile, Payload};
@@ -18,11 +19,12 @@ use crate::cpu::Board;
 pub(crate) use crate::cpu::LentVcpu;
 use crate::devices::platform::Platform;
 use crate::devices::virtio_slots;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 use crate::kvm::clock::{Clock, ClockState};
 use crate::kvm::cpuid;
 use crate::kvm::irqchip::{Irqchip, IrqchipState};
 use crate::kvm::vcpu::VcpuState;
+use crate::memory::faults::LetGo;
 use crate::persist::{Blob, Persist};
 use crate::shell::Shell;
 use crate::sync::lock;
@@ -37,9 +39,16 @@ pub struct Machine {
     clock: Clock,
     // Glue.
     board: Arc<Board>,
-    // Last: everything above lives on it.
+    // Everything above lives on it.
     shell: Shell,
+    /// While it is dropped, where its threads may wait for memory: those are let go then.
+    let_go: Option<LetGo>,
 }
+
+/// How long that may take where they wait for memory.
+const TO_BE_DROPPED: Duration = Duration::from_secs(2);
+/// How long a pause waits for a thread that waits for memory: the VM ends then.
+const TO_HALT: Duration = Duration::from_secs(10);
 
 /// The state of a machine, apart from its memory.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,7 +76,7 @@ impl Machine {
         let board = Arc::new(platform.board(&shell.ram, &shell.control));
         let (irqchip, clock) = (Irqchip::of(&shell.vm, shell.irqchip), Clock::new(shell.vm.clone()));
         step_done("devices");
-        Ok(Self { platform, irqchip, clock, board, shell })
+        Ok(Self { platform, irqchip, clock, board, shell, let_go: None })
     }
 
     /// Loads the kernel and puts the boot vCPU at its entry.
@@ -94,6 +103,35 @@ impl Machine {
         }
     }
 
+    /// Whether [`Machine::rewind`] would go back in everything.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names what would stay as it is.
+    pub(crate) fn check_rewind(&self) -> Result<()> {
+        self.platform.disks().values().try_for_each(|disk| lock(disk).check_rewind())
+    }
+
+    /// Restores it once more, in place, halted, to the state in which its disks' layers were empty. Memory has been put back.
+    ///
+    /// # Errors
+    /// The host refuses. The machine is half restored.
+    pub(crate) fn rewind(&mut self, state: &MachineState) -> Result<()> {
+        self.platform.disks().values().try_for_each(|disk| lock(disk).rewind())?;
+        self.restore(state)
+    }
+
+    /// Ends the guest, because an act on the machine failed midway.
+    pub(crate) fn give_up(&self, act: &str, error: &Error) {
+        self.shell.control.end(Err(format!("could not {act}: {}", report(error))));
+    }
+
+    /// Sees to it, until what is returned is dropped, that whoever is halted is not waited for for ever where memory is filled as it
+    /// is needed, and does not come: the VM ends then.
+    pub(crate) fn halt_in_time(&self) -> Result<Option<LetGo>> {
+        let why = "waited for a page of memory for 10 s while it was to be paused";
+        self.shell.ram.faults().map(|faults| faults.let_go_after(TO_HALT, why)).transpose()
+    }
+
     pub(crate) fn board(&self) -> &Arc<Board> {
         &self.board
     }
@@ -117,12 +155,22 @@ impl Machine {
     }
 }
 
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let Some(faults) = self.shell.ram.faults() else { return };
+        match faults.let_go_after(TO_BE_DROPPED, "it was dropped while it waited for memory") {
+            Ok(let_go) => self.let_go = Some(let_go),
+            Err(error) => log::warn!("{}", crate::error::report(&error)),
+        }
+    }
+}
+
 impl Persist for Machine {
     type State = MachineState;
 
     /// The vCPUs must be parked.
     fn save(&self) -> Result<MachineState> {
-        let Self { platform, irqchip, clock, board: _, shell } = self;
+        let Self { platform, irqchip, clock, board: _, shell, let_go: _ } = self;
         Ok(MachineState {
             vcpus: shell.vcpus.iter().map(|thread| lock(&thread.vcpu).save()).collect::<Result<_>>()?,
             irqchip: irqchip.save()?,
@@ -140,8 +188,13 @@ impl Persist for Machine {
             return Err(Error::config("vcpus", problem));
         }
         for (thread, state) in self.shell.vcpus.iter().zip(vcpus) {
-            lock(&thread.vcpu).restore(state)?;
+            if self.shell.is_prepared {
+                lock(&thread.vcpu).refresh(state)?;
+            } else {
+                lock(&thread.vcpu).restore(state)?;
+            }
         }
+        self.shell.is_prepared = false;
         step_done("vCPU state");
         self.irqchip.restore(irqchip)?;
         step_done("irqchip");

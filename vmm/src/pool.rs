@@ -3,59 +3,43 @@
 //! ```text
 //!   Pool::new ──> a thread makes shells ──> [shell][shell][shell] ──take──> a restore, if the shape is right
 //!                        ^                                         │
-//!                        └───────────── one is missing ────────────┘
+//!                        └──────────── one is missing ─────────────┘
 //! ```
+//!
+//! Whoever restores a snapshot will restore it again: the next shells are given its vCPUs' state in advance, which is most of the
+//! state's calls. A restore of another snapshot puts its own in its place.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
-use crate::config::{IrqchipKind, VmConfig};
 use crate::error::{Error, Result};
+use crate::machine::MachineState;
 use crate::memory::ram::GuestRam;
-use crate::shell::{FirstVcpu, Shell};
+use crate::shell::{FirstVcpu, Shape, Shell};
 use crate::sync::{lock, wait_while};
 
-/// What an empty VM has, which cannot be changed any more. Only a snapshot of this shape is ever restored into it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Guest memory in bytes.
-    pub memory_bytes: u64,
-    /// vCPUs.
-    pub vcpus: u8,
-    /// Where the interrupt controllers are.
-    pub irqchip: IrqchipKind,
+/// An empty VM, nothing mapped over its memory yet.
+fn make(shape: Shape) -> Result<Shell> {
+    Shell::new(GuestRam::reserve(shape.memory_bytes)?, shape, FirstVcpu::OwnThread)
 }
 
-impl Shape {
-    /// That of a VM.
-    #[must_use]
-    pub fn of(config: &VmConfig) -> Self {
-        Self { memory_bytes: config.memory_bytes(), vcpus: config.vcpus, irqchip: config.irqchip }
-    }
-
-    /// Makes an empty VM of this shape, nothing mapped over its memory yet.
-    ///
-    /// # Errors
-    /// As [`Shell::new`].
-    pub(crate) fn make(self) -> Result<Shell> {
-        let ram = GuestRam::reserve(self.memory_bytes)?;
-        Shell::new(ram, self.vcpus, self.irqchip, FirstVcpu::OwnThread)
-    }
-}
+/// For so long after a restore nobody makes the next VM: that would have the kernel's locks, and a CPU, that the restored one wants.
+const CALM: Duration = Duration::from_millis(2);
 
 /// Empty VMs of one shape. Dropped, those that nobody took are closed.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
-    /// Who makes them.
+    /// Who makes those that are missing, unless nobody does.
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
 struct Shared {
     shape: Shape,
-    /// How many there are to be.
+    /// How many there are to be again when one was taken.
     size: usize,
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -63,10 +47,33 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Inner {
-    shells: VecDeque<Shell>,
+    shells: VecDeque<Ready>,
+    /// What was restored last, and when.
+    last: Option<(Arc<MachineState>, Instant)>,
     over: bool,
     /// The host refused one. Whoever waits is told; the next that is taken is a reason to try again.
     refused: Option<Error>,
+}
+
+/// An empty VM.
+#[derive(Debug)]
+struct Ready {
+    shell: Shell,
+    /// What its vCPUs have.
+    prepared: Option<Arc<MachineState>>,
+}
+
+impl Ready {
+    /// Makes one, for a state that is likely to be restored.
+    fn make(shape: Shape, likely: Option<&Arc<MachineState>>) -> Result<Self> {
+        let mut shell = make(shape)?;
+        let Some(state) = likely else { return Ok(Self { shell, prepared: None }) };
+        match shell.prepare(&state.vcpus) {
+            Ok(()) => Ok(Self { shell, prepared: Some(Arc::clone(state)) }),
+            // Its restore will say why.
+            Err(_) => Ok(Self { shell: make(shape)?, prepared: None }),
+        }
+    }
 }
 
 impl Pool {
@@ -75,13 +82,24 @@ impl Pool {
     /// # Errors
     /// The host refuses a VM or a thread.
     pub fn new(shape: Shape, size: usize) -> Result<Self> {
-        let inner = Inner { shells: [shape.make()?].into(), ..Inner::default() };
+        let inner = Inner { shells: [Ready::make(shape, None)?].into(), ..Inner::default() };
         let (inner, changed) = (Mutex::new(inner), Condvar::new());
         let shared = Arc::new(Shared { shape, size: size.max(1), inner, changed });
         let refill = Arc::clone(&shared);
         let thread = thread::Builder::new().name("volt-pool".to_owned()).spawn(move || refill.refill());
         let thread = thread.map_err(|source| Error::host("start the thread of a pool", source))?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// So many VMs of a shape, ready now. No others are made when they are taken.
+    ///
+    /// # Errors
+    /// The host refuses a VM.
+    pub fn filled(shape: Shape, count: usize) -> Result<Self> {
+        let shells = (0..count).map(|_| Ready::make(shape, None)).collect::<Result<_>>()?;
+        let inner = Mutex::new(Inner { shells, ..Inner::default() });
+        let shared = Arc::new(Shared { shape, size: 0, inner, changed: Condvar::new() });
+        Ok(Self { shared, thread: None })
     }
 
     /// The shape of its VMs.
@@ -96,7 +114,7 @@ impl Pool {
         lock(&self.shared.inner).shells.len()
     }
 
-    /// Waits until all are ready.
+    /// Waits until all are ready that are made.
     ///
     /// # Errors
     /// The host refuses one.
@@ -104,19 +122,27 @@ impl Pool {
         let Shared { size, inner, changed, .. } = &*self.shared;
         let waits = |inner: &mut Inner| inner.shells.len() < *size && inner.refused.is_none();
         let mut inner = wait_while(changed, lock(inner), waits);
-        inner.refused.take().map_or(Ok(()), Err)
+        let refused = inner.refused.take();
+        // Whoever waits next has a reason to, for it is tried again.
+        changed.notify_all();
+        refused.map_or(Ok(()), Err)
     }
 
-    /// One of this shape, if there is one.
-    pub(crate) fn take(&self, shape: Shape) -> Option<Shell> {
+    /// One of this shape, if there is one, to restore `state` to.
+    pub(crate) fn take(&self, shape: Shape, state: &Arc<MachineState>) -> Option<Shell> {
         if shape != self.shared.shape {
             return None;
         }
         let mut inner = lock(&self.shared.inner);
         inner.refused = None;
-        let shell = inner.shells.pop_front();
+        let is_for =
+            |ready: &Ready| ready.prepared.as_ref().is_some_and(|prepared| Arc::ptr_eq(prepared, state));
+        let at = inner.shells.iter().position(is_for).unwrap_or(0);
+        let mut ready = inner.shells.remove(at)?;
+        inner.last = Some((Arc::clone(state), Instant::now()));
         self.shared.changed.notify_all();
-        shell
+        ready.shell.is_prepared = is_for(&ready);
+        Some(ready.shell)
     }
 }
 
@@ -136,13 +162,19 @@ impl Shared {
             let idle = |inner: &mut Inner| {
                 !inner.over && (inner.shells.len() >= self.size || inner.refused.is_some())
             };
-            if wait_while(&self.changed, lock(&self.inner), idle).over {
+            let inner = wait_while(&self.changed, lock(&self.inner), idle);
+            if inner.over {
                 return;
             }
-            let made = self.shape.make();
+            let last = inner.last.clone();
+            drop(inner);
+            if let Some((_, at)) = &last {
+                thread::sleep(CALM.saturating_sub(at.elapsed()));
+            }
+            let made = Ready::make(self.shape, last.as_ref().map(|(state, _)| state));
             let mut inner = lock(&self.inner);
             match made {
-                Ok(shell) => inner.shells.push_back(shell),
+                Ok(ready) => inner.shells.push_back(ready),
                 Err(error) => {
                     log::warn!("a VM for the pool: {}", crate::error::report(&error));
                     inner.refused = Some(error);

@@ -8,19 +8,27 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use kvm_ioctls::Kvm;
+use serde::{Deserialize, Serialize};
 
-use crate::config::IrqchipKind;
+use crate::config::{IrqchipKind, VmConfig};
 use crate::control::Control;
 use crate::cpu::VcpuThread;
 use crate::error::Result;
 use crate::kvm;
-use crate::kvm::vcpu::Vcpu;
+use crate::kvm::vcpu::{Vcpu, VcpuState};
 use crate::kvm::vm::VmHandle;
 use crate::memory::pages::PageSet;
 use crate::memory::ram::GuestRam;
+use crate::persist::Persist;
+use crate::sync::lock;
 use crate::timing::step_done;
+
+/// How long a vCPU may wait for memory that is filled as it is needed once the VM has ended.
+const TO_END: Duration = Duration::from_secs(2);
 
 /// Who runs the first vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +37,34 @@ pub enum FirstVcpu {
     OwnThread,
     /// A thread that will be lent ([`crate::Vm::lend_thread`]): starting one takes a twentieth of a restore.
     LentThread,
+}
+
+/// What an empty VM has, which cannot be changed any more. Only what has this shape too is ever restored into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Guest memory in bytes.
+    pub memory_bytes: u64,
+    /// vCPUs.
+    pub vcpus: u8,
+    /// Where the interrupt controllers are.
+    pub irqchip: IrqchipKind,
+    /// Whether what is written to memory is known from the start, as for [`crate::RestoreOptions::rewindable`].
+    #[serde(default)]
+    pub logs_writes: bool,
+}
+
+impl Shape {
+    /// That of a VM, which logs no writes.
+    #[must_use]
+    pub fn of(config: &VmConfig) -> Self {
+        Self {
+            memory_bytes: config.memory_bytes(),
+            vcpus: config.vcpus,
+            irqchip: config.irqchip,
+            logs_writes: false,
+        }
+    }
 }
 
 /// An empty VM with parked vCPUs over reserved memory.
@@ -40,20 +76,26 @@ pub struct Shell {
     pub(crate) control: Arc<Control>,
     pub(crate) vcpus: Vec<VcpuThread>,
     logs_dirty: AtomicBool,
+    /// The vCPUs have the state already that is about to be restored ([`Shell::prepare`]), and have not run.
+    pub(crate) is_prepared: bool,
     // Last: KVM's memory slots point into it.
     pub(crate) ram: GuestRam,
 }
 
 impl Shell {
-    /// Makes one with `vcpus` vCPUs and such an irqchip over `ram`.
+    /// Makes one of this shape over `ram`, which is as long as that says.
     ///
     /// # Errors
     /// `/dev/kvm` cannot be used, or the host refuses memory, a vCPU or a thread.
-    pub fn new(ram: GuestRam, vcpus: u8, irqchip: IrqchipKind, first: FirstVcpu) -> Result<Self> {
+    pub fn new(ram: GuestRam, shape: Shape, first: FirstVcpu) -> Result<Self> {
+        let Shape { memory_bytes: _, vcpus, irqchip, logs_writes } = shape;
         let kvm = Arc::new(kvm::open()?);
         let vm = VmHandle::create(&kvm)?;
         step_done("VM create");
-        set_slots(&vm, &ram, false)?;
+        if logs_writes {
+            ram.watch_own_writes();
+        }
+        set_slots(&vm, &ram, logs_writes)?;
         step_done("memory register");
         match irqchip {
             IrqchipKind::Kernel => vm.create_irqchip()?,
@@ -67,7 +109,8 @@ impl Shell {
             irqchip,
             control: Control::new(),
             vcpus: Vec::new(),
-            logs_dirty: AtomicBool::new(false),
+            logs_dirty: AtomicBool::new(logs_writes),
+            is_prepared: false,
             ram,
         };
         for id in 0..vcpus {
@@ -83,6 +126,42 @@ impl Shell {
             step_done("PIT create");
         }
         Ok(shell)
+    }
+
+    /// Gives the vCPUs a state ahead of time: most of a restore is to wait for KVM to take it.
+    ///
+    /// # Errors
+    /// KVM refuses it. The shell is of no more use.
+    pub fn prepare(&mut self, vcpus: &[VcpuState]) -> Result<()> {
+        self.vcpus.iter().zip(vcpus).try_for_each(|(thread, state)| lock(&thread.vcpu).restore(state))
+    }
+
+    /// Where memory is filled as it is needed: what cannot be had ends the VM, and no vCPU that waits for it is waited for longer than
+    /// [`TO_END`]. Before it runs.
+    pub fn heed_faults(&self) {
+        let Some(faults) = self.ram.faults() else { return };
+        let control = Arc::downgrade(&self.control);
+        faults.when_unreadable(move |why| {
+            if let Some(control) = control.upgrade() {
+                control.end(Err(format!("its memory cannot be had: {why}")));
+            }
+        });
+        let (faults, control) = (Arc::downgrade(faults), Arc::downgrade(&self.control));
+        self.control.at_end(move || {
+            let wait = move || {
+                if let (Some(faults), Some(control)) = (faults.upgrade(), control.upgrade())
+                    && !control.wait_parked(TO_END)
+                {
+                    let _let_go = faults.let_go_after(Duration::ZERO, "it ended while it waited for memory");
+                    while !control.wait_parked(TO_END) {}
+                }
+            };
+            let spawned = thread::Builder::new().name("volt-end".to_owned()).spawn(wait);
+            drop(
+                spawned
+                    .inspect_err(|error| log::warn!("nobody sees to it that the VM ends in time: {error}")),
+            );
+        });
     }
 
     /// From now on [`Shell::take_dirty`] knows what is written to guest memory, whoever writes it. The guest may run. It goes on

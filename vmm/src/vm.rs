@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::capture::Course;
-use crate::config::{Devices, FileRef, IrqchipKind, VmConfig};
+use crate::config::{Devices, FileRef, IrqchipKind, VmConfig, sharing};
 use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
 use crate::devices::platform::Platform;
@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
-use crate::shell::{FirstVcpu, Shell};
-use crate::snapshot::lineage::Lineage;
-use crate::snapshot::{RestoreOptions, Snapshot, SnapshotOptions, fork, writer};
+use crate::shell::{FirstVcpu, Shape, Shell};
+use crate::snapshot::lineage::History;
+use crate::snapshot::{RestoreOptions, Rewound, Snapshot, SnapshotOptions, fork, rewind, writer};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
@@ -29,8 +29,8 @@ pub struct Vm {
     serial: Arc<Mutex<Serial>>,
     /// The first vCPU, while it waits for a lent thread.
     lent_vcpu: Mutex<Option<LentVcpu>>,
-    /// Held by whoever captures the VM: one at a time. Taken before the machine.
-    lineage: Mutex<Option<Lineage>>,
+    /// Held by whoever captures or rewinds the VM: one at a time. Taken before the machine.
+    history: Mutex<History>,
     /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
     machine: Mutex<Machine>,
 }
@@ -42,13 +42,13 @@ impl Vm {
         Builder::default()
     }
 
-    pub(crate) fn of(machine: Machine, config: VmConfig, lineage: Option<Lineage>) -> Self {
+    pub(crate) fn of(machine: Machine, config: VmConfig, history: History) -> Self {
         Self {
             config: Mutex::new(config),
             control: Arc::clone(&machine.shell().control),
             serial: Arc::clone(&machine.platform().serial),
             lent_vcpu: Mutex::new(machine.lent_vcpu()),
-            lineage: Mutex::new(lineage),
+            history: Mutex::new(history),
             machine: Mutex::new(machine),
         }
     }
@@ -101,12 +101,12 @@ impl Vm {
     /// As [`Vm::snapshot`]; a diff is wanted and there is nothing that it could be relative to.
     pub fn snapshot_with(&self, store: &Store, name: &str, options: &SnapshotOptions) -> Result<Course> {
         options.validate(self.config().memory_bytes())?;
-        let mut lineage = lock(&self.lineage);
+        let mut history = lock(&self.history);
         let dir = NewDir::begin(&store.path_of(name)?)?;
-        let (course, next) = writer::write(self, &mut lineage, options, &dir)?;
+        let (course, next) = writer::write(self, &mut history, options, &dir)?;
         dir.publish()?;
         // Only now can a diff be relative to it.
-        *lineage = Some(next);
+        history.lineage = Some(next);
         Ok(course)
     }
 
@@ -116,30 +116,53 @@ impl Vm {
     /// # Errors
     /// The VM has ended, or the host refuses.
     pub fn snapshot_in_memory(&self) -> Result<Snapshot> {
-        fork::snapshot(self, &mut lock(&self.lineage))
+        fork::snapshot(self, &mut lock(&self.history))
     }
 
     /// Makes independent VMs of this one, each as its options say, which go on from the same instant as it does.
     ///
     /// # Errors
-    /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`]; then there is none of them.
+    /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`], and where two would have what only one can; then there is none
+    /// of them.
     pub fn fork(&self, children: impl IntoIterator<Item = RestoreOptions>) -> Result<Vec<Self>> {
+        let children: Vec<_> = children.into_iter().collect();
+        let overrides: Vec<_> = children.iter().map(|options| options.overrides.clone()).collect();
+        sharing::check(&self.config().devices, &overrides)?;
         let here = self.snapshot_in_memory()?;
         children.into_iter().map(|options| here.restore_with(options)).collect()
+    }
+
+    /// Takes the VM back to the instant of the snapshot that it was restored from, in place: what it wrote to memory is undone, and so
+    /// is what it wrote to the layers of its disks. It runs afterwards if it did before. Connections over its vsock end. What took
+    /// place outside, as in a disk without a layer, cannot be undone: a VM that has such a disk to write to is not rewound.
+    ///
+    /// # Errors
+    /// The VM was not restored, has ended, or has such a disk: it goes on as it was. Or the host refuses midway: then it has ended.
+    pub fn rewind(&self) -> Result<Rewound> {
+        rewind::rewind(self, &mut lock(&self.history))
+    }
+
+    /// From now on the files that a restored VM's memory is made of are held under a read lease, where the host lets them be: before
+    /// another program changes one, the VM ends. A restore does so itself, but for a VM that waits for a lent thread, to which it would be
+    /// a delay.
+    pub fn hold_files(&self) {
+        if let Some(origin) = &mut lock(&self.history).origin {
+            origin.hold(&self.control);
+        }
     }
 
     /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for it.
     pub(crate) fn paused_for<T>(
         &self,
         name: &'static str,
-        act: impl FnOnce(&Machine) -> Result<T>,
+        act: impl FnOnce(&mut Machine) -> Result<T>,
     ) -> Result<(T, Duration)> {
-        let machine = lock(&self.machine);
+        let mut machine = lock(&self.machine);
         let before = self.state();
         let start = Instant::now();
         self.pause_machine(&machine, name)?;
-        let done = act(&machine);
-        if before == RunState::Running {
+        let done = act(&mut machine);
+        if before == RunState::Running && self.state() != RunState::Ended {
             self.resume_machine(&machine)?;
         }
         let paused = if before == RunState::Running { start.elapsed() } else { Duration::ZERO };
@@ -204,6 +227,7 @@ impl Vm {
 
     /// vCPUs first: a device that they touch may have to begin or end its work.
     fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
+        let _in_time = machine.halt_in_time()?;
         self.control.park();
         machine.platform().halt();
         // The guest may have ended in the very exit it was finishing.
@@ -308,10 +332,10 @@ impl Builder {
         config.validate()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Fresh.map(&ram)?;
-        let shell = Shell::new(ram, config.vcpus, config.irqchip, FirstVcpu::OwnThread)?;
+        let shell = Shell::new(ram, Shape::of(&config), FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, &config.devices, console)?;
         machine.boot(&config)?;
-        let vm = Vm::of(machine, config, None);
+        let vm = Vm::of(machine, config, History::default());
         if !paused {
             vm.resume()?;
         }

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 pub mod devices;
 pub mod irqchip;
 pub mod overrides;
+pub mod sharing;
 
 pub use devices::Devices;
 pub use irqchip::IrqchipKind;

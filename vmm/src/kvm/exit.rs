@@ -24,6 +24,8 @@ pub enum VmExit<'a> {
     Shutdown,
     /// The guest asked the hypervisor for poweroff, reset or crash (`KVM_SYSTEM_EVENT_*`).
     SystemEvent(u32),
+    /// Guest memory cannot be had.
+    Unreadable,
     /// KVM cannot go on with this vCPU.
     Failed(String),
 }

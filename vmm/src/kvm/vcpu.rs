@@ -153,9 +153,7 @@ impl Vcpu {
             Err(error) => match error.errno() {
                 // EAGAIN: an application processor that was woken before its SIPI.
                 libc::EINTR | libc::EAGAIN => VmExit::Interrupted,
-                libc::EFAULT => {
-                    VmExit::Failed("guest memory cannot be read: its file is gone or unreadable".into())
-                }
+                libc::EFAULT => VmExit::Unreadable,
                 errno => VmExit::Failed(format!("KVM_RUN: {}", io::Error::from_raw_os_error(errno))),
             },
         }
@@ -214,12 +212,27 @@ impl Vcpu {
         self.fd.get_regs().map_or_else(|_| String::new(), |regs| format!(" at rip {:#x}", regs.rip))
     }
 
+    /// What it has is not given again: KVM may refuse a vCPU that has run (KVM API, section 4.20).
     fn set_cpuid(&mut self, cpuid: &[CpuidEntry]) -> Result<()> {
+        if self.cpuid == cpuid {
+            return Ok(());
+        }
         let list = cpuid::to_kvm(cpuid)
             .ok_or_else(|| Error::config("cpuid", format!("{} leaves are too many", cpuid.len())))?;
         self.fd.set_cpuid2(&list).or_refused(&format!("KVM_SET_CPUID2 of vCPU {}", self.id))?;
         self.cpuid = cpuid.to_vec();
         Ok(())
+    }
+
+    /// Of a vCPU that a state was restored to and that has not run since: what has changed all the same, because time went on, and what
+    /// KVM can only tell once guest memory is there (with PAE paging, sregs are more than they say). The order is that of
+    /// [`Persist::restore`].
+    pub(crate) fn refresh(&self, state: &VcpuState) -> Result<()> {
+        self.fd.set_sregs(&state.sregs.into()).or_refused("KVM_SET_SREGS")?;
+        self.set_lapic(&state.lapic)?;
+        let clocks = |msr: &Msr| matches!(msr.index, msr::TSC | msr::TSC_DEADLINE);
+        msr::write(&self.fd, in_restore_order(&state.msrs.0, &state.lapic).filter(clocks))?;
+        self.fd.set_vcpu_events(&state.events.into()).or_refused("KVM_SET_VCPU_EVENTS")
     }
 
     #[allow(unsafe_code)]

@@ -84,8 +84,8 @@ impl VmHandle {
         self.fd.create_pit2(config).or_refused("KVM_CREATE_PIT2")
     }
 
-    /// Sends an edge on an interrupt line (a GSI) of the kernel's irqchip. Unlike an irqfd the call is over when the irqchip has it, so that an
-    /// interrupt is never on its way while the irqchip is being saved.
+    /// Sends an edge on an interrupt line (a GSI) of the kernel's irqchip. Unlike an irqfd the call is over when the irqchip has it,
+    /// so that an interrupt is never on its way while the irqchip is being saved.
     pub fn pulse(&self, gsi: u32) -> Result<()> {
         let raised = self.fd.set_irq_line(gsi, true).and_then(|()| self.fd.set_irq_line(gsi, false));
         raised.map_err(|error| refused(&format!("KVM_IRQ_LINE of interrupt line {gsi}"), error))

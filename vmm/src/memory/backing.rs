@@ -2,14 +2,18 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::PAGE;
+use super::faults::{Faults, Refusal};
 use super::pages::PageSet;
+use super::paging::Paging;
 use super::ram::{GuestRam, Region};
 use crate::error::{Error, Result};
 use crate::timing::step_done;
@@ -24,6 +28,13 @@ pub enum Backing {
         /// The base, as long as guest memory is.
         base: Arc<File>,
         /// Pages over it that are other than the base's.
+        pages: Option<OtherPages>,
+    },
+    /// The same over a base that is filled as it is needed.
+    Lazy {
+        /// Who fills it.
+        paging: Arc<dyn Paging>,
+        /// Pages over it.
         pages: Option<OtherPages>,
     },
 }
@@ -69,19 +80,23 @@ impl Backing {
     /// # Errors
     /// The host refused the memory.
     pub fn map(self, ram: &GuestRam) -> Result<()> {
-        let (base, pages) = match self {
-            Self::Fresh => (Base { file: Arc::new(fresh(ram.len())?), private_to: 0, over: None }, None),
-            Self::Private { base, pages } => {
-                let over = pages.as_ref().map(|over| Arc::clone(&over.pages));
-                (Base { file: base, private_to: ram.len(), over }, pages)
-            }
+        let (file, private_to, pages, paging) = match self {
+            Self::Fresh => (Arc::new(fresh(ram.len())?), 0, None, None),
+            Self::Private { base, pages } => (base, ram.len(), pages, None),
+            Self::Lazy { paging, pages } => (paging.base(), ram.len(), pages, Some(paging)),
         };
+        let base = Base { file, private_to, over: pages.as_ref().map(|over| Arc::clone(&over.pages)) };
         let sharing = if base.private_to > 0 { MapFlags::PRIVATE } else { MapFlags::SHARED };
         for region in ram.regions() {
             map(ram, region.offset..region.offset + region.len, &base.file, sharing)?;
             if base.private_to == 0 {
                 prefer_huge_pages(ram, region);
             }
+        }
+        if let Some(paging) = paging {
+            never_huge(ram.host_address_of(0), ram.len());
+            // Before anyone touches it: what is missing where nobody watches, the kernel makes a page of zeros, in the base of all.
+            ram.keep(Faults::of(ram.host_address_of(0), ram.len(), paging, Refusal::NoAccess)?);
         }
         pages.iter().try_for_each(|pages| lay_over(ram, pages))?;
         ram.change_base(|under| *under = Some(base));
@@ -100,8 +115,21 @@ fn lay_over(ram: &GuestRam, OtherPages { pages, file }: &OtherPages) -> Result<(
             // A run may go on from one region to the next: they lie side by side here.
             map(ram, run, file, MapFlags::PRIVATE)?;
         } else {
-            ram.copy_from(run, file).map_err(|source| Error::host("read pages of guest memory", source))?;
+            copy_over(ram, run, file).map_err(|source| Error::host("read pages of guest memory", source))?;
         }
+    }
+    Ok(())
+}
+
+/// Puts pages from a file in the place of what is there.
+fn copy_over(ram: &GuestRam, run: Range<u64>, file: &File) -> io::Result<()> {
+    let Some(faults) = ram.faults() else { return ram.copy_from(run, file) };
+    // To write to a page of a base that is not there yet would have it fetched first.
+    let mut bytes = vec![0; (WORTH_MAPPING.min(run.end - run.start)) as usize];
+    for start in run.clone().step_by(bytes.len()) {
+        let part = &mut bytes[..(run.end - start).min(WORTH_MAPPING) as usize];
+        file.read_exact_at(part, start)?;
+        faults.userfault().copy(faults.start() + start, part)?;
     }
     Ok(())
 }
@@ -131,6 +159,13 @@ fn prefer_huge_pages(ram: &GuestRam, region: &Region) {
     let _ = unsafe {
         rustix::mm::madvise(ram.host_address(region).cast(), region.len as usize, Advice::LinuxHugepage)
     };
+}
+
+/// Has nobody make huge pages of a base with holes for what is not there yet. Before Linux 6.4 khugepaged would fill those with zeros.
+pub(super) fn never_huge(start: *mut u8, len: u64) {
+    // SAFETY: advice about a mapping that was just made changes nothing that can be seen in it. A kernel without huge pages refuses
+    // it, and makes none.
+    let _ = unsafe { rustix::mm::madvise(start.cast(), len as usize, Advice::LinuxNoHugepage) };
 }
 
 /// Memory in a file without a name: nothing yet, `len` bytes long.

@@ -13,24 +13,28 @@
 //!
 //! The memory that is held can come to twice what the guest has touched: what it writes from now on is there beside the base.
 
-use rustix::fs::SealFlags;
-use rustix::io::Errno;
+use std::fs::File;
+use std::io::ErrorKind;
+
 use rustix::mm::MapFlags;
 
 use super::backing::map;
 use super::ram::GuestRam;
+use super::sealing;
 use crate::error::{Error, Result};
 
 /// Bytes mapped at once. 0.4 ms at the most for each, as long as a vCPU that wants a page waits.
 const STEP: u64 = 2 << 20;
 
-/// Freezes all that is not yet.
+/// Freezes all that is not yet. A base that is filled as it is needed is filled: what is missing would be taken for zeros.
 ///
 /// # Errors
-/// The host refuses: the memory that is not frozen yet is as before. Somebody holds pages of the memory.
+/// A page cannot be had. The host refuses: the memory that is not frozen yet is as before. Somebody holds pages of the memory: it can
+/// be tried again.
 pub fn freeze(ram: &GuestRam) -> Result<()> {
-    if ram.base().is_private(ram.len()) {
-        return Ok(());
+    if let Some(faults) = ram.faults() {
+        // All of it is private. Whoever fills the base has it mapped to write to, so it is not sealed.
+        return faults.complete();
     }
     for region in ram.regions() {
         let end = region.offset + region.len;
@@ -46,14 +50,20 @@ pub fn freeze(ram: &GuestRam) -> Result<()> {
             at = to;
         }
     }
-    seal(ram)
+    seal(&ram.base().file)
 }
 
-/// Nobody writes to the base any more, whoever has its descriptor.
-fn seal(ram: &GuestRam) -> Result<()> {
-    let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-    rustix::fs::fcntl_add_seals(&ram.base().file, seals).map_err(|source| {
-        let why = if source == Errno::BUSY { ": a transfer to or from it is still under way" } else { "" };
+/// Nobody writes to this memory any more, whoever has its descriptor. A file that has no seals, which a snapshot's is, is left as it is.
+///
+/// # Errors
+/// Somebody holds pages of it or has it mapped to write to it, or the host refuses.
+pub fn seal(file: &File) -> Result<()> {
+    sealing::seal(file).map_err(|source| {
+        let why = if source.kind() == ErrorKind::ResourceBusy {
+            ": a transfer to or from it is still under way"
+        } else {
+            ""
+        };
         Error::host(format!("seal guest memory{why}"), source)
     })
 }
@@ -63,6 +73,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
+    use rustix::io::Errno;
     use vm_memory::{Bytes, GuestAddress};
 
     use super::super::PAGE;
@@ -104,6 +115,27 @@ mod tests {
         assert_eq!(written, Err(Errno::PERM), "the base is sealed");
         give_back(&ram, 0x5000, PAGE).unwrap();
         assert_eq!(word(0x5000), 7, "what is given back has the base's content");
+    }
+
+    /// As a transfer would that still has pages of it.
+    #[test]
+    fn a_base_that_somebody_can_write_to_is_an_error_until_nobody_can() {
+        let (ram, other) = (fresh(), GuestRam::reserve(SIZE).unwrap());
+        map(&other, 0..SIZE, &ram.base().file, MapFlags::SHARED).unwrap();
+        for _ in 0..2 {
+            let error = freeze(&ram).unwrap_err().to_string();
+            assert_eq!(error, "cannot seal guest memory: a transfer to or from it is still under way");
+        }
+        drop(other);
+        freeze(&ram).unwrap();
+        assert_eq!(rustix::io::pwrite(&ram.base().file, b"x", 0), Err(Errno::PERM));
+    }
+
+    #[test]
+    fn a_file_of_a_snapshot_is_no_memory_to_be_sealed() {
+        let of_tmpfs = rustix::fs::memfd_create("tmpfs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        seal(&of_tmpfs.into()).unwrap();
+        seal(&File::open("/proc/self/exe").unwrap()).unwrap();
     }
 
     /// Threads write all the while, each to words of its own, and in the end every one of them is there.

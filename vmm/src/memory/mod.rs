@@ -8,13 +8,28 @@
 //! host range       [ region 0       ][ region 1 ............]   one reservation
 //! base file        [ 0 ... 3 GiB    ][ 3 GiB ...............]   the same offsets
 //! ```
+//!
+//! A base may be filled as it is touched: a [`source::PageSource`] says what is in it, a [`filler::Filler`] puts that there, a
+//! [`service::Service`] does so for the page faults of all VMs over it, and each VM has its [`faults::Faults`]. Where the service is in
+//! another process is nothing that a VM notices: it knows a [`paging::Paging`].
 
 pub mod backing;
+pub mod faults;
+pub mod filler;
 pub mod freeze;
+#[cfg(test)]
+mod lazy_tests;
+pub mod lease;
 pub mod pages;
+pub mod paging;
 pub mod populated;
+pub mod put_back;
 pub mod ram;
 pub mod reclaim;
+pub mod sealing;
+pub mod service;
+pub mod source;
+pub mod userfault;
 pub mod writes;
 
 /// Bytes of a page, the unit of everything here.

@@ -39,10 +39,38 @@ impl PageSet {
         self.add_words(0, other.words.iter().copied());
     }
 
+    /// Removes those of another set of the same RAM.
+    pub fn remove_all(&mut self, other: &Self) {
+        self.words.iter_mut().zip(&other.words).for_each(|(word, less)| *word &= !less);
+    }
+
     /// A bit a page.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
+    }
+
+    /// A bit a page, in words of 8 bytes, little-endian.
+    pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
+        self.words.iter().flat_map(|word| word.to_le_bytes())
+    }
+
+    /// Bytes of [`PageSet::bytes`] for so much RAM.
+    #[must_use]
+    pub fn bytes_len(bytes: u64) -> u64 {
+        bytes.div_ceil(PAGE * WORD) * 8
+    }
+
+    /// What [`PageSet::bytes`] gave of a set for `bytes` of RAM. None where they are more or fewer, or name a page beyond its end.
+    #[must_use]
+    pub fn from_bytes(bytes: u64, given: &[u8]) -> Option<Self> {
+        if given.len() as u64 != Self::bytes_len(bytes) {
+            return None;
+        }
+        let words = given.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+        let set = Self { words: words.collect() };
+        let end = set.runs().last().map_or(0, |run| run.end);
+        (end <= bytes).then_some(set)
     }
 
     /// Both together.
@@ -121,8 +149,24 @@ mod tests {
             prop_assert!(apart);
             let mut twice = PageSet::none(512 * PAGE);
             twice.add_all(&set);
-            prop_assert_eq!(twice, set);
+            prop_assert_eq!(&twice, &set);
+            twice.remove_all(&set);
+            prop_assert!(twice.is_empty());
         }
+    }
+
+    #[test]
+    fn bytes_are_those_of_a_set_or_none() {
+        let memory = 100 * PAGE;
+        let mut set = PageSet::none(memory);
+        set.add(3 * PAGE..5 * PAGE);
+        set.add(99 * PAGE..100 * PAGE);
+        let bytes: Vec<u8> = set.bytes().collect();
+        assert_eq!(bytes.len() as u64, PageSet::bytes_len(memory));
+        assert_eq!(PageSet::from_bytes(memory, &bytes), Some(set));
+        assert_eq!(PageSet::from_bytes(memory, &bytes[..8]), None);
+        assert_eq!(PageSet::from_bytes(memory, &[&bytes[..], &[0; 8]].concat()), None);
+        assert_eq!(PageSet::from_bytes(99 * PAGE, &bytes), None, "a page beyond the end");
     }
 
     #[test]

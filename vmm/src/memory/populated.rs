@@ -28,8 +28,34 @@ const ENTRIES: usize = 32 << 10;
 /// The pagemap cannot be read.
 pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
     let mut pages = ram.base().over.map_or_else(|| PageSet::none(ram.len()), |over| (*over).clone());
+    let laid_over = pages.clone();
     add_private(ram, &mut pages).map_err(|source| Error::file("read", "/proc/self/pagemap", source))?;
+    if ram.faults().is_some() {
+        pages = without_zeros(ram, &pages, &laid_over)
+            .map_err(|source| Error::host("look at pages of guest memory", source))?;
+    }
     Ok(pages)
+}
+
+/// Where a base is filled as it is needed, its pages of zeros are the process's own: the zero page, which the pagemap has as any other.
+/// Without those; and those that the guest has filled with zeros, where the base has zeros too, are the same.
+fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Result<PageSet> {
+    let mut holes = PageSet::none(ram.len());
+    let mut at = 0;
+    for data in data_ranges(&ram.base().file, ram.len())? {
+        holes.add(at..data.start);
+        at = data.end;
+    }
+    holes.add(at..ram.len());
+    let mut others = PageSet::none(ram.len());
+    let mut content = [0; PAGE as usize];
+    for page in pages.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+        let maybe = holes.has(page) && !laid_over.has(page);
+        if !maybe || !ram.read_page(page, &mut content)?.iter().all(|byte| *byte == 0) {
+            others.add(page..page + PAGE);
+        }
+    }
+    Ok(others)
 }
 
 /// Where a file has data and not holes, in whole pages, in its first `len` bytes.

@@ -5,20 +5,25 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::ptr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustix::mm::{MapFlags, ProtFlags};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestRegionMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestRegionMmap};
 use volt_kernel::layout::ram_ranges;
 
+use super::PAGE;
 use super::backing::Base;
+use super::faults::Faults;
+use super::lease::name_of;
 use super::pages::PageSet;
 use super::writes::{GuestMemory, OwnWrites};
 
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 /// One stretch of guest physical memory and where it lies in the host range (and in the base file).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +67,8 @@ struct Reservation {
     len: usize,
     /// What was reserved for it, with the rest that the alignment leaves over.
     all: (*mut u8, usize),
+    /// Where what is mapped is filled as it is needed. Goes after the mapping, for the reason that [`Faults::userfault`] names.
+    faults: OnceLock<Arc<Faults>>,
 }
 
 // SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory, whose
@@ -82,12 +89,20 @@ impl Reservation {
         let all =
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), more, none, private) }.map_err(refused)?;
         let all: *mut u8 = all.cast();
-        Ok(Self { start: all.map_addr(|address| address.next_multiple_of(HUGE)), len, all: (all, more) })
+        Ok(Self {
+            start: all.map_addr(|address| address.next_multiple_of(HUGE)),
+            len,
+            all: (all, more),
+            faults: OnceLock::new(),
+        })
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if let Some(faults) = self.faults.get() {
+            faults.unmapped();
+        }
         // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into it holds
         // an Arc of it. Unmapping a range that was mapped cannot fail.
         let _ = unsafe { rustix::mm::munmap(self.all.0.cast(), self.all.1) };
@@ -101,6 +116,8 @@ pub struct GuestRam {
     guest: GuestMemory,
     /// Read while something is done that depends on it, so that it does not change meanwhile.
     base: Arc<RwLock<Option<Base>>>,
+    /// Pages that the guest gave back to the host.
+    given: Arc<OnceLock<Mutex<PageSet>>>,
     // Last: the regions above point into it.
     reservation: Arc<Reservation>,
 }
@@ -136,7 +153,13 @@ impl GuestRam {
             GuestRegionMmap::new(view, GuestAddress(region.gpa)).expect("regions end below 2^64")
         });
         let guest = GuestMemory::from_regions(mapped.collect()).expect("regions are in order and apart");
-        Ok(Self { regions, guest, base: Arc::default(), reservation: Arc::new(reservation) })
+        Ok(Self {
+            regions,
+            guest,
+            base: Arc::default(),
+            given: Arc::default(),
+            reservation: Arc::new(reservation),
+        })
     }
 
     /// The stretches of guest physical memory, in order.
@@ -163,6 +186,18 @@ impl GuestRam {
         &self.guest
     }
 
+    /// The name of the file that lies under it, for errors.
+    #[must_use]
+    pub fn file_name(&self) -> PathBuf {
+        self.with_base(|base| name_of(&base.file))
+    }
+
+    /// Whether the file that lies under it has become too short.
+    #[must_use]
+    pub fn is_truncated(&self) -> bool {
+        self.with_base(|base| base.file.metadata().is_ok_and(|metadata| metadata.len() < self.len()))
+    }
+
     /// What lies under it.
     #[must_use]
     pub fn base(&self) -> Base {
@@ -183,6 +218,17 @@ impl GuestRam {
         change(&mut self.base.write().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Its page faults, where it is filled as it is needed.
+    #[must_use]
+    pub fn faults(&self) -> Option<&Arc<Faults>> {
+        self.reservation.faults.get()
+    }
+
+    /// Keeps what answers its page faults until after nothing is mapped any more. A RAM is mapped once.
+    pub(super) fn keep(&self, faults: Arc<Faults>) {
+        self.reservation.faults.set(faults).expect("memory is mapped once");
+    }
+
     /// From now on [`GuestRam::take_own_writes`] knows what this process writes to it.
     pub fn watch_own_writes(&self) {
         self.guest.iter().for_each(|region| region.bitmap().begin());
@@ -200,6 +246,24 @@ impl GuestRam {
         if let Some((view, at)) = self.guest.to_region_addr(GuestAddress(gpa)) {
             view.bitmap().mark_dirty(at.0 as usize, len as usize);
         }
+    }
+
+    /// The guest has given these pages back, which are private.
+    pub(super) fn has_given(&self, range: Range<u64>) {
+        let given = self.given.get_or_init(|| Mutex::new(PageSet::none(self.len())));
+        lock(given).add(range);
+    }
+
+    /// The pages that the guest has given back since [`GuestRam::forget_given`]: what is in one does not matter to it, unless it has
+    /// written to it since.
+    #[must_use]
+    pub fn given(&self) -> PageSet {
+        self.given.get().map_or_else(|| PageSet::none(self.len()), |given| lock(given).clone())
+    }
+
+    /// What is in the pages that the guest gave back matters again.
+    pub(super) fn forget_given(&self) {
+        self.given.get().into_iter().for_each(|given| *lock(given) = PageSet::none(self.len()));
     }
 
     /// Whether a guest physical address is RAM.
@@ -236,6 +300,20 @@ impl GuestRam {
             }
         }
         Ok(())
+    }
+
+    /// A page's content. Whoever may write to it goes on.
+    pub(super) fn read_page<'p>(
+        &self,
+        offset: u64,
+        into: &'p mut [u8; PAGE as usize],
+    ) -> io::Result<&'p [u8]> {
+        let region =
+            self.regions.iter().find(|region| (region.offset..region.offset + region.len).contains(&offset));
+        let region = region.ok_or(io::ErrorKind::InvalidInput)?;
+        let at = GuestAddress(region.gpa + offset - region.offset);
+        self.guest.read_slice(into, at).map_err(io::Error::other)?;
+        Ok(into)
     }
 
     /// Fills a range of offsets from a file, where it has the same. Nobody else uses them yet.

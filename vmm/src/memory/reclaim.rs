@@ -37,6 +37,8 @@ pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     let done = ram.with_base(|base| {
         let private_to = base.private_to.clamp(start, end);
         drop_private(ram, start..private_to)?;
+        // Of what is shared a hole says the same, until it is written to.
+        ram.has_given(start..private_to);
         punch(&base.file, private_to..end)
     });
     // For whoever has copied what was there.
@@ -44,7 +46,8 @@ pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     done.map_err(|errno| failed(errno.into()))
 }
 
-fn drop_private(ram: &GuestRam, range: Range<u64>) -> rustix::io::Result<()> {
+/// Drops what a stretch of a private mapping has of its own.
+pub(super) fn drop_private(ram: &GuestRam, range: Range<u64>) -> rustix::io::Result<()> {
     if range.is_empty() {
         return Ok(());
     }
@@ -93,6 +96,17 @@ mod tests {
 
     fn write(ram: &GuestRam, gpa: u64, value: u64) {
         ram.guest().write_obj(value, GuestAddress(gpa)).unwrap();
+    }
+
+    /// Written to while it was shared, nothing would tell that from what was never given.
+    #[test]
+    fn only_private_pages_are_remembered_as_given() {
+        let ram = fresh();
+        give_back(&ram, 0x10_0000, PAGE).unwrap();
+        assert!(ram.given().is_empty());
+        let clone = clone_of(&ram);
+        give_back(&clone, 0x10_0000, PAGE).unwrap();
+        assert!(clone.given().has(0x10_0000) && clone.given().len() == 1);
     }
 
     #[test]

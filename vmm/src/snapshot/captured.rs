@@ -9,6 +9,7 @@ use super::pack::Source;
 use crate::capture::Capture;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
+use crate::memory::pages::PageSet;
 use crate::memory::populated::data_ranges;
 
 /// Bytes copied at once.
@@ -27,26 +28,35 @@ impl<'a> CapturedMemory<'a> {
     /// # Errors
     /// The host does not say what the base has.
     pub fn new(captured: &'a Capture, len: u64) -> Result<Self> {
-        // What is not the base's is populated too.
-        let mut pages = captured.pages.clone();
         let data = data_ranges(&captured.base, len)
             .map_err(|source| Error::host("look for data in the base of guest memory", source))?;
+        let mut pages = PageSet::none(len);
         data.into_iter().for_each(|range| pages.add(range));
+        pages.remove_all(&captured.unneeded);
+        // What is not the base's is populated too.
+        pages.add_all(&captured.pages);
         Ok(Self { captured, populated: pages.runs().map(|run| run.start..run.end.min(len)).collect() })
     }
 
-    /// Adds what is missing to the file of the pages, so that it is the whole memory. Pages of zeros stay holes.
+    /// Adds what is missing to the file of the pages, so that it is the whole memory. Pages of zeros stay holes. `each` sees all
+    /// that is there, step by step: an offset and the bytes from it on.
     ///
     /// # Errors
-    /// The file system refuses.
-    pub fn complete(&self) -> io::Result<()> {
-        let Capture { base, pages, copy, .. } = self.captured;
+    /// Memory cannot be read; the file cannot be written, which is as `failed` has it.
+    pub fn complete(
+        &self,
+        failed: &dyn Fn(io::Error) -> Error,
+        mut each: impl FnMut(u64, &[u8]),
+    ) -> Result<()> {
+        let Capture { pages, copy, .. } = self.captured;
         let mut buffer = vec![0; STEP as usize];
         for range in &self.populated {
             for start in range.clone().step_by(STEP as usize) {
                 let step = &mut buffer[..(range.end - start).min(STEP) as usize];
-                base.read_exact_at(step, start)?;
-                write_pages(copy, start, step, |at, page| !pages.has(at) && !is_zero(page))?;
+                self.read_at(start, step)?;
+                each(start, step);
+                write_pages(copy, start, step, |at, page| !pages.has(at) && !is_zero(page))
+                    .map_err(failed)?;
             }
         }
         Ok(())

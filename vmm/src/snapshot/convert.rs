@@ -2,17 +2,15 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::ops::Range;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::memory::Memory;
 use super::pack::source::Repack;
 use super::pack::walk::unpack;
-use super::pack::{Packing, Source, pack};
+use super::pack::{Packing, pack};
+use super::raw::RawSource;
 use super::{MEMORY_FILE, PACK_FILE, STATE_FILE, layers, reader};
 use crate::error::{Error, Result};
-use crate::memory::populated::data_ranges;
 use crate::sparse;
 use crate::store::Store;
 use crate::store::dir::NewDir;
@@ -22,7 +20,7 @@ use crate::store::dir::NewDir;
 /// memory are done.
 ///
 /// # Errors
-/// The snapshot is damaged, the packing makes no sense, or the host refuses; then nothing is left of the new one.
+/// The snapshot is damaged or a diff, the packing makes no sense, or the host refuses; then nothing is left of the new one.
 pub fn convert(
     (store, from): (&Store, &str),
     (to_store, to): (&Store, &str),
@@ -33,12 +31,18 @@ pub fn convert(
     let (manifest, state) = reader::read_manifest(&path)?;
     let len = manifest.metadata.memory_bytes;
     packing.map_or(Ok(()), |packing| packing.validate(len).map(drop))?;
+    if manifest.metadata.base.is_some() {
+        return Err(Error::snapshot(
+            path,
+            "is a diff: merge it (snapshot merge), and convert what that makes",
+        ));
+    }
     let memory = Memory::open(&path, len)?;
     let dir = NewDir::begin(&to_store.path_of(to)?)?;
     let file = dir.create(STATE_FILE)?;
     let failed = |source| Error::file("write", dir.place().join(STATE_FILE).display(), source);
     (&file).write_all(&state).and_then(|()| file.sync_all()).map_err(failed)?;
-    layers::carry(&path, &manifest.config.devices, &dir)?;
+    layers::Source::Directory(path).carry(&manifest.config.devices, &dir)?;
     let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
     let (file, place) = (dir.create(name)?, dir.place().join(name));
     write_memory(&memory, len, packing, (&file, &place), &|done| progress(done, len))?;
@@ -58,38 +62,12 @@ fn write_memory(
             sparse::whole(raw, file).map_err(|source| Error::file("write", place.display(), source))
         }
         (Memory::Raw(raw, path), Some(packing)) => {
-            pack(&RawSource::of(raw, path, len)?, len, packing, (file, place), progress)
+            let failed = |source| Error::file("read", path.display(), source);
+            pack(&RawSource::whole(raw, len, &failed)?, len, packing, (file, place), progress)
         }
         (Memory::Packed(packed), None) => unpack(&packed.pack, (file, place), progress),
         (Memory::Packed(packed), Some(packing)) => {
             pack(&Repack::of(&packed.pack)?, len, packing, (file, place), progress)
         }
-    }
-}
-
-/// A raw memory file.
-#[derive(Debug)]
-struct RawSource<'a> {
-    file: &'a File,
-    path: PathBuf,
-    populated: Vec<Range<u64>>,
-}
-
-impl<'a> RawSource<'a> {
-    fn of(file: &'a File, path: &Path, len: u64) -> Result<Self> {
-        let populated =
-            data_ranges(file, len).map_err(|source| Error::file("read", path.display(), source))?;
-        Ok(Self { file, path: path.to_owned(), populated })
-    }
-}
-
-impl Source for RawSource<'_> {
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let failed = |source| Error::file("read", self.path.display(), source);
-        self.file.read_exact_at(into, offset).map_err(failed)
-    }
-
-    fn populated(&self) -> &[Range<u64>] {
-        &self.populated
     }
 }

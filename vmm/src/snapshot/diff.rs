@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The pages lie as they do in a base, so that both are mapped alike. Which there are says the bitmap: a page of zeros may be a hole.
-//! The trailer is the CRC-64/ECMA-182 of the bitmap, then what the diff is for: memory's length and the base's digest; then a magic,
-//! all of 64 bits, little-endian.
+//! The trailer is the CRC-64/ECMA-182 of the bitmap and of the three that follow: memory's length and the base's digest, which say what
+//! the diff is for, and the digest of its pages (see [`super::digest`]); then a magic, all of 64 bits, little-endian.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,16 @@ use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
 
 const MAGIC: &[u8; 8] = b"VOLTDIFF";
-const TRAILER: usize = 4 * 8;
+const TRAILER: usize = 5 * 8;
+
+/// What a diff says of itself.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its pages.
+    pub pages: PageSet,
+    /// Their digest.
+    pub digest: u64,
+}
 
 /// Bytes of the bitmap.
 fn bitmap_len(memory: u64) -> u64 {
@@ -29,10 +38,10 @@ fn bitmap_len(memory: u64) -> u64 {
 ///
 /// # Errors
 /// The file system refuses.
-pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet) -> io::Result<()> {
+pub fn finish(file: &File, memory: u64, base: u64, Listed { pages, digest }: &Listed) -> io::Result<()> {
     let mut end: Vec<u8> = pages.words().iter().flat_map(|word| word.to_le_bytes()).collect();
-    let crc = checksum(&end, memory, base);
-    for word in [crc, memory, base] {
+    let facts = [memory, base, *digest];
+    for word in [checksum(&end, facts)].into_iter().chain(facts) {
         end.extend(word.to_le_bytes());
     }
     end.extend(MAGIC);
@@ -43,7 +52,7 @@ pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet) -> io::Resul
 ///
 /// # Errors
 /// It cannot be read.
-pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<PageSet, String>> {
+pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, String>> {
     let bitmap = bitmap_len(memory) as usize;
     let found = file.metadata()?.len();
     let right = memory + (bitmap + TRAILER) as u64;
@@ -54,11 +63,12 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<PageSet, S
     file.read_exact_at(&mut end, memory)?;
     let (words, trailer) = end.split_at(bitmap);
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    if &trailer[24..] != MAGIC {
+    let (trailer, magic) = trailer.split_at(TRAILER - MAGIC.len());
+    if magic != MAGIC {
         return Ok(Err("does not end like a diff".to_owned()));
     }
-    let (of_memory, of_base) = (word(&trailer[8..16]), word(&trailer[16..24]));
-    if word(&trailer[..8]) != checksum(words, of_memory, of_base) {
+    let [crc, of_memory, of_base, digest] = [0, 8, 16, 24].map(|at| word(&trailer[at..at + 8]));
+    if crc != checksum(words, [of_memory, of_base, digest]) {
         return Ok(Err("has a damaged list of pages".to_owned()));
     }
     if (of_memory, of_base) != (memory, base) {
@@ -71,15 +81,14 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<PageSet, S
     pages.add_words(0, words.chunks_exact(8).map(word));
     match pages.runs().last() {
         Some(run) if run.end > memory => Ok(Err("has pages beyond the end of memory".to_owned())),
-        _ => Ok(Ok(pages)),
+        _ => Ok(Ok(Listed { pages, digest })),
     }
 }
 
-fn checksum(words: &[u8], memory: u64, base: u64) -> u64 {
+fn checksum(words: &[u8], facts: [u64; 3]) -> u64 {
     let mut digest = CRC.digest();
     digest.update(words);
-    digest.update(&memory.to_le_bytes());
-    digest.update(&base.to_le_bytes());
+    facts.iter().for_each(|fact| digest.update(&fact.to_le_bytes()));
     digest.finalize()
 }
 
@@ -91,7 +100,7 @@ mod tests {
 
     fn diff(pages: &PageSet) -> File {
         let file = File::from(rustix::fs::memfd_create("diff", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        finish(&file, MEMORY, 7, pages).unwrap();
+        finish(&file, MEMORY, 7, &Listed { pages: pages.clone(), digest: 9 }).unwrap();
         file
     }
 
@@ -100,7 +109,7 @@ mod tests {
         let mut pages = PageSet::none(MEMORY);
         pages.add(PAGE..3 * PAGE);
         pages.add(299 * PAGE..300 * PAGE);
-        assert_eq!(read(&diff(&pages), MEMORY, 7).unwrap(), Ok(pages));
+        assert_eq!(read(&diff(&pages), MEMORY, 7).unwrap(), Ok(Listed { pages, digest: 9 }));
     }
 
     #[test]
@@ -118,7 +127,6 @@ mod tests {
         }
         assert!(read(&file, MEMORY, 7).unwrap().is_ok());
         for cut in [0, 1, MEMORY, len - 1] {
-            diff(&pages).set_len(cut).unwrap();
             let file = diff(&pages);
             file.set_len(cut).unwrap();
             assert!(read(&file, MEMORY, 7).unwrap().is_err(), "{cut}");

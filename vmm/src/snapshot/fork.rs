@@ -9,44 +9,44 @@ use std::sync::Arc;
 use super::Snapshot;
 use super::captured::CapturedMemory;
 use super::layers;
-use super::lineage::{Differ, Lineage};
+use super::lineage::{Differ, History, Lineage};
 use super::manifest::Metadata;
 use super::writer::is_small;
 use crate::capture::{Capture, Target, Wanted, capture};
 use crate::error::{Error, Result};
 use crate::memory::backing::{OtherPages, fresh};
+use crate::memory::freeze;
 use crate::vm::Vm;
 
 /// Captures a VM, which goes on. Nobody else does meanwhile.
 ///
 /// # Errors
 /// The host refuses, or has no memory for its pages.
-pub(crate) fn snapshot(vm: &Vm, lineage: &mut Option<Lineage>) -> Result<Snapshot> {
+pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed };
     let in_pause = |machine: &_| Ok((vm.config(), layers::hold(machine)?));
-    let (captured, (config, layers)) = capture(vm, "fork the VM", (to, Wanted::NotBase), in_pause)?;
-    lineage.iter_mut().for_each(|lineage| lineage.captured(&captured.written));
+    let what = (to, Wanted::NotBase(None));
+    let (captured, (config, layers)) =
+        history.asking(bytes, |written| capture(vm, "fork the VM", what, written, in_pause))?;
     let shares = is_small(&captured.pages, &captured.base);
     if !shares {
-        CapturedMemory::new(&captured, bytes)?.complete().map_err(failed)?;
+        CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| ())?;
     }
-    let lineage = lineage.as_ref().map(|lineage| of_child(lineage, &captured));
+    let lineage = history.lineage.as_ref().map(|lineage| of_child(lineage, &captured));
+    freeze::seal(&captured.copy)?;
     let copy = Arc::new(captured.copy);
     let memory = match shares {
         true => (captured.base, Some(OtherPages { pages: Arc::new(captured.pages), file: copy })),
         false => (copy, None),
     };
-    Ok(Snapshot::in_memory((Metadata::of(&config)?, config, captured.state), memory, lineage, layers))
+    Snapshot::in_memory((Metadata::of(&config)?, config, captured.state), memory, lineage, layers)
 }
 
 /// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.
 fn of_child(Lineage { base, differ }: &Lineage, captured: &Capture) -> Lineage {
-    let once = match differ {
-        Differ::NotBase(pages) => &**pages,
-        Differ::Written(pages) => pages,
-    };
-    let pages = captured.pages.clone().and(once);
-    Lineage { base: base.clone(), differ: Differ::NotBase(Arc::new(pages)) }
+    let mut pages = captured.pages.clone();
+    differ.pages().into_iter().for_each(|once| pages.add_all(once));
+    Lineage { base: base.clone(), differ: Differ::NotBase(Some(Arc::new(pages))) }
 }

@@ -8,9 +8,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::diff::Listed;
 use super::memory::Memory;
 use super::pack::{Kind, Pack};
-use super::{Metadata, reader};
+use super::{Metadata, reader, relative};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::populated::data_ranges;
@@ -55,7 +56,7 @@ pub struct PackFacts {
     pub index_bytes: u64,
 }
 
-/// All chunks of a kind (of a raw memory: all ranges).
+/// All chunks of a kind (of a raw memory and of a diff: all ranges).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sum {
     /// How many.
@@ -84,17 +85,25 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
     let (manifest, _) = reader::read_manifest(&path)?;
     let metadata = manifest.metadata;
     let mut found = Found::default();
-    let memory_file = match Memory::open(&path, metadata.memory_bytes)? {
+    let memory_file = match &metadata.base {
+        Some(base) => {
+            let len = metadata.memory_bytes;
+            let (_, Listed { pages, .. }) = relative::open_pages(&path, len, base)?;
+            found.add_ranges(["base", "diff"], pages.runs(), len);
+            memory_file(super::DIFF_FILE, &path.join(super::DIFF_FILE), None)?
+        }
+        None => of_whole(&path, metadata.memory_bytes, &mut found)?,
+    };
+    Ok(Inspection { metadata, memory_file, kinds: found.kinds, pages: found.pages })
+}
+
+/// Of a snapshot that has all of the memory.
+fn of_whole(path: &Path, len: u64, found: &mut Found) -> Result<MemoryFile> {
+    match Memory::open(path, len)? {
         Memory::Raw(file, path) => {
             let failed = |source| Error::file("read", path.display(), source);
-            let mut end = 0;
-            for data in data_ranges(&file, metadata.memory_bytes).map_err(failed)? {
-                found.add("hole", end..data.start, 0);
-                end = data.end;
-                found.add("data", data.clone(), data.end - data.start);
-            }
-            found.add("hole", end..metadata.memory_bytes, 0);
-            memory_file(super::MEMORY_FILE, &path, None)?
+            found.add_ranges(["hole", "data"], data_ranges(&file, len).map_err(failed)?, len);
+            memory_file(super::MEMORY_FILE, &path, None)
         }
         Memory::Packed(packed) => {
             let pack = &packed.pack;
@@ -102,10 +111,9 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
                 let (kind, stored) = name_of(pack.kind(chunk)?);
                 found.add(kind, pack.geometry().range(chunk), stored);
             }
-            memory_file(super::PACK_FILE, pack.name(), Some(facts(pack)))?
+            memory_file(super::PACK_FILE, pack.name(), Some(facts(pack)))
         }
-    };
-    Ok(Inspection { metadata, memory_file, kinds: found.kinds, pages: found.pages })
+    }
 }
 
 fn name_of(kind: Kind) -> (&'static str, u64) {
@@ -138,6 +146,22 @@ struct Found {
 }
 
 impl Found {
+    /// These ranges of `len` bytes, which are stored, and those between them, which are not.
+    fn add_ranges(
+        &mut self,
+        [between, stored]: [&'static str; 2],
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        len: u64,
+    ) {
+        let mut end = 0;
+        for range in ranges {
+            self.add(between, end..range.start, 0);
+            end = range.end;
+            self.add(stored, range.clone(), range.end - range.start);
+        }
+        self.add(between, end..len, 0);
+    }
+
     fn add(&mut self, kind: &'static str, bytes: Range<u64>, stored: u64) {
         if bytes.is_empty() {
             return;

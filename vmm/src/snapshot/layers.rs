@@ -67,7 +67,36 @@ pub enum Source {
 }
 
 impl Source {
-    fn find(&self, id: &str) -> Result<FileRef> {
+    /// Opens those of a VM with these devices, with the names that they have in a snapshot.
+    ///
+    /// # Errors
+    /// One is missing or is no regular file.
+    pub fn open(&self, devices: &Devices) -> Result<Vec<(String, File)>> {
+        let layered = devices.disks.iter().filter(|disk| disk.layer.is_some());
+        let open = |id: &str| match (self, self.find(id)?) {
+            (Self::Directory(snapshot), FileRef::Path(path)) => Ok(open_regular(snapshot, &path)?.0),
+            (_, found) => found.open("open layer"),
+        };
+        layered.map(|disk| Ok((name_of(&disk.id), open(&disk.id)?))).collect()
+    }
+
+    /// Copies those of a VM with these devices into a snapshot at `to`.
+    ///
+    /// # Errors
+    /// As [`Source::open`], and the host refuses.
+    pub fn carry(&self, devices: &Devices, to: &NewDir) -> Result<()> {
+        self.open(devices)?.into_iter().try_for_each(|(name, layer)| {
+            let copy = to.create(&name)?;
+            let copied = sparse::whole(&layer, &copy).and_then(|()| copy.sync_all());
+            copied.map_err(|source| to.failed_to_write(&name, source))
+        })
+    }
+
+    /// The layer of a disk.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, id: &str) -> Result<FileRef> {
         match self {
             Self::Directory(snapshot) => {
                 let path = snapshot.join(name_of(id));
@@ -80,26 +109,6 @@ impl Source {
                 .ok_or_else(|| Error::config("disks", format!("{id}: there is no layer of it"))),
         }
     }
-}
-
-/// Copies the layers in the snapshot at `from`, the VM of which has these devices, into `to`.
-///
-/// # Errors
-/// One is missing, or the host refuses.
-pub fn carry(from: &Path, devices: &Devices, to: &NewDir) -> Result<()> {
-    of(from, devices).into_iter().try_for_each(|path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let failed = |source| Error::file("copy", path.display(), source);
-        let (layer, _) = open_regular(from, &path)?;
-        let copy = to.create(&name)?;
-        sparse::whole(&layer, &copy).and_then(|()| copy.sync_all()).map_err(failed)
-    })
-}
-
-/// The layers that belong to the snapshot at `snapshot`.
-pub fn of(snapshot: &Path, devices: &Devices) -> Vec<PathBuf> {
-    let layered = devices.disks.iter().filter(|disk| disk.layer.is_some());
-    layered.map(|disk| snapshot.join(name_of(&disk.id))).collect()
 }
 
 /// Fresh layers, until their VM has them. Dropped before [`Fresh::keep`], those that were made at a place are removed again.

@@ -4,14 +4,17 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::SealFlags;
-
+use super::chunks::source_of;
 use super::pack::Pack;
 use super::pack::walk::unpack;
 use super::reader::open_regular;
 use super::{MEMORY_FILE, PACK_FILE, STATE_FILE};
 use crate::error::{Error, Result};
-use crate::memory::backing::fresh;
+use crate::memory::backing::{Backing, OtherPages, fresh};
+use crate::memory::freeze::seal;
+use crate::memory::paging::Paging;
+use crate::memory::service::Service;
+use crate::pager::client::{Pager, PagerOptions};
 use crate::sync::lock;
 use crate::timing::step_done;
 
@@ -24,11 +27,26 @@ pub enum Memory {
     Packed(Packed),
 }
 
-/// A pack, and its content once someone needs all of it.
+/// A pack, and its content once someone needs it: all of it, or what is touched.
 #[derive(Debug)]
 pub struct Packed {
-    pub pack: Pack,
+    pub pack: Arc<Pack>,
     base: Mutex<Option<Arc<File>>>,
+    paging: Mutex<Option<Arc<Service>>>,
+}
+
+/// How the memory of VMs is filled that are restored from a packed snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Unpack {
+    /// As it is touched, by a thread of this process that all VMs restored from one [`super::Snapshot`] share. A chunk that is damaged is
+    /// found when it is touched, and ends the VM. Takes userfaultfd.
+    #[default]
+    OnTouch,
+    /// As it is touched, by a pager: a process that all VMs on this host share that run from the snapshot, whatever process they are
+    /// in. It is started if there is none.
+    ByPager(PagerOptions),
+    /// All of it, verified, before the first VM runs.
+    AtOnce,
 }
 
 impl Memory {
@@ -38,8 +56,8 @@ impl Memory {
     /// It has none, or two, or one that does not belong to it or is no memory file at all.
     pub fn open(snapshot: &Path, len: u64) -> Result<Self> {
         let (raw, packed) = (snapshot.join(MEMORY_FILE), snapshot.join(PACK_FILE));
-        let (is_raw, is_packed) = (raw.exists(), packed.exists());
-        if is_raw && is_packed {
+        let is_packed = packed.exists();
+        if is_packed && raw.exists() {
             return Err(Error::snapshot(
                 packed,
                 format!("stands beside a {MEMORY_FILE}, and only one can be its memory"),
@@ -48,9 +66,9 @@ impl Memory {
         let path = if is_packed { packed } else { raw };
         let (file, found) = open_regular(snapshot, &path)?;
         let memory = if is_packed {
-            let pack = Pack::open(file, &path)?;
+            let pack = Arc::new(Pack::open(file, &path)?);
             let found = pack.memory_len();
-            Self::Packed(Packed { pack, base: Mutex::new(None) }).of_len(
+            Self::Packed(Packed { pack, base: Mutex::default(), paging: Mutex::default() }).of_len(
                 &path,
                 found,
                 len,
@@ -71,13 +89,57 @@ impl Memory {
         Err(Error::snapshot(path, format!("{what}, but {STATE_FILE} says {expected}")))
     }
 
-    /// What a restored VM has under its own pages: nobody writes to it. Of a packed memory, the first one to ask has it unpacked, all
-    /// of it and verified, into memory that is then sealed; those after it share that. (To fill it on demand instead, begin here.)
+    /// What the RAM of a restored VM is made of, with `pages` over it.
+    ///
+    /// # Errors
+    /// As [`Memory::base`]; or the host gives no userfaultfd.
+    pub fn backing(&self, unpack: &Unpack, pages: Option<OtherPages>) -> Result<Backing> {
+        match (self, unpack) {
+            (Self::Packed(Packed { pack, paging, .. }), Unpack::OnTouch) => {
+                let mut paging = lock(paging);
+                let service = match &*paging {
+                    Some(service) => Arc::clone(service),
+                    None => Arc::clone(paging.insert(Arc::new(Service::new(source_of(Arc::clone(pack)))?))),
+                };
+                step_done("pager");
+                Ok(Backing::Lazy { paging: service as Arc<dyn Paging>, pages })
+            }
+            (Self::Packed(Packed { pack, .. }), Unpack::ByPager(options)) => {
+                let failed = |source| Error::file("open again", pack.name().display(), source);
+                let file = pack.file().try_clone().map_err(failed)?;
+                let pager = Pager::connect(options, file, pack.name().to_owned(), pack.memory_len())?;
+                step_done("pager");
+                Ok(Backing::Lazy { paging: Arc::new(pager), pages })
+            }
+            _ => Ok(Backing::Private { base: self.base()?, pages }),
+        }
+    }
+
+    /// The file that VMs run from, where they do so directly.
+    pub fn raw(&self) -> Option<&Arc<File>> {
+        match self {
+            Self::Raw(file, _) => Some(file),
+            Self::Packed(_) => None,
+        }
+    }
+
+    /// How many chunks of a packed memory have been fetched as they were touched.
+    pub fn chunks_fetched(&self) -> u64 {
+        match self {
+            Self::Raw(..) => 0,
+            Self::Packed(packed) => {
+                lock(&packed.paging).as_ref().map_or(0, |paging| paging.filler().decoded())
+            }
+        }
+    }
+
+    /// What lies under the pages of a VM: all of it, and nobody writes to it. Of a packed memory, the first one to ask has it unpacked, all
+    /// of it and verified, into memory that is then sealed; those after it share that.
     ///
     /// # Errors
     /// The pack is damaged, or the host has no memory for it.
     pub fn base(&self) -> Result<Arc<File>> {
-        let Packed { pack, base } = match self {
+        let Packed { pack, base, .. } = match self {
             Self::Raw(file, _) => return Ok(Arc::clone(file)),
             Self::Packed(packed) => packed,
         };
@@ -87,9 +149,7 @@ impl Memory {
         }
         let file = fresh(pack.memory_len())?;
         unpack(pack, (&file, Path::new("unpacked guest memory")), &|_| ())?;
-        let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&file, seals)
-            .map_err(|source| Error::host("seal unpacked guest memory", source))?;
+        seal(&file)?;
         step_done("memory unpack");
         Ok(Arc::clone(base.insert(Arc::new(file))))
     }

@@ -5,8 +5,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::manifest::BaseSnapshot;
+use super::raw::RawSource;
 use super::reader::Snapshot;
-use super::{MEMORY_FILE, digest, layers, writer};
+use super::{MEMORY_FILE, digest, writer};
 use crate::error::Result;
 use crate::memory::backing::OtherPages;
 use crate::sparse;
@@ -29,9 +30,9 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     sparse::whole(&base, &memory).map_err(failed)?;
     over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
     let mut metadata = diff.metadata().clone();
-    let digest = digest::of_file(&memory, metadata.memory_bytes, &failed)?;
+    let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
     memory.sync_all().map_err(failed)?;
-    layers::carry(diff.path(), &diff.config().devices, &dir)?;
+    diff.layers().carry(&diff.config().devices, &dir)?;
     metadata.base = None;
     metadata.memory_digest = Some(BaseSnapshot::new(digest, dir.place()).memory_digest);
     writer::write_state(&metadata, diff.config(), diff.machine(), &dir)?;

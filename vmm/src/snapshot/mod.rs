@@ -1,10 +1,12 @@
 //! The snapshot on disk: `state.json` beside `memory.snap` or `memory.pack` in a directory.
 
 mod captured;
+mod chunks;
 pub mod convert;
 pub mod diff;
 pub mod digest;
 pub(crate) mod fork;
+pub mod handover;
 mod holes;
 pub mod inspect;
 pub mod layers;
@@ -13,15 +15,22 @@ pub mod manifest;
 mod memory;
 pub mod merge;
 pub mod pack;
+mod raw;
 pub mod reader;
 mod relative;
+pub(crate) mod rewind;
 pub mod verify;
 pub mod writer;
 
+pub use chunks::serve_pager;
+pub(crate) use chunks::source_of;
+pub use handover::Handover;
 pub use manifest::{BaseSnapshot, Metadata};
+pub use memory::Unpack;
 pub use merge::merge;
 pub use pack::{Compression, Packing};
 pub use reader::{RestoreOptions, Snapshot};
+pub use rewind::Rewound;
 pub use writer::{Kind, SnapshotOptions};
 
 /// Everything but memory.

@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::lineage::Lineage;
-use super::memory::Memory;
+use super::lineage::{History, Lineage, Origin};
+use super::memory::{Memory, Unpack};
 use super::{Metadata, STATE_FILE, layers, manifest, relative};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
@@ -17,16 +17,18 @@ use crate::kvm::host::Host;
 use crate::kvm::{self, cpuid};
 use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, OtherPages};
+use crate::memory::lease::Leases;
+use crate::memory::pages::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
-use crate::pool::{Pool, Shape};
-use crate::shell::{FirstVcpu, Shell};
+use crate::pool::Pool;
+use crate::shell::{FirstVcpu, Shape, Shell};
 use crate::store::Store;
 use crate::timing::step_done;
 use crate::vm::Vm;
 
 /// Bytes. 32 vCPUs with all their devices take a hundredth of this.
-const LARGEST_STATE: u64 = 256 << 20;
+pub(super) const LARGEST_STATE: u64 = 256 << 20;
 
 /// An opened snapshot: verified, and fit for this host. Shared by everything restored from it; nothing of it is ever
 /// modified.
@@ -35,12 +37,14 @@ pub struct Snapshot {
     path: PathBuf,
     metadata: Metadata,
     config: VmConfig,
-    machine: MachineState,
+    machine: Arc<MachineState>,
     memory: Memory,
     /// Those of a diff.
     over: Option<OtherPages>,
     lineage: Option<Lineage>,
     layers: layers::Source,
+    /// What VMs run from.
+    files: Arc<Leases>,
 }
 
 /// How a VM is to come back.
@@ -55,8 +59,13 @@ pub struct RestoreOptions {
     pub lent_thread: bool,
     /// What is different for this VM.
     pub overrides: Overrides,
+    /// Whether [`Vm::rewind`] is to be fast from the first time on: what is written is known from the start. Every page costs the guest
+    /// a little more when it first writes to it.
+    pub rewindable: bool,
     /// Where a VM may be ready. Of another shape, or empty, it is left alone, and a VM is made.
     pub pool: Option<Arc<Pool>>,
+    /// When memory that is packed is unpacked.
+    pub unpack: Unpack,
 }
 
 impl Default for RestoreOptions {
@@ -67,7 +76,9 @@ impl Default for RestoreOptions {
             resume: true,
             lent_thread: false,
             overrides: Overrides::default(),
+            rewindable: false,
             pool: None,
+            unpack: Unpack::default(),
         }
     }
 }
@@ -85,7 +96,8 @@ impl Snapshot {
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
         let (memory, over, lineage) = relative::open(&path, &metadata)?;
         let layers = layers::Source::Directory(path.clone());
-        let snapshot = Self { path, metadata, config, machine, memory, over, lineage, layers };
+        let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
+        let snapshot = Self { path, metadata, config, machine, memory, over, lineage, layers, files };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
@@ -97,22 +109,37 @@ impl Snapshot {
         (memory, over): (Arc<File>, Option<OtherPages>),
         lineage: Option<Lineage>,
         layers: BTreeMap<String, File>,
-    ) -> Self {
+    ) -> Result<Self> {
         let path = PathBuf::from("of a running VM");
         let memory = Memory::Raw(memory, path.clone());
         let layers = layers::Source::Held(layers);
-        Self { path, metadata, config, machine, memory, over, lineage, layers }
+        let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
+        Ok(Self { path, metadata, config, machine, memory, over, lineage, layers, files })
+    }
+
+    /// One that another process had in memory, if this host can run it.
+    ///
+    /// # Errors
+    /// [`Error::HostCpu`].
+    pub(super) fn received(self) -> Result<Self> {
+        self.check_host()?;
+        Ok(self)
+    }
+
+    /// What a diff of a VM that is restored from it would be relative to.
+    pub(super) fn lineage(&self) -> Option<&Lineage> {
+        self.lineage.as_ref()
+    }
+
+    /// Where the layers of its disks are.
+    pub(super) fn layers(&self) -> &layers::Source {
+        &self.layers
     }
 
     /// What it says about itself.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
-    }
-
-    /// Its directory.
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     /// All but memory.
@@ -129,6 +156,12 @@ impl Snapshot {
     #[must_use]
     pub fn config(&self) -> &VmConfig {
         &self.config
+    }
+
+    /// How many chunks of its packed memory have been fetched, each once, because a VM touched them ([`Unpack::OnTouch`]).
+    #[must_use]
+    pub fn chunks_fetched(&self) -> u64 {
+        self.memory.chunks_fetched()
     }
 
     /// Restores a VM, running, its serial output discarded.
@@ -149,19 +182,35 @@ impl Snapshot {
         let placed = given.map(|disk| disk.id.clone()).collect();
         options.overrides.apply(&mut config.devices)?;
         let layers = layers::bring(&self.layers, &mut config.devices, &placed)?;
-        let backing = Backing::Private { base: self.memory.base()?, pages: self.over.clone() };
+        let backing = self.memory.backing(&options.unpack, self.over.clone())?;
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
-        let shell = shell(&config, backing, options.pool.as_deref(), first)?;
+        let shape = Shape { logs_writes: options.rewindable, ..Shape::of(&config) };
+        let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
+        let shell = shell(pooled, shape, backing, first)?;
+        shell.heed_faults();
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),
         })?;
         layers.keep();
-        let vm = Vm::of(machine, config, self.lineage.clone());
+        let origin = Origin {
+            path: self.path.join(STATE_FILE),
+            machine: Arc::clone(&self.machine),
+            over: self.over.clone(),
+            changed: options.rewindable.then(|| PageSet::none(shape.memory_bytes)),
+            files: Arc::clone(&self.files),
+            listeners: Vec::new(),
+        };
+        let history = History { lineage: self.lineage.clone(), origin: Some(origin) };
+        let vm = Vm::of(machine, config, history);
         if options.resume {
             vm.resume()?;
             step_done("resume");
+        }
+        // The guest of a lent thread does not run yet: it goes first.
+        if !options.lent_thread {
+            vm.hold_files();
         }
         Ok(vm)
     }
@@ -184,29 +233,40 @@ impl Snapshot {
     }
 }
 
-/// Reads and verifies a snapshot's state file. Returns its bytes too.
+/// What VMs run from that are restored from this.
+fn files(path: &Path, memory: &Memory, over: Option<&OtherPages>) -> Result<Arc<Leases>> {
+    let files = Leases::of(memory.raw().into_iter().chain(over.map(|over| &over.file)));
+    files.map(Arc::new).map_err(|source| Error::file("look at the memory of", path.display(), source))
+}
+
 /// An empty VM with this memory: one that was made ahead of time, or a new one.
-fn shell(config: &VmConfig, backing: Backing, pool: Option<&Pool>, first: FirstVcpu) -> Result<Shell> {
-    if let Some(shell) = pool.and_then(|pool| pool.take(Shape::of(config))) {
+fn shell(pooled: Option<Shell>, shape: Shape, backing: Backing, first: FirstVcpu) -> Result<Shell> {
+    if let Some(shell) = pooled {
         step_done("shell from the pool");
         backing.map(&shell.ram)?;
         return Ok(shell);
     }
-    let ram = GuestRam::reserve(config.memory_bytes())?;
+    let ram = GuestRam::reserve(shape.memory_bytes)?;
     backing.map(&ram)?;
-    Shell::new(ram, config.vcpus, config.irqchip, first)
+    Shell::new(ram, shape, first)
 }
 
+/// Reads and verifies a snapshot's state file. Returns its bytes too.
 pub(super) fn read_manifest(snapshot: &Path) -> Result<(manifest::Manifest, Vec<u8>)> {
     let path = snapshot.join(STATE_FILE);
     let file = read_state(snapshot, &path)?;
-    let manifest = manifest::decode(&file).map_err(|problem| Error::snapshot(&path, problem))?;
+    Ok((decode(&path, &file)?, file))
+}
+
+/// Decodes a state file that is at `path`, and looks whether it makes sense.
+pub(super) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
+    let manifest = manifest::decode(file).map_err(|problem| Error::snapshot(path, problem))?;
     let manifest::Manifest { metadata, config, .. } = &manifest;
-    config.validate().map_err(|error| Error::snapshot(&path, error.to_string()))?;
+    config.validate().map_err(|error| Error::snapshot(path, error.to_string()))?;
     if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
         return Err(Error::snapshot(path, "contradicts itself about memory or vCPUs"));
     }
-    Ok((manifest, file))
+    Ok(manifest)
 }
 
 fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {

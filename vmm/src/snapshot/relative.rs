@@ -1,8 +1,10 @@
 //! The memory of a snapshot that may be a diff: what lies below, which is a whole one's, and the pages over it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::diff::Listed;
 use super::lineage::{Differ, Lineage};
 use super::manifest::BaseSnapshot;
 use super::memory::Memory;
@@ -10,7 +12,6 @@ use super::reader::{open_regular, read_manifest};
 use super::{DIFF_FILE, Metadata, STATE_FILE, diff};
 use crate::error::{Error, Result};
 use crate::memory::backing::OtherPages;
-use crate::memory::pages::PageSet;
 
 /// Opens it. Says too what a diff of a VM that is restored from it would be relative to.
 ///
@@ -25,24 +26,35 @@ pub(super) fn open(
         let digest = metadata.memory_digest.as_ref();
         let lineage = digest.map(|digest| Lineage {
             base: BaseSnapshot { memory_digest: digest.clone(), path: absolute(snapshot) },
-            differ: Differ::NotBase(Arc::new(PageSet::none(len))),
+            differ: Differ::NotBase(None),
         });
         return Ok((Memory::open(snapshot, len)?, None, lineage));
     };
     let base = find_base(snapshot, base)?;
-    let path = snapshot.join(DIFF_FILE);
-    let (file, _) = open_regular(snapshot, &path)?;
-    let pages = diff::read(&file, len, base.digest())
-        .map_err(|source| Error::file("read", path.display(), source))?
-        .map_err(|problem| Error::snapshot(&path, problem))?;
+    let (file, Listed { pages, .. }) = open_pages(snapshot, len, &base)?;
     let memory = Memory::open(&base.path, len)?;
     let over = OtherPages { pages: Arc::new(pages), file: Arc::new(file) };
-    let differ = Differ::NotBase(Arc::new(PageSet::none(len)));
-    Ok((memory, Some(over), Some(Lineage { base, differ })))
+    Ok((memory, Some(over), Some(Lineage { base, differ: Differ::NotBase(None) })))
+}
+
+/// Opens the pages of a diff over `base`, which need not be there.
+///
+/// # Errors
+/// They are not there, are damaged, or are for another base.
+pub(super) fn open_pages(snapshot: &Path, memory_len: u64, base: &BaseSnapshot) -> Result<(File, Listed)> {
+    let path = snapshot.join(DIFF_FILE);
+    let (file, _) = open_regular(snapshot, &path)?;
+    let listed = diff::read(&file, memory_len, base.digest())
+        .map_err(|source| Error::file("read", path.display(), source))?
+        .map_err(|problem| Error::snapshot(&path, problem))?;
+    Ok((file, listed))
 }
 
 /// A diff's base, where it was or beside the diff.
-fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<BaseSnapshot> {
+///
+/// # Errors
+/// It is in neither place, or is another one.
+pub(super) fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<BaseSnapshot> {
     let beside = || Some(snapshot.parent()?.join(wanted.path.file_name()?));
     let is_there = |path: &PathBuf| path.join(STATE_FILE).exists();
     let there = Some(wanted.path.clone()).filter(is_there).or_else(|| beside().filter(is_there));

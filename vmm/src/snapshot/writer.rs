@@ -5,9 +5,11 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
 use super::captured::CapturedMemory;
-use super::lineage::{Differ, Lineage};
+use super::diff::Listed;
+use super::lineage::{Differ, History, Lineage};
 use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
+use super::raw::RawSource;
 use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, STATE_FILE, diff, digest, layers};
 use crate::capture::{Capture, Course, Target, Wanted, capture};
 use crate::config::VmConfig;
@@ -16,6 +18,7 @@ use crate::machine::MachineState;
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
 use crate::store::dir::NewDir;
+use crate::trim::Trimmed;
 use crate::vm::Vm;
 
 /// A diff of more than half of what its base has is not worth it; so little is always a diff.
@@ -28,6 +31,9 @@ pub struct SnapshotOptions {
     pub kind: Kind,
     /// How guest memory is packed into `memory.pack`; unless given it goes into `memory.snap` as it is. Diffs are not packed.
     pub packing: Option<Packing>,
+    /// The guest's balloon takes all that the guest can spare first, its page cache too, which is not saved then. The guest takes it
+    /// back as it goes on, and so does what is restored. It takes a balloon with statistics, and a VM that runs.
+    pub trim: bool,
 }
 
 /// What of memory a snapshot has.
@@ -58,20 +64,20 @@ impl SnapshotOptions {
 }
 
 /// Writes the state and memory of a VM into `dir`. The caller publishes it, and sees to it that nobody else captures the VM. Says
-/// what diffs can be relative to from then on, if that changes.
+/// what diffs of the VM are relative to once that is done.
 ///
 /// # Errors
 /// The host refuses to tell a part of the state, or to take it (a full disk); the VM is as it was.
 pub(crate) fn write(
     vm: &Vm,
-    lineage: &mut Option<Lineage>,
+    history: &mut History,
     options: &SnapshotOptions,
     dir: &NewDir,
 ) -> Result<(Course, Lineage)> {
     let bytes = vm.config().memory_bytes();
     let over = match options.kind {
         Kind::Full => None,
-        Kind::Diff => relative_to(vm, lineage.as_ref())?,
+        Kind::Diff => relative_to(vm, history.lineage.as_ref())?,
     };
     let (name, memory) = match (&over, options.packing) {
         (Some(_), _) => (DIFF_FILE, dir.create(DIFF_FILE)?),
@@ -79,17 +85,20 @@ pub(crate) fn write(
         (None, Some(_)) => (PACK_FILE, dir.scratch()?),
     };
     memory.set_len(bytes).map_err(|source| dir.failed_to_write(name, source))?;
+    let trimmed = options.trim.then(|| Trimmed::of(vm)).transpose()?;
     // Its configuration may change before and after the pause.
-    let in_pause = |machine: &_| Ok((vm.config(), layers::save(machine, dir)?));
+    let in_pause = |machine: &_| {
+        trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
+        Ok((vm.config(), layers::save(machine, dir)?))
+    };
     let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source) };
     let wanted = match over.as_ref().map(|Lineage { differ, .. }| differ) {
-        None => Wanted::NotBase,
-        Some(Differ::NotBase(also)) => Wanted::NotBaseAnd(also),
+        None => Wanted::NotBase(None),
+        Some(Differ::NotBase(also)) => Wanted::NotBase(also.as_deref()),
         Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
     };
-    let (captured, (config, layers)) = capture(vm, "take a snapshot", (to, wanted), in_pause)?;
-    // Whatever becomes of the snapshot.
-    lineage.iter_mut().for_each(|lineage| lineage.captured(&captured.written));
+    let (captured, (config, layers)) =
+        history.asking(bytes, |written| capture(vm, "take a snapshot", (to, wanted), written, in_pause))?;
     let mut metadata = Metadata::of(&config)?;
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
@@ -135,26 +144,28 @@ fn relative_to(vm: &Vm, lineage: Option<&Lineage>) -> Result<Option<Lineage>> {
 }
 
 fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir) -> Result<()> {
-    diff::finish(&captured.copy, bytes, base.digest(), &captured.pages)
-        .and_then(|()| captured.copy.sync_all())
-        .map_err(|source| dir.failed_to_write(DIFF_FILE, source))
+    let failed = |source| dir.failed_to_write(DIFF_FILE, source);
+    let Capture { copy, pages, .. } = captured;
+    let digest = digest::of_source(&RawSource::pages(copy, pages, &failed), &|_, _| ())?;
+    diff::finish(copy, bytes, base.digest(), &Listed { pages: pages.clone(), digest })
+        .and_then(|()| copy.sync_all())
+        .map_err(failed)
 }
 
 /// Writes all of memory, from what was captured. Gives its digest.
 fn write_whole(captured: &Capture, packing: Option<&Packing>, bytes: u64, dir: &NewDir) -> Result<u64> {
     let memory = CapturedMemory::new(captured, bytes)?;
-    let digest = digest::of_source(&memory)?;
-    let (name, file): (_, &File) = match packing {
-        None => (MEMORY_FILE, &captured.copy),
-        Some(_) => (PACK_FILE, &dir.create(PACK_FILE)?),
+    let Some(packing) = packing else {
+        let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
+        let mut digest = 0_u64;
+        memory.complete(&failed, |at, step| digest = digest.wrapping_add(digest::of_pages(at, step)))?;
+        captured.copy.sync_all().map_err(failed)?;
+        return Ok(digest);
     };
-    let failed = |source| dir.failed_to_write(name, source);
-    match packing {
-        None => memory.complete().map_err(failed)?,
-        Some(packing) => pack(&memory, bytes, packing, (file, &dir.place().join(name)), &|_| ())?,
-    }
-    file.sync_all().map_err(failed)?;
-    Ok(digest)
+    let file = dir.create(PACK_FILE)?;
+    pack(&memory, bytes, packing, (&file, &dir.place().join(PACK_FILE)), &|_| ())?;
+    file.sync_all().map_err(|source| dir.failed_to_write(PACK_FILE, source))?;
+    digest::of_source(&memory, &|_, _| ())
 }
 
 /// Writes the state file.

@@ -1,8 +1,8 @@
 //! A directory that appears whole or not at all: written under another name beside its place, synced, then renamed.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
@@ -85,13 +85,14 @@ impl NewDir {
         &self.place
     }
 
-    /// Lets it appear. Its files must have been synced.
+    /// Lets it appear. Its files must have been synced; they are only for reading from then on.
     ///
     /// # Errors
     /// Something has come to be there meanwhile, or the file system refuses.
     pub fn publish(mut self) -> Result<()> {
         let place = self.place.clone();
         let failed = |act, source: io::Error| Error::file(act, place.display(), source);
+        self.make_read_only().map_err(|source| failed("make read-only", source))?;
         File::open(&self.temporary)
             .and_then(|dir| dir.sync_all())
             .map_err(|source| failed("sync snapshot directory", source))?;
@@ -104,6 +105,16 @@ impl NewDir {
         File::open(&self.parent)
             .and_then(|dir| dir.sync_all())
             .map_err(|source| Error::file("sync", self.parent.display(), source))
+    }
+}
+
+impl NewDir {
+    /// Nobody is to change by mistake what VMs run from.
+    fn make_read_only(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.temporary)? {
+            fs::set_permissions(entry?.path(), Permissions::from_mode(0o400))?;
+        }
+        Ok(())
     }
 }
 

@@ -478,6 +478,7 @@ impl Persist for Transport {
 
     fn restore(&mut self, state: &TransportState) -> Result<()> {
         let TransportState { registers, interrupt, queues, device } = state;
+        self.reset();
         let refused = |what: &str| Error::config("devices", format!("{}: {what}", self.name));
         lock(&self.device).restore_blob(&self.name, device)?;
         let max_sizes = lock(&self.device).kind().queues;

@@ -63,4 +63,5 @@ pub use footer::VERSION;
 pub use geometry::Geometry;
 pub use reader::{Kind, Pack};
 pub use source::Source;
+pub(super) use writer::threads_for;
 pub use writer::{Packing, pack};

@@ -110,6 +110,12 @@ impl Pack {
         self.footer.digest
     }
 
+    /// Its file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Its file, as errors have it.
     #[must_use]
     pub fn name(&self) -> &Path {

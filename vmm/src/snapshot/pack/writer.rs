@@ -79,7 +79,7 @@ impl Packing {
 }
 
 /// Threads to do so many runs on, unless a number is given: one a core, which takes a while to find out.
-pub(super) fn threads_for(runs: u32, given: Option<NonZero<usize>>) -> usize {
+pub(in crate::snapshot) fn threads_for(runs: u32, given: Option<NonZero<usize>>) -> usize {
     if runs < 2 {
         return 1;
     }

@@ -31,6 +31,8 @@ pub struct Overlay {
     /// What is to be safe after a flush.
     cache: Cache,
     map: Map,
+    /// It was made when it was opened, and the guest's writes are all there is in it.
+    was_empty: bool,
     /// For a part of a cluster on its way up. Empty before the first: to touch it costs a restore as much as all else here.
     scratch: Vec<u8>,
 }
@@ -43,12 +45,18 @@ impl Overlay {
     pub fn open(id: &str, lower: Lower, layer: &FileRef, wanted: Use, cache: Cache) -> Result<Self> {
         let layer = open_layer(id, layer, wanted)?;
         let len = layer.len().map_err(|source| Error::file("read layer", layer.name(), source))?;
-        let map = match wanted {
-            Use::Make if len == 0 => Map::make(layer.file(), lower.named())
+        let was_empty = wanted == Use::Make && len == 0;
+        let map = match was_empty {
+            true => Map::make(layer.file(), lower.named())
                 .map_err(|source| Error::file("make layer", layer.name(), source))?,
-            _ => lower.map_of(id, &layer)?,
+            false => lower.map_of(id, &layer)?,
         };
-        Ok(Self { lower, layer, cache, map, scratch: Vec::new() })
+        Ok(Self { lower, layer, cache, map, was_empty, scratch: Vec::new() })
+    }
+
+    /// Whether there was nothing in the layer when it was opened.
+    pub fn was_empty(&self) -> bool {
+        self.was_empty
     }
 
     /// How many of `len` bytes from `at` on lie in the same file, and whether that is the layer.
@@ -180,6 +188,12 @@ impl Storage for Overlay {
 
     fn is_settled(&self) -> bool {
         self.map.is_written()
+    }
+
+    fn empty(&mut self) -> io::Result<()> {
+        self.layer.file().set_len(0)?;
+        self.map = Map::make(self.layer.file(), self.lower.named())?;
+        Ok(())
     }
 
     fn files(&self) -> Vec<&HostFile> {

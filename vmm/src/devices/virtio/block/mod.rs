@@ -136,6 +136,31 @@ impl Block {
         self.storage.overlay()
     }
 
+    /// Whether [`Block::rewind`] would bring back what there was at the restore.
+    ///
+    /// # Errors
+    /// [`Error::Config`]: what the guest writes is not in a layer that was made for it then.
+    pub fn check_rewind(&self) -> Result<()> {
+        let kept_apart = || self.storage.overlay().is_some_and(Overlay::was_empty);
+        if self.read_only || kept_apart() {
+            return Ok(());
+        }
+        let problem = format!(
+            "{}: what is written to {} cannot be taken back; a disk with a layer of its own can be rewound",
+            self.id, self.name
+        );
+        Err(Error::config("disks", problem))
+    }
+
+    /// Takes back all that was written. The device does not work.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn rewind(&mut self) -> Result<()> {
+        let failed = |source| Error::file("empty layer", &self.name, source);
+        if self.read_only { Ok(()) } else { self.storage.empty().map_err(failed) }
+    }
+
     /// Whole sectors that there are.
     fn sectors(&self) -> Result<u64> {
         let len = self.storage.len().map_err(|source| Error::file("look at disk", &self.name, source))?;

@@ -57,6 +57,11 @@ pub trait Storage: Send + std::fmt::Debug {
         true
     }
 
+    /// Is again what it was when it was opened. Asked only of what [`Overlay::was_empty`].
+    fn empty(&mut self) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// The storage, where what this VM wrote is in a layer.
     fn overlay(&self) -> Option<&Overlay> {
         None

@@ -1,0 +1,194 @@
+//! Fills one memfd, chunk by chunk, from a [`PageSource`]: the base of all VMs that are restored from one snapshot.
+//!
+//! A page gets into the memfd whole and at once, or not at all: by `UFFDIO_COPY` into a shared mapping of it that is registered with a
+//! userfaultfd of its own. Nothing ever writes to that mapping or to the file in another way: a store, or a `pwrite` that is cut
+//! short, would publish a page of zeros before its content. A chunk that is zero stays a hole for good.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::PAGE;
+use super::populated::data_ranges;
+use super::source::{Chunk, ChunkReader, PageSource};
+use super::userfault::Userfault;
+use crate::error::{Error, Result};
+use crate::sync::lock;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Filler {
+    source: Box<dyn PageSource>,
+    memfd: File,
+    window: Window,
+    /// A bit a chunk: those known to be in the memfd, whole. What is not known is looked for there.
+    filled: Box<[AtomicU64]>,
+    decoded: AtomicU64,
+}
+
+/// The shared mapping, and what its missing pages are filled through.
+#[derive(Debug)]
+struct Window {
+    start: *mut u8,
+    len: u64,
+    userfault: Userfault,
+}
+
+// SAFETY: nobody reads from or writes to the mapping; its address goes to the kernel.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    fn over(memfd: &File, len: u64) -> Result<Self> {
+        let userfault = Userfault::new()?;
+        let refused = |errno| Error::host("map the memory that VMs are to share", errno);
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len as usize, access, flags, memfd, 0) }
+            .map_err(refused)?;
+        let window = Self { start: start.cast(), len, userfault };
+        for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
+            // SAFETY: what children and core dumps get changes nothing here.
+            unsafe { rustix::mm::madvise(start, len as usize, advice) }.map_err(refused)?;
+        }
+        super::backing::never_huge(window.start, len);
+        window.userfault.register(start as u64, len).map_err(refused)?;
+        Ok(window)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this object's, and nothing points into it. Before its userfaultfd goes, which is dropped next.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len as usize) };
+    }
+}
+
+/// What a thread that fills works with.
+pub struct Hands<'f> {
+    reader: Box<dyn ChunkReader + 'f>,
+    /// A chunk, with room to begin at a page: the kernel copies whole pages that way three times as fast.
+    bytes: Vec<u8>,
+}
+
+impl Hands<'_> {
+    fn new<'f>(reader: Box<dyn ChunkReader + 'f>, chunk_len: u64) -> Hands<'f> {
+        Hands { reader, bytes: vec![0; (chunk_len + PAGE) as usize] }
+    }
+}
+
+impl Filler {
+    /// Fills `memfd`, which is as long as the source's memory, and may have some of it already.
+    ///
+    /// # Errors
+    /// The host refuses a mapping or a userfaultfd.
+    pub fn new(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
+        let len = source.memory_len();
+        let window = Window::over(&memfd, len)?;
+        let chunks = len.div_ceil(source.chunk_len());
+        let filled = (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Ok(Self { source, memfd, window, filled, decoded: AtomicU64::new(0) })
+    }
+
+    /// The file that is filled.
+    #[must_use]
+    pub fn memfd(&self) -> &File {
+        &self.memfd
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.window.len
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_len(&self) -> u64 {
+        self.source.chunk_len()
+    }
+
+    /// How many chunks have been read and put into the memfd.
+    #[must_use]
+    pub fn decoded(&self) -> u64 {
+        self.decoded.load(Ordering::Relaxed)
+    }
+
+    /// What a thread needs to fill.
+    #[must_use]
+    pub fn hands(&self) -> Hands<'_> {
+        Hands::new(self.source.reader(), self.chunk_len())
+    }
+
+    /// Sees to it that a chunk is in the memfd, unless it is zero.
+    ///
+    /// # Errors
+    /// It cannot be read or is not what it should be, or the host has no memory for it: it is not in the memfd then, or not all of it.
+    pub fn fill(&self, chunk: u64, hands: &mut Hands<'_>) -> Result<Chunk> {
+        let (word, bit) = (&self.filled[(chunk / 64) as usize], 1 << (chunk % 64));
+        if word.load(Ordering::Acquire) & bit != 0 {
+            return Ok(Chunk::Bytes);
+        }
+        let start = chunk * self.chunk_len();
+        let len = self.chunk_len().min(self.len() - start);
+        let first = hands.bytes.as_ptr().align_offset(PAGE as usize);
+        let bytes = &mut hands.bytes[first..][..len as usize];
+        if hands.reader.read(chunk, bytes)? == Chunk::Zero {
+            return Ok(Chunk::Zero);
+        }
+        self.window
+            .userfault
+            .copy(self.window.start as u64 + start, bytes)
+            .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
+        self.decoded.fetch_add(1, Ordering::Relaxed);
+        word.fetch_or(bit, Ordering::AcqRel);
+        Ok(Chunk::Bytes)
+    }
+
+    /// Fills all that is not there yet, on all cores. Afterwards a hole in the memfd is a page of zeros, and the memfd as good a base as
+    /// any. Chunks are looked for in the file itself: a filler before this one may have filled it.
+    ///
+    /// # Errors
+    /// As [`Filler::fill`], of the first chunk that fails.
+    pub fn complete(&self) -> Result<()> {
+        let data = data_ranges(&self.memfd, self.len()).map_err(|source| {
+            Error::file("look for holes in", Path::new("guest memory").display(), source)
+        })?;
+        let chunks = self.len().div_ceil(self.chunk_len());
+        let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
+        let work = || {
+            let mut hands = self.hands();
+            while lock(&failed).is_none() {
+                let chunk = next.fetch_add(1, Ordering::Relaxed);
+                if chunk >= chunks {
+                    return;
+                }
+                let range = chunk * self.chunk_len()..((chunk + 1) * self.chunk_len()).min(self.len());
+                let before = data.partition_point(|data| data.end < range.end);
+                let is_there = data.get(before).is_some_and(|data| data.start <= range.start);
+                if is_there {
+                    continue;
+                }
+                if let Err(error) = self.fill(chunk, &mut hands) {
+                    lock(&failed).get_or_insert(error);
+                }
+            }
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(chunks as usize);
+        thread::scope(|scope| {
+            for _ in 1..threads {
+                // This thread works too, and does all of it if the host has no others to give.
+                let _ = thread::Builder::new().name("volt-fill".into()).spawn_scoped(scope, work);
+            }
+            work();
+        });
+        failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,274 @@
+//! The thread that answers page faults of any number of VMs over one base, which it fills.
+//!
+//! ```text
+//!   vCPU: fault ──> userfaultfd ──> read ──> chunk: bytes ──> Filler: into the memfd ──┐
+//!                                              │                                       ├──> wake the chunk's range
+//!                                              ├─ zero ──> zero pages, the VM's own ───┘
+//!                                              └─ unreadable ──> the VM is told, which ends
+//! ```
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::io::Errno;
+
+use super::PAGE;
+use super::backing::fresh;
+use super::faults::Faults;
+use super::filler::{Filler, Hands};
+use super::paging::Paging;
+use super::source::{Chunk, PageSource};
+use super::userfault::Userfault;
+use crate::error::{Error, Result};
+use crate::sync::lock;
+
+/// Is told of a range of a VM's memory that cannot be had, and why. The fault stays unanswered.
+pub type Unreadable = Box<dyn Fn(Range<u64>, &Error) + Send + Sync>;
+
+/// A VM whose faults are answered. Addresses are those of its process.
+pub struct Served {
+    /// Where they come from.
+    pub userfault: Arc<Userfault>,
+    /// Where its memory lies. All of it is registered but for stretches that something else is mapped over.
+    pub start: u64,
+    /// Whom to tell where its memory cannot be had.
+    pub unreadable: Unreadable,
+}
+
+impl fmt::Debug for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Served").field("start", &self.start).finish_non_exhaustive()
+    }
+}
+
+/// See the module. Dropped, the thread returns.
+#[derive(Debug)]
+pub struct Service {
+    shared: Arc<Shared>,
+    /// The base as VMs map it.
+    base: Arc<File>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    filler: Filler,
+    epoll: OwnedFd,
+    stop: OwnedFd,
+    served: Mutex<HashMap<u64, Arc<Served>>>,
+    next: AtomicU64,
+}
+
+/// What the event that ends the thread is known by; VMs have numbers from 1 on.
+const STOP: u64 = 0;
+
+impl Service {
+    /// Begins with an empty base for the VMs of this process. Nobody else can write to it.
+    ///
+    /// # Errors
+    /// The host refuses memory, a userfaultfd or a thread.
+    pub fn new(source: Box<dyn PageSource>) -> Result<Self> {
+        let memfd = fresh(source.memory_len())?;
+        let service = Self::over(memfd, source)?;
+        let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(service.shared.filler.memfd(), seals)
+            .map_err(|errno| Error::host("seal the memory that VMs are to share", errno))?;
+        Ok(service)
+    }
+
+    /// Begins with a base that may hold something already.
+    ///
+    /// # Errors
+    /// As [`Service::new`].
+    pub fn over(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
+        let refused = |errno: Errno| Error::host("prepare to answer page faults", errno);
+        let base = read_only(&memfd)?;
+        let filler = Filler::new(memfd, source)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused)?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?;
+        epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN).map_err(refused)?;
+        let served = Mutex::default();
+        let shared = Arc::new(Shared { filler, epoll, stop, served, next: AtomicU64::new(STOP + 1) });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("volt-pager".to_owned()).spawn(move || of_thread.run());
+        let thread =
+            thread.map_err(|source| Error::host("start the thread that answers page faults", source))?;
+        Ok(Self { shared, base: Arc::new(base), thread: Some(thread) })
+    }
+
+    /// What it fills.
+    #[must_use]
+    pub fn filler(&self) -> &Filler {
+        &self.shared.filler
+    }
+
+    /// Begins to answer a VM's faults, and gives the number that it is known by.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn add(&self, served: Served) -> Result<u64> {
+        let Shared { epoll, next, served: all, .. } = &*self.shared;
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let userfault = Arc::clone(&served.userfault);
+        lock(all).insert(number, Arc::new(served));
+        epoll::add(epoll, &*userfault, epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(
+            |errno| {
+                lock(all).remove(&number);
+                Error::host("answer a VM's page faults", errno)
+            },
+        )?;
+        Ok(number)
+    }
+
+    /// Answers a VM's faults no more.
+    pub fn remove(&self, number: u64) {
+        let removed = lock(&self.shared.served).remove(&number);
+        if let Some(served) = removed {
+            // In the kernel it would stay until the last descriptor of it is closed, wherever that is.
+            let _ = epoll::delete(&self.shared.epoll, &*served.userfault);
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
+        // The last VM may have gone while that thread told it of its end.
+        if let Some(thread) =
+            self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Paging for Service {
+    fn base(&self) -> Arc<File> {
+        Arc::clone(&self.base)
+    }
+
+    fn begin(&self, faults: &Arc<Faults>) -> Result<u64> {
+        let weak = Arc::downgrade(faults);
+        self.add(Served {
+            userfault: Arc::clone(faults.userfault()),
+            start: faults.start(),
+            unreadable: Box::new(move |range, error| {
+                if let Some(faults) = weak.upgrade() {
+                    faults.fail(&crate::error::report(error));
+                    faults.refuse(range);
+                }
+            }),
+        })
+    }
+
+    fn end(&self, number: u64) {
+        self.remove(number);
+    }
+
+    fn complete(&self) -> Result<()> {
+        self.shared.filler.complete()
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let _told = ToldOfPanic(self);
+        let mut hands = self.filler.hands();
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => {
+                    log::error!("page faults are not answered any more: {errno}");
+                    return;
+                }
+            }
+            for event in &events {
+                let number = event.data.u64();
+                if number == STOP {
+                    return;
+                }
+                let served = lock(&self.served).get(&number).cloned();
+                served.iter().for_each(|served| self.answer(served, &mut hands));
+            }
+        }
+    }
+
+    fn answer(&self, served: &Served, hands: &mut Hands<'_>) {
+        let (len, chunk_len) = (self.filler.len(), self.filler.chunk_len());
+        let mut chunks = Vec::new();
+        let read = served.userfault.read(|address| match address.checked_sub(served.start) {
+            Some(offset) if offset < len => chunks.push(offset / chunk_len),
+            _ => log::error!("a page fault at {address:#x}, which is not guest memory"),
+        });
+        if let Err(errno) = read {
+            log::error!("cannot read page faults: {errno}");
+        }
+        // Of one chunk there may be many.
+        chunks.dedup();
+        chunks.into_iter().for_each(|chunk| self.bring(served, chunk, hands));
+    }
+
+    fn bring(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) {
+        let chunk_len = self.filler.chunk_len();
+        let range = chunk * chunk_len..((chunk + 1) * chunk_len).min(self.filler.len());
+        let done = self.filler.fill(chunk, hands).and_then(|what| match what {
+            Chunk::Bytes => Ok(()),
+            Chunk::Zero => zero(served, &range)
+                .map_err(|errno| Error::host("put pages of zeros in the place of guest memory", errno)),
+        });
+        match done {
+            // A process that is gone waits for nothing.
+            Ok(()) => drop(served.userfault.wake(served.start + range.start, range.end - range.start)),
+            Err(error) => (served.unreadable)(range, &error),
+        }
+    }
+}
+
+/// Faults that nobody would answer any more end the VMs that wait in them.
+struct ToldOfPanic<'s>(&'s Shared);
+
+impl Drop for ToldOfPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let error =
+                Error::host("answer page faults", std::io::Error::other("the thread that does has panicked"));
+            let all: Vec<_> = lock(&self.0.served).values().cloned().collect();
+            all.iter().for_each(|served| (served.unreadable)(0..self.0.filler.len(), &error));
+        }
+    }
+}
+
+/// Pages of zeros in a VM's own memory, which take none.
+fn zero(served: &Served, range: &Range<u64>) -> rustix::io::Result<()> {
+    let at = |offset| served.start + offset;
+    match served.userfault.zero(at(range.start), range.end - range.start) {
+        // A part of it has something else mapped over it.
+        Err(Errno::NOENT) => range.clone().step_by(PAGE as usize).try_for_each(|page| {
+            match served.userfault.zero(at(page), PAGE) {
+                Err(Errno::NOENT) => Ok(()),
+                other => other,
+            }
+        }),
+        Err(Errno::SRCH) => Ok(()),
+        other => other,
+    }
+}
+
+/// The same file, through a descriptor that cannot be written to.
+fn read_only(memfd: &File) -> Result<File> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
+    rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map(File::from)
+        .map_err(|errno| Error::file("open", path, errno))
+}

@@ -1,0 +1,35 @@
+//! What memory is to hold that is filled as it is needed. Who stores it, and how, is not known here.
+
+use std::fmt;
+
+use crate::error::Result;
+
+/// A memory in chunks of one size, the last of which may be shorter.
+pub trait PageSource: fmt::Debug + Send + Sync {
+    /// Bytes in all.
+    fn memory_len(&self) -> u64;
+
+    /// Bytes of a chunk: whole pages.
+    fn chunk_len(&self) -> u64;
+
+    /// For one thread.
+    fn reader(&self) -> Box<dyn ChunkReader + '_>;
+}
+
+/// Reads chunk after chunk.
+pub trait ChunkReader {
+    /// Says what a chunk is, and puts its bytes into `into`, which is as long as the chunk, unless it is zero.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not what it should be. `into` then holds anything.
+    fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk>;
+}
+
+/// What a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunk {
+    /// All zeros.
+    Zero,
+    /// The bytes that were read.
+    Bytes,
+}

@@ -1,0 +1,134 @@
+//! Where pagers are found: a socket for each pack in a directory that only this user can enter.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+
+use crate::error::{Error, Result};
+
+/// The directory, unless another one is named.
+#[must_use]
+pub fn default_directory() -> PathBuf {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
+    own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("volt-vmm")
+}
+
+/// The place of the pager of one pack.
+#[derive(Clone, Debug)]
+pub struct Place {
+    directory: PathBuf,
+    name: String,
+}
+
+impl Place {
+    /// That of the pack in `file`, in a directory that is made if it is not there. A file that is changed or replaced has another
+    /// place: this is of what the file system says of it, and nothing that is in it.
+    ///
+    /// # Errors
+    /// The directory cannot be made, or others can enter it.
+    pub fn of(file: &File, directory: &Path) -> Result<Self> {
+        let metadata = file.metadata().map_err(|source| Error::file("look at", "a packed memory", source))?;
+        let name = format!(
+            "pager-{:x}-{:x}-{:x}-{:x}.{:x}",
+            metadata.dev(),
+            metadata.ino(),
+            metadata.len(),
+            metadata.ctime(),
+            metadata.ctime_nsec()
+        );
+        private(directory)?;
+        Ok(Self { directory: directory.to_owned(), name })
+    }
+
+    /// Where its socket is.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join(&self.name)
+    }
+
+    /// Whether somebody has claimed it: a pager that is there, or one that is about to be.
+    #[must_use]
+    pub fn is_claimed(&self) -> bool {
+        // To look is to have a shared claim for a moment.
+        File::open(self.lock_path()).is_ok_and(|file| {
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
+                == Err(rustix::io::Errno::WOULDBLOCK)
+        })
+    }
+
+    fn lock_path(&self) -> PathBuf {
+        self.directory.join(format!("{}.lock", self.name))
+    }
+
+    /// Claims the place, until what is returned is dropped; nothing if somebody else has it.
+    ///
+    /// # Errors
+    /// The host refuses a file for it.
+    pub fn claim(&self) -> Result<Option<Claim>> {
+        let path = self.lock_path();
+        let failed = |source: io::Error| Error::file("claim", path.display(), source);
+        loop {
+            let file =
+                File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+                other => other.map_err(|errno| failed(errno.into()))?,
+            }
+            // Whoever had it before may have removed it between the two.
+            let inode = file.metadata().map_err(failed)?.ino();
+            if fs::metadata(&path).is_ok_and(|there| there.ino() == inode) {
+                return Ok(Some(Claim { lock: path, socket: self.socket(), _file: file }));
+            }
+        }
+    }
+}
+
+/// A claimed place. Dropped, nothing is left of it.
+#[derive(Debug)]
+pub struct Claim {
+    lock: PathBuf,
+    socket: PathBuf,
+    _file: File,
+}
+
+impl Claim {
+    /// Where the socket belongs. None is there: one that a dead pager left is removed.
+    ///
+    /// # Errors
+    /// It cannot be removed.
+    pub fn socket(&self) -> Result<&Path> {
+        match fs::remove_file(&self.socket) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(Error::file("remove", self.socket.display(), source))
+            }
+            _ => Ok(&self.socket),
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+        let _ = fs::remove_file(&self.lock);
+    }
+}
+
+/// Sees to it that there is such a directory, and that it is this user's alone.
+fn private(directory: &Path) -> Result<()> {
+    let failed = |source| Error::file("make directory", directory.display(), source);
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => return Err(failed(source)),
+        _ => {}
+    }
+    let metadata = fs::symlink_metadata(directory).map_err(failed)?;
+    let own = metadata.uid() == rustix::process::geteuid().as_raw();
+    if metadata.is_dir() && own && metadata.permissions().mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    let problem =
+        format!("{} must be a directory of this user's that nobody else can enter", directory.display());
+    Err(Error::config("pager", problem))
+}

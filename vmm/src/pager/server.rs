@@ -1,0 +1,307 @@
+//! The pager: its socket, its VMs, its end.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::message::{Answer, Ask, VERSION, receive, send};
+use super::place::{Claim, Place};
+use crate::error::{Error, Result, report};
+use crate::memory::PAGE;
+use crate::memory::backing::fresh;
+use crate::memory::paging::Paging;
+use crate::memory::service::{Served, Service};
+use crate::memory::source::PageSource;
+use crate::memory::userfault::Userfault;
+
+/// Connections that wait to be taken.
+const BACKLOG: i32 = 1024;
+/// How often a claimed place is looked at again, and when.
+const LOOKS: u32 = 5;
+const LOOK: Duration = Duration::from_millis(5);
+/// Bytes of a reason; the rest of the message is short.
+const LONGEST_REASON: usize = 1024;
+
+/// Serves `source`, the pack that has this place, until no VM has wanted anything for `linger`. Returns at once if there is a pager already.
+///
+/// # Errors
+/// The host refuses a socket, or something that is needed to fill memory.
+pub fn serve(place: &Place, source: &dyn Fn() -> Box<dyn PageSource>, linger: Duration) -> Result<()> {
+    let mut claim = place.claim()?;
+    for _ in 0..LOOKS {
+        // Somebody may only have looked whether it is claimed.
+        if claim.is_none() {
+            thread::sleep(LOOK);
+            claim = place.claim()?;
+        }
+    }
+    let Some(claim) = claim else { return Ok(()) };
+    Server::new(&claim, source)?.run(linger)
+}
+
+struct Server<'s> {
+    listener: OwnedFd,
+    source: &'s dyn Fn() -> Box<dyn PageSource>,
+    /// One for each base: VMs that were there before this pager may bring theirs after it has made another for newer VMs.
+    services: Vec<Arc<Service>>,
+    clients: HashMap<i32, Client>,
+}
+
+/// A VM that is connected.
+struct Client {
+    socket: Arc<OwnedFd>,
+    /// Who fills its base, once it has asked for one.
+    service: Option<Arc<Service>>,
+    /// What [`Service::add`] said.
+    number: Option<u64>,
+}
+
+impl<'s> Server<'s> {
+    fn new(claim: &Claim, source: &'s dyn Fn() -> Box<dyn PageSource>) -> Result<Self> {
+        let path = claim.socket()?;
+        let failed = |errno: Errno| Error::file("listen at", path.display(), errno);
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let listener = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+            .map_err(failed)?;
+        rustix::net::bind(&listener, &address).map_err(failed)?;
+        rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
+        Ok(Self { listener, source, services: Vec::new(), clients: HashMap::new() })
+    }
+
+    fn run(mut self, linger: Duration) -> Result<()> {
+        loop {
+            let ready = self.wait(linger)?;
+            if ready.is_empty() && self.clients.is_empty() {
+                return Ok(());
+            }
+            for fd in ready {
+                if fd == self.listener.as_raw_fd() {
+                    self.accept();
+                } else if let Err(why) = self.hear(fd) {
+                    log::warn!("a VM is not served any more: {why}");
+                    self.forget(fd);
+                }
+            }
+        }
+    }
+
+    /// Who has something to say. Nobody, after `linger`, if nobody is connected.
+    fn wait(&self, linger: Duration) -> Result<Vec<i32>> {
+        let linger =
+            Timespec { tv_sec: linger.as_secs().cast_signed(), tv_nsec: linger.subsec_nanos().into() };
+        let timeout = self.clients.is_empty().then_some(&linger);
+        let sockets = self.clients.values().map(|client| client.socket.as_fd());
+        let mut fds: Vec<_> = [self.listener.as_fd()]
+            .into_iter()
+            .chain(sockets)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        loop {
+            match poll(&mut fds, timeout) {
+                Err(Errno::INTR) => {}
+                other => break other.map(drop).map_err(|errno| Error::host("wait for VMs", errno))?,
+            }
+        }
+        Ok(fds.iter().filter(|fd| !fd.revents().is_empty()).map(|fd| fd.as_fd().as_raw_fd()).collect())
+    }
+
+    fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else { return };
+        let is_own = rustix::net::sockopt::socket_peercred(&socket)
+            .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+        if is_own {
+            let client = Client { socket: Arc::new(socket), service: None, number: None };
+            self.clients.insert(client.socket.as_raw_fd(), client);
+        }
+    }
+
+    fn forget(&mut self, fd: i32) {
+        let Some(Client { service: Some(service), number, .. }) = self.clients.remove(&fd) else { return };
+        if let Some(number) = number {
+            service.remove(number);
+        }
+        drop(service);
+        // The first one is there for those who come. Another that nobody has any more is memory for nothing.
+        let mut first = true;
+        self.services.retain(|service| std::mem::take(&mut first) || Arc::strong_count(service) > 1);
+    }
+
+    /// Does what a VM asks for.
+    fn hear(&mut self, fd: i32) -> std::result::Result<(), String> {
+        let client = self.clients.get(&fd).ok_or("it is not connected")?;
+        let socket = Arc::clone(&client.socket);
+        let (ask, beside) = match receive::<Ask>(&*socket, RecvFlags::DONTWAIT) {
+            Ok(Some(message)) => message,
+            Ok(None) => {
+                self.forget(fd);
+                return Ok(());
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                self.forget(fd);
+                return Ok(());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
+        let done = match ask {
+            Ask::Base { version, memory_len } => self.base(fd, version, memory_len, beside).map(Some),
+            Ask::Serve { start, len } => self.begin(fd, start, len, beside).map(|()| None),
+            Ask::Complete => return self.complete(fd, socket),
+        };
+        let (answer, base) = match done {
+            Ok(base) => (Answer::Done, base),
+            Err(why) => (Answer::Refused(shortened(why)), None),
+        };
+        let base = base.as_ref().map(|file| file.as_fd());
+        send(&*socket, &answer, base, SendFlags::DONTWAIT).map_err(|error| error.to_string())
+    }
+
+    /// The base that a VM brings, or one for those that bring none.
+    fn base(
+        &mut self,
+        fd: i32,
+        version: u32,
+        len: u64,
+        brought: Option<OwnedFd>,
+    ) -> std::result::Result<Arc<File>, String> {
+        if version != VERSION {
+            return Err(format!("this pager speaks version {VERSION}, and not {version}"));
+        }
+        let is_it = |service: &&Arc<Service>| {
+            brought.as_ref().is_none_or(|brought| same_file(brought, &service.base()))
+        };
+        let service = match self.services.iter().find(is_it) {
+            Some(service) => Arc::clone(service),
+            None => Arc::new(self.make(len, brought).inspect_err(|why| log::error!("{why}"))?),
+        };
+        if service.filler().len() != len {
+            return Err(format!("its base is {} bytes long, and not {len}", service.filler().len()));
+        }
+        let client = self.clients.get_mut(&fd).ok_or("it is not connected")?;
+        if client.number.is_some() {
+            return Err("it is served already".to_owned());
+        }
+        client.service = Some(Arc::clone(&service));
+        if !self.services.iter().any(|other| Arc::ptr_eq(other, &service)) {
+            self.services.push(Arc::clone(&service));
+        }
+        Ok(service.base())
+    }
+
+    fn make(&self, len: u64, brought: Option<OwnedFd>) -> std::result::Result<Service, String> {
+        let source = (self.source)();
+        if source.memory_len() != len {
+            return Err(format!("its base is {} bytes long, and not {len}", source.memory_len()));
+        }
+        let memfd = match brought {
+            None => fresh(len).map_err(|error| report(&error))?,
+            Some(brought) => adopted(&brought, len)?,
+        };
+        let private = Mode::RUSR | Mode::WUSR;
+        rustix::fs::fchmod(&memfd, private)
+            .map_err(|errno| format!("cannot close its memory to others: {errno}"))?;
+        // Not against writing: the pager after this one must be able to.
+        let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
+        rustix::fs::fcntl_add_seals(&memfd, seals)
+            .map_err(|errno| format!("cannot seal its memory: {errno}"))?;
+        Service::over(memfd, source).map_err(|error| report(&error))
+    }
+
+    fn begin(
+        &mut self,
+        fd: i32,
+        start: u64,
+        len: u64,
+        beside: Option<OwnedFd>,
+    ) -> std::result::Result<(), String> {
+        let client = self.clients.get_mut(&fd).ok_or("it is not connected")?;
+        let service = client.service.as_ref().ok_or("no base was asked for")?;
+        if client.number.is_some() {
+            return Err("it is served already".to_owned());
+        }
+        let memory = service.filler().len();
+        if len != memory || !start.is_multiple_of(PAGE) || start.checked_add(len).is_none() {
+            return Err(format!("{len} bytes at {start:#x} cannot be memory over a base of {memory}"));
+        }
+        let fd = beside.filter(is_userfaultfd).ok_or("no userfaultfd was given")?;
+        // A read of it must never wait.
+        let flags = rustix::fs::fcntl_getfl(&fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
+        flags.map_err(|errno| format!("its userfaultfd cannot be used: {errno}"))?;
+        let userfault = Arc::new(Userfault::of_other(fd));
+        let socket = Arc::clone(&client.socket);
+        let unreadable = move |Range { start, end }: Range<u64>, error: &Error| {
+            let told = Answer::Unreadable { start, end, why: shortened(report(error)) };
+            if let Err(error) = send(&*socket, &told, None, SendFlags::DONTWAIT) {
+                log::error!("a VM cannot be told that its memory is damaged, and waits: {error}");
+            }
+        };
+        let served = Served { userfault: Arc::clone(&userfault), start, unreadable: Box::new(unreadable) };
+        client.number = Some(service.add(served).map_err(|error| report(&error))?);
+        // What a pager before this one had read comes again.
+        userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))
+    }
+
+    /// On a thread of its own: others are to be heard meanwhile.
+    fn complete(&self, fd: i32, socket: Arc<OwnedFd>) -> std::result::Result<(), String> {
+        let service = self.clients.get(&fd).and_then(|client| client.service.clone());
+        let service = service.ok_or("no base was asked for")?;
+        let work = move || {
+            let answer = match service.complete() {
+                Ok(()) => Answer::Done,
+                Err(error) => Answer::Refused(shortened(report(&error))),
+            };
+            if let Err(error) = send(&*socket, &answer, None, SendFlags::DONTWAIT) {
+                log::warn!("a VM cannot be answered: {error}");
+            }
+        };
+        let thread = thread::Builder::new().name("volt-complete".to_owned()).spawn(work);
+        thread.map(drop).map_err(|error| format!("no thread to fill all memory: {error}"))
+    }
+}
+
+/// A memfd that a VM has, as one that can be filled.
+fn adopted(brought: &OwnedFd, len: u64) -> std::result::Result<File, String> {
+    let link = format!("/proc/self/fd/{}", brought.as_raw_fd());
+    let target = std::fs::read_link(&link).map_err(|error| error.to_string())?;
+    if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:volt-ram") {
+        return Err("what it brought is no memory of a VM".to_owned());
+    }
+    let memfd = rustix::fs::open(&link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    let memfd =
+        File::from(memfd.map_err(|errno| format!("the memory it brought cannot be filled: {errno}"))?);
+    let found = memfd.metadata().map_err(|error| error.to_string())?.len();
+    if found == len {
+        Ok(memfd)
+    } else {
+        Err(format!("what it brought is {found} bytes long, and not {len}"))
+    }
+}
+
+fn same_file(one: &OwnedFd, other: &File) -> bool {
+    let identity = |fd| rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
+    identity(one.as_fd()).is_some_and(|one| Some(one) == identity(other.as_fd()))
+}
+
+fn is_userfaultfd(fd: &OwnedFd) -> bool {
+    std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
+        .is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
+}
+
+fn shortened(mut why: String) -> String {
+    let end = (0..=LONGEST_REASON.min(why.len())).rev().find(|end| why.is_char_boundary(*end));
+    why.truncate(end.unwrap_or(0));
+    why
+}

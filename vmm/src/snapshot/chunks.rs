@@ -1,0 +1,62 @@
+//! A pack as the source of memory that is filled as it is needed.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pack::{Decoder, Kind, Pack};
+use crate::error::Result;
+use crate::memory::source::{Chunk, ChunkReader, PageSource};
+use crate::pager::place::Place;
+use crate::pager::server;
+
+/// See the module.
+#[derive(Debug)]
+struct PackedChunks(Arc<Pack>);
+
+impl PageSource for PackedChunks {
+    fn memory_len(&self) -> u64 {
+        self.0.memory_len()
+    }
+
+    fn chunk_len(&self) -> u64 {
+        self.0.chunk_len().into()
+    }
+
+    fn reader(&self) -> Box<dyn ChunkReader + '_> {
+        Box::new(Reader { pack: &self.0, decoder: Decoder::new() })
+    }
+}
+
+/// A pack as such a source.
+pub(crate) fn source_of(pack: Arc<Pack>) -> Box<dyn PageSource> {
+    Box::new(PackedChunks(pack))
+}
+
+/// Is the pager of the pack in `pack`, which is called `name` in errors, until it has had no VM for `linger`. Returns at once if there is
+/// one already. VMs find it in `directory`.
+///
+/// # Errors
+/// It is no pack, or the host refuses something.
+pub fn serve_pager(pack: File, name: &Path, directory: &Path, linger: Duration) -> Result<()> {
+    let place = Place::of(&pack, directory)?;
+    let pack = Arc::new(Pack::open(pack, name)?);
+    server::serve(&place, &|| source_of(Arc::clone(&pack)), linger)
+}
+
+struct Reader<'p> {
+    pack: &'p Pack,
+    decoder: Decoder,
+}
+
+impl ChunkReader for Reader<'_> {
+    fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
+        let chunk = chunk as u32; // a pack has at most 2^28
+        if self.pack.kind(chunk)? == Kind::Zero {
+            return Ok(Chunk::Zero);
+        }
+        self.pack.read_chunk(chunk, into, &mut self.decoder)?;
+        Ok(Chunk::Bytes)
+    }
+}
