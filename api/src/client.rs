@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -20,12 +21,32 @@ const LIMIT: u64 = 1 << 20;
 /// # Errors
 /// Nobody serves the socket, the connection breaks, or the server refuses; its own words are the error then.
 pub(crate) fn put(socket: &Path, path: &str, body: &impl Serialize) -> Result<(), Failure> {
+    ask(socket, "PUT", path, body).map(drop)
+}
+
+/// The same with `POST path`, and gives the answer.
+///
+/// # Errors
+/// As [`put`]; the answer is none that this client knows.
+pub(crate) fn post<T: DeserializeOwned>(
+    socket: &Path,
+    path: &str,
+    body: &impl Serialize,
+) -> Result<T, Failure> {
+    let answer = ask(socket, "POST", path, body)?;
+    serde_json::from_slice(&answer).map_err(|error| {
+        Failure::socket(socket, format!("the answer to POST {path} cannot be understood: {error}"))
+    })
+}
+
+/// The body of the answer to a request.
+fn ask(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let body = serde_json::to_vec(body).map_err(|error| {
         Failure::socket(socket, format!("the request to {path} cannot be written as JSON: {error}"))
     })?;
     let mut stream = connect(socket)?;
-    let answer = exchange(&mut stream, "PUT", path, &body).map_err(|error| {
-        Failure::socket(socket, format!("the connection broke during PUT {path}: {error}"))
+    let answer = exchange(&mut stream, method, path, &body).map_err(|error| {
+        Failure::socket(socket, format!("the connection broke during {method} {path}: {error}"))
     })?;
     let answer = parse(&answer).ok_or_else(|| {
         let what = if answer.is_empty() {
@@ -33,15 +54,16 @@ pub(crate) fn put(socket: &Path, path: &str, body: &impl Serialize) -> Result<()
         } else {
             "not a complete HTTP answer"
         };
-        Failure::socket(socket, format!("PUT {path}: {what}"))
+        Failure::socket(socket, format!("{method} {path}: {what}"))
     })?;
     match answer {
-        Answer { status: 200..=299, .. } => Ok(()),
+        Answer { status: 200..=299, body } => Ok(body.to_vec()),
         Answer { status, body } => {
             let fault = FaultMessage::deserialize(&mut serde_json::Deserializer::from_slice(body));
             let words = fault.map(|fault| fault.fault_message);
             Err(Failure::Server(
-                words.unwrap_or_else(|_| format!("PUT {path}: the server answered with status {status}")),
+                words
+                    .unwrap_or_else(|_| format!("{method} {path}: the server answered with status {status}")),
             ))
         }
     }

@@ -18,6 +18,9 @@ pub(crate) enum Failure {
     /// The API socket cannot be used; the text says why.
     #[error("API socket {}: {problem}", path.display())]
     Socket { path: PathBuf, problem: String },
+    /// A child of a fork cannot be; the text says why.
+    #[error("child {}: {problem}", socket.display())]
+    Child { socket: PathBuf, problem: String },
     /// What the server at the API socket answered.
     #[error("{0}")]
     Server(String),
@@ -27,6 +30,11 @@ impl Failure {
     /// `act` says the act and its object: `read config file /x.json`.
     pub(crate) fn system(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::System { act: act.into(), source: source.into() }
+    }
+
+    /// `problem` is what is wrong with the child that was to serve at `socket`.
+    pub(crate) fn child(socket: &Path, problem: impl Into<String>) -> Self {
+        Self::Child { socket: socket.to_owned(), problem: problem.into() }
     }
 
     /// `problem` is a whole sentence about the socket at `path`.

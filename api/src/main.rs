@@ -9,6 +9,7 @@ mod client;
 mod console;
 mod exit;
 mod failure;
+mod fork;
 mod inspection;
 mod log_lines;
 mod progress;
@@ -18,6 +19,7 @@ mod signals;
 mod slot;
 mod start;
 mod terminal;
+mod unreadable;
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io::Write;

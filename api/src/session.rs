@@ -38,10 +38,18 @@ impl Session {
     /// # Errors
     /// The socket cannot be had.
     pub(crate) fn open(api_socket: Option<&Path>) -> Result<Self, Failure> {
+        Self::of(Slot::new(), api_socket)
+    }
+
+    /// The same around a slot that is not like any other.
+    ///
+    /// # Errors
+    /// As [`Session::open`].
+    pub(crate) fn of(slot: Slot, api_socket: Option<&Path>) -> Result<Self, Failure> {
         signals::block();
         let socket = api_socket.map(Socket::bind).transpose()?;
         let file = socket.as_ref().map(Socket::file);
-        Ok(Self { slot: Arc::new(Slot::new()), socket, file, watched: false })
+        Ok(Self { slot: Arc::new(slot), socket, file, watched: false })
     }
 
     /// Makes the VM, stays with it until it ends, and says how.
@@ -103,6 +111,7 @@ impl Session {
     fn attend(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
         thread::sleep(GUEST_FIRST);
         self.watch_signals()?;
+        vm.hold_files();
         console::attach(vm)?;
         self.serve()
     }

@@ -13,10 +13,13 @@ use std::time::{Duration, Instant};
 use std::{ptr, thread};
 
 use crate::failure::Failure;
+use crate::fork::children;
 use crate::slot::Slot;
 use crate::{console, terminal};
 
 const ENDING: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+/// A fork's child has ended.
+const CHILD: [libc::c_int; 1] = [libc::SIGCHLD];
 const JOB_CONTROL: [libc::c_int; 2] = [libc::SIGTSTP, libc::SIGCONT];
 const BLOCKED_ONLY: [libc::c_int; 2] = [libc::SIGTTIN, libc::SIGTTOU];
 
@@ -40,7 +43,7 @@ pub(crate) fn vm_has_ended() {
 
 /// Blocks what [`watch`] waits for, in this thread and those it starts. One system call.
 pub(crate) fn block() {
-    let set = set_of(ENDING.iter().chain(&JOB_CONTROL).chain(&BLOCKED_ONLY));
+    let set = set_of(ENDING.iter().chain(&JOB_CONTROL).chain(&CHILD).chain(&BLOCKED_ONLY));
     // SAFETY: `set` is initialised; the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut()) };
 }
@@ -60,10 +63,11 @@ pub(crate) fn watch(slot: Arc<Slot>, clean_up: impl Fn() + Send + 'static) -> Re
 
 fn take_signals(slot: &Arc<Slot>, clean_up: &dyn Fn()) {
     // Whoever started us with a signal ignored (nohup, a shell's background job) means it.
-    let set = set_of(ENDING.iter().filter(|signal| !is_ignored(**signal)).chain(&JOB_CONTROL));
+    let set = set_of(ENDING.iter().filter(|signal| !is_ignored(**signal)).chain(&JOB_CONTROL).chain(&CHILD));
     loop {
         match next(&set, Duration::from_secs(3600)) {
             Some(libc::SIGCONT) => continued(),
+            Some(libc::SIGCHLD) => children::reap(),
             Some(libc::SIGTSTP) => {
                 terminal::leave();
                 // SAFETY: a plain system call; it returns once the process has been continued.

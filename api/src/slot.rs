@@ -8,11 +8,16 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use volt_vmm::{Error, Result, Vm};
+use volt_vmm::{Error, Pool, Result, Vm};
+
+/// What a VM is called that nobody has given a name, as Firecracker has it.
+const ANONYMOUS: &str = "anonymous-instance";
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Slot {
+    /// Its VM's name.
+    id: String,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -21,6 +26,8 @@ pub(crate) struct Slot {
 struct Inner {
     stage: Stage,
     closed: bool,
+    /// A VM that was made ahead of time, until there is one that runs.
+    prewarmed: Option<Arc<Pool>>,
 }
 
 #[derive(Debug)]
@@ -33,7 +40,30 @@ enum Stage {
 impl Slot {
     /// An empty slot.
     pub(crate) fn new() -> Self {
-        Self { inner: Mutex::new(Inner { stage: Stage::Empty, closed: false }), changed: Condvar::new() }
+        Self::named(ANONYMOUS.to_owned())
+    }
+
+    /// The same with a name for its VM.
+    pub(crate) fn named(id: String) -> Self {
+        let inner = Inner { stage: Stage::Empty, closed: false, prewarmed: None };
+        Self { id, inner: Mutex::new(inner), changed: Condvar::new() }
+    }
+
+    /// An empty slot with a VM ready that was made ahead of time.
+    pub(crate) fn prewarmed_with(pool: Pool) -> Self {
+        let slot = Self::new();
+        slot.lock().prewarmed = Some(Arc::new(pool));
+        slot
+    }
+
+    /// Its VM's name.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// What was made ahead of time, for a load.
+    pub(crate) fn prewarmed(&self) -> Option<Arc<Pool>> {
+        self.lock().prewarmed.clone()
     }
 
     /// Puts in the VM that `make` makes. `act` names what is being done, for the error.
@@ -48,9 +78,12 @@ impl Slot {
         let mut inner = self.lock();
         inner.stage = Stage::Taken(Arc::clone(&vm));
         let closed = inner.closed;
+        // What was made ahead of time is part of the VM by now, or of no use any more.
+        let prewarmed = inner.prewarmed.take();
         drop(inner);
         drop(claim);
         self.changed.notify_all();
+        drop(prewarmed);
         if closed {
             vm.stop();
         }

@@ -89,13 +89,17 @@ pub(super) trait FromWords: Sized {
 }
 
 pub(super) fn parse<T: FromWords>(text: &str) -> Result<T, String> {
-    T::from_words(Words(text.split(',').filter(|word| !word.is_empty()).collect()))
+    T::from_words(Words::of(text))
 }
 
 /// Words, taken one by one; none may be left over.
 pub(super) struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
+    pub(super) fn of(text: &'a str) -> Self {
+        Self(text.split(',').filter(|word| !word.is_empty()).collect())
+    }
+
     pub(super) fn value(&mut self, name: &str) -> Option<&'a str> {
         let start = |word: &&str| word.split_once('=').is_some_and(|(key, _)| key == name);
         let at = self.0.iter().position(start)?;

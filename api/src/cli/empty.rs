@@ -2,18 +2,28 @@
 
 use std::path::PathBuf;
 
+use volt_vmm::{Pool, Shape};
+
 use super::Outcome;
 use crate::session::Session;
+use crate::slot::Slot;
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Empty {
     /// Where the API is served.
     pub(super) api_socket: PathBuf,
+    /// What is to be ready when it comes.
+    pub(super) prewarm: Option<Shape>,
 }
 
 impl Empty {
     pub(crate) fn execute(self) -> Outcome {
-        Session::open(Some(&self.api_socket))?.wait_for_vm()
+        // One, for this process never runs another. Made first: who finds the socket finds the VM ready.
+        let slot = match self.prewarm {
+            Some(shape) => Slot::prewarmed_with(Pool::filled(shape, 1)?),
+            None => Slot::new(),
+        };
+        Session::of(slot, Some(&self.api_socket))?.wait_for_vm()
     }
 }

@@ -1,9 +1,10 @@
 //! The command line. Each subcommand is a struct in a file of its own, with `execute(self)`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
+use volt_vmm::Shape;
 
 use crate::exit::Status;
 use crate::failure::Failure;
@@ -11,13 +12,22 @@ use crate::failure::Failure;
 mod devices;
 mod doctor;
 mod empty;
+mod fork;
+mod forked;
 mod limits;
 mod overrides;
 mod packing;
+mod pager;
+mod prewarm;
 mod restore;
+mod rewind;
 mod run;
 mod snapshot;
 mod snapshot_files;
+mod unpack;
+
+/// The name of [`forked::Forked`].
+const FORKED: &str = "forked";
 
 type Outcome = Result<Status, Failure>;
 
@@ -31,8 +41,10 @@ Examples:
       volt-vmm snapshot create /tmp/warm --api-socket /tmp/vm.sock
   Run what was in the snapshot, as often as you like, also at the same time:
       volt-vmm restore /tmp/warm
-  The same from a program, over HTTP:
-      volt-vmm --api-socket /tmp/vm.sock &
+  Make eight more of the VM that runs, from this instant on, each in a process of its own:
+      volt-vmm fork --api-socket /tmp/vm.sock --count 8 --child-dir /tmp/eight
+  A restore from a program, over HTTP, into a VM that is made before it is asked for:
+      volt-vmm --api-socket /tmp/vm.sock --prewarm 512M,vcpus=2 &
       curl --unix-socket /tmp/vm.sock -X PUT http://localhost/snapshot/load \\
            -d '{\"snapshot_path\": \"/tmp/warm\", \"resume_vm\": true}'
 ";
@@ -63,21 +75,39 @@ struct Cli {
     /// Unix socket of the REST API. Alone: start without a VM and wait for a client to load or boot one
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
+
+    /// Have an empty VM of this shape ready for /snapshot/load: MEMORY[,vcpus=N][,irqchip=kernel|split], as 512M,vcpus=2. A
+    /// snapshot of another shape is restored without it
+    #[arg(long, value_name = "SHAPE", requires = "api_socket", conflicts_with_all = ["restore", "snapshot"], value_parser = prewarm::parse)]
+    prewarm: Option<Shape>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Run),
     Restore(restore::Restore),
+    Rewind(rewind::Rewind),
     Snapshot(snapshot::Snapshot),
+    Pager(pager::Pager),
+    Fork(fork::Fork),
+    #[command(name = FORKED, hide = true)]
+    Forked(forked::Forked),
     Doctor(doctor::Doctor),
 }
 
-/// Carries out what the process's arguments, of which the first is its name, say. A restore and nothing else is recognised
-/// without clap, which means the same by it, because setting up clap takes longer than everything else before the restore.
+/// The arguments of a fork's child.
+pub(crate) fn child_arguments(api_socket: &Path, id: &str) -> [OsString; 5] {
+    forked::Forked::arguments(api_socket, id)
+}
+
+/// Carries out what the process's arguments, of which the first is its name, say. A restore and nothing else, and a fork's
+/// child, are recognised without clap, which means the same by it, because setting up clap takes longer than everything else before the restore.
 pub(crate) fn execute(arguments: Vec<OsString>) -> Outcome {
-    match restore_alone(&arguments) {
-        Some(restore) => restore.execute(),
+    if let Some(restore) = restore_alone(&arguments) {
+        return restore.execute();
+    }
+    match forked::Forked::recognise(&arguments) {
+        Some(forked) => forked.execute(),
         None => Cli::parse_from(arguments).execute(),
     }
 }
@@ -96,7 +126,9 @@ impl Cli {
             (Some(command), ..) => command.execute(),
             (None, Some(dir), _, api_socket) => restore::Restore::of(dir, api_socket).execute(),
             (None, None, Some(dir), Some(api_socket)) => snapshot::Create::of(dir, api_socket).execute(),
-            (None, None, None, Some(api_socket)) => empty::Empty { api_socket }.execute(),
+            (None, None, None, Some(api_socket)) => {
+                empty::Empty { api_socket, prewarm: self.prewarm }.execute()
+            }
             (None, None, _, None) => unreachable!("clap requires an argument, and a socket with --snapshot"),
         }
     }
@@ -107,7 +139,11 @@ impl Command {
         match self {
             Self::Run(command) => command.execute(),
             Self::Restore(command) => command.execute(),
+            Self::Rewind(command) => command.execute(),
             Self::Snapshot(command) => command.execute(),
+            Self::Pager(command) => command.execute(),
+            Self::Fork(command) => command.execute(),
+            Self::Forked(command) => command.execute(),
             Self::Doctor(command) => command.execute(),
         }
     }
@@ -162,6 +198,20 @@ mod tests {
     }
 
     #[test]
+    fn a_child_is_recognised_as_clap_would() {
+        let words = child_arguments("/a b".as_ref(), "f00");
+        let line: Vec<OsString> = std::iter::once("volt-vmm".into()).chain(words).collect();
+        let alone = forked::Forked::recognise(&line).unwrap();
+        let Some(Command::Forked(parsed)) = Cli::try_parse_from(&line).unwrap().command else { panic!() };
+        assert_eq!(format!("{alone:?}"), format!("{parsed:?}"));
+        for other in ["volt-vmm forked --id f00 --api-socket /a", "volt-vmm fork --api-socket /a --child /b"]
+        {
+            let line: Vec<_> = other.split(' ').map(OsString::from).collect();
+            assert!(forked::Forked::recognise(&line).is_none(), "{other}");
+        }
+    }
+
+    #[test]
     fn what_makes_no_sense_is_refused() {
         for line in [
             "volt-vmm",
@@ -174,6 +224,11 @@ mod tests {
             "volt-vmm run --kernel /k --vcpus two",
             "volt-vmm --api-socket /a run --kernel /k",
             "volt-vmm --restore",
+            "volt-vmm --prewarm 64M",
+            "volt-vmm --prewarm 64X --api-socket /a",
+            "volt-vmm --prewarm 64M --restore /s --api-socket /a",
+            "volt-vmm fork --child /c",
+            "volt-vmm fork --api-socket /a",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

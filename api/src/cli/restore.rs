@@ -4,9 +4,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use volt_vmm::RestoreOptions;
 
 use super::Outcome;
 use super::overrides::OverrideArgs;
+use super::unpack::UnpackArgs;
 use crate::session::Session;
 use crate::start;
 
@@ -18,6 +20,9 @@ pub(crate) struct Restore {
 
     #[command(flatten)]
     pub(super) overrides: OverrideArgs,
+
+    #[command(flatten)]
+    pub(super) unpack: UnpackArgs,
 
     /// Let the guest stand still until a client of the API resumes it
     #[arg(long, requires = "api_socket")]
@@ -31,12 +36,24 @@ pub(crate) struct Restore {
 impl Restore {
     /// A restore with nothing different.
     pub(super) fn of(dir: PathBuf, api_socket: Option<PathBuf>) -> Self {
-        Self { dir, overrides: OverrideArgs::default(), paused: false, api_socket }
+        Self {
+            dir,
+            overrides: OverrideArgs::default(),
+            unpack: UnpackArgs::default(),
+            paused: false,
+            api_socket,
+        }
     }
 
     pub(crate) fn execute(self) -> Outcome {
         let session = Session::open(self.api_socket.as_deref())?;
-        session
-            .run("restore a snapshot", || start::load(&self.dir, self.overrides.into(), !self.paused, true))
+        let options = RestoreOptions {
+            overrides: self.overrides.into(),
+            unpack: self.unpack.into(),
+            resume: !self.paused,
+            lent_thread: true,
+            ..RestoreOptions::default()
+        };
+        session.run("restore a snapshot", || start::load(&self.dir, options))
     }
 }

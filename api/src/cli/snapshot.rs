@@ -49,6 +49,11 @@ pub(crate) struct Create {
     #[arg(long)]
     pub(super) diff: bool,
 
+    /// Let the balloon take all that the guest can spare first, so that its page cache is not saved; it takes it back as it goes on. For
+    /// a VM with --balloon statistics=SECONDS
+    #[arg(long)]
+    pub(super) trim: bool,
+
     /// The API socket that the VM's volt-vmm was started with
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: PathBuf,
@@ -76,7 +81,14 @@ impl Snapshot {
 impl Create {
     /// A snapshot as usual.
     pub(super) fn of(dir: PathBuf, api_socket: PathBuf) -> Self {
-        Self { dir, diff: false, api_socket, compress: Memory::Raw, packing: PackingArgs::default() }
+        Self {
+            dir,
+            diff: false,
+            trim: false,
+            api_socket,
+            compress: Memory::Raw,
+            packing: PackingArgs::default(),
+        }
     }
 
     pub(crate) fn execute(self) -> Outcome {
@@ -93,6 +105,7 @@ impl Create {
             compress: packing.map(|packing| packing.compression),
             chunk_size: packing.map(|packing| packing.chunk_len),
             least_saving: packing.map(|packing| packing.least_saving),
+            trim: self.trim,
         };
         progress::during("taking the snapshot", || {
             client::put(&self.api_socket, "/snapshot/create", &request)

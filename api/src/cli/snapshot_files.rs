@@ -81,7 +81,7 @@ impl Verify {
         let text = match verified {
             Verified::Whole => "every checksum is right: state and memory are as they were written",
             Verified::AllButMemory => {
-                "the state is as it was written; its memory is raw, which has no checksums, and is as long as it should be"
+                "the state is as it was written; its memory, raw and without a digest, is as long as it should be"
             }
         };
         writeln!(stdout(), "{text}").map_err(|source| Failure::system("print the outcome", source))?;

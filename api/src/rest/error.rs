@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinError;
 use volt_vmm::{Error, report};
 
+use crate::failure::Failure;
+
 /// The body of every refusal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct FaultMessage {
@@ -61,6 +63,12 @@ impl Fault {
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         Self::refused(report(&error))
+    }
+}
+
+impl From<Failure> for Fault {
+    fn from(failure: Failure) -> Self {
+        Self::refused(report(&failure))
     }
 }
 

@@ -11,11 +11,10 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
-use volt_vmm::config::devices::NetBackend;
-use volt_vmm::config::overrides::NetOverride;
-use volt_vmm::{Compression, Error, Kind, Packing, RunState, SnapshotOptions, Store};
+use volt_vmm::{Compression, Error, Kind, Packing, RestoreOptions, RunState, SnapshotOptions, Store, Unpack};
 
 use super::body::Body;
+use super::different::{self, NetworkOverride, VsockSocket};
 use super::error::Fault;
 use super::{Api, devices, machine};
 use crate::start;
@@ -41,9 +40,7 @@ async fn describe_instance(State(api): State<Api>) -> Json<Value> {
         Some(RunState::Paused) => "Paused",
     };
     let version = env!("CARGO_PKG_VERSION");
-    Json(
-        json!({ "id": "anonymous-instance", "state": state, "vmm_version": version, "app_name": "volt-vmm" }),
-    )
+    Json(json!({ "id": api.slot.id(), "state": state, "vmm_version": version, "app_name": "volt-vmm" }))
 }
 
 // Firecracker's clients read `firecracker_version`; they want a version of this program there.
@@ -71,6 +68,9 @@ pub(crate) struct CreateSnapshot {
     /// Percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) least_saving: Option<u8>,
+    /// The balloon takes all that the guest can spare first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) trim: bool,
 }
 
 impl CreateSnapshot {
@@ -89,10 +89,10 @@ impl CreateSnapshot {
                     )));
                 }
             }
-            return Ok(SnapshotOptions { kind, packing: None });
+            return Ok(SnapshotOptions { kind, packing: None, trim: self.trim });
         };
         let packing = Some(Packing::with(compression, self.chunk_size, self.least_saving));
-        Ok(SnapshotOptions { kind, packing })
+        Ok(SnapshotOptions { kind, packing, trim: self.trim })
     }
 }
 
@@ -132,9 +132,9 @@ struct LoadSnapshot {
     /// A diff can be taken of any VM: nothing has to be tracked for it beforehand.
     #[serde(default, rename = "enable_diff_snapshots")]
     _enable_diff_snapshots: bool,
-    /// The same by its newer name.
-    #[serde(default, rename = "track_dirty_pages")]
-    _track_dirty_pages: bool,
+    /// The same by its newer name. It makes the first rewind faster.
+    #[serde(default)]
+    track_dirty_pages: bool,
     #[serde(default)]
     network_overrides: Vec<NetworkOverride>,
     #[serde(default)]
@@ -142,39 +142,12 @@ struct LoadSnapshot {
     /// volt-vmm's own: whatever may differ from clone to clone.
     #[serde(default)]
     overrides: Overrides,
+    /// volt-vmm's own: unpack packed memory before the guest runs, not as it is touched.
+    #[serde(default)]
+    unpack: bool,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NetworkOverride {
-    iface_id: String,
-    host_dev_name: String,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct VsockSocket {
-    uds_path: PathBuf,
-}
-
-impl LoadSnapshot {
-    /// All that is different, Firecracker's fields in volt-vmm's words.
-    fn overrides(&mut self) -> Overrides {
-        let mut overrides = std::mem::take(&mut self.overrides);
-        let networks = self.network_overrides.drain(..).map(|network| NetOverride {
-            id: network.iface_id,
-            backend: Some(NetBackend::Tap(network.host_dev_name)),
-            ..NetOverride::default()
-        });
-        overrides.networks.extend(networks);
-        if let Some(VsockSocket { uds_path }) = self.vsock_override.take() {
-            overrides.vsock.get_or_insert_default().socket = Some(uds_path);
-        }
-        overrides
-    }
-}
-
-async fn load_snapshot(State(api): State<Api>, Body(mut request): Body<LoadSnapshot>) -> Done {
+async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> Done {
     for (field, given) in
         [("mem_file_path", request.mem_file_path.is_some()), ("mem_backend", request.mem_backend.is_some())]
     {
@@ -183,9 +156,20 @@ async fn load_snapshot(State(api): State<Api>, Body(mut request): Body<LoadSnaps
         }
     }
     api.refuse_after_configuration()?;
-    let overrides = request.overrides();
+    let overrides = different::all(request.overrides, request.network_overrides, request.vsock_override);
+    let unpack = if request.unpack { Unpack::AtOnce } else { Unpack::OnTouch };
+    let options = RestoreOptions {
+        resume: request.resume_vm,
+        overrides,
+        unpack,
+        rewindable: request.track_dirty_pages,
+        ..RestoreOptions::default()
+    };
     api.call(move |slot| {
-        let load = || start::load(&request.snapshot_path, overrides, request.resume_vm, false);
+        let pool = slot.prewarmed();
+        // What was made ahead of time logs no writes, and is worth more.
+        let options = RestoreOptions { rewindable: options.rewindable && pool.is_none(), pool, ..options };
+        let load = || start::load(&request.snapshot_path, options);
         slot.start("load a snapshot", load).map(drop)
     })
     .await?;

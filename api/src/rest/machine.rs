@@ -81,7 +81,14 @@ impl Api {
 
     /// The running VM's parts in Firecracker's words, or those of the draft.
     fn parts(&self) -> Draft {
-        self.slot.peek().map_or_else(|| self.draft(), |vm| Draft::from(&vm.config()))
+        let draft = self.draft();
+        let Some(vm) = self.slot.peek() else { return draft };
+        let mut parts = Draft::from(&vm.config());
+        // No part of a VM: what is dirty is known of every one, when somebody asks.
+        if let (Some(machine), Some(drafted)) = (&mut parts.machine, draft.machine) {
+            machine.track_dirty_pages = drafted.track_dirty_pages;
+        }
+        parts
     }
 }
 
@@ -151,8 +158,8 @@ struct MachineChange {
     mem_size_mib: Option<u64>,
     #[serde(default)]
     smt: bool,
-    #[serde(default)]
-    track_dirty_pages: bool,
+    /// A diff can be taken of any VM: this is remembered and changes nothing.
+    track_dirty_pages: Option<bool>,
     cpu_template: Option<String>,
     huge_pages: Option<String>,
     irqchip: Option<IrqchipKind>,
@@ -164,7 +171,6 @@ impl MachineChange {
         let named = |value: &Option<String>| value.as_ref().is_some_and(|value| value != "None");
         for (field, given) in [
             ("smt", self.smt),
-            ("track_dirty_pages", self.track_dirty_pages),
             ("cpu_template", named(&self.cpu_template)),
             ("huge_pages", named(&self.huge_pages)),
         ] {
@@ -175,6 +181,7 @@ impl MachineChange {
         let machine = Machine {
             vcpu_count: self.vcpu_count.unwrap_or(from.vcpu_count),
             mem_size_mib: self.mem_size_mib.unwrap_or(from.mem_size_mib),
+            track_dirty_pages: self.track_dirty_pages.unwrap_or(from.track_dirty_pages),
             irqchip: self.irqchip.unwrap_or(from.irqchip),
             ..from
         };
@@ -241,6 +248,19 @@ mod tests {
             "{found}"
         );
         api.refuses("PUT", "/snapshot/load", r#"{"snapshot_path":"/s"}"#, 400, "configured to boot");
+    }
+
+    #[test]
+    fn dirty_pages_are_tracked_whoever_asks_for_it() {
+        let api = Serving::start();
+        let told = |api: &Serving| api.ask("GET", "/machine-config", "").1;
+        assert!(told(&api).contains(r#""track_dirty_pages":false"#));
+        let machine = r#"{"vcpu_count":1,"mem_size_mib":128,"track_dirty_pages":true}"#;
+        assert_eq!(api.ask("PUT", "/machine-config", machine).0, 204);
+        assert_eq!(api.ask("PATCH", "/machine-config", r#"{"vcpu_count":2}"#).0, 204);
+        assert!(told(&api).contains(r#""track_dirty_pages":true"#));
+        assert_eq!(api.ask("PATCH", "/machine-config", r#"{"track_dirty_pages":false}"#).0, 204);
+        assert!(told(&api).contains(r#""track_dirty_pages":false"#));
     }
 
     #[test]

@@ -13,8 +13,10 @@ use crate::slot::Slot;
 
 mod body;
 mod devices;
+mod different;
 mod error;
 mod firecracker;
+mod fork;
 mod machine;
 mod server;
 mod socket;
@@ -25,6 +27,7 @@ mod v1;
 use error::Fault;
 pub(crate) use error::FaultMessage;
 pub(crate) use firecracker::{CreateSnapshot, SnapshotType};
+pub(crate) use fork::{ChildOfFork, Fork, Forks};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 

@@ -2,20 +2,27 @@
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::routing::{get, put};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use volt_vmm::{RunState, VmConfig};
+use volt_vmm::{MemoryHeld, RunState, VmConfig};
 
 use super::Api;
 use super::body::Body;
 use super::error::Fault;
+use super::fork;
 use crate::start;
 
 type Done = Result<StatusCode, Fault>;
 
 pub(super) fn routes() -> Router<Api> {
-    Router::new().route("/v1/boot", put(boot)).route("/v1/vm", get(describe)).route("/v1/stop", put(stop))
+    Router::new()
+        .route("/v1/boot", put(boot))
+        .route("/v1/vm", get(describe))
+        .route("/v1/vm/memory", get(memory))
+        .route("/v1/vm/rewind", put(rewind))
+        .route("/v1/vm/fork", post(fork::fork))
+        .route("/v1/stop", put(stop))
 }
 
 /// Boots a VM; the body is the same as a config file.
@@ -33,6 +40,17 @@ async fn describe(State(api): State<Api>) -> Json<Value> {
         Some(RunState::Ended) => "ended",
     };
     Json(json!({ "state": state, "config": vm.as_ref().map(|vm| vm.config()) }))
+}
+
+/// What memory the VM holds on the host.
+async fn memory(State(api): State<Api>) -> Result<Json<MemoryHeld>, Fault> {
+    api.call(|slot| slot.vm("look at its memory")?.memory_held()).await.map(Json)
+}
+
+/// Takes a restored VM back to its snapshot, in place.
+async fn rewind(State(api): State<Api>) -> Result<Json<Value>, Fault> {
+    let rewound = api.call(|slot| slot.vm("rewind")?.rewind()).await?;
+    Ok(Json(json!({ "pages": rewound.pages, "paused_us": rewound.paused.as_micros() as u64 })))
 }
 
 /// Ends the VM at once, and with it the process.

@@ -1,0 +1,62 @@
+//! `volt-vmm pager`: the process that fills the memory of all VMs on this host that run from one packed snapshot.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use volt_vmm::PagerOptions;
+use volt_vmm::snapshot::{PACK_FILE, serve_pager};
+
+use super::Outcome;
+use crate::exit::Status;
+use crate::failure::Failure;
+
+/// Serve the packed memory of a snapshot to the VMs of `volt-vmm restore --pager shared`, which start this when they need it
+#[derive(Debug, Args)]
+pub(crate) struct Pager {
+    /// Directory of the snapshot: to have its pager before the first VM, in a control group that the memory of all is charged to
+    #[arg(required_unless_present = "pack_on_stdin", conflicts_with = "pack_on_stdin")]
+    dir: Option<PathBuf>,
+
+    /// The packed memory is standard input
+    #[arg(long, hide = true, requires = "name")]
+    pack_on_stdin: bool,
+
+    /// What that is called in errors
+    #[arg(long, hide = true, value_name = "FILE")]
+    name: Option<PathBuf>,
+
+    /// Where VMs find it [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
+    #[arg(long, value_name = "DIR")]
+    pager_dir: Option<PathBuf>,
+
+    /// End when there has been no VM for so long
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    linger: u64,
+}
+
+impl Pager {
+    pub(crate) fn execute(self) -> Outcome {
+        // Not with the terminal of whoever started it. The leader of a session, as a shell's job may be, stays what it is.
+        let _ = rustix::process::setsid();
+        let directory = self.pager_dir.unwrap_or_else(|| PagerOptions::new("").directory);
+        let opened = |path: &PathBuf| {
+            File::open(path).map_err(|source| Failure::system(format!("open {}", path.display()), source))
+        };
+        let (pack, name) = match (self.dir, self.name) {
+            (Some(dir), _) => {
+                let path = dir.join(PACK_FILE);
+                (opened(&path)?, path)
+            }
+            (None, name) => {
+                let stdin = std::io::stdin().as_fd().try_clone_to_owned();
+                let stdin = stdin.map_err(|source| Failure::system("have standard input", source))?;
+                (stdin.into(), name.unwrap_or_else(|| PathBuf::from("standard input")))
+            }
+        };
+        serve_pager(pack, &name, &directory, Duration::from_secs(self.linger))?;
+        Ok(Status::Success)
+    }
+}

@@ -1,0 +1,57 @@
+//! When packed memory is unpacked, and by whom: options of a restore.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use volt_vmm::{PagerOptions, Unpack};
+
+use crate::start;
+
+/// Who unpacks memory as it is touched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Who {
+    /// A thread of this process
+    #[default]
+    Own,
+    /// A process that all VMs on this host share that run from the snapshot; it is started if there is none
+    Shared,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(super) struct UnpackArgs {
+    /// Unpack packed memory before the guest runs, all of it, and verify it; otherwise a chunk is unpacked and verified when it is
+    /// touched
+    #[arg(long, conflicts_with_all = ["pager", "pager_dir", "pager_patience"])]
+    unpack: bool,
+
+    /// Who unpacks memory as it is touched
+    #[arg(long, value_name = "WHO", default_value = "own", value_enum)]
+    pager: Who,
+
+    /// Where shared pagers are found [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
+    #[arg(long, value_name = "DIR")]
+    pager_dir: Option<PathBuf>,
+
+    /// How long to wait for a shared pager, at first and if it dies: then the VM ends [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    pager_patience: Option<u64>,
+}
+
+impl From<UnpackArgs> for Unpack {
+    fn from(arguments: UnpackArgs) -> Self {
+        let UnpackArgs { unpack, pager, pager_dir, pager_patience } = arguments;
+        match pager {
+            _ if unpack => Self::AtOnce,
+            Who::Own => Self::OnTouch,
+            Who::Shared => {
+                let usual = PagerOptions::new(start::PROGRAM);
+                Self::ByPager(PagerOptions {
+                    directory: pager_dir.unwrap_or(usual.directory),
+                    patience: pager_patience.map_or(usual.patience, Duration::from_secs),
+                    program: usual.program,
+                })
+            }
+        }
+    }
+}
