@@ -334,9 +334,11 @@ static void deadline(void)
     power_off();
 }
 
-/* Sleeps, but for what is typed: that is sent back. The interrupts come through the PIC where there is one. */
+/* Touches mib= of memory, then sleeps, but for what is typed: that is sent back. The interrupts come through the PIC where there is one. */
 static void echo(void)
 {
+    for (u64 index = 0; index < option("mib=", 0) << 8; index++)
+        fill_page(page_at(index), 1);
     com1_through_pic = has_pics();
     take_interrupts(1 << PIN_COM1);
     if (!com1_through_pic)

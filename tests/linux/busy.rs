@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use volt_tests::streams::bytes_of;
 use volt_tests::vsock::try_connect;
-use volt_tests::{Boot, Guest, Network, Scratch, needs, wait_until};
+use volt_tests::{Boot, Guest, Network, Scratch, generations, needs, wait_until};
 
 use crate::images::ext4;
 
@@ -86,7 +86,8 @@ impl Drop for Enough<'_> {
     }
 }
 
-fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
+/// `packing` and `restoring` are options of the snapshots and the restores.
+fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize, (packing, restoring): (&[&str], &[&str])) {
     let (scratch, network) = (Scratch::new(), Network::new());
     network.add_tap("tap0", "10.78.0.1/24");
     let (base, layer) = (ext4(&scratch, "disk", 32), scratch.fresh("layer"));
@@ -123,10 +124,10 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize) {
             // In the middle of whatever it does. It must not run on: who restores would not know what it has acknowledged.
             let start = Instant::now();
             guest.pause();
-            let snapshot = guest.snapshot();
+            let snapshot = guest.snapshot_as(packing);
             assert!(!guest.output().contains("corrupt"), "generation {generation}: {}", guest.output());
             drop(guest);
-            guest = snapshot.restore_inside(network.namespace(), &[]);
+            guest = snapshot.restore_inside(network.namespace(), restoring);
             let stood_still = start.elapsed();
             go_on(&mut guest, &tcp, &vsock);
             println!(
@@ -156,13 +157,21 @@ fn go_on(guest: &mut Guest, tcp: &Flow, vsock: &Flow) {
 #[test]
 fn devices_stay_busy_through_generations_of_snapshots() {
     needs!(linux, network);
-    let given = std::env::var("VOLT_GENERATIONS").ok();
-    let generations = given.map_or(10, |given| given.parse().expect("VOLT_GENERATIONS is a number"));
-    stay_busy(Boot::linux(), "sync", generations);
+    stay_busy(Boot::linux(), "sync", generations(), (&[], &[]));
 }
 
 #[test]
 fn devices_of_a_guest_with_two_vcpus_and_memory_above_3_gib_stay_busy_too() {
     needs!(linux, network);
-    stay_busy(Boot::linux().vcpus(2).memory("3500M"), "io_uring", 3);
+    stay_busy(Boot::linux().vcpus(2).memory("3500M"), "io_uring", 3, (&[], &[]));
+}
+
+#[test]
+fn devices_stay_busy_over_memory_that_is_unpacked_as_they_touch_it() {
+    needs!(linux, network);
+    stay_busy(Boot::linux().vcpus(2), "io_uring", 3, (&["--compress", "lz4"], &[]));
+    let scratch = Scratch::new();
+    let pagers = scratch.path("pagers");
+    let shared = ["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()];
+    stay_busy(Boot::linux(), "sync", 3, (&["--compress", "zstd"], &shared));
 }

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use volt_tests::{Boot, Guest, needs};
+use volt_tests::{Boot, Guest, Snapshot, needs};
 
 /// What the guest fills with a pattern.
 const MIB: u64 = 12;
@@ -79,6 +79,13 @@ fn clones_have_the_balloon_of_the_snapshot_and_the_memory_of_its_base() {
     has_less(&one, written, 2);
     assert_eq!(balloon(&one), (10, 10));
     checks_what_it_kept(&mut other, 4);
+    // A snapshot of it has none of that, not even what the base has there.
+    let stored = |snapshot: &Snapshot| std::fs::metadata(snapshot.memory_path()).unwrap().blocks() / 2;
+    let late = one.snapshot();
+    assert!(stored(&late) + KIB_PER_MIB < stored(&snapshot), "{} {}", stored(&late), stored(&snapshot));
+    let mut of_late = late.restore();
+    checks_what_it_kept(&mut of_late, 2);
+    assert_eq!(ask_for(&mut of_late, 8), (2 * PAGES_PER_MIB, 0));
     // What it wrote is gone, and the base is there again.
     assert_eq!(ask_for(&mut one, 8), (0, 2 * PAGES_PER_MIB));
     for clone in [&mut one, &mut other] {

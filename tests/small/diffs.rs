@@ -3,7 +3,10 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use volt_tests::{Boot, Guest, Snapshot, needs};
+use volt_tests::namespace::Namespace;
+use volt_tests::{Boot, Guest, Scratch, Snapshot, needs};
+
+use crate::packed::flip_file;
 
 fn counting(mib: u64) -> Guest {
     let mut guest = Boot::small(&format!("count mib={mib}")).start();
@@ -35,7 +38,7 @@ fn a_base_and_a_diff_are_the_full_snapshot_of_the_same_instant() {
     goes_on(&mut guest, 8);
     assert!(!diff.memory_path().exists() && diff.diff_path().exists());
     same_memory(&diff.merged(), &full);
-    // Both restored, and all three of what the guest does in them, byte for byte, at the instant they were restored.
+    // Restored it is the same memory again, and the guest finds no wrong page in any of them.
     let of_diff = diff.restore_as(&["--paused"]);
     same_memory(&of_diff.snapshot(), &full);
     of_diff.resume();
@@ -44,10 +47,26 @@ fn a_base_and_a_diff_are_the_full_snapshot_of_the_same_instant() {
     }
 }
 
+/// What KVM has told once it does not tell again.
+#[test]
+fn what_a_failed_diff_would_have_had_the_next_one_has() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let disk = scratch.path("disk");
+    fs::create_dir(&disk).unwrap();
+    let namespace = Namespace::small_disk(&disk, 512);
+    let mut guest = Boot::small("count mib=16").inside(&namespace).start();
+    guest.wait_for("count");
+    let _base = guest.snapshot();
+    goes_on(&mut guest, 16);
+    guest.pause();
+    guest.try_snapshot_as(&disk.join("diff"), &["--diff"]).refused(&["No space left"]);
+    same_memory(&guest.snapshot_as(&["--diff"]).merged(), &guest.snapshot());
+}
+
 #[test]
 fn a_restored_guest_s_diff_has_what_it_wrote_and_no_more() {
     needs!(kvm);
-    // 64 MiB that it fills, and then it sleeps.
     let mut guest = Boot::small("count mib=32").start();
     guest.wait_for("count");
     let base = guest.snapshot();
@@ -113,6 +132,31 @@ fn without_its_base_it_is_nothing() {
         state["metadata"]["base"]["path"] = format!("/nowhere/{name}").into();
     });
     goes_on(&mut diff.restore(), 4);
+}
+
+#[test]
+fn it_is_inspected_verified_and_not_converted() {
+    needs!(kvm);
+    let mut guest = counting(4);
+    let base = guest.snapshot();
+    goes_on(&mut guest, 4);
+    let diff = guest.snapshot_as(&["--diff"]);
+    let found: serde_json::Value = serde_json::from_str(&diff.inspect(&["--json"])).unwrap();
+    let sum = |kind: &str, of: &str| found["kinds"][kind][of].as_u64().unwrap();
+    assert!((4 << 20..5 << 20).contains(&sum("diff", "memory_bytes")), "{found}");
+    assert_eq!(sum("diff", "memory_bytes") + sum("base", "memory_bytes"), 64 << 20);
+    assert_eq!((sum("base", "stored_bytes"), &found["memory_file"]["name"]), (0, &"memory.diff".into()));
+    let to = guest.scratch().path("packed");
+    diff.try_convert(&to, &["--compress", "lz4"]).refused(&["is a diff: merge it (snapshot merge)"]);
+    assert!(!to.exists());
+    assert!(diff.verify().succeeded().stdout.contains("every checksum is right"));
+    let first = found["pages"].as_array().unwrap().iter().find(|stretch| stretch["kind"] == "diff").unwrap();
+    let page = first["pages"]["start"].as_u64().unwrap();
+    flip_file(&diff.diff_path(), page * 4096);
+    diff.verify().refused(&["memory.diff", "is damaged: the digest of its pages is "]);
+    flip_file(&diff.diff_path(), page * 4096);
+    flip_file(&base.memory_path(), page * 4096);
+    diff.verify().refused(&["memory.snap", "is damaged: the digest of its pages is "]);
 }
 
 #[test]

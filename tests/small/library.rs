@@ -1,10 +1,12 @@
 //! The library in a program of its own: this one.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use volt_tests::{Recorder, Scratch, needs, numbers, small_guest, wait_until};
 use volt_vmm::{
-    Ending, Kind, Pool, RestoreOptions, RunState, Shape, Snapshot, SnapshotOptions, Store, Vm, timing,
+    Compression, Ending, Kind, Packing, Pool, RestoreOptions, RunState, Shape, Snapshot, SnapshotOptions,
+    Store, Vm, timing,
 };
 
 fn counting(recorder: &Recorder) -> Vm {
@@ -129,6 +131,36 @@ fn what_a_child_has_from_its_parent_it_passes_on() {
 }
 
 #[test]
+fn any_snapshot_can_be_handed_over_and_runs_there() {
+    needs!(kvm);
+    let (scratch, recorder) = (Scratch::new(), Recorder::default());
+    let vm = counting(&recorder);
+    recorder.wait_for("count 10\n");
+    let take = |name: &str, options: SnapshotOptions| {
+        vm.snapshot_with(&store(&scratch), name, &options).unwrap();
+        goes_on(&recorder, 20);
+        Snapshot::open(&store(&scratch), name).unwrap()
+    };
+    let full = take("full", SnapshotOptions::default());
+    let diff = take("diff", SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() });
+    let packing = Some(Packing::with(Compression::Lz4, None, None));
+    let packed = take("packed", SnapshotOptions { packing, ..SnapshotOptions::default() });
+    for here in [full, diff, packed, vm.snapshot_in_memory().unwrap()] {
+        let (near, far) = UnixStream::pair().unwrap();
+        let handover = here.handover().unwrap();
+        drop(here);
+        let there = std::thread::scope(|scope| {
+            scope.spawn(|| handover.send(&near).unwrap());
+            Snapshot::receive(&far).unwrap()
+        });
+        let recorder = Recorder::default();
+        let options = RestoreOptions { console: recorder.console(), ..Default::default() };
+        let _vm = there.restore_with(options).unwrap();
+        goes_on(&recorder, 40);
+    }
+}
+
+#[test]
 fn vms_that_were_made_ahead_are_used_for_what_fits() {
     needs!(kvm);
     let (scratch, recorder) = (Scratch::new(), Recorder::default());
@@ -139,24 +171,35 @@ fn vms_that_were_made_ahead_are_used_for_what_fits() {
     let pool = Arc::new(Pool::new(Shape::of(warm.config()), 3).unwrap());
     pool.wait_ready().unwrap();
     assert_eq!(pool.ready(), 3);
-    let restore = |pool: &Arc<Pool>| {
+    let restore = |from: &Snapshot, pool: &Arc<Pool>| {
         let recorder = Recorder::default();
         let options = RestoreOptions {
             console: recorder.console(),
             pool: Some(Arc::clone(pool)),
             ..Default::default()
         };
-        let (vm, steps) = timing::record(|| warm.restore_with(options));
+        let (vm, steps) = timing::record(|| from.restore_with(options));
         (recorder, vm.unwrap(), steps.iter().any(|(step, _)| *step == "shell from the pool"))
     };
-    let clones: Vec<_> = (0..5).map(|_| restore(&pool)).collect();
+    let clones: Vec<_> = (0..5).map(|_| restore(&warm, &pool)).collect();
     assert!(clones[0].2 && clones[1].2 && clones[2].2, "from the pool as long as it has some");
     clones.iter().for_each(|(recorder, ..)| goes_on(recorder, 40));
     pool.wait_ready().unwrap();
     assert_eq!(pool.ready(), 3, "what was taken is replaced");
+    // By VMs whose vCPUs have the state of that snapshot already: for it, and for others.
+    clones[0].1.snapshot(&store(&scratch), "later").unwrap();
+    let later = Snapshot::open(&store(&scratch), "later").unwrap();
+    let first = |from| {
+        let (recorder, _vm, from_pool) = restore(from, &pool);
+        assert!(from_pool);
+        goes_on(&recorder, 40);
+        numbers(&recorder.text(), "count")[0]
+    };
+    let (of_warm, of_later, of_warm_again) = (first(&warm), first(&later), first(&warm));
+    assert!(of_warm.abs_diff(of_warm_again) <= 1 && of_later > of_warm + 20, "{of_warm}, {of_later}");
     for other in [Shape { memory_bytes: 128 << 20, ..pool.shape() }, Shape { vcpus: 2, ..pool.shape() }] {
         let pool = Arc::new(Pool::new(other, 1).unwrap());
-        let (recorder, _vm, from_pool) = restore(&pool);
+        let (recorder, _vm, from_pool) = restore(&warm, &pool);
         assert!(!from_pool && pool.ready() == 1, "one that does not fit stays where it is");
         goes_on(&recorder, 40);
     }

@@ -76,7 +76,7 @@ fn only_the_owner_can_read_it() {
     guest.wait_for("count");
     let snapshot = guest.snapshot();
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
-    assert_eq!((mode(snapshot.state_path()), mode(snapshot.memory_path())), (0o600, 0o600));
+    assert_eq!((mode(snapshot.state_path()), mode(snapshot.memory_path())), (0o400, 0o400));
     assert_eq!(mode(snapshot.directory().to_owned()), 0o700);
 }
 

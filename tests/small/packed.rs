@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use volt_tests::scratch::list;
 use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
@@ -162,7 +163,12 @@ fn a_conversion_leaves_nothing_behind_that_is_not_whole() {
 
 /// Flips a bit of a snapshot's memory file.
 fn flip(snapshot: &Snapshot, at: u64) {
-    let file = File::options().read(true).write(true).open(snapshot.memory_path()).unwrap();
+    flip_file(&snapshot.memory_path(), at);
+}
+
+/// Flips a bit.
+pub(crate) fn flip_file(path: &Path, at: u64) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
@@ -177,7 +183,7 @@ fn a_damaged_pack_is_named_and_never_run() {
     let len = fs::metadata(&path).unwrap().len();
     for (at, words) in [
         (0, "is damaged in chunk "),
-        (len / 2, "is damaged in chunk "),
+        (len / 8, "is damaged in chunk "),
         (len - FOOTER - TABLE - INDEX, "block 0 of its index"),
         (len - FOOTER - TABLE, "its table"),
         (len - 60, "its footer"),
@@ -187,13 +193,14 @@ fn a_damaged_pack_is_named_and_never_run() {
         flip(&bad, at);
         let file = bad.memory_path();
         let words = [file.to_str().unwrap(), words];
-        bad.try_restore().refused(&words);
+        bad.try_restore_as(&["--unpack"]).refused(&words);
         bad.verify().refused(&words);
     }
     for cut in [0, 1, 63, 64, len / 2, len - 4096, len - 1, len + 1] {
         let bad = snapshot.copy();
         File::options().write(true).open(bad.memory_path()).unwrap().set_len(cut).unwrap();
         bad.try_restore().refused(&["memory.pack", "is cut off or"]);
+        bad.try_restore_as(&["--unpack"]).refused(&["memory.pack", "is cut off or"]);
         bad.verify().refused(&["memory.pack", "is cut off or"]);
     }
 }
@@ -218,7 +225,13 @@ fn a_pack_that_does_not_belong_to_its_state() {
 fn verify_says_what_it_could_verify() {
     needs!(kvm);
     let (snapshot, _) = counting(4);
-    assert!(snapshot.verify().succeeded().stdout.contains("its memory is raw"));
+    assert!(snapshot.verify().succeeded().stdout.contains("every checksum is right"));
+    let bad = snapshot.copy();
+    flip(&bad, 4096 * 300);
+    bad.verify().refused(&["memory.snap", "is damaged: the digest of its pages is "]);
+    // As before there were digests.
+    bad.edit(|state| drop(state["metadata"].as_object_mut().unwrap().remove("memory_digest")));
+    assert!(bad.verify().succeeded().stdout.contains("raw and without a digest"));
     let packed = snapshot.converted(&["--compress", "zstd"]);
     assert!(packed.verify().succeeded().stdout.contains("every checksum is right"));
     let file = fs::read(packed.state_path()).unwrap();

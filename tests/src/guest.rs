@@ -41,9 +41,16 @@ impl Guest {
     /// A process without a VM, which waits for one to be loaded or booted through its API.
     #[must_use]
     pub fn waiting() -> Self {
+        Self::waiting_with(&[])
+    }
+
+    /// The same with these options.
+    #[must_use]
+    pub fn waiting_with(options: &[&str]) -> Self {
         let scratch = Scratch::new();
         let socket = scratch.fresh("api");
-        let arguments = vec!["--api-socket".into(), socket.clone().into()];
+        let mut arguments = vec!["--api-socket".into(), socket.clone().into()];
+        arguments.extend(options.iter().map(Into::into));
         Launch { arguments, input: Input::Test, namespace: None }.start(scratch, socket)
     }
 

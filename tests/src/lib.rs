@@ -10,12 +10,14 @@
 //! says that time is emulated, `VOLT_SKIPPED` names a file that gets a line for every test that could not be run.
 
 pub mod boot;
+pub mod child;
 pub mod guest;
 pub mod namespace;
 pub mod need;
 pub mod network;
 pub mod numbers;
 pub mod outcome;
+pub mod pagers;
 pub mod patience;
 pub mod recorder;
 pub mod rest;
@@ -29,11 +31,13 @@ pub mod vsock;
 pub mod wire;
 
 pub use boot::{Boot, IRQCHIPS, Input};
+pub use child::Child;
 pub use guest::Guest;
 pub use namespace::Namespace;
 pub use network::Network;
 pub use numbers::{consecutive, numbers};
 pub use outcome::Outcome;
+pub use pagers::processes_with;
 pub use patience::{patience, wait_until};
 pub use recorder::Recorder;
 pub use scratch::Scratch;
@@ -43,6 +47,16 @@ pub use wire::Wire;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+
+/// How often a guest is to go through what it goes through many times: 10, or what `VOLT_GENERATIONS` says.
+///
+/// # Panics
+/// That is no number.
+#[must_use]
+pub fn generations() -> usize {
+    let given = std::env::var("VOLT_GENERATIONS").ok();
+    given.map_or(10, |given| given.parse().expect("VOLT_GENERATIONS is a number"))
+}
 
 /// The small guest, as a file. It is part of this executable, so that the lab needs no other.
 #[must_use]

@@ -24,7 +24,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn at(directory: PathBuf, scratch: &Scratch) -> Self {
+    /// One that is there already.
+    #[must_use]
+    pub fn at(directory: PathBuf, scratch: &Scratch) -> Self {
         Self { directory, scratch: scratch.clone() }
     }
 
@@ -118,6 +120,13 @@ impl Snapshot {
     #[must_use]
     pub fn try_restore(&self) -> Outcome {
         Outcome::of(["--restore".as_ref(), self.directory.as_os_str()])
+    }
+
+    /// The same with these options of `volt-vmm restore`.
+    #[must_use]
+    pub fn try_restore_as(&self, options: &[&str]) -> Outcome {
+        let words = ["restore".as_ref(), self.directory.as_os_str()];
+        Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
     }
 
     /// A copy, to be damaged.

@@ -1,0 +1,59 @@
+//! A Linux whose packed memory is unpacked as it is touched.
+
+use rustix::process::Signal;
+use volt_tests::{Boot, Guest, Scratch, Snapshot, needs};
+
+/// A snapshot of a guest that has filled memory with a pattern, which it goes through as it counts.
+fn packed(options: &[&str]) -> Snapshot {
+    let mut guest = Boot::linux().vcpus(2).start();
+    guest.wait_until_ready();
+    guest.order("fill 48");
+    guest.order("count");
+    guest.next_number("count");
+    guest.snapshot_as(options)
+}
+
+/// All of its pattern is as it left it.
+fn checks(guest: &mut Guest) {
+    let answer = guest.order("check");
+    assert!(answer.iter().any(|line| line.starts_with("generation ")), "{answer:?}");
+    guest.next_number("count");
+    assert!(!guest.output().contains("corrupt"), "{}", guest.output());
+}
+
+#[test]
+fn it_finds_every_page_and_so_do_its_snapshots_and_clones() {
+    needs!(linux);
+    let snapshot = packed(&["--compress", "zstd", "--chunk-size", "32K"]);
+    let mut clones = [snapshot.restore(), snapshot.restore()];
+    clones.iter_mut().for_each(checks);
+    let [diff, again] =
+        [&["--diff"][..], &["--compress", "lz4"]].map(|options| clones[0].snapshot_as(options));
+    drop(clones);
+    for snapshot in [&diff, &again, &diff.merged()] {
+        checks(&mut snapshot.restore());
+    }
+}
+
+#[test]
+fn its_pager_is_killed_while_it_waits_for_memory() {
+    needs!(linux);
+    let (snapshot, scratch) = (packed(&["--compress", "lz4"]), Scratch::new());
+    let pagers = scratch.path("pagers");
+    let mut guest = snapshot.restore_as(&["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()]);
+    guest.next_number("count");
+    for _ in 0..3 {
+        let pager = volt_tests::processes_with(&pagers).pop().expect("a pager");
+        // Faults pile up in front of one that stands still; some it has read already.
+        rustix::process::kill_process(pager, Signal::STOP).unwrap();
+        guest.type_in("check\n");
+        guest.settled_output();
+        rustix::process::kill_process(pager, Signal::KILL).unwrap();
+        guest.next_line("generation ");
+        guest.next_line("ok check");
+        checks(&mut guest);
+        // None of what is to come is there yet.
+        guest = snapshot.restore_as(&["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()]);
+        guest.next_number("count");
+    }
+}

@@ -1,0 +1,184 @@
+//! A Linux that steps through its memory all the while, checking and changing it, is snapshotted, forked and rewound without being
+//! stopped.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use volt_tests::{
+    Boot, Guest, Recorder, Scratch, Snapshot as Taken, generations, needs, numbers, wait_until,
+};
+use volt_vmm::{Kind, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm, snapshot};
+
+/// MiB that it steps through, 2 at a time.
+const MIB: u64 = 8;
+
+/// A Linux in this process.
+struct Linux {
+    vm: Vm,
+    said: Recorder,
+}
+
+impl Linux {
+    /// One that counts.
+    fn counting() -> Self {
+        let file = |variable| PathBuf::from(std::env::var_os(variable).unwrap());
+        let said = Recorder::default();
+        let builder = Vm::builder().kernel(file("VOLT_KERNEL")).initrd(file("VOLT_INITRD"));
+        let vm = builder.memory_mib(96).console(said.console()).start().unwrap();
+        said.wait_for("volt-init: ready");
+        let linux = Self { vm, said };
+        linux.order(&format!("fill {MIB}"));
+        linux.order("count");
+        linux.counts_on(3);
+        linux
+    }
+
+    fn of(snapshot: &Snapshot) -> Self {
+        let said = Recorder::default();
+        let options = RestoreOptions { console: said.console(), rewindable: true, ..Default::default() };
+        Self { vm: snapshot.restore_with(options).unwrap(), said }
+    }
+
+    /// Gives its init an order, waits until it is carried out, and gives what was said meanwhile.
+    fn order(&self, order: &str) -> String {
+        let from = self.said.text().len();
+        let name = order.split(' ').next().unwrap();
+        let (done, failed) = (format!("ok {name}\n"), format!("error {name}"));
+        self.vm.type_in(format!("{order}\n").as_bytes()).unwrap();
+        wait_until(order, || self.said.text()[from..].replace('\r', "").contains(&done));
+        let answer = self.said.text()[from..].replace('\r', "");
+        assert!(!answer.contains(&failed), "{answer}");
+        answer
+    }
+
+    /// Waits until it has counted so much further. Gives the first number that it came to.
+    fn counts_on(&self, by: usize) -> u64 {
+        let from = self.said.text().rfind('\n').map_or(0, |at| at + 1);
+        let numbers = || numbers(&self.said.text()[from..].replace('\r', ""), "count");
+        wait_until("it counts on", || numbers().len() >= by);
+        numbers()[0]
+    }
+
+    /// All of its memory holds what it should, and all of it that it has stepped through since it was restored did.
+    fn is_whole(&self) {
+        self.counts_on(MIB as usize / 2 + 1);
+        self.order("check");
+        assert!(!self.said.text().contains("corrupt"), "{}", self.said.text());
+    }
+}
+
+fn store(scratch: &Scratch) -> Store {
+    Store::open(&format!("file://{}", scratch.directory().display())).unwrap()
+}
+
+#[test]
+fn many_diffs_in_a_row_of_a_guest_at_work() {
+    needs!(linux);
+    let scratch = Scratch::new();
+    let store = store(&scratch);
+    let linux = Linux::counting();
+    let take = |kind, name: &str| {
+        let options = SnapshotOptions { kind, ..Default::default() };
+        linux.vm.snapshot_with(&store, name, &options).unwrap();
+    };
+    take(Kind::Full, "base");
+    for number in 1..=generations() {
+        take(Kind::Diff, "diff");
+        if number % 5 == 0 && number <= 20 {
+            Linux::of(&Snapshot::open(&store, "diff").unwrap()).is_whole();
+        }
+        fs::remove_dir_all(scratch.path("diff")).unwrap();
+    }
+    linux.is_whole();
+    linux.vm.pause().unwrap();
+    take(Kind::Diff, "last");
+    take(Kind::Full, "full");
+    snapshot::merge(&Snapshot::open(&store, "last").unwrap(), &store, "merged").unwrap();
+    let memory = |name| fs::read(scratch.path(name).join("memory.snap")).unwrap();
+    assert!(memory("merged") == memory("full"), "byte for byte");
+}
+
+#[test]
+fn it_becomes_eight_that_go_their_own_ways() {
+    needs!(linux);
+    let parent = Linux::counting();
+    let fork = |parent: &Linux, count: usize| {
+        let before = parent.counts_on(1);
+        let here = parent.vm.snapshot_in_memory().unwrap();
+        let children: Vec<_> = (0..count).map(|_| Linux::of(&here)).collect();
+        for (number, child) in children.iter().enumerate() {
+            assert!(child.counts_on(1) > before, "from where the parent was");
+            child.order(&format!("write /own {number}"));
+        }
+        for (number, child) in children.iter().enumerate() {
+            child.is_whole();
+            assert!(child.order("read /own").contains(&format!("{number}\n")), "each has its own");
+        }
+        children
+    };
+    let mut children = fork(&parent, 8);
+    parent.is_whole();
+    drop(parent);
+    let child = children.swap_remove(3);
+    drop(children);
+    for grandchild in fork(&child, 2) {
+        grandchild.order("poweroff");
+        grandchild.vm.wait().unwrap();
+    }
+    child.is_whole();
+}
+
+#[test]
+fn it_is_rewound_many_times() {
+    needs!(linux);
+    let scratch = Scratch::new();
+    let parent = Linux::counting();
+    parent.vm.snapshot(&store(&scratch), "warm").unwrap();
+    drop(parent);
+    let linux = Linux::of(&Snapshot::open(&store(&scratch), "warm").unwrap());
+    let first = linux.counts_on(1);
+    for round in 0..generations().div_ceil(2) {
+        linux.order(&format!("write /round {round}"));
+        linux.vm.rewind().unwrap();
+        // What was on its way out when it was rewound may come first.
+        wait_until("it counts from there again", || linux.counts_on(1).abs_diff(first) <= 2);
+    }
+    linux.is_whole();
+    linux.vm.rewind().unwrap();
+    linux.is_whole();
+    linux.order("poweroff");
+    linux.vm.wait().unwrap();
+}
+
+#[test]
+fn a_trimmed_snapshot_lacks_the_page_cache_and_nothing_else() {
+    needs!(linux);
+    const KIB: u64 = 48 << 10;
+    let scratch = Scratch::new();
+    let image = scratch.fresh("image");
+    fs::File::create(&image).unwrap().set_len(KIB << 10).unwrap();
+    let disk = format!("path={}", image.display());
+    let boot = Boot::linux().memory("256M").device(["--balloon", "statistics=1"]).device(["--disk", &disk]);
+    let mut guest = boot.start();
+    guest.wait_until_ready();
+    guest.order("fill 16");
+    guest.order(&format!("put /dev/vda {KIB} 7"));
+    let told = |guest: &Guest| guest.ask("GET", "/balloon/statistics", "").1.contains("available_memory");
+    wait_until("the guest tells of its memory", || told(&guest));
+    let stored = |taken: &Taken| fs::metadata(taken.memory_path()).unwrap().blocks() / 2;
+    let all = stored(&guest.snapshot());
+    let trimmed = guest.snapshot_as(&["--trim"]);
+    // Some is left to it, for whatever it does meanwhile.
+    assert!(stored(&trimmed) + KIB / 2 < all, "{} KiB trimmed, {all} without", stored(&trimmed));
+    // The guest has its memory back, and its disk's content.
+    guest.order("fill 128");
+    guest.order("check");
+    drop(guest);
+    let mut clone = trimmed.restore();
+    clone.order("check");
+    clone.order("fill 128");
+    clone.order(&format!("verify /dev/vda {KIB} 7"));
+    clone.order("check");
+    assert!(!clone.output().contains("corrupt"), "{}", clone.output());
+}

@@ -1,0 +1,338 @@
+//! VMs in processes of their own that share a pager: what it has read is there for all, it may die, and it can be fooled by nobody.
+
+use std::fs::{self, File};
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType,
+};
+use rustix::process::{Pid, Signal};
+use volt_tests::boot::binary;
+use volt_tests::scratch::list;
+use volt_tests::{Guest, Scratch, Snapshot, needs, numbers, wait_until};
+
+use crate::restoring::goes_on_from;
+
+const MIB: u64 = 8;
+
+/// A packed snapshot, all that its guest had said, and a directory for pagers.
+struct Shared {
+    scratch: Scratch,
+    snapshot: Snapshot,
+    before: String,
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self::of(MIB)
+    }
+
+    fn of(mib: u64) -> Self {
+        let mut guest = Guest::boot(&format!("count mib={mib}"));
+        while guest.next_number("count") < mib * 4 + 4 {} // all of its memory has been written by then
+        guest.pause();
+        let snapshot = guest.snapshot_as(&["--compress", "lz4", "--chunk-size", "16K"]);
+        Self { scratch: Scratch::new(), snapshot, before: guest.settled_output() }
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.scratch.path("pagers")
+    }
+
+    fn restore(&self, options: &[&str]) -> Guest {
+        let directory = self.directory();
+        let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap()];
+        self.snapshot.restore_as(&[&words, options].concat())
+    }
+
+    /// The processes that are pagers here.
+    fn pagers(&self) -> Vec<Pid> {
+        volt_tests::processes_with(&self.directory())
+    }
+
+    /// The one that there is: another, started at the same time, finds the place claimed and goes.
+    fn pager(&self) -> Pid {
+        wait_until("there is one pager", || self.pagers().len() == 1);
+        self.pagers()[0]
+    }
+
+    fn kill_pager(&self) {
+        rustix::process::kill_process(self.pager(), Signal::KILL).unwrap();
+    }
+
+    fn socket(&self) -> PathBuf {
+        let names = list(&self.directory());
+        let name = names.iter().find(|name| !name.ends_with(".lock")).expect("a socket");
+        self.directory().join(name)
+    }
+}
+
+/// The memfd under a guest's memory, by its number.
+fn base_of(guest: &Guest) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
+    let mut bases: Vec<String> = maps
+        .lines()
+        .filter(|line| line.contains("memfd:volt-ram"))
+        .map(|line| line.split_whitespace().nth(4).unwrap().to_owned())
+        .collect();
+    bases.dedup();
+    bases
+}
+
+/// Through all of its memory, twice.
+fn goes_on(guest: &mut Guest) {
+    let first = guest.next_number("count");
+    while guest.next_number("count") < first + 2 * MIB * 4 {}
+    assert!(!guest.output().contains("WRONG"), "{}", guest.output());
+}
+
+fn counts(guest: &mut Guest, times: usize) {
+    (0..times).for_each(|_| assert!(guest.next_number("count") > 0));
+}
+
+#[test]
+fn processes_share_one_pager_and_what_it_has_read() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let mut guests: Vec<_> = (0..6).map(|_| shared.restore(&[])).collect();
+    guests.iter_mut().for_each(|guest| goes_on_from(&shared.before, guest));
+    let pager = shared.pager();
+    let bases: Vec<_> = guests.iter().map(base_of).collect();
+    assert!(bases[0].len() == 1 && bases.iter().all(|base| *base == bases[0]), "{bases:?}");
+    // Nobody but its user can have to do with it, and it is no child of a VM's terminal.
+    assert_eq!(fs::metadata(shared.directory()).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(rustix::process::getsid(Some(pager)).unwrap(), pager);
+    for guest in &mut guests {
+        guest.resume();
+        goes_on(guest);
+    }
+}
+
+#[test]
+fn one_that_was_started_before_is_used_and_goes_after_its_last_vm() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let directory = shared.directory();
+    let mut command = Command::new(binary());
+    command
+        .arg("pager")
+        .arg(shared.snapshot.directory())
+        .arg("--pager-dir")
+        .arg(&directory)
+        .args(["--linger", "1"]);
+    let mut pager = command.stdin(Stdio::null()).spawn().unwrap();
+    wait_until("it listens", || directory.exists() && list(&directory).len() == 2);
+    let mut guest = shared.restore(&[]);
+    goes_on_from(&shared.before, &mut guest);
+    assert_eq!(shared.pager(), Pid::from_child(&pager));
+    // Another finds that there is one, and goes.
+    let again = Command::new(binary())
+        .arg("pager")
+        .arg(shared.snapshot.directory())
+        .arg("--pager-dir")
+        .arg(&directory)
+        .status()
+        .unwrap();
+    assert!(again.success());
+    drop(guest);
+    assert!(pager.wait().unwrap().success());
+    assert!(list(&directory).is_empty(), "{:?}", list(&directory));
+}
+
+#[test]
+fn a_pager_that_is_killed_is_replaced_and_no_page_is_wrong() {
+    needs!(kvm);
+    let shared = Shared::of(32);
+    let mut guests = [shared.restore(&[]), shared.restore(&[])];
+    for _ in 0..5 {
+        guests.iter_mut().for_each(|guest| counts(guest, 1));
+        let killed = shared.pager();
+        shared.kill_pager();
+        guests.iter_mut().for_each(|guest| counts(guest, 5));
+        // One that comes meanwhile, before or after those that were there.
+        let mut late = shared.restore(&[]);
+        goes_on_from(&shared.before, &mut late);
+        wait_until("there is another", || shared.pagers().iter().any(|pager| *pager != killed));
+    }
+    for guest in &mut guests {
+        goes_on(guest);
+        let full = guest.snapshot();
+        goes_on(&mut full.restore());
+    }
+}
+
+#[test]
+fn without_a_pager_the_guest_ends_and_says_so() {
+    needs!(kvm);
+    let shared = Shared::of(32);
+    // An emulated processor takes its time to start one.
+    let patience = if std::env::var_os("VOLT_LAB").is_some() { "30" } else { "1" };
+    let mut guest = shared.restore(&["--pager-patience", patience]);
+    guest.next_number("count");
+    guest.pause();
+    // Where it would be, nothing can be any more.
+    fs::remove_dir_all(shared.directory()).unwrap();
+    File::create(shared.directory()).unwrap();
+    let pagers = shared.pagers();
+    rustix::process::kill_process(pagers[0], Signal::KILL).unwrap();
+    let outcome = guest.wait_exit();
+    outcome.complained(&["its memory cannot be had: the pager has died, and there is no other"]);
+    assert_eq!(outcome.status, 5, "{outcome:?}");
+    assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
+}
+
+#[test]
+fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let mut first = shared.restore(&[]);
+    goes_on(&mut first);
+    let path = shared.snapshot.memory_path();
+    let file = File::options().write(true).open(&path).unwrap();
+    let end = fs::metadata(&path).unwrap().len() - 20 * 4096;
+    // Another file for the file system, for it was changed: another pager, with nothing read yet.
+    file.write_all_at(&vec![0x5a; end as usize], 0).unwrap();
+    let mut damaged = shared.restore(&[]);
+    let outcome = damaged.wait_exit();
+    outcome.complained(&["its memory cannot be had", path.to_str().unwrap(), "is damaged in chunk"]);
+    assert_eq!((outcome.status, outcome.stdout.contains("WRONG")), (5, false), "{outcome:?}");
+    assert_eq!(shared.pagers().len(), 2);
+    goes_on(&mut first);
+}
+
+#[test]
+fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
+    needs!(kvm);
+    let shared = Shared::of(32);
+    let mut guest = shared.restore(&[]);
+    guest.next_number("count");
+    let pager = shared.pager();
+    rustix::process::kill_process(pager, Signal::STOP).unwrap();
+    let said = guest.settled_output(); // it waits for memory
+    assert!(!said.contains("WRONG"));
+    guest.signal(Signal::TERM);
+    assert_eq!(guest.wait_exit().status, 143);
+    rustix::process::kill_process(pager, Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_pause_does_not_wait_for_memory_for_ever() {
+    needs!(kvm);
+    let shared = Shared::of(32);
+    let mut guest = shared.restore(&[]);
+    guest.next_number("count");
+    let pager = shared.pager();
+    rustix::process::kill_process(pager, Signal::STOP).unwrap();
+    guest.settled_output();
+    let (status, why) = guest.ask("PATCH", "/vm", r#"{"state":"Paused"}"#);
+    assert!(status == 400 && why.contains("has ended"), "{status} {why}");
+    let outcome = guest.wait_exit();
+    outcome.complained(&["its memory cannot be had: waited for a page"]);
+    assert_eq!(outcome.status, 5, "{outcome:?}");
+    rustix::process::kill_process(pager, Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_snapshot_of_one_is_that_of_a_guest_that_had_all_of_its_memory() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let of = |guest: &Guest| fs::read(guest.snapshot().memory_path()).unwrap();
+    let expected = of(&shared.snapshot.restore_as(&["--paused", "--unpack"]));
+    let guest = shared.restore(&["--paused"]);
+    assert!(of(&guest) == expected);
+    let other = shared.restore(&["--paused"]);
+    shared.kill_pager();
+    assert!(of(&other) == expected, "after its pager has died");
+    let diff = guest.snapshot_as(&["--diff"]);
+    assert!(fs::read(diff.merged().memory_path()).unwrap() == expected);
+}
+
+#[test]
+fn a_place_that_others_can_enter_is_refused() {
+    needs!(kvm);
+    let shared = Shared::of(2);
+    fs::create_dir(shared.directory()).unwrap();
+    fs::set_permissions(shared.directory(), fs::Permissions::from_mode(0o755)).unwrap();
+    let directory = shared.directory();
+    let options = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap()];
+    shared
+        .snapshot
+        .try_restore_as(&options)
+        .refused(&[directory.to_str().unwrap(), "that nobody else can enter"]);
+    let long = format!("/tmp/{}", "x".repeat(120));
+    let outcome =
+        shared.snapshot.try_restore_as(&["--pager", "shared", "--pager-dir", &long, "--pager-patience", "0"]);
+    outcome.refused(&["pager", &long]);
+    let _ = fs::remove_dir(long);
+}
+
+/// Says something to a pager, and hears what it says.
+fn say(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> String {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut room);
+    let fds: Vec<_> = fd.into_iter().collect();
+    if !fds.is_empty() {
+        beside.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    if rustix::net::sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut beside, SendFlags::NOSIGNAL)
+        .is_err()
+    {
+        return "gone".to_owned();
+    }
+    let mut answer = [0; 4096];
+    match rustix::net::recv(socket, &mut answer, RecvFlags::empty()) {
+        Ok((_, len)) if len > 0 => String::from_utf8_lossy(&answer[..len]).into_owned(),
+        _ => "gone".to_owned(),
+    }
+}
+
+#[test]
+fn nobody_s_lies_harm_another() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let mut guest = shared.restore(&["--paused"]);
+    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // it has its pager
+    let address = SocketAddrUnix::new(shared.socket()).unwrap();
+    let connect = || {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&socket, &address).unwrap();
+        socket
+    };
+    let len = 64_u64 << 20;
+    let base = format!(r#"{{"Base":{{"version":1,"memory_len":{len}}}}}"#);
+    let file = File::open("/proc/self/exe").unwrap();
+    for (asks, answer) in [
+        (vec!["rubbish".to_owned()], "gone"),
+        (vec!["x".repeat(4000)], "gone"),
+        (vec![r#"{"Base":{"version":2,"memory_len":1}}"#.to_owned()], "version 1"),
+        (vec![r#"{"Base":{"version":1,"memory_len":4096}}"#.to_owned()], "and not 4096"),
+        (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no base was asked for"),
+        (vec![r#""Complete""#.to_owned()], "gone"),
+        (vec![base.clone(), format!(r#"{{"Serve":{{"start":4097,"len":{len}}}}}"#)], "cannot be memory"),
+        (vec![base.clone(), r#"{"Serve":{"start":4096,"len":4096}}"#.to_owned()], "cannot be memory"),
+        (
+            vec![base.clone(), format!(r#"{{"Serve":{{"start":{},"len":{len}}}}}"#, u64::MAX - 4095)],
+            "cannot be memory",
+        ),
+        (vec![base.clone(), format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no userfaultfd"),
+    ] {
+        let socket = connect();
+        let (last, first) = asks.split_last().unwrap();
+        first.iter().for_each(|ask| assert_eq!(say(&socket, ask, None), r#""Done""#));
+        let fd = last.contains("Serve").then(|| file.as_fd());
+        let said = say(&socket, last, fd);
+        assert!(said.contains(answer), "{asks:?}: {said}");
+    }
+    // What it brings as its memory is none.
+    let said = say(&connect(), &base, Some(file.as_fd()));
+    assert!(said.contains("is no memory of a VM"), "{said}");
+    guest.resume();
+    goes_on(&mut guest);
+    assert!(!numbers(&guest.output(), "count").is_empty());
+}

@@ -1,0 +1,267 @@
+//! A restored VM goes back to its snapshot, in place.
+
+use std::fs;
+use std::path::PathBuf;
+
+use volt_tests::{Guest, Outcome, Recorder, Scratch, needs, numbers, small_guest, wait_until};
+use volt_vmm::config::devices::DiskConfig;
+use volt_vmm::config::{Devices, VmConfig};
+use volt_vmm::{IrqchipKind, Kind, RestoreOptions, RunState, Snapshot, SnapshotOptions, Store, Vm};
+
+/// A guest, and where its snapshots go.
+struct Place {
+    scratch: Scratch,
+    store: Store,
+}
+
+impl Place {
+    fn new() -> Self {
+        let scratch = Scratch::new();
+        let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+        Self { scratch, store }
+    }
+
+    /// Snapshots `vm` as `name`.
+    fn snapshot(&self, vm: &Vm, name: &str, kind: Kind) -> Snapshot {
+        vm.snapshot_with(&self.store, name, &SnapshotOptions { kind, ..Default::default() }).unwrap();
+        Snapshot::open(&self.store, name).unwrap()
+    }
+
+    fn memory(&self, name: &str) -> Vec<u8> {
+        fs::read(self.scratch.path(name).join("memory.snap")).unwrap()
+    }
+
+    /// What the vCPUs' registers are.
+    fn registers(&self, name: &str) -> Vec<serde_json::Value> {
+        let text = fs::read(self.scratch.path(name).join("state.json")).unwrap();
+        let state: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let vcpus = state["machine"]["vcpus"].as_array().unwrap();
+        vcpus.iter().flat_map(|vcpu| [vcpu["regs"].clone(), vcpu["sregs"].clone()]).collect()
+    }
+}
+
+/// A guest that goes through `mib` of memory, checks it and changes it, and has done so.
+fn counting(mib: u64, memory_mib: u64, vcpus: u8, irqchip: IrqchipKind) -> Vm {
+    let said = Recorder::default();
+    let builder = Vm::builder().kernel(small_guest()).cmdline(format!("count mib={mib}"));
+    let vm = builder.memory_mib(memory_mib).vcpus(vcpus).irqchip(irqchip).console(said.console());
+    let vm = vm.start().unwrap();
+    goes_on(&said, "count", 8 * mib);
+    vm
+}
+
+/// What it says from now on is `by` numbers on. Gives the second of them: where it was rewound the first may be what was left of two.
+fn goes_on(said: &Recorder, what: &str, by: u64) -> u64 {
+    let from = said.text().rfind('\n').map_or(0, |at| at + 1);
+    let numbers = || numbers(&said.text()[from..], what);
+    wait_until("it goes on", || numbers().len() as u64 > by + 1);
+    assert!(!said.text().contains("WRONG"), "{}", said.text());
+    numbers()[1]
+}
+
+fn restore(from: &Snapshot, rewindable: bool) -> (Recorder, Vm) {
+    let said = Recorder::default();
+    let options = RestoreOptions { console: said.console(), rewindable, ..Default::default() };
+    (said, from.restore_with(options).unwrap())
+}
+
+#[test]
+fn it_is_again_what_it_was_as_often_as_one_likes() {
+    needs!(kvm);
+    for (rewindable, irqchip) in [(true, IrqchipKind::Kernel), (false, IrqchipKind::Split)] {
+        let place = Place::new();
+        let warm = place.snapshot(&counting(4, 64, 1, irqchip), "warm", Kind::Full);
+        let (said, vm) = restore(&warm, rewindable);
+        let first = goes_on(&said, "count", 40);
+        for round in 0..50 {
+            let rewound = vm.rewind().unwrap();
+            assert!(rewound.pages >= 1024 || round > 0, "all that it goes through: {rewound:?}");
+            let again = goes_on(&said, "count", round % 5 * 10);
+            assert!(again.abs_diff(first) <= 2, "{first}, and then {again}");
+        }
+        vm.pause().unwrap();
+        assert_eq!(vm.rewind().unwrap().paused.as_nanos(), 0);
+        assert_eq!(vm.state(), RunState::Paused);
+        place.snapshot(&vm, "again", Kind::Full);
+        assert!(place.memory("again") == place.memory("warm"), "byte for byte");
+        assert_eq!(place.registers("again"), place.registers("warm"));
+        vm.resume().unwrap();
+        goes_on(&said, "count", 40);
+    }
+}
+
+#[test]
+fn nothing_but_what_was_written_is_put_back() {
+    needs!(kvm);
+    let place = Place::new();
+    let warm = place.snapshot(&counting(32, 128, 1, IrqchipKind::Kernel), "warm", Kind::Full);
+    let (said, vm) = restore(&warm, true);
+    goes_on(&said, "count", 2);
+    // Of 8,192 pages that it has, each number is 64.
+    let pages = vm.rewind().unwrap().pages;
+    assert!((64..4096).contains(&pages), "{pages}");
+    goes_on(&said, "count", 300);
+}
+
+#[test]
+fn vcpus_and_memory_above_4_gib_go_back_too() {
+    needs!(kvm);
+    let place = Place::new();
+    let warm = place.snapshot(&counting(8, 4096, 2, IrqchipKind::Kernel), "warm", Kind::Full);
+    let (said, vm) = restore(&warm, true);
+    for _ in 0..3 {
+        goes_on(&said, "count", 80);
+        vm.rewind().unwrap();
+    }
+    vm.pause().unwrap();
+    vm.rewind().unwrap();
+    place.snapshot(&vm, "again", Kind::Full);
+    assert_eq!(place.registers("again"), place.registers("warm"));
+    vm.resume().unwrap();
+    goes_on(&said, "count", 80);
+}
+
+/// Snapshots, diffs and forks know what was put back, and a rewind what they asked for.
+#[test]
+fn between_rewinds_it_is_a_vm_like_any_other() {
+    needs!(kvm);
+    let place = Place::new();
+    // So much that what it writes after one thing is not all that it had written before.
+    let parent = counting(16, 64, 1, IrqchipKind::Kernel);
+    place.snapshot(&parent, "base", Kind::Full);
+    let (said, between) = restore(&Snapshot::open(&place.store, "base").unwrap(), false);
+    goes_on(&said, "count", 20);
+    let warm = place.snapshot(&between, "diff", Kind::Diff);
+    let (said, vm) = restore(&warm, true);
+    goes_on(&said, "count", 7);
+    place.snapshot(&vm, "later", Kind::Full);
+    goes_on(&said, "count", 7);
+    let children = vm.fork([RestoreOptions::default()]).unwrap();
+    goes_on(&said, "count", 7);
+    vm.pause().unwrap();
+    vm.rewind().unwrap();
+    let rewound = place.snapshot(&vm, "rewound", Kind::Diff);
+    volt_vmm::snapshot::merge(&rewound, &place.store, "merged").unwrap();
+    volt_vmm::snapshot::merge(&warm, &place.store, "whole").unwrap();
+    place.snapshot(&vm, "full", Kind::Full);
+    for name in ["merged", "full"] {
+        assert!(place.memory(name) == place.memory("whole"), "{name}");
+    }
+    vm.resume().unwrap();
+    goes_on(&said, "count", 40);
+    // A child goes back to where it was born.
+    let child = &children[0];
+    child.pause().unwrap();
+    child.rewind().unwrap();
+    place.snapshot(child, "child", Kind::Full);
+    child.resume().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    child.pause().unwrap();
+    child.rewind().unwrap();
+    place.snapshot(child, "child again", Kind::Full);
+    assert!(place.memory("child") == place.memory("child again"));
+}
+
+fn with_disk(path: PathBuf, layer: Option<PathBuf>) -> Vm {
+    let mut config = VmConfig::new(small_guest());
+    config.boot.cmdline = "disk".to_owned();
+    let disk = serde_json::json!({ "id": "root", "path": path, "layer": layer });
+    let disk: DiskConfig = serde_json::from_value(disk).unwrap();
+    config.devices = Devices { disks: vec![disk], ..Default::default() };
+    let said = Recorder::default();
+    let vm = Vm::builder().config(config).console(said.console()).start().unwrap();
+    goes_on(&said, "sector", 70);
+    vm
+}
+
+#[test]
+fn what_was_written_to_the_layer_of_a_disk_is_taken_back() {
+    needs!(kvm);
+    let place = Place::new();
+    let (path, layer) = (place.scratch.path("image"), place.scratch.path("layer"));
+    fs::write(&path, vec![7; 1 << 20]).unwrap();
+    let warm = place.snapshot(&with_disk(path, Some(layer)), "warm", Kind::Full);
+    let (said, vm) = restore(&warm, true);
+    let first = goes_on(&said, "sector", 70);
+    for _ in 0..5 {
+        vm.rewind().unwrap();
+        let again = goes_on(&said, "sector", 70);
+        assert!(again.abs_diff(first) <= 2, "{first}, and then {again}");
+    }
+    vm.pause().unwrap();
+    vm.rewind().unwrap();
+    place.snapshot(&vm, "again", Kind::Full);
+    let layer = |name| fs::read(place.scratch.path(name).join("disk-root.layer")).unwrap();
+    // But for its header, where each layer's id is.
+    assert!(layer("again")[4096..] == layer("warm")[4096..]);
+}
+
+#[test]
+fn what_cannot_be_taken_back_is_named_and_the_guest_goes_on() {
+    needs!(kvm);
+    let place = Place::new();
+    let path = place.scratch.path("image");
+    fs::write(&path, vec![7; 1 << 20]).unwrap();
+    let booted = with_disk(path, None);
+    let error = booted.rewind().unwrap_err().to_string();
+    assert_eq!(error, "snapshot: only a VM that was restored from one can be rewound to it");
+    let warm = place.snapshot(&booted, "warm", Kind::Full);
+    drop(booted);
+    let (said, vm) = restore(&warm, true);
+    let error = vm.rewind().unwrap_err().to_string();
+    assert!(error.starts_with("disks: root: what is written to ") && error.contains("layer"), "{error}");
+    goes_on(&said, "sector", 70);
+    vm.stop();
+    assert!(vm.rewind().is_err());
+}
+
+#[test]
+fn a_vm_that_could_not_be_rewound_is_ended() {
+    needs!(kvm);
+    let place = Place::new();
+    let warm = place.snapshot(&counting(4, 64, 1, IrqchipKind::Kernel), "warm", Kind::Full);
+    // Whoever could write to it before can do so still.
+    let memory = place.scratch.path("warm").join("memory.snap");
+    let memory = fs::File::options().write(true).open(memory).unwrap();
+    let (said, vm) = restore(&warm, true);
+    goes_on(&said, "count", 40);
+    vm.pause().unwrap();
+    memory.set_len(0).unwrap();
+    let error = vm.rewind().unwrap_err().to_string();
+    assert!(error.contains("put it back"), "{error}");
+    let end = vm.wait_ending().unwrap_err();
+    let end = volt_vmm::report(&end);
+    assert!(end.contains("could not rewind the VM") && end.contains("put it back"), "{end}");
+}
+
+#[test]
+fn over_rest_and_on_the_command_line() {
+    needs!(kvm);
+    let mut guest = Guest::boot("count mib=4");
+    guest.wait_for("count 40");
+    let rewind = |guest: &Guest| {
+        let socket = guest.socket().to_str().unwrap().to_owned();
+        Outcome::of(["rewind", "--api-socket", &socket])
+    };
+    rewind(&guest).refused(&["only a VM that was restored from one can be rewound"]);
+    let mut clone = guest.snapshot().restore();
+    let first = clone.next_number("count");
+    while clone.next_number("count") < first + 40 {}
+    let held = |guest: &Guest, what: &str| {
+        let (status, answer) = guest.ask("GET", "/v1/vm/memory", "");
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str::<serde_json::Value>(&answer).unwrap()[what].as_u64().unwrap() >> 20
+    };
+    // What was frozen is the guest's, beside what it has written since, and a clone's base is the snapshot's.
+    assert!(held(&guest, "base_bytes") >= 4 && held(&guest, "private_bytes") >= 1, "twice for a while");
+    assert!(held(&clone, "base_bytes") >= 4 && held(&clone, "private_bytes") >= 4);
+    rewind(&clone).succeeded();
+    // What was on its way out comes first.
+    while clone.next_number("count") > first + 20 {}
+    let (status, answer) = clone.ask("PUT", "/v1/vm/rewind", "");
+    assert_eq!(status, 200, "{answer}");
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    assert!(answer["pages"].as_u64().unwrap() > 0 && answer["paused_us"].as_u64().unwrap() > 0, "{answer}");
+    while clone.next_number("count") < first + 40 {}
+    assert!(!clone.output().contains("WRONG"), "{}", clone.output());
+}
