@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use volt_benches::Result;
-use volt_benches::command_line::number;
+use volt_benches::command_line::{names, number, options};
 
 pub const HELP: &str = "\
 Measures how fast a Linux guest's virtio devices are under volt-vmm, beside the same guest under QEMU microvm.
@@ -46,9 +46,7 @@ impl Options {
     /// # Errors
     /// An option that does not exist, or a value that makes no sense.
     pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        // cargo bench adds the first.
-        let given: Vec<_> = arguments.filter(|argument| argument != "--bench").collect();
-        let mut options = Self {
+        let mut asked = Self {
             rounds: 7,
             ms: 500,
             only: ["disk", "net", "vsock"].map(str::to_owned).into(),
@@ -58,26 +56,24 @@ impl Options {
             initrd: None,
             images: None,
             qemu_iothread: false,
-            line: given.join(" "),
+            line: String::new(),
         };
-        let mut given = given.into_iter();
-        while let Some(option) = given.next() {
-            let mut value = || given.next().ok_or_else(|| format!("{option} takes a value"));
-            match option.as_str() {
-                "--rounds" => options.rounds = number(&value()?)?,
-                "--ms" => options.ms = number(&value()?)?,
-                "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
-                "--match" => options.part_of_name = value()?,
-                "--volt-vmm" => options.volt_vmm = Some(value()?.into()),
-                "--kernel" => options.kernel = Some(value()?.into()),
-                "--initrd" => options.initrd = Some(value()?.into()),
-                "--images" => options.images = Some(value()?.into()),
-                "--qemu-iothread" => options.qemu_iothread = true,
-                "--help" => return Ok(None),
-                _ => return Err(format!("{option}: no such option\n\n{HELP}")),
+        let line = options(arguments, HELP, |option, value| {
+            match option {
+                "--rounds" => asked.rounds = number(&value()?)?,
+                "--ms" => asked.ms = number(&value()?)?,
+                "--only" => asked.only = names(&value()?),
+                "--match" => asked.part_of_name = value()?,
+                "--volt-vmm" => asked.volt_vmm = Some(value()?.into()),
+                "--kernel" => asked.kernel = Some(value()?.into()),
+                "--initrd" => asked.initrd = Some(value()?.into()),
+                "--images" => asked.images = Some(value()?.into()),
+                "--qemu-iothread" => asked.qemu_iothread = true,
+                _ => return Ok(false),
             }
-        }
-        Ok(Some(options))
+            Ok(true)
+        })?;
+        Ok(line.map(|line| Self { line, ..asked }))
     }
 
     /// Whether a device is to be measured.

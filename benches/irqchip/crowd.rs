@@ -8,11 +8,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
+use volt_benches::machine::Machine;
 use volt_benches::stats::Times;
 use volt_benches::{OrSay, Result, limits};
 use volt_vmm::IrqchipKind;
 
-use crate::machine::Machine;
+use crate::MIB;
 use crate::options::ONE_OF_MANY;
 use crate::rivals::{BOTH, Rivals};
 
@@ -68,7 +69,7 @@ fn one_of_many(irqchip: IrqchipKind, wait: &PipeReader, say: &PipeWriter) -> Res
 /// # Errors
 /// It cannot make its VM.
 pub fn be_one_of_many(irqchip: IrqchipKind) -> Result<()> {
-    let machine = Machine::make(&Kvm::new().or_say("open /dev/kvm")?, irqchip, 1, 0)?;
+    let machine = Machine::make(&Kvm::new().or_say("open /dev/kvm")?, MIB, irqchip, 1, 0)?;
     let mut stdout = io::stdout();
     stdout.write_all(b".").and_then(|()| stdout.flush()).or_say("say that it is ready")?;
     let _ = io::stdin().read(&mut [0]).or_say("wait")?;
@@ -79,7 +80,7 @@ pub fn be_one_of_many(irqchip: IrqchipKind) -> Result<()> {
 /// All in this process, each closed by a thread of its own.
 fn threads(irqchip: IrqchipKind, vms: usize) -> Result<Duration> {
     let kvm = Kvm::new().or_say("open /dev/kvm")?;
-    let machines = (0..vms).map(|_| Machine::make(&kvm, irqchip, 1, 0)).collect::<Result<Vec<_>>>()?;
+    let machines = (0..vms).map(|_| Machine::make(&kvm, MIB, irqchip, 1, 0)).collect::<Result<Vec<_>>>()?;
     let barrier = Barrier::new(vms + 1);
     let start = thread::scope(|scope| {
         for machine in machines {

@@ -1,10 +1,9 @@
 //! What the irqchip costs an empty VM: made and closed one at a time, and a thousand closed at once. See [`options::HELP`].
 //!
-//! `machine` makes VMs of KVM's calls alone, `single` and `crowd` measure those, `library` what a user of volt-vmm sees of it.
+//! `single` and `crowd` measure VMs of KVM's calls alone, `library` what a user of volt-vmm sees of it.
 
 mod crowd;
 mod library;
-mod machine;
 mod options;
 mod rivals;
 mod single;
@@ -14,6 +13,9 @@ use std::time::Duration;
 
 use options::{Do, Options};
 use volt_benches::{Result, command_line, host, process};
+
+/// Memory of a VM.
+const MIB: u64 = 128;
 
 /// The same as in the binary `volt-vmm`.
 #[global_allocator]

@@ -1,7 +1,7 @@
 //! What the benchmark is asked for.
 
 use volt_benches::Result;
-use volt_benches::command_line::number;
+use volt_benches::command_line::{number, numbers, options};
 use volt_vmm::IrqchipKind;
 
 pub const HELP: &str = "\
@@ -48,9 +48,7 @@ impl Options {
     /// # Errors
     /// An option that does not exist, or a value that makes no sense.
     pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        // cargo bench adds the first.
-        let mut given = arguments.filter(|argument| argument != "--bench");
-        let mut options = Self {
+        let mut asked = Self {
             act: Do::Measure,
             runs: 100,
             vcpus: vec![1, 2, 4],
@@ -59,20 +57,19 @@ impl Options {
             pause_ms: 5,
             realtime: false,
         };
-        while let Some(option) = given.next() {
-            let mut value = || given.next().ok_or_else(|| format!("{option} takes a value"));
-            match option.as_str() {
-                "--runs" => options.runs = number(&value()?)?,
-                "--vcpus" => options.vcpus = value()?.split(',').map(number).collect::<Result<_>>()?,
-                "--vms" => options.vms = number(&value()?)?,
-                "--crowd-runs" => options.crowd_runs = number(&value()?)?,
-                "--pause" => options.pause_ms = number(&value()?)?,
-                "--realtime" => options.realtime = true,
-                ONE_OF_MANY => options.act = Do::OneOfMany(value()?.parse()?),
-                "--help" => return Ok(None),
-                _ => return Err(format!("{option}: no such option\n\n{HELP}")),
+        let line = options(arguments, HELP, |option, value| {
+            match option {
+                "--runs" => asked.runs = number(&value()?)?,
+                "--vcpus" => asked.vcpus = numbers(&value()?)?,
+                "--vms" => asked.vms = number(&value()?)?,
+                "--crowd-runs" => asked.crowd_runs = number(&value()?)?,
+                "--pause" => asked.pause_ms = number(&value()?)?,
+                "--realtime" => asked.realtime = true,
+                ONE_OF_MANY => asked.act = Do::OneOfMany(value()?.parse()?),
+                _ => return Ok(false),
             }
-        }
-        Ok(Some(options))
+            Ok(true)
+        })?;
+        Ok(line.map(|_| asked))
     }
 }

@@ -5,10 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
+use volt_benches::machine::Machine;
 use volt_benches::stats::Times;
 use volt_benches::{OrSay, Result};
 
-use crate::machine::Machine;
+use crate::MIB;
 use crate::rivals::{BOTH, Rivals};
 
 /// How long a VM lives that is not closed as soon as it is made: long enough for what its making left behind to be over.
@@ -46,7 +47,7 @@ pub fn measure(vcpus: &[u8], runs: usize, pause: Duration) -> Result<Rivals> {
         for _ in 0..runs {
             for (at, irqchip) in BOTH.into_iter().enumerate() {
                 let start = Instant::now();
-                let machine = Machine::make(&kvm, irqchip, shape.vcpus, shape.ioeventfds)?;
+                let machine = Machine::make(&kvm, MIB, irqchip, shape.vcpus, shape.ioeventfds)?;
                 made[at].add(start.elapsed());
                 thread::sleep(shape.life);
                 let start = Instant::now();

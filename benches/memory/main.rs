@@ -1,29 +1,31 @@
 //! What snapshots, forks and pools cost a guest and whoever waits for one. See [`HELP`].
 //!
-//! `pause` measures snapshots of a guest that writes all the time, `birth` how soon a VM is there, `guest` runs them.
+//! `pause` measures snapshots of a guest that writes all the time, `birth` how soon a VM is there, `rewind` how soon it is again what it was;
+//! `guest` runs them.
 
 mod birth;
 mod guest;
 mod pause;
+mod rewind;
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use volt_benches::command_line::{self, number};
+use volt_benches::command_line::{self, names, number, numbers, options};
 use volt_benches::scratch::Scratch;
 use volt_benches::{OrSay, Result, host};
 
 const DOCUMENT: &str = "../docs/benchmarks-memory.md";
 
 const HELP: &str = "\
-Measures how long a guest stands still for a snapshot, and how soon a restored or forked VM runs.
+Measures how long a guest stands still for a snapshot, how soon a restored or forked VM runs, and how soon a VM is rewound.
 
 cargo bench -p volt-benches --bench memory [-- OPTION...]
 
   --runs N          runs of each (default 40)
   --touched LIST    MiB that the guest has touched (default 128,4096)
-  --only LIST       of pause, birth (default both)
+  --only LIST       of pause, birth, rewind (default all)
   --write-docs      put the result in docs/benchmarks-memory.md
   --help";
 
@@ -42,30 +44,24 @@ struct Options {
 
 impl Options {
     fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        // cargo bench adds the first.
-        let given: Vec<_> = arguments.filter(|argument| argument != "--bench").collect();
-        let mut options = Self {
+        let mut asked = Self {
             runs: 40,
             touched_mib: vec![128, 4096],
-            only: ["pause", "birth"].map(str::to_owned).into(),
+            only: ["pause", "birth", "rewind"].map(str::to_owned).into(),
             write_docs: false,
-            line: given.join(" "),
+            line: String::new(),
         };
-        let mut given = given.into_iter();
-        while let Some(option) = given.next() {
-            let mut value = || given.next().ok_or_else(|| format!("{option} needs a value"));
-            match option.as_str() {
-                "--runs" => options.runs = number(&value()?)?,
-                "--touched" => {
-                    options.touched_mib = value()?.split(',').map(number).collect::<Result<_>>()?
-                }
-                "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
-                "--write-docs" => options.write_docs = true,
-                "--help" => return Ok(None),
-                _ => return Err(format!("{option}: no such option; --help lists them")),
+        let line = options(arguments, HELP, |option, value| {
+            match option {
+                "--runs" => asked.runs = number(&value()?)?,
+                "--touched" => asked.touched_mib = numbers(&value()?)?,
+                "--only" => asked.only = names(&value()?),
+                "--write-docs" => asked.write_docs = true,
+                _ => return Ok(false),
             }
-        }
-        Ok(Some(options))
+            Ok(true)
+        })?;
+        Ok(line.map(|line| Self { line, ..asked }))
     }
 }
 
@@ -91,6 +87,10 @@ fn run(options: &Options) -> Result<()> {
     if options.only.iter().any(|part| part == "birth") {
         let table = birth::measure(&scratch, options.runs)?;
         let _ = writeln!(text, "\n## How soon a VM runs\n\n{}\n\n{table}", birth::ABOUT);
+    }
+    if options.only.iter().any(|part| part == "rewind") {
+        let table = rewind::measure(&scratch, options.runs)?;
+        let _ = writeln!(text, "\n## How soon a VM is again what it was\n\n{}\n\n{table}", rewind::ABOUT);
     }
     println!("{text}");
     if options.write_docs {

@@ -118,7 +118,8 @@ fn take_one(vm: &volt_vmm::Vm, store: &Store, kind: Kind) -> Result<Course> {
     // A diff's base is of no more use here than its name; what was there before goes.
     let path = store.path_of(&name).or_say("name a snapshot")?;
     let _ = std::fs::remove_dir_all(path);
-    vm.snapshot_with(store, &name, &SnapshotOptions { kind, packing: None }).or_say("take a snapshot")
+    vm.snapshot_with(store, &name, &SnapshotOptions { kind, ..SnapshotOptions::default() })
+        .or_say("take a snapshot")
 }
 
 #[allow(unsafe_code)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use volt_benches::Result;
-use volt_benches::command_line::number;
+use volt_benches::command_line::{names, number, numbers, options};
 
 pub const HELP: &str = "\
 Measures packed memory: how small it gets and how fast a chunk is decoded, by chunk size and codec; how fast memory is packed,
@@ -42,38 +42,34 @@ impl Options {
     /// # Errors
     /// An option that does not exist, or a value that makes no sense.
     pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        // cargo bench adds the first.
-        let given: Vec<_> = arguments.filter(|argument| argument != "--bench").collect();
-        let mut options = Self {
+        let mut asked = Self {
             memory: PathBuf::new(),
             rounds: 5,
             chunks: (2..=11).map(|log| 1024 << log).collect(),
             only: ["chunks", "packing", "index", "checksums"].map(str::to_owned).into(),
             realtime: false,
             write_docs: false,
-            line: given.join(" "),
+            line: String::new(),
         };
-        let mut given = given.into_iter();
-        while let Some(option) = given.next() {
-            let mut value = || given.next().ok_or_else(|| format!("{option} takes a value"));
-            match option.as_str() {
-                "--memory" => options.memory = value()?.into(),
-                "--rounds" => options.rounds = number(&value()?)?,
+        let line = options(arguments, HELP, |option, value| {
+            match option {
+                "--memory" => asked.memory = value()?.into(),
+                "--rounds" => asked.rounds = number(&value()?)?,
                 "--chunks" => {
-                    let kib = value()?.split(',').map(number::<u32>).collect::<Result<Vec<_>>>()?;
-                    options.chunks = kib.into_iter().map(|kib| kib.saturating_mul(1024)).collect();
+                    let kib = numbers::<u32>(&value()?)?;
+                    asked.chunks = kib.into_iter().map(|kib| kib.saturating_mul(1024)).collect();
                 }
-                "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
-                "--realtime" => options.realtime = true,
-                "--write-docs" => options.write_docs = true,
-                "--help" => return Ok(None),
-                _ => return Err(format!("{option}: no such option\n\n{HELP}")),
+                "--only" => asked.only = names(&value()?),
+                "--realtime" => asked.realtime = true,
+                "--write-docs" => asked.write_docs = true,
+                _ => return Ok(false),
             }
-        }
-        if options.memory.as_os_str().is_empty() {
+            Ok(true)
+        })?;
+        if line.is_some() && asked.memory.as_os_str().is_empty() {
             return Err(format!("--memory FILE is needed\n\n{HELP}"));
         }
-        Ok(Some(options))
+        Ok(line.map(|line| Self { line, ..asked }))
     }
 
     /// Whether a part is to be measured.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use volt_benches::Result;
-use volt_benches::command_line::number;
+use volt_benches::command_line::{names, number, numbers, options};
 
 pub const HELP: &str = "\
 Measures how long a restore takes, beside the floor: the same KVM calls and nothing else.
@@ -44,9 +44,7 @@ impl Options {
     /// # Errors
     /// An option that does not exist, or a value that makes no sense.
     pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        // cargo bench adds the first.
-        let given: Vec<_> = arguments.filter(|argument| argument != "--bench").collect();
-        let mut options = Self {
+        let mut asked = Self {
             runs: 100,
             memory_mib: vec![128, 512, 4096],
             only: ["whole", "devices", "library", "resident"].map(str::to_owned).into(),
@@ -55,27 +53,25 @@ impl Options {
             pause_ms: 5,
             realtime: false,
             write_docs: false,
-            line: given.join(" "),
+            line: String::new(),
         };
-        let mut given = given.into_iter();
-        while let Some(option) = given.next() {
-            let mut value = || given.next().ok_or_else(|| format!("{option} takes a value"));
-            match option.as_str() {
-                "--runs" => options.runs = number(&value()?)?,
+        let line = options(arguments, HELP, |option, value| {
+            match option {
+                "--runs" => asked.runs = number(&value()?)?,
                 "--memory" => {
-                    options.memory_mib = value()?.split(',').map(number).collect::<Result<_>>()?;
+                    asked.memory_mib = numbers(&value()?)?;
                 }
-                "--only" => options.only = value()?.split(',').map(str::to_owned).collect(),
-                "--qemu-runs" => options.qemu_runs = number(&value()?)?,
-                "--volt-vmm" => options.volt_vmm = Some(value()?.into()),
-                "--pause" => options.pause_ms = number(&value()?)?,
-                "--realtime" => options.realtime = true,
-                "--write-docs" => options.write_docs = true,
-                "--help" => return Ok(None),
-                _ => return Err(format!("{option}: no such option\n\n{HELP}")),
+                "--only" => asked.only = names(&value()?),
+                "--qemu-runs" => asked.qemu_runs = number(&value()?)?,
+                "--volt-vmm" => asked.volt_vmm = Some(value()?.into()),
+                "--pause" => asked.pause_ms = number(&value()?)?,
+                "--realtime" => asked.realtime = true,
+                "--write-docs" => asked.write_docs = true,
+                _ => return Ok(false),
             }
-        }
-        Ok(Some(options))
+            Ok(true)
+        })?;
+        Ok(line.map(|line| Self { line, ..asked }))
     }
 
     /// Whether a part is to be measured.

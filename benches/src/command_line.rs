@@ -31,10 +31,73 @@ pub fn run<Options>(
     }
 }
 
+/// Lets `take` have every option of a command line: its name, and what gives its value. It says whether there is such an option. Gives
+/// the command line again as it was, for the record, or nothing if help was asked for.
+///
+/// # Errors
+/// There is no such option, it has no value, or `take` refuses that.
+pub fn options(
+    arguments: impl Iterator<Item = String>,
+    help: &str,
+    mut take: impl FnMut(&str, &mut dyn FnMut() -> Result<String>) -> Result<bool>,
+) -> Result<Option<String>> {
+    // cargo bench adds the first.
+    let given: Vec<_> = arguments.filter(|argument| argument != "--bench").collect();
+    let line = given.join(" ");
+    let mut given = given.into_iter();
+    while let Some(option) = given.next() {
+        if option == "--help" {
+            return Ok(None);
+        }
+        let mut value = || given.next().ok_or_else(|| format!("{option} takes a value"));
+        if !take(&option, &mut value)? {
+            return Err(format!("{option}: no such option\n\n{help}"));
+        }
+    }
+    Ok(Some(line))
+}
+
+/// Names given as an option's value, with commas between them.
+#[must_use]
+pub fn names(text: &str) -> Vec<String> {
+    text.split(',').map(str::to_owned).collect()
+}
+
+/// Numbers given as an option's value, with commas between them.
+///
+/// # Errors
+/// As [`number`].
+pub fn numbers<T: FromStr>(text: &str) -> Result<Vec<T>> {
+    text.split(',').map(number).collect()
+}
+
 /// A number given as an option's value.
 ///
 /// # Errors
 /// It is none, or too large.
 pub fn number<T: FromStr>(text: &str) -> Result<T> {
     text.parse().map_err(|_| format!("{text:?} is not a number that this takes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(line: &str) -> Result<(Option<String>, Vec<u32>)> {
+        let mut found = Vec::new();
+        let words = line.split_whitespace().map(str::to_owned);
+        let line = options(words, "the help", |option, value| match option {
+            "--list" => Ok(numbers(&value()?).map(|list| found = list).is_ok()),
+            _ => Ok(false),
+        })?;
+        Ok((line, found))
+    }
+
+    #[test]
+    fn every_option_is_taken_or_refused() {
+        assert_eq!(read("--bench --list 1,20"), Ok((Some("--list 1,20".to_owned()), vec![1, 20])));
+        assert_eq!(read("--list 1 --help"), Ok((None, vec![1])));
+        assert_eq!(read("--list"), Err("--list takes a value".to_owned()));
+        assert_eq!(read("--lists 1"), Err("--lists: no such option\n\nthe help".to_owned()));
+    }
 }

@@ -5,6 +5,7 @@ pub mod command_line;
 pub mod first_byte;
 pub mod host;
 pub mod limits;
+pub mod machine;
 pub mod process;
 pub mod programs;
 pub mod scratch;

@@ -25,6 +25,11 @@ impl Times {
         self.0.is_empty()
     }
 
+    /// All, the shortest first.
+    pub fn each(&self) -> impl Iterator<Item = Duration> + '_ {
+        self.0.iter().copied()
+    }
+
     /// The shortest.
     #[must_use]
     pub fn min(&self) -> Duration {

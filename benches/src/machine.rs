@@ -8,10 +8,12 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VcpuFd, VmFd};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-use volt_benches::{OrSay, Result};
 use volt_vmm::IrqchipKind;
 
-const MEMORY: usize = 128 << 20;
+use crate::{OrSay, Result};
+
+/// More than any of them has.
+const MEMORY: usize = 4 << 30;
 const TSS_ADDRESS: usize = 0xfffb_d000;
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 const PINS: u64 = 24;
@@ -29,11 +31,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes one, with so many vCPUs and ioeventfds. A virtio device takes one of those for its driver's notifications.
+    /// Makes one, with `mib` of memory, so many vCPUs and ioeventfds. A virtio device takes one of those for its driver's notifications.
     ///
     /// # Errors
     /// KVM refuses.
-    pub fn make(kvm: &Kvm, irqchip: IrqchipKind, vcpus: u8, ioeventfds: u64) -> Result<Self> {
+    pub fn make(kvm: &Kvm, mib: u64, irqchip: IrqchipKind, vcpus: u8, ioeventfds: u64) -> Result<Self> {
         let vm = kvm.create_vm().or_say("create a VM")?;
         vm.set_identity_map_address(IDENTITY_MAP_ADDRESS).or_say("set the identity map's address")?;
         vm.set_tss_address(TSS_ADDRESS).or_say("set the TSS's address")?;
@@ -41,7 +43,7 @@ impl Machine {
             slot: 0,
             flags: 0,
             guest_phys_addr: 0,
-            memory_size: MEMORY as u64,
+            memory_size: (mib << 20).min(MEMORY as u64),
             userspace_addr: memory()?,
         };
         // SAFETY: the range stays mapped as long as this process lives, and nobody looks at what is in it.
@@ -83,7 +85,7 @@ fn memory() -> Result<u64> {
         }
     });
     if address == libc::MAP_FAILED as usize {
-        return Err("cannot map 128 MiB of memory".to_owned());
+        return Err("cannot map guest memory".to_owned());
     }
     Ok(address as u64)
 }

@@ -1,0 +1,57 @@
+//! Many forks alive at once in one process, as an embedder's may be.
+
+use kvm_ioctls::Kvm;
+use volt_benches::machine::Machine;
+use volt_benches::scratch::Scratch;
+use volt_benches::table::Table;
+use volt_benches::{OrSay, Result, limits};
+
+use crate::Options;
+use crate::guest::Guest;
+use crate::held::{Host, More, Process};
+
+pub const ABOUT: &str = "*Unique user memory* is what no other process maps (`Private_*` and `Swap` of `smaps_rollup`), the VMM's own among it: with them \
+alive less without them, for each. *Kernel* is what /proc/meminfo has of slab, kernel stacks, page tables, vmalloc and per-CPU memory, and *taken* how much less \
+memory is available, both for each. Every VM has run, and in one process each has answered. The floor is an empty VM by KVM's calls alone, of the same size.";
+
+/// Descriptors of a VM, its console and its share of all else.
+const DESCRIPTORS: u64 = 8;
+
+pub fn table() -> Table {
+    Table::new(&["KiB each", "alive", "unique user memory", "kernel", "taken"])
+}
+
+/// A row of the table.
+pub fn row(name: &str, count: usize, unique_kib: i64, more: More) -> [String; 5] {
+    let each = |kib: i64| format!("{:.0}", kib as f64 / count as f64);
+    [name.to_owned(), count.to_string(), each(unique_kib), each(more.kernel), each(more.taken)]
+}
+
+/// Measures empty VMs, and forks.
+///
+/// # Errors
+/// The host has no room for so many.
+pub fn measure(options: &Options, scratch: &Scratch, table: &mut Table) -> Result<()> {
+    limits::allow_descriptors(options.alive as u64 * DESCRIPTORS)?;
+    let kvm = Kvm::new().or_say("open /dev/kvm")?;
+    let make = || Machine::make(&kvm, options.memory_mib, options.irqchip, 1, 0);
+    table.row(of_many("floor: empty VMs in one process", options.alive, make, |_| Ok(()))?);
+    let parent = Guest::boot(options, scratch)?;
+    // What the first fork makes of the parent is not the others'.
+    parent.fork()?.answers()?;
+    table.row(of_many("forks in one process", options.alive, || parent.fork(), Guest::answers)?);
+    parent.answers()
+}
+
+fn of_many<T>(
+    name: &str,
+    count: usize,
+    make: impl Fn() -> Result<T>,
+    lives: impl Fn(&T) -> Result<()>,
+) -> Result<[String; 5]> {
+    let unique = || Ok::<_, String>(Process::this()?.unique_kib.cast_signed());
+    let (host, before) = (Host::now()?, unique()?);
+    let all = (0..count).map(|_| make()).collect::<Result<Vec<_>>>()?;
+    all.iter().try_for_each(lives)?;
+    Ok(row(name, count, unique()? - before, Host::now()?.since(host)))
+}
