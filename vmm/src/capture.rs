@@ -78,8 +78,9 @@ pub(crate) enum Wanted<'a> {
     WrittenAnd(&'a PageSet),
 }
 
-/// Captures a VM. `in_pause` does what else belongs to the same instant, before the state is saved. Nobody else captures it meanwhile. Whatever comes of it,
-/// `written` has the pages afterwards that were written since the VM was captured last: nobody else will hear of them.
+/// Captures a VM. `in_pause` does what else belongs to the same instant, before the state is saved. Nobody else captures it meanwhile.
+/// Whatever comes of it, `written` has the pages afterwards that were written since the VM was captured last: nobody else will hear of
+/// them.
 ///
 /// # Errors
 /// The VM has ended, the host refuses, or `in_pause` fails. The VM is as it was, and runs if it did.

@@ -19,9 +19,6 @@ use crate::cli::child_arguments;
 use crate::failure::Failure;
 use crate::start;
 
-/// This program, even if its file is another by now.
-const OURSELVES: &str = "/proc/self/exe";
-
 /// A child that is wanted.
 #[derive(Debug)]
 pub(crate) struct Wanted {
@@ -130,7 +127,7 @@ impl Child {
             None => None,
         };
         let made = output.as_ref().is_some_and(|(_, made)| *made);
-        let mut command = Command::new(OURSELVES);
+        let mut command = Command::new(start::PROGRAM);
         command.arg0("volt-vmm").args(child_arguments(&api_socket, &id));
         command.stdin(OwnedFd::from(far));
         command.stdout(output.map_or_else(Stdio::null, |(file, _)| file.into()));

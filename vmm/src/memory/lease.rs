@@ -7,6 +7,9 @@
 //!                └── waits ── the kernel says that someone wants to write ──┴──> all are told ──> the lease is given up
 //! ```
 //!
+//! A lease belongs to an open file description, as does who is told: every [`Lease`] opens the file once more, so that neither another VM
+//! of this process nor a child that was given the descriptor takes it away.
+//!
 //! Not every file can be held: another user's, one of a network file system, one that somebody has open for writing by now. That is
 //! logged, and such a file is trusted. One that fs-verity keeps from being written needs no lease.
 #![allow(unsafe_code)]
@@ -24,6 +27,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, SealFlags, StatxAttributes, StatxFlags, statx};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::sealing::own_description;
 use crate::sync::lock;
 
 /// `F_SETSIG` and `F_SETOWN_EX`, with its structure (include/uapi/asm-generic/fcntl.h).
@@ -74,6 +78,12 @@ pub struct Leases {
 }
 
 impl Leases {
+    /// Whether a file is among them.
+    #[must_use]
+    pub fn cover(&self, file: &Arc<File>) -> bool {
+        self.files.iter().any(|(held, _)| Arc::ptr_eq(held, file))
+    }
+
     /// Of these, which were just opened.
     ///
     /// # Errors
@@ -191,16 +201,17 @@ impl Shared {
             return Ok(());
         }
         let signals = block_signal()?;
-        let held = set_lease(file, libc::F_RDLCK);
+        let own = own_description(file)?;
+        let held = set_lease(&own, libc::F_RDLCK);
         if Content::of(file)? != opened {
             self.tell_all(file, "has been changed by another program since it was opened");
-            return held.and_then(|()| set_lease(file, libc::F_UNLCK));
+            return held;
         }
         held?;
         if wait(&signals, stop)? {
             self.tell_all(file, "is about to be changed by another program");
         }
-        set_lease(file, libc::F_UNLCK)
+        Ok(()) // closed, it is let go
     }
 
     fn tell_all(&self, file: &File, what: &str) {
@@ -244,7 +255,7 @@ fn block_signal() -> io::Result<OwnedFd> {
     }
 }
 
-/// Takes or gives up the lease, of which this thread is told.
+/// Takes the lease, of which this thread is told.
 fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
     let owner = Owner { kind: F_OWNER_TID, pid: rustix::thread::gettid().as_raw_nonzero().get() };
     // SAFETY: the calls take numbers, and one of them reads `owner`, which outlives it.
@@ -299,10 +310,11 @@ mod tests {
             Arc::new(Lease::hold(&self.file, self.opened).unwrap())
         }
 
-        /// Whether it is held, which is not at once.
-        fn wait_until_held(&self) {
-            // SAFETY: the call takes numbers.
-            while unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_GETLEASE) } != libc::F_RDLCK {
+        /// Waits until it is held `times`, which is not at once.
+        fn wait_until_held(&self, times: usize) {
+            let inode = format!(":{} ", self.file.metadata().unwrap().ino());
+            let is_ours = |line: &&str| line.contains("LEASE") && line.contains(&inode);
+            while std::fs::read_to_string("/proc/locks").unwrap().lines().filter(is_ours).count() != times {
                 thread::sleep(Duration::from_millis(1));
             }
         }
@@ -328,7 +340,7 @@ mod tests {
         let (listener, told) = listen(&lease);
         let (gone, not_told) = listen(&lease);
         drop(gone);
-        held.wait_until_held();
+        held.wait_until_held(1);
         // Those who read are let.
         assert_eq!(std::fs::read(&held.path).unwrap(), b"memory");
         // This one waits until all have been told.
@@ -367,8 +379,22 @@ mod tests {
     fn what_is_let_go_can_be_written() {
         let held = Held::new("let-go");
         let lease = held.hold();
-        held.wait_until_held();
+        held.wait_until_held(1);
         drop(lease);
         std::fs::write(&held.path, "other").unwrap();
+    }
+
+    /// As a VM and one that was forked from it, which have the same descriptor.
+    #[test]
+    fn who_lets_go_does_not_let_go_for_another() {
+        let held = Held::new("two");
+        let leases = [held.hold(), held.hold()];
+        held.wait_until_held(2);
+        let [stays, goes] = leases;
+        let (_listener, told) = listen(&stays);
+        drop(goes);
+        held.wait_until_held(1);
+        let _truncated = File::create(&held.path).unwrap();
+        assert!(told.try_recv().expect("told before").contains("is about to be changed"));
     }
 }

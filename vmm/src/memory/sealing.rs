@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags, SealFlags};
 use rustix::io::Errno;
@@ -10,15 +12,28 @@ use rustix::io::Errno;
 const ALL: SealFlags =
     SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// A page that somebody holds keeps a file from being sealed, and the kernel itself waits no longer than 0.15 s for it to be let go
+/// (`memfd_wait_for_pins` of mm/memfd.c). That is not long where a thread that is amidst a page fault has lost its processor to others.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Between two attempts, of which the kernel refuses some at once.
+const BETWEEN: Duration = Duration::from_millis(10);
+
 /// Sees to it that nobody changes a memfd any more. A file that cannot be sealed, such as one on a disk, stays as it is.
 ///
 /// # Errors
-/// Somebody has it mapped to write to it, or has a transfer to it under way (EBUSY).
+/// Somebody has it mapped to write to it, or has a transfer to it under way (EBUSY), and goes on for seconds.
 pub fn seal(file: &File) -> io::Result<()> {
     if !can_change(file)? {
         return Ok(());
     }
-    Ok(rustix::fs::fcntl_add_seals(file, ALL)?)
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match rustix::fs::fcntl_add_seals(file, ALL) {
+            Err(Errno::BUSY) if Instant::now() < until => thread::sleep(BETWEEN),
+            other => return Ok(other?),
+        }
+    }
 }
 
 /// Whether a file could be sealed and is not.
@@ -43,6 +58,14 @@ pub fn read_only(file: &File) -> io::Result<File> {
     if rustix::fs::fcntl_getfl(file)? & OFlags::RWMODE == OFlags::RDONLY {
         return file.try_clone();
     }
+    own_description(file)
+}
+
+/// The same file opened once more, to be read: an open file description that nobody shares (open(2)).
+///
+/// # Errors
+/// The host refuses.
+pub fn own_description(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into())
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 
 use super::PAGE;
@@ -25,6 +25,7 @@ use super::backing::fresh;
 use super::faults::Faults;
 use super::filler::{Filler, Hands};
 use super::paging::Paging;
+use super::sealing::read_only;
 use super::source::{Chunk, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
@@ -90,7 +91,7 @@ impl Service {
     /// As [`Service::new`].
     pub fn over(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
         let refused = |errno: Errno| Error::host("prepare to answer page faults", errno);
-        let base = read_only(&memfd)?;
+        let base = read_only(&memfd).map_err(|source| Error::host("open the memory that VMs are to share", source))?;
         let filler = Filler::new(memfd, source)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?;
@@ -262,13 +263,4 @@ fn zero(served: &Served, range: &Range<u64>) -> rustix::io::Result<()> {
         Err(Errno::SRCH) => Ok(()),
         other => other,
     }
-}
-
-/// The same file, through a descriptor that cannot be written to.
-fn read_only(memfd: &File) -> Result<File> {
-    use std::os::fd::AsRawFd;
-    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
-    rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map(File::from)
-        .map_err(|errno| Error::file("open", path, errno))
 }

@@ -14,7 +14,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::manifest::CRC;
-use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
 
 const MAGIC: &[u8; 8] = b"VOLTDIFF";
@@ -29,17 +28,12 @@ pub struct Listed {
     pub digest: u64,
 }
 
-/// Bytes of the bitmap.
-fn bitmap_len(memory: u64) -> u64 {
-    memory.div_ceil(PAGE * 64) * 8
-}
-
 /// Adds what stands behind the pages. They are there, and the file is as long as memory.
 ///
 /// # Errors
 /// The file system refuses.
 pub fn finish(file: &File, memory: u64, base: u64, Listed { pages, digest }: &Listed) -> io::Result<()> {
-    let mut end: Vec<u8> = pages.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+    let mut end: Vec<u8> = pages.bytes().collect();
     let facts = [memory, base, *digest];
     for word in [checksum(&end, facts)].into_iter().chain(facts) {
         end.extend(word.to_le_bytes());
@@ -53,7 +47,7 @@ pub fn finish(file: &File, memory: u64, base: u64, Listed { pages, digest }: &Li
 /// # Errors
 /// It cannot be read.
 pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, String>> {
-    let bitmap = bitmap_len(memory) as usize;
+    let bitmap = PageSet::bytes_len(memory) as usize;
     let found = file.metadata()?.len();
     let right = memory + (bitmap + TRAILER) as u64;
     if found != right {
@@ -61,14 +55,14 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, St
     }
     let mut end = vec![0; bitmap + TRAILER];
     file.read_exact_at(&mut end, memory)?;
-    let (words, trailer) = end.split_at(bitmap);
+    let (pages, trailer) = end.split_at(bitmap);
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
     let (trailer, magic) = trailer.split_at(TRAILER - MAGIC.len());
     if magic != MAGIC {
         return Ok(Err("does not end like a diff".to_owned()));
     }
     let [crc, of_memory, of_base, digest] = [0, 8, 16, 24].map(|at| word(&trailer[at..at + 8]));
-    if crc != checksum(words, [of_memory, of_base, digest]) {
+    if crc != checksum(pages, [of_memory, of_base, digest]) {
         return Ok(Err("has a damaged list of pages".to_owned()));
     }
     if (of_memory, of_base) != (memory, base) {
@@ -77,17 +71,13 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, St
         );
         return Ok(Err(problem));
     }
-    let mut pages = PageSet::none(memory);
-    pages.add_words(0, words.chunks_exact(8).map(word));
-    match pages.runs().last() {
-        Some(run) if run.end > memory => Ok(Err("has pages beyond the end of memory".to_owned())),
-        _ => Ok(Ok(Listed { pages, digest })),
-    }
+    let pages = PageSet::from_bytes(memory, pages).ok_or("has pages beyond the end of memory");
+    Ok(pages.map(|pages| Listed { pages, digest }).map_err(str::to_owned))
 }
 
-fn checksum(words: &[u8], facts: [u64; 3]) -> u64 {
+fn checksum(pages: &[u8], facts: [u64; 3]) -> u64 {
     let mut digest = CRC.digest();
-    digest.update(words);
+    digest.update(pages);
     facts.iter().for_each(|fact| digest.update(&fact.to_le_bytes()));
     digest.finalize()
 }
@@ -95,6 +85,7 @@ fn checksum(words: &[u8], facts: [u64; 3]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::PAGE;
 
     const MEMORY: u64 = 300 * PAGE;
 

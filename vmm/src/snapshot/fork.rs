@@ -41,7 +41,8 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
         true => (captured.base, Some(OtherPages { pages: Arc::new(captured.pages), file: copy })),
         false => (copy, None),
     };
-    Snapshot::in_memory((Metadata::of(&config)?, config, captured.state), memory, lineage, layers)
+    let held = history.origin.as_ref().map(|origin| &origin.files);
+    Snapshot::in_memory((Metadata::of(&config)?, config, captured.state), memory, lineage, layers, held)
 }
 
 /// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.

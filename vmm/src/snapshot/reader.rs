@@ -103,17 +103,20 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// One that is nowhere but here: what VMs are forked from.
+    /// One that is nowhere but here: what VMs are forked from. `held` is what VMs run from already, which may have its memory too.
     pub(super) fn in_memory(
         (metadata, config, machine): (Metadata, VmConfig, MachineState),
         (memory, over): (Arc<File>, Option<OtherPages>),
         lineage: Option<Lineage>,
         layers: BTreeMap<String, File>,
+        held: Option<&Arc<Leases>>,
     ) -> Result<Self> {
         let path = PathBuf::from("of a running VM");
+        let held = held.filter(|held| held.cover(&memory)).map(Arc::clone);
         let memory = Memory::Raw(memory, path.clone());
+        let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
         let layers = layers::Source::Held(layers);
-        let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
+        let machine = Arc::new(machine);
         Ok(Self { path, metadata, config, machine, memory, over, lineage, layers, files })
     }
 

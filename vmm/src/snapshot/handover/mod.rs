@@ -129,7 +129,7 @@ impl Snapshot {
             None => None,
         };
         sets.end()?;
-        Self::in_memory((metadata, config, machine), (base, over), lineage, layers)?.received()
+        Self::in_memory((metadata, config, machine), (base, over), lineage, layers, None)?.received()
     }
 }
 

@@ -49,7 +49,7 @@ fn snapshot() -> Snapshot {
     let lineage = Lineage { base, differ: Differ::NotBase(Some(set(&[3, 9, 11]))) };
     let layers = BTreeMap::from([("layered".to_owned(), file(b"layer"))]);
     let parts = (Metadata::of(&config).unwrap(), config, machine());
-    Snapshot::in_memory(parts, (Arc::new(file(b"base")), Some(over)), Some(lineage), layers).unwrap()
+    Snapshot::in_memory(parts, (Arc::new(file(b"base")), Some(over)), Some(lineage), layers, None).unwrap()
 }
 
 /// What the other side makes of what is sent.
