@@ -91,7 +91,8 @@ impl Service {
     /// As [`Service::new`].
     pub fn over(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
         let refused = |errno: Errno| Error::host("prepare to answer page faults", errno);
-        let base = read_only(&memfd).map_err(|source| Error::host("open the memory that VMs are to share", source))?;
+        let base = read_only(&memfd)
+            .map_err(|source| Error::host("open the memory that VMs are to share", source))?;
         let filler = Filler::new(memfd, source)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?;

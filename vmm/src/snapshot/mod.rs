@@ -20,6 +20,7 @@ pub mod reader;
 mod relative;
 pub(crate) mod rewind;
 pub mod verify;
+pub mod working_set;
 pub mod writer;
 
 pub use chunks::serve_pager;
@@ -31,6 +32,7 @@ pub use merge::merge;
 pub use pack::{Compression, Packing};
 pub use reader::{RestoreOptions, Snapshot};
 pub use rewind::Rewound;
+pub use working_set::WorkingSet;
 pub use writer::{Kind, SnapshotOptions};
 
 /// Everything but memory.
@@ -41,3 +43,5 @@ pub const MEMORY_FILE: &str = "memory.snap";
 pub const DIFF_FILE: &str = "memory.diff";
 /// Or this: the same memory in the format of [`pack`].
 pub const PACK_FILE: &str = "memory.pack";
+/// Which pages a restored guest touches first, in any of them, once that has been recorded (see [`working_set`]).
+pub const WORKING_SET_FILE: &str = "working-set";
