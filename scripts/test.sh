@@ -8,6 +8,7 @@ PATH=$PATH:$HOME/.cargo/bin
 LAB_SECONDS=2400
 LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
+LABS=2 # an emulated processor takes one of the host's
 GENERATIONS=10
 GENERATIONS_FULL=100
 TARGET=${CARGO_TARGET_DIR:-target}
@@ -78,35 +79,54 @@ natively() {
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations "$(readlink "$work/$1")"
 }
 
-# Each line with the seconds since the start before it: libtest does not tell how long a test took, and how far it had come
+# with_seconds WHO: each line with the seconds since the start, and who says it, before it: libtest does not tell how long a test took, and how far it had come
 # by when is what one wants to know of a run that did not end.
 with_seconds() {
     local started=$SECONDS line
-    while IFS= read -r line || [ -n "$line" ]; do printf '%5d s  %s\n' $((SECONDS - started)) "$line"; done
+    while IFS= read -r line || [ -n "$line" ]; do printf '%5d s  %s%s\n' $((SECONDS - started)) "$1" "$line"; done
 }
 
-# in_lab TEST...: one boot of the lab for all of them.
+# in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases.
 in_lab() {
-    local files=() test seconds=$LAB_SECONDS passt
+    local labs test lab status=0 running=()
+    labs=$(nproc)
+    [ "$labs" -lt "$LABS" ] || labs=$LABS
+    # One after the other, each to the next lab: what takes long stands together.
+    for test in "$@"; do "$work/$test" --list --format terse | sed -n "s/: test$//p" | sed "s/^/$test /"; done >"$work/cases"
+    for ((lab = 1; lab <= labs; lab++)); do
+        awk -v labs="$labs" -v lab="$lab" '(NR - lab) % labs == 0' "$work/cases" >"$work/cases-$lab"
+        { one_lab "$lab" "$@" 2>&1 | with_seconds "lab $lab: "; } &
+        running+=($!)
+    done
+    for lab in "${running[@]}"; do wait "$lab" || status=1; done
+    cat "$work"/skipped-in-lab-* >>"$skipped" 2>/dev/null
+    return "$status"
+}
+
+# one_lab NUMBER TEST...: one boot for all the cases in the list of this number.
+one_lab() {
+    local files=() test number=$1 seconds=$LAB_SECONDS passt
+    shift
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     # shellcheck disable=SC2016 # expanded in the lab
     scripts/lab.sh --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
         --file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd" \
-        --file "$(cat "$work/stock"):/lab/stock" --file "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs):/lab/mke2fs" --out /lab/skipped:"$work/skipped-in-lab" \
+        --file "$(cat "$work/stock"):/lab/stock" --file "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs):/lab/mke2fs" --out /lab/skipped:"$work/skipped-in-lab-$number" \
+        --file "$work/cases-$number:/lab/cases" \
         sh -c '
             mkdir /lab/scratch && : >/lab/skipped
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_SKIPPED=/lab/skipped VOLT_GENERATIONS=$1
             shift
             status=0
-            for test in "$@"; do /lab/tests/$test --test-threads=1 || status=1; done
+            for test in "$@"; do
+                cases=$(sed -n "s/^$test //p" /lab/cases)
+                [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --exact $cases || status=1
+            done
             exit $status
-        ' sh "$generations" "$@" 2>&1 | with_seconds
-    local status=${PIPESTATUS[0]}
-    [ ! -e "$work/skipped-in-lab" ] || cat "$work/skipped-in-lab" >>"$skipped"
-    return "$status"
+        ' sh "$generations" "$@"
 }
 
 # Why there can be no fuzzing, if there cannot.
@@ -124,11 +144,11 @@ no_fuzzing() {
 cargo_fuzz() {
     local command=$1
     shift
-    CARGO_TARGET_DIR=$PWD/tests/fuzz/target cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
+    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 10 cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
         --codegen-units 4 "$@"
 }
 
-# The lab has use for one processor; what is to be fuzzed is built on another meanwhile.
+# What the labs leave of the processors builds meanwhile what is to be fuzzed.
 begin_to_build_fuzz_targets() {
     ! no_fuzzing >/dev/null || return 0
     # A process group of its own, to be ended as one.

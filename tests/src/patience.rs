@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-/// The longest that anything may take which does happen; `VOLT_PATIENCE` overrides it, in seconds.
+/// The longest that anything may take which does happen; `VOLT_PATIENCE` overrides it, in seconds. A kernel's own threads may wait for a
+/// processor that others keep busy: those that end SRCU's grace periods have been seen to, for a minute, and with them a snapshot.
 #[must_use]
 pub fn patience() -> Duration {
     let given = std::env::var("VOLT_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
-    Duration::from_secs(given.unwrap_or(if in_lab() { 120 } else { 60 }))
+    Duration::from_secs(given.unwrap_or(if in_lab() { 240 } else { 180 }))
 }
 
 /// Whether the processor is emulated.

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ use crate::timing::step_done;
 
 /// How long a vCPU may wait for memory that is filled as it is needed once the VM has ended.
 const TO_END: Duration = Duration::from_secs(2);
+
+/// What a user would notice of a call that takes some ten milliseconds.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// Who runs the first vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,15 +169,23 @@ impl Shell {
 
     /// From now on [`Shell::take_dirty`] knows what is written to guest memory, whoever writes it. The guest may run. It goes on
     /// for good: a page costs the guest a fault when it first writes to it after it was asked for, and to change a slot takes some
-    /// ten milliseconds where the kernel has devices of the VM's.
+    /// ten milliseconds where the kernel has devices of the VM's. It ends with a grace period of SRCU (`kvm_swap_active_memslots` of
+    /// virt/kvm/kvm_main.c), which a kernel thread brings about that may wait long for a processor where there are too few.
     ///
     /// # Errors
     /// KVM refuses.
     pub fn watch_writes(&self) -> Result<()> {
         self.ram.watch_own_writes();
         if !self.logs_dirty.load(Ordering::Acquire) {
+            let began = Instant::now();
             set_slots(&self.vm, &self.ram, true)?;
             self.logs_dirty.store(true, Ordering::Release);
+            if began.elapsed() > SLOW {
+                log::warn!(
+                    "KVM took {:.1?} to begin its log of the pages that a guest writes",
+                    began.elapsed()
+                );
+            }
         }
         Ok(())
     }
