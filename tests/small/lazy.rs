@@ -125,6 +125,32 @@ fn nothing_is_fetched_that_is_not_touched() {
 }
 
 #[test]
+fn it_is_rewound_before_all_of_its_memory_is_there() {
+    needs!(kvm);
+    let warm = Warm::new();
+    for rewindable in [true, false] {
+        let (recorder, vm) = warm.restore(RestoreOptions { rewindable, ..RestoreOptions::default() });
+        for _ in 0..5 {
+            wait_until("it says a number", || last(&recorder) > 0);
+            wait_for(&recorder, last(&recorder) + MIB);
+            assert!(vm.rewind().unwrap().pages > 0);
+        }
+        vm.pause().unwrap();
+        vm.rewind().unwrap();
+        let memory = |vm: &Vm, name: &str| {
+            vm.snapshot(&store(&warm.scratch), name).unwrap();
+            fs::read(warm.scratch.path(name).join("memory.snap")).unwrap()
+        };
+        let whole = warm.restore(PAUSED(Unpack::AtOnce)).1;
+        let (rewound, whole) =
+            (memory(&vm, &format!("rewound-{rewindable}")), memory(&whole, &format!("whole-{rewindable}")));
+        assert!(rewound == whole, "byte for byte");
+        vm.resume().unwrap();
+        goes_on(&recorder);
+    }
+}
+
+#[test]
 fn vms_made_ahead_are_filled_as_they_touch_memory_too() {
     needs!(kvm);
     let warm = Warm::new();
