@@ -114,7 +114,10 @@ mod tests {
         assert!(data(&ram).is_empty() && private_pages(&ram).unwrap().is_empty());
         ram.guest().write_obj(1u8, GuestAddress(0x10_0000)).unwrap();
         ram.guest().write_obj(1u8, GuestAddress(0x10_1fff)).unwrap();
-        assert_eq!(data(&ram), vec![0x10_0000..0x10_2000]);
+        // More than was written where the host makes huge pages of shared memory.
+        let found = data(&ram);
+        assert!(found.len() == 1 && found[0].start <= 0x10_0000 && found[0].end >= 0x10_2000, "{found:x?}");
+        assert!(found[0].end <= 0x20_0000, "{found:x?}");
         assert!(private_pages(&ram).unwrap().is_empty(), "nothing is private yet");
 
         let clone = GuestRam::reserve(8 << 20).unwrap();
