@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
@@ -174,14 +174,19 @@ fn children_stand_still_until_they_are_resumed_if_that_is_wanted() {
     assert_eq!(children[0].output(), "");
 }
 
+/// A guest that writes to a disk `root` of 1 MiB, through a layer, and what lies under that.
+fn with_layer(scratch: &Scratch) -> (PathBuf, Guest) {
+    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+    fs::write(&base, vec![7; 1 << 20]).unwrap();
+    let words = format!("path={},layer={},id=root", base.display(), layer.display());
+    (base, Boot::small("disk").scratch(scratch).device(["--disk".to_owned(), words]).start())
+}
+
 #[test]
 fn each_child_has_a_disk_layer_of_its_own_over_what_the_parent_had_written() {
     needs!(kvm);
     let scratch = Scratch::new();
-    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
-    fs::write(&base, vec![7; 1 << 20]).unwrap();
-    let words = format!("path={},layer={},id=root", base.display(), layer.display());
-    let mut guest = Boot::small("disk").scratch(&scratch).device(["--disk".to_owned(), words]).start();
+    let (base, mut guest) = with_layer(&scratch);
     while guest.next_number("sector") < 70 {}
     let places = [scratch.fresh("mine"), scratch.fresh("yours")];
     let at = |place: &Path| json!({"overrides": {"disks": [{"id": "root", "layer": place}]}});
@@ -265,10 +270,7 @@ fn what_two_cannot_share_is_to_be_given() {
 fn one_that_cannot_be_leaves_none_of_them_and_no_file() {
     needs!(kvm);
     let scratch = Scratch::new();
-    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
-    fs::write(&base, vec![7; 1 << 20]).unwrap();
-    let words = format!("path={},layer={},id=root", base.display(), layer.display());
-    let mut guest = Boot::small("disk").scratch(&scratch).device(["--disk".to_owned(), words]).start();
+    let (_, mut guest) = with_layer(&scratch);
     guest.next_number("sector");
     fs::write(scratch.path("taken"), "precious").unwrap();
     fs::write(scratch.path("old.out"), "before\n").unwrap();

@@ -206,16 +206,21 @@ fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
     goes_on(&mut first);
 }
 
-#[test]
-fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
-    needs!(kvm);
-    let shared = Shared::of(32);
+/// A guest whose pager stands still.
+fn waits_for_memory(shared: &Shared) -> (Guest, Pid) {
     let mut guest = shared.restore(&[]);
     guest.next_number("count");
     let pager = shared.pager();
     rustix::process::kill_process(pager, Signal::STOP).unwrap();
-    let said = guest.settled_output(); // it waits for memory
-    assert!(!said.contains("WRONG"));
+    assert!(!guest.settled_output().contains("WRONG"));
+    (guest, pager)
+}
+
+#[test]
+fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
+    needs!(kvm);
+    let shared = Shared::of(32);
+    let (mut guest, pager) = waits_for_memory(&shared);
     guest.signal(Signal::TERM);
     assert_eq!(guest.wait_exit().status, 143);
     rustix::process::kill_process(pager, Signal::KILL).unwrap();
@@ -225,11 +230,7 @@ fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
 fn a_pause_does_not_wait_for_memory_for_ever() {
     needs!(kvm);
     let shared = Shared::of(32);
-    let mut guest = shared.restore(&[]);
-    guest.next_number("count");
-    let pager = shared.pager();
-    rustix::process::kill_process(pager, Signal::STOP).unwrap();
-    guest.settled_output();
+    let (mut guest, pager) = waits_for_memory(&shared);
     let (status, why) = guest.ask("PATCH", "/vm", r#"{"state":"Paused"}"#);
     assert!(status == 400 && why.contains("has ended"), "{status} {why}");
     let outcome = guest.wait_exit();
