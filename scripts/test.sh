@@ -148,7 +148,7 @@ no_fuzzing() {
 cargo_fuzz() {
     local command=$1
     shift
-    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 10 cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
+    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
         --codegen-units 4 "$@"
 }
 
