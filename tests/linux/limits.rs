@@ -29,10 +29,20 @@ fn change(guest: &Guest, path: &str, change: &str) {
     assert_eq!(guest.ask("PATCH", path, change), (204, String::new()), "{path} {change}");
 }
 
-fn assert_rate(what: &str, amount: u32, took: Duration, limit: u32) {
-    let ratio = f64::from(amount) / took.as_secs_f64() / f64::from(limit);
-    println!("{what}: {amount} in {took:?}, {ratio:.3} of the limit");
-    assert!((0.9..=1.1).contains(&ratio), "{what}: {amount} in {took:?}, {ratio:.3} of the limit");
+/// How often it is measured, at most: whoever is kept from running for a second is slow, but nothing makes anyone fast.
+const ATTEMPTS: u32 = 3;
+
+fn assert_rate(what: &str, amount: u32, limit: u32, mut take: impl FnMut() -> Duration) {
+    for attempt in 1..=ATTEMPTS {
+        let took = take();
+        let ratio = f64::from(amount) / took.as_secs_f64() / f64::from(limit);
+        println!("{what}: {amount} in {took:?}, {ratio:.3} of the limit");
+        assert!(ratio <= 1.1, "{what}: {amount} in {took:?}, {ratio:.3} of the limit");
+        if ratio >= 0.9 {
+            return;
+        }
+        assert!(attempt < ATTEMPTS, "{what}: {amount} in {took:?}, {ratio:.3} of the limit");
+    }
 }
 
 /// How long the guest takes to read so many KiB from its disk, by so many at once, when it has read some already.
@@ -59,14 +69,14 @@ fn bandwidth_and_requests_of_a_disk() {
     println!("without a limit: {steps} requests of {STEP} KiB in {free:?}");
 
     limited(&guest, &limit("bandwidth", BANDWIDTH));
-    let took = reading(&mut guest, STEP, BANDWIDTH / 512, steps * STEP);
-    assert_rate("a disk's bandwidth", steps * STEP * 1024, took, BANDWIDTH);
+    assert_rate("a disk's bandwidth", steps * STEP * 1024, BANDWIDTH, || {
+        reading(&mut guest, STEP, BANDWIDTH / 512, steps * STEP)
+    });
 
     limited(&guest, &format!(r#"{{"bandwidth":{NONE}}}"#));
     limited(&guest, &limit("ops", OPS));
     let requests = OPS * SECONDS;
-    let took = reading(&mut guest, 4, 2 * OPS * 4, requests * 4);
-    assert_rate("a disk's requests", requests, took, OPS);
+    assert_rate("a disk's requests", requests, OPS, || reading(&mut guest, 4, 2 * OPS * 4, requests * 4));
 
     // And none at all again.
     limited(&guest, &format!(r#"{{"ops":{NONE}}}"#));
@@ -124,10 +134,10 @@ fn bandwidth_of_a_network_both_ways() {
         sink.write_all(&[0x5a; STEP]).unwrap();
     }
     sending(&mut sink, at_first);
-    assert_rate("a network's bandwidth to the guest", amount, sending(&mut sink, steps), BANDWIDTH);
+    assert_rate("a network's bandwidth to the guest", amount, BANDWIDTH, || sending(&mut sink, steps));
 
     limited("tx_rate_limiter");
     let mut source = network.connect("10.77.0.2:81");
     receiving(&mut source, at_first);
-    assert_rate("a network's bandwidth from the guest", amount, receiving(&mut source, steps), BANDWIDTH);
+    assert_rate("a network's bandwidth from the guest", amount, BANDWIDTH, || receiving(&mut source, steps));
 }
