@@ -1,7 +1,7 @@
 //! A Linux whose packed memory is unpacked as it is touched.
 
 use rustix::process::Signal;
-use volt_tests::{Boot, Guest, Scratch, Snapshot, needs};
+use volt_tests::{Boot, Guest, Pressure, Scratch, Snapshot, needs};
 
 /// A snapshot of a guest that has filled memory with a pattern, which it goes through as it counts.
 fn packed(options: &[&str]) -> Snapshot {
@@ -55,5 +55,29 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
         // None of what is to come is there yet.
         guest = snapshot.restore_as(&["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()]);
         guest.next_number("count");
+    }
+}
+
+/// What it has touched goes out and comes back: its own pages, and those of the base, which the pager has put there only once.
+#[test]
+fn it_finds_every_page_again_where_there_is_too_little_memory() {
+    needs!(linux, pressure);
+    let (snapshot, scratch) = (packed(&["--compress", "lz4"]), Scratch::new());
+    let pagers = scratch.path("pagers");
+    let shared = ["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()];
+    for (options, of_it) in [(&[][..], &["--diff"][..]), (&shared, &[])] {
+        let mut guest = snapshot.restore_as(options);
+        // Half of what it goes through.
+        let pressure = Pressure::of(24 << 20);
+        for pager in volt_tests::processes_with(&pagers) {
+            pressure.press(pager.as_raw_nonzero().get().cast_unsigned());
+        }
+        pressure.press(guest.pid());
+        (0..2).for_each(|_| checks(&mut guest));
+        assert!(pressure.swapped_out() > 4 << 20, "{} bytes swapped out", pressure.swapped_out());
+        let again = guest.snapshot_as(of_it);
+        checks(&mut guest);
+        drop((guest, pressure));
+        checks(&mut again.restore());
     }
 }

@@ -89,6 +89,12 @@ pub fn loop_device() -> Option<String> {
     opened.err().map(|error| format!("no loop devices here ({error})"))
 }
 
+/// A host that swaps, and the right to limit what a process takes of its memory.
+#[must_use]
+pub fn pressure() -> Option<String> {
+    crate::pressure::unavailable()
+}
+
 fn file(variable: &str) -> Option<String> {
     match std::env::var_os(variable) {
         Some(path) if std::fs::exists(&path).unwrap_or(false) => None,
