@@ -1,0 +1,111 @@
+//! Too little memory: a control group with a limit, over a host that swaps. Pages that are not in use go out and come back, under whoever
+//! relies on them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::patience::in_lab;
+use crate::scratch::Scratch;
+
+/// Control groups version 2.
+const GROUPS: &str = "/sys/fs/cgroup";
+/// What the lab swaps to, which has nothing else to swap to.
+const SWAP_MIB: u64 = 256;
+
+/// See the module. Dropped, the limit is gone.
+#[derive(Debug)]
+pub struct Pressure {
+    group: PathBuf,
+    swap: Option<Swap>,
+}
+
+/// A swap file that is in use, in the lab.
+#[derive(Debug)]
+struct Swap(Scratch);
+
+/// What it lacks here, if anything.
+pub(crate) fn unavailable() -> Option<String> {
+    let controllers = fs::read_to_string(Path::new(GROUPS).join("cgroup.controllers")).unwrap_or_default();
+    if !controllers.split_whitespace().any(|controller| controller == "memory") {
+        return Some("no control groups (version 2) that limit memory here".to_owned());
+    }
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    if swaps.lines().count() < 2 && !in_lab() {
+        return Some("this host has no swap".to_owned());
+    }
+    crate::need::root()
+}
+
+impl Pressure {
+    /// Room for so many bytes.
+    ///
+    /// # Panics
+    /// There are no such groups: the test must begin with `needs!(pressure)`.
+    #[must_use]
+    pub fn of(bytes: u64) -> Self {
+        let swap = in_lab().then(Swap::new);
+        let group = Path::new(GROUPS).join(format!("volt-test-{}", std::process::id()));
+        // Whether its children may have limits.
+        let _ = fs::write(Path::new(GROUPS).join("cgroup.subtree_control"), "+memory");
+        fs::create_dir(&group).unwrap_or_else(|error| panic!("make {}: {error}", group.display()));
+        let pressure = Self { group, swap };
+        pressure.write("memory.max", &bytes.to_string());
+        pressure
+    }
+
+    /// From now on what this process takes counts.
+    ///
+    /// # Panics
+    /// It is not there.
+    pub fn press(&self, pid: u32) {
+        self.write("cgroup.procs", &pid.to_string());
+    }
+
+    /// Bytes that are swapped out by now.
+    ///
+    /// # Panics
+    /// The kernel does not tell.
+    #[must_use]
+    pub fn swapped_out(&self) -> u64 {
+        fs::read_to_string(self.group.join("memory.swap.current")).unwrap().trim().parse().unwrap()
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        let path = self.group.join(file);
+        fs::write(&path, text).unwrap_or_else(|error| panic!("write {text} to {}: {error}", path.display()));
+    }
+}
+
+impl Drop for Pressure {
+    fn drop(&mut self) {
+        // A group goes when nobody is in it any more: who is left goes to the one above.
+        for pid in fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(Path::new(GROUPS).join("cgroup.procs"), pid);
+        }
+        let _ = fs::remove_dir(&self.group);
+        drop(self.swap.take());
+    }
+}
+
+impl Swap {
+    fn new() -> Self {
+        let swap = Self(Scratch::new());
+        fs::write(swap.file(), vec![0; (SWAP_MIB << 20) as usize]).unwrap();
+        for program in ["mkswap", "swapon"] {
+            let done = Command::new(program).arg(swap.file()).output().unwrap();
+            assert!(done.status.success(), "{program}: {done:?}");
+        }
+        swap
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path("swap")
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        let _ = Command::new("swapoff").arg(self.file()).status();
+    }
+}
