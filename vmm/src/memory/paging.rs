@@ -5,6 +5,8 @@ use std::fs::File;
 use std::sync::Arc;
 
 use super::faults::Faults;
+use super::filler::Filler;
+use super::prefetch::{Progress, Runs};
 use crate::error::Result;
 
 /// See the module.
@@ -26,4 +28,21 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// # Errors
     /// A chunk cannot be had.
     fn complete(&self) -> Result<()>;
+
+    /// Begins to fetch what is in these ranges and not there yet, in their order. Returns at once; a chunk that cannot be had then is left
+    /// for whoever touches it.
+    ///
+    /// # Errors
+    /// Nobody can.
+    fn prefetch(&self, runs: &Runs) -> Result<()>;
+
+    /// How far that is, where it is done in this process and has begun.
+    fn progress(&self) -> Option<Arc<Progress>> {
+        None
+    }
+
+    /// What fills the base, where that is in this process.
+    fn own_filler(&self) -> Option<&Filler> {
+        None
+    }
 }

@@ -8,12 +8,14 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::message::{Answer, Ask, VERSION, receive, send};
@@ -21,6 +23,8 @@ use super::place::{Place, default_directory};
 use crate::error::{Error, Result, report};
 use crate::memory::faults::Faults;
 use crate::memory::paging::Paging;
+use crate::memory::prefetch::Runs;
+use crate::memory::runs;
 use crate::sync::lock;
 
 /// Between two attempts to reach a pager that starts.
@@ -62,6 +66,8 @@ struct Inner {
     name: PathBuf,
     memory_len: u64,
     base: OnceLock<Arc<File>>,
+    /// The list of what is to be fetched ahead, if something is.
+    ahead: OnceLock<File>,
     /// What this process has started, to be waited for.
     started: Mutex<Vec<Child>>,
     line: Mutex<Line>,
@@ -94,6 +100,7 @@ impl Pager {
             name,
             memory_len,
             base: OnceLock::new(),
+            ahead: OnceLock::new(),
             started: Mutex::default(),
             line: Mutex::default(),
             changed: Condvar::new(),
@@ -166,9 +173,33 @@ impl Paging for Pager {
             }
         }
     }
+
+    /// A pager that comes later is asked too.
+    fn prefetch(&self, runs: &Runs) -> Result<()> {
+        let failed = |source| Error::host("list pages for the pager", source);
+        let list = rustix::fs::memfd_create("volt-pages", MemfdFlags::CLOEXEC)
+            .map_err(|errno| failed(errno.into()))?;
+        let list = File::from(list);
+        let bytes: Vec<u8> = runs::encode(runs).collect();
+        list.write_all_at(&bytes, 0).map_err(failed)?;
+        let inner = &*self.0;
+        if inner.ahead.set(list).is_ok()
+            && let Some(socket) = lock(&inner.line).socket.clone()
+        {
+            inner.ask_ahead(&socket);
+        }
+        Ok(())
+    }
 }
 
 impl Inner {
+    /// Has the pager fetch ahead what is to be, if something is. One that is gone is asked no more, and another will be.
+    fn ask_ahead(&self, socket: &OwnedFd) {
+        if let Some(list) = self.ahead.get() {
+            let _ = send(socket, &Ask::Prefetch, Some(list.as_fd()), SendFlags::empty());
+        }
+    }
+
     /// Connects, starting a pager if there is none, and has the base.
     fn reach(&self) -> Result<OwnedFd> {
         let deadline = Instant::now() + self.options.patience;
@@ -233,7 +264,9 @@ impl Inner {
         loop {
             return match receive::<Answer>(socket, RecvFlags::empty()).map_err(failed)? {
                 Some((Answer::Done, _)) => Ok(()),
-                Some((Answer::Refused(why), _)) => Err(failed(io::Error::other(why))),
+                Some((Answer::Refused(why) | Answer::NotPrefetched(why), _)) => {
+                    Err(failed(io::Error::other(why)))
+                }
                 // A fault that was answered before this was.
                 Some((Answer::Unreadable { start, end, why }, _)) => {
                     faults.fail(&why);
@@ -282,6 +315,7 @@ impl Inner {
                             faults.refuse(start..end);
                         }
                     }
+                    Answer::NotPrefetched(why) => log::warn!("the pager fetches nothing ahead: {why}"),
                     answer => {
                         lock(&self.line).completed = Some(answer);
                         self.changed.notify_all();
@@ -310,8 +344,9 @@ impl Inner {
             let found = self.reach().and_then(|socket| self.serve(&socket, &alive).map(|()| socket));
             let why = match found {
                 Ok(socket) => {
+                    let socket = Arc::new(socket);
                     let mut line = lock(&self.line);
-                    line.socket = Some(Arc::new(socket));
+                    line.socket = Some(Arc::clone(&socket));
                     self.changed.notify_all();
                     // Its end may have come meanwhile.
                     if line.over
@@ -319,6 +354,8 @@ impl Inner {
                     {
                         let _ = rustix::net::shutdown(&*socket, Shutdown::Both);
                     }
+                    drop(line);
+                    self.ask_ahead(&socket);
                     return true;
                 }
                 Err(error) => report(&error),

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Both ends must have the same: they are the same program, but for an update under running VMs.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Bytes of a message, at most.
 const LONGEST: usize = 4096;
@@ -39,6 +39,8 @@ pub enum Ask {
     },
     /// To have the base filled.
     Complete,
+    /// To have what the file beside it names ([`crate::memory::runs`]) fetched before it is touched. No answer, unless it is not.
+    Prefetch,
 }
 
 /// What a pager says.
@@ -49,6 +51,8 @@ pub enum Answer {
     Done,
     /// It is not, and why.
     Refused(String),
+    /// Nothing is fetched ahead, and why.
+    NotPrefetched(String),
     /// Not an answer: a range of the VM's memory cannot be had.
     Unreadable {
         /// Offset.

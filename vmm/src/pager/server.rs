@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -20,6 +21,8 @@ use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::backing::fresh;
 use crate::memory::paging::Paging;
+use crate::memory::prefetch::Runs;
+use crate::memory::runs;
 use crate::memory::service::{Served, Service};
 use crate::memory::source::PageSource;
 use crate::memory::userfault::Userfault;
@@ -159,6 +162,7 @@ impl<'s> Server<'s> {
             Ask::Base { version, memory_len } => self.base(fd, version, memory_len, beside).map(Some),
             Ask::Serve { start, len } => self.begin(fd, start, len, beside).map(|()| None),
             Ask::Complete => return self.complete(fd, socket),
+            Ask::Prefetch => return self.prefetch(fd, socket, beside),
         };
         let (answer, base) = match done {
             Ok(base) => (Answer::Done, base),
@@ -254,22 +258,60 @@ impl<'s> Server<'s> {
         userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))
     }
 
-    /// On a thread of its own: others are to be heard meanwhile.
     fn complete(&self, fd: i32, socket: Arc<OwnedFd>) -> std::result::Result<(), String> {
+        self.apart(fd, socket, |service| match service.complete() {
+            Ok(()) => Some(Answer::Done),
+            Err(error) => Some(Answer::Refused(shortened(report(&error)))),
+        })
+    }
+
+    fn prefetch(
+        &self,
+        fd: i32,
+        socket: Arc<OwnedFd>,
+        list: Option<OwnedFd>,
+    ) -> std::result::Result<(), String> {
+        let list = list.ok_or("no list of pages was given")?;
+        self.apart(fd, socket, move |service| {
+            let runs = listed(list.into(), service.filler().len());
+            let begun = runs.and_then(|runs| service.prefetch(&runs).map_err(|error| report(&error)));
+            begun.err().map(|why| Answer::NotPrefetched(shortened(why)))
+        })
+    }
+
+    /// Does what a VM asks for on a thread of its own: others are to be heard meanwhile.
+    fn apart(
+        &self,
+        fd: i32,
+        socket: Arc<OwnedFd>,
+        act: impl FnOnce(&Service) -> Option<Answer> + Send + 'static,
+    ) -> std::result::Result<(), String> {
         let service = self.clients.get(&fd).and_then(|client| client.service.clone());
         let service = service.ok_or("no base was asked for")?;
         let work = move || {
-            let answer = match service.complete() {
-                Ok(()) => Answer::Done,
-                Err(error) => Answer::Refused(shortened(report(&error))),
-            };
-            if let Err(error) = send(&*socket, &answer, None, SendFlags::DONTWAIT) {
+            let answer = act(&service);
+            let told = answer.map_or(Ok(()), |answer| send(&*socket, &answer, None, SendFlags::DONTWAIT));
+            if let Err(error) = told {
                 log::warn!("a VM cannot be answered: {error}");
             }
         };
-        let thread = thread::Builder::new().name("volt-complete".to_owned()).spawn(work);
-        thread.map(drop).map_err(|error| format!("no thread to fill all memory: {error}"))
+        let thread = thread::Builder::new().name("volt-pager-act".to_owned()).spawn(work);
+        thread.map(drop).map_err(|error| format!("no thread to do what it asks for: {error}"))
     }
+}
+
+/// The ranges that a file lists, of so many bytes of memory. What has been read is looked at, and nothing that could change meanwhile.
+fn listed(file: File, memory: u64) -> std::result::Result<Runs, String> {
+    let failed = |error: io::Error| format!("its list of pages cannot be read: {error}");
+    let metadata = file.metadata().map_err(failed)?;
+    if !metadata.is_file() || metadata.len() > runs::longest(memory) {
+        return Err(format!("its list of pages, {} bytes long, cannot be one", metadata.len()));
+    }
+    let mut bytes = vec![0; metadata.len() as usize];
+    file.read_exact_at(&mut bytes, 0).map_err(failed)?;
+    let runs = runs::decode(&bytes, memory);
+    runs.map(Runs::from)
+        .ok_or_else(|| "its list names pages that there are not, or names one twice".to_owned())
 }
 
 /// A memfd that a VM has, as one that can be filled.
