@@ -259,14 +259,16 @@ impl Snapshot {
         Ok(vm)
     }
 
-    /// What is to be read ahead. Of memory that is there before the VM runs nothing is.
+    /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that cannot be used is found out here, before
+    /// there is a VM, if it is to be used or compared with another.
     fn ahead(&self, options: &RestoreOptions) -> Result<Option<Runs>> {
         let is_there = matches!(self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
-        let beside =
-            self.working_set.as_ref().filter(|_| options.prefetch && options.record.is_none() && !is_there);
-        let set = beside.map_or(Ok(None), |beside| beside.set())?;
+        if options.record.is_none() && (!options.prefetch || is_there) {
+            return Ok(None);
+        }
+        let set = self.working_set()?;
         step_done("working set");
-        Ok(set.map(|set| Arc::clone(set.runs())))
+        Ok(set.filter(|_| options.record.is_none()).map(|set| Arc::clone(set.runs())))
     }
 
     /// Memory of its own for a VM, in which what it touches is noted.
