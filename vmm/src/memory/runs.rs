@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn they_name_pages_that_there_are_once_each() {
-        for runs in [vec![0..PAGE, 0..PAGE], vec![99 * PAGE..101 * PAGE], vec![PAGE..PAGE]] {
+        for runs in [[0..PAGE, 0..PAGE], [0..PAGE, 99 * PAGE..101 * PAGE], [PAGE..PAGE, 0..PAGE]] {
             let bytes: Vec<u8> = encode(&runs).collect();
             assert_eq!(decode(&bytes, MEMORY), None, "{runs:?}");
         }

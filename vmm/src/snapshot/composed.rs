@@ -133,3 +133,87 @@ impl ChunkReader for PagesOf<'_> {
 fn kind_of(page: &[u8]) -> Chunk {
     if page.iter().all(|byte| *byte == 0) { Chunk::Zero } else { Chunk::Bytes }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::pack::testing::{BOTH, Bytes, file_of, noise, open, packed, packing};
+    use super::*;
+    use crate::memory::pages::PageSet;
+
+    const PAGES: u64 = 150;
+
+    /// A word a page, but for every fifth page and a stretch of 32, which are zero.
+    fn memory() -> Vec<u8> {
+        let mut bytes = noise(7, (PAGES * PAGE) as usize);
+        for (number, page) in (0..PAGES).zip(bytes.chunks_mut(PAGE as usize)) {
+            if number % 5 == 0 || (64..96).contains(&number) {
+                page.fill(0);
+            }
+        }
+        bytes
+    }
+
+    fn over() -> OtherPages {
+        let mut pages = PageSet::none(PAGES * PAGE);
+        pages.add(3 * PAGE..6 * PAGE);
+        pages.add(70 * PAGE..71 * PAGE);
+        let mut bytes = vec![9; (PAGES * PAGE) as usize];
+        bytes[4 * PAGE as usize..5 * PAGE as usize].fill(0);
+        OtherPages { pages: Arc::new(pages), file: Arc::new(file_of(&bytes)) }
+    }
+
+    fn belows() -> Vec<Below> {
+        let memory = memory();
+        let raw = Below::Raw(Arc::new(file_of(&memory)), PathBuf::from("/s/memory.snap"));
+        let lens = [4 << 10, 64 << 10, 2 << 20];
+        let packings = BOTH.into_iter().flat_map(|codec| lens.map(|len| packing(codec, len)));
+        let packs = packings.map(|packing| open(&packed(&Bytes::of(memory.clone()), &packing)).unwrap());
+        [raw].into_iter().chain(packs.map(|pack| Below::Packed(source_of(Arc::new(pack))))).collect()
+    }
+
+    #[test]
+    fn every_page_is_what_memory_has_in_any_order() {
+        for (below, over) in belows()
+            .into_iter()
+            .map(|below| (below, None))
+            .chain(belows().into_iter().map(|below| (below, Some(over()))))
+        {
+            let mut expected = memory();
+            if let Some(OtherPages { pages, file }) = &over {
+                for run in pages.runs() {
+                    file.read_exact_at(&mut expected[run.start as usize..run.end as usize], run.start)
+                        .unwrap();
+                }
+            }
+            let source = Composed { below, len: PAGES * PAGE, over };
+            let (mut reader, mut page) = (source.reader(), vec![1; PAGE as usize]);
+            for number in (0..PAGES).chain((0..PAGES).rev()).chain((0..PAGES).map(|at| at * 67 % PAGES)) {
+                let right = &expected[(number * PAGE) as usize..][..PAGE as usize];
+                let what = reader.read(number, &mut page).unwrap();
+                assert_eq!(what == Chunk::Zero, right.iter().all(|byte| *byte == 0), "{number}");
+                assert!(what == Chunk::Zero || page == right, "{number}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_each_time_and_no_other_page_s() {
+        let mut bytes = packed(&Bytes::of(memory()), &packing(BOTH[0], 64 << 10));
+        bytes[70_000] ^= 1; // in the second chunk
+        let below = Below::Packed(source_of(Arc::new(open(&bytes).unwrap())));
+        let damaged = Composed { below, len: PAGES * PAGE, over: None };
+        let short =
+            Below::Raw(Arc::new(file_of(&memory()[..20 * PAGE as usize])), PathBuf::from("/s/memory.snap"));
+        let short = Composed { below: short, len: PAGES * PAGE, over: None };
+        for (source, name) in [(damaged, "/s/memory.pack"), (short, "/s/memory.snap")] {
+            let (mut reader, mut page) = (source.reader(), vec![1; PAGE as usize]);
+            for _ in 0..2 {
+                assert_eq!(reader.read(1, &mut page).unwrap(), Chunk::Bytes);
+                for bad in [21, 22, 21] {
+                    let error = reader.read(bad, &mut page).unwrap_err().to_string();
+                    assert!(error.contains(name), "{error}");
+                }
+            }
+        }
+    }
+}
