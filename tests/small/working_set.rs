@@ -43,7 +43,10 @@ fn a_guest_finds_what_it_touches_there_over_any_memory() {
         let pages = record_all(&snapshot)["pages"].as_u64().unwrap();
         let mut guest = snapshot.restore_as(&["--paused"]);
         let held = read_ahead(&guest);
-        assert_eq!(held["prefetch"]["pages"].as_u64(), Some(pages));
+        let of_diff = snapshot.diff_path().exists() && held["chunks"].is_object();
+        // What a diff has over packed memory is there, and nothing under it is fetched.
+        let named = held["prefetch"]["pages"].as_u64().unwrap();
+        assert!(if of_diff { named < pages * 3 / 4 } else { named == pages }, "{held} for {pages}");
         guest.resume();
         goes_on_from(&before, &mut guest);
         guest.resume();

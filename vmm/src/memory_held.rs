@@ -90,7 +90,9 @@ impl Prefetched {
 }
 
 fn chunks(ram: &GuestRam, filler: &Filler) -> Result<Chunks> {
-    let (mut ahead, mut in_vain, mapped) = (0, 0, mapped_pages(ram)?);
+    let (mut ahead, mut in_vain, mut mapped) = (0, 0, mapped_pages(ram)?);
+    // What lies over the base is there, and does not say that anything of the base was touched.
+    ram.base().over.iter().for_each(|over| mapped.remove_all(over));
     for chunk in filler.ahead() {
         ahead += 1;
         in_vain += u64::from(!chunk.step_by(PAGE as usize).any(|page| mapped.has(page)));

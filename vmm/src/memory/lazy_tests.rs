@@ -18,8 +18,7 @@ use super::filler::Why;
 use super::freeze::freeze;
 use super::pages::PageSet;
 use super::paging::Paging;
-use super::populated::{data_ranges, mapped_pages, private_pages};
-use super::prefetch::{Progress, Runs, populate};
+use super::populated::{data_ranges, private_pages};
 use super::ram::GuestRam;
 use super::reclaim::give_back;
 use super::service::Service;
@@ -27,6 +26,8 @@ use super::source::{Chunk, ChunkReader, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::sync::lock;
+
+mod ahead_tests;
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
@@ -227,118 +228,6 @@ fn pages_that_lie_over_it_are_there_and_nothing_under_them_is_fetched() {
     let clean = vm(&service, None);
     sound().for_each(|at| assert_eq!(read(&clean, at), word(at), "{at:#x}"));
     assert_eq!(private_pages(&ram).unwrap(), all);
-}
-
-fn wait_over(progress: &Progress) {
-    while !progress.is_over() {
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// Chunks of these numbers, each of which is the source's and counts once: fetched ahead, or because it was touched.
-fn fetched(service: &Service) -> (Vec<u64>, u64) {
-    let filler = service.filler();
-    let ahead: Vec<u64> = filler.ahead().map(|range| range.start / CHUNK).collect();
-    assert_eq!(ahead.len() as u64 + filler.touched(), filler.decoded());
-    (ahead, filler.touched())
-}
-
-#[test]
-fn what_is_read_ahead_is_there_before_it_is_touched() {
-    let (source, service) = service(LEN);
-    let ram = vm(&service, None);
-    // Chunks 40 (in part), 41, 42 (zero), and 4, 5.
-    let runs = Runs::from([40 * CHUNK + 3 * PAGE..43 * CHUNK, 5 * CHUNK - PAGE..6 * CHUNK]);
-    service.prefetch(&runs).unwrap();
-    service.prefetch(&runs).unwrap();
-    let progress = service.progress().unwrap();
-    wait_over(&progress);
-    assert_eq!((progress.read(), progress.all()), (16 * 3 - 3 + 17, 16 * 3 - 3 + 17));
-    assert_eq!(fetched(&service), (vec![4, 5, 40, 41], 0));
-    assert_eq!(mapped_pages(&ram).unwrap().len(), 0, "in the base, and in no page table");
-    let reads = source.reads.load(Ordering::SeqCst);
-    for at in [40 * CHUNK, 41 * CHUNK, 4 * CHUNK, 6 * CHUNK - PAGE] {
-        assert_eq!(read(&ram, at), word(at), "{at:#x}");
-    }
-    assert_eq!(source.reads.load(Ordering::SeqCst), reads);
-    assert_eq!(read(&ram, CHUNK), word(CHUNK));
-    assert_eq!(fetched(&service), (vec![4, 5, 40, 41], 1));
-    let mapped = mapped_pages(&ram).unwrap();
-    assert!(mapped.has(40 * CHUNK) && mapped.has(CHUNK) && !mapped.has(2 * CHUNK));
-    // Damage is left to whoever touches it, and ends this.
-    let damaged = Runs::from([DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK, 50 * CHUNK..51 * CHUNK]);
-    service.prefetch(&damaged).unwrap();
-    wait_over(&service.progress().unwrap());
-    assert_eq!(service.progress().unwrap().read(), 0);
-    assert_eq!((fetched(&service).1, read(&ram, 50 * CHUNK)), (1, word(50 * CHUNK)));
-}
-
-#[test]
-fn what_is_fetched_by_two_at_once_is_there_once() {
-    for _ in 0..20 {
-        let (_, service) = service(DAMAGED * CHUNK);
-        let vms = [vm(&service, None), vm(&service, None)];
-        let runs: Vec<_> = (0..DAMAGED).rev().map(|chunk| chunk * CHUNK..(chunk + 1) * CHUNK).collect();
-        service.prefetch(&runs.into()).unwrap();
-        thread::scope(|scope| {
-            for ram in &vms {
-                scope.spawn(move || {
-                    for at in sound().filter(|at| *at < DAMAGED * CHUNK).rev() {
-                        assert_eq!(read(ram, at), word(at), "{at:#x}");
-                    }
-                });
-            }
-        });
-        wait_over(&service.progress().unwrap());
-        let stored = (0..DAMAGED).filter(|chunk| !is_zero(chunk * CHUNK)).count() as u64;
-        let (ahead, touched) = fetched(&service);
-        assert_eq!(ahead.len() as u64 + touched, stored);
-    }
-}
-
-#[test]
-fn a_fault_does_not_wait_for_what_is_read_ahead() {
-    let (source, service) = service(LEN);
-    let ram = vm(&service, None);
-    assert_eq!(read(&ram, CHUNK), word(CHUNK));
-    // Whoever reads ahead hangs in the source, and what is there or is zero nobody has to read.
-    *lock(&source.hangs.0) = true;
-    service.prefetch(&Runs::from([4 * CHUNK..6 * CHUNK])).unwrap();
-    while !source.has_hung.load(Ordering::SeqCst) {
-        thread::sleep(Duration::from_millis(1));
-    }
-    *lock(&source.hangs.0) = false;
-    assert_eq!(read(&ram, 8 * CHUNK), word(8 * CHUNK));
-    assert_eq!(read(&vm(&service, None), CHUNK + PAGE), word(CHUNK + PAGE));
-    service.progress().unwrap().stop();
-    source.hangs.1.notify_all();
-    wait_over(&service.progress().unwrap());
-}
-
-#[test]
-fn memory_of_a_file_is_mapped_in_and_holds_until_that_is_over() {
-    let file = fresh(LEN).unwrap();
-    for at in (0..LEN).step_by(PAGE as usize) {
-        rustix::io::pwrite(&file, &word(at).to_le_bytes(), at).unwrap();
-    }
-    let ram = GuestRam::reserve(LEN).unwrap();
-    Backing::Private { base: Arc::new(file), pages: None }.map(&ram).unwrap();
-    let runs = Runs::from([LEN - PAGE..LEN, 16 * PAGE..200 * PAGE]);
-    let progress = populate(&ram, &runs).unwrap();
-    wait_over(&progress);
-    let mut missing = pages(&[16..200, LEN / PAGE - 1..LEN / PAGE]);
-    let mapped = mapped_pages(&ram).unwrap();
-    missing.remove_all(&mapped);
-    // The kernel maps some around each, and not all.
-    assert!(missing.is_empty() && !mapped.has(LEN / 2));
-    assert_eq!(progress.read(), 185);
-    assert!(private_pages(&ram).unwrap().is_empty(), "nothing was copied");
-    assert_eq!(read(&ram, 20 * PAGE), word(20 * PAGE));
-    // It may be gone by then.
-    let progress = populate(&ram, &runs).unwrap();
-    drop(ram);
-    wait_over(&progress);
-    assert_eq!(progress.read(), 185);
 }
 
 /// The source without its damage, as one file.

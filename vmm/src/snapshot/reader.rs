@@ -268,7 +268,12 @@ impl Snapshot {
         }
         let set = self.working_set()?;
         step_done("working set");
-        Ok(set.filter(|_| options.record.is_none()).map(|set| Arc::clone(set.runs())))
+        let runs = |set: Arc<WorkingSet>| match (&self.memory, &self.over) {
+            // The pages of a diff are there, and what lies under them nobody will touch.
+            (Memory::Packed(_), Some(over)) => set.runs_without(&over.pages, self.metadata.memory_bytes),
+            _ => Arc::clone(set.runs()),
+        };
+        Ok(set.filter(|_| options.record.is_none()).map(runs))
     }
 
     /// Memory of its own for a VM, in which what it touches is noted.

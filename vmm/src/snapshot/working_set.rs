@@ -9,7 +9,7 @@
 //! touched. It belongs to one snapshot and to those that have been converted from it.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -80,15 +80,29 @@ impl WorkingSet {
     /// It cannot be read, is damaged, or is another snapshot's.
     pub fn open(directory: &Path, id: &str, memory: u64) -> Result<Option<Self>> {
         let path = directory.join(WORKING_SET_FILE);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
+        // A pipe is not waited for.
+        let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path) {
+            Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(Error::file("read", path.display(), source)),
+            Err(source) => return Err(Error::file("open", path.display(), source)),
         };
-        let set = Self::decode(&bytes, id, memory).map_err(|problem| {
-            Error::snapshot(&path, format!("{problem}; delete it, and record it again"))
-        })?;
-        Ok(Some(set))
+        let wrong = |problem| Error::snapshot(&path, format!("{problem}; delete it, and record it again"));
+        let failed = |source| Error::file("read", path.display(), source);
+        let metadata = file.metadata().map_err(failed)?;
+        let longest = HEAD as u64 + runs::longest(memory);
+        if !metadata.is_file() || metadata.len() > longest {
+            return Err(wrong("is no working set"));
+        }
+        let mut bytes = Vec::with_capacity(metadata.len() as usize);
+        file.take(longest).read_to_end(&mut bytes).map_err(failed)?;
+        Self::decode(&bytes, id, memory).map(Some).map_err(wrong)
+    }
+
+    /// Its ranges without those of these pages.
+    #[must_use]
+    pub fn runs_without(&self, pages: &PageSet, memory: u64) -> Runs {
+        let all = self.runs.iter().flat_map(|run| run.clone().step_by(PAGE as usize));
+        Self::of(memory, all.filter(|page| !pages.has(*page))).runs
     }
 
     /// Puts it beside the snapshot in `directory`, in the place of one that was there: whole, or not at all.
@@ -229,9 +243,24 @@ mod tests {
         let none = WorkingSet::of(MEMORY, []);
         none.keep(&directory, ID, MEMORY).unwrap();
         assert_eq!(WorkingSet::open(&directory, ID, MEMORY).unwrap(), Some(none));
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(8 * PAGE..9 * PAGE);
+        pages.add(0..PAGE);
+        let left: Vec<_> =
+            set().runs_without(&pages, MEMORY).iter().map(|run| run.start / PAGE..run.end / PAGE).collect();
+        assert_eq!(left, [7..8, 9..10, 3..5, 99..100]);
         let error = WorkingSet::open(&directory, ID, MEMORY + PAGE).unwrap_err().to_string();
         assert!(error.contains("working-set") && error.contains("of another snapshot"), "{error}");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is left beside it");
+        let path = directory.join(WORKING_SET_FILE);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        WorkingSet::open(&directory, ID, MEMORY).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .unwrap();
+        let error = WorkingSet::open(&directory, ID, MEMORY).unwrap_err().to_string();
+        assert!(error.contains("is no working set"), "{error}");
         fs::remove_dir_all(&directory).unwrap();
         assert!(set().keep(&directory, ID, MEMORY).unwrap_err().to_string().contains("working-set"));
     }
