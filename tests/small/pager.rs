@@ -315,6 +315,8 @@ fn nobody_s_lies_harm_another() {
         (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no base was asked for"),
         (vec![r#""Complete""#.to_owned()], "gone"),
         (vec![r#""Prefetch""#.to_owned()], "gone"),
+        (vec![r#""Fetched""#.to_owned()], "gone"),
+        (vec![base.clone(), r#""Fetched""#.to_owned()], r#""touched":0,"prefetch":null"#),
         (vec![base.clone(), r#""Prefetch""#.to_owned()], "gone"),
         (vec![base.clone(), format!(r#"{{"Serve":{{"start":4097,"len":{len}}}}}"#)], "cannot be memory"),
         (vec![base.clone(), r#"{"Serve":{"start":4096,"len":4096}}"#.to_owned()], "cannot be memory"),

@@ -110,12 +110,17 @@ fn a_pager_reads_ahead_for_all_vms() {
     let least = base(&bare);
     assert!(least < bytes / 4, "{least} of {bytes}");
     let mut guests = [restore(&["--paused"]), restore(&["--paused"])];
-    wait_until("the pager has read what is named", || base(&bare) >= bytes);
+    let held = read_ahead(&guests[0]);
+    assert!(base(&bare) >= bytes && held["chunks"]["ahead"] == held["chunks"]["in_vain"], "{held}");
     for guest in &mut guests {
         guest.resume();
         goes_on(guest);
     }
     // All that they have touched had been named, but for what a restore touches.
+    let chunks = &read_ahead(&guests[1])["chunks"];
+    let [touched, in_vain] = ["on_touch", "in_vain"].map(|what| chunks[what].as_u64().unwrap());
+    assert!(touched <= 6 && in_vain <= 1, "{chunks}");
+    assert_eq!(answer(&bare, "GET", "/v1/vm/memory")["prefetch"], Value::Null);
     assert!(base(&bare) < bytes + (1 << 20), "{} for {bytes}", base(&bare));
 }
 

@@ -1,14 +1,15 @@
 //! What memory a VM holds on the host.
 
+use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::filler::Filler;
+use crate::memory::paging::Fetched;
 use crate::memory::populated::{mapped_pages, private_pages};
-use crate::memory::prefetch::Progress;
+use crate::memory::prefetch::Reading;
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
 use crate::vm::Vm;
@@ -22,10 +23,10 @@ pub struct MemoryHeld {
     pub base_bytes: u64,
     /// In bytes, pages of the VM's own beside that. With a base of its own, what the VM holds can come to twice what the guest has touched.
     pub private_bytes: u64,
-    /// What was fetched of packed memory that a thread of this process unpacks; none of other memory.
+    /// What was fetched of packed memory that is unpacked as it is touched. None of other memory, and none where a pager does not say.
     pub chunks: Option<Chunks>,
-    /// How far reading ahead is, where this process does it.
-    pub prefetch: Option<Prefetched>,
+    /// How far reading ahead is, if something is or was read ahead.
+    pub prefetch: Option<Reading>,
 }
 
 /// Chunks of packed memory that are in the base: for all VMs over it, each once.
@@ -42,17 +43,6 @@ pub struct Chunks {
     pub in_vain: u64,
 }
 
-/// How far reading ahead is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Prefetched {
-    /// Pages that were to be read.
-    pub pages: u64,
-    /// Pages that have been, or were there.
-    pub read: u64,
-    /// Whether it is over: no more are read.
-    pub is_over: bool,
-}
-
 impl Vm {
     /// What memory it holds. Looks through the page tables: some milliseconds for each GiB.
     ///
@@ -63,39 +53,23 @@ impl Vm {
         let base = ram.base().file.metadata();
         let base = base.map_err(|source| Error::host("look at the base of guest memory", source))?;
         let private_bytes = private_pages(&ram)?.len() * PAGE;
-        let paging = ram.faults().map(|faults| faults.paging());
-        let chunks = paging.and_then(|paging| paging.own_filler()).map(|filler| chunks(&ram, filler));
-        let progress = match &*lock(&self.ahead) {
+        let fetched = ram.faults().and_then(|faults| faults.paging().fetched());
+        let prefetch = match &*lock(&self.ahead) {
             Ahead::Nothing | Ahead::Planned(_) => None,
-            Ahead::Begun(progress) => Some(Prefetched::of(progress)),
-            Ahead::Shared => {
-                paging.and_then(|paging| paging.progress()).map(|progress| Prefetched::of(&progress))
-            }
+            Ahead::Begun(progress) => Some(progress.now()),
+            Ahead::Shared => fetched.as_ref().and_then(|fetched| fetched.prefetch),
         };
-        Ok(MemoryHeld {
-            base_bytes: base.blocks() * 512,
-            private_bytes,
-            chunks: chunks.transpose()?,
-            prefetch: progress,
-        })
+        let chunks = fetched.map(|fetched| chunks(&ram, &fetched)).transpose()?;
+        Ok(MemoryHeld { base_bytes: base.blocks() * 512, private_bytes, chunks, prefetch })
     }
 }
 
-impl Prefetched {
-    fn of(progress: &Progress) -> Self {
-        // In this order: what is over does not change.
-        let is_over = progress.is_over();
-        Self { pages: progress.all(), read: progress.read(), is_over }
-    }
-}
-
-fn chunks(ram: &GuestRam, filler: &Filler) -> Result<Chunks> {
-    let (mut ahead, mut in_vain, mut mapped) = (0, 0, mapped_pages(ram)?);
+fn chunks(ram: &GuestRam, fetched: &Fetched) -> Result<Chunks> {
+    let Fetched { chunk_len, touched, ahead, prefetch: _ } = fetched;
+    let mut mapped = mapped_pages(ram)?;
     // What lies over the base is there, and does not say that anything of the base was touched.
     ram.base().over.iter().for_each(|over| mapped.remove_all(over));
-    for chunk in filler.ahead() {
-        ahead += 1;
-        in_vain += u64::from(!chunk.step_by(PAGE as usize).any(|page| mapped.has(page)));
-    }
-    Ok(Chunks { chunk_bytes: filler.chunk_len(), on_touch: filler.touched(), ahead, in_vain })
+    let in_vain = |chunk: &&Range<u64>| !(*chunk).clone().step_by(PAGE as usize).any(|page| mapped.has(page));
+    let in_vain = ahead.iter().filter(in_vain).count() as u64;
+    Ok(Chunks { chunk_bytes: *chunk_len, on_touch: *touched, ahead: ahead.len() as u64, in_vain })
 }

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::faults::Faults;
-use super::filler::Filler;
-use super::prefetch::{Progress, Runs};
+use super::prefetch::{Reading, Runs};
 use crate::error::Result;
 
 /// See the module.
@@ -36,13 +36,19 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// Nobody can.
     fn prefetch(&self, runs: &Runs) -> Result<()>;
 
-    /// How far that is, where it is done in this process and has begun.
-    fn progress(&self) -> Option<Arc<Progress>> {
-        None
-    }
+    /// What has been fetched for all VMs over the base. None where whoever does it does not say.
+    fn fetched(&self) -> Option<Fetched>;
+}
 
-    /// What fills the base, where that is in this process.
-    fn own_filler(&self) -> Option<&Filler> {
-        None
-    }
+/// Chunks that are in a base.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// Bytes of a chunk.
+    pub chunk_len: u64,
+    /// How many were fetched because somebody waited for them.
+    pub touched: u64,
+    /// Where those are that were fetched before.
+    pub ahead: Vec<Range<u64>>,
+    /// How far reading ahead is, once it has begun.
+    pub prefetch: Option<Reading>,
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use rustix::mm::Advice;
+use serde::{Deserialize, Serialize};
 
 use super::PAGE;
 use super::ram::GuestRam;
@@ -24,7 +25,18 @@ pub type Runs = Arc<[Range<u64>]>;
 /// process's mappings, may have to wait.
 const STEP: u64 = 256 << 10;
 
-/// How far it is.
+/// How far reading ahead is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reading {
+    /// Pages that were to be read.
+    pub pages: u64,
+    /// Pages that have been, or were there.
+    pub read: u64,
+    /// Whether it is over: no more are read.
+    pub is_over: bool,
+}
+
+/// The same while it goes on.
 #[derive(Debug)]
 pub struct Progress {
     /// Pages that are to be read.
@@ -41,22 +53,12 @@ impl Progress {
         Arc::new(Self { of, read, is_over, stops })
     }
 
-    /// Pages that have been read ahead, or were there.
+    /// How far it is now.
     #[must_use]
-    pub fn read(&self) -> u64 {
-        self.read.load(Ordering::Relaxed)
-    }
-
-    /// Pages that are to be.
-    #[must_use]
-    pub fn all(&self) -> u64 {
-        self.of
-    }
-
-    /// Whether no more are read.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
+    pub fn now(&self) -> Reading {
+        // In this order: what is over does not change.
+        let is_over = self.is_over.load(Ordering::Acquire);
+        Reading { pages: self.of, read: self.read.load(Ordering::Relaxed), is_over }
     }
 
     /// Has it end before the next step.

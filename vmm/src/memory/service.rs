@@ -27,7 +27,7 @@ use super::PAGE;
 use super::backing::fresh;
 use super::faults::Faults;
 use super::filler::{Filler, Hands, Why};
-use super::paging::Paging;
+use super::paging::{Fetched, Paging};
 use super::prefetch::{self, Progress, Runs};
 use super::sealing::read_only;
 use super::source::{Chunk, PageSource};
@@ -236,12 +236,14 @@ impl Paging for Service {
         Ok(())
     }
 
-    fn progress(&self) -> Option<Arc<Progress>> {
-        lock(&self.ahead).as_ref().map(|(_, progress)| Arc::clone(progress))
-    }
-
-    fn own_filler(&self) -> Option<&Filler> {
-        Some(&self.shared.filler)
+    fn fetched(&self) -> Option<Fetched> {
+        let filler = &self.shared.filler;
+        Some(Fetched {
+            chunk_len: filler.chunk_len(),
+            touched: filler.touched(),
+            ahead: filler.ahead().collect(),
+            prefetch: lock(&self.ahead).as_ref().map(|(_, progress)| progress.now()),
+        })
     }
 }
 

@@ -8,23 +8,21 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::MemfdFlags;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::list::{list, listed};
 use super::message::{Answer, Ask, VERSION, receive, send};
 use super::place::{Place, default_directory};
 use crate::error::{Error, Result, report};
 use crate::memory::faults::Faults;
-use crate::memory::paging::Paging;
+use crate::memory::paging::{Fetched, Paging};
 use crate::memory::prefetch::Runs;
-use crate::memory::runs;
 use crate::sync::lock;
 
 /// Between two attempts to reach a pager that starts.
@@ -33,6 +31,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const BETWEEN_STARTS: Duration = Duration::from_millis(50);
 /// Between two looks at who waits for memory that will not come.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long a pager has to say what it has fetched, which nobody depends on.
+const TO_SAY: Duration = Duration::from_secs(1);
 
 /// Which pager, and how one is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +82,8 @@ struct Line {
     over: bool,
     /// What the pager said to [`Ask::Complete`], once it is asked for.
     completed: Option<Answer>,
+    /// What it said to [`Ask::Fetched`], once it is asked for.
+    fetched: Option<Fetched>,
     /// How many connections there have been: an answer that is awaited from one does not come from the next.
     count: u64,
 }
@@ -177,11 +179,7 @@ impl Paging for Pager {
     /// A pager that comes later is asked too.
     fn prefetch(&self, runs: &Runs) -> Result<()> {
         let failed = |source| Error::host("list pages for the pager", source);
-        let list = rustix::fs::memfd_create("volt-pages", MemfdFlags::CLOEXEC)
-            .map_err(|errno| failed(errno.into()))?;
-        let list = File::from(list);
-        let bytes: Vec<u8> = runs::encode(runs).collect();
-        list.write_all_at(&bytes, 0).map_err(failed)?;
+        let list = list(runs).map_err(failed)?;
         let inner = &*self.0;
         if inner.ahead.set(list).is_ok()
             && let Some(socket) = lock(&inner.line).socket.clone()
@@ -189,6 +187,18 @@ impl Paging for Pager {
             inner.ask_ahead(&socket);
         }
         Ok(())
+    }
+
+    /// One that stands still says nothing.
+    fn fetched(&self) -> Option<Fetched> {
+        let inner = &*self.0;
+        let mut line = lock(&inner.line);
+        let socket = line.socket.clone()?;
+        line.fetched = None;
+        send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).ok()?;
+        let waits = |line: &mut Line| line.fetched.is_none() && !line.over;
+        let waited = inner.changed.wait_timeout_while(line, TO_SAY, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.fetched.take()
     }
 }
 
@@ -264,8 +274,9 @@ impl Inner {
         loop {
             return match receive::<Answer>(socket, RecvFlags::empty()).map_err(failed)? {
                 Some((Answer::Done, _)) => Ok(()),
-                Some((Answer::Refused(why) | Answer::NotPrefetched(why), _)) => {
-                    Err(failed(io::Error::other(why)))
+                Some((Answer::Refused(why), _)) => Err(failed(io::Error::other(why))),
+                Some((Answer::Fetched { .. } | Answer::NotPrefetched(_), _)) => {
+                    Err(failed(io::Error::other("it answers what was not asked")))
                 }
                 // A fault that was answered before this was.
                 Some((Answer::Unreadable { start, end, why }, _)) => {
@@ -307,13 +318,19 @@ impl Inner {
     fn watch(&self, faults: &Weak<Faults>) {
         loop {
             let Some(socket) = lock(&self.line).socket.clone() else { return };
-            while let Ok(Some((said, _))) = receive::<Answer>(&*socket, RecvFlags::empty()) {
+            while let Ok(Some((said, beside))) = receive::<Answer>(&*socket, RecvFlags::empty()) {
                 match said {
                     Answer::Unreadable { start, end, why } => {
                         if let Some(faults) = faults.upgrade() {
                             faults.fail(&why);
                             faults.refuse(start..end);
                         }
+                    }
+                    Answer::Fetched { chunk_len, touched, prefetch } => {
+                        let ahead = beside.and_then(|list| listed(&list.into(), self.memory_len).ok());
+                        let fetched = ahead.map(|ahead| Fetched { chunk_len, touched, ahead, prefetch });
+                        lock(&self.line).fetched = fetched;
+                        self.changed.notify_all();
                     }
                     Answer::NotPrefetched(why) => log::warn!("the pager fetches nothing ahead: {why}"),
                     answer => {

@@ -10,6 +10,8 @@
 //!    │ Serve (where; its userfaultfd) ──────> │  wakes all of it, reads its faults from now on
 //!    │ <───────────────────────────── Done ── │
 //!    │ Prefetch (a list of pages) ──────────> │  fetches them, once for all VMs that name the same
+//!    │ Fetched ─────────────────────────────> │
+//!    │ <──── Fetched (a list of chunks; sums) │
 //!    │ Complete ────────────────────────────> │  fetches what is missing
 //!    │ <─────────────────── Done / Refused ── │
 //!    │ <───────────── Unreadable (a range) ── │  at any time; the VM ends, and refuses that range itself
@@ -25,6 +27,7 @@
 //! that user could write to it.
 
 pub mod client;
+mod list;
 mod message;
 pub mod place;
 pub mod server;

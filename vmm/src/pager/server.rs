@@ -5,7 +5,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -15,14 +14,13 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::list::{list, listed};
 use super::message::{Answer, Ask, VERSION, receive, send};
 use super::place::{Claim, Place};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::backing::fresh;
-use crate::memory::paging::Paging;
-use crate::memory::prefetch::Runs;
-use crate::memory::runs;
+use crate::memory::paging::{Fetched, Paging};
 use crate::memory::service::{Served, Service};
 use crate::memory::source::PageSource;
 use crate::memory::userfault::Userfault;
@@ -162,6 +160,7 @@ impl<'s> Server<'s> {
             Ask::Base { version, memory_len } => self.base(fd, version, memory_len, beside).map(Some),
             Ask::Serve { start, len } => self.begin(fd, start, len, beside).map(|()| None),
             Ask::Complete => return self.complete(fd, socket),
+            Ask::Fetched => return self.fetched(fd, &socket),
             Ask::Prefetch => return self.prefetch(fd, socket, beside),
         };
         let (answer, base) = match done {
@@ -265,6 +264,15 @@ impl<'s> Server<'s> {
         })
     }
 
+    fn fetched(&self, fd: i32, socket: &OwnedFd) -> std::result::Result<(), String> {
+        let service = self.clients.get(&fd).and_then(|client| client.service.as_ref());
+        let fetched = service.and_then(|service| service.fetched()).ok_or("no base was asked for")?;
+        let Fetched { chunk_len, touched, ahead, prefetch } = fetched;
+        let answer = Answer::Fetched { chunk_len, touched, prefetch };
+        let list = list(&ahead).map_err(|error| format!("it cannot be told of its chunks: {error}"))?;
+        send(socket, &answer, Some(list.as_fd()), SendFlags::DONTWAIT).map_err(|error| error.to_string())
+    }
+
     fn prefetch(
         &self,
         fd: i32,
@@ -273,8 +281,8 @@ impl<'s> Server<'s> {
     ) -> std::result::Result<(), String> {
         let list = list.ok_or("no list of pages was given")?;
         self.apart(fd, socket, move |service| {
-            let runs = listed(list.into(), service.filler().len());
-            let begun = runs.and_then(|runs| service.prefetch(&runs).map_err(|error| report(&error)));
+            let runs = listed(&list.into(), service.filler().len());
+            let begun = runs.and_then(|runs| service.prefetch(&runs.into()).map_err(|error| report(&error)));
             begun.err().map(|why| Answer::NotPrefetched(shortened(why)))
         })
     }
@@ -298,20 +306,6 @@ impl<'s> Server<'s> {
         let thread = thread::Builder::new().name("volt-pager-act".to_owned()).spawn(work);
         thread.map(drop).map_err(|error| format!("no thread to do what it asks for: {error}"))
     }
-}
-
-/// The ranges that a file lists, of so many bytes of memory. What has been read is looked at, and nothing that could change meanwhile.
-fn listed(file: File, memory: u64) -> std::result::Result<Runs, String> {
-    let failed = |error: io::Error| format!("its list of pages cannot be read: {error}");
-    let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() || metadata.len() > runs::longest(memory) {
-        return Err(format!("its list of pages, {} bytes long, cannot be one", metadata.len()));
-    }
-    let mut bytes = vec![0; metadata.len() as usize];
-    file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-    let runs = runs::decode(&bytes, memory);
-    runs.map(Runs::from)
-        .ok_or_else(|| "its list names pages that there are not, or names one twice".to_owned())
 }
 
 /// A memfd that a VM has, as one that can be filled.

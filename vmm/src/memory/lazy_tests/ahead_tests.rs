@@ -2,20 +2,28 @@
 
 use super::*;
 use crate::memory::populated::mapped_pages;
-use crate::memory::prefetch::{Progress, Runs, populate};
+use crate::memory::prefetch::{Progress, Reading, Runs, populate};
 
-fn wait_over(progress: &Progress) {
-    while !progress.is_over() {
+fn wait_over(now: impl Fn() -> Reading) -> Reading {
+    while !now().is_over {
         thread::sleep(Duration::from_millis(1));
     }
+    now()
 }
 
-/// Chunks of these numbers, each of which is the source's and counts once: fetched ahead, or because it was touched.
+fn of_service(service: &Service) -> Reading {
+    wait_over(|| service.fetched().unwrap().prefetch.unwrap())
+}
+
+fn of(progress: &Progress) -> Reading {
+    wait_over(|| progress.now())
+}
+
+/// The numbers of chunks that were fetched ahead, and how many because they were touched: each chunk counts once.
 fn fetched(service: &Service) -> (Vec<u64>, u64) {
-    let filler = service.filler();
-    let ahead: Vec<u64> = filler.ahead().map(|range| range.start / CHUNK).collect();
-    assert_eq!(ahead.len() as u64 + filler.touched(), filler.decoded());
-    (ahead, filler.touched())
+    let fetched = service.fetched().unwrap();
+    assert_eq!(fetched.ahead.len() as u64 + fetched.touched, service.filler().decoded());
+    (fetched.ahead.iter().map(|range| range.start / CHUNK).collect(), fetched.touched)
 }
 
 #[test]
@@ -26,9 +34,7 @@ fn what_is_read_ahead_is_there_before_it_is_touched() {
     let runs = Runs::from([40 * CHUNK + 3 * PAGE..43 * CHUNK, 5 * CHUNK - PAGE..6 * CHUNK]);
     service.prefetch(&runs).unwrap();
     service.prefetch(&runs).unwrap();
-    let progress = service.progress().unwrap();
-    wait_over(&progress);
-    assert_eq!((progress.read(), progress.all()), (16 * 3 - 3 + 17, 16 * 3 - 3 + 17));
+    assert_eq!(of_service(&service), Reading { pages: 62, read: 62, is_over: true });
     assert_eq!(fetched(&service), (vec![4, 5, 40, 41], 0));
     assert_eq!(mapped_pages(&ram).unwrap().len(), 0, "in the base, and in no page table");
     let reads = source.reads.load(Ordering::SeqCst);
@@ -43,8 +49,7 @@ fn what_is_read_ahead_is_there_before_it_is_touched() {
     // Damage is left to whoever touches it, and ends this.
     let damaged = Runs::from([DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK, 50 * CHUNK..51 * CHUNK]);
     service.prefetch(&damaged).unwrap();
-    wait_over(&service.progress().unwrap());
-    assert_eq!(service.progress().unwrap().read(), 0);
+    assert_eq!(of_service(&service).read, 0);
     assert_eq!((fetched(&service).1, read(&ram, 50 * CHUNK)), (1, word(50 * CHUNK)));
 }
 
@@ -64,7 +69,7 @@ fn what_is_fetched_by_two_at_once_is_there_once() {
                 });
             }
         });
-        wait_over(&service.progress().unwrap());
+        of_service(&service);
         let stored = (0..DAMAGED).filter(|chunk| !is_zero(chunk * CHUNK)).count() as u64;
         let (ahead, touched) = fetched(&service);
         assert_eq!(ahead.len() as u64 + touched, stored);
@@ -85,9 +90,8 @@ fn a_fault_does_not_wait_for_what_is_read_ahead() {
     *lock(&source.hangs.0) = false;
     assert_eq!(read(&ram, 8 * CHUNK), word(8 * CHUNK));
     assert_eq!(read(&vm(&service, None), CHUNK + PAGE), word(CHUNK + PAGE));
-    service.progress().unwrap().stop();
     source.hangs.1.notify_all();
-    wait_over(&service.progress().unwrap());
+    assert_eq!(of_service(&service).read, 32);
 }
 
 #[test]
@@ -99,19 +103,16 @@ fn memory_of_a_file_is_mapped_in_and_holds_until_that_is_over() {
     let ram = GuestRam::reserve(LEN).unwrap();
     Backing::Private { base: Arc::new(file), pages: None }.map(&ram).unwrap();
     let runs = Runs::from([LEN - PAGE..LEN, 16 * PAGE..200 * PAGE]);
-    let progress = populate(&ram, &runs).unwrap();
-    wait_over(&progress);
+    assert_eq!(of(&populate(&ram, &runs).unwrap()).read, 185);
     let mut missing = pages(&[16..200, LEN / PAGE - 1..LEN / PAGE]);
     let mapped = mapped_pages(&ram).unwrap();
     missing.remove_all(&mapped);
     // The kernel maps some around each, and not all.
     assert!(missing.is_empty() && !mapped.has(LEN / 2));
-    assert_eq!(progress.read(), 185);
     assert!(private_pages(&ram).unwrap().is_empty(), "nothing was copied");
     assert_eq!(read(&ram, 20 * PAGE), word(20 * PAGE));
     // It may be gone by then.
     let progress = populate(&ram, &runs).unwrap();
     drop(ram);
-    wait_over(&progress);
-    assert_eq!(progress.read(), 185);
+    assert_eq!(of(&progress).read, 185);
 }
