@@ -147,6 +147,7 @@ fn one_that_is_wrong_is_an_error_that_names_it() {
         let words = [path.to_str().unwrap(), problem, "delete it"];
         snapshot.try_restore().refused(&words);
         snapshot.try_restore_as(&["--record", "console"]).refused(&words);
+        snapshot.try_restore_as(&["--unpack"]).refused(&words);
         snapshot.verify().refused(&words);
         let to = snapshot.directory().with_extension("converted");
         snapshot.try_convert(&to, &["--compress", "lz4"]).refused(&words);

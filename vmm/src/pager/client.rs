@@ -203,10 +203,10 @@ impl Paging for Pager {
 }
 
 impl Inner {
-    /// Has the pager fetch ahead what is to be, if something is. One that is gone is asked no more, and another will be.
+    /// Has the pager fetch ahead what is to be, if something is. One that is gone, or does not listen, is not waited for: it is advice.
     fn ask_ahead(&self, socket: &OwnedFd) {
         if let Some(list) = self.ahead.get() {
-            let _ = send(socket, &Ask::Prefetch, Some(list.as_fd()), SendFlags::empty());
+            let _ = send(socket, &Ask::Prefetch, Some(list.as_fd()), SendFlags::DONTWAIT);
         }
     }
 

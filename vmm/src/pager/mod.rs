@@ -23,8 +23,8 @@
 //! **Who could fool whom.** All processes that share a pager are of one user: the sockets lie in a directory that only that user
 //! can enter, and both ends look who the other is. A pack is known by what the file system says of its file, which a pack's author
 //! cannot choose (its digest he could). What a VM says about its memory is only ever applied to that VM's own memory, and only within
-//! the length of the base, and so is what it would have fetched ahead: the pager copies the list before it looks at it. A VM that brings a memfd, which it does when a pager has died, vouches for what is in it: as any process of
-//! that user could write to it.
+//! the length of the base, and so is what it would have fetched ahead: the pager copies the list before it looks at it. A VM that brings a
+//! memfd, which it does when a pager has died, vouches for what is in it: as any process of that user could write to it.
 
 pub mod client;
 mod list;

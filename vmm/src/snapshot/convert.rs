@@ -15,9 +15,9 @@ use crate::sparse;
 use crate::store::Store;
 use crate::store::dir::NewDir;
 
-/// Writes the snapshot `from` once more as `to`, its memory packed as `packing` says, or raw without one. Layers of disks and
-/// the working set are carried along. What is read is verified as far as it has checksums. `progress` is told, from any thread, how many bytes of how many of the
-/// memory are done.
+/// Writes the snapshot `from` once more as `to`, its memory packed as `packing` says, or raw without one. Layers of disks and the working
+/// set are carried along. What is read is verified as far as it has checksums. `progress` is told, from any thread, how many bytes of how
+/// many of the memory are done.
 ///
 /// # Errors
 /// The snapshot is damaged or a diff, the packing makes no sense, or the host refuses; then nothing is left of the new one.

@@ -187,7 +187,8 @@ impl Snapshot {
         &self.config
     }
 
-    /// How many chunks of its packed memory have been fetched, each once, because a VM touched them ([`Unpack::OnTouch`]).
+    /// How many chunks of its packed memory have been fetched, each once, because a VM touched them or ahead of that
+    /// ([`Unpack::OnTouch`]).
     #[must_use]
     pub fn chunks_fetched(&self) -> u64 {
         self.memory.chunks_fetched()
@@ -227,8 +228,8 @@ impl Snapshot {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),
         })?;
-        layers.keep();
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
+        layers.keep();
         // What is recorded is over nothing: the pages of a diff are among those that it is filled with.
         let over = self.over.clone().filter(|_| recording.is_none());
         let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
@@ -259,11 +260,10 @@ impl Snapshot {
         Ok(vm)
     }
 
-    /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that cannot be used is found out here, before
-    /// there is a VM, if it is to be used or compared with another.
+    /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that is wrong is found out here, before there
+    /// is a VM, unless nobody wants it.
     fn ahead(&self, options: &RestoreOptions) -> Result<Option<Runs>> {
-        let is_there = matches!(self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
-        if options.record.is_none() && (!options.prefetch || is_there) {
+        if options.record.is_none() && !options.prefetch {
             return Ok(None);
         }
         let set = self.working_set()?;
@@ -273,13 +273,15 @@ impl Snapshot {
             (Memory::Packed(_), Some(over)) => set.runs_without(&over.pages, self.metadata.memory_bytes),
             _ => Arc::clone(set.runs()),
         };
-        Ok(set.filter(|_| options.record.is_none()).map(runs))
+        let is_there = matches!(self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
+        Ok(set.filter(|_| options.record.is_none() && !is_there).map(runs))
     }
 
     /// Memory of its own for a VM, in which what it touches is noted.
     fn noting(&self, unpack: &Unpack, notes: &Arc<Notes>) -> Result<Backing> {
         if *unpack != Unpack::OnTouch {
-            let problem = "fills the VM's memory page by page in this process: neither a shared pager nor unpacking all of it before goes with it";
+            let problem = "fills the VM's memory page by page in this process: neither a shared pager nor unpacking all of it \
+                           before goes with it";
             return Err(Error::config("record", problem));
         }
         let source = Composed::of(&self.memory, self.metadata.memory_bytes, self.over.clone());

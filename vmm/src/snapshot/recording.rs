@@ -1,8 +1,8 @@
 //! Recording which pages a restored guest touches, until a marker.
 //!
 //! ```text
-//!   restore ──> touched, touched, … ──> the marker: no more is noted ──> a thread: working-set beside the snapshot ──> Recorded
-//!                                  └──> the VM ends before it: nothing is kept, and that is said
+//!   restore ──> touched, … ──> the marker: no more is noted ──> a thread: working-set beside the snapshot ──> Recorded
+//!                         └──> the VM ends before it: nothing is kept, and that is said
 //! ```
 //!
 //! The memory of such a VM is filled page by page as it is touched ([`super::composed`]), which is what makes touches known, and slow. It

@@ -5,8 +5,9 @@
 //!   8       8                             16              8                 8 each, to the end of the file
 //! ```
 //!
-//! All is little-endian, the runs as [`crate::memory::runs`] has them. It is advice, not content: what it names is read ahead, and a page that it does not name is read when it is
-//! touched. It belongs to one snapshot and to those that have been converted from it.
+//! All is little-endian, the runs as [`crate::memory::runs`] has them. It is advice, not content: what it names is read ahead, and a page
+//! that it does not name is read when it is touched. It belongs to one snapshot and to those that have been converted from it, or merged
+//! of it and its base.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
