@@ -10,10 +10,11 @@ LONGEST=600
 # error: add a new module here, and think about where it stands.
 EVERYONE="config error persist sparse sync timing"
 declare -A MAY_USE=(
-    [vm]="capture console control devices machine memory shell snapshot store"
+    [vm]="capture console control devices machine memory shell snapshot store vm_working_set"
     [vm_devices]="devices vm"
+    [vm_working_set]="memory snapshot vm"
     [pool]="machine memory shell"
-    [memory_held]="memory vm"
+    [memory_held]="memory vm vm_working_set"
     [trim]="control devices machine vm" # as capture
     [capture]="control machine memory vm" # a VM is captured, by whoever has the VM
     [lazy]="memory snapshot"

@@ -31,6 +31,13 @@ pub(crate) fn text(found: &Inspection) -> String {
         let share = 100.0 * pack.index_bytes as f64 / metadata.memory_bytes as f64;
         rows.push(("index", format!("{} bytes, {share:.3} % of the memory", pack.index_bytes)));
     }
+    if let Some(set) = &found.working_set {
+        let mib = set.bytes as f64 / f64::from(1 << 20);
+        rows.push((
+            "touched",
+            format!("{} pages first, {mib:.1} MiB in {} runs: read ahead at a restore", set.pages, set.runs),
+        ));
+    }
     for (name, value) in rows {
         let _ = writeln!(text, "{name:<8}{value}");
     }

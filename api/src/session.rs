@@ -7,7 +7,7 @@
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use volt_vmm::{Ending, Vm};
@@ -16,7 +16,7 @@ use crate::exit::Status;
 use crate::failure::Failure;
 use crate::rest::{Server, Socket, SocketFile};
 use crate::slot::Slot;
-use crate::{console, signals, terminal};
+use crate::{console, recorded, signals, terminal};
 
 /// What a guest has to itself before its signals, console and API are begun: a few hundred page faults.
 const GUEST_FIRST: Duration = Duration::from_millis(2);
@@ -29,6 +29,8 @@ pub(crate) struct Session {
     socket: Option<Socket>,
     file: Option<Arc<SocketFile>>,
     watched: bool,
+    /// Who waits for the end of a recording.
+    recorded: Option<JoinHandle<()>>,
 }
 
 impl Session {
@@ -49,7 +51,7 @@ impl Session {
         signals::block();
         let socket = api_socket.map(Socket::bind).transpose()?;
         let file = socket.as_ref().map(Socket::file);
-        Ok(Self { slot: Arc::new(slot), socket, file, watched: false })
+        Ok(Self { slot: Arc::new(slot), socket, file, watched: false, recorded: None })
     }
 
     /// Makes the VM, stays with it until it ends, and says how.
@@ -82,6 +84,7 @@ impl Session {
         self.watch_signals()?;
         let server = self.serve()?;
         if let Some(vm) = self.slot.wait() {
+            self.recorded = recorded::tell_at_end(&vm)?;
             console::attach(&vm)?;
             return self.wind_up(vm.wait_ending(), server);
         }
@@ -109,7 +112,10 @@ impl Session {
     /// Begins what happens beside the guest. Starting threads takes the lock on the process's mappings again and again,
     /// which a restored guest's first page faults need too: they go first.
     fn attend(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
+        // But what it is about to touch, if that is known, is wanted now.
+        vm.prefetch();
         thread::sleep(GUEST_FIRST);
+        self.recorded = recorded::tell_at_end(vm)?;
         self.watch_signals()?;
         vm.hold_files();
         console::attach(vm)?;
@@ -121,8 +127,15 @@ impl Session {
     }
 
     /// What is left to do when the guest has ended.
-    fn wind_up(&self, ending: volt_vmm::Result<Ending>, server: Option<Server>) -> Result<Status, Failure> {
+    fn wind_up(
+        &mut self,
+        ending: volt_vmm::Result<Ending>,
+        server: Option<Server>,
+    ) -> Result<Status, Failure> {
         terminal::leave();
+        if let Some(recorded) = self.recorded.take() {
+            let _ = recorded.join();
+        }
         self.finish(server);
         Ok(Status::of_ending(ending?, signals::ended_by()))
     }

@@ -24,3 +24,4 @@ mod rng;
 mod stock;
 mod timers;
 mod vsock;
+mod working_set;

@@ -306,15 +306,19 @@ fn nobody_s_lies_harm_another() {
         socket
     };
     let len = 64_u64 << 20;
-    let base = format!(r#"{{"Base":{{"version":1,"memory_len":{len}}}}}"#);
+    let base = format!(r#"{{"Base":{{"version":2,"memory_len":{len}}}}}"#);
     let file = File::open("/proc/self/exe").unwrap();
     for (asks, answer) in [
         (vec!["rubbish".to_owned()], "gone"),
         (vec!["x".repeat(4000)], "gone"),
-        (vec![r#"{"Base":{"version":2,"memory_len":1}}"#.to_owned()], "version 1"),
-        (vec![r#"{"Base":{"version":1,"memory_len":4096}}"#.to_owned()], "and not 4096"),
+        (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 2"),
+        (vec![r#"{"Base":{"version":2,"memory_len":4096}}"#.to_owned()], "and not 4096"),
         (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no base was asked for"),
         (vec![r#""Complete""#.to_owned()], "gone"),
+        (vec![r#""Prefetch""#.to_owned()], "gone"),
+        (vec![r#""Fetched""#.to_owned()], "gone"),
+        (vec![base.clone(), r#""Fetched""#.to_owned()], r#""touched":0,"prefetch":null"#),
+        (vec![base.clone(), r#""Prefetch""#.to_owned()], "gone"),
         (vec![base.clone(), format!(r#"{{"Serve":{{"start":4097,"len":{len}}}}}"#)], "cannot be memory"),
         (vec![base.clone(), r#"{"Serve":{"start":4096,"len":4096}}"#.to_owned()], "cannot be memory"),
         (
@@ -329,6 +333,30 @@ fn nobody_s_lies_harm_another() {
         let fd = last.contains("Serve").then(|| file.as_fd());
         let said = say(&socket, last, fd);
         assert!(said.contains(answer), "{asks:?}: {said}");
+    }
+    // What it would have fetched ahead is no list, or not of pages that there are, each once.
+    let list = |runs: &[[u32; 2]]| {
+        let list = File::from(rustix::fs::memfd_create("list", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        let bytes: Vec<u8> = runs.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
+        list.write_all_at(&bytes, 0).unwrap();
+        list
+    };
+    let pages = (len >> 12) as u32;
+    let cut = list(&[[0, 1]]);
+    cut.set_len(7).unwrap();
+    for (list, problem) in [
+        (file.try_clone().unwrap(), "cannot be one"),
+        (File::open("/dev/zero").unwrap(), "cannot be one"),
+        (cut, "pages that there are not"),
+        (list(&[[0, 1], [pages - 1, 2]]), "pages that there are not"),
+        (list(&[[u32::MAX, u32::MAX]]), "pages that there are not"),
+        (list(&[[3, 0]]), "pages that there are not"),
+        (list(&[[3, 2], [4, 1]]), "names one twice"),
+    ] {
+        let socket = connect();
+        assert_eq!(say(&socket, &base, None), r#""Done""#);
+        let said = say(&socket, r#""Prefetch""#, Some(list.as_fd()));
+        assert!(said.contains("NotPrefetched") && said.contains(problem), "{said}");
     }
     // What it brings as its memory is none.
     let said = say(&connect(), &base, Some(file.as_fd()));

@@ -10,6 +10,35 @@ pub struct Console {
     sink: Sink,
     /// Output that the guest has handed over and the sink has not taken yet.
     pending: Vec<u8>,
+    /// What is done at the end of the next line.
+    at_line: AtLine,
+}
+
+/// Something to be done when a guest has written a whole line, once.
+#[derive(Default)]
+pub(crate) struct AtLine(Option<Box<dyn FnOnce() + Send>>);
+
+impl AtLine {
+    /// Has this done.
+    pub(crate) fn set(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.0 = Some(Box::new(act));
+    }
+
+    /// The guest has written this.
+    pub(crate) fn written(&mut self, bytes: &[u8]) {
+        if self.0.is_some()
+            && bytes.contains(&b'\n')
+            && let Some(act) = self.0.take()
+        {
+            act();
+        }
+    }
+}
+
+impl std::fmt::Debug for AtLine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("AtLine").field(&self.0.is_some()).finish()
+    }
 }
 
 enum Sink {
@@ -48,12 +77,18 @@ impl Console {
     }
 
     fn new(sink: Sink) -> Self {
-        Self { sink, pending: Vec::new() }
+        Self { sink, pending: Vec::new(), at_line: AtLine::default() }
+    }
+
+    /// What is to be done at the end of a line.
+    pub(crate) fn at_line(&mut self) -> &mut AtLine {
+        &mut self.at_line
     }
 
     /// Hands over output. While the sink stalls this waits, until `give_way` says to come back: what is then left goes
     /// out before the next output. A sink that fails for good loses its output; the guest must not suffer for it.
     pub(crate) fn write(&mut self, bytes: &[u8], give_way: impl Fn() -> bool) {
+        self.at_line.written(bytes);
         self.pending.extend_from_slice(bytes);
         let sent = match &mut self.sink {
             Sink::Nowhere => self.pending.len(),

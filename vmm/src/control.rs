@@ -82,11 +82,11 @@ struct Inner {
 }
 
 #[derive(Default)]
-struct AtEnd(Option<Box<dyn FnOnce() + Send>>);
+struct AtEnd(Vec<Box<dyn FnOnce() + Send>>);
 
 impl std::fmt::Debug for AtEnd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("AtEnd").field(&self.0.is_some()).finish()
+        f.debug_tuple("AtEnd").field(&self.0.len()).finish()
     }
 }
 
@@ -142,16 +142,18 @@ impl Control {
     }
 
     fn has_ended(mut inner: MutexGuard<'_, Inner>) {
-        let at_end = inner.at_end.0.take();
+        let at_end = std::mem::take(&mut inner.at_end.0);
         drop(inner);
-        if let Some(act) = at_end {
-            act();
-        }
+        at_end.into_iter().for_each(|act| act());
     }
 
-    /// Has something done once the guest has ended, by whoever ends it, without waiting for its vCPUs. Set before it runs.
+    /// Has something done once the guest has ended, by whoever ends it, without waiting for its vCPUs: now, if it has.
     pub(crate) fn at_end(&self, act: impl FnOnce() + Send + 'static) {
-        lock(&self.inner).at_end.0 = Some(Box::new(act));
+        let mut inner = lock(&self.inner);
+        inner.at_end.0.push(Box::new(act));
+        if inner.end.is_some() {
+            Self::has_ended(inner);
+        }
     }
 
     /// Waits until all vCPUs are parked, at most so long, and says whether they are.

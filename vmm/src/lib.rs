@@ -50,6 +50,7 @@ pub mod timing;
 mod trim;
 pub mod vm;
 pub mod vm_devices;
+mod vm_working_set;
 
 pub use capture::Course;
 pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
@@ -60,13 +61,14 @@ pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
 pub use memory::faults::unreadable_memory;
 pub use memory::lease::truncated_memory;
-pub use memory_held::MemoryHeld;
+pub use memory::prefetch::Reading;
+pub use memory_held::{Chunks, MemoryHeld};
 pub use pager::client::PagerOptions;
 pub use pool::Pool;
 pub use shell::Shape;
 pub use snapshot::{
-    BaseSnapshot, Compression, Handover, Kind, Metadata, Packing, RestoreOptions, Rewound, Snapshot,
-    SnapshotOptions, Unpack,
+    BaseSnapshot, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded, RestoreOptions,
+    Rewound, Snapshot, SnapshotOptions, Unpack,
 };
 pub use store::Store;
 pub use vm::{Builder, Vm};

@@ -12,13 +12,16 @@ use crate::devices::serial::Serial;
 use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
+use crate::memory::prefetch::Runs;
 use crate::memory::ram::GuestRam;
 use crate::shell::{FirstVcpu, Shape, Shell};
 use crate::snapshot::lineage::History;
+use crate::snapshot::recording::Recording;
 use crate::snapshot::{RestoreOptions, Rewound, Snapshot, SnapshotOptions, fork, rewind, writer};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
+use crate::vm_working_set::Ahead;
 
 /// A VM: running, paused, or ended. Every method can be called from any thread. Dropping it ends it.
 #[derive(Debug)]
@@ -33,6 +36,10 @@ pub struct Vm {
     history: Mutex<History>,
     /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
     machine: Mutex<Machine>,
+    /// What is read ahead of the guest.
+    pub(crate) ahead: Mutex<Ahead>,
+    /// Last: it is over once the guest has ended.
+    pub(crate) recording: Option<Recording>,
 }
 
 impl Vm {
@@ -50,7 +57,14 @@ impl Vm {
             lent_vcpu: Mutex::new(machine.lent_vcpu()),
             history: Mutex::new(history),
             machine: Mutex::new(machine),
+            ahead: Mutex::new(Ahead::Nothing),
+            recording: None,
         }
+    }
+
+    /// The same with something to be read ahead, and a recording of what it touches.
+    pub(crate) fn with_working_set(self, ahead: Option<Runs>, recording: Option<Recording>) -> Self {
+        Self { ahead: Mutex::new(ahead.map_or(Ahead::Nothing, Ahead::Planned)), recording, ..self }
     }
 
     /// What it was made from, with the rate limits as they are now.
@@ -82,7 +96,11 @@ impl Vm {
     /// # Errors
     /// [`Error::NotNow`] when the guest has ended.
     pub fn resume(&self) -> Result<()> {
-        self.resume_machine(&lock(&self.machine))
+        self.resume_machine(&lock(&self.machine))?;
+        if let Some(recording) = &self.recording {
+            recording.notes().runs();
+        }
+        Ok(())
     }
 
     /// Saves the VM as `name` in `store`. It runs all the while, unless it was paused, but for some milliseconds: what the

@@ -25,6 +25,7 @@ mod run;
 mod snapshot;
 mod snapshot_files;
 mod unpack;
+mod working_set;
 
 /// The name of [`forked::Forked`].
 const FORKED: &str = "forked";

@@ -9,6 +9,7 @@ use volt_vmm::RestoreOptions;
 use super::Outcome;
 use super::overrides::OverrideArgs;
 use super::unpack::UnpackArgs;
+use super::working_set::WorkingSetArgs;
 use crate::session::Session;
 use crate::start;
 
@@ -23,6 +24,9 @@ pub(crate) struct Restore {
 
     #[command(flatten)]
     pub(super) unpack: UnpackArgs,
+
+    #[command(flatten)]
+    pub(super) working_set: WorkingSetArgs,
 
     /// Let the guest stand still until a client of the API resumes it
     #[arg(long, requires = "api_socket")]
@@ -40,6 +44,7 @@ impl Restore {
             dir,
             overrides: OverrideArgs::default(),
             unpack: UnpackArgs::default(),
+            working_set: WorkingSetArgs::default(),
             paused: false,
             api_socket,
         }
@@ -50,6 +55,8 @@ impl Restore {
         let options = RestoreOptions {
             overrides: self.overrides.into(),
             unpack: self.unpack.into(),
+            prefetch: !self.working_set.no_prefetch,
+            record: self.working_set.record,
             resume: !self.paused,
             lent_thread: true,
             ..RestoreOptions::default()

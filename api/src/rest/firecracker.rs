@@ -11,7 +11,9 @@ use axum::{Json, Router};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
-use volt_vmm::{Compression, Error, Kind, Packing, RestoreOptions, RunState, SnapshotOptions, Store, Unpack};
+use volt_vmm::{
+    Compression, Error, Kind, Marker, Packing, RestoreOptions, RunState, SnapshotOptions, Store, Unpack,
+};
 
 use super::body::Body;
 use super::different::{self, NetworkOverride, VsockSocket};
@@ -145,6 +147,15 @@ struct LoadSnapshot {
     /// volt-vmm's own: unpack packed memory before the guest runs, not as it is touched.
     #[serde(default)]
     unpack: bool,
+    /// volt-vmm's own: record what the guest touches first, until this.
+    record: Option<Marker>,
+    /// volt-vmm's own: whether what was recorded is read ahead.
+    #[serde(default = "usually")]
+    prefetch: bool,
+}
+
+fn usually() -> bool {
+    true
 }
 
 async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> Done {
@@ -162,6 +173,8 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         resume: request.resume_vm,
         overrides,
         unpack,
+        prefetch: request.prefetch,
+        record: request.record,
         rewindable: request.track_dirty_pages,
         ..RestoreOptions::default()
     };
@@ -282,6 +295,7 @@ mod tests {
             400,
             "least_saving: goes with compress",
         );
+        api.refuses("PUT", "/snapshot/load", &packed(r#""record":"soon""#), 400, "write console, vsock, api");
         api.refuses("PUT", "/actions", r#"{"action_type":"SendCtrlAltDel"}"#, 400, "no keyboard");
     }
 

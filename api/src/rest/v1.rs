@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use volt_vmm::{MemoryHeld, RunState, VmConfig};
+use volt_vmm::{MemoryHeld, Recorded, RunState, VmConfig};
 
 use super::Api;
 use super::body::Body;
@@ -21,6 +21,7 @@ pub(super) fn routes() -> Router<Api> {
         .route("/v1/vm", get(describe))
         .route("/v1/vm/memory", get(memory))
         .route("/v1/vm/rewind", put(rewind))
+        .route("/v1/vm/record", put(end_recording))
         .route("/v1/vm/fork", post(fork::fork))
         .route("/v1/stop", put(stop))
 }
@@ -51,6 +52,11 @@ async fn memory(State(api): State<Api>) -> Result<Json<MemoryHeld>, Fault> {
 async fn rewind(State(api): State<Api>) -> Result<Json<Value>, Fault> {
     let rewound = api.call(|slot| slot.vm("rewind")?.rewind()).await?;
     Ok(Json(json!({ "pages": rewound.pages, "paused_us": rewound.paused.as_micros() as u64 })))
+}
+
+/// Ends the recording of what the VM touches, if that has not ended by itself, and says what is kept.
+async fn end_recording(State(api): State<Api>) -> Result<Json<Recorded>, Fault> {
+    api.call(|slot| slot.vm("end the recording")?.end_recording()).await.map(Json)
 }
 
 /// Ends the VM at once, and with it the process.

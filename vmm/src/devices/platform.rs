@@ -131,6 +131,19 @@ impl Platform {
         self.handles.balloon.as_ref()
     }
 
+    /// Has something done when the guest has written a whole line, to its serial port or its virtio console. Perhaps to both at once.
+    pub(crate) fn at_line(&self, act: impl Fn() + Clone + Send + 'static) {
+        if let Some(console) = &self.handles.console {
+            lock(console).at_line(act.clone());
+        }
+        lock(&self.serial).at_line(act);
+    }
+
+    /// Has something done when a connection over vsock is established. Says whether there is a vsock.
+    pub(crate) fn at_connection(&self, act: impl FnOnce() + Send + 'static) -> bool {
+        self.handles.vsock.as_ref().map(|vsock| lock(vsock).at_connection(act)).is_some()
+    }
+
     /// Lets the driver of a virtio device know that its configuration changed.
     pub(crate) fn configuration_changed(&self, name: &str) {
         self.transport(name, |transport| transport.config_changed());

@@ -105,6 +105,11 @@ impl Serial {
         Self { line, output, room, uart }
     }
 
+    /// Has something done when the guest has written a whole line.
+    pub(crate) fn at_line(&self, act: impl FnOnce() + Send + 'static) {
+        lock(&self.output.console).at_line().set(act);
+    }
+
     /// Gives output that a stalled console left behind another chance.
     pub(crate) fn flush(&self) {
         lock(&self.output.console).write(&[], || true);

@@ -42,6 +42,8 @@ pub(super) struct Handles {
     pub disks: BTreeMap<String, Arc<Mutex<Block>>>,
     pub networks: BTreeMap<String, Arc<Mutex<Net>>>,
     pub balloon: Option<Arc<Mutex<Balloon>>>,
+    pub vsock: Option<Arc<Mutex<Vsock>>>,
+    pub console: Option<Arc<Mutex<Console>>>,
 }
 
 /// Makes the devices of a configuration and connects them to the VM, in the order in which the guest is to number them.
@@ -83,10 +85,7 @@ fn place(number: usize) -> Place {
 type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 
 fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<Named>> {
-    fn named(name: impl Into<String>, device: impl VirtioDevice + 'static) -> Named {
-        (name.into(), Arc::new(Mutex::new(device)))
-    }
-    let mut made = Vec::with_capacity(devices.count());
+    let mut made: Vec<Named> = Vec::with_capacity(devices.count());
     for disk in &devices.disks {
         let block = Arc::new(Mutex::new(Block::open(disk)?));
         handles.disks.insert(disk.id.clone(), Arc::clone(&block));
@@ -100,11 +99,13 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         step_done("  network interface");
     }
     if let Some(vsock) = &devices.vsock {
-        made.push(named("vsock", Vsock::open(vsock)?));
+        let vsock = Arc::new(Mutex::new(Vsock::open(vsock)?));
+        handles.vsock = Some(Arc::clone(&vsock));
+        made.push(("vsock".to_owned(), vsock as _));
         step_done("  vsock");
     }
     if devices.rng {
-        made.push(named("rng", Rng));
+        made.push(("rng".to_owned(), Arc::new(Mutex::new(Rng))));
     }
     if let Some(config) = &devices.balloon {
         let balloon = Arc::new(Mutex::new(Balloon::new(config, ram.len() / MIB)?));
@@ -113,7 +114,9 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         step_done("  rng, balloon");
     }
     if let Some(console) = &devices.console {
-        made.push(named("console", Console::open(console)?));
+        let console = Arc::new(Mutex::new(Console::open(console)?));
+        handles.console = Some(Arc::clone(&console));
+        made.push(("console".to_owned(), console as _));
     }
     Ok(made)
 }

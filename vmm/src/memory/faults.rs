@@ -119,6 +119,12 @@ impl Faults {
         self.len
     }
 
+    /// Who answers them.
+    #[must_use]
+    pub fn paging(&self) -> &Arc<dyn Paging> {
+        &self.paging
+    }
+
     /// The base, which may have holes for what is not there yet.
     #[must_use]
     pub fn base(&self) -> Arc<File> {

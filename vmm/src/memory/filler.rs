@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +29,21 @@ pub struct Filler {
     window: Window,
     /// A bit a chunk: those known to be in the memfd, whole. What is not known is looked for there.
     filled: Box<[AtomicU64]>,
+    /// Those of them that were fetched ahead.
+    ahead: Box<[AtomicU64]>,
+    touched: AtomicU64,
     decoded: AtomicU64,
+}
+
+/// Why chunks are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Somebody waits for them.
+    Touched,
+    /// Somebody is likely to want them.
+    Ahead,
+    /// All are wanted.
+    All,
 }
 
 /// The shared mapping, and what its missing pages are filled through.
@@ -73,14 +88,15 @@ impl Drop for Window {
 
 /// What a thread that fills works with.
 pub struct Hands<'f> {
+    why: Why,
     reader: Box<dyn ChunkReader + 'f>,
     /// A chunk, with room to begin at a page: the kernel copies whole pages that way three times as fast.
     bytes: Vec<u8>,
 }
 
 impl Hands<'_> {
-    fn new<'f>(reader: Box<dyn ChunkReader + 'f>, chunk_len: u64) -> Hands<'f> {
-        Hands { reader, bytes: vec![0; (chunk_len + PAGE) as usize] }
+    fn new<'f>(why: Why, reader: Box<dyn ChunkReader + 'f>, chunk_len: u64) -> Hands<'f> {
+        Hands { why, reader, bytes: vec![0; (chunk_len + PAGE) as usize] }
     }
 }
 
@@ -93,8 +109,9 @@ impl Filler {
         let len = source.memory_len();
         let window = Window::over(&memfd, len)?;
         let chunks = len.div_ceil(source.chunk_len());
-        let filled = (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { source, memfd, window, filled, decoded: AtomicU64::new(0) })
+        let [filled, ahead] = [(); 2].map(|()| (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
+        let [touched, decoded] = [(); 2].map(|()| AtomicU64::new(0));
+        Ok(Self { source, memfd, window, filled, ahead, touched, decoded })
     }
 
     /// The file that is filled.
@@ -121,10 +138,32 @@ impl Filler {
         self.decoded.load(Ordering::Relaxed)
     }
 
+    /// How many of them because somebody waited for them.
+    #[must_use]
+    pub fn touched(&self) -> u64 {
+        self.touched.load(Ordering::Relaxed)
+    }
+
+    /// Where the chunks are that were fetched ahead, in order.
+    pub fn ahead(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let words = (0..).zip(&self.ahead);
+        let chunks = words.flat_map(|(word, bits)| {
+            let bits = bits.load(Ordering::Relaxed);
+            (0..64).filter(move |bit| bits & 1 << bit != 0).map(move |bit| word * 64 + bit)
+        });
+        chunks.map(|chunk| self.range(chunk))
+    }
+
     /// What a thread needs to fill.
     #[must_use]
-    pub fn hands(&self) -> Hands<'_> {
-        Hands::new(self.source.reader(), self.chunk_len())
+    pub fn hands(&self, why: Why) -> Hands<'_> {
+        Hands::new(why, self.source.reader(), self.chunk_len())
+    }
+
+    /// Where a chunk lies in memory.
+    #[must_use]
+    pub fn range(&self, chunk: u64) -> Range<u64> {
+        chunk * self.chunk_len()..((chunk + 1) * self.chunk_len()).min(self.len())
     }
 
     /// Sees to it that a chunk is in the memfd, unless it is zero.
@@ -136,8 +175,8 @@ impl Filler {
         if word.load(Ordering::Acquire) & bit != 0 {
             return Ok(Chunk::Bytes);
         }
-        let start = chunk * self.chunk_len();
-        let len = self.chunk_len().min(self.len() - start);
+        let Range { start, end } = self.range(chunk);
+        let len = end - start;
         let first = hands.bytes.as_ptr().align_offset(PAGE as usize);
         let bytes = &mut hands.bytes[first..][..len as usize];
         if hands.reader.read(chunk, bytes)? == Chunk::Zero {
@@ -147,8 +186,15 @@ impl Filler {
             .userfault
             .copy(self.window.start as u64 + start, bytes)
             .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
-        self.decoded.fetch_add(1, Ordering::Relaxed);
-        word.fetch_or(bit, Ordering::AcqRel);
+        // Another may have fetched it at the same time: each of its pages is there once, whosesoever it is, and so it counts once.
+        if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+            self.decoded.fetch_add(1, Ordering::Relaxed);
+            match hands.why {
+                Why::Touched => drop(self.touched.fetch_add(1, Ordering::Relaxed)),
+                Why::Ahead => drop(self.ahead[(chunk / 64) as usize].fetch_or(bit, Ordering::Relaxed)),
+                Why::All => {}
+            }
+        }
         Ok(Chunk::Bytes)
     }
 
@@ -164,13 +210,13 @@ impl Filler {
         let chunks = self.len().div_ceil(self.chunk_len());
         let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
         let work = || {
-            let mut hands = self.hands();
+            let mut hands = self.hands(Why::All);
             while lock(&failed).is_none() {
                 let chunk = next.fetch_add(1, Ordering::Relaxed);
                 if chunk >= chunks {
                     return;
                 }
-                let range = chunk * self.chunk_len()..((chunk + 1) * self.chunk_len()).min(self.len());
+                let range = self.range(chunk);
                 let before = data.partition_point(|data| data.end < range.end);
                 let is_there = data.get(before).is_some_and(|data| data.start <= range.start);
                 if is_there {

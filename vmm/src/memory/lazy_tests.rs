@@ -14,6 +14,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::PAGE;
 use super::backing::{Backing, OtherPages, fresh, map};
 use super::faults::{Faults, Refusal};
+use super::filler::Why;
 use super::freeze::freeze;
 use super::pages::PageSet;
 use super::paging::Paging;
@@ -25,6 +26,8 @@ use super::source::{Chunk, ChunkReader, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::sync::lock;
+
+mod ahead_tests;
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
@@ -231,7 +234,7 @@ fn pages_that_lie_over_it_are_there_and_nothing_under_them_is_fetched() {
 fn whole(service: &Service) -> Result<()> {
     (0..LEN / CHUNK)
         .filter(|chunk| *chunk != DAMAGED)
-        .try_for_each(|chunk| service.filler().fill(chunk, &mut service.filler().hands()).map(drop))
+        .try_for_each(|chunk| service.filler().fill(chunk, &mut service.filler().hands(Why::All)).map(drop))
 }
 
 #[test]

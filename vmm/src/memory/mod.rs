@@ -11,7 +11,8 @@
 //!
 //! A base may be filled as it is touched: a [`source::PageSource`] says what is in it, a [`filler::Filler`] puts that there, a
 //! [`service::Service`] does so for the page faults of all VMs over it, and each VM has its [`faults::Faults`]. Where the service is in
-//! another process is nothing that a VM notices: it knows a [`paging::Paging`].
+//! another process is nothing that a VM notices: it knows a [`paging::Paging`]. What a guest is likely to touch is read ahead of it
+//! ([`prefetch`]).
 
 pub mod backing;
 pub mod faults;
@@ -23,9 +24,11 @@ pub mod lease;
 pub mod pages;
 pub mod paging;
 pub mod populated;
+pub mod prefetch;
 pub mod put_back;
 pub mod ram;
 pub mod reclaim;
+pub mod runs;
 pub mod sealing;
 pub mod service;
 pub mod source;

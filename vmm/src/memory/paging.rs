@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::fs::File;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::faults::Faults;
+use super::prefetch::{Reading, Runs};
 use crate::error::Result;
 
 /// See the module.
@@ -26,4 +28,27 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// # Errors
     /// A chunk cannot be had.
     fn complete(&self) -> Result<()>;
+
+    /// Begins to fetch what is in these ranges and not there yet, in their order. Returns at once; a chunk that cannot be had then is left
+    /// for whoever touches it.
+    ///
+    /// # Errors
+    /// Nobody can.
+    fn prefetch(&self, runs: &Runs) -> Result<()>;
+
+    /// What has been fetched for all VMs over the base. None where whoever does it does not say.
+    fn fetched(&self) -> Option<Fetched>;
+}
+
+/// Chunks that are in a base.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    /// Bytes of a chunk.
+    pub chunk_len: u64,
+    /// How many were fetched because somebody waited for them.
+    pub touched: u64,
+    /// Where those are that were fetched before.
+    pub ahead: Vec<Range<u64>>,
+    /// How far reading ahead is, once it has begun.
+    pub prefetch: Option<Reading>,
 }

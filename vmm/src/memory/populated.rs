@@ -14,6 +14,7 @@ use super::pages::PageSet;
 use super::ram::GuestRam;
 use crate::error::{Error, Result};
 
+const PAGEMAP: &str = "/proc/self/pagemap";
 /// Bits of an entry of `/proc/pid/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
@@ -29,7 +30,7 @@ const ENTRIES: usize = 32 << 10;
 pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
     let mut pages = ram.base().over.map_or_else(|| PageSet::none(ram.len()), |over| (*over).clone());
     let laid_over = pages.clone();
-    add_private(ram, &mut pages).map_err(|source| Error::file("read", "/proc/self/pagemap", source))?;
+    add_private(ram, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
     if ram.faults().is_some() {
         pages = without_zeros(ram, &pages, &laid_over)
             .map_err(|source| Error::host("look at pages of guest memory", source))?;
@@ -77,12 +78,30 @@ pub fn data_ranges(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
     Ok(ranges)
 }
 
+/// The pages that are in the page tables, or were before they were swapped out: those that have been touched, and where memory is a
+/// file's some around them.
+///
+/// # Errors
+/// The pagemap cannot be read.
+pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
+    let mut pages = PageSet::none(ram.len());
+    let is_there = |entry| entry & (PRESENT | SWAPPED) != 0;
+    add_where(ram, ram.len(), is_there, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
+    Ok(pages)
+}
+
 /// Pages of a private mapping that are the process's own: present and not the file's, or swapped out.
 fn add_private(ram: &GuestRam, to: &mut PageSet) -> io::Result<()> {
-    let pagemap = File::open("/proc/self/pagemap")?;
+    let is_private = |entry| entry & SWAPPED != 0 || entry & (PRESENT | FILE_OR_SHARED) == PRESENT;
+    add_where(ram, ram.base().private_to, is_private, to)
+}
+
+/// Adds those of the first `bytes` whose entry of the pagemap is as it should be.
+fn add_where(ram: &GuestRam, bytes: u64, is_one: impl Fn(u64) -> bool, to: &mut PageSet) -> io::Result<()> {
+    let pagemap = File::open(PAGEMAP)?;
     let mut buffer = vec![0; ENTRIES * 8];
     let first = ram.host_address_of(0) as u64 / PAGE;
-    let pages = ram.base().private_to / PAGE;
+    let pages = bytes / PAGE;
     let mut page = 0;
     while page < pages {
         let count = (pages - page).min(ENTRIES as u64);
@@ -90,7 +109,7 @@ fn add_private(ram: &GuestRam, to: &mut PageSet) -> io::Result<()> {
         pagemap.read_exact_at(bytes, (first + page) * 8)?;
         for (index, entry) in (page..).zip(bytes.chunks_exact(8)) {
             let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
-            if entry & SWAPPED != 0 || entry & (PRESENT | FILE_OR_SHARED) == PRESENT {
+            if is_one(entry) {
                 to.add(index * PAGE..(index + 1) * PAGE);
             }
         }

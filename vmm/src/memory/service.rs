@@ -6,6 +6,9 @@
 //!                                              ├─ zero ──> zero pages, the VM's own ───┘
 //!                                              └─ unreadable ──> the VM is told, which ends
 //! ```
+//!
+//! Beside it another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits for what it has fetched has a
+//! fault under way to this thread, which finds that there and wakes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,8 +26,9 @@ use rustix::io::Errno;
 use super::PAGE;
 use super::backing::fresh;
 use super::faults::Faults;
-use super::filler::{Filler, Hands};
-use super::paging::Paging;
+use super::filler::{Filler, Hands, Why};
+use super::paging::{Fetched, Paging};
+use super::prefetch::{self, Progress, Runs};
 use super::sealing::read_only;
 use super::source::{Chunk, PageSource};
 use super::userfault::Userfault;
@@ -33,6 +37,8 @@ use crate::sync::lock;
 
 /// Is told of a range of a VM's memory that cannot be had, and why. The fault stays unanswered.
 pub type Unreadable = Box<dyn Fn(Range<u64>, &Error) + Send + Sync>;
+/// Is told of the offset of each chunk that somebody waits for, on the thread that fetches it: in order, and a chunk perhaps again.
+pub type Touched = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A VM whose faults are answered. Addresses are those of its process.
 pub struct Served {
@@ -57,15 +63,26 @@ pub struct Service {
     /// The base as VMs map it.
     base: Arc<File>,
     thread: Option<JoinHandle<()>>,
+    /// What is read ahead, once something is.
+    ahead: Mutex<Option<(Runs, Arc<Progress>)>>,
 }
 
-#[derive(Debug)]
 struct Shared {
     filler: Filler,
+    touched: Option<Touched>,
     epoll: OwnedFd,
     stop: OwnedFd,
     served: Mutex<HashMap<u64, Arc<Served>>>,
     next: AtomicU64,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("filler", &self.filler)
+            .field("served", &self.served)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What the event that ends the thread is known by; VMs have numbers from 1 on.
@@ -77,8 +94,19 @@ impl Service {
     /// # Errors
     /// The host refuses memory, a userfaultfd or a thread.
     pub fn new(source: Box<dyn PageSource>) -> Result<Self> {
-        let memfd = fresh(source.memory_len())?;
-        let service = Self::over(memfd, source)?;
+        Self::sealed(source, None)
+    }
+
+    /// The same, and `touched` is told of what is touched.
+    ///
+    /// # Errors
+    /// As [`Service::new`].
+    pub fn noting(source: Box<dyn PageSource>, touched: Touched) -> Result<Self> {
+        Self::sealed(source, Some(touched))
+    }
+
+    fn sealed(source: Box<dyn PageSource>, touched: Option<Touched>) -> Result<Self> {
+        let service = Self::begin_with(fresh(source.memory_len())?, source, touched)?;
         let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(service.shared.filler.memfd(), seals)
             .map_err(|errno| Error::host("seal the memory that VMs are to share", errno))?;
@@ -90,6 +118,10 @@ impl Service {
     /// # Errors
     /// As [`Service::new`].
     pub fn over(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
+        Self::begin_with(memfd, source, None)
+    }
+
+    fn begin_with(memfd: File, source: Box<dyn PageSource>, touched: Option<Touched>) -> Result<Self> {
         let refused = |errno: Errno| Error::host("prepare to answer page faults", errno);
         let base = read_only(&memfd)
             .map_err(|source| Error::host("open the memory that VMs are to share", source))?;
@@ -98,12 +130,13 @@ impl Service {
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN).map_err(refused)?;
         let served = Mutex::default();
-        let shared = Arc::new(Shared { filler, epoll, stop, served, next: AtomicU64::new(STOP + 1) });
+        let shared =
+            Arc::new(Shared { filler, touched, epoll, stop, served, next: AtomicU64::new(STOP + 1) });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new().name("volt-pager".to_owned()).spawn(move || of_thread.run());
         let thread =
             thread.map_err(|source| Error::host("start the thread that answers page faults", source))?;
-        Ok(Self { shared, base: Arc::new(base), thread: Some(thread) })
+        Ok(Self { shared, base: Arc::new(base), thread: Some(thread), ahead: Mutex::default() })
     }
 
     /// What it fills.
@@ -142,6 +175,9 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        if let Some((_, progress)) = &*lock(&self.ahead) {
+            progress.stop();
+        }
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
         // The last VM may have gone while that thread told it of its end.
         if let Some(thread) =
@@ -178,12 +214,43 @@ impl Paging for Service {
     fn complete(&self) -> Result<()> {
         self.shared.filler.complete()
     }
+
+    /// Once, for all VMs.
+    fn prefetch(&self, runs: &Runs) -> Result<()> {
+        let mut ahead = lock(&self.ahead);
+        if ahead.as_ref().is_some_and(|(known, _)| known == runs) {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        let progress = prefetch::ahead(runs, move |steps| {
+            let filler = &shared.filler;
+            let mut hands = filler.hands(Why::Ahead);
+            steps.each(|Range { start, end }| {
+                let mut chunks = start / filler.chunk_len()..end.div_ceil(filler.chunk_len());
+                chunks.try_for_each(|chunk| filler.fill(chunk, &mut hands).map(drop))
+            })
+        })?;
+        if let Some((_, before)) = ahead.replace((Arc::clone(runs), progress)) {
+            before.stop();
+        }
+        Ok(())
+    }
+
+    fn fetched(&self) -> Option<Fetched> {
+        let filler = &self.shared.filler;
+        Some(Fetched {
+            chunk_len: filler.chunk_len(),
+            touched: filler.touched(),
+            ahead: filler.ahead().collect(),
+            prefetch: lock(&self.ahead).as_ref().map(|(_, progress)| progress.now()),
+        })
+    }
 }
 
 impl Shared {
     fn run(&self) {
         let _told = ToldOfPanic(self);
-        let mut hands = self.filler.hands();
+        let mut hands = self.filler.hands(Why::Touched);
         let mut events = Vec::with_capacity(64);
         loop {
             events.clear();
@@ -221,8 +288,10 @@ impl Shared {
     }
 
     fn bring(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) {
-        let chunk_len = self.filler.chunk_len();
-        let range = chunk * chunk_len..((chunk + 1) * chunk_len).min(self.filler.len());
+        let range = self.filler.range(chunk);
+        if let Some(touched) = &self.touched {
+            touched(range.start);
+        }
         let done = self.filler.fill(chunk, hands).and_then(|what| match what {
             Chunk::Bytes => Ok(()),
             Chunk::Zero => zero(served, &range)

@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::list::{list, listed};
 use super::message::{Answer, Ask, VERSION, receive, send};
 use super::place::{Place, default_directory};
 use crate::error::{Error, Result, report};
 use crate::memory::faults::Faults;
-use crate::memory::paging::Paging;
+use crate::memory::paging::{Fetched, Paging};
+use crate::memory::prefetch::Runs;
 use crate::sync::lock;
 
 /// Between two attempts to reach a pager that starts.
@@ -29,6 +31,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const BETWEEN_STARTS: Duration = Duration::from_millis(50);
 /// Between two looks at who waits for memory that will not come.
 const LOOK: Duration = Duration::from_millis(20);
+/// How long a pager has to say what it has fetched, which nobody depends on.
+const TO_SAY: Duration = Duration::from_secs(1);
 
 /// Which pager, and how one is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +66,8 @@ struct Inner {
     name: PathBuf,
     memory_len: u64,
     base: OnceLock<Arc<File>>,
+    /// The list of what is to be fetched ahead, if something is.
+    ahead: OnceLock<File>,
     /// What this process has started, to be waited for.
     started: Mutex<Vec<Child>>,
     line: Mutex<Line>,
@@ -76,6 +82,8 @@ struct Line {
     over: bool,
     /// What the pager said to [`Ask::Complete`], once it is asked for.
     completed: Option<Answer>,
+    /// What it said to [`Ask::Fetched`], once it is asked for.
+    fetched: Option<Fetched>,
     /// How many connections there have been: an answer that is awaited from one does not come from the next.
     count: u64,
 }
@@ -94,6 +102,7 @@ impl Pager {
             name,
             memory_len,
             base: OnceLock::new(),
+            ahead: OnceLock::new(),
             started: Mutex::default(),
             line: Mutex::default(),
             changed: Condvar::new(),
@@ -166,9 +175,41 @@ impl Paging for Pager {
             }
         }
     }
+
+    /// A pager that comes later is asked too.
+    fn prefetch(&self, runs: &Runs) -> Result<()> {
+        let failed = |source| Error::host("list pages for the pager", source);
+        let list = list(runs).map_err(failed)?;
+        let inner = &*self.0;
+        if inner.ahead.set(list).is_ok()
+            && let Some(socket) = lock(&inner.line).socket.clone()
+        {
+            inner.ask_ahead(&socket);
+        }
+        Ok(())
+    }
+
+    /// One that stands still says nothing.
+    fn fetched(&self) -> Option<Fetched> {
+        let inner = &*self.0;
+        let mut line = lock(&inner.line);
+        let socket = line.socket.clone()?;
+        line.fetched = None;
+        send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).ok()?;
+        let waits = |line: &mut Line| line.fetched.is_none() && !line.over;
+        let waited = inner.changed.wait_timeout_while(line, TO_SAY, waits);
+        waited.unwrap_or_else(PoisonError::into_inner).0.fetched.take()
+    }
 }
 
 impl Inner {
+    /// Has the pager fetch ahead what is to be, if something is. One that is gone, or does not listen, is not waited for: it is advice.
+    fn ask_ahead(&self, socket: &OwnedFd) {
+        if let Some(list) = self.ahead.get() {
+            let _ = send(socket, &Ask::Prefetch, Some(list.as_fd()), SendFlags::DONTWAIT);
+        }
+    }
+
     /// Connects, starting a pager if there is none, and has the base.
     fn reach(&self) -> Result<OwnedFd> {
         let deadline = Instant::now() + self.options.patience;
@@ -234,6 +275,9 @@ impl Inner {
             return match receive::<Answer>(socket, RecvFlags::empty()).map_err(failed)? {
                 Some((Answer::Done, _)) => Ok(()),
                 Some((Answer::Refused(why), _)) => Err(failed(io::Error::other(why))),
+                Some((Answer::Fetched { .. } | Answer::NotPrefetched(_), _)) => {
+                    Err(failed(io::Error::other("it answers what was not asked")))
+                }
                 // A fault that was answered before this was.
                 Some((Answer::Unreadable { start, end, why }, _)) => {
                     faults.fail(&why);
@@ -274,7 +318,7 @@ impl Inner {
     fn watch(&self, faults: &Weak<Faults>) {
         loop {
             let Some(socket) = lock(&self.line).socket.clone() else { return };
-            while let Ok(Some((said, _))) = receive::<Answer>(&*socket, RecvFlags::empty()) {
+            while let Ok(Some((said, beside))) = receive::<Answer>(&*socket, RecvFlags::empty()) {
                 match said {
                     Answer::Unreadable { start, end, why } => {
                         if let Some(faults) = faults.upgrade() {
@@ -282,6 +326,13 @@ impl Inner {
                             faults.refuse(start..end);
                         }
                     }
+                    Answer::Fetched { chunk_len, touched, prefetch } => {
+                        let ahead = beside.and_then(|list| listed(&list.into(), self.memory_len).ok());
+                        let fetched = ahead.map(|ahead| Fetched { chunk_len, touched, ahead, prefetch });
+                        lock(&self.line).fetched = fetched;
+                        self.changed.notify_all();
+                    }
+                    Answer::NotPrefetched(why) => log::warn!("the pager fetches nothing ahead: {why}"),
                     answer => {
                         lock(&self.line).completed = Some(answer);
                         self.changed.notify_all();
@@ -310,8 +361,9 @@ impl Inner {
             let found = self.reach().and_then(|socket| self.serve(&socket, &alive).map(|()| socket));
             let why = match found {
                 Ok(socket) => {
+                    let socket = Arc::new(socket);
                     let mut line = lock(&self.line);
-                    line.socket = Some(Arc::new(socket));
+                    line.socket = Some(Arc::clone(&socket));
                     self.changed.notify_all();
                     // Its end may have come meanwhile.
                     if line.over
@@ -319,6 +371,8 @@ impl Inner {
                     {
                         let _ = rustix::net::shutdown(&*socket, Shutdown::Both);
                     }
+                    drop(line);
+                    self.ask_ahead(&socket);
                     return true;
                 }
                 Err(error) => report(&error),

@@ -11,8 +11,10 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::memory::prefetch::Reading;
+
 /// Both ends must have the same: they are the same program, but for an update under running VMs.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Bytes of a message, at most.
 const LONGEST: usize = 4096;
@@ -39,6 +41,10 @@ pub enum Ask {
     },
     /// To have the base filled.
     Complete,
+    /// To have what the file beside it names ([`crate::memory::runs`]) fetched before it is touched. No answer, unless it is not.
+    Prefetch,
+    /// What has been fetched.
+    Fetched,
 }
 
 /// What a pager says.
@@ -49,6 +55,17 @@ pub enum Answer {
     Done,
     /// It is not, and why.
     Refused(String),
+    /// After [`Ask::Fetched`], as [`crate::memory::paging::Fetched`] has it. The file beside it lists the chunks that were fetched ahead.
+    Fetched {
+        /// Bytes of a chunk.
+        chunk_len: u64,
+        /// Chunks that somebody waited for.
+        touched: u64,
+        /// How far reading ahead is, once it has begun.
+        prefetch: Option<Reading>,
+    },
+    /// Nothing is fetched ahead, and why.
+    NotPrefetched(String),
     /// Not an answer: a range of the VM's memory cannot be had.
     Unreadable {
         /// Offset.

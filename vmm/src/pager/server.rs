@@ -14,12 +14,13 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::list::{list, listed};
 use super::message::{Answer, Ask, VERSION, receive, send};
 use super::place::{Claim, Place};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::backing::fresh;
-use crate::memory::paging::Paging;
+use crate::memory::paging::{Fetched, Paging};
 use crate::memory::service::{Served, Service};
 use crate::memory::source::PageSource;
 use crate::memory::userfault::Userfault;
@@ -159,6 +160,8 @@ impl<'s> Server<'s> {
             Ask::Base { version, memory_len } => self.base(fd, version, memory_len, beside).map(Some),
             Ask::Serve { start, len } => self.begin(fd, start, len, beside).map(|()| None),
             Ask::Complete => return self.complete(fd, socket),
+            Ask::Fetched => return self.fetched(fd, &socket),
+            Ask::Prefetch => return self.prefetch(fd, socket, beside),
         };
         let (answer, base) = match done {
             Ok(base) => (Answer::Done, base),
@@ -254,21 +257,54 @@ impl<'s> Server<'s> {
         userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))
     }
 
-    /// On a thread of its own: others are to be heard meanwhile.
     fn complete(&self, fd: i32, socket: Arc<OwnedFd>) -> std::result::Result<(), String> {
+        self.apart(fd, socket, |service| match service.complete() {
+            Ok(()) => Some(Answer::Done),
+            Err(error) => Some(Answer::Refused(shortened(report(&error)))),
+        })
+    }
+
+    fn fetched(&self, fd: i32, socket: &OwnedFd) -> std::result::Result<(), String> {
+        let service = self.clients.get(&fd).and_then(|client| client.service.as_ref());
+        let fetched = service.and_then(|service| service.fetched()).ok_or("no base was asked for")?;
+        let Fetched { chunk_len, touched, ahead, prefetch } = fetched;
+        let answer = Answer::Fetched { chunk_len, touched, prefetch };
+        let list = list(&ahead).map_err(|error| format!("it cannot be told of its chunks: {error}"))?;
+        send(socket, &answer, Some(list.as_fd()), SendFlags::DONTWAIT).map_err(|error| error.to_string())
+    }
+
+    fn prefetch(
+        &self,
+        fd: i32,
+        socket: Arc<OwnedFd>,
+        list: Option<OwnedFd>,
+    ) -> std::result::Result<(), String> {
+        let list = list.ok_or("no list of pages was given")?;
+        self.apart(fd, socket, move |service| {
+            let runs = listed(&list.into(), service.filler().len());
+            let begun = runs.and_then(|runs| service.prefetch(&runs.into()).map_err(|error| report(&error)));
+            begun.err().map(|why| Answer::NotPrefetched(shortened(why)))
+        })
+    }
+
+    /// Does what a VM asks for on a thread of its own: others are to be heard meanwhile.
+    fn apart(
+        &self,
+        fd: i32,
+        socket: Arc<OwnedFd>,
+        act: impl FnOnce(&Service) -> Option<Answer> + Send + 'static,
+    ) -> std::result::Result<(), String> {
         let service = self.clients.get(&fd).and_then(|client| client.service.clone());
         let service = service.ok_or("no base was asked for")?;
         let work = move || {
-            let answer = match service.complete() {
-                Ok(()) => Answer::Done,
-                Err(error) => Answer::Refused(shortened(report(&error))),
-            };
-            if let Err(error) = send(&*socket, &answer, None, SendFlags::DONTWAIT) {
+            let answer = act(&service);
+            let told = answer.map_or(Ok(()), |answer| send(&*socket, &answer, None, SendFlags::DONTWAIT));
+            if let Err(error) = told {
                 log::warn!("a VM cannot be answered: {error}");
             }
         };
-        let thread = thread::Builder::new().name("volt-complete".to_owned()).spawn(work);
-        thread.map(drop).map_err(|error| format!("no thread to fill all memory: {error}"))
+        let thread = thread::Builder::new().name("volt-pager-act".to_owned()).spawn(work);
+        thread.map(drop).map_err(|error| format!("no thread to do what it asks for: {error}"))
     }
 }
 

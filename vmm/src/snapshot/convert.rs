@@ -9,15 +9,15 @@ use super::pack::source::Repack;
 use super::pack::walk::unpack;
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
-use super::{MEMORY_FILE, PACK_FILE, STATE_FILE, layers, reader};
+use super::{MEMORY_FILE, PACK_FILE, STATE_FILE, WorkingSet, layers, reader};
 use crate::error::{Error, Result};
 use crate::sparse;
 use crate::store::Store;
 use crate::store::dir::NewDir;
 
-/// Writes the snapshot `from` once more as `to`, its memory packed as `packing` says, or raw without one. Layers of disks are carried
-/// along. What is read is verified as far as it has checksums. `progress` is told, from any thread, how many bytes of how many of the
-/// memory are done.
+/// Writes the snapshot `from` once more as `to`, its memory packed as `packing` says, or raw without one. Layers of disks and the working
+/// set are carried along. What is read is verified as far as it has checksums. `progress` is told, from any thread, how many bytes of how
+/// many of the memory are done.
 ///
 /// # Errors
 /// The snapshot is damaged or a diff, the packing makes no sense, or the host refuses; then nothing is left of the new one.
@@ -42,6 +42,10 @@ pub fn convert(
     let file = dir.create(STATE_FILE)?;
     let failed = |source| Error::file("write", dir.place().join(STATE_FILE).display(), source);
     (&file).write_all(&state).and_then(|()| file.sync_all()).map_err(failed)?;
+    if let Some(set) = WorkingSet::open(&path, &manifest.metadata.id, len)? {
+        // It is the same snapshot by its id, and its memory has the same pages.
+        set.carry(&dir, &manifest.metadata.id, len)?;
+    }
     layers::Source::Directory(path).carry(&manifest.config.devices, &dir)?;
     let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
     let (file, place) = (dir.create(name)?, dir.place().join(name));

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::diff::Listed;
 use super::memory::Memory;
 use super::pack::{Kind, Pack};
-use super::{Metadata, reader, relative};
+use super::{Metadata, WorkingSet, reader, relative};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::populated::data_ranges;
@@ -24,10 +24,23 @@ pub struct Inspection {
     pub metadata: Metadata,
     /// Its memory file.
     pub memory_file: MemoryFile,
+    /// What is read ahead when it is restored, if that was recorded.
+    pub working_set: Option<Named>,
     /// What is in that, by kind.
     pub kinds: BTreeMap<&'static str, Sum>,
     /// The same, by pages of 4 KiB, in their order.
     pub pages: Vec<Stretch>,
+}
+
+/// What a working set names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Named {
+    /// Pages.
+    pub pages: u64,
+    /// The same in bytes.
+    pub bytes: u64,
+    /// Runs of pages.
+    pub runs: u64,
 }
 
 /// A memory file.
@@ -94,7 +107,10 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
         }
         None => of_whole(&path, metadata.memory_bytes, &mut found)?,
     };
-    Ok(Inspection { metadata, memory_file, kinds: found.kinds, pages: found.pages })
+    let set = WorkingSet::open(&path, &metadata.id, metadata.memory_bytes)?;
+    let working_set =
+        set.map(|set| Named { pages: set.pages(), bytes: set.pages() * PAGE, runs: set.runs().len() as u64 });
+    Ok(Inspection { metadata, memory_file, working_set, kinds: found.kinds, pages: found.pages })
 }
 
 /// Of a snapshot that has all of the memory.

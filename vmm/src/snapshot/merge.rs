@@ -33,6 +33,10 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
     memory.sync_all().map_err(failed)?;
     diff.layers().carry(&diff.config().devices, &dir)?;
+    if let Some(set) = diff.working_set()? {
+        // It keeps the diff's id, and has the memory that a VM of the diff has.
+        set.carry(&dir, &metadata.id, metadata.memory_bytes)?;
+    }
     metadata.base = None;
     metadata.memory_digest = Some(BaseSnapshot::new(digest, dir.place()).memory_digest);
     writer::write_state(&metadata, diff.config(), diff.machine(), &dir)?;

@@ -2,6 +2,7 @@
 
 mod captured;
 mod chunks;
+mod composed;
 pub mod convert;
 pub mod diff;
 pub mod digest;
@@ -17,6 +18,7 @@ pub mod merge;
 pub mod pack;
 mod raw;
 pub mod reader;
+pub(crate) mod recording;
 mod relative;
 pub(crate) mod rewind;
 pub mod verify;
@@ -31,6 +33,7 @@ pub use memory::Unpack;
 pub use merge::merge;
 pub use pack::{Compression, Packing};
 pub use reader::{RestoreOptions, Snapshot};
+pub use recording::{Compared, Marker, Recorded};
 pub use rewind::Rewound;
 pub use working_set::WorkingSet;
 pub use writer::{Kind, SnapshotOptions};

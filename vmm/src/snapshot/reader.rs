@@ -7,8 +7,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::lineage::{History, Lineage, Origin};
+use super::composed::Composed;
+use super::lineage::{Differ, History, Lineage, Origin};
 use super::memory::{Memory, Unpack};
+use super::recording::{Marker, Notes, Recording};
+use super::working_set::{Beside, WorkingSet};
 use super::{Metadata, STATE_FILE, layers, manifest, relative};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
@@ -19,7 +22,9 @@ use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, OtherPages};
 use crate::memory::lease::Leases;
 use crate::memory::pages::PageSet;
+use crate::memory::prefetch::Runs;
 use crate::memory::ram::GuestRam;
+use crate::memory::service::Service;
 use crate::persist::Persist;
 use crate::pool::Pool;
 use crate::shell::{FirstVcpu, Shape, Shell};
@@ -45,6 +50,8 @@ pub struct Snapshot {
     layers: layers::Source,
     /// What VMs run from.
     files: Arc<Leases>,
+    /// What its VMs touch first. Nothing is known of one that is nowhere but here.
+    working_set: Option<Arc<Beside>>,
 }
 
 /// How a VM is to come back.
@@ -66,6 +73,12 @@ pub struct RestoreOptions {
     pub pool: Option<Arc<Pool>>,
     /// When memory that is packed is unpacked.
     pub unpack: Unpack,
+    /// Whether what was recorded of an earlier restore, if anything was, is read ahead in the background. A restore begins that itself, but
+    /// for a VM that waits for a lent thread ([`Vm::prefetch`]).
+    pub prefetch: bool,
+    /// Whether the pages that it touches are recorded, in their order, until this. They are kept beside the snapshot, in the place of what
+    /// was recorded before. Its memory is filled page by page for it, and nothing is read ahead: it is slow, and stays so.
+    pub record: Option<Marker>,
 }
 
 impl Default for RestoreOptions {
@@ -79,6 +92,8 @@ impl Default for RestoreOptions {
             rewindable: false,
             pool: None,
             unpack: Unpack::default(),
+            prefetch: true,
+            record: None,
         }
     }
 }
@@ -97,7 +112,9 @@ impl Snapshot {
         let (memory, over, lineage) = relative::open(&path, &metadata)?;
         let layers = layers::Source::Directory(path.clone());
         let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
-        let snapshot = Self { path, metadata, config, machine, memory, over, lineage, layers, files };
+        let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
+        let snapshot =
+            Self { path, metadata, config, machine, memory, over, lineage, layers, files, working_set };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
@@ -117,7 +134,8 @@ impl Snapshot {
         let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
         let layers = layers::Source::Held(layers);
         let machine = Arc::new(machine);
-        Ok(Self { path, metadata, config, machine, memory, over, lineage, layers, files })
+        let working_set = None;
+        Ok(Self { path, metadata, config, machine, memory, over, lineage, layers, files, working_set })
     }
 
     /// One that another process had in memory, if this host can run it.
@@ -155,13 +173,22 @@ impl Snapshot {
         (&self.memory, self.over.as_ref())
     }
 
+    /// What was recorded of a VM that was restored from it, if anything was.
+    ///
+    /// # Errors
+    /// That is damaged, or another snapshot's.
+    pub(super) fn working_set(&self) -> Result<Option<Arc<WorkingSet>>> {
+        self.working_set.as_ref().map_or(Ok(None), |beside| beside.set())
+    }
+
     /// What its VM was made from.
     #[must_use]
     pub fn config(&self) -> &VmConfig {
         &self.config
     }
 
-    /// How many chunks of its packed memory have been fetched, each once, because a VM touched them ([`Unpack::OnTouch`]).
+    /// How many chunks of its packed memory have been fetched, each once, because a VM touched them or ahead of that
+    /// ([`Unpack::OnTouch`]).
     #[must_use]
     pub fn chunks_fetched(&self) -> u64 {
         self.memory.chunks_fetched()
@@ -180,12 +207,17 @@ impl Snapshot {
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
     pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
+        let ahead = self.ahead(&options)?;
+        let notes = options.record.map(|marker| Notes::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
         options.overrides.apply(&mut config.devices)?;
         let layers = layers::bring(&self.layers, &mut config.devices, &placed)?;
-        let backing = self.memory.backing(&options.unpack, self.over.clone())?;
+        let backing = match &notes {
+            Some(notes) => self.noting(&options.unpack, notes)?,
+            None => self.memory.backing(&options.unpack, self.over.clone())?,
+        };
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shape = Shape { logs_writes: options.rewindable, ..Shape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
@@ -196,26 +228,83 @@ impl Snapshot {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),
         })?;
+        let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
         layers.keep();
+        // What is recorded is over nothing: the pages of a diff are among those that it is filled with.
+        let over = self.over.clone().filter(|_| recording.is_none());
+        let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
+            (Some(_), Some(over)) => {
+                Lineage { differ: Differ::NotBase(Some(Arc::clone(&over.pages))), ..lineage }
+            }
+            _ => lineage,
+        });
         let origin = Origin {
             path: self.path.join(STATE_FILE),
             machine: Arc::clone(&self.machine),
-            over: self.over.clone(),
+            over,
             changed: options.rewindable.then(|| PageSet::none(shape.memory_bytes)),
             files: Arc::clone(&self.files),
             listeners: Vec::new(),
         };
-        let history = History { lineage: self.lineage.clone(), origin: Some(origin) };
-        let vm = Vm::of(machine, config, history);
+        let history = History { lineage, origin: Some(origin) };
+        let vm = Vm::of(machine, config, history).with_working_set(ahead, recording);
         if options.resume {
             vm.resume()?;
             step_done("resume");
         }
         // The guest of a lent thread does not run yet: it goes first.
         if !options.lent_thread {
+            vm.prefetch();
             vm.hold_files();
         }
         Ok(vm)
+    }
+
+    /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that is wrong is found out here, before there
+    /// is a VM, unless nobody wants it.
+    fn ahead(&self, options: &RestoreOptions) -> Result<Option<Runs>> {
+        if options.record.is_none() && !options.prefetch {
+            return Ok(None);
+        }
+        let set = self.working_set()?;
+        step_done("working set");
+        let runs = |set: Arc<WorkingSet>| match (&self.memory, &self.over) {
+            // The pages of a diff are there, and what lies under them nobody will touch.
+            (Memory::Packed(_), Some(over)) => set.runs_without(&over.pages, self.metadata.memory_bytes),
+            _ => Arc::clone(set.runs()),
+        };
+        let is_there = matches!(self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
+        Ok(set.filter(|_| options.record.is_none() && !is_there).map(runs))
+    }
+
+    /// Memory of its own for a VM, in which what it touches is noted.
+    fn noting(&self, unpack: &Unpack, notes: &Arc<Notes>) -> Result<Backing> {
+        if *unpack != Unpack::OnTouch {
+            let problem = "fills the VM's memory page by page in this process: neither a shared pager nor unpacking all of it \
+                           before goes with it";
+            return Err(Error::config("record", problem));
+        }
+        let source = Composed::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
+        let noted = Arc::clone(notes);
+        let service = Service::noting(Box::new(source), Box::new(move |page| noted.touched(page)))?;
+        Ok(Backing::Lazy { paging: Arc::new(service), pages: None })
+    }
+
+    /// Has what is noted kept once the marker is reached.
+    fn record(&self, notes: Arc<Notes>, machine: &Machine) -> Result<Recording> {
+        let beside = self.working_set.as_ref().ok_or_else(|| {
+            Error::config("record", "only what is restored from a snapshot on disk can be recorded")
+        })?;
+        let (reached, ended) = (Arc::clone(&notes), Arc::clone(&notes));
+        let reached = move || reached.reached();
+        match notes.marker() {
+            Marker::Console => machine.platform().at_line(reached),
+            Marker::Vsock if machine.platform().at_connection(reached) => {}
+            Marker::Vsock => return Err(Error::config("record", "this VM has no vsock to be the marker")),
+            Marker::After(_) | Marker::Api => {}
+        }
+        machine.shell().control.at_end(move || ended.vm_ended());
+        Recording::begin(notes, Arc::clone(beside))
     }
 
     /// On the host of the snapshot, or its twin, there is nothing to compare.

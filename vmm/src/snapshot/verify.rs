@@ -6,7 +6,7 @@ use super::diff::Listed;
 use super::memory::Memory;
 use super::pack::{Source, walk};
 use super::raw::RawSource;
-use super::{BaseSnapshot, DIFF_FILE, digest, layers, reader, relative};
+use super::{BaseSnapshot, DIFF_FILE, WorkingSet, digest, layers, reader, relative};
 use crate::error::{Error, Result};
 use crate::store::Store;
 
@@ -29,6 +29,7 @@ pub fn verify(store: &Store, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -
     layers::Source::Directory(path.clone()).open(&manifest.config.devices)?;
     let metadata = manifest.metadata;
     let len = metadata.memory_bytes;
+    WorkingSet::open(&path, &metadata.id, len)?;
     let Some(base) = metadata.base else {
         let digest =
             metadata.memory_digest.map(|digest| BaseSnapshot { memory_digest: digest, path: path.clone() });

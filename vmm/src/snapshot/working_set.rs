@@ -5,40 +5,42 @@
 //!   8       8                             16              8                 8 each, to the end of the file
 //! ```
 //!
-//! All is little-endian. It is advice, not content: what it names is read ahead, and a page that it does not name is read when it is
-//! touched. It belongs to one snapshot and to those that have been converted from it.
+//! All is little-endian, the runs as [`crate::memory::runs`] has them. It is advice, not content: what it names is read ahead, and a page
+//! that it does not name is read when it is touched. It belongs to one snapshot and to those that have been converted from it, or merged
+//! of it and its base.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
-use std::ops::Range;
+use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use super::WORKING_SET_FILE;
 use super::manifest::CRC;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
-use crate::store::dir::random_hex;
+use crate::memory::prefetch::Runs;
+use crate::memory::runs;
+use crate::store::dir::{NewDir, random_hex};
+use crate::sync::lock;
 
 const MAGIC: &[u8; 8] = b"VOLTWSET";
 /// Bytes before the runs.
 const HEAD: usize = 40;
-/// Bytes of a run.
-const RUN: usize = 8;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
     /// Ranges of offsets in the order in which they were touched, none of them empty, no page in two.
-    runs: Vec<Range<u64>>,
+    runs: Runs,
 }
 
 impl WorkingSet {
     /// Of pages, by their offsets, in the order in which they were touched. One that comes again counts the first time.
     #[must_use]
     pub fn of(memory: u64, touched: impl IntoIterator<Item = u64>) -> Self {
-        let (mut seen, mut runs) = (PageSet::none(memory), Vec::<Range<u64>>::new());
+        let (mut seen, mut runs) = (PageSet::none(memory), Vec::<std::ops::Range<u64>>::new());
         for page in touched {
             if seen.has(page) {
                 continue;
@@ -49,12 +51,12 @@ impl WorkingSet {
                 _ => runs.push(page..page + PAGE),
             }
         }
-        Self { runs }
+        Self { runs: runs.into() }
     }
 
     /// Ranges of offsets in the order in which they were touched: whole pages, none of them twice.
     #[must_use]
-    pub fn runs(&self) -> &[Range<u64>] {
+    pub fn runs(&self) -> &Runs {
         &self.runs
     }
 
@@ -64,21 +66,44 @@ impl WorkingSet {
         self.runs.iter().map(|run| (run.end - run.start) / PAGE).sum()
     }
 
+    /// How many of its pages another set has too.
+    #[must_use]
+    pub fn shared_with(&self, other: &Self, memory: u64) -> u64 {
+        let mut pages = PageSet::none(memory);
+        other.runs.iter().for_each(|run| pages.add(run.clone()));
+        let all = self.runs.iter().flat_map(|run| run.clone().step_by(PAGE as usize));
+        all.filter(|page| pages.has(*page)).count() as u64
+    }
+
     /// The set that stands beside the snapshot in `directory`, which has this id and so many bytes of memory; none if none was recorded.
     ///
     /// # Errors
     /// It cannot be read, is damaged, or is another snapshot's.
     pub fn open(directory: &Path, id: &str, memory: u64) -> Result<Option<Self>> {
         let path = directory.join(WORKING_SET_FILE);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
+        // A pipe is not waited for.
+        let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path) {
+            Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(Error::file("read", path.display(), source)),
+            Err(source) => return Err(Error::file("open", path.display(), source)),
         };
-        let set = Self::decode(&bytes, id, memory).map_err(|problem| {
-            Error::snapshot(&path, format!("{problem}; delete it, and record it again"))
-        })?;
-        Ok(Some(set))
+        let wrong = |problem| Error::snapshot(&path, format!("{problem}; delete it, and record it again"));
+        let failed = |source| Error::file("read", path.display(), source);
+        let metadata = file.metadata().map_err(failed)?;
+        let longest = HEAD as u64 + runs::longest(memory);
+        if !metadata.is_file() || metadata.len() > longest {
+            return Err(wrong("is no working set"));
+        }
+        let mut bytes = Vec::with_capacity(metadata.len() as usize);
+        file.take(longest).read_to_end(&mut bytes).map_err(failed)?;
+        Self::decode(&bytes, id, memory).map(Some).map_err(wrong)
+    }
+
+    /// Its ranges without those of these pages.
+    #[must_use]
+    pub fn runs_without(&self, pages: &PageSet, memory: u64) -> Runs {
+        let all = self.runs.iter().flat_map(|run| run.clone().step_by(PAGE as usize));
+        Self::of(memory, all.filter(|page| !pages.has(*page))).runs
     }
 
     /// Puts it beside the snapshot in `directory`, in the place of one that was there: whole, or not at all.
@@ -101,15 +126,21 @@ impl WorkingSet {
         })
     }
 
+    /// Puts it into a snapshot that is being made, of the same id and memory.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn carry(&self, dir: &NewDir, id: &str, memory: u64) -> Result<()> {
+        let mut file = dir.create(WORKING_SET_FILE)?;
+        let written = file.write_all(&self.encode(id, memory)).and_then(|()| file.sync_all());
+        written.map_err(|source| dir.failed_to_write(WORKING_SET_FILE, source))
+    }
+
     fn encode(&self, id: &str, memory: u64) -> Vec<u8> {
-        let mut rest = Vec::with_capacity(HEAD + self.runs.len() * RUN);
+        let mut rest = Vec::with_capacity(HEAD + self.runs.len() * runs::LEN);
         rest.extend(id_of(id).to_le_bytes());
         rest.extend(memory.to_le_bytes());
-        for run in &self.runs {
-            for number in [run.start / PAGE, (run.end - run.start) / PAGE] {
-                rest.extend((number as u32).to_le_bytes()); // 16 TiB of memory
-            }
-        }
+        rest.extend(runs::encode(&self.runs));
         let mut bytes = MAGIC.to_vec();
         bytes.extend(CRC.checksum(&rest).to_le_bytes());
         bytes.extend(rest);
@@ -117,7 +148,7 @@ impl WorkingSet {
     }
 
     fn decode(bytes: &[u8], id: &str, memory: u64) -> std::result::Result<Self, &'static str> {
-        if bytes.len() < HEAD || bytes[..8] != *MAGIC || !(bytes.len() - HEAD).is_multiple_of(RUN) {
+        if bytes.len() < HEAD || bytes[..8] != *MAGIC || !(bytes.len() - HEAD).is_multiple_of(runs::LEN) {
             return Err("is no working set");
         }
         let (head, runs) = bytes.split_at(HEAD);
@@ -129,19 +160,54 @@ impl WorkingSet {
         if (of, word(32)) != (id_of(id), memory) {
             return Err("is the working set of another snapshot");
         }
-        let (mut seen, mut found) = (PageSet::none(memory), Vec::with_capacity(runs.len() / RUN));
-        for run in runs.chunks_exact(RUN) {
-            let number =
-                |at: usize| u64::from(u32::from_le_bytes(run[at..at + 4].try_into().expect("4 bytes")));
-            let (start, end) = (number(0) * PAGE, (number(0) + number(4)) * PAGE);
-            if start == end || end > memory || (start..end).step_by(PAGE as usize).any(|page| seen.has(page))
-            {
-                return Err("names pages that there are not, or names one twice");
-            }
-            seen.add(start..end);
-            found.push(start..end);
+        let runs = runs::decode(runs, memory).ok_or("names pages that there are not, or names one twice")?;
+        Ok(Self { runs: runs.into() })
+    }
+}
+
+/// Where the working set of a snapshot is, and what is known of it.
+#[derive(Debug)]
+pub(super) struct Beside {
+    directory: PathBuf,
+    id: String,
+    memory: u64,
+    /// Once it has been looked for.
+    known: Mutex<Option<Option<Arc<WorkingSet>>>>,
+}
+
+impl Beside {
+    /// That of the snapshot in `directory`, which has this id and so many bytes of memory. Nothing is looked at yet.
+    pub fn of(directory: &Path, id: &str, memory: u64) -> Arc<Self> {
+        Arc::new(Self { directory: directory.to_owned(), id: id.to_owned(), memory, known: Mutex::default() })
+    }
+
+    /// Bytes of memory.
+    pub fn memory(&self) -> u64 {
+        self.memory
+    }
+
+    /// The set, if one was recorded. It is read once.
+    ///
+    /// # Errors
+    /// As [`WorkingSet::open`].
+    pub fn set(&self) -> Result<Option<Arc<WorkingSet>>> {
+        let mut known = lock(&self.known);
+        if let Some(set) = &*known {
+            return Ok(set.clone());
         }
-        Ok(Self { runs: found })
+        let set = WorkingSet::open(&self.directory, &self.id, self.memory)?.map(Arc::new);
+        Ok(known.insert(set).clone())
+    }
+
+    /// Puts this one in its place.
+    ///
+    /// # Errors
+    /// As [`WorkingSet::keep`].
+    pub fn keep(&self, set: WorkingSet) -> Result<()> {
+        let mut known = lock(&self.known);
+        set.keep(&self.directory, &self.id, self.memory)?;
+        *known = Some(Some(Arc::new(set)));
+        Ok(())
     }
 }
 
@@ -178,9 +244,24 @@ mod tests {
         let none = WorkingSet::of(MEMORY, []);
         none.keep(&directory, ID, MEMORY).unwrap();
         assert_eq!(WorkingSet::open(&directory, ID, MEMORY).unwrap(), Some(none));
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(8 * PAGE..9 * PAGE);
+        pages.add(0..PAGE);
+        let left: Vec<_> =
+            set().runs_without(&pages, MEMORY).iter().map(|run| run.start / PAGE..run.end / PAGE).collect();
+        assert_eq!(left, [7..8, 9..10, 3..5, 99..100]);
         let error = WorkingSet::open(&directory, ID, MEMORY + PAGE).unwrap_err().to_string();
         assert!(error.contains("working-set") && error.contains("of another snapshot"), "{error}");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is left beside it");
+        let path = directory.join(WORKING_SET_FILE);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        WorkingSet::open(&directory, ID, MEMORY).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
+            .unwrap();
+        let error = WorkingSet::open(&directory, ID, MEMORY).unwrap_err().to_string();
+        assert!(error.contains("is no working set"), "{error}");
         fs::remove_dir_all(&directory).unwrap();
         assert!(set().keep(&directory, ID, MEMORY).unwrap_err().to_string().contains("working-set"));
     }
@@ -201,9 +282,7 @@ mod tests {
 
     #[test]
     fn it_names_pages_that_there_are_once_each() {
-        for runs in [vec![0..PAGE, 0..PAGE], vec![99 * PAGE..101 * PAGE], vec![PAGE..PAGE]] {
-            let bytes = WorkingSet { runs }.encode(ID, MEMORY);
-            assert!(WorkingSet::decode(&bytes, ID, MEMORY).is_err());
-        }
+        let bytes = WorkingSet { runs: vec![0..PAGE, 0..PAGE].into() }.encode(ID, MEMORY);
+        assert!(WorkingSet::decode(&bytes, ID, MEMORY).is_err());
     }
 }

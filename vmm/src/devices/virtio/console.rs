@@ -23,6 +23,7 @@ use super::listener::Listener;
 use super::watch::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::ConsoleConfig;
+use crate::console::AtLine;
 use crate::error::{Error, Result};
 use crate::persist::{NoState, Persist};
 
@@ -74,6 +75,11 @@ impl Console {
         let ready = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&ready, &listener, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
         Ok(Self { listener, ready, rest: None, client: None, output: Output::default() })
+    }
+
+    /// Has something done when the guest has written a whole line.
+    pub fn at_line(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.output.at_line.set(act);
     }
 
     /// Lets in whoever connects, if nobody is there.
@@ -198,6 +204,8 @@ impl Client {
 #[derive(Debug, Default)]
 struct Output {
     backlog: VecDeque<u8>,
+    /// What is done at the end of the next line.
+    at_line: AtLine,
 }
 
 impl Output {
@@ -211,6 +219,7 @@ impl Output {
             if piece == 0 {
                 return;
             }
+            self.at_line.written(&bytes[..piece]);
             let excess = (self.backlog.len() + piece).saturating_sub(BACKLOG);
             self.backlog.drain(..excess);
             self.backlog.extend(&bytes[..piece]);

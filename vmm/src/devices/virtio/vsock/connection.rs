@@ -116,6 +116,11 @@ impl Connection {
 
     // ---- What the table asks ----
 
+    /// Whether both sides have said that they want it.
+    pub fn is_established(&self) -> bool {
+        self.state == State::Open && !self.due.response
+    }
+
     pub fn is_gone(&self) -> bool {
         self.state == State::Gone
     }

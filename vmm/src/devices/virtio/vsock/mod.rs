@@ -70,6 +70,11 @@ impl Vsock {
         Ok(Self { cid, table, reset: Reset::Settled })
     }
 
+    /// Has something done when a connection is established, whoever began it.
+    pub fn at_connection(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.table.at_connection(act);
+    }
+
     /// Gives the guest what there is for it, for one turn, without an interrupt.
     fn give(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         let memory = io.ram.guest();

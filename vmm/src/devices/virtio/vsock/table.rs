@@ -9,6 +9,7 @@
 //! and stay when it pauses. Events are edges, so a connection that the guest has no room for does not wake anyone twice.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -61,6 +62,17 @@ pub(super) struct Table {
     /// Somebody may be waiting at the listener.
     calls: bool,
     warned: bool,
+    /// What is done when a connection is established.
+    at_connection: AtConnection,
+}
+
+#[derive(Default)]
+struct AtConnection(Option<Box<dyn FnOnce() + Send>>);
+
+impl fmt::Debug for AtConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AtConnection").field(&self.0.is_some()).finish()
+    }
 }
 
 impl Table {
@@ -79,6 +91,7 @@ impl Table {
             refusals: VecDeque::new(),
             calls: true,
             warned: false,
+            at_connection: AtConnection::default(),
         };
         let what = EventFlags::IN | EventFlags::ET;
         epoll::add(&table.epoll, &table.host, EventData::new_u64(LISTENER), what)?;
@@ -88,6 +101,11 @@ impl Table {
     /// Readable when [`Table::look`] has something to see.
     pub fn events(&self) -> &OwnedFd {
         &self.epoll
+    }
+
+    /// Has something done when the next connection is established.
+    pub fn at_connection(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.at_connection.0 = Some(Box::new(act));
     }
 
     /// Drops all connections.
@@ -278,6 +296,11 @@ impl Table {
     /// Brings the table in line with a connection that something has happened to.
     fn update(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
+        if connection.is_established()
+            && let Some(act) = self.at_connection.0.take()
+        {
+            act();
+        }
         if connection.is_forgotten() && self.by_ports.get(&connection.ports) == Some(&token) {
             self.by_ports.remove(&connection.ports);
         }

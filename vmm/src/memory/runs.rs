@@ -1,0 +1,64 @@
+//! Ranges of memory in an order, as bytes: of each its first page and how many there are, in 32 bits each, little-endian.
+
+use std::ops::Range;
+
+use super::PAGE;
+use super::pages::PageSet;
+
+/// Bytes of a range.
+pub const LEN: usize = 8;
+
+/// The bytes of ranges of offsets, which are whole pages below 16 TiB.
+pub fn encode(runs: &[Range<u64>]) -> impl Iterator<Item = u8> + '_ {
+    let numbers = runs.iter().flat_map(|run| [run.start / PAGE, (run.end - run.start) / PAGE]);
+    numbers.flat_map(|number| (number as u32).to_le_bytes())
+}
+
+/// What [`encode`] made bytes of, if these are ranges of so many bytes of memory: none empty, no page in two.
+#[must_use]
+pub fn decode(bytes: &[u8], memory: u64) -> Option<Vec<Range<u64>>> {
+    let (mut seen, mut runs) = (PageSet::none(memory), Vec::with_capacity(bytes.len() / LEN));
+    let number = |bytes: &[u8]| Some(u64::from(u32::from_le_bytes(bytes.try_into().ok()?)));
+    for run in bytes.chunks(LEN) {
+        let (first, count) = run.split_at_checked(LEN / 2)?;
+        let start = number(first)? * PAGE;
+        let end = start + number(count)? * PAGE;
+        if start == end || end > memory || (start..end).step_by(PAGE as usize).any(|page| seen.has(page)) {
+            return None;
+        }
+        seen.add(start..end);
+        runs.push(start..end);
+    }
+    Some(runs)
+}
+
+/// The most bytes that [`decode`] can take for so much memory.
+#[must_use]
+pub fn longest(memory: u64) -> u64 {
+    memory.div_ceil(PAGE) * LEN as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMORY: u64 = 100 * PAGE;
+
+    #[test]
+    fn what_was_encoded_comes_back_in_its_order() {
+        let runs = [7 * PAGE..10 * PAGE, 99 * PAGE..100 * PAGE, 0..PAGE];
+        let bytes: Vec<u8> = encode(&runs).collect();
+        assert_eq!(bytes.len(), runs.len() * LEN);
+        assert_eq!(decode(&bytes, MEMORY).as_deref(), Some(&runs[..]));
+        assert_eq!(decode(&bytes[..LEN * 2 + 3], MEMORY), None, "half a range");
+        assert_eq!(decode(&[], MEMORY), Some(Vec::new()));
+    }
+
+    #[test]
+    fn they_name_pages_that_there_are_once_each() {
+        for runs in [[0..PAGE, 0..PAGE], [0..PAGE, 99 * PAGE..101 * PAGE], [PAGE..PAGE, 0..PAGE]] {
+            let bytes: Vec<u8> = encode(&runs).collect();
+            assert_eq!(decode(&bytes, MEMORY), None, "{runs:?}");
+        }
+    }
+}
