@@ -183,7 +183,9 @@ cat "$(echo /dev/vport*p4)" >/dev/null & # whoever listens is nudged
         echo "lab: time is running out; what still runs, and where in the kernel it waits:"
         for process in /proc/[0-9]*; do
             line=$(tr '\0' ' ' <"$process/cmdline")
-            [ -z "$line" ] || echo "lab: ${process#/proc/} $line($(cat "$process/wchan"))"
+            [ -n "$line" ] || continue
+            echo "lab: ${process#/proc/} $line"
+            for task in "$process"/task/*; do echo "lab:     $(cat "$task/comm") ($(cat "$task/wchan"))"; done
         done
     } >/run/stderr
 ) >/dev/null 2>&1 7>&- &

@@ -106,7 +106,7 @@ in_lab() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared memory, which guest memory is,
 # comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=never seconds=$LAB_SECONDS passt
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt
     shift
     ((number % 2)) || policy=always
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
