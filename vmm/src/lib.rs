@@ -46,6 +46,7 @@ pub mod snapshot;
 mod sparse;
 pub mod store;
 mod sync;
+pub mod times;
 pub mod timing;
 mod trim;
 pub mod vm;
@@ -66,7 +67,7 @@ pub use pool::Pool;
 pub use shell::Shape;
 pub use snapshot::{
     BaseSnapshot, Compression, Handover, Kind, Metadata, Packing, RestoreOptions, Rewound, Snapshot,
-    SnapshotOptions, Unpack,
+    SnapshotOptions, Unpack, WorkingSet,
 };
 pub use store::Store;
 pub use vm::{Builder, Vm};

@@ -13,9 +13,11 @@
 //! [`service::Service`] does so for the page faults of all VMs over it, and each VM has its [`faults::Faults`]. Where the service is in
 //! another process is nothing that a VM notices: it knows a [`paging::Paging`].
 
+pub mod ahead;
 pub mod backing;
 pub mod faults;
 pub mod filler;
+pub mod floor;
 pub mod freeze;
 #[cfg(test)]
 mod lazy_tests;
@@ -29,6 +31,7 @@ pub mod reclaim;
 pub mod sealing;
 pub mod service;
 pub mod source;
+pub mod touch;
 pub mod userfault;
 pub mod writes;
 
