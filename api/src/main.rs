@@ -13,6 +13,7 @@ mod fork;
 mod inspection;
 mod log_lines;
 mod progress;
+mod replayed;
 mod rest;
 mod session;
 mod signals;

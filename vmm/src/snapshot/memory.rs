@@ -139,18 +139,29 @@ impl Memory {
     /// # Errors
     /// The pack is damaged, or the host has no memory for it.
     pub fn base(&self) -> Result<Arc<File>> {
-        let Packed { pack, base, .. } = match self {
+        let packed = match self {
             Self::Raw(file, _) => return Ok(Arc::clone(file)),
             Self::Packed(packed) => packed,
         };
-        let mut base = lock(base);
+        let mut base = lock(&packed.base);
         if let Some(base) = &*base {
             return Ok(Arc::clone(base));
         }
-        let file = fresh(pack.memory_len())?;
-        unpack(pack, (&file, Path::new("unpacked guest memory")), &|_| ())?;
-        seal(&file)?;
+        let file = packed.unpacked()?;
         step_done("memory unpack");
         Ok(Arc::clone(base.insert(Arc::new(file))))
+    }
+}
+
+impl Packed {
+    /// All of the memory, verified and sealed, once more.
+    ///
+    /// # Errors
+    /// As [`Memory::base`].
+    pub fn unpacked(&self) -> Result<File> {
+        let file = fresh(self.pack.memory_len())?;
+        unpack(&self.pack, (&file, Path::new("unpacked guest memory")), &|_| ())?;
+        seal(&file)?;
+        Ok(file)
     }
 }

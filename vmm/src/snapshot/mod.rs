@@ -18,6 +18,7 @@ pub mod pack;
 mod raw;
 pub mod reader;
 mod relative;
+pub mod replay;
 pub(crate) mod rewind;
 pub mod verify;
 pub mod working_set;

@@ -9,13 +9,14 @@
 //! touched. It belongs to one snapshot and to those that have been converted from it.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::WORKING_SET_FILE;
 use super::manifest::CRC;
+use super::reader::open_regular;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
@@ -70,15 +71,26 @@ impl WorkingSet {
     /// It cannot be read, is damaged, or is another snapshot's.
     pub fn open(directory: &Path, id: &str, memory: u64) -> Result<Option<Self>> {
         let path = directory.join(WORKING_SET_FILE);
-        let bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(Error::file("read", path.display(), source)),
-        };
-        let set = Self::decode(&bytes, id, memory).map_err(|problem| {
-            Error::snapshot(&path, format!("{problem}; delete it, and record it again"))
-        })?;
-        Ok(Some(set))
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => Self::read(&path, id, memory).map(Some),
+        }
+    }
+
+    /// The set in the file at `path`, of the snapshot that has this id and so many bytes of memory.
+    ///
+    /// # Errors
+    /// As [`WorkingSet::open`]; or there is no such file.
+    pub fn read(path: &Path, id: &str, memory: u64) -> Result<Self> {
+        let (file, len) = open_regular(path.parent().unwrap_or(path), path)?;
+        let mut bytes = Vec::new();
+        // No set is longer.
+        let most = HEAD as u64 + memory / PAGE * RUN as u64;
+        file.take(len.min(most + 1))
+            .read_to_end(&mut bytes)
+            .map_err(|source| Error::file("read", path.display(), source))?;
+        Self::decode(&bytes, id, memory)
+            .map_err(|problem| Error::snapshot(path, format!("{problem}; delete it, and record it again")))
     }
 
     /// Puts it beside the snapshot in `directory`, in the place of one that was there: whole, or not at all.
@@ -116,18 +128,21 @@ impl WorkingSet {
         bytes
     }
 
-    fn decode(bytes: &[u8], id: &str, memory: u64) -> std::result::Result<Self, &'static str> {
+    fn decode(bytes: &[u8], id: &str, memory: u64) -> std::result::Result<Self, String> {
         if bytes.len() < HEAD || bytes[..8] != *MAGIC || !(bytes.len() - HEAD).is_multiple_of(RUN) {
-            return Err("is no working set");
+            return Err("is no working set".to_owned());
         }
         let (head, runs) = bytes.split_at(HEAD);
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
         if word(8) != CRC.checksum(&bytes[16..]) {
-            return Err("is damaged");
+            return Err("is damaged".to_owned());
         }
         let of = u128::from_le_bytes(head[16..32].try_into().expect("16 bytes"));
         if (of, word(32)) != (id_of(id), memory) {
-            return Err("is the working set of another snapshot");
+            let other = word(32);
+            return Err(format!(
+                "is the working set of another snapshot: of {of:032x} with {other} bytes of memory, not of {id} with {memory}"
+            ));
         }
         let (mut seen, mut found) = (PageSet::none(memory), Vec::with_capacity(runs.len() / RUN));
         for run in runs.chunks_exact(RUN) {
@@ -136,7 +151,7 @@ impl WorkingSet {
             let (start, end) = (number(0) * PAGE, (number(0) + number(4)) * PAGE);
             if start == end || end > memory || (start..end).step_by(PAGE as usize).any(|page| seen.has(page))
             {
-                return Err("names pages that there are not, or names one twice");
+                return Err("names pages that there are not, or names one twice".to_owned());
             }
             seen.add(start..end);
             found.push(start..end);
@@ -196,7 +211,9 @@ mod tests {
         }
         assert_eq!(WorkingSet::decode(&bytes, ID, MEMORY), Ok(set()));
         let other = ID.replace('0', "1");
-        assert_eq!(WorkingSet::decode(&bytes, &other, MEMORY), Err("is the working set of another snapshot"));
+        let problem = WorkingSet::decode(&bytes, &other, MEMORY).unwrap_err();
+        assert!(problem.contains(&format!("of another snapshot: of {ID} with 409600 bytes")), "{problem}");
+        assert!(problem.contains(&format!("not of {other} with 409600")), "{problem}");
     }
 
     #[test]
