@@ -46,3 +46,24 @@ pub fn cached(file: &Arc<File>, len: u64, pages: impl IntoIterator<Item = u64>) 
     }
     Ok(count)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::super::backing::fresh;
+    use super::*;
+
+    #[test]
+    fn what_a_memfd_holds_is_in_the_page_cache_and_its_holes_are_not() {
+        let file = Arc::new(fresh(1 << 20).unwrap());
+        file.write_all_at(&[1; 2 * PAGE as usize], 8 * PAGE).unwrap();
+        let pages = |range: std::ops::Range<u64>| range.map(|page| page * PAGE);
+        assert_eq!(cached(&file, 1 << 20, pages(0..256)).unwrap(), 2);
+        assert_eq!(cached(&file, 1 << 20, pages(9..100)).unwrap(), 1);
+        let ram = GuestRam::reserve(1 << 20).unwrap();
+        Backing::Private { base: Arc::clone(&file), pages: None }.map(&ram).unwrap();
+        pages(0..4).for_each(|page| assert!(touch(&ram, page) < Duration::from_secs(60)));
+        assert_eq!(cached(&file, 1 << 20, pages(0..4)).unwrap(), 4, "it was read");
+    }
+}

@@ -68,12 +68,7 @@ impl Memory {
         let memory = if is_packed {
             let pack = Arc::new(Pack::open(file, &path)?);
             let found = pack.memory_len();
-            Self::Packed(Packed { pack, base: Mutex::default(), paging: Mutex::default() }).of_len(
-                &path,
-                found,
-                len,
-                "holds {} bytes of memory",
-            )
+            Self::Packed(Packed::of(pack)).of_len(&path, found, len, "holds {} bytes of memory")
         } else {
             Self::Raw(Arc::new(file), path.clone()).of_len(&path, found, len, "is {} bytes long")
         };
@@ -154,6 +149,11 @@ impl Memory {
 }
 
 impl Packed {
+    /// One of which nobody has needed anything yet.
+    pub fn of(pack: Arc<Pack>) -> Self {
+        Self { pack, base: Mutex::default(), paging: Mutex::default() }
+    }
+
     /// All of the memory, verified and sealed, once more.
     ///
     /// # Errors

@@ -56,7 +56,7 @@ mod bad_tests;
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
-mod testing;
+pub(in crate::snapshot) mod testing;
 
 pub use codec::{Compression, Decoder, Encoding};
 pub use footer::VERSION;

@@ -9,6 +9,8 @@
 
 mod strategies;
 mod subject;
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::thread;

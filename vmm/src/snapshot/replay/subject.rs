@@ -22,7 +22,8 @@ pub struct Subject {
     pub set: WorkingSet,
     /// Bytes.
     pub len: u64,
-    path: PathBuf,
+    /// The snapshot's directory.
+    pub path: PathBuf,
 }
 
 impl Subject {
