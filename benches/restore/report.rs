@@ -9,7 +9,7 @@ use crate::options::Options;
 
 const DOCUMENT: &str = "docs/benchmarks.md";
 
-/// What stands before the first measurement.
+/// What stands before the first measurement, in the document alone.
 const PREFACE: &str = "\
 # Benchmarks
 
@@ -39,8 +39,7 @@ pub struct Report(Document);
 impl Report {
     /// Begins with the circumstances.
     pub fn new(options: &Options, load: f64) -> Self {
-        let mut document = Document::default();
-        document.say(PREFACE);
+        let mut document = Document::after(PREFACE);
         document.say(&format!("## Restore\n\n{}", circumstances("restore", &options.line, load)));
         Self(document)
     }

@@ -1,7 +1,6 @@
 //! What a benchmark says: on standard output at once, and in a document of this tree if it is asked to.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::{OrSay, Result, host};
 
@@ -10,6 +9,12 @@ use crate::{OrSay, Result, host};
 pub struct Document(String);
 
 impl Document {
+    /// With a beginning that is not said.
+    #[must_use]
+    pub fn after(preface: &str) -> Self {
+        Self(preface.to_owned() + "\n")
+    }
+
     /// Says something, which stands by itself.
     pub fn say(&mut self, part: &str) {
         println!("{part}");
@@ -30,19 +35,6 @@ impl Document {
 /// On what host, at what load and when it was measured, and by what command: the benchmark's name, and its options as they were given.
 #[must_use]
 pub fn circumstances(bench: &str, line: &str, load: f64) -> String {
-    let kvm = volt_vmm::kvm::host::kvm_module().unwrap_or("unknown");
     let command = format!("cargo bench -p volt-benches --bench {bench} -- {line}");
-    format!(
-        "{}, {} CPUs; Linux {}; KVM module {kvm}; load average at the start {load:.1}; {}.\n\n```sh\n{}\n```\n",
-        host::cpu(),
-        host::cpus(),
-        host::kernel(),
-        today(),
-        command.trim_end_matches([' ', '-']),
-    )
-}
-
-fn today() -> String {
-    let date = Command::new("date").args(["-u", "+%F"]).output();
-    date.map_or_else(|_| "no date".to_owned(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
+    format!("{}.\n\n```sh\n{}\n```\n", host::circumstances(load), command.trim_end_matches([' ', '-']))
 }

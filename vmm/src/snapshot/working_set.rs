@@ -218,7 +218,8 @@ mod tests {
 
     #[test]
     fn it_names_pages_that_there_are_once_each() {
-        for runs in [vec![0..PAGE, 0..PAGE], vec![99 * PAGE..101 * PAGE], vec![PAGE..PAGE]] {
+        for pages in [&[(0, 1), (0, 1)][..], &[(99, 101)], &[(1, 1)]] {
+            let runs = pages.iter().map(|(start, end)| start * PAGE..end * PAGE).collect();
             let bytes = WorkingSet { runs }.encode(ID, MEMORY);
             assert!(WorkingSet::decode(&bytes, ID, MEMORY).is_err());
         }

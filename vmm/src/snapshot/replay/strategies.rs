@@ -118,15 +118,20 @@ fn on_touch(subject: &Subject) -> Result<Prepared> {
 
 /// The same while a second thread fills what is about to be touched.
 fn filled_ahead(subject: &Subject) -> Result<Prepared> {
-    let service = service(subject)?;
-    let chunks = subject.chunks(service.filler().chunk_len());
-    let paging = Arc::clone(&service);
-    let beside = move || {
-        let mut hands = service.filler().hands();
-        chunks.into_iter().try_for_each(|chunk| service.filler().fill(chunk, &mut hands).map(drop))
-    };
-    let prepared = Prepared::timed(|| subject.map_lazy(paging))?;
-    Ok(Prepared { beside: Some(Box::new(beside)), ..prepared })
+    let mut filling = None;
+    let prepared = Prepared::timed(|| {
+        let service: &mut Arc<Service> = filling.insert(service(subject)?);
+        subject.map_lazy(Arc::clone(service) as _)
+    })?;
+    let beside = filling.map(|service| {
+        let chunks = subject.chunks(service.filler().chunk_len());
+        let fill = move || {
+            let mut hands = service.filler().hands();
+            chunks.into_iter().try_for_each(|chunk| service.filler().fill(chunk, &mut hands).map(drop))
+        };
+        Box::new(fill) as _
+    });
+    Ok(Prepared { beside, ..prepared })
 }
 
 /// Of a VM for which another has touched all of it already.
