@@ -13,7 +13,6 @@ use charts::Charts;
 use measured::Measured;
 use options::Options;
 use volt_benches::document::{Document, circumstances};
-use volt_benches::guest_memory::Memory;
 use volt_benches::{OrSay, Result, command_line, host, process};
 
 const DOCUMENT: &str = "docs/benchmarks-lazy.md";
@@ -27,9 +26,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let load = host::load();
     let Options { of_memory, cpu } = options;
-    let memory = Memory::read(&of_memory.memory)?;
+    let memory = of_memory.memory()?;
+    // Afterwards, for it may have been made just now.
+    let load = host::load();
     stay_on(*cpu)?;
     if of_memory.realtime {
         process::go_first()?;
@@ -39,7 +39,7 @@ fn run(options: &Options) -> Result<()> {
         "# Packed memory, unpacked as it is touched\n\nWritten by the benchmark itself (`--write-docs`). {}\n{} \
          All runs on one core, whoever touches and whoever answers by turns; every chunk that is not zero is touched once, in random order.\n",
         circumstances("lazy", &of_memory.line, load),
-        memory.about(),
+        of_memory.about(&memory),
     ));
     let (mut first, mut later, mut charts) = (measured::first(), measured::later(), Charts::default());
     for &chunk_len in &of_memory.chunks {

@@ -74,7 +74,7 @@ impl Measured {
             packs.push(pack);
         }
         let (mut clone, mut usual) = (Times::default(), Times::default());
-        let image = Arc::new(File::open(&options.memory).or_say("open the memory")?);
+        let image = Arc::new(File::open(&memory.path).or_say("open the memory")?);
         for _ in 0..options.rounds {
             let floor = Floor::over(Arc::clone(&image), chunk_len.into()).or_say("make the floor")?;
             contenders[0].times.extend(touch(&floor.map().or_say("map memory")?));

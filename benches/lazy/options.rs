@@ -9,7 +9,7 @@ Measures what it costs to touch packed memory that is unpacked as it is touched:
 from memory that is unpacked already; and the touch of a chunk that another VM has touched, beside a page cache that is mapped as
 usual. All on one core, all contenders in each round.
 
-cargo bench -p volt-benches --bench lazy -- --memory FILE [OPTION...]
+cargo bench -p volt-benches --bench lazy [-- OPTION...]
 
   --cpu N           the core (default 0)
 ";

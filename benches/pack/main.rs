@@ -11,7 +11,6 @@ use std::process::ExitCode;
 
 use options::Options;
 use volt_benches::document::{Document, circumstances};
-use volt_benches::guest_memory::Memory;
 use volt_benches::{Result, command_line, host, process};
 
 const DOCUMENT: &str = "docs/benchmarks-pack.md";
@@ -25,9 +24,10 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<()> {
-    let load = host::load();
     let of_memory = &options.of_memory;
-    let memory = Memory::read(&of_memory.memory)?;
+    let memory = of_memory.memory()?;
+    // Afterwards, for it may have been made just now.
+    let load = host::load();
     if of_memory.realtime {
         process::go_first()?;
     }
@@ -36,7 +36,7 @@ fn run(options: &Options) -> Result<()> {
     say(&format!(
         "# Packed memory\n\nWritten by the benchmark itself (`--write-docs`). {}\n{}\n",
         circumstances("pack", &of_memory.line, load),
-        memory.about(),
+        of_memory.about(&memory),
     ));
     if options.measures("chunks") {
         say(

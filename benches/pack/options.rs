@@ -8,7 +8,7 @@ const ABOUT: &str = "\
 Measures packed memory: how small it gets and how fast a chunk is decoded, by chunk size and codec; how fast memory is packed,
 beside the codec alone on the same cores; and what the index of a large memory costs. The best round counts.
 
-cargo bench -p volt-benches --bench pack -- --memory FILE [OPTION...]
+cargo bench -p volt-benches --bench pack [-- OPTION...]
 
   --only LIST       of chunks, packing, index, checksums (default all)
 ";

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use volt_vmm::Compression;
 use volt_vmm::snapshot::pack::{Pack, Packing, Source, pack};
@@ -14,6 +14,8 @@ const PAGE: usize = 4096;
 /// A guest's memory.
 #[derive(Debug)]
 pub struct Memory {
+    /// The file that it was read from.
+    pub path: PathBuf,
     /// All of it.
     pub bytes: Vec<u8>,
     /// All pages that are not zero.
@@ -25,8 +27,8 @@ impl Memory {
     ///
     /// # Errors
     /// It cannot be read, or is no memory.
-    pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).or_say(&format!("read {}", path.display()))?;
+    pub fn read(path: PathBuf) -> Result<Self> {
+        let bytes = std::fs::read(&path).or_say(&format!("read {}", path.display()))?;
         if bytes.is_empty() || bytes.len() % PAGE != 0 {
             return Err(format!("{} is no memory: {} bytes long", path.display(), bytes.len()));
         }
@@ -40,20 +42,13 @@ impl Memory {
                 _ => populated.push(at..at + PAGE as u64),
             }
         }
-        Ok(Self { bytes, populated })
+        Ok(Self { path, bytes, populated })
     }
 
     /// Bytes of pages that are not zero.
     #[must_use]
     pub fn touched(&self) -> u64 {
         self.populated.iter().map(|range| range.end - range.start).sum()
-    }
-
-    /// How much there is of it, as a sentence.
-    #[must_use]
-    pub fn about(&self) -> String {
-        let (all, touched) = (self.bytes.len() >> 20, self.touched() >> 20);
-        format!("The memory is {all} MiB, of which {touched} MiB are in pages that are not zero.")
     }
 
     /// The chunks of so many bytes that are not zero, with their numbers.

@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
-use crate::Result;
 use crate::command_line::{number, numbers, options};
+use crate::guest_memory::Memory;
+use crate::{Result, built};
 
 /// The lines of a benchmark's help.
-pub const HELP: &str = "  --memory FILE     the memory of a guest: the memory.snap of a snapshot of a Linux that has done something
-                    (scripts/memory-image.sh makes one)
+pub const HELP: &str = "  --memory FILE     the memory of a guest: the memory.snap of a snapshot (default: of a Linux that ran Python and a build, which
+                    scripts/memory-image.sh makes)
   --rounds N        rounds of each measurement
   --chunks LIST     sizes of chunks in KiB (default 4,8,16,32,64,128,256,512,1024,2048)
   --realtime        what is measured goes before all other programs (SCHED_FIFO, for root): for a machine that does something else
@@ -20,8 +21,8 @@ Run it on a machine that does nothing else.";
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
-    /// The file.
-    pub memory: PathBuf,
+    /// The file, if it is not the usual one.
+    memory: Option<PathBuf>,
     /// How often everything is measured.
     pub rounds: usize,
     /// Bytes of a chunk, of each size.
@@ -50,7 +51,7 @@ impl MemoryOptions {
         more: More<'_>,
     ) -> Result<Option<Self>> {
         let mut asked = Self {
-            memory: PathBuf::new(),
+            memory: None,
             rounds,
             chunks: (2..=11).map(|log| 1024 << log).collect(),
             realtime: false,
@@ -59,7 +60,7 @@ impl MemoryOptions {
         };
         let line = options(arguments, help, |option, value| {
             match option {
-                "--memory" => asked.memory = value()?.into(),
+                "--memory" => asked.memory = Some(value()?.into()),
                 "--rounds" => asked.rounds = number(&value()?)?,
                 "--chunks" => {
                     let kib = numbers::<u32>(&value()?)?;
@@ -71,10 +72,28 @@ impl MemoryOptions {
             }
             Ok(true)
         })?;
-        if line.is_some() && asked.memory.as_os_str().is_empty() {
-            return Err(format!("--memory FILE is needed\n\n{help}"));
-        }
         Ok(line.map(|line| Self { line, ..asked }))
+    }
+
+    /// Reads the memory, which may have to be made first.
+    ///
+    /// # Errors
+    /// It cannot be.
+    pub fn memory(&self) -> Result<Memory> {
+        let usual = || built::memory_image().map(|snapshot| snapshot.join("memory.snap"));
+        Memory::read(self.memory.clone().map_or_else(usual, Ok)?)
+    }
+
+    /// Whose memory it is and how much of it there is, as sentences.
+    #[must_use]
+    pub fn about(&self, memory: &Memory) -> String {
+        let whose = if self.memory.is_some() {
+            ""
+        } else {
+            ", of a Linux guest that ran Python and a build (`scripts/memory-image.sh`)"
+        };
+        let (all, touched) = (memory.bytes.len() >> 20, memory.touched() >> 20);
+        format!("The memory is {all} MiB{whose}; {touched} MiB are in pages that are not zero.")
     }
 }
 
@@ -88,11 +107,12 @@ mod tests {
     }
 
     #[test]
-    fn a_memory_is_needed_and_the_rest_is_not() {
+    fn what_all_have_and_what_is_a_benchmark_s_own() {
         let asked = read("--memory m --own --chunks 4,64").unwrap().unwrap();
         assert_eq!((asked.rounds, asked.chunks), (7, vec![4096, 65_536]));
         assert_eq!(asked.line, "--memory m --own --chunks 4,64");
-        assert!(read("--rounds 3").unwrap_err().starts_with("--memory FILE is needed"));
+        assert_eq!(asked.memory, Some("m".into()));
+        assert_eq!(read("--rounds 3").unwrap().unwrap().memory, None);
         assert!(read("--memory m --other").unwrap_err().contains("no such option"));
         assert!(read("--help").unwrap().is_none());
     }
