@@ -54,7 +54,7 @@ impl fmt::Display for Charts {
             });
             table.row([kib.clone()].into_iter().chain(cells));
         }
-        writeln!(
+        write!(
             f,
             "The ratio is of pages that are not zero to the file with its index; a fault is the first touch of a chunk, its mean.\n\n\
              {table}\n{ratios}\n{faults}"

@@ -75,7 +75,7 @@ impl Measured {
         }
         let (mut clone, mut usual) = (Times::default(), Times::default());
         let image = Arc::new(File::open(&memory.path).or_say("open the memory")?);
-        for _ in 0..options.rounds {
+        for round in 0..options.rounds {
             let floor = Floor::over(Arc::clone(&image), chunk_len.into()).or_say("make the floor")?;
             contenders[0].times.extend(touch(&floor.map().or_say("map memory")?));
             drop(floor);
@@ -85,9 +85,11 @@ impl Measured {
                 let map = || base.map().or_say("map memory");
                 let first = map()?;
                 contender.times.extend(touch(&first));
-                // By turns, for what is first warms something up.
-                clone.extend(touch(&map()?));
-                usual.extend(touch(&Mapped::file(&base.file()).or_say("map memory")?));
+                // Both are mapped before either is touched, and take turns in being first, which warms something up.
+                let (second, plain) = (map()?, Mapped::file(&base.file()).or_say("map memory")?);
+                let mut both = [(&second, &mut clone), (&plain, &mut usual)];
+                both.rotate_left(round % 2);
+                both.into_iter().for_each(|(mapped, times)| times.extend(touch(mapped)));
             }
         }
         Ok(Self { chunk_len, contenders, clone, usual })
