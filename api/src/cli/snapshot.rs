@@ -1,4 +1,4 @@
-//! `volt-vmm snapshot`: takes one of a running VM, through its API, or works on the files of those there are (`snapshot_files`).
+//! `volt-vmm snapshot`: takes one of a running VM, through its API, or works on the files of those there are (`snapshot_files`, `bench`).
 
 use std::path::PathBuf;
 
