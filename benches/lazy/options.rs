@@ -7,7 +7,7 @@ use volt_benches::memory_options::{self, MemoryOptions};
 const ABOUT: &str = "\
 Measures what it costs to touch packed memory that is unpacked as it is touched: the first touch of a chunk, beside the same fill
 from memory that is unpacked already; and the touch of a chunk that another VM has touched, beside a page cache that is mapped as
-usual. All on one core, all contenders in each round.
+usual. All on one core, all contenders in each of 10 rounds, or of --rounds.
 
 cargo bench -p volt-benches --bench lazy [-- OPTION...]
 

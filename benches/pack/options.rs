@@ -6,7 +6,7 @@ use volt_benches::memory_options::{self, MemoryOptions};
 
 const ABOUT: &str = "\
 Measures packed memory: how small it gets and how fast a chunk is decoded, by chunk size and codec; how fast memory is packed,
-beside the codec alone on the same cores; and what the index of a large memory costs. The best round counts.
+beside the codec alone on the same cores; and what the index of a large memory costs. The best of 5 rounds counts, or of --rounds.
 
 cargo bench -p volt-benches --bench pack [-- OPTION...]
 
