@@ -14,6 +14,7 @@ mod inspection;
 mod log_lines;
 mod progress;
 mod recorded;
+mod replayed;
 mod rest;
 mod session;
 mod signals;

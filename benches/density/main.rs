@@ -9,16 +9,15 @@ mod held;
 mod processes;
 mod sequence;
 
-use std::fmt::Write as _;
-use std::path::Path;
 use std::process::ExitCode;
 
 use volt_benches::command_line::{self, names, number, options};
+use volt_benches::document::{Document, circumstances};
 use volt_benches::scratch::Scratch;
-use volt_benches::{OrSay, Result, host};
+use volt_benches::{Result, host};
 use volt_vmm::IrqchipKind;
 
-const DOCUMENT: &str = "../docs/benchmarks-density.md";
+const DOCUMENT: &str = "docs/benchmarks-density.md";
 
 const HELP: &str = "\
 Measures what forks of one VM take of the host: many alive at once, and many in sequence.
@@ -100,20 +99,16 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<()> {
     let scratch = Scratch::new()?;
-    let kvm = volt_vmm::kvm::host::kvm_module().unwrap_or("unknown");
-    let mut text = format!(
-        "# What forks take of a host\n\nWritten by the benchmark itself (`--write-docs`). {}, {} CPUs, {} MiB of memory; Linux {}; KVM module {kvm}; load average \
-         at the start {:.1}. The VM has {} MiB and one vCPU, has touched {} MiB of them, and sleeps; irqchip: {}.\n\n```sh\ncargo bench -p volt-benches --bench density -- {}\n```\n",
-        host::cpu(),
-        host::cpus(),
+    let mut document = Document::default();
+    document.say(&format!(
+        "# What forks take of a host\n\nWritten by the benchmark itself (`--write-docs`). {}\nThe host has {} MiB of memory. The VM has {} MiB and one \
+         vCPU, has touched {} MiB of them, and sleeps; irqchip: {}.\n",
+        circumstances("density", &options.line, host::load()),
         held::host_mib()?,
-        host::kernel(),
-        host::load(),
         options.memory_mib,
         options.touched_mib,
         options.irqchip,
-        options.line,
-    );
+    ));
     let wants = |part: &str| options.only.iter().any(|only| only == part);
     if wants("alive") || wants("processes") {
         let mut table = alive::table();
@@ -124,7 +119,7 @@ fn run(options: &Options) -> Result<()> {
         if wants("alive") {
             alive::measure(options, &scratch, &mut table)?;
         }
-        let _ = writeln!(text, "\n## Alive at once\n\n{}\n\n{table}", alive::ABOUT);
+        document.say(&format!("## Alive at once\n\n{}\n\n{table}", alive::ABOUT));
     }
     if wants("sequence") || wants("spawned") {
         let mut table = sequence::table();
@@ -134,11 +129,7 @@ fn run(options: &Options) -> Result<()> {
         if wants("spawned") {
             processes::in_sequence(options, &scratch, &mut table)?;
         }
-        let _ = writeln!(text, "\n## In sequence\n\n{}\n\n{table}", sequence::ABOUT);
+        document.say(&format!("## In sequence\n\n{}\n\n{table}", sequence::ABOUT));
     }
-    println!("{text}");
-    if options.write_docs {
-        std::fs::write(Path::new(DOCUMENT), text).or_say("write the document")?;
-    }
-    Ok(())
+    if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }
 }

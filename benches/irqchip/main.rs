@@ -8,7 +8,7 @@ mod options;
 mod rivals;
 mod single;
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use options::{Do, Options};
@@ -29,15 +29,7 @@ fn run(options: &Options) -> Result<()> {
     if let Do::OneOfMany(irqchip) = options.act {
         return crowd::be_one_of_many(irqchip);
     }
-    let kvm = volt_vmm::kvm::host::kvm_module().unwrap_or("unknown");
-    println!(
-        "{}, {} CPUs; Linux {}; KVM module {kvm}; load average at the start {:.1}; {}\n",
-        host::cpu(),
-        host::cpus(),
-        host::kernel(),
-        host::load(),
-        today(),
-    );
+    println!("{}\n", host::circumstances(host::load()));
     let pause = Duration::from_millis(options.pause_ms);
     // Before a thread or process of a crowd is started, which is not to be part of it.
     let crowds = crowd::measure(options.vms, options.crowd_runs)?;
@@ -51,9 +43,4 @@ fn run(options: &Options) -> Result<()> {
     println!("{} VMs of 1 vCPU, closed at once, until the last is gone:\n", options.vms);
     println!("{crowds}");
     Ok(())
-}
-
-fn today() -> String {
-    let date = Command::new("date").args(["-u", "+%F"]).output();
-    date.map_or_else(|_| "no date".to_owned(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
 }

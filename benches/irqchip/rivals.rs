@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use volt_benches::stats::{Times, milliseconds, ratio};
+use volt_benches::stats::{Times, milliseconds, percentiles, ratio};
 use volt_benches::table::Table;
 use volt_vmm::IrqchipKind;
 
@@ -24,7 +24,7 @@ impl Rivals {
     pub fn add(&mut self, act: &str, times: &[Times; 2]) {
         for (irqchip, times) in BOTH.iter().zip(times) {
             let cells = [format!("{act}, {irqchip}"), times.len().to_string()];
-            self.table.row(cells.into_iter().chain(times.cells()));
+            self.table.row(cells.into_iter().chain(percentiles(times)));
         }
         let [kernel, split] = times.each_ref().map(|times| times.percentile(50));
         let (faster, quick, slow) =

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use volt_benches::scratch::Scratch;
-use volt_benches::stats::{Times, ratio};
+use volt_benches::stats::{Times, percentiles, ratio};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
 use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store};
@@ -65,7 +65,7 @@ pub fn measure(scratch: &Scratch, runs: usize) -> Result<Table> {
     ]);
     for (number, (name, _)) in rows.iter().enumerate() {
         let mut cells = vec![(*name).to_owned(), times[number].len().to_string()];
-        cells.extend(times[number].cells());
+        cells.extend(percentiles(&times[number]));
         if number % 2 == 1 {
             cells.push(format!(
                 "{:.2}",

@@ -8,15 +8,14 @@ mod guest;
 mod pause;
 mod rewind;
 
-use std::fmt::Write as _;
-use std::path::Path;
 use std::process::ExitCode;
 
 use volt_benches::command_line::{self, names, number, numbers, options};
+use volt_benches::document::{Document, circumstances};
 use volt_benches::scratch::Scratch;
-use volt_benches::{OrSay, Result, host};
+use volt_benches::{Result, host};
 
-const DOCUMENT: &str = "../docs/benchmarks-memory.md";
+const DOCUMENT: &str = "docs/benchmarks-memory.md";
 
 const HELP: &str = "\
 Measures how long a guest stands still for a snapshot, how soon a restored or forked VM runs, and how soon a VM is rewound.
@@ -71,30 +70,24 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Result<()> {
     let scratch = Scratch::new()?;
-    let mut text = format!(
-        "# Snapshots and forks of running guests\n\nWritten by the benchmark itself (`--write-docs`). {}, {} CPUs; Linux {}; load average at \
-         the start {:.1}.\n\n```sh\ncargo bench -p volt-benches --bench memory -- {}\n```\n",
-        host::cpu(),
-        host::cpus(),
-        host::kernel(),
-        host::load(),
-        options.line,
-    );
+    let mut document = Document::default();
+    document.say(&format!(
+        "# Snapshots and forks of running guests\n\nWritten by the benchmark itself (`--write-docs`). {}",
+        circumstances("memory", &options.line, host::load())
+    ));
+    let mut say =
+        |title: &str, about: &str, table| document.say(&format!("## {title}\n\n{about}\n\n{table}"));
     if options.only.iter().any(|part| part == "pause") {
         let table = pause::measure(&scratch, &options.touched_mib, options.runs)?;
-        let _ = writeln!(text, "\n## How long a guest stands still\n\n{}\n\n{table}", pause::ABOUT);
+        say("How long a guest stands still", pause::ABOUT, table);
     }
     if options.only.iter().any(|part| part == "birth") {
         let table = birth::measure(&scratch, options.runs)?;
-        let _ = writeln!(text, "\n## How soon a VM runs\n\n{}\n\n{table}", birth::ABOUT);
+        say("How soon a VM runs", birth::ABOUT, table);
     }
     if options.only.iter().any(|part| part == "rewind") {
         let table = rewind::measure(&scratch, options.runs)?;
-        let _ = writeln!(text, "\n## How soon a VM is again what it was\n\n{}\n\n{table}", rewind::ABOUT);
+        say("How soon a VM is again what it was", rewind::ABOUT, table);
     }
-    println!("{text}");
-    if options.write_docs {
-        std::fs::write(Path::new(DOCUMENT), text).or_say("write the document")?;
-    }
-    Ok(())
+    if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }
 }

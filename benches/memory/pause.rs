@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use volt_benches::scratch::Scratch;
-use volt_benches::stats::{Times, milliseconds};
+use volt_benches::stats::{Times, milliseconds, percentiles};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
 use volt_vmm::{Course, Kind, SnapshotOptions, Store};
@@ -97,7 +97,7 @@ impl Row {
         let mut pages = self.pages.clone();
         pages.sort_unstable();
         let mut cells = vec![name.to_owned(), self.pause.len().to_string()];
-        cells.extend(self.pause.cells());
+        cells.extend(percentiles(&self.pause));
         cells.push(pages.get(pages.len() / 2).map_or_else(String::new, u64::to_string));
         cells.push(milliseconds(self.whole.percentile(50)));
         cells.push(if self.stall == 0 { String::new() } else { in_ms(self.stall) });

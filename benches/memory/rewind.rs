@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use volt_benches::scratch::Scratch;
-use volt_benches::stats::{Times, ratio};
+use volt_benches::stats::{Times, percentiles, ratio};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
 use volt_vmm::{RestoreOptions, Snapshot, Store};
@@ -68,7 +68,7 @@ pub fn measure(scratch: &Scratch, runs: usize) -> Result<Table> {
             [("floor", &floor), ("rewind", &rewind), ("of it paused", &paused), ("a new VM", &anew)]
         {
             let mut cells = vec![format!("{what}, {mib} MiB written"), times.len().to_string()];
-            cells.extend(times.cells());
+            cells.extend(percentiles(times));
             cells.extend([
                 pages.to_string(),
                 format!("{:.2}", ratio(times.percentile(50), floor.percentile(50))),

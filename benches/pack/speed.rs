@@ -6,19 +6,20 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use volt_benches::guest_memory::{Memory, nameless};
+use volt_benches::memory_options::MemoryOptions;
 use volt_benches::scratch::Scratch;
+use volt_benches::stats::{mib, micros};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, host};
 use volt_vmm::snapshot::pack::{Kind, Pack, pack};
 use volt_vmm::{Compression, Packing};
 
-use crate::chunks::{mib, micros};
-use crate::memory::{Large, Memory, nameless};
-use crate::options::Options;
+use crate::large::Large;
 
 /// Packing, beside the same codec over the same chunks on as many threads: once by itself, where nothing is read, looked for, verified or
 /// written, and once with its output written, which any compressor has to do.
-pub fn packing(memory: &Memory, options: &Options) -> Result<Table> {
+pub fn packing(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
     let mut table = Table::new(&[
         "codec",
         "chunk, KiB",
@@ -30,7 +31,7 @@ pub fn packing(memory: &Memory, options: &Options) -> Result<Table> {
     ]);
     for compression in [Compression::Lz4, Compression::Zstd { level: 3 }] {
         for &chunk_len in options.chunks.iter().filter(|len| [32 << 10, 64 << 10, 128 << 10].contains(*len)) {
-            let chunks = memory.chunks(chunk_len as usize);
+            let chunks: Vec<_> = memory.chunks(chunk_len as usize).map(|(_, chunk)| chunk).collect();
             let bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
             let (mut ours, mut bare, mut written) = (Duration::MAX, Duration::MAX, Duration::MAX);
             for _ in 0..options.rounds {
@@ -93,7 +94,7 @@ fn bare_codec(chunks: &[&[u8]], compression: Compression, file: Option<&File>) -
 }
 
 /// The index of 16 GiB: how large it is, and how long it takes to open, to look something up, to look at all of it.
-pub fn index(options: &Options) -> Result<Table> {
+pub fn index(rounds: usize) -> Result<Table> {
     let mut table = Table::new(&[
         "chunk, KiB",
         "index, KiB",
@@ -116,7 +117,7 @@ pub fn index(options: &Options) -> Result<Table> {
         };
         let (index, chunks) = opened().map(|pack| (pack.index_len(), pack.geometry().chunks()))?;
         let (mut open, mut first, mut later, mut all) = ([Duration::MAX; 4]).into();
-        for _ in 0..options.rounds.max(5) {
+        for _ in 0..rounds.max(5) {
             let start = Instant::now();
             let again = opened()?;
             open = open.min(start.elapsed());
@@ -148,9 +149,9 @@ pub fn index(options: &Options) -> Result<Table> {
 type Sum<'a> = &'a dyn Fn(&[u8]) -> u64;
 
 /// What verifying a chunk costs, with this checksum and with others.
-pub fn checksums(memory: &Memory, options: &Options) -> Table {
+pub fn checksums(memory: &Memory, rounds: usize) -> Table {
     static CRC: crc::Crc<u64, crc::Table<16>> = crc::Crc::<u64, crc::Table<16>>::new(&crc::CRC_64_ECMA_182);
-    let chunks = memory.chunks(64 << 10);
+    let chunks: Vec<_> = memory.chunks(64 << 10).map(|(_, chunk)| chunk).collect();
     let bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
     let mut table = Table::new(&["checksum of 64 KiB", "us", "MiB/s"]);
     let sums: [(&str, Sum<'_>); 3] = [
@@ -160,7 +161,7 @@ pub fn checksums(memory: &Memory, options: &Options) -> Table {
     ];
     for (name, sum) in sums {
         let mut best = Duration::MAX;
-        for _ in 0..options.rounds {
+        for _ in 0..rounds {
             let start = Instant::now();
             for chunk in &chunks {
                 black_box(sum(chunk));

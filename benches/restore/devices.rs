@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use volt_benches::scratch::Scratch;
-use volt_benches::stats::{Times, milliseconds};
+use volt_benches::stats::{Times, milliseconds, percentiles};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, snapshots};
 
@@ -61,7 +61,7 @@ fn table(contenders: &[Contender]) -> Table {
     let mut without: Option<&Times> = None;
     for Contender { name, times, .. } in contenders {
         let mut cells = vec![name.clone(), times.len().to_string()];
-        cells.extend(times.cells());
+        cells.extend(percentiles(times));
         if let Some(without) = without {
             for percent in [0, 50] {
                 let more = times.percentile(percent).saturating_sub(without.percentile(percent));

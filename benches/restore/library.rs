@@ -6,8 +6,9 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use volt_benches::chart::Chart;
 use volt_benches::first_byte::FirstByte;
-use volt_benches::stats::{Times, ratio};
+use volt_benches::stats::{Times, percentiles, ratio};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
 use volt_vmm::{Console, RestoreOptions, Snapshot, Store, timing};
@@ -50,20 +51,24 @@ struct Measured {
     floor_steps: Steps,
 }
 
+/// Totals of all subjects, and their medians over the size of memory.
+pub type Totals = (Table, Chart);
+
 /// Totals of all subjects, then the steps of each.
 ///
 /// # Errors
 /// A restore fails.
-pub fn measure(subjects: &[Subject], runs: usize, pause: Duration) -> Result<(Table, Vec<(u64, Table)>)> {
+pub fn measure(subjects: &[Subject], runs: usize, pause: Duration) -> Result<(Totals, Vec<(u64, Table)>)> {
     let columns =
         ["call to first guest byte, ms", "runs", "min", "p50", "p90", "p99", "p50 / floor", "min / floor"];
     let mut totals = Table::new(&columns);
     let mut details = Vec::new();
+    let (mut ours, mut floors) = (Vec::new(), Vec::new());
     for subject in subjects {
         let measured = measure_one(subject, runs, pause)?;
         let mut row = |name: &str, times: &Times, floor: Option<&Times>| {
             let mut cells = vec![format!("{name}, {} MiB", subject.mib), times.len().to_string()];
-            cells.extend(times.cells());
+            cells.extend(percentiles(times));
             if let Some(floor) = floor {
                 cells.push(format!("{:.2}", ratio(times.percentile(50), floor.percentile(50))));
                 cells.push(format!("{:.2}", ratio(times.min(), floor.min())));
@@ -74,9 +79,15 @@ pub fn measure(subjects: &[Subject], runs: usize, pause: Duration) -> Result<(Ta
         row("Snapshot::restore", &measured.total, Some(&measured.floor_total));
         row("closing the floor's VM", &measured.floor_close, None);
         row("dropping the Vm", &measured.drop, None);
+        ours.push(measured.total.percentile(50).as_secs_f64() * 1e3);
+        floors.push(measured.floor_total.percentile(50).as_secs_f64() * 1e3);
         details.push((subject.mib, breakdown(&measured.steps, (&measured.floor_steps, "floor"))));
     }
-    Ok((totals, details))
+    let sizes = subjects.iter().map(|subject| subject.mib.to_string()).collect();
+    let mut chart = Chart::new("call to first guest byte", ("guest memory, MiB", sizes), "p50, ms");
+    chart.line("Snapshot::restore", ours);
+    chart.line("floor", floors);
+    Ok(((totals, chart), details))
 }
 
 fn measure_one(subject: &Subject, runs: usize, pause: Duration) -> Result<Measured> {
@@ -156,9 +167,9 @@ fn breakdown(steps: &Steps, (other, beside): (&Steps, &str)) -> Table {
             name => name.to_owned(),
         };
         let mut cells = vec![label];
-        cells.extend(steps.times[name].cells());
+        cells.extend(percentiles(&steps.times[name]));
         if let Some(other) = other.times.get(name) {
-            cells.extend(other.cells());
+            cells.extend(percentiles(other));
         }
         table.row(cells);
     }

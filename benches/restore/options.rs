@@ -11,7 +11,7 @@ Measures how long a restore takes, beside the floor: the same KVM calls and noth
 cargo bench -p volt-benches --bench restore [-- OPTION...]
 
   --runs N          runs of each (default 100)
-  --memory LIST     guest memory in MiB (default 128,512,4096)
+  --memory LIST     guest memory in MiB (default 64,256,1024,4096,16384)
   --only LIST       of whole, devices, library, resident (default all)
   --qemu-runs N     runs of QEMU microvm at the smallest memory size (default 15; 0 leaves it out)
   --volt-vmm FILE   the program to measure (default: built from this tree)
@@ -46,7 +46,7 @@ impl Options {
     pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
         let mut asked = Self {
             runs: 100,
-            memory_mib: vec![128, 512, 4096],
+            memory_mib: vec![64, 256, 1024, 4096, 16_384],
             only: ["whole", "devices", "library", "resident"].map(str::to_owned).into(),
             qemu_runs: 15,
             volt_vmm: None,

@@ -1,20 +1,29 @@
 //! What was measured, on standard output and in `docs/benchmarks.md`.
 
-use std::fmt::Write;
-use std::fs;
-use std::path::Path;
-use std::process::Command;
-
+use volt_benches::Result;
+use volt_benches::chart::Chart;
+use volt_benches::document::{Document, circumstances};
 use volt_benches::table::Table;
-use volt_benches::{OrSay, Result, host};
 
 use crate::options::Options;
 
-const DOCUMENT: &str = "../docs/benchmarks.md";
+const DOCUMENT: &str = "docs/benchmarks.md";
 
-/// The document: what stands before the first measurement.
+/// What stands before the first measurement, in the document alone.
 const PREFACE: &str = "\
 # Benchmarks
+
+| what | where |
+| ---- | ----- |
+| restores, beside their floor; over the size of memory, as a chart | here, and [in the lab](benchmarks-lab.md) |
+| packed memory: its size by chunk size and codec, packing, its index | [benchmarks-pack.md](benchmarks-pack.md) |
+| packed memory that is unpacked as it is touched: faults; chunk size against ratio and latency, as charts | [benchmarks-lazy.md](benchmarks-lazy.md) |
+| snapshots of running guests: how long they stand still; forks | [benchmarks-memory.md](benchmarks-memory.md) |
+| rewinds | [benchmarks-rewind.md](benchmarks-rewind.md) |
+| what a thousand VMs take of a host | [benchmarks-density.md](benchmarks-density.md) |
+| virtio devices beside QEMU's, in the lab | [benchmarks-devices-lab.md](benchmarks-devices-lab.md) |
+
+Of a snapshot of one's own, with the pages that its guest touches: `volt-vmm snapshot bench`.
 
 Written by the benchmark itself (`--write-docs`). Every number stands beside its **floor**: a small C program
 (`benches/programs/floor.c`) that makes the same KVM calls, from a state that needs no decoding, and nothing else. Runs of
@@ -25,35 +34,26 @@ instruction. It touches few pages; the page cache is warm.
 ";
 
 /// See the module. Every part is printed at once.
-pub struct Report {
-    text: String,
-}
+pub struct Report(Document);
 
 impl Report {
     /// Begins with the circumstances.
     pub fn new(options: &Options, load: f64) -> Self {
-        let mut report = Self { text: String::new() };
-        let kvm = volt_vmm::kvm::host::kvm_module().unwrap_or("unknown");
-        let command = format!("cargo bench -p volt-benches --bench restore -- {}", options.line);
-        let command = command.trim_end_matches([' ', '-']);
-        report.say(&format!(
-            "## Restore\n\n{}, {} CPUs; Linux {}; KVM module {kvm}; load average at the start {load:.1}; {}.\n\n```sh\n{command}\n```\n",
-            host::cpu(),
-            host::cpus(),
-            host::kernel(),
-            today(),
-        ));
-        report
+        let mut document = Document::after(PREFACE);
+        document.say(&format!("## Restore\n\n{}", circumstances("restore", &options.line, load)));
+        Self(document)
     }
 
     /// Exec to first byte.
-    pub fn whole(&mut self, table: &Table) {
+    pub fn whole(&mut self, (table, chart): &(Table, Chart)) {
         self.say(
             "### The whole process\n\nFrom the start of the process to the first byte that the resumed guest sends, read from a pipe. \
              The floor is a process too: once with glibc, as `cc -static` makes it, and once with musl, whose start-up does not \
              ask CPUID (on a host that is a VM itself, each asking leaves for the hypervisor). volt-vmm uses musl.\n",
         );
         self.say(&table.to_string());
+        self.say("The medians over the size of memory, as a chart:\n");
+        self.say(&chart.to_string());
     }
 
     /// The same, with devices and without.
@@ -69,11 +69,12 @@ impl Report {
     }
 
     /// Call to first byte, and the steps.
-    pub fn library(&mut self, totals: &Table, details: &[(u64, Table)]) {
+    pub fn library(&mut self, (totals, chart): &(Table, Chart), details: &[(u64, Table)]) {
         self.say(
             "### The library\n\nFrom the call on an open `Snapshot` to the guest's first byte, in a process that is there already.\n",
         );
         self.say(&totals.to_string());
+        self.say(&chart.to_string());
         for (mib, table) in details {
             self.say(&format!("By step, {mib} MiB:\n"));
             self.say(&table.to_string());
@@ -89,24 +90,15 @@ impl Report {
         self.say(&table.to_string());
     }
 
-    /// Replaces this benchmark's part of the document.
+    /// Replaces the document.
     ///
     /// # Errors
     /// The file system refuses.
     pub fn write(&self) -> Result<()> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(DOCUMENT);
-        fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).or_say("create docs/")?;
-        fs::write(&path, format!("{PREFACE}\n{}", self.text.trim_end().to_owned() + "\n"))
-            .or_say("write docs/benchmarks.md")
+        self.0.write(DOCUMENT)
     }
 
     fn say(&mut self, text: &str) {
-        println!("{text}");
-        let _ = writeln!(self.text, "{text}");
+        self.0.say(text);
     }
-}
-
-fn today() -> String {
-    let date = Command::new("date").args(["-u", "+%F"]).output();
-    date.map_or_else(|_| "no date".to_owned(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
 }

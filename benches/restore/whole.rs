@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use volt_benches::chart::Chart;
 use volt_benches::scratch::Scratch;
 use volt_benches::snapshots;
-use volt_benches::stats::{Times, ratio};
+use volt_benches::stats::{Times, percentiles, ratio};
 use volt_benches::table::Table;
 use volt_benches::{Result, programs};
 
@@ -24,7 +25,7 @@ pub fn measure(
     runs: usize,
     qemu: Option<(usize, u64, &(PathBuf, PathBuf))>,
     pause: Duration,
-) -> Result<Table> {
+) -> Result<(Table, Chart)> {
     let empty = scratch.program("empty", programs::EMPTY)?;
     let floors = [
         ("floor", scratch.program("floor", programs::FLOOR)?),
@@ -46,7 +47,22 @@ pub fn measure(
         contenders.push(Contender::new(&format!("QEMU microvm -incoming, {mib} MiB"), command, runs));
     }
     contender::run_in_turn(&mut contenders, pause)?;
-    Ok(table(&contenders))
+    Ok((table(&contenders), chart(&contenders, subjects)))
+}
+
+/// The medians over the size of memory.
+fn chart(contenders: &[Contender], subjects: &[Subject]) -> Chart {
+    let sizes = subjects.iter().map(|subject| subject.mib.to_string()).collect();
+    let mut chart = Chart::new("exec to first guest byte", ("guest memory, MiB", sizes), "p50, ms");
+    for name in ["volt-vmm --restore", "floor", "floor on musl"] {
+        let of = |subject: &Subject| {
+            let name = format!("{name}, {} MiB", subject.mib);
+            let found = contenders.iter().find(|contender| contender.name == name);
+            found.map_or(0.0, |contender| contender.times.percentile(50).as_secs_f64() * 1e3)
+        };
+        chart.line(name, subjects.iter().map(of).collect());
+    }
+    chart
 }
 
 fn table(contenders: &[Contender]) -> Table {
@@ -65,7 +81,7 @@ fn table(contenders: &[Contender]) -> Table {
     let mut floors: Vec<&Times> = Vec::new();
     for Contender { name, times, .. } in contenders {
         let mut cells = vec![name.clone(), times.len().to_string()];
-        cells.extend(times.cells());
+        cells.extend(percentiles(times));
         if name.starts_with("floor") {
             floors.push(times);
         } else if let [floor, on_musl] = floors[..] {

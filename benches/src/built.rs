@@ -1,4 +1,4 @@
-//! What a benchmark runs that this tree makes: the program, the guest's kernel and its init.
+//! What a benchmark runs that this tree makes: the program, the guest's kernel and its init, the memory of one that has run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,6 +37,14 @@ pub fn kernel() -> Result<PathBuf> {
 /// It does not build.
 pub fn initrd() -> Result<PathBuf> {
     path_from("kernel/guest/build.sh")
+}
+
+/// The snapshot of a Linux guest that has run Python and a build.
+///
+/// # Errors
+/// It cannot be made.
+pub fn memory_image() -> Result<PathBuf> {
+    path_from("scripts/memory-image.sh")
 }
 
 /// What a script of this tree says when it has built something.

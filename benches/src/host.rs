@@ -1,6 +1,7 @@
 //! The host that a measurement is worth something on.
 
 use std::fs;
+use std::process::Command;
 
 /// The CPU's name, as the kernel has it.
 #[must_use]
@@ -28,4 +29,19 @@ pub fn kernel() -> String {
 pub fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0)
+}
+
+/// What a measurement is worth something by: the host, what it did beside, and when that was.
+#[must_use]
+pub fn circumstances(load: f64) -> String {
+    let kvm = volt_vmm::kvm::host::kvm_module().unwrap_or("unknown");
+    let date = Command::new("date").args(["-u", "+%F"]).output();
+    let date = date
+        .map_or_else(|_| "no date".into(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned());
+    format!(
+        "{}, {} CPUs; Linux {}; KVM module {kvm}; load average at the start {load:.1}; {date}",
+        cpu(),
+        cpus(),
+        kernel()
+    )
 }

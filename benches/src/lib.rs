@@ -1,14 +1,19 @@
 //! What the benchmarks share: the programs they run beside volt-vmm, and how they time, count and print.
 
 pub mod built;
+pub mod chart;
 pub mod command_line;
+pub mod document;
 pub mod first_byte;
+pub mod guest_memory;
 pub mod host;
 pub mod limits;
 pub mod machine;
+pub mod memory_options;
 pub mod process;
 pub mod programs;
 pub mod scratch;
+pub mod shuffle;
 pub mod snapshots;
 pub mod stats;
 pub mod table;

@@ -8,6 +8,7 @@ mod bad_place;
 mod bad_request;
 mod bad_state;
 mod balloon;
+mod benching;
 mod changed_memory;
 mod console_input;
 mod diffs;

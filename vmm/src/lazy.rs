@@ -3,8 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::memory;
 use crate::memory::backing::Backing;
 use crate::memory::paging::Paging;
 use crate::memory::ram::GuestRam;
@@ -45,10 +47,8 @@ impl LazyBase {
     ///
     /// # Errors
     /// As [`LazyBase::of`].
-    pub fn map(&self) -> Result<LazyMemory> {
-        let ram = GuestRam::reserve(self.0.filler().len())?;
-        Backing::Lazy { paging: Arc::clone(&self.0) as Arc<dyn Paging>, pages: None }.map(&ram)?;
-        Ok(LazyMemory(ram))
+    pub fn map(&self) -> Result<Mapped> {
+        Mapped::lazy(Arc::clone(&self.0) as _)
     }
 
     /// How many chunks have been read.
@@ -58,17 +58,59 @@ impl LazyBase {
     }
 }
 
-/// Memory over a [`LazyBase`].
+/// The least that a page fault in such memory can cost: what is in it is copied from memory.
 #[derive(Debug)]
-pub struct LazyMemory(GuestRam);
+pub struct Floor(Arc<memory::floor::Floor>);
 
-impl LazyMemory {
-    /// Where the byte at an offset lies. To touch it is a page fault, and a signal if the chunk cannot be had.
+impl Floor {
+    /// Memory with the content of a file and as long as that, copied in chunks of so many bytes.
+    ///
+    /// # Errors
+    /// As [`LazyBase::of`].
+    pub fn over(image: Arc<File>, chunk_len: u64) -> Result<Self> {
+        Ok(Self(Arc::new(memory::floor::Floor::over(image, chunk_len)?)))
+    }
+
+    /// A memory over it, mapped as a VM's is.
+    ///
+    /// # Errors
+    /// As [`LazyBase::of`].
+    pub fn map(&self) -> Result<Mapped> {
+        Mapped::lazy(Arc::clone(&self.0) as _)
+    }
+}
+
+/// Memory that is mapped as a VM's is.
+#[derive(Debug)]
+pub struct Mapped(GuestRam);
+
+impl Mapped {
+    /// Of a file as long as itself, which is not filled by anyone: as the memory of a raw snapshot is mapped.
+    ///
+    /// # Errors
+    /// The host refuses memory.
+    pub fn file(base: &Arc<File>) -> Result<Self> {
+        Self::of(Backing::Private { base: Arc::clone(base), pages: None }, base)
+    }
+
+    fn lazy(paging: Arc<dyn Paging>) -> Result<Self> {
+        let base = paging.base();
+        Self::of(Backing::Lazy { paging, pages: None }, &base)
+    }
+
+    fn of(backing: Backing, base: &File) -> Result<Self> {
+        let failed = |source| Error::host("look at the file that memory is to be mapped from", source);
+        let ram = GuestRam::reserve(base.metadata().map_err(failed)?.len())?;
+        backing.map(&ram)?;
+        Ok(Self(ram))
+    }
+
+    /// How long it takes to read the byte at an offset. Where a chunk cannot be had that is a signal.
     ///
     /// # Panics
     /// The offset is beyond the end.
     #[must_use]
-    pub fn address_of(&self, offset: u64) -> *const u8 {
-        self.0.host_address_of(offset)
+    pub fn touch(&self, offset: u64) -> Duration {
+        memory::touch::touch(&self.0, offset)
     }
 }

@@ -46,6 +46,7 @@ pub mod snapshot;
 mod sparse;
 pub mod store;
 mod sync;
+pub mod times;
 pub mod timing;
 mod trim;
 pub mod vm;
@@ -68,7 +69,7 @@ pub use pool::Pool;
 pub use shell::Shape;
 pub use snapshot::{
     BaseSnapshot, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded, RestoreOptions,
-    Rewound, Snapshot, SnapshotOptions, Unpack,
+    Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,
 };
 pub use store::Store;
 pub use vm::{Builder, Vm};

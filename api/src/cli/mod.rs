@@ -9,6 +9,7 @@ use volt_vmm::Shape;
 use crate::exit::Status;
 use crate::failure::Failure;
 
+mod bench;
 mod devices;
 mod doctor;
 mod empty;

@@ -1,4 +1,4 @@
-//! `volt-vmm snapshot`: takes one of a running VM, through its API, or works on the files of those there are (`snapshot_files`).
+//! `volt-vmm snapshot`: takes one of a running VM, through its API, or works on the files of those there are (`snapshot_files`, `bench`).
 
 use std::path::PathBuf;
 
@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use volt_vmm::{Store, snapshot};
 
 use super::Outcome;
+use super::bench::Bench;
 use super::packing::{Memory, PackingArgs};
 use super::snapshot_files::{Convert, Inspect, Verify};
 use crate::exit::Status;
@@ -27,6 +28,7 @@ enum Command {
     Verify(Verify),
     Convert(Convert),
     Merge(Merge),
+    Bench(Bench),
 }
 
 /// Fold a diff into its base: a new snapshot that needs neither of them
@@ -74,6 +76,7 @@ impl Snapshot {
             Command::Verify(verify) => verify.execute(),
             Command::Convert(convert) => convert.execute(),
             Command::Merge(merge) => merge.execute(),
+            Command::Bench(bench) => bench.execute(),
         }
     }
 }

@@ -48,7 +48,7 @@ pub enum Why {
 
 /// The shared mapping, and what its missing pages are filled through.
 #[derive(Debug)]
-struct Window {
+pub(super) struct Window {
     start: *mut u8,
     len: u64,
     userfault: Userfault,
@@ -60,7 +60,7 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    fn over(memfd: &File, len: u64) -> Result<Self> {
+    pub(super) fn over(memfd: &File, len: u64) -> Result<Self> {
         let userfault = Userfault::new()?;
         let refused = |errno| Error::host("map the memory that VMs are to share", errno);
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -76,6 +76,11 @@ impl Window {
         super::backing::never_huge(window.start, len);
         window.userfault.register(start as u64, len).map_err(refused)?;
         Ok(window)
+    }
+
+    /// Puts whole pages into the file at an offset, but for those that are there already. Wakes nobody.
+    pub(super) fn put(&self, offset: u64, bytes: &[u8]) -> rustix::io::Result<()> {
+        self.userfault.copy(self.start as u64 + offset, bytes)
     }
 }
 
@@ -183,8 +188,7 @@ impl Filler {
             return Ok(Chunk::Zero);
         }
         self.window
-            .userfault
-            .copy(self.window.start as u64 + start, bytes)
+            .put(start, bytes)
             .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
         // Another may have fetched it at the same time: each of its pages is there once, whosesoever it is, and so it counts once.
         if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {

@@ -17,6 +17,7 @@
 pub mod backing;
 pub mod faults;
 pub mod filler;
+pub mod floor;
 pub mod freeze;
 #[cfg(test)]
 mod lazy_tests;
@@ -32,7 +33,9 @@ pub mod runs;
 pub mod sealing;
 pub mod service;
 pub mod source;
+pub mod touch;
 pub mod userfault;
+pub mod whole;
 pub mod writes;
 
 /// Bytes of a page, the unit of everything here.

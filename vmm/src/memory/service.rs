@@ -50,6 +50,23 @@ pub struct Served {
     pub unreadable: Unreadable,
 }
 
+impl Served {
+    /// One of this process: what cannot be had ends it.
+    pub(super) fn of(faults: &Arc<Faults>) -> Self {
+        let weak = Arc::downgrade(faults);
+        Self {
+            userfault: Arc::clone(faults.userfault()),
+            start: faults.start(),
+            unreadable: Box::new(move |range, error| {
+                if let Some(faults) = weak.upgrade() {
+                    faults.fail(&crate::error::report(error));
+                    faults.refuse(range);
+                }
+            }),
+        }
+    }
+}
+
 impl fmt::Debug for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Served").field("start", &self.start).finish_non_exhaustive()
@@ -194,17 +211,7 @@ impl Paging for Service {
     }
 
     fn begin(&self, faults: &Arc<Faults>) -> Result<u64> {
-        let weak = Arc::downgrade(faults);
-        self.add(Served {
-            userfault: Arc::clone(faults.userfault()),
-            start: faults.start(),
-            unreadable: Box::new(move |range, error| {
-                if let Some(faults) = weak.upgrade() {
-                    faults.fail(&crate::error::report(error));
-                    faults.refuse(range);
-                }
-            }),
-        })
+        self.add(Served::of(faults))
     }
 
     fn end(&self, number: u64) {
@@ -320,7 +327,7 @@ impl Drop for ToldOfPanic<'_> {
 }
 
 /// Pages of zeros in a VM's own memory, which take none.
-fn zero(served: &Served, range: &Range<u64>) -> rustix::io::Result<()> {
+pub(super) fn zero(served: &Served, range: &Range<u64>) -> rustix::io::Result<()> {
     let at = |offset| served.start + offset;
     match served.userfault.zero(at(range.start), range.end - range.start) {
         // A part of it has something else mapped over it.

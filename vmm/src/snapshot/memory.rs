@@ -68,12 +68,7 @@ impl Memory {
         let memory = if is_packed {
             let pack = Arc::new(Pack::open(file, &path)?);
             let found = pack.memory_len();
-            Self::Packed(Packed { pack, base: Mutex::default(), paging: Mutex::default() }).of_len(
-                &path,
-                found,
-                len,
-                "holds {} bytes of memory",
-            )
+            Self::Packed(Packed::of(pack)).of_len(&path, found, len, "holds {} bytes of memory")
         } else {
             Self::Raw(Arc::new(file), path.clone()).of_len(&path, found, len, "is {} bytes long")
         };
@@ -139,18 +134,34 @@ impl Memory {
     /// # Errors
     /// The pack is damaged, or the host has no memory for it.
     pub fn base(&self) -> Result<Arc<File>> {
-        let Packed { pack, base, .. } = match self {
+        let packed = match self {
             Self::Raw(file, _) => return Ok(Arc::clone(file)),
             Self::Packed(packed) => packed,
         };
-        let mut base = lock(base);
+        let mut base = lock(&packed.base);
         if let Some(base) = &*base {
             return Ok(Arc::clone(base));
         }
-        let file = fresh(pack.memory_len())?;
-        unpack(pack, (&file, Path::new("unpacked guest memory")), &|_| ())?;
-        seal(&file)?;
+        let file = packed.unpacked()?;
         step_done("memory unpack");
         Ok(Arc::clone(base.insert(Arc::new(file))))
+    }
+}
+
+impl Packed {
+    /// One of which nobody has needed anything yet.
+    pub fn of(pack: Arc<Pack>) -> Self {
+        Self { pack, base: Mutex::default(), paging: Mutex::default() }
+    }
+
+    /// All of the memory, verified and sealed, once more.
+    ///
+    /// # Errors
+    /// As [`Memory::base`].
+    pub fn unpacked(&self) -> Result<File> {
+        let file = fresh(self.pack.memory_len())?;
+        unpack(&self.pack, (&file, Path::new("unpacked guest memory")), &|_| ())?;
+        seal(&file)?;
+        Ok(file)
     }
 }

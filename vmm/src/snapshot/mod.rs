@@ -20,6 +20,7 @@ mod raw;
 pub mod reader;
 pub(crate) mod recording;
 mod relative;
+pub mod replay;
 pub(crate) mod rewind;
 pub mod verify;
 pub mod working_set;

@@ -268,10 +268,10 @@ impl Snapshot {
         }
         let set = self.working_set()?;
         step_done("working set");
-        let runs = |set: Arc<WorkingSet>| match (&self.memory, &self.over) {
-            // The pages of a diff are there, and what lies under them nobody will touch.
-            (Memory::Packed(_), Some(over)) => set.runs_without(&over.pages, self.metadata.memory_bytes),
-            _ => Arc::clone(set.runs()),
+        // The pages of a diff are there, and what lies under them nobody will touch.
+        let over = self.over.as_ref().filter(|_| matches!(self.memory, Memory::Packed(_)));
+        let runs = |set: Arc<WorkingSet>| {
+            set.runs_without(over.map(|over| &*over.pages), self.metadata.memory_bytes)
         };
         let is_there = matches!(self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
         Ok(set.filter(|_| options.record.is_none() && !is_there).map(runs))

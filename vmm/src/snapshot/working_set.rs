@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex};
 
 use super::WORKING_SET_FILE;
 use super::manifest::CRC;
+use super::reader::open_regular;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
@@ -81,27 +82,32 @@ impl WorkingSet {
     /// It cannot be read, is damaged, or is another snapshot's.
     pub fn open(directory: &Path, id: &str, memory: u64) -> Result<Option<Self>> {
         let path = directory.join(WORKING_SET_FILE);
-        // A pipe is not waited for.
-        let file = match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(Error::file("open", path.display(), source)),
-        };
-        let wrong = |problem| Error::snapshot(&path, format!("{problem}; delete it, and record it again"));
-        let failed = |source| Error::file("read", path.display(), source);
-        let metadata = file.metadata().map_err(failed)?;
-        let longest = HEAD as u64 + runs::longest(memory);
-        if !metadata.is_file() || metadata.len() > longest {
-            return Err(wrong("is no working set"));
+        match path.symlink_metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => Self::read(&path, id, memory).map(Some),
         }
-        let mut bytes = Vec::with_capacity(metadata.len() as usize);
-        file.take(longest).read_to_end(&mut bytes).map_err(failed)?;
-        Self::decode(&bytes, id, memory).map(Some).map_err(wrong)
     }
 
-    /// Its ranges without those of these pages.
+    /// The set in the file at `path`, of the snapshot that has this id and so many bytes of memory.
+    ///
+    /// # Errors
+    /// As [`WorkingSet::open`]; or there is no such file.
+    pub fn read(path: &Path, id: &str, memory: u64) -> Result<Self> {
+        let (file, len) = open_regular(path.parent().unwrap_or(path), path)?;
+        let mut bytes = Vec::new();
+        // No set is longer.
+        let most = HEAD as u64 + runs::longest(memory);
+        file.take(len.min(most + 1))
+            .read_to_end(&mut bytes)
+            .map_err(|source| Error::file("read", path.display(), source))?;
+        Self::decode(&bytes, id, memory)
+            .map_err(|problem| Error::snapshot(path, format!("{problem}; delete it, and record it again")))
+    }
+
+    /// Its ranges without these pages, if there are any.
     #[must_use]
-    pub fn runs_without(&self, pages: &PageSet, memory: u64) -> Runs {
+    pub fn runs_without(&self, pages: Option<&PageSet>, memory: u64) -> Runs {
+        let Some(pages) = pages else { return Arc::clone(&self.runs) };
         let all = self.runs.iter().flat_map(|run| run.clone().step_by(PAGE as usize));
         Self::of(memory, all.filter(|page| !pages.has(*page))).runs
     }
@@ -147,18 +153,21 @@ impl WorkingSet {
         bytes
     }
 
-    fn decode(bytes: &[u8], id: &str, memory: u64) -> std::result::Result<Self, &'static str> {
+    fn decode(bytes: &[u8], id: &str, memory: u64) -> std::result::Result<Self, String> {
         if bytes.len() < HEAD || bytes[..8] != *MAGIC || !(bytes.len() - HEAD).is_multiple_of(runs::LEN) {
-            return Err("is no working set");
+            return Err("is no working set".to_owned());
         }
         let (head, runs) = bytes.split_at(HEAD);
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
         if word(8) != CRC.checksum(&bytes[16..]) {
-            return Err("is damaged");
+            return Err("is damaged".to_owned());
         }
         let of = u128::from_le_bytes(head[16..32].try_into().expect("16 bytes"));
         if (of, word(32)) != (id_of(id), memory) {
-            return Err("is the working set of another snapshot");
+            let other = word(32);
+            return Err(format!(
+                "is the working set of another snapshot: of {of:032x} with {other} bytes of memory, not of {id} with {memory}"
+            ));
         }
         let runs = runs::decode(runs, memory).ok_or("names pages that there are not, or names one twice")?;
         Ok(Self { runs: runs.into() })
@@ -247,8 +256,11 @@ mod tests {
         let mut pages = PageSet::none(MEMORY);
         pages.add(8 * PAGE..9 * PAGE);
         pages.add(0..PAGE);
-        let left: Vec<_> =
-            set().runs_without(&pages, MEMORY).iter().map(|run| run.start / PAGE..run.end / PAGE).collect();
+        let left: Vec<_> = set()
+            .runs_without(Some(&pages), MEMORY)
+            .iter()
+            .map(|run| run.start / PAGE..run.end / PAGE)
+            .collect();
         assert_eq!(left, [7..8, 9..10, 3..5, 99..100]);
         let error = WorkingSet::open(&directory, ID, MEMORY + PAGE).unwrap_err().to_string();
         assert!(error.contains("working-set") && error.contains("of another snapshot"), "{error}");
@@ -261,7 +273,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0)
             .unwrap();
         let error = WorkingSet::open(&directory, ID, MEMORY).unwrap_err().to_string();
-        assert!(error.contains("is no working set"), "{error}");
+        assert!(error.contains("working-set: is not a regular file"), "{error}");
         fs::remove_dir_all(&directory).unwrap();
         assert!(set().keep(&directory, ID, MEMORY).unwrap_err().to_string().contains("working-set"));
     }
@@ -277,7 +289,9 @@ mod tests {
         }
         assert_eq!(WorkingSet::decode(&bytes, ID, MEMORY), Ok(set()));
         let other = ID.replace('0', "1");
-        assert_eq!(WorkingSet::decode(&bytes, &other, MEMORY), Err("is the working set of another snapshot"));
+        let problem = WorkingSet::decode(&bytes, &other, MEMORY).unwrap_err();
+        assert!(problem.contains(&format!("of another snapshot: of {ID} with 409600 bytes")), "{problem}");
+        assert!(problem.contains(&format!("not of {other} with 409600")), "{problem}");
     }
 
     #[test]

@@ -1,24 +1,34 @@
-//! The memory that is packed: a guest's, read once; and a large one that is nearly empty, for its index.
+//! A guest's memory, read once, to be packed.
 
 use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use volt_benches::{OrSay, Result};
+use volt_vmm::Compression;
 use volt_vmm::snapshot::pack::{Pack, Packing, Source, pack};
+
+use crate::{OrSay, Result};
 
 const PAGE: usize = 4096;
 
 /// A guest's memory.
+#[derive(Debug)]
 pub struct Memory {
+    /// The file that it was read from.
+    pub path: PathBuf,
+    /// All of it.
     pub bytes: Vec<u8>,
     /// All pages that are not zero.
     populated: Vec<Range<u64>>,
 }
 
 impl Memory {
-    pub fn read(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).or_say(&format!("read {}", path.display()))?;
+    /// Of a file that is as long as the memory.
+    ///
+    /// # Errors
+    /// It cannot be read, or is no memory.
+    pub fn read(path: PathBuf) -> Result<Self> {
+        let bytes = std::fs::read(&path).or_say(&format!("read {}", path.display()))?;
         if bytes.is_empty() || bytes.len() % PAGE != 0 {
             return Err(format!("{} is no memory: {} bytes long", path.display(), bytes.len()));
         }
@@ -32,21 +42,24 @@ impl Memory {
                 _ => populated.push(at..at + PAGE as u64),
             }
         }
-        Ok(Self { bytes, populated })
+        Ok(Self { path, bytes, populated })
     }
 
     /// Bytes of pages that are not zero.
+    #[must_use]
     pub fn touched(&self) -> u64 {
         self.populated.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Those bytes, with the next `chunk` of them at a time.
-    pub fn chunks(&self, chunk: usize) -> Vec<&[u8]> {
-        let whole = self.bytes.chunks(chunk).filter(|chunk| chunk.iter().any(|byte| *byte != 0));
-        whole.collect()
+    /// The chunks of so many bytes that are not zero, with their numbers.
+    pub fn chunks(&self, chunk: usize) -> impl Iterator<Item = (usize, &[u8])> {
+        self.bytes.chunks(chunk).enumerate().filter(|(_, chunk)| chunk.iter().any(|byte| *byte != 0))
     }
 
     /// Packs it into a file in memory, so that no disk is measured.
+    ///
+    /// # Errors
+    /// It cannot be packed so.
     pub fn pack(&self, packing: &Packing) -> Result<Pack> {
         let (file, name) = (nameless()?, Path::new("the benchmark's pack"));
         pack(self, self.bytes.len() as u64, packing, (&file, name), &|_| ()).or_say("pack")?;
@@ -65,30 +78,19 @@ impl Source for Memory {
     }
 }
 
-/// So much memory, with a number in each 32 KiB.
-pub struct Large(Range<u64>);
-
-impl Large {
-    pub const LEN: u64 = 16 << 30;
-
-    pub fn new() -> Self {
-        Self(0..Self::LEN)
-    }
-}
-
-impl Source for Large {
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> volt_vmm::Result<()> {
-        into.fill(0);
-        into[..8].copy_from_slice(&(offset + 1).to_le_bytes());
-        Ok(())
-    }
-
-    fn populated(&self) -> &[Range<u64>] {
-        std::slice::from_ref(&self.0)
-    }
+/// The codecs, and no codec: what reading and verifying takes by itself.
+#[must_use]
+pub fn codecs() -> [(&'static str, Packing); 3] {
+    let lz4 = Packing::new(Compression::Lz4);
+    // Nothing saves all of a chunk.
+    let raw = Packing { least_saving: 100, ..lz4 };
+    [("raw", raw), ("lz4", lz4), ("zstd", Packing::new(Compression::Zstd { level: 3 }))]
 }
 
 /// An empty file in memory, which goes when it is closed.
+///
+/// # Errors
+/// The host has no memory for it.
 pub fn nameless() -> Result<File> {
     // Where files are in memory on any Linux.
     let path = Path::new("/dev/shm").join(format!("volt-bench-pack-{}", std::process::id()));

@@ -1,0 +1,49 @@
+//! `volt-vmm snapshot bench`: how fast the pages that a guest touches are there, by every way in which its memory may get to it.
+
+use std::io::{Write as _, stdout};
+use std::path::PathBuf;
+
+use clap::Args;
+use volt_vmm::Store;
+use volt_vmm::snapshot::replay::replay;
+
+use super::Outcome;
+use crate::exit::Status;
+use crate::failure::Failure;
+use crate::{progress, replayed};
+
+/// Replay a recorded access pattern against a snapshot, without a VM, and time each touch of a page, by every strategy that there is
+/// for its memory
+#[derive(Debug, Args)]
+pub(crate) struct Bench {
+    /// Directory of the snapshot
+    dir: PathBuf,
+
+    /// The recording: a working set of this snapshot [default: working-set in DIR]
+    recording: Option<PathBuf>,
+
+    /// How often each strategy has its turn
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+
+    /// Print it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Bench {
+    pub(crate) fn execute(self) -> Outcome {
+        let (store, name) = Store::split(&self.dir)?;
+        let found = progress::measured("replaying", |meter| {
+            replay(&store, &name, self.recording.as_deref(), self.rounds, &|done, all| meter.set(done, all))
+        })?;
+        let failed = |source| Failure::system("print what was measured", source);
+        let text = if self.json {
+            serde_json::to_string_pretty(&found).map_err(|error| failed(error.into()))? + "\n"
+        } else {
+            replayed::text(&found)
+        };
+        stdout().write_all(text.as_bytes()).map_err(failed)?;
+        Ok(Status::Success)
+    }
+}

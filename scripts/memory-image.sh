@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# Makes a snapshot of a Linux guest that has done something: it ran Python and a build, from a disk with Debian's packages. What
+# is measured of memory (benches/pack, benches/lazy, `volt-vmm snapshot bench`) is measured with such a one.
+#
+#   Debian's packages ── disk image ──┐
+#   kernel/build.sh, kernel/guest ────┴── scripts/lab.sh: volt-vmm run ── Python, make ── snapshot ── the cache
+set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# What the guest runs. All that they depend on comes along, in the versions of this host's distribution.
+PACKAGES=(busybox-static coreutils dash gcc libc6-dev make python3)
+# In the lab, from its boot on. A build there takes fifty times as long as here.
+SECONDS_IN_LAB=2400
+
+usage() {
+    cat <<'END'
+Usage: scripts/memory-image.sh [OPTIONS]
+
+Makes a snapshot (raw: state.json beside memory.snap) of a Linux guest that has run Python and a build, and prints its
+directory. The guest's kernel and its disk are made if they are not there: Debian's packages for the disk are downloaded with
+apt-get and unpacked into its image, not installed. Takes some minutes, once: what was made is kept in the user's cache.
+
+Options:
+  --memory SIZE      guest memory, as `volt-vmm run --memory` takes it (default 512M)
+  --output DIR       put the snapshot there, and not into the cache; DIR must not exist
+  --volt-vmm FILE    the program that runs the guest (default: the release build of this tree)
+  --help
+
+Environment: CARGO_TARGET_DIR, as for cargo; XDG_CACHE_HOME.
+END
+}
+
+say() { echo "memory-image: $*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+need() {
+    command -v "$1" >/dev/null || fail "$1 is missing: install the package $2 (scripts/install-deps.sh does)"
+}
+
+# ---- The disk --------------------------------------------------------------------------------------------------------
+
+# Downloads the packages and all that they depend on into $work/packages, as for a system that has nothing yet.
+download() {
+    say "downloading ${PACKAGES[*]} and what they depend on"
+    mkdir -p "$work/packages/partial"
+    apt-get -qq --yes --no-install-recommends --download-only \
+        -o Debug::NoLocking=1 -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 \
+        -o Dir::State::status=/dev/null -o Dir::Cache::archives="$work/packages" \
+        -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= \
+        install "${PACKAGES[@]}" >&2 || fail "apt-get cannot download the packages (is 'apt-get update' due?)"
+}
+
+# Makes $work/disk: the packages unpacked, and the work.
+make_disk() {
+    local root=$work/root package
+    mkdir -p "$root"/{usr/{bin,sbin,lib,lib64},dev,proc,sys,tmp,work/src}
+    for package in bin sbin lib lib64; do ln -s "usr/$package" "$root/$package"; done
+    for package in "$work"/packages/*.deb; do
+        dpkg-deb --fsys-tarfile "$package" | tar -x --keep-directory-symlink --no-same-owner -C "$root" ||
+            fail "cannot unpack ${package##*/}"
+    done
+    [ -e "$root/bin/sh" ] || ln -s dash "$root/bin/sh"
+    rm -rf "$root"/usr/share/{doc,locale,man,info}
+    (cd "$here" && cp --parents tests/guests/*.[ch] benches/programs/*.[ch] "$root/work/src")
+    write_work "$root/work"
+    truncate -s "$(($(du -sm "$root" | cut -f 1) * 5 / 4 + 64))M" "$work/disk"
+    mke2fs -q -F -t ext4 -E root_owner=0:0 -m 0 -d "$root" "$work/disk" >&2 || fail "cannot make the disk image"
+}
+
+write_work() {
+    cat >"$1/run" <<'END'
+#!/bin/sh
+set -e
+export PATH=/usr/bin:/usr/sbin HOME=/work LC_ALL=C.UTF-8
+busybox mount -t proc proc /proc
+busybox mount -t devtmpfs dev /dev
+cd /work
+python3 work.py
+make -s -C src -f ../Makefile
+# One that is still there when the snapshot is taken, with all that it has.
+python3 work.py stay >/dev/null 2>&1 &
+while [ ! -e stays ]; do sleep 1; done
+sync
+END
+    cat >"$1/work.py" <<'END'
+"""Imports a good part of the standard library, compiles a part of it, and keeps what a program would keep."""
+import argparse, ast, asyncio, base64, bisect, collections, compileall, configparser, contextlib, csv, ctypes, dataclasses, \
+    datetime, decimal, difflib, email.message, fractions, functools, gzip, hashlib, heapq, html.parser, http.client, \
+    http.server, inspect, io, ipaddress, itertools, json, logging, multiprocessing, operator, os, pathlib, pickle, pprint, \
+    queue, random, re, sched, shutil, socket, sqlite3, statistics, string, struct, subprocess, tarfile, tempfile, textwrap, \
+    sys, threading, time, tokenize, traceback, types, typing, unittest, urllib.request, uuid, xml.etree.ElementTree, zipfile, zlib
+
+random.seed(1)
+library = pathlib.Path(os.__file__).parent
+compileall.compile_dir(library / "json", quiet=1, force=True)
+compileall.compile_dir(library / "asyncio", quiet=1, force=True)
+trees = [ast.parse(path.read_text()) for path in sorted((library / "asyncio").glob("*.py"))]
+
+records = [
+    {"id": number, "name": f"user-{number:06}", "score": random.random(), "tags": random.sample(["a", "b", "c", "d"], 2)}
+    for number in range(30_000)
+]
+text = json.dumps(records)
+again = json.loads(text)
+assert again == records
+packed = zlib.compress(text.encode())
+
+database = sqlite3.connect(":memory:")
+database.execute("create table users (id integer primary key, name text, score real)")
+database.executemany("insert into users values (:id, :name, :score)", records)
+best = database.execute("select name, score from users order by score desc limit 10").fetchall()
+
+root = xml.etree.ElementTree.Element("users")
+for record in records[:5_000]:
+    xml.etree.ElementTree.SubElement(root, "user", id=str(record["id"]), name=record["name"])
+words = collections.Counter(re.findall(r"[a-z]+", "".join(path.read_text() for path in sorted(library.glob("a*.py")))))
+pathlib.Path("/work/out.json").write_text(text)
+print("python", len(records), len(packed), len(words), best[0][0])
+while sys.argv[1:] == ["stay"]:
+    pathlib.Path("/work/stays").touch()
+    time.sleep(3600)
+END
+    cat >"$1/Makefile" <<'END'
+objects := $(patsubst %.c,%.o,$(wildcard */*/*.c))
+
+all: library.a hello
+%.o: %.c
+	gcc -O2 -g -ffreestanding -mgeneral-regs-only -mno-red-zone -Wall -c -o $@ $<
+library.a: $(objects)
+	ar rcs $@ $^
+hello:
+	printf '%s\n' '#include <stdio.h>' 'int main(void) { puts("built"); }' >main.c
+	gcc -O2 -o $@ main.c
+	./$@
+END
+    chmod 755 "$1/run"
+}
+
+# ---- The guest -------------------------------------------------------------------------------------------------------
+
+# What the lab runs: boots the guest, waits until its work is done, and takes the snapshot.
+write_lab() {
+    cat >"$work/lab.sh" <<'END'
+set -eu
+mkfifo /tmp/console
+volt-vmm run --kernel vmlinux --initrd initrd.cpio --memory "$1" --disk path=/lab/disk,id=root --api-socket /tmp/api \
+    --cmdline 'console=ttyS0 reboot=k panic=-1 quiet "volt.orders=mount /dev/vda /run/root ext4;run /run/root/bin/busybox chroot /run/root /work/run;echo the work is done"' \
+    </dev/null >/tmp/console &
+while IFS= read -r line; do
+    echo "guest: $line" >&2
+    case $line in
+        *'error '*) exit 1 ;;
+        *'ok echo'*) volt-vmm snapshot create /lab/image --api-socket /tmp/api && exit 0 ;;
+    esac
+done </tmp/console
+exit 1
+END
+}
+
+# ---- All of it -------------------------------------------------------------------------------------------------------
+
+memory=512M output="" volt_vmm=""
+while [ $# -gt 0 ]; do
+    case $1 in
+        --memory | --output | --volt-vmm) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
+    esac
+    case $1 in
+        --memory) memory=$2 && shift 2 ;;
+        --output) output=$2 && shift 2 ;;
+        --volt-vmm) volt_vmm=$(realpath "$2") && shift 2 ;;
+        --help | -h) usage && exit 0 ;;
+        *) fail "unknown argument $1 (see --help)" ;;
+    esac
+done
+[ -z "$output" ] || [ ! -e "$output" ] || fail "$output exists already"
+need apt-get apt
+need dpkg-deb dpkg
+need mke2fs e2fsprogs
+
+kernel=$("$here/kernel/build.sh")
+initrd=$("$here/kernel/guest/build.sh")
+key=$({ cat "${BASH_SOURCE[0]}" "$kernel" "$initrd" && echo "$memory"; } | sha256sum | cut -c 1-16)
+place=${output:-${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/image-$key}
+[ -n "$output" ] || [ ! -d "$place" ] || { echo "$place" && exit 0; }
+if [ -z "$volt_vmm" ]; then
+    target=${CARGO_TARGET_DIR:-$here/target}
+    (cd "$here" && CARGO_TARGET_DIR=$target cargo build --quiet --release --locked --package volt-api) >&2
+    volt_vmm=$target/x86_64-unknown-linux-musl/release/volt-vmm
+fi
+
+mkdir -p "$(dirname "$place")"
+work=$(mktemp -d "$(dirname "$place")/.memory-image.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+download
+make_disk
+write_lab
+say "running the guest in the lab (some minutes)"
+"$here/scripts/lab.sh" --time "$SECONDS_IN_LAB" --memory 3072 --file "$volt_vmm:/lab/volt-vmm" --file "$kernel:/lab/vmlinux" \
+    --file "$initrd:/lab/initrd.cpio" --file "$work/disk:/lab/disk" --file "$work/lab.sh:/lab/make-image" \
+    --out image:"$work/image" -- sh make-image "$memory" >&2 || fail "the guest did not do its work"
+mv -T "$work/image" "$place" 2>/dev/null || [ -d "$place" ] || fail "cannot create $place"
+echo "$place"
