@@ -36,6 +36,8 @@ fn main() {
     let cc = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     compile(&cc, &guest, &out.join("chatter"));
     let entry = guest.len() - 1;
+    let responder = [&guest[..entry], &["programs/responder.c"]].concat();
+    compile(&cc, &responder, &out.join("responder"));
     let mut small = guest[..entry].to_vec();
     let sources = SMALL_GUEST.map(|name| format!("{GUEST}/{name}"));
     small.extend(sources.iter().map(String::as_str));

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use volt_benches::{OrSay, Result};
+use volt_vmm::vm::Builder;
 use volt_vmm::{Console, Vm};
 
 /// How long a guest may take to say something.
@@ -97,9 +98,22 @@ impl Write for Said {
 /// # Errors
 /// It is not.
 pub fn boot(kernel: &Path, cmdline: &str, mib: u64) -> Result<(Vm, Said)> {
+    boot_with(kernel, cmdline, mib, |builder| builder)
+}
+
+/// The same, of a guest that has something else too.
+///
+/// # Errors
+/// As [`boot`].
+pub fn boot_with(
+    kernel: &Path,
+    cmdline: &str,
+    mib: u64,
+    more: impl FnOnce(Builder) -> Builder,
+) -> Result<(Vm, Said)> {
     let said = Said::default();
     let builder = Vm::builder().kernel(kernel).cmdline(cmdline).memory_mib(mib).console(said.console());
-    let vm = builder.start().or_say("boot a guest")?;
+    let vm = more(builder).start().or_say("boot a guest")?;
     said.wait(|said, _| said.contains("ready").then_some(()))?;
     Ok((vm, said))
 }

@@ -1,11 +1,12 @@
 //! What snapshots, forks and pools cost a guest and whoever waits for one. See [`HELP`].
 //!
-//! `pause` measures snapshots of a guest that writes all the time, `birth` how soon a VM is there, `rewind` how soon it is again what it was;
-//! `guest` runs them.
+//! `pause` measures snapshots of a guest that writes all the time, `birth` how soon a VM is there, `rewind` how soon it is again what it was,
+//! `response` how soon it answers, by what its memory is in; `guest` runs them.
 
 mod birth;
 mod guest;
 mod pause;
+mod response;
 mod rewind;
 
 use std::process::ExitCode;
@@ -18,13 +19,14 @@ use volt_benches::{Result, host};
 const DOCUMENT: &str = "docs/benchmarks-memory.md";
 
 const HELP: &str = "\
-Measures how long a guest stands still for a snapshot, how soon a restored or forked VM runs, and how soon a VM is rewound.
+Measures how long a guest stands still for a snapshot, how soon a restored or forked VM runs, how soon a VM is rewound, and
+how soon a restored VM answers, by what its memory is in.
 
 cargo bench -p volt-benches --bench memory [-- OPTION...]
 
   --runs N          runs of each (default 40)
   --touched LIST    MiB that the guest has touched (default 128,4096)
-  --only LIST       of pause, birth, rewind (default all)
+  --only LIST       of pause, birth, rewind, response (default all)
   --write-docs      put the result in docs/benchmarks-memory.md
   --help";
 
@@ -46,7 +48,7 @@ impl Options {
         let mut asked = Self {
             runs: 40,
             touched_mib: vec![128, 4096],
-            only: ["pause", "birth", "rewind"].map(str::to_owned).into(),
+            only: ["pause", "birth", "rewind", "response"].map(str::to_owned).into(),
             write_docs: false,
             line: String::new(),
         };
@@ -88,6 +90,10 @@ fn run(options: &Options) -> Result<()> {
     if options.only.iter().any(|part| part == "rewind") {
         let table = rewind::measure(&scratch, options.runs)?;
         say("How soon a VM is again what it was", rewind::ABOUT, table);
+    }
+    if options.only.iter().any(|part| part == "response") {
+        let table = response::measure(&scratch, options.runs)?;
+        say("How soon a restored VM answers", response::ABOUT, table);
     }
     if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }
 }

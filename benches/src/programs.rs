@@ -2,6 +2,8 @@
 
 /// The guest: prints `ready`, then a byte after another (PVH ELF).
 pub const CHATTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chatter"));
+/// A guest that answers when it is asked, having gone through some of the memory that its initrd is (PVH ELF).
+pub const RESPONDER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/responder"));
 /// The small guest of the tests, whose first word on the command line says what it does (PVH ELF).
 pub const SMALL_GUEST: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/small-guest"));
 /// A static program that writes one byte.

@@ -1,17 +1,7 @@
 /* The small guest of the tests. The first word of its command line says what it does; options follow as name=number. */
 #include "guest.h"
 #include "interrupts.h"
-
-/* Xen's struct hvm_start_info and its memory map (xen/include/public/arch-x86/hvm/start_info.h). */
-struct start_info {
-    u32 magic, version, flags, modules;
-    u64 module_list, command_line, rsdp, memory_map;
-    u32 memory_map_entries, reserved;
-};
-struct memory {
-    u64 start, length;
-    u32 kind, reserved;
-};
+#include "pvh.h"
 
 static const char *command_line;
 static u64 top_of_high_memory; /* 0 where no memory lies above 4 GiB */

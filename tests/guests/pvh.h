@@ -1,0 +1,20 @@
+/* What a guest is told when it starts: Xen's struct hvm_start_info (xen/include/public/arch-x86/hvm/start_info.h). */
+#pragma once
+#include "machine.h"
+
+struct start_info {
+    u32 magic, version, flags, modules;
+    u64 module_list, command_line, rsdp, memory_map;
+    u32 memory_map_entries, reserved;
+};
+
+/* An entry of the memory map. */
+struct memory {
+    u64 start, length;
+    u32 kind, reserved;
+};
+
+/* A file that was loaded for the guest: the first is the initrd. */
+struct module {
+    u64 start, length, command_line, reserved;
+};
