@@ -1,16 +1,39 @@
 //! The ways to get a VM, shared by the command line and the API. All print the guest's console on standard output.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::Deserialize;
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{Console, Pool, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
+use volt_vmm::{Console, PagerOptions, Pool, RestoreOptions, Result, Snapshot, Store, Unpack, Vm, VmConfig};
 
 use crate::unreadable;
 
 /// This program, as a process of its own: a pager is one. It is there even where its file has been replaced.
 pub(crate) const PROGRAM: &str = "/proc/self/exe";
+
+/// A pager that VMs share, which is this program too.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SharedPager {
+    /// Where pagers are found, if not where they usually are.
+    pub(crate) directory: Option<PathBuf>,
+    /// Seconds for which it is waited, if not as long as usually.
+    pub(crate) patience: Option<u64>,
+}
+
+impl From<SharedPager> for Unpack {
+    fn from(SharedPager { directory, patience }: SharedPager) -> Self {
+        let usual = PagerOptions::new(PROGRAM);
+        Self::ByPager(PagerOptions {
+            directory: directory.unwrap_or(usual.directory),
+            patience: patience.map_or(usual.patience, Duration::from_secs),
+            program: usual.program,
+        })
+    }
+}
 
 /// Boots what `config` says.
 pub(crate) fn boot(config: VmConfig) -> Result<Vm> {

@@ -115,6 +115,24 @@ fn processes_share_one_pager_and_what_it_has_read() {
 }
 
 #[test]
+fn over_rest_it_is_an_object() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let load = |guest: &Guest, more: &str| {
+        let snapshot = shared.snapshot.directory();
+        let request = format!(r#"{{"snapshot_path":{snapshot:?},"resume_vm":true,{more}}}"#);
+        guest.ask("PUT", "/snapshot/load", &request)
+    };
+    let pager = format!(r#""pager":{{"directory":{:?},"patience":30}}"#, shared.directory());
+    let mut guest = Guest::waiting();
+    let (status, why) = load(&guest, &format!(r#"{pager},"unpack":true"#));
+    assert!(status == 400 && why.contains("pager: unpacks memory as it is touched"), "{why}");
+    assert_eq!(load(&guest, &pager), (204, String::new()));
+    goes_on_from(&shared.before, &mut guest);
+    shared.pager();
+}
+
+#[test]
 fn one_that_was_started_before_is_used_and_goes_after_its_last_vm() {
     needs!(kvm);
     let shared = Shared::new();

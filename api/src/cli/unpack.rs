@@ -1,12 +1,11 @@
 //! When packed memory is unpacked, and by whom: options of a restore.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use volt_vmm::{PagerOptions, Unpack};
+use volt_vmm::Unpack;
 
-use crate::start;
+use crate::start::SharedPager;
 
 /// Who unpacks memory as it is touched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -44,14 +43,7 @@ impl From<UnpackArgs> for Unpack {
         match pager {
             _ if unpack => Self::AtOnce,
             Who::Own => Self::OnTouch,
-            Who::Shared => {
-                let usual = PagerOptions::new(start::PROGRAM);
-                Self::ByPager(PagerOptions {
-                    directory: pager_dir.unwrap_or(usual.directory),
-                    patience: pager_patience.map_or(usual.patience, Duration::from_secs),
-                    program: usual.program,
-                })
-            }
+            Who::Shared => SharedPager { directory: pager_dir, patience: pager_patience }.into(),
         }
     }
 }

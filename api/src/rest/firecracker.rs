@@ -19,7 +19,7 @@ use super::body::Body;
 use super::different::{self, NetworkOverride, VsockSocket};
 use super::error::Fault;
 use super::{Api, devices, machine};
-use crate::start;
+use crate::start::{self, SharedPager};
 
 type Done = Result<StatusCode, Fault>;
 
@@ -147,6 +147,8 @@ struct LoadSnapshot {
     /// volt-vmm's own: unpack packed memory before the guest runs, not as it is touched.
     #[serde(default)]
     unpack: bool,
+    /// volt-vmm's own: have it unpacked by a process that all VMs on this host share that run from the snapshot.
+    pager: Option<SharedPager>,
     /// volt-vmm's own: record what the guest touches first, until this.
     record: Option<Marker>,
     /// volt-vmm's own: whether what was recorded is read ahead.
@@ -168,7 +170,16 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     }
     api.refuse_after_configuration()?;
     let overrides = different::all(request.overrides, request.network_overrides, request.vsock_override);
-    let unpack = if request.unpack { Unpack::AtOnce } else { Unpack::OnTouch };
+    let unpack = match request.pager {
+        Some(_) if request.unpack => {
+            return Err(Fault::refused(
+                "pager: unpacks memory as it is touched; unpack asks for all of it before",
+            ));
+        }
+        Some(pager) => pager.into(),
+        None if request.unpack => Unpack::AtOnce,
+        None => Unpack::OnTouch,
+    };
     let options = RestoreOptions {
         resume: request.resume_vm,
         overrides,
