@@ -74,7 +74,7 @@ fn it_finds_every_page_again_where_there_is_too_little_memory() {
         }
         pressure.press(guest.pid());
         (0..2).for_each(|_| checks(&mut guest));
-        assert!(pressure.swapped_out() > 4 << 20, "{} bytes swapped out", pressure.swapped_out());
+        assert!(pressure.swapped_out() > 1 << 20, "{} bytes swapped out", pressure.swapped_out());
         let again = guest.snapshot_as(of_it);
         checks(&mut guest);
         drop((guest, pressure));
