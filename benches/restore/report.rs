@@ -18,8 +18,7 @@ const PREFACE: &str = "\
 | restores, beside their floor; over the size of memory, as a chart | here, and [in the lab](benchmarks-lab.md) |
 | packed memory: its size by chunk size and codec, packing, its index | [benchmarks-pack.md](benchmarks-pack.md) |
 | packed memory that is unpacked as it is touched: faults; chunk size against ratio and latency, as charts | [benchmarks-lazy.md](benchmarks-lazy.md) |
-| snapshots of running guests: how long they stand still; forks | [benchmarks-memory.md](benchmarks-memory.md) |
-| rewinds | [benchmarks-rewind.md](benchmarks-rewind.md) |
+| snapshots of running guests: how long they stand still; forks, VMs from a pool, rewinds; how soon a restored VM answers, by what its memory is in | [benchmarks-memory.md](benchmarks-memory.md) |
 | what a thousand VMs take of a host | [benchmarks-density.md](benchmarks-density.md) |
 | virtio devices beside QEMU's, in the lab | [benchmarks-devices-lab.md](benchmarks-devices-lab.md) |
 
