@@ -34,8 +34,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "N")]
     vcpus: Option<u32>,
 
-    /// Interrupt controllers: kernel (an IOAPIC, PICs and the PIT, all of them KVM's) or split (an IOAPIC of volt-vmm's own; for
-    /// guests that live on kvmclock and the TSC-deadline timer) [default: kernel]
+    /// Interrupt controllers: split (an IOAPIC of volt-vmm's own; for guests that live on kvmclock and the TSC-deadline timer, as
+    /// Linux does) or kernel (an IOAPIC, PICs and the PIT, all of them KVM's; for guests without ACPI) [default: split]
     #[arg(long, value_name = "KIND")]
     irqchip: Option<IrqchipKind>,
 
