@@ -47,7 +47,7 @@ fn what_fits_runs_in_the_vm_that_was_ready() {
 fn what_does_not_fit_runs_in_another() {
     needs!(kvm);
     let (snapshot, before) = counting(4);
-    for (shape, vcpus) in [("128M", 1), ("64M,vcpus=2", 2), ("64M,irqchip=split", 1)] {
+    for (shape, vcpus) in [("128M", 1), ("64M,vcpus=2", 2), ("64M,irqchip=kernel", 1)] {
         let mut guest = Guest::waiting_with(&["--prewarm", shape]);
         assert!(guest.ask("GET", "/", "").1.contains("Not started"));
         let ready = ready_vcpu_threads(&guest, vcpus);
