@@ -33,9 +33,25 @@ pub(crate) fn post<T: DeserializeOwned>(
     path: &str,
     body: &impl Serialize,
 ) -> Result<T, Failure> {
-    let answer = ask(socket, "POST", path, body)?;
-    serde_json::from_slice(&answer).map_err(|error| {
-        Failure::socket(socket, format!("the answer to POST {path} cannot be understood: {error}"))
+    understood(socket, "POST", path, &ask(socket, "POST", path, body)?)
+}
+
+/// What `GET path` answers.
+///
+/// # Errors
+/// As [`post`].
+pub(crate) fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, Failure> {
+    understood(socket, "GET", path, &ask(socket, "GET", path, &())?)
+}
+
+fn understood<T: DeserializeOwned>(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    answer: &[u8],
+) -> Result<T, Failure> {
+    serde_json::from_slice(answer).map_err(|error| {
+        Failure::socket(socket, format!("the answer to {method} {path} cannot be understood: {error}"))
     })
 }
 

@@ -255,6 +255,15 @@ fn over_rest_and_on_the_command_line() {
     // What was frozen is the guest's, beside what it has written since, and a clone's base is the snapshot's.
     assert!(held(&guest, "base_bytes") >= 4 && held(&guest, "private_bytes") >= 1, "twice for a while");
     assert!(held(&clone, "base_bytes") >= 4 && held(&clone, "private_bytes") >= 4);
+    let socket = clone.socket().to_str().unwrap().to_owned();
+    let inspected = |more: &[&str]| {
+        let outcome = Outcome::of([&["inspect", "--api-socket", &socket], more].concat());
+        outcome.succeeded().stdout.clone()
+    };
+    let text = inspected(&[]);
+    assert!(text.contains("state   running\n") && text.contains("private "), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&inspected(&["--json"])).unwrap();
+    assert!(json["memory"]["private_bytes"].as_u64().unwrap() >= 4 << 20, "{json}");
     rewind(&clone).succeeded();
     // What was on its way out comes first.
     while clone.next_number("count") > first + 20 {}

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
@@ -16,7 +16,7 @@ use crate::vm::Vm;
 use crate::vm_working_set::Ahead;
 
 /// What there is, and what was fetched for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryHeld {
     /// In bytes, what the base has that lies under guest memory: of a VM that was never snapshotted all that the guest has touched; else
     /// what was frozen, or the snapshot's memory file, which its clones share in the page cache.
@@ -30,7 +30,7 @@ pub struct MemoryHeld {
 }
 
 /// Chunks of packed memory that are in the base: for all VMs over it, each once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunks {
     /// Bytes of a chunk.
     pub chunk_bytes: u64,

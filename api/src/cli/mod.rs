@@ -15,6 +15,7 @@ mod doctor;
 mod empty;
 mod fork;
 mod forked;
+mod inspect;
 mod limits;
 mod overrides;
 mod packing;
@@ -89,6 +90,7 @@ enum Command {
     Run(run::Run),
     Restore(restore::Restore),
     Rewind(rewind::Rewind),
+    Inspect(inspect::Inspect),
     Snapshot(snapshot::Snapshot),
     Pager(pager::Pager),
     Fork(fork::Fork),
@@ -142,6 +144,7 @@ impl Command {
             Self::Run(command) => command.execute(),
             Self::Restore(command) => command.execute(),
             Self::Rewind(command) => command.execute(),
+            Self::Inspect(command) => command.execute(),
             Self::Snapshot(command) => command.execute(),
             Self::Pager(command) => command.execute(),
             Self::Fork(command) => command.execute(),
