@@ -1,6 +1,5 @@
 //! `volt-vmm snapshot bench`: how fast the pages that a guest touches are there, by every way in which its memory may get to it.
 
-use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -8,8 +7,8 @@ use volt_vmm::Store;
 use volt_vmm::snapshot::replay::replay;
 
 use super::Outcome;
+use super::printed::print;
 use crate::exit::Status;
-use crate::failure::Failure;
 use crate::{progress, replayed};
 
 /// Replay a recorded access pattern against a snapshot, without a VM, and time each touch of a page, by every strategy that there is
@@ -37,13 +36,7 @@ impl Bench {
         let found = progress::measured("replaying", |meter| {
             replay(&store, &name, self.recording.as_deref(), self.rounds, &|done, all| meter.set(done, all))
         })?;
-        let failed = |source| Failure::system("print what was measured", source);
-        let text = if self.json {
-            serde_json::to_string_pretty(&found).map_err(|error| failed(error.into()))? + "\n"
-        } else {
-            replayed::text(&found)
-        };
-        stdout().write_all(text.as_bytes()).map_err(failed)?;
+        print(&found, self.json, replayed::text)?;
         Ok(Status::Success)
     }
 }

@@ -1,14 +1,13 @@
 //! `volt-vmm doctor`: prints what the library found out about this host.
 
 use std::fmt::Write as _;
-use std::io::{Write as _, stdout};
 
 use clap::Args;
 use volt_vmm::doctor::{Kvm, Level, Report, Step, examine};
 
 use super::Outcome;
+use super::printed::print;
 use crate::exit::Status;
-use crate::failure::Failure;
 use crate::progress;
 
 /// Examine this host: what its KVM can do, how fast, and what to do about what is missing
@@ -31,13 +30,7 @@ impl Doctor {
         if self.can_run_linux {
             return Ok(if report.can_run_linux { Status::Success } else { Status::Error });
         }
-        let failed = |source| Failure::system("print the report", source);
-        let text = if self.json {
-            serde_json::to_string_pretty(&report).map_err(|error| failed(error.into()))? + "\n"
-        } else {
-            table(&report)
-        };
-        stdout().write_all(text.as_bytes()).map_err(failed)?;
+        print(&report, self.json, table)?;
         Ok(if report.can_create_vm { Status::Success } else { Status::Error })
     }
 }

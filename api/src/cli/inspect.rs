@@ -1,6 +1,5 @@
 //! `volt-vmm inspect`: what a running VM is, and what memory it holds, through its API.
 
-use std::io::{Write as _, stdout};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -8,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::{MemoryHeld, VmConfig};
 
 use super::Outcome;
+use super::printed::print;
 use crate::client;
 use crate::exit::Status;
-use crate::failure::Failure;
 
 /// Say what state a VM is in and what memory it holds on the host
 ///
@@ -47,13 +46,7 @@ impl Inspect {
         // Before there is a VM it holds none.
         let memory = config.as_ref().map(|_| client::get(&self.api_socket, "/v1/vm/memory")).transpose()?;
         let found = Found { state, config, memory };
-        let failed = |source| Failure::system("print what was found", source);
-        let text = if self.json {
-            serde_json::to_string_pretty(&found).map_err(|error| failed(error.into()))? + "\n"
-        } else {
-            text(&found)
-        };
-        stdout().write_all(text.as_bytes()).map_err(failed)?;
+        print(&found, self.json, text)?;
         Ok(Status::Success)
     }
 }

@@ -21,6 +21,7 @@ mod overrides;
 mod packing;
 mod pager;
 mod prewarm;
+mod printed;
 mod restore;
 mod rewind;
 mod run;

@@ -11,6 +11,7 @@ use volt_vmm::snapshot::verify::{Verified, verify};
 
 use super::Outcome;
 use super::packing::{Memory, PackingArgs};
+use super::printed::print;
 use crate::exit::Status;
 use crate::failure::Failure;
 use crate::{inspection, progress};
@@ -61,13 +62,7 @@ impl Inspect {
         if self.summarized {
             found.pages.clear();
         }
-        let failed = |source| Failure::system("print what is in the snapshot", source);
-        let text = if self.json {
-            serde_json::to_string_pretty(&found).map_err(|error| failed(error.into()))? + "\n"
-        } else {
-            inspection::text(&found)
-        };
-        stdout().write_all(text.as_bytes()).map_err(failed)?;
+        print(&found, self.json, inspection::text)?;
         Ok(Status::Success)
     }
 }
