@@ -9,7 +9,7 @@ use crate::failure::Failure;
 /// Prints it.
 ///
 /// # Errors
-/// Standard output takes it not.
+/// Standard output does not take it.
 pub(super) fn print<T: Serialize>(
     found: &T,
     json: bool,
