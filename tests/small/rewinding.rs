@@ -264,13 +264,16 @@ fn over_rest_and_on_the_command_line() {
     assert!(text.contains("state   running\n") && text.contains("private "), "{text}");
     let json: serde_json::Value = serde_json::from_str(&inspected(&["--json"])).unwrap();
     assert!(json["memory"]["private_bytes"].as_u64().unwrap() >= 4 << 20, "{json}");
+    // What was on its way out comes first, and its last line may be half of one.
+    let before = clone.output().len();
+    let said = |clone: &Guest, from: usize| numbers(&clone.output()[from..], "count");
     rewind(&clone).succeeded();
-    // What was on its way out comes first.
-    while clone.next_number("count") > first + 20 {}
+    wait_until("it is back", || said(&clone, before).iter().any(|number| *number <= first + 20));
     let (status, answer) = clone.ask("PUT", "/v1/vm/rewind", "");
     assert_eq!(status, 200, "{answer}");
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     assert!(answer["pages"].as_u64().unwrap() > 0 && answer["paused_us"].as_u64().unwrap() > 0, "{answer}");
-    while clone.next_number("count") < first + 40 {}
+    let before = clone.output().len();
+    wait_until("it goes on", || said(&clone, before).iter().any(|number| *number >= first + 40));
     assert!(!clone.output().contains("WRONG"), "{}", clone.output());
 }
