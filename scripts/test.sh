@@ -24,7 +24,7 @@ Installs what is missing, builds, and runs all tests, or the suites named: ${ALL
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
 
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
-  --full            take guests at work through $GENERATIONS_FULL generations of snapshots, diffs and rewinds, not just 10
+  --full            take guests with all devices at work through $GENERATIONS_FULL generations of snapshots, not just $GENERATIONS
   --fuzz-seconds N  fuzz each target for so long (default $FUZZ_SECONDS)
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default $LAB_SECONDS,
