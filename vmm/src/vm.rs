@@ -12,11 +12,11 @@ use crate::devices::serial::Serial;
 use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
-use crate::memory::prefetch::Runs;
 use crate::memory::ram::GuestRam;
 use crate::shell::{FirstVcpu, Shape, Shell};
 use crate::snapshot::lineage::History;
 use crate::snapshot::recording::Recording;
+use crate::snapshot::working_set::Plan;
 use crate::snapshot::{RestoreOptions, Rewound, Snapshot, SnapshotOptions, fork, rewind, writer};
 use crate::store::Store;
 use crate::store::dir::NewDir;
@@ -63,7 +63,7 @@ impl Vm {
     }
 
     /// The same with something to be read ahead, and a recording of what it touches.
-    pub(crate) fn with_working_set(self, ahead: Option<Runs>, recording: Option<Recording>) -> Self {
+    pub(crate) fn with_working_set(self, ahead: Option<Plan>, recording: Option<Recording>) -> Self {
         Self { ahead: Mutex::new(ahead.map_or(Ahead::Nothing, Ahead::Planned)), recording, ..self }
     }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result, report};
-use crate::memory::prefetch::{Progress, Runs, populate};
+use crate::memory::prefetch::{Progress, populate};
 use crate::snapshot::Recorded;
 use crate::snapshot::recording::Recording;
+use crate::snapshot::working_set::Plan;
 use crate::sync::lock;
 use crate::vm::Vm;
 
@@ -15,7 +16,7 @@ pub(crate) enum Ahead {
     /// Nothing.
     Nothing,
     /// This, once somebody says so.
-    Planned(Runs),
+    Planned(Plan),
     /// It is under way for this VM alone.
     Begun(Arc<Progress>),
     /// It is under way, or was before, for all VMs over the same base.
@@ -27,23 +28,25 @@ impl Vm {
     /// a lent thread, to which it would be a delay.
     pub fn prefetch(&self) {
         let mut ahead = lock(&self.ahead);
-        let Ahead::Planned(runs) = &*ahead else { return };
+        let Ahead::Planned(plan) = &*ahead else { return };
         // It is advice, and a VM runs without.
-        *ahead = self.begin(runs).unwrap_or_else(|error| {
+        *ahead = self.begin(plan).unwrap_or_else(|error| {
             log::warn!("{}", report(&error));
             Ahead::Nothing
         });
     }
 
-    fn begin(&self, runs: &Runs) -> Result<Ahead> {
+    fn begin(&self, Plan { set, over }: &Plan) -> Result<Ahead> {
         let (ram, control) = self.on_machine(|machine| {
             let shell = machine.shell();
             (shell.ram.clone(), Arc::clone(&shell.control))
         });
         if let Some(faults) = ram.faults() {
-            return faults.paging().prefetch(runs).map(|()| Ahead::Shared);
+            // The pages of a diff are there, and what lies under them nobody will touch.
+            let runs = set.runs_without(over.as_deref(), ram.len());
+            return faults.paging().prefetch(&runs).map(|()| Ahead::Shared);
         }
-        let progress = populate(&ram, runs)?;
+        let progress = populate(&ram, set.runs())?;
         let at_end = Arc::clone(&progress);
         control.at_end(move || at_end.stop());
         Ok(Ahead::Begun(progress))

@@ -11,7 +11,7 @@ use super::composed::Composed;
 use super::lineage::{Differ, History, Lineage, Origin};
 use super::memory::{Memory, Unpack};
 use super::recording::{Marker, Notes, Recording};
-use super::working_set::{Beside, WorkingSet};
+use super::working_set::{Beside, Plan, WorkingSet};
 use super::{Metadata, STATE_FILE, layers, manifest, relative};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
@@ -22,7 +22,6 @@ use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, OtherPages};
 use crate::memory::lease::Leases;
 use crate::memory::pages::PageSet;
-use crate::memory::prefetch::Runs;
 use crate::memory::ram::GuestRam;
 use crate::memory::service::Service;
 use crate::persist::Persist;
@@ -262,19 +261,15 @@ impl Snapshot {
 
     /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that is wrong is found out here, before there
     /// is a VM, unless nobody wants it.
-    fn ahead(&self, options: &RestoreOptions) -> Result<Option<Runs>> {
+    fn ahead(&self, options: &RestoreOptions) -> Result<Option<Plan>> {
         if options.record.is_none() && !options.prefetch {
             return Ok(None);
         }
         let set = self.working_set()?;
         step_done("working set");
-        // The pages of a diff are there, and what lies under them nobody will touch.
-        let over = self.over.as_ref().filter(|_| matches!(self.memory, Memory::Packed(_)));
-        let runs = |set: Arc<WorkingSet>| {
-            set.runs_without(over.map(|over| &*over.pages), self.metadata.memory_bytes)
-        };
         let is_there = matches!(self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
-        Ok(set.filter(|_| options.record.is_none() && !is_there).map(runs))
+        let over = self.over.as_ref().map(|over| Arc::clone(&over.pages));
+        Ok(set.filter(|_| options.record.is_none() && !is_there).map(|set| Plan { set, over }))
     }
 
     /// Memory of its own for a VM, in which what it touches is noted.

@@ -174,6 +174,14 @@ impl WorkingSet {
     }
 }
 
+/// What is to be read ahead of a VM. What of it lies under other pages is found out once its guest runs.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub set: Arc<WorkingSet>,
+    /// Pages that lie over the base, if it is a diff's VM.
+    pub over: Option<Arc<PageSet>>,
+}
+
 /// Where the working set of a snapshot is, and what is known of it.
 #[derive(Debug)]
 pub(super) struct Beside {
