@@ -11,7 +11,7 @@ mod sequence;
 
 use std::process::ExitCode;
 
-use volt_benches::command_line::{self, names, number, options};
+use volt_benches::command_line::{self, Parts, number, options};
 use volt_benches::document::{Document, circumstances};
 use volt_benches::scratch::Scratch;
 use volt_benches::{Result, host};
@@ -36,7 +36,7 @@ cargo bench -p volt-benches --bench density [-- OPTION...]
 
 Memory that other programs take or give back meanwhile counts in the column of kernel memory.";
 
-const PARTS: [&str; 4] = ["alive", "processes", "sequence", "spawned"];
+const PARTS: &[&str] = &["alive", "processes", "sequence", "spawned"];
 
 /// The same as in the binary `volt-vmm`.
 #[global_allocator]
@@ -51,7 +51,7 @@ struct Options {
     memory_mib: u64,
     touched_mib: u64,
     irqchip: IrqchipKind,
-    only: Vec<String>,
+    only: Parts,
     write_docs: bool,
     line: String,
 }
@@ -65,7 +65,7 @@ impl Options {
             memory_mib: 256,
             touched_mib: 200,
             irqchip: IrqchipKind::default(),
-            only: PARTS.map(str::to_owned).into(),
+            only: Parts::all(PARTS),
             write_docs: false,
             line: String::new(),
         };
@@ -77,15 +77,12 @@ impl Options {
                 "--memory" => asked.memory_mib = number(&value()?)?,
                 "--touched" => asked.touched_mib = number(&value()?)?,
                 "--irqchip" => asked.irqchip = value()?.parse()?,
-                "--only" => asked.only = names(&value()?),
+                "--only" => asked.only.choose(&value()?)?,
                 "--write-docs" => asked.write_docs = true,
                 _ => return Ok(false),
             }
             Ok(true)
         })?;
-        if let Some(unknown) = asked.only.iter().find(|part| !PARTS.contains(&part.as_str())) {
-            return Err(format!("--only {unknown}: it is of {}", PARTS.join(", ")));
-        }
         if asked.touched_mib + 16 > asked.memory_mib {
             return Err(format!("--touched {}: more than the VM has", asked.touched_mib));
         }
@@ -109,7 +106,7 @@ fn run(options: &Options) -> Result<()> {
         options.touched_mib,
         options.irqchip,
     ));
-    let wants = |part: &str| options.only.iter().any(|only| only == part);
+    let wants = |part: &str| options.only.have(part);
     if wants("alive") || wants("processes") {
         let mut table = alive::table();
         // Processes first: what this one has had, it keeps.

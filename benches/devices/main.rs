@@ -60,7 +60,7 @@ fn run(options: &Options) -> Result<()> {
         report::print_counts("per operation", &rows);
     }
     drop(qemu);
-    if options.measures("vsock") {
+    if options.only.have("vsock") {
         let rows = measure_vsock(&mut volt, options)?;
         report::print_speed("beside a copy through a unix socket", "unix socket", &rows);
     }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use volt_benches::Result;
-use volt_benches::command_line::{names, number, options};
+use volt_benches::command_line::{Parts, number, options};
 
 pub const HELP: &str = "\
 Measures how fast a Linux guest's virtio devices are under volt-vmm, beside the same guest under QEMU microvm.
@@ -29,7 +29,7 @@ In the lab: benches/lab.sh devices";
 pub struct Options {
     pub rounds: usize,
     pub ms: u64,
-    pub only: Vec<String>,
+    pub only: Parts,
     pub part_of_name: String,
     pub volt_vmm: Option<PathBuf>,
     pub kernel: Option<PathBuf>,
@@ -49,7 +49,7 @@ impl Options {
         let mut asked = Self {
             rounds: 7,
             ms: 500,
-            only: ["disk", "net", "vsock"].map(str::to_owned).into(),
+            only: Parts::all(&["disk", "net", "vsock"]),
             part_of_name: String::new(),
             volt_vmm: None,
             kernel: None,
@@ -62,7 +62,7 @@ impl Options {
             match option {
                 "--rounds" => asked.rounds = number(&value()?)?,
                 "--ms" => asked.ms = number(&value()?)?,
-                "--only" => asked.only = names(&value()?),
+                "--only" => asked.only.choose(&value()?)?,
                 "--match" => asked.part_of_name = value()?,
                 "--volt-vmm" => asked.volt_vmm = Some(value()?.into()),
                 "--kernel" => asked.kernel = Some(value()?.into()),
@@ -74,10 +74,5 @@ impl Options {
             Ok(true)
         })?;
         Ok(line.map(|line| Self { line, ..asked }))
-    }
-
-    /// Whether a device is to be measured.
-    pub fn measures(&self, device: &str) -> bool {
-        self.only.iter().any(|only| only == device)
     }
 }

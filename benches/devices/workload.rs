@@ -43,7 +43,7 @@ impl Workload {
     /// Those that both VMMs do.
     pub fn of_both(options: &Options) -> Vec<Self> {
         let mut all = Vec::new();
-        if options.measures("disk") {
+        if options.only.have("disk") {
             for number in 0..ENGINES.len() {
                 for depth in [1, 16] {
                     let way = |act, kib| Self::Disk { number, act, kib, depth };
@@ -52,7 +52,7 @@ impl Workload {
                 }
             }
         }
-        if options.measures("net") {
+        if options.only.have("net") {
             all.extend([Way::Send, Way::Receive, Way::Ping].map(Self::Tcp));
         }
         all.retain(|workload| workload.name().contains(&options.part_of_name));

@@ -12,7 +12,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use options::{Do, Options};
+use volt_benches::document::{Document, circumstances};
 use volt_benches::{Result, command_line, host, process};
+
+const DOCUMENT: &str = "docs/benchmarks-irqchip.md";
 
 /// Memory of a VM.
 const MIB: u64 = 128;
@@ -29,18 +32,29 @@ fn run(options: &Options) -> Result<()> {
     if let Do::OneOfMany(irqchip) = options.act {
         return crowd::be_one_of_many(irqchip);
     }
-    println!("{}\n", host::circumstances(host::load()));
+    let mut document = Document::default();
+    document.say(&format!(
+        "# Interrupt controllers\n\nWritten by the benchmark itself (`--write-docs`). {}",
+        circumstances("irqchip", &options.line, host::load())
+    ));
+    let mut say = |title: &str, about: &str, found: &rivals::Rivals| {
+        document.say(&format!("## {title}\n\n{about}\n\n{found}"))
+    };
     let pause = Duration::from_millis(options.pause_ms);
     // Before a thread or process of a crowd is started, which is not to be part of it.
     let crowds = crowd::measure(options.vms, options.crowd_runs)?;
     if options.realtime {
         process::go_first()?;
     }
-    println!("An empty VM, one at a time, by KVM's calls in volt-vmm's order (128 MiB):\n");
-    println!("{}", single::measure(&options.vcpus, options.runs, pause)?);
-    println!("The library: Snapshot::restore until the first byte of its guest, and the drop of the Vm:\n");
-    println!("{}", library::measure(&options.vcpus, options.runs, pause)?);
-    println!("{} VMs of 1 vCPU, closed at once, until the last is gone:\n", options.vms);
-    println!("{crowds}");
-    Ok(())
+    let found = single::measure(&options.vcpus, options.runs, pause)?;
+    say("Empty VMs", "One at a time, 128 MiB, by KVM's calls in volt-vmm's order.", &found);
+    let found = library::measure(&options.vcpus, options.runs, pause)?;
+    say(
+        "The library",
+        "`Snapshot::restore` until the first byte of its guest, and the drop of the `Vm`.",
+        &found,
+    );
+    let about = format!("{} VMs of 1 vCPU, closed at once, until the last is gone.", options.vms);
+    say("Many at once", &about, &crowds);
+    if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }
 }

@@ -15,6 +15,7 @@ cargo bench -p volt-benches --bench irqchip [-- OPTION...]
   --crowd-runs N    how often that is done (default 5)
   --pause MS        between two runs (default 5)
   --realtime        what is made one at a time goes before all other programs (SCHED_FIFO, for root)
+  --write-docs      put the result in docs/benchmarks-irqchip.md
   --help
 
 Run it on a machine that does nothing else.";
@@ -37,6 +38,9 @@ pub struct Options {
     pub crowd_runs: usize,
     pub pause_ms: u64,
     pub realtime: bool,
+    pub write_docs: bool,
+    /// As given, for the record.
+    pub line: String,
 }
 
 /// How a process of the crowd is told what it is.
@@ -56,6 +60,8 @@ impl Options {
             crowd_runs: 5,
             pause_ms: 5,
             realtime: false,
+            write_docs: false,
+            line: String::new(),
         };
         let line = options(arguments, HELP, |option, value| {
             match option {
@@ -65,11 +71,12 @@ impl Options {
                 "--crowd-runs" => asked.crowd_runs = number(&value()?)?,
                 "--pause" => asked.pause_ms = number(&value()?)?,
                 "--realtime" => asked.realtime = true,
+                "--write-docs" => asked.write_docs = true,
                 ONE_OF_MANY => asked.act = Do::OneOfMany(value()?.parse()?),
                 _ => return Ok(false),
             }
             Ok(true)
         })?;
-        Ok(line.map(|_| asked))
+        Ok(line.map(|line| Self { line, ..asked }))
     }
 }

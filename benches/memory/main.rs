@@ -11,7 +11,7 @@ mod rewind;
 
 use std::process::ExitCode;
 
-use volt_benches::command_line::{self, names, number, numbers, options};
+use volt_benches::command_line::{self, Parts, number, numbers, options};
 use volt_benches::document::{Document, circumstances};
 use volt_benches::scratch::Scratch;
 use volt_benches::{Result, host};
@@ -38,7 +38,7 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 struct Options {
     runs: usize,
     touched_mib: Vec<u64>,
-    only: Vec<String>,
+    only: Parts,
     write_docs: bool,
     line: String,
 }
@@ -48,7 +48,7 @@ impl Options {
         let mut asked = Self {
             runs: 40,
             touched_mib: vec![128, 4096],
-            only: ["pause", "birth", "rewind", "response"].map(str::to_owned).into(),
+            only: Parts::all(&["pause", "birth", "rewind", "response"]),
             write_docs: false,
             line: String::new(),
         };
@@ -56,7 +56,7 @@ impl Options {
             match option {
                 "--runs" => asked.runs = number(&value()?)?,
                 "--touched" => asked.touched_mib = numbers(&value()?)?,
-                "--only" => asked.only = names(&value()?),
+                "--only" => asked.only.choose(&value()?)?,
                 "--write-docs" => asked.write_docs = true,
                 _ => return Ok(false),
             }
@@ -79,19 +79,19 @@ fn run(options: &Options) -> Result<()> {
     ));
     let mut say =
         |title: &str, about: &str, table| document.say(&format!("## {title}\n\n{about}\n\n{table}"));
-    if options.only.iter().any(|part| part == "pause") {
+    if options.only.have("pause") {
         let table = pause::measure(&scratch, &options.touched_mib, options.runs)?;
         say("How long a guest stands still", pause::ABOUT, table);
     }
-    if options.only.iter().any(|part| part == "birth") {
+    if options.only.have("birth") {
         let table = birth::measure(&scratch, options.runs)?;
         say("How soon a VM runs", birth::ABOUT, table);
     }
-    if options.only.iter().any(|part| part == "rewind") {
+    if options.only.have("rewind") {
         let table = rewind::measure(&scratch, options.runs)?;
         say("How soon a VM is again what it was", rewind::ABOUT, table);
     }
-    if options.only.iter().any(|part| part == "response") {
+    if options.only.have("response") {
         let table = response::measure(&scratch, options.runs)?;
         say("How soon a restored VM answers", response::ABOUT, table);
     }

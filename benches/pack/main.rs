@@ -38,7 +38,7 @@ fn run(options: &Options) -> Result<()> {
         circumstances("pack", &of_memory.line, load),
         of_memory.about(&memory),
     ));
-    if options.measures("chunks") {
+    if options.only.have("chunks") {
         say(
             "## Chunk sizes\n\nThe file with its index, beside `zstd -3` over the whole memory file; the ratio is of pages that are not zero. \
              Times are of one thread that reads a chunk from the page cache, decodes and verifies it, all chunks in random order; raw is \
@@ -46,15 +46,15 @@ fn run(options: &Options) -> Result<()> {
         );
         say(&chunks::measure(&memory, of_memory)?.to_string());
     }
-    if options.measures("packing") {
+    if options.only.have("packing") {
         say("## Packing\n\nOf chunks that are not zero, on all cores, into a file in memory.\n");
         say(&speed::packing(&memory, of_memory)?.to_string());
     }
-    if options.measures("index") {
+    if options.only.have("index") {
         say("## The index of 16 GiB\n\nEvery chunk of it is stored.\n");
         say(&speed::index(of_memory.rounds)?.to_string());
     }
-    if options.measures("checksums") {
+    if options.only.have("checksums") {
         say("## Checksums\n");
         say(&speed::checksums(&memory, of_memory.rounds).to_string());
     }

@@ -1,7 +1,7 @@
 //! What the benchmark is asked for.
 
 use volt_benches::Result;
-use volt_benches::command_line::names;
+use volt_benches::command_line::Parts;
 use volt_benches::memory_options::{self, MemoryOptions};
 
 const ABOUT: &str = "\
@@ -17,7 +17,7 @@ cargo bench -p volt-benches --bench pack [-- OPTION...]
 #[derive(Debug)]
 pub struct Options {
     pub of_memory: MemoryOptions,
-    pub only: Vec<String>,
+    pub only: Parts,
 }
 
 /// What is printed for help.
@@ -31,18 +31,13 @@ impl Options {
     /// # Errors
     /// An option that does not exist, or a value that makes no sense.
     pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        let mut only = ["chunks", "packing", "index", "checksums"].map(str::to_owned).into();
+        let mut only = Parts::all(&["chunks", "packing", "index", "checksums"]);
         let of_memory = MemoryOptions::parse(arguments, &help(), 5, &mut |option, value| {
             if option == "--only" {
-                only = names(&value()?);
+                only.choose(&value()?)?;
             }
             Ok(option == "--only")
         })?;
         Ok(of_memory.map(|of_memory| Self { of_memory, only }))
-    }
-
-    /// Whether a part is to be measured.
-    pub fn measures(&self, part: &str) -> bool {
-        self.only.iter().any(|only| only == part)
     }
 }

@@ -46,23 +46,23 @@ fn run(options: &Options) -> Result<()> {
         process::go_first()?;
     }
     let mut report = Report::new(options, host::load());
-    if options.measures("whole") {
+    if options.only.have("whole") {
         let mib = options.memory_mib.iter().copied().min().unwrap_or(128);
         let qemu = if options.qemu_runs > 0 { qemu(&scratch, mib) } else { None };
         eprintln!("measuring the whole process");
         let qemu = qemu.as_ref().map(|saved| (options.qemu_runs, mib, saved));
         report.whole(&whole::measure(&subjects, &volt_vmm, &scratch, options.runs, qemu, pause)?);
     }
-    if options.measures("devices") {
+    if options.only.have("devices") {
         eprintln!("measuring what devices cost");
         report.devices(&devices::measure(&volt_vmm, &scratch, options.runs, pause)?);
     }
-    if options.measures("library") {
+    if options.only.have("library") {
         eprintln!("measuring the library");
         let (totals, details) = library::measure(&subjects, options.runs, pause)?;
         report.library(&totals, &details);
     }
-    if options.measures("resident") {
+    if options.only.have("resident") {
         let floor = scratch.program("floor", programs::FLOOR)?;
         let volt = |subject: &Subject| {
             let mut command = Command::new(&volt_vmm);

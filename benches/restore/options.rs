@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use volt_benches::Result;
-use volt_benches::command_line::{names, number, numbers, options};
+use volt_benches::command_line::{Parts, number, numbers, options};
 
 pub const HELP: &str = "\
 Measures how long a restore takes, beside the floor: the same KVM calls and nothing else.
@@ -28,7 +28,7 @@ Run it on a machine that does nothing else, or with --realtime. In the lab: benc
 pub struct Options {
     pub runs: usize,
     pub memory_mib: Vec<u64>,
-    pub only: Vec<String>,
+    pub only: Parts,
     pub qemu_runs: usize,
     pub volt_vmm: Option<PathBuf>,
     pub pause_ms: u64,
@@ -47,7 +47,7 @@ impl Options {
         let mut asked = Self {
             runs: 100,
             memory_mib: vec![64, 256, 1024, 4096, 16_384],
-            only: ["whole", "devices", "library", "resident"].map(str::to_owned).into(),
+            only: Parts::all(&["whole", "devices", "library", "resident"]),
             qemu_runs: 15,
             volt_vmm: None,
             pause_ms: 5,
@@ -61,7 +61,7 @@ impl Options {
                 "--memory" => {
                     asked.memory_mib = numbers(&value()?)?;
                 }
-                "--only" => asked.only = names(&value()?),
+                "--only" => asked.only.choose(&value()?)?,
                 "--qemu-runs" => asked.qemu_runs = number(&value()?)?,
                 "--volt-vmm" => asked.volt_vmm = Some(value()?.into()),
                 "--pause" => asked.pause_ms = number(&value()?)?,
@@ -72,10 +72,5 @@ impl Options {
             Ok(true)
         })?;
         Ok(line.map(|line| Self { line, ..asked }))
-    }
-
-    /// Whether a part is to be measured.
-    pub fn measures(&self, part: &str) -> bool {
-        self.only.iter().any(|only| only == part)
     }
 }

@@ -57,10 +57,36 @@ pub fn options(
     Ok(Some(line))
 }
 
-/// Names given as an option's value, with commas between them.
-#[must_use]
-pub fn names(text: &str) -> Vec<String> {
-    text.split(',').map(str::to_owned).collect()
+/// What a benchmark is to measure: all its parts, or those that are named.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    known: &'static [&'static str],
+    wanted: Vec<&'static str>,
+}
+
+impl Parts {
+    /// All of these.
+    #[must_use]
+    pub fn all(known: &'static [&'static str]) -> Self {
+        Self { known, wanted: known.to_vec() }
+    }
+
+    /// Only those given as an option's value, with commas between them.
+    ///
+    /// # Errors
+    /// There is no part of that name.
+    pub fn choose(&mut self, text: &str) -> Result<()> {
+        let known = |name| self.known.iter().find(|known| **known == name).copied();
+        let part = |name| known(name).ok_or_else(|| format!("{name:?} is none of {}", self.known.join(", ")));
+        self.wanted = text.split(',').map(part).collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// Whether one is to be measured.
+    #[must_use]
+    pub fn have(&self, part: &str) -> bool {
+        self.wanted.contains(&part)
+    }
 }
 
 /// Numbers given as an option's value, with commas between them.
@@ -91,6 +117,15 @@ mod tests {
             _ => Ok(false),
         })?;
         Ok((line, found))
+    }
+
+    #[test]
+    fn parts_are_all_or_those_that_are_named() {
+        let mut parts = Parts::all(&["one", "two"]);
+        assert!(parts.have("one") && parts.have("two") && !parts.have("three"));
+        parts.choose("two").unwrap();
+        assert!(!parts.have("one") && parts.have("two"));
+        assert_eq!(parts.choose("two,three"), Err("\"three\" is none of one, two".to_owned()));
     }
 
     #[test]
