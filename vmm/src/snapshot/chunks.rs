@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::pack::{Decoder, Kind, Pack};
+use super::pack::{Decoder, Pack};
 use crate::error::Result;
 use crate::memory::source::{Chunk, ChunkReader, PageSource};
 use crate::pager::place::Place;
@@ -53,10 +53,7 @@ struct Reader<'p> {
 impl ChunkReader for Reader<'_> {
     fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
         let chunk = chunk as u32; // a pack has at most 2^28
-        if self.pack.kind(chunk)? == Kind::Zero {
-            return Ok(Chunk::Zero);
-        }
-        self.pack.read_chunk(chunk, into, &mut self.decoder)?;
-        Ok(Chunk::Bytes)
+        let is_stored = self.pack.read_unless_zero(chunk, into, &mut self.decoder)?;
+        Ok(if is_stored { Chunk::Bytes } else { Chunk::Zero })
     }
 }

@@ -145,10 +145,23 @@ impl Pack {
     /// # Panics
     /// There is no such chunk, or `into` has another length.
     pub fn read_chunk(&self, chunk: u32, into: &mut [u8], decoder: &mut Decoder) -> Result<()> {
+        if !self.read_unless_zero(chunk, into, decoder)? {
+            into.fill(0);
+        }
+        Ok(())
+    }
+
+    /// The same, but for a chunk that is zero: `into` then stays as it is. Says whether there is something in the chunk.
+    ///
+    /// # Errors
+    /// As [`Pack::read_chunk`].
+    ///
+    /// # Panics
+    /// As [`Pack::read_chunk`].
+    pub fn read_unless_zero(&self, chunk: u32, into: &mut [u8], decoder: &mut Decoder) -> Result<bool> {
         assert_eq!(into.len(), self.footer.geometry.len_of(chunk), "a buffer for chunk {chunk}");
         let Some(Place { encoding, offset, len, checksum, .. }) = self.place(chunk)? else {
-            into.fill(0);
-            return Ok(());
+            return Ok(false);
         };
         if encoding == Encoding::Raw {
             self.read(into, offset)?;
@@ -158,7 +171,7 @@ impl Pack {
             decoder.decode(encoding, into).map_err(|why| self.damaged(chunk, &why))?;
         }
         if checksum::of(into) == checksum {
-            Ok(())
+            Ok(true)
         } else {
             Err(self.damaged(chunk, "it has another checksum"))
         }
