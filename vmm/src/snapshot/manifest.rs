@@ -21,7 +21,7 @@ use crate::machine::MachineState;
 use crate::store::dir::random_hex;
 
 /// The format version this volt-vmm writes. It reads this one and every older one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The first that says where the irqchip is.
 const VERSION_OF_IRQCHIP: u32 = 2;
 /// The only architecture there is.
