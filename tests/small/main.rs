@@ -15,6 +15,7 @@ mod diffs;
 mod disk;
 mod endings;
 mod forking;
+mod golden;
 mod irqchip;
 mod lazy;
 mod leaks;
