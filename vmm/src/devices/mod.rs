@@ -9,6 +9,7 @@ pub mod bus;
 pub mod i8042;
 pub mod ioapic;
 pub mod lines;
+mod log_limit;
 pub mod platform;
 pub mod power;
 pub mod serial;

@@ -1,7 +1,7 @@
 //! What a network device is connected to: frames in, frames out.
 
 use std::fmt::Debug;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 
 use super::address::Mac;
@@ -26,7 +26,8 @@ pub(super) trait Backend: Debug + Send {
     /// Reads a frame, header first, and says how long it is. What there is no room for is lost.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; `UnexpectedEof` when there never will be; what the host says.
+    /// `WouldBlock` when there is none; `UnexpectedEof` when there never will be; what the host says. [`is_gone`] tells whether
+    /// the connection has ended; any other error is about this frame, or passes.
     fn receive(&mut self, into: Pieces<'_>) -> io::Result<usize>;
 
     /// Whether there may be a frame. A backend that can say no saves the device the preparations for a long one.
@@ -47,20 +48,22 @@ pub(super) trait Backend: Debug + Send {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+
+    /// Whether a part of a frame that it took waits for [`Backend::flush`].
+    fn has_unsent(&self) -> bool {
+        false
+    }
 }
 
-/// Whether an error of a write says that there is nothing to write to any more. Others are about the one frame, or pass.
+/// Whether an error says that the connection has ended. A tap gives EBADFD when its interface was deleted.
 pub(super) fn is_gone(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(
-            libc::EBADFD
-                | libc::EBADF
-                | libc::ENODEV
-                | libc::ENXIO
-                | libc::EPIPE
-                | libc::ECONNRESET
-                | libc::ENOTCONN
-        )
-    )
+    let has_ended = [
+        ErrorKind::UnexpectedEof,
+        ErrorKind::InvalidData, // a stream out of step stays so
+        ErrorKind::BrokenPipe,
+        ErrorKind::ConnectionReset,
+        ErrorKind::NotConnected,
+    ];
+    has_ended.contains(&error.kind())
+        || matches!(error.raw_os_error(), Some(libc::EBADFD | libc::EBADF | libc::ENODEV | libc::ENXIO))
 }

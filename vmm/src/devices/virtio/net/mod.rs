@@ -19,11 +19,13 @@ use serde::{Deserialize, Serialize};
 use super::watch::Watch;
 use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::{NetBackend, NetConfig, RateLimit};
+use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
 use crate::persist::Persist;
 
 mod address;
 mod backend;
+mod backoff;
 mod header;
 mod passt;
 mod pieces;
@@ -83,6 +85,7 @@ pub struct Net {
     transmitter: Transmitter,
     /// The backend has not gone away.
     connected: bool,
+    log: LogLimit,
     // Volatile.
     mac: Mac,
     mtu: Option<u16>,
@@ -141,6 +144,7 @@ impl Net {
             receiver: Receiver::new(&config.receive_limit),
             transmitter: Transmitter::new(&config.transmit_limit),
             connected: true,
+            log: LogLimit::new(),
             mac,
             mtu: config.mtu,
             link: true,
@@ -164,7 +168,8 @@ impl Net {
     fn exchange(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         let ready = matches!(cause, Cause::Ready(_));
         let mut next = Next::Wait;
-        if !ready || self.transmitter.blocked {
+        let has_room = self.transmitter.blocked || self.has_unsent();
+        if !ready || has_room && !self.transmitter.failing {
             let pause = self.transmitter.turn(&mut *self.backend, self.connected, io)?;
             next = self.follow(pause, io);
         }
@@ -174,7 +179,22 @@ impl Net {
             next = sooner(next, self.follow(pause, io));
         }
         io.announce()?;
+        self.log_errors();
         Ok(next)
+    }
+
+    /// The backend has a part of a frame yet to send.
+    fn has_unsent(&self) -> bool {
+        self.connected && self.backend.has_unsent()
+    }
+
+    fn log_errors(&mut self) {
+        let (received, sent) = (self.receiver.error.take(), self.transmitter.error.take());
+        for (act, error) in [("receive", received), ("send", sent)] {
+            if let Some(error) = error {
+                self.log.warn(format_args!("{}: cannot {act} a frame: {error}", self.name));
+            }
+        }
     }
 
     fn follow(&mut self, pause: Pause, io: &Io<'_>) -> Next {
@@ -214,7 +234,8 @@ impl Net {
         let Some(watch) = &self.watch else { return Ok(()) };
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.connected && !self.receiver.starved && !self.receiver.limited);
-        wanted.set(EventFlags::OUT, self.connected && self.transmitter.blocked);
+        let room = self.transmitter.blocked || self.has_unsent();
+        wanted.set(EventFlags::OUT, self.connected && room && !self.transmitter.failing);
         if wanted == self.watched {
             return Ok(());
         }
@@ -309,6 +330,7 @@ impl Persist for Net {
             receiver: _,
             transmitter: _,
             connected: _,
+            log: _,
             mac,
             mtu,
             link,

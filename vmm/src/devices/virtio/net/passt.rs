@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use super::address::Mac;
-use super::backend::Backend;
+use super::backend::{self, Backend};
 use super::header;
 use super::pieces::Pieces;
 use crate::error::{Error, Result};
@@ -61,11 +61,16 @@ impl Passt {
             let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
             Error::host(format!("start passt{advice}"), source)
         })?;
-        let inbox = vec![0; INBOX].into();
-        let mut passt = Self { child, socket, complaints, inbox, filled: 0..0, outbox: Vec::new() };
+        let mut passt = Self::with(child, socket, complaints);
         // Before it listens anywhere. If it has ended already, that is noticed where it is used.
         let _ = passt.introduce(mac);
         Ok(passt)
+    }
+
+    /// A passt that is connected already.
+    pub(super) fn with(child: Child, socket: UnixStream, complaints: PipeReader) -> Self {
+        let inbox = vec![0; INBOX].into();
+        Self { child, socket, complaints, inbox, filled: 0..0, outbox: Vec::new() }
     }
 
     /// Lets passt see where the guest's frames come from. Before that it sends to everybody, and no TCP heeds what is sent to
@@ -114,7 +119,7 @@ impl Passt {
 
     /// An error of the socket, or what passt said before it ended.
     fn explained(&mut self, error: io::Error) -> io::Error {
-        if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) {
+        if !backend::is_gone(&error) {
             return error;
         }
         let mut said = [0; 4096];
@@ -184,6 +189,10 @@ impl Backend for Passt {
             }
         }
         Ok(())
+    }
+
+    fn has_unsent(&self) -> bool {
+        !self.outbox.is_empty()
     }
 }
 

@@ -18,14 +18,7 @@ fn passt_ends_with_its_socket_as_when_its_owner_is_killed() {
 fn frames_come_whole_out_of_a_stream_that_is_cut_anywhere() {
     let (device, mut other) = UnixStream::pair().unwrap();
     device.set_nonblocking(true).unwrap();
-    let mut passt = Passt {
-        child: Command::new("true").spawn().unwrap(),
-        socket: device,
-        complaints: io::pipe().unwrap().0,
-        inbox: vec![0; INBOX].into(),
-        filled: 0..0,
-        outbox: Vec::new(),
-    };
+    let mut passt = Passt::with(Command::new("true").spawn().unwrap(), device, io::pipe().unwrap().0);
     let mut buffer = vec![0; header::LEN + LONGEST];
     let mut receive = |passt: &mut Passt| {
         let mut into = Pieces::default();

@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use super::backend::Backend;
+use super::backend::{self, Backend};
+use super::backoff::Backoff;
 use super::header::{self, Header};
 use super::pieces::Pieces;
 use super::{FRAMES, Pause, SHORTEST, feature};
@@ -47,8 +48,11 @@ pub(super) struct Receiver {
     /// No more is to be received for now.
     pub limited: bool,
     pub limiter: RateLimiter,
-    /// Frames that the guest had no room for.
+    /// Frames that the guest had no room for, or that could not be read.
     pub dropped: u64,
+    /// The last error of a read that did not end the connection, until someone takes note of it.
+    pub error: Option<io::Error>,
+    backoff: Backoff,
     /// Empty before the first frame: to touch it costs a restore as much as all else of an interface.
     spill: Vec<u8>,
     held: Option<Held>,
@@ -97,6 +101,8 @@ impl Receiver {
             limited: false,
             limiter,
             dropped: 0,
+            error: None,
+            backoff: Backoff::default(),
             spill: Vec::new(),
             held: None,
             expected: 0,
@@ -145,8 +151,15 @@ impl Receiver {
                         match self.read(backend, &window) {
                             Ok(read) => !self.deliver_read(&read, &mut window, io)?,
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
-                            Err(error) if error.kind() == ErrorKind::WouldBlock => break Pause::Ready,
-                            Err(error) => break Pause::Gone(error),
+                            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                                self.backoff.succeeded();
+                                break Pause::Ready;
+                            }
+                            Err(error) if backend::is_gone(&error) => break Pause::Gone(error),
+                            Err(error) => match self.note_error(error) {
+                                None => false,
+                                Some(at) => break Pause::At(at),
+                            },
                         }
                     }
                 }
@@ -168,6 +181,15 @@ impl Receiver {
         Ok(pause)
     }
 
+    /// Counts a frame that could not be read. Returns when to try again, if not at once.
+    fn note_error(&mut self, error: io::Error) -> Option<Instant> {
+        self.dropped += 1;
+        self.error = Some(error);
+        let at = self.backoff.failed(Instant::now());
+        self.limited |= at.is_some();
+        at
+    }
+
     /// Reads a frame into the window and what lies behind it, and its header elsewhere.
     fn read(&mut self, backend: &mut dyn Backend, window: &Window<'_>) -> io::Result<Read> {
         let mut header = [0; header::LEN];
@@ -176,7 +198,9 @@ impl Receiver {
         let room = window.add_to(&mut into);
         self.spill.resize(SPILL, 0);
         into.own(&mut self.spill);
-        let received = backend.receive(into)?;
+        // An error may come after some of the window was written.
+        let received = backend.receive(into).inspect_err(|_| window.written(room))?;
+        self.backoff.succeeded();
         window.written(received.saturating_sub(header::LEN));
         match received {
             0 => Err(ErrorKind::UnexpectedEof.into()),

@@ -12,6 +12,7 @@ use crate::devices::bus::BusDevice;
 use crate::devices::virtio::feature::EVENT_IDX;
 use crate::devices::virtio::testing::{Driver, Part, Used};
 
+mod failing;
 mod frames;
 mod idle;
 mod passt;

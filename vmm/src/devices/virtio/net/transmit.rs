@@ -1,10 +1,11 @@
 //! The guest's frames to the backend. A chain is given back when the backend has its frame, or when there is nothing to be
 //! done with it; a frame that the backend has no room for stays in the queue.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::time::Instant;
 
 use super::backend::{self, Backend};
+use super::backoff::Backoff;
 use super::header::{self, Header};
 use super::pieces::Pieces;
 use super::{FRAMES, Pause, SHORTEST, feature};
@@ -28,6 +29,11 @@ pub(super) struct Transmitter {
     pub has_sent: bool,
     /// Frames that no backend would have taken, or not in this state.
     pub dropped: u64,
+    /// The backend fails: it is asked again at a time that was named, whatever it is ready for.
+    pub failing: bool,
+    /// The last error of the rest of a frame, until someone takes note of it.
+    pub error: Option<io::Error>,
+    backoff: Backoff,
 }
 
 /// What became of a frame.
@@ -35,12 +41,20 @@ enum Sent {
     Yes,
     Dropped,
     NoRoom,
-    Gone(std::io::Error),
+    Gone(io::Error),
 }
 
 impl Transmitter {
     pub fn new(limit: &RateLimit) -> Self {
-        Self { limiter: RateLimiter::new(limit), blocked: false, has_sent: false, dropped: 0 }
+        Self {
+            limiter: RateLimiter::new(limit),
+            blocked: false,
+            has_sent: false,
+            dropped: 0,
+            failing: false,
+            error: None,
+            backoff: Backoff::default(),
+        }
     }
 
     /// One turn. Frames to a backend that is not `connected` lead nowhere.
@@ -51,14 +65,18 @@ impl Transmitter {
         io: &mut Io<'_>,
     ) -> Result<Pause, Broken> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[QUEUE]);
-        (self.blocked, self.has_sent) = (false, false);
+        (self.blocked, self.has_sent, self.failing) = (false, false, false);
         match if connected { backend.flush() } else { Ok(()) } {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.blocked = true;
                 return Ok(Pause::Ready);
             }
-            Err(error) => return Ok(Pause::Gone(error)),
-            Ok(()) => {}
+            Err(error) if backend::is_gone(&error) => return Ok(Pause::Gone(error)),
+            Err(error) => {
+                (self.failing, self.error) = (true, Some(error));
+                return Ok(self.backoff.failed(Instant::now()).map_or(Pause::Again, Pause::At));
+            }
+            Ok(()) => self.backoff.succeeded(),
         }
         queue.hush(memory)?;
         let mut done = 0;

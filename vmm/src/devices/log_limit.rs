@@ -1,0 +1,89 @@
+//! A limit for log lines that a guest can cause. A guest that breaks its devices in a loop must not fill the host's disk.
+
+use std::fmt;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use log::Level;
+
+use crate::sync::lock;
+
+/// Lines that may follow each other at once.
+const BURST: u32 = 8;
+/// After this time, one more line may follow.
+const INTERVAL: Duration = Duration::from_secs(10);
+
+/// The limit of one device. It outlives the device's resets.
+#[derive(Debug)]
+pub(crate) struct LogLimit(Mutex<Budget>);
+
+#[derive(Debug)]
+struct Budget {
+    left: u32,
+    /// The time up to which `left` was counted.
+    counted_to: Instant,
+    /// Lines left out since the last one that was written.
+    left_out: u64,
+}
+
+impl LogLimit {
+    pub fn new() -> Self {
+        Self(Mutex::new(Budget { left: BURST, counted_to: Instant::now(), left_out: 0 }))
+    }
+
+    /// Logs a line, unless there were too many. The next line says how many were left out.
+    pub fn log(&self, level: Level, line: fmt::Arguments<'_>) {
+        match lock(&self.0).admit(Instant::now()) {
+            None => {}
+            Some(0) => log::log!(level, "{line}"),
+            Some(left_out) => {
+                log::log!(level, "{line} ({left_out} lines of this device were left out before)")
+            }
+        }
+    }
+
+    /// Logs a warning.
+    pub fn warn(&self, line: fmt::Arguments<'_>) {
+        self.log(Level::Warn, line);
+    }
+}
+
+impl Budget {
+    /// Says whether a line may be written, and how many were left out before it.
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        let intervals = now.saturating_duration_since(self.counted_to).as_nanos() / INTERVAL.as_nanos();
+        let earned = u32::try_from(intervals).unwrap_or(BURST).min(BURST);
+        self.left = BURST.min(self.left + earned);
+        // A full budget earns nothing; otherwise the part of an interval that has passed counts on.
+        self.counted_to = if self.left == BURST { now } else { self.counted_to + INTERVAL * earned };
+        if self.left == 0 {
+            self.left_out += 1;
+            return None;
+        }
+        self.left -= 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_beyond_a_burst_are_counted_and_left_out() {
+        let start = Instant::now();
+        let mut budget = Budget { left: BURST, counted_to: start, left_out: 0 };
+        let written = (0..1000).filter_map(|_| budget.admit(start)).collect::<Vec<_>>();
+        assert_eq!(written, [0; BURST as usize]);
+        assert_eq!(budget.admit(start + INTERVAL - Duration::from_millis(1)), None);
+        assert_eq!(budget.admit(start + INTERVAL), Some(1000 - u64::from(BURST) + 1));
+        assert_eq!(budget.admit(start + INTERVAL), None);
+        assert_eq!(budget.admit(start + 2 * INTERVAL), Some(1));
+        let later = start + 100 * INTERVAL;
+        assert_eq!(
+            (0..1000).filter_map(|_| budget.admit(later)).count(),
+            BURST as usize,
+            "no more than a burst"
+        );
+    }
+}
