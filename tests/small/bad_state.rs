@@ -96,8 +96,8 @@ fn any_flipped_bit() {
 fn a_newer_version_is_named() {
     needs!(kvm);
     let snapshot = snapshot();
-    snapshot.edit(|state| state["version"] = 3.into());
-    refused(&snapshot, &["format version 3", "newer volt-vmm"]);
+    snapshot.edit(|state| state["version"] = 4.into());
+    refused(&snapshot, &["format version 4", "newer volt-vmm"]);
     snapshot.edit(|state| state["version"] = 2.into());
     opened(&snapshot).unwrap();
     snapshot.edit(|state| state["arch"] = "aarch64".into());

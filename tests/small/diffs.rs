@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use volt_tests::namespace::Namespace;
-use volt_tests::{Boot, Guest, Scratch, Snapshot, needs};
+use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
 
 use crate::packed::flip_file;
 
@@ -45,6 +45,46 @@ fn a_base_and_a_diff_are_the_full_snapshot_of_the_same_instant() {
     for snapshot in [&base, &diff, &full, &diff.merged()] {
         goes_on(&mut snapshot.restore(), 8);
     }
+}
+
+#[test]
+fn damage_to_base_or_diff_is_not_merged() {
+    needs!(kvm);
+    let mut guest = counting(8);
+    let base = guest.snapshot();
+    goes_on(&mut guest, 8);
+    let diff = guest.snapshot_as(&["--diff"]);
+    let to = guest.scratch().fresh("to");
+    let merge = |words: &[&str]| {
+        let directories = [diff.directory().to_str().unwrap(), to.to_str().unwrap()];
+        Outcome::of(["snapshot", "merge"].into_iter().chain(directories)).refused(words);
+        assert!(!to.exists());
+    };
+    // A page of the base that the diff has too is damage of the base all the same.
+    for at in [9 << 20, 17 << 20] {
+        flip_file(&base.memory_path(), at);
+        merge(&[base.memory_path().to_str().unwrap(), "is damaged: the digest of its pages is "]);
+        flip_file(&base.memory_path(), at);
+    }
+    flip_file(&diff.diff_path(), 17 << 20);
+    merge(&[diff.diff_path().to_str().unwrap(), "is damaged: the digest of its pages is "]);
+    flip_file(&diff.diff_path(), 17 << 20);
+    diff.merged().verify().succeeded();
+}
+
+#[test]
+fn another_diff_over_the_same_base_is_refused() {
+    needs!(kvm);
+    let mut guest = counting(8);
+    let _base = guest.snapshot();
+    let first = guest.snapshot_as(&["--diff"]);
+    goes_on(&mut guest, 8);
+    let second = guest.snapshot_as(&["--diff"]);
+    fs::remove_file(first.diff_path()).unwrap();
+    fs::copy(second.diff_path(), first.diff_path()).unwrap();
+    let words = ["memory.diff", "belongs to a memory.diff with checksum "];
+    first.try_restore().refused(&words);
+    first.verify().refused(&words);
 }
 
 /// What KVM has told once it does not tell again.

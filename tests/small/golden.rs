@@ -117,7 +117,8 @@ fn restore_go_on_and_verify(samples: &Samples, names: &[&str]) {
 fn snapshots_of_format_1_restore() {
     needs!(kvm);
     let samples = Samples::of(1, FORMAT_1);
-    restore_go_on_and_verify(&samples, &["raw", "packed", "below"]);
+    restore_go_on_and_verify(&samples, &["raw", "packed", "below", "diff"]);
+    merge_and_go_on(&samples);
 }
 
 #[test]
@@ -125,6 +126,10 @@ fn snapshots_of_format_2_restore() {
     needs!(kvm);
     let samples = Samples::of(2, FORMAT_2);
     restore_go_on_and_verify(&samples, &["raw", "packed", "diff"]);
+    merge_and_go_on(&samples);
+}
+
+fn merge_and_go_on(samples: &Samples) {
     let merged = samples.named("diff").merged();
     merged.verify().succeeded();
     samples.goes_on(&merged, &[]);

@@ -5,9 +5,10 @@
 //!   pages, each at its offset, else holes | a bit for each page | trailer
 //! ```
 //!
-//! The pages lie as they do in a base, so that both are mapped alike. Which there are says the bitmap: a page of zeros may be a hole.
-//! The trailer is the CRC-64/ECMA-182 of the bitmap and of the three that follow: memory's length and the base's digest, which say what
-//! the diff is for, and the digest of its pages (see [`super::digest`]); then a magic, all of 64 bits, little-endian.
+//! The pages lie as they do in a base, so that both are mapped alike. The bitmap says which pages there are: a page of zeros may be a
+//! hole. The trailer is the CRC-64/ECMA-182 of the bitmap and of the three words that follow: memory's length and the base's digest,
+//! which say what the diff is for, and the digest of its pages (see [`super::digest`]); then a magic. All words have 64 bits,
+//! little-endian. Diffs of the first format version have no digest of their pages.
 
 use std::fs::File;
 use std::io;
@@ -18,28 +19,34 @@ use crate::memory::pages::PageSet;
 
 const MAGIC: &[u8; 8] = b"VOLTDIFF";
 const TRAILER: usize = 5 * 8;
+/// That of the first version.
+const TRAILER_1: usize = 4 * 8;
 
-/// What a diff says of itself.
+/// The list of a diff's pages.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Its pages.
     pub pages: PageSet,
-    /// Their digest.
-    pub digest: u64,
+    /// Their digest, if it is named.
+    pub digest: Option<u64>,
+    /// The checksum of the list and of the digest.
+    pub checksum: u64,
 }
 
-/// Adds what stands behind the pages. They are there, and the file is as long as memory.
+/// Adds the list to a diff whose pages are in the file, which is as long as memory. Returns its checksum.
 ///
 /// # Errors
 /// The file system refuses.
-pub fn finish(file: &File, memory: u64, base: u64, Listed { pages, digest }: &Listed) -> io::Result<()> {
+pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet, digest: u64) -> io::Result<u64> {
     let mut end: Vec<u8> = pages.bytes().collect();
-    let facts = [memory, base, *digest];
-    for word in [checksum(&end, facts)].into_iter().chain(facts) {
+    let facts = [memory, base, digest];
+    let checksum = checksum(&end, &facts);
+    for word in [checksum].into_iter().chain(facts) {
         end.extend(word.to_le_bytes());
     }
     end.extend(MAGIC);
-    file.write_all_at(&end, memory)
+    file.write_all_at(&end, memory)?;
+    Ok(checksum)
 }
 
 /// Which pages a diff of `memory` bytes has over the base with this digest. `Err` in the result says what is wrong with it.
@@ -50,21 +57,24 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, St
     let bitmap = PageSet::bytes_len(memory) as usize;
     let found = file.metadata()?.len();
     let right = memory + (bitmap + TRAILER) as u64;
-    if found != right {
+    let first = found == memory + (bitmap + TRAILER_1) as u64;
+    if found != right && !first {
         return Ok(Err(format!("is {found} bytes long, not {right}")));
     }
-    let mut end = vec![0; bitmap + TRAILER];
+    let mut end = vec![0; (found - memory) as usize];
     file.read_exact_at(&mut end, memory)?;
     let (pages, trailer) = end.split_at(bitmap);
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    let (trailer, magic) = trailer.split_at(TRAILER - MAGIC.len());
+    let (trailer, magic) = trailer.split_at(trailer.len() - MAGIC.len());
     if magic != MAGIC {
         return Ok(Err("does not end like a diff".to_owned()));
     }
-    let [crc, of_memory, of_base, digest] = [0, 8, 16, 24].map(|at| word(&trailer[at..at + 8]));
-    if crc != checksum(pages, [of_memory, of_base, digest]) {
+    let words: Vec<u64> = trailer.chunks_exact(8).map(word).collect();
+    let (crc, facts) = (words[0], &words[1..]);
+    if crc != checksum(pages, facts) {
         return Ok(Err("has a damaged list of pages".to_owned()));
     }
+    let (of_memory, of_base, digest) = (facts[0], facts[1], facts.get(2).copied());
     if (of_memory, of_base) != (memory, base) {
         let problem = format!(
             "is for a base of {of_memory} bytes with digest {of_base:016x}, not for one of {memory} with {base:016x}"
@@ -72,10 +82,10 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, St
         return Ok(Err(problem));
     }
     let pages = PageSet::from_bytes(memory, pages).ok_or("has pages beyond the end of memory");
-    Ok(pages.map(|pages| Listed { pages, digest }).map_err(str::to_owned))
+    Ok(pages.map(|pages| Listed { pages, digest, checksum: crc }).map_err(str::to_owned))
 }
 
-fn checksum(pages: &[u8], facts: [u64; 3]) -> u64 {
+fn checksum(pages: &[u8], facts: &[u64]) -> u64 {
     let mut digest = CRC.digest();
     digest.update(pages);
     facts.iter().for_each(|fact| digest.update(&fact.to_le_bytes()));
@@ -91,7 +101,7 @@ mod tests {
 
     fn diff(pages: &PageSet) -> File {
         let file = File::from(rustix::fs::memfd_create("diff", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        finish(&file, MEMORY, 7, &Listed { pages: pages.clone(), digest: 9 }).unwrap();
+        finish(&file, MEMORY, 7, pages, 9).unwrap();
         file
     }
 
@@ -100,7 +110,8 @@ mod tests {
         let mut pages = PageSet::none(MEMORY);
         pages.add(PAGE..3 * PAGE);
         pages.add(299 * PAGE..300 * PAGE);
-        assert_eq!(read(&diff(&pages), MEMORY, 7).unwrap(), Ok(Listed { pages, digest: 9 }));
+        let listed = read(&diff(&pages), MEMORY, 7).unwrap().unwrap();
+        assert_eq!((listed.pages, listed.digest), (pages, Some(9)));
     }
 
     #[test]

@@ -33,6 +33,18 @@ pub fn of_pages(offset: u64, bytes: &[u8]) -> u64 {
     })
 }
 
+/// The digest that is written as 16 hex digits. Anything else is 0, which is the digest of memory that nothing was written to.
+#[must_use]
+pub fn parse(text: &str) -> u64 {
+    u64::from_str_radix(text, 16).unwrap_or(0)
+}
+
+/// The 16 hex digits of a digest.
+#[must_use]
+pub fn format(digest: u64) -> String {
+    format!("{digest:016x}")
+}
+
 /// The digest of a memory, computed on all cores. `progress` is told, from any thread, how many bytes of how many that there are to
 /// be read have been.
 ///

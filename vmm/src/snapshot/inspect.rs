@@ -101,11 +101,11 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
     let memory_file = match &metadata.base {
         Some(base) => {
             let len = metadata.memory_bytes;
-            let (_, Listed { pages, .. }) = relative::open_pages(&path, len, base)?;
+            let (_, Listed { pages, .. }) = relative::open_pages(&path, &metadata, base)?;
             found.add_ranges(["base", "diff"], pages.runs(), len);
             memory_file(super::DIFF_FILE, &path.join(super::DIFF_FILE), None)?
         }
-        None => of_whole(&path, metadata.memory_bytes, &mut found)?,
+        None => of_whole(&path, &metadata, &mut found)?,
     };
     let set = WorkingSet::open(&path, &metadata.id, metadata.memory_bytes)?;
     let working_set =
@@ -114,8 +114,9 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
 }
 
 /// Of a snapshot that has all of the memory.
-fn of_whole(path: &Path, len: u64, found: &mut Found) -> Result<MemoryFile> {
-    match Memory::open(path, len)? {
+fn of_whole(path: &Path, metadata: &Metadata, found: &mut Found) -> Result<MemoryFile> {
+    let len = metadata.memory_bytes;
+    match Memory::open(path, len, metadata.memory_file.as_ref())? {
         Memory::Raw(file, path) => {
             let failed = |source| Error::file("read", path.display(), source);
             found.add_ranges(["hole", "data"], data_ranges(&file, len).map_err(failed)?, len);
@@ -142,7 +143,7 @@ fn name_of(kind: Kind) -> (&'static str, u64) {
 
 fn facts(pack: &Pack) -> PackFacts {
     PackFacts {
-        version: super::pack::VERSION,
+        version: pack.version(),
         digest: format!("{:032x}", pack.digest()),
         chunk_bytes: pack.chunk_len(),
         index_bytes: pack.index_len(),

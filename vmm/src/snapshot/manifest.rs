@@ -1,7 +1,7 @@
 //! `state.json`: its versions, its checksum, its metadata.
 //!
 //! ```text
-//! {"crc64":"0123456789abcdef","version":2,"arch":"x86_64","metadata":{…},"config":{…},"machine":{…}}
+//! {"crc64":"0123456789abcdef","version":3,"arch":"x86_64","metadata":{…},"config":{…},"machine":{…}}
 //! `------- 27 bytes --------'`------------------- what the checksum covers ------------------------'
 //! ```
 //!
@@ -14,6 +14,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crc::{CRC_64_ECMA_182, Crc, Table};
 use serde::{Deserialize, Serialize};
 
+use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, digest};
 use crate::config::{IrqchipKind, VmConfig};
 use crate::error::Result;
 use crate::kvm::host::Host;
@@ -55,9 +56,46 @@ pub struct Metadata {
     /// What memory is, of a snapshot that has all of it: 16 hex digits (see `snapshot::digest`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_digest: Option<String>,
+    /// Which memory file belongs to this state. Versions before 3 do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_file: Option<MemoryFile>,
     /// What it lies over, if it is a diff.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseSnapshot>,
+}
+
+/// The kind of a snapshot's memory file, and what names its bytes where that can be checked when the file is opened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum MemoryFile {
+    /// `memory.snap`. Only its length is checked when it is opened; [`Metadata::memory_digest`] names its content.
+    Raw,
+    /// `memory.pack` with this digest: 32 hex digits.
+    Pack(String),
+    /// `memory.diff` with this checksum of its list of pages and their digest: 16 hex digits.
+    Diff(String),
+}
+
+impl MemoryFile {
+    /// Names a pack by its digest.
+    pub(crate) fn pack(digest: u128) -> Self {
+        Self::Pack(format!("{digest:032x}"))
+    }
+
+    /// Names a diff by the checksum of its list.
+    pub(crate) fn diff(checksum: u64) -> Self {
+        Self::Diff(format!("{checksum:016x}"))
+    }
+}
+
+impl std::fmt::Display for MemoryFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Raw => write!(f, "a {MEMORY_FILE}"),
+            Self::Pack(digest) => write!(f, "a {PACK_FILE} with digest {digest}"),
+            Self::Diff(checksum) => write!(f, "a {DIFF_FILE} with checksum {checksum}"),
+        }
+    }
 }
 
 /// The snapshot whose memory a diff is relative to.
@@ -75,12 +113,12 @@ impl BaseSnapshot {
     /// Of the snapshot at `path`.
     pub(crate) fn new(digest: u64, path: &Path) -> Self {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        Self { memory_digest: format!("{digest:016x}"), path }
+        Self { memory_digest: digest::format(digest), path }
     }
 
     /// The digest; 0 where it is none, which no memory has that anything was written to.
     pub(crate) fn digest(&self) -> u64 {
-        u64::from_str_radix(&self.memory_digest, 16).unwrap_or(0)
+        digest::parse(&self.memory_digest)
     }
 }
 
@@ -95,6 +133,7 @@ impl Metadata {
             volt_vmm: env!("CARGO_PKG_VERSION").to_owned(),
             host: Host::this(),
             memory_digest: None,
+            memory_file: None,
             base: None,
         })
     }

@@ -8,7 +8,7 @@ use super::chunks::source_of;
 use super::pack::Pack;
 use super::pack::walk::unpack;
 use super::reader::open_regular;
-use super::{MEMORY_FILE, PACK_FILE, STATE_FILE};
+use super::{MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::error::{Error, Result};
 use crate::memory::backing::{Backing, OtherPages, fresh};
 use crate::memory::freeze::seal;
@@ -50,11 +50,11 @@ pub enum Unpack {
 }
 
 impl Memory {
-    /// Opens what the snapshot at `snapshot`, of `len` bytes of memory, has.
+    /// Opens the memory of the snapshot at `snapshot`, which has `len` bytes of it, in the file that its state names.
     ///
     /// # Errors
     /// It has none, or two, or one that does not belong to it or is no memory file at all.
-    pub fn open(snapshot: &Path, len: u64) -> Result<Self> {
+    pub fn open(snapshot: &Path, len: u64, named: Option<&MemoryFile>) -> Result<Self> {
         let (raw, packed) = (snapshot.join(MEMORY_FILE), snapshot.join(PACK_FILE));
         let is_packed = packed.exists();
         if is_packed && raw.exists() {
@@ -65,15 +65,17 @@ impl Memory {
         }
         let path = if is_packed { packed } else { raw };
         let (file, found) = open_regular(snapshot, &path)?;
-        let memory = if is_packed {
+        let (memory, file) = if is_packed {
             let pack = Arc::new(Pack::open(file, &path)?);
-            let found = pack.memory_len();
-            Self::Packed(Packed::of(pack)).of_len(&path, found, len, "holds {} bytes of memory")
+            let (found, file) = (pack.memory_len(), MemoryFile::pack(pack.digest()));
+            (Self::Packed(Packed::of(pack)).of_len(&path, found, len, "holds {} bytes of memory")?, file)
         } else {
-            Self::Raw(Arc::new(file), path.clone()).of_len(&path, found, len, "is {} bytes long")
+            let memory = Self::Raw(Arc::new(file), path.clone());
+            (memory.of_len(&path, found, len, "is {} bytes long")?, MemoryFile::Raw)
         };
+        is_named(&path, &file, named)?;
         step_done("memory open");
-        memory
+        Ok(memory)
     }
 
     fn of_len(self, path: &Path, found: u64, expected: u64, what: &str) -> Result<Self> {
@@ -118,6 +120,14 @@ impl Memory {
         }
     }
 
+    /// Where it is, for errors.
+    pub fn name(&self) -> &Path {
+        match self {
+            Self::Raw(_, path) => path,
+            Self::Packed(packed) => packed.pack.name(),
+        }
+    }
+
     /// How many chunks of a packed memory have been fetched as they were touched.
     pub fn chunks_fetched(&self) -> u64 {
         match self {
@@ -145,6 +155,20 @@ impl Memory {
         let file = packed.unpacked()?;
         step_done("memory unpack");
         Ok(Arc::clone(base.insert(Arc::new(file))))
+    }
+}
+
+/// Checks that a memory file is the one that a state file names.
+///
+/// # Errors
+/// It is another one.
+pub(super) fn is_named(path: &Path, file: &MemoryFile, named: Option<&MemoryFile>) -> Result<()> {
+    match named.filter(|named| *named != file) {
+        None => Ok(()),
+        Some(named) => {
+            let problem = format!("is {file}, but {STATE_FILE} beside it belongs to {named}");
+            Err(Error::snapshot(path, problem))
+        }
     }
 }
 

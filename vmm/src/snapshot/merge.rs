@@ -3,12 +3,14 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use super::manifest::BaseSnapshot;
 use super::raw::RawSource;
 use super::reader::Snapshot;
-use super::{MEMORY_FILE, digest, writer};
-use crate::error::Result;
+use super::relative::Digests;
+use super::verify::{compare, is_same};
+use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, digest, writer};
+use crate::error::{Error, Result};
 use crate::memory::backing::OtherPages;
 use crate::sparse;
 use crate::store::Store;
@@ -18,19 +20,21 @@ use crate::store::dir::NewDir;
 const STEP: u64 = 1 << 20;
 
 /// Writes `name` of `to`: the snapshot `diff` and its base as one, which needs neither of them. A snapshot that is no diff is copied.
+/// The new memory must have the digest that follows from those of the base and of the diff's pages: damage is not carried along.
 ///
 /// # Errors
-/// The file system refuses; then nothing is left of it.
+/// The base or the diff is damaged, or the file system refuses; then nothing is left of the new one.
 pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     let dir = NewDir::begin(&to.path_of(name)?)?;
     let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
-    let (base, over) = diff.memory();
+    let (below, over) = diff.memory();
     let memory = dir.create(MEMORY_FILE)?;
-    let base = base.base()?;
+    let base = below.base()?;
     sparse::whole(&base, &memory).map_err(failed)?;
     over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
     let mut metadata = diff.metadata().clone();
     let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
+    check(diff, (&base, below.name()), over, digest)?;
     memory.sync_all().map_err(failed)?;
     diff.layers().carry(&diff.config().devices, &dir)?;
     if let Some(set) = diff.working_set()? {
@@ -38,9 +42,37 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
         set.carry(&dir, &metadata.id, metadata.memory_bytes)?;
     }
     metadata.base = None;
-    metadata.memory_digest = Some(BaseSnapshot::new(digest, dir.place()).memory_digest);
+    metadata.memory_digest = Some(digest::format(digest));
+    metadata.memory_file = Some(MemoryFile::Raw);
     writer::write_state(&metadata, diff.config(), diff.machine(), &dir)?;
     dir.publish()
+}
+
+/// Checks the digest of a base with pages over it. It is the sum of what each page has to it, so it is known from those of the two and
+/// from the pages of the base that are covered.
+fn check(
+    diff: &Snapshot,
+    (base, name): (&File, &Path),
+    over: Option<&OtherPages>,
+    merged: u64,
+) -> Result<()> {
+    let Digests { memory: Some(whole), over: pages_digest } = diff.digests() else { return Ok(()) };
+    let Some(OtherPages { pages, file }) = over else { return is_same(name, merged, whole) };
+    let place = diff.path().join(DIFF_FILE);
+    let (in_base, in_diff) = (
+        |source| Error::file("read", name.display(), source),
+        |source| Error::file("read", place.display(), source),
+    );
+    let covered = digest::of_source(&RawSource::pages(base, pages, &in_base), &|_, _| ())?;
+    let over = RawSource::pages(file, pages, &in_diff);
+    let pages_digest = pages_digest.map_or_else(|| digest::of_source(&over, &|_, _| ()), Ok)?;
+    if merged == whole.wrapping_sub(covered).wrapping_add(pages_digest) {
+        return Ok(());
+    }
+    let len = diff.metadata().memory_bytes;
+    compare(name, &RawSource::whole(base, len, &in_base)?, whole, &|_, _| ())?;
+    compare(&place, &over, pages_digest, &|_, _| ())?;
+    Err(Error::snapshot(place, "or its base has changed while they were merged"))
 }
 
 /// Puts pages over those of a base.

@@ -29,7 +29,7 @@ pub mod writer;
 pub use chunks::serve_pager;
 pub(crate) use chunks::source_of;
 pub use handover::Handover;
-pub use manifest::{BaseSnapshot, Metadata};
+pub use manifest::{BaseSnapshot, MemoryFile, Metadata};
 pub use memory::Unpack;
 pub use merge::merge;
 pub use pack::{Compression, Packing};

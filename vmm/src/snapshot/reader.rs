@@ -11,6 +11,7 @@ use super::composed::Composed;
 use super::lineage::{Differ, History, Lineage, Origin};
 use super::memory::{Memory, Unpack};
 use super::recording::{Marker, Notes, Recording};
+use super::relative::{Digests, Opened};
 use super::working_set::{Beside, Plan, WorkingSet};
 use super::{Metadata, STATE_FILE, layers, manifest, relative};
 use crate::config::{Overrides, VmConfig};
@@ -46,6 +47,8 @@ pub struct Snapshot {
     /// Those of a diff.
     over: Option<OtherPages>,
     lineage: Option<Lineage>,
+    /// What the content of both should be. Memory that is nowhere but here has none.
+    digests: Digests,
     layers: layers::Source,
     /// What VMs run from.
     files: Arc<Leases>,
@@ -108,12 +111,23 @@ impl Snapshot {
         let (manifest, _) = read_manifest(&path)?;
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
-        let (memory, over, lineage) = relative::open(&path, &metadata)?;
+        let Opened { memory, over, lineage, digests } = relative::open(&path, &metadata)?;
         let layers = layers::Source::Directory(path.clone());
         let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
         let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
-        let snapshot =
-            Self { path, metadata, config, machine, memory, over, lineage, layers, files, working_set };
+        let snapshot = Self {
+            path,
+            metadata,
+            config,
+            machine,
+            memory,
+            over,
+            lineage,
+            digests,
+            layers,
+            files,
+            working_set,
+        };
         snapshot.check_host()?;
         step_done("host check");
         Ok(snapshot)
@@ -133,8 +147,20 @@ impl Snapshot {
         let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
         let layers = layers::Source::Held(layers);
         let machine = Arc::new(machine);
-        let working_set = None;
-        Ok(Self { path, metadata, config, machine, memory, over, lineage, layers, files, working_set })
+        let (working_set, digests) = (None, Digests::default());
+        Ok(Self {
+            path,
+            metadata,
+            config,
+            machine,
+            memory,
+            over,
+            lineage,
+            digests,
+            layers,
+            files,
+            working_set,
+        })
     }
 
     /// One that another process had in memory, if this host can run it.
@@ -170,6 +196,16 @@ impl Snapshot {
     /// Its memory, or its base's, and the pages over it if it is a diff.
     pub(super) fn memory(&self) -> (&Memory, Option<&OtherPages>) {
         (&self.memory, self.over.as_ref())
+    }
+
+    /// What the content of its memory and of the pages over it should be.
+    pub(super) fn digests(&self) -> Digests {
+        self.digests
+    }
+
+    /// Its directory.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// What was recorded of a VM that was restored from it, if anything was.

@@ -7,46 +7,90 @@ use std::sync::Arc;
 use super::diff::Listed;
 use super::lineage::{Differ, Lineage};
 use super::manifest::BaseSnapshot;
-use super::memory::Memory;
+use super::memory::{Memory, is_named};
 use super::reader::{open_regular, read_manifest};
-use super::{DIFF_FILE, Metadata, STATE_FILE, diff};
+use super::{DIFF_FILE, MemoryFile, Metadata, STATE_FILE, diff};
 use crate::error::{Error, Result};
 use crate::memory::backing::OtherPages;
 
-/// Opens it. Says too what a diff of a VM that is restored from it would be relative to.
+/// The memory of a snapshot on disk.
+pub(super) struct Opened {
+    /// All of it, or the base's.
+    pub memory: Memory,
+    /// The pages of a diff.
+    pub over: Option<OtherPages>,
+    /// What a diff of a VM restored from it would be relative to.
+    pub lineage: Option<Lineage>,
+    /// What the content of both should be.
+    pub digests: Digests,
+}
+
+/// The digests that state files and diffs name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Digests {
+    /// Of the memory that is there as a whole.
+    pub memory: Option<u64>,
+    /// Of the pages over it.
+    pub over: Option<u64>,
+}
+
+/// A base that was found.
+pub(super) struct Base {
+    /// Its digest and place.
+    pub snapshot: BaseSnapshot,
+    /// Its memory file.
+    pub file: Option<MemoryFile>,
+}
+
+impl Base {
+    /// Opens its memory.
+    ///
+    /// # Errors
+    /// As [`Memory::open`].
+    pub fn open(&self, len: u64) -> Result<Memory> {
+        Memory::open(&self.snapshot.path, len, self.file.as_ref())
+    }
+}
+
+/// Opens the memory of the snapshot at `snapshot`.
 ///
 /// # Errors
 /// A file is missing or is not what it should be, or the base is not there or another one.
-pub(super) fn open(
-    snapshot: &Path,
-    metadata: &Metadata,
-) -> Result<(Memory, Option<OtherPages>, Option<Lineage>)> {
+pub(super) fn open(snapshot: &Path, metadata: &Metadata) -> Result<Opened> {
     let len = metadata.memory_bytes;
     let Some(base) = &metadata.base else {
-        let digest = metadata.memory_digest.as_ref();
-        let lineage = digest.map(|digest| Lineage {
-            base: BaseSnapshot { memory_digest: digest.clone(), path: absolute(snapshot) },
-            differ: Differ::NotBase(None),
-        });
-        return Ok((Memory::open(snapshot, len)?, None, lineage));
+        let named = metadata.memory_digest.as_ref();
+        let base =
+            named.map(|digest| BaseSnapshot { memory_digest: digest.clone(), path: absolute(snapshot) });
+        let digests = Digests { memory: base.as_ref().map(BaseSnapshot::digest), over: None };
+        let lineage = base.map(|base| Lineage { base, differ: Differ::NotBase(None) });
+        let memory = Memory::open(snapshot, len, metadata.memory_file.as_ref())?;
+        return Ok(Opened { memory, over: None, lineage, digests });
     };
     let base = find_base(snapshot, base)?;
-    let (file, Listed { pages, .. }) = open_pages(snapshot, len, &base)?;
-    let memory = Memory::open(&base.path, len)?;
-    let over = OtherPages { pages: Arc::new(pages), file: Arc::new(file) };
-    Ok((memory, Some(over), Some(Lineage { base, differ: Differ::NotBase(None) })))
+    let (file, Listed { pages, digest, .. }) = open_pages(snapshot, metadata, &base.snapshot)?;
+    let memory = base.open(len)?;
+    let over = Some(OtherPages { pages: Arc::new(pages), file: Arc::new(file) });
+    let digests = Digests { memory: Some(base.snapshot.digest()), over: digest };
+    let lineage = Some(Lineage { base: base.snapshot, differ: Differ::NotBase(None) });
+    Ok(Opened { memory, over, lineage, digests })
 }
 
 /// Opens the pages of a diff over `base`, which need not be there.
 ///
 /// # Errors
-/// They are not there, are damaged, or are for another base.
-pub(super) fn open_pages(snapshot: &Path, memory_len: u64, base: &BaseSnapshot) -> Result<(File, Listed)> {
+/// They are not there, are damaged, or are another diff's.
+pub(super) fn open_pages(
+    snapshot: &Path,
+    metadata: &Metadata,
+    base: &BaseSnapshot,
+) -> Result<(File, Listed)> {
     let path = snapshot.join(DIFF_FILE);
     let (file, _) = open_regular(snapshot, &path)?;
-    let listed = diff::read(&file, memory_len, base.digest())
+    let listed = diff::read(&file, metadata.memory_bytes, base.digest())
         .map_err(|source| Error::file("read", path.display(), source))?
         .map_err(|problem| Error::snapshot(&path, problem))?;
+    is_named(&path, &MemoryFile::diff(listed.checksum), metadata.memory_file.as_ref())?;
     Ok((file, listed))
 }
 
@@ -54,7 +98,7 @@ pub(super) fn open_pages(snapshot: &Path, memory_len: u64, base: &BaseSnapshot) 
 ///
 /// # Errors
 /// It is in neither place, or is another one.
-pub(super) fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<BaseSnapshot> {
+pub(super) fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<Base> {
     let beside = || Some(snapshot.parent()?.join(wanted.path.file_name()?));
     let is_there = |path: &PathBuf| path.join(STATE_FILE).exists();
     let there = Some(wanted.path.clone()).filter(is_there).or_else(|| beside().filter(is_there));
@@ -64,7 +108,8 @@ pub(super) fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<BaseSn
     let (manifest, _) = read_manifest(&path)?;
     match manifest.metadata.memory_digest {
         Some(digest) if digest == wanted.memory_digest => {
-            Ok(BaseSnapshot { memory_digest: digest, path: absolute(&path) })
+            let snapshot = BaseSnapshot { memory_digest: digest, path: absolute(&path) };
+            Ok(Base { snapshot, file: manifest.metadata.memory_file })
         }
         other => {
             let (wanted, found) = (&wanted.memory_digest, other.unwrap_or_else(|| "none".to_owned()));

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use super::diff::Listed;
 use super::memory::Memory;
 use super::pack::{Source, walk};
 use super::raw::RawSource;
-use super::{BaseSnapshot, DIFF_FILE, WorkingSet, digest, layers, reader, relative};
+use super::{DIFF_FILE, WorkingSet, digest, layers, reader, relative};
 use crate::error::{Error, Result};
 use crate::store::Store;
 
@@ -15,7 +14,7 @@ use crate::store::Store;
 pub enum Verified {
     /// The state and all of the memory, of a diff its base's too.
     Whole,
-    /// The state, and that a raw memory is as long as it should be: its snapshot is of a version that had no digest of it.
+    /// The state and what has a checksum. Its version had no digest of raw memory, or of the pages of a diff.
     AllButMemory,
 }
 
@@ -30,39 +29,67 @@ pub fn verify(store: &Store, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -
     let metadata = manifest.metadata;
     let len = metadata.memory_bytes;
     WorkingSet::open(&path, &metadata.id, len)?;
-    let Some(base) = metadata.base else {
-        let digest =
-            metadata.memory_digest.map(|digest| BaseSnapshot { memory_digest: digest, path: path.clone() });
-        return verify_whole(&path, len, digest.as_ref(), progress);
+    let Some(base) = &metadata.base else {
+        let digest = metadata.memory_digest.as_deref().map(digest::parse);
+        return verify_whole(
+            &Memory::open(&path, len, metadata.memory_file.as_ref())?,
+            len,
+            digest,
+            progress,
+        );
     };
-    let base = relative::find_base(&path, &base)?;
-    let (file, Listed { pages, digest }) = relative::open_pages(&path, len, &base)?;
+    let base = relative::find_base(&path, base)?;
+    let (file, listed) = relative::open_pages(&path, &metadata, &base.snapshot)?;
     let place = path.join(DIFF_FILE);
     let failed = |source| Error::file("read", place.display(), source);
-    compare(&place, &RawSource::pages(&file, &pages, &failed), digest, &|_, _| ())?;
-    verify_whole(&base.path, len, Some(&base), progress)
+    let mut verified = Verified::AllButMemory;
+    if let Some(digest) = listed.digest {
+        compare(&place, &RawSource::pages(&file, &listed.pages, &failed), digest, &|_, _| ())?;
+        verified = Verified::Whole;
+    }
+    verify_whole(&base.open(len)?, len, Some(base.snapshot.digest()), progress)?;
+    Ok(verified)
 }
 
 /// The memory of a snapshot that has all of it.
 fn verify_whole(
-    snapshot: &Path,
+    memory: &Memory,
     len: u64,
-    named: Option<&BaseSnapshot>,
+    named: Option<u64>,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Verified> {
-    match (Memory::open(snapshot, len)?, named) {
-        (Memory::Packed(packed), _) => walk::verify(&packed.pack, &|done| progress(done, len))?,
+    match (memory, named) {
+        (Memory::Packed(packed), _) => {
+            let found = walk::verify(&packed.pack, &|done| progress(done, len))?;
+            named.map_or(Ok(()), |named| is_same(memory.name(), found, named))?;
+        }
         (Memory::Raw(..), None) => return Ok(Verified::AllButMemory),
         (Memory::Raw(file, path), Some(named)) => {
             let failed = |source| Error::file("read", path.display(), source);
-            compare(&path, &RawSource::whole(&file, len, &failed)?, named.digest(), progress)?;
+            compare(path, &RawSource::whole(file, len, &failed)?, named, progress)?;
         }
     }
     Ok(Verified::Whole)
 }
 
-fn compare(path: &Path, memory: &dyn Source, named: u64, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<()> {
-    let found = digest::of_source(memory, progress)?;
+/// Checks the digest of a memory, or of pages.
+///
+/// # Errors
+/// It is another one, or cannot be computed because they cannot be read.
+pub(super) fn compare(
+    path: &Path,
+    memory: &dyn Source,
+    named: u64,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<()> {
+    is_same(path, digest::of_source(memory, progress)?, named)
+}
+
+/// Checks a digest that was computed of the file at `path`.
+///
+/// # Errors
+/// It is another one.
+pub(super) fn is_same(path: &Path, found: u64, named: u64) -> Result<()> {
     if found == named {
         return Ok(());
     }

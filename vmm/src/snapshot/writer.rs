@@ -5,12 +5,11 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 
 use super::captured::CapturedMemory;
-use super::diff::Listed;
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
-use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, STATE_FILE, diff, digest, layers};
+use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, layers};
 use crate::capture::{Capture, Course, Target, Wanted, capture};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
@@ -105,7 +104,7 @@ pub(crate) fn write(
         Some(Lineage { base, differ })
             if matches!(differ, Differ::Written(_)) || is_small(&captured.pages, &captured.base) =>
         {
-            write_diff(&captured, &base, bytes, dir)?;
+            metadata.memory_file = Some(write_diff(&captured, &base, bytes, dir)?);
             metadata.base = Some(base.clone());
             Lineage { base, differ: Differ::Written(captured.pages.clone()) }
         }
@@ -113,7 +112,8 @@ pub(crate) fn write(
             if over.is_some() {
                 dir.rename(DIFF_FILE, MEMORY_FILE)?;
             }
-            let digest = write_whole(&captured, options.packing.as_ref(), bytes, dir)?;
+            let (file, digest) = write_whole(&captured, options.packing.as_ref(), bytes, dir)?;
+            metadata.memory_file = Some(file);
             let base = BaseSnapshot::new(digest, dir.place());
             metadata.memory_digest = Some(base.memory_digest.clone());
             Lineage { base, differ: Differ::Written(PageSet::none(bytes)) }
@@ -143,29 +143,34 @@ fn relative_to(vm: &Vm, lineage: Option<&Lineage>) -> Result<Option<Lineage>> {
     })
 }
 
-fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir) -> Result<()> {
+fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir) -> Result<MemoryFile> {
     let failed = |source| dir.failed_to_write(DIFF_FILE, source);
     let Capture { copy, pages, .. } = captured;
     let digest = digest::of_source(&RawSource::pages(copy, pages, &failed), &|_, _| ())?;
-    diff::finish(copy, bytes, base.digest(), &Listed { pages: pages.clone(), digest })
-        .and_then(|()| copy.sync_all())
-        .map_err(failed)
+    let checksum = diff::finish(copy, bytes, base.digest(), pages, digest).map_err(failed)?;
+    copy.sync_all().map_err(failed)?;
+    Ok(MemoryFile::diff(checksum))
 }
 
-/// Writes all of memory, from what was captured. Gives its digest.
-fn write_whole(captured: &Capture, packing: Option<&Packing>, bytes: u64, dir: &NewDir) -> Result<u64> {
+/// Writes all of memory, from what was captured. Returns what names the file, and the digest of memory.
+fn write_whole(
+    captured: &Capture,
+    packing: Option<&Packing>,
+    bytes: u64,
+    dir: &NewDir,
+) -> Result<(MemoryFile, u64)> {
     let memory = CapturedMemory::new(captured, bytes)?;
     let Some(packing) = packing else {
         let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
         let mut digest = 0_u64;
         memory.complete(&failed, |at, step| digest = digest.wrapping_add(digest::of_pages(at, step)))?;
         captured.copy.sync_all().map_err(failed)?;
-        return Ok(digest);
+        return Ok((MemoryFile::Raw, digest));
     };
     let file = dir.create(PACK_FILE)?;
-    pack(&memory, bytes, packing, (&file, &dir.place().join(PACK_FILE)), &|_| ())?;
+    let packed = pack(&memory, bytes, packing, (&file, &dir.place().join(PACK_FILE)), &|_| ())?;
     file.sync_all().map_err(|source| dir.failed_to_write(PACK_FILE, source))?;
-    digest::of_source(&memory, &|_, _| ())
+    Ok((MemoryFile::pack(packed), digest::of_source(&memory, &|_, _| ())?))
 }
 
 /// Writes the state file.

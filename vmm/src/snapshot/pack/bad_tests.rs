@@ -41,10 +41,10 @@ fn every_byte_flipped() {
                 .and_then(|pack| content(pack).map_err(|error| error.to_string()));
             let verified = opened.and_then(|pack| verify(&pack, &|_| ()).map_err(|error| error.to_string()));
             match at {
-                // There are bits in a zstd frame that decode to the same.
+                // Some bits of a zstd frame or an LZ4 block decode to the same. Only the digest of what is stored notices.
                 _ if at < data => {
                     assert!(found.as_ref().map_or(true, |found| *found == memory()), "byte {at}, {flip:#x}");
-                    assert_eq!(verified.is_ok(), found.is_ok(), "byte {at}, {flip:#x}");
+                    assert!(verified.is_err(), "byte {at}, {flip:#x}");
                     noticed += u32::from(found.is_err());
                 }
                 _ if at < index => {
@@ -208,7 +208,7 @@ fn blocks_that_overlap_or_change_places() {
 fn nothing_is_allocated_by_what_a_footer_says() {
     // The memory of a small file's footer: 16 TiB in chunks of 64 KiB, which need an index of 4 GiB.
     let geometry = Geometry::new(16 << 40, 64 << 10).unwrap();
-    let footer = Footer::new(geometry, 0, &[]);
+    let footer = Footer::new(geometry, 0, 0, &[]);
     let problem = open(&footer.to_bytes()).map(drop).unwrap_err().to_string();
     assert!(problem.contains(&format!("it is {} bytes long", footer::LEN)), "{problem}");
 }

@@ -1,16 +1,21 @@
-//! The last 64 bytes of a pack. Its last 24 are the same in every version: the length of what stands before them, the version,
-//! the checksum of all that, and the magic.
+//! The end of a pack: 80 bytes, in version 1 it was 64. Its last 24 bytes have the same layout in every version: the length of the
+//! part before them, the version, the checksum of all that, and the magic.
 
 use super::checksum;
 use super::geometry::Geometry;
 use super::index::{BLOCK, ITEM, u32_at, u64_at};
 
 /// The format version this volt-vmm writes. It reads this one and every older one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes, of this version.
 pub const LEN: usize = BODY + TAIL;
+/// Bytes of the shortest footer, which is that of version 1.
+pub const SHORTEST: usize = BODY_1 + TAIL;
 
-const BODY: usize = 40;
+/// Lengths, digest, and the digest of the stored bytes.
+const BODY: usize = BODY_1 + 16;
+/// Lengths and digest.
+const BODY_1: usize = 40;
 const TAIL: usize = 24;
 const MAGIC: &[u8; 8] = b"voltpack";
 
@@ -20,21 +25,26 @@ pub struct Footer {
     pub geometry: Geometry,
     /// Bytes of all stored chunks.
     pub data_len: u64,
-    /// Of the table and the lengths.
+    /// Digest of these bytes as they are stored; version 1 has none.
+    pub stored: Option<u128>,
+    /// Digest of the table and all fields above.
     pub digest: u128,
 }
 
 impl Footer {
-    /// For a pack with this table.
-    pub fn new(geometry: Geometry, data_len: u64, table: &[u8]) -> Self {
-        let mut footer = Self { geometry, data_len, digest: 0 };
+    /// Makes the footer of a pack with this table, the chunks of which have the digest `stored`.
+    pub fn new(geometry: Geometry, data_len: u64, stored: u128, table: &[u8]) -> Self {
+        let mut footer = Self { geometry, data_len, stored: Some(stored), digest: 0 };
         footer.digest = footer.digest_with(table);
         footer
     }
 
     /// What the digest should be.
     pub fn digest_with(&self, table: &[u8]) -> u128 {
-        checksum::digest(table, &self.lengths())
+        match self.stored {
+            None => checksum::digest(&[table, &self.lengths()]),
+            Some(stored) => checksum::digest(&[table, &self.lengths(), &stored.to_le_bytes()]),
+        }
     }
 
     fn lengths(&self) -> [u8; 24] {
@@ -45,42 +55,53 @@ impl Footer {
         bytes
     }
 
-    /// As it stands in the file.
-    pub fn to_bytes(self) -> [u8; LEN] {
-        let mut bytes = [0; LEN];
-        bytes[..24].copy_from_slice(&self.lengths());
-        bytes[24..BODY].copy_from_slice(&self.digest.to_le_bytes());
-        bytes[BODY..BODY + 4].copy_from_slice(&(BODY as u32).to_le_bytes());
-        bytes[BODY + 4..BODY + 8].copy_from_slice(&VERSION.to_le_bytes());
-        let sum = checksum::of(&bytes[..BODY + 8]);
-        bytes[BODY + 8..BODY + 16].copy_from_slice(&sum.to_le_bytes());
-        bytes[BODY + 16..].copy_from_slice(MAGIC);
+    /// The version that has these fields.
+    pub fn version(&self) -> u32 {
+        if self.stored.is_some() { VERSION } else { 1 }
+    }
+
+    /// Its bytes in the file.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = self.lengths().to_vec();
+        bytes.extend(self.digest.to_le_bytes());
+        bytes.extend(self.stored.iter().flat_map(|stored| stored.to_le_bytes()));
+        bytes.extend((bytes.len() as u32).to_le_bytes());
+        bytes.extend(self.version().to_le_bytes());
+        bytes.extend(checksum::of(&bytes).to_le_bytes());
+        bytes.extend(MAGIC);
         bytes
     }
 
-    /// From the last bytes of a file that is `file_len` long.
+    /// Decodes the footer that ends a file of `file_len` bytes. `end` is at least [`SHORTEST`] bytes of the file's end, and [`LEN`]
+    /// where the file is that long.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
-    pub fn from_bytes(bytes: &[u8; LEN], file_len: u64) -> Result<Self, String> {
-        if bytes[BODY + 16..] != *MAGIC {
+    /// Says what is wrong with it.
+    pub fn from_bytes(end: &[u8], file_len: u64) -> Result<Self, String> {
+        let (before, tail) = end.split_at(end.len() - TAIL);
+        if tail[16..] != *MAGIC {
             return Err("is cut off or no pack: it does not end like one".to_owned());
         }
-        let (body, version) = (u32_at(bytes, BODY), u32_at(bytes, BODY + 4));
-        // A longer footer of another version has its checksum over bytes that are not looked at here.
-        let sound = checksum::of(&bytes[..BODY + 8]) == u64_at(bytes, BODY + 8);
-        if version > VERSION && (sound || body as usize != BODY) {
+        let damaged = || "is damaged: its footer has another checksum".to_owned();
+        let (body, version) = (u32_at(tail, 0) as usize, u32_at(tail, 4));
+        let known = [(1, BODY_1), (VERSION, BODY)].contains(&(version, body));
+        // The checksum of a longer footer covers bytes that are not looked at here.
+        let start = before.len().checked_sub(if known { body } else { BODY });
+        let sound = start.is_some_and(|start| checksum::of(&end[start..before.len() + 8]) == u64_at(tail, 8));
+        if version > VERSION && (sound || body != BODY) {
             return Err(format!(
                 "has format version {version}; this volt-vmm {} reads versions up to {VERSION}: use a newer volt-vmm",
                 env!("CARGO_PKG_VERSION")
             ));
         }
-        if !sound || version != VERSION || body as usize != BODY || u32_at(bytes, 12) != 0 {
-            return Err("is damaged: its footer has another checksum".to_owned());
+        let body = &before[start.filter(|_| sound && known).ok_or_else(damaged)?..];
+        if u32_at(body, 12) != 0 {
+            return Err(damaged());
         }
-        let geometry = Geometry::new(u64_at(bytes, 0), u32_at(bytes, 8))?;
-        let digest = u128::from_le_bytes(bytes[24..BODY].try_into().expect("16 bytes"));
-        let footer = Self { geometry, data_len: u64_at(bytes, 16), digest };
+        let geometry = Geometry::new(u64_at(body, 0), u32_at(body, 8))?;
+        let digest = |at: usize| u128::from_le_bytes(body[at..at + 16].try_into().expect("16 bytes"));
+        let stored = (version > 1).then(|| digest(BODY_1));
+        let footer = Self { geometry, data_len: u64_at(body, 16), stored, digest: digest(24) };
         match footer.file_len() {
             Some(len) if len == file_len => Ok(footer),
             _ => Err(format!(
@@ -104,11 +125,16 @@ impl Footer {
         self.geometry.blocks() as usize * ITEM
     }
 
+    /// Bytes of the footer itself.
+    pub fn len(&self) -> usize {
+        if self.stored.is_some() { LEN } else { SHORTEST }
+    }
+
     fn file_len(&self) -> Option<u64> {
         self.data_len.checked_next_multiple_of(BLOCK as u64)?;
         // What follows is at most 4 GiB and a bit.
         self.data_len.checked_add(1 << 33)?;
-        Some(self.table_at() + (self.table_len() + LEN) as u64)
+        Some(self.table_at() + (self.table_len() + self.len()) as u64)
     }
 }
 
@@ -116,23 +142,43 @@ impl Footer {
 mod tests {
     use super::*;
 
+    fn footer() -> Footer {
+        Footer::new(Geometry::new(1 << 30, 1 << 16).unwrap(), 12_345, 77, b"the table")
+    }
+
     #[test]
-    fn a_footer_is_what_it_was_and_another_version_is_named() {
-        let footer = Footer::new(Geometry::new(1 << 30, 1 << 16).unwrap(), 12_345, b"the table");
-        let bytes = footer.to_bytes();
-        let len = footer.file_len().unwrap();
-        assert_eq!(Footer::from_bytes(&bytes, len), Ok(footer));
+    fn footer_comes_back_and_a_newer_version_is_named() {
+        let bytes = footer().to_bytes();
+        let len = footer().file_len().unwrap();
+        assert_eq!(bytes.len(), LEN);
+        assert_eq!(Footer::from_bytes(&bytes, len), Ok(footer()));
         assert!(Footer::from_bytes(&bytes, len + 1).unwrap_err().contains("cut off"));
-        let mut newer = bytes;
+        let mut newer = bytes.clone();
         newer[BODY + 4] = 9;
         let sum = checksum::of(&newer[..BODY + 8]);
         newer[BODY + 8..BODY + 16].copy_from_slice(&sum.to_le_bytes());
         assert!(Footer::from_bytes(&newer, len).unwrap_err().contains("format version 9"));
-        // Longer than ours: what we take for its checksum is none of ours to compute.
+        // A longer footer has its checksum over bytes that begin before these.
         newer[BODY] = 200;
         assert!(Footer::from_bytes(&newer, len).unwrap_err().contains("newer volt-vmm"));
         for byte in 0..LEN {
-            let mut bad = bytes;
+            let mut bad = bytes.clone();
+            bad[byte] ^= 0x40;
+            assert!(Footer::from_bytes(&bad, len).is_err(), "{byte}");
+        }
+    }
+
+    #[test]
+    fn footer_of_version_1_has_no_digest_of_stored_bytes() {
+        let mut old = Footer { stored: None, ..footer() };
+        old.digest = old.digest_with(b"the table");
+        let bytes = old.to_bytes();
+        assert_eq!((bytes.len(), old.version()), (SHORTEST, 1));
+        let len = old.file_len().unwrap();
+        assert_eq!(Footer::from_bytes(&bytes, len), Ok(old));
+        assert_eq!(Footer::from_bytes(&[&[7; 16][..], &bytes].concat(), len), Ok(old), "after a table");
+        for byte in 0..bytes.len() {
+            let mut bad = bytes.clone();
             bad[byte] ^= 0x40;
             assert!(Footer::from_bytes(&bad, len).is_err(), "{byte}");
         }
@@ -140,9 +186,9 @@ mod tests {
 
     #[test]
     fn lengths_that_overflow_are_refused() {
-        let geometry = Geometry::new(1 << 30, 1 << 16).unwrap();
         for data_len in [u64::MAX, u64::MAX - 4096, 1 << 63] {
-            assert!(Footer::from_bytes(&Footer::new(geometry, data_len, b"").to_bytes(), 64).is_err());
+            let forged = Footer { data_len, ..footer() }.to_bytes();
+            assert!(Footer::from_bytes(&forged, 64).is_err());
         }
     }
 }

@@ -29,7 +29,9 @@ impl Forged {
             table.extend(checksum::of_block(number, block).to_le_bytes());
             table.extend(begins.to_le_bytes());
         }
-        let footer = Footer::new(self.geometry, self.data_len, &table);
+        let stored = self.data.len().min(usize::try_from(self.data_len).unwrap_or(usize::MAX));
+        let stored = checksum::digest(&[&self.data[..stored]]);
+        let footer = Footer::new(self.geometry, self.data_len, stored, &table);
         [&self.data[..], &self.index, &table, &footer.to_bytes()].concat()
     }
 }

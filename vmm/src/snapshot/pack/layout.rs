@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use super::checksum;
+use super::checksum::{self, Digest};
 use super::codec::{Encoder, Encoding};
 use super::geometry::Geometry;
 use super::index::Builder;
@@ -90,6 +90,8 @@ pub struct Layout<'a> {
     pub geometry: Geometry,
     pub seen: &'a Seen,
     pub index: Builder,
+    /// Of all bytes that have a place.
+    pub stored: Digest,
 }
 
 impl Layout<'_> {

@@ -4,7 +4,7 @@
 //!  0                     data_len       4 KiB                                                             file's end
 //!  +-------+-------+-----+--------------+----------+----------+-----+------------+------------------+--------+
 //!  | chunk | chunk | ... | zeros, to a  | block 0  | block 1  | ... | block B-1  | table: an item   | footer |
-//!  | as it is stored     | whole 4 KiB  | 256 entries of 16 bytes each          | of 16 bytes for  |  64    |
+//!  | as it is stored     | whole 4 KiB  | 256 entries of 16 bytes each          | of 16 bytes for  |  80    |
 //!  |                     |              |                                       | each block       |  bytes |
 //!  +---------------------+--------------+---------------------------------------+------------------+--------+
 //!
@@ -13,17 +13,21 @@
 //!                                                                    the place where the block's data begins
 //!                                                            4       the same as chunk number `place`, an earlier one
 //!  item     checksum u64 | begins u64                        of the block; and where its first stored byte lies
-//!  footer   memory_len u64 | chunk_len u32 | 0 u32 | data_len u64 | digest u128
+//!  footer   memory_len u64 | chunk_len u32 | 0 u32 | data_len u64 | digest u128 | stored u128
 //!           | length of what stands before this u32 | version u32 | checksum u64 | "voltpack"
 //! ```
 //!
-//! All numbers are little-endian, all checksums XXH3-64, the digest XXH3-128.
+//! All numbers are little-endian, all checksums XXH3-64, the digests XXH3-128. Version 1 has no `stored`; it opens as before.
 //!
 //! **What vouches for what.** The footer's checksum is of the footer, and says whether there is a pack at all. The digest is of
 //! the table and the footer's lengths; the table has the checksum of each block; a block has the checksum of each chunk, taken
 //! over its content *before* compression, so that it notices a damaged file and a codec's error alike. So the digest names the
 //! content of the whole memory, and names it as soon as the footer and the table have been read, which is when a pack is opened.
 //! A block is verified when it is first used, a chunk each time that it is read, before anyone sees a byte of it.
+//!
+//! `stored` is the digest of the bytes 0 to `data_len` as they lie in the file, and the digest covers it too. Only `snapshot verify`
+//! reads all these bytes: a changed byte of a compressed chunk may decode to the same content. `state.json` names the digest, so
+//! another snapshot's pack is refused when it is opened.
 //!
 //! **What an index cannot say.** Chunks are stored in their order, without gaps: the first of a block lies where the table says that
 //! the block's data begins, each other one where the one before it ends, and the last one ends where the next block's data begins.

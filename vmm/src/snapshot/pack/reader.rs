@@ -5,12 +5,15 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::checksum;
+use super::checksum::{self, Digest};
 use super::codec::{Decoder, Encoding};
 use super::footer::{self, Footer};
 use super::geometry::{ENTRIES, Geometry};
 use super::index::{BLOCK, Block, Entry, Table};
 use crate::error::{Error, Result};
+
+/// Bytes read at once where all are read.
+const STEP: usize = 1 << 20;
 
 /// An open pack.
 #[derive(Debug)]
@@ -58,12 +61,13 @@ impl Pack {
         let failed = |source| Error::file("read", name.display(), source);
         let wrong = |problem| Error::snapshot(name, problem);
         let len = file.metadata().map_err(failed)?.len();
-        if len < footer::LEN as u64 {
+        if len < footer::SHORTEST as u64 {
             return Err(wrong(format!("is cut off or no pack: it is {len} bytes long")));
         }
         let mut bytes = [0; footer::LEN];
-        file.read_exact_at(&mut bytes, len - footer::LEN as u64).map_err(failed)?;
-        let footer = Footer::from_bytes(&bytes, len).map_err(wrong)?;
+        let end = &mut bytes[..len.min(footer::LEN as u64) as usize];
+        file.read_exact_at(end, len - end.len() as u64).map_err(failed)?;
+        let footer = Footer::from_bytes(end, len).map_err(wrong)?;
         let mut table = vec![0; footer.table_len()];
         file.read_exact_at(&mut table, footer.table_at()).map_err(failed)?;
         if footer.digest_with(&table) != footer.digest {
@@ -101,10 +105,16 @@ impl Pack {
     /// Bytes of index, table and footer.
     #[must_use]
     pub fn index_len(&self) -> u64 {
-        self.footer.table_at() - self.footer.index_at() + (self.footer.table_len() + footer::LEN) as u64
+        self.footer.table_at() - self.footer.index_at() + (self.footer.table_len() + self.footer.len()) as u64
     }
 
-    /// What names its whole content. Equal for equal memory that was packed in the same way.
+    /// The format version that it has.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.footer.version()
+    }
+
+    /// Names its whole content, in version 2 every stored byte. Equal for equal memory that was packed in the same way.
     #[must_use]
     pub fn digest(&self) -> u128 {
         self.footer.digest
@@ -177,17 +187,30 @@ impl Pack {
         }
     }
 
-    /// Checks that what no checksum covers is as it should be: the zeros before the index.
+    /// Checks every byte before the index as it is stored: the chunks, and the zeros after them. A changed byte of a compressed chunk
+    /// may decode to the same content. A pack of version 1 has no digest of stored chunks.
     ///
     /// # Errors
-    /// It is not, or cannot be read.
-    pub fn verify_padding(&self) -> Result<()> {
+    /// One is another, or cannot be read.
+    pub fn verify_stored(&self) -> Result<()> {
         let mut zeros = vec![0; (self.footer.index_at() - self.footer.data_len) as usize];
         self.read(&mut zeros, self.footer.data_len)?;
-        if zeros.iter().all(|byte| *byte == 0) {
+        if zeros.iter().any(|byte| *byte != 0) {
+            return Err(Error::snapshot(&self.name, "is damaged: something stands before its index"));
+        }
+        let Some(stored) = self.footer.stored else { return Ok(()) };
+        let (mut digest, mut at, mut buffer) = (Digest::default(), 0, vec![0; STEP]);
+        while at < self.footer.data_len {
+            let step = &mut buffer[..(self.footer.data_len - at).min(STEP as u64) as usize];
+            self.read(step, at)?;
+            digest.add(step);
+            at += step.len() as u64;
+        }
+        if digest.finish() == stored {
             return Ok(());
         }
-        Err(Error::snapshot(&self.name, "is damaged: something stands before its index"))
+        let problem = "is damaged: its chunks decode to the content that they should have, but are stored as other bytes";
+        Err(Error::snapshot(&self.name, problem))
     }
 
     fn place(&self, chunk: u32) -> Result<Option<Place>> {

@@ -10,20 +10,27 @@ use super::codec::Decoder;
 use super::reader::{Kind, Pack};
 use super::writer::{chunks_of, threads_for};
 use crate::error::{Error, Result};
+use crate::snapshot::digest::of_pages;
 use crate::snapshot::holes::{is_zero, write_pages};
 use crate::sync::lock;
 
-/// Verifies every checksum, and all that can be wrong beside. `progress` is told, from any thread, how many bytes of the memory are
-/// done.
+/// Verifies every checksum and every stored byte. Returns the digest of the memory ([`crate::snapshot::digest`]). `progress` is told,
+/// from any thread, how many bytes of the memory are done.
 ///
 /// # Errors
-/// The one of the first chunk that is damaged or cannot be read.
-pub fn verify(pack: &Pack, progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+/// Returns the error of the first chunk that is damaged or cannot be read.
+pub fn verify(pack: &Pack, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+    let digest = AtomicU64::new(0);
     for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
-        Kind::Zero | Kind::Stored { same_as: Some(_), .. } => Ok(()),
-        Kind::Stored { .. } => work.read(pack, chunk).map(drop),
+        Kind::Zero => Ok(()),
+        Kind::Stored { .. } => {
+            let part = of_pages(pack.geometry().range(chunk).start, work.read(pack, chunk)?);
+            digest.fetch_add(part, Ordering::Relaxed);
+            Ok(())
+        }
     })?;
-    pack.verify_padding()
+    pack.verify_stored()?;
+    Ok(digest.into_inner())
 }
 
 /// Writes the memory into a file without a byte in it yet, and leaves holes where pages are zero. `name` is for errors. Every chunk

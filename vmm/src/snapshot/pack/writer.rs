@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
+use super::checksum::Digest;
 use super::codec::{Compression, Encoder};
 use super::footer::Footer;
 use super::geometry::Geometry;
@@ -88,7 +89,7 @@ pub(in crate::snapshot) fn threads_for(runs: u32, given: Option<NonZero<usize>>)
 }
 
 /// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. `progress` is told now and then, from
-/// any thread, how many bytes of the memory are done. The file is not synced.
+/// any thread, how many bytes of the memory are done. The file is not synced. Returns the pack's digest.
 ///
 /// # Errors
 /// The packing makes no sense, the source cannot be read, or the file cannot be written.
@@ -98,7 +99,7 @@ pub fn pack(
     packing: &Packing,
     (file, name): (&File, &Path),
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<()> {
+) -> Result<u128> {
     let geometry = packing.validate(memory_len)?;
     let (seen, spare) = (Seen::default(), Spare::default());
     let runs = geometry.chunks().div_ceil(geometry.run());
@@ -109,7 +110,8 @@ pub fn pack(
         Ok(Maker { source, geometry, seen: &seen, spare: &spare, encoder, chunk, other })
     });
     let mut makers = makers.collect::<Result<Vec<_>>>()?;
-    let layout = Layout { source, geometry, seen: &seen, index: Builder::default() };
+    let layout =
+        Layout { source, geometry, seen: &seen, index: Builder::default(), stored: Digest::default() };
     let out = Out { file, name, spare: &spare, progress };
     let line = Line::new(runs, threads as u32 * AHEAD, layout);
     thread::scope(|scope| {
@@ -121,13 +123,14 @@ pub fn pack(
         }
         own.into_iter().for_each(|maker| line.work(maker, &out));
     });
-    let index = line.finish()?;
+    let (index, stored) = line.finish()?;
     let data_len = index.data_len();
     let (index, table) = index.finish();
-    let footer = Footer::new(geometry, data_len, &table);
+    let footer = Footer::new(geometry, data_len, stored.finish(), &table);
     // What lies between is a hole, which reads as zeros.
     out.write(&index, footer.index_at())?;
-    out.write(&[&table[..], &footer.to_bytes()].concat(), footer.table_at())
+    out.write(&[&table[..], &footer.to_bytes()].concat(), footer.table_at())?;
+    Ok(footer.digest)
 }
 
 /// The chunks of a run.
@@ -154,6 +157,7 @@ impl Out<'_> {
         let chunks = chunks_of(&layout.geometry, number);
         let at = layout.index.data_len();
         let (room, len) = layout.place(chunks.start, run)?;
+        layout.stored.add(&room[..len]);
         self.write(&room[..len], at)?;
         lock(self.spare).push(room);
         (self.progress)(layout.geometry.range(chunks.end - 1).end);
@@ -239,12 +243,12 @@ impl<'a> Line<'a> {
     }
 
     /// Once nobody works any more.
-    fn finish(self) -> Result<Builder> {
+    fn finish(self) -> Result<(Builder, Digest)> {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let unfinished = || Error::host("pack memory", std::io::Error::other("not all of it was done"));
         match (state.error, state.layout) {
             (Some(error), _) => Err(error),
-            (None, Some(layout)) if state.wanted == self.runs => Ok(layout.index),
+            (None, Some(layout)) if state.wanted == self.runs => Ok((layout.index, layout.stored)),
             (None, _) => Err(unfinished()),
         }
     }

@@ -13,7 +13,8 @@ use crate::memory::prefetch::Runs;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::memory::Memory;
 use crate::snapshot::pack::{Decoder, Pack};
-use crate::snapshot::{DIFF_FILE, Metadata, WorkingSet, relative};
+use crate::snapshot::relative::{self, Opened};
+use crate::snapshot::{DIFF_FILE, Metadata, WorkingSet};
 
 /// See the module.
 pub struct Subject {
@@ -30,16 +31,13 @@ pub struct Subject {
 impl Subject {
     /// Of the snapshot at `path`.
     pub fn open(path: &Path, metadata: &Metadata, set: WorkingSet) -> Result<Self> {
-        let (memory, over, _) = relative::open(path, metadata)?;
+        let Opened { memory, over, .. } = relative::open(path, metadata)?;
         Ok(Self { memory, over, set, len: metadata.memory_bytes, path: path.to_owned() })
     }
 
     /// The files that its memory is in.
     pub fn files(&self) -> Vec<PathBuf> {
-        let base = match &self.memory {
-            Memory::Raw(_, path) => path.clone(),
-            Memory::Packed(packed) => packed.pack.name().to_owned(),
-        };
+        let base = self.memory.name().to_owned();
         self.over.iter().map(|_| self.path.join(DIFF_FILE)).chain([base]).collect()
     }
 
