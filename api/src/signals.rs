@@ -1,7 +1,8 @@
 //! Signals, waited for instead of handled: they are blocked before any thread starts, and one thread takes them.
 //!
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end the VM and with it the process, with status 128+N; a second one, or an
-//! ending that does not come about, ends the process at once. SIGTSTP and SIGCONT keep the terminal right. SIGTTIN and
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end the VM and with it the process, with status 128+N. The disks get all the time that
+//! they need to take what the guest wrote. A second signal ends the process at once, and so does an ending that does not come
+//! about otherwise: what the disks have not taken then stays in the host's page cache, and is lost if the host crashes. SIGTSTP and SIGCONT keep the terminal right. SIGTTIN and
 //! SIGTTOU stay blocked: a background job then gets an error instead of being stopped. The library's own kick signal
 //! (SIGRTMIN) is not touched.
 #![allow(unsafe_code)]
@@ -93,8 +94,11 @@ fn end(signal: libc::c_int, set: &libc::sigset_t, slot: &Arc<Slot>, clean_up: &d
     let closing = Arc::clone(slot);
     // In a thread of its own: a vCPU may be blocked where nothing frees it.
     let _ = thread::Builder::new().name("volt-end".into()).spawn(move || closing.close());
-    let asked = Instant::now();
+    let mut asked = Instant::now();
     loop {
+        if slot.peek().is_some_and(|vm| vm.is_settling()) {
+            asked = Instant::now();
+        }
         let limit = if VM_ENDED.load(Ordering::SeqCst) { TO_END + TO_FINISH } else { TO_END };
         let again = next(set, Duration::from_millis(50));
         if again.is_some_and(|signal| ENDING.contains(&signal)) || asked.elapsed() > limit {

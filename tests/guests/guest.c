@@ -355,12 +355,8 @@ void guest_main(struct start_info *info)
         print("rebooting\n");
         outb(0x64, 0xfe);
     } else if (behaviour("triple-fault")) {
-        struct {
-            u16 limit;
-            u64 base;
-        } __attribute__((packed)) none = {0, 0};
         print("faulting\n");
-        __asm__ volatile("lidt %0\n ud2" ::"m"(none));
+        triple_fault();
     } else if (behaviour("stuck")) {
         print("ready\n");
         for (;;)

@@ -116,6 +116,18 @@ __attribute__((noreturn)) static inline void power_off(void)
         __asm__ volatile("cli\n hlt");
 }
 
+/* An exception without a handler for it, nor for what follows from that. */
+__attribute__((noreturn)) static inline void triple_fault(void)
+{
+    struct {
+        u16 limit;
+        u64 base;
+    } __attribute__((packed)) none = {0, 0};
+    __asm__ volatile("lidt %0\n ud2" ::"m"(none));
+    for (;;)
+        ;
+}
+
 /* A line that no test waits for and every test notices. */
 __attribute__((noreturn)) static inline void wrong(const char *what, u64 where, u64 found)
 {

@@ -17,6 +17,7 @@ mod endings;
 mod forking;
 mod golden;
 mod irqchip;
+mod layers_kept;
 mod lazy;
 mod leaks;
 mod library;

@@ -125,6 +125,21 @@ impl Machine {
         self.shell.control.end(Err(format!("could not {act}: {}", report(error))));
     }
 
+    /// Halts the devices of a VM whose guest has ended, and brings what it wrote into the files of its disks. What cannot be is told
+    /// in the log: there is nobody left who could do something about it.
+    pub(crate) fn settle(&self) {
+        let why = "it ended while a device waited for memory";
+        let faults = self.shell.ram.faults();
+        let let_go = faults.map(|faults| faults.let_go_after(TO_BE_DROPPED, why)).transpose();
+        let _let_go = let_go.inspect_err(|error| log::warn!("{}", report(error)));
+        self.platform.halt();
+        for disk in self.platform.disks().values() {
+            if let Err(error) = lock(disk).settle() {
+                log::error!("{}", report(&error));
+            }
+        }
+    }
+
     /// Sees to it, until what is returned is dropped, that whoever is halted is not waited for for ever where memory is filled as it
     /// is needed, and does not come: the VM ends then.
     pub(crate) fn halt_in_time(&self) -> Result<Option<LetGo>> {

@@ -1,5 +1,6 @@
 //! A VM as its owner sees it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,8 @@ pub struct Vm {
     history: Mutex<History>,
     /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
     machine: Mutex<Machine>,
+    /// See [`Vm::is_settling`].
+    is_settling: AtomicBool,
     /// What is read ahead of the guest.
     pub(crate) ahead: Mutex<Ahead>,
     /// Last: it is over once the guest has ended.
@@ -57,14 +60,17 @@ impl Vm {
             lent_vcpu: Mutex::new(machine.lent_vcpu()),
             history: Mutex::new(history),
             machine: Mutex::new(machine),
+            is_settling: AtomicBool::new(false),
             ahead: Mutex::new(Ahead::Nothing),
             recording: None,
         }
     }
 
     /// The same with something to be read ahead, and a recording of what it touches.
-    pub(crate) fn with_working_set(self, ahead: Option<Plan>, recording: Option<Recording>) -> Self {
-        Self { ahead: Mutex::new(ahead.map_or(Ahead::Nothing, Ahead::Planned)), recording, ..self }
+    pub(crate) fn with_working_set(mut self, ahead: Option<Plan>, recording: Option<Recording>) -> Self {
+        self.ahead = Mutex::new(ahead.map_or(Ahead::Nothing, Ahead::Planned));
+        self.recording = recording;
+        self
     }
 
     /// What it was made from, with the rate limits as they are now.
@@ -201,7 +207,7 @@ impl Vm {
     }
 
     /// Ends the VM, whatever its guest is doing. [`Vm::wait_ending`] then gives [`Ending::Stopped`], unless the guest
-    /// was first.
+    /// was first. This does not wait for the disks; that does.
     pub fn stop(&self) {
         self.control.end(Ok(Ending::Stopped));
     }
@@ -217,12 +223,24 @@ impl Vm {
         }
     }
 
-    /// Waits until the guest ends, and says how.
+    /// Waits until the guest has ended and its disks have all that it wrote, and says how it ended. A disk that the host does not
+    /// let have it is told in the log.
     ///
     /// # Errors
     /// [`Error::Crashed`] when KVM could not go on with it.
     pub fn wait_ending(&self) -> Result<Ending> {
-        self.control.wait_end()
+        let ending = self.control.wait_end();
+        self.is_settling.store(true, Ordering::SeqCst);
+        lock(&self.machine).settle();
+        self.is_settling.store(false, Ordering::SeqCst);
+        ending
+    }
+
+    /// Whether the guest has ended and [`Vm::wait_ending`] is bringing what it wrote into the files of its disks. A process that
+    /// exits meanwhile keeps what it wrote for as long as the host runs; a crash of the host may then take what was not flushed.
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
+        self.is_settling.load(Ordering::SeqCst)
     }
 
     /// Lends the calling thread to a VM that was restored for it ([`crate::RestoreOptions::lent_thread`]): runs the first
@@ -256,12 +274,25 @@ impl Vm {
     }
 
     fn resume_machine(&self, machine: &Machine) -> Result<()> {
-        if self.state() == RunState::Paused {
-            machine.notify_paused()?;
-            lock(&self.serial).flush();
+        match self.state() {
+            // Its devices are not to work again.
+            RunState::Ended => return Err(Error::NotNow { act: "run the guest", state: "has ended" }),
+            RunState::Paused => {
+                machine.notify_paused()?;
+                lock(&self.serial).flush();
+            }
+            RunState::Running => {}
         }
         machine.platform().go_on(&self.control)?;
         self.control.start(machine.board())
+    }
+}
+
+/// An end like any other.
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = self.wait_ending(); // how it ended, nobody asks any more
     }
 }
 

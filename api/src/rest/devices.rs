@@ -64,9 +64,10 @@ pub(super) struct Drive {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 enum CacheType {
-    // Firecracker's default.
-    #[default]
+    /// As a client that names it expects: a flush does nothing.
     Unsafe,
+    /// The default, unlike Firecracker's: what a guest has flushed survives a crash of the host unless the client says otherwise.
+    #[default]
     Writeback,
 }
 
@@ -335,6 +336,19 @@ mod tests {
     }
 
     #[test]
+    fn cache_is_what_the_client_names_and_otherwise_writeback() {
+        for (named, expected) in [
+            ("", Cache::Writeback),
+            (r#","cache_type":"Writeback""#, Cache::Writeback),
+            (r#","cache_type":"Unsafe""#, Cache::Unsafe),
+        ] {
+            let drive = format!(r#"{{"drive_id":"a","path_on_host":"/d","is_root_device":false{named}}}"#);
+            let drive: Drive = serde_json::from_str(&drive).unwrap();
+            assert_eq!(DiskConfig::from(drive).cache, expected, "{named}");
+        }
+    }
+
+    #[test]
     fn the_root_device_comes_first_and_the_kernel_is_told() {
         let drive = |id: &str, root| Drive {
             drive_id: id.to_owned(),
@@ -356,7 +370,7 @@ mod tests {
         assert!(config.boot.cmdline.ends_with(" root=/dev/vda ro"), "{}", config.boot.cmdline);
         assert_eq!(
             (config.devices.disks[0].cache, config.devices.disks[0].engine),
-            (Cache::Unsafe, Engine::IoUring)
+            (Cache::Writeback, Engine::IoUring)
         );
     }
 

@@ -72,7 +72,8 @@ pub enum Cache {
     /// When the guest flushes.
     #[default]
     Writeback,
-    /// When the host pleases: a flush does nothing. For disks that nobody needs after a crash.
+    /// When the host pleases: a flush does nothing. For disks that nobody needs after a crash of the host. A process that is killed
+    /// loses nothing.
     Unsafe,
 }
 

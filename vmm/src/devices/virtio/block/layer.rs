@@ -3,14 +3,34 @@
 //!
 //! ```text
 //!   read     ──> the layer where it has the cluster, else what lies below
-//!   write    ──> the layer, after what the write leaves of its first and last cluster was copied there from below
-//!   flush    ──> fdatasync, then the map, then fdatasync: the file's map never speaks of data that is not safe
+//!   write    ──> the layer, after what the write leaves of its first and last cluster was copied there from below;
+//!                then the cluster's bit in the live map
+//!   flush    ──> fdatasync, then the synced map, then fdatasync
+//!   end      ──> fdatasync, then the synced map: once the VM has ended, however it did
 //!   capture  ──> one layer over the base, with what there is in the layer below and in this one
 //! ```
+//!
+//! # What is on disk, and in which order
+//!
+//! These hold for a layer with a name. Nobody can open one without a name once this process has gone: it has no live map and is
+//! never synced.
+//!
+//! 1. A cluster's bit is set in memory and in the live map after all of the cluster was written to the file.
+//! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
+//! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
+//! 4. The first flush of a layer that was made syncs its directory before it succeeds.
+//! 5. After a sync that failed no flush succeeds any more, and the synced map stays as it is.
+//! 6. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another id.
+//! 7. The live map counts in the boot in which it was written, so its order on disk does not matter. What it has beyond the synced
+//!    map is written to that by the next flush or end, in the order of 2.
+//!
+//! So after a power cut each cluster is as it was at some time after the last flush that succeeded, or is the one below if it was
+//! not in the layer then; after a kill of the process nothing is lost at all.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
 use super::file::{Direction, HostFile, Use};
 use super::lower::{Lower, open_layer};
@@ -18,7 +38,6 @@ use super::map::{CLUSTER, Map};
 use super::request::Stretch;
 use super::storage::{Place, Storage};
 use crate::config::FileRef;
-use crate::config::devices::Cache;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
 use crate::sparse;
@@ -28,9 +47,13 @@ use crate::sparse;
 pub struct Overlay {
     lower: Lower,
     layer: HostFile,
-    /// What is to be safe after a flush.
-    cache: Cache,
     map: Map,
+    /// Someone can open the layer once this process has gone.
+    has_name: bool,
+    /// Where the layer was made: to be synced by the first flush.
+    made_in: Option<PathBuf>,
+    /// None succeeds any more.
+    sync_failed: bool,
     /// It was made when it was opened, and the guest's writes are all there is in it.
     was_empty: bool,
     /// For a part of a cluster on its way up. Empty before the first: to touch it costs a restore as much as all else here.
@@ -42,16 +65,32 @@ impl Overlay {
     ///
     /// # Errors
     /// Those of [`HostFile::open`]; the layer is none, or lies over something else.
-    pub fn open(id: &str, lower: Lower, layer: &FileRef, wanted: Use, cache: Cache) -> Result<Self> {
+    pub fn open(id: &str, lower: Lower, layer: &FileRef, wanted: Use) -> Result<Self> {
+        let place = layer;
         let layer = open_layer(id, layer, wanted)?;
-        let len = layer.len().map_err(|source| Error::file("read layer", layer.name(), source))?;
-        let was_empty = wanted == Use::Make && len == 0;
-        let map = match was_empty {
-            true => Map::make(layer.file(), lower.named())
-                .map_err(|source| Error::file("make layer", layer.name(), source))?,
-            false => lower.map_of(id, &layer)?,
+        let name = layer.name().to_owned();
+        let name = &name;
+        let failed = |act| move |source| Error::file(act, name, source);
+        let found = layer.file().metadata().map_err(failed("look at layer"))?;
+        let has_name = found.nlink() > 0;
+        let was_empty = wanted == Use::Make && found.len() == 0;
+        let map = if was_empty {
+            Map::make(layer.file(), lower.named(), has_name).map_err(failed("make layer"))?
+        } else {
+            let mut map = lower.map_of(id, &layer)?;
+            match wanted {
+                Use::Read => map.begin_reading(),
+                Use::Write | Use::Make => {
+                    map.begin_writing(layer.file(), has_name).map_err(failed("write layer"))?;
+                }
+            }
+            map
         };
-        Ok(Self { lower, layer, cache, map, was_empty, scratch: Vec::new() })
+        let made_in = match place {
+            FileRef::Path(path) if was_empty => Some(directory_of(path)),
+            _ => None,
+        };
+        Ok(Self { lower, layer, map, has_name, made_in, sync_failed: false, was_empty, scratch: Vec::new() })
     }
 
     /// Whether there was nothing in the layer when it was opened.
@@ -80,7 +119,7 @@ impl Overlay {
     pub fn capture(&self, to: &File) -> io::Result<()> {
         let Some((below, map)) = self.lower.layer() else {
             sparse::whole(self.layer.file(), to)?;
-            return self.map.clone().renew(to);
+            return self.map.write_copy(to);
         };
         sparse::whole(below.file(), to)?;
         let mut all = map.clone();
@@ -95,12 +134,41 @@ impl Overlay {
                     to,
                     self.map.data() + stretch.start..self.map.data() + stretch.end,
                 )?;
-                clusters.for_each(|cluster| all.add(cluster));
+                all.include(clusters);
             }
             at += len;
         }
-        all.write(to)?;
-        all.renew(to)
+        all.write_copy(to)
+    }
+
+    /// Brings the map into the file after the data, and with `and_sync` to the disk.
+    fn write_map(&mut self, and_sync: bool) -> io::Result<()> {
+        if self.sync_failed {
+            return Err(io::Error::other("an earlier sync failed, and what it was for may be lost"));
+        }
+        // Taken before the sync: what it has was written before.
+        let dirty = self.map.take_dirty();
+        let done = self.sync().and_then(|()| match dirty.is_empty() {
+            true => Ok(()),
+            false => {
+                dirty.write(self.layer.file())?;
+                if and_sync { self.sync() } else { Ok(()) }
+            }
+        });
+        if done.is_err() {
+            self.map.give_back(dirty);
+        }
+        done
+    }
+
+    /// After an error the kernel takes the pages that it could not write for written: the next sync would succeed.
+    fn sync(&mut self) -> io::Result<()> {
+        if !self.has_name {
+            return Ok(());
+        }
+        let done = self.layer.file().sync_data();
+        self.sync_failed = done.is_err();
+        done
     }
 
     /// Lets `put` write a stretch to the layer, with the clusters it lies in.
@@ -123,8 +191,7 @@ impl Overlay {
         }
         put(&self.layer, self.map.data() + at)?;
         // Only now: a cluster that could not be written in full is still that below.
-        (first..=last).for_each(|cluster| self.map.add(cluster));
-        Ok(())
+        self.map.add(self.layer.file(), first..=last)
     }
 
     /// Copies a part of a cluster from below.
@@ -159,11 +226,13 @@ impl Storage for Overlay {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.layer.file().sync_data()?;
-        if !self.map.is_written() {
-            self.map.write(self.layer.file())?;
-            self.layer.file().sync_data()?;
-            self.map.written();
+        if !self.has_name {
+            return Ok(());
+        }
+        self.write_map(true)?;
+        if let Some(place) = &self.made_in {
+            File::open(place)?.sync_all()?;
+            self.made_in = None;
         }
         Ok(())
     }
@@ -175,24 +244,12 @@ impl Storage for Overlay {
     }
 
     fn settle(&mut self) -> io::Result<()> {
-        if self.map.is_written() {
-            return Ok(());
-        }
-        if self.cache == Cache::Writeback {
-            self.layer.file().sync_data()?;
-        }
-        self.map.write(self.layer.file())?;
-        self.map.written();
-        Ok(())
-    }
-
-    fn is_settled(&self) -> bool {
-        self.map.is_written()
+        if self.map.is_dirty() { self.write_map(false) } else { Ok(()) }
     }
 
     fn empty(&mut self) -> io::Result<()> {
         self.layer.file().set_len(0)?;
-        self.map = Map::make(self.layer.file(), self.lower.named())?;
+        self.map = Map::make(self.layer.file(), self.lower.named(), self.has_name)?;
         Ok(())
     }
 
@@ -216,6 +273,13 @@ impl Storage for Overlay {
 
     fn overlay(&self) -> Option<&Overlay> {
         Some(self)
+    }
+}
+
+fn directory_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
     }
 }
 

@@ -1,30 +1,40 @@
-//! A layer's map of the clusters that it has, in its file before the data.
+//! A layer's map of the clusters that it has, in its file around the data.
 //!
 //! ```text
-//!   0       4 KiB                      64 KiB aligned
-//!   header  a bit for each cluster     cluster 0, cluster 1, ... each at its place, most of them holes
+//!   0       4 KiB                      64 KiB aligned                   64 KiB aligned
+//!   header  a bit for each cluster     cluster 0, cluster 1, ...        live map: header, a bit for each cluster
+//!           (the synced map)           each at its place, most holes
 //! ```
 //!
-//! The map in memory is what counts; the file's follows when the data that it speaks of is there. Bits are only ever set, so
-//! that a block of the map that was half written when the power went is a map too: of the clusters before or after.
+//! The map in memory counts. The file has it twice:
+//!
+//! - The synced map gets a bit after the cluster's data was synced. Bits are only ever set, so a block of the map that was half
+//!   written when the power went is a map too.
+//! - The live map ([`super::live`]) gets a bit as soon as the cluster is written, without a sync. It counts during the boot in
+//!   which it was written: a process that is killed loses nothing then.
+//!
+//! Version 1 of the file has no live map. A version 1 layer that is opened for writing becomes version 2.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::ops::{Range, RangeInclusive};
+use std::os::unix::fs::FileExt;
 
-use rustix::fs::{FallocateFlags, fallocate};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::digest;
+use super::live::{self, Live};
 
 /// Bytes that are present together or not.
 pub const CLUSTER: u64 = 64 << 10;
 /// The longest base: its map takes 128 MiB of memory.
 pub const LONGEST_BASE: u64 = 64 << 40;
 const MAGIC: &[u8; 8] = b"VOLTLAYR";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// The one before, without a live map.
+const VERSION_WITHOUT_LIVE_MAP: u32 = 1;
 /// Bytes before the map.
 const HEADER: u64 = 4096;
 /// What of them is used: the magic; the version, the length of a cluster, what [`Base`] has and the layer's id, little-endian;
@@ -48,22 +58,43 @@ pub struct Map {
     base: Base,
     /// By chance, and another in each copy: two layers with the same clusters are not the same.
     id: u64,
+    /// Of the file.
+    version: u32,
     /// Whole blocks.
     bits: Vec<u8>,
-    /// Blocks that the file does not have as they are here.
+    /// Blocks that the synced map does not have as they are here.
     dirty: BTreeSet<usize>,
+    /// The live map. None in a file that is only read, or that nobody can open once this process has gone.
+    live: Option<Live>,
+}
+
+/// Blocks of the map as they were when they were taken, on their way to the synced map ([`Map::take_dirty`]).
+#[derive(Debug)]
+pub struct DirtyBlocks(Vec<(usize, Vec<u8>)>);
+
+impl DirtyBlocks {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Writes them to the synced map. The data of all their clusters was synced before.
+    pub fn write(&self, file: &File) -> io::Result<()> {
+        self.0.iter().try_for_each(|(block, bits)| file.write_all_at(bits, HEADER + (block * BLOCK) as u64))
+    }
 }
 
 /// Without its thousands of bits.
 impl fmt::Debug for Map {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { base, id, bits, dirty } = self;
+        let Self { base, id, version, bits, dirty, live } = self;
         let bits = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
         f.debug_struct("Map")
             .field("base", base)
             .field("id", id)
+            .field("version", version)
             .field("bits", &bits)
             .field("dirty", dirty)
+            .field("live", live)
             .finish()
     }
 }
@@ -71,7 +102,8 @@ impl fmt::Debug for Map {
 impl Map {
     fn blank(base: Base, id: u64) -> Self {
         let bytes = base.len.div_ceil(CLUSTER).div_ceil(8).next_multiple_of(BLOCK as u64);
-        Self { base, id, bits: vec![0; bytes as usize], dirty: BTreeSet::new() }
+        let (version, bits, dirty) = (VERSION, vec![0; bytes as usize], BTreeSet::new());
+        Self { base, id, version, bits, dirty, live: None }
     }
 
     /// Where the data begins in the file.
@@ -79,18 +111,21 @@ impl Map {
         (HEADER + self.bits.len() as u64).next_multiple_of(CLUSTER)
     }
 
-    /// Makes an empty layer over `base` of an empty file. The map has its place on the host from the start, so that a full disk
-    /// never keeps data out of it that was written; not in a file without a name, which nobody can open once this process has gone.
-    pub fn make(file: &File, base: Base) -> io::Result<Self> {
+    /// Where the data ends in the file, and the live map begins if there is one.
+    fn end(&self) -> u64 {
+        self.data() + self.base.len.next_multiple_of(CLUSTER)
+    }
+
+    /// Makes an empty layer over `base` of an empty file. In a file with a name both maps get their blocks now, so that a full disk
+    /// never keeps data out of them that was written.
+    pub fn make(file: &File, base: Base, has_name: bool) -> io::Result<Self> {
         let mut map = Self::blank(base, 0);
-        file.set_len(map.data() + base.len.next_multiple_of(CLUSTER))?;
-        if file.metadata()?.nlink() > 0 {
-            match fallocate(file, FallocateFlags::empty(), 0, map.data()) {
-                Ok(()) | Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
-                Err(refused) => return Err(refused.into()),
-            }
-        }
+        file.set_len(map.end())?;
         map.renew(file)?;
+        if has_name {
+            live::allocate(file, 0, map.data())?;
+            map.live = Some(Live::begin(file, map.end(), map.id, map.bits.len() as u64)?);
+        }
         Ok(map)
     }
 
@@ -99,6 +134,10 @@ impl Map {
         let mut id = [0; 8];
         getrandom(&mut id[..], GetRandomFlags::empty())?;
         self.id = u64::from_le_bytes(id);
+        self.write_header(file)
+    }
+
+    fn write_header(&self, file: &File) -> io::Result<()> {
         let mut header = Vec::with_capacity(HEADER_USED);
         header.extend_from_slice(MAGIC);
         header.extend_from_slice(&VERSION.to_le_bytes());
@@ -108,6 +147,14 @@ impl Map {
         header.extend_from_slice(&self.id.to_le_bytes());
         header.extend_from_slice(&digest::of_bytes(&header).to_le_bytes());
         file.write_all_at(&header, 0)
+    }
+
+    /// Makes `file`, which has a copy of this layer's data, a layer with this map and an id of its own.
+    pub fn write_copy(&self, file: &File) -> io::Result<()> {
+        let mut copy = Self { version: VERSION, live: None, ..self.clone() };
+        file.write_all_at(&copy.bits, HEADER)?;
+        file.set_len(copy.end())?;
+        copy.renew(file)
     }
 
     /// What a layer over this one is to name.
@@ -128,8 +175,11 @@ impl Map {
         if header[..8] != *MAGIC {
             return Ok(Err("is not a layer".into()));
         }
-        if half(8) != VERSION {
-            return Ok(Err(format!("is a layer of version {}; this volt-vmm knows {VERSION}", half(8))));
+        if !(VERSION_WITHOUT_LIVE_MAP..=VERSION).contains(&half(8)) {
+            return Ok(Err(format!(
+                "is a layer of version {}; this volt-vmm knows versions up to {VERSION}",
+                half(8)
+            )));
         }
         if word(HEADER_USED - 8) != digest::of_bytes(&header[..HEADER_USED - 8]) || half(12) != CLUSTER as u32
         {
@@ -142,13 +192,53 @@ impl Map {
                 named.len, named.digest, base.len, base.digest
             )));
         }
-        let mut map = Self::blank(base, word(32));
+        let mut map = Self { version: half(8), ..Self::blank(base, word(32)) };
         let len = file.metadata()?.len();
-        if len < map.data() + base.len.next_multiple_of(CLUSTER) {
+        if len < map.end() {
             return Ok(Err(format!("is a layer of which only {len} bytes are left")));
         }
         file.read_exact_at(&mut map.bits, HEADER)?;
+        if len >= map.end() + live::len_with(map.bits.len() as u64)
+            && let Some(found) = Live::load(file, map.end(), map.id)?
+        {
+            map.take_over(file, found)?;
+        }
         Ok(Ok(map))
+    }
+
+    /// Adds the clusters that only the live map has.
+    fn take_over(&mut self, file: &File, live: Live) -> io::Result<()> {
+        let Self { bits, dirty, .. } = self;
+        let live_bits = live.read(file, bits.len())?;
+        for (number, (block, live)) in bits.chunks_mut(BLOCK).zip(live_bits.chunks(BLOCK)).enumerate() {
+            let mut is_new = false;
+            for (byte, live) in block.iter_mut().zip(live) {
+                is_new |= live & !*byte != 0;
+                *byte |= live;
+            }
+            if is_new {
+                dirty.insert(number);
+            }
+        }
+        self.live = Some(live);
+        Ok(())
+    }
+
+    /// The layer, which was loaded, will be written. `has_name`: someone can open it once this process has gone.
+    pub fn begin_writing(&mut self, file: &File, has_name: bool) -> io::Result<()> {
+        if has_name && self.live.is_none() {
+            self.live = Some(Live::begin(file, self.end(), self.id, self.bits.len() as u64)?);
+        }
+        if self.version == VERSION {
+            return Ok(());
+        }
+        self.version = VERSION;
+        self.write_header(file)
+    }
+
+    /// The layer, which was loaded, will only be read: nothing is to be written.
+    pub fn begin_reading(&mut self) {
+        self.dirty.clear();
     }
 
     /// Whether the layer has a cluster.
@@ -156,30 +246,42 @@ impl Map {
         self.bits[(cluster / 8) as usize] & 1 << (cluster % 8) != 0
     }
 
-    /// The layer has a cluster now.
-    pub fn add(&mut self, cluster: u64) {
-        if !self.has(cluster) {
-            let byte = (cluster / 8) as usize;
-            self.bits[byte] |= 1 << (cluster % 8);
-            self.dirty.insert(byte / BLOCK);
+    /// The layer has these clusters now, all of whose data is in `file`. After an error it does not have those that are new.
+    pub fn add(&mut self, file: &File, clusters: RangeInclusive<u64>) -> io::Result<()> {
+        if clusters.clone().all(|cluster| self.has(cluster)) {
+            return Ok(());
         }
-    }
-
-    /// Whether the file has it as it is here.
-    pub fn is_written(&self) -> bool {
-        self.dirty.is_empty()
-    }
-
-    /// Writes what the file does not have. It counts as written after [`Map::written`].
-    pub fn write(&self, file: &File) -> io::Result<()> {
-        for block in &self.dirty {
-            let start = block * BLOCK;
-            file.write_all_at(&self.bits[start..start + BLOCK], HEADER + start as u64)?;
+        let (first, last) = ((clusters.start() / 8) as usize, (clusters.end() / 8) as usize);
+        let before = self.bits[first..=last].to_vec();
+        clusters.for_each(|cluster| self.bits[(cluster / 8) as usize] |= 1 << (cluster % 8));
+        if let Some(live) = &self.live
+            && let Err(error) = live.write(file, first, &self.bits[first..=last])
+        {
+            self.bits[first..=last].copy_from_slice(&before);
+            return Err(error);
         }
+        self.dirty.extend(first / BLOCK..=last / BLOCK);
         Ok(())
     }
 
-    pub fn written(&mut self) {
-        self.dirty.clear();
+    /// The copy of a layer that this map will describe has these clusters too.
+    pub fn include(&mut self, clusters: Range<u64>) {
+        clusters.for_each(|cluster| self.bits[(cluster / 8) as usize] |= 1 << (cluster % 8));
+    }
+
+    /// Takes what the synced map lacks. Whoever takes it syncs the data first, then writes it; or gives it back.
+    pub fn take_dirty(&mut self) -> DirtyBlocks {
+        let dirty = std::mem::take(&mut self.dirty).into_iter();
+        DirtyBlocks(dirty.map(|block| (block, self.bits[block * BLOCK..][..BLOCK].to_vec())).collect())
+    }
+
+    /// The synced map still lacks these.
+    pub fn give_back(&mut self, DirtyBlocks(blocks): DirtyBlocks) {
+        self.dirty.extend(blocks.into_iter().map(|(block, _)| block));
+    }
+
+    /// Whether the synced map lacks something.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
     }
 }

@@ -7,8 +7,6 @@
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
-use std::io;
-
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
@@ -25,6 +23,7 @@ use crate::persist::Persist;
 mod digest;
 mod file;
 mod layer;
+mod live;
 mod lower;
 mod map;
 mod request;
@@ -94,7 +93,7 @@ impl Block {
             Some(layer) => {
                 let wanted = if *read_only { Use::Read } else { Use::Make };
                 let lower = Lower::open(id, path, beneath.as_ref())?;
-                Box::new(Overlay::open(id, lower, layer, wanted, *cache)?)
+                Box::new(Overlay::open(id, lower, layer, wanted)?)
             }
         };
         let ring = match engine {
@@ -134,6 +133,14 @@ impl Block {
     #[must_use]
     pub fn overlay(&self) -> Option<&Overlay> {
         self.storage.overlay()
+    }
+
+    /// Brings everything into the disk's files for whoever opens them, in a later boot of the host too. The VM has ended.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn settle(&mut self) -> Result<()> {
+        self.storage.settle().map_err(|source| Error::file("write the last of disk", &self.name, source))
     }
 
     /// Whether [`Block::rewind`] would bring back what there was at the restore.
@@ -210,18 +217,18 @@ impl VirtioDevice for Block {
 
     fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         // A device that is broken is not asked to end.
-        self.serve(io).inspect_err(|_| self.come_to_rest())
+        self.serve(io).inspect_err(|_| self.abandon())
     }
 
     fn end(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
         let drained = self.drain(io);
-        self.come_to_rest();
+        self.abandon();
         drained
     }
 
     /// Nothing that is under way may come back in the next driver's queue.
     fn reset(&mut self) {
-        self.come_to_rest();
+        self.abandon();
     }
 }
 
@@ -229,12 +236,17 @@ impl Persist for Block {
     type State = BlockState;
 
     fn save(&self) -> Result<BlockState> {
-        let Self { id: _, name, read_only, cache: _, storage, ring: _, limiter: _, failures: _, capacity } =
-            self;
-        if !storage.is_settled() {
-            let lost = io::Error::other("what the guest wrote last is not in the file");
-            return Err(Error::file("save disk", name, lost));
-        }
+        let Self {
+            id: _,
+            name: _,
+            read_only,
+            cache: _,
+            storage: _,
+            ring: _,
+            limiter: _,
+            failures: _,
+            capacity,
+        } = self;
         Ok(BlockState { capacity: *capacity, read_only: *read_only })
     }
 

@@ -172,13 +172,10 @@ impl Block {
         }
     }
 
-    /// Nothing is under way any more, and everything is in the files. If that cannot be, a snapshot will say so.
-    pub(super) fn come_to_rest(&mut self) {
+    /// Brings what is under way to an end, unanswered.
+    pub(super) fn abandon(&mut self) {
         if let Some(ring) = &mut self.ring {
             ring.abandon();
-        }
-        if let Err(error) = self.storage.settle() {
-            self.note_failure("settle", &error);
         }
     }
 

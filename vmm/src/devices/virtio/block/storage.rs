@@ -47,14 +47,9 @@ pub trait Storage: Send + std::fmt::Debug {
     /// Where a stretch can be read or written by anyone, or with no direction what to sync to flush. None where that is not all.
     fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place>;
 
-    /// What was written before is in the files, for whoever opens or copies them.
+    /// What was written before is in the files, for whoever opens them in this boot of the host or a later one.
     fn settle(&mut self) -> io::Result<()> {
         Ok(())
-    }
-
-    /// Whether nothing was written since [`Storage::settle`] last came to a good end.
-    fn is_settled(&self) -> bool {
-        true
     }
 
     /// Is again what it was when it was opened. Asked only of what [`Overlay::was_empty`].

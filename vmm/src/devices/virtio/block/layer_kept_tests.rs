@@ -1,0 +1,217 @@
+//! What of a layer is left after the process was killed, after a crash of the host, and after an orderly end.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use super::super::super::Block;
+use super::super::super::live::pretend_reboot;
+use super::super::super::testing::{DONE, Random, flush, on_both_engines, read, start, write, write_zeroes};
+use super::{Based, LEN, scribble};
+use crate::config::FileRef;
+use crate::config::devices::{Cache, DiskConfig};
+use crate::devices::virtio::block::map::CLUSTER;
+use crate::devices::virtio::feature;
+use crate::devices::virtio::testing::{Driver, MEMORY};
+use crate::memory::backing::Backing;
+use crate::memory::ram::GuestRam;
+
+/// What a live map of these bases takes at the end of a layer's file.
+pub(super) const LIVE_LEN: usize = 4096 + 4096;
+
+/// What a killed process leaves: the file as it is, with none of what was only in memory.
+fn killed(based: &Based) -> DiskConfig {
+    fs::copy(based.dir.path("layer"), based.dir.path("left")).unwrap();
+    based.layer("left")
+}
+
+/// The same after a crash of the host that left all of the file: what counts of it is what was synced.
+fn crashed(based: &Based) -> DiskConfig {
+    let left = killed(based);
+    reboot(&based.dir.path("left"));
+    left
+}
+
+/// Makes a layer's live map one of another boot.
+fn reboot(layer: &Path) {
+    let file = fs::File::options().read(true).write(true).open(layer).unwrap();
+    let mut id = [0; 8];
+    file.read_exact_at(&mut id, 40 - 8).unwrap();
+    let at = file.metadata().unwrap().len() - LIVE_LEN as u64;
+    pretend_reboot(&file, at, u64::from_le_bytes(id));
+}
+
+#[test]
+fn host_crash_takes_nothing_that_was_flushed() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let mut driver = start(&based.layer("layer"));
+        assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        assert_eq!(write(&mut driver, 300, &[2; 512]), DONE);
+        let mut after = start(&crashed(&based));
+        assert_eq!(read(&mut after, 1, 512).unwrap(), [1; 512]);
+        assert!(read(&mut after, 300, 512).unwrap() == based.content[300 * 512..301 * 512]);
+        // What the lost write left in the file is not seen where zeros or the base's bytes are wanted.
+        assert_eq!(write(&mut after, 301, &[3; 512]), DONE);
+        assert!(read(&mut after, 300, 512).unwrap() == based.content[300 * 512..301 * 512]);
+        drop(after);
+        let mut after = start(&crashed(&based));
+        assert_eq!(write_zeroes(&mut after, 256, 128, true), DONE);
+        assert_eq!(read(&mut after, 256, 128 * 512).unwrap(), vec![0; 128 * 512]);
+    });
+}
+
+#[test]
+fn killed_process_leaves_all_that_was_written() {
+    on_both_engines(|engine| {
+        for cache in [Cache::Writeback, Cache::Unsafe] {
+            let based = Based { engine, ..Based::new() };
+            let mut model = based.content[..LEN].to_vec();
+            let mut driver = start(&DiskConfig { cache, ..based.layer("layer") });
+            scribble(&mut driver, &mut model, &mut Random(40), 3);
+            let left = killed(&based);
+            assert!(read(&mut start(&left), 0, LEN).unwrap() == model, "{cache:?}");
+            // Whoever only reads it finds as much, and writes nothing.
+            let before = fs::read(based.dir.path("left")).unwrap();
+            let mut reader = start(&DiskConfig { read_only: true, ..left });
+            assert!(read(&mut reader, 0, LEN).unwrap() == model, "{cache:?}");
+            drop(reader);
+            assert!(fs::read(based.dir.path("left")).unwrap() == before);
+        }
+    });
+}
+
+/// What only the live map had is in the synced one after the next flush, and after the next orderly end.
+#[test]
+fn clusters_of_a_killed_process_survive_a_reboot_once_they_were_taken_over() {
+    for ends in [false, true] {
+        let based = Based::new();
+        let mut driver = start(&based.layer("layer"));
+        assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+        let left = killed(&based);
+        drop(driver);
+        if ends {
+            Block::open(&left).unwrap().settle().unwrap();
+        } else {
+            assert_eq!(flush(&mut start(&left)), DONE);
+        }
+        reboot(&based.dir.path("left"));
+        assert_eq!(read(&mut start(&left), 1, 512).unwrap(), [1; 512], "{ends}");
+    }
+}
+
+/// Bits of an earlier boot do not count again because there are some of this one.
+#[test]
+fn live_map_starts_empty_after_a_reboot() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    reboot(&based.dir.path("layer"));
+    drop(driver);
+    let mut driver = start(&based.layer("layer"));
+    assert!(read(&mut driver, 1, 512).unwrap() == based.content[512..1024]);
+    assert_eq!(write(&mut driver, 300, &[3; 512]), DONE);
+    let mut after = start(&killed(&based));
+    assert_eq!(read(&mut after, 300, 512).unwrap(), [3; 512]);
+    assert!(read(&mut after, 1, 512).unwrap() == based.content[512..1024]);
+}
+
+#[test]
+fn damaged_live_map_does_not_count() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    for at in [0, 8, 16, 31, 39] {
+        let left = killed(&based);
+        let path = based.dir.path("left");
+        let mut bytes = fs::read(&path).unwrap();
+        let header = bytes.len() - LIVE_LEN;
+        bytes[header + at] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        assert!(read(&mut start(&left), 1, 512).unwrap() == based.content[512..1024], "{at}");
+    }
+}
+
+#[test]
+fn orderly_end_brings_everything_into_the_synced_map() {
+    on_both_engines(|engine| {
+        for cache in [Cache::Writeback, Cache::Unsafe] {
+            let based = Based { engine, ..Based::new() };
+            let mut model = based.content[..LEN].to_vec();
+            let block =
+                Arc::new(Mutex::new(Block::open(&DiskConfig { cache, ..based.layer("layer") }).unwrap()));
+            let ram = GuestRam::reserve(MEMORY).unwrap();
+            Backing::Fresh.map(&ram).unwrap();
+            let mut driver = Driver::with_memory(Arc::clone(&block) as _, ram, !feature::EVENT_IDX);
+            scribble(&mut driver, &mut model, &mut Random(41), 3);
+            driver.transport.halt();
+            block.lock().unwrap().settle().unwrap();
+            assert!(read(&mut start(&crashed(&based)), 0, LEN).unwrap() == model, "{cache:?}");
+        }
+    });
+}
+
+/// Made by volt-vmm f290a97: 3 sectors of 1 to 3 in the one cluster of a base of 4 KiB of sevens.
+fn layer_of_version_1(based: &Based) -> DiskConfig {
+    let header = [
+        &b"VOLTLAYR\x01\0\0\0\0\0\x01\0\0\x10\0\0\0\0\0\0"[..],
+        &[0xfe, 0xab, 0xa3, 0xfc, 0xf7, 0x9b, 0x6f, 0x1c],
+        &[0x9e, 0x3d, 0x57, 0x0e, 0xae, 0x06, 0x6f, 0x1b],
+        &[0x82, 0x4e, 0x89, 0x74, 0x7b, 0x58, 0x53, 0xb2],
+    ];
+    let mut layer = vec![0; 2 * CLUSTER as usize];
+    layer[..48].copy_from_slice(&header.concat());
+    layer[4096] = 1;
+    let data = &mut layer[CLUSTER as usize..][..4096];
+    data.fill(7);
+    (1..4).for_each(|sector| data[sector * 512..][..512].fill(sector as u8));
+    let base = based.dir.file("sevens", &[7; 4096]);
+    based.dir.file("old", &layer);
+    DiskConfig { path: base.as_path().into(), ..based.layer("old") }
+}
+
+#[test]
+fn layer_of_version_1_is_read_and_becomes_one_of_this_version_when_it_is_written() {
+    let based = Based::new();
+    let config = layer_of_version_1(&based);
+    let path = based.dir.path("old");
+    let old = fs::read(&path).unwrap();
+    let mut expected = vec![7; 4096];
+    (1..4).for_each(|sector| expected[sector * 512..][..512].fill(sector as u8));
+    let mut reader = start(&DiskConfig { read_only: true, ..config.clone() });
+    assert!(read(&mut reader, 0, 4096).unwrap() == expected);
+    drop(reader);
+    assert!(fs::read(&path).unwrap() == old);
+    // It lies below others as before, and they know it by what it was called.
+    let over = DiskConfig {
+        beneath: Some(path.as_path().into()),
+        ..DiskConfig { path: config.path.clone(), ..based.layer("over") }
+    };
+    drop(start(&over));
+    let mut writer = start(&config);
+    assert_eq!(write(&mut writer, 5, &[5; 512]), DONE);
+    expected[5 * 512..6 * 512].fill(5);
+    drop(writer);
+    assert!(read(&mut start(&config), 0, 4096).unwrap() == expected);
+    assert_eq!(fs::read(&path).unwrap()[8], 2);
+    drop(start(&over));
+}
+
+/// A nameless layer has no live map, costs no sync, and is whole for whoever has its descriptor.
+#[test]
+fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
+    let based = Based::new();
+    let path = based.dir.file("nameless", b"");
+    let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let config = DiskConfig { layer: Some(FileRef::Fd(file.as_raw_fd())), ..based.layer("none") };
+    let mut driver = start(&config);
+    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    assert_eq!(flush(&mut driver), DONE);
+    driver.transport.halt();
+    drop(driver);
+    assert_eq!(file.metadata().unwrap().len(), CLUSTER + 6 * CLUSTER);
+}

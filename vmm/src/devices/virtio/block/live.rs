@@ -1,0 +1,111 @@
+//! A layer's live map: a copy of its map that follows every write at once, through the page cache and without a sync.
+//!
+//! A process that is killed leaves the page cache behind, so everything that it wrote is in the file for as long as the host runs,
+//! in the order in which it was written. After a power cut it is not: the map may be on disk where its data is not. The live map
+//! therefore carries the id of the boot in which it was written ([proc_sys_kernel(5)], `random/boot_id`), and counts in that boot
+//! only. In a later one the layer is what was last flushed, or what the VM's orderly end left.
+//!
+//! ```text
+//!   0                                                     4 KiB
+//!   magic, the layer's id, the boot's id, their CRC-64    a bit for each cluster
+//! ```
+//!
+//! [proc_sys_kernel(5)]: https://man7.org/linux/man-pages/man5/proc_sys_kernel.5.html
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+
+use super::digest;
+
+/// Where the kernel tells the boot's id, 36 characters.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+const MAGIC: &[u8; 8] = b"VOLTLIVE";
+/// Bytes before the bits.
+const HEADER: u64 = 4096;
+/// The magic, the layer's id, the boot's and the CRC-64, little-endian.
+const HEADER_USED: usize = 8 + 8 + 16 + 8;
+
+/// Bytes of a file that a live map of so many bytes of bits takes.
+pub fn len_with(bits: u64) -> u64 {
+    HEADER + bits
+}
+
+/// A live map that counts.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// Where it begins in the layer's file.
+    at: u64,
+}
+
+impl Live {
+    /// Makes an empty live map of `len` bytes at the end of the layer `id`, in place of what may be there.
+    ///
+    /// # Errors
+    /// The host has no space for it, or does not tell its boot id.
+    pub fn begin(file: &File, at: u64, id: u64, len: u64) -> io::Result<Self> {
+        let boot = boot_id()?;
+        // The header last: until then nothing there counts.
+        file.set_len(at)?;
+        file.set_len(at + len_with(len))?;
+        allocate(file, at, len_with(len))?;
+        file.write_all_at(&header(id, boot), at)?;
+        Ok(Self { at })
+    }
+
+    /// The live map at the end of the layer `id`, which has room for one, if it was written in this boot.
+    ///
+    /// # Errors
+    /// It cannot be read, or the host does not tell its boot id.
+    pub fn load(file: &File, at: u64, id: u64) -> io::Result<Option<Self>> {
+        let mut found = [0; HEADER_USED];
+        file.read_exact_at(&mut found, at)?;
+        Ok((found == header(id, boot_id()?)).then_some(Self { at }))
+    }
+
+    /// Its bits.
+    pub fn read(&self, file: &File, len: usize) -> io::Result<Vec<u8>> {
+        let mut bits = vec![0; len];
+        file.read_exact_at(&mut bits, self.at + HEADER)?;
+        Ok(bits)
+    }
+
+    /// Writes the map's bytes from the number `first` on.
+    pub fn write(&self, file: &File, first: usize, bytes: &[u8]) -> io::Result<()> {
+        file.write_all_at(bytes, self.at + HEADER + first as u64)
+    }
+}
+
+fn header(id: u64, boot: u128) -> [u8; HEADER_USED] {
+    let mut header = [0; HEADER_USED];
+    header[..8].copy_from_slice(MAGIC);
+    header[8..16].copy_from_slice(&id.to_le_bytes());
+    header[16..32].copy_from_slice(&boot.to_le_bytes());
+    let crc = digest::of_bytes(&header[..32]);
+    header[32..].copy_from_slice(&crc.to_le_bytes());
+    header
+}
+
+/// The id of the host's boot.
+fn boot_id() -> io::Result<u128> {
+    let text = std::fs::read_to_string(BOOT_ID)?;
+    let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
+    u128::from_str_radix(&digits, 16).map_err(|_| io::Error::other(format!("{BOOT_ID} holds {text:?}")))
+}
+
+/// Gives a stretch of a file its blocks, where the file system can.
+pub fn allocate(file: &File, at: u64, len: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), at, len) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(refused) => Err(refused.into()),
+    }
+}
+
+/// Makes the live map of the layer `id` one of another boot.
+#[cfg(test)]
+pub fn pretend_reboot(file: &File, at: u64, id: u64) {
+    file.write_all_at(&header(id, boot_id().unwrap() ^ 1), at).unwrap();
+}
