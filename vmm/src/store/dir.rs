@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
 
+use super::reservation::Reservation;
 use crate::error::{Error, Result};
 
 /// A directory on its way. Dropped before [`NewDir::publish`], it is removed again.
@@ -54,6 +55,19 @@ impl NewDir {
             .map_err(|source| Error::file("create", self.place.join(name).display(), source))
     }
 
+    /// The same, in the place of one that was created before.
+    ///
+    /// # Errors
+    /// The file system refuses it.
+    pub fn create_again(&self, name: &str) -> Result<File> {
+        match fs::remove_file(self.temporary.join(name)) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(self.failed_to_write(name, source))
+            }
+            _ => self.create(name),
+        }
+    }
+
     /// A file in the same file system that is gone when it is closed.
     ///
     /// # Errors
@@ -63,6 +77,17 @@ impl NewDir {
         let file = self.create(NAME)?;
         fs::remove_file(self.temporary.join(NAME)).map_err(|source| self.failed_to_write(NAME, source))?;
         Ok(file)
+    }
+
+    /// Reserves so many bytes of its file system for files that are written into it.
+    ///
+    /// # Errors
+    /// There are fewer, or a quota allows fewer.
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation> {
+        Reservation::new(self.scratch()?, bytes).map_err(|source| {
+            let (mib, place) = (bytes.div_ceil(1 << 20), self.place.display());
+            Error::host(format!("reserve {mib} MiB for snapshot {place}"), source)
+        })
     }
 
     /// Gives a file in it another name.

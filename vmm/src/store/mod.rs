@@ -1,6 +1,7 @@
 //! Where snapshots are kept. A store is a directory now; what stands above asks only for a name in it.
 
 pub mod dir;
+pub mod reservation;
 
 use std::path::{Path, PathBuf};
 

@@ -1,0 +1,110 @@
+//! Room in a file system, reserved before the work and released as files take it: a full disk is told first, not last.
+//!
+//! The blocks belong to a file without a name until they are released, so that neither another program nor another snapshot takes
+//! them meanwhile. A file system that lacks `fallocate` is only asked how much is free; so is tmpfs, which would fill the pages.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io;
+
+use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs, ftruncate};
+use rustix::io::Errno;
+
+/// Bytes released at once, ahead of what is written.
+const AHEAD: u64 = 16 << 20;
+/// statfs(2).
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// See the module. Dropped, it releases what is left.
+#[derive(Debug)]
+pub struct Reservation {
+    file: File,
+    /// Bytes that are reserved.
+    left: Cell<u64>,
+    /// Bytes that are released and not written yet.
+    released: Cell<u64>,
+}
+
+impl Reservation {
+    /// Reserves so many bytes in the file system of an empty file without a name.
+    ///
+    /// # Errors
+    /// ENOSPC or EDQUOT: the file system has fewer, or this user may have fewer.
+    pub(super) fn new(file: File, bytes: u64) -> io::Result<Self> {
+        let is_tmpfs = fstatfs(&file)?.f_type as u64 == TMPFS_MAGIC;
+        let allocated = match bytes {
+            0 => Ok(()),
+            _ if is_tmpfs => Err(Errno::OPNOTSUPP),
+            _ => fallocate(&file, FallocateFlags::empty(), 0, bytes),
+        };
+        let left = match allocated {
+            Ok(()) => bytes,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&file, bytes).map(|()| 0)?,
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok(Self { file, left: Cell::new(left), released: Cell::new(0) })
+    }
+
+    /// Releases room for so many bytes that are written next.
+    pub fn release(&self, bytes: u64) {
+        let released = self.released.get();
+        if released < bytes && self.left.get() > 0 {
+            let more = (bytes - released).max(AHEAD).min(self.left.get());
+            self.left.set(self.left.get() - more);
+            // Where this fails the room is there at the end, when the file goes.
+            let _ = ftruncate(&self.file, self.left.get());
+            self.released.set(released + more);
+        }
+        self.released.set(self.released.get().saturating_sub(bytes));
+    }
+}
+
+/// No blocks at all means a file system without a limit.
+fn check_free(file: &File, bytes: u64) -> rustix::io::Result<()> {
+    let found = fstatvfs(file)?;
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    if found.f_blocks > 0 && free < bytes { Err(Errno::NOSPC) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn nameless(place: &std::path::Path) -> File {
+        use rustix::fs::{Mode, OFlags, open};
+        open(place, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR).unwrap().into()
+    }
+
+    #[test]
+    fn room_is_held_and_released_ahead_of_what_is_written() {
+        let file = nameless(&std::env::temp_dir());
+        let blocks = file.try_clone().unwrap();
+        let held = || blocks.metadata().unwrap().blocks() * 512;
+        let reservation = Reservation::new(file, 64 << 20).unwrap();
+        if reservation.left.get() == 0 {
+            return; // a file system that is only asked
+        }
+        assert!(held() >= 64 << 20, "{}", held());
+        (0..4).for_each(|_| reservation.release(4 << 20));
+        assert!((48 << 20..49 << 20).contains(&held()), "{}", held());
+        reservation.release(40 << 20);
+        assert!((8 << 20..9 << 20).contains(&held()), "{}", held());
+        reservation.release(1 << 30);
+        assert_eq!(held(), 0);
+    }
+
+    #[test]
+    fn more_than_there_is_cannot_be_reserved() {
+        let of_tmpfs = rustix::fs::memfd_create("tmpfs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        Reservation::new(of_tmpfs.into(), 1 << 60).unwrap(); // the kernel's own tmpfs has no limit
+        let free = fstatvfs(nameless(&std::env::temp_dir())).unwrap();
+        let more = (free.f_blocks + 1) * free.f_frsize;
+        let error = Reservation::new(nameless(&std::env::temp_dir()), more).unwrap_err();
+        assert!(
+            error.kind() == io::ErrorKind::StorageFull || error.kind() == io::ErrorKind::FileTooLarge,
+            "{error}"
+        );
+    }
+}
