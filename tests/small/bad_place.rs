@@ -81,6 +81,43 @@ fn a_full_disk() {
     assert_eq!(list(&disk), [""; 0]);
 }
 
+/// Nothing is written before it is told: the room is asked for first.
+#[test]
+fn full_disk_is_told_before_the_first_page_is_written() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let disk = scratch.path("disk");
+    fs::create_dir(&disk).unwrap();
+    let namespace = Namespace::small_disk(&disk, 8 << 10);
+    let mut guest = Boot::small("count mib=16").inside(&namespace).start();
+    guest.wait_for("count");
+    let place = disk.join("snapshot");
+    let words = [&format!("MiB for snapshot {}", place.display()), "cannot reserve 1", "No space left"];
+    refused(&mut guest, &place, &words);
+    refused(&mut guest, &place, &words);
+    // A diff of 16 MiB.
+    let _base = guest.snapshot();
+    let first = guest.next_number("count");
+    while guest.next_number("count") < first + 2 * 16 * 4 {}
+    guest.try_snapshot_as(&place, &["--diff"]).refused(&words);
+}
+
+/// 24 MiB of the guest's memory are zeros, which a snapshot does not have.
+#[test]
+fn disk_with_room_for_what_is_written_is_not_taken_for_full() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let (disk, zeros) = (scratch.path("disk"), scratch.path("zeros"));
+    fs::create_dir(&disk).unwrap();
+    fs::write(&zeros, vec![0; 24 << 20]).unwrap();
+    let namespace = Namespace::small_disk(&disk, 8 << 10);
+    let mut guest = Boot::small("count mib=2").initrd(&zeros).memory("96M").inside(&namespace).start();
+    guest.wait_for("count");
+    let place = disk.join("snapshot");
+    guest.try_snapshot(&place).succeeded();
+    guest.next_number("count");
+}
+
 #[test]
 fn nobody_to_take_a_snapshot_of() {
     let scratch = Scratch::new();

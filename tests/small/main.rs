@@ -22,6 +22,7 @@ mod lazy;
 mod leaks;
 mod library;
 mod live;
+mod max_pause;
 mod net;
 mod on_disk;
 mod packed;

@@ -8,14 +8,22 @@
 //!   └─> pause: copy the last of them, save the state ──> resume ──> (the base is written by whoever wants it)
 //! ```
 //!
+//! All but the first copies go to memory, and to the destination once the guest runs on ([`copies`]). A limit on the pause makes the
+//! passes go on until it can be kept, or gives up ([`limit`]).
+//!
 //! What is private is found in the page tables, before the pause; what is written from then on, in KVM's dirty log and among the
 //! writes of this process ([`crate::memory::writes`]). A page that is copied while it is written is copied again.
 
-use std::fs::File;
-use std::io;
-use std::sync::Arc;
-use std::time::Duration;
+mod copies;
+mod limit;
 
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use self::copies::{Copies, timed};
+pub(crate) use self::copies::{Disk, Target};
+use self::limit::{Look, PauseLimit};
 use crate::control::RunState;
 use crate::error::{Error, Result};
 use crate::machine::{Machine, MachineState};
@@ -59,14 +67,8 @@ pub struct Course {
     pub pages: u64,
     /// Pages that were copied in the pause.
     pub pages_in_pause: u64,
-}
-
-/// Where pages are copied to.
-pub(crate) struct Target<'a> {
-    /// An empty file with room for all of the VM's memory.
-    pub file: File,
-    /// What the error is when it cannot be written.
-    pub failed: &'a dyn Fn(io::Error) -> Error,
+    /// Pages whose copies were held in memory until the guest ran on: those that it wrote after the first pass began.
+    pub pages_in_memory: u64,
 }
 
 /// Which pages are captured.
@@ -78,21 +80,32 @@ pub(crate) enum Wanted<'a> {
     WrittenAnd(&'a PageSet),
 }
 
-/// Captures a VM. `in_pause` does what else belongs to the same instant, before the state is saved. Nobody else captures it meanwhile.
+/// What is captured, and how.
+pub(crate) struct Wish<'a> {
+    /// The act, for errors.
+    pub act: &'static str,
+    /// Pages.
+    pub wanted: Wanted<'a>,
+    /// The longest that the guest may stand still.
+    pub max_pause: Option<Duration>,
+}
+
+/// Captures a VM. `in_pause` does what else belongs to the same instant, before the state is saved: again, if the pause took longer
+/// than it may and there is another. Nobody else captures it meanwhile.
 /// Whatever comes of it, `written` has the pages afterwards that were written since the VM was captured last: nobody else will hear of
 /// them.
 ///
 /// # Errors
-/// The VM has ended, the host refuses, or `in_pause` fails. The VM is as it was, and runs if it did.
+/// The VM has ended, the host refuses, the pause would be too long, or `in_pause` fails. The VM is as it was, and runs if it did.
 pub(crate) fn capture<T>(
     vm: &Vm,
-    act: &'static str,
-    (to, wanted): (Target<'_>, Wanted<'_>),
+    wish: &Wish<'_>,
+    to: Target<'_>,
     written: &mut PageSet,
-    in_pause: impl FnOnce(&Machine) -> Result<T>,
+    in_pause: impl FnMut(&Machine) -> Result<T>,
 ) -> Result<(Capture, T)> {
     if vm.state() == RunState::Ended {
-        return Err(Error::NotNow { act, state: "has ended" });
+        return Err(Error::NotNow { act: wish.act, state: "has ended" });
     }
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
     freeze(&ram)?;
@@ -101,81 +114,138 @@ pub(crate) fn capture<T>(
     let mut passes = Passes {
         vm,
         ram: &ram,
-        to: &to,
+        copies: Copies::new(&ram, to)?,
         pages: none.clone(),
+        left: none.clone(),
         unneeded: none,
         written,
+        looked: Instant::now(),
         course: Course::default(),
     };
-    let (state, more) = passes.run(act, wanted, in_pause)?;
-    let Passes { pages, mut unneeded, course, .. } = passes;
+    let (state, more) = passes.run(wish, in_pause)?;
+    let Passes { pages, mut unneeded, course, copies, .. } = passes;
     unneeded.remove_all(&pages);
-    Ok((Capture { base: ram.base().file, pages, copy: to.file, unneeded, state, course }, more))
+    Ok((Capture { base: ram.base().file, pages, copy: copies.settle()?, unneeded, state, course }, more))
 }
 
 struct Passes<'a> {
     vm: &'a Vm,
     ram: &'a GuestRam,
-    to: &'a Target<'a>,
+    copies: Copies<'a>,
+    /// All that were ever to be copied.
     pages: PageSet,
+    /// Those of them that are still to be copied, or copied again.
+    left: PageSet,
     unneeded: PageSet,
     written: &'a mut PageSet,
+    /// When the guest's writes were asked for last.
+    looked: Instant,
     course: Course,
 }
 
 impl Passes<'_> {
     fn run<T>(
         &mut self,
-        act: &'static str,
-        wanted: Wanted<'_>,
-        in_pause: impl FnOnce(&Machine) -> Result<T>,
+        wish: &Wish<'_>,
+        mut in_pause: impl FnMut(&Machine) -> Result<T>,
     ) -> Result<(MachineState, T)> {
-        let vm = self.vm;
-        // What was written until now is found in the page tables too.
-        let before = vm.on_machine(|machine| self.newly_written(machine))?;
+        self.take_first(wish.wanted)?;
+        let mut limit = wish.max_pause.map(PauseLimit::new);
+        let (done, paused) = loop {
+            self.pass_until_ready(wish.act, limit.as_mut())?;
+            match self.pause(wish.act, limit.as_ref(), &mut in_pause)? {
+                (Some(done), paused) if limit.as_ref().is_none_or(|limit| limit.allows(paused, 0)) => {
+                    break (done, paused);
+                }
+                (_, paused) => limit.iter_mut().for_each(|limit| limit.overran(paused)),
+            }
+        };
+        self.course.paused = paused;
+        self.course.pages = self.pages.len();
+        self.course.pages_in_memory = self.copies.held();
+        Ok(done)
+    }
+
+    /// What was written until now is found in the page tables too.
+    fn take_first(&mut self, wanted: Wanted<'_>) -> Result<()> {
+        self.look()?;
+        let before = std::mem::replace(&mut self.left, PageSet::none(self.ram.len()));
         // Before the page tables are read: what is written to one of these afterwards shows there, or in the log.
         self.unneeded = self.ram.given();
-        let first = match wanted {
+        self.pages = match wanted {
             Wanted::NotBase(None) => private_pages(self.ram)?,
             Wanted::NotBase(Some(also)) => private_pages(self.ram)?.and(also),
             Wanted::WrittenAnd(also) => before.and(also),
         };
-        self.take(&first)?;
-        let mut left = u64::MAX;
-        while vm.state() == RunState::Running && self.course.passes < MOST_PASSES {
-            let written = vm.on_machine(|machine| self.newly_written(machine))?;
-            let count = written.len();
-            self.take(&written)?;
-            self.course.passes += 1;
-            // No fewer than the last time: there is nothing to be won by another.
-            if count <= FEW || count >= left {
-                break;
-            }
-            left = count;
-        }
-        let (done, paused) = vm.paused_for(act, |machine| {
-            let written = self.newly_written(machine)?;
-            self.course.pages_in_pause = written.len();
-            self.take(&written)?;
-            let done = in_pause(machine)?;
-            Ok((machine.save()?, done))
-        })?;
-        self.course = Course { paused, pages: self.pages.len(), ..self.course };
-        Ok(done)
+        self.copies.take_first(&self.pages, &self.unneeded)
     }
 
-    /// What was written since the last time.
-    fn newly_written(&mut self, machine: &Machine) -> Result<PageSet> {
+    /// Copies what was written meanwhile, while the guest runs, until it becomes no less and fits into the pause.
+    fn pass_until_ready(&mut self, act: &'static str, mut limit: Option<&mut PauseLimit>) -> Result<()> {
+        let (mut before, mut enough) = (u64::MAX, false);
+        let most = self.course.passes + MOST_PASSES;
+        while self.vm.state() == RunState::Running {
+            let look = self.look()?;
+            if enough && limit.as_ref().is_none_or(|limit| limit.allows(Duration::ZERO, look.left)) {
+                break;
+            }
+            if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(act, look)) {
+                return Err(error);
+            }
+            let (copied, took) = timed(|| self.take(|_| true));
+            copied?;
+            limit.iter_mut().for_each(|limit| limit.copied(look.left, took));
+            self.course.passes += 1;
+            // No fewer than the last time: there is nothing to be won by another.
+            enough = look.left <= FEW || look.left >= before || self.course.passes >= most;
+            before = look.left;
+        }
+        Ok(())
+    }
+
+    /// Gives what was captured in a pause, unless that was going to take too long, and how long the guest stood still.
+    fn pause<T>(
+        &mut self,
+        act: &'static str,
+        limit: Option<&PauseLimit>,
+        in_pause: &mut impl FnMut(&Machine) -> Result<T>,
+    ) -> Result<(Option<(MachineState, T)>, Duration)> {
+        let vm = self.vm;
+        // Somebody who has paused the VM does not mind.
+        let limit = limit.filter(|_| vm.state() == RunState::Running);
+        let began = Instant::now();
+        vm.paused_for(act, |machine| {
+            self.newly_written(machine)?;
+            self.course.pages_in_pause = self.left.len();
+            let in_time = |left| limit.is_none_or(|limit| limit.allows(began.elapsed(), left));
+            if !in_time(self.left.len()) || !self.take(in_time)? {
+                return Ok(None);
+            }
+            let more = in_pause(machine)?;
+            Ok(Some((machine.save()?, more)))
+        })
+    }
+
+    /// Adds what was written since the last time to what is left.
+    fn look(&mut self) -> Result<Look> {
+        let (vm, before) = (self.vm, self.left.len());
+        vm.on_machine(|machine| self.newly_written(machine))?;
+        let (left, within) = (self.left.len(), self.looked.elapsed());
+        self.looked = Instant::now();
+        Ok(Look { left, written: left - before, within, passes: self.course.passes })
+    }
+
+    fn newly_written(&mut self, machine: &Machine) -> Result<()> {
         let mut pages = PageSet::none(self.ram.len());
         let taken = machine.shell().take_dirty(&mut pages);
         // What one slot's log gave is gone from it, even where the next one's cannot be read.
         self.written.add_all(&pages);
-        taken.map(|()| pages)
+        self.left.add_all(&pages);
+        taken
     }
 
-    fn take(&mut self, pages: &PageSet) -> Result<()> {
-        self.ram.copy_to(pages, &self.to.file).map_err(self.to.failed)?;
-        self.pages.add_all(pages);
-        Ok(())
+    fn take(&mut self, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
+        self.pages.add_all(&self.left);
+        self.copies.take(&mut self.left, goes_on)
     }
 }

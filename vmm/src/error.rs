@@ -4,6 +4,7 @@
 use std::error::Error as StdError;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Result with volt-vmm's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -96,6 +97,18 @@ pub enum Error {
         act: &'static str,
         /// What the VM is, such as `has ended`.
         state: &'static str,
+    },
+    /// The guest would have stood still for longer than it may. It runs on, and nothing is left of the act.
+    #[error(
+        "cannot {act} within a pause of {limit:?}: {problem}; allow a longer pause, or wait until the guest does less"
+    )]
+    PauseTooLong {
+        /// The act.
+        act: &'static str,
+        /// The longest pause that was allowed.
+        limit: Duration,
+        /// What was measured.
+        problem: String,
     },
     /// The guest ended by itself in a way that is not a poweroff or reboot.
     #[error("the guest crashed: {0}")]

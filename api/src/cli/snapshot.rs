@@ -56,6 +56,11 @@ pub(crate) struct Create {
     #[arg(long)]
     pub(super) trim: bool,
 
+    /// Fail rather than let the guest stand still for longer than this; a guest that writes too fast has 10 s to write less. No limit
+    /// unless given
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) max_pause: Option<u64>,
+
     /// The API socket that the VM's volt-vmm was started with
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: PathBuf,
@@ -88,6 +93,7 @@ impl Create {
             dir,
             diff: false,
             trim: false,
+            max_pause: None,
             api_socket,
             compress: Memory::Raw,
             packing: PackingArgs::default(),
@@ -109,6 +115,7 @@ impl Create {
             chunk_size: packing.map(|packing| packing.chunk_len),
             least_saving: packing.map(|packing| packing.least_saving),
             trim: self.trim,
+            max_pause_ms: self.max_pause,
         };
         progress::during("taking the snapshot", || {
             client::put(&self.api_socket, "/snapshot/create", &request)

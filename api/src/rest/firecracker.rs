@@ -3,6 +3,7 @@
 //! What volt-vmm does not have is accepted where it asks for nothing (`"smt": false`) and refused by name otherwise.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -73,6 +74,9 @@ pub(crate) struct CreateSnapshot {
     /// The balloon takes all that the guest can spare first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) trim: bool,
+    /// volt-vmm's own: the longest that the guest may stand still, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_pause_ms: Option<u64>,
 }
 
 impl CreateSnapshot {
@@ -81,6 +85,7 @@ impl CreateSnapshot {
             Some(SnapshotType::Diff) => Kind::Diff,
             Some(SnapshotType::Full) | None => Kind::Full,
         };
+        let max_pause = self.max_pause_ms.map(Duration::from_millis);
         let Some(compression) = self.compress else {
             for (field, given) in
                 [("chunk_size", self.chunk_size.is_some()), ("least_saving", self.least_saving.is_some())]
@@ -91,10 +96,10 @@ impl CreateSnapshot {
                     )));
                 }
             }
-            return Ok(SnapshotOptions { kind, packing: None, trim: self.trim });
+            return Ok(SnapshotOptions { kind, packing: None, trim: self.trim, max_pause });
         };
         let packing = Some(Packing::with(compression, self.chunk_size, self.least_saving));
-        Ok(SnapshotOptions { kind, packing, trim: self.trim })
+        Ok(SnapshotOptions { kind, packing, trim: self.trim, max_pause })
     }
 }
 

@@ -110,6 +110,15 @@ impl PageSet {
         })
     }
 
+    /// The same ranges in pieces of at most so many bytes.
+    pub fn runs_of(&self, most: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+        let pieces = move |run: Range<u64>| {
+            let end = run.end;
+            run.step_by(most as usize).map(move |start| start..end.min(start + most))
+        };
+        self.runs().flat_map(pieces)
+    }
+
     /// The first page from `page` on that is in the set, or is not.
     fn next(&self, page: u64, is_in: bool) -> Option<u64> {
         let flip = if is_in { 0 } else { u64::MAX };
@@ -144,6 +153,10 @@ mod tests {
             prop_assert_eq!(set.is_empty(), model.is_empty());
             let listed: Vec<u64> = set.runs().flat_map(|run| run.start / PAGE..run.end / PAGE).collect();
             prop_assert_eq!(&listed, &model.iter().copied().collect::<Vec<_>>());
+            let pieces: Vec<_> = set.runs_of(3 * PAGE).collect();
+            prop_assert!(pieces.iter().all(|piece| piece.end - piece.start <= 3 * PAGE));
+            let in_pieces: Vec<u64> = pieces.into_iter().flat_map(|run| run.start / PAGE..run.end / PAGE).collect();
+            prop_assert_eq!(&in_pieces, &listed);
             prop_assert!((0..512).all(|page| set.has(page * PAGE) == model.contains(&page)));
             let apart = set.runs().zip(set.runs().skip(1)).all(|(one, next)| one.end < next.start);
             prop_assert!(apart);

@@ -278,25 +278,23 @@ impl GuestRam {
         self.host_address_of(region.offset)
     }
 
-    /// Copies pages to a file, at their offsets. Whoever may write to them goes on.
+    /// Copies a range of offsets to a file that has the same. Whoever may write to them goes on.
     ///
     /// # Errors
     /// The file system refuses, or a page cannot be read.
-    pub fn copy_to(&self, pages: &PageSet, to: &File) -> io::Result<()> {
-        for mut run in pages.runs() {
-            while run.start < run.end {
-                let start = self.host_address_of(run.start).cast();
-                let len = (run.end - run.start) as usize;
-                // SAFETY: the kernel reads from the reservation, and where that cannot be read it says so.
-                let done = unsafe { libc::pwrite(to.as_raw_fd(), start, len, run.start as libc::off_t) };
-                match done {
-                    0 => return Err(io::ErrorKind::WriteZero.into()),
-                    1.. => run.start += done.cast_unsigned() as u64,
-                    _ => match io::Error::last_os_error() {
-                        error if error.kind() == io::ErrorKind::Interrupted => {}
-                        error => return Err(error),
-                    },
-                }
+    pub fn copy_to(&self, mut range: Range<u64>, to: &File) -> io::Result<()> {
+        while range.start < range.end {
+            let start = self.host_address_of(range.start).cast();
+            let len = (range.end - range.start) as usize;
+            // SAFETY: the kernel reads from the reservation, and where that cannot be read it says so.
+            let done = unsafe { libc::pwrite(to.as_raw_fd(), start, len, range.start as libc::off_t) };
+            match done {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                1.. => range.start += done.cast_unsigned() as u64,
+                _ => match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::Interrupted => {}
+                    error => return Err(error),
+                },
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! What was captured of a VM's memory, as one memory again.
 
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -28,18 +29,12 @@ impl<'a> CapturedMemory<'a> {
     /// # Errors
     /// The host does not say what the base has.
     pub fn new(captured: &'a Capture, len: u64) -> Result<Self> {
-        let data = data_ranges(&captured.base, len)
-            .map_err(|source| Error::host("look for data in the base of guest memory", source))?;
-        let mut pages = PageSet::none(len);
-        data.into_iter().for_each(|range| pages.add(range));
-        pages.remove_all(&captured.unneeded);
-        // What is not the base's is populated too.
-        pages.add_all(&captured.pages);
+        let pages = populated(&captured.base, &captured.unneeded, &captured.pages, len)?;
         Ok(Self { captured, populated: pages.runs().map(|run| run.start..run.end.min(len)).collect() })
     }
 
     /// Adds what is missing to the file of the pages, so that it is the whole memory. Pages of zeros stay holes. `each` sees all
-    /// that is there, step by step: an offset and the bytes from it on.
+    /// that is there, step by step: an offset and the bytes from it on. `about_to_write` is told how many bytes come next, at most.
     ///
     /// # Errors
     /// Memory cannot be read; the file cannot be written, which is as `failed` has it.
@@ -47,6 +42,7 @@ impl<'a> CapturedMemory<'a> {
         &self,
         failed: &dyn Fn(io::Error) -> Error,
         mut each: impl FnMut(u64, &[u8]),
+        about_to_write: impl Fn(u64),
     ) -> Result<()> {
         let Capture { pages, copy, .. } = self.captured;
         let mut buffer = vec![0; STEP as usize];
@@ -55,12 +51,27 @@ impl<'a> CapturedMemory<'a> {
                 let step = &mut buffer[..(range.end - start).min(STEP) as usize];
                 self.read_at(start, step)?;
                 each(start, step);
+                about_to_write(step.len() as u64);
                 write_pages(copy, start, step, |at, page| !pages.has(at) && !is_zero(page))
                     .map_err(failed)?;
             }
         }
         Ok(())
     }
+}
+
+/// The pages of `len` bytes of memory that may hold something: those of the base that the guest needs, and those that lie over it.
+///
+/// # Errors
+/// The host does not say where the base has data.
+pub(super) fn populated(base: &File, unneeded: &PageSet, over: &PageSet, len: u64) -> Result<PageSet> {
+    let data = data_ranges(base, len)
+        .map_err(|source| Error::host("look for data in the base of guest memory", source))?;
+    let mut pages = PageSet::none(len);
+    data.into_iter().for_each(|range| pages.add(range));
+    pages.remove_all(unneeded);
+    pages.add_all(over);
+    Ok(pages)
 }
 
 impl Source for CapturedMemory<'_> {

@@ -12,7 +12,7 @@ use super::layers;
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::Metadata;
 use super::writer::is_small;
-use crate::capture::{Capture, Target, Wanted, capture};
+use crate::capture::{Capture, Target, Wanted, Wish, capture};
 use crate::error::{Error, Result};
 use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::freeze;
@@ -25,14 +25,14 @@ use crate::vm::Vm;
 pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
-    let to = Target { file: fresh(bytes)?, failed: &failed };
+    let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
     let in_pause = |machine: &_| Ok((vm.config(), layers::hold(machine)?));
-    let what = (to, Wanted::NotBase(None));
+    let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None };
     let (captured, (config, layers)) =
-        history.asking(bytes, |written| capture(vm, "fork the VM", what, written, in_pause))?;
+        history.asking(bytes, |written| capture(vm, &wish, to, written, in_pause))?;
     let shares = is_small(&captured.pages, &captured.base);
     if !shares {
-        CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| ())?;
+        CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| ())?;
     }
     let lineage = history.lineage.as_ref().map(|lineage| of_child(lineage, &captured));
     freeze::seal(&captured.copy)?;

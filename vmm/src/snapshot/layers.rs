@@ -28,7 +28,7 @@ fn name_of(id: &str) -> String {
 pub fn save(machine: &Machine, dir: &NewDir) -> Result<Vec<(String, File)>> {
     capture(machine, |id| {
         let name = name_of(id);
-        let copy = dir.create(&name)?;
+        let copy = dir.create_again(&name)?;
         Ok((name, copy))
     })
 }

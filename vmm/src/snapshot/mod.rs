@@ -22,6 +22,7 @@ pub(crate) mod recording;
 mod relative;
 pub mod replay;
 pub(crate) mod rewind;
+mod room;
 pub mod verify;
 pub mod working_set;
 pub mod writer;

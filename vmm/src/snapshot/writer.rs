@@ -3,14 +3,16 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
 
 use super::captured::CapturedMemory;
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
+use super::room::{Room, Written};
 use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, layers};
-use crate::capture::{Capture, Course, Target, Wanted, capture};
+use crate::capture::{Capture, Course, Disk, Target, Wanted, Wish, capture};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
@@ -33,6 +35,10 @@ pub struct SnapshotOptions {
     /// The guest's balloon takes all that the guest can spare first, its page cache too, which is not saved then. The guest takes it
     /// back as it goes on, and so does what is restored. It takes a balloon with statistics, and a VM that runs.
     pub trim: bool,
+    /// The longest that the guest may stand still; no limit unless given. A guest that writes faster than its pages can be copied has up
+    /// to 10 s to write less; then the snapshot fails, and nothing is left of it. A VM that is paused before does not mind how long
+    /// it takes.
+    pub max_pause: Option<Duration>,
 }
 
 /// What of memory a snapshot has.
@@ -56,6 +62,12 @@ impl SnapshotOptions {
             return Err(Error::config(
                 "compress",
                 "a diff is not packed; merge it into its base and convert that",
+            ));
+        }
+        if self.max_pause.is_some_and(|longest| longest.is_zero()) {
+            return Err(Error::config(
+                "max_pause_ms",
+                "0 allows no pause at all; take 1 or more, or leave it out",
             ));
         }
         self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes).map(drop))
@@ -90,14 +102,16 @@ pub(crate) fn write(
         trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
         Ok((vm.config(), layers::save(machine, dir)?))
     };
-    let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source) };
+    let room = Room::new(dir, written(over.as_ref(), options));
+    let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
     let wanted = match over.as_ref().map(|Lineage { differ, .. }| differ) {
         None => Wanted::NotBase(None),
         Some(Differ::NotBase(also)) => Wanted::NotBase(also.as_deref()),
         Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
     };
+    let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause };
     let (captured, (config, layers)) =
-        history.asking(bytes, |written| capture(vm, "take a snapshot", (to, wanted), written, in_pause))?;
+        history.asking(bytes, |written| capture(vm, &wish, to, written, in_pause))?;
     let mut metadata = Metadata::of(&config)?;
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
@@ -112,7 +126,7 @@ pub(crate) fn write(
             if over.is_some() {
                 dir.rename(DIFF_FILE, MEMORY_FILE)?;
             }
-            let (file, digest) = write_whole(&captured, options.packing.as_ref(), bytes, dir)?;
+            let (file, digest) = write_whole(&captured, options.packing.as_ref(), &room, dir)?;
             metadata.memory_file = Some(file);
             let base = BaseSnapshot::new(digest, dir.place());
             metadata.memory_digest = Some(base.memory_digest.clone());
@@ -130,6 +144,15 @@ pub(crate) fn write(
 pub(super) fn is_small(pages: &PageSet, base: &File) -> bool {
     let (pages, base) = (pages.len() * PAGE, base.metadata().map_or(0, |metadata| metadata.blocks() * 512));
     pages <= SMALL_DIFF || pages <= base / 2
+}
+
+/// What is going to be written into the snapshot's directory. A packed memory has the captured pages beside it while it is packed.
+fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> Written {
+    match (over.map(|over| &over.differ), options.packing) {
+        (Some(Differ::Written(_)), _) | (None, Some(_)) => Written::Pages,
+        (Some(Differ::NotBase(_)), _) => Written::PagesIfFew,
+        (None, None) => Written::Whole,
+    }
 }
 
 /// What a diff of the VM is to be relative to.
@@ -156,14 +179,19 @@ fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir)
 fn write_whole(
     captured: &Capture,
     packing: Option<&Packing>,
-    bytes: u64,
+    room: &Room<'_>,
     dir: &NewDir,
 ) -> Result<(MemoryFile, u64)> {
+    let bytes = captured.copy.metadata().map_err(|source| dir.failed_to_write(MEMORY_FILE, source))?.len();
     let memory = CapturedMemory::new(captured, bytes)?;
     let Some(packing) = packing else {
         let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
         let mut digest = 0_u64;
-        memory.complete(&failed, |at, step| digest = digest.wrapping_add(digest::of_pages(at, step)))?;
+        memory.complete(
+            &failed,
+            |at, step| digest = digest.wrapping_add(digest::of_pages(at, step)),
+            |bytes| room.about_to_write(bytes),
+        )?;
         captured.copy.sync_all().map_err(failed)?;
         return Ok((MemoryFile::Raw, digest));
     };

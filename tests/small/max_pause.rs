@@ -1,0 +1,125 @@
+//! Snapshots with a limit on the pause: within it or not at all.
+
+use std::time::Duration;
+
+use volt_tests::{Boot, Recorder, Scratch, needs, numbers, small_guest, wait_until};
+use volt_vmm::{Course, Error, Kind, RestoreOptions, Result, RunState, Snapshot, SnapshotOptions, Store, Vm};
+
+/// No pause is as short as this.
+const IMPOSSIBLE: Duration = Duration::from_nanos(1);
+/// Every pause is as short as this.
+const PLENTY: Duration = Duration::from_secs(60);
+
+struct Counting {
+    scratch: Scratch,
+    recorder: Recorder,
+    vm: Vm,
+}
+
+impl Counting {
+    fn begin() -> Self {
+        let recorder = Recorder::default();
+        let builder = Vm::builder().kernel(small_guest()).cmdline("count mib=8").memory_mib(64);
+        let vm = builder.console(recorder.console()).start().unwrap();
+        recorder.wait_for("count 10\n");
+        Self { scratch: Scratch::new(), recorder, vm }
+    }
+
+    fn store(&self) -> Store {
+        Store::open(&format!("file://{}", self.scratch.directory().display())).unwrap()
+    }
+
+    fn take(&self, name: &str, kind: Kind, longest: Duration) -> Result<Course> {
+        let options = SnapshotOptions { kind, max_pause: Some(longest), ..SnapshotOptions::default() };
+        self.vm.snapshot_with(&self.store(), name, &options)
+    }
+}
+
+/// The guest goes through all of its 8 MiB twice.
+fn goes_on(recorder: &Recorder) {
+    let last = || numbers(&recorder.text(), "count").last().copied().unwrap_or(0);
+    let first = last();
+    wait_until("the guest counts on", || last() > first + 2 * 8 * 4);
+    assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
+}
+
+#[test]
+fn pause_that_would_be_too_long_leaves_nothing_and_the_guest_runs_on() {
+    needs!(kvm);
+    let counting = Counting::begin();
+    for kind in [Kind::Full, Kind::Full, Kind::Diff] {
+        if kind == Kind::Diff {
+            counting.take("base", Kind::Full, PLENTY).unwrap();
+        }
+        let before = counting.scratch.list();
+        let error = counting.take("warm", kind, IMPOSSIBLE).unwrap_err();
+        assert!(matches!(error, Error::PauseTooLong { limit: IMPOSSIBLE, .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.starts_with("cannot take a snapshot within a pause of 1ns: "), "{text}");
+        assert!(text.ends_with("; allow a longer pause, or wait until the guest does less"), "{text}");
+        assert_eq!(counting.scratch.list(), before);
+        assert_eq!(counting.vm.state(), RunState::Running);
+        goes_on(&counting.recorder);
+    }
+}
+
+/// The dirty log tells of a page once: the passes of the snapshot that failed were told.
+#[test]
+fn snapshots_after_one_that_failed_lack_nothing() {
+    needs!(kvm);
+    let counting = Counting::begin();
+    counting.take("full", Kind::Full, PLENTY).unwrap();
+    counting.take("none", Kind::Diff, IMPOSSIBLE).unwrap_err();
+    counting.take("diff", Kind::Diff, PLENTY).unwrap();
+    counting.take("none", Kind::Full, IMPOSSIBLE).unwrap_err();
+    counting.take("second", Kind::Full, PLENTY).unwrap();
+    for name in ["full", "diff", "second"] {
+        let recorder = Recorder::default();
+        let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+        let _vm = Snapshot::open(&counting.store(), name).unwrap().restore_with(options).unwrap();
+        goes_on(&recorder);
+    }
+}
+
+#[test]
+fn vm_that_is_paused_already_has_no_limit() {
+    needs!(kvm);
+    let counting = Counting::begin();
+    counting.vm.pause().unwrap();
+    let course = counting.take("warm", Kind::Full, IMPOSSIBLE).unwrap();
+    assert_eq!((course.paused, course.pages_in_memory), (Duration::ZERO, course.pages_in_pause));
+}
+
+/// The guest writes all the while: the bulk is in the first pass, and what is held in memory comes to what was written since.
+#[test]
+fn copies_in_memory_are_of_pages_that_were_written_meanwhile() {
+    needs!(kvm);
+    let counting = Counting::begin();
+    counting.take("first", Kind::Full, PLENTY).unwrap();
+    counting.vm.pause().unwrap();
+    counting.vm.resume().unwrap();
+    goes_on(&counting.recorder);
+    let course = counting.take("second", Kind::Full, PLENTY).unwrap();
+    assert!(course.pages_in_memory >= course.pages_in_pause, "{course:?}");
+    // 8 MiB under test, and a few pages of the guest's own.
+    assert!(course.pages_in_memory <= course.pages && course.pages <= 2048 + 256, "{course:?}");
+    assert!(course.paused <= PLENTY);
+}
+
+#[test]
+fn limit_is_given_on_the_command_line_and_over_rest() {
+    needs!(kvm);
+    let mut guest = Boot::small("count mib=4").start();
+    guest.wait_for("count");
+    guest.snapshot_as(&["--max-pause", "60000"]).restore().next_number("count");
+    let place = guest.scratch().path("none");
+    let outcome = guest.try_snapshot_as(&place, &["--max-pause", "0"]);
+    assert!(
+        outcome.status == 2 && outcome.stderr.contains("'--max-pause <MS>': 0 is not in 1.."),
+        "{outcome:?}"
+    );
+    let body = format!(r#"{{"snapshot_path":"{}","max_pause_ms":0}}"#, place.display());
+    let (status, answer) = guest.ask("PUT", "/snapshot/create", &body);
+    assert!(status == 400 && answer.contains("max_pause_ms: 0 allows no pause at all"), "{status} {answer}");
+    assert!(!place.exists());
+}

@@ -1,0 +1,93 @@
+//! Room for a snapshot's memory, reserved before the first page is copied.
+//!
+//! Its size is not known before the work: pages of zeros become holes. So the room for every page that may hold something is
+//! reserved; only where there is less are the pages looked at. A packed memory's size nobody knows before it is packed: room is
+//! reserved for the unpacked pages that lie beside it meanwhile.
+
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::captured::populated;
+use super::holes::is_zero;
+use super::writer::is_small;
+use crate::capture::Disk;
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::pages::PageSet;
+use crate::memory::ram::GuestRam;
+use crate::store::dir::NewDir;
+use crate::store::reservation::Reservation;
+
+/// For all that a snapshot has beside memory and layers.
+const STATE: u64 = 1 << 20;
+
+/// What of memory is going to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// The pages that are captured.
+    Pages,
+    /// Those where they are few, else all of it.
+    PagesIfFew,
+    /// All of it.
+    Whole,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Room<'a> {
+    dir: &'a NewDir,
+    written: Written,
+    reserved: OnceCell<Reservation>,
+}
+
+impl<'a> Room<'a> {
+    pub fn new(dir: &'a NewDir, written: Written) -> Self {
+        Self { dir, written, reserved: OnceCell::new() }
+    }
+
+    fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<Reservation> {
+        let base = ram.base().file;
+        let all = populated(&base, unneeded, pages, ram.len())?;
+        self.dir.reserve(all.len() * PAGE + STATE).or_else(|_| {
+            let mut of_base = all;
+            of_base.remove_all(pages);
+            let zeros = zeros(&base, &of_base)
+                .map_err(|source| Error::host("look for pages of zeros in guest memory", source))?;
+            self.dir.reserve((of_base.len() + pages.len() - zeros) * PAGE + STATE)
+        })
+    }
+}
+
+impl Disk for Room<'_> {
+    fn reserve(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<()> {
+        let only_pages = match self.written {
+            Written::Pages => true,
+            Written::PagesIfFew => is_small(pages, &ram.base().file),
+            Written::Whole => false,
+        };
+        let reserved = if only_pages {
+            self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE)?
+        } else {
+            self.of_whole(ram, unneeded, pages)?
+        };
+        self.reserved.get_or_init(|| reserved);
+        Ok(())
+    }
+
+    fn about_to_write(&self, bytes: u64) {
+        self.reserved.get().into_iter().for_each(|reserved| reserved.release(bytes));
+    }
+}
+
+/// How many of these pages of a file are all zeros.
+fn zeros(file: &File, pages: &PageSet) -> io::Result<u64> {
+    let (mut found, mut buffer) = (0, vec![0; 1 << 20]);
+    for step in pages.runs_of(buffer.len() as u64) {
+        let bytes = &mut buffer[..(step.end - step.start) as usize];
+        file.read_exact_at(bytes, step.start)?;
+        found += bytes.chunks(PAGE as usize).filter(|page| is_zero(page)).count() as u64;
+    }
+    Ok(found)
+}
