@@ -385,6 +385,10 @@ void guest_main(struct start_info *info)
         ioapic_masked();
     } else if (behaviour("ioapic-pending")) {
         ioapic_pending();
+    } else if (behaviour("stopped")) {
+        stopped();
+    } else if (behaviour("tsc")) {
+        tell_tsc();
     } else if (behaviour("random")) {
         random_numbers();
     } else if (behaviour("disk")) {

@@ -15,6 +15,8 @@ void ioapic_registers(void);
 void ioapic_random(void);
 void ioapic_masked(void);
 void ioapic_pending(void);
+void stopped(void);
+void tell_tsc(void);
 
 static inline void expect(const char *what, u64 where, u64 found, u64 right)
 {

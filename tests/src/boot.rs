@@ -12,6 +12,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::guest::Guest;
+use crate::kvm_shim::KvmShim;
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
 use crate::scratch::Scratch;
@@ -47,6 +48,7 @@ pub struct Boot<'a> {
     devices: Vec<OsString>,
     input: Input<'a>,
     namespace: Option<&'a Namespace>,
+    shim: KvmShim,
     scratch: Scratch,
 }
 
@@ -96,6 +98,7 @@ impl<'a> Boot<'a> {
             devices: Vec::new(),
             input: Input::Test,
             namespace: None,
+            shim: KvmShim::new(),
             scratch: Scratch::new(),
         }
     }
@@ -150,6 +153,12 @@ impl<'a> Boot<'a> {
         Self { namespace: Some(namespace), ..self }
     }
 
+    /// On another KVM.
+    #[must_use]
+    pub fn on(self, shim: &KvmShim) -> Self {
+        Self { shim: shim.clone(), ..self }
+    }
+
     /// In this scratch directory.
     #[must_use]
     pub fn scratch(self, scratch: &Scratch) -> Self {
@@ -162,7 +171,8 @@ impl<'a> Boot<'a> {
         let socket = self.scratch.fresh("api");
         let mut arguments = self.arguments();
         arguments.extend(["--api-socket".into(), socket.clone().into_os_string()]);
-        Launch { arguments, input: self.input, namespace: self.namespace }.start(self.scratch, socket)
+        Launch { arguments, input: self.input, namespace: self.namespace, shim: self.shim }
+            .start(self.scratch, socket)
     }
 
     /// Runs it to its end, without input.
@@ -173,6 +183,7 @@ impl<'a> Boot<'a> {
         if let Some(namespace) = self.namespace {
             namespace.apply(&mut command);
         }
+        self.shim.apply(&mut command);
         Outcome::of_command(&mut command)
     }
 
@@ -196,6 +207,7 @@ pub(crate) struct Launch<'a> {
     pub(crate) arguments: Vec<OsString>,
     pub(crate) input: Input<'a>,
     pub(crate) namespace: Option<&'a Namespace>,
+    pub(crate) shim: KvmShim,
 }
 
 impl Launch<'_> {
@@ -205,6 +217,7 @@ impl Launch<'_> {
         if let Some(namespace) = self.namespace {
             namespace.apply(&mut command);
         }
+        self.shim.apply(&mut command);
         // SAFETY: between fork and exec only system calls are made.
         unsafe { command.pre_exec(become_a_child) };
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

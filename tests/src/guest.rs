@@ -51,7 +51,8 @@ impl Guest {
         let socket = scratch.fresh("api");
         let mut arguments = vec!["--api-socket".into(), socket.clone().into()];
         arguments.extend(options.iter().map(Into::into));
-        Launch { arguments, input: Input::Test, namespace: None }.start(scratch, socket)
+        Launch { arguments, input: Input::Test, namespace: None, shim: crate::KvmShim::new() }
+            .start(scratch, socket)
     }
 
     pub(crate) fn new(

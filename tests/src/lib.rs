@@ -12,6 +12,7 @@
 pub mod boot;
 pub mod child;
 pub mod guest;
+pub mod kvm_shim;
 pub mod namespace;
 pub mod need;
 pub mod network;
@@ -34,6 +35,7 @@ pub mod wire;
 pub use boot::{Boot, IRQCHIPS, Input};
 pub use child::Child;
 pub use guest::Guest;
+pub use kvm_shim::KvmShim;
 pub use namespace::Namespace;
 pub use network::Network;
 pub use numbers::{consecutive, numbers};

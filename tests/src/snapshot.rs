@@ -5,12 +5,14 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom as From};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rustix::fs::SeekFrom;
 use serde_json::Value;
 
 use crate::boot::{Input, Launch};
 use crate::guest::Guest;
+use crate::kvm_shim::KvmShim;
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
 use crate::scratch::Scratch;
@@ -90,21 +92,28 @@ impl Snapshot {
     /// Runs what is in it, with these options of `volt-vmm restore`.
     #[must_use]
     pub fn restore_as(&self, options: &[&str]) -> Guest {
-        self.launch(None, options)
+        self.launch(None, &KvmShim::new(), options)
     }
 
     /// The same in a namespace.
     #[must_use]
     pub fn restore_inside(&self, namespace: &Namespace, options: &[&str]) -> Guest {
-        self.launch(Some(namespace), options)
+        self.launch(Some(namespace), &KvmShim::new(), options)
     }
 
-    fn launch(&self, namespace: Option<&Namespace>, options: &[&str]) -> Guest {
+    /// The same on another KVM.
+    #[must_use]
+    pub fn restore_on(&self, shim: &KvmShim, options: &[&str]) -> Guest {
+        self.launch(None, shim, options)
+    }
+
+    fn launch(&self, namespace: Option<&Namespace>, shim: &KvmShim, options: &[&str]) -> Guest {
         let socket = self.scratch.fresh("api");
         let mut arguments: Vec<std::ffi::OsString> = vec!["restore".into(), self.directory.clone().into()];
         arguments.extend(options.iter().map(Into::into));
         arguments.extend(["--api-socket".into(), socket.clone().into()]);
-        Launch { arguments, input: Input::Test, namespace }.start(self.scratch.clone(), socket)
+        Launch { arguments, input: Input::Test, namespace, shim: shim.clone() }
+            .start(self.scratch.clone(), socket)
     }
 
     /// Runs what is in it, with this console input.
@@ -113,7 +122,8 @@ impl Snapshot {
         let socket = self.scratch.fresh("api");
         let arguments =
             ["--restore".into(), self.directory.clone().into(), "--api-socket".into(), socket.clone().into()];
-        Launch { arguments: arguments.to_vec(), input, namespace: None }.start(self.scratch.clone(), socket)
+        let arguments = arguments.to_vec();
+        Launch { arguments, input, namespace: None, shim: KvmShim::new() }.start(self.scratch.clone(), socket)
     }
 
     /// The same for a snapshot that may be a bad one: runs to its end.
@@ -127,6 +137,15 @@ impl Snapshot {
     pub fn try_restore_as(&self, options: &[&str]) -> Outcome {
         let words = ["restore".as_ref(), self.directory.as_os_str()];
         Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
+    }
+
+    /// The same on another KVM.
+    #[must_use]
+    pub fn try_restore_on(&self, shim: &KvmShim) -> Outcome {
+        let mut command = Command::new(crate::boot::binary());
+        command.arg("restore").arg(&self.directory);
+        shim.apply(&mut command);
+        Outcome::of_command(&mut command)
     }
 
     /// A copy, to be damaged.

@@ -1,0 +1,48 @@
+/* What a guest knows of time: the TSC, and what the hypervisor says of its clock. */
+#include "guest.h"
+
+#define MSR_KVM_SYSTEM_TIME_NEW 0x4b564d01
+#define ENABLED 1
+#define GUEST_STOPPED 2
+
+/* struct pvclock_vcpu_time_info (Linux, arch/x86/include/asm/pvclock-abi.h). */
+struct pvclock {
+    u32 version, padding;
+    u64 tsc_timestamp, system_time;
+    u32 multiplier;
+    u8 shift;
+    volatile u8 flags;
+    u8 padding_2[2];
+} __attribute__((packed));
+
+static struct pvclock clock __attribute__((aligned(64)));
+
+/* Counts how often it is told that it was stopped. */
+void stopped(void)
+{
+    u64 times = 0;
+    wrmsr(MSR_KVM_SYSTEM_TIME_NEW, (u64)&clock | ENABLED);
+    print("ready\n");
+    for (;;) {
+        inb(LINE_STATUS); /* out of KVM_RUN, which updates the clock on its way back */
+        if (clock.flags & GUEST_STOPPED) {
+            clock.flags &= ~GUEST_STOPPED;
+            report("stopped", ++times);
+        }
+    }
+}
+
+/* Says what the TSC reads, in thousands of cycles, whenever something was typed, and notices if it goes back. */
+void tell_tsc(void)
+{
+    u64 last = rdtsc();
+    print("ready\n");
+    for (;;) {
+        u64 now = rdtsc();
+        if (now < last)
+            wrong("tsc", last, now);
+        last = now;
+        if (typed())
+            report("tsc", now / 1000);
+    }
+}
