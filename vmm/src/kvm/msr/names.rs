@@ -7,11 +7,12 @@ use std::borrow::Cow;
 const NAMES: &[(u32, &str)] = &[
     (0x10, "tsc"),
     (0x1b, "apic_base"),
+    (0x34, "smi_count"),
     (0x3a, "feature_control"),
     (0x3b, "tsc_adjust"),
     (0x48, "spec_ctrl"),
     (0x8b, "ucode_rev"),
-    (0x9e, "smi_count"),
+    (0x9e, "smbase"),
     (0xce, "platform_info"),
     (0x10a, "arch_capabilities"),
     (0x122, "tsx_ctrl"),
@@ -83,6 +84,8 @@ mod tests {
     fn the_table_is_in_order_and_computed_names_are_right() {
         assert!(NAMES.is_sorted_by_key(|(index, _)| *index));
         for (index, expected) in [
+            (0x34, "smi_count"),
+            (0x9e, "smbase"),
             (0xc000_0081, "star"),
             (0x201, "mtrr_mask0"),
             (0x259, "mtrr_fix_16k_a0000"),
