@@ -202,14 +202,7 @@ impl Persist for Machine {
                 format!("state of {} vCPUs for a machine with {}", vcpus.len(), self.shell.vcpus.len());
             return Err(Error::config("vcpus", problem));
         }
-        for (thread, state) in self.shell.vcpus.iter().zip(vcpus) {
-            if self.shell.is_prepared {
-                lock(&thread.vcpu).refresh(state)?;
-            } else {
-                lock(&thread.vcpu).restore(state)?;
-            }
-        }
-        self.shell.is_prepared = false;
+        self.shell.restore_vcpus(vcpus)?;
         step_done("vCPU state");
         self.irqchip.restore(irqchip)?;
         step_done("irqchip");

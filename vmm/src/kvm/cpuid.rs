@@ -102,6 +102,11 @@ fn topology(function: u32, id: u32, count: u32, id_bits: u32) -> [CpuidEntry; 3]
     [level(0, 0, 1, 1), level(1, id_bits, count, 2), level(2, 0, 0, 0)]
 }
 
+/// Whether a guest that is shown these leaves takes this for Hyper-V (TLFS, 2.4: the interface's signature).
+pub(super) fn shows_hyperv(shown: &[CpuidEntry]) -> bool {
+    shown.iter().any(|e| e.function == 0x4000_0001 && e.eax == u32::from_le_bytes(*b"Hv#1"))
+}
+
 fn is_amd(entries: &[CpuidEntry]) -> bool {
     entries.iter().any(|e| e.function == 0 && e.ebx == u32::from_le_bytes(*b"Auth"))
 }

@@ -1,7 +1,7 @@
 //! KVM, and the only module that opens `/dev/kvm`.
 //!
-//! `vm` and `vcpu` wrap the descriptors, `exit` turns exits into values, `msi` sends interrupts, `msr`, `cpuid`, `irqchip` and `clock` know what
-//! there is to save, `mirror` how it is written down.
+//! `vm` and `vcpu` wrap the descriptors, `exit` turns exits into values, `msi` sends interrupts, `msr`, `cpuid`, `tsc`, `xsave`, `irqchip` and
+//! `clock` know what there is to save, `mirror` how it is written down.
 
 use std::io;
 
@@ -17,8 +17,10 @@ pub mod irqchip;
 pub(crate) mod mirror;
 pub(crate) mod msi;
 pub mod msr;
+mod tsc;
 pub mod vcpu;
 pub mod vm;
+mod xsave;
 
 /// The only API version there is (KVM API, section 4.1).
 pub(crate) const API_VERSION: i32 = 12;

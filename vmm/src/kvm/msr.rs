@@ -25,6 +25,9 @@ const MC_BANK_LEN: u32 = 4;
 /// The MTRRs, which KVM's own list lacks: variable ranges, fixed ranges, default type (Intel SDM volume 3, 12.11).
 const MTRRS: [std::ops::RangeInclusive<u32>; 5] =
     [0x200..=0x20f, 0x250..=0x250, 0x258..=0x259, 0x268..=0x26f, MTRR_DEF_TYPE..=MTRR_DEF_TYPE];
+/// The registers of Hyper-V (TLFS, appendix C). KVM lists those that it knows, whether a guest is shown Hyper-V or not, and each
+/// version of Linux knows others.
+const HYPERV: std::ops::RangeInclusive<u32> = 0x4000_0000..=0x4000_0fff;
 /// Most registers one `KVM_GET_MSRS` or `KVM_SET_MSRS` takes (`MAX_IO_MSRS` in arch/x86/kvm/x86.c).
 const BATCH: usize = 256;
 
@@ -96,19 +99,42 @@ impl<'de> Deserialize<'de> for Index {
     }
 }
 
-/// Numbers of all registers worth saving: KVM's list, the MTRRs, and the machine-check banks this vCPU has.
-pub(super) fn indices(kvm: &Kvm, vcpu: &VcpuFd) -> Result<Vec<u32>> {
+/// Whether a register is one of Hyper-V's.
+pub(super) fn is_hyperv(index: u32) -> bool {
+    HYPERV.contains(&index)
+}
+
+/// Numbers of all registers worth saving: KVM's list, the MTRRs, and the machine-check banks this vCPU has. Those of Hyper-V only
+/// where the guest is shown it.
+pub(super) fn indices(kvm: &Kvm, vcpu: &VcpuFd, shows_hyperv: bool) -> Result<Vec<u32>> {
     let mut indices = kvm.get_msr_index_list().or_refused("KVM_GET_MSR_INDEX_LIST")?.as_slice().to_vec();
     indices.extend(MTRRS.into_iter().flatten());
     let banks = read(vcpu, &[MCG_CAP])?[0].value.map_or(0, |capabilities| capabilities as u32 & 0xff);
     indices.extend(MC0_CTL..MC0_CTL + banks * MC_BANK_LEN);
+    indices.retain(|&index| shows_hyperv || !is_hyperv(index));
     indices.sort_unstable();
     indices.dedup();
     Ok(indices)
 }
 
+/// Where registers are: a vCPU. Each call stops at the first register that is refused, and returns how many came before.
+pub(super) trait Registers {
+    fn get(&self, msrs: &mut Msrs) -> Result<usize>;
+    fn set(&self, msrs: &Msrs) -> Result<usize>;
+}
+
+impl Registers for VcpuFd {
+    fn get(&self, msrs: &mut Msrs) -> Result<usize> {
+        self.get_msrs(msrs).or_refused("KVM_GET_MSRS")
+    }
+
+    fn set(&self, msrs: &Msrs) -> Result<usize> {
+        self.set_msrs(msrs).or_refused("KVM_SET_MSRS")
+    }
+}
+
 /// Reads the registers; one that KVM refuses is recorded as absent.
-pub(super) fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<Msr>> {
+pub(super) fn read(vcpu: &impl Registers, indices: &[u32]) -> Result<Vec<Msr>> {
     let mut read = Vec::with_capacity(indices.len());
     while read.len() < indices.len() {
         let rest = &indices[read.len()..];
@@ -116,8 +142,7 @@ pub(super) fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<Msr>> {
         let entries: Vec<_> =
             rest.iter().map(|&index| kvm_msr_entry { index, ..Default::default() }).collect();
         let mut batch = list(&entries);
-        // KVM stops at the first register it refuses, and says how many came before.
-        let done = vcpu.get_msrs(&mut batch).or_refused("KVM_GET_MSRS")?;
+        let done = vcpu.get(&mut batch)?;
         read.extend(batch.as_slice()[..done].iter().map(|m| Msr { index: m.index, value: Some(m.data) }));
         if let Some(&index) = rest.get(done) {
             read.push(Msr { index, value: None });
@@ -127,8 +152,9 @@ pub(super) fn read(vcpu: &VcpuFd, indices: &[u32]) -> Result<Vec<Msr>> {
 }
 
 /// Writes the registers that have a value, in the order given. A register that KVM refuses is left alone if it holds the
-/// value already (read-only ones do on a fresh vCPU), and is an error otherwise.
-pub(super) fn write(vcpu: &VcpuFd, msrs: impl IntoIterator<Item = Msr>) -> Result<()> {
+/// value already (read-only ones do on a fresh vCPU), or if KVM does not know it and the value is 0, which is what a register holds
+/// that nobody used. It is an error otherwise.
+pub(super) fn write(vcpu: &impl Registers, msrs: impl IntoIterator<Item = Msr>) -> Result<()> {
     let entries: Vec<_> = msrs
         .into_iter()
         .filter_map(|msr| {
@@ -138,10 +164,11 @@ pub(super) fn write(vcpu: &VcpuFd, msrs: impl IntoIterator<Item = Msr>) -> Resul
     let mut rest = &entries[..];
     while !rest.is_empty() {
         let batch = &rest[..rest.len().min(BATCH)];
-        let done = vcpu.set_msrs(&list(batch)).or_refused("KVM_SET_MSRS")?;
+        let done = vcpu.set(&list(batch))?;
         if let Some(msr) = batch.get(done) {
             let held = read(vcpu, &[msr.index])?[0].value;
-            if held != Some(msr.data) {
+            let is_unused = held.is_none() && msr.data == 0;
+            if held != Some(msr.data) && !is_unused {
                 return Err(cannot_write(msr, held));
             }
         }
@@ -164,7 +191,56 @@ fn list(entries: &[kvm_msr_entry]) -> Msrs {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    /// The registers of an older kernel: those that it knows, of which some cannot be written.
+    struct Known {
+        values: RefCell<BTreeMap<u32, u64>>,
+        read_only: Vec<u32>,
+    }
+
+    impl Registers for Known {
+        fn get(&self, msrs: &mut Msrs) -> Result<usize> {
+            let values = self.values.borrow();
+            let mut done = 0;
+            for msr in msrs.as_mut_slice() {
+                let Some(&value) = values.get(&msr.index) else { break };
+                msr.data = value;
+                done += 1;
+            }
+            Ok(done)
+        }
+
+        fn set(&self, msrs: &Msrs) -> Result<usize> {
+            let mut values = self.values.borrow_mut();
+            let is_refused = |msr: &&kvm_msr_entry| {
+                self.read_only.contains(&msr.index) || !values.contains_key(&msr.index)
+            };
+            let done = msrs.as_slice().iter().take_while(|msr| !is_refused(msr)).count();
+            values.extend(msrs.as_slice()[..done].iter().map(|msr| (msr.index, msr.data)));
+            Ok(done)
+        }
+    }
+
+    #[test]
+    fn an_unknown_register_is_left_out_if_it_was_0_and_those_after_it_are_written() {
+        let known = || Known {
+            values: RefCell::new([(0x10, 1), (0x10a, 5), (0x174, 0)].into()),
+            read_only: vec![0x10a],
+        };
+        let msr = |index, value| Msr { index, value: Some(value) };
+        let older = known();
+        write(&older, [msr(0x1c4, 0), msr(0x10a, 5), msr(0x1c5, 0), msr(0x174, 9), msr(0x4000_0118, 0)])
+            .unwrap();
+        assert_eq!(older.values.into_inner(), [(0x10, 1), (0x10a, 5), (0x174, 9)].into());
+        for (lost, words) in [(msr(0x1c4, 3), "MSR 0x1c4 = 0x3"), (msr(0x10a, 0), "holds 0x5")] {
+            let error = write(&known(), [lost, msr(0x174, 9)]).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
 
     #[test]
     fn a_list_is_readable_and_comes_back() {

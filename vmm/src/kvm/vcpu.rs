@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use kvm_bindings::{Xsave, kvm_lapic_state, kvm_mp_state, kvm_xcrs, kvm_xsave, kvm_xsave2};
-use kvm_ioctls::{Cap, Kvm, VcpuFd};
+use kvm_bindings::{kvm_lapic_state, kvm_mp_state, kvm_xcrs};
+use kvm_ioctls::{Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 use volt_kernel::EntryState;
 
@@ -13,14 +13,13 @@ use super::cpuid::{self, CpuidEntry};
 use super::exit::{self, VmExit};
 use super::mirror::{DebugRegs, Events, Regs, Sregs, Xcr};
 use super::msr::{self, Msr, MsrList};
+use super::tsc::{self, Counter, SavedTsc};
 use super::vm::VmHandle;
+use super::xsave::XsaveArea;
 use super::{OrRefused, refused};
 use crate::error::{Error, Result};
 use crate::persist::{Bytes, Persist};
 
-/// Bytes of `struct kvm_xsave`; what XSAVE2 adds comes after.
-const XSAVE_LEN: usize = size_of::<kvm_xsave>();
-const _: () = assert!(XSAVE_LEN == 4096);
 /// Bytes of the local APIC's register page that KVM exchanges.
 const LAPIC_LEN: usize = size_of::<kvm_lapic_state>();
 const _: () = assert!(LAPIC_LEN == 1024);
@@ -38,10 +37,6 @@ const LVT_NMI: u32 = 4 << 8;
 /// The bit of XCR0 that is always set.
 const XCR0_X87: u64 = 1;
 
-/// Two TSC frequencies count as one when they differ by no more than this: KVM's own tolerance
-/// (`tsc_tolerance_ppm` of arch/x86/kvm/x86.c).
-const TSC_TOLERANCE_PPM: u64 = 250;
-
 /// A vCPU. The thread that runs it holds it; while that thread is parked anyone may save or restore it.
 #[derive(Debug)]
 pub struct Vcpu {
@@ -51,7 +46,7 @@ pub struct Vcpu {
     /// What the guest was shown. KVM's own answer has what the guest switched on since mixed in, and kvm_pvm's is the
     /// host's.
     cpuid: Vec<CpuidEntry>,
-    xsave_len: usize,
+    xsave: XsaveArea,
 }
 
 /// Everything KVM holds of one vCPU.
@@ -64,6 +59,9 @@ pub struct VcpuState {
     pub cpuid: Vec<CpuidEntry>,
     /// TSC frequency in kHz.
     pub tsc_khz: u32,
+    /// What KVM adds to the host's TSC, where it tells: in cycles, modulo 2^64. Tells which vCPUs had the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tsc_offset: Option<u64>,
     /// General registers.
     pub regs: Regs,
     /// Special registers.
@@ -86,9 +84,7 @@ impl Vcpu {
     /// Adds vCPU `id` to the VM.
     pub(crate) fn create(kvm: &Arc<Kvm>, vm: &VmHandle, id: u8) -> Result<Self> {
         let fd = vm.fd().create_vcpu(u64::from(id)).or_refused(&format!("KVM_CREATE_VCPU of vCPU {id}"))?;
-        // 0 where the kernel knows no XSAVE2 (before 5.17): the plain area is all there is then.
-        let xsave_len = usize::try_from(kvm.check_extension_int(Cap::Xsave2)).unwrap_or(0).max(XSAVE_LEN);
-        Ok(Self { fd, kvm: Arc::clone(kvm), id, cpuid: Vec::new(), xsave_len })
+        Ok(Self { fd, kvm: Arc::clone(kvm), id, cpuid: Vec::new(), xsave: XsaveArea::of(kvm) })
     }
 
     /// Makes a fresh vCPU ready for a cold boot: CPUID, the MSRs a firmware would set, local interrupts. Application
@@ -224,54 +220,56 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Of a vCPU that a state was restored to and that has not run since: what has changed all the same, because time went on, and what
-    /// KVM can only tell once guest memory is there (with PAE paging, sregs are more than they say). The order is that of
-    /// [`Persist::restore`].
+    /// Gives the vCPU its guest's TSC rate, which comes before the TSC's value.
+    pub(crate) fn set_tsc_rate(&self, state: &VcpuState) -> Result<()> {
+        tsc::set_rate(&self.kvm, &self.fd, state.tsc_khz)
+    }
+
+    /// Has the TSCs of a VM's vCPUs go on from where they stood. Comes after all their rates, and before a timer is armed.
+    pub(crate) fn restore_tscs<'a>(vcpus: impl Iterator<Item = (&'a Self, &'a VcpuState)>) -> Result<()> {
+        let counters: Vec<_> = vcpus.filter_map(|(vcpu, state)| Some((&vcpu.fd, state.tsc()?))).collect();
+        tsc::restore(&counters)
+    }
+
+    /// Restores ahead of time, before the VM's TSCs: all of the state but armed timers.
+    pub(crate) fn prepare(&mut self, state: &VcpuState) -> Result<()> {
+        self.restore_up_to_msrs(state)?;
+        msr::write(&self.fd, state.other_msrs())
+    }
+
+    /// Completes [`Vcpu::prepare`]: restores what has changed since because time went on, and what KVM can only take once guest
+    /// memory is there (with PAE paging, sregs are more than they say). The order is that of [`Persist::restore`].
     pub(crate) fn refresh(&self, state: &VcpuState) -> Result<()> {
         self.fd.set_sregs(&state.sregs.into()).or_refused("KVM_SET_SREGS")?;
         self.set_lapic(&state.lapic)?;
-        let clocks = |msr: &Msr| matches!(msr.index, msr::TSC | msr::TSC_DEADLINE);
-        msr::write(&self.fd, in_restore_order(&state.msrs.0, &state.lapic).filter(clocks))?;
+        msr::write(&self.fd, state.deadline())?;
         self.fd.set_vcpu_events(&state.events.into()).or_refused("KVM_SET_VCPU_EVENTS")
     }
 
-    #[allow(unsafe_code)]
-    fn xsave(&self) -> Result<Bytes> {
-        let mut area = self.empty_xsave();
-        // SAFETY: the area is as large as KVM_CAP_XSAVE2 asks for.
-        unsafe { self.fd.get_xsave2(&mut area) }.or_refused("KVM_GET_XSAVE2")?;
-        let plain = area.as_fam_struct_ref().xsave.region.iter();
-        let bytes = plain.chain(area.as_slice()).flat_map(|word| word.to_le_bytes()).take(self.xsave_len);
-        Ok(Bytes(bytes.collect()))
-    }
-
-    #[allow(unsafe_code)]
-    fn set_xsave(&self, Bytes(bytes): &Bytes) -> Result<()> {
-        if bytes.len() < XSAVE_LEN
-            || bytes[XSAVE_LEN..].iter().skip(self.xsave_len - XSAVE_LEN).any(|b| *b != 0)
-        {
-            let problem =
-                format!("{} bytes; this host's KVM takes {XSAVE_LEN} to {}", bytes.len(), self.xsave_len);
-            return Err(Error::config("xsave", problem));
-        }
-        let mut words = bytes.chunks(4).map(|chunk| {
-            let mut word = [0; 4];
-            word[..chunk.len()].copy_from_slice(chunk);
-            u32::from_le_bytes(word)
-        });
-        let mut area = self.empty_xsave();
-        let mut plain = kvm_xsave::default();
-        plain.region.iter_mut().zip(&mut words).for_each(|(to, from)| *to = from);
-        // SAFETY: only the fixed part is replaced; the length of the flexible part stays what it was.
-        unsafe { area.as_mut_fam_struct() }.xsave = plain;
-        area.as_mut_slice().iter_mut().zip(words).for_each(|(to, from)| *to = from);
-        // SAFETY: the area is as large as KVM_CAP_XSAVE2 asks for.
-        unsafe { self.fd.set_xsave2(&area) }.or_refused("KVM_SET_XSAVE")
-    }
-
-    fn empty_xsave(&self) -> Xsave {
-        const _: () = assert!(size_of::<kvm_xsave2>() >= XSAVE_LEN);
-        Xsave::new((self.xsave_len - XSAVE_LEN).div_ceil(4)).expect("KVM's size is below the wrapper's limit")
+    fn restore_up_to_msrs(&mut self, state: &VcpuState) -> Result<()> {
+        // Exhaustive: the TSC, the MSRs and the events are the callers'.
+        let VcpuState {
+            mp_state,
+            cpuid,
+            tsc_khz: _,
+            tsc_offset: _,
+            regs,
+            sregs,
+            debug_regs,
+            xcrs,
+            xsave,
+            lapic,
+            msrs: _,
+            events: _,
+        } = state;
+        self.set_cpuid(cpuid)?;
+        self.fd.set_mp_state(kvm_mp_state { mp_state: *mp_state }).or_refused("KVM_SET_MP_STATE")?;
+        self.fd.set_regs(&(*regs).into()).or_refused("KVM_SET_REGS")?;
+        self.fd.set_sregs(&(*sregs).into()).or_refused("KVM_SET_SREGS")?;
+        self.fd.set_debug_regs(&(*debug_regs).into()).or_refused("KVM_SET_DEBUGREGS")?;
+        self.fd.set_xcrs(&xcrs_to_kvm(xcrs)?).or_refused("KVM_SET_XCRS")?;
+        self.xsave.write(&self.fd, xsave)?;
+        self.set_lapic(lapic)
     }
 
     /// An armed deadline is read before the local APIC and not with the other MSRs: a timer that fires in between shows
@@ -279,7 +277,8 @@ impl Vcpu {
     fn lapic_and_msrs(&self) -> Result<(Bytes, MsrList)> {
         let deadline = msr::read(&self.fd, &[msr::TSC_DEADLINE])?[0];
         let lapic = self.fd.get_lapic().or_refused("KVM_GET_LAPIC")?;
-        let mut msrs = msr::read(&self.fd, &msr::indices(&self.kvm, &self.fd)?)?;
+        let shows_hyperv = cpuid::shows_hyperv(&self.cpuid);
+        let mut msrs = msr::read(&self.fd, &msr::indices(&self.kvm, &self.fd, shows_hyperv)?)?;
         if let Some(msr) = msrs.iter_mut().find(|msr| msr.index == msr::TSC_DEADLINE) {
             *msr = deadline;
         }
@@ -294,15 +293,6 @@ impl Vcpu {
         lapic.regs.iter_mut().zip(&bytes.0).for_each(|(to, from)| *to = from.cast_signed());
         self.fd.set_lapic(&lapic).or_refused("KVM_SET_LAPIC")
     }
-
-    fn restore_tsc_khz(&self, khz: u32) -> Result<()> {
-        let here = self.fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
-        if u64::from(here.abs_diff(khz)) * 1_000_000 > u64::from(here) * TSC_TOLERANCE_PPM {
-            let call = format!("KVM_SET_TSC_KHZ (the guest's TSC runs at {khz} kHz, this host's at {here})");
-            self.fd.set_tsc_khz(khz).or_refused(&call)?;
-        }
-        Ok(())
-    }
 }
 
 impl Persist for Vcpu {
@@ -311,38 +301,77 @@ impl Persist for Vcpu {
     /// MP state first, because reading it makes KVM settle pending INIT and SIPI; events last, because the other calls
     /// may still change them.
     fn save(&self) -> Result<VcpuState> {
-        let Self { fd, kvm: _, id: _, cpuid, xsave_len: _ } = self;
+        let Self { fd, kvm: _, id: _, cpuid, xsave } = self;
         let kvm_mp_state { mp_state } = fd.get_mp_state().or_refused("KVM_GET_MP_STATE")?;
         let regs = fd.get_regs().or_refused("KVM_GET_REGS")?.into();
         let sregs = fd.get_sregs().or_refused("KVM_GET_SREGS")?.into();
         let debug_regs = fd.get_debug_regs().or_refused("KVM_GET_DEBUGREGS")?.into();
         let xcrs = fd.get_xcrs().or_refused("KVM_GET_XCRS")?;
         let xcrs = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize).map(|&xcr| xcr.into()).collect();
-        let xsave = self.xsave()?;
+        let xsave = xsave.read(fd)?;
         let cpuid = cpuid.clone();
         let tsc_khz = fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
+        let tsc_offset = fd.offset()?;
         let (lapic, msrs) = self.lapic_and_msrs()?;
         let events = fd.get_vcpu_events().or_refused("KVM_GET_VCPU_EVENTS")?.into();
-        Ok(VcpuState { mp_state, cpuid, tsc_khz, regs, sregs, debug_regs, xcrs, xsave, lapic, msrs, events })
+        Ok(VcpuState {
+            mp_state,
+            cpuid,
+            tsc_khz,
+            tsc_offset,
+            regs,
+            sregs,
+            debug_regs,
+            xcrs,
+            xsave,
+            lapic,
+            msrs,
+            events,
+        })
     }
 
-    /// Each call stands where it does for a reason: the TSC's rate before its value; CPUID before all that it allows;
-    /// XCRs before the XSAVE area they describe; the local APIC (whose base is in the sregs) before the MSR that arms its
-    /// timer; events last, because other calls clear them.
+    /// All but the TSC, which [`Vcpu::set_tsc_rate`] and [`Vcpu::restore_tscs`] have set for the whole VM. Each call stands where
+    /// it does for a reason: CPUID before all that it allows; XCRs before the XSAVE area they describe; the local APIC (whose base
+    /// is in the sregs) before the MSR that arms its timer; events last, because other calls clear them.
     fn restore(&mut self, state: &VcpuState) -> Result<()> {
-        let VcpuState { mp_state, cpuid, tsc_khz, regs, sregs, debug_regs, xcrs, xsave, lapic, msrs, events } =
-            state;
-        self.restore_tsc_khz(*tsc_khz)?;
-        self.set_cpuid(cpuid)?;
-        self.fd.set_mp_state(kvm_mp_state { mp_state: *mp_state }).or_refused("KVM_SET_MP_STATE")?;
-        self.fd.set_regs(&(*regs).into()).or_refused("KVM_SET_REGS")?;
-        self.fd.set_sregs(&(*sregs).into()).or_refused("KVM_SET_SREGS")?;
-        self.fd.set_debug_regs(&(*debug_regs).into()).or_refused("KVM_SET_DEBUGREGS")?;
-        self.fd.set_xcrs(&xcrs_to_kvm(xcrs)?).or_refused("KVM_SET_XCRS")?;
-        self.set_xsave(xsave)?;
-        self.set_lapic(lapic)?;
-        msr::write(&self.fd, in_restore_order(&msrs.0, lapic))?;
-        self.fd.set_vcpu_events(&(*events).into()).or_refused("KVM_SET_VCPU_EVENTS")
+        self.restore_up_to_msrs(state)?;
+        msr::write(&self.fd, state.other_msrs().chain(state.deadline()))?;
+        self.fd.set_vcpu_events(&state.events.into()).or_refused("KVM_SET_VCPU_EVENTS")
+    }
+}
+
+impl VcpuState {
+    fn msr(&self, index: u32) -> Option<Msr> {
+        self.msrs.0.iter().find(|msr| msr.index == index).copied()
+    }
+
+    fn tsc(&self) -> Option<SavedTsc> {
+        let value = self.msr(msr::TSC)?.value?;
+        Some(SavedTsc { value, offset: self.tsc_offset, khz: self.tsc_khz })
+    }
+
+    /// What is to be written beside the TSC and the deadline. Older snapshots have registers of Hyper-V, which another kernel may
+    /// lack, of guests that were never shown it.
+    fn other_msrs(&self) -> impl Iterator<Item = Msr> {
+        let shows_hyperv = cpuid::shows_hyperv(&self.cpuid);
+        let is_written = move |msr: &&Msr| match msr.index {
+            msr::TSC | msr::TSC_DEADLINE => false,
+            index => shows_hyperv || !msr::is_hyperv(index),
+        };
+        self.msrs.0.iter().filter(is_written).copied()
+    }
+
+    /// The deadline to arm. One that reads 0 while the timer is in deadline mode may have fired without its interrupt having been
+    /// delivered yet: it is armed for now, and the guest takes one interrupt too many at worst.
+    fn deadline(&self) -> Option<Msr> {
+        let deadline = self.msr(msr::TSC_DEADLINE)?;
+        let timer = self.lapic.0.get(LVT_TIMER..LVT_TIMER + 4).and_then(|bytes| bytes.try_into().ok());
+        let timer = timer.map_or(LVT_MASKED, u32::from_le_bytes);
+        let waits = timer & LVT_TIMER_MODE == LVT_TIMER_TSC_DEADLINE && timer & LVT_MASKED == 0;
+        Some(match deadline.value {
+            Some(0) if waits => Msr { value: self.msr(msr::TSC).and_then(|tsc| tsc.value), ..deadline },
+            _ => deadline,
+        })
     }
 }
 
@@ -354,22 +383,6 @@ fn xcrs_to_kvm(xcrs: &[Xcr]) -> Result<kvm_xcrs> {
     list.nr_xcrs = xcrs.len() as u32;
     list.xcrs.iter_mut().zip(xcrs).for_each(|(to, &from)| *to = from.into());
     Ok(list)
-}
-
-/// The TSC first and the deadline last. A deadline that reads 0 while the timer is in deadline mode may have fired
-/// without its interrupt having been delivered yet: it is armed for now, and the guest takes one interrupt too many
-/// at worst.
-fn in_restore_order(msrs: &[Msr], lapic: &Bytes) -> impl Iterator<Item = Msr> {
-    let of = move |index| msrs.iter().find(|msr| msr.index == index).copied();
-    let rest = msrs.iter().filter(|msr| !matches!(msr.index, msr::TSC | msr::TSC_DEADLINE)).copied();
-    let timer = u32::from_le_bytes(lapic.0[LVT_TIMER..LVT_TIMER + 4].try_into().expect("four bytes"));
-    let waits = timer & LVT_TIMER_MODE == LVT_TIMER_TSC_DEADLINE && timer & LVT_MASKED == 0;
-    let tsc = of(msr::TSC);
-    let deadline = of(msr::TSC_DEADLINE).map(|msr| match msr.value {
-        Some(0) if waits => Msr { value: tsc.and_then(|tsc| tsc.value), ..msr },
-        _ => msr,
-    });
-    tsc.into_iter().chain(rest).chain(deadline)
 }
 
 fn segment(from: &volt_kernel::Segment) -> super::mirror::Segment {
@@ -393,18 +406,45 @@ fn segment(from: &volt_kernel::Segment) -> super::mirror::Segment {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_tsc_goes_first_and_a_deadline_that_may_have_fired_is_armed() {
+    fn state() -> VcpuState {
         let msr = |index, value| Msr { index, value: Some(value) };
-        let msrs = [msr(0x6e0, 0), msr(0x174, 1), msr(0x10, 5000)];
-        let mut lapic = Bytes(vec![0; LAPIC_LEN]);
-        let order = |lapic: &Bytes| {
-            in_restore_order(&msrs, lapic).map(|m| (m.index, m.value.unwrap())).collect::<Vec<_>>()
-        };
-        assert_eq!(order(&lapic), [(0x10, 5000), (0x174, 1), (0x6e0, 0)]);
-        lapic.0[LVT_TIMER..LVT_TIMER + 4].copy_from_slice(&(LVT_TIMER_TSC_DEADLINE | 0xec).to_le_bytes());
-        assert_eq!(order(&lapic), [(0x10, 5000), (0x174, 1), (0x6e0, 5000)]);
-        lapic.0[LVT_TIMER + 2] |= 1;
-        assert_eq!(order(&lapic), [(0x10, 5000), (0x174, 1), (0x6e0, 0)]);
+        VcpuState {
+            mp_state: 0,
+            cpuid: Vec::new(),
+            tsc_khz: 1,
+            tsc_offset: None,
+            regs: Regs::default(),
+            sregs: Sregs::default(),
+            debug_regs: DebugRegs::default(),
+            xcrs: Vec::new(),
+            xsave: Bytes(Vec::new()),
+            lapic: Bytes(vec![0; LAPIC_LEN]),
+            msrs: MsrList(vec![msr(0x6e0, 0), msr(0x174, 1), msr(0x4000_0118, 3), msr(0x10, 5000)]),
+            events: Events::default(),
+        }
+    }
+
+    #[test]
+    fn a_deadline_that_may_have_fired_is_armed() {
+        let mut state = state();
+        let deadline = |state: &VcpuState| state.deadline().unwrap().value.unwrap();
+        assert_eq!(deadline(&state), 0);
+        state.lapic.0[LVT_TIMER..LVT_TIMER + 4]
+            .copy_from_slice(&(LVT_TIMER_TSC_DEADLINE | 0xec).to_le_bytes());
+        assert_eq!(deadline(&state), 5000);
+        state.lapic.0[LVT_TIMER + 2] |= 1;
+        assert_eq!(deadline(&state), 0);
+        state.lapic.0.clear();
+        assert_eq!(deadline(&state), 0);
+    }
+
+    #[test]
+    fn registers_of_hyper_v_are_written_only_for_a_guest_that_is_shown_it() {
+        let mut state = state();
+        let written = |state: &VcpuState| state.other_msrs().map(|msr| msr.index).collect::<Vec<_>>();
+        assert_eq!(written(&state), [0x174]);
+        let eax = u32::from_le_bytes(*b"Hv#1");
+        state.cpuid.push(CpuidEntry { function: 0x4000_0001, eax, ..Default::default() });
+        assert_eq!(written(&state), [0x174, 0x4000_0118]);
     }
 }
