@@ -37,6 +37,7 @@ mod restoring;
 mod rewinding;
 mod terminal;
 mod timers;
+mod tsc;
 mod vsock;
 mod whole_state;
 mod working_set;

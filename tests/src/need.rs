@@ -59,6 +59,13 @@ pub fn linux() -> Option<String> {
     kvm().or_else(|| file("VOLT_KERNEL")).or_else(|| file("VOLT_INITRD"))
 }
 
+/// A KVM whose guests have TSCs of their own: kvm_pvm takes a written TSC without an error and ignores it.
+#[must_use]
+pub fn tsc() -> Option<String> {
+    let gives_none = std::fs::exists("/sys/module/kvm_pvm").unwrap_or(false);
+    gives_none.then(|| "this host's KVM ignores a written TSC".to_owned())
+}
+
 /// Debian's own kernel.
 #[must_use]
 pub fn stock_kernel() -> Option<String> {

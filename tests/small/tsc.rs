@@ -1,0 +1,138 @@
+//! The TSC goes on from where it stood: in a young guest, in a VM from a pool that is about as old as the guest, and after a rewind.
+
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use volt_tests::{KvmShim, Recorder, Scratch, needs, numbers, small_guest, wait_until};
+use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store, Vm};
+
+/// Cycles of a vCPU's TSC in a snapshot, and how many there are in a millisecond.
+fn saved(scratch: &Scratch, name: &str, vcpu: usize) -> (u64, u64) {
+    let state = fs::read(scratch.path(name).join("state.json")).unwrap();
+    let state: Value = serde_json::from_slice(&state).unwrap();
+    let vcpu = &state["machine"]["vcpus"][vcpu];
+    (vcpu["msrs"]["0x10 tsc"].as_u64().unwrap(), vcpu["tsc_khz"].as_u64().unwrap())
+}
+
+/// A guest that tells its TSC, and what it said.
+struct Teller {
+    vm: Vm,
+    said: Recorder,
+}
+
+impl Teller {
+    fn boot(vcpus: u8) -> Self {
+        let said = Recorder::default();
+        let builder = Vm::builder().kernel(small_guest()).cmdline("tsc").memory_mib(64).vcpus(vcpus);
+        let vm = builder.console(said.console()).start().unwrap();
+        said.wait_for("ready");
+        Self { vm, said }
+    }
+
+    fn restore(snapshot: &Snapshot, pool: Option<&Arc<Pool>>) -> Self {
+        let said = Recorder::default();
+        let options = RestoreOptions {
+            console: said.console(),
+            pool: pool.cloned(),
+            rewindable: true,
+            ..Default::default()
+        };
+        Self { vm: snapshot.restore_with(options).unwrap(), said }
+    }
+
+    /// What the TSC reads, in thousands of cycles.
+    fn tsc(&self) -> u64 {
+        let before = numbers(&self.said.text(), "tsc").len();
+        self.vm.type_in(b"?").unwrap();
+        wait_until("it tells the TSC", || numbers(&self.said.text(), "tsc").len() > before);
+        assert!(!self.said.text().contains("WRONG"), "{}", self.said.text());
+        numbers(&self.said.text(), "tsc")[before]
+    }
+
+    /// Checks that not more time has passed for the guest since its snapshot than here since `began`, a tenth and a hundredth of a
+    /// second aside, and not less than none.
+    fn goes_on_from(&self, (cycles, khz): (u64, u64), began: Instant) {
+        let tsc = self.tsc();
+        let most = began.elapsed() + began.elapsed() / 10 + Duration::from_millis(10);
+        let passed =
+            Duration::from_micros((tsc + 1).checked_sub(cycles / 1000).expect("it went back") * 1000 / khz);
+        assert!(passed <= most, "{passed:?} in {most:?}, from {cycles} at {khz} kHz");
+    }
+}
+
+fn goes_on(vcpus: u8) {
+    let scratch = Scratch::new();
+    let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+    let original = Teller::boot(vcpus);
+    original.vm.snapshot(&store, "young").unwrap();
+    drop(original);
+    let young = saved(&scratch, "young", 0);
+    let age = Duration::from_millis(young.0 / young.1);
+    println!("a guest of {age:?}, {vcpus} vCPUs");
+    let snapshot = Snapshot::open(&store, "young").unwrap();
+
+    let began = Instant::now();
+    let restored = Teller::restore(&snapshot, None);
+    restored.goes_on_from(young, began);
+
+    let shape = Shape { logs_writes: true, ..Shape::of(snapshot.config()) };
+    let pool = Arc::new(Pool::new(shape, 1).unwrap());
+    // The first shell is empty, the others have the vCPUs' state already.
+    for _ in 0..3 {
+        pool.wait_ready().unwrap();
+        std::thread::sleep(age + Duration::from_millis(500));
+        let began = Instant::now();
+        Teller::restore(&snapshot, Some(&pool)).goes_on_from(young, began);
+    }
+
+    // A rewind comes soon after, too.
+    let began = Instant::now();
+    restored.vm.rewind().unwrap();
+    restored.goes_on_from(young, began);
+
+    // The vCPUs are together, though only one of them runs.
+    let began = Instant::now();
+    restored.vm.snapshot(&store, "later").unwrap();
+    let most = began.elapsed();
+    let (first, khz) = saved(&scratch, "later", 0);
+    let (last, _) = saved(&scratch, "later", usize::from(vcpus) - 1);
+    let apart =
+        Duration::from_micros(last.checked_sub(first).expect("read one after the other") * 1000 / khz);
+    assert!(apart <= most, "{apart:?} apart, in {most:?}");
+}
+
+#[test]
+fn it_goes_on_by_offsets() {
+    needs!(kvm, tsc);
+    [1, 2].into_iter().for_each(goes_on);
+}
+
+#[test]
+fn it_goes_on_where_kvm_tells_no_offsets() {
+    needs!(kvm, tsc);
+    let on_shim = || {
+        KvmShim::new().without_tsc_offset().enter();
+        [1, 2].into_iter().for_each(goes_on);
+    };
+    std::thread::scope(|scope| scope.spawn(on_shim).join().unwrap());
+}
+
+#[test]
+fn vcpus_keep_one_offset() {
+    needs!(kvm, tsc);
+    let scratch = Scratch::new();
+    let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+    let offsets = |name: &str| {
+        let state: Value =
+            serde_json::from_slice(&fs::read(scratch.path(name).join("state.json")).unwrap()).unwrap();
+        [0, 1, 2].map(|vcpu| state["machine"]["vcpus"][vcpu]["tsc_offset"].as_u64())
+    };
+    Teller::boot(3).vm.snapshot(&store, "first").unwrap();
+    let snapshot = Snapshot::open(&store, "first").unwrap();
+    Teller::restore(&snapshot, None).vm.snapshot(&store, "second").unwrap();
+    for offsets in [offsets("first"), offsets("second")] {
+        assert!(offsets[0] == offsets[1] && offsets[1] == offsets[2], "{offsets:?}");
+    }
+}
