@@ -43,7 +43,7 @@ impl Vm {
         });
         if let Some(faults) = ram.faults() {
             // The pages of a diff are there, and what lies under them nobody will touch.
-            let runs = set.runs_without(over.as_deref(), ram.len());
+            let runs = set.runs_without(over.as_deref());
             return faults.paging().prefetch(&runs).map(|()| Ahead::Shared);
         }
         let progress = populate(&ram, set.runs())?;

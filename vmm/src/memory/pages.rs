@@ -1,4 +1,11 @@
 //! A set of pages of a guest's RAM, by their offset in it.
+//!
+//! ```text
+//!   PageSet ── leaf 0: none │ leaf 1: all │ leaf 2: a bit a page │ …     512 MiB of RAM each
+//! ```
+//!
+//! A leaf takes memory once it has some of its pages but not all, so a list of pages from a file costs about what the file takes on
+//! disk, whatever length of RAM it claims.
 
 use std::ops::Range;
 
@@ -6,53 +13,138 @@ use super::PAGE;
 
 /// Bits of a word.
 const WORD: u64 = u64::BITS as u64;
+/// Words of a leaf.
+const LEAF: usize = 2048;
+/// Bytes that the pages of a leaf have.
+const LEAF_BYTES: u64 = LEAF as u64 * WORD * PAGE;
+static NO_WORDS: [u64; LEAF] = [0; LEAF];
+static ALL_WORDS: [u64; LEAF] = [u64::MAX; LEAF];
 
-/// The set: a bit a page, 32 KiB for each GiB of RAM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Bytes of [`PageSet::bytes`] that are worth reading at once: those of a leaf.
+pub const BYTES_STEP: usize = LEAF * 8;
+
+/// The set: at most a bit a page, 32 KiB for each GiB of RAM.
+#[derive(Clone, Debug)]
 pub struct PageSet {
-    words: Vec<u64>,
+    /// As many as are needed so far.
+    leaves: Vec<Leaf>,
+    /// Words that RAM has.
+    words: u64,
 }
+
+#[derive(Clone, Debug)]
+enum Leaf {
+    None,
+    All,
+    Some(Box<[u64; LEAF]>),
+}
+
+impl Leaf {
+    fn words(&self) -> &[u64; LEAF] {
+        match self {
+            Self::None => &NO_WORDS,
+            Self::All => &ALL_WORDS,
+            Self::Some(words) => words,
+        }
+    }
+
+    fn words_mut(&mut self) -> &mut [u64; LEAF] {
+        if !matches!(self, Self::Some(_)) {
+            *self = Self::Some(Box::new(*self.words()));
+        }
+        match self {
+            Self::Some(words) => words,
+            Self::None | Self::All => unreachable!("it was made a leaf with words"),
+        }
+    }
+}
+
+impl PartialEq for PageSet {
+    fn eq(&self, other: &Self) -> bool {
+        let leaves = self.leaves.len().max(other.leaves.len());
+        self.words == other.words && (0..leaves).all(|at| self.leaf(at) == other.leaf(at))
+    }
+}
+
+impl Eq for PageSet {}
 
 impl PageSet {
     /// None of the pages of `bytes` of RAM.
     #[must_use]
     pub fn none(bytes: u64) -> Self {
-        Self { words: vec![0; bytes.div_ceil(PAGE * WORD) as usize] }
+        Self { leaves: Vec::new(), words: bytes.div_ceil(PAGE * WORD) }
+    }
+
+    fn leaf(&self, at: usize) -> &[u64; LEAF] {
+        self.leaves.get(at).map_or(&NO_WORDS, Leaf::words)
+    }
+
+    fn leaf_mut(&mut self, at: usize) -> &mut Leaf {
+        assert!((at * LEAF) as u64 <= self.words, "a page beyond the end of RAM");
+        if self.leaves.len() <= at {
+            self.leaves.resize(at + 1, Leaf::None);
+        }
+        &mut self.leaves[at]
     }
 
     /// Adds the pages of whole words: `words` as KVM and the bitmaps of the VMM's own writes have them, a bit a page from the page
     /// at `offset` on, which is a multiple of 64 pages.
     pub fn add_words(&mut self, offset: u64, words: impl IntoIterator<Item = u64>) {
         let first = (offset / PAGE / WORD) as usize;
-        self.words[first..].iter_mut().zip(words).for_each(|(word, more)| *word |= more);
+        for (at, more) in (first..).zip(words).filter(|(_, more)| *more != 0) {
+            let leaf = self.leaf_mut(at / LEAF);
+            if !matches!(leaf, Leaf::All) {
+                leaf.words_mut()[at % LEAF] |= more;
+            }
+        }
     }
 
     /// Adds all pages that a range of offsets touches.
     pub fn add(&mut self, range: Range<u64>) {
-        for page in range.start / PAGE..range.end.div_ceil(PAGE) {
-            self.words[(page / WORD) as usize] |= 1 << (page % WORD);
+        let (mut page, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
+        while page < end {
+            let (leaf, within) = (page * PAGE / LEAF_BYTES, page % (LEAF as u64 * WORD));
+            let last = end.min((leaf + 1) * LEAF as u64 * WORD);
+            let leaf = self.leaf_mut(leaf as usize);
+            if last - page == LEAF as u64 * WORD {
+                *leaf = Leaf::All;
+            } else if !matches!(leaf, Leaf::All) {
+                add_bits(leaf.words_mut(), within..within + (last - page));
+            }
+            page = last;
         }
     }
 
     /// Adds those of another set of the same RAM.
     pub fn add_all(&mut self, other: &Self) {
-        self.add_words(0, other.words.iter().copied());
+        for (at, more) in other.leaves.iter().enumerate() {
+            match (more, self.leaf_mut(at)) {
+                (Leaf::None, _) | (_, Leaf::All) => {}
+                (Leaf::Some(more), leaf @ Leaf::Some(_)) => {
+                    leaf.words_mut().iter_mut().zip(&**more).for_each(|(word, more)| *word |= more);
+                }
+                (more, leaf) => *leaf = more.clone(),
+            }
+        }
     }
 
     /// Removes those of another set of the same RAM.
     pub fn remove_all(&mut self, other: &Self) {
-        self.words.iter_mut().zip(&other.words).for_each(|(word, less)| *word &= !less);
-    }
-
-    /// A bit a page.
-    #[must_use]
-    pub fn words(&self) -> &[u64] {
-        &self.words
+        for (leaf, less) in self.leaves.iter_mut().zip(&other.leaves) {
+            match (&*leaf, less) {
+                (Leaf::None, _) | (_, Leaf::None) => {}
+                (_, Leaf::All) => *leaf = Leaf::None,
+                (_, Leaf::Some(less)) => {
+                    leaf.words_mut().iter_mut().zip(&**less).for_each(|(word, less)| *word &= !less);
+                }
+            }
+        }
     }
 
     /// A bit a page, in words of 8 bytes, little-endian.
     pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
-        self.words.iter().flat_map(|word| word.to_le_bytes())
+        let words = (0..self.words as usize).map(|at| self.leaf(at / LEAF)[at % LEAF]);
+        words.flat_map(u64::to_le_bytes)
     }
 
     /// Bytes of [`PageSet::bytes`] for so much RAM.
@@ -67,10 +159,28 @@ impl PageSet {
         if given.len() as u64 != Self::bytes_len(bytes) {
             return None;
         }
-        let words = given.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
-        let set = Self { words: words.collect() };
-        let end = set.runs().last().map_or(0, |run| run.end);
-        (end <= bytes).then_some(set)
+        let mut set = Self::none(bytes);
+        for (at, step) in (0..).step_by(BYTES_STEP).zip(given.chunks(BYTES_STEP)) {
+            set.add_bytes(at, step);
+        }
+        set.is_within(bytes).then_some(set)
+    }
+
+    /// Adds what lies `at` so many bytes into [`PageSet::bytes`], a multiple of 8 as their number is.
+    pub fn add_bytes(&mut self, at: u64, given: &[u8]) {
+        let offset = at * 8 * PAGE;
+        if given.len() == BYTES_STEP && given.iter().all(|byte| *byte == u8::MAX) {
+            self.add(offset..offset + LEAF_BYTES);
+        } else {
+            let words = given.chunks_exact(8);
+            self.add_words(offset, words.map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))));
+        }
+    }
+
+    /// Whether all of its pages lie in the first `bytes` of RAM.
+    #[must_use]
+    pub fn is_within(&self, bytes: u64) -> bool {
+        self.runs().last().is_none_or(|run| run.end <= bytes)
     }
 
     /// Both together.
@@ -84,19 +194,29 @@ impl PageSet {
     #[must_use]
     pub fn has(&self, offset: u64) -> bool {
         let page = offset / PAGE;
-        self.words[(page / WORD) as usize] & 1 << (page % WORD) != 0
+        let word = (page / WORD) as usize;
+        self.leaf(word / LEAF)[word % LEAF] & 1 << (page % WORD) != 0
     }
 
     /// Pages.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.words.iter().map(|word| u64::from(word.count_ones())).sum()
+        let count = |leaf: &Leaf| match leaf {
+            Leaf::None => 0,
+            Leaf::All => LEAF as u64 * WORD,
+            Leaf::Some(words) => words.iter().map(|word| u64::from(word.count_ones())).sum(),
+        };
+        self.leaves.iter().map(count).sum()
     }
 
     /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.words.iter().all(|word| *word == 0)
+        self.leaves.iter().all(|leaf| match leaf {
+            Leaf::None => true,
+            Leaf::All => false,
+            Leaf::Some(words) => words.iter().all(|word| *word == 0),
+        })
     }
 
     /// Ranges of offsets, in order and apart.
@@ -104,7 +224,7 @@ impl PageSet {
         let mut page = 0;
         std::iter::from_fn(move || {
             let start = self.next(page, true)?;
-            let end = self.next(start, false).unwrap_or(self.words.len() as u64 * WORD);
+            let end = self.next(start, false).unwrap_or(self.leaves.len() as u64 * LEAF as u64 * WORD);
             page = end;
             Some(start * PAGE..end * PAGE)
         })
@@ -119,16 +239,45 @@ impl PageSet {
         self.runs().flat_map(pieces)
     }
 
-    /// The first page from `page` on that is in the set, or is not.
+    /// The parts of a range of offsets, which are whole pages, that are not in the set.
+    pub fn gaps(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let (mut page, end) = (range.start / PAGE, range.end / PAGE);
+        std::iter::from_fn(move || {
+            let start =
+                self.next(page, false).unwrap_or(page.max(self.leaves.len() as u64 * LEAF as u64 * WORD));
+            page = self.next(start, true).unwrap_or(end).min(end);
+            (start < end).then(|| start * PAGE..page * PAGE)
+        })
+    }
+
+    /// The first page from `page` on that is in the set, or is not. Beyond the last leaf that is needed there are none.
     fn next(&self, page: u64, is_in: bool) -> Option<u64> {
         let flip = if is_in { 0 } else { u64::MAX };
         let mut at = (page / WORD) as usize;
-        let mut word = (self.words.get(at)? ^ flip) & u64::MAX << (page % WORD);
-        while word == 0 {
-            at += 1;
-            word = self.words.get(at)? ^ flip;
+        let mut mask = u64::MAX << (page % WORD);
+        while let Some(leaf) = self.leaves.get(at / LEAF) {
+            if matches!((leaf, is_in), (Leaf::None, true) | (Leaf::All, false)) {
+                at = (at / LEAF + 1) * LEAF;
+            } else {
+                let word = (leaf.words()[at % LEAF] ^ flip) & mask;
+                if word != 0 {
+                    return Some(at as u64 * WORD + u64::from(word.trailing_zeros()));
+                }
+                at += 1;
+            }
+            mask = u64::MAX;
         }
-        Some(at as u64 * WORD + u64::from(word.trailing_zeros()))
+        None
+    }
+}
+
+/// Sets a range of the bits of words.
+fn add_bits(words: &mut [u64; LEAF], bits: Range<u64>) {
+    let (mut bit, end) = (bits.start, bits.end);
+    while bit < end {
+        let count = (WORD - bit % WORD).min(end - bit);
+        words[(bit / WORD) as usize] |= (u64::MAX >> (WORD - count)) << (bit % WORD);
+        bit += count;
     }
 }
 
@@ -160,6 +309,9 @@ mod tests {
             prop_assert!((0..512).all(|page| set.has(page * PAGE) == model.contains(&page)));
             let apart = set.runs().zip(set.runs().skip(1)).all(|(one, next)| one.end < next.start);
             prop_assert!(apart);
+            let gaps: Vec<u64> =
+                set.gaps(3 * PAGE..500 * PAGE).flat_map(|run| run.start / PAGE..run.end / PAGE).collect();
+            prop_assert_eq!(gaps, (3..500).filter(|page| !model.contains(page)).collect::<Vec<_>>());
             let mut twice = PageSet::none(512 * PAGE);
             twice.add_all(&set);
             prop_assert_eq!(&twice, &set);
@@ -180,6 +332,34 @@ mod tests {
         assert_eq!(PageSet::from_bytes(memory, &bytes[..8]), None);
         assert_eq!(PageSet::from_bytes(memory, &[&bytes[..], &[0; 8]].concat()), None);
         assert_eq!(PageSet::from_bytes(99 * PAGE, &bytes), None, "a page beyond the end");
+    }
+
+    /// Ranges over leaves of all kinds, as a model of ranges has them.
+    #[test]
+    fn leaves_join_and_part() {
+        let (memory, leaf) = (4 * LEAF_BYTES, LEAF_BYTES);
+        let runs = |set: &PageSet| set.runs().collect::<Vec<_>>();
+        let mut set = PageSet::none(memory);
+        set.add(leaf - PAGE..3 * leaf + PAGE);
+        assert_eq!(runs(&set), [leaf - PAGE..3 * leaf + PAGE]);
+        assert_eq!(set.len() * PAGE, 2 * leaf + 2 * PAGE);
+        assert!(matches!(set.leaves[..], [Leaf::Some(_), Leaf::All, Leaf::All, Leaf::Some(_)]));
+        let mut hole = PageSet::none(memory);
+        hole.add(2 * leaf + 5 * PAGE..2 * leaf + 7 * PAGE);
+        set.remove_all(&hole);
+        assert_eq!(runs(&set), [leaf - PAGE..2 * leaf + 5 * PAGE, 2 * leaf + 7 * PAGE..3 * leaf + PAGE]);
+        assert!(!set.has(2 * leaf + 5 * PAGE) && set.has(2 * leaf + 7 * PAGE) && !set.has(4 * leaf - PAGE));
+        let bytes: Vec<u8> = set.bytes().collect();
+        assert_eq!(PageSet::from_bytes(memory, &bytes), Some(set.clone()));
+        assert_eq!(set.clone().and(&hole).len() * PAGE, 2 * leaf + 2 * PAGE);
+        let mut all = PageSet::none(memory);
+        all.add(0..memory);
+        assert_eq!(PageSet::from_bytes(memory, &all.bytes().collect::<Vec<_>>()), Some(all.clone()));
+        assert!(all.leaves.iter().all(|leaf| matches!(leaf, Leaf::All)));
+        assert_eq!(runs(&all), [0..memory]);
+        all.remove_all(&all.clone());
+        assert_eq!(all, PageSet::none(memory));
+        assert!(all.is_empty());
     }
 
     #[test]

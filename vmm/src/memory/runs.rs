@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::PAGE;
-use super::pages::PageSet;
 
 /// Bytes of a range.
 pub const LEN: usize = 8;
@@ -14,22 +13,36 @@ pub fn encode(runs: &[Range<u64>]) -> impl Iterator<Item = u8> + '_ {
     numbers.flat_map(|number| (number as u32).to_le_bytes())
 }
 
-/// What [`encode`] made bytes of, if these are ranges of so many bytes of memory: none empty, no page in two.
+/// Decodes what [`encode`] made, if these are ranges of so many bytes of memory: none empty, no page in two.
 #[must_use]
 pub fn decode(bytes: &[u8], memory: u64) -> Option<Vec<Range<u64>>> {
-    let (mut seen, mut runs) = (PageSet::none(memory), Vec::with_capacity(bytes.len() / LEN));
+    let mut runs = Vec::with_capacity(bytes.len() / LEN);
+    add(bytes, memory, &mut runs)?;
+    are_apart(&runs).then_some(runs)
+}
+
+/// Decodes more ranges behind those that there are. None if one is empty, lies beyond memory or is cut off.
+#[must_use]
+pub fn add(bytes: &[u8], memory: u64, runs: &mut Vec<Range<u64>>) -> Option<()> {
     let number = |bytes: &[u8]| Some(u64::from(u32::from_le_bytes(bytes.try_into().ok()?)));
     for run in bytes.chunks(LEN) {
         let (first, count) = run.split_at_checked(LEN / 2)?;
         let start = number(first)? * PAGE;
         let end = start + number(count)? * PAGE;
-        if start == end || end > memory || (start..end).step_by(PAGE as usize).any(|page| seen.has(page)) {
+        if start == end || end > memory {
             return None;
         }
-        seen.add(start..end);
         runs.push(start..end);
     }
-    Some(runs)
+    Some(())
+}
+
+/// Whether no page is in two of the ranges. Takes as much memory as the ranges, however long they are.
+#[must_use]
+pub fn are_apart(runs: &[Range<u64>]) -> bool {
+    let mut sorted = runs.to_vec();
+    sorted.sort_unstable_by_key(|run| run.start);
+    sorted.is_sorted_by(|one, next| one.end <= next.start)
 }
 
 /// The most bytes that [`decode`] can take for so much memory.

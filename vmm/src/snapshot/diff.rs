@@ -14,8 +14,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use crc::{Digest, Table};
+
 use super::manifest::CRC;
-use crate::memory::pages::PageSet;
+use crate::memory::pages::{BYTES_STEP, PageSet};
 
 const MAGIC: &[u8; 8] = b"VOLTDIFF";
 const TRAILER: usize = 5 * 8;
@@ -40,7 +42,9 @@ pub struct Listed {
 pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet, digest: u64) -> io::Result<u64> {
     let mut end: Vec<u8> = pages.bytes().collect();
     let facts = [memory, base, digest];
-    let checksum = checksum(&end, &facts);
+    let mut checksum = CRC.digest();
+    checksum.update(&end);
+    let checksum = with_facts(checksum, &facts);
     for word in [checksum].into_iter().chain(facts) {
         end.extend(word.to_le_bytes());
     }
@@ -49,47 +53,62 @@ pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet, digest: u64)
     Ok(checksum)
 }
 
-/// Which pages a diff of `memory` bytes has over the base with this digest. `Err` in the result says what is wrong with it.
+/// Which pages a diff of `memory` bytes has over the base with this digest. `Err` in the result says what is wrong with it. The list is
+/// read in steps, into as much memory as it has pages.
 ///
 /// # Errors
 /// It cannot be read.
 pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, String>> {
-    let bitmap = PageSet::bytes_len(memory) as usize;
+    let bitmap = PageSet::bytes_len(memory);
     let found = file.metadata()?.len();
-    let right = memory + (bitmap + TRAILER) as u64;
-    let first = found == memory + (bitmap + TRAILER_1) as u64;
-    if found != right && !first {
-        return Ok(Err(format!("is {found} bytes long, not {right}")));
-    }
-    let mut end = vec![0; (found - memory) as usize];
-    file.read_exact_at(&mut end, memory)?;
-    let (pages, trailer) = end.split_at(bitmap);
-    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    let (trailer, magic) = trailer.split_at(trailer.len() - MAGIC.len());
+    let right = memory + bitmap + TRAILER as u64;
+    let trailer = &mut [0; TRAILER][..];
+    let trailer = match found {
+        _ if found == right => trailer,
+        _ if found + 8 == right => &mut trailer[..TRAILER_1],
+        _ => return Ok(Err(format!("is {found} bytes long, not {right}"))),
+    };
+    file.read_exact_at(trailer, memory + bitmap)?;
+    let (words, magic) = trailer.split_at(trailer.len() - MAGIC.len());
     if magic != MAGIC {
         return Ok(Err("does not end like a diff".to_owned()));
     }
-    let words: Vec<u64> = trailer.chunks_exact(8).map(word).collect();
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    let words: Vec<u64> = words.chunks_exact(8).map(word).collect();
     let (crc, facts) = (words[0], &words[1..]);
-    if crc != checksum(pages, facts) {
+    let (of_memory, of_base, digest) = (facts[0], facts[1], facts.get(2).copied());
+    let (pages, checksum) = read_list(file, memory)?;
+    if crc != with_facts(checksum, facts) {
         return Ok(Err("has a damaged list of pages".to_owned()));
     }
-    let (of_memory, of_base, digest) = (facts[0], facts[1], facts.get(2).copied());
     if (of_memory, of_base) != (memory, base) {
         let problem = format!(
             "is for a base of {of_memory} bytes with digest {of_base:016x}, not for one of {memory} with {base:016x}"
         );
         return Ok(Err(problem));
     }
-    let pages = PageSet::from_bytes(memory, pages).ok_or("has pages beyond the end of memory");
-    Ok(pages.map(|pages| Listed { pages, digest, checksum: crc }).map_err(str::to_owned))
+    if !pages.is_within(memory) {
+        return Ok(Err("has pages beyond the end of memory".to_owned()));
+    }
+    Ok(Ok(Listed { pages, digest, checksum: crc }))
 }
 
-fn checksum(pages: &[u8], facts: &[u64]) -> u64 {
-    let mut digest = CRC.digest();
-    digest.update(pages);
-    facts.iter().for_each(|fact| digest.update(&fact.to_le_bytes()));
-    digest.finalize()
+/// The bitmap behind the pages, and its checksum so far.
+fn read_list(file: &File, memory: u64) -> io::Result<(PageSet, Digest<'static, u64, Table<16>>)> {
+    let (mut pages, mut checksum) = (PageSet::none(memory), CRC.digest());
+    let (len, mut buffer) = (PageSet::bytes_len(memory), vec![0; BYTES_STEP]);
+    for at in (0..len).step_by(BYTES_STEP) {
+        let step = &mut buffer[..(len - at).min(BYTES_STEP as u64) as usize];
+        file.read_exact_at(step, memory + at)?;
+        checksum.update(step);
+        pages.add_bytes(at, step);
+    }
+    Ok((pages, checksum))
+}
+
+fn with_facts(mut checksum: Digest<'_, u64, Table<16>>, facts: &[u64]) -> u64 {
+    facts.iter().for_each(|fact| checksum.update(&fact.to_le_bytes()));
+    checksum.finalize()
 }
 
 #[cfg(test)]

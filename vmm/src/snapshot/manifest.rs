@@ -183,20 +183,29 @@ pub(crate) fn encode(
     Ok(file)
 }
 
-/// Decodes a state file.
+/// Checks how a state file begins. Returns the digits of its checksum.
 ///
 /// # Errors
-/// What is wrong with it, in words.
-pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
+/// Says what is wrong with it.
+pub(super) fn has_head(file: &[u8]) -> std::result::Result<&[u8], String> {
     if file.is_empty() {
         return Err("is empty".to_owned());
     }
     let head = file.get(..HEAD_LEN).ok_or_else(|| format!("is cut off after {} bytes", file.len()))?;
     let (start, rest) = head.split_at(HEAD.len());
     let (digits, end) = rest.split_at(DIGITS);
-    if start != HEAD.as_bytes() || end != HEAD_END.as_bytes() {
-        return Err("does not begin like a volt-vmm state file".to_owned());
+    if start == HEAD.as_bytes() && end == HEAD_END.as_bytes() {
+        return Ok(digits);
     }
+    Err("does not begin like a volt-vmm state file".to_owned())
+}
+
+/// Decodes a state file.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
+    let digits = has_head(file)?;
     let computed = format!("{:016x}", CRC.checksum(&file[HEAD_LEN..]));
     if digits != computed.as_bytes() {
         return Err(format!(

@@ -32,8 +32,10 @@ use crate::store::Store;
 use crate::timing::step_done;
 use crate::vm::Vm;
 
-/// Bytes. 32 vCPUs with all their devices take a hundredth of this.
-pub(super) const LARGEST_STATE: u64 = 256 << 20;
+/// Bytes. 32 vCPUs with all their devices take a tenth of this.
+const LARGEST_STATE: u64 = 32 << 20;
+/// Bytes that few state files have more than.
+const USUAL_STATE: u64 = 256 << 10;
 
 /// An opened snapshot: verified, and fit for this host. Shared by everything restored from it; nothing of it is ever
 /// modified.
@@ -397,8 +399,12 @@ fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     if len > LARGEST_STATE {
         return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
     }
-    let mut bytes = Vec::with_capacity(len as usize);
-    file.read_to_end(&mut bytes).map_err(|source| Error::file("read", path.display(), source))?;
+    let failed = |source| Error::file("read", path.display(), source);
+    let mut bytes = Vec::with_capacity(len.min(USUAL_STATE) as usize);
+    file.by_ref().take(USUAL_STATE).read_to_end(&mut bytes).map_err(failed)?;
+    // A long file gets memory only if it begins like a state file; one of holes does not.
+    manifest::has_head(&bytes).map_err(|problem| Error::snapshot(path, problem))?;
+    file.read_to_end(&mut bytes).map_err(failed)?;
     Ok(bytes)
 }
 

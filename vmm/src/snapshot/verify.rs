@@ -40,6 +40,7 @@ pub fn verify(store: &Store, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -
     };
     let base = relative::find_base(&path, base)?;
     let (file, listed) = relative::open_pages(&path, &metadata, &base.snapshot)?;
+    let memory = base.open(len)?;
     let place = path.join(DIFF_FILE);
     let failed = |source| Error::file("read", place.display(), source);
     let mut verified = Verified::AllButMemory;
@@ -47,7 +48,7 @@ pub fn verify(store: &Store, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -
         compare(&place, &RawSource::pages(&file, &listed.pages, &failed), digest, &|_, _| ())?;
         verified = Verified::Whole;
     }
-    verify_whole(&base.open(len)?, len, Some(base.snapshot.digest()), progress)?;
+    verify_whole(&memory, len, Some(base.snapshot.digest()), progress)?;
     Ok(verified)
 }
 

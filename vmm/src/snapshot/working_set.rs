@@ -29,6 +29,10 @@ use crate::sync::lock;
 const MAGIC: &[u8; 8] = b"VOLTWSET";
 /// Bytes before the runs.
 const HEAD: usize = 40;
+/// Bytes of ranges decoded at once.
+const STEP: usize = 64 << 10;
+const NOT_ONE: &str = "is no working set";
+const IMPOSSIBLE: &str = "names pages that there are not, or names one twice";
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,22 +98,21 @@ impl WorkingSet {
     /// As [`WorkingSet::open`]; or there is no such file.
     pub fn read(path: &Path, id: &str, memory: u64) -> Result<Self> {
         let (file, len) = open_regular(path.parent().unwrap_or(path), path)?;
-        let mut bytes = Vec::new();
+        let wrong = |problem| Error::snapshot(path, format!("{problem}; delete it, and record it again"));
         // No set is longer.
-        let most = HEAD as u64 + runs::longest(memory);
-        file.take(len.min(most + 1))
-            .read_to_end(&mut bytes)
-            .map_err(|source| Error::file("read", path.display(), source))?;
-        Self::decode(&bytes, id, memory)
-            .map_err(|problem| Error::snapshot(path, format!("{problem}; delete it, and record it again")))
+        if len > HEAD as u64 + runs::longest(memory) {
+            return Err(wrong(NOT_ONE.to_owned()));
+        }
+        Self::decode(file.take(len), id, memory)
+            .map_err(|source| Error::file("read", path.display(), source))?
+            .map_err(wrong)
     }
 
     /// Its ranges without these pages, if there are any.
     #[must_use]
-    pub fn runs_without(&self, pages: Option<&PageSet>, memory: u64) -> Runs {
+    pub fn runs_without(&self, pages: Option<&PageSet>) -> Runs {
         let Some(pages) = pages else { return Arc::clone(&self.runs) };
-        let all = self.runs.iter().flat_map(|run| run.clone().step_by(PAGE as usize));
-        Self::of(memory, all.filter(|page| !pages.has(*page))).runs
+        self.runs.iter().flat_map(|run| pages.gaps(run.clone())).collect()
     }
 
     /// Puts it beside the snapshot in `directory`, in the place of one that was there: whole, or not at all.
@@ -153,24 +156,41 @@ impl WorkingSet {
         bytes
     }
 
-    fn decode(bytes: &[u8], id: &str, memory: u64) -> std::result::Result<Self, String> {
-        if bytes.len() < HEAD || bytes[..8] != *MAGIC || !(bytes.len() - HEAD).is_multiple_of(runs::LEN) {
-            return Err("is no working set".to_owned());
+    /// Decodes it as it is read, and stops at the first range that cannot be: it takes as much memory as there are ranges.
+    fn decode(mut from: impl Read, id: &str, memory: u64) -> io::Result<std::result::Result<Self, String>> {
+        let mut head = [0; HEAD];
+        match from.read_exact(&mut head) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Err(NOT_ONE.to_owned())),
+            read => read?,
         }
-        let (head, runs) = bytes.split_at(HEAD);
+        if head[..8] != *MAGIC {
+            return Ok(Err(NOT_ONE.to_owned()));
+        }
         let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
-        if word(8) != CRC.checksum(&bytes[16..]) {
-            return Err("is damaged".to_owned());
+        let mut digest = CRC.digest();
+        digest.update(&head[16..]);
+        let (mut ranges, mut step) = (Vec::new(), Vec::with_capacity(STEP));
+        while from.by_ref().take(STEP as u64).read_to_end(&mut step)? > 0 {
+            digest.update(&step);
+            if runs::add(&step, memory, &mut ranges).is_none() {
+                return Ok(Err(format!("is damaged or {IMPOSSIBLE}")));
+            }
+            step.clear();
+        }
+        if word(8) != digest.finalize() {
+            return Ok(Err("is damaged".to_owned()));
         }
         let of = u128::from_le_bytes(head[16..32].try_into().expect("16 bytes"));
         if (of, word(32)) != (id_of(id), memory) {
             let other = word(32);
-            return Err(format!(
+            return Ok(Err(format!(
                 "is the working set of another snapshot: of {of:032x} with {other} bytes of memory, not of {id} with {memory}"
-            ));
+            )));
         }
-        let runs = runs::decode(runs, memory).ok_or("names pages that there are not, or names one twice")?;
-        Ok(Self { runs: runs.into() })
+        if !runs::are_apart(&ranges) {
+            return Ok(Err(IMPOSSIBLE.to_owned()));
+        }
+        Ok(Ok(Self { runs: ranges.into() }))
     }
 }
 
@@ -264,11 +284,8 @@ mod tests {
         let mut pages = PageSet::none(MEMORY);
         pages.add(8 * PAGE..9 * PAGE);
         pages.add(0..PAGE);
-        let left: Vec<_> = set()
-            .runs_without(Some(&pages), MEMORY)
-            .iter()
-            .map(|run| run.start / PAGE..run.end / PAGE)
-            .collect();
+        let left: Vec<_> =
+            set().runs_without(Some(&pages)).iter().map(|run| run.start / PAGE..run.end / PAGE).collect();
         assert_eq!(left, [7..8, 9..10, 3..5, 99..100]);
         let error = WorkingSet::open(&directory, ID, MEMORY + PAGE).unwrap_err().to_string();
         assert!(error.contains("working-set") && error.contains("of another snapshot"), "{error}");
@@ -286,18 +303,22 @@ mod tests {
         assert!(set().keep(&directory, ID, MEMORY).unwrap_err().to_string().contains("working-set"));
     }
 
+    fn decode(bytes: &[u8], id: &str) -> std::result::Result<WorkingSet, String> {
+        WorkingSet::decode(bytes, id, MEMORY).unwrap()
+    }
+
     #[test]
     fn every_flipped_byte_and_every_cut_is_noticed() {
         let bytes = set().encode(ID, MEMORY);
         for at in 0..bytes.len() {
             let mut other = bytes.clone();
             other[at] ^= 0x10;
-            assert!(WorkingSet::decode(&other, ID, MEMORY).is_err(), "{at}");
-            assert!(WorkingSet::decode(&bytes[..at], ID, MEMORY).is_err(), "{at}");
+            assert!(decode(&other, ID).is_err(), "{at}");
+            assert!(decode(&bytes[..at], ID).is_err(), "{at}");
         }
-        assert_eq!(WorkingSet::decode(&bytes, ID, MEMORY), Ok(set()));
+        assert_eq!(decode(&bytes, ID), Ok(set()));
         let other = ID.replace('0', "1");
-        let problem = WorkingSet::decode(&bytes, &other, MEMORY).unwrap_err();
+        let problem = decode(&bytes, &other).unwrap_err();
         assert!(problem.contains(&format!("of another snapshot: of {ID} with 409600 bytes")), "{problem}");
         assert!(problem.contains(&format!("not of {other} with 409600")), "{problem}");
     }
@@ -305,6 +326,6 @@ mod tests {
     #[test]
     fn it_names_pages_that_there_are_once_each() {
         let bytes = WorkingSet { runs: vec![0..PAGE, 0..PAGE].into() }.encode(ID, MEMORY);
-        assert!(WorkingSet::decode(&bytes, ID, MEMORY).is_err());
+        assert!(decode(&bytes, ID).is_err());
     }
 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lineage::{Differ, Lineage};
 use super::manifest::{self, BaseSnapshot};
-use super::reader::{self, LARGEST_STATE, Snapshot};
+use super::reader::{self, Snapshot};
 use crate::config::FileRef;
 use crate::error::{Error, Result};
 use crate::memory::backing::{OtherPages, fresh};
@@ -29,6 +29,9 @@ use crate::memory::sealing::{can_change, read_only, seal};
 use crate::sparse;
 
 mod wire;
+
+/// Bytes of the state, or of the sets of pages. Memory is taken for what comes, not for what is announced.
+const LARGEST_PART: u64 = 256 << 20;
 
 /// A snapshot, ready to be sent to any number of processes.
 #[derive(Debug)]
@@ -93,7 +96,7 @@ impl Snapshot {
     /// # Errors
     /// [`Error::Snapshot`] says what is wrong with what came; [`Error::HostCpu`] as for [`Snapshot::open`].
     pub fn receive(from: &UnixStream) -> Result<Self> {
-        let received = wire::receive(from, LARGEST_STATE);
+        let received = wire::receive(from, LARGEST_PART);
         let received = received.map_err(|source| Error::host("receive a VM from its parent", source))?;
         let wire::Received { parts: [state, about, pages], files } = received.map_err(wrong)?;
         let manifest::Manifest { metadata, config, machine, .. } = reader::decode(&place(), &state)?;

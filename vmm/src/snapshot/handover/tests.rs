@@ -162,7 +162,7 @@ impl Parts {
         let (near, far) = UnixStream::pair().unwrap();
         let received = thread::scope(|scope| {
             scope.spawn(|| wire::transmit(&near, &message, &files).unwrap());
-            wire::receive(&far, LARGEST_STATE).unwrap().unwrap()
+            wire::receive(&far, LARGEST_PART).unwrap().unwrap()
         });
         let [state, about, pages] = received.parts;
         (Self { state, about, pages }, files)

@@ -62,7 +62,7 @@ impl Subject {
 
     /// What is read ahead of them where they are packed: what lies under the pages of a diff nobody touches.
     pub fn runs_of_base(&self) -> Runs {
-        self.set.runs_without(self.over.as_ref().map(|over| &*over.pages), self.len)
+        self.set.runs_without(self.over.as_ref().map(|over| &*over.pages))
     }
 
     /// The chunks of a pack that those of the base are in, in their order. One may come again.
