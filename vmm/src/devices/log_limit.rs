@@ -42,6 +42,11 @@ impl LogLimit {
         }
     }
 
+    #[cfg(test)]
+    pub fn left_out(&self) -> u64 {
+        lock(&self.0).left_out
+    }
+
     /// Logs a warning.
     pub fn warn(&self, line: fmt::Arguments<'_>) {
         self.log(Level::Warn, line);

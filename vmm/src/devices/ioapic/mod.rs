@@ -10,7 +10,10 @@ mod tests;
 
 use registers::Registers;
 
+use log::Level;
+
 use super::bus::BusDevice;
+use super::log_limit::LogLimit;
 use super::{Device, Place};
 use crate::error::{Result, report};
 use crate::kvm::msi::Message;
@@ -29,13 +32,14 @@ pub struct IoApic {
     vm: VmHandle,
     /// What KVM reports the end of.
     watched: Vec<(u32, Message)>,
+    log: LogLimit,
     // Volatile.
     registers: Registers,
 }
 
 impl IoApic {
     pub(super) fn new(vm: VmHandle) -> Self {
-        Self { vm, watched: Vec::new(), registers: Registers::default() }
+        Self { vm, watched: Vec::new(), log: LogLimit::new(), registers: Registers::default() }
     }
 
     /// An edge on a line. As on the chip, and as in KVM's, one that finds the pin masked is lost, and so is one that finds it
@@ -80,7 +84,7 @@ impl BusDevice for IoApic {
         value.iter_mut().zip(data).for_each(|(to, from)| *to = *from);
         self.registers.write(offset, u32::from_le_bytes(value));
         if let Err(error) = self.watch_ends() {
-            log::error!("IOAPIC: {}", report(&error));
+            self.log.log(Level::Error, format_args!("IOAPIC: {}", report(&error)));
         }
     }
 }
@@ -96,7 +100,7 @@ impl Persist for IoApic {
     type State = IoApicState;
 
     fn save(&self) -> Result<IoApicState> {
-        let Self { vm: _, watched: _, registers } = self;
+        let Self { vm: _, watched: _, log: _, registers } = self;
         registers.save()
     }
 

@@ -15,12 +15,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 use rustix::event::epoll::EventFlags;
 
 use super::credit::Credit;
 use super::packet::{HOST_CID, Header, STREAM, op, shut};
 use super::stream;
+use crate::devices::log_limit::LogLimit;
 use crate::devices::virtio::chain::Buffers;
 
 /// Which connection it is.
@@ -76,10 +78,15 @@ pub(super) struct Connection {
     pub is_listed: bool,
     /// Epoll has been asked about room.
     pub is_watched_for_room: bool,
+    /// That of the device.
+    log: Arc<LogLimit>,
 }
 
+/// The host's side: its socket, and where the device logs.
+pub type Host<'a> = (UnixStream, &'a Arc<LogLimit>);
+
 impl Connection {
-    fn new(state: State, ports: Ports, guest_cid: u64, stream: UnixStream) -> Self {
+    fn new(state: State, ports: Ports, guest_cid: u64, (stream, log): Host<'_>) -> Self {
         Self {
             ports,
             guest_cid,
@@ -96,20 +103,21 @@ impl Connection {
             lost: false,
             is_listed: false,
             is_watched_for_room: false,
+            log: Arc::clone(log),
         }
     }
 
     /// The host wants it.
-    pub fn from_host(ports: Ports, guest_cid: u64, stream: UnixStream) -> Self {
+    pub fn from_host(ports: Ports, guest_cid: u64, host: Host<'_>) -> Self {
         let due = Due { request: true, ..Due::default() };
         // What follows the caller's line has been announced already.
-        Self { due, readable: true, ..Self::new(State::Asked, ports, guest_cid, stream) }
+        Self { due, readable: true, ..Self::new(State::Asked, ports, guest_cid, host) }
     }
 
     /// The guest wants it, and the host has somebody there.
-    pub fn from_guest(ports: Ports, request: &Header, stream: UnixStream) -> Self {
+    pub fn from_guest(ports: Ports, request: &Header, host: Host<'_>) -> Self {
         let due = Due { response: true, ..Due::default() };
-        let mut connection = Self { due, ..Self::new(State::Open, ports, request.src_cid, stream) };
+        let mut connection = Self { due, ..Self::new(State::Open, ports, request.src_cid, host) };
         connection.credit.hear(request);
         connection
     }
@@ -281,7 +289,10 @@ impl Connection {
             Ok(sent) => self.forward(sent),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Err(error) => {
-                log::warn!("vsock: {:?}: the host does not take what the guest sends: {error}", self.ports);
+                let ports = self.ports;
+                self.log.warn(format_args!(
+                    "vsock: {ports:?}: the host does not take what the guest sends: {error}"
+                ));
                 let unsent = std::mem::take(&mut self.to_host);
                 self.forward(unsent.len());
                 self.lost = true;
@@ -381,7 +392,7 @@ impl Connection {
                 None
             }
             Err(error) => {
-                log::warn!("vsock: {:?}: cannot read from the host: {error}", self.ports);
+                self.log.warn(format_args!("vsock: {:?}: cannot read from the host: {error}", self.ports));
                 self.break_off("the host has gone");
                 None
             }

@@ -13,6 +13,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -23,6 +24,7 @@ use super::caller::{Caller, Wish};
 use super::connection::{Connection, Ports};
 use super::host::Host;
 use super::packet::{self, HOST_CID, Header, STREAM, op};
+use crate::devices::log_limit::LogLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::{Broken, Next};
 
@@ -61,7 +63,8 @@ pub(super) struct Table {
     refusals: VecDeque<Header>,
     /// Somebody may be waiting at the listener.
     calls: bool,
-    warned: bool,
+    /// Limits what a guest can have logged by connecting again and again.
+    log: Arc<LogLimit>,
     /// What is done when a connection is established.
     at_connection: AtConnection,
 }
@@ -90,7 +93,7 @@ impl Table {
             listed: VecDeque::new(),
             refusals: VecDeque::new(),
             calls: true,
-            warned: false,
+            log: Arc::new(LogLimit::new()),
             at_connection: AtConnection::default(),
         };
         let what = EventFlags::IN | EventFlags::ET;
@@ -180,7 +183,7 @@ impl Table {
             && self.connections.len() < MOST_CONNECTIONS
         {
             let ports = self.free_ports(guest);
-            let mut connection = Connection::from_host(ports, self.guest_cid, stream);
+            let mut connection = Connection::from_host(ports, self.guest_cid, (stream, &self.log));
             connection.look(what);
             self.insert(token, connection);
         }
@@ -239,7 +242,7 @@ impl Table {
         match connected.and_then(|stream| self.watch(&stream, token).map(|()| stream)) {
             Ok(stream) => {
                 self.next_token += 1;
-                self.insert(token, Connection::from_guest(ports, request, stream));
+                self.insert(token, Connection::from_guest(ports, request, (stream, &self.log)));
             }
             Err(error) => {
                 let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
@@ -329,11 +332,8 @@ impl Table {
         Ok(epoll::add(&self.epoll, stream, EventData::new_u64(token), interest(false))?)
     }
 
-    /// Once: the guest may bring it about as often as it likes.
-    fn warn(&mut self, act: &str, error: &io::Error) {
-        if !std::mem::replace(&mut self.warned, true) {
-            log::warn!("vsock: cannot {act}: {error}");
-        }
+    fn warn(&self, act: &str, error: &io::Error) {
+        self.log.warn(format_args!("vsock: cannot {act}: {error}"));
     }
 }
 
