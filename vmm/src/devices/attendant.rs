@@ -63,10 +63,16 @@ fn attend(devices: &[Arc<Mutex<Transport>>], stop: &OwnedFd) -> Result<()> {
     let idle = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
     epoll::add(&idle, stop, EventData::new_u64(STOP), EventFlags::IN).map_err(failed)?;
     for (number, device) in (0..).zip(devices) {
-        if let Some(watch) = lock(device).stand_by()? {
+        // Not under the transport's lock: the turn may last as long as a disk takes to sync, and vCPUs need the lock.
+        let first = lock(device).stand_by()?;
+        if let Some(first) = first {
+            first.take();
+        }
+        let watch = lock(device).settle()?;
+        if let Some(watch) = watch {
             // Once: from then on the device looks for itself.
             let once = EventFlags::IN | EventFlags::ONESHOT;
-            epoll::add(&idle, watch, EventData::new_u64(number), once).map_err(failed)?;
+            epoll::add(&idle, &watch, EventData::new_u64(number), once).map_err(failed)?;
         }
     }
     let mut events: Vec<Event> = Vec::with_capacity(EVENTS);

@@ -12,6 +12,12 @@ pub trait BusDevice: Send {
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
+/// What can be read of a device without its lock, because the lock may be held while the device waits for its host.
+pub trait ReadView: Send + Sync {
+    /// As [`BusDevice::read`], or returns false for what it does not know.
+    fn read(&self, offset: u64, data: &mut [u8]) -> bool;
+}
+
 /// Devices by address. Cloning shares them.
 #[derive(Clone, Default)]
 pub struct Bus {
@@ -19,46 +25,68 @@ pub struct Bus {
     entries: Vec<Entry>,
 }
 
-/// Start, length, device.
-type Entry = (u64, u64, Arc<Mutex<dyn BusDevice>>);
+#[derive(Clone)]
+struct Entry {
+    base: u64,
+    len: u64,
+    device: Arc<Mutex<dyn BusDevice>>,
+    view: Option<Arc<dyn ReadView>>,
+}
 
 impl Bus {
     /// Puts a device at `base..base + len`, which must be free.
     pub fn insert(&mut self, base: u64, len: u64, device: Arc<Mutex<dyn BusDevice>>) {
-        let at = self.entries.partition_point(|entry| entry.0 < base);
+        self.insert_entry(Entry { base, len, device, view: None });
+    }
+
+    /// The same with a view, which answers the reads that it can.
+    pub fn insert_with_view(
+        &mut self,
+        base: u64,
+        len: u64,
+        device: Arc<Mutex<dyn BusDevice>>,
+        view: Arc<dyn ReadView>,
+    ) {
+        self.insert_entry(Entry { base, len, device, view: Some(view) });
+    }
+
+    fn insert_entry(&mut self, new: Entry) {
+        let (base, len) = (new.base, new.len);
+        let at = self.entries.partition_point(|entry| entry.base < base);
         let before = at.checked_sub(1).map(|at| &self.entries[at]);
-        let is_free = before.is_none_or(|entry| entry.0 + entry.1 <= base)
-            && self.entries.get(at).is_none_or(|entry| base + len <= entry.0);
+        let is_free = before.is_none_or(|entry| entry.base + entry.len <= base)
+            && self.entries.get(at).is_none_or(|entry| base + len <= entry.base);
         assert!(is_free, "two devices at {base:#x}: the platform's table is wrong");
-        self.entries.insert(at, (base, len, device));
+        self.entries.insert(at, new);
     }
 
     /// Reads from the device at `address`; where there is none, all bits are set, as on a real bus.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address) {
-            Some((offset, device)) => lock(device).read(offset, data),
+            Some((offset, Entry { view: Some(view), .. })) if view.read(offset, data) => {}
+            Some((offset, entry)) => lock(&entry.device).read(offset, data),
             None => data.fill(0xff),
         }
     }
 
     /// Writes to the device at `address`; where there is none, the write is lost.
     pub fn write(&self, address: u64, data: &[u8]) {
-        if let Some((offset, device)) = self.find(address) {
-            lock(device).write(offset, data);
+        if let Some((offset, entry)) = self.find(address) {
+            lock(&entry.device).write(offset, data);
         }
     }
 
-    fn find(&self, address: u64) -> Option<(u64, &Mutex<dyn BusDevice>)> {
-        let at = self.entries.partition_point(|entry| entry.0 <= address).checked_sub(1)?;
-        let (base, len, device) = &self.entries[at];
-        let offset = address - base;
-        (offset < *len).then_some((offset, device.as_ref()))
+    fn find(&self, address: u64) -> Option<(u64, &Entry)> {
+        let at = self.entries.partition_point(|entry| entry.base <= address).checked_sub(1)?;
+        let entry = &self.entries[at];
+        let offset = address - entry.base;
+        (offset < entry.len).then_some((offset, entry))
     }
 }
 
 impl std::fmt::Debug for Bus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_list().entries(self.entries.iter().map(|(base, len, _)| *base..base + len)).finish()
+        f.debug_list().entries(self.entries.iter().map(|entry| entry.base..entry.base + entry.len)).finish()
     }
 }
 

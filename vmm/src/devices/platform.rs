@@ -16,8 +16,7 @@ use super::serial::Serial;
 use super::virtio::balloon::Balloon;
 use super::virtio::block::Block;
 use super::virtio::net::Net;
-use super::virtio::transport::Transport;
-use super::virtio_slots::{self, Handles};
+use super::virtio_slots::{self, Handles, Slot};
 use super::{Place, SharedDevice};
 use crate::config::{Devices, IrqchipKind};
 use crate::console::Console;
@@ -42,13 +41,13 @@ pub struct Platform {
     ioapic: BTreeMap<String, (Place, SharedDevice)>,
     /// At ports.
     ports: BTreeMap<String, (Place, SharedDevice)>,
-    /// At guest physical addresses.
+    /// At guest physical addresses: those of `virtio` once more.
     mmio: BTreeMap<String, (Place, SharedDevice)>,
     /// The serial port once more, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
     lines: Lines,
-    /// Those of `mmio` once more, for those who have work of their own to begin and to end.
-    virtio: Vec<Arc<Mutex<Transport>>>,
+    /// Virtio devices, which have work of their own to begin and to end.
+    virtio: Vec<Slot>,
     /// And some by what they are.
     handles: Handles,
     /// Who waits for those that are idle, after the VM was restored or paused.
@@ -81,9 +80,10 @@ impl Platform {
             ("i8042", (I8042, Arc::new(Mutex::new(I8042::new(Arc::clone(control)))))),
             ("power", (POWER, Arc::new(Mutex::new(Power::new(Arc::clone(control)))))),
         ];
-        let (slots, handles) = virtio_slots::fill(devices, ram, (vm, &lines))?;
-        let virtio = slots.iter().map(|slot| Arc::clone(&slot.transport)).collect();
-        let mmio = slots.into_iter().map(|slot| (slot.name, (slot.place, slot.transport as SharedDevice)));
+        let (virtio, handles) = virtio_slots::fill(devices, ram, (vm, &lines))?;
+        let mmio = virtio
+            .iter()
+            .map(|slot| (slot.name.clone(), (slot.place, Arc::clone(&slot.transport) as SharedDevice)));
         Ok(Self {
             ioapic,
             lines,
@@ -102,8 +102,8 @@ impl Platform {
     /// # Errors
     /// The host has no thread left.
     pub(crate) fn go_on(&self, control: &Arc<Control>) -> Result<()> {
-        let waiting: Vec<_> =
-            self.virtio.iter().filter(|transport| lock(transport).is_waiting()).cloned().collect();
+        let transports = self.virtio.iter().map(|slot| &slot.transport);
+        let waiting: Vec<_> = transports.filter(|transport| lock(transport).is_waiting()).cloned().collect();
         if !waiting.is_empty() {
             *lock(&self.attendant) = Some(Attendant::start(waiting, Arc::clone(control))?);
         }
@@ -113,7 +113,7 @@ impl Platform {
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.
     pub(crate) fn halt(&self) {
         drop(lock(&self.attendant).take());
-        self.virtio.iter().for_each(|transport| lock(transport).halt());
+        self.virtio.iter().for_each(|slot| lock(&slot.transport).halt());
     }
 
     /// The disks by their ids.
@@ -146,22 +146,20 @@ impl Platform {
 
     /// Lets the driver of a virtio device know that its configuration changed.
     pub(crate) fn configuration_changed(&self, name: &str) {
-        self.transport(name, |transport| transport.config_changed());
+        if let Some(slot) = self.slot(name) {
+            slot.view.config_changed(&*lock(&slot.device));
+        }
     }
 
     /// Has a virtio device look at its queues, as if its driver had notified.
     pub(crate) fn wake(&self, name: &str) {
-        self.transport(name, |transport| {
-            let _ = transport.notifications().write(1); // fails only when it is woken anyway
-        });
+        if let Some(slot) = self.slot(name) {
+            let _ = lock(&slot.transport).notifications().write(1); // fails only when it is woken anyway
+        }
     }
 
-    fn transport(&self, name: &str, act: impl FnOnce(&Transport)) {
-        let found =
-            self.virtio.iter().map(|transport| lock(transport)).find(|transport| transport.name() == name);
-        if let Some(transport) = found {
-            act(&transport);
-        }
+    fn slot(&self, name: &str) -> Option<&Slot> {
+        self.virtio.iter().find(|slot| slot.name == name)
     }
 
     /// What the vCPUs run on.
@@ -173,9 +171,13 @@ impl Platform {
             }
             bus
         };
+        let mut mmio = bus(&[&self.ioapic]);
+        for Slot { place, transport, view, .. } in &self.virtio {
+            mmio.insert_with_view(place.base, place.len, Arc::clone(transport) as _, Arc::clone(view) as _);
+        }
         Board {
             ports: bus(&[&self.ports]),
-            mmio: bus(&[&self.mmio, &self.ioapic]),
+            mmio,
             lines: self.lines.clone(),
             ram: ram.clone(),
             control: Arc::clone(control),

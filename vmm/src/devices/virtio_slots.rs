@@ -12,6 +12,7 @@ use super::virtio::console::Console;
 use super::virtio::net::Net;
 use super::virtio::rng::Rng;
 use super::virtio::transport::{self, Transport};
+use super::virtio::view::View;
 use super::virtio::vsock::Vsock;
 use crate::config::devices::MAX_DEVICES;
 use crate::config::{Devices, MIB};
@@ -29,11 +30,15 @@ const LINES: [u32; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 1
 pub(crate) const BALLOON: &str = "balloon";
 
 /// A device in its slot.
+#[derive(Debug)]
 pub(super) struct Slot {
     /// Its name: that of the snapshot, which stays what it is.
     pub name: String,
     pub place: Place,
     pub transport: Arc<Mutex<Transport>>,
+    /// The same without the transport's lock.
+    pub view: Arc<View>,
+    pub device: Arc<Mutex<dyn VirtioDevice>>,
 }
 
 /// Devices once more, by their ids: for those who ask more of them than a guest can.
@@ -59,10 +64,11 @@ pub(super) fn fill(
     let named = make(devices, ram, &mut handles)?;
     let slots = named.into_iter().enumerate().map(|(number, (name, device))| {
         let place = place(number);
-        let mut transport = Transport::new(&name, device, ram.clone())?;
+        let mut transport = Transport::new(&name, Arc::clone(&device), ram.clone())?;
         transport.connect(lines.line(LINES[number]))?;
         vm.connect_notification(transport.notifications(), place.base + transport::NOTIFY)?;
-        Ok(Slot { name, place, transport: Arc::new(Mutex::new(transport)) })
+        let view = transport.view();
+        Ok(Slot { name, place, transport: Arc::new(Mutex::new(transport)), view, device })
     });
     Ok((slots.collect::<Result<_>>()?, handles))
 }

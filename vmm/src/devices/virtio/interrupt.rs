@@ -1,14 +1,13 @@
 //! A device's interrupt: the two bits that say why, and the line.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::devices::lines::Line;
 use crate::error::{Error, Result};
-use crate::persist::Persist;
 use crate::sync::lock;
 
 /// A queue has something for the driver (virtio 1.2, section 4.2.2, `InterruptStatus`).
@@ -16,7 +15,7 @@ const QUEUE: u32 = 1;
 /// The configuration changed, or the device wants to be reset.
 const CONFIG: u32 = 2;
 
-/// Shared by a device's transport and its worker.
+/// A device's interrupt. Any thread raises it.
 #[derive(Debug)]
 pub struct Interrupt {
     // Glue.
@@ -24,7 +23,7 @@ pub struct Interrupt {
     line: EventFd,
     /// KVM hands an irqfd of an IOAPIC's pin to a kernel thread. To go to the pin itself saves two switches from thread to
     /// thread. One at a time: an edge that begins before another has ended is none.
-    pin: Option<Mutex<Line>>,
+    pin: OnceLock<Mutex<Line>>,
     // Volatile.
     status: AtomicU32,
     generation: AtomicU32,
@@ -45,16 +44,17 @@ impl Interrupt {
         let line = EventFd::new(EFD_NONBLOCK).map_err(|source| Error::host("make an eventfd", source))?;
         Ok(Self {
             line,
-            pin: None,
+            pin: OnceLock::new(),
             status: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             needs_reset: AtomicBool::new(false),
         })
     }
 
-    /// The irqfd leads there too.
-    pub(super) fn connect(&mut self, pin: Line) {
-        self.pin = Some(Mutex::new(pin));
+    /// Sets the pin, once. The irqfd leads there too.
+    pub(super) fn connect(&self, pin: Line) {
+        let is_first = self.pin.set(Mutex::new(pin)).is_ok();
+        debug_assert!(is_first, "a device has one pin");
     }
 
     /// The irqfd to connect to the guest's interrupt line.
@@ -68,9 +68,13 @@ impl Interrupt {
         self.signal();
     }
 
-    /// The configuration space changed.
-    pub fn config(&self) {
+    /// The driver must see that the configuration space is another than before.
+    pub(super) fn next_generation(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The configuration space changed, or the device wants to be reset.
+    pub(super) fn config(&self) {
         self.status.fetch_or(CONFIG, Ordering::AcqRel);
         self.signal();
     }
@@ -112,7 +116,7 @@ impl Interrupt {
     }
 
     fn signal(&self) {
-        let raised = self.pin.as_ref().is_some_and(|pin| lock(pin).pulse().is_ok());
+        let raised = self.pin.get().is_some_and(|pin| lock(pin).pulse().is_ok());
         if !raised {
             // Fails only when 2^64 - 2 signals are waiting to be read, and then one more changes nothing.
             let _ = self.line.write(1);
@@ -120,23 +124,21 @@ impl Interrupt {
     }
 }
 
-impl Persist for Interrupt {
-    type State = InterruptState;
-
-    fn save(&self) -> Result<InterruptState> {
+/// As [`crate::persist::Persist`], but in place: the transport, the worker and the bus share it.
+impl Interrupt {
+    pub(super) fn save(&self) -> InterruptState {
         let Self { line: _, pin: _, status, generation, needs_reset } = self;
-        Ok(InterruptState {
+        InterruptState {
             status: status.load(Ordering::Acquire),
             config_generation: generation.load(Ordering::Acquire),
             needs_reset: needs_reset.load(Ordering::Acquire),
-        })
+        }
     }
 
-    fn restore(&mut self, state: &InterruptState) -> Result<()> {
+    pub(super) fn restore(&self, state: &InterruptState) {
         let InterruptState { status, config_generation, needs_reset } = state;
-        self.status = AtomicU32::new(status & (QUEUE | CONFIG));
-        self.generation = AtomicU32::new(*config_generation);
-        self.needs_reset = AtomicBool::new(*needs_reset);
-        Ok(())
+        self.status.store(status & (QUEUE | CONFIG), Ordering::Release);
+        self.generation.store(*config_generation, Ordering::Release);
+        self.needs_reset.store(*needs_reset, Ordering::Release);
     }
 }

@@ -25,10 +25,12 @@ pub mod listener;
 mod mirror;
 pub mod net;
 pub mod queue;
+mod registers;
 pub mod rng;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod transport;
+pub mod view;
 pub mod vsock;
 pub mod watch;
 pub mod worker;
@@ -139,6 +141,8 @@ pub struct Io<'a> {
     pub interrupt: &'a Interrupt,
     /// The features that the driver took.
     pub features: u64,
+    /// The device sets this when its configuration space has changed: the driver is interrupted for it after the turn.
+    pub config_changed: bool,
 }
 
 impl Io<'_> {

@@ -262,16 +262,34 @@ impl Driver {
         }
     }
 
+    /// Gives the transport away. A new device takes its place, which nobody has set up.
+    pub(crate) fn take_transport(&mut self) -> Transport {
+        let device = Arc::new(Mutex::new(super::rng::Rng));
+        let other = Transport::new("test", device, self.ram.clone()).unwrap();
+        std::mem::replace(&mut self.transport, other)
+    }
+
     // ---- Snapshots ----
 
     /// Halts the device, saves it, and goes on with `device` in its place, restored.
     pub(crate) fn move_to(&mut self, device: impl VirtioDevice + 'static) {
+        self.replace(device);
+        self.transport.go_on().unwrap();
+    }
+
+    /// The same with a device that takes its first turn on this thread, and no thread.
+    pub(crate) fn move_to_idle(&mut self, device: impl VirtioDevice + 'static) {
+        self.replace(device);
+        self.transport.stand_by().unwrap().expect("it is halted").take();
+        assert!(self.transport.settle().unwrap().is_some(), "it is idle");
+    }
+
+    fn replace(&mut self, device: impl VirtioDevice + 'static) {
         self.transport.halt();
         let state = self.transport.save_blob("test").unwrap();
         let mut transport = Transport::new("test", Arc::new(Mutex::new(device)), self.ram.clone()).unwrap();
         transport.restore_blob("test", &state).unwrap();
         self.transport = transport;
-        self.transport.go_on().unwrap();
     }
 }
 

@@ -8,18 +8,22 @@
 
 use std::sync::{Arc, Mutex};
 
+use log::Level;
 use serde::{Deserialize, Serialize};
 use virtio_queue::QueueT;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use volt_kernel::acpi_tables::aml;
 
-use super::interrupt::{Interrupt, InterruptState};
+use super::interrupt::InterruptState;
 use super::queue::{QueueState, VirtQueue};
+use super::registers::{reg, status};
+use super::view::View;
 use super::watch::Watch;
-use super::worker::{Task, Worker};
-use super::{VirtioDevice, feature};
-use crate::devices::bus::BusDevice;
+use super::worker::{FirstTurn, NotBegun, Task, Worker};
+use super::{Kind, VirtioDevice, feature};
+use crate::devices::bus::{BusDevice, ReadView};
 use crate::devices::lines::Line;
+use crate::devices::log_limit::LogLimit;
 use crate::devices::{Device, Place};
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
@@ -30,64 +34,24 @@ use crate::sync::lock;
 pub const LEN: u64 = 0x1000;
 /// Where the driver notifies.
 pub const NOTIFY: u64 = reg::QUEUE_NOTIFY;
-/// "virt"
-const MAGIC: u32 = 0x7472_6976;
-const VERSION: u32 = 2;
-/// "VOLT"
-const VENDOR: u32 = 0x544c_4f56;
-
-/// Offsets of the registers.
-mod reg {
-    pub const MAGIC: u64 = 0x00;
-    pub const VERSION: u64 = 0x04;
-    pub const DEVICE_ID: u64 = 0x08;
-    pub const VENDOR_ID: u64 = 0x0c;
-    pub const DEVICE_FEATURES: u64 = 0x10;
-    pub const DEVICE_FEATURES_SEL: u64 = 0x14;
-    pub const DRIVER_FEATURES: u64 = 0x20;
-    pub const DRIVER_FEATURES_SEL: u64 = 0x24;
-    pub const QUEUE_SEL: u64 = 0x30;
-    pub const QUEUE_NUM_MAX: u64 = 0x34;
-    pub const QUEUE_NUM: u64 = 0x38;
-    pub const QUEUE_READY: u64 = 0x44;
-    pub const QUEUE_NOTIFY: u64 = 0x50;
-    pub const INTERRUPT_STATUS: u64 = 0x60;
-    pub const INTERRUPT_ACK: u64 = 0x64;
-    pub const STATUS: u64 = 0x70;
-    pub const QUEUE_DESC_LOW: u64 = 0x80;
-    pub const QUEUE_DESC_HIGH: u64 = 0x84;
-    pub const QUEUE_DRIVER_LOW: u64 = 0x90;
-    pub const QUEUE_DRIVER_HIGH: u64 = 0x94;
-    pub const QUEUE_DEVICE_LOW: u64 = 0xa0;
-    pub const QUEUE_DEVICE_HIGH: u64 = 0xa4;
-    pub const SHM_LEN_LOW: u64 = 0xb0;
-    pub const SHM_BASE_HIGH: u64 = 0xbc;
-    pub const CONFIG_GENERATION: u64 = 0xfc;
-    pub const CONFIG: u64 = 0x100;
-}
-
-/// Bits of the status register (virtio 1.2, section 2.1).
-mod status {
-    pub const DRIVER: u32 = 2;
-    pub const DRIVER_OK: u32 = 4;
-    pub const FEATURES_OK: u32 = 8;
-    pub const NEEDS_RESET: u32 = 0x40;
-    pub const FAILED: u32 = 0x80;
-    pub const ALL: u32 = 0xcf;
-}
 
 /// A device's transport.
 #[derive(Debug)]
 pub struct Transport {
     // Configuration.
     name: Arc<str>,
+    kind: Kind,
     // Glue.
     ram: GuestRam,
     notify: Arc<EventFd>,
     worker: Option<Working>,
+    /// Limits what a guest can have logged by resetting and breaking the device.
+    log: Arc<LogLimit>,
+    /// What the device offers: a copy, because the device's lock is held while it works.
+    offered: u64,
     // Volatile.
     device: Arc<Mutex<dyn VirtioDevice>>,
-    interrupt: Arc<Interrupt>,
+    view: Arc<View>,
     registers: Registers,
     /// Here while no worker has them.
     queues: Vec<VirtQueue>,
@@ -128,22 +92,28 @@ impl Transport {
     /// The host has no descriptor left.
     pub(crate) fn new(name: &str, device: Arc<Mutex<dyn VirtioDevice>>, ram: GuestRam) -> Result<Self> {
         let notify = EventFd::new(EFD_NONBLOCK).map_err(|source| Error::host("make an eventfd", source))?;
-        let queues = fresh_queues(&*lock(&device));
+        let (view, kind, offered) = {
+            let device = lock(&device);
+            (View::new(&*device)?, device.kind(), offered_by(&*device))
+        };
         Ok(Self {
             name: name.into(),
+            kind,
             ram,
             notify: Arc::new(notify),
             worker: None,
+            log: Arc::new(LogLimit::new()),
+            offered,
             device,
-            interrupt: Arc::new(Interrupt::new()?),
+            view: Arc::new(view),
             registers: Registers::default(),
-            queues,
+            queues: fresh_queues(kind),
         })
     }
 
-    /// The device's name.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    /// What can be read of the device without the transport's lock.
+    pub(crate) fn view(&self) -> Arc<View> {
+        Arc::clone(&self.view)
     }
 
     /// The ioeventfd for [`NOTIFY`].
@@ -156,27 +126,28 @@ impl Transport {
     /// # Errors
     /// KVM refuses the irqfd.
     pub(crate) fn connect(&mut self, pin: Line) -> Result<()> {
-        pin.connect(self.interrupt.line())?;
-        Arc::get_mut(&mut self.interrupt).expect("a halted device shares it with nobody").connect(pin);
+        pin.connect(self.view.interrupt.line())?;
+        self.view.interrupt.connect(pin);
         Ok(())
     }
 
     /// The irqfd.
     #[cfg(test)]
     pub(crate) fn interrupt_line(&self) -> &EventFd {
-        self.interrupt.line()
+        self.view.interrupt.line()
     }
 
-    /// Whether it would work, but for having been halted.
+    /// Whether it would work, but for having been halted. A driver that said FAILED has given the device up until it resets it.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.registers.status & status::DRIVER_OK != 0
+        self.registers.status & (status::DRIVER_OK | status::FAILED) == status::DRIVER_OK
             && self.worker.is_none()
-            && !self.interrupt.is_reset_needed()
+            && !self.view.interrupt.is_reset_needed()
     }
 
     /// The device's configuration space has changed by the host's will: the driver is to look at it.
+    #[cfg(test)]
     pub(crate) fn config_changed(&self) {
-        self.interrupt.config();
+        self.view.config_changed(&*lock(&self.device));
     }
 
     /// Lets the device work, if its driver has said so.
@@ -187,14 +158,23 @@ impl Transport {
         self.work_by(Worker::start)
     }
 
-    /// As [`Transport::go_on`], but a device that has nothing to do gets no thread: when what this returns is ready, the device
-    /// is to be woken.
+    /// As [`Transport::go_on`], but a device that has nothing to do gets no thread. The caller takes the first turn, without the
+    /// transport's lock, and then calls [`Transport::settle`].
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub(crate) fn stand_by(&mut self) -> Result<Option<FirstTurn>> {
+        self.work_by(Worker::prepare)?;
+        Ok(self.worker.as_ref().map(|working| working.worker.first_turn()))
+    }
+
+    /// Gives a device a thread that has more to do after its first turn. Of an idle one it returns the watch: when it is ready,
+    /// the device is to be woken.
     ///
     /// # Errors
     /// The host has no thread or descriptor left.
-    pub(crate) fn stand_by(&mut self) -> Result<Option<&Watch>> {
-        self.work_by(Worker::begin)?;
-        Ok(self.worker.as_mut().and_then(|working| working.worker.idle_watch()))
+    pub(crate) fn settle(&mut self) -> Result<Option<Watch>> {
+        self.worker.as_mut().map_or(Ok(None), |working| working.worker.settle())
     }
 
     /// Gives an idle device a thread. Any other stays as it is.
@@ -205,52 +185,65 @@ impl Transport {
         self.worker.as_mut().map_or(Ok(()), |working| working.worker.hire())
     }
 
-    fn work_by(&mut self, begin: fn(Task, Vec<VirtQueue>) -> Result<Worker>) -> Result<()> {
+    fn work_by(
+        &mut self,
+        begin: fn(Task, Vec<VirtQueue>) -> std::result::Result<Worker, NotBegun>,
+    ) -> Result<()> {
         if !self.is_waiting() {
             return Ok(());
         }
         let usable = |queue: &VirtQueue| !queue.ring.ready() || queue.is_usable(self.ram.guest());
         if !self.queues.iter().all(usable) {
-            log::warn!(
+            self.log.warn(format_args!(
                 "{}: a queue outside of memory; the device stops until its driver resets it",
                 self.name
-            );
-            self.interrupt.needs_reset();
+            ));
+            self.view.interrupt.needs_reset();
             return Ok(());
         }
         let task = Task {
             name: Arc::clone(&self.name),
             device: Arc::clone(&self.device),
             ram: self.ram.clone(),
-            interrupt: Arc::clone(&self.interrupt),
+            view: Arc::clone(&self.view),
             notify: Arc::clone(&self.notify),
             features: self.registers.features,
+            log: Arc::clone(&self.log),
         };
         let ready = self.queues.iter().map(|queue| queue.ring.ready()).collect();
-        let worker = begin(task, std::mem::take(&mut self.queues))?;
-        self.worker = Some(Working { worker, ready });
-        Ok(())
+        match begin(task, std::mem::take(&mut self.queues)) {
+            Ok(worker) => {
+                self.worker = Some(Working { worker, ready });
+                Ok(())
+            }
+            Err((error, queues)) => {
+                self.queues = queues;
+                Err(error)
+            }
+        }
     }
 
     /// Brings the device's work to an end; its queues and its state stand still afterwards.
     pub(crate) fn halt(&mut self) {
         let Some(Working { worker, ready: _ }) = self.worker.take() else { return };
         self.queues = worker.stop().unwrap_or_else(|| {
-            log::error!("{}: volt-vmm has a bug: the device panicked", self.name);
-            self.interrupt.needs_reset();
-            fresh_queues(&*lock(&self.device))
+            let name = &self.name;
+            self.log
+                .log(Level::Error, format_args!("{name}: the device's worker panicked, a bug of volt-vmm"));
+            self.view.interrupt.needs_reset();
+            fresh_queues(self.kind)
         });
     }
 
-    /// What works here and now, if something does.
-    #[cfg(feature = "fuzzing")]
-    pub(super) fn shift(&mut self) -> Option<&mut super::worker::Shift> {
-        self.worker.as_mut()?.worker.idle()
+    /// Where the work is that no thread does, if there is some.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn bench(&self) -> Option<Arc<super::worker::Bench>> {
+        self.worker.as_ref().map(|working| Arc::clone(working.worker.bench()))
     }
 
     #[cfg(feature = "fuzzing")]
     pub(super) fn is_broken(&self) -> bool {
-        self.interrupt.is_reset_needed()
+        self.view.interrupt.is_reset_needed()
     }
 
     /// The queues, while nothing works.
@@ -263,13 +256,12 @@ impl Transport {
         self.halt();
         let mut device = lock(&self.device);
         device.reset();
-        self.queues = fresh_queues(&*device);
-        self.interrupt.reset();
+        self.view.copy_config(&*device);
+        drop(device);
+        self.queues = fresh_queues(self.kind);
+        self.view.interrupt.reset();
         self.registers = Registers::default();
-    }
-
-    fn offered(&self) -> u64 {
-        feature::TRANSPORT | lock(&self.device).features()
+        self.view.set_status(self.registers.status);
     }
 
     /// The selected queue, while the driver may set it up.
@@ -282,6 +274,7 @@ impl Transport {
         Some(&mut queue.ring).filter(|ring| !ring.ready())
     }
 
+    /// The registers that the view does not know.
     fn read_register(&self, offset: u64) -> u32 {
         let half = |value: u64, select: u32| match select {
             0 => value as u32,
@@ -289,14 +282,9 @@ impl Transport {
             _ => 0,
         };
         match offset {
-            reg::MAGIC => MAGIC,
-            reg::VERSION => VERSION,
-            reg::DEVICE_ID => lock(&self.device).kind().id,
-            reg::VENDOR_ID => VENDOR,
-            reg::DEVICE_FEATURES => half(self.offered(), self.registers.device_features_sel),
+            reg::DEVICE_FEATURES => half(self.offered, self.registers.device_features_sel),
             reg::QUEUE_NUM_MAX => {
-                let queues = lock(&self.device).kind().queues;
-                queues.get(self.registers.queue_sel as usize).map_or(0, |max| (*max).into())
+                self.kind.queues.get(self.registers.queue_sel as usize).map_or(0, |max| (*max).into())
             }
             reg::QUEUE_READY => {
                 let at = self.registers.queue_sel as usize;
@@ -306,12 +294,6 @@ impl Transport {
                 };
                 ready.unwrap_or(false).into()
             }
-            reg::INTERRUPT_STATUS => self.interrupt.status(),
-            reg::STATUS if self.interrupt.is_reset_needed() => self.registers.status | status::NEEDS_RESET,
-            reg::STATUS => self.registers.status,
-            // No shared memory: a length and an address of all ones.
-            reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => u32::MAX,
-            reg::CONFIG_GENERATION => self.interrupt.generation(),
             _ => 0,
         }
     }
@@ -329,7 +311,7 @@ impl Transport {
             reg::QUEUE_NOTIFY => {
                 let _ = self.notify.write(1); // fails only when notifications enough are waiting
             }
-            reg::INTERRUPT_ACK => self.interrupt.acknowledge(value),
+            reg::INTERRUPT_ACK => self.view.interrupt.acknowledge(value),
             reg::STATUS => self.set_status(value),
             reg::QUEUE_READY if value & 1 == 0 => self.close_queue(),
             _ => {
@@ -373,7 +355,7 @@ impl Transport {
         let before = self.registers.status;
         let mut now = (before | value) & status::ALL & !status::NEEDS_RESET;
         let features = self.registers.features;
-        let taken = features & feature::VERSION_1 != 0 && features & !self.offered() == 0;
+        let taken = features & feature::VERSION_1 != 0 && features & !self.offered == 0;
         if before & status::FEATURES_OK == 0 && now & status::FEATURES_OK != 0 && !taken {
             now &= !status::FEATURES_OK;
         }
@@ -381,6 +363,7 @@ impl Transport {
             now &= !status::DRIVER_OK;
         }
         self.registers.status = now;
+        self.view.set_status(now);
         if now & status::FAILED != 0 {
             self.halt();
         } else if before & status::DRIVER_OK == 0 && now & status::DRIVER_OK != 0 {
@@ -404,25 +387,27 @@ impl Transport {
 
     fn work_or_break(&mut self) {
         if let Err(error) = self.go_on() {
-            log::error!("{}", crate::error::report(&error));
-            self.interrupt.needs_reset();
+            self.log.log(Level::Error, format_args!("{}", crate::error::report(&error)));
+            self.view.interrupt.needs_reset();
         }
     }
 }
 
-fn fresh_queues(device: &dyn VirtioDevice) -> Vec<VirtQueue> {
-    device.kind().queues.iter().map(|&max_size| VirtQueue::new(max_size)).collect()
+fn offered_by(device: &dyn VirtioDevice) -> u64 {
+    feature::TRANSPORT | device.features()
+}
+
+fn fresh_queues(kind: Kind) -> Vec<VirtQueue> {
+    kind.queues.iter().map(|&max_size| VirtQueue::new(max_size)).collect()
 }
 
 impl BusDevice for Transport {
     fn read(&mut self, offset: u64, data: &mut [u8]) {
+        if self.view.read(offset, data) {
+            return;
+        }
         data.fill(0);
-        if let Some(offset) = offset.checked_sub(reg::CONFIG) {
-            let config = lock(&self.device).config();
-            let from = config.get(offset as usize..).unwrap_or(&[]);
-            let len = from.len().min(data.len());
-            data[..len].copy_from_slice(&from[..len]);
-        } else if data.len() == 4 && offset.is_multiple_of(4) {
+        if data.len() == 4 && offset.is_multiple_of(4) {
             data.copy_from_slice(&self.read_register(offset).to_le_bytes());
         }
     }
@@ -430,7 +415,9 @@ impl BusDevice for Transport {
     fn write(&mut self, offset: u64, data: &[u8]) {
         if let Some(offset) = offset.checked_sub(reg::CONFIG) {
             if self.registers.status & status::DRIVER != 0 {
-                lock(&self.device).write_config(offset, data);
+                let mut device = lock(&self.device);
+                device.write_config(offset, data);
+                self.view.copy_config(&*device);
             }
         } else if let (Ok(value), true) = (data.try_into(), offset.is_multiple_of(4)) {
             self.write_register(offset, u32::from_le_bytes(value));
@@ -466,11 +453,23 @@ impl Persist for Transport {
 
     /// The device must have been halted.
     fn save(&self) -> Result<TransportState> {
-        let Self { name, ram: _, notify: _, worker, device, interrupt, registers, queues } = self;
+        let Self {
+            name,
+            kind: _,
+            ram: _,
+            notify: _,
+            worker,
+            log: _,
+            offered: _,
+            device,
+            view,
+            registers,
+            queues,
+        } = self;
         assert!(worker.is_none(), "{name} is saved while it works");
         Ok(TransportState {
             registers: *registers,
-            interrupt: interrupt.save()?,
+            interrupt: view.interrupt.save(),
             queues: queues.iter().map(VirtQueue::save).collect(),
             device: lock(device).save_blob(name)?,
         })
@@ -480,19 +479,29 @@ impl Persist for Transport {
         let TransportState { registers, interrupt, queues, device } = state;
         self.reset();
         let refused = |what: &str| Error::config("devices", format!("{}: {what}", self.name));
-        lock(&self.device).restore_blob(&self.name, device)?;
-        let max_sizes = lock(&self.device).kind().queues;
+        {
+            let mut restored = lock(&self.device);
+            restored.restore_blob(&self.name, device)?;
+            self.offered = offered_by(&*restored);
+            self.view.copy_config(&*restored);
+        }
+        let max_sizes = self.kind.queues;
         if queues.len() != max_sizes.len() {
             return Err(refused("state of another number of queues"));
         }
         let restored = queues.iter().zip(max_sizes).map(|(state, &max)| VirtQueue::restored(state, max));
         self.queues = restored.collect::<Option<_>>().ok_or_else(|| refused("an impossible queue"))?;
         self.registers = *registers;
-        let interrupt_of = Arc::get_mut(&mut self.interrupt).expect("a halted device shares it with nobody");
-        interrupt_of.restore(interrupt)
+        self.view.set_status(registers.status);
+        self.view.interrupt.restore(interrupt);
+        Ok(())
     }
 }
 
 #[cfg(test)]
 #[path = "transport_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "busy_tests.rs"]
+mod busy_tests;

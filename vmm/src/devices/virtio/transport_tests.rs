@@ -4,9 +4,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::rng::Rng;
 use super::super::testing::{Driver, INDIRECT, MEMORY, NEXT, Part, WRITE};
-use super::super::{Broken, Cause, Io, Kind, Next};
 use super::*;
-use crate::persist::NoState;
 
 #[test]
 fn a_driver_finds_out_what_it_has() {
@@ -224,21 +222,27 @@ fn is_ready(watch: &Watch) -> bool {
     poll(&mut polled, Some(&Timespec::default())).unwrap() == 1
 }
 
+/// Lets a halted device go on as the attendant does.
+fn stand_by(driver: &mut Driver) -> Option<Watch> {
+    driver.transport.stand_by().unwrap().expect("it is halted").take();
+    driver.transport.settle().unwrap()
+}
+
 #[test]
 fn an_idle_device_answers_what_waited_and_has_a_thread_only_when_it_is_woken() {
     let mut driver = Driver::new(Rng);
     driver.ask(0, &[Part::In(8)]);
     driver.transport.halt();
     driver.send(0, &[Part::In(8)]);
-    assert!(!is_ready(driver.transport.stand_by().unwrap().expect("it is idle")));
+    assert!(!is_ready(&stand_by(&mut driver).expect("it is idle")));
     assert!(driver.poll(0).is_some(), "what waited is answered by whoever lets it go on");
     driver.send(0, &[Part::In(8)]);
     assert_eq!(driver.poll(0), None, "nobody looks");
-    let watch = driver.transport.worker.as_mut().and_then(|working| working.worker.idle_watch());
-    assert!(is_ready(watch.expect("it is idle")));
+    let watch = driver.transport.settle().unwrap();
+    assert!(is_ready(&watch.expect("it is idle")));
     driver.transport.wake().unwrap();
     driver.wait(0);
-    assert!(driver.transport.worker.as_mut().unwrap().worker.idle().is_none(), "it has a thread");
+    assert!(lock(&driver.transport.bench().unwrap()).is_none(), "it has a thread");
     driver.transport.wake().unwrap();
     driver.ask(0, &[Part::In(8)]);
 }
@@ -247,52 +251,12 @@ fn an_idle_device_answers_what_waited_and_has_a_thread_only_when_it_is_woken() {
 fn an_idle_device_is_saved_and_reset_as_any_other() {
     let mut driver = Driver::new(Rng);
     driver.transport.halt();
-    driver.transport.stand_by().unwrap().expect("it is idle");
+    stand_by(&mut driver).expect("it is idle");
     driver.move_to(Rng);
     assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
     driver.transport.halt();
-    driver.transport.stand_by().unwrap().expect("it is idle");
+    stand_by(&mut driver).expect("it is idle");
     driver.set(0x70, 0);
     driver.set_up(!0);
     assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
-}
-
-/// A device that is a bug.
-#[derive(Debug, Default)]
-struct Panics;
-
-impl VirtioDevice for Panics {
-    fn kind(&self) -> Kind {
-        Kind { id: 4, queues: &[64] }
-    }
-
-    fn work(&mut self, _: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        panic!("as it is to")
-    }
-}
-
-impl Persist for Panics {
-    type State = NoState;
-
-    fn save(&self) -> Result<Self::State> {
-        Ok(NoState {})
-    }
-
-    fn restore(&mut self, _: &Self::State) -> Result<()> {
-        Ok(())
-    }
-}
-
-#[test]
-fn a_device_that_panics_takes_nobody_with_it() {
-    let mut driver = Driver::new(Panics);
-    driver.transport.halt();
-    assert!(driver.needs_reset());
-    driver.set_up(!0);
-    driver.transport.halt();
-    driver.transport.interrupt.reset();
-    assert!(driver.transport.stand_by().unwrap().is_none(), "nothing wakes it");
-    assert!(driver.needs_reset());
-    driver.transport.wake().unwrap();
-    driver.transport.halt();
 }

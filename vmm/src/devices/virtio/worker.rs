@@ -1,10 +1,10 @@
 //! Who works on a device, from the driver's go-ahead to its stop.
 //!
 //! ```text
-//!   the driver says go ahead ─────────────────────> a thread of its own ──stop──> the queues, as they are
-//!   a VM goes on ──begin──> nobody: it is idle ──────────^                          ^
-//!                                  │   something wakes it                           │
-//!                                  └──────────────────── stop ──────────────────────┘
+//!   the driver says go ahead ───────────────────────────> a thread of its own ──stop──> the queues, as they are
+//!   a VM goes on ──first turn──> on the bench: it is idle ──────^                          ^
+//!                                        │   something wakes it                            │
+//!                                        └───────────────────── stop ──────────────────────┘
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,14 +12,16 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use log::Level;
 use rustix::event::epoll::Event;
 use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::interrupt::Interrupt;
 use super::queue::VirtQueue;
+use super::view::View;
 use super::watch::{NOTIFIED, STOP, Watch, borrowed};
 use super::{Broken, Cause, Io, Next, VirtioDevice};
+use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
@@ -34,115 +36,125 @@ pub(super) struct Task {
     pub name: Arc<str>,
     pub device: Arc<Mutex<dyn VirtioDevice>>,
     pub ram: GuestRam,
-    pub interrupt: Arc<Interrupt>,
+    pub view: Arc<View>,
     /// The driver's notifications.
     pub notify: Arc<EventFd>,
     /// The features that the driver took.
     pub features: u64,
+    pub log: Arc<LogLimit>,
 }
 
 /// A worker. Dropped, it is stopped.
 #[derive(Debug)]
 pub(super) struct Worker {
-    hands: Option<Hands>,
     stop: EventFd,
+    bench: Arc<Bench>,
+    thread: Option<JoinHandle<Option<Vec<VirtQueue>>>>,
 }
 
-/// Who does the work.
-#[derive(Debug)]
-enum Hands {
-    Thread(JoinHandle<Vec<VirtQueue>>),
-    /// Nobody, for now: somebody else is to notice when it wakes.
-    Idle(Box<Shift>),
-}
+/// Where the work lies while no thread has it: somebody else is to notice when the device wakes.
+pub(super) type Bench = Mutex<Option<Box<Shift>>>;
+
+/// A worker that could not begin: why, and the queues that it was given.
+pub(super) type NotBegun = (Error, Vec<VirtQueue>);
 
 impl Worker {
     /// Begins to work on `queues`, on a thread.
     ///
     /// # Errors
-    /// The host has no thread or descriptor left.
-    pub(super) fn start(task: Task, queues: Vec<VirtQueue>) -> Result<Self> {
-        let mut worker = Self::new(task, queues)?;
+    /// The host has no thread or descriptor left. The queues come back.
+    pub(super) fn start(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotBegun> {
+        let mut worker = Self::prepare(task, queues)?;
         #[cfg(feature = "fuzzing")]
         if super::fuzzing::is_driving() {
-            worker.idle().expect("no thread yet").begin();
+            worker.first_turn().take();
             return Ok(worker);
         }
-        worker.hire()?;
-        Ok(worker)
+        match worker.hire() {
+            Ok(()) => Ok(worker),
+            Err(error) => Err((error, worker.stop().expect("no thread has them"))),
+        }
     }
 
-    /// Begins to work on `queues` here and now, and takes a thread only if that is not all that there is to do.
+    /// Takes `queues` and waits for [`Worker::first_turn`] and [`Worker::settle`].
     ///
     /// # Errors
-    /// As [`Worker::start`].
-    pub(super) fn begin(task: Task, queues: Vec<VirtQueue>) -> Result<Self> {
-        let mut worker = Self::new(task, queues)?;
-        let Some(Hands::Idle(shift)) = &mut worker.hands else { unreachable!("no thread yet") };
-        if unharmed(|| shift.begin()).is_none() {
-            shift.task.interrupt.needs_reset();
-        }
-        if shift.next != Next::Wait {
-            worker.hire()?;
-        }
-        Ok(worker)
+    /// The host has no descriptor left. The queues come back.
+    pub(super) fn prepare(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotBegun> {
+        let descriptors = || -> std::io::Result<_> {
+            let stop = EventFd::new(EFD_NONBLOCK)?;
+            let watch = Watch::new(&task.notify, &stop)?;
+            Ok((stop, watch))
+        };
+        let (stop, watch) = match descriptors() {
+            Ok(descriptors) => descriptors,
+            Err(source) => {
+                return Err((Error::host(format!("make descriptors for {}", task.name), source), queues));
+            }
+        };
+        let shift = Shift { task, queues, watch, begun: false, next: Next::Wait };
+        Ok(Self { stop, bench: Arc::new(Mutex::new(Some(Box::new(shift)))), thread: None })
     }
 
-    /// One that has not begun.
-    fn new(task: Task, queues: Vec<VirtQueue>) -> Result<Self> {
-        let failed = |source| Error::host(format!("make descriptors for {}", task.name), source);
-        let stop = EventFd::new(EFD_NONBLOCK).map_err(failed)?;
-        let watch = Watch::new(&task.notify, &stop).map_err(failed)?;
-        let shift = Shift { task, queues, watch, begun: false, next: Next::Wait };
-        Ok(Self { hands: Some(Hands::Idle(Box::new(shift))), stop })
+    /// The device's first turn, for the caller to take without any lock.
+    pub(super) fn first_turn(&self) -> FirstTurn {
+        FirstTurn(Arc::clone(&self.bench))
+    }
+
+    /// Gives the device a thread if the first turn left something to do. Returns what to watch for an idle device, which nobody
+    /// has to watch when it is broken.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left.
+    pub(super) fn settle(&mut self) -> Result<Option<Watch>> {
+        let (next, watch) = match &*lock(&self.bench) {
+            Some(shift) if self.thread.is_none() => {
+                let is_broken = shift.task.view.interrupt.is_reset_needed();
+                (shift.next, (!is_broken).then(|| shift.watch.clone()))
+            }
+            _ => return Ok(None),
+        };
+        if next == Next::Wait {
+            return Ok(watch);
+        }
+        self.hire().map(|()| None)
     }
 
     /// Gives it a thread, if it has none.
     ///
     /// # Errors
-    /// The host has no thread or descriptor left.
+    /// The host has no thread or descriptor left. The work stays where it is.
     pub(super) fn hire(&mut self) -> Result<()> {
-        let shift = match self.hands.take() {
-            Some(Hands::Idle(shift)) => shift,
-            other => {
-                self.hands = other;
-                return Ok(());
-            }
+        let name = match &*lock(&self.bench) {
+            Some(shift) if self.thread.is_none() => Arc::clone(&shift.task.name),
+            _ => return Ok(()),
         };
-        let name = Arc::clone(&shift.task.name);
         let failed = |source| Error::host(format!("start the worker of {name}"), source);
         let stop = self.stop.try_clone().map_err(failed)?;
+        let bench = Arc::clone(&self.bench);
         let thread = thread::Builder::new().name(format!("volt-{name}"));
-        self.hands = Some(Hands::Thread(thread.spawn(move || work(*shift, &stop)).map_err(failed)?));
+        self.thread = Some(thread.spawn(move || work(&bench, &stop)).map_err(failed)?);
         Ok(())
     }
 
-    /// What it waits for while it is idle. Nothing wakes a broken device.
-    pub(super) fn idle_watch(&mut self) -> Option<&Watch> {
-        self.idle().filter(|shift| !shift.task.interrupt.is_reset_needed()).map(|shift| &shift.watch)
+    /// Where the work is while no thread has it.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn bench(&self) -> &Arc<Bench> {
+        &self.bench
     }
 
-    /// The work, while it is nobody's.
-    pub(super) fn idle(&mut self) -> Option<&mut Shift> {
-        match self.hands.as_mut()? {
-            Hands::Thread(_) => None,
-            Hands::Idle(shift) => Some(shift),
-        }
-    }
-
-    /// Brings what is under way to an end and gives the queues back. None when the device panicked.
+    /// Brings what is under way to an end and gives the queues back. None when the worker itself panicked.
     pub(super) fn stop(mut self) -> Option<Vec<VirtQueue>> {
         self.end()
     }
 
     fn end(&mut self) -> Option<Vec<VirtQueue>> {
-        match self.hands.take()? {
-            Hands::Thread(thread) => {
-                let _ = self.stop.write(1); // an eventfd that was never written takes a 1
-                thread.join().ok()
-            }
-            Hands::Idle(shift) => unharmed(|| shift.end()),
+        if let Some(thread) = self.thread.take() {
+            let _ = self.stop.write(1); // an eventfd that was never written takes a 1
+            return thread.join().ok().flatten();
         }
+        let shift = lock(&self.bench).take()?;
+        Some(shift.end())
     }
 }
 
@@ -152,9 +164,54 @@ impl Drop for Worker {
     }
 }
 
-/// A device's panic is not to be that of whoever happens to work on it.
-fn unharmed<T>(work: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(work)).ok()
+/// The first turn of a device that has no thread. It may last as long as I/O of the host does, so it is not taken under the
+/// transport's lock.
+#[derive(Debug)]
+pub(crate) struct FirstTurn(Arc<Bench>);
+
+impl FirstTurn {
+    /// Takes the turn on this thread, unless the device was stopped or has a thread by now. Who stops it waits for the turn's end.
+    pub(crate) fn take(self) {
+        if let Some(shift) = &mut *lock(&self.0)
+            && !shift.begun
+        {
+            shift.begin();
+        }
+    }
+}
+
+impl Task {
+    /// Lets the device act. After an error or a panic of it, neither of which goes further, the device wants to be reset.
+    fn on_device<T>(
+        &self,
+        queues: &mut [VirtQueue],
+        act: impl FnOnce(&mut dyn VirtioDevice, &mut Io<'_>) -> std::result::Result<T, Broken>,
+    ) -> Option<T> {
+        let Self { name, device, ram, view, notify: _, features, log } = self;
+        let interrupt = &view.interrupt;
+        let mut io = Io { ram, queues, interrupt, features: *features, config_changed: false };
+        let mut device = lock(device);
+        let Ok(done) = catch_unwind(AssertUnwindSafe(|| act(&mut *device, &mut io))) else {
+            interrupt.needs_reset();
+            log.log(
+                Level::Error,
+                format_args!(
+                    "{name}: the device panicked, a bug of volt-vmm; it stops until its driver resets it"
+                ),
+            );
+            // Nothing that it had under way may touch guest memory later.
+            let _ = catch_unwind(AssertUnwindSafe(|| device.reset()));
+            return None;
+        };
+        if io.config_changed {
+            view.config_changed(&*device);
+        }
+        if let Err(broken) = &done {
+            log.warn(format_args!("{name}: {broken}; the device stops until its driver resets it"));
+            interrupt.needs_reset();
+        }
+        done.ok()
+    }
 }
 
 /// A device at work: it is woken, works, and waits again, a round at a time.
@@ -172,26 +229,21 @@ impl Shift {
     fn begin(&mut self) {
         self.begun = true;
         let _ = self.task.notify.read(); // fails when there was nothing, which is fine
-        self.task.interrupt.repeat();
+        self.task.view.interrupt.repeat();
         self.next = self.turn(None);
     }
 
     /// Lets the device begin, or work.
     fn turn(&mut self, cause: Option<Cause>) -> Next {
-        let Task { name, device, ram, interrupt, notify: _, features } = &self.task;
-        if interrupt.is_reset_needed() {
+        if self.task.view.interrupt.is_reset_needed() {
             return Next::Wait;
         }
-        let io = &mut Io { ram, queues: &mut self.queues, interrupt, features: *features };
-        let mut device = lock(device);
-        let done = match cause {
+        let watch = &self.watch;
+        let next = self.task.on_device(&mut self.queues, |device, io| match cause {
             Some(cause) => device.work(cause, io),
-            None => device.begin(io, &self.watch).and_then(|()| device.work(Cause::Notified, io)),
-        };
-        done.unwrap_or_else(|broken| {
-            give_up(name, interrupt, broken);
-            Next::Wait
-        })
+            None => device.begin(io, watch).and_then(|()| device.work(Cause::Notified, io)),
+        });
+        next.unwrap_or(Next::Wait)
     }
 
     /// Waits for something to do, and does it. False when it was told to stop.
@@ -223,12 +275,8 @@ impl Shift {
 
     /// Nothing of the device touches the queues afterwards.
     fn end(mut self) -> Vec<VirtQueue> {
-        let Task { name, device, ram, interrupt, notify: _, features } = &self.task;
-        let io = &mut Io { ram, queues: &mut self.queues, interrupt, features: *features };
-        if !interrupt.is_reset_needed()
-            && let Err(broken) = lock(device).end(io)
-        {
-            give_up(name, interrupt, broken);
+        if self.begun && !self.task.view.interrupt.is_reset_needed() {
+            self.task.on_device(&mut self.queues, |device, io| device.end(io));
         }
         self.queues
     }
@@ -243,7 +291,7 @@ impl Shift {
 
     /// A round without waiting. False when there was nothing to do.
     pub(super) fn try_round(&mut self) -> bool {
-        if self.task.interrupt.is_reset_needed() {
+        if self.task.view.interrupt.is_reset_needed() {
             return false;
         }
         let mut events = Vec::with_capacity(EVENTS);
@@ -254,13 +302,14 @@ impl Shift {
     }
 }
 
-fn work(mut shift: Shift, stop: &EventFd) -> Vec<VirtQueue> {
+fn work(bench: &Bench, stop: &EventFd) -> Option<Vec<VirtQueue>> {
+    let mut shift = lock(bench).take()?;
     if !shift.begun {
         shift.begin();
     }
     let mut events = Vec::with_capacity(EVENTS);
     loop {
-        if shift.task.interrupt.is_reset_needed() {
+        if shift.task.view.interrupt.is_reset_needed() {
             await_stop(stop);
             break;
         }
@@ -268,18 +317,13 @@ fn work(mut shift: Shift, stop: &EventFd) -> Vec<VirtQueue> {
             break;
         }
     }
-    shift.end()
+    Some(shift.end())
 }
 
 /// A device that has given up takes nothing from what it watches, which would wake it for ever.
 fn await_stop(stop: &EventFd) {
     let stop = borrowed(stop);
     while poll(&mut [PollFd::new(&stop, PollFlags::IN)], None).is_err() {} // interrupted
-}
-
-fn give_up(name: &str, interrupt: &Interrupt, broken: Broken) {
-    log::warn!("{name}: {broken}; the device stops until its driver resets it");
-    interrupt.needs_reset();
 }
 
 fn is_due(next: Next) -> bool {

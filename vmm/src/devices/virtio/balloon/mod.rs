@@ -229,18 +229,19 @@ impl Balloon {
         hints: bool,
     ) -> std::result::Result<Next, Broken> {
         let Self { pages, hinting, .. } = self;
-        let (ram, interrupt) = (io.ram, io.interrupt);
-        let mut left = BUFFERS_PER_TURN;
-        serve(io, queue, |chain| {
-            if hints && !chain.readable.is_empty() && hinting.hear(u32::from_le(chain.readable.read_value()?))
-            {
-                interrupt.config();
+        let ram = io.ram;
+        let (mut left, mut has_ended) = (BUFFERS_PER_TURN, false);
+        let done = serve(io, queue, |chain| {
+            if hints && !chain.readable.is_empty() {
+                has_ended |= hinting.hear(u32::from_le(chain.readable.read_value()?));
             }
             if !hints || hinting.is_hinting() {
                 left = left.saturating_sub(pages.buffers(ram, &chain.writable));
             }
             Ok(if left == 0 { Served::AndEnough } else { Served::Whole })
-        })
+        });
+        io.config_changed |= has_ended;
+        done
     }
 
     /// Reads the statistics that have come, and asks for new ones when it is time.

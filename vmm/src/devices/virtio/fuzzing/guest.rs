@@ -11,6 +11,7 @@ use crate::devices::bus::BusDevice;
 use crate::devices::virtio::transport::Transport;
 use crate::error::Result;
 use crate::persist::PersistBlob;
+use crate::sync::lock;
 
 /// More rounds than any device has work for between two acts.
 const ROUNDS: usize = 2000;
@@ -96,7 +97,9 @@ impl Guest {
 
     /// Lets the device do all that there is to do.
     pub fn work(&mut self) {
-        if let Some(shift) = self.transport.shift() {
+        if let Some(bench) = self.transport.bench()
+            && let Some(shift) = &mut *lock(&bench)
+        {
             let rounds = (0..ROUNDS).take_while(|_| shift.try_round()).count();
             assert!(rounds < ROUNDS, "the device works without end");
             for queue in shift.queues() {

@@ -197,7 +197,7 @@ impl Net {
         }
     }
 
-    fn follow(&mut self, pause: Pause, io: &Io<'_>) -> Next {
+    fn follow(&mut self, pause: Pause, io: &mut Io<'_>) -> Next {
         match pause {
             Pause::Ready => Next::Wait,
             Pause::At(time) => Next::At(time),
@@ -213,10 +213,10 @@ impl Net {
     }
 
     /// Tells the guest whether the link is up, if it does not know.
-    fn show_link(&mut self, io: &Io<'_>) {
+    fn show_link(&mut self, io: &mut Io<'_>) {
         if self.link != self.connected {
             self.link = self.connected;
-            io.interrupt.config();
+            io.config_changed = true;
         }
     }
 

@@ -172,7 +172,8 @@ mod tests {
         let (ram, mut queue) = guest(RINGS);
         queue.ring.set_next_used(1);
         let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
-        let mut io = Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0 };
+        let mut io =
+            Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0, config_changed: false };
         let mut reset = Reset::Pending;
         assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
         assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
@@ -182,7 +183,8 @@ mod tests {
     fn what_was_connected_before_a_slow_guest_handled_the_event_is_dropped() {
         let (ram, queue) = guest(RINGS + 0x800);
         let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
-        let mut io = Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0 };
+        let mut io =
+            Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0, config_changed: false };
         let mut reset = Reset::Pending;
         assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
         assert!(matches!(reset.look(&mut io, 0).unwrap(), Seen::Busy(Next::At(_))));

@@ -1,0 +1,297 @@
+//! Devices that are busy, fail or have given up, and what their drivers can do meanwhile.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use super::super::rng::Rng;
+use super::super::testing::{Driver, Part};
+use super::super::{Broken, Cause, Io, Kind, Next};
+use super::*;
+use crate::control::Control;
+use crate::devices::attendant::Attendant;
+use crate::devices::bus::Bus;
+use crate::persist::NoState;
+
+/// The longest that anything here may take. What hangs takes longer.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A device each turn of which lasts until the test ends it, as that of a disk does until its data are synced.
+#[derive(Debug)]
+struct Slow {
+    begun: Sender<()>,
+    go_on: Receiver<()>,
+}
+
+impl VirtioDevice for Slow {
+    fn kind(&self) -> Kind {
+        Kind { id: 4, queues: &[64] }
+    }
+
+    fn config(&self) -> Vec<u8> {
+        b"configuration".to_vec()
+    }
+
+    fn work(&mut self, _: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        self.begun.send(()).expect("the test waits for it");
+        let _ = self.go_on.recv(); // an error ends the turn too
+        Ok(Next::Wait)
+    }
+}
+
+impl Persist for Slow {
+    type State = NoState;
+
+    fn save(&self) -> Result<Self::State> {
+        Ok(NoState {})
+    }
+
+    fn restore(&mut self, _: &Self::State) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn slow() -> (Driver, Receiver<()>, Sender<()>) {
+    let ((begun, is_begun), (end, go_on)) = (channel(), channel());
+    (Driver::new(Slow { begun, go_on }), is_begun, end)
+}
+
+/// The bus of a machine with this device.
+fn bus_with(transport: Transport) -> (Bus, Arc<Mutex<Transport>>) {
+    let (mut bus, view) = (Bus::default(), transport.view());
+    let transport = Arc::new(Mutex::new(transport));
+    bus.insert_with_view(0, LEN, Arc::clone(&transport) as _, view);
+    (bus, transport)
+}
+
+/// Reads registers as a vCPU does, and gives up after [`LIMIT`].
+fn read_as_vcpu(bus: &Bus) -> [Vec<u8>; 5] {
+    let bus = bus.clone();
+    let (done, is_done) = channel();
+    thread::spawn(move || {
+        let read = |(offset, len)| {
+            let mut data = vec![0; len];
+            bus.read(offset, &mut data);
+            data
+        };
+        done.send([(0x60, 4), (0x70, 4), (0xfc, 4), (0x100, 8), (0x108, 1)].map(read))
+    });
+    is_done.recv_timeout(LIMIT).expect("a vCPU that reads registers waits for the device")
+}
+
+fn assert_readable(bus: &Bus) {
+    let [interrupt, status, _, config, more] = read_as_vcpu(bus);
+    assert_eq!((&interrupt[..], &status[..]), (&[0; 4][..], &[15, 0, 0, 0][..]));
+    assert_eq!((&config[..], &more[..]), (&b"configur"[..], &b"a"[..]));
+}
+
+#[test]
+fn registers_are_read_while_an_idle_device_takes_its_first_turn() {
+    let (mut driver, is_begun, end) = slow();
+    is_begun.recv_timeout(LIMIT).unwrap();
+    end.send(()).unwrap();
+    driver.transport.halt();
+    let (bus, transport) = bus_with(driver.take_transport());
+    let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    is_begun.recv_timeout(LIMIT).unwrap();
+    assert_readable(&bus);
+    end.send(()).unwrap();
+    drop(attendant);
+    lock(&transport).halt();
+}
+
+#[test]
+fn registers_are_read_while_a_device_works_and_while_it_is_reset() {
+    let (mut driver, is_begun, end) = slow();
+    is_begun.recv_timeout(LIMIT).unwrap();
+    let (bus, transport) = bus_with(driver.take_transport());
+    assert_readable(&bus);
+    // Another vCPU resets it, which has to wait for the turn's end.
+    let resetting = Arc::clone(&transport);
+    let reset = thread::spawn(move || lock(&resetting).write(0x70, &[0; 4]));
+    while transport.try_lock().is_ok() {
+        thread::yield_now();
+    }
+    assert_readable(&bus);
+    end.send(()).unwrap();
+    reset.join().unwrap();
+    assert_eq!(read_as_vcpu(&bus)[1], [0; 4], "it is reset");
+}
+
+#[test]
+fn device_that_is_reset_in_its_first_turn_starts_anew() {
+    let (mut driver, is_begun, end) = slow();
+    is_begun.recv_timeout(LIMIT).unwrap();
+    end.send(()).unwrap();
+    driver.transport.halt();
+    let transport = Arc::new(Mutex::new(driver.take_transport()));
+    let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    is_begun.recv_timeout(LIMIT).unwrap();
+    let resetting = Arc::clone(&transport);
+    let reset = thread::spawn(move || lock(&resetting).write(0x70, &[0; 4]));
+    while transport.try_lock().is_ok() {
+        thread::yield_now();
+    }
+    end.send(()).unwrap();
+    reset.join().unwrap();
+    drop(attendant);
+    driver.transport = Arc::into_inner(transport).unwrap().into_inner().unwrap();
+    driver.set_up(!0);
+    is_begun.recv_timeout(LIMIT).unwrap();
+    end.send(()).unwrap();
+}
+
+#[test]
+fn device_thread_that_panics_asks_for_a_reset_at_once() {
+    let mut driver = Driver::new(Panics);
+    driver.wait_broken();
+    assert_eq!(driver.get(0x60), 2, "the driver is interrupted for it");
+    assert!(driver.transport.interrupt_line().read().is_ok());
+    // Over a pause and a snapshot too.
+    driver.move_to(Rng);
+    assert!(driver.needs_reset());
+    driver.set_up(!0);
+    assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
+}
+
+#[test]
+fn device_that_panics_in_its_first_turn_or_at_its_end_asks_for_a_reset() {
+    let mut driver = Driver::new(Panics);
+    driver.transport.halt();
+    driver.transport.view.interrupt.reset();
+    let transport = Arc::new(Mutex::new(driver.take_transport()));
+    let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    while !lock(&transport).view.interrupt.is_reset_needed() {
+        thread::yield_now();
+    }
+    drop(attendant);
+    lock(&transport).halt();
+    assert_eq!(lock(&transport).queues.len(), 1);
+}
+
+/// A device that is a bug.
+#[derive(Debug)]
+struct Panics;
+
+impl VirtioDevice for Panics {
+    fn kind(&self) -> Kind {
+        Kind { id: 4, queues: &[64] }
+    }
+
+    fn work(&mut self, _: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        panic!("as it is to")
+    }
+}
+
+impl Persist for Panics {
+    type State = NoState;
+
+    fn save(&self) -> Result<Self::State> {
+        Ok(NoState {})
+    }
+
+    fn restore(&mut self, _: &Self::State) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn device_that_its_driver_gave_up_stays_so_over_a_pause_and_a_snapshot() {
+    let mut driver = Driver::new(Rng);
+    driver.ask(0, &[Part::In(8)]);
+    driver.set(0x70, 0x80);
+    assert_eq!(driver.get(0x70), 0x8f);
+    for _ in 0..2 {
+        driver.transport.go_on().unwrap();
+        assert!(driver.transport.stand_by().unwrap().is_none());
+        assert!(driver.transport.worker.is_none(), "nobody works on a device whose driver said FAILED");
+        driver.move_to(Rng);
+        assert_eq!(driver.get(0x70), 0x8f);
+    }
+    driver.send(0, &[Part::In(8)]);
+    assert_eq!(driver.poll(0), None);
+    driver.set_up(!0);
+    assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
+}
+
+#[test]
+fn device_that_cannot_begin_keeps_its_queues() {
+    let mut driver = Driver::new(Rng);
+    driver.ask(0, &[Part::In(8)]);
+    driver.transport.halt();
+    driver.send(0, &[Part::In(8)]);
+    // A file cannot be waited for with epoll.
+    let notify = std::mem::replace(&mut driver.transport.notify, no_eventfd());
+    assert!(driver.transport.go_on().is_err());
+    assert!(driver.transport.stand_by().is_err());
+    driver.set(0x30, 0);
+    assert_eq!(driver.get(0x44), 1, "the queue is ready");
+    driver.transport.notify = notify;
+    driver.move_to(Rng);
+    assert_eq!(driver.wait(0).len, 8);
+    driver.ask(0, &[Part::In(8)]);
+}
+
+#[test]
+fn device_that_gets_no_thread_keeps_its_queues() {
+    let test = || {
+        let mut driver = Driver::new(Rng);
+        driver.ask(0, &[Part::In(8)]);
+        driver.transport.halt();
+        driver.send(0, &[Part::In(8)]);
+        refuse_threads();
+        assert!(driver.transport.go_on().is_err());
+        driver.transport.stand_by().unwrap().expect("it is halted").take();
+        driver.wait(0);
+        assert!(driver.transport.settle().unwrap().is_some(), "it is idle and needs no thread");
+        assert!(driver.transport.wake().is_err());
+        driver.transport.halt();
+        assert_eq!(driver.transport.queues.len(), 1);
+        driver.send(0, &[Part::In(8)]);
+        driver.move_to_idle(Rng);
+        driver.wait(0);
+    };
+    thread::spawn(test).join().unwrap();
+}
+
+/// Has the kernel refuse new threads to this thread, for as long as it lives.
+#[allow(unsafe_code)]
+fn refuse_threads() {
+    let instruction = |code: u32, (jt, jf), k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EAGAIN as u32;
+    let mut filter = [
+        instruction(load, (0, 0), 0), // the system call's number
+        instruction(jump, (1, 0), libc::SYS_clone as u32),
+        instruction(jump, (0, 1), libc::SYS_clone3 as u32),
+        instruction(libc::BPF_RET, (0, 0), refuse),
+        instruction(libc::BPF_RET, (0, 0), libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: prctl(2) copies a program that is initialised in full; both settings are of this thread only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+#[test]
+fn guest_that_breaks_its_device_in_a_loop_floods_no_log() {
+    let mut driver = Driver::new(Rng);
+    for _ in 0..200 {
+        driver.jump(0, 65);
+        driver.set(0x50, 0);
+        driver.wait_broken();
+        driver.set_up(!0);
+    }
+    assert!(driver.transport.log.left_out() > 150, "{} lines were left out", driver.transport.log.left_out());
+}
+
+#[allow(unsafe_code)]
+fn no_eventfd() -> Arc<EventFd> {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    // SAFETY: the descriptor is open and nobody else's; nothing but epoll_ctl(2), which refuses it, is asked of it.
+    Arc::new(unsafe { EventFd::from_raw_fd(file.into_raw_fd()) })
+}

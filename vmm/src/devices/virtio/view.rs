@@ -1,0 +1,107 @@
+//! What a driver reads of a device that may be busy: its identity, interrupt status, device status and configuration space.
+//!
+//! ```text
+//!   vCPU ──read──> View ──any other register──> Transport, whose lock is held while the device is brought to a halt
+//!                   ^
+//!                   └── the configuration space, copied after each change under the device's lock
+//! ```
+//!
+//! A vCPU in an interrupt handler must not wait for a disk to be synced. None of the locks here is held during I/O.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::VirtioDevice;
+use super::interrupt::Interrupt;
+use super::registers::{reg, status};
+use crate::devices::bus::ReadView;
+use crate::error::Result;
+use crate::sync::lock;
+
+/// "virt"
+const MAGIC: u32 = 0x7472_6976;
+const VERSION: u32 = 2;
+/// "VOLT"
+const VENDOR: u32 = 0x544c_4f56;
+
+/// Shared by a device's transport, its worker and the bus.
+#[derive(Debug)]
+pub struct View {
+    // Configuration.
+    device_id: u32,
+    // Volatile.
+    pub(super) interrupt: Interrupt,
+    /// What the transport has.
+    status: AtomicU32,
+    /// What the device has.
+    config: Mutex<Vec<u8>>,
+}
+
+impl View {
+    /// # Errors
+    /// The host has no descriptor left.
+    pub(super) fn new(device: &dyn VirtioDevice) -> Result<Self> {
+        Ok(Self {
+            device_id: device.kind().id,
+            interrupt: Interrupt::new()?,
+            status: AtomicU32::new(0),
+            config: Mutex::new(device.config()),
+        })
+    }
+
+    /// The driver's status register has changed.
+    pub(super) fn set_status(&self, status: u32) {
+        self.status.store(status, Ordering::Release);
+    }
+
+    /// Copies the device's configuration space. The caller holds the device's lock, so that no older copy comes last.
+    pub(super) fn copy_config(&self, device: &dyn VirtioDevice) {
+        *lock(&self.config) = device.config();
+    }
+
+    /// The same after a change of which the driver does not know. Interrupts it.
+    pub(crate) fn config_changed(&self, device: &dyn VirtioDevice) {
+        let mut config = lock(&self.config);
+        *config = device.config();
+        // Under the lock: a driver that has seen a part of the new copy sees the new number.
+        self.interrupt.next_generation();
+        drop(config);
+        self.interrupt.config();
+    }
+
+    fn register(&self, offset: u64) -> Option<u32> {
+        Some(match offset {
+            reg::MAGIC => MAGIC,
+            reg::VERSION => VERSION,
+            reg::DEVICE_ID => self.device_id,
+            reg::VENDOR_ID => VENDOR,
+            reg::INTERRUPT_STATUS => self.interrupt.status(),
+            reg::STATUS => {
+                let needs_reset = if self.interrupt.is_reset_needed() { status::NEEDS_RESET } else { 0 };
+                self.status.load(Ordering::Acquire) | needs_reset
+            }
+            // No shared memory: a length and an address of all ones.
+            reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => u32::MAX,
+            reg::CONFIG_GENERATION => self.interrupt.generation(),
+            _ => return None,
+        })
+    }
+}
+
+impl ReadView for View {
+    fn read(&self, offset: u64, data: &mut [u8]) -> bool {
+        if let Some(offset) = offset.checked_sub(reg::CONFIG) {
+            let config = lock(&self.config);
+            let from = config.get(offset as usize..).unwrap_or(&[]);
+            let len = from.len().min(data.len());
+            data[..len].copy_from_slice(&from[..len]);
+            data[len..].fill(0);
+            return true;
+        }
+        let known = if data.len() == 4 { self.register(offset) } else { None };
+        if let Some(value) = known {
+            data.copy_from_slice(&value.to_le_bytes());
+        }
+        known.is_some()
+    }
+}
