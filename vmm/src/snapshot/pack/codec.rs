@@ -168,8 +168,8 @@ fn most_that_pays(len: usize, least_saving: u8) -> usize {
 /// What a thread needs to decode chunk after chunk.
 #[derive(Default)]
 pub struct Decoder {
-    /// A chunk as it is stored.
-    pub(super) stored: Vec<u8>,
+    /// Room for a chunk as it is stored. It only grows: bytes that are about to be read over need no zeros first.
+    stored: Vec<u8>,
     zstd: Option<DCtx<'static>>,
 }
 
@@ -186,12 +186,25 @@ impl Decoder {
         Self { stored: Vec::new(), zstd: None }
     }
 
-    /// Decodes what [`Decoder::stored`] holds. `into` is as long as the chunk, and the bytes must come to exactly that.
+    /// Room for a chunk that is stored in `len` bytes.
+    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
+        if self.stored.len() < len {
+            self.stored.resize(len, 0);
+        }
+        &mut self.stored[..len]
+    }
+
+    /// Decodes the first `stored_len` bytes of [`Decoder::room`] to all of `into`.
     ///
     /// # Errors
-    /// They do not, or there is no memory.
-    pub(super) fn decode(&mut self, encoding: Encoding, into: &mut [u8]) -> std::result::Result<(), String> {
-        let stored = &self.stored[..];
+    /// They come to another length than that of `into`, they are damaged, or there is no memory.
+    pub(super) fn decode(
+        &mut self,
+        encoding: Encoding,
+        stored_len: usize,
+        into: &mut [u8],
+    ) -> std::result::Result<(), String> {
+        let stored = &self.stored[..stored_len];
         let len = match encoding {
             Encoding::Raw => {
                 let whole = into.len() == stored.len();

@@ -10,6 +10,7 @@ use super::geometry::Geometry;
 use super::index::Builder;
 use super::source::{Source, read};
 use crate::error::Result;
+use crate::snapshot::holes::is_zero;
 use crate::sync::lock;
 
 /// The chunk that each checksum was met in first.
@@ -110,7 +111,11 @@ impl Layout<'_> {
                         Some(of) => self.index.same(of, checksum),
                         None => {
                             self.index.stored(encoding, len, checksum);
-                            bytes.copy_within(from..end, kept);
+                            // Nothing moves before the first repeat. musl's memmove would copy these bytes onto
+                            // themselves, backwards and one at a time.
+                            if kept < from {
+                                bytes.copy_within(from..end, kept);
+                            }
                             kept += len as usize;
                         }
                     }
@@ -133,10 +138,4 @@ impl Layout<'_> {
         };
         Ok((content(of)? == content(chunk)?).then_some(of))
     }
-}
-
-/// Whether all bytes are zero. Compared in pieces, with what the compiler has for comparing memory.
-fn is_zero(bytes: &[u8]) -> bool {
-    static ZERO: [u8; 4096] = [0; 4096];
-    bytes.chunks(ZERO.len()).all(|piece| *piece == ZERO[..piece.len()])
 }

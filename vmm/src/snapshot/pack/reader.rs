@@ -176,9 +176,9 @@ impl Pack {
         if encoding == Encoding::Raw {
             self.read(into, offset)?;
         } else {
-            decoder.stored.resize(len as usize, 0); // shorter than a chunk, as the block was verified
-            self.read(&mut decoder.stored, offset)?;
-            decoder.decode(encoding, into).map_err(|why| self.damaged(chunk, &why))?;
+            let len = len as usize; // shorter than a chunk, as the block was verified
+            self.read(decoder.room(len), offset)?;
+            decoder.decode(encoding, len, into).map_err(|why| self.damaged(chunk, &why))?;
         }
         if checksum::of(into) == checksum {
             Ok(true)
