@@ -6,15 +6,22 @@ use std::time::{Duration, Instant};
 
 use volt_benches::scratch::Scratch;
 use volt_benches::stats::{Times, percentiles, ratio};
+use volt_benches::steps::Steps;
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
-use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store};
+use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store, timing};
 
 use crate::guest::{Said, boot};
 
 pub const ABOUT: &str = "From the call in a process that is there already to the guest's first byte, which is all but its first instruction: 128 MiB, one vCPU, page cache warm. \
 A fork captures the running parent first. Runs of all take turns.";
 
+pub const ABOUT_STEPS: &str = "Where a restore from the pool goes, beside one without: steps of the call, on its thread. The first guest byte is what is \
+left of the whole: the vCPU's thread wakes up, KVM builds the guest's page tables anew, and the guest runs.";
+
+/// The last step that the call takes: what happens from here on happens on two threads.
+const RESUME: &str = "resume";
+const FIRST_BYTE: &str = "first guest byte";
 /// Guest memory.
 const MIB: u64 = 128;
 /// Between two runs: what the kernel still does for the end of a VM is not the next one's to pay for.
@@ -24,7 +31,7 @@ const REST: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// One fails.
-pub fn measure(scratch: &Scratch, runs: usize) -> Result<Table> {
+pub fn measure(scratch: &Scratch, runs: usize) -> Result<(Table, Table)> {
     let kernel = scratch.program("chatter", programs::CHATTER)?;
     let store = Store::open(&scratch.path("").display().to_string()).or_say("open a store")?;
     let (parent, _) = boot(&kernel, "", MIB)?;
@@ -38,19 +45,26 @@ pub fn measure(scratch: &Scratch, runs: usize) -> Result<Table> {
         ("fork, from the pool", true),
     ];
     let mut times = rows.map(|_| Times::default());
+    let mut steps = rows.map(|_| Steps::default());
     for _ in 0..runs {
-        for ((name, pooled), times) in rows.iter().zip(&mut times) {
+        for (number, (name, pooled)) in rows.iter().enumerate() {
             pool.wait_ready().or_say("wait for the pool")?;
             thread::sleep(REST);
             let said = Said::default();
             let pool = pooled.then(|| Arc::clone(&pool));
             let options = RestoreOptions { console: said.console(), pool, ..RestoreOptions::default() };
             let start = Instant::now();
-            let children = match name.starts_with("fork") {
-                true => parent.fork([options]).or_say("fork")?,
-                false => vec![warm.restore_with(options).or_say("restore")?],
-            };
-            times.add(said.first()? - start);
+            let (children, taken) = timing::record(|| match name.starts_with("fork") {
+                true => parent.fork([options]).or_say("fork"),
+                false => Ok(vec![warm.restore_with(options).or_say("restore")?]),
+            });
+            let children = children?;
+            let total = said.first()? - start;
+            times[number].add(total);
+            let before_resume: Duration =
+                taken.iter().take_while(|(name, _)| *name != RESUME).map(|(_, took)| *took).sum();
+            taken.into_iter().for_each(|(name, took)| steps[number].add(name, took));
+            steps[number].add(FIRST_BYTE, total.saturating_sub(before_resume));
             drop(children);
         }
     }
@@ -74,5 +88,10 @@ pub fn measure(scratch: &Scratch, runs: usize) -> Result<Table> {
         }
         table.row(cells);
     }
-    Ok(table)
+    let [without, with, ..] = &steps;
+    let label = |name: &str| match name {
+        RESUME => "resume (part of the next)".to_owned(),
+        name => name.to_owned(),
+    };
+    Ok((table, with.table(label, (without, "without the pool"))))
 }

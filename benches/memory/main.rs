@@ -9,6 +9,7 @@ mod pause;
 mod response;
 mod rewind;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use volt_benches::command_line::{self, Parts, number, numbers, options};
@@ -27,6 +28,8 @@ cargo bench -p volt-benches --bench memory [-- OPTION...]
   --runs N          runs of each (default 40)
   --touched LIST    MiB that the guest has touched (default 128,4096)
   --only LIST       of pause, birth, rewind, response (default all)
+  --memory FILE     guest memory for response: the memory.snap of a snapshot (default: of a Linux that ran Python and a
+                    build, which scripts/memory-image.sh makes)
   --write-docs      put the result in docs/benchmarks-memory.md
   --help";
 
@@ -39,6 +42,7 @@ struct Options {
     runs: usize,
     touched_mib: Vec<u64>,
     only: Parts,
+    memory: Option<PathBuf>,
     write_docs: bool,
     line: String,
 }
@@ -49,6 +53,7 @@ impl Options {
             runs: 40,
             touched_mib: vec![128, 4096],
             only: Parts::all(&["pause", "birth", "rewind", "response"]),
+            memory: None,
             write_docs: false,
             line: String::new(),
         };
@@ -57,6 +62,7 @@ impl Options {
                 "--runs" => asked.runs = number(&value()?)?,
                 "--touched" => asked.touched_mib = numbers(&value()?)?,
                 "--only" => asked.only.choose(&value()?)?,
+                "--memory" => asked.memory = Some(value()?.into()),
                 "--write-docs" => asked.write_docs = true,
                 _ => return Ok(false),
             }
@@ -84,15 +90,16 @@ fn run(options: &Options) -> Result<()> {
         say("How long a guest stands still", pause::ABOUT, table);
     }
     if options.only.have("birth") {
-        let table = birth::measure(&scratch, options.runs)?;
+        let (table, steps) = birth::measure(&scratch, options.runs)?;
         say("How soon a VM runs", birth::ABOUT, table);
+        say("Where a restore from the pool goes", birth::ABOUT_STEPS, steps);
     }
     if options.only.have("rewind") {
         let table = rewind::measure(&scratch, options.runs)?;
         say("How soon a VM is again what it was", rewind::ABOUT, table);
     }
     if options.only.have("response") {
-        let table = response::measure(&scratch, options.runs)?;
+        let table = response::measure(&scratch, options.runs, options.memory.as_deref())?;
         say("How soon a restored VM answers", response::ABOUT, table);
     }
     if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }

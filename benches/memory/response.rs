@@ -1,5 +1,6 @@
 //! How long a restored VM takes to answer, by what its memory is in, and whether what it touches is read ahead.
 
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,16 +39,18 @@ struct Way {
 ///
 /// # Errors
 /// A guest does not answer, or says something else than the others.
-pub fn measure(scratch: &Scratch, runs: usize) -> Result<Table> {
+pub fn measure(scratch: &Scratch, runs: usize, memory: Option<&Path>) -> Result<Table> {
     let store = Store::open(&scratch.path("").display().to_string()).or_say("open a store")?;
-    let snapshots = snapshots(scratch, &store)?;
+    let snapshots = snapshots(scratch, &store, memory)?;
     let ways: Vec<_> = snapshots.into_iter().flat_map(ways).collect();
     let open = |way: &Way| Snapshot::open(&store, way.snapshot).or_say("open a snapshot");
-    // Whoever comes later comes after these, which stay.
+    // Later VMs come after these, which stay: paused, because their guests ask for input without a pause and would take
+    // the processors from what is measured.
     let mut warm = Vec::new();
     for way in &ways {
         let snapshot = open(way)?;
         let before = if way.later { Some(answer(&snapshot, way.ahead)?.1) } else { None };
+        before.iter().try_for_each(|vm| vm.pause().or_say("pause"))?;
         warm.push((snapshot, before));
     }
     let (right, _) = answered(&warm[0].0, RestoreOptions::default())?;
@@ -101,9 +104,10 @@ fn ways(snapshot: &'static str) -> Vec<Way> {
 const RAW: &str = "raw";
 
 /// One of each kind, with a working set each.
-fn snapshots(scratch: &Scratch, store: &Store) -> Result<[&'static str; 3]> {
+fn snapshots(scratch: &Scratch, store: &Store, memory: Option<&Path>) -> Result<[&'static str; 3]> {
     let kernel = scratch.program("responder", programs::RESPONDER)?;
-    let memory = Memory::read(built::memory_image()?.join("memory.snap"))?;
+    let usual = || built::memory_image().map(|snapshot| snapshot.join("memory.snap"));
+    let memory = Memory::read(memory.map(Path::to_path_buf).map_or_else(usual, Ok)?)?;
     let pages: Vec<u8> = memory.chunks(PAGE).take(PAGES).flat_map(|(_, page)| page).copied().collect();
     let initrd = scratch.path("initrd");
     std::fs::write(&initrd, pages).or_say("write what the guest is given")?;

@@ -1,6 +1,5 @@
 //! The library: from the call on an open snapshot to the guest's first byte, in this process, and where the time goes.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 use volt_benches::chart::Chart;
 use volt_benches::first_byte::FirstByte;
 use volt_benches::stats::{Times, percentiles, ratio};
+use volt_benches::steps::Steps;
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
 use volt_vmm::{Console, RestoreOptions, Snapshot, Store, timing};
@@ -23,22 +23,6 @@ const OPEN: [&str; 2] = ["state load, CRC", "host check"];
 /// The last step: what happens from here on happens on two threads.
 const RESUME: &str = "resume";
 const FIRST_BYTE: &str = "first guest byte";
-
-/// Times of named steps, in the order in which they first came.
-#[derive(Default)]
-struct Steps {
-    order: Vec<&'static str>,
-    times: BTreeMap<&'static str, Times>,
-}
-
-impl Steps {
-    fn add(&mut self, name: &'static str, time: Duration) {
-        if !self.order.contains(&name) {
-            self.order.push(name);
-        }
-        self.times.entry(name).or_default().add(time);
-    }
-}
 
 /// What was measured at one size.
 #[derive(Default)]
@@ -156,22 +140,11 @@ pub fn compare(one: &Path, (other, beside): (&Path, &str), runs: usize, pause: D
     Ok(breakdown(&one.steps, (&other.steps, beside)))
 }
 
-fn breakdown(steps: &Steps, (other, beside): (&Steps, &str)) -> Table {
-    let beside = format!("{beside} min");
-    let columns = ["step, ms", "min", "p50", "p90", "p99", &beside, "p50", "p90", "p99"];
-    let mut table = Table::new(&columns);
-    for name in &steps.order {
-        let label = match *name {
-            name if OPEN.contains(&name) => format!("{name} (once a snapshot)"),
-            RESUME => "resume (part of the next)".to_owned(),
-            name => name.to_owned(),
-        };
-        let mut cells = vec![label];
-        cells.extend(percentiles(&steps.times[name]));
-        if let Some(other) = other.times.get(name) {
-            cells.extend(percentiles(other));
-        }
-        table.row(cells);
-    }
-    table
+fn breakdown(steps: &Steps, other: (&Steps, &str)) -> Table {
+    let label = |name: &str| match name {
+        name if OPEN.contains(&name) => format!("{name} (once a snapshot)"),
+        RESUME => "resume (part of the next)".to_owned(),
+        name => name.to_owned(),
+    };
+    steps.table(label, other)
 }

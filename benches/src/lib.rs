@@ -16,6 +16,7 @@ pub mod scratch;
 pub mod shuffle;
 pub mod snapshots;
 pub mod stats;
+pub mod steps;
 pub mod table;
 
 /// An error that ends a benchmark; its text is for the one who runs it.
