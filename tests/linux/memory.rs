@@ -156,7 +156,7 @@ fn a_trimmed_snapshot_lacks_the_page_cache_and_nothing_else() {
     let scratch = Scratch::new();
     let image = scratch.fresh("image");
     fs::File::create(&image).unwrap().set_len(KIB << 10).unwrap();
-    let disk = format!("path={}", image.display());
+    let disk = format!("path={},layer={}", image.display(), scratch.fresh("layer").display());
     let boot = Boot::linux().memory("256M").device(["--balloon", "statistics=1"]).device(["--disk", &disk]);
     let mut guest = boot.start();
     guest.wait_until_ready();

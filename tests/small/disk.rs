@@ -104,13 +104,14 @@ fn a_limit_stays_as_it_was_changed_until_a_clone_has_another() {
     let change = r#"{"drive_id":"root","rate_limiter":{"bandwidth":{"size":0,"refill_time":0}}}"#;
     assert_eq!(guest.ask("PATCH", "/drives/root", change).0, 204);
     assert_eq!(limit(&guest), serde_json::json!({"ops": ops(5000)}));
+    guest.pause();
     let snapshot = guest.snapshot();
     drop(guest);
     let mut clone = snapshot.restore();
     assert_eq!(limit(&clone), serde_json::json!({"ops": ops(5000)}));
     clone.next_number("sector");
     drop(clone);
-    let mut clone = snapshot.restore_as(&["--disk", "id=root,ops=4000+7"]);
+    let mut clone = snapshot.restore_as(&["--disk", "id=root,ops=4000+7,changed=accept"]);
     assert_eq!(limit(&clone), serde_json::json!({"ops": ops(4000)}));
     clone.next_number("sector");
 }

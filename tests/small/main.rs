@@ -17,6 +17,7 @@ mod endings;
 mod forged;
 mod forking;
 mod golden;
+mod images;
 mod irqchip;
 mod layers_kept;
 mod lazy;

@@ -68,8 +68,8 @@ pub use pager::client::PagerOptions;
 pub use pool::Pool;
 pub use shell::Shape;
 pub use snapshot::{
-    BaseSnapshot, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded, RestoreOptions,
-    Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,
+    BaseSnapshot, ChangedImages, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded,
+    RestoreOptions, Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,
 };
 pub use store::Store;
 pub use vm::{Builder, Vm};

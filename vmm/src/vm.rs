@@ -125,6 +125,7 @@ impl Vm {
     /// As [`Vm::snapshot`]; a diff is wanted and there is nothing that it could be relative to.
     pub fn snapshot_with(&self, store: &Store, name: &str, options: &SnapshotOptions) -> Result<Course> {
         options.validate(self.config().memory_bytes())?;
+        self.warn_of_disks_that_go_on();
         let mut history = lock(&self.history);
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let (course, next) = writer::write(self, &mut history, options, &dir)?;
@@ -132,6 +133,15 @@ impl Vm {
         // Only now can a diff be relative to it.
         history.lineage = Some(next);
         Ok(course)
+    }
+
+    /// A guest that goes on changes the disks that it writes to without a layer, and its snapshot with them.
+    fn warn_of_disks_that_go_on(&self) {
+        if self.state() == RunState::Running {
+            for disk in self.config().devices.disks.iter().filter(|disk| disk.is_written_in_place()) {
+                log::warn!("{}", disk.warning_of_a_snapshot_while_it_runs());
+            }
+        }
     }
 
     /// A snapshot that is kept in memory alone, for VMs that are restored in this process while it lives. They share the memory

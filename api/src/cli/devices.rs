@@ -116,7 +116,7 @@ impl<'a> Words<'a> {
     }
 
     /// One of a few values.
-    fn one_of<T: Copy>(&mut self, name: &str, values: &[(&str, T)]) -> Result<Option<T>, String> {
+    pub(super) fn one_of<T: Copy>(&mut self, name: &str, values: &[(&str, T)]) -> Result<Option<T>, String> {
         let Some(given) = self.value(name) else { return Ok(None) };
         let found = values.iter().find(|(word, _)| *word == given).map(|(_, value)| *value);
         let words: Vec<_> = values.iter().map(|(word, _)| *word).collect();

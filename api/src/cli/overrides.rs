@@ -3,7 +3,7 @@
 use clap::Args;
 use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::ConsoleConfig;
-use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
+use volt_vmm::config::overrides::{ChangedImage, DiskOverride, NetOverride, VsockOverride};
 
 use super::devices::{FromWords, Words, backend, parse};
 use super::limits::change;
@@ -11,8 +11,9 @@ use super::limits::change;
 /// What is different for this clone
 #[derive(Debug, Default, Args)]
 pub(super) struct OverrideArgs {
-    /// Another file or rate limit for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE][,bandwidth=LIMIT][,ops=LIMIT]. LIMIT
-    /// is as for a VM that boots, and 0 for none. May be given more than once
+    /// Another file or rate limit for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE][,bandwidth=LIMIT][,ops=LIMIT]
+    /// [,changed=accept]. LIMIT is as for a VM that boots, and 0 for none. changed=accept takes an image that was changed since the
+    /// snapshot. May be given more than once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
 
@@ -57,6 +58,7 @@ impl FromWords for Disk {
             path: words.value("path").map(Into::into),
             layer: words.value("layer").map(Into::into),
             limit: change(&mut words, "bandwidth", "ops")?,
+            changed: words.one_of("changed", &[("accept", ChangedImage::Accept)])?,
         };
         words.end().map(|()| Self(disk))
     }
@@ -127,6 +129,7 @@ mod tests {
         for (line, words) in [
             ("--disk path=/d", "id=... is missing"),
             ("--disk id=root,ro", "\"ro\""),
+            ("--disk id=root,changed=no", "it is one of accept"),
             ("--vsock cid=x", "cid=x"),
             ("--net id=eth0,tap=t,passt", "one of them"),
             ("--net id=eth0,forward=1:2", "is for passt"),

@@ -1,9 +1,11 @@
 //! `volt-vmm snapshot`: takes one of a running VM, through its API, or works on the files of those there are (`snapshot_files`, `bench`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use volt_vmm::{Store, snapshot};
+use serde::Deserialize;
+use volt_vmm::config::devices::DiskConfig;
+use volt_vmm::{Store, VmConfig, snapshot};
 
 use super::Outcome;
 use super::bench::Bench;
@@ -120,7 +122,25 @@ impl Create {
         progress::during("taking the snapshot", || {
             client::put(&self.api_socket, "/snapshot/create", &request)
         })?;
+        warn_of_disks_that_go_on(&self.api_socket);
         Ok(Status::Success)
+    }
+}
+
+/// What `GET /v1/vm` says.
+#[derive(Deserialize)]
+struct Described {
+    state: String,
+    config: Option<VmConfig>,
+}
+
+/// A guest that goes on changes the disks that it writes to without a layer.
+fn warn_of_disks_that_go_on(socket: &Path) {
+    // One that cannot be asked any more has ended, and writes nothing.
+    let Ok(Described { state, config }) = client::get(socket, "/v1/vm") else { return };
+    let disks = config.into_iter().filter(|_| state == "running").flat_map(|config| config.devices.disks);
+    for disk in disks.filter(DiskConfig::is_written_in_place) {
+        eprintln!("volt-vmm: warning: {}", disk.warning_of_a_snapshot_while_it_runs());
     }
 }
 

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
 use volt_vmm::{
-    Compression, Error, Kind, Marker, Packing, RestoreOptions, RunState, SnapshotOptions, Store, Unpack,
+    ChangedImages, Compression, Error, Kind, Marker, Packing, RestoreOptions, RunState, SnapshotOptions,
+    Store, Unpack,
 };
 
 use super::body::Body;
@@ -192,6 +193,8 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         prefetch: request.prefetch,
         record: request.record,
         rewindable: request.track_dirty_pages,
+        // Firecracker looks at no disk, and its clients expect no refusal.
+        changed_images: ChangedImages::Warn,
         ..RestoreOptions::default()
     };
     api.call(move |slot| {

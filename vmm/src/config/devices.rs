@@ -65,6 +65,24 @@ pub struct DiskConfig {
     pub limit: RateLimit,
 }
 
+impl DiskConfig {
+    /// Whether the guest writes to the image itself, and not to a layer over it.
+    #[must_use]
+    pub fn is_written_in_place(&self) -> bool {
+        !self.read_only && self.layer.is_none()
+    }
+
+    /// What is to be known of a snapshot of a VM that goes on, where [`DiskConfig::is_written_in_place`].
+    #[must_use]
+    pub fn warning_of_a_snapshot_while_it_runs(&self) -> String {
+        let Self { id, path, .. } = self;
+        format!(
+            "disk {id}: the guest goes on writing to {path} itself, and the first write makes this snapshot unrestorable; \
+             pause the VM and copy the image before it goes on, or give the disk a layer"
+        )
+    }
+}
+
 /// When what the guest wrote is safe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -13,11 +13,13 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 pub mod devices;
+pub mod disk_content;
 pub mod irqchip;
 pub mod overrides;
 pub mod sharing;
 
 pub use devices::Devices;
+pub use disk_content::DiskContent;
 pub use irqchip::IrqchipKind;
 pub use overrides::Overrides;
 

@@ -38,6 +38,17 @@ pub struct DiskOverride {
     /// How fast it may be used.
     #[serde(default)]
     pub limit: Option<RateLimit>,
+    /// What to do if the image has changed since the snapshot.
+    #[serde(default)]
+    pub changed: Option<ChangedImage>,
+}
+
+/// What to do with an image that is not what it was when the snapshot was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChangedImage {
+    /// Use it. The guest's file system may find a disk that contradicts its memory.
+    Accept,
 }
 
 /// Another end for a network interface.
@@ -79,7 +90,7 @@ impl Overrides {
     /// [`Error::Config`] when there is no such device, or what comes out cannot be.
     pub fn apply(self, devices: &mut Devices) -> Result<()> {
         let Self { disks, networks, vsock, console } = self;
-        for DiskOverride { id, path, layer, limit } in disks {
+        for DiskOverride { id, path, layer, limit, changed: _ } in disks {
             let disk = devices.disks.iter_mut().find(|disk| disk.id == id);
             let disk = disk.ok_or_else(|| unknown("disks", &id))?;
             set(&mut disk.path, path);

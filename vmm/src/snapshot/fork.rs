@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::captured::CapturedMemory;
-use super::layers;
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::Metadata;
 use super::writer::is_small;
+use super::{images, layers};
 use crate::capture::{Capture, Target, Wanted, Wish, capture};
 use crate::error::{Error, Result};
 use crate::memory::backing::{OtherPages, fresh};
@@ -26,10 +26,12 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
-    let in_pause = |machine: &_| Ok((vm.config(), layers::hold(machine)?));
+    let in_pause = |machine: &_| Ok((vm.config(), layers::hold(machine)?, images::of(machine)?));
     let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None };
-    let (captured, (config, layers)) =
+    let (captured, (config, layers, images)) =
         history.asking(bytes, |written| capture(vm, &wish, to, written, in_pause))?;
+    let mut metadata = Metadata::of(&config)?;
+    metadata.disks = images::contents(&images)?;
     let shares = is_small(&captured.pages, &captured.base);
     if !shares {
         CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| ())?;
@@ -42,7 +44,7 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
         false => (copy, None),
     };
     let held = history.origin.as_ref().map(|origin| &origin.files);
-    Snapshot::in_memory((Metadata::of(&config)?, config, captured.state), memory, lineage, layers, held)
+    Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)
 }
 
 /// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.

@@ -8,6 +8,7 @@
 //! The first 27 bytes are compared literally; the CRC-64/ECMA-182 of every byte after them is checked before anything
 //! is used.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -15,7 +16,7 @@ use crc::{CRC_64_ECMA_182, Crc, Table};
 use serde::{Deserialize, Serialize};
 
 use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, digest};
-use crate::config::{IrqchipKind, VmConfig};
+use crate::config::{DiskContent, IrqchipKind, VmConfig};
 use crate::error::Result;
 use crate::kvm::host::Host;
 use crate::machine::MachineState;
@@ -62,6 +63,9 @@ pub struct Metadata {
     /// What it lies over, if it is a diff.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseSnapshot>,
+    /// What the images of disks without a layer were, by the ids of the disks. Versions before 3 do not say it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub disks: BTreeMap<String, DiskContent>,
 }
 
 /// The kind of a snapshot's memory file, and what names its bytes where that can be checked when the file is opened.
@@ -135,6 +139,7 @@ impl Metadata {
             memory_digest: None,
             memory_file: None,
             base: None,
+            disks: BTreeMap::new(),
         })
     }
 }

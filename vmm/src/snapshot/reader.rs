@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::composed::Composed;
+use super::images::{self, ChangedImages};
 use super::lineage::{Differ, History, Lineage, Origin};
 use super::memory::{Memory, Unpack};
 use super::recording::{Marker, Notes, Recording};
@@ -70,6 +71,8 @@ pub struct RestoreOptions {
     pub lent_thread: bool,
     /// What is different for this VM.
     pub overrides: Overrides,
+    /// What to do with the image of a disk without a layer that is not what it was when the snapshot was taken.
+    pub changed_images: ChangedImages,
     /// Whether [`Vm::rewind`] is to be fast from the first time on: what is written is known from the start. Every page costs the guest
     /// a little more when it first writes to it.
     pub rewindable: bool,
@@ -93,6 +96,7 @@ impl Default for RestoreOptions {
             resume: true,
             lent_thread: false,
             overrides: Overrides::default(),
+            changed_images: ChangedImages::default(),
             rewindable: false,
             pool: None,
             unpack: Unpack::default(),
@@ -249,7 +253,7 @@ impl Snapshot {
         let mut config = self.config.clone();
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
-        options.overrides.apply(&mut config.devices)?;
+        options.overrides.clone().apply(&mut config.devices)?;
         let layers = layers::bring(&self.layers, &mut config.devices, &placed)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
@@ -261,6 +265,7 @@ impl Snapshot {
         let shell = shell(pooled, shape, backing, first)?;
         shell.heed_faults();
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
+        images::check(&self.metadata.disks, &machine, &options.overrides, options.changed_images)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),

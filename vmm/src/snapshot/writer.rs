@@ -11,7 +11,7 @@ use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
 use super::room::{Room, Written};
-use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, layers};
+use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, images, layers};
 use crate::capture::{Capture, Course, Disk, Target, Wanted, Wish, capture};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
@@ -100,7 +100,7 @@ pub(crate) fn write(
     // Its configuration may change before and after the pause.
     let in_pause = |machine: &_| {
         trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
-        Ok((vm.config(), layers::save(machine, dir)?))
+        Ok((vm.config(), layers::save(machine, dir)?, images::of(machine)?))
     };
     let room = Room::new(dir, written(over.as_ref(), options));
     let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
@@ -110,9 +110,10 @@ pub(crate) fn write(
         Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
     };
     let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause };
-    let (captured, (config, layers)) =
+    let (captured, (config, layers, images)) =
         history.asking(bytes, |written| capture(vm, &wish, to, written, in_pause))?;
     let mut metadata = Metadata::of(&config)?;
+    metadata.disks = images::contents(&images)?;
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
         Some(Lineage { base, differ })
@@ -136,6 +137,7 @@ pub(crate) fn write(
     for (name, layer) in layers {
         layer.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
+    images::sync(&images)?;
     write_state(&metadata, &config, &captured.state, dir)?;
     Ok((captured.course, next))
 }

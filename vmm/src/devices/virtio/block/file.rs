@@ -262,6 +262,10 @@ impl Storage for HostFile {
         HostFile::write_zeroes(self, stretch)
     }
 
+    fn image(&self) -> Option<&HostFile> {
+        Some(self)
+    }
+
     fn files(&self) -> Vec<&HostFile> {
         vec![self]
     }

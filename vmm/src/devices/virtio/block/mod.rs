@@ -22,6 +22,7 @@ use crate::persist::Persist;
 
 mod digest;
 mod file;
+mod image;
 mod layer;
 mod live;
 mod lower;
@@ -36,6 +37,7 @@ mod testing;
 mod tests;
 
 use file::{HostFile, Use};
+pub use image::Image;
 use layer::Overlay;
 use lower::Lower;
 use request::SECTOR;
@@ -133,6 +135,14 @@ impl Block {
     #[must_use]
     pub fn overlay(&self) -> Option<&Overlay> {
         self.storage.overlay()
+    }
+
+    /// The image, where there is no layer over it.
+    ///
+    /// # Errors
+    /// The host does not let it be looked at.
+    pub fn image(&self) -> Result<Option<Image>> {
+        self.storage.image().map(|file| Image::of(file, !self.read_only)).transpose()
     }
 
     /// Brings everything into the disk's files for whoever opens them, in a later boot of the host too. The VM has ended.

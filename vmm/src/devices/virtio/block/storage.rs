@@ -57,6 +57,11 @@ pub trait Storage: Send + std::fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// The one file that it is, where there is no layer.
+    fn image(&self) -> Option<&HostFile> {
+        None
+    }
+
     /// The storage, where what this VM wrote is in a layer.
     fn overlay(&self) -> Option<&Overlay> {
         None
