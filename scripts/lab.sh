@@ -11,7 +11,7 @@ set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/sbin
 
-LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net"
+LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net dm-log-writes"
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
 DISK_FREE_MIB=16384
 FAILED=125
@@ -34,8 +34,10 @@ Options:
   --memory MIB           memory of the lab (default 2048)
   --count-instructions   let the lab's clock count instructions, 2 ns each: how long something takes there then does not
                          depend on what else this machine does. It goes slower, and is given more time to seem stalled
+  --level-1 KERNEL       the lab's own kernel: stable (the default) is Debian's, backports is the newer one in the
+                         backports of this Debian release
   --verbose              show the lab's own console on standard error
-  --kernel-image         print the path of Debian's stock kernel (a bzImage), and do nothing else
+  --kernel-image         print the path of the kernel that --level-1 names (a bzImage), and do nothing else
   --stock-modules        print the path of that kernel's modules directory, and do nothing else
   --help
 
@@ -60,24 +62,54 @@ need() {
 
 # ---- The level-1 kernel, kept in the user's cache --------------------------------------------------------------------
 
-# Sets $cache, $version (as in lib/modules), $kernel and $modules, fetching the kernel package where it is not there yet.
+# Sets $cache, $version (as in lib/modules), $kernel and $modules. Fetches the kernel package unless the cache has it.
 prepare_kernel() {
     need apt-get apt
     need dpkg-deb dpkg
     need depmod kmod
     local base=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm package wanted
-    package=$(apt-cache depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ { print $2; exit }')
+    apt=()
+    [ "$level_1" = stable ] || use_backports "$base"
+    package=$(apt-cache "${apt[@]}" depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ { print $2; exit }')
     if [ -z "$package" ]; then # not Debian, or no package lists: whatever was fetched before
-        cache=$(find "$base" -maxdepth 1 -type d -name 'lab-*' 2>/dev/null | sort -V | tail -n 1)
-        [ -n "$cache" ] || fail "this system's packages have no linux-image-cloud-amd64 (Debian has; is 'apt-get update' due?)"
+        cache=$(fetched_before "$base")
+        [ -n "$cache" ] || fail "no package linux-image-cloud-amd64 for --level-1 $level_1 (Debian has one; is 'apt-get update' due?)"
     else
-        wanted=$(apt-cache show --no-all-versions "$package" 2>/dev/null | awk '/^Version:/ { print $2; exit }')
+        wanted=$(apt-cache "${apt[@]}" show --no-all-versions "$package" 2>/dev/null | awk '/^Version:/ { print $2; exit }')
         cache=$base/lab-${package#linux-image-}-$wanted
     fi
     [ -d "$cache" ] || fetch_kernel "$package"
     kernel=$(echo "$cache"/boot/vmlinuz-*)
     modules=$(echo "$cache"/lib/modules/*)
     version=${modules##*/}
+}
+
+# The newest kernel in the cache BASE of the kind that $level_1 names. Backports have a version of their own kind.
+fetched_before() {
+    local only=(-not -name '*~bpo*')
+    [ "$level_1" = stable ] || only=(-name '*~bpo*')
+    find "$1" -maxdepth 1 -type d -name 'lab-*' "${only[@]}" 2>/dev/null | sort -V | tail -n 1
+}
+
+# Sets $apt: options by which apt reads the backports of this Debian release, from the mirror that the system uses, with
+# lists in the cache BASE. The system's own sources and lists stay as they are.
+use_backports() {
+    local own=$1/backports keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed="" mirror codename
+    # shellcheck disable=SC2016 # apt fills these in
+    read -r mirror codename < <(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT) $(LABEL)' \
+        'Created-By: Packages' 2>/dev/null | awk '$3 == "main" && $4 == "Debian" && $2 !~ /-/ { print $1, $2; exit }') || :
+    # Without a mirror the lists of an earlier run serve.
+    mkdir -p "$own"/{sources,lists/partial,archives/partial}
+    apt=(
+        -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$own/sources" -o "Dir::State::Lists=$own/lists"
+        -o "Dir::Cache=$own" -o APT::Sandbox::User=root
+    )
+    [ -n "${mirror-}" ] || return 0
+    [ ! -e "$keyring" ] || signed="[signed-by=$keyring] "
+    echo "deb $signed$mirror $codename-backports main" >"$own/sources/backports.list"
+    # Lists of today will do.
+    [ -z "$(find "$own/lists" -maxdepth 1 -name '*_Packages*' -mtime -1)" ] || return 0
+    flock "$own/lock" apt-get -qq "${apt[@]}" update >&2 || say "cannot update the lists of $codename-backports; going on with those in the cache"
 }
 
 # Downloads and unpacks PACKAGE into $cache, which appears whole or not at all.
@@ -90,10 +122,11 @@ fetch_kernel() {
     say "fetching $1 (once)"
     (
         cd "$staging"
-        apt-get -qq -o APT::Sandbox::User=root download "$1" >&2
+        apt-get -qq "${apt[@]}" -o APT::Sandbox::User=root download "$1" >&2
         dpkg-deb -x ./*.deb unpacked
         mv unpacked/boot unpacked/lib .
         rm -rf unpacked ./*.deb
+        find lib/modules -name '*.ko.xz' -exec unxz {} +
         depmod -b . "$(basename lib/modules/*)" 2>/dev/null
     ) || fail "cannot fetch the kernel package $1"
     mv -T "$staging" "$cache" 2>/dev/null || [ -d "$cache" ] || fail "cannot create $cache"
@@ -300,8 +333,9 @@ attempt() {
     cat "$work/stdout" & readers=($!)
     cat "$work/stderr" >&2 & readers+=($!)
     exec 5<>"$work/status"
-    # The QEMU process goes with this script, even if that is killed.
-    setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg "${clock[@]}" -cpu max -smp 1 -m "$memory" \
+    # The QEMU process goes with this script, even if that is killed. Without cx16: QEMU 7.2 computes the flags after CMPXCHG16B from stale
+    # state, so that the trap flag is set at random. Kernel 6.12 uses that instruction in its allocator; one boot in three crashed.
+    setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg "${clock[@]}" -cpu max,-cx16 -smp 1 -m "$memory" \
         -nodefaults -no-user-config -display none -no-reboot \
         -kernel "$kernel" -initrd "$initramfs" \
         -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests" \
@@ -400,16 +434,17 @@ clean_up() {
 
 main() {
     local verbose="" item host follow="" only="" files=()
-    memory=2048 seconds=300 outs=() clock=()
+    memory=2048 seconds=300 outs=() clock=() level_1=stable
     while [ $# -gt 0 ]; do
         case $1 in
-            --file | --out | --time | --memory) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
+            --file | --out | --time | --memory | --level-1) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
         esac
         case $1 in
             --file) files+=("$2") && shift 2 ;;
             --out) outs+=("$2") && shift 2 ;;
             --time) seconds=$2 && shift 2 ;;
             --memory) memory=$2 && shift 2 ;;
+            --level-1) level_1=$2 && shift 2 ;;
             --count-instructions) clock=(-icount "shift=1,sleep=off") STALL_LIMIT=$((STALL_LIMIT * 10)) && shift ;;
             --verbose) verbose=1 && shift ;;
             --kernel-image | --stock-modules) only=$1 && shift ;;
@@ -420,6 +455,7 @@ main() {
         esac
     done
     [[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--time wants a number of seconds, not '$seconds'"
+    [[ $level_1 == stable || $level_1 == backports ]] || fail "--level-1 wants stable or backports, not '$level_1'"
     [[ $memory =~ ^[1-9][0-9]*$ ]] || fail "--memory wants a number of MiB, not '$memory'"
 
     trap clean_up EXIT

@@ -28,7 +28,8 @@ The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none
   --fuzz-seconds N  fuzz each target for so long (default $FUZZ_SECONDS)
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default $LAB_SECONDS,
-with --full $LAB_SECONDS_FULL); VOLT_GENERATIONS, a number of generations other than those.
+with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the newer kernel (by default they change with each
+commit); VOLT_GENERATIONS, a number of generations other than those.
 END
 }
 
@@ -56,6 +57,8 @@ stage() {
 make_kernel() { kernel/build.sh >"$work/kernel"; }
 make_init() { kernel/guest/build.sh >"$work/initrd"; }
 make_stock_kernel() { scripts/lab.sh --kernel-image >"$work/stock"; }
+# Where there are no backports, all labs take the one kernel that there is.
+make_second_kernel() { scripts/lab.sh --level-1 backports --kernel-image >"$work/backports" || rm -f "$work/backports"; }
 make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
 
 # The whole-program tests' executables, as $work/small and $work/linux.
@@ -103,17 +106,26 @@ in_lab() {
     return "$status"
 }
 
+# level_1 NUMBER: the kernel of the lab of this number. The labs take Debian's kernel and the one of its backports in turns, and change
+# over with each commit, so that every case meets both.
+level_1() {
+    local turn=${VOLT_LAB_TURN:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
+    if (((turn + $1) % 2)) || [ ! -e "$work/backports" ]; then echo stable; else echo backports; fi
+}
+
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared memory, which guest memory is,
 # comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt level_1
     shift
+    level_1=$(level_1 "$number")
     ((number % 2)) || policy=always
+    echo "level 1 is $level_1; huge pages of shared memory: $policy"
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
+    scripts/lab.sh --level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
         --file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd" \
         --file "$(cat "$work/stock"):/lab/stock" --file "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs):/lab/mke2fs" --out /lab/skipped:"$work/skipped-in-lab-$number" \
         --file "$work/cases-$number:/lab/cases" \
@@ -295,6 +307,8 @@ main() {
         fi
     done
     if [ ${#emulated[@]} -gt 0 ]; then
+        stage "second kernel of the lab" make_second_kernel
+        [ -e "$work/backports" ] || where+=("the lab has one kernel only: Debian's backports could not be had")
         if wants fuzz; then begin_to_build_fuzz_targets; fi
         stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
     fi
