@@ -338,7 +338,7 @@ attempt() {
     setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg "${clock[@]}" -cpu max,-cx16 -smp 1 -m "$memory" \
         -nodefaults -no-user-config -display none -no-reboot \
         -kernel "$kernel" -initrd "$initramfs" \
-        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests" \
+        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests no_timer_check" \
         -drive "file=$work/disk,format=raw,if=none,id=disk,cache=unsafe,discard=unmap" -device virtio-blk-pci,drive=disk \
         "${out_disk[@]}" \
         -device virtio-serial-pci \
