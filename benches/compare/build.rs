@@ -14,7 +14,6 @@ pub struct Build {
     pub volt_vmm: PathBuf,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
-    // Ended before nothing else of this goes.
     _probe: Running,
 }
 

@@ -31,7 +31,8 @@ cargo bench -p volt-benches --bench compare -- --old DIR --new DIR [OPTION...]
   --runs N          runs of each act (default 40)
   --only LIST       of process, library, memory (default all)
   --memory FILE     guest memory for the acts on packed memory (default: the image that scripts/memory-image.sh makes)
-  --realtime        everything that is measured goes before all other programs (SCHED_FIFO, for root)
+  --realtime        processes and acts on packed memory go before all other programs (SCHED_FIFO, for root); acts on VMs do
+                    not, since guests that never sleep would keep their own process from the processors
   --probe           serve acts on standard input instead: what the driver runs of either build
   --help
 
@@ -97,11 +98,12 @@ fn run(options: &Options) -> Result<()> {
         return Err(format!("--old and --new are needed\n\n{HELP}"));
     };
     let memory = if options.only.have("memory") { Some(options.memory()?) } else { None };
-    if options.realtime {
-        process::go_first()?;
-    }
     let load = host::load();
     let mut builds = [Build::start(old, memory.as_deref())?, Build::start(new, memory.as_deref())?];
+    if options.realtime {
+        // The probes run already, and stay as they are. Processes that are started from now on inherit it.
+        process::go_first()?;
+    }
     let mut rows = Rows::default();
     if options.only.have("process") {
         eprintln!("measuring processes");
@@ -109,6 +111,9 @@ fn run(options: &Options) -> Result<()> {
     }
     let acts = [("library", probe::LIBRARY), ("memory", probe::MEMORY)];
     for (part, acts) in acts.into_iter().filter(|(part, _)| options.only.have(part)) {
+        if options.realtime && part == "memory" {
+            builds.iter_mut().try_for_each(|build| build.act(probe::GO_FIRST).map(drop))?;
+        }
         for act in acts {
             eprintln!("measuring: {act}");
             let runs = if part == "memory" { options.runs.div_ceil(4) } else { options.runs };
