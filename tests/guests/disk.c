@@ -1,6 +1,8 @@
 /* Writes sectors of a virtio disk and reads them back, each with what follows from its number and a generation; what the
  * generation before left is checked first.
  *
+ *   again=1        looks, before it writes a sector again, whether that holds what it was given last: a disk that is older or newer
+ *                  than memory does not
  *   check=N        first looks whether sectors 1 to N hold what an earlier run of `disk until=N` wrote
  *   takes-flush=1  takes the feature to flush, and never flushes: the device may keep what is written
  *   stride=N       sectors from one to the next that is written
@@ -45,6 +47,14 @@ static void read_sector(u64 sector)
         wrong("disk read", sector, status);
 }
 
+static void expect_on_disk(const char *what, u64 sector, u64 generation, u64 number)
+{
+    read_sector(sector);
+    for (int at = 0; at < SECTOR_WORDS; at++)
+        if (back[at] != word_on_disk(sector, at, generation, number))
+            wrong(what, number, back[at]);
+}
+
 __attribute__((noreturn)) static void end(u64 how)
 {
     print("done\n");
@@ -62,28 +72,48 @@ void disk(void)
 {
     u64 sectors = option("sectors=", 64), generation = option("generation=", 1);
     u64 check = option("check=", 0), until = option("until=", 0), stride = option("stride=", 1);
+    u64 again = option("again=", 0);
     virtio_start(2, option("takes-flush=", 0) ? FLUSH : 0, 1);
     print("ready\n");
     for (u64 number = 1; number <= check; number++) {
         u64 sector = number % sectors * stride;
-        read_sector(sector);
-        for (int at = 0; at < SECTOR_WORDS; at++)
-            if (back[at] != word_on_disk(sector, at, generation, number))
-                wrong("kept disk data", number, back[at]);
+        expect_on_disk("kept disk data", sector, generation, number);
     }
     if (check)
         report("kept", check);
     for (u64 number = 1;; number++) {
         u64 sector = number % sectors * stride;
+        if (again && number > sectors)
+            expect_on_disk("disk data of the last round", sector, generation, number - sectors);
         for (int at = 0; at < SECTOR_WORDS; at++)
             data[at] = word_on_disk(sector, at, generation, number);
         write_sector(sector);
-        read_sector(sector);
-        for (int at = 0; at < SECTOR_WORDS; at++)
-            if (back[at] != data[at])
-                wrong("disk data", sector, back[at]);
+        expect_on_disk("disk data", sector, generation, number);
         report("sector", number);
         if (number == until)
             end(option("ending=", 0));
+    }
+}
+
+/* Writes mib= MiB of a disk from its start on, then goes through them again and again, a MiB every cycles= of the TSC. */
+void disk_churn(void)
+{
+    u64 mib = option("mib=", 64), cycles = option("cycles=", 0);
+    struct part write[] = {{&request, 16, 0}, {(volatile void *)LOW_START, 1 << 20, 0}, {&status, 1, WRITE}};
+    virtio_start(2, FLUSH, 1);
+    request.kind = 1;
+    u64 last = rdtsc();
+    for (u64 number = 0;; number++) {
+        if (number == mib)
+            print("ready\n");
+        *(volatile u64 *)LOW_START = number;
+        request.sector = number % mib << 11;
+        status = 0xff;
+        virtio_ask(0, write, 3);
+        if (status)
+            wrong("disk write", request.sector, status);
+        while (number >= mib && rdtsc() - last < cycles)
+            ;
+        last = rdtsc();
     }
 }

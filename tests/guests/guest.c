@@ -393,6 +393,8 @@ void guest_main(struct start_info *info)
         random_numbers();
     } else if (behaviour("disk")) {
         disk();
+    } else if (behaviour("disk-churn")) {
+        disk_churn();
     } else if (behaviour("net")) {
         net();
     } else if (behaviour("balloon")) {

@@ -8,6 +8,7 @@ u64 option(const char *name, u64 otherwise);
 /* The behaviours that drive devices, each in a file of its own; none returns. */
 void random_numbers(void);
 void disk(void);
+void disk_churn(void);
 void net(void);
 void balloon(void);
 void vsock(void);

@@ -25,6 +25,35 @@ fn a_disk_is_written_read_back_and_goes_on_in_a_clone() {
     assert!(!restored.output().contains("WRONG"), "{}", restored.output());
 }
 
+/// The guest knows what it wrote to each sector last, and looks before it writes there again. Each sector is a cluster of its own.
+#[test]
+fn disk_in_a_live_snapshot_is_of_the_same_instant_as_memory() {
+    needs!(kvm);
+    for engine in ["sync", "io_uring"] {
+        let scratch = Scratch::new();
+        let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+        std::fs::write(&base, vec![7; 3 << 20]).unwrap();
+        let words = format!("path={},layer={},id=root,engine={engine}", base.display(), layer.display());
+        let disk = ["--disk".to_owned(), words];
+        let mut guest = Boot::small("disk sectors=48 stride=128 again=1").device(disk).start();
+        while guest.next_number("sector") < 100 {}
+        for _ in 0..3 {
+            let (full, diff) = (guest.snapshot(), guest.snapshot_as(&["--diff", "--max-pause", "60000"]));
+            for snapshot in [&full, &diff] {
+                let mut clone = snapshot.restore();
+                let number = clone.next_number("sector");
+                while clone.next_number("sector") < number + 100 {}
+                assert!(!clone.output().contains("WRONG"), "{}", clone.output());
+            }
+            // What goes on is a clone, over a layer of the snapshot.
+            guest = full.restore();
+            let number = guest.next_number("sector");
+            while guest.next_number("sector") < number + 60 {}
+        }
+        assert!(!guest.output().contains("WRONG"), "{}", guest.output());
+    }
+}
+
 #[test]
 fn clones_go_on_over_the_layer_of_the_snapshot_each_with_its_own() {
     needs!(kvm);

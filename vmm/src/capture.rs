@@ -8,6 +8,7 @@
 //!   └─> pause: copy the last of them, save the state ──> resume ──> (the base is written by whoever wants it)
 //! ```
 //!
+//! The layers of disks ([`Beside`]) are copied in the same passes: the pause has the clusters that were written since the last one.
 //! All but the first copies go to memory, and to the destination once the guest runs on ([`copies`]). A limit on the pause makes the
 //! passes go on until it can be kept, or gives up ([`limit`]).
 //!
@@ -67,6 +68,8 @@ pub struct Course {
     pub pages: u64,
     /// Pages that were copied in the pause.
     pub pages_in_pause: u64,
+    /// What was copied of disks' layers in the pause, in pages of 4 KiB.
+    pub disk_pages_in_pause: u64,
     /// Pages whose copies were held in memory until the guest ran on: those that it wrote after the first pass began.
     pub pages_in_memory: u64,
 }
@@ -90,20 +93,46 @@ pub(crate) struct Wish<'a> {
     pub max_pause: Option<Duration>,
 }
 
-/// Captures a VM. `in_pause` does what else belongs to the same instant, before the state is saved: again, if the pause took longer
-/// than it may and there is another. Nobody else captures it meanwhile.
+/// What belongs to the same instant as memory and is copied beside it, in the same passes.
+pub(crate) trait Beside {
+    /// What it comes to.
+    type Taken;
+
+    /// Copies the bulk. The guest runs; room was reserved for it.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn copy_bulk(&mut self) -> Result<()>;
+
+    /// Finds out what was written since the last time, and returns how many pages are to be copied, or how many that comes to.
+    fn look(&mut self) -> u64;
+
+    /// Copies them to memory. Stops where `goes_on` says so of the pages that are left, and returns whether it did not.
+    ///
+    /// # Errors
+    /// The host refuses, or has no memory.
+    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool>;
+
+    /// Takes what is left: everything is copied, and the VM stands still. Again, if the pause took longer than it may.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn take(&mut self, machine: &Machine) -> Result<Self::Taken>;
+}
+
+/// Captures a VM, with what is `beside` its memory. Nobody else captures it meanwhile.
 /// Whatever comes of it, `written` has the pages afterwards that were written since the VM was captured last: nobody else will hear of
 /// them.
 ///
 /// # Errors
-/// The VM has ended, the host refuses, the pause would be too long, or `in_pause` fails. The VM is as it was, and runs if it did.
-pub(crate) fn capture<T>(
+/// The VM has ended, the host refuses, or the pause would be too long. The VM is as it was, and runs if it did.
+pub(crate) fn capture<B: Beside>(
     vm: &Vm,
     wish: &Wish<'_>,
     to: Target<'_>,
     written: &mut PageSet,
-    in_pause: impl FnMut(&Machine) -> Result<T>,
-) -> Result<(Capture, T)> {
+    beside: &mut B,
+) -> Result<(Capture, B::Taken)> {
     if vm.state() == RunState::Ended {
         return Err(Error::NotNow { act: wish.act, state: "has ended" });
     }
@@ -119,17 +148,23 @@ pub(crate) fn capture<T>(
         left: none.clone(),
         unneeded: none,
         written,
+        beside_left: 0,
         looked: Instant::now(),
         course: Course::default(),
+        beside,
     };
-    let (state, more) = passes.run(wish, in_pause)?;
+    let (state, more) = passes.run(wish)?;
     let Passes { pages, mut unneeded, course, copies, .. } = passes;
     unneeded.remove_all(&pages);
     Ok((Capture { base: ram.base().file, pages, copy: copies.settle()?, unneeded, state, course }, more))
 }
 
-struct Passes<'a> {
+/// The state, and what is beside memory.
+type Captured<B> = (MachineState, <B as Beside>::Taken);
+
+struct Passes<'a, B> {
     vm: &'a Vm,
+    beside: &'a mut B,
     ram: &'a GuestRam,
     copies: Copies<'a>,
     /// All that were ever to be copied.
@@ -138,22 +173,20 @@ struct Passes<'a> {
     left: PageSet,
     unneeded: PageSet,
     written: &'a mut PageSet,
+    /// What is left beside memory, in pages, as of the last look.
+    beside_left: u64,
     /// When the guest's writes were asked for last.
     looked: Instant,
     course: Course,
 }
 
-impl Passes<'_> {
-    fn run<T>(
-        &mut self,
-        wish: &Wish<'_>,
-        mut in_pause: impl FnMut(&Machine) -> Result<T>,
-    ) -> Result<(MachineState, T)> {
+impl<B: Beside> Passes<'_, B> {
+    fn run(&mut self, wish: &Wish<'_>) -> Result<Captured<B>> {
         self.take_first(wish.wanted)?;
         let mut limit = wish.max_pause.map(PauseLimit::new);
         let (done, paused) = loop {
             self.pass_until_ready(wish.act, limit.as_mut())?;
-            match self.pause(wish.act, limit.as_ref(), &mut in_pause)? {
+            match self.pause(wish.act, limit.as_ref())? {
                 (Some(done), paused) if limit.as_ref().is_none_or(|limit| limit.allows(paused, 0)) => {
                     break (done, paused);
                 }
@@ -177,7 +210,9 @@ impl Passes<'_> {
             Wanted::NotBase(Some(also)) => private_pages(self.ram)?.and(also),
             Wanted::WrittenAnd(also) => before.and(also),
         };
-        self.copies.take_first(&self.pages, &self.unneeded)
+        self.copies.reserve(&self.pages, &self.unneeded)?;
+        self.beside.copy_bulk()?;
+        self.copies.take_first(&self.pages)
     }
 
     /// Copies what was written meanwhile, while the guest runs, until it becomes no less and fits into the pause.
@@ -192,8 +227,9 @@ impl Passes<'_> {
             if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(act, look)) {
                 return Err(error);
             }
-            let (copied, took) = timed(|| self.take(|_| true));
+            let (copied, took) = timed(|| self.take(0, |_| true));
             copied?;
+            self.beside_left = 0;
             limit.iter_mut().for_each(|limit| limit.copied(look.left, took));
             self.course.passes += 1;
             // No fewer than the last time: there is nothing to be won by another.
@@ -204,35 +240,37 @@ impl Passes<'_> {
     }
 
     /// Gives what was captured in a pause, unless that was going to take too long, and how long the guest stood still.
-    fn pause<T>(
+    fn pause(
         &mut self,
         act: &'static str,
         limit: Option<&PauseLimit>,
-        in_pause: &mut impl FnMut(&Machine) -> Result<T>,
-    ) -> Result<(Option<(MachineState, T)>, Duration)> {
+    ) -> Result<(Option<Captured<B>>, Duration)> {
         let vm = self.vm;
         // Somebody who has paused the VM does not mind.
         let limit = limit.filter(|_| vm.state() == RunState::Running);
         let began = Instant::now();
         vm.paused_for(act, |machine| {
             self.newly_written(machine)?;
+            let beside = self.beside.look();
             self.course.pages_in_pause = self.left.len();
+            self.course.disk_pages_in_pause = beside;
             let in_time = |left| limit.is_none_or(|limit| limit.allows(began.elapsed(), left));
-            if !in_time(self.left.len()) || !self.take(in_time)? {
+            if !in_time(self.left.len() + beside) || !self.take(beside, in_time)? {
                 return Ok(None);
             }
-            let more = in_pause(machine)?;
-            Ok(Some((machine.save()?, more)))
+            let taken = self.beside.take(machine)?;
+            Ok(Some((machine.save()?, taken)))
         })
     }
 
     /// Adds what was written since the last time to what is left.
     fn look(&mut self) -> Result<Look> {
-        let (vm, before) = (self.vm, self.left.len());
+        let (vm, before) = (self.vm, self.left.len() + self.beside_left);
         vm.on_machine(|machine| self.newly_written(machine))?;
-        let (left, within) = (self.left.len(), self.looked.elapsed());
+        self.beside_left = self.beside.look();
+        let (left, within) = (self.left.len() + self.beside_left, self.looked.elapsed());
         self.looked = Instant::now();
-        Ok(Look { left, written: left - before, within, passes: self.course.passes })
+        Ok(Look { left, written: left.saturating_sub(before), within, passes: self.course.passes })
     }
 
     fn newly_written(&mut self, machine: &Machine) -> Result<()> {
@@ -244,8 +282,9 @@ impl Passes<'_> {
         taken
     }
 
-    fn take(&mut self, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
+    /// Copies what is left of memory, and beside it so many pages.
+    fn take(&mut self, beside: u64, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
         self.pages.add_all(&self.left);
-        self.copies.take(&mut self.left, goes_on)
+        Ok(self.copies.take(&mut self.left, |left| goes_on(left + beside))? && self.beside.pass(&goes_on)?)
     }
 }

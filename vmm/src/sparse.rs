@@ -11,9 +11,14 @@ use rustix::io::Errno;
 /// Bytes copied at once.
 const STEP: usize = 1 << 20;
 
+/// Makes an empty file a copy of another, with the same blocks. Returns whether the file system can.
+pub fn share(from: &File, to: &File) -> bool {
+    rustix::fs::ioctl_ficlone(to, from).is_ok()
+}
+
 /// Makes an empty file a copy of another.
 pub fn whole(from: &File, to: &File) -> io::Result<()> {
-    if rustix::fs::ioctl_ficlone(to, from).is_ok() {
+    if share(from, to) {
         return Ok(());
     }
     let len = from.metadata()?.len();

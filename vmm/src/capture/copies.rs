@@ -61,14 +61,19 @@ impl<'a> Copies<'a> {
         Ok(Self { ram, to, memory: memory.transpose()? })
     }
 
+    /// Reserves room for the capture, where it is on a disk.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn reserve(&self, pages: &PageSet, unneeded: &PageSet) -> Result<()> {
+        self.to.disk.map_or(Ok(()), |disk| disk.reserve(self.ram, unneeded, pages))
+    }
+
     /// Copies the bulk, to the destination.
     ///
     /// # Errors
-    /// There is no room, or the destination cannot be written.
-    pub(super) fn take_first(&self, pages: &PageSet, unneeded: &PageSet) -> Result<()> {
-        if let Some(disk) = self.to.disk {
-            disk.reserve(self.ram, unneeded, pages)?;
-        }
+    /// The destination cannot be written.
+    pub(super) fn take_first(&self, pages: &PageSet) -> Result<()> {
         for run in pages.runs() {
             if let Some(disk) = self.to.disk {
                 disk.about_to_write(run.end - run.start);
@@ -203,7 +208,8 @@ mod tests {
         let blocks = || seen.metadata().unwrap().blocks() * 512;
         let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
         write(&ram, 1, 1);
-        copies.take_first(&pages(&[(0, 2)]), &none).unwrap();
+        copies.reserve(&pages(&[(0, 2)]), &none).unwrap();
+        copies.take_first(&pages(&[(0, 2)])).unwrap();
         assert_eq!((disk.reserved.get(), blocks(), word(&seen, 1)), (2, 2 * PAGE, 1));
         write(&ram, 1, 2);
         write(&ram, 700, 3);

@@ -66,14 +66,6 @@ pub struct Base {
     pub over: Option<Arc<PageSet>>,
 }
 
-impl Base {
-    /// Whether all `len` bytes of a RAM are mapped private.
-    #[must_use]
-    pub fn is_private(&self, len: u64) -> bool {
-        self.private_to >= len
-    }
-}
-
 impl Backing {
     /// Maps itself over all of `ram`.
     ///

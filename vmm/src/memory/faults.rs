@@ -11,7 +11,6 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::fs::File;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
@@ -125,12 +124,6 @@ impl Faults {
         &self.paging
     }
 
-    /// The base, which may have holes for what is not there yet.
-    #[must_use]
-    pub fn base(&self) -> Arc<File> {
-        self.paging.base()
-    }
-
     /// Fetches all that is not in the base yet. From then on a hole in that is a page of zeros.
     ///
     /// # Errors
@@ -167,8 +160,8 @@ impl Faults {
     }
 
     /// Whether it has failed.
-    #[must_use]
-    pub fn has_failed(&self) -> bool {
+    #[cfg(test)]
+    pub(super) fn has_failed(&self) -> bool {
         lock(&self.failure).why.is_some()
     }
 

@@ -341,7 +341,7 @@ mod tests {
         let runs = |set: &PageSet| set.runs().collect::<Vec<_>>();
         let mut set = PageSet::none(memory);
         set.add(leaf - PAGE..3 * leaf + PAGE);
-        assert_eq!(runs(&set), [leaf - PAGE..3 * leaf + PAGE]);
+        assert_eq!(runs(&set), std::slice::from_ref(&(leaf - PAGE..3 * leaf + PAGE)));
         assert_eq!(set.len() * PAGE, 2 * leaf + 2 * PAGE);
         assert!(matches!(set.leaves[..], [Leaf::Some(_), Leaf::All, Leaf::All, Leaf::Some(_)]));
         let mut hole = PageSet::none(memory);
@@ -356,7 +356,7 @@ mod tests {
         all.add(0..memory);
         assert_eq!(PageSet::from_bytes(memory, &all.bytes().collect::<Vec<_>>()), Some(all.clone()));
         assert!(all.leaves.iter().all(|leaf| matches!(leaf, Leaf::All)));
-        assert_eq!(runs(&all), [0..memory]);
+        assert_eq!(runs(&all), std::slice::from_ref(&(0..memory)));
         all.remove_all(&all.clone());
         assert_eq!(all, PageSet::none(memory));
         assert!(all.is_empty());

@@ -174,12 +174,6 @@ impl GuestRam {
         self.reservation.len as u64
     }
 
-    /// Whether there is no memory at all.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The memory as the guest addresses it.
     #[must_use]
     pub fn guest(&self) -> &GuestMemory {

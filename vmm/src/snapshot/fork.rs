@@ -4,16 +4,21 @@
 //! base in every child and is shared by them; where they are so many that this does not pay, they are made one with the base, and
 //! that is what the children have.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Snapshot;
 use super::captured::CapturedMemory;
+use super::images;
+use super::layers::Copies;
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::Metadata;
 use super::writer::is_small;
-use super::{images, layers};
-use crate::capture::{Capture, Target, Wanted, Wish, capture};
+use crate::capture::{Beside, Capture, Target, Wanted, Wish, capture};
+use crate::config::VmConfig;
+use crate::devices::virtio::block::Image;
 use crate::error::{Error, Result};
+use crate::machine::Machine;
 use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::freeze;
 use crate::vm::Vm;
@@ -26,10 +31,11 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
-    let in_pause = |machine: &_| Ok((vm.config(), layers::hold(machine)?, images::of(machine)?));
+    let mut beside = BesideMemory { vm, layers: Copies::held(vm)? };
     let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None };
-    let (captured, (config, layers, images)) =
-        history.asking(bytes, |written| capture(vm, &wish, to, written, in_pause))?;
+    let (captured, (config, images)) =
+        history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
+    let layers = beside.layers.finish()?.into_iter().collect();
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;
     let shares = is_small(&captured.pages, &captured.base);
@@ -45,6 +51,33 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     };
     let held = history.origin.as_ref().map(|origin| &origin.files);
     Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)
+}
+
+/// What a fork has beside memory.
+struct BesideMemory<'a> {
+    vm: &'a Vm,
+    layers: Copies,
+}
+
+impl Beside for BesideMemory<'_> {
+    type Taken = (VmConfig, BTreeMap<String, Image>);
+
+    fn copy_bulk(&mut self) -> Result<()> {
+        self.layers.copy_bulk()
+    }
+
+    fn look(&mut self) -> u64 {
+        self.layers.look()
+    }
+
+    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
+        self.layers.pass(goes_on)
+    }
+
+    /// The VM's configuration may change before and after the pause.
+    fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
+        Ok((self.vm.config(), images::of(machine)?))
+    }
 }
 
 /// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.

@@ -1,5 +1,5 @@
-//! The writable layers of a VM's disks in its snapshot: copied in the pause that the memory is from, so that a guest never finds
-//! a disk older or newer than what it remembers. Each VM that is restored gets a fresh layer of its own over the snapshot's,
+//! The writable layers of a VM's disks in its snapshot, as they were in the pause that the memory is from, so that a guest never
+//! finds a disk older or newer than what it remembers. They are copied as memory is, in passes while the guest runs. Each VM that is restored gets a fresh layer of its own over the snapshot's,
 //! which is only read from then on: nothing is copied at a restore.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,54 +7,128 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::OFlags;
 
 use super::reader::open_regular;
 use crate::config::{Devices, FileRef};
+use crate::devices::virtio::block::Block;
+use crate::devices::virtio::block::copy::{LayerCopy, failed};
+use crate::devices::virtio::block::map::CLUSTER;
 use crate::error::{Error, Result};
-use crate::machine::Machine;
+use crate::memory::PAGE;
 use crate::sparse;
 use crate::store::dir::NewDir;
+use crate::sync::lock;
+use crate::vm::Vm;
 
 fn name_of(id: &str) -> String {
     format!("disk-{id}.layer")
 }
 
-/// Copies the layers of a halted machine's disks into `dir`, and gives the copies and their names. They are to be synced.
-///
-/// # Errors
-/// The host refuses to read or to take one.
-pub fn save(machine: &Machine, dir: &NewDir) -> Result<Vec<(String, File)>> {
-    capture(machine, |id| {
-        let name = name_of(id);
-        let copy = dir.create_again(&name)?;
-        Ok((name, copy))
-    })
+/// Copies of the layers of a VM's disks, made while it runs. Dropped, nothing is noted for them any more.
+#[derive(Debug, Default)]
+pub struct Copies(Vec<Copy>);
+
+#[derive(Debug)]
+struct Copy {
+    id: String,
+    /// What the copy is called where it goes.
+    name: String,
+    disk: Arc<Mutex<Block>>,
+    copy: LayerCopy,
 }
 
-/// Copies them into files without a name. Gives the copies and the disks' ids.
-///
-/// # Errors
-/// As [`save`].
-pub fn hold(machine: &Machine) -> Result<BTreeMap<String, File>> {
-    let copies = capture(machine, |id| Ok((id.to_owned(), nameless(&std::env::temp_dir())?)))?;
-    Ok(copies.into_iter().collect())
-}
-
-fn capture(
-    machine: &Machine,
-    mut make: impl FnMut(&str) -> Result<(String, File)>,
-) -> Result<Vec<(String, File)>> {
-    let mut copies = Vec::new();
-    for (id, disk) in machine.platform().disks() {
-        if let Some(overlay) = crate::sync::lock(disk).overlay() {
-            let (name, copy) = make(id)?;
-            overlay.capture(&copy).map_err(|source| Error::file("copy layer", id, source))?;
-            copies.push((name, copy));
-        }
+impl Copies {
+    /// Begins copies into `dir`.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn into_directory(vm: &Vm, dir: &NewDir) -> Result<Self> {
+        Self::begin(vm, |id| Ok((name_of(id), dir.create(&name_of(id))?)))
     }
-    Ok(copies)
+
+    /// Begins copies into files without a name. They have the disks' ids.
+    ///
+    /// # Errors
+    /// The host refuses.
+    pub fn held(vm: &Vm) -> Result<Self> {
+        Self::begin(vm, |id| Ok((id.to_owned(), nameless(&std::env::temp_dir())?)))
+    }
+
+    fn begin(vm: &Vm, make: impl Fn(&str) -> Result<(String, File)>) -> Result<Self> {
+        let mut copies = Self::default();
+        for (id, disk) in vm.on_platform(|platform| platform.disks().clone()) {
+            let begun = lock(&disk).begin_copy()?;
+            let Some(source) = begun else { continue };
+            let made = make(&id).and_then(|(name, to)| Ok((name, LayerCopy::begin(source, to)?)));
+            let (name, copy) = made.inspect_err(|_| lock(&disk).end_copy())?;
+            copies.0.push(Copy { id, name, disk, copy });
+        }
+        Ok(copies)
+    }
+
+    /// Bytes that they take of the host, at most, beside what is written later.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|one| one.copy.bytes()).sum()
+    }
+
+    /// Copies the bulk of all.
+    ///
+    /// # Errors
+    /// The host refuses to read or to take one.
+    pub fn copy_bulk(&mut self) -> Result<()> {
+        self.0.iter_mut().try_for_each(|Copy { id, copy, .. }| copy.copy_bulk().map_err(failed(id)))
+    }
+
+    /// Finds out what was written since the last time. Returns how many pages that and what was left before come to.
+    pub fn look(&mut self) -> u64 {
+        self.0.iter_mut().for_each(|Copy { disk, copy, .. }| copy.add(lock(disk).take_written()));
+        self.left()
+    }
+
+    /// Copies them to memory, while `goes_on` says so of the pages that are left. Returns whether none is.
+    ///
+    /// # Errors
+    /// As [`Copies::copy_bulk`].
+    pub fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
+        let mut others = self.left();
+        for Copy { id, copy, .. } in &mut self.0 {
+            others -= pages(copy.left());
+            if !copy.pass(|left| goes_on(others + pages(left))).map_err(failed(id))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Brings what is in memory into the copies. Returns them by name. They are to be synced.
+    ///
+    /// # Errors
+    /// As [`Copies::copy_bulk`].
+    pub fn finish(mut self) -> Result<Vec<(String, File)>> {
+        let copies = std::mem::take(&mut self.0);
+        copies.iter().for_each(|one| lock(&one.disk).end_copy());
+        copies
+            .into_iter()
+            .map(|Copy { id, name, copy, .. }| Ok((name, copy.finish().map_err(failed(&id))?)))
+            .collect()
+    }
+
+    fn left(&self) -> u64 {
+        self.0.iter().map(|one| pages(one.copy.left())).sum()
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|one| lock(&one.disk).end_copy());
+    }
+}
+
+fn pages(clusters: u64) -> u64 {
+    clusters * (CLUSTER / PAGE)
 }
 
 /// Where the layers are that VMs are restored from.

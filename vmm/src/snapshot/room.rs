@@ -39,23 +39,25 @@ pub(super) enum Written {
 pub(super) struct Room<'a> {
     dir: &'a NewDir,
     written: Written,
+    /// Bytes of disks' layers.
+    layers: u64,
     reserved: OnceCell<Reservation>,
 }
 
 impl<'a> Room<'a> {
-    pub fn new(dir: &'a NewDir, written: Written) -> Self {
-        Self { dir, written, reserved: OnceCell::new() }
+    pub fn new(dir: &'a NewDir, written: Written, layers: u64) -> Self {
+        Self { dir, written, layers, reserved: OnceCell::new() }
     }
 
     fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<Reservation> {
         let base = ram.base().file;
         let all = populated(&base, unneeded, pages, ram.len())?;
-        self.dir.reserve(all.len() * PAGE + STATE).or_else(|_| {
+        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|_| {
             let mut of_base = all;
             of_base.remove_all(pages);
             let zeros = zeros(&base, &of_base)
                 .map_err(|source| Error::host("look for pages of zeros in guest memory", source))?;
-            self.dir.reserve((of_base.len() + pages.len() - zeros) * PAGE + STATE)
+            self.dir.reserve((of_base.len() + pages.len() - zeros) * PAGE + STATE + self.layers)
         })
     }
 }
@@ -68,7 +70,7 @@ impl Disk for Room<'_> {
             Written::Whole => false,
         };
         let reserved = if only_pages {
-            self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE)?
+            self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE + self.layers)?
         } else {
             self.of_whole(ram, unneeded, pages)?
         };

@@ -1,21 +1,24 @@
 //! Writes a snapshot of a VM, which goes on meanwhile but for the instant that is captured.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use super::captured::CapturedMemory;
+use super::layers::Copies;
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
 use super::room::{Room, Written};
-use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, images, layers};
-use crate::capture::{Capture, Course, Disk, Target, Wanted, Wish, capture};
+use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, images};
+use crate::capture::{Beside, Capture, Course, Disk, Target, Wanted, Wish, capture};
 use crate::config::VmConfig;
+use crate::devices::virtio::block::Image;
 use crate::error::{Error, Result};
-use crate::machine::MachineState;
+use crate::machine::{Machine, MachineState};
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
 use crate::store::dir::NewDir;
@@ -97,12 +100,9 @@ pub(crate) fn write(
     };
     memory.set_len(bytes).map_err(|source| dir.failed_to_write(name, source))?;
     let trimmed = options.trim.then(|| Trimmed::of(vm)).transpose()?;
-    // Its configuration may change before and after the pause.
-    let in_pause = |machine: &_| {
-        trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
-        Ok((vm.config(), layers::save(machine, dir)?, images::of(machine)?))
-    };
-    let room = Room::new(dir, written(over.as_ref(), options));
+    let layers = Copies::into_directory(vm, dir)?;
+    let room = Room::new(dir, written(over.as_ref(), options), layers.bytes());
+    let mut beside = BesideMemory { vm, layers, room: &room, trimmed };
     let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
     let wanted = match over.as_ref().map(|Lineage { differ, .. }| differ) {
         None => Wanted::NotBase(None),
@@ -110,8 +110,9 @@ pub(crate) fn write(
         Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
     };
     let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause };
-    let (captured, (config, layers, images)) =
-        history.asking(bytes, |written| capture(vm, &wish, to, written, in_pause))?;
+    let (captured, (config, images)) =
+        history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
+    let layers = beside.layers.finish()?;
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;
     let next = match over {
@@ -140,6 +141,37 @@ pub(crate) fn write(
     images::sync(&images)?;
     write_state(&metadata, &config, &captured.state, dir)?;
     Ok((captured.course, next))
+}
+
+/// What a snapshot has beside memory.
+struct BesideMemory<'a> {
+    vm: &'a Vm,
+    layers: Copies,
+    room: &'a Room<'a>,
+    trimmed: Option<Trimmed<'a>>,
+}
+
+impl Beside for BesideMemory<'_> {
+    type Taken = (VmConfig, BTreeMap<String, Image>);
+
+    fn copy_bulk(&mut self) -> Result<()> {
+        self.room.about_to_write(self.layers.bytes());
+        self.layers.copy_bulk()
+    }
+
+    fn look(&mut self) -> u64 {
+        self.layers.look()
+    }
+
+    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
+        self.layers.pass(goes_on)
+    }
+
+    /// The VM's configuration may change before and after the pause.
+    fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
+        self.trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
+        Ok((self.vm.config(), images::of(machine)?))
+    }
 }
 
 /// Whether pages are few beside what a base has.

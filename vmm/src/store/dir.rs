@@ -55,19 +55,6 @@ impl NewDir {
             .map_err(|source| Error::file("create", self.place.join(name).display(), source))
     }
 
-    /// The same, in the place of one that was created before.
-    ///
-    /// # Errors
-    /// The file system refuses it.
-    pub fn create_again(&self, name: &str) -> Result<File> {
-        match fs::remove_file(self.temporary.join(name)) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(self.failed_to_write(name, source))
-            }
-            _ => self.create(name),
-        }
-    }
-
     /// A file in the same file system that is gone when it is closed.
     ///
     /// # Errors

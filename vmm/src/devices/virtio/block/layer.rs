@@ -7,7 +7,7 @@
 //!                then the cluster's bit in the live map
 //!   flush    ──> fdatasync, then the synced map, then fdatasync
 //!   end      ──> fdatasync, then the synced map: once the VM has ended, however it did
-//!   capture  ──> one layer over the base, with what there is in the layer below and in this one
+//!   copy     ──> one layer over the base, with what there is in the layer below and in this one (see [`super::copy`])
 //! ```
 //!
 //! # What is on disk, and in which order
@@ -27,11 +27,13 @@
 //! So after a power cut each cluster is as it was at some time after the last flush that succeeded, or is the one below if it was
 //! not in the layer then; after a kill of the process nothing is lost at all.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::copy::{LayerSource, Noted};
 use super::file::{Direction, HostFile, Use};
 use super::lower::{Lower, open_layer};
 use super::map::{CLUSTER, Map};
@@ -40,7 +42,6 @@ use super::storage::{Place, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
-use crate::sparse;
 
 /// A layer, and what it lies over.
 #[derive(Debug)]
@@ -56,6 +57,8 @@ pub struct Overlay {
     sync_failed: bool,
     /// It was made when it was opened, and the guest's writes are all there is in it.
     was_empty: bool,
+    /// What is written while a copy is made.
+    noted: Noted,
     /// For a part of a cluster on its way up. Empty before the first: to touch it costs a restore as much as all else here.
     scratch: Vec<u8>,
 }
@@ -90,7 +93,17 @@ impl Overlay {
             FileRef::Path(path) if was_empty => Some(directory_of(path)),
             _ => None,
         };
-        Ok(Self { lower, layer, map, has_name, made_in, sync_failed: false, was_empty, scratch: Vec::new() })
+        Ok(Self {
+            lower,
+            layer,
+            map,
+            has_name,
+            made_in,
+            sync_failed: false,
+            was_empty,
+            noted: Noted::default(),
+            scratch: Vec::new(),
+        })
     }
 
     /// Whether there was nothing in the layer when it was opened.
@@ -112,33 +125,43 @@ impl Overlay {
         (len.min(end - at), there)
     }
 
-    /// Makes an empty file a layer over the base that has all that this disk has. The device does not work.
+    /// Notes from now on which clusters are written, and returns what a copy is made from.
     ///
     /// # Errors
-    /// The host refuses.
-    pub fn capture(&self, to: &File) -> io::Result<()> {
-        let Some((below, map)) = self.lower.layer() else {
-            sparse::whole(self.layer.file(), to)?;
-            return self.map.write_copy(to);
+    /// The host has no descriptor left.
+    pub fn begin_copy(&mut self) -> io::Result<LayerSource> {
+        let (below, mut map) = match self.lower.layer() {
+            Some((below, map)) => (Some(below.file().try_clone()?), map.clone()),
+            None => (None, self.map.clone()),
         };
-        sparse::whole(below.file(), to)?;
-        let mut all = map.clone();
-        let mut at = 0;
-        while at < self.lower.len() {
-            let (len, there) = self.run(at, self.lower.len() - at);
-            if there {
-                let clusters = at / CLUSTER..(at + len).div_ceil(CLUSTER);
-                let stretch = clusters.start * CLUSTER..clusters.end * CLUSTER;
-                sparse::stretch(
-                    self.layer.file(),
-                    to,
-                    self.map.data() + stretch.start..self.map.data() + stretch.end,
-                )?;
-                all.include(clusters);
+        let layer = self.layer.file().try_clone()?;
+        let clusters: Vec<_> = match below {
+            Some(_) => {
+                (0..self.lower.len().div_ceil(CLUSTER)).filter(|cluster| self.map.has(*cluster)).collect()
             }
-            at += len;
-        }
-        all.write_copy(to)
+            None => Vec::new(), // copied as a whole
+        };
+        clusters.iter().for_each(|cluster| map.include(*cluster..cluster + 1));
+        self.noted.begin();
+        Ok(LayerSource { below, layer, clusters, map })
+    }
+
+    /// The clusters that the layer has and that were written since the last call.
+    pub fn take_written(&mut self) -> BTreeSet<u64> {
+        let mut written = self.noted.take();
+        // What was not written in full, or is under way, is still that below. It is noted again when it is there.
+        written.retain(|cluster| self.map.has(*cluster));
+        written
+    }
+
+    /// Ends what [`Overlay::begin_copy`] began.
+    pub fn end_copy(&mut self) {
+        self.noted.end();
+    }
+
+    /// A write that is under way in the layer's file.
+    pub fn note_under_way(&mut self, at: u64, len: u64) {
+        self.noted.add(at - self.map.data(), len);
     }
 
     /// Brings the map into the file after the data, and with `and_sync` to the disk.
@@ -189,6 +212,8 @@ impl Overlay {
         if !self.map.has(last) {
             self.copy_up(end, self.lower.len().min((last + 1) * CLUSTER))?;
         }
+        // A write that fails may have been done in part.
+        self.noted.add(at, len);
         put(&self.layer, self.map.data() + at)?;
         // Only now: a cluster that could not be written in full is still that below.
         self.map.add(self.layer.file(), first..=last)
@@ -271,7 +296,15 @@ impl Storage for Overlay {
         }
     }
 
+    fn note_write(&mut self, at: u64, len: u64) {
+        self.noted.add(at, len);
+    }
+
     fn overlay(&self) -> Option<&Overlay> {
+        Some(self)
+    }
+
+    fn overlay_mut(&mut self) -> Option<&mut Overlay> {
         Some(self)
     }
 }

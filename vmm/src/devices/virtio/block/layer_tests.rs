@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use super::super::copy::LayerCopy;
 use super::super::testing::{
     DONE, Dir, FAILED, IN, OUT, Random, discard, disk, disk_on, flush, header, on_both_engines, pattern,
     read, refusal, start, status, write, write_zeroes,
@@ -18,6 +19,8 @@ use crate::devices::virtio::testing::{Driver, MEMORY, Part, WRITE};
 use crate::devices::virtio::transport::Transport;
 use crate::persist::PersistBlob;
 
+#[path = "layer_copy_tests.rs"]
+mod copied;
 #[path = "layer_kept_tests.rs"]
 mod kept;
 
@@ -55,10 +58,14 @@ impl Based {
 
 /// Halts the device, and goes on with one that is opened only when the old one is gone.
 fn reopen(driver: &mut Driver, open: impl FnOnce() -> Block) {
+    reopen_shared(driver, || Arc::new(Mutex::new(open())));
+}
+
+fn reopen_shared(driver: &mut Driver, open: impl FnOnce() -> Arc<Mutex<Block>>) {
     driver.transport.halt();
     let state = driver.transport.save_blob("test").unwrap();
     driver.transport = Transport::new("none", Arc::new(Mutex::new(Rng)), driver.ram.clone()).unwrap();
-    let mut transport = Transport::new("test", Arc::new(Mutex::new(open())), driver.ram.clone()).unwrap();
+    let mut transport = Transport::new("test", open(), driver.ram.clone()).unwrap();
     transport.restore_blob("test", &state).unwrap();
     driver.transport = transport;
     driver.transport.go_on().unwrap();
@@ -220,10 +227,13 @@ fn one_disk_of_two_layers(engine: Engine) {
             assert!(read(&mut driver, 0, LEN).unwrap() == model, "generation {generation}");
             scribble(&mut driver, &mut model, &mut random, 2);
             reopen(&mut driver, || {
-                let disk = Block::open(&based.over(&capture, &mine)).unwrap();
+                let mut disk = Block::open(&based.over(&capture, &mine)).unwrap();
                 let next = based.dir.file(&format!("capture-{generation}"), b"");
                 let file = fs::File::options().read(true).write(true).open(&next).unwrap();
-                disk.overlay().unwrap().capture(&file).unwrap();
+                let mut copy = LayerCopy::begin(disk.begin_copy().unwrap().unwrap(), file).unwrap();
+                copy.copy_bulk().unwrap();
+                disk.end_copy();
+                copy.finish().unwrap();
                 disk
             });
             // It has taken nothing from the disk that it is of.

@@ -112,7 +112,7 @@ impl Map {
     }
 
     /// Where the data ends in the file, and the live map begins if there is one.
-    fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.data() + self.base.len.next_multiple_of(CLUSTER)
     }
 

@@ -7,6 +7,8 @@
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
@@ -20,13 +22,14 @@ use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
 
+pub mod copy;
 mod digest;
 mod file;
 mod image;
 mod layer;
 mod live;
 mod lower;
-mod map;
+pub mod map;
 mod request;
 mod ring;
 mod serve;
@@ -36,6 +39,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
+use copy::LayerSource;
 use file::{HostFile, Use};
 pub use image::Image;
 use layer::Overlay;
@@ -131,10 +135,36 @@ impl Block {
         self.limiter.change(limit);
     }
 
-    /// The disk's files, where what the guest wrote is in a layer: all of it, while the device does not work.
-    #[must_use]
-    pub fn overlay(&self) -> Option<&Overlay> {
-        self.storage.overlay()
+    /// Begins a copy of what the guest writes, where that is in a layer. Until [`Block::end_copy`] the layer notes what is written.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn begin_copy(&mut self) -> Result<Option<LayerSource>> {
+        let Some(overlay) = self.storage.overlay_mut() else { return Ok(None) };
+        let source = overlay.begin_copy().map_err(copy::failed(&self.id))?;
+        self.note_under_way();
+        Ok(Some(source))
+    }
+
+    /// The clusters that were written since the copy began or this was called last. A write that is under way counts the next time
+    /// too.
+    pub fn take_written(&mut self) -> BTreeSet<u64> {
+        let Some(overlay) = self.storage.overlay_mut() else { return BTreeSet::new() };
+        let written = overlay.take_written();
+        self.note_under_way();
+        written
+    }
+
+    fn note_under_way(&mut self) {
+        let Some(overlay) = self.storage.overlay_mut() else { return };
+        for (place, len) in self.ring.iter().flat_map(Ring::writes) {
+            overlay.note_under_way(place.at, len);
+        }
+    }
+
+    /// Ends what [`Block::begin_copy`] began.
+    pub fn end_copy(&mut self) {
+        self.storage.overlay_mut().into_iter().for_each(Overlay::end_copy);
     }
 
     /// The image, where there is no layer over it.

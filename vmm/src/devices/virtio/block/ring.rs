@@ -173,6 +173,13 @@ impl Ring {
         Some(request.finish(file, ram, completion.result()))
     }
 
+    /// The writes that are under way, and their lengths.
+    pub fn writes(&self) -> impl Iterator<Item = (Place, u64)> {
+        let under_way = self.slots.iter().flatten();
+        let writes = under_way.filter(|request| request.direction == Some(Direction::Write));
+        writes.map(|request| (request.place, request.len as u64))
+    }
+
     /// Brings everything to an end, unanswered.
     pub fn abandon(&mut self) {
         while !self.is_idle() {

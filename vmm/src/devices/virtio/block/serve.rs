@@ -81,6 +81,9 @@ impl Block {
             Ok(command) => command,
             Err(status) => return Some(answer.give(status, 0)),
         };
+        if let (Some(_), Command::Write { at, from }) = (&self.ring, &command) {
+            self.storage.note_write(*at, from.len() as u64);
+        }
         let at_once = match (&mut self.ring, &command) {
             (Some(_), Command::Write { .. }) if write_through => Some((answer, command)),
             (Some(_), Command::Flush) if self.cache == Cache::Unsafe => Some((answer, command)),

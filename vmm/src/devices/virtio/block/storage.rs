@@ -62,7 +62,15 @@ pub trait Storage: Send + std::fmt::Debug {
         None
     }
 
+    /// A write that somebody else does, where [`Storage::place`] said, begins now.
+    fn note_write(&mut self, _at: u64, _len: u64) {}
+
     /// The storage, where what this VM wrote is in a layer.
+    fn overlay_mut(&mut self) -> Option<&mut Overlay> {
+        None
+    }
+
+    /// As [`Storage::overlay_mut`].
     fn overlay(&self) -> Option<&Overlay> {
         None
     }
