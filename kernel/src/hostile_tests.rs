@@ -23,7 +23,8 @@ fn marked_guest() -> GuestMemoryMmap {
 const MARK: u64 = 0x5aa5_1234_fedc_9876;
 
 fn marks() -> impl Iterator<Item = u64> {
-    [0, 0x1000, 0x3000, layout::BOOT_STRUCTURES_END - 8, layout::LOW_RAM_END, layout::HIMEM - 8].into_iter()
+    [0, 0x1000, 0x3000, layout::BOOT_STRUCTURES_END - 8, layout::MP_TABLE + 0x400, layout::HIMEM - 8]
+        .into_iter()
 }
 
 fn check(memory: &GuestMemoryMmap, what: &str, result: Result<EntryState, Error>) {

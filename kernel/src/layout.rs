@@ -8,8 +8,8 @@
 //! 0x8000     zero page (boot_params)   0x100000  kernel from here on; initrd as high as possible
 //! ```
 //!
-//! Whatever the kernel reads only while it boots lies in memory that it may use afterwards; the ACPI tables lie in
-//! what the memory map calls reserved.
+//! Whatever the kernel reads only while it boots lies in memory that it may use afterwards; the MP table, which begins where usable
+//! low memory ends, and the ACPI tables lie in what the memory map calls reserved.
 
 /// Global descriptor table.
 pub const GDT: u64 = 0x500;
@@ -33,6 +33,8 @@ pub const COMMAND_LINE_SIZE: u64 = 0x1_0000;
 pub const BOOT_STRUCTURES_END: u64 = COMMAND_LINE + COMMAND_LINE_SIZE;
 /// End of what the memory map calls RAM below 1 MiB. A PC keeps its extended BIOS data from here on.
 pub const LOW_RAM_END: u64 = 0x9_fc00;
+/// MP table: the last KiB of base memory is one of the places where a kernel searches for it (MP specification 1.4, section 4).
+pub const MP_TABLE: u64 = LOW_RAM_END;
 /// RSDP, on a 16-byte boundary of the range that ACPI 6.5 section 5.2.5.1 has the guest scan for it.
 pub const RSDP: u64 = 0xe_0000;
 /// The other ACPI tables, up to [`HIMEM`].

@@ -23,6 +23,7 @@ mod guest;
 mod image;
 mod initrd;
 pub mod layout;
+mod mp_table;
 mod paging;
 pub mod power;
 mod pvh;
@@ -86,6 +87,9 @@ pub fn load<M: GuestMemory>(
     }
     cmdline::place(memory, payload.cmdline)?;
     guest::write(memory, "ACPI tables", layout::RSDP, &tables)?;
+    if let Some(table) = mp_table::build(platform) {
+        guest::write(memory, "MP table", layout::MP_TABLE, &table)?;
+    }
     let initrd = initrd.as_ref().map(|(_, range)| range);
     match &image.entry {
         Entry::Pvh { address } => pvh::enter(memory, *address, &map, initrd),

@@ -19,6 +19,7 @@ fn a_pvh_kernel_finds_its_start_info() {
     assert_eq!((info.magic, info.version, info.flags), (0x336e_c578, 1, 0));
     assert_eq!(bytes_at(&memory, info.cmdline_paddr, 14), b"console=ttyS0\0");
     assert_eq!(bytes_at(&memory, info.rsdp_paddr, 8), b"RSD PTR ");
+    assert_eq!(bytes_at(&memory, 0x9_fc00, 4), b"_MP_");
     assert_eq!((info.nr_modules, info.memmap_entries), (1, 4));
     let module: hvm_modlist_entry = object(&memory, info.modlist_paddr);
     assert_eq!(bytes_at(&memory, module.paddr, module.size as usize), b"initrd!");

@@ -89,3 +89,13 @@ fn arguments_that_make_no_sense_end_with_status_2_and_say_so() {
         );
     }
 }
+
+#[test]
+fn devices_on_the_command_line_without_pics() {
+    let boot = |irqchip: &str| {
+        Boot::small("hello").device(["--rng", "--devices-on-cmdline"]).irqchip(irqchip).outcome()
+    };
+    boot("split").refused(&["irqchip: split", "kernel command line", "use kernel"]);
+    needs!(kvm);
+    boot("kernel").succeeded();
+}

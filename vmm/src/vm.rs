@@ -362,7 +362,7 @@ impl Builder {
         self
     }
 
-    /// Where the interrupt controllers are; in the kernel unless given.
+    /// Where the interrupt controllers are; split unless given.
     #[must_use]
     pub fn irqchip(mut self, irqchip: IrqchipKind) -> Self {
         self.config.irqchip = irqchip;
@@ -388,7 +388,7 @@ impl Builder {
     pub fn start(self) -> Result<Vm> {
         let Self { kernel, mut config, console, paused } = self;
         config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;
-        config.validate()?;
+        config.validate_boot()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Fresh.map(&ram)?;
         let shell = Shell::new(ram, Shape::of(&config), FirstVcpu::OwnThread)?;

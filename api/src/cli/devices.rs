@@ -42,7 +42,7 @@ pub(super) struct DeviceArgs {
     #[arg(long, value_name = "SOCKET")]
     console: Option<std::path::PathBuf>,
 
-    /// Tell the guest of its devices on the kernel command line, not through ACPI. A kernel without ACPI needs --irqchip kernel too
+    /// Describe devices on the kernel command line, for a kernel without ACPI (needs --irqchip kernel)
     #[arg(long)]
     devices_on_cmdline: bool,
 }

@@ -119,6 +119,19 @@ impl VmConfig {
         }
         self.devices.validate()
     }
+
+    /// The same for a VM that is about to boot. A snapshot of one that this refuses is restored as it is.
+    ///
+    /// # Errors
+    /// [`Error::Config`]; also for devices on the kernel command line of a machine with split interrupt controllers.
+    pub fn validate_boot(&self) -> Result<()> {
+        if self.devices.on_cmdline && self.irqchip == IrqchipKind::Split {
+            let problem = "split does not go with devices on the kernel command line, which are for kernels without ACPI: those \
+                           need a PIT, and find interrupt lines by their PICs or the MP table; use kernel";
+            return Err(Error::config("irqchip", problem));
+        }
+        self.validate()
+    }
 }
 
 /// Parses a memory size as a person writes it: `512M`, `4G`, `262144K`, or a plain number of MiB.
@@ -315,5 +328,16 @@ mod tests {
         let error = crate::error::report(&given.open_writable("open disk", false).unwrap_err());
         assert!(error.ends_with("the descriptor is not open for reading and writing"), "{error}");
         FileRef::from("/nonexistent/disk").open_writable("open disk", false).unwrap_err();
+    }
+
+    #[test]
+    fn devices_on_the_command_line_boot_with_the_kernels_irqchip_only() {
+        let mut config = VmConfig::new(PathBuf::from("/k"));
+        config.devices.on_cmdline = true;
+        let error = config.validate_boot().unwrap_err().to_string();
+        assert!(error.starts_with("irqchip: split") && error.ends_with("use kernel"), "{error}");
+        config.validate().unwrap();
+        config.irqchip = IrqchipKind::Kernel;
+        config.validate_boot().unwrap();
     }
 }

@@ -1,0 +1,52 @@
+//! Linux's clocks go on after a restore from where they stood: by the TSC itself, on all processors, and by kvmclock.
+
+use std::time::{Duration, Instant};
+
+use volt_tests::{Boot, Guest, KvmShim, needs};
+
+fn monotonic(guest: &mut Guest) -> Duration {
+    let answer = guest.order("clock");
+    let line = answer.iter().find_map(|line| line.strip_prefix("monotonic "));
+    Duration::from_nanos(line.expect("a clock").parse().expect("a number"))
+}
+
+/// Checks that the guest's clock has moved by no more than it ran, a tenth and a tenth of a second aside, and that it moves.
+fn goes_on(clocksource: &str, vcpus: u32, shim: &KvmShim) {
+    let mut guest = Boot::linux().and(&format!("clocksource={clocksource}")).vcpus(vcpus).on(shim).start();
+    guest.wait_until_ready();
+    let first = Instant::now();
+    let before = monotonic(&mut guest);
+    let snapshot = guest.snapshot();
+    drop(guest);
+    let ran = first.elapsed();
+    std::thread::sleep(Duration::from_secs(3));
+    let began = Instant::now();
+    let mut restored = snapshot.restore_on(shim, &[]);
+    let moved = monotonic(&mut restored).checked_sub(before).expect("the clock does not go back");
+    let ran = ran + began.elapsed();
+    let most = ran + ran / 10 + Duration::from_millis(100);
+    assert!(moved <= most, "{clocksource}, {vcpus} vCPUs: moved by {moved:?} in {ran:?}");
+    restored.order("sleep 300");
+    let slept: u64 = restored.next_line("slept 300 took ").parse().expect("milliseconds");
+    assert!((300..3000).contains(&slept), "{clocksource}, {vcpus} vCPUs: slept {slept} ms");
+    if vcpus > 1 {
+        restored.order("load 1");
+        restored.wait_for("loaded 1");
+    }
+}
+
+#[test]
+fn they_go_on_by_tsc_offsets() {
+    needs!(linux, tsc);
+    for (clocksource, vcpus) in [("tsc", 1), ("tsc", 2), ("kvm-clock", 2)] {
+        goes_on(clocksource, vcpus, &KvmShim::new());
+    }
+}
+
+#[test]
+fn they_go_on_where_kvm_tells_no_offsets() {
+    needs!(linux, tsc);
+    for (clocksource, vcpus) in [("tsc", 1), ("tsc", 2), ("kvm-clock", 2)] {
+        goes_on(clocksource, vcpus, &KvmShim::new().without_tsc_offset());
+    }
+}
