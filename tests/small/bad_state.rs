@@ -166,18 +166,28 @@ fn a_cpu_feature_that_this_host_lacks_is_named() {
         }
         leaves.push(leaf);
     };
-    snapshot.edit(|state| {
-        show_avx512er(state);
-        state["metadata"]["host"]["kernel"] = "another".into();
-    });
-    snapshot.try_restore().refused(&[snapshot.directory().to_str().unwrap(), "lacks", "avx512er"]);
-    assert!(opened(&snapshot).unwrap_err().contains("avx512er"));
+    snapshot.edit(show_avx512er);
+    // The features of a host decide, whatever else is equal; an older snapshot does not say which they were.
+    let of_another_host =
+        |state: &mut serde_json::Value| state["metadata"]["host_features"] = "0".repeat(32).into();
+    let of_before = |state: &mut serde_json::Value| {
+        drop(state["metadata"].as_object_mut().unwrap().remove("host_features"));
+    };
+    let edits: [&dyn Fn(&mut serde_json::Value); 2] = [&of_another_host, &of_before];
+    for edit in edits {
+        snapshot.edit(edit);
+        snapshot.try_restore().refused(&[snapshot.directory().to_str().unwrap(), "lacks", "avx512er"]);
+        assert!(opened(&snapshot).unwrap_err().contains("avx512er"));
+    }
 }
 
 #[test]
 fn another_host_with_the_same_features_is_as_good_as_this_one() {
     needs!(kvm);
     let snapshot = snapshot();
-    snapshot.edit(|state| state["metadata"]["host"]["microcode"] = "0x1".into());
+    snapshot.edit(|state| {
+        state["metadata"]["host"]["microcode"] = "0x1".into();
+        state["metadata"]["host_features"] = "0".repeat(32).into();
+    });
     snapshot.restore().next_number("count");
 }

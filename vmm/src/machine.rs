@@ -93,9 +93,9 @@ impl Machine {
         let cmdline = boot.cmdline.clone() + &virtio_slots::cmdline(&config.devices);
         let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &cmdline };
         let entry = volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(config.vcpus))?;
-        let supported = cpuid::supported(&self.shell.kvm)?;
+        let shown = cpuid::carried(&cpuid::supported(&self.shell.kvm)?);
         for (id, thread) in (0..).zip(&self.shell.vcpus) {
-            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&supported, id, config.vcpus))?;
+            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&shown, id, config.vcpus))?;
         }
         match self.shell.vcpus.first() {
             Some(boot_vcpu) => lock(&boot_vcpu.vcpu).set_entry(&entry),

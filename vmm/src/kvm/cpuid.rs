@@ -9,21 +9,38 @@ pub use super::mirror::CpuidEntry;
 use crate::error::Result;
 
 mod features;
+use features::Register::{self, Eax, Ecx, Edx};
+pub(super) use features::digest;
 pub use features::missing;
 
 const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;
-const VMX: u32 = 1 << 5;
-const SVM: u32 = 1 << 2;
 const HTT: u32 = 1 << 28;
 const CMP_LEGACY: u32 = 1 << 1;
-/// Leaf 7 EDX: AMX-BF16, AMX-TILE, AMX-INT8; leaf 0xD EAX: the two tile components.
-const AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25;
-const AMX_XSTATE: u32 = 1 << 17 | 1 << 18;
-/// KVM's paravirtual leaf: asynchronous page faults, whose pending ones no snapshot can hold.
-const ASYNC_PF: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 
-/// What any vCPU on this host may be shown.
+/// What no snapshot could carry, by leaf, subleaf and register.
+const NOT_CARRIED: &[(u32, u32, Register, u32)] = &[
+    // Nested virtualisation: VMX, SVM.
+    (1, 0, Ecx, 1 << 5),
+    (0x8000_0001, 0, Ecx, 1 << 2),
+    // CET: shadow stacks, indirect branch tracking, supervisor shadow stacks; their states in XSS. The shadow stack pointer is no
+    // MSR, and KVM has it elsewhere.
+    (7, 0, Ecx, 1 << 7),
+    (7, 0, Edx, 1 << 20),
+    (7, 1, Edx, 1 << 18),
+    (0xd, 1, Ecx, 1 << 11 | 1 << 12),
+    // AMX: BF16, TILE, INT8; FP16; COMPLEX; the two tile components; XFD, which exists for them. A process has to ask for it, and
+    // an XSAVE area has 8 KiB more.
+    (7, 0, Edx, 1 << 22 | 1 << 24 | 1 << 25),
+    (7, 1, Eax, 1 << 21),
+    (7, 1, Edx, 1 << 8),
+    (0xd, 0, Eax, 1 << 17 | 1 << 18),
+    (0xd, 1, Eax, 1 << 4),
+    // KVM's asynchronous page faults, whose pending ones nobody can save.
+    (0x4000_0001, 0, Eax, 1 << 4 | 1 << 10 | 1 << 14),
+];
+
+/// What any vCPU on this host could be shown: KVM's report, and what KVM says elsewhere only.
 ///
 /// # Errors
 /// `KVM_GET_SUPPORTED_CPUID` refused. The call costs 0.3 ms: a restore on the host of the snapshot does without.
@@ -31,20 +48,37 @@ pub fn supported(kvm: &Kvm) -> Result<Vec<CpuidEntry>> {
     let reported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).or_refused("KVM_GET_SUPPORTED_CPUID")?;
     let mut entries: Vec<CpuidEntry> = reported.as_slice().iter().map(|&entry| entry.into()).collect();
     let tsc_deadline = if super::has_tsc_deadline(kvm) { TSC_DEADLINE } else { 0 };
+    entries.iter_mut().filter(|e| e.function == 1).for_each(|e| e.ecx |= HYPERVISOR | tsc_deadline);
+    Ok(entries)
+}
+
+/// Of the supported leaves, what a snapshot can carry: what a guest is shown at its boot.
+#[must_use]
+pub fn carried(supported: &[CpuidEntry]) -> Vec<CpuidEntry> {
+    let mut entries = supported.to_vec();
     for entry in &mut entries {
-        match (entry.function, entry.index) {
-            (1, _) => entry.ecx = entry.ecx & !VMX | HYPERVISOR | tsc_deadline,
-            (7, 0) => entry.edx &= !AMX,
-            (0xd, 0) => entry.eax &= !AMX_XSTATE,
-            (0xd, 17 | 18) | (0x1d | 0x1e, _) => {
-                (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
-            }
-            (0x8000_0001, _) => entry.ecx &= !SVM,
-            (0x4000_0001, _) => entry.eax &= !ASYNC_PF,
-            _ => {}
+        let leaf = (entry.function, entry.index);
+        for (_, _, register, bits) in NOT_CARRIED.iter().filter(|of| (of.0, of.1) == leaf) {
+            *register.of_mut(entry) &= !bits;
+        }
+        // Components of CET and AMX, and the leaves that describe tiles.
+        if matches!((entry.function, entry.index), (0xd, 11 | 12 | 17 | 18) | (0x1d | 0x1e, _)) {
+            (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0);
         }
     }
-    Ok(entries)
+    let size = xsave_size(&entries);
+    // The size of an area of all components; that of those switched on is KVM's to tell.
+    entries.iter_mut().filter(|e| (e.function, e.index) == (0xd, 0)).for_each(|e| e.ecx = e.ecx.min(size));
+    entries
+}
+
+/// Bytes of an XSAVE area, in the standard format, with every component of XCR0 that there is (Intel SDM volume 1, 13.4.2).
+fn xsave_size(entries: &[CpuidEntry]) -> u32 {
+    const LEGACY_AND_HEADER: u32 = 512 + 64;
+    let leaf = |index| entries.iter().find(move |e| (e.function, e.index) == (0xd, index));
+    let xcr0 = leaf(0).map_or(0, |e| u64::from(e.edx) << 32 | u64::from(e.eax));
+    let components = (2..63).filter(|component| xcr0 >> component & 1 == 1).filter_map(leaf);
+    components.map(|e| e.ebx.saturating_add(e.eax)).fold(LEGACY_AND_HEADER, u32::max)
 }
 
 /// The supported leaves as vCPU `id` of `count` sees them: one package, one thread a core. APIC ids are vCPU numbers.
@@ -123,6 +157,67 @@ mod tests {
 
     fn leaf(function: u32, index: u32) -> CpuidEntry {
         CpuidEntry { function, index, ..Default::default() }
+    }
+
+    /// A host with every bit of every leaf.
+    fn with_everything() -> Vec<CpuidEntry> {
+        let leaves = [(1, 0), (7, 0), (7, 1), (7, 2), (0x1d, 0), (0x1d, 1), (0x1e, 0), (0x1e, 1), (0x24, 0)];
+        let leaves = leaves.into_iter().chain((0..20).map(|index| (0xd, index)));
+        let leaves = leaves.chain([(0x4000_0001, 0), (0x8000_0001, 0), (0x8000_0021, 0)]);
+        let registers =
+            |leaf| CpuidEntry { eax: u32::MAX, ebx: u32::MAX, ecx: u32::MAX, edx: u32::MAX, ..leaf };
+        leaves.map(|(function, index)| registers(leaf(function, index))).collect()
+    }
+
+    #[test]
+    fn a_guest_is_not_shown_what_a_snapshot_cannot_carry_and_all_the_rest() {
+        let host = with_everything();
+        let shown = carried(&host);
+        let register = |function, index| {
+            let entry = shown.iter().find(|e| (e.function, e.index) == (function, index)).unwrap();
+            [entry.eax, entry.ebx, entry.ecx, entry.edx]
+        };
+        let (eax, ecx, edx) = (0, 2, 3);
+        for (function, index, at, hidden) in [
+            (1, 0, ecx, vec![5]),                   // vmx
+            (0x8000_0001, 0, ecx, vec![2]),         // svm
+            (7, 0, ecx, vec![7]),                   // shstk
+            (7, 0, edx, vec![20, 22, 24, 25]),      // ibt, amx_bf16, amx_tile, amx_int8
+            (7, 1, eax, vec![21]),                  // amx_fp16
+            (7, 1, edx, vec![8, 18]),               // amx_complex, cet_sss
+            (0xd, 0, eax, vec![17, 18]),            // tile configuration, tile data
+            (0xd, 1, eax, vec![4]),                 // xfd
+            (0xd, 1, ecx, vec![11, 12]),            // user and supervisor states of CET
+            (0x4000_0001, 0, eax, vec![4, 10, 14]), // asynchronous page faults
+        ] {
+            for bit in 0..32 {
+                let is_shown = register(function, index)[at] >> bit & 1 == 1;
+                assert_eq!(is_shown, !hidden.contains(&bit), "{function:#x}.{index} register {at} bit {bit}");
+            }
+        }
+        for (function, index) in
+            [(0xd, 11), (0xd, 12), (0xd, 17), (0xd, 18), (0x1d, 0), (0x1d, 1), (0x1e, 0), (0x1e, 1)]
+        {
+            assert_eq!(register(function, index), [0; 4], "{function:#x}.{index}");
+        }
+        let bits = |entries: &[CpuidEntry]| -> u32 {
+            entries
+                .iter()
+                .map(|e| [e.eax, e.ebx, e.ecx, e.edx].map(u32::count_ones).iter().sum::<u32>())
+                .sum()
+        };
+        assert_eq!(bits(&host) - bits(&shown), 18 + 8 * 128);
+    }
+
+    #[test]
+    fn the_xsave_area_of_a_guest_has_no_room_for_tiles() {
+        let component = |index, size, offset| CpuidEntry { eax: size, ebx: offset, ..leaf(0xd, index) };
+        let components = 1 << 18 | 1 << 17 | 0b111;
+        let all = CpuidEntry { eax: components, ecx: 11_008, ..leaf(0xd, 0) };
+        let host = [all, component(2, 256, 576), component(17, 64, 2752), component(18, 8192, 2816)];
+        assert_eq!(carried(&host)[0].ecx, 832);
+        let without = CpuidEntry { eax: 0b11, ecx: 576, ..leaf(0xd, 0) };
+        assert_eq!(carried(&[without])[0].ecx, 576);
     }
 
     #[test]

@@ -1,11 +1,22 @@
 //! Who this host is, as far as a snapshot cares: the CPU and the KVM that the guest was shown.
+//!
+//! ```text
+//! Host            what people read of it: vendor, microcode, kernel
+//! feature_digest  what decides: a digest of all that KVM offers, kept in a file of the user's until the next boot (kept)
+//! ```
 
 use std::fs::{self, File};
 use std::io::Read;
 
 use serde::{Deserialize, Serialize};
 
-/// Identity of a host. Where two are equal, so is what their KVM offers.
+use super::{cpuid, msr};
+use crate::error::Result;
+
+mod kept;
+
+/// Identity of a host. Two that are equal may still differ in what their KVM offers: by the firmware's settings, by parameters of the
+/// kernel, or by the hypervisor that they run on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
@@ -46,6 +57,28 @@ impl Host {
             kvm_module: kvm_module().unwrap_or("unknown").to_owned(),
         }
     }
+}
+
+/// A digest of what this host's KVM offers guests: supported CPUID features and feature MSRs. 32 hex digits. Where two hosts have the
+/// same, a guest of one has all that it was shown on the other.
+///
+/// KVM is asked once a boot; then a file that only this user or root can write tells ([`kept`]).
+///
+/// # Errors
+/// The file does not tell, and KVM cannot be opened or refuses to.
+pub fn feature_digest() -> Result<String> {
+    let key = kept::Key::here();
+    if let Some(digest) = key.as_ref().and_then(kept::read) {
+        return Ok(digest);
+    }
+    let kvm = super::open()?;
+    let digest = cpuid::digest(&cpuid::supported(&kvm)?, &msr::features(&kvm)?);
+    if let Some(key) = key
+        && let Err(error) = kept::write(&key, &digest)
+    {
+        log::debug!("the digest of this host's KVM is not kept, and will be computed again: {error}");
+    }
+    Ok(digest)
 }
 
 /// Name of the loaded KVM module that runs guests on this host.

@@ -1,7 +1,7 @@
 //! Model-specific registers: which there are to save, and how they are read and written back.
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
-use kvm_ioctls::{Kvm, VcpuFd};
+use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -117,24 +117,49 @@ pub(super) fn indices(kvm: &Kvm, vcpu: &VcpuFd, shows_hyperv: bool) -> Result<Ve
     Ok(indices)
 }
 
-/// Where registers are: a vCPU. Each call stops at the first register that is refused, and returns how many came before.
-pub(super) trait Registers {
+/// Where registers are: a vCPU, or KVM, which has those that tell of features. Each call stops at the first register that is
+/// refused, and returns how many came before.
+pub(super) trait Readable {
     fn get(&self, msrs: &mut Msrs) -> Result<usize>;
+}
+
+/// Where they can be written too.
+pub(super) trait Registers: Readable {
     fn set(&self, msrs: &Msrs) -> Result<usize>;
 }
 
-impl Registers for VcpuFd {
+impl Readable for Kvm {
+    fn get(&self, msrs: &mut Msrs) -> Result<usize> {
+        self.get_msrs(msrs).or_refused("KVM_GET_MSRS of the system")
+    }
+}
+
+impl Readable for VcpuFd {
     fn get(&self, msrs: &mut Msrs) -> Result<usize> {
         self.get_msrs(msrs).or_refused("KVM_GET_MSRS")
     }
+}
 
+impl Registers for VcpuFd {
     fn set(&self, msrs: &Msrs) -> Result<usize> {
         self.set_msrs(msrs).or_refused("KVM_SET_MSRS")
     }
 }
 
+/// The registers that tell what KVM can offer a guest, such as the capabilities of the CPU's architecture; none where KVM has none.
+///
+/// # Errors
+/// KVM has some, and refuses to read them.
+pub(super) fn features(kvm: &Kvm) -> Result<Vec<Msr>> {
+    if !kvm.check_extension(Cap::GetMsrFeatures) {
+        return Ok(Vec::new());
+    }
+    let list = kvm.get_msr_feature_index_list().or_refused("KVM_GET_MSR_FEATURE_INDEX_LIST")?;
+    read(kvm, list.as_slice())
+}
+
 /// Reads the registers; one that KVM refuses is recorded as absent.
-pub(super) fn read(vcpu: &impl Registers, indices: &[u32]) -> Result<Vec<Msr>> {
+pub(super) fn read(vcpu: &impl Readable, indices: &[u32]) -> Result<Vec<Msr>> {
     let mut read = Vec::with_capacity(indices.len());
     while read.len() < indices.len() {
         let rest = &indices[read.len()..];
@@ -202,7 +227,7 @@ mod tests {
         read_only: Vec<u32>,
     }
 
-    impl Registers for Known {
+    impl Readable for Known {
         fn get(&self, msrs: &mut Msrs) -> Result<usize> {
             let values = self.values.borrow();
             let mut done = 0;
@@ -213,7 +238,9 @@ mod tests {
             }
             Ok(done)
         }
+    }
 
+    impl Registers for Known {
         fn set(&self, msrs: &Msrs) -> Result<usize> {
             let mut values = self.values.borrow_mut();
             let is_refused = |msr: &&kvm_msr_entry| {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, digest};
 use crate::config::{DiskContent, IrqchipKind, VmConfig};
 use crate::error::Result;
-use crate::kvm::host::Host;
+use crate::kvm::host::{self, Host};
 use crate::machine::MachineState;
 use crate::store::dir::random_hex;
 
@@ -54,6 +54,9 @@ pub struct Metadata {
     pub volt_vmm: String,
     /// The host it was taken on.
     pub host: Host,
+    /// What that host's KVM offered (see [`host::feature_digest`]). None before format version 3, and where KVM would not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_features: Option<String>,
     /// What memory is, of a snapshot that has all of it: 16 hex digits (see `snapshot::digest`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_digest: Option<String>,
@@ -136,6 +139,7 @@ impl Metadata {
             vcpus: config.vcpus,
             volt_vmm: env!("CARGO_PKG_VERSION").to_owned(),
             host: Host::this(),
+            host_features: host::feature_digest().ok(),
             memory_digest: None,
             memory_file: None,
             base: None,

@@ -18,7 +18,7 @@ use super::{Metadata, STATE_FILE, layers, manifest, relative};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
-use crate::kvm::host::Host;
+use crate::kvm::host;
 use crate::kvm::{self, cpuid};
 use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, OtherPages};
@@ -345,9 +345,10 @@ impl Snapshot {
         Recording::begin(notes, Arc::clone(beside))
     }
 
-    /// On the host of the snapshot, or its twin, there is nothing to compare.
+    /// Where KVM offers what it did on the host of the snapshot, there is nothing to compare.
     fn check_host(&self) -> Result<()> {
-        if Host::this() == self.metadata.host {
+        let taken_with = self.metadata.host_features.as_deref();
+        if taken_with.is_some_and(|digest| host::feature_digest().is_ok_and(|here| here == digest)) {
             return Ok(());
         }
         let supported = cpuid::supported(&kvm::open()?)?;

@@ -1,16 +1,39 @@
 //! Which features a guest was shown that a host lacks. `KVM_SET_CPUID2` itself refuses almost nothing: without this
 //! check a guest would meet an undefined instruction long after its restore.
 
-use super::CpuidEntry;
+use xxhash_rust::xxh3::Xxh3;
 
-#[derive(Clone, Copy)]
-enum Register {
+use super::CpuidEntry;
+use crate::kvm::msr::Msr;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Register {
     Eax,
     Ebx,
     Ecx,
     Edx,
 }
 use Register::{Eax, Ebx, Ecx, Edx};
+
+impl Register {
+    fn of(self, entry: &CpuidEntry) -> u32 {
+        match self {
+            Eax => entry.eax,
+            Ebx => entry.ebx,
+            Ecx => entry.ecx,
+            Edx => entry.edx,
+        }
+    }
+
+    pub(super) fn of_mut(self, entry: &mut CpuidEntry) -> &mut u32 {
+        match self {
+            Eax => &mut entry.eax,
+            Ebx => &mut entry.ebx,
+            Ecx => &mut entry.ecx,
+            Edx => &mut entry.edx,
+        }
+    }
+}
 
 /// A register of feature bits: leaf, subleaf, register, bits that are not features of the host (topology, or mirrors of
 /// what the guest itself switched on), and the names of the bits from 0 up.
@@ -24,6 +47,11 @@ const LEAF_1_EDX_DYNAMIC: u32 = 1 << 9 | 1 << 28;
 const LEAF_7_ECX_DYNAMIC: u32 = 1 << 4;
 /// CMP_LEGACY is topology.
 const LEAF_8000_0001_ECX_DYNAMIC: u32 = 1 << 1;
+
+/// A number, not features ([`LEVELS`]).
+const AVX10_VERSION: u32 = 0xff;
+const AVX10_LENGTHS: [&str; 19] =
+    ["", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "", "avx10_128", "avx10_256", "avx10_512"];
 
 const WORDS: &[Word] = &[
     Word(
@@ -198,9 +226,73 @@ const WORDS: &[Word] = &[
             "spec_ctrl_ssbd",
         ],
     ),
-    Word(7, 1, Eax, 0, &["", "", "", "", "avx_vnni", "avx512_bf16"]),
+    Word(
+        7,
+        1,
+        Eax,
+        0,
+        &[
+            "sha512",
+            "sm3",
+            "sm4",
+            "rao_int",
+            "avx_vnni",
+            "avx512_bf16",
+            "lass",
+            "cmpccxadd",
+            "arch_perfmon_ext",
+            "",
+            "fzrm",
+            "fsrs",
+            "fsrc",
+            "",
+            "",
+            "",
+            "",
+            "fred",
+            "lkgs",
+            "wrmsrns",
+            "nmi_source",
+            "amx_fp16",
+            "hreset",
+            "avx_ifma",
+            "",
+            "",
+            "lam",
+            "msrlist",
+        ],
+    ),
     Word(7, 1, Ebx, 0, &[]),
-    Word(7, 1, Edx, 0, &[]),
+    Word(7, 1, Ecx, 0, &["", "", "", "", "", "msr_imm"]),
+    Word(
+        7,
+        1,
+        Edx,
+        0,
+        &[
+            "",
+            "",
+            "",
+            "",
+            "avx_vnni_int8",
+            "avx_ne_convert",
+            "",
+            "",
+            "amx_complex",
+            "",
+            "avx_vnni_int16",
+            "",
+            "",
+            "",
+            "prefetchiti",
+            "user_msr",
+            "",
+            "",
+            "cet_sss",
+            "avx10",
+        ],
+    ),
+    Word(7, 2, Edx, 0, &["intel_psfd", "ipred_ctrl", "rrsba_ctrl", "ddpd_u", "bhi_ctrl", "mcdt_no"]),
     Word(
         0xd,
         0,
@@ -221,6 +313,8 @@ const WORDS: &[Word] = &[
     ),
     Word(0xd, 0, Edx, 0, &[]),
     Word(0xd, 1, Eax, 0, &["xsaveopt", "xsavec", "xgetbv1", "xsaves", "xfd"]),
+    Word(0x24, 0, Ebx, AVX10_VERSION, &AVX10_LENGTHS),
+    Word(0x24, 1, Ecx, 0, &["", "", "avx10_vnni_int"]),
     Word(
         0x4000_0001,
         0,
@@ -338,50 +432,106 @@ const WORDS: &[Word] = &[
             "amd_ssb_no",
         ],
     ),
+    Word(
+        0x8000_0021,
+        0,
+        Eax,
+        0,
+        &[
+            "no_nested_data_bp",
+            "fsgs_base_non_serializing",
+            "lfence_rdtsc",
+            "",
+            "",
+            "verw_clear",
+            "null_sel_clr_base",
+            "",
+            "autoibrs",
+            "no_smm_ctl_msr",
+            "fsrs",
+            "fsrc",
+            "",
+            "prefetch_ctl_msr",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "",
+            "prefetchi",
+            "",
+            "",
+            "",
+            "eraps",
+            "",
+            "",
+            "sbpb",
+            "ibpb_brtype",
+            "srso_no",
+            "srso_user_kernel_no",
+        ],
+    ),
+    Word(0x8000_0021, 0, Ecx, 0, &["", "tsa_sq_no", "tsa_l1_no"]),
 ];
 
-fn value(entries: &[CpuidEntry], word: &Word) -> u32 {
-    let entry = entries.iter().find(|e| e.function == word.0 && e.index == word.1);
-    entry.map_or(0, |e| match word.2 {
-        Eax => e.eax,
-        Ebx => e.ebx,
-        Ecx => e.ecx,
-        Edx => e.edx,
-    })
+/// Numbers that grow with what a host can: leaf, subleaf, register, bits, name.
+const LEVELS: &[(u32, u32, Register, u32, &str)] = &[(0x24, 0, Ebx, AVX10_VERSION, "avx10 version")];
+
+fn value(entries: &[CpuidEntry], function: u32, index: u32, register: Register) -> u32 {
+    let entry = entries.iter().find(|e| (e.function, e.index) == (function, index));
+    entry.map_or(0, |entry| register.of(entry))
 }
 
 /// Names of the features set in `shown` (a guest's leaves) and not in `supported` (a host's).
 #[must_use]
 pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
     let mut names = Vec::new();
-    for word in WORDS {
-        let lacking = value(shown, word) & !value(supported, word) & !word.3;
+    for &Word(function, index, register, no_features, known) in WORDS {
+        let value = |entries| value(entries, function, index, register);
+        let lacking = value(shown) & !value(supported) & !no_features;
         for bit in (0..32).filter(|bit| lacking >> bit & 1 == 1) {
-            names.push(match word.4.get(bit) {
+            names.push(match known.get(bit) {
                 Some(name) if !name.is_empty() => (*name).to_owned(),
                 _ => {
-                    let register = ["EAX", "EBX", "ECX", "EDX"][word.2 as usize];
-                    format!("CPUID leaf {:#x}.{} {register} bit {bit}", word.0, word.1)
+                    let register = ["EAX", "EBX", "ECX", "EDX"][register as usize];
+                    format!("CPUID leaf {function:#x}.{index} {register} bit {bit}")
                 }
             });
+        }
+    }
+    for &(function, index, register, bits, name) in LEVELS {
+        let level = |entries| (value(entries, function, index, register) & bits) >> bits.trailing_zeros();
+        let (shown, supported) = (level(shown), level(supported));
+        if shown > supported {
+            names.push(format!("{name} {shown}"));
         }
     }
     names
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_what_the_host_lacks_and_nothing_else() {
-        let host = [CpuidEntry { function: 7, ebx: 1 << 5, ..Default::default() }];
-        let guest = [
-            CpuidEntry { function: 7, ebx: 1 << 5 | 1 << 16, ecx: 1 << 4, ..Default::default() },
-            CpuidEntry { function: 1, ecx: 1 << 27 | 1 << 28, edx: 1 << 28, ..Default::default() },
-            CpuidEntry { function: 7, index: 1, edx: 1 << 4, ..Default::default() },
-        ];
-        assert_eq!(missing(&guest, &host), ["avx", "avx512f", "CPUID leaf 0x7.1 EDX bit 4"]);
-        assert!(missing(&guest, &guest).is_empty());
+/// A digest of all that [`missing`] compares, of the CPU's vendor and signature, and of the feature MSRs: where two hosts have the
+/// same, nothing that one of them shows is missing on the other. 32 hex digits.
+pub fn digest(supported: &[CpuidEntry], msrs: &[Msr]) -> String {
+    /// The leaves of the vendor's name, and the signature.
+    const IDENTITY: [(u32, Register); 4] = [(0, Ebx), (0, Ecx), (0, Edx), (1, Eax)];
+    let identity = IDENTITY.iter().map(|&(function, register)| (function, 0, register, u32::MAX));
+    let words = WORDS.iter().map(|word| (word.0, word.1, word.2, !word.3));
+    let levels = LEVELS.iter().map(|level| (level.0, level.1, level.2, level.3));
+    let mut hash = Xxh3::new();
+    for (function, index, register, bits) in identity.chain(words).chain(levels) {
+        let value = value(supported, function, index, register) & bits;
+        for number in [function, index, register as u32, bits, value] {
+            hash.update(&number.to_le_bytes());
+        }
     }
+    for msr in msrs {
+        hash.update(&msr.index.to_le_bytes());
+        hash.update(&[msr.value.is_some().into()]);
+        hash.update(&msr.value.unwrap_or(0).to_le_bytes());
+    }
+    format!("{:032x}", hash.digest128())
 }
+
+#[cfg(test)]
+#[path = "features_tests.rs"]
+mod tests;

@@ -1,0 +1,74 @@
+//! Tests of what is compared between hosts.
+
+use super::*;
+
+#[test]
+fn names_what_the_host_lacks_and_nothing_else() {
+    let host = [CpuidEntry { function: 7, ebx: 1 << 5, ..Default::default() }];
+    let guest = [
+        CpuidEntry { function: 7, ebx: 1 << 5 | 1 << 16, ecx: 1 << 4, ..Default::default() },
+        CpuidEntry { function: 1, ecx: 1 << 27 | 1 << 28, edx: 1 << 28, ..Default::default() },
+        CpuidEntry { function: 7, index: 1, edx: 1 << 3, ..Default::default() },
+    ];
+    assert_eq!(missing(&guest, &host), ["avx", "avx512f", "CPUID leaf 0x7.1 EDX bit 3"]);
+    assert!(missing(&guest, &guest).is_empty());
+}
+
+#[test]
+fn newer_leaves_are_compared_too() {
+    let none = |function, index| CpuidEntry { function, index, ..Default::default() };
+    let host = [CpuidEntry { ebx: 1 | 1 << 16, ..none(0x24, 0) }];
+    for (shown, name) in [
+        (CpuidEntry { edx: 1 << 4, ..none(7, 2) }, "bhi_ctrl"),
+        (CpuidEntry { ecx: 1 << 5, ..none(7, 1) }, "msr_imm"),
+        (CpuidEntry { ebx: 1 | 1 << 18, ..none(0x24, 0) }, "avx10_512"),
+        (CpuidEntry { ebx: 2, ..none(0x24, 0) }, "avx10 version 2"),
+        (CpuidEntry { ecx: 4, ..none(0x24, 1) }, "avx10_vnni_int"),
+        (CpuidEntry { eax: 1 << 8, ..none(0x8000_0021, 0) }, "autoibrs"),
+        (CpuidEntry { ecx: 1 << 2, ..none(0x8000_0021, 0) }, "tsa_l1_no"),
+    ] {
+        assert_eq!(missing(&[shown], &host), [name]);
+    }
+    assert_eq!(missing(&host, &host), [] as [&str; 0]);
+    assert_eq!(missing(&[CpuidEntry { ebx: 1, ..none(0x24, 0) }], &host), [] as [&str; 0]);
+}
+
+#[test]
+fn hosts_of_one_digest_have_all_features_in_common() {
+    // Whatever one bit more makes missing on the other host changes the digest, and what is none of a host's features does not.
+    let digest = |host: &CpuidEntry| digest(std::slice::from_ref(host), &[]);
+    for &Word(function, index, register, no_features, _) in WORDS {
+        let host = CpuidEntry { function, index, ..Default::default() };
+        for bit in 0..32 {
+            let mut other = host;
+            *register.of_mut(&mut other) = 1 << bit;
+            let is_missing = !missing(&[other], &[host]).is_empty();
+            assert!(is_missing || no_features >> bit & 1 == 1);
+            if is_missing {
+                assert_ne!(digest(&host), digest(&other), "{function:#x}.{index} bit {bit}");
+            } else {
+                assert_eq!(digest(&host), digest(&other), "{function:#x}.{index} bit {bit}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_vendor_signature_or_msr_changes_the_digest() {
+    let leaf = |function| CpuidEntry { function, ..Default::default() };
+    let msr = |value| Msr { index: 0x10a, value };
+    let digests = [
+        digest(&[], &[]),
+        digest(&[CpuidEntry { ebx: 7, ..leaf(0) }], &[]),
+        digest(&[CpuidEntry { ecx: 7, ..leaf(0) }], &[]),
+        digest(&[CpuidEntry { edx: 7, ..leaf(0) }], &[]),
+        digest(&[CpuidEntry { eax: 7, ..leaf(1) }], &[]),
+        digest(&[], &[msr(None)]),
+        digest(&[], &[msr(Some(0))]),
+        digest(&[], &[msr(Some(1))]),
+    ];
+    let different: std::collections::BTreeSet<_> = digests.iter().collect();
+    assert_eq!(different.len(), digests.len());
+    // The APIC id of whichever processor was asked.
+    assert_eq!(digest(&[CpuidEntry { ebx: 3 << 24, ..leaf(1) }], &[]), digests[0]);
+}
