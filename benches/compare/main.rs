@@ -30,9 +30,9 @@ cargo bench -p volt-benches --bench compare -- --old DIR --new DIR [OPTION...]
   --new DIR         the same of the new revision
   --runs N          runs of each act (default 40)
   --only LIST       of process, library, memory (default all)
-  --memory FILE     guest memory for the acts on packed memory (default: the image that scripts/memory-image.sh makes)
-  --realtime        processes and acts on packed memory go before all other programs (SCHED_FIFO, for root); acts on VMs do
-                    not, since guests that never sleep would keep their own process from the processors
+  --memory FILE     guest memory for the acts on packed memory (default: what scripts/memory-image.sh makes)
+  --realtime        processes and acts on packed memory go before all other programs (SCHED_FIFO, for root);
+                    acts on VMs do not, since guests that never sleep would starve their own process
   --probe           serve acts on standard input instead: what the driver runs of either build
   --help
 
