@@ -224,9 +224,58 @@ fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
     goes_on(&mut first);
 }
 
+#[test]
+fn a_pager_that_is_stopped_keeps_no_restore_longer_than_the_patience() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let mut first = shared.restore(&[]);
+    goes_on(&mut first);
+    let pager = shared.pager();
+    rustix::process::kill_process(pager, Signal::STOP).unwrap();
+    let directory = shared.directory();
+    let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap(), "--pager-patience"];
+    let refused = shared.snapshot.try_restore_as(&[&words[..], &["1"]].concat());
+    refused.refused(&["cannot reach the pager at", "it has not answered for 1 s"]);
+    // Nor does it keep one from its end.
+    let mut late = shared.restore(&["--pager-patience", "3600"]);
+    wait_until("it waits for the pager", || {
+        fs::read_dir(format!("/proc/{}/fd", late.pid())).is_ok_and(|fds| {
+            fds.flatten().any(|fd| {
+                fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+            })
+        })
+    });
+    late.signal(Signal::TERM);
+    assert_eq!(late.wait_exit().status, 143);
+    rustix::process::kill_process(pager, Signal::CONT).unwrap();
+    goes_on(&mut first);
+}
+
+#[test]
+fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let mut first = shared.restore(&[]);
+    first.next_number("count");
+    let pager = shared.pager();
+    let names = list(&PathBuf::from(format!("/proc/{}/fd", pager.as_raw_nonzero())));
+    let open = (0_u64..).find(|number| !names.contains(&number.to_string())).unwrap();
+    let limit = rustix::process::Rlimit { current: Some(open), maximum: Some(open) };
+    rustix::process::prlimit(Some(pager), rustix::process::Resource::Nofile, limit).unwrap();
+    let directory = shared.directory();
+    let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap(), "--pager-patience", "30"];
+    for _ in 0..3 {
+        shared.snapshot.try_restore_as(&words).refused(&["no descriptor left", "RLIMIT_NOFILE"]);
+    }
+    goes_on(&mut first);
+    let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+    rustix::process::prlimit(Some(pager), rustix::process::Resource::Nofile, limit).unwrap();
+    goes_on_from(&shared.before, &mut shared.restore(&[]));
+}
+
 /// A guest whose pager stands still.
 fn waits_for_memory(shared: &Shared) -> (Guest, Pid) {
-    let mut guest = shared.restore(&[]);
+    let mut guest = shared.restore(&["--pager-patience", "3600"]);
     guest.next_number("count");
     let pager = shared.pager();
     rustix::process::kill_process(pager, Signal::STOP).unwrap();
@@ -324,13 +373,13 @@ fn nobody_s_lies_harm_another() {
         socket
     };
     let len = 64_u64 << 20;
-    let base = format!(r#"{{"Base":{{"version":2,"memory_len":{len}}}}}"#);
+    let base = format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#);
     let file = File::open("/proc/self/exe").unwrap();
     for (asks, answer) in [
-        (vec!["rubbish".to_owned()], "gone"),
-        (vec!["x".repeat(4000)], "gone"),
-        (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 2"),
-        (vec![r#"{"Base":{"version":2,"memory_len":4096}}"#.to_owned()], "and not 4096"),
+        (vec!["rubbish".to_owned()], r#"{"Refused":"expected value"#),
+        (vec!["x".repeat(4000)], r#"{"Refused":"expected value"#),
+        (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 3"),
+        (vec![r#"{"Base":{"version":3,"memory_len":4096}}"#.to_owned()], "and not 4096"),
         (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no base was asked for"),
         (vec![r#""Complete""#.to_owned()], "gone"),
         (vec![r#""Prefetch""#.to_owned()], "gone"),

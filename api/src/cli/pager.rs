@@ -12,6 +12,7 @@ use volt_vmm::snapshot::{PACK_FILE, serve_pager};
 use super::Outcome;
 use crate::exit::Status;
 use crate::failure::Failure;
+use crate::start;
 
 /// Serve the packed memory of a snapshot to the VMs of `volt-vmm restore --pager shared`, which start this when they need it
 #[derive(Debug, Args)]
@@ -41,6 +42,8 @@ impl Pager {
     pub(crate) fn execute(self) -> Outcome {
         // Not with the terminal of whoever started it. The leader of a session, as a shell's job may be, stays what it is.
         let _ = rustix::process::setsid();
+        // Each VM takes two descriptors.
+        start::allow_descriptors();
         let directory = self.pager_dir.unwrap_or_else(|| PagerOptions::new("").directory);
         let opened = |path: &PathBuf| {
             File::open(path).map_err(|source| Failure::system(format!("open {}", path.display()), source))
@@ -56,7 +59,20 @@ impl Pager {
                 (stdin.into(), name.unwrap_or_else(|| PathBuf::from("standard input")))
             }
         };
-        serve_pager(pack, &name, &directory, Duration::from_secs(self.linger))?;
+        let was_started = self.pack_on_stdin;
+        let listening = || {
+            if was_started {
+                let_go_of_stderr();
+            }
+        };
+        serve_pager(pack, &name, &directory, Duration::from_secs(self.linger), listening)?;
         Ok(Status::Success)
+    }
+}
+
+/// A VM that has started this reads standard error to know why it could not start, and may end at any time.
+fn let_go_of_stderr() {
+    if let Ok(nowhere) = File::options().write(true).open("/dev/null") {
+        let _ = rustix::stdio::dup2_stderr(nowhere);
     }
 }

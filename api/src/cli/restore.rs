@@ -51,7 +51,10 @@ impl Restore {
     }
 
     pub(crate) fn execute(self) -> Outcome {
-        let session = Session::open(self.api_socket.as_deref())?;
+        let mut session = Session::open(self.api_socket.as_deref())?;
+        if self.unpack.may_wait() {
+            session.watch_signals()?;
+        }
         let options = RestoreOptions {
             overrides: self.overrides.into(),
             unpack: self.unpack.into(),

@@ -32,9 +32,16 @@ pub(super) struct UnpackArgs {
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
 
-    /// How long to wait for a shared pager, at first and if it dies: then the VM ends [default: 10]
+    /// How long to wait for a shared pager, at first, if it dies and if it answers nothing: then the VM ends [default: 10]
     #[arg(long, value_name = "SECONDS")]
     pager_patience: Option<u64>,
+}
+
+impl UnpackArgs {
+    /// Whether the restore depends on another process, which may keep it waiting.
+    pub(super) fn may_wait(&self) -> bool {
+        self.pager == Who::Shared
+    }
 }
 
 impl From<UnpackArgs> for Unpack {

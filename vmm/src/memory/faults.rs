@@ -20,6 +20,7 @@ use rustix::mm::MprotectFlags;
 
 use super::PAGE;
 use super::paging::Paging;
+use super::ram::AddressRange;
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -118,6 +119,20 @@ impl Faults {
         self.len
     }
 
+    /// Whether somebody waits for a page and no thread has read that yet.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        self.userfault.has_faults()
+    }
+
+    /// Has faults come again that were read and are not answered yet.
+    pub fn ask_again(&self) {
+        let is_mapped = lock(&self.is_mapped);
+        if *is_mapped {
+            let _ = self.userfault.wake(self.start, self.len);
+        }
+    }
+
     /// Who answers them.
     #[must_use]
     pub fn paging(&self) -> &Arc<dyn Paging> {
@@ -193,9 +208,12 @@ impl Faults {
         let _ = self.userfault.wake(start, len);
     }
 
-    /// The memory is about to be unmapped: nothing is done to it any more.
-    pub(super) fn unmapped(&self) {
+    /// Ends the service of the memory in `range`, which is unmapped once nothing can be done to it any more. Nobody accesses it.
+    pub(super) fn end(&self, range: AddressRange) {
         *lock(&self.is_mapped) = false;
+        if let Some(number) = self.number.get() {
+            self.paging.end(*number, range);
+        }
     }
 
     /// Lets all go that wait for memory now, however it is filled. To be called again and again: who is woken comes back.
@@ -235,14 +253,6 @@ impl Faults {
         let thread =
             thread.map_err(|source| Error::host("start the thread that sees to a VM's end", source))?;
         Ok(LetGo { over, thread: Some(thread) })
-    }
-}
-
-impl Drop for Faults {
-    fn drop(&mut self) {
-        if let Some(number) = self.number.get() {
-            self.paging.end(*number);
-        }
     }
 }
 

@@ -19,7 +19,7 @@ use super::filler::Window;
 use super::paging::{Fetched, Paging};
 use super::populated::data_ranges;
 use super::prefetch::{Runs, map_in};
-use super::ram::GuestRam;
+use super::ram::{AddressRange, GuestRam};
 use super::sealing::read_only;
 use super::service::{Served, zero};
 use crate::error::{Error, Result};
@@ -94,7 +94,7 @@ impl Paging for Floor {
         Ok(number)
     }
 
-    fn end(&self, number: u64) {
+    fn end(&self, number: u64, _: AddressRange) {
         let answering = lock(&self.answering).remove(&number);
         if let Some(Answering { stop, thread }) = answering {
             let _ = rustix::io::write(&*stop, &1_u64.to_ne_bytes());

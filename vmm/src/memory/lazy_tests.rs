@@ -28,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::sync::lock;
 
 mod ahead_tests;
+mod ending_tests;
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
@@ -376,11 +377,11 @@ fn a_message_that_was_read_and_forgotten_comes_again() {
         }
         // A pager died with it. The next one wakes all.
         let number = service
-            .add(super::service::Served {
-                userfault: Arc::clone(&userfault),
-                start: ram.host_address_of(0) as u64,
-                unreadable: Box::new(|range, error| panic!("{range:?}: {error}")),
-            })
+            .add(super::service::Served::new(
+                Arc::clone(&userfault),
+                ram.host_address_of(0) as u64,
+                Box::new(|range, error| panic!("{range:?}: {error}")),
+            ))
             .unwrap();
         userfault.wake(ram.host_address_of(0) as u64, LEN).unwrap();
         assert_eq!(reader.join().unwrap(), word(CHUNK));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::faults::Faults;
 use super::prefetch::{Reading, Runs};
+use super::ram::AddressRange;
 use crate::error::Result;
 
 /// See the module.
@@ -20,8 +21,9 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// Nobody can.
     fn begin(&self, faults: &Arc<Faults>) -> Result<u64>;
 
-    /// The VM's memory is gone.
-    fn end(&self, number: u64);
+    /// Ends the service of a VM. Its memory lies in `range`, which nobody accesses any more. It is dropped, and so unmapped, once no
+    /// late answer to a page fault can change what is mapped there next.
+    fn end(&self, number: u64, range: AddressRange);
 
     /// Fills all that is not there yet: from then on a hole is a page of zeros.
     ///

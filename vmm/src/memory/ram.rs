@@ -59,20 +59,60 @@ fn check_overcommit(bytes: u64, host: u64) -> Result<()> {
 /// A huge page. KVM maps one in one piece only where host and guest address agree modulo this.
 const HUGE: usize = 2 << 20;
 
+/// An address range of this process, unmapped when it is dropped.
+#[derive(Debug)]
+pub struct AddressRange {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory, whose
+// regions are Send and Sync themselves.
+unsafe impl Send for AddressRange {}
+// SAFETY: as above.
+unsafe impl Sync for AddressRange {}
+
+impl AddressRange {
+    fn reserve(len: usize) -> rustix::io::Result<Self> {
+        let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, none, private) }?;
+        Ok(Self { start: start.cast(), len })
+    }
+
+    /// Frees the memory that is mapped in it, and keeps the addresses: a userfaultfd call on them fails from now on.
+    ///
+    /// # Errors
+    /// The kernel has no room for the mapping; the memory is as before.
+    pub fn vacate(&self) -> rustix::io::Result<()> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let (start, len) = (self.start.cast(), self.len);
+        // SAFETY: the range is this object's, and its owner has given it up: nothing points into it any more.
+        unsafe { rustix::mm::mmap_anonymous(start, len, ProtFlags::empty(), flags) }.map(drop)
+    }
+}
+
+impl Drop for AddressRange {
+    fn drop(&mut self) {
+        // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into it holds
+        // an Arc of its owner. Unmapping a range that was mapped cannot fail.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+    }
+}
+
 /// An address range that nothing else in the process gets, and that holds nothing until something is mapped over it.
 #[derive(Debug)]
 struct Reservation {
     /// Aligned to [`HUGE`].
     start: *mut u8,
     len: usize,
-    /// What was reserved for it, with the rest that the alignment leaves over.
-    all: (*mut u8, usize),
+    /// What was reserved for it, with the rest that the alignment leaves over. Taken when this is dropped.
+    all: Option<AddressRange>,
     /// Where what is mapped is filled as it is needed. Goes after the mapping, for the reason that [`Faults::userfault`] names.
     faults: OnceLock<Arc<Faults>>,
 }
 
-// SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory, whose
-// regions are Send and Sync themselves.
+// SAFETY: as that of the range that it owns.
 unsafe impl Send for Reservation {}
 // SAFETY: as above.
 unsafe impl Sync for Reservation {}
@@ -84,28 +124,18 @@ impl Reservation {
         };
         let len = usize::try_from(len).map_err(|_| refused(rustix::io::Errno::NOMEM))?;
         let more = len.checked_add(HUGE).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-        let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
-        let all =
-            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), more, none, private) }.map_err(refused)?;
-        let all: *mut u8 = all.cast();
-        Ok(Self {
-            start: all.map_addr(|address| address.next_multiple_of(HUGE)),
-            len,
-            all: (all, more),
-            faults: OnceLock::new(),
-        })
+        let all = AddressRange::reserve(more).map_err(refused)?;
+        let start = all.start.map_addr(|address| address.next_multiple_of(HUGE));
+        Ok(Self { start, len, all: Some(all), faults: OnceLock::new() })
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Some(faults) = self.faults.get() {
-            faults.unmapped();
+        // The service of page faults ends first: a zero-fill that came late would land in another VM's memory.
+        if let (Some(faults), Some(range)) = (self.faults.get(), self.all.take()) {
+            faults.end(range);
         }
-        // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into it holds
-        // an Arc of it. Unmapping a range that was mapped cannot fail.
-        let _ = unsafe { rustix::mm::munmap(self.all.0.cast(), self.all.1) };
     }
 }
 

@@ -16,7 +16,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -29,6 +29,7 @@ use super::faults::Faults;
 use super::filler::{Filler, Hands, Why};
 use super::paging::{Fetched, Paging};
 use super::prefetch::{self, Progress, Runs};
+use super::ram::AddressRange;
 use super::sealing::read_only;
 use super::source::{Chunk, PageSource};
 use super::userfault::Userfault;
@@ -41,29 +42,51 @@ pub type Unreadable = Box<dyn Fn(Range<u64>, &Error) + Send + Sync>;
 pub type Touched = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A VM whose faults are answered. Addresses are those of its process.
+///
+/// `UFFDIO_ZEROPAGE` fills whatever is registered with any userfaultfd of the process by then (`validate_dst_vma` of mm/userfaultfd.c asks
+/// no more than that), so it is called only while the memory is known to be this VM's.
 pub struct Served {
-    /// Where they come from.
-    pub userfault: Arc<Userfault>,
-    /// Where its memory lies. All of it is registered but for stretches that something else is mapped over.
-    pub start: u64,
-    /// Whom to tell where its memory cannot be had.
-    pub unreadable: Unreadable,
+    /// Where the faults come from.
+    pub(super) userfault: Arc<Userfault>,
+    /// Where the VM's memory lies. All of it is registered but for stretches that something else is mapped over.
+    pub(super) start: u64,
+    /// Is told which memory cannot be had.
+    pub(super) unreadable: Unreadable,
+    /// Whether the memory is the VM's no more. Read while something is done to it.
+    is_over: RwLock<bool>,
 }
 
 impl Served {
-    /// One of this process: what cannot be had ends it.
+    /// A VM whose memory lies at `start`, of another process perhaps.
+    #[must_use]
+    pub fn new(userfault: Arc<Userfault>, start: u64, unreadable: Unreadable) -> Self {
+        Self { userfault, start, unreadable, is_over: RwLock::new(false) }
+    }
+
+    /// A VM of this process: memory that cannot be had ends it.
     pub(super) fn of(faults: &Arc<Faults>) -> Self {
         let weak = Arc::downgrade(faults);
-        Self {
-            userfault: Arc::clone(faults.userfault()),
-            start: faults.start(),
-            unreadable: Box::new(move |range, error| {
-                if let Some(faults) = weak.upgrade() {
-                    faults.fail(&crate::error::report(error));
-                    faults.refuse(range);
-                }
-            }),
-        }
+        let unreadable = move |range: Range<u64>, error: &Error| {
+            if let Some(faults) = weak.upgrade() {
+                faults.fail(&crate::error::report(error));
+                faults.refuse(range);
+            }
+        };
+        Self::new(Arc::clone(faults.userfault()), faults.start(), Box::new(unreadable))
+    }
+
+    /// Does something to the VM's memory, unless its service has ended.
+    pub(super) fn while_served(
+        &self,
+        act: impl FnOnce() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        let is_over = self.is_over.read().unwrap_or_else(PoisonError::into_inner);
+        if *is_over { Ok(()) } else { act() }
+    }
+
+    /// Ends the service. Waits for what is being done to the VM's memory, which takes no longer than a call of userfaultfd.
+    fn end(&self) {
+        *self.is_over.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 }
 
@@ -180,12 +203,14 @@ impl Service {
         Ok(number)
     }
 
-    /// Answers a VM's faults no more.
+    /// Answers a VM's faults no more: when this returns, nothing is done to its memory.
     pub fn remove(&self, number: u64) {
         let removed = lock(&self.shared.served).remove(&number);
         if let Some(served) = removed {
             // In the kernel it would stay until the last descriptor of it is closed, wherever that is.
             let _ = epoll::delete(&self.shared.epoll, &*served.userfault);
+            // A thread that has a fault of the VM's in hand answers it no more.
+            served.end();
         }
     }
 }
@@ -214,7 +239,7 @@ impl Paging for Service {
         self.add(Served::of(faults))
     }
 
-    fn end(&self, number: u64) {
+    fn end(&self, number: u64, _: AddressRange) {
         self.remove(number);
     }
 
@@ -274,24 +299,34 @@ impl Shared {
                     return;
                 }
                 let served = lock(&self.served).get(&number).cloned();
-                served.iter().for_each(|served| self.answer(served, &mut hands));
+                let Some(served) = served else { continue };
+                if let Err(errno) = self.answer(&served, &mut hands) {
+                    self.give_up(number, &served, errno);
+                }
             }
         }
     }
 
-    fn answer(&self, served: &Served, hands: &mut Hands<'_>) {
+    /// A userfaultfd that cannot be read would be reported as ready again and again.
+    fn give_up(&self, number: u64, served: &Served, errno: Errno) {
+        let _ = epoll::delete(&self.epoll, &*served.userfault);
+        lock(&self.served).remove(&number);
+        let error = Error::host("read a VM's page faults", errno);
+        (served.unreadable)(0..self.filler.len(), &error);
+        served.end();
+    }
+
+    fn answer(&self, served: &Served, hands: &mut Hands<'_>) -> rustix::io::Result<()> {
         let (len, chunk_len) = (self.filler.len(), self.filler.chunk_len());
         let mut chunks = Vec::new();
-        let read = served.userfault.read(|address| match address.checked_sub(served.start) {
+        served.userfault.read(|address| match address.checked_sub(served.start) {
             Some(offset) if offset < len => chunks.push(offset / chunk_len),
             _ => log::error!("a page fault at {address:#x}, which is not guest memory"),
-        });
-        if let Err(errno) = read {
-            log::error!("cannot read page faults: {errno}");
-        }
+        })?;
         // Of one chunk there may be many.
         chunks.dedup();
         chunks.into_iter().for_each(|chunk| self.bring(served, chunk, hands));
+        Ok(())
     }
 
     fn bring(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) {
@@ -301,12 +336,17 @@ impl Shared {
         }
         let done = self.filler.fill(chunk, hands).and_then(|what| match what {
             Chunk::Bytes => Ok(()),
-            Chunk::Zero => zero(served, &range)
+            Chunk::Zero => served
+                .while_served(|| zero(served, &range))
                 .map_err(|errno| Error::host("put pages of zeros in the place of guest memory", errno)),
         });
         match done {
             // A process that is gone waits for nothing.
-            Ok(()) => drop(served.userfault.wake(served.start + range.start, range.end - range.start)),
+            Ok(()) => drop(
+                served.while_served(|| {
+                    served.userfault.wake(served.start + range.start, range.end - range.start)
+                }),
+            ),
             Err(error) => (served.unreadable)(range, &error),
         }
     }

@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -123,6 +124,12 @@ impl Userfault {
         Ok(Self { fd, poisons: handshake.features & FEATURE_POISON != 0 })
     }
 
+    /// One that nothing was agreed about, and which can do nothing.
+    #[cfg(test)]
+    pub(crate) fn without_agreement() -> Answer<Self> {
+        Ok(Self { fd: from_device().or_else(|_| from_call())?, poisons: false })
+    }
+
     /// Takes over one that was made, and agreed about, in another process.
     #[must_use]
     pub fn of_other(fd: OwnedFd) -> Self {
@@ -198,6 +205,14 @@ impl Userfault {
             let answer = unsafe { ioctl(&self.fd, how, &raw mut request) };
             (answer, request.done)
         })
+    }
+
+    /// Whether there is a fault that has not been read.
+    #[must_use]
+    pub fn has_faults(&self) -> bool {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok()
+            && fds[0].revents().contains(PollFlags::IN)
     }
 
     /// Addresses of pages that somebody waits for, with `each`. Does not wait for any. An address may come more than once, and after

@@ -3,7 +3,10 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -14,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::memory::prefetch::Reading;
 
 /// Both ends must have the same: they are the same program, but for an update under running VMs.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Bytes of a message, at most.
 const LONGEST: usize = 4096;
@@ -45,6 +48,8 @@ pub enum Ask {
     Prefetch,
     /// What has been fetched.
     Fetched,
+    /// To say that it is alive.
+    Ping,
 }
 
 /// What a pager says.
@@ -66,6 +71,8 @@ pub enum Answer {
     },
     /// Nothing is fetched ahead, and why.
     NotPrefetched(String),
+    /// After [`Ask::Ping`].
+    Alive,
     /// Not an answer: a range of the VM's memory cannot be had.
     Unreadable {
         /// Offset.
@@ -128,8 +135,37 @@ pub fn receive<T: DeserializeOwned>(
     if received.bytes == 0 {
         return Ok(None);
     }
-    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        let why = "a descriptor beside a message did not arrive: the limit of open files (RLIMIT_NOFILE) is reached, or it had several";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    if received.flags.contains(ReturnFlags::TRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
     }
     Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fd)))
+}
+
+/// Receives a message as [`receive`] does, and waits for it until `deadline`.
+///
+/// # Errors
+/// As [`receive`]; `TimedOut` if none has come by then.
+pub fn receive_until<T: DeserializeOwned>(
+    socket: impl AsFd,
+    deadline: Instant,
+) -> io::Result<Option<(T, Option<OwnedFd>)>> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&socket, PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno.into()),
+        }
+        match receive(&socket, RecvFlags::DONTWAIT) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            other => return other,
+        }
+    }
 }

@@ -15,10 +15,18 @@
 //!    │ Complete ────────────────────────────> │  fetches what is missing
 //!    │ <─────────────────── Done / Refused ── │
 //!    │ <───────────── Unreadable (a range) ── │  at any time; the VM ends, and refuses that range itself
+//!    │ Ping ────────────────────────────────> │  while faults or an answer wait longer than they should
+//!    │ <──────────────────────────── Alive ── │
+//!    │ says no more ────────────────────────> │  touches that VM's memory no more, then
+//!    │ <────────────────────────────── ends ─ │
 //! ```
 //!
 //! A VM keeps its userfaultfd and the memfd. If the pager dies, faults wait; the VM starts another one (`client`), and gives it both.
-//! Chunks that the dead one has read are there. If there is none in time, the VM ends.
+//! Chunks that the dead one has read are there. If there is none in time, the VM ends. So it does if the pager lives and answers nothing
+//! while faults wait.
+//!
+//! A VM that ends frees its memory at once, and gives the addresses back to its process only once the pager has ended the connection:
+//! a zero-fill that came late would land in whatever is registered there by then.
 //!
 //! **Who could fool whom.** All processes that share a pager are of one user: the sockets lie in a directory that only that user
 //! can enter, and both ends look who the other is. A pack is known by what the file system says of its file, which a pack's author
@@ -27,7 +35,12 @@
 //! memfd, which it does when a pager has died, vouches for what is in it: as any process of that user could write to it.
 
 pub mod client;
+mod connection;
 mod list;
 mod message;
 pub mod place;
 pub mod server;
+mod watch;
+
+#[cfg(test)]
+mod tests;

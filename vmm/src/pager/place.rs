@@ -49,6 +49,12 @@ impl Place {
         self.directory.join(&self.name)
     }
 
+    /// The directory that it is in.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Whether somebody has claimed it: a pager that is there, or one that is about to be.
     #[must_use]
     pub fn is_claimed(&self) -> bool {

@@ -7,12 +7,14 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
+};
 
 use super::list::{list, listed};
 use super::message::{Answer, Ask, VERSION, receive, send};
@@ -30,14 +32,22 @@ const BACKLOG: i32 = 1024;
 /// How often a claimed place is looked at again, and when.
 const LOOKS: u32 = 5;
 const LOOK: Duration = Duration::from_millis(5);
+/// How long no connection is taken after the host had nothing left for one.
+const BACK_OFF: Duration = Duration::from_millis(100);
 /// Bytes of a reason; the rest of the message is short.
 const LONGEST_REASON: usize = 1024;
 
 /// Serves `source`, the pack that has this place, until no VM has wanted anything for `linger`. Returns at once if there is a pager already.
+/// `listening` is called once VMs can connect.
 ///
 /// # Errors
 /// The host refuses a socket, or something that is needed to fill memory.
-pub fn serve(place: &Place, source: &dyn Fn() -> Box<dyn PageSource>, linger: Duration) -> Result<()> {
+pub fn serve(
+    place: &Place,
+    source: &dyn Fn() -> Box<dyn PageSource>,
+    linger: Duration,
+    listening: impl FnOnce(),
+) -> Result<()> {
     let mut claim = place.claim()?;
     for _ in 0..LOOKS {
         // Somebody may only have looked whether it is claimed.
@@ -47,7 +57,9 @@ pub fn serve(place: &Place, source: &dyn Fn() -> Box<dyn PageSource>, linger: Du
         }
     }
     let Some(claim) = claim else { return Ok(()) };
-    Server::new(&claim, source)?.run(linger)
+    let server = Server::new(&claim, source)?;
+    listening();
+    server.run(linger)
 }
 
 struct Server<'s> {
@@ -56,6 +68,10 @@ struct Server<'s> {
     /// One for each base: VMs that were there before this pager may bring theirs after it has made another for newer VMs.
     services: Vec<Arc<Service>>,
     clients: HashMap<i32, Client>,
+    /// Given up for a moment to refuse a connection where no descriptor is left.
+    spare: Option<OwnedFd>,
+    /// Until when no connection is taken.
+    rests_until: Option<Instant>,
 }
 
 /// A VM that is connected.
@@ -77,13 +93,15 @@ impl<'s> Server<'s> {
             .map_err(failed)?;
         rustix::net::bind(&listener, &address).map_err(failed)?;
         rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
-        Ok(Self { listener, source, services: Vec::new(), clients: HashMap::new() })
+        let (services, clients) = (Vec::new(), HashMap::new());
+        Ok(Self { listener, source, services, clients, spare: spare(), rests_until: None })
     }
 
     fn run(mut self, linger: Duration) -> Result<()> {
         loop {
+            let rests = self.rests_until.is_some();
             let ready = self.wait(linger)?;
-            if ready.is_empty() && self.clients.is_empty() {
+            if ready.is_empty() && self.clients.is_empty() && !rests {
                 return Ok(());
             }
             for fd in ready {
@@ -98,14 +116,17 @@ impl<'s> Server<'s> {
     }
 
     /// Who has something to say. Nobody, after `linger`, if nobody is connected.
-    fn wait(&self, linger: Duration) -> Result<Vec<i32>> {
-        let linger =
-            Timespec { tv_sec: linger.as_secs().cast_signed(), tv_nsec: linger.subsec_nanos().into() };
-        let timeout = self.clients.is_empty().then_some(&linger);
+    fn wait(&mut self, linger: Duration) -> Result<Vec<i32>> {
+        let rest = self.rests_until.take().map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = rest.or(self.clients.is_empty().then_some(linger)).map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().cast_signed(),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        let timeout = timeout.as_ref();
         let sockets = self.clients.values().map(|client| client.socket.as_fd());
-        let mut fds: Vec<_> = [self.listener.as_fd()]
-            .into_iter()
-            .chain(sockets)
+        let listener = Some(self.listener.as_fd()).filter(|_| rest.is_none());
+        let mut fds: Vec<_> = sockets
+            .chain(listener)
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
         loop {
@@ -119,7 +140,17 @@ impl<'s> Server<'s> {
 
     fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(socket) = rustix::net::accept_with(&self.listener, flags) else { return };
+        let socket = match rustix::net::accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(Errno::MFILE | Errno::NFILE) => return self.refuse(flags),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
+            // It waits in the queue meanwhile, and would be reported as ready again and again.
+            Err(errno) => {
+                log::warn!("a VM cannot connect: {errno}");
+                self.rests_until = Some(Instant::now() + BACK_OFF);
+                return;
+            }
+        };
         let is_own = rustix::net::sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
         if is_own {
@@ -128,12 +159,33 @@ impl<'s> Server<'s> {
         }
     }
 
+    /// Takes a connection where no descriptor is left, and says so to whoever made it.
+    fn refuse(&mut self, flags: SocketFlags) {
+        drop(self.spare.take());
+        if let Ok(socket) = rustix::net::accept_with(&self.listener, flags) {
+            let why = format!(
+                "this pager has no descriptor left for another VM, with {} of them: raise the limit of open files \
+                 (RLIMIT_NOFILE)",
+                self.clients.len()
+            );
+            log::warn!("a VM is refused: {why}");
+            let _ = send(&socket, &Answer::Refused(why), None, SendFlags::DONTWAIT);
+        }
+        self.spare = spare();
+        if self.spare.is_none() {
+            self.rests_until = Some(Instant::now() + BACK_OFF);
+        }
+    }
+
     fn forget(&mut self, fd: i32) {
-        let Some(Client { service: Some(service), number, .. }) = self.clients.remove(&fd) else { return };
-        if let Some(number) = number {
+        let Some(client) = self.clients.remove(&fd) else { return };
+        let Client { socket, service, number } = client;
+        if let (Some(service), Some(number)) = (&service, number) {
             service.remove(number);
         }
-        drop(service);
+        // Now that nothing is done to the VM's memory any more: it waits for this.
+        let _ = rustix::net::shutdown(&*socket, Shutdown::Both);
+        drop((socket, service));
         // The first one is there for those who come. Another that nobody has any more is memory for nothing.
         let mut first = true;
         self.services.retain(|service| std::mem::take(&mut first) || Arc::strong_count(service) > 1);
@@ -154,7 +206,11 @@ impl<'s> Server<'s> {
                 self.forget(fd);
                 return Ok(());
             }
-            Err(error) => return Err(error.to_string()),
+            Err(error) => {
+                let why = Answer::Refused(shortened(error.to_string()));
+                let _ = send(&*socket, &why, None, SendFlags::DONTWAIT);
+                return Err(error.to_string());
+            }
         };
         let done = match ask {
             Ask::Base { version, memory_len } => self.base(fd, version, memory_len, beside).map(Some),
@@ -162,6 +218,10 @@ impl<'s> Server<'s> {
             Ask::Complete => return self.complete(fd, socket),
             Ask::Fetched => return self.fetched(fd, &socket),
             Ask::Prefetch => return self.prefetch(fd, socket, beside),
+            Ask::Ping => {
+                let said = send(&*socket, &Answer::Alive, None, SendFlags::DONTWAIT);
+                return said.map_err(|error| error.to_string());
+            }
         };
         let (answer, base) = match done {
             Ok(base) => (Answer::Done, base),
@@ -251,10 +311,17 @@ impl<'s> Server<'s> {
                 log::error!("a VM cannot be told that its memory is damaged, and waits: {error}");
             }
         };
-        let served = Served { userfault: Arc::clone(&userfault), start, unreadable: Box::new(unreadable) };
-        client.number = Some(service.add(served).map_err(|error| report(&error))?);
+        let served = Served::new(Arc::clone(&userfault), start, Box::new(unreadable));
+        // One that cannot be woken cannot be served. Not after it is served: it might be told both.
+        userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))?;
+        let number = service.add(served).map_err(|error| report(&error))?;
         // What a pager before this one had read comes again.
-        userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))
+        if let Err(errno) = userfault.wake(start, len) {
+            service.remove(number);
+            return Err(format!("it cannot be woken: {errno}"));
+        }
+        client.number = Some(number);
+        Ok(())
     }
 
     fn complete(&self, fd: i32, socket: Arc<OwnedFd>) -> std::result::Result<(), String> {
@@ -306,6 +373,11 @@ impl<'s> Server<'s> {
         let thread = thread::Builder::new().name("volt-pager-act".to_owned()).spawn(work);
         thread.map(drop).map_err(|error| format!("no thread to do what it asks for: {error}"))
     }
+}
+
+/// A descriptor to be given up when no other is left.
+fn spare() -> Option<OwnedFd> {
+    rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
 /// A memfd that a VM has, as one that can be filled.

@@ -1,0 +1,98 @@
+//! The end of a VM while a fault of its memory is in hand.
+
+use super::*;
+
+/// Memory whose every byte is 0x11.
+#[derive(Debug)]
+struct Ones;
+
+impl PageSource for Ones {
+    fn memory_len(&self) -> u64 {
+        LEN
+    }
+
+    fn chunk_len(&self) -> u64 {
+        CHUNK
+    }
+
+    fn reader(&self) -> Box<dyn ChunkReader + '_> {
+        Box::new(Self)
+    }
+}
+
+impl ChunkReader for Ones {
+    fn read(&mut self, _: u64, into: &mut [u8]) -> Result<Chunk> {
+        into.fill(0x11);
+        Ok(Chunk::Bytes)
+    }
+}
+
+/// A test that fails ends.
+struct LetGo<'s>(&'s Source);
+
+impl Drop for LetGo<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.hangs.0) = false;
+        self.0.hangs.1.notify_all();
+    }
+}
+
+/// Maps a base at addresses that were just unmapped, as the memory of the next VM may be.
+fn map_at(start: u64, base: &std::fs::File) {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let (at, flags) = (start as *mut std::ffi::c_void, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+    // SAFETY: the kernel refuses where something else is mapped.
+    let mapped = unsafe { rustix::mm::mmap(at, LEN as usize, access, flags, base, 0) };
+    assert_eq!(mapped.unwrap() as u64, start);
+}
+
+#[test]
+fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
+    let (source, service) = service(LEN);
+    // Now: it maps something itself.
+    let ones = Arc::new(Service::new(Box::new(Ones)).unwrap());
+    let ram = vm(&service, None);
+    let start = ram.host_address_of(0) as u64;
+    // Its source reads a chunk of zeros for ever.
+    *lock(&source.hangs.0) = true;
+    let waiting = {
+        let ram = ram.clone();
+        thread::spawn(move || kernel_reads(&ram, 3 * CHUNK))
+    };
+    while !source.has_hung.load(Ordering::SeqCst) {
+        thread::yield_now();
+    }
+    drop(ram.faults().unwrap().let_go_after(Duration::ZERO, "it ended").unwrap());
+    while !waiting.is_finished() {
+        ram.faults().unwrap().let_go("it ended");
+    }
+    waiting.join().unwrap().unwrap_err();
+    drop(ram);
+    let _let_go = LetGo(&source);
+
+    map_at(start, &ones.base());
+    let paging = Arc::clone(&ones) as Arc<dyn Paging>;
+    let next = Faults::of(start as *mut u8, LEN, paging, Refusal::NoAccess).unwrap();
+    *lock(&source.hangs.0) = false;
+    source.hangs.1.notify_all();
+    // Once it has answered another VM, it has done all that it had in hand.
+    assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
+    // SAFETY: it is mapped, and nobody writes to it.
+    let found = unsafe { ((start + 3 * CHUNK) as *const u64).read_volatile() };
+    assert_eq!(found, 0x1111_1111_1111_1111);
+    drop(next);
+}
+
+#[test]
+fn faults_that_cannot_be_read_are_told_once_and_the_others_are_answered() {
+    let (_, service) = service(LEN);
+    let (told, reasons) = mpsc::channel();
+    let tell = move |range, error: &Error| told.send((range, crate::error::report(error))).unwrap();
+    let userfault = Arc::new(Userfault::without_agreement().unwrap());
+    let number = service.add(super::super::service::Served::new(userfault, 0, Box::new(tell))).unwrap();
+    let (range, why) = reasons.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(range == (0..LEN) && why.contains("cannot read a VM's page faults"), "{why}");
+    assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
+    service.remove(number);
+    assert!(reasons.try_recv().is_err());
+}

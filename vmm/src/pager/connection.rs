@@ -1,0 +1,204 @@
+//! How a VM reaches a pager: connects, starts one where there is none, and asks it for a base and for its service. No step waits longer
+//! than its deadline.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::client::PagerOptions;
+use super::message::{Answer, Ask, VERSION, receive_until, send};
+use super::place::Place;
+use crate::error::{Error, Result};
+use crate::memory::faults::Faults;
+use crate::sync::lock;
+
+/// Between two attempts to reach a pager that starts.
+pub(super) const PAUSE: Duration = Duration::from_millis(2);
+/// Between two that are started, at first; then longer and longer.
+const BETWEEN_STARTS: Duration = Duration::from_millis(50);
+/// Bytes of what a pager says that cannot start.
+const LONGEST_COMPLAINT: u64 = 4096;
+
+/// Whom a VM asks for its memory.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) options: PagerOptions,
+    pub(super) place: Place,
+    pub(super) pack: File,
+    /// What the pack is called in errors.
+    pub(super) name: PathBuf,
+    pub(super) memory_len: u64,
+    pub(super) base: OnceLock<Arc<File>>,
+    /// The pagers that this process has started, to be waited for.
+    pub(super) started: Mutex<Vec<Child>>,
+}
+
+impl Target {
+    /// The end of a wait that begins now.
+    pub(super) fn deadline(&self) -> Instant {
+        Instant::now() + self.options.patience
+    }
+
+    /// Connects, starting a pager if there is none, and has the base.
+    pub(super) fn reach(&self, deadline: Instant) -> Result<OwnedFd> {
+        // Not again and again: one that is about to listen needs the processor for it.
+        let (mut next_start, mut pause) = (Instant::now(), BETWEEN_STARTS);
+        loop {
+            let tried =
+                self.connect().and_then(|socket| self.ask_for_base(&socket, deadline).map(|base| (socket, base)));
+            let error = match tried {
+                Ok((socket, base)) => {
+                    self.base.get_or_init(|| Arc::new(base));
+                    return Ok(socket);
+                }
+                Err(error) => error,
+            };
+            let failed = |source| Error::file("reach the pager at", self.place.socket().display(), source);
+            let nobody_starts = self.started_ended()?;
+            match error.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                    if Instant::now() >= next_start && nobody_starts && !self.place.is_claimed() =>
+                {
+                    self.start()?;
+                    next_start = Instant::now() + pause;
+                    pause *= 2;
+                }
+                // Said by a pager, which would say it again.
+                io::ErrorKind::Other | io::ErrorKind::InvalidData => return Err(failed(error)),
+                _ if Instant::now() > deadline => return Err(failed(self.explained(error))),
+                // One that is about to go, and has not taken its socket away yet; or that is about to come.
+                _ => thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// A timeout as what it most likely is.
+    fn explained(&self, error: io::Error) -> io::Error {
+        match error.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.silent(),
+            _ => error,
+        }
+    }
+
+    /// The error for a pager that answers nothing.
+    pub(super) fn silent(&self) -> io::Error {
+        let patience = self.options.patience.as_secs_f32();
+        let why = format!("it has not answered for {patience} s: it is stopped, or its host is overloaded");
+        io::Error::new(io::ErrorKind::TimedOut, why)
+    }
+
+    fn connect(&self) -> io::Result<OwnedFd> {
+        let address = SocketAddrUnix::new(self.place.socket())?;
+        // Without waiting for room in the queue of a pager that takes no connections.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::connect(&socket, &address)?;
+        let own = rustix::process::geteuid();
+        match rustix::net::sockopt::socket_peercred(&socket)?.uid == own {
+            true => Ok(socket),
+            false => Err(io::Error::other("it is another user's")),
+        }
+    }
+
+    fn ask_for_base(&self, socket: &OwnedFd, deadline: Instant) -> io::Result<File> {
+        let ask = Ask::Base { version: VERSION, memory_len: self.memory_len };
+        let brought = self.base.get().map(|base| base.as_fd());
+        let asked = send(socket, &ask, brought, SendFlags::DONTWAIT);
+        let answer = match receive_until::<Answer>(socket, deadline) {
+            // A pager that has refused without listening has ended the connection, which is told before what it said.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                receive_until::<Answer>(socket, deadline)
+            }
+            other => other,
+        };
+        match answer? {
+            Some((Answer::Refused(why), _)) => Err(io::Error::other(why)),
+            Some((Answer::Done, Some(base))) => asked.map(|()| base.into()),
+            Some((Answer::Done, None)) => Err(Errno::MFILE.into()),
+            Some(_) => Err(io::Error::other("it answers what was not asked")),
+            None => Err(io::ErrorKind::ConnectionReset.into()),
+        }
+    }
+
+    /// Has a VM's faults answered.
+    pub(super) fn serve(&self, socket: &OwnedFd, faults: &Faults, deadline: Instant) -> Result<()> {
+        let failed = |source| {
+            Error::file("be served by the pager at", self.place.socket().display(), self.explained(source))
+        };
+        let ask = Ask::Serve { start: faults.start(), len: faults.len() };
+        send(socket, &ask, Some(faults.userfault().as_fd()), SendFlags::DONTWAIT).map_err(failed)?;
+        loop {
+            return match receive_until::<Answer>(socket, deadline).map_err(failed)? {
+                Some((Answer::Done, _)) => Ok(()),
+                Some((Answer::Refused(why), _)) => Err(failed(io::Error::other(why))),
+                Some((Answer::Fetched { .. } | Answer::NotPrefetched(_) | Answer::Alive, _)) => {
+                    Err(failed(io::Error::other("it answers what was not asked")))
+                }
+                // A fault that was answered before this was.
+                Some((Answer::Unreadable { start, end, why }, _)) => {
+                    faults.fail(&why);
+                    faults.refuse(start..end);
+                    continue;
+                }
+                None => Err(failed(io::ErrorKind::ConnectionReset.into())),
+            };
+        }
+    }
+
+    /// A process of its own, which outlives this one. It has the pack for standard input: the name may be another file's by now.
+    fn start(&self) -> Result<()> {
+        let failed = |source| Error::file("start the pager", self.options.program.display(), source);
+        let pack = self.pack.try_clone().map_err(failed)?;
+        let child = Command::new(&self.options.program)
+            .args(["pager", "--pack-on-stdin", "--name"])
+            .arg(&self.name)
+            .arg("--pager-dir")
+            .arg(self.place.directory())
+            .stdin(pack)
+            .stdout(Stdio::null())
+            // For why it could not start. It lets go of it once it listens.
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        lock(&self.started).push(child);
+        Ok(())
+    }
+
+    /// Whether no pager is left that this process has started: none that has ended stays as a zombie.
+    ///
+    /// # Errors
+    /// One of them could not start: what it said.
+    pub(super) fn started_ended(&self) -> Result<bool> {
+        let mut started = lock(&self.started);
+        let mut complaint = None;
+        started.retain_mut(|child| match child.try_wait() {
+            Ok(None) => true,
+            Ok(Some(status)) => {
+                if !status.success() && complaint.is_none() {
+                    let mut said = Vec::new();
+                    let stderr = child.stderr.take();
+                    let _ = stderr.map(|stderr| stderr.take(LONGEST_COMPLAINT).read_to_end(&mut said));
+                    complaint = Some((status, String::from_utf8_lossy(&said).trim().to_owned()));
+                }
+                false
+            }
+            Err(_) => false,
+        });
+        match complaint {
+            None => Ok(started.is_empty()),
+            Some((status, said)) => {
+                let why = if said.is_empty() { "it said nothing" } else { &said };
+                let source = io::Error::other(format!("it ended with {status}: {why}"));
+                Err(Error::file("start the pager", self.options.program.display(), source))
+            }
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! A pager and its VMs in one process.
+
+use std::fs::{self, File};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::client::{Pager, PagerOptions};
+use super::message::{Answer, Ask, VERSION, receive_until, send};
+use super::place::Place;
+use super::server::serve;
+use crate::error::{Result, report};
+use crate::memory::backing::Backing;
+use crate::memory::paging::Paging;
+use crate::memory::ram::GuestRam;
+use crate::memory::source::{Chunk, ChunkReader, PageSource};
+use crate::memory::userfault::Userfault;
+use crate::sync::lock;
+
+const CHUNK: u64 = 64 << 10;
+const LEN: u64 = 1 << 20;
+
+/// Every odd chunk is zero, every byte of another its number; read at once unless it hangs.
+#[derive(Debug, Default)]
+struct Source {
+    hangs: (Mutex<bool>, Condvar),
+    has_hung: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Shared(Arc<Source>);
+
+impl PageSource for Shared {
+    fn memory_len(&self) -> u64 {
+        LEN
+    }
+
+    fn chunk_len(&self) -> u64 {
+        CHUNK
+    }
+
+    fn reader(&self) -> Box<dyn ChunkReader + '_> {
+        Box::new(Reader(&self.0))
+    }
+}
+
+struct Reader<'s>(&'s Source);
+
+impl ChunkReader for Reader<'_> {
+    fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
+        let (hangs, changed) = &self.0.hangs;
+        self.0.has_hung.store(*lock(hangs), Ordering::SeqCst);
+        drop(changed.wait_while(lock(hangs), |hangs| *hangs).unwrap());
+        into.fill(chunk as u8);
+        Ok(if chunk.is_multiple_of(2) { Chunk::Bytes } else { Chunk::Zero })
+    }
+}
+
+/// A directory for pagers, and the pack of one, of which only the place counts.
+struct Here {
+    directory: PathBuf,
+    source: Arc<Source>,
+    patience: Duration,
+}
+
+impl Here {
+    fn new(name: &str) -> Self {
+        let directory = std::env::temp_dir().join(format!("volt-pager-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        Self { directory, source: Arc::default(), patience: Duration::from_secs(60) }
+    }
+
+    fn pack(&self) -> File {
+        File::open("/proc/self/exe").unwrap()
+    }
+
+    fn place(&self) -> Place {
+        Place::of(&self.pack(), &self.directory).unwrap()
+    }
+
+    /// Begins a pager, which goes with its last VM.
+    fn begin_pager(&self) -> thread::JoinHandle<Result<()>> {
+        let (place, source) = (self.place(), Arc::clone(&self.source));
+        let (told, listens) = mpsc::channel();
+        let pager = thread::spawn(move || {
+            let of = || Box::new(Shared(Arc::clone(&source))) as Box<dyn PageSource>;
+            serve(&place, &of, Duration::from_millis(500), || told.send(()).unwrap())
+        });
+        listens.recv().unwrap();
+        pager
+    }
+
+    fn connect(&self) -> Result<Pager> {
+        let options = PagerOptions {
+            directory: self.directory.clone(),
+            program: PathBuf::from("/bin/false"),
+            patience: self.patience,
+        };
+        Pager::connect(&options, self.pack(), PathBuf::from("pack"), LEN)
+    }
+
+    fn vm(&self) -> GuestRam {
+        let ram = GuestRam::reserve(LEN).unwrap();
+        let paging = Arc::new(self.connect().unwrap()) as Arc<dyn Paging>;
+        Backing::Lazy { paging, pages: None }.map(&ram).unwrap();
+        ram
+    }
+
+    fn hang(&self, hangs: bool) {
+        *lock(&self.source.hangs.0) = hangs;
+        self.source.hangs.1.notify_all();
+    }
+}
+
+impl Drop for Here {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Has the kernel read guest memory: an error where a thread has a signal.
+#[allow(unsafe_code)]
+fn kernel_reads(ram: &GuestRam, at: u64) -> Option<u8> {
+    let file = crate::memory::backing::fresh(4096).unwrap();
+    let mut byte = [0];
+    // SAFETY: the kernel reads from guest memory, and says so where it cannot.
+    let done = unsafe {
+        libc::pwrite(std::os::fd::AsRawFd::as_raw_fd(&file), ram.host_address_of(at).cast(), 1, 0)
+    };
+    rustix::io::pread(&file, &mut byte, 0).unwrap();
+    (done == 1).then_some(byte[0])
+}
+
+/// A thread that waits for a page whose chunk is being read.
+fn waiting(here: &Here, ram: &GuestRam, at: u64) -> thread::JoinHandle<Option<u8>> {
+    here.hang(true);
+    let ram = ram.clone();
+    let waiting = thread::spawn(move || kernel_reads(&ram, at));
+    while !here.source.has_hung.load(Ordering::SeqCst) {
+        thread::yield_now();
+    }
+    waiting
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < until, "never: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn is_mapped(start: u64) -> bool {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let (from, to) = line.split_whitespace().next().unwrap().split_once('-').unwrap();
+        let number = |text| u64::from_str_radix(text, 16).unwrap();
+        (number(from)..number(to)).contains(&start)
+    })
+}
+
+/// A pager that says what a test has it say.
+struct Puppet {
+    _claim: super::place::Claim,
+    listener: OwnedFd,
+}
+
+impl Puppet {
+    fn new(here: &Here) -> Self {
+        let claim = here.place().claim().unwrap().unwrap();
+        let address = SocketAddrUnix::new(claim.socket().unwrap()).unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let listener =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 8).unwrap();
+        Self { _claim: claim, listener }
+    }
+
+    fn accept(&self) -> OwnedFd {
+        rustix::net::accept(&self.listener).unwrap()
+    }
+
+    /// Gives a VM an empty base and the promise to serve it. What it keeps is its connection and userfaultfd.
+    fn serve(&self) -> (OwnedFd, OwnedFd) {
+        let socket = self.accept();
+        let base = crate::memory::backing::fresh(LEN).unwrap();
+        assert!(matches!(hear(&socket), Some((Ask::Base { .. }, None))));
+        send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+        let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else { panic!("it asks for something else") };
+        send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
+        (socket, userfault)
+    }
+}
+
+fn hear(socket: &OwnedFd) -> Option<(Ask, Option<OwnedFd>)> {
+    receive_until(socket, Instant::now() + Duration::from_secs(60)).unwrap()
+}
+
+#[test]
+fn addresses_of_a_vm_that_ended_are_kept_until_its_pager_has_let_go() {
+    let here = Here::new("kept");
+    let puppet = Puppet::new(&here);
+    let (ram, (socket, userfault)) = thread::scope(|scope| {
+        let served = scope.spawn(|| puppet.serve());
+        (here.vm(), served.join().unwrap())
+    });
+    let start = ram.host_address_of(0) as u64;
+    let userfault = Userfault::of_other(userfault);
+    userfault.zero(start, 4096).unwrap();
+    drop(ram);
+    assert!(is_mapped(start), "another VM may have these addresses now");
+    let late = userfault.zero(start + CHUNK, 4096);
+    assert!(late.is_err(), "{late:?}");
+    assert!(hear(&socket).is_none(), "the VM says no more");
+    assert!(is_mapped(start));
+    drop(socket);
+    wait_until("the addresses are given back", || !is_mapped(start));
+}
+
+#[test]
+fn a_pager_ends_the_connection_of_a_vm_that_ended_in_the_middle_of_a_fault() {
+    let here = Here::new("middle");
+    let pager = here.begin_pager();
+    let ram = here.vm();
+    let start = ram.host_address_of(0) as u64;
+    assert_eq!(kernel_reads(&ram, 2 * CHUNK), Some(2));
+    let fault = waiting(&here, &ram, 3 * CHUNK);
+    while !fault.is_finished() {
+        ram.faults().unwrap().let_go("it ended");
+    }
+    assert_eq!(fault.join().unwrap(), None);
+    drop(ram);
+    wait_until("the addresses are given back", || !is_mapped(start));
+    here.hang(false);
+    pager.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_pager_that_answers_nothing_is_waited_for_no_longer_than_the_patience() {
+    let mut here = Here::new("nothing");
+    here.patience = Duration::from_millis(200);
+    let _puppet = Puppet::new(&here); // it takes no connection
+    let why = report(&here.connect().unwrap_err());
+    assert!(why.contains("reach the pager at") && why.contains("it has not answered for 0.2 s"), "{why}");
+}
+
+#[test]
+fn a_pager_that_gives_no_service_is_waited_for_no_longer_than_the_patience() {
+    let mut here = Here::new("service");
+    here.patience = Duration::from_millis(300);
+    let puppet = Puppet::new(&here);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            let socket = puppet.accept();
+            let base = crate::memory::backing::fresh(LEN).unwrap();
+            hear(&socket).unwrap();
+            send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+            socket
+        });
+        let ram = GuestRam::reserve(LEN).unwrap();
+        let paging = Arc::new(here.connect().unwrap()) as Arc<dyn Paging>;
+        let why = report(&Backing::Lazy { paging, pages: None }.map(&ram).unwrap_err());
+        assert!(why.contains("it has not answered for 0.3 s"), "{why}");
+        drop(first.join().unwrap());
+    });
+}
+
+#[test]
+fn a_vm_whose_faults_a_silent_pager_leaves_unanswered_ends() {
+    let mut here = Here::new("silent");
+    here.patience = Duration::from_millis(300);
+    let puppet = Puppet::new(&here);
+    let (ram, (_socket, userfault)) = thread::scope(|scope| {
+        let served = scope.spawn(|| puppet.serve());
+        (here.vm(), served.join().unwrap())
+    });
+    let (told, reasons) = mpsc::channel();
+    ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
+    let fault = {
+        let ram = ram.clone();
+        thread::spawn(move || kernel_reads(&ram, CHUNK))
+    };
+    // One that was stopped after it had read the fault.
+    let userfault = Userfault::of_other(userfault);
+    wait_until("the fault is there", || userfault.read(|_| ()).unwrap() > 0);
+    let why = reasons.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(why.contains("the pager is not to be had: it has not answered for 0.3 s"), "{why}");
+    assert_eq!(fault.join().unwrap(), None);
+}
+
+#[test]
+fn a_pager_that_answers_is_not_taken_for_silent_while_a_chunk_is_read() {
+    let mut here = Here::new("slow");
+    here.patience = Duration::from_millis(200);
+    let pager = here.begin_pager();
+    let ram = here.vm();
+    let fault = waiting(&here, &ram, 4 * CHUNK);
+    thread::sleep(Duration::from_secs(1));
+    assert!(!ram.faults().unwrap().has_failed());
+    here.hang(false);
+    assert_eq!(fault.join().unwrap(), Some(4));
+    drop(ram);
+    pager.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_pager_that_cannot_start_says_why() {
+    let here = Here::new("start");
+    let program = here.directory.with_extension("program");
+    fs::write(&program, "#!/bin/sh\necho no such pack >&2\nexit 3\n").unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+    let options = PagerOptions {
+        directory: here.directory.clone(),
+        program: program.clone(),
+        patience: Duration::from_secs(60),
+    };
+    let why = report(&Pager::connect(&options, here.pack(), PathBuf::from("pack"), LEN).unwrap_err());
+    fs::remove_file(&program).unwrap();
+    assert!(why.contains("cannot start the pager") && why.contains("exit status: 3: no such pack"), "{why}");
+}
+
+#[test]
+fn a_refused_service_is_not_registered_and_the_pager_goes_with_its_last_vm() {
+    let here = Here::new("refused");
+    let pager = here.begin_pager();
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(here.place().socket()).unwrap()).unwrap();
+    let say = |ask: &Ask, fd: Option<BorrowedFd<'_>>| {
+        send(&socket, ask, fd, SendFlags::empty()).unwrap();
+        receive_until::<Answer>(&socket, Instant::now() + Duration::from_secs(60)).unwrap().unwrap().0
+    };
+    assert_eq!(say(&Ask::Base { version: VERSION, memory_len: LEN }, None), Answer::Done);
+    // Nothing was agreed about it with the kernel: it can be polled, and neither read nor woken.
+    let userfault = Userfault::without_agreement().unwrap();
+    for _ in 0..2 {
+        let said = say(&Ask::Serve { start: 0, len: LEN }, Some(userfault.as_fd()));
+        assert!(matches!(&said, Answer::Refused(why) if why.contains("cannot be woken")), "{said:?}");
+    }
+    assert_eq!(say(&Ask::Ping, None), Answer::Alive);
+    drop(socket);
+    pager.join().unwrap().unwrap();
+}

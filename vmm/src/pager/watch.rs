@@ -1,0 +1,227 @@
+//! The thread of a VM that hears what its pager says: looks for another when it dies, ends the VM when there is none or when it answers
+//! nothing, and outlives the VM until no pager can act on its memory any more.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, PoisonError, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::net::{SendFlags, Shutdown};
+
+use super::client::Inner;
+use super::connection::PAUSE;
+use super::list::listed;
+use super::message::{Answer, Ask, receive_until, send};
+use crate::error::report;
+use crate::memory::faults::Faults;
+use crate::memory::paging::Fetched;
+use crate::sync::lock;
+
+/// Between two looks at who waits for memory that will not come.
+const LOOK: Duration = Duration::from_millis(20);
+/// So many times within the patience it is looked whether anyone waits for the pager.
+const TICKS: u32 = 6;
+/// A pager that has said nothing for so many of them after it was asked answers nothing.
+const UNANSWERED: u32 = 4;
+/// Between two looks, at least.
+const SHORTEST_TICK: Duration = Duration::from_millis(20);
+/// Between two attempts to find another pager, at most.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// Why a connection is not listened to any more.
+enum Heard {
+    /// It has ended.
+    End,
+    /// The pager answers nothing, and faults wait.
+    Silence,
+}
+
+impl Inner {
+    /// Hears what the pager says, until the VM's memory is gone and no pager can act on it.
+    pub(super) fn watch(&self, faults: &Weak<Faults>) {
+        while self.watch_one(faults) {}
+        self.wait_until_unserved();
+    }
+
+    /// Hears one pager until its end. Says whether there is another.
+    fn watch_one(&self, faults: &Weak<Faults>) -> bool {
+        let Some(socket) = lock(&self.line).socket.clone() else { return false };
+        let heard = self.hear(&socket, faults);
+        let complaint = self.target.started_ended().err();
+        complaint.iter().for_each(|error| log::warn!("{}", report(error)));
+        let mut line = lock(&self.line);
+        if line.over {
+            return false;
+        }
+        (line.socket, line.count) = (None, line.count + 1);
+        self.changed.notify_all();
+        if matches!(heard, Heard::Silence) {
+            drop(line);
+            let why = format!("the pager is not to be had: {}", self.target.silent());
+            self.give_up(faults, &why);
+            return false;
+        }
+        line.served_by.retain(|served| !Arc::ptr_eq(served, &socket));
+        drop(line);
+        self.replace(faults)
+    }
+
+    fn hear(&self, socket: &OwnedFd, faults: &Weak<Faults>) -> Heard {
+        let tick = (self.target.options.patience / TICKS).max(SHORTEST_TICK);
+        let mut unanswered: Option<u32> = None;
+        loop {
+            match receive_until::<Answer>(socket, Instant::now() + tick) {
+                Ok(Some((said, beside))) => {
+                    unanswered = None;
+                    self.heard(said, beside, faults);
+                }
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    if lock(&self.line).over {
+                        return Heard::End;
+                    }
+                    if self.has_fallen_silent(socket, faults, &mut unanswered) {
+                        return Heard::Silence;
+                    }
+                }
+                Ok(None) | Err(_) => return Heard::End,
+            }
+        }
+    }
+
+    /// Asks a pager that somebody waits for whether it is alive. Says whether it is not, and a fault waits.
+    fn has_fallen_silent(
+        &self,
+        socket: &OwnedFd,
+        faults: &Weak<Faults>,
+        unanswered: &mut Option<u32>,
+    ) -> bool {
+        let Some(faults) = faults.upgrade() else { return false };
+        let is_waited_for = faults.is_waited_for();
+        // Faults that a pager has read show only once they come again.
+        faults.ask_again();
+        match unanswered {
+            Some(ticks) if *ticks >= UNANSWERED => {
+                if lock(&self.line).completes {
+                    lock(&self.line).completed = Some(Answer::Refused(self.target.silent().to_string()));
+                    self.changed.notify_all();
+                }
+                *unanswered = None;
+                is_waited_for
+            }
+            Some(ticks) => {
+                *ticks += 1;
+                false
+            }
+            None => {
+                if is_waited_for || lock(&self.line).completes {
+                    let _ = send(socket, &Ask::Ping, None, SendFlags::DONTWAIT);
+                    *unanswered = Some(1);
+                }
+                false
+            }
+        }
+    }
+
+    fn heard(&self, said: Answer, beside: Option<OwnedFd>, faults: &Weak<Faults>) {
+        match said {
+            Answer::Unreadable { start, end, why } => {
+                if let Some(faults) = faults.upgrade() {
+                    faults.fail(&why);
+                    faults.refuse(start..end);
+                }
+            }
+            Answer::Fetched { chunk_len, touched, prefetch } => {
+                let ahead = beside.and_then(|list| listed(&list.into(), self.target.memory_len).ok());
+                let fetched = ahead.map(|ahead| Fetched { chunk_len, touched, ahead, prefetch });
+                lock(&self.line).fetched = fetched;
+                self.changed.notify_all();
+            }
+            Answer::NotPrefetched(why) => log::warn!("the pager fetches nothing ahead: {why}"),
+            Answer::Alive => {}
+            answer => {
+                lock(&self.line).completed = Some(answer);
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    /// Looks for another pager. If there is none in time, the VM ends: says whether there is one.
+    fn replace(&self, faults: &Weak<Faults>) -> bool {
+        let deadline = self.target.deadline();
+        let mut pause = PAUSE;
+        loop {
+            let Some(alive) = faults.upgrade() else { return false };
+            let found = self.target.reach(deadline).and_then(|socket| {
+                let socket = Arc::new(socket);
+                self.serve(&socket, &alive, deadline).map(|()| socket)
+            });
+            drop(alive);
+            let why = match found {
+                Ok(socket) => {
+                    let mut line = lock(&self.line);
+                    // Its end may have come meanwhile.
+                    if line.over {
+                        return false;
+                    }
+                    line.socket = Some(Arc::clone(&socket));
+                    self.changed.notify_all();
+                    drop(line);
+                    self.ask_ahead(&socket);
+                    return true;
+                }
+                Err(error) => report(&error),
+            };
+            if lock(&self.line).over {
+                return false;
+            }
+            if Instant::now() > deadline {
+                let why = format!("the pager has died, and there is no other: {why}");
+                self.give_up(faults, &why);
+                return false;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Lets all who wait for memory go, for as long as there are any.
+    fn give_up(&self, faults: &Weak<Faults>, why: &str) {
+        lock(&self.line).over = true;
+        self.changed.notify_all();
+        while let Some(alive) = faults.upgrade() {
+            alive.let_go(why);
+            drop(alive);
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Waits until no pager can act on the VM's memory, and gives its addresses back then. A pager that is stopped keeps them.
+    fn wait_until_unserved(&self) {
+        let line = lock(&self.line);
+        let waited = self.changed.wait_while(line, |line| line.range.is_none());
+        let mut line = waited.unwrap_or_else(PoisonError::into_inner);
+        let (range, served_by) = (line.range.take(), std::mem::take(&mut line.served_by));
+        line.socket = None;
+        drop(line);
+        for socket in served_by {
+            let _ = rustix::net::shutdown(&*socket, Shutdown::Write);
+            loop {
+                let end = Instant::now() + Duration::from_secs(3600);
+                match receive_until::<Answer>(&*socket, end) {
+                    Err(error) if said_nothing_of_use(&error) => {}
+                    // It is not over, whatever the pager says.
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => break,
+                }
+            }
+        }
+        drop(range);
+    }
+}
+
+/// Whether a connection with this error goes on.
+fn said_nothing_of_use(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, TimedOut, UnexpectedEof};
+    matches!(error.kind(), InvalidData | TimedOut | UnexpectedEof)
+}
