@@ -337,6 +337,44 @@ fn one_that_a_disk_touches_does_too() {
 }
 
 #[test]
+fn in_a_program_of_many_vms_one_that_a_disk_touches_ends_its_vm_alone() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = scratch.fresh("image");
+    fs::write(&image, vec![7; 1 << 20]).unwrap();
+    let words = format!("path={},id=root", image.display());
+    let mut guest = Boot::small("disk").device(["--disk".to_owned(), words]).start();
+    while guest.next_number("sector") < 70 {}
+    let snapshot = guest.snapshot_as(&["--compress", "zstd", "--chunk-size", "4K"]);
+    drop(guest);
+    let warm = Warm::new();
+    let (said, _other) = warm.restore(RestoreOptions::default());
+    let (path, chunks) = (snapshot.memory_path(), stored(&snapshot));
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let (to, name) = Store::split(snapshot.directory()).unwrap();
+    let mut ended = 0;
+    for (chunk, place) in chunks {
+        let (at, mut byte) = ((place.start + place.end) / 2, [0]);
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 0x40], at).unwrap();
+        let recorder = Recorder::default();
+        let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+        let vm = volt_vmm::Snapshot::open(&to, &name).unwrap().restore_with(options).unwrap();
+        let is_through = || numbers(&recorder.text(), "sector").len() > 40;
+        wait_until("it ends or goes on", || vm.state() == RunState::Ended || is_through());
+        if vm.state() == RunState::Ended {
+            let why = vm.wait().unwrap_err().to_string();
+            assert!(why.contains(&format!("is damaged in chunk {chunk} ")), "{why}");
+            ended += 1;
+        }
+        drop(vm);
+        file.write_all_at(&byte, at).unwrap();
+    }
+    assert!(ended > 3, "{ended} chunks are touched");
+    goes_on(&said);
+}
+
+#[test]
 fn a_file_that_is_cut_while_a_guest_runs_from_it_ends_the_guest() {
     needs!(kvm);
     let (snapshot, _) = packed(32, &["--compress", "lz4", "--chunk-size", "4K"]);

@@ -256,14 +256,26 @@ fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
         VmExit::MmioRead { address, .. } | VmExit::MmioWrite { address, .. } => {
             Err(unreadable(&format!("guest memory at {address:#x}"), board))
         }
-        VmExit::Unreadable => Err(unreadable("guest memory", board)),
+        VmExit::Unreadable(None) => Err(unreadable("guest memory", board)),
+        VmExit::Unreadable(Some(address)) => Err(unreadable(&format!("guest memory at {address:#x}"), board)),
         VmExit::Failed(why) => Err(why),
     };
     board.control.end(end.map_err(|why| format!("vCPU {id}{}: {why}", vcpu.whereabouts())));
     false
 }
 
-/// Memory that KVM cannot have.
+/// Why KVM cannot have memory: what happened to it, as far as this process knows.
 fn unreadable(what: &str, board: &Board) -> String {
-    format!("{what} cannot be accessed: {} is gone or too short", board.ram.file_name().display())
+    let file = board.ram.file_name();
+    let file = file.display();
+    if let Some(why) = board.ram.faults().and_then(|faults| faults.failure()) {
+        format!("{what} cannot be accessed: {why}")
+    } else if board.ram.is_truncated() {
+        format!("{what} cannot be accessed: {file} is gone or too short")
+    } else {
+        format!(
+            "{what} cannot be accessed: {file} is as long as it should be, so it or a file over it cannot be read, or the \
+             host has no memory left (its kernel's log says which)"
+        )
+    }
 }

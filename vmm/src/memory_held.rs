@@ -53,12 +53,18 @@ impl Vm {
         let base = ram.base().file.metadata();
         let base = base.map_err(|source| Error::host("look at the base of guest memory", source))?;
         let private_bytes = private_pages(&ram)?.len() * PAGE;
-        let fetched = ram.faults().and_then(|faults| faults.paging().fetched());
-        let prefetch = match &*lock(&self.ahead) {
+        let ahead = lock(&self.ahead);
+        let list = match &*ahead {
+            Ahead::Shared(runs) => Some(runs),
+            _ => None,
+        };
+        let fetched = ram.faults().and_then(|faults| faults.paging().fetched(list));
+        let prefetch = match &*ahead {
             Ahead::Nothing | Ahead::Planned(_) => None,
             Ahead::Begun(progress) => Some(progress.now()),
-            Ahead::Shared => fetched.as_ref().and_then(|fetched| fetched.prefetch),
+            Ahead::Shared(_) => fetched.as_ref().and_then(|fetched| fetched.prefetch),
         };
+        drop(ahead);
         let chunks = fetched.map(|fetched| chunks(&ram, &fetched)).transpose()?;
         Ok(MemoryHeld { base_bytes: base.blocks() * 512, private_bytes, chunks, prefetch })
     }

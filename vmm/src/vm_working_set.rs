@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result, report};
-use crate::memory::prefetch::{Progress, populate};
+use crate::memory::prefetch::{Progress, Runs, populate};
 use crate::snapshot::Recorded;
 use crate::snapshot::recording::Recording;
 use crate::snapshot::working_set::Plan;
@@ -19,8 +19,8 @@ pub(crate) enum Ahead {
     Planned(Plan),
     /// It is under way for this VM alone.
     Begun(Arc<Progress>),
-    /// It is under way, or was before, for all VMs over the same base.
-    Shared,
+    /// This list is under way, or was before, for all VMs over the same base that name it.
+    Shared(Runs),
 }
 
 impl Vm {
@@ -44,7 +44,7 @@ impl Vm {
         if let Some(faults) = ram.faults() {
             // The pages of a diff are there, and what lies under them nobody will touch.
             let runs = set.runs_without(over.as_deref());
-            return faults.paging().prefetch(&runs).map(|()| Ahead::Shared);
+            return faults.paging().prefetch(&runs).map(|()| Ahead::Shared(runs));
         }
         let progress = populate(&ram, set.runs())?;
         let at_end = Arc::clone(&progress);

@@ -149,7 +149,7 @@ impl Vcpu {
             Err(error) => match error.errno() {
                 // EAGAIN: an application processor that was woken before its SIPI.
                 libc::EINTR | libc::EAGAIN => VmExit::Interrupted,
-                libc::EFAULT => VmExit::Unreadable,
+                libc::EFAULT => VmExit::Unreadable(exit::faulted_at(self.fd.get_kvm_run())),
                 errno => VmExit::Failed(format!("KVM_RUN: {}", io::Error::from_raw_os_error(errno))),
             },
         }

@@ -88,7 +88,8 @@ impl Backing {
         if let Some(paging) = paging {
             never_huge(ram.host_address_of(0), ram.len());
             // Before anyone touches it: what is missing where nobody watches, the kernel makes a page of zeros, in the base of all.
-            ram.keep(Faults::of(ram.host_address_of(0), ram.len(), paging, Refusal::NoAccess)?);
+            let faults = Faults::of(ram.host_address_of(0), ram.len(), paging, Refusal::NoAccess)?;
+            ram.keep(faults, pages.as_ref().map(|over| &*over.pages));
         }
         pages.iter().try_for_each(|pages| lay_over(ram, pages))?;
         ram.change_base(|under| *under = Some(base));

@@ -147,6 +147,14 @@ impl Faults {
         self.paging.complete()
     }
 
+    /// Fetches a range of memory on this thread, if whoever answers the faults is this process: says whether it is.
+    ///
+    /// # Errors
+    /// Some of it cannot be had.
+    pub fn bring(&self, range: Range<u64>) -> Result<bool> {
+        self.number.get().map_or(Ok(false), |number| self.paging.bring(*number, range))
+    }
+
     /// Says whom to tell when memory cannot be had, once: at once if that has happened.
     pub fn when_unreadable(&self, tell: impl FnOnce(String) + Send + 'static) {
         let mut failure = lock(&self.failure);
@@ -172,6 +180,12 @@ impl Faults {
         if let Some(tell) = tell {
             tell(why.to_owned());
         }
+    }
+
+    /// Why it has failed, if it has.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        lock(&self.failure).why.clone()
     }
 
     /// Whether it has failed.

@@ -9,9 +9,11 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::PAGE;
@@ -33,7 +35,13 @@ pub struct Filler {
     ahead: Box<[AtomicU64]>,
     touched: AtomicU64,
     decoded: AtomicU64,
+    /// The host had no memory until the end of the last wait for it: nobody waits again before there is some.
+    is_starved: AtomicBool,
 }
+
+/// How long memory that the host lacks is waited for, first and last: 2 s in all.
+const FIRST_WAIT: Duration = Duration::from_millis(1);
+const LAST_WAIT: Duration = Duration::from_millis(1024);
 
 /// Why chunks are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +124,8 @@ impl Filler {
         let chunks = len.div_ceil(source.chunk_len());
         let [filled, ahead] = [(); 2].map(|()| (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let [touched, decoded] = [(); 2].map(|()| AtomicU64::new(0));
-        Ok(Self { source, memfd, window, filled, ahead, touched, decoded })
+        let is_starved = AtomicBool::new(false);
+        Ok(Self { source, memfd, window, filled, ahead, touched, decoded, is_starved })
     }
 
     /// The file that is filled.
@@ -187,9 +196,11 @@ impl Filler {
         if hands.reader.read(chunk, bytes)? == Chunk::Zero {
             return Ok(Chunk::Zero);
         }
-        self.window
-            .put(start, bytes)
+        self.patiently(hands.why, || self.window.put(start, bytes))
             .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
+        if self.is_starved.load(Ordering::Relaxed) {
+            self.is_starved.store(false, Ordering::Relaxed);
+        }
         // Another may have fetched it at the same time: each of its pages is there once, whosesoever it is, and so it counts once.
         if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
             self.decoded.fetch_add(1, Ordering::Relaxed);
@@ -200,6 +211,28 @@ impl Filler {
             }
         }
         Ok(Chunk::Bytes)
+    }
+
+    /// Tries again for a while if the host has no memory, which reclaim may free: the VM would end for it. Reading ahead does not wait.
+    pub(super) fn patiently(
+        &self,
+        why: Why,
+        mut act: impl FnMut() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        let mut wait = FIRST_WAIT;
+        loop {
+            match act() {
+                Err(Errno::NOMEM) if why != Why::Ahead && !self.is_starved.load(Ordering::Relaxed) => {
+                    if wait > LAST_WAIT {
+                        self.is_starved.store(true, Ordering::Relaxed);
+                        return Err(Errno::NOMEM);
+                    }
+                    thread::sleep(wait);
+                    wait *= 2;
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Fills all that is not there yet, on all cores. Afterwards a hole in the memfd is a page of zeros, and the memfd as good a base as

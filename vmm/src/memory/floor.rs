@@ -114,7 +114,7 @@ impl Paging for Floor {
         Ok(())
     }
 
-    fn fetched(&self) -> Option<Fetched> {
+    fn fetched(&self, _: Option<&Runs>) -> Option<Fetched> {
         None
     }
 }

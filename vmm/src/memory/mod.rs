@@ -25,6 +25,7 @@ pub mod lease;
 pub mod pages;
 pub mod paging;
 pub mod populated;
+pub mod presence;
 pub mod prefetch;
 pub mod put_back;
 pub mod ram;

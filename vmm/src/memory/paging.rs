@@ -25,6 +25,16 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// late answer to a page fault can change what is mapped there next.
     fn end(&self, number: u64, range: AddressRange);
 
+    /// Fetches what is in a range of a VM's memory and not there yet, on this thread: afterwards it is touched without a message. Says
+    /// whether that can be done here.
+    ///
+    /// # Errors
+    /// A chunk cannot be had.
+    fn bring(&self, number: u64, range: Range<u64>) -> Result<bool> {
+        let (_, _) = (number, range);
+        Ok(false)
+    }
+
     /// Fills all that is not there yet: from then on a hole is a page of zeros.
     ///
     /// # Errors
@@ -38,8 +48,9 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// Nobody can.
     fn prefetch(&self, runs: &Runs) -> Result<()>;
 
-    /// What has been fetched for all VMs over the base. None where whoever does it does not say.
-    fn fetched(&self) -> Option<Fetched>;
+    /// What has been fetched for all VMs over the base, and how far reading ahead is of the list that this VM has named. None where
+    /// whoever does it does not say.
+    fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched>;
 }
 
 /// Chunks that are in a base.
@@ -51,6 +62,6 @@ pub struct Fetched {
     pub touched: u64,
     /// Where those are that were fetched before.
     pub ahead: Vec<Range<u64>>,
-    /// How far reading ahead is, once it has begun.
+    /// How far reading ahead of the VM's list is, once it has begun.
     pub prefetch: Option<Reading>,
 }

@@ -20,6 +20,7 @@ use super::backing::Base;
 use super::faults::Faults;
 use super::lease::name_of;
 use super::pages::PageSet;
+use super::presence::Presence;
 use super::writes::{GuestMemory, OwnWrites};
 
 use crate::error::{Error, Result};
@@ -248,8 +249,11 @@ impl GuestRam {
         self.reservation.faults.get()
     }
 
-    /// Keeps what answers its page faults until after nothing is mapped any more. A RAM is mapped once.
-    pub(super) fn keep(&self, faults: Arc<Faults>) {
+    /// Keeps what answers its page faults until after nothing is mapped any more, and has devices ask for pages before they touch them,
+    /// but for those that lie `over` the base. A RAM is mapped once.
+    pub(super) fn keep(&self, faults: Arc<Faults>, over: Option<&PageSet>) {
+        let presence = Arc::new(Presence::new(&self.regions, &faults, over));
+        self.guest.iter().for_each(|region| region.bitmap().ask_for(&presence));
         self.reservation.faults.set(faults).expect("memory is mapped once");
     }
 

@@ -13,6 +13,7 @@ use rustix::mm::Advice;
 
 use super::PAGE;
 use super::ram::GuestRam;
+use super::writes::presence;
 use crate::error::{Error, Result};
 
 /// Gives `len` bytes of guest memory at `gpa` back, and with them their content. What is mapped shared nothing else may have
@@ -52,6 +53,9 @@ pub(super) fn drop_private(ram: &GuestRam, range: Range<u64>) -> rustix::io::Res
         return Ok(());
     }
     let len = (range.end - range.start) as usize;
+    if let Some(presence) = presence(ram.guest()) {
+        presence.forget(range.clone());
+    }
     // SAFETY: the pages are guest memory, which is mapped for as long as there is `ram`. What is in them is the guest's and may
     // change at any time, which is how everyone who looks at guest memory treats it.
     unsafe { rustix::mm::madvise(ram.host_address_of(range.start).cast(), len, Advice::LinuxDontNeed) }

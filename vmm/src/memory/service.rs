@@ -103,8 +103,8 @@ pub struct Service {
     /// The base as VMs map it.
     base: Arc<File>,
     thread: Option<JoinHandle<()>>,
-    /// What is read ahead, once something is.
-    ahead: Mutex<Option<(Runs, Arc<Progress>)>>,
+    /// The lists that are read ahead, or were.
+    ahead: Mutex<Vec<(Runs, Arc<Progress>)>>,
 }
 
 struct Shared {
@@ -125,6 +125,8 @@ impl fmt::Debug for Shared {
     }
 }
 
+/// Lists of memory that are read ahead at the same time, each on a thread.
+const MOST_LISTS: usize = 8;
 /// What the event that ends the thread is known by; VMs have numbers from 1 on.
 const STOP: u64 = 0;
 
@@ -217,9 +219,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        if let Some((_, progress)) = &*lock(&self.ahead) {
-            progress.stop();
-        }
+        lock(&self.ahead).iter().for_each(|(_, progress)| progress.stop());
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
         // The last VM may have gone while that thread told it of its end.
         if let Some(thread) =
@@ -243,15 +243,32 @@ impl Paging for Service {
         self.remove(number);
     }
 
+    fn bring(&self, number: u64, range: Range<u64>) -> Result<bool> {
+        let Some(served) = lock(&self.shared.served).get(&number).cloned() else { return Ok(false) };
+        let chunk_len = self.shared.filler.chunk_len();
+        let mut hands = self.shared.filler.hands(Why::Touched);
+        let mut chunks = range.start / chunk_len..range.end.div_ceil(chunk_len);
+        chunks.try_for_each(|chunk| self.shared.put(&served, chunk, &mut hands))?;
+        Ok(true)
+    }
+
     fn complete(&self) -> Result<()> {
         self.shared.filler.complete()
     }
 
-    /// Once, for all VMs.
+    /// Once for all VMs that name the same, and beside what others name: diffs over one base have lists of their own.
     fn prefetch(&self, runs: &Runs) -> Result<()> {
         let mut ahead = lock(&self.ahead);
-        if ahead.as_ref().is_some_and(|(known, _)| known == runs) {
+        if ahead.iter().any(|(known, _)| known == runs) {
             return Ok(());
+        }
+        if ahead.len() >= MOST_LISTS {
+            // A list that is over may be named again, and is read fast then.
+            let over = ahead.iter().position(|(_, progress)| progress.now().is_over).ok_or_else(|| {
+                let why = std::io::Error::other(format!("{MOST_LISTS} lists are being read already"));
+                Error::host("read memory ahead", why)
+            })?;
+            ahead.remove(over);
         }
         let shared = Arc::clone(&self.shared);
         let progress = prefetch::ahead(runs, move |steps| {
@@ -262,19 +279,19 @@ impl Paging for Service {
                 chunks.try_for_each(|chunk| filler.fill(chunk, &mut hands).map(drop))
             })
         })?;
-        if let Some((_, before)) = ahead.replace((Arc::clone(runs), progress)) {
-            before.stop();
-        }
+        ahead.push((Arc::clone(runs), progress));
         Ok(())
     }
 
-    fn fetched(&self) -> Option<Fetched> {
+    fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched> {
         let filler = &self.shared.filler;
+        let lists = lock(&self.ahead);
+        let list = ahead.and_then(|runs| lists.iter().find(|(known, _)| known == runs));
         Some(Fetched {
             chunk_len: filler.chunk_len(),
             touched: filler.touched(),
             ahead: filler.ahead().collect(),
-            prefetch: lock(&self.ahead).as_ref().map(|(_, progress)| progress.now()),
+            prefetch: list.map(|(_, progress)| progress.now()),
         })
     }
 }
@@ -329,25 +346,28 @@ impl Shared {
         Ok(())
     }
 
+    /// Puts a chunk in place, and wakes whoever waits for it.
     fn bring(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) {
+        let range = self.filler.range(chunk);
+        let wake = || served.userfault.wake(served.start + range.start, range.end - range.start);
+        match self.put(served, chunk, hands) {
+            // A process that is gone waits for nothing.
+            Ok(()) => drop(served.while_served(wake)),
+            Err(error) => (served.unreadable)(range, &error),
+        }
+    }
+
+    fn put(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) -> Result<()> {
         let range = self.filler.range(chunk);
         if let Some(touched) = &self.touched {
             touched(range.start);
         }
-        let done = self.filler.fill(chunk, hands).and_then(|what| match what {
+        match self.filler.fill(chunk, hands)? {
             Chunk::Bytes => Ok(()),
-            Chunk::Zero => served
-                .while_served(|| zero(served, &range))
+            Chunk::Zero => self
+                .filler
+                .patiently(Why::Touched, || served.while_served(|| zero(served, &range)))
                 .map_err(|errno| Error::host("put pages of zeros in the place of guest memory", errno)),
-        });
-        match done {
-            // A process that is gone waits for nothing.
-            Ok(()) => drop(
-                served.while_served(|| {
-                    served.userfault.wake(served.start + range.start, range.end - range.start)
-                }),
-            ),
-            Err(error) => (served.unreadable)(range, &error),
         }
     }
 }

@@ -5,12 +5,15 @@
 //! a page that is copied between a write and its mark is copied again. What the kernel is asked to write (readv into a buffer)
 //! the slices cannot see: whoever asks says so with `Buffers::written`.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use vm_memory::bitmap::{Bitmap, NewBitmap, RefSlice, WithBitmapSlice};
 
+use vm_memory::GuestMemoryBackend;
+
 use super::PAGE;
+use super::presence::Presence;
 
 /// Guest memory as everyone has it.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<OwnWrites>;
@@ -24,18 +27,31 @@ pub struct OwnWrites {
     len: u64,
     /// Made when somebody first wants to know. What was written before is found in the page tables.
     words: OnceLock<Box<[AtomicU64]>>,
+    /// Which pages are there, where they are filled as they are touched.
+    presence: OnceLock<Arc<Presence>>,
+}
+
+/// Which pages of memory are there. None where all are: nothing is to be asked then.
+#[must_use]
+pub fn presence(memory: &GuestMemory) -> Option<&Presence> {
+    memory.iter().next()?.bitmap().presence.get().map(|presence| &**presence)
 }
 
 impl OwnWrites {
     /// Of a region of `len` bytes. Nothing is remembered yet.
     pub(super) fn new(len: u64) -> Self {
-        Self { len, words: OnceLock::new() }
+        Self { len, words: OnceLock::new(), presence: OnceLock::new() }
     }
 
     /// Begins to remember.
     pub(super) fn begin(&self) {
         let words = self.len.div_ceil(PAGE * 64);
         self.words.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+    }
+
+    /// From now on pages are asked for before a device touches them.
+    pub(super) fn ask_for(&self, presence: &Arc<Presence>) {
+        let _ = self.presence.set(Arc::clone(presence));
     }
 
     /// What was written, a bit a page; from now on it is forgotten.

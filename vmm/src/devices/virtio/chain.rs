@@ -10,7 +10,7 @@ use vm_memory::bitmap::Bitmap;
 use vm_memory::{ByteValued, GuestAddress, GuestMemoryBackend};
 
 use super::Broken;
-use crate::memory::writes::{GuestMemory, Slice};
+use crate::memory::writes::{GuestMemory, Slice, presence};
 
 /// A chain.
 #[derive(Debug)]
@@ -79,6 +79,16 @@ impl<'m> Chain<'m> {
     }
 }
 
+/// Has memory that is filled as it is touched there before a device touches it.
+///
+/// # Errors
+/// It cannot be had, and the VM ends.
+pub(super) fn has_page(memory: &GuestMemory, at: GuestAddress, len: u64) -> Result<(), Broken> {
+    presence(memory).map_or(Ok(()), |presence| {
+        presence.ensure(at.0, len).map_err(|_| Broken("guest memory that cannot be had"))
+    })
+}
+
 impl<'m> PieceQueue<'m> {
     fn push_back(&mut self, piece: Slice<'m>) {
         if self.first.is_none() && self.rest.is_empty() {
@@ -109,6 +119,7 @@ impl<'m> PieceQueue<'m> {
 
 impl<'m> Buffers<'m> {
     fn push(&mut self, memory: &'m GuestMemory, at: GuestAddress, len: usize) -> Result<(), Broken> {
+        has_page(memory, at, len as u64)?;
         for piece in memory.get_slices(at, len) {
             let piece = piece.map_err(|_| Broken("a descriptor outside of memory"))?;
             self.len += piece.len();

@@ -4,13 +4,15 @@ use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
-use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_bindings::bindings::virtio_ring::{
+    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
+};
 use virtio_queue::{Queue, QueueOwnedT, QueueState as State, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::Broken;
-use super::chain::Chain;
-use crate::memory::writes::GuestMemory;
+use super::chain::{Chain, has_page};
+use crate::memory::writes::{GuestMemory, presence};
 
 /// A queue.
 #[derive(Debug)]
@@ -75,9 +77,28 @@ impl VirtQueue {
         if !self.ring.ready() {
             return Ok(None);
         }
+        self.has_rings(memory)?;
         let size = self.ring.size();
         let mut available = self.ring.iter(memory).map_err(|_| Broken("an available index that jumped"))?;
-        available.next().map(|descriptors| Chain::walk(descriptors, memory, size)).transpose()
+        let Some(descriptors) = available.next() else { return Ok(None) };
+        has_table(&self.ring, memory, descriptors.head_index())?;
+        Chain::walk(descriptors, memory, size).map(Some)
+    }
+
+    /// Has the rings there, where memory is filled as it is touched.
+    fn has_rings(&self, memory: &GuestMemory) -> Result<(), Broken> {
+        if presence(memory).is_none() {
+            return Ok(());
+        }
+        let (ring, size) = (&self.ring, u64::from(self.ring.size()));
+        for (at, len) in [
+            (ring.desc_table(), 16 * size),
+            (ring.avail_ring(), 6 + 2 * size),
+            (ring.used_ring(), 6 + 8 * size),
+        ] {
+            has_page(memory, GuestAddress(at), len)?;
+        }
+        Ok(())
     }
 
     /// Undoes the last [`VirtQueue::pop`].
@@ -90,6 +111,7 @@ impl VirtQueue {
     /// # Errors
     /// [`Broken`] when the used ring is not in memory any more, which a guest cannot bring about.
     pub fn put(&mut self, memory: &GuestMemory, head: u16, written: usize) -> Result<(), Broken> {
+        self.has_rings(memory)?;
         // A chain has at most 2^32 - 1 bytes (`Chain::walk`).
         let written = u32::try_from(written).unwrap_or(u32::MAX);
         self.unannounced = self.unannounced.wrapping_add(1);
@@ -102,6 +124,7 @@ impl VirtQueue {
     /// As [`VirtQueue::put`].
     pub fn put_together(&mut self, memory: &GuestMemory, chains: &[(u16, usize)]) -> Result<(), Broken> {
         let Some(((head, written), before)) = chains.split_last() else { return Ok(()) };
+        self.has_rings(memory)?;
         // The index, which says how far the ring counts, is only written with the last of them.
         let mut index = Wrapping(self.ring.next_used());
         for (head, written) in before {
@@ -133,6 +156,7 @@ impl VirtQueue {
         if unannounced == 0 {
             return Ok(false);
         }
+        self.has_rings(memory)?;
         // What was put must be visible before the driver's wish is read (virtio 1.2, section 2.7.10).
         fence(Ordering::SeqCst);
         let load = |offset| {
@@ -153,6 +177,9 @@ impl VirtQueue {
     /// # Errors
     /// As [`VirtQueue::put`].
     pub fn hush(&mut self, memory: &GuestMemory) -> Result<(), Broken> {
+        if self.ring.ready() {
+            self.has_rings(memory)?;
+        }
         match self.ring.ready() {
             true => self.ring.disable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
             false => Ok(()),
@@ -164,11 +191,36 @@ impl VirtQueue {
     /// # Errors
     /// As [`VirtQueue::put`].
     pub fn listen(&mut self, memory: &GuestMemory) -> Result<bool, Broken> {
+        if self.ring.ready() {
+            self.has_rings(memory)?;
+        }
         match self.ring.ready() {
             true => self.ring.enable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
             false => Ok(false),
         }
     }
+}
+
+/// Has the indirect table of a chain there, where memory is filled as it is touched: all else that is read of a chain is the rings'.
+fn has_table(ring: &Queue, memory: &GuestMemory, head: u16) -> Result<(), Broken> {
+    if presence(memory).is_none() {
+        return Ok(());
+    }
+    let mut index = head;
+    for _ in 0..ring.size() {
+        let at = ring.desc_table().wrapping_add(16 * u64::from(index));
+        let read = memory.read_obj::<[u64; 2]>(GuestAddress(at));
+        let Ok([address, rest]) = read.map(|words| words.map(u64::from_le)) else { return Ok(()) };
+        let (len, flags, next) = (u64::from(rest as u32), (rest >> 32) as u32 & 0xffff, (rest >> 48) as u16);
+        if flags & VRING_DESC_F_INDIRECT != 0 {
+            return has_page(memory, GuestAddress(address), len);
+        }
+        if flags & VRING_DESC_F_NEXT == 0 || next >= ring.size() {
+            break;
+        }
+        index = next;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

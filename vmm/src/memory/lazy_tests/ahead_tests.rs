@@ -11,8 +11,8 @@ fn wait_over(now: impl Fn() -> Reading) -> Reading {
     now()
 }
 
-fn of_service(service: &Service) -> Reading {
-    wait_over(|| service.fetched().unwrap().prefetch.unwrap())
+fn of_service(service: &Service, runs: &Runs) -> Reading {
+    wait_over(|| service.fetched(Some(runs)).unwrap().prefetch.unwrap())
 }
 
 fn of(progress: &Progress) -> Reading {
@@ -21,7 +21,7 @@ fn of(progress: &Progress) -> Reading {
 
 /// The numbers of chunks that were fetched ahead, and how many because they were touched: each chunk counts once.
 fn fetched(service: &Service) -> (Vec<u64>, u64) {
-    let fetched = service.fetched().unwrap();
+    let fetched = service.fetched(None).unwrap();
     assert_eq!(fetched.ahead.len() as u64 + fetched.touched, service.filler().decoded());
     (fetched.ahead.iter().map(|range| range.start / CHUNK).collect(), fetched.touched)
 }
@@ -34,7 +34,7 @@ fn what_is_read_ahead_is_there_before_it_is_touched() {
     let runs = Runs::from([40 * CHUNK + 3 * PAGE..43 * CHUNK, 5 * CHUNK - PAGE..6 * CHUNK]);
     service.prefetch(&runs).unwrap();
     service.prefetch(&runs).unwrap();
-    assert_eq!(of_service(&service), Reading { pages: 62, read: 62, is_over: true });
+    assert_eq!(of_service(&service, &runs), Reading { pages: 62, read: 62, is_over: true });
     assert_eq!(fetched(&service), (vec![4, 5, 40, 41], 0));
     assert_eq!(mapped_pages(&ram).unwrap().len(), 0, "in the base, and in no page table");
     let reads = source.reads.load(Ordering::SeqCst);
@@ -49,7 +49,7 @@ fn what_is_read_ahead_is_there_before_it_is_touched() {
     // Damage is left to whoever touches it, and ends this.
     let damaged = Runs::from([DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK, 50 * CHUNK..51 * CHUNK]);
     service.prefetch(&damaged).unwrap();
-    assert_eq!(of_service(&service).read, 0);
+    assert_eq!(of_service(&service, &damaged).read, 0);
     assert_eq!((fetched(&service).1, read(&ram, 50 * CHUNK)), (1, word(50 * CHUNK)));
 }
 
@@ -59,7 +59,8 @@ fn what_is_fetched_by_two_at_once_is_there_once() {
         let (_, service) = service(DAMAGED * CHUNK);
         let vms = [vm(&service, None), vm(&service, None)];
         let runs: Vec<_> = (0..DAMAGED).rev().map(|chunk| chunk * CHUNK..(chunk + 1) * CHUNK).collect();
-        service.prefetch(&runs.into()).unwrap();
+        let runs = Runs::from(runs);
+        service.prefetch(&runs).unwrap();
         thread::scope(|scope| {
             for ram in &vms {
                 scope.spawn(move || {
@@ -69,7 +70,7 @@ fn what_is_fetched_by_two_at_once_is_there_once() {
                 });
             }
         });
-        of_service(&service);
+        of_service(&service, &runs);
         let stored = (0..DAMAGED).filter(|chunk| !is_zero(chunk * CHUNK)).count() as u64;
         let (ahead, touched) = fetched(&service);
         assert_eq!(ahead.len() as u64 + touched, stored);
@@ -83,7 +84,8 @@ fn a_fault_does_not_wait_for_what_is_read_ahead() {
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
     // Whoever reads ahead hangs in the source, and what is there or is zero nobody has to read.
     *lock(&source.hangs.0) = true;
-    service.prefetch(&Runs::from([5 * CHUNK..6 * CHUNK, 4 * CHUNK..5 * CHUNK])).unwrap();
+    let runs = Runs::from([5 * CHUNK..6 * CHUNK, 4 * CHUNK..5 * CHUNK]);
+    service.prefetch(&runs).unwrap();
     while !source.has_hung.load(Ordering::SeqCst) {
         thread::sleep(Duration::from_millis(1));
     }
@@ -91,7 +93,7 @@ fn a_fault_does_not_wait_for_what_is_read_ahead() {
     assert_eq!(read(&ram, 8 * CHUNK), word(8 * CHUNK));
     assert_eq!(read(&vm(&service, None), CHUNK + PAGE), word(CHUNK + PAGE));
     source.hangs.1.notify_all();
-    assert_eq!(of_service(&service).read, 32);
+    assert_eq!(of_service(&service, &runs).read, 32);
 }
 
 #[test]
@@ -115,4 +117,20 @@ fn memory_of_a_file_is_mapped_in_and_holds_until_that_is_over() {
     let progress = populate(&ram, &runs).unwrap();
     drop(ram);
     assert_eq!(of(&progress).read, 185);
+}
+
+#[test]
+fn lists_of_two_diffs_over_one_base_are_both_read_to_their_ends() {
+    let (source, service) = service(DAMAGED * CHUNK);
+    let lists = [Runs::from([CHUNK..3 * CHUNK, 7 * CHUNK..9 * CHUNK]), Runs::from([4 * CHUNK..6 * CHUNK])];
+    *lock(&source.hangs.0) = true;
+    for runs in lists.iter().chain(&lists) {
+        service.prefetch(runs).unwrap();
+    }
+    *lock(&source.hangs.0) = false;
+    source.hangs.1.notify_all();
+    for (runs, pages) in lists.iter().zip([64, 32]) {
+        assert_eq!(of_service(&service, runs), Reading { pages, read: pages, is_over: true });
+    }
+    assert_eq!(fetched(&service), (vec![1, 2, 4, 5, 7, 8], 0));
 }

@@ -1,0 +1,74 @@
+//! A host that has no memory for a base.
+
+use super::*;
+
+/// A file in a file system that has room for so much.
+fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
+    use std::ffi::CString;
+    let place = std::env::temp_dir().join(format!("volt-lazy-{}", std::process::id()));
+    std::fs::create_dir_all(&place).unwrap();
+    let path = CString::new(place.to_str().unwrap()).unwrap();
+    let options = CString::new(format!("size={bytes}")).unwrap();
+    let tmpfs = c"tmpfs".as_ptr();
+    // SAFETY: the strings end in zeros, and the mount is taken away again below.
+    let mounted = unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options.as_ptr().cast()) } == 0;
+    let file = mounted.then(|| {
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(place.join("memory"))
+            .unwrap();
+        file.set_len(len).unwrap();
+        // SAFETY: the string ends in a zero. What is open stays.
+        assert_eq!(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }, 0);
+        file
+    });
+    std::fs::remove_dir(&place).unwrap();
+    file
+}
+
+#[test]
+fn memory_that_the_host_does_not_have_is_told_and_no_page_of_zeros() {
+    let Some(file) = file_with_room(4 * CHUNK, LEN) else {
+        eprintln!("SKIPPED: may not mount a file system");
+        return;
+    };
+    let source = Arc::new(Source { len: LEN, ..Source::default() });
+    let service = Arc::new(Service::over(file, Box::new(Shared(source))).unwrap());
+    let ram = vm(&service, None);
+    let (told, reasons) = mpsc::channel();
+    ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
+    let read: Vec<_> =
+        (0..LEN / CHUNK).map(|chunk| (chunk * CHUNK, kernel_reads(&ram, chunk * CHUNK))).collect();
+    let wrong: Vec<_> = read.iter().filter(|(at, read)| read.is_ok_and(|read| read != word(*at))).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(read.iter().any(|(_, read)| read.is_err()));
+    let why = reasons.recv().unwrap();
+    assert!(why.contains("cannot put 65536 bytes of guest memory in place: "), "{why}");
+    assert!(why.contains("memory (os error 12)"), "{why}");
+    assert!(service.complete().is_err());
+}
+
+#[test]
+fn a_fault_waits_for_memory_that_the_host_lacks_for_a_moment() {
+    let Some(file) = file_with_room(4 * CHUNK, LEN) else {
+        eprintln!("SKIPPED: may not mount a file system");
+        return;
+    };
+    let source = Arc::new(Source { len: LEN, ..Source::default() });
+    let service = Arc::new(Service::over(file, Box::new(Shared(source))).unwrap());
+    let ram = vm(&service, None);
+    // Chunks until there is room for no more: one of them waits for what is given back here.
+    let chunks = [1, 2, 4, 5, 7, 8].map(|chunk| chunk * CHUNK);
+    let found = thread::scope(|scope| {
+        let reader = scope.spawn(|| chunks.map(|at| kernel_reads(&ram, at)));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!reader.is_finished());
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(service.filler().memfd(), hole, CHUNK, 3 * CHUNK).unwrap();
+        reader.join().unwrap()
+    });
+    assert_eq!(found, chunks.map(|at| Ok(word(at))));
+    assert!(!ram.faults().unwrap().has_failed());
+}
