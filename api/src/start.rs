@@ -20,15 +20,18 @@ pub(crate) const PROGRAM: &str = "/proc/self/exe";
 pub(crate) struct SharedPager {
     /// Where pagers are found, if not where they usually are.
     pub(crate) directory: Option<PathBuf>,
+    /// The VMs of this user that share it, if not those that name none.
+    pub(crate) group: Option<String>,
     /// Seconds for which it is waited, if not as long as usually.
     pub(crate) patience: Option<u64>,
 }
 
 impl From<SharedPager> for Unpack {
-    fn from(SharedPager { directory, patience }: SharedPager) -> Self {
+    fn from(SharedPager { directory, group, patience }: SharedPager) -> Self {
         let usual = PagerOptions::new(PROGRAM);
         Self::ByPager(PagerOptions {
             directory: directory.unwrap_or(usual.directory),
+            group,
             patience: patience.map_or(usual.patience, Duration::from_secs),
             program: usual.program,
         })

@@ -1,16 +1,16 @@
 //! VMs in processes of their own that share a pager: what it has read is there for all, it may die, and it can be fooled by nobody.
 
 use std::fs::{self, File};
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
 };
 use rustix::process::{Pid, Signal};
 use volt_tests::boot::binary;
@@ -358,6 +358,82 @@ fn say(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> String {
         Ok((_, len)) if len > 0 => String::from_utf8_lossy(&answer[..len]).into_owned(),
         _ => "gone".to_owned(),
     }
+}
+
+/// Has a base as any client has it, and does to it what a client can: reads every page, and writes to every page.
+fn poison(base: &File, len: u64) {
+    let mut page = [0; 4096];
+    let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", base.as_raw_fd()));
+    let file = file.expect("a base with holes can be opened for writing");
+    for at in (0..len).step_by(4096) {
+        let _ = base.read_at(&mut page, at).unwrap();
+        file.write_all_at(&[0xa5; 4096], at).unwrap();
+    }
+}
+
+/// Asks for a base, and has the descriptor beside the answer.
+fn ask_for_base(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> File {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut room);
+    let fds: Vec<_> = fd.into_iter().collect();
+    if !fds.is_empty() {
+        beside.push(SendAncillaryMessage::ScmRights(&fds));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut beside, SendFlags::empty()).unwrap();
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = RecvAncillaryBuffer::new(&mut room);
+    let mut text = [0; 4096];
+    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut beside, RecvFlags::empty()).unwrap();
+    let mut fds = beside.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    fds.next().expect("a base").into()
+}
+
+#[test]
+fn hostile_pager_client_cannot_affect_other_groups() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let hostile = shared.restore(&["--pager-group", "hostile", "--paused"]);
+    assert!(hostile.ask("GET", "/", "").1.contains(r#""state":"Paused""#));
+    let group = shared.directory().join("group-hostile");
+    let names = list(&group);
+    let name = names.iter().find(|name| !name.ends_with(".lock")).expect("a socket");
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(group.join(name)).unwrap()).unwrap();
+    let len = 64_u64 << 20;
+    poison(&ask_for_base(&socket, &format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#), None), len);
+    for options in [&[][..], &["--pager-group", "other"]] {
+        let mut guest = shared.restore(options);
+        goes_on(&mut guest);
+        assert!(base_of(&guest) != base_of(&hostile));
+    }
+    let directory = shared.directory();
+    let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap(), "--pager-group", "../x"];
+    shared.snapshot.try_restore_as(&words).refused(&["pager_group", "letters"]);
+}
+
+#[test]
+fn memory_that_a_client_brings_is_given_to_no_other() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let directory = shared.directory();
+    let mut command = Command::new(binary());
+    command.arg("pager").arg(shared.snapshot.directory()).arg("--pager-dir").arg(&directory);
+    let mut pager = command.stdin(Stdio::null()).spawn().unwrap();
+    wait_until("it listens", || directory.exists() && list(&directory).len() == 2);
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(shared.socket()).unwrap()).unwrap();
+    let len = 64_u64 << 20;
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let brought = File::from(rustix::fs::memfd_create("volt-ram", flags).unwrap());
+    brought.set_len(len).unwrap();
+    let ask = format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#);
+    poison(&ask_for_base(&socket, &ask, Some(brought.as_fd())), len);
+    goes_on(&mut shared.restore(&[]));
+    let _ = pager.kill();
+    let _ = pager.wait();
 }
 
 #[test]

@@ -33,6 +33,10 @@ pub(crate) struct Pager {
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
 
+    /// Serve the VMs of this trust group alone
+    #[arg(long, value_name = "NAME")]
+    pager_group: Option<String>,
+
     /// End when there has been no VM for so long
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     linger: u64,
@@ -65,7 +69,8 @@ impl Pager {
                 let_go_of_stderr();
             }
         };
-        serve_pager(pack, &name, &directory, Duration::from_secs(self.linger), listening)?;
+        let place = (&*directory, self.pager_group.as_deref());
+        serve_pager(pack, &name, place, Duration::from_secs(self.linger), listening)?;
         Ok(Status::Success)
     }
 }

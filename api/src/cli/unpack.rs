@@ -21,7 +21,7 @@ pub(super) enum Who {
 pub(super) struct UnpackArgs {
     /// Unpack packed memory before the guest runs, all of it, and verify it; otherwise a chunk is unpacked and verified when it is
     /// touched
-    #[arg(long, conflicts_with_all = ["pager", "pager_dir", "pager_patience"])]
+    #[arg(long, conflicts_with_all = ["pager", "pager_dir", "pager_group", "pager_patience"])]
     unpack: bool,
 
     /// Who unpacks memory as it is touched
@@ -31,6 +31,10 @@ pub(super) struct UnpackArgs {
     /// Where shared pagers are found [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
+
+    /// Share memory with the VMs of this user and trust group alone [default: the user's VMs without one]
+    #[arg(long, value_name = "NAME")]
+    pager_group: Option<String>,
 
     /// How long to wait for a shared pager, at first, if it dies and if it answers nothing: then the VM ends [default: 10]
     #[arg(long, value_name = "SECONDS")]
@@ -46,11 +50,13 @@ impl UnpackArgs {
 
 impl From<UnpackArgs> for Unpack {
     fn from(arguments: UnpackArgs) -> Self {
-        let UnpackArgs { unpack, pager, pager_dir, pager_patience } = arguments;
+        let UnpackArgs { unpack, pager, pager_dir, pager_group, pager_patience } = arguments;
         match pager {
             _ if unpack => Self::AtOnce,
             Who::Own => Self::OnTouch,
-            Who::Shared => SharedPager { directory: pager_dir, patience: pager_patience }.into(),
+            Who::Shared => {
+                SharedPager { directory: pager_dir, group: pager_group, patience: pager_patience }.into()
+            }
         }
     }
 }

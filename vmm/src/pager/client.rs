@@ -34,7 +34,10 @@ const TO_SAY: Duration = Duration::from_secs(1);
 pub struct PagerOptions {
     /// Where pagers are found. Only this user can enter it.
     pub directory: PathBuf,
-    /// The program that is one: run as `PROGRAM pager --pack-on-stdin --name FILE --pager-dir DIRECTORY`.
+    /// The VMs that share a base with holes, which each of them could fill with what it likes: those of one user and one group. VMs of
+    /// another group have another pager and another base. None stands for a group of its own, that of VMs with no name for theirs.
+    pub group: Option<String>,
+    /// The program that is one: run as `PROGRAM pager --pack-on-stdin --name FILE --pager-dir DIRECTORY [--pager-group GROUP]`.
     pub program: PathBuf,
     /// How long one is waited for, at first, after another has died and while it answers nothing: then the VM ends.
     pub patience: Duration,
@@ -44,7 +47,8 @@ impl PagerOptions {
     /// With `program`, a `volt-vmm`.
     #[must_use]
     pub fn new(program: impl Into<PathBuf>) -> Self {
-        Self { directory: default_directory(), program: program.into(), patience: Duration::from_secs(10) }
+        let (directory, patience) = (default_directory(), Duration::from_secs(10));
+        Self { directory, group: None, program: program.into(), patience }
     }
 }
 
@@ -89,7 +93,7 @@ impl Pager {
     /// # Errors
     /// There is no pager, and none can be started.
     pub fn connect(options: &PagerOptions, pack: File, name: PathBuf, memory_len: u64) -> Result<Self> {
-        let place = Place::of(&pack, &options.directory)?;
+        let place = Place::of(&pack, &options.directory, options.group.as_deref())?;
         let (options, base) = (options.clone(), OnceLock::new());
         let target = Target { options, place, pack, name, memory_len, base, started: Mutex::default() };
         let deadline = target.deadline();
@@ -157,8 +161,8 @@ impl Paging for Pager {
         Ok(())
     }
 
-    /// One that stands still says nothing.
-    fn fetched(&self) -> Option<Fetched> {
+    /// One that stands still says nothing. It knows which list this VM has named.
+    fn fetched(&self, _: Option<&Runs>) -> Option<Fetched> {
         let inner = &*self.0;
         let mut line = lock(&inner.line);
         let socket = line.socket.clone()?;

@@ -161,7 +161,8 @@ impl Target {
             .args(["pager", "--pack-on-stdin", "--name"])
             .arg(&self.name)
             .arg("--pager-dir")
-            .arg(self.place.directory())
+            .arg(&self.options.directory)
+            .args(self.options.group.iter().flat_map(|group| ["--pager-group", group]))
             .stdin(pack)
             .stdout(Stdio::null())
             // For why it could not start. It lets go of it once it listens.

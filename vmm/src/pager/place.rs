@@ -16,6 +16,9 @@ pub fn default_directory() -> PathBuf {
     own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("volt-vmm")
 }
 
+/// Bytes of a group's name: the path of a socket must be short.
+const LONGEST_GROUP: usize = 32;
+
 /// The place of the pager of one pack.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -25,11 +28,12 @@ pub struct Place {
 
 impl Place {
     /// That of the pack in `file`, in a directory that is made if it is not there. A file that is changed or replaced has another
-    /// place: this is of what the file system says of it, and nothing that is in it.
+    /// place: this is of what the file system says of it, and nothing that is in it. A trust group has a directory of its own in that
+    /// one, so that a VM that is confined to it reaches no other group's pager.
     ///
     /// # Errors
-    /// The directory cannot be made, or others can enter it.
-    pub fn of(file: &File, directory: &Path) -> Result<Self> {
+    /// The group's name is none, or the directory cannot be made, or others can enter it.
+    pub fn of(file: &File, directory: &Path, group: Option<&str>) -> Result<Self> {
         let metadata = file.metadata().map_err(|source| Error::file("look at", "a packed memory", source))?;
         let name = format!(
             "pager-{:x}-{:x}-{:x}-{:x}.{:x}",
@@ -40,19 +44,21 @@ impl Place {
             metadata.ctime_nsec()
         );
         private(directory)?;
-        Ok(Self { directory: directory.to_owned(), name })
+        let Some(group) = group else { return Ok(Self { directory: directory.to_owned(), name }) };
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        if group.is_empty() || group.len() > LONGEST_GROUP || !group.bytes().all(is_name) {
+            let problem = format!("{group:?} must be 1 to {LONGEST_GROUP} letters, digits, - or _");
+            return Err(Error::config("pager_group", problem));
+        }
+        let directory = directory.join(format!("group-{group}"));
+        private(&directory)?;
+        Ok(Self { directory, name })
     }
 
     /// Where its socket is.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.directory.join(&self.name)
-    }
-
-    /// The directory that it is in.
-    #[must_use]
-    pub fn directory(&self) -> &Path {
-        &self.directory
     }
 
     /// Whether somebody has claimed it: a pager that is there, or one that is about to be.

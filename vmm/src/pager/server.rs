@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +23,7 @@ use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::backing::fresh;
 use crate::memory::paging::{Fetched, Paging};
+use crate::memory::prefetch::Runs;
 use crate::memory::service::{Served, Service};
 use crate::memory::source::PageSource;
 use crate::memory::userfault::Userfault;
@@ -65,8 +66,10 @@ pub fn serve(
 struct Server<'s> {
     listener: OwnedFd,
     source: &'s dyn Fn() -> Box<dyn PageSource>,
-    /// One for each base: VMs that were there before this pager may bring theirs after it has made another for newer VMs.
-    services: Vec<Arc<Service>>,
+    /// The base that this pager has made, for VMs that bring none.
+    own: Option<Arc<Service>>,
+    /// Those that VMs have brought, which were there before this pager. Nobody else gets one: it may hold anything.
+    brought: Vec<Arc<Service>>,
     clients: HashMap<i32, Client>,
     /// Given up for a moment to refuse a connection where no descriptor is left.
     spare: Option<OwnedFd>,
@@ -81,6 +84,8 @@ struct Client {
     service: Option<Arc<Service>>,
     /// What [`Service::add`] said.
     number: Option<u64>,
+    /// What it would have fetched ahead.
+    ahead: Arc<OnceLock<Runs>>,
 }
 
 impl<'s> Server<'s> {
@@ -93,8 +98,8 @@ impl<'s> Server<'s> {
             .map_err(failed)?;
         rustix::net::bind(&listener, &address).map_err(failed)?;
         rustix::net::listen(&listener, BACKLOG).map_err(failed)?;
-        let (services, clients) = (Vec::new(), HashMap::new());
-        Ok(Self { listener, source, services, clients, spare: spare(), rests_until: None })
+        let (brought, clients) = (Vec::new(), HashMap::new());
+        Ok(Self { listener, source, own: None, brought, clients, spare: spare(), rests_until: None })
     }
 
     fn run(mut self, linger: Duration) -> Result<()> {
@@ -154,7 +159,7 @@ impl<'s> Server<'s> {
         let is_own = rustix::net::sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
         if is_own {
-            let client = Client { socket: Arc::new(socket), service: None, number: None };
+            let client = Client { socket: Arc::new(socket), service: None, number: None, ahead: Arc::default() };
             self.clients.insert(client.socket.as_raw_fd(), client);
         }
     }
@@ -179,16 +184,15 @@ impl<'s> Server<'s> {
 
     fn forget(&mut self, fd: i32) {
         let Some(client) = self.clients.remove(&fd) else { return };
-        let Client { socket, service, number } = client;
+        let Client { socket, service, number, ahead: _ } = client;
         if let (Some(service), Some(number)) = (&service, number) {
             service.remove(number);
         }
         // Now that nothing is done to the VM's memory any more: it waits for this.
         let _ = rustix::net::shutdown(&*socket, Shutdown::Both);
         drop((socket, service));
-        // The first one is there for those who come. Another that nobody has any more is memory for nothing.
-        let mut first = true;
-        self.services.retain(|service| std::mem::take(&mut first) || Arc::strong_count(service) > 1);
+        // One that nobody has any more is memory for nothing.
+        self.brought.retain(|service| Arc::strong_count(service) > 1);
     }
 
     /// Does what a VM asks for.
@@ -242,11 +246,15 @@ impl<'s> Server<'s> {
         if version != VERSION {
             return Err(format!("this pager speaks version {VERSION}, and not {version}"));
         }
-        let is_it = |service: &&Arc<Service>| {
-            brought.as_ref().is_none_or(|brought| same_file(brought, &service.base()))
+        let known = match &brought {
+            None => self.own.as_ref(),
+            Some(brought) => {
+                self.own.iter().chain(&self.brought).find(|service| same_file(brought, &service.base()))
+            }
         };
-        let service = match self.services.iter().find(is_it) {
-            Some(service) => Arc::clone(service),
+        let (known, is_own) = (known.map(Arc::clone), brought.is_none());
+        let service = match known {
+            Some(service) => service,
             None => Arc::new(self.make(len, brought).inspect_err(|why| log::error!("{why}"))?),
         };
         if service.filler().len() != len {
@@ -257,8 +265,11 @@ impl<'s> Server<'s> {
             return Err("it is served already".to_owned());
         }
         client.service = Some(Arc::clone(&service));
-        if !self.services.iter().any(|other| Arc::ptr_eq(other, &service)) {
-            self.services.push(Arc::clone(&service));
+        let is_known = self.own.iter().chain(&self.brought).any(|other| Arc::ptr_eq(other, &service));
+        match (is_known, is_own) {
+            (true, _) => {}
+            (false, true) => self.own = Some(Arc::clone(&service)),
+            (false, false) => self.brought.push(Arc::clone(&service)),
         }
         Ok(service.base())
     }
@@ -332,8 +343,9 @@ impl<'s> Server<'s> {
     }
 
     fn fetched(&self, fd: i32, socket: &OwnedFd) -> std::result::Result<(), String> {
-        let service = self.clients.get(&fd).and_then(|client| client.service.as_ref());
-        let fetched = service.and_then(|service| service.fetched()).ok_or("no base was asked for")?;
+        let client = self.clients.get(&fd).ok_or("it is not connected")?;
+        let fetched = client.service.as_ref().and_then(|service| service.fetched(client.ahead.get()));
+        let fetched = fetched.ok_or("no base was asked for")?;
         let Fetched { chunk_len, touched, ahead, prefetch } = fetched;
         let answer = Answer::Fetched { chunk_len, touched, prefetch };
         let list = list(&ahead).map_err(|error| format!("it cannot be told of its chunks: {error}"))?;
@@ -347,9 +359,13 @@ impl<'s> Server<'s> {
         list: Option<OwnedFd>,
     ) -> std::result::Result<(), String> {
         let list = list.ok_or("no list of pages was given")?;
+        let ahead = self.clients.get(&fd).map(|client| Arc::clone(&client.ahead)).unwrap_or_default();
         self.apart(fd, socket, move |service| {
-            let runs = listed(&list.into(), service.filler().len());
-            let begun = runs.and_then(|runs| service.prefetch(&runs.into()).map_err(|error| report(&error)));
+            let runs = listed(&list.into(), service.filler().len()).map(Runs::from);
+            let begun = runs.and_then(|runs| {
+                let runs = ahead.get_or_init(|| runs);
+                service.prefetch(runs).map_err(|error| report(&error))
+            });
             begun.err().map(|why| Answer::NotPrefetched(shortened(why)))
         })
     }

@@ -81,7 +81,7 @@ impl Here {
     }
 
     fn place(&self) -> Place {
-        Place::of(&self.pack(), &self.directory).unwrap()
+        Place::of(&self.pack(), &self.directory, None).unwrap()
     }
 
     /// Begins a pager, which goes with its last VM.
@@ -99,6 +99,7 @@ impl Here {
     fn connect(&self) -> Result<Pager> {
         let options = PagerOptions {
             directory: self.directory.clone(),
+            group: None,
             program: PathBuf::from("/bin/false"),
             patience: self.patience,
         };
@@ -318,6 +319,7 @@ fn a_pager_that_cannot_start_says_why() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
     let options = PagerOptions {
         directory: here.directory.clone(),
+        group: None,
         program: program.clone(),
         patience: Duration::from_secs(60),
     };

@@ -35,18 +35,18 @@ pub(crate) fn source_of(pack: Arc<Pack>) -> Box<dyn PageSource> {
 }
 
 /// Is the pager of the pack in `pack`, which is called `name` in errors, until it has had no VM for `linger`. Returns at once if there is
-/// one already. VMs find it in `directory`. `listening` is called once they can connect.
+/// one already. VMs of `group` find it in `directory`. `listening` is called once they can connect.
 ///
 /// # Errors
 /// It is no pack, or the host refuses something.
 pub fn serve_pager(
     pack: File,
     name: &Path,
-    directory: &Path,
+    (directory, group): (&Path, Option<&str>),
     linger: Duration,
     listening: impl FnOnce(),
 ) -> Result<()> {
-    let place = Place::of(&pack, directory)?;
+    let place = Place::of(&pack, directory, group)?;
     let pack = Arc::new(Pack::open(pack, name)?);
     server::serve(&place, &|| source_of(Arc::clone(&pack)), linger, listening)
 }
