@@ -260,16 +260,21 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
     let pager = shared.pager();
     let names = list(&PathBuf::from(format!("/proc/{}/fd", pager.as_raw_nonzero())));
     let open = (0_u64..).find(|number| !names.contains(&number.to_string())).unwrap();
-    let limit = rustix::process::Rlimit { current: Some(open), maximum: Some(open) };
-    rustix::process::prlimit(Some(pager), rustix::process::Resource::Nofile, limit).unwrap();
+    let resource = rustix::process::Resource::Nofile;
+    // Started by a guest, it has the limits that this process has.
+    let maximum = rustix::process::getrlimit(resource).maximum;
+    let limit_to = |count| {
+        let limit = rustix::process::Rlimit { current: Some(count), maximum };
+        rustix::process::prlimit(Some(pager), resource, limit).unwrap();
+    };
+    limit_to(open);
     let directory = shared.directory();
     let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap(), "--pager-patience", "30"];
     for _ in 0..3 {
         shared.snapshot.try_restore_as(&words).refused(&["no descriptor left", "RLIMIT_NOFILE"]);
     }
     goes_on(&mut first);
-    let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
-    rustix::process::prlimit(Some(pager), rustix::process::Resource::Nofile, limit).unwrap();
+    limit_to(64);
     goes_on_from(&shared.before, &mut shared.restore(&[]));
 }
 

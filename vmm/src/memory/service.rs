@@ -1,4 +1,4 @@
-//! The thread that answers page faults of any number of VMs over one base, which it fills.
+//! The threads that answer page faults of any number of VMs over one base, which they fill.
 //!
 //! ```text
 //!   vCPU: fault ──> userfaultfd ──> read ──> chunk: bytes ──> Filler: into the memfd ──┐
@@ -7,10 +7,14 @@
 //!                                              └─ unreadable ──> the VM is told, which ends
 //! ```
 //!
-//! Beside it another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits for what it has fetched has a
+//! A VM's fault is read by one of them, and each chunk is fetched by one: whoever wants it meanwhile is woken with the first. So a chunk
+//! that comes from a cold disk keeps only those waiting that want it, as long as there are threads. The second begins once the first has
+//! answered a fault: a restore does not pay for it.
+//!
+//! Beside them another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits for what it has fetched has a
 //! fault under way to this thread, which finds that there and wakes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::fs::File;
 use std::ops::Range;
@@ -96,13 +100,12 @@ impl fmt::Debug for Served {
     }
 }
 
-/// See the module. Dropped, the thread returns.
+/// See the module. Dropped, the threads return.
 #[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
     /// The base as VMs map it.
     base: Arc<File>,
-    thread: Option<JoinHandle<()>>,
     /// The lists that are read ahead, or were.
     ahead: Mutex<Vec<(Runs, Arc<Progress>)>>,
 }
@@ -114,6 +117,18 @@ struct Shared {
     stop: OwnedFd,
     served: Mutex<HashMap<u64, Arc<Served>>>,
     next: AtomicU64,
+    /// Chunks that are being fetched, and the VMs that wait for them beside the one they are fetched for.
+    under_way: Mutex<HashMap<u64, Vec<Arc<Served>>>>,
+    /// Faults that were read with others and that no thread has in hand yet, and what tells of them.
+    backlog: Mutex<VecDeque<(Arc<Served>, u64)>>,
+    work: OwnedFd,
+    threads: Mutex<Threads>,
+}
+
+#[derive(Default)]
+struct Threads {
+    running: Vec<JoinHandle<()>>,
+    stops: bool,
 }
 
 impl fmt::Debug for Shared {
@@ -127,8 +142,11 @@ impl fmt::Debug for Shared {
 
 /// Lists of memory that are read ahead at the same time, each on a thread.
 const MOST_LISTS: usize = 8;
-/// What the event that ends the thread is known by; VMs have numbers from 1 on.
+/// What the events are known by that end the threads, and that tell of faults in the backlog; VMs have the numbers behind them.
 const STOP: u64 = 0;
+const WORK: u64 = 1;
+/// Threads over one base, at most.
+const MOST_THREADS: usize = 4;
 
 impl Service {
     /// Begins with an empty base for the VMs of this process. Nobody else can write to it.
@@ -170,15 +188,28 @@ impl Service {
         let filler = Filler::new(memfd, source)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let work = eventfd(0, flags).map_err(refused)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN).map_err(refused)?;
-        let served = Mutex::default();
-        let shared =
-            Arc::new(Shared { filler, touched, epoll, stop, served, next: AtomicU64::new(STOP + 1) });
-        let of_thread = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("volt-pager".to_owned()).spawn(move || of_thread.run());
-        let thread =
-            thread.map_err(|source| Error::host("start the thread that answers page faults", source))?;
-        Ok(Self { shared, base: Arc::new(base), thread: Some(thread), ahead: Mutex::default() })
+        epoll::add(&epoll, &work, epoll::EventData::new_u64(WORK), epoll::EventFlags::IN).map_err(refused)?;
+        let shared = Arc::new(Shared {
+            filler,
+            touched,
+            epoll,
+            stop,
+            served: Mutex::default(),
+            next: AtomicU64::new(WORK + 1),
+            under_way: Mutex::default(),
+            backlog: Mutex::default(),
+            work,
+            threads: Mutex::default(),
+        });
+        let service = Self { shared, base: Arc::new(base), ahead: Mutex::default() };
+        service
+            .shared
+            .begin_thread()
+            .map_err(|source| Error::host("start the thread that answers page faults", source))?;
+        Ok(service)
     }
 
     /// What it fills.
@@ -196,12 +227,12 @@ impl Service {
         let number = next.fetch_add(1, Ordering::Relaxed);
         let userfault = Arc::clone(&served.userfault);
         lock(all).insert(number, Arc::new(served));
-        epoll::add(epoll, &*userfault, epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(
-            |errno| {
-                lock(all).remove(&number);
-                Error::host("answer a VM's page faults", errno)
-            },
-        )?;
+        // One thread is told of a fault, and not all.
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(epoll, &*userfault, epoll::EventData::new_u64(number), flags).map_err(|errno| {
+            lock(all).remove(&number);
+            Error::host("answer a VM's page faults", errno)
+        })?;
         Ok(number)
     }
 
@@ -221,10 +252,12 @@ impl Drop for Service {
     fn drop(&mut self) {
         lock(&self.ahead).iter().for_each(|(_, progress)| progress.stop());
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
-        // The last VM may have gone while that thread told it of its end.
-        if let Some(thread) =
-            self.thread.take().filter(|thread| thread.thread().id() != thread::current().id())
-        {
+        let mut threads = lock(&self.shared.threads);
+        threads.stops = true;
+        let running = std::mem::take(&mut threads.running);
+        drop(threads);
+        // The last VM may have gone while one of them told it of its end.
+        for thread in running.into_iter().filter(|thread| thread.thread().id() != thread::current().id()) {
             let _ = thread.join();
         }
     }
@@ -297,10 +330,23 @@ impl Paging for Service {
 }
 
 impl Shared {
-    fn run(&self) {
+    /// Begins another thread, if there are not enough.
+    fn begin_thread(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut threads = lock(&self.threads);
+        if threads.stops || threads.running.len() >= MOST_THREADS {
+            return Ok(());
+        }
+        let shared = Arc::clone(self);
+        let thread = thread::Builder::new().name("volt-pager".to_owned()).spawn(move || shared.run())?;
+        threads.running.push(thread);
+        Ok(())
+    }
+
+    fn run(self: &Arc<Self>) {
         let _told = ToldOfPanic(self);
-        let mut hands = self.filler.hands(Why::Touched);
-        let mut events = Vec::with_capacity(64);
+        let mut hands = None;
+        // One at a time: others may take what else there is.
+        let mut events = Vec::with_capacity(1);
         loop {
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
@@ -315,12 +361,28 @@ impl Shared {
                 if number == STOP {
                     return;
                 }
-                let served = lock(&self.served).get(&number).cloned();
-                let Some(served) = served else { continue };
-                if let Err(errno) = self.answer(&served, &mut hands) {
-                    self.give_up(number, &served, errno);
+                let is_first = hands.is_none();
+                let hands = hands.get_or_insert_with(|| self.filler.hands(Why::Touched));
+                self.take(number, hands);
+                // For the next fault, which may come while this thread reads from a disk. Without it they are slower.
+                if is_first && let Err(error) = self.begin_thread() {
+                    log::debug!("no other thread answers page faults: {error}");
                 }
             }
+        }
+    }
+
+    fn take(&self, number: u64, hands: &mut Hands<'_>) {
+        if number == WORK {
+            let mut count = [0; 8];
+            let is_mine = rustix::io::read(&self.work, &mut count).is_ok();
+            let fault = if is_mine { lock(&self.backlog).pop_front() } else { None };
+            fault.iter().for_each(|(served, chunk)| self.bring(served, *chunk, hands));
+            return;
+        }
+        let Some(served) = lock(&self.served).get(&number).cloned() else { return };
+        if let Err(errno) = self.answer(&served, hands) {
+            self.give_up(number, &served, errno);
         }
     }
 
@@ -333,42 +395,74 @@ impl Shared {
         served.end();
     }
 
-    fn answer(&self, served: &Served, hands: &mut Hands<'_>) -> rustix::io::Result<()> {
+    fn answer(&self, served: &Arc<Served>, hands: &mut Hands<'_>) -> rustix::io::Result<()> {
         let (len, chunk_len) = (self.filler.len(), self.filler.chunk_len());
         let mut chunks = Vec::new();
-        served.userfault.read(|address| match address.checked_sub(served.start) {
+        let each = |address: u64| match address.checked_sub(served.start) {
             Some(offset) if offset < len => chunks.push(offset / chunk_len),
             _ => log::error!("a page fault at {address:#x}, which is not guest memory"),
-        })?;
+        };
+        // All there are: of those that are left nobody is told again.
+        served.userfault.read_all(each)?;
         // Of one chunk there may be many.
         chunks.dedup();
-        chunks.into_iter().for_each(|chunk| self.bring(served, chunk, hands));
+        let Some((first, others)) = chunks.split_first() else { return Ok(()) };
+        if !others.is_empty() {
+            lock(&self.backlog).extend(others.iter().map(|chunk| (Arc::clone(served), *chunk)));
+            let _ = rustix::io::write(&self.work, &(others.len() as u64).to_ne_bytes());
+        }
+        self.bring(served, *first, hands);
         Ok(())
     }
 
-    /// Puts a chunk in place, and wakes whoever waits for it.
-    fn bring(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) {
+    /// Puts a chunk in place, and wakes whoever waits for it by then.
+    fn bring(&self, served: &Arc<Served>, chunk: u64, hands: &mut Hands<'_>) {
+        if let Some(touched) = &self.touched {
+            touched(self.filler.range(chunk).start);
+        }
+        let mut under_way = lock(&self.under_way);
+        if let Some(waiting) = under_way.get_mut(&chunk) {
+            waiting.push(Arc::clone(served));
+            return;
+        }
+        under_way.insert(chunk, Vec::new());
+        drop(under_way);
+        let what = self.filler.fill(chunk, hands);
+        let waiting = lock(&self.under_way).remove(&chunk).unwrap_or_default();
+        [served].into_iter().chain(&waiting).for_each(|served| self.settle(served, chunk, &what));
+    }
+
+    fn settle(&self, served: &Served, chunk: u64, what: &Result<Chunk>) {
         let range = self.filler.range(chunk);
         let wake = || served.userfault.wake(served.start + range.start, range.end - range.start);
-        match self.put(served, chunk, hands) {
-            // A process that is gone waits for nothing.
-            Ok(()) => drop(served.while_served(wake)),
-            Err(error) => (served.unreadable)(range, &error),
+        match what {
+            Ok(what) => match self.lay(served, &range, *what) {
+                // A process that is gone waits for nothing.
+                Ok(()) => drop(served.while_served(wake)),
+                Err(error) => (served.unreadable)(range, &error),
+            },
+            Err(error) => (served.unreadable)(range, error),
         }
     }
 
+    /// Has a chunk in place without a fault.
     fn put(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) -> Result<()> {
         let range = self.filler.range(chunk);
         if let Some(touched) = &self.touched {
             touched(range.start);
         }
-        match self.filler.fill(chunk, hands)? {
-            Chunk::Bytes => Ok(()),
-            Chunk::Zero => self
-                .filler
-                .patiently(Why::Touched, || served.while_served(|| zero(served, &range)))
-                .map_err(|errno| Error::host("put pages of zeros in the place of guest memory", errno)),
+        let what = self.filler.fill(chunk, hands)?;
+        self.lay(served, &range, what)
+    }
+
+    /// What is zero is no part of the base, and each VM's own.
+    fn lay(&self, served: &Served, range: &Range<u64>, what: Chunk) -> Result<()> {
+        if what == Chunk::Bytes {
+            return Ok(());
         }
+        self.filler
+            .patiently(Why::Touched, || served.while_served(|| zero(served, range)))
+            .map_err(|errno| Error::host("put pages of zeros in the place of guest memory", errno))
     }
 }
 

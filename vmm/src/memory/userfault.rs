@@ -215,6 +215,15 @@ impl Userfault {
             && fds[0].revents().contains(PollFlags::IN)
     }
 
+    /// As [`Userfault::read`], until no more come.
+    ///
+    /// # Errors
+    /// As [`Userfault::read`].
+    pub fn read_all(&self, mut each: impl FnMut(u64)) -> Answer<()> {
+        while self.read(&mut each)? == MESSAGES {}
+        Ok(())
+    }
+
     /// Addresses of pages that somebody waits for, with `each`. Does not wait for any. An address may come more than once, and after
     /// the page has been filled. Says how many came.
     ///

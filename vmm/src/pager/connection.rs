@@ -52,8 +52,9 @@ impl Target {
         // Not again and again: one that is about to listen needs the processor for it.
         let (mut next_start, mut pause) = (Instant::now(), BETWEEN_STARTS);
         loop {
-            let tried =
-                self.connect().and_then(|socket| self.ask_for_base(&socket, deadline).map(|base| (socket, base)));
+            let tried = self
+                .connect()
+                .and_then(|socket| self.ask_for_base(&socket, deadline).map(|base| (socket, base)));
             let error = match tried {
                 Ok((socket, base)) => {
                     self.base.get_or_init(|| Arc::new(base));

@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::list::{list, listed};
 use super::message::{Answer, Ask, VERSION, receive, send};
@@ -130,10 +128,8 @@ impl<'s> Server<'s> {
         let timeout = timeout.as_ref();
         let sockets = self.clients.values().map(|client| client.socket.as_fd());
         let listener = Some(self.listener.as_fd()).filter(|_| rest.is_none());
-        let mut fds: Vec<_> = sockets
-            .chain(listener)
-            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
-            .collect();
+        let mut fds: Vec<_> =
+            sockets.chain(listener).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         loop {
             match poll(&mut fds, timeout) {
                 Err(Errno::INTR) => {}
@@ -159,7 +155,8 @@ impl<'s> Server<'s> {
         let is_own = rustix::net::sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
         if is_own {
-            let client = Client { socket: Arc::new(socket), service: None, number: None, ahead: Arc::default() };
+            let client =
+                Client { socket: Arc::new(socket), service: None, number: None, ahead: Arc::default() };
             self.clients.insert(client.socket.as_raw_fd(), client);
         }
     }

@@ -131,9 +131,8 @@ fn kernel_reads(ram: &GuestRam, at: u64) -> Option<u8> {
     let file = crate::memory::backing::fresh(4096).unwrap();
     let mut byte = [0];
     // SAFETY: the kernel reads from guest memory, and says so where it cannot.
-    let done = unsafe {
-        libc::pwrite(std::os::fd::AsRawFd::as_raw_fd(&file), ram.host_address_of(at).cast(), 1, 0)
-    };
+    let done =
+        unsafe { libc::pwrite(std::os::fd::AsRawFd::as_raw_fd(&file), ram.host_address_of(at).cast(), 1, 0) };
     rustix::io::pread(&file, &mut byte, 0).unwrap();
     (done == 1).then_some(byte[0])
 }
@@ -194,7 +193,9 @@ impl Puppet {
         let base = crate::memory::backing::fresh(LEN).unwrap();
         assert!(matches!(hear(&socket), Some((Ask::Base { .. }, None))));
         send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
-        let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else { panic!("it asks for something else") };
+        let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else {
+            panic!("it asks for something else")
+        };
         send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
         (socket, userfault)
     }

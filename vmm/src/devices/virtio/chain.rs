@@ -79,14 +79,15 @@ impl<'m> Chain<'m> {
     }
 }
 
+/// The device stops, because the VM ends: that is told with the reason.
+pub(super) const UNAVAILABLE: Broken = Broken("guest memory that cannot be had");
+
 /// Has memory that is filled as it is touched there before a device touches it.
 ///
 /// # Errors
 /// It cannot be had, and the VM ends.
 pub(super) fn has_page(memory: &GuestMemory, at: GuestAddress, len: u64) -> Result<(), Broken> {
-    presence(memory).map_or(Ok(()), |presence| {
-        presence.ensure(at.0, len).map_err(|_| Broken("guest memory that cannot be had"))
-    })
+    presence(memory).map_or(Ok(()), |presence| presence.ensure(at.0, len).map_err(|_| UNAVAILABLE))
 }
 
 impl<'m> PieceQueue<'m> {

@@ -17,6 +17,7 @@ use rustix::event::epoll::Event;
 use rustix::event::{PollFd, PollFlags, poll};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::chain::UNAVAILABLE;
 use super::queue::VirtQueue;
 use super::view::View;
 use super::watch::{NOTIFIED, STOP, Watch, borrowed};
@@ -207,7 +208,9 @@ impl Task {
             view.config_changed(&*device);
         }
         if let Err(broken) = &done {
-            log.warn(format_args!("{name}: {broken}; the device stops until its driver resets it"));
+            if *broken != UNAVAILABLE {
+                log.warn(format_args!("{name}: {broken}; the device stops until its driver resets it"));
+            }
             interrupt.needs_reset();
         }
         done.ok()

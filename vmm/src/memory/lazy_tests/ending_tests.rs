@@ -96,3 +96,32 @@ fn faults_that_cannot_be_read_are_told_once_and_the_others_are_answered() {
     service.remove(number);
     assert!(reasons.try_recv().is_err());
 }
+
+#[test]
+fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
+    let (source, service) = service(LEN);
+    let (ram, other) = (vm(&service, None), vm(&service, None));
+    // More than one thread answers from the first fault on.
+    assert_eq!(read(&ram, CHUNK), word(CHUNK));
+    let _let_go = LetGo(&source);
+    *lock(&source.hangs.0) = true;
+    let slow: Vec<_> = [&ram, &other]
+        .map(|ram| {
+            let ram = ram.clone();
+            thread::spawn(move || kernel_reads(&ram, 2 * CHUNK))
+        })
+        .into();
+    while !source.has_hung.load(Ordering::SeqCst) {
+        thread::yield_now();
+    }
+    // Those that are read from now on are not slow.
+    *lock(&source.hangs.0) = false;
+    assert_eq!(kernel_reads(&ram, 4 * CHUNK), Ok(word(4 * CHUNK)));
+    assert_eq!(kernel_reads(&other, 5 * CHUNK), Ok(word(5 * CHUNK)));
+    assert_eq!(kernel_reads(&other, CHUNK), Ok(word(CHUNK)));
+    assert!(slow.iter().all(|slow| !slow.is_finished()));
+    source.hangs.1.notify_all();
+    slow.into_iter().for_each(|slow| assert_eq!(slow.join().unwrap(), Ok(word(2 * CHUNK))));
+    // Four chunks, of which one was wanted by two at the same time.
+    assert_eq!(source.reads.load(Ordering::SeqCst), 4);
+}
