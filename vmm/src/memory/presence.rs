@@ -41,10 +41,9 @@ impl Presence {
     pub(super) fn new(regions: &Arc<[Region]>, faults: &Arc<Faults>, over: Option<&PageSet>) -> Self {
         let words = faults.len().div_ceil(PAGE * 64);
         let there: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        for (word, bits) in there.iter().zip(over.into_iter().flat_map(PageSet::words)) {
-            word.store(*bits, Ordering::Relaxed);
-        }
-        Self { regions: Arc::clone(regions), there, faults: Arc::downgrade(faults) }
+        let presence = Self { regions: Arc::clone(regions), there, faults: Arc::downgrade(faults) };
+        over.into_iter().flat_map(PageSet::runs).for_each(|run| presence.note(run));
+        presence
     }
 
     /// Has `len` bytes at a guest physical address there. What is no memory is left to whoever touches it.
@@ -82,12 +81,16 @@ impl Presence {
                 faults.fail(&report(&error));
                 return Err(Unavailable);
             }
-            (start..at).step_by(PAGE as usize).for_each(|page| {
-                let (word, bit) = self.bit(page);
-                word.fetch_or(bit, Ordering::Relaxed);
-            });
+            self.note(start..at);
         }
         Ok(())
+    }
+
+    fn note(&self, range: Range<u64>) {
+        range.step_by(PAGE as usize).for_each(|page| {
+            let (word, bit) = self.bit(page);
+            word.fetch_or(bit, Ordering::Relaxed);
+        });
     }
 
     /// These pages may be missing again: they were given back.

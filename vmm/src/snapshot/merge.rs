@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
+use super::memory::Memory;
+use super::pack::walk::unpack;
 use super::raw::RawSource;
 use super::reader::Snapshot;
 use super::relative::Digests;
@@ -29,12 +30,18 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
     let (below, over) = diff.memory();
     let memory = dir.create(MEMORY_FILE)?;
-    let base = below.base()?;
-    sparse::whole(&base, &memory).map_err(failed)?;
+    match below {
+        Memory::Raw(base, _) => sparse::whole(base, &memory).map_err(failed)?,
+        // Straight into its file: it may be larger than the host's memory.
+        Memory::Packed(packed) => unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), &|_| ())?,
+    }
+    let of_covered =
+        |over: &OtherPages| digest::of_source(&RawSource::pages(&memory, &over.pages, &failed), &|_, _| ());
+    let covered = over.map(of_covered).transpose()?;
     over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
     let mut metadata = diff.metadata().clone();
     let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
-    check(diff, (&base, below.name()), over, digest)?;
+    check(diff, below, over.zip(covered), digest)?;
     memory.sync_all().map_err(failed)?;
     diff.layers().carry(&diff.config().devices, &dir)?;
     if let Some(set) = diff.working_set()? {
@@ -50,27 +57,22 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
 
 /// Checks the digest of a base with pages over it. It is the sum of what each page has to it, so it is known from those of the two and
 /// from the pages of the base that are covered.
-fn check(
-    diff: &Snapshot,
-    (base, name): (&File, &Path),
-    over: Option<&OtherPages>,
-    merged: u64,
-) -> Result<()> {
+fn check(diff: &Snapshot, below: &Memory, over: Option<(&OtherPages, u64)>, merged: u64) -> Result<()> {
     let Digests { memory: Some(whole), over: pages_digest } = diff.digests() else { return Ok(()) };
-    let Some(OtherPages { pages, file }) = over else { return is_same(name, merged, whole) };
+    let name = below.name();
+    let Some((OtherPages { pages, file }, covered)) = over else { return is_same(name, merged, whole) };
     let place = diff.path().join(DIFF_FILE);
     let (in_base, in_diff) = (
         |source| Error::file("read", name.display(), source),
         |source| Error::file("read", place.display(), source),
     );
-    let covered = digest::of_source(&RawSource::pages(base, pages, &in_base), &|_, _| ())?;
     let over = RawSource::pages(file, pages, &in_diff);
     let pages_digest = pages_digest.map_or_else(|| digest::of_source(&over, &|_, _| ()), Ok)?;
     if merged == whole.wrapping_sub(covered).wrapping_add(pages_digest) {
         return Ok(());
     }
     let len = diff.metadata().memory_bytes;
-    compare(name, &RawSource::whole(base, len, &in_base)?, whole, &|_, _| ())?;
+    compare(name, &RawSource::whole(&*below.base()?, len, &in_base)?, whole, &|_, _| ())?;
     compare(&place, &over, pages_digest, &|_, _| ())?;
     Err(Error::snapshot(place, "or its base has changed while they were merged"))
 }
