@@ -365,7 +365,8 @@ fn say(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> String {
     }
 }
 
-/// Has a base as any client has it, and does to it what a client can: reads every page, and writes to every page.
+/// Has a base as any client has it, and does to it what a client can: reads every page, and writes to every
+/// page.
 fn poison(base: &File, len: u64) {
     let mut page = [0; 4096];
     let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", base.as_raw_fd()));

@@ -274,8 +274,8 @@ fn unreadable(what: &str, board: &Board) -> String {
         format!("{what} cannot be accessed: {file} is gone or too short")
     } else {
         format!(
-            "{what} cannot be accessed: {file} is as long as it should be, so it or a file over it cannot be read, or the \
-             host has no memory left (its kernel's log says which)"
+            "{what} cannot be accessed: {file} is as long as it should be, so it or a file over it cannot be \
+             read, or the host has no memory left (its kernel's log says which)"
         )
     }
 }

@@ -36,7 +36,8 @@ pub(super) struct UnpackArgs {
     #[arg(long, value_name = "NAME")]
     pager_group: Option<String>,
 
-    /// How long to wait for a shared pager, at first, if it dies and if it answers nothing: then the VM ends [default: 10]
+    /// How long to wait for a shared pager, at first, if it dies and if it answers nothing: then the VM ends
+    /// [default: 10]
     #[arg(long, value_name = "SECONDS")]
     pager_patience: Option<u64>,
 }

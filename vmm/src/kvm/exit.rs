@@ -24,7 +24,8 @@ pub enum VmExit<'a> {
     Shutdown,
     /// The guest asked the hypervisor for poweroff, reset or crash (`KVM_SYSTEM_EVENT_*`).
     SystemEvent(u32),
-    /// Guest memory cannot be had, at this guest physical address if KVM names it (Linux 6.8, `KVM_EXIT_MEMORY_FAULT`).
+    /// Guest memory cannot be had, at this guest physical address if KVM names it (Linux 6.8,
+    /// `KVM_EXIT_MEMORY_FAULT`).
     Unreadable(Option<u64>),
     /// KVM cannot go on with this vCPU.
     Failed(String),
@@ -32,8 +33,11 @@ pub enum VmExit<'a> {
 
 /// The guest physical address that `KVM_RUN` failed at with EFAULT, where KVM says which.
 pub(super) fn faulted_at(run: &kvm_run) -> Option<u64> {
+    if run.exit_reason != kvm::KVM_EXIT_MEMORY_FAULT {
+        return None;
+    }
     // SAFETY: the exit reason says which member of the union is set.
-    (run.exit_reason == kvm::KVM_EXIT_MEMORY_FAULT).then(|| unsafe { run.__bindgen_anon_1.memory_fault }.gpa)
+    Some(unsafe { run.__bindgen_anon_1.memory_fault }.gpa)
 }
 
 /// Decodes the exit that `KVM_RUN` has just left in `run`.

@@ -147,7 +147,8 @@ impl Faults {
         self.paging.complete()
     }
 
-    /// Fetches a range of memory on this thread, if whoever answers the faults is this process: says whether it is.
+    /// Fetches a range of memory on this thread, if whoever answers the faults is this process: says whether
+    /// it is.
     ///
     /// # Errors
     /// Some of it cannot be had.
@@ -222,7 +223,8 @@ impl Faults {
         let _ = self.userfault.wake(start, len);
     }
 
-    /// Ends the service of the memory in `range`, which is unmapped once nothing can be done to it any more. Nobody accesses it.
+    /// Ends the service of the memory in `range`, which is unmapped once nothing can be done to it any more.
+    /// Nobody accesses it.
     pub(super) fn end(&self, range: AddressRange) {
         *lock(&self.is_mapped) = false;
         if let Some(number) = self.number.get() {

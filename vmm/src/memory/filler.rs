@@ -213,7 +213,8 @@ impl Filler {
         Ok(Chunk::Bytes)
     }
 
-    /// Tries again for a while if the host has no memory, which reclaim may free: the VM would end for it. Reading ahead does not wait.
+    /// Tries again for a while if the host has no memory, which reclaim may free: the VM would end for it.
+    /// Reading ahead does not wait.
     pub(super) fn patiently(
         &self,
         why: Why,

@@ -21,12 +21,12 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// Nobody can.
     fn begin(&self, faults: &Arc<Faults>) -> Result<u64>;
 
-    /// Ends the service of a VM. Its memory lies in `range`, which nobody accesses any more. It is dropped, and so unmapped, once no
-    /// late answer to a page fault can change what is mapped there next.
+    /// Ends the service of a VM. Its memory lies in `range`, which nobody accesses any more. It is dropped,
+    /// and so unmapped, once no late answer to a page fault can change what is mapped there next.
     fn end(&self, number: u64, range: AddressRange);
 
-    /// Fetches what is in a range of a VM's memory and not there yet, on this thread: afterwards it is touched without a message. Says
-    /// whether that can be done here.
+    /// Fetches what is in a range of a VM's memory and not there yet, on this thread: afterwards it is
+    /// touched without a message. Says whether that can be done here.
     ///
     /// # Errors
     /// A chunk cannot be had.
@@ -48,8 +48,8 @@ pub trait Paging: fmt::Debug + Send + Sync {
     /// Nobody can.
     fn prefetch(&self, runs: &Runs) -> Result<()>;
 
-    /// What has been fetched for all VMs over the base, and how far reading ahead is of the list that this VM has named. None where
-    /// whoever does it does not say.
+    /// What has been fetched for all VMs over the base, and how far reading ahead is of the list that this
+    /// VM has named. None where whoever does it does not say.
     fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched>;
 }
 

@@ -1,7 +1,9 @@
-//! Which pages of memory that is filled as it is touched are there: asked by the gate of [`super::writes`] before a device touches them.
+//! Which pages of memory that is filled as it is touched are there: asked by the gate of [`super::writes`]
+//! before a device touches them.
 //!
-//! A device thread of this process that touched a chunk that cannot be had would get a signal, and take every VM of the process along.
-//! Here it fetches the chunk itself instead: an error is an error, and ends that VM alone, and no fault goes through userfaultfd.
+//! A device thread of this process that touched a chunk that cannot be had would get a signal, and take
+//! every VM of the process along. Here it fetches the chunk itself instead: an error is an error, and ends
+//! that VM alone, and no fault goes through userfaultfd.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -112,7 +114,8 @@ impl Presence {
     }
 }
 
-/// Fetches pages on this thread, or has the kernel touch them where another process fetches: it has an error where a thread has a signal.
+/// Fetches pages on this thread, or has the kernel touch them where another process fetches: it has an error
+/// where a thread has a signal.
 fn bring(faults: &Faults, range: Range<u64>) -> Result<()> {
     if faults.bring(range.clone())? || !can_populate() {
         return Ok(());

@@ -67,8 +67,8 @@ pub struct AddressRange {
     len: usize,
 }
 
-// SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory, whose
-// regions are Send and Sync themselves.
+// SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory,
+// whose regions are Send and Sync themselves.
 unsafe impl Send for AddressRange {}
 // SAFETY: as above.
 unsafe impl Sync for AddressRange {}
@@ -81,7 +81,8 @@ impl AddressRange {
         Ok(Self { start: start.cast(), len })
     }
 
-    /// Frees the memory that is mapped in it, and keeps the addresses: a userfaultfd call on them fails from now on.
+    /// Frees the memory that is mapped in it, and keeps the addresses: a userfaultfd call on them fails from
+    /// now on.
     ///
     /// # Errors
     /// The kernel has no room for the mapping; the memory is as before.
@@ -95,8 +96,8 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into it holds
-        // an Arc of its owner. Unmapping a range that was mapped cannot fail.
+        // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into
+        // it holds an Arc of its owner. Unmapping a range that was mapped cannot fail.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }
 }
@@ -133,7 +134,8 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // The service of page faults ends first: a zero-fill that came late would land in another VM's memory.
+        // The service of page faults ends first: a zero-fill that came late would land in another VM's
+        // memory.
         if let (Some(faults), Some(range)) = (self.faults.get(), self.all.take()) {
             faults.end(range);
         }
@@ -249,8 +251,8 @@ impl GuestRam {
         self.reservation.faults.get()
     }
 
-    /// Keeps what answers its page faults until after nothing is mapped any more, and has devices ask for pages before they touch them,
-    /// but for those that lie `over` the base. A RAM is mapped once.
+    /// Keeps what answers its page faults until after nothing is mapped any more, and has devices ask for
+    /// pages before they touch them, but for those that lie `over` the base. A RAM is mapped once.
     pub(super) fn keep(&self, faults: Arc<Faults>, over: Option<&PageSet>) {
         let presence = Arc::new(Presence::new(&self.regions, &faults, over));
         self.guest.iter().for_each(|region| region.bitmap().ask_for(&presence));

@@ -7,12 +7,13 @@
 //!                                              └─ unreadable ──> the VM is told, which ends
 //! ```
 //!
-//! A VM's fault is read by one of them, and each chunk is fetched by one: whoever wants it meanwhile is woken with the first. So a chunk
-//! that comes from a cold disk keeps only those waiting that want it, as long as there are threads. The second begins once the first has
-//! answered a fault: a restore does not pay for it.
+//! A VM's fault is read by one of them, and each chunk is fetched by one: whoever wants it meanwhile is
+//! woken with the first. So a chunk that comes from a cold disk keeps only those waiting that want it, as
+//! long as there are threads. The second begins once the first has answered a fault: a restore does not pay
+//! for it.
 //!
-//! Beside them another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits for what it has fetched has a
-//! fault under way to this thread, which finds that there and wakes.
+//! Beside them another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits
+//! for what it has fetched has a fault under way to this thread, which finds that there and wakes.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -47,12 +48,14 @@ pub type Touched = Box<dyn Fn(u64) + Send + Sync>;
 
 /// A VM whose faults are answered. Addresses are those of its process.
 ///
-/// `UFFDIO_ZEROPAGE` fills whatever is registered with any userfaultfd of the process by then (`validate_dst_vma` of mm/userfaultfd.c asks
-/// no more than that), so it is called only while the memory is known to be this VM's.
+/// `UFFDIO_ZEROPAGE` fills whatever is registered with any userfaultfd of the process by then
+/// (`validate_dst_vma` of mm/userfaultfd.c asks no more than that), so it is called only while the memory is
+/// known to be this VM's.
 pub struct Served {
     /// Where the faults come from.
     pub(super) userfault: Arc<Userfault>,
-    /// Where the VM's memory lies. All of it is registered but for stretches that something else is mapped over.
+    /// Where the VM's memory lies. All of it is registered but for stretches that something else is mapped
+    /// over.
     pub(super) start: u64,
     /// Is told which memory cannot be had.
     pub(super) unreadable: Unreadable,
@@ -88,7 +91,8 @@ impl Served {
         if *is_over { Ok(()) } else { act() }
     }
 
-    /// Ends the service. Waits for what is being done to the VM's memory, which takes no longer than a call of userfaultfd.
+    /// Ends the service. Waits for what is being done to the VM's memory, which takes no longer than a call
+    /// of userfaultfd.
     fn end(&self) {
         *self.is_over.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
@@ -142,7 +146,8 @@ impl fmt::Debug for Shared {
 
 /// Lists of memory that are read ahead at the same time, each on a thread.
 const MOST_LISTS: usize = 8;
-/// What the events are known by that end the threads, and that tell of faults in the backlog; VMs have the numbers behind them.
+/// What the events are known by that end the threads, and that tell of faults in the backlog; VMs have the
+/// numbers behind them.
 const STOP: u64 = 0;
 const WORK: u64 = 1;
 /// Threads over one base, at most.
@@ -289,7 +294,8 @@ impl Paging for Service {
         self.shared.filler.complete()
     }
 
-    /// Once for all VMs that name the same, and beside what others name: diffs over one base have lists of their own.
+    /// Once for all VMs that name the same, and beside what others name: diffs over one base have lists of
+    /// their own.
     fn prefetch(&self, runs: &Runs) -> Result<()> {
         let mut ahead = lock(&self.ahead);
         if ahead.iter().any(|(known, _)| known == runs) {
@@ -364,7 +370,8 @@ impl Shared {
                 let is_first = hands.is_none();
                 let hands = hands.get_or_insert_with(|| self.filler.hands(Why::Touched));
                 self.take(number, hands);
-                // For the next fault, which may come while this thread reads from a disk. Without it they are slower.
+                // For the next fault, which may come while this thread reads from a disk. Without it they
+                // are slower.
                 if is_first && let Err(error) = self.begin_thread() {
                     log::debug!("no other thread answers page faults: {error}");
                 }

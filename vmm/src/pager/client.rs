@@ -34,12 +34,15 @@ const TO_SAY: Duration = Duration::from_secs(1);
 pub struct PagerOptions {
     /// Where pagers are found. Only this user can enter it.
     pub directory: PathBuf,
-    /// The VMs that share a base with holes, which each of them could fill with what it likes: those of one user and one group. VMs of
-    /// another group have another pager and another base. None stands for a group of its own, that of VMs with no name for theirs.
+    /// The VMs that share a base with holes, which each of them could fill with what it likes: those of one
+    /// user and one group. VMs of another group have another pager and another base. None stands for a group
+    /// of its own, that of VMs with no name for theirs.
     pub group: Option<String>,
-    /// The program that is one: run as `PROGRAM pager --pack-on-stdin --name FILE --pager-dir DIRECTORY [--pager-group GROUP]`.
+    /// The program that is one: run as `PROGRAM pager --pack-on-stdin --name FILE --pager-dir DIRECTORY
+    /// [--pager-group GROUP]`.
     pub program: PathBuf,
-    /// How long one is waited for, at first, after another has died and while it answers nothing: then the VM ends.
+    /// How long one is waited for, at first, after another has died and while it answers nothing: then the
+    /// VM ends.
     pub patience: Duration,
 }
 
@@ -75,7 +78,8 @@ pub(super) struct Line {
     pub(super) over: bool,
     /// The VM's memory, once its service is to end.
     pub(super) range: Option<AddressRange>,
-    /// The connections over which a pager was asked for its service, and which it has not ended: it may act on the memory.
+    /// The connections over which a pager was asked for its service, and which it has not ended: it may act
+    /// on the memory.
     pub(super) served_by: Vec<Arc<OwnedFd>>,
     /// What the pager said to [`Ask::Complete`], once it is asked for.
     pub(super) completed: Option<Answer>,
@@ -175,7 +179,8 @@ impl Paging for Pager {
 }
 
 impl Inner {
-    /// As [`Target::serve`]. The connection is remembered before: a pager may begin although it is not heard any more.
+    /// As [`Target::serve`]. The connection is remembered before: a pager may begin although it is not heard
+    /// any more.
     pub(super) fn serve(&self, socket: &Arc<OwnedFd>, faults: &Faults, deadline: Instant) -> Result<()> {
         lock(&self.line).served_by.push(Arc::clone(socket));
         self.target.serve(socket, faults, deadline)

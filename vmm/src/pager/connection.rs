@@ -1,5 +1,5 @@
-//! How a VM reaches a pager: connects, starts one where there is none, and asks it for a base and for its service. No step waits longer
-//! than its deadline.
+//! How a VM reaches a pager: connects, starts one where there is none, and asks it for a base and for its
+//! service. No step waits longer than its deadline.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -114,7 +114,8 @@ impl Target {
         let brought = self.base.get().map(|base| base.as_fd());
         let asked = send(socket, &ask, brought, SendFlags::DONTWAIT);
         let answer = match receive_until::<Answer>(socket, deadline) {
-            // A pager that has refused without listening has ended the connection, which is told before what it said.
+            // A pager that has refused without listening has ended the connection, which is told before what
+            // it said.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                 receive_until::<Answer>(socket, deadline)
             }
@@ -154,7 +155,8 @@ impl Target {
         }
     }
 
-    /// A process of its own, which outlives this one. It has the pack for standard input: the name may be another file's by now.
+    /// A process of its own, which outlives this one. It has the pack for standard input: the name may be
+    /// another file's by now.
     fn start(&self) -> Result<()> {
         let failed = |source| Error::file("start the pager", self.options.program.display(), source);
         let pack = self.pack.try_clone().map_err(failed)?;

@@ -28,8 +28,8 @@ pub struct Place {
 
 impl Place {
     /// That of the pack in `file`, in a directory that is made if it is not there. A file that is changed or replaced has another
-    /// place: this is of what the file system says of it, and nothing that is in it. A trust group has a directory of its own in that
-    /// one, so that a VM that is confined to it reaches no other group's pager.
+    /// place: this is of what the file system says of it, and nothing that is in it. A trust group has a
+    /// directory of its own in that one, so that a VM that is confined to it reaches no other group's pager.
     ///
     /// # Errors
     /// The group's name is none, or the directory cannot be made, or others can enter it.

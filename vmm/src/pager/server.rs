@@ -66,7 +66,8 @@ struct Server<'s> {
     source: &'s dyn Fn() -> Box<dyn PageSource>,
     /// The base that this pager has made, for VMs that bring none.
     own: Option<Arc<Service>>,
-    /// Those that VMs have brought, which were there before this pager. Nobody else gets one: it may hold anything.
+    /// Those that VMs have brought, which were there before this pager. Nobody else gets one: it may hold
+    /// anything.
     brought: Vec<Arc<Service>>,
     clients: HashMap<i32, Client>,
     /// Given up for a moment to refuse a connection where no descriptor is left.

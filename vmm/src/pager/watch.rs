@@ -1,5 +1,5 @@
-//! The thread of a VM that hears what its pager says: looks for another when it dies, ends the VM when there is none or when it answers
-//! nothing, and outlives the VM until no pager can act on its memory any more.
+//! The thread of a VM that hears what its pager says: looks for another when it dies, ends the VM when there
+//! is none or when it answers nothing, and outlives the VM until no pager can act on its memory any more.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -196,7 +196,8 @@ impl Inner {
         }
     }
 
-    /// Waits until no pager can act on the VM's memory, and gives its addresses back then. A pager that is stopped keeps them.
+    /// Waits until no pager can act on the VM's memory, and gives its addresses back then. A pager that is
+    /// stopped keeps them.
     fn wait_until_unserved(&self) {
         let line = lock(&self.line);
         let waited = self.changed.wait_while(line, |line| line.range.is_none());

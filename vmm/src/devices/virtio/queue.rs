@@ -201,7 +201,8 @@ impl VirtQueue {
     }
 }
 
-/// Has the indirect table of a chain there, where memory is filled as it is touched: all else that is read of a chain is the rings'.
+/// Has the indirect table of a chain there, where memory is filled as it is touched: all else that is read
+/// of a chain is the rings'.
 fn has_table(ring: &Queue, memory: &GuestMemory, head: u16) -> Result<(), Broken> {
     if presence(memory).is_none() {
         return Ok(());

@@ -122,7 +122,10 @@ fn memory_of_a_file_is_mapped_in_and_holds_until_that_is_over() {
 #[test]
 fn lists_of_two_diffs_over_one_base_are_both_read_to_their_ends() {
     let (source, service) = service(DAMAGED * CHUNK);
-    let lists = [Runs::from([CHUNK..3 * CHUNK, 7 * CHUNK..9 * CHUNK]), Runs::from([4 * CHUNK..6 * CHUNK])];
+    let lists = [
+        Runs::from([CHUNK..3 * CHUNK, 7 * CHUNK..9 * CHUNK]),
+        Runs::from([4 * CHUNK..5 * CHUNK, 5 * CHUNK..6 * CHUNK]),
+    ];
     *lock(&source.hangs.0) = true;
     for runs in lists.iter().chain(&lists) {
         service.prefetch(runs).unwrap();

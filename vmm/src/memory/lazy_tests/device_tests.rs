@@ -47,7 +47,7 @@ fn a_damaged_chunk_that_a_device_touches_ends_its_vm_alone_without_a_signal() {
 #[test]
 fn pages_over_the_base_are_there_and_memory_that_is_whole_is_not_asked_about() {
     let (source, service) = service(LEN);
-    let over = pages(&[DAMAGED * 16..DAMAGED * 16 + 16]);
+    let over = pages(&[DAMAGED * 16..DAMAGED * 16 + 9, DAMAGED * 16 + 9..DAMAGED * 16 + 16]);
     let file = Arc::new(fresh(LEN).unwrap());
     let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file }));
     presence(ram.guest()).unwrap().ensure(DAMAGED * CHUNK, CHUNK).unwrap();
