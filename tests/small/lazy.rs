@@ -204,6 +204,26 @@ fn a_snapshot_a_diff_and_a_fork_are_those_of_a_vm_that_had_all_of_its_memory() {
 }
 
 #[test]
+fn a_diff_fetches_nothing_that_was_not_touched() {
+    needs!(kvm);
+    let warm = Warm::new();
+    let (said, vm) = warm.restore(RestoreOptions::default());
+    wait_until("it says a number", || last(&said) > 0);
+    vm.pause().unwrap();
+    let before = warm.snapshot.chunks_fetched();
+    let to = store(&warm.scratch);
+    let diff = SnapshotOptions { kind: volt_vmm::Kind::Diff, ..SnapshotOptions::default() };
+    vm.snapshot_with(&to, "diff", &diff).unwrap();
+    let after = warm.snapshot.chunks_fetched();
+    assert!(after == before && after < warm.stored(), "{before}, then {after} of {}", warm.stored());
+    drop(vm);
+    let recorder = Recorder::default();
+    let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+    let _vm = volt_vmm::Snapshot::open(&to, "diff").unwrap().restore_with(options).unwrap();
+    goes_on(&recorder);
+}
+
+#[test]
 fn one_that_has_run_is_snapshotted_forked_and_told_apart_from_its_base() {
     needs!(kvm);
     let warm = Warm::new();

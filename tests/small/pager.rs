@@ -14,6 +14,7 @@ use rustix::net::{
 };
 use rustix::process::{Pid, Signal};
 use volt_tests::boot::binary;
+use volt_tests::child::Child;
 use volt_tests::scratch::list;
 use volt_tests::{Guest, Scratch, Snapshot, needs, numbers, wait_until};
 
@@ -324,6 +325,29 @@ fn a_snapshot_of_one_is_that_of_a_guest_that_had_all_of_its_memory() {
     assert!(of(&other) == expected, "after its pager has died");
     let diff = guest.snapshot_as(&["--diff"]);
     assert!(fs::read(diff.merged().memory_path()).unwrap() == expected);
+}
+
+#[test]
+fn fork_shares_the_base_of_a_guest_on_the_shared_pager() {
+    needs!(kvm);
+    let shared = Shared::new();
+    let mut guest = shared.restore(&[]);
+    goes_on(&mut guest);
+    let names = ["a", "b"].map(|name| (name, serde_json::json!({})));
+    let children = Child::fork(guest.socket(), guest.scratch().directory(), &names, false);
+    for child in &children {
+        let first = numbers(&child.output(), "count").last().copied().unwrap_or(0);
+        child.reaches("count", first + 2 * MIB * 4);
+        assert!(!child.output().contains("WRONG"), "{}", child.output());
+        let maps = fs::read_to_string(format!("/proc/{}/maps", child.pid())).unwrap();
+        let inode = &base_of(&guest)[0];
+        assert!(maps.lines().any(|line| line.split_whitespace().nth(4) == Some(inode)), "{maps}");
+    }
+    goes_on(&mut guest);
+    // So does one that is restored from now on, of the pager that comes after this one too.
+    assert!(base_of(&shared.restore(&[])) == base_of(&guest));
+    shared.kill_pager();
+    goes_on(&mut guest);
 }
 
 #[test]

@@ -91,6 +91,8 @@ pub(crate) struct Wish<'a> {
     pub wanted: Wanted<'a>,
     /// The longest that the guest may stand still.
     pub max_pause: Option<Duration>,
+    /// Whether what lies under the pages is read too.
+    pub reads_base: bool,
 }
 
 /// What belongs to the same instant as memory and is copied beside it, in the same passes.
@@ -137,7 +139,10 @@ pub(crate) fn capture<B: Beside>(
         return Err(Error::NotNow { act: wish.act, state: "has ended" });
     }
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
-    freeze(&ram)?;
+    // A base that is filled as it is touched never changes; its holes matter to those who read it.
+    if wish.reads_base || ram.faults().is_none() {
+        freeze(&ram)?;
+    }
     vm.on_machine(|machine| machine.shell().watch_writes())?;
     let none = PageSet::none(ram.len());
     let mut passes = Passes {

@@ -6,18 +6,21 @@
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::PAGE;
 use super::populated::data_ranges;
+use super::sealing::seal;
 use super::source::{Chunk, ChunkReader, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
@@ -28,7 +31,9 @@ use crate::sync::lock;
 pub struct Filler {
     source: Box<dyn PageSource>,
     memfd: File,
-    window: Window,
+    len: u64,
+    /// None once all is there: then nobody writes to the file any more.
+    window: RwLock<Option<Window>>,
     /// A bit a chunk: those known to be in the memfd, whole. What is not known is looked for there.
     filled: Box<[AtomicU64]>,
     /// Those of them that were fetched ahead.
@@ -52,6 +57,10 @@ pub enum Why {
     Ahead,
     /// All are wanted.
     All,
+}
+
+fn lock_read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The shared mapping, and what its missing pages are filled through.
@@ -120,12 +129,15 @@ impl Filler {
     /// The host refuses a mapping or a userfaultfd.
     pub fn new(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
         let len = source.memory_len();
-        let window = Window::over(&memfd, len)?;
+        // One that was sealed has all.
+        let is_sealed = fcntl_get_seals(&memfd).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
+        let window = if is_sealed { None } else { Some(Window::over(&memfd, len)?) };
+        let window = RwLock::new(window);
         let chunks = len.div_ceil(source.chunk_len());
         let [filled, ahead] = [(); 2].map(|()| (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let [touched, decoded] = [(); 2].map(|()| AtomicU64::new(0));
         let is_starved = AtomicBool::new(false);
-        Ok(Self { source, memfd, window, filled, ahead, touched, decoded, is_starved })
+        Ok(Self { source, memfd, len, window, filled, ahead, touched, decoded, is_starved })
     }
 
     /// The file that is filled.
@@ -137,7 +149,7 @@ impl Filler {
     /// Bytes in all.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.window.len
+        self.len
     }
 
     /// Bytes of a chunk.
@@ -191,12 +203,17 @@ impl Filler {
         }
         let Range { start, end } = self.range(chunk);
         let len = end - start;
+        if lock_read(&self.window).is_none() {
+            return self.in_whole(start);
+        }
         let first = hands.bytes.as_ptr().align_offset(PAGE as usize);
         let bytes = &mut hands.bytes[first..][..len as usize];
         if hands.reader.read(chunk, bytes)? == Chunk::Zero {
             return Ok(Chunk::Zero);
         }
-        self.patiently(hands.why, || self.window.put(start, bytes))
+        // Sealed meanwhile, it has the chunk.
+        let put = || lock_read(&self.window).as_ref().map_or(Ok(()), |window| window.put(start, bytes));
+        self.patiently(hands.why, put)
             .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
         if self.is_starved.load(Ordering::Relaxed) {
             self.is_starved.store(false, Ordering::Relaxed);
@@ -211,6 +228,24 @@ impl Filler {
             }
         }
         Ok(Chunk::Bytes)
+    }
+
+    /// What the chunk at an offset is where all is there.
+    fn in_whole(&self, start: u64) -> Result<Chunk> {
+        match seek(&self.memfd, SeekFrom::Data(start)) {
+            Ok(data) if data == start => Ok(Chunk::Bytes),
+            Ok(_) | Err(Errno::NXIO) => Ok(Chunk::Zero),
+            Err(errno) => Err(Error::host("look for a chunk in guest memory", errno)),
+        }
+    }
+
+    /// Seals the file against everyone, once [`Filler::complete`] is done: VMs that trust no other can have it then.
+    ///
+    /// # Errors
+    /// Somebody else has it mapped to write to it.
+    pub fn seal(&self) -> io::Result<()> {
+        drop(self.window.write().unwrap_or_else(PoisonError::into_inner).take());
+        seal(&self.memfd)
     }
 
     /// Tries again for a while if the host has no memory, which reclaim may free: the VM would end for it.

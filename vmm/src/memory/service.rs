@@ -223,6 +223,18 @@ impl Service {
         &self.shared.filler
     }
 
+    /// Fills all that is not there yet, and seals the base: it can be given to anyone then.
+    ///
+    /// # Errors
+    /// A chunk cannot be had. A base that cannot be sealed is complete all the same.
+    pub fn complete_and_seal(&self) -> Result<()> {
+        self.shared.filler.complete()?;
+        if let Err(error) = self.shared.filler.seal() {
+            log::warn!("memory that VMs share stays as it is, and cannot be given to others: {error}");
+        }
+        Ok(())
+    }
+
     /// Begins to answer a VM's faults, and gives the number that it is known by.
     ///
     /// # Errors

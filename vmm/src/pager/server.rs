@@ -22,6 +22,7 @@ use crate::memory::PAGE;
 use crate::memory::backing::fresh;
 use crate::memory::paging::{Fetched, Paging};
 use crate::memory::prefetch::Runs;
+use crate::memory::sealing::can_change;
 use crate::memory::service::{Served, Service};
 use crate::memory::source::PageSource;
 use crate::memory::userfault::Userfault;
@@ -286,8 +287,11 @@ impl<'s> Server<'s> {
             .map_err(|errno| format!("cannot close its memory to others: {errno}"))?;
         // Not against writing: the pager after this one must be able to.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
-        rustix::fs::fcntl_add_seals(&memfd, seals)
-            .map_err(|errno| format!("cannot seal its memory: {errno}"))?;
+        // What is sealed against all changes already is complete.
+        if can_change(&memfd).map_err(|error| error.to_string())? {
+            rustix::fs::fcntl_add_seals(&memfd, seals)
+                .map_err(|errno| format!("cannot seal its memory: {errno}"))?;
+        }
         Service::over(memfd, source).map_err(|error| report(&error))
     }
 
@@ -334,7 +338,7 @@ impl<'s> Server<'s> {
     }
 
     fn complete(&self, fd: i32, socket: Arc<OwnedFd>) -> std::result::Result<(), String> {
-        self.apart(fd, socket, |service| match service.complete() {
+        self.apart(fd, socket, |service| match service.complete_and_seal() {
             Ok(()) => Some(Answer::Done),
             Err(error) => Some(Answer::Refused(shortened(report(&error)))),
         })

@@ -19,6 +19,7 @@ use crate::error::{Result, report};
 use crate::memory::backing::Backing;
 use crate::memory::paging::Paging;
 use crate::memory::ram::GuestRam;
+use crate::memory::sealing::can_change;
 use crate::memory::source::{Chunk, ChunkReader, PageSource};
 use crate::memory::userfault::Userfault;
 use crate::sync::lock;
@@ -348,5 +349,30 @@ fn a_refused_service_is_not_registered_and_the_pager_goes_with_its_last_vm() {
     }
     assert_eq!(say(&Ask::Ping, None), Answer::Alive);
     drop(socket);
+    pager.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_complete_base_is_sealed_and_served_by_the_next_pager_too() {
+    let here = Here::new("sealed");
+    let pager = here.begin_pager();
+    let first = here.vm();
+    assert_eq!(kernel_reads(&first, 2 * CHUNK), Some(2));
+    assert!(can_change(&first.base().file).unwrap());
+    first.faults().unwrap().complete().unwrap();
+    let base = first.base().file;
+    assert!(!can_change(&base).unwrap());
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*base));
+    let again = File::options().write(true).open(path);
+    assert!(again.and_then(|file| std::os::unix::fs::FileExt::write_at(&file, b"x", 0)).is_err());
+    // It has what was missing, and zeros are still each VM's own.
+    let second = here.vm();
+    for ram in [&first, &second] {
+        for chunk in 0..LEN / CHUNK {
+            let expected = if chunk.is_multiple_of(2) { chunk as u8 } else { 0 };
+            assert_eq!(kernel_reads(ram, chunk * CHUNK), Some(expected), "{chunk}");
+        }
+    }
+    drop((first, second));
     pager.join().unwrap().unwrap();
 }

@@ -32,7 +32,7 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
     let mut beside = BesideMemory { vm, layers: Copies::held(vm)? };
-    let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None };
+    let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base: true };
     let (captured, (config, images)) =
         history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
     let layers = beside.layers.finish()?.into_iter().collect();

@@ -109,7 +109,8 @@ pub(crate) fn write(
         Some(Differ::NotBase(also)) => Wanted::NotBase(also.as_deref()),
         Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
     };
-    let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause };
+    let reads_base = over.is_none();
+    let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base };
     let (captured, (config, images)) =
         history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
     let layers = beside.layers.finish()?;
@@ -118,7 +119,7 @@ pub(crate) fn write(
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
         Some(Lineage { base, differ })
-            if matches!(differ, Differ::Written(_)) || is_small(&captured.pages, &captured.base) =>
+            if matches!(differ, Differ::Written(_)) || is_small_in(vm, &captured.pages, &captured.base)? =>
         {
             metadata.memory_file = Some(write_diff(&captured, &base, bytes, dir)?);
             metadata.base = Some(base.clone());
@@ -189,13 +190,23 @@ fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> Written {
     }
 }
 
+/// The same of a base that may have holes for what is not there yet. It is filled if that decides.
+fn is_small_in(vm: &Vm, pages: &PageSet, base: &File) -> Result<bool> {
+    if is_small(pages, base) {
+        return Ok(true);
+    }
+    let ram = vm.on_machine(|machine| machine.shell().ram.clone());
+    ram.faults().map_or(Ok(()), |faults| faults.complete())?;
+    Ok(is_small(pages, base))
+}
+
 /// What a diff of the VM is to be relative to.
 fn relative_to(vm: &Vm, lineage: Option<&Lineage>) -> Result<Option<Lineage>> {
     let problem = "a diff is relative to a full snapshot: take one of this VM first";
     let lineage = lineage.ok_or_else(|| Error::config("snapshot_type", problem))?;
-    let grown = |pages| !is_small(pages, &vm.on_machine(|machine| machine.shell().ram.base().file));
+    let base = vm.on_machine(|machine| machine.shell().ram.base().file);
     Ok(match &lineage.differ {
-        Differ::Written(pages) if grown(pages) => None,
+        Differ::Written(pages) if !is_small_in(vm, pages, &base)? => None,
         _ => Some(lineage.clone()),
     })
 }
