@@ -48,8 +48,10 @@ impl Inner {
     fn watch_one(&self, faults: &Weak<Faults>) -> bool {
         let Some(socket) = lock(&self.line).socket.clone() else { return false };
         let heard = self.hear(&socket, faults);
-        let complaint = self.target.started_ended().err();
-        complaint.iter().for_each(|error| log::warn!("{}", report(error)));
+        // One that was killed leaves no zombie.
+        if let Err(error) = self.target.started_ended() {
+            log::debug!("{}", report(&error));
+        }
         let mut line = lock(&self.line);
         if line.over {
             return false;
