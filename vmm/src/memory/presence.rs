@@ -76,7 +76,7 @@ impl Presence {
                 at += PAGE;
             }
             let faults = self.faults.upgrade().ok_or(Unavailable)?;
-            if faults.has_failed() {
+            if faults.failure().is_some() {
                 return Err(Unavailable);
             }
             if let Err(error) = bring(&faults, start..at) {

@@ -306,7 +306,7 @@ fn a_pager_that_answers_is_not_taken_for_silent_while_a_chunk_is_read() {
     let ram = here.vm();
     let fault = waiting(&here, &ram, 4 * CHUNK);
     thread::sleep(Duration::from_secs(1));
-    assert!(!ram.faults().unwrap().has_failed());
+    assert_eq!(ram.faults().unwrap().failure(), None);
     here.hang(false);
     assert_eq!(fault.join().unwrap(), Some(4));
     drop(ram);
