@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A step replaces the mapping at once: a thread that writes, the guest's or this process's, writes before it to the memfd or
-//! after it to a page of its own. Only somebody who holds on to a page itself, as direct I/O does, could write to the base
-//! afterwards; the seal at the end tells (EBUSY) and nobody here does.
+//! after it to a page of its own. A transfer that holds a page of the memfd, as direct I/O does, could write to the base afterwards.
+//! The device of a disk therefore lets no transfer hold pages of memory that is not private yet (`block/bounce.rs`).
 //!
 //! The memory that is held can come to twice what the guest has touched: what it writes from now on is there beside the base.
 

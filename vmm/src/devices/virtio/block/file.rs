@@ -5,10 +5,13 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
+use super::bounce::{self, Bounce};
 use super::request::Stretch;
 use super::storage::{Place, Storage};
 use crate::config::FileRef;
@@ -28,6 +31,8 @@ pub struct HostFile {
     file: File,
     name: String,
     is_block_device: bool,
+    /// Transfers go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
+    bounces: Arc<AtomicBool>,
 }
 
 /// How a file is to be used, and what others may then do with it.
@@ -73,7 +78,14 @@ impl HostFile {
                 .and_then(|flags| fcntl_setfl(&opened, flags - OFlags::NONBLOCK))
                 .map_err(|source| Error::file("open disk", &name, source))?;
         }
-        let opened = Self { file: opened, name, is_block_device: kind.is_block_device() };
+        let bounces =
+            bounce::may_hold_pages(&opened).map_err(|source| Error::file("look at disk", &name, source))?;
+        let opened = Self {
+            file: opened,
+            name,
+            is_block_device: kind.is_block_device(),
+            bounces: Arc::new(AtomicBool::new(bounces)),
+        };
         opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
                 let use_of_it = if wanted == Use::Read { "written" } else { "used" };
@@ -87,8 +99,23 @@ impl HostFile {
 
     /// The same open file once more; the lock is theirs together.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let Self { file, name, is_block_device } = self;
-        Ok(Self { file: file.try_clone()?, name: name.clone(), is_block_device: *is_block_device })
+        let Self { file, name, is_block_device, bounces } = self;
+        Ok(Self {
+            file: file.try_clone()?,
+            name: name.clone(),
+            is_block_device: *is_block_device,
+            bounces: Arc::clone(bounces),
+        })
+    }
+
+    /// Whether transfers must not go to guest memory directly.
+    pub fn bounces(&self) -> bool {
+        self.bounces.load(Ordering::Acquire)
+    }
+
+    /// Lets transfers go to guest memory directly: freezing it moves none of its pages any more.
+    pub fn allow_direct(&self) {
+        self.bounces.store(false, Ordering::Release);
     }
 
     /// The file as the user named it.
@@ -160,6 +187,10 @@ impl HostFile {
         at: u64,
         pieces: &mut [libc::iovec],
     ) -> io::Result<()> {
+        if self.bounces() {
+            // SAFETY: as the caller has it.
+            return unsafe { self.transfer_by_bounce(direction, at, pieces) };
+        }
         let (fd, mut rest) = (self.file.as_raw_fd(), pieces);
         let mut at = libc::off_t::try_from(at).map_err(|_| ErrorKind::FileTooLarge)?;
         while !rest.is_empty() {
@@ -181,6 +212,41 @@ impl HostFile {
                     error => return Err(error),
                 },
             }
+        }
+        Ok(())
+    }
+
+    /// The same through memory of the VMM's own.
+    ///
+    /// # Safety
+    /// As for [`HostFile::transfer`].
+    unsafe fn transfer_by_bounce(
+        &self,
+        direction: Direction,
+        at: u64,
+        pieces: &[libc::iovec],
+    ) -> io::Result<()> {
+        let len: usize = pieces.iter().map(|piece| piece.iov_len).sum();
+        let mut bounce = Bounce::new(len.min(bounce::MOST));
+        let mut done = 0;
+        while done < len {
+            let bytes = &mut bounce.bytes()[..(len - done).min(bounce::MOST)];
+            match direction {
+                Direction::Read => {
+                    self.file.read_exact_at(bytes, at + done as u64).map_err(|error| match error.kind() {
+                        ErrorKind::UnexpectedEof => shrunk(),
+                        _ => error,
+                    })?;
+                    // SAFETY: as the caller has it; there are `len` bytes.
+                    unsafe { bounce::scatter(bytes, pieces, done) };
+                }
+                Direction::Write => {
+                    // SAFETY: as above.
+                    unsafe { bounce::gather(pieces, done, bytes) };
+                    self.file.write_all_at(bytes, at + done as u64)?;
+                }
+            }
+            done += bytes.len();
         }
         Ok(())
     }

@@ -20,10 +20,14 @@ use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
 use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
+use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 
+mod bounce;
 pub mod copy;
 mod digest;
+#[cfg(test)]
+mod direct_tests;
 mod file;
 mod image;
 mod layer;
@@ -69,6 +73,8 @@ pub struct Block {
     /// Does reads, writes and flushes where there is one.
     ring: Option<Ring>,
     limiter: RateLimiter,
+    /// Transfers may hold pages of guest memory.
+    is_direct: bool,
     /// Requests that the host let fail.
     failures: u64,
     // Volatile.
@@ -114,6 +120,7 @@ impl Block {
             storage,
             ring,
             limiter: RateLimiter::new(limit),
+            is_direct: false,
             failures: 0,
             capacity: 0,
         };
@@ -208,6 +215,14 @@ impl Block {
         if self.read_only { Ok(()) } else { self.storage.empty().map_err(failed) }
     }
 
+    /// Lets transfers hold pages of guest memory once freezing it moves none of them any more.
+    fn allow_direct(&mut self, ram: &GuestRam) {
+        if !self.is_direct && ram.with_base(|base| base.private_to >= ram.len()) {
+            self.storage.files().into_iter().for_each(HostFile::allow_direct);
+            self.is_direct = true;
+        }
+    }
+
     /// Whole sectors that there are.
     fn sectors(&self) -> Result<u64> {
         let len = self.storage.len().map_err(|source| Error::file("look at disk", &self.name, source))?;
@@ -256,6 +271,7 @@ impl VirtioDevice for Block {
     }
 
     fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        self.allow_direct(io.ram);
         // A device that is broken is not asked to end.
         self.serve(io).inspect_err(|_| self.abandon())
     }
@@ -284,6 +300,7 @@ impl Persist for Block {
             storage: _,
             ring: _,
             limiter: _,
+            is_direct: _,
             failures: _,
             capacity,
         } = self;

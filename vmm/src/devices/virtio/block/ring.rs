@@ -131,6 +131,9 @@ impl Ring {
         let (Some(slot), Some(place), Some(ram)) = (self.free.last().copied(), place, &self.ram) else {
             return Some((answer, command));
         };
+        if direction.is_some() && self.files[place.file].bounces() {
+            return Some((answer, command));
+        }
         let answer = Later::of(answer, ram);
         let request = Request { answer, direction, place, len, pieces };
         let entry = request.entry(&self.files[place.file]).user_data(slot.into());

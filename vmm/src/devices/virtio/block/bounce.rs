@@ -1,0 +1,124 @@
+//! Transfers past the page cache, through memory of the VMM's own.
+//!
+//! The kernel holds the pages that a direct transfer reads into until it is done. If guest memory is frozen meanwhile
+//! ([`crate::memory::freeze`]), the guest goes on with a copy of such a page, and what arrives later is lost in the base. A page that
+//! is private already stays where it is, so only memory that has not been frozen needs this.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+
+use rustix::fs::{OFlags, fcntl_getfl, fstatfs};
+
+/// Bytes of one transfer.
+pub const MOST: usize = 1 << 20;
+
+/// File systems, by their numbers (linux/magic.h), that copy through the page cache unless they are asked for O_DIRECT. Others, FUSE
+/// and 9p among them, may hold pages whatever they were asked for.
+const COPYING: [u64; 8] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0x0102_1994, // tmpfs, and devtmpfs where block devices are
+    0xf2f5_2010, // F2FS
+    0xe0f5_e1e2, // EROFS
+    0x7371_7368, // SquashFS
+    0x8584_58f6, // ramfs
+];
+
+/// Whether the kernel may hold the pages of a transfer to or from a file.
+///
+/// # Errors
+/// The host does not tell.
+pub fn may_hold_pages(file: &File) -> io::Result<bool> {
+    if fcntl_getfl(file)?.contains(OFlags::DIRECT) {
+        return Ok(true);
+    }
+    Ok(!COPYING.contains(&(fstatfs(file)?.f_type as u64)))
+}
+
+/// A page, as direct I/O wants its memory aligned.
+#[derive(Clone, Copy)]
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+/// Memory for one transfer.
+pub struct Bounce(Vec<Page>);
+
+impl Bounce {
+    /// Makes room for `len` bytes.
+    pub fn new(len: usize) -> Self {
+        Self(vec![Page([0; 4096]); len.div_ceil(4096)])
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        let len = self.0.len() * 4096;
+        // SAFETY: pages are bytes and nothing else, and lie side by side.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+}
+
+/// Copies from `pieces`, from their byte `skip` on, until `to` is full.
+///
+/// # Safety
+/// The pieces can be read and have that many bytes.
+pub unsafe fn gather(pieces: &[libc::iovec], skip: usize, to: &mut [u8]) {
+    // SAFETY: as the caller has it; `to` is the VMM's own, so the two do not overlap.
+    each(pieces, skip, to.len(), |piece, at, len| unsafe {
+        std::ptr::copy_nonoverlapping(piece, to[at..at + len].as_mut_ptr(), len);
+    });
+}
+
+/// Copies all of `from` to `pieces`, from their byte `skip` on.
+///
+/// # Safety
+/// The pieces can be written and have room for it.
+pub unsafe fn scatter(from: &[u8], pieces: &[libc::iovec], skip: usize) {
+    // SAFETY: as above.
+    each(pieces, skip, from.len(), |piece, at, len| unsafe {
+        std::ptr::copy_nonoverlapping(from[at..at + len].as_ptr(), piece, len);
+    });
+}
+
+/// Calls `act` for each stretch of `pieces` with its address, its offset behind `skip`, and its length.
+fn each(pieces: &[libc::iovec], mut skip: usize, len: usize, mut act: impl FnMut(*mut u8, usize, usize)) {
+    let mut done = 0;
+    for piece in pieces {
+        let from = skip.min(piece.iov_len);
+        skip -= from;
+        let here = (piece.iov_len - from).min(len - done);
+        if here > 0 {
+            act(piece.iov_base.cast::<u8>().wrapping_add(from), done, here);
+            done += here;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_copied_both_ways_from_any_byte_on() {
+        let (mut first, mut second) = (*b"abc", *b"defg");
+        let iovec =
+            |piece: &mut [u8]| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() };
+        let pieces = [iovec(&mut first), iovec(&mut second)];
+        for (skip, len) in [(0, 7), (1, 4), (3, 4), (4, 2), (7, 0)] {
+            let mut to = vec![0; len];
+            // SAFETY: both arrays are there, and no longer than what is copied.
+            unsafe { gather(&pieces, skip, &mut to) };
+            assert_eq!(to, b"abcdefg"[skip..skip + len]);
+        }
+        // SAFETY: as above.
+        unsafe { scatter(b"1234", &pieces, 2) };
+        assert_eq!((&first, &second), (b"ab1", b"234g"));
+    }
+
+    #[test]
+    fn file_of_a_known_file_system_is_copied_and_one_of_an_unknown_is_not() {
+        let memfd = rustix::fs::memfd_create("copied", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        assert!(!may_hold_pages(&memfd.into()).unwrap());
+        assert!(may_hold_pages(&File::open("/proc/self/status").unwrap()).unwrap());
+    }
+}
