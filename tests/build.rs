@@ -8,8 +8,18 @@ const FLAGS: &str = "-O1 -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-pie 
                      -Wl,--build-id=none -Wl,-z,max-page-size=4096";
 
 /// The entry comes first; the devices' guests are a file each.
-const SOURCES: [&str; 9] =
-    ["entry.S", "guest.c", "random.c", "disk.c", "net.c", "balloon.c", "vsock.c", "ioapic.c", "time.c"];
+const SOURCES: [&str; 10] = [
+    "entry.S",
+    "guest.c",
+    "random.c",
+    "disk.c",
+    "net.c",
+    "balloon.c",
+    "vsock.c",
+    "ioapic.c",
+    "time.c",
+    "pair.c",
+];
 
 fn main() {
     println!("cargo::rerun-if-changed=guests");

@@ -34,6 +34,41 @@ long_mode:
 1:  hlt
     jmp 1b
 
+# Where a second vCPU starts: a copy of this lies at second_vcpu_page, which a SIPI can name. Straight from real to 64-bit mode.
+    .set second_vcpu_page, 0x8000
+    .globl second_vcpu, second_vcpu_end
+    .code16
+second_vcpu:
+    cli
+    xorw %ax, %ax
+    movw %ax, %ds
+    movl $pml4, %eax
+    movl %eax, %cr3
+    movl $0x20, %eax
+    movl %eax, %cr4
+    movl $0xc0000080, %ecx
+    rdmsr
+    orl $0x100, %eax
+    wrmsr
+    lgdtl second_vcpu_page + (gdt_pointer_near - second_vcpu)
+    movl $0x80000001, %eax
+    movl %eax, %cr0
+    ljmpl $8, $second_long_mode
+gdt_pointer_near:
+    .word gdt_pointer - gdt - 1
+    .long gdt
+second_vcpu_end:
+    .code64
+second_long_mode:
+    movl $16, %eax
+    movl %eax, %ds
+    movl %eax, %es
+    movl %eax, %ss
+    movl $second_stack_top, %esp
+    call second_main
+1:  hlt
+    jmp 1b
+
     .data
     .balign 4096
 pml4:
@@ -60,4 +95,6 @@ gdt_pointer:
     .balign 16
     .skip 16384
 stack_top:
+    .skip 16384
+second_stack_top:
     .section .note.GNU-stack, "", @progbits

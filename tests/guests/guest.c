@@ -367,6 +367,8 @@ void guest_main(struct start_info *info)
         churn();
     } else if (behaviour("ports")) {
         ports();
+    } else if (behaviour("pair")) {
+        pair();
     } else if (behaviour("registers")) {
         registers();
     } else if (behaviour("special")) {

@@ -16,6 +16,7 @@ void ioapic_registers(void);
 void ioapic_random(void);
 void ioapic_masked(void);
 void ioapic_pending(void);
+void pair(void);
 void stopped(void);
 void tell_tsc(void);
 

@@ -40,6 +40,7 @@ mod rewinding;
 mod terminal;
 mod timers;
 mod tsc;
+mod two_vcpus;
 mod vsock;
 mod whole_state;
 mod working_set;
