@@ -195,3 +195,7 @@ mod tests {
         assert_eq!((read(&first), read(&clones[0]), read(&clones[1])), (7, 8, 7));
     }
 }
+
+#[cfg(test)]
+#[path = "mapping_tests.rs"]
+mod mapping_tests;

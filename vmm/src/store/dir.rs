@@ -152,3 +152,24 @@ pub fn random_hex() -> Result<String> {
         .map_err(|source| Error::host("get random bytes", source))?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// rename(2) replaces a directory that is empty. The one who made it has a use for it.
+    #[test]
+    fn directory_that_appears_meanwhile_is_not_replaced() {
+        let parent = std::env::temp_dir().join(format!("volt-dir-{}", random_hex().unwrap()));
+        fs::create_dir(&parent).unwrap();
+        let place = parent.join("place");
+        let dir = NewDir::begin(&place).unwrap();
+        dir.create("file").unwrap();
+        fs::create_dir(&place).unwrap();
+        let error = dir.publish().unwrap_err().to_string();
+        assert_eq!(error, exists(&place).to_string());
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 0, "what was there is as it was");
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 1, "and nothing is left beside it");
+        fs::remove_dir_all(&parent).unwrap();
+    }
+}
