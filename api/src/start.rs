@@ -48,7 +48,7 @@ pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
 /// [`Vm::lend_thread`].
 pub(crate) fn load(dir: &Path, options: RestoreOptions) -> Result<Vm> {
     let (store, name) = Store::split(dir)?;
-    restore(&Snapshot::open(&store, &name)?, options)
+    restore(&Snapshot::open_allowing(&store, &name, &options.allowed)?, options)
 }
 
 /// Restores what another process has handed over into a VM that was made ahead of time. Its guest stands still.

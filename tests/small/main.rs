@@ -17,6 +17,7 @@ mod endings;
 mod forged;
 mod forking;
 mod golden;
+mod granted;
 mod images;
 mod irqchip;
 mod layers_kept;

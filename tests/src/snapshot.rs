@@ -156,7 +156,11 @@ impl Snapshot {
     pub fn copy(&self) -> Self {
         let copy = Self::at(self.scratch.fresh("copy"), &self.scratch);
         fs::create_dir(&copy.directory).expect("create a directory");
-        for from in [self.state_path(), self.memory_path()] {
+        let files = fs::read_dir(&self.directory)
+            .expect("list a snapshot")
+            .map(|entry| entry.expect("an entry").path());
+        let layers = files.filter(|path| path.extension().is_some_and(|extension| extension == "layer"));
+        for from in [self.state_path(), self.memory_path()].into_iter().chain(layers) {
             let name = from.file_name().expect("a file's path");
             fs::copy(&from, copy.directory.join(name)).expect("copy a snapshot");
         }

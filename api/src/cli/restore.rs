@@ -22,6 +22,11 @@ pub(crate) struct Restore {
     #[command(flatten)]
     pub(super) overrides: OverrideArgs,
 
+    /// Allow a snapshot that this user's volt-vmm did not write to use disks, sockets and the base of a diff in this directory. May be
+    /// given more than once
+    #[arg(long = "allow-path", value_name = "DIR")]
+    pub(super) allowed: Vec<PathBuf>,
+
     #[command(flatten)]
     pub(super) unpack: UnpackArgs,
 
@@ -43,6 +48,7 @@ impl Restore {
         Self {
             dir,
             overrides: OverrideArgs::default(),
+            allowed: Vec::new(),
             unpack: UnpackArgs::default(),
             working_set: WorkingSetArgs::default(),
             paused: false,
@@ -57,6 +63,7 @@ impl Restore {
         }
         let options = RestoreOptions {
             overrides: self.overrides.into(),
+            allowed: self.allowed,
             unpack: self.unpack.into(),
             prefetch: !self.working_set.no_prefetch,
             record: self.working_set.record,

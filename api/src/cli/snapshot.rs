@@ -41,6 +41,10 @@ pub(crate) struct Merge {
 
     /// Directory to be made
     to: PathBuf,
+
+    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. May be given more than once
+    #[arg(long = "allow-path", value_name = "DIR")]
+    allowed: Vec<PathBuf>,
 }
 
 /// Snapshot the VM behind an API socket into a new directory; the VM goes on
@@ -147,7 +151,7 @@ fn warn_of_disks_that_go_on(socket: &Path) {
 impl Merge {
     fn execute(self) -> Outcome {
         let (store, name) = Store::split(&self.diff)?;
-        let diff = volt_vmm::Snapshot::open(&store, &name)?;
+        let diff = volt_vmm::Snapshot::open_allowing(&store, &name, &self.allowed)?;
         let (to, name) = Store::split(&self.to)?;
         progress::during("merging", || snapshot::merge(&diff, &to, &name))?;
         Ok(Status::Success)

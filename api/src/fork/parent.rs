@@ -97,7 +97,7 @@ fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32)>
     let kept = devices.disks.iter().filter(|disk| !replaced(&disk.id));
     let kept = kept.map(|disk| (disk.id.clone(), Some(&disk.path)));
     own.chain(kept).find_map(|(id, file)| match file {
-        Some(FileRef::Fd(fd)) => Some((id, *fd)),
+        Some(FileRef::Fd(fd) | FileRef::Untrusted(fd)) => Some((id, *fd)),
         _ => None,
     })
 }

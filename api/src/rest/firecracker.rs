@@ -150,6 +150,9 @@ struct LoadSnapshot {
     /// volt-vmm's own: whatever may differ from clone to clone.
     #[serde(default)]
     overrides: Overrides,
+    /// volt-vmm's own: directories in which a snapshot that this user's volt-vmm did not write may have disks and sockets.
+    #[serde(default)]
+    allow_paths: Vec<PathBuf>,
     /// volt-vmm's own: unpack packed memory before the guest runs, not as it is touched.
     #[serde(default)]
     unpack: bool,
@@ -189,6 +192,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     let options = RestoreOptions {
         resume: request.resume_vm,
         overrides,
+        allowed: request.allow_paths,
         unpack,
         prefetch: request.prefetch,
         record: request.record,

@@ -164,13 +164,16 @@ pub fn parse_memory_mib(text: &str) -> Result<u64> {
 }
 
 /// A file given by path, or as a descriptor that is already open (a confined process cannot open files). Written
-/// as the path, or as `fd:N`.
+/// as the path, or as `fd:N`. A number that was read from a file or a request names no descriptor: its writer cannot know which are
+/// open here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileRef {
     /// A path.
     Path(PathBuf),
     /// A descriptor open in this process; it is duplicated on use and stays the caller's.
     Fd(RawFd),
+    /// A descriptor's number that a state file, a configuration file or a request named. It is never used.
+    Untrusted(RawFd),
 }
 
 impl FileRef {
@@ -183,6 +186,7 @@ impl FileRef {
             // A pipe that nobody writes is not waited for.
             Self::Path(path) => File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path),
             Self::Fd(fd) => duplicate(*fd),
+            Self::Untrusted(_) => Err(untrusted()),
         };
         opened.map_err(|source| Error::file(what, self.to_string(), source))
     }
@@ -203,9 +207,16 @@ impl FileRef {
                     false => Err(std::io::Error::other("the descriptor is not open for reading and writing")),
                 }
             }),
+            Self::Untrusted(_) => Err(untrusted()),
         };
         opened.map_err(|source| Error::file(what, self.to_string(), source))
     }
+}
+
+fn untrusted() -> std::io::Error {
+    std::io::Error::other(
+        "a descriptor is taken from the command line or the library alone, and not from a file or a request; give it a path",
+    )
 }
 
 #[allow(unsafe_code)]
@@ -223,7 +234,7 @@ impl fmt::Display for FileRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(path) => path.display().fmt(f),
-            Self::Fd(fd) => write!(f, "fd:{fd}"),
+            Self::Fd(fd) | Self::Untrusted(fd) => write!(f, "fd:{fd}"),
         }
     }
 }
@@ -258,7 +269,10 @@ impl Serialize for FileRef {
 impl<'de> Deserialize<'de> for FileRef {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         let Ok(file) = String::deserialize(deserializer)?.parse();
-        Ok(file)
+        Ok(match file {
+            Self::Fd(fd) => Self::Untrusted(fd),
+            file => file,
+        })
     }
 }
 
@@ -305,7 +319,11 @@ mod tests {
     fn json_round_trip_and_unknown_fields() {
         let text = r#"{"boot":{"kernel":"/k","initrd":"fd:7"},"vcpus":2}"#;
         let config: VmConfig = serde_json::from_str(text).unwrap();
-        assert_eq!(config.boot.initrd, Some(FileRef::Fd(7)));
+        assert_eq!(config.boot.initrd, Some(FileRef::Untrusted(7)));
+        let error =
+            crate::error::report(&config.boot.initrd.as_ref().unwrap().open("open initrd").unwrap_err());
+        assert!(error.contains("initrd fd:7: a descriptor is taken from the command line"), "{error}");
+        assert_eq!("fd:7".parse(), Ok(FileRef::Fd(7)), "as an argument is");
         assert_eq!(config.memory_mib, 128);
         assert_eq!(config.boot.cmdline, DEFAULT_CMDLINE);
         let again: VmConfig = serde_json::from_str(&serde_json::to_string(&config).unwrap()).unwrap();

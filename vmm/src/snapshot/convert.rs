@@ -8,7 +8,9 @@ use super::pack::source::Repack;
 use super::pack::{Pack, Packing, pack, walk};
 use super::raw::RawSource;
 use super::verify::is_same;
-use super::{MEMORY_FILE, MemoryFile, PACK_FILE, WorkingSet, digest, layers, manifest, reader, writer};
+use super::{
+    MEMORY_FILE, MemoryFile, PACK_FILE, WorkingSet, digest, grant, layers, manifest, reader, writer,
+};
 use crate::error::{Error, Result};
 use crate::sparse;
 use crate::store::Store;
@@ -27,7 +29,9 @@ pub fn convert(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<()> {
     let path = store.path_of(from)?;
-    let (manifest::Manifest { mut metadata, config, machine, .. }, _) = reader::read_manifest(&path)?;
+    let (manifest::Manifest { mut metadata, config, machine, .. }, state) = reader::read_manifest(&path)?;
+    // A snapshot of somebody else's does not become this user's by being written once more.
+    let marked = grant::origin_of(&state, &metadata, &config).can_be_marked();
     let len = metadata.memory_bytes;
     packing.map_or(Ok(()), |packing| packing.validate(len).map(drop))?;
     if metadata.base.is_some() {
@@ -52,7 +56,7 @@ pub fn convert(
     named.map_or(Ok(()), |named| is_same(memory.name(), found, named))?;
     metadata.memory_digest = Some(digest::format(found));
     metadata.memory_file = Some(written);
-    writer::write_state(&metadata, &config, &machine, &dir)?;
+    writer::write_state(&metadata, &config, &machine, marked, &dir)?;
     dir.publish()
 }
 

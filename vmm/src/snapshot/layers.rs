@@ -175,7 +175,11 @@ impl Source {
             Self::Directory(snapshot) => {
                 let path = snapshot.join(name_of(id));
                 let missing = || Error::snapshot(&path, "is missing");
-                path.exists().then(|| FileRef::Path(path.clone())).ok_or_else(missing)
+                let found = path.symlink_metadata().map_err(|_| missing())?;
+                match found.is_file() {
+                    true => Ok(FileRef::Path(path)),
+                    false => Err(Error::snapshot(&path, "is not a regular file")),
+                }
             }
             Self::Held(layers) => layers
                 .get(id)
@@ -228,7 +232,7 @@ pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) ->
                 create(place)?;
                 fresh.made.push(place.clone());
             }
-            (FileRef::Fd(_), true) => {}
+            (FileRef::Fd(_) | FileRef::Untrusted(_), true) => {}
             (_, false) => {
                 let file = nameless(&std::env::temp_dir())?;
                 *layer = FileRef::Fd(file.as_raw_fd());

@@ -5,6 +5,9 @@
 //! `------- 27 bytes --------'`------------------- what the checksum covers ------------------------'
 //! ```
 //!
+//! A state file that names anything on the host ends with a mark of the user that wrote it, `,"mark":"<64 hex digits>"}`: an HMAC-SHA-256
+//! of the bytes between the checksum and it (see [`super::grant`]).
+//!
 //! The first 27 bytes are compared literally; the CRC-64/ECMA-182 of every byte after them is checked before anything
 //! is used.
 
@@ -32,6 +35,9 @@ pub const ARCH: &str = "x86_64";
 const HEAD: &str = "{\"crc64\":\"";
 const HEAD_END: &str = "\",";
 const DIGITS: usize = 16;
+/// What stands before the digits of a mark, and how many there are.
+const MARK: &str = ",\"mark\":\"";
+const MARK_DIGITS: usize = 64;
 /// Bytes before the checksummed part.
 const HEAD_LEN: usize = HEAD.len() + DIGITS + HEAD_END.len();
 
@@ -177,19 +183,36 @@ pub(crate) struct Manifest {
     pub(crate) metadata: Metadata,
     pub(crate) config: VmConfig,
     pub(crate) machine: MachineState,
+    #[serde(default, rename = "mark")]
+    _mark: Option<String>,
 }
 
-/// Encodes a state file.
+/// Encodes a state file. `mark` makes the mark of what stands between the checksum and the mark, if there is to be one.
 pub(crate) fn encode(
     metadata: &Metadata,
     config: &VmConfig,
     machine: &MachineState,
+    mark: impl FnOnce(&[u8]) -> Option<String>,
 ) -> serde_json::Result<Vec<u8>> {
-    let body = serde_json::to_vec(&Written { version: VERSION, arch: ARCH, metadata, config, machine })?;
-    let body = &body[1..]; // the opening brace stands before the checksum
-    let mut file = format!("{HEAD}{:016x}{HEAD_END}", CRC.checksum(body)).into_bytes();
-    file.extend_from_slice(body);
+    let mut body = serde_json::to_vec(&Written { version: VERSION, arch: ARCH, metadata, config, machine })?;
+    body.remove(0); // the opening brace stands before the checksum
+    let brace = body.pop();
+    if let Some(mark) = mark(&body) {
+        body.extend(format!("{MARK}{mark}\"").into_bytes());
+    }
+    body.extend(brace);
+    let mut file = format!("{HEAD}{:016x}{HEAD_END}", CRC.checksum(&body)).into_bytes();
+    file.extend_from_slice(&body);
     Ok(file)
+}
+
+/// The marked part of a state file, and its mark. The mark stands last, so that nothing after it is unmarked.
+pub(super) fn marked(file: &[u8]) -> Option<(&[u8], Vec<u8>)> {
+    let body = file.get(HEAD_LEN..)?.strip_suffix(b"\"}")?;
+    let (body, digits) = body.split_at_checked(body.len().checked_sub(MARK_DIGITS)?)?;
+    let digit = |digit: &u8| char::from(*digit).to_digit(16);
+    let bytes = digits.chunks(2).map(|pair| Some((digit(&pair[0])? << 4 | digit(&pair[1])?) as u8));
+    Some((body.strip_suffix(MARK.as_bytes())?, bytes.collect::<Option<_>>()?))
 }
 
 /// Checks how a state file begins. Returns the digits of its checksum.
@@ -310,6 +333,24 @@ mod tests {
             let problem = decode(&good[..byte]).unwrap_err();
             assert!(problem.contains("cut off") || problem.contains("empty"), "{byte}: {problem}");
         }
+    }
+
+    #[test]
+    fn mark_is_found_where_it_stands_last_and_nowhere_else() {
+        let digits = "0a".repeat(32);
+        let file = sealed(&format!(r#""version":3,"x":[]{MARK}{digits}"}}"#));
+        assert_eq!(marked(&file), Some((&br#""version":3,"x":[]"#[..], vec![10; 32])));
+        for body in [
+            r#""version":3}"#.to_owned(),
+            format!(r#""version":3{MARK}{digits}","more":1}}"#),
+            format!(r#""version":3{MARK}{digits}" }}"#),
+            format!(r#""version":3{MARK}{}"}}"#, &digits[2..]),
+            format!(r#""version":3{MARK}{}"}}"#, "zz".repeat(32)),
+            format!(r#""mark":"{digits}"}}"#),
+        ] {
+            assert_eq!(marked(&sealed(&body)), None, "{body}");
+        }
+        assert_eq!(marked(b""), None);
     }
 
     #[test]

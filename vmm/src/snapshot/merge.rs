@@ -51,7 +51,8 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     metadata.base = None;
     metadata.memory_digest = Some(digest::format(digest));
     metadata.memory_file = Some(MemoryFile::Raw);
-    writer::write_state(&metadata, diff.config(), diff.machine(), &dir)?;
+    let marked = diff.origin().can_be_marked();
+    writer::write_state(&metadata, diff.config(), diff.machine(), marked, &dir)?;
     dir.publish()
 }
 

@@ -7,6 +7,7 @@ pub mod convert;
 pub mod diff;
 pub mod digest;
 pub(crate) mod fork;
+mod grant;
 pub mod handover;
 mod holes;
 pub mod images;

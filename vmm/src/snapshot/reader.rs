@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::composed::Composed;
+use super::grant::Grants;
 use super::images::{self, ChangedImages};
 use super::lineage::{Differ, History, Lineage, Origin};
 use super::memory::{Memory, Unpack};
 use super::recording::{Marker, Notes, Recording};
 use super::relative::{Digests, Opened};
 use super::working_set::{Beside, Plan, WorkingSet};
-use super::{Metadata, STATE_FILE, layers, manifest, relative};
+use super::{Metadata, STATE_FILE, grant, layers, manifest, relative};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -45,6 +46,8 @@ pub struct Snapshot {
     path: PathBuf,
     metadata: Metadata,
     config: VmConfig,
+    /// Whether what the configuration names on the host is granted.
+    origin: grant::Origin,
     machine: Arc<MachineState>,
     memory: Memory,
     /// Those of a diff.
@@ -73,6 +76,9 @@ pub struct RestoreOptions {
     pub overrides: Overrides,
     /// What to do with the image of a disk without a layer that is not what it was when the snapshot was taken.
     pub changed_images: ChangedImages,
+    /// Directories whose files may be the disks of a snapshot that this user's volt-vmm did not write, and in which its sockets may be
+    /// made. Such a snapshot gets nothing else of the host but what `overrides` gives it.
+    pub allowed: Vec<PathBuf>,
     /// Whether [`Vm::rewind`] is to be fast from the first time on: what is written is known from the start. Every page costs the guest
     /// a little more when it first writes to it.
     pub rewindable: bool,
@@ -97,6 +103,7 @@ impl Default for RestoreOptions {
             lent_thread: false,
             overrides: Overrides::default(),
             changed_images: ChangedImages::default(),
+            allowed: Vec::new(),
             rewindable: false,
             pool: None,
             unpack: Unpack::default(),
@@ -113,11 +120,25 @@ impl Snapshot {
     /// [`Error::Snapshot`] when it is missing, damaged, of a newer version, or its files do not belong together;
     /// [`Error::HostCpu`] when its guest was shown CPU features that this host lacks.
     pub fn open(store: &Store, name: &str) -> Result<Self> {
+        Self::open_allowing(store, name, &[])
+    }
+
+    /// Opens and verifies the snapshot `name`. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the
+    /// directories `allowed`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::open`].
+    pub fn open_allowing(store: &Store, name: &str, allowed: &[PathBuf]) -> Result<Self> {
         let path = store.path_of(name)?;
-        let (manifest, _) = read_manifest(&path)?;
+        let (manifest, file) = read_manifest(&path)?;
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
-        let Opened { memory, over, lineage, digests } = relative::open(&path, &metadata)?;
+        let origin = grant::origin_of(&file, &metadata, &config);
+        step_done("origin");
+        let Opened { memory, over, lineage, digests } = {
+            let grants = Grants { origin: &origin, snapshot: &path, allowed };
+            relative::open(&path, &metadata, &|base| grants.check_base(base))?
+        };
         let layers = layers::Source::Directory(path.clone());
         let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
         let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
@@ -125,6 +146,7 @@ impl Snapshot {
             path,
             metadata,
             config,
+            origin,
             machine,
             memory,
             over,
@@ -153,11 +175,12 @@ impl Snapshot {
         let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
         let layers = layers::Source::Held(layers);
         let machine = Arc::new(machine);
-        let (working_set, digests) = (None, Digests::default());
+        let (working_set, digests, origin) = (None, Digests::default(), grant::Origin::Own);
         Ok(Self {
             path,
             metadata,
             config,
+            origin,
             machine,
             memory,
             over,
@@ -209,6 +232,11 @@ impl Snapshot {
         self.digests
     }
 
+    /// Who wrote it.
+    pub(super) fn origin(&self) -> &grant::Origin {
+        &self.origin
+    }
+
     /// Its directory.
     pub(super) fn path(&self) -> &Path {
         &self.path
@@ -251,6 +279,8 @@ impl Snapshot {
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| Notes::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
+        Grants { origin: &self.origin, snapshot: &self.path, allowed: &options.allowed }
+            .check_devices(&mut config.devices, &options.overrides)?;
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
         options.overrides.clone().apply(&mut config.devices)?;
@@ -414,9 +444,10 @@ fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited for.
+/// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited for. A symbolic link could name
+/// any file of the host, so none is followed.
 pub(super) fn open_regular(snapshot: &Path, path: &Path) -> Result<(File, u64)> {
-    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path);
     let file = opened.map_err(|source| missing(snapshot, path, source))?;
     let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
     if !metadata.is_file() {
@@ -432,6 +463,9 @@ fn missing(snapshot: &Path, file: &Path, source: std::io::Error) -> Error {
             Error::snapshot(snapshot, "there is no such directory")
         }
         std::io::ErrorKind::NotFound => Error::snapshot(file, "is missing"),
+        _ if source.raw_os_error() == Some(libc::ELOOP) => {
+            Error::snapshot(file, "is a symbolic link, which a file of a snapshot may not be")
+        }
         std::io::ErrorKind::NotADirectory => Error::snapshot(snapshot, "is not a directory"),
         _ => Error::file("open", file.display(), source),
     }

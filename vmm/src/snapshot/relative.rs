@@ -52,11 +52,15 @@ impl Base {
     }
 }
 
-/// Opens the memory of the snapshot at `snapshot`.
+/// Opens the memory of the snapshot at `snapshot`. The directory of a base is looked into once `granted` agrees.
 ///
 /// # Errors
 /// A file is missing or is not what it should be, or the base is not there or another one.
-pub(super) fn open(snapshot: &Path, metadata: &Metadata) -> Result<Opened> {
+pub(super) fn open(
+    snapshot: &Path,
+    metadata: &Metadata,
+    granted: &dyn Fn(&Path) -> Result<()>,
+) -> Result<Opened> {
     let len = metadata.memory_bytes;
     let Some(base) = &metadata.base else {
         let named = metadata.memory_digest.as_ref();
@@ -67,7 +71,7 @@ pub(super) fn open(snapshot: &Path, metadata: &Metadata) -> Result<Opened> {
         let memory = Memory::open(snapshot, len, metadata.memory_file.as_ref())?;
         return Ok(Opened { memory, over: None, lineage, digests });
     };
-    let base = find_base(snapshot, base)?;
+    let base = find_base(snapshot, base, granted)?;
     let (file, Listed { pages, digest, .. }) = open_pages(snapshot, metadata, &base.snapshot)?;
     let memory = base.open(len)?;
     let over = Some(OtherPages { pages: Arc::new(pages), file: Arc::new(file) });
@@ -98,13 +102,18 @@ pub(super) fn open_pages(
 ///
 /// # Errors
 /// It is in neither place, or is another one.
-pub(super) fn find_base(snapshot: &Path, wanted: &BaseSnapshot) -> Result<Base> {
+pub(super) fn find_base(
+    snapshot: &Path,
+    wanted: &BaseSnapshot,
+    granted: &dyn Fn(&Path) -> Result<()>,
+) -> Result<Base> {
     let beside = || Some(snapshot.parent()?.join(wanted.path.file_name()?));
     let is_there = |path: &PathBuf| path.join(STATE_FILE).exists();
     let there = Some(wanted.path.clone()).filter(is_there).or_else(|| beside().filter(is_there));
     let path = there.ok_or_else(|| {
         Error::snapshot(snapshot, format!("is a diff, and its base {} is not there", wanted.path.display()))
     })?;
+    granted(&path)?;
     let (manifest, _) = read_manifest(&path)?;
     match manifest.metadata.memory_digest {
         Some(digest) if digest == wanted.memory_digest => {

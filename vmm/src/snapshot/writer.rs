@@ -13,7 +13,7 @@ use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
 use super::room::{Room, Written};
-use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, images};
+use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, grant, images};
 use crate::capture::{Beside, Capture, Course, Disk, Target, Wanted, Wish, capture};
 use crate::config::VmConfig;
 use crate::devices::virtio::block::Image;
@@ -140,7 +140,7 @@ pub(crate) fn write(
         layer.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
     images::sync(&images)?;
-    write_state(&metadata, &config, &captured.state, dir)?;
+    write_state(&metadata, &config, &captured.state, true, dir)?;
     Ok((captured.course, next))
 }
 
@@ -246,7 +246,7 @@ fn write_whole(
     Ok((MemoryFile::pack(packed), digest::of_source(&memory, &|_, _| ())?))
 }
 
-/// Writes the state file.
+/// Writes the state file, with this user's mark if that is `marked`.
 ///
 /// # Errors
 /// The file system refuses it.
@@ -254,9 +254,11 @@ pub(super) fn write_state(
     metadata: &Metadata,
     config: &VmConfig,
     state: &MachineState,
+    marked: bool,
     dir: &NewDir,
 ) -> Result<()> {
-    let text = manifest::encode(metadata, config, state)
+    let mark = |body: &[u8]| marked.then(|| grant::mark(metadata, config, body)).flatten();
+    let text = manifest::encode(metadata, config, state, mark)
         .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;
     let file = dir.create(STATE_FILE)?;
     (&file)

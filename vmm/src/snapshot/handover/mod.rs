@@ -62,11 +62,11 @@ impl Snapshot {
         let mut config = self.config().clone();
         for disk in &mut config.devices.disks {
             // A number that means another file there. Whoever restores it names a file.
-            if let FileRef::Fd(number) = disk.path {
+            if let FileRef::Fd(number) | FileRef::Untrusted(number) = disk.path {
                 disk.path = FileRef::Path(format!("fd:{number} of process {}", std::process::id()).into());
             }
         }
-        let state = manifest::encode(self.metadata(), &config, self.machine())
+        let state = manifest::encode(self.metadata(), &config, self.machine(), |_| None)
             .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;
         let (memory, over) = self.memory();
         let mut files = vec![memory.base()?];

@@ -203,7 +203,7 @@ fn lists_of_pages_that_are_no_such_lists_are_refused() {
     refused(&parts.message(&files), &files, "more lists of pages");
     let mut config = config();
     config.memory_mib = MIB - 1;
-    let state = manifest::encode(&Metadata::of(&config).unwrap(), &config, &machine()).unwrap();
+    let state = manifest::encode(&Metadata::of(&config).unwrap(), &config, &machine(), |_| None).unwrap();
     // 2,048 pages are 32 whole words, and 1,792 are 28: the last words speak of pages that are not there.
     parts.pages = pages;
     parts.state = state;

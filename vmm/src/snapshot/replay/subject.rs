@@ -31,7 +31,7 @@ pub struct Subject {
 impl Subject {
     /// Of the snapshot at `path`.
     pub fn open(path: &Path, metadata: &Metadata, set: WorkingSet) -> Result<Self> {
-        let Opened { memory, over, .. } = relative::open(path, metadata)?;
+        let Opened { memory, over, .. } = relative::open(path, metadata, &|_| Ok(()))?;
         Ok(Self { memory, over, set, len: metadata.memory_bytes, path: path.to_owned() })
     }
 

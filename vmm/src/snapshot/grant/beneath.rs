@@ -1,0 +1,106 @@
+//! Whether a path lies in a directory, as the kernel resolves it and not as it is spelled.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+/// How a path in a directory may be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Links {
+    /// Symbolic links are followed as long as they stay in the directory.
+    Inside,
+    /// By no link, and the file has no other name: another name may be a file of somebody else's.
+    None,
+}
+
+/// The real path of the file at `path` if it lies in `directory`.
+pub(super) fn file(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
+    let found = open(directory, path, links)?;
+    if links == Links::None {
+        let stat = rustix::fs::fstat(&found).ok()?;
+        let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        (is_file && stat.st_nlink == 1).then_some(())?;
+    }
+    real_path(&found)
+}
+
+/// The real path of a directory at `path` if it lies in `directory` or is it.
+pub(super) fn dir(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
+    let found = open(directory, path, links)?;
+    let stat = rustix::fs::fstat(&found).ok()?;
+    rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir().then_some(())?;
+    real_path(&found)
+}
+
+/// The real path of a socket that is to be made at `path`, if it lies in `directory`.
+pub(super) fn socket(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
+    let name = path.file_name()?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    Some(dir(directory, parent, links)?.join(name))
+}
+
+fn open(directory: &Path, path: &Path, links: Links) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = rustix::fs::open(directory, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
+    let path = std::path::absolute(path).ok()?;
+    // The directory may be named by links itself: those are the caller's own.
+    let spelled = std::path::absolute(directory).ok()?;
+    let within = path.strip_prefix(&spelled).ok().map(Path::to_owned);
+    let within = within.or_else(|| path.strip_prefix(real_path(&root)?).ok().map(Path::to_owned))?;
+    let within = if within.as_os_str().is_empty() { PathBuf::from(".") } else { within };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let (flags, resolve) = match links {
+        Links::Inside => (flags, resolve),
+        Links::None => (flags | OFlags::NOFOLLOW, resolve | ResolveFlags::NO_SYMLINKS),
+    };
+    rustix::fs::openat2(&root, &within, flags, Mode::empty(), resolve).ok()
+}
+
+fn real_path(of: &OwnedFd) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", of.as_raw_fd())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn what_only_looks_as_if_it_were_inside_is_not() {
+        let place = std::env::temp_dir().join(format!("volt-beneath-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let inside = place.join("inside");
+        fs::create_dir_all(inside.join("deep")).unwrap();
+        for name in ["secret", "inside/own", "inside/deep/own"] {
+            fs::write(place.join(name), name).unwrap();
+        }
+        symlink("../secret", inside.join("out")).unwrap();
+        symlink("own", inside.join("in")).unwrap();
+        symlink("/", inside.join("root")).unwrap();
+        fs::hard_link(place.join("secret"), inside.join("linked")).unwrap();
+        let find = |name: &str, links| file(&inside, &inside.join(name), links);
+        for links in [Links::Inside, Links::None] {
+            assert_eq!(find("own", links), Some(inside.join("own")));
+            assert_eq!(find("deep/../deep/own", links), Some(inside.join("deep/own")));
+            for name in ["out", "../secret", "root/etc/passwd", "deep/../../secret", "nothing"] {
+                assert_eq!(find(name, links), None, "{name}");
+            }
+            assert_eq!(file(&inside, Path::new("/etc/passwd"), links), None);
+            assert_eq!(socket(&inside, &inside.join("new"), links), Some(inside.join("new")));
+            assert_eq!(socket(&inside, &place.join("new"), links), None);
+            assert_eq!(dir(&inside, &inside, links), Some(inside.clone()));
+            assert_eq!(dir(&inside, &place, links), None);
+        }
+        assert_eq!(find("in", Links::Inside), Some(inside.join("own")));
+        assert_eq!(find("in", Links::None), None);
+        assert_eq!(find("linked", Links::None), None, "it is another file's name");
+        symlink("inside", place.join("alias")).unwrap();
+        let alias = place.join("alias");
+        assert_eq!(file(&alias, &alias.join("own"), Links::Inside), Some(inside.join("own")));
+        assert_eq!(file(&alias, &inside.join("own"), Links::Inside), Some(inside.join("own")));
+        fs::remove_dir_all(&place).unwrap();
+    }
+}
