@@ -1,9 +1,11 @@
 //! What snapshots, forks and pools cost a guest and whoever waits for one. See [`HELP`].
 //!
-//! `pause` measures snapshots of a guest that writes all the time, `birth` how soon a VM is there, `rewind` how soon it is again what it was,
+//! `pause` measures snapshots of a guest that writes to memory all the time, `disk` of one that writes to a disk, `birth` how soon a VM
+//! is there, `rewind` how soon it is again what it was,
 //! `response` how soon it answers, by what its memory is in; `guest` runs them.
 
 mod birth;
+mod disk_pause;
 mod guest;
 mod pause;
 mod response;
@@ -27,7 +29,8 @@ cargo bench -p volt-benches --bench memory [-- OPTION...]
 
   --runs N          runs of each (default 40)
   --touched LIST    MiB that the guest has touched (default 128,4096)
-  --only LIST       of pause, birth, rewind, response (default all)
+  --layers LIST     MiB that a disk's layer holds (default 64,2048)
+  --only LIST       of pause, disk, birth, rewind, response (default all)
   --memory FILE     guest memory for response: the memory.snap of a snapshot (default: of a Linux that ran Python and a
                     build, which scripts/memory-image.sh makes)
   --write-docs      put the result in docs/benchmarks-memory.md
@@ -41,6 +44,7 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 struct Options {
     runs: usize,
     touched_mib: Vec<u64>,
+    layers_mib: Vec<u64>,
     only: Parts,
     memory: Option<PathBuf>,
     write_docs: bool,
@@ -52,7 +56,8 @@ impl Options {
         let mut asked = Self {
             runs: 40,
             touched_mib: vec![128, 4096],
-            only: Parts::all(&["pause", "birth", "rewind", "response"]),
+            layers_mib: vec![64, 2048],
+            only: Parts::all(&["pause", "disk", "birth", "rewind", "response"]),
             memory: None,
             write_docs: false,
             line: String::new(),
@@ -61,6 +66,7 @@ impl Options {
             match option {
                 "--runs" => asked.runs = number(&value()?)?,
                 "--touched" => asked.touched_mib = numbers(&value()?)?,
+                "--layers" => asked.layers_mib = numbers(&value()?)?,
                 "--only" => asked.only.choose(&value()?)?,
                 "--memory" => asked.memory = Some(value()?.into()),
                 "--write-docs" => asked.write_docs = true,
@@ -88,6 +94,10 @@ fn run(options: &Options) -> Result<()> {
     if options.only.have("pause") {
         let table = pause::measure(&scratch, &options.touched_mib, options.runs)?;
         say("How long a guest stands still", pause::ABOUT, table);
+    }
+    if options.only.have("disk") {
+        let table = disk_pause::measure(&scratch, &options.layers_mib, options.runs)?;
+        say("How long a guest stands still that writes to a disk", disk_pause::ABOUT, table);
     }
     if options.only.have("birth") {
         let (table, steps) = birth::measure(&scratch, options.runs)?;

@@ -123,7 +123,7 @@ fn take_one(vm: &volt_vmm::Vm, store: &Store, kind: Kind) -> Result<Course> {
 }
 
 #[allow(unsafe_code)]
-fn cycles_a_second() -> u64 {
+pub fn cycles_a_second() -> u64 {
     // SAFETY: every x86-64 CPU has it.
     let now = || unsafe { std::arch::x86_64::_rdtsc() };
     let (start, first) = (Instant::now(), now());

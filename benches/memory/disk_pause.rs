@@ -1,0 +1,76 @@
+//! How long a guest stands still for a snapshot while it writes 100 MiB/s to a disk with a layer.
+
+use std::fs::File;
+use std::path::Path;
+
+use volt_benches::scratch::Scratch;
+use volt_benches::stats::{Times, percentiles};
+use volt_benches::table::Table;
+use volt_benches::{OrSay, Result, programs};
+use volt_vmm::config::devices::{Cache, DiskConfig, Engine, RateLimit};
+use volt_vmm::{Store, VmConfig};
+
+use crate::guest::boot_with;
+use crate::pause::cycles_a_second;
+
+pub const ABOUT: &str = "The guest has written all of a layer of so many MiB and goes through it again and again, a request of 1 MiB after another, 100 a \
+second. Full snapshots of it, on the file system of the temporary directory. A file system that shares blocks copies less before the pause, and as much in it.";
+
+/// Guest memory.
+const MIB: u64 = 64;
+/// Requests of 1 MiB a second.
+const RATE: u64 = 100;
+
+/// Measures with each engine, with layers that hold so much.
+///
+/// # Errors
+/// A snapshot fails.
+pub fn measure(scratch: &Scratch, layers_mib: &[u64], runs: usize) -> Result<Table> {
+    let columns = ["pause, ms", "runs", "min", "p50", "p90", "p99", "KiB of the layer in the pause, p50"];
+    let mut table = Table::new(&columns);
+    let kernel = scratch.program("small-guest", programs::SMALL_GUEST)?;
+    let store = Store::open(&scratch.path("").display().to_string()).or_say("open a store")?;
+    for &mib in layers_mib {
+        for (name, engine) in [("sync", Engine::Sync), ("io_uring", Engine::IoUring)] {
+            let (base, layer) = (scratch.path("base"), scratch.path("layer"));
+            File::create(&base).and_then(|file| file.set_len(mib << 20)).or_say("make a base")?;
+            let mut config = with_disk(&kernel, &base, &layer, engine);
+            let cmdline = format!("disk-churn mib={mib} cycles={}", cycles_a_second() / RATE);
+            config.boot.cmdline.clone_from(&cmdline);
+            config.memory_mib = MIB;
+            let (vm, _) = boot_with(&kernel, &cmdline, MIB, |builder| builder.config(config))?;
+            let (mut times, mut pages) = (Times::default(), Vec::new());
+            for _ in 0..runs.div_ceil(2) {
+                let course = vm.snapshot(&store, "disk").or_say("take a snapshot")?;
+                std::fs::remove_dir_all(scratch.path("disk")).or_say("remove a snapshot")?;
+                times.add(course.paused);
+                pages.push(course.disk_pages_in_pause);
+            }
+            pages.sort_unstable();
+            let mut cells = vec![format!("{name}, {mib} MiB in the layer"), times.len().to_string()];
+            cells.extend(percentiles(&times));
+            cells.push((pages[pages.len() / 2] * 4).to_string());
+            table.row(cells);
+            drop(vm);
+            for file in [base, layer] {
+                std::fs::remove_file(file).or_say("remove a disk")?;
+            }
+        }
+    }
+    Ok(table)
+}
+
+fn with_disk(kernel: &Path, base: &Path, layer: &Path, engine: Engine) -> VmConfig {
+    let mut config = VmConfig::new(kernel);
+    config.devices.disks.push(DiskConfig {
+        id: "disk".to_owned(),
+        path: base.into(),
+        read_only: false,
+        cache: Cache::default(),
+        engine,
+        beneath: None,
+        layer: Some(layer.into()),
+        limit: RateLimit::default(),
+    });
+    config
+}
