@@ -65,6 +65,7 @@ second_long_mode:
     movl %eax, %es
     movl %eax, %ss
     movl $second_stack_top, %esp
+    .weak second_main /* not every guest has one, and only the one that does starts a second vCPU */
     call second_main
 1:  hlt
     jmp 1b
