@@ -1,7 +1,5 @@
 //! A Linux whose packed memory is unpacked as it is touched.
 
-use std::time::Duration;
-
 use rustix::process::Signal;
 use volt_tests::{Boot, Guest, Pressure, Scratch, Snapshot, needs, wait_until};
 
@@ -47,10 +45,10 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
     for _ in 0..3 {
         let mut guest = snapshot.restore_as(&["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()]);
         guest.next_number("count");
-        // Faults pile up in front of one that stands still; some it has read already.
+        // Faults pile up in front of one that stands still.
         send(Signal::STOP);
         guest.type_in("check\n");
-        std::thread::sleep(Duration::from_secs(1));
+        wait_until("a vCPU waits for memory", || guest.waits_in("handle_userfault"));
         send(Signal::KILL);
         guest.next_line("generation ");
         guest.next_line("ok check");

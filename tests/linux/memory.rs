@@ -169,12 +169,16 @@ fn a_trimmed_snapshot_lacks_the_page_cache_and_nothing_else() {
     let trimmed = guest.snapshot_as(&["--trim"]);
     // Some is left to it, for whatever it does meanwhile.
     assert!(stored(&trimmed) + KIB / 2 < all, "{} KiB trimmed, {all} without", stored(&trimmed));
-    // The guest has its memory back, and its disk's content.
+    // The guest gets its memory back, page by page, and its disk's content.
+    let is_empty =
+        |guest: &Guest| guest.ask("GET", "/balloon/statistics", "").1.contains(r#""actual_pages":0,"#);
+    wait_until("the guest's balloon is empty", || is_empty(&guest));
     guest.order("fill 128");
     guest.order("check");
     drop(guest);
     let mut clone = trimmed.restore();
     clone.order("check");
+    wait_until("the clone's balloon is empty", || is_empty(&clone));
     clone.order("fill 128");
     clone.order(&format!("verify /dev/vda {KIB} 7"));
     clone.order("check");

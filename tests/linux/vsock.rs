@@ -5,7 +5,7 @@ use std::thread::scope;
 
 use volt_tests::streams::{bytes_of, echoes, send_back};
 use volt_tests::vsock::connect;
-use volt_tests::{Boot, Scratch, needs};
+use volt_tests::{Boot, Scratch, needs, wait_until};
 
 #[test]
 fn two_hundred_streams_move_data_both_ways_at_once() {
@@ -50,8 +50,9 @@ fn connections_are_reset_by_a_restore_and_what_listens_still_does() {
     let snapshot = guest.snapshot();
     echoes(&stream, b"the original goes on");
     let mut clone = snapshot.restore_as(&["--vsock", &format!("socket={}", other.display())]);
-    clone.order("echo there");
     // What was connected is not any more, what listens still does, for the clone at its own socket.
+    wait_until("the clone's stream is reset", || clone.order("streams-reset") == ["reset 1"]);
+    assert_eq!(guest.order("streams-reset"), ["reset 0"]);
     echoes(&connect(&other, 1000), b"anyone there?");
     drop(guest);
     echoes(&connect(&other, 1000), b"still?");

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use volt_tests::{Boot, Guest, IRQCHIPS, Input, Scratch, needs};
+use rustix::io::ioctl_fionread;
+use volt_tests::{Boot, Guest, IRQCHIPS, Input, Scratch, needs, wait_until};
 
 /// A guest that sleeps until the serial port interrupts it: by way of the PIC in the kernel, or of our IOAPIC.
 fn echo(irqchip: &str) -> Guest {
@@ -86,6 +87,16 @@ fn an_idle_guest_costs_nearly_no_processor_time_whatever_its_input() {
     }
 }
 
+/// A child that does not outlive its test.
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn output_that_nobody_reads_does_not_keep_a_guest_from_being_paused_and_ended() {
     needs!(kvm);
@@ -101,18 +112,12 @@ fn output_that_nobody_reads_does_not_keep_a_guest_from_being_paused_and_ended() 
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let mut child = command.spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    let mut child = Killed(command.spawn().unwrap());
+    let unread = child.0.stdout.take().unwrap();
+    wait_until("the pipe is full but for a page", || ioctl_fionread(&unread).unwrap() > 15 * 4096);
     let ask = |method, path, body| volt_tests::rest::ask(&socket, method, path, body).0;
     assert_eq!(ask("PATCH", "/vm", r#"{"state":"Paused"}"#), 204);
     assert_eq!(ask("PATCH", "/vm", r#"{"state":"Resumed"}"#), 204);
     assert_eq!(ask("PUT", "/v1/stop", ""), 204);
-    let ended = (0..1000).any(|_| {
-        std::thread::sleep(Duration::from_millis(20));
-        child.try_wait().unwrap().is_some()
-    });
-    if !ended {
-        child.kill().unwrap();
-    }
-    assert!(ended, "stuck in its output");
+    wait_until("a guest stuck in its output ends", || child.0.try_wait().unwrap().is_some());
 }

@@ -336,6 +336,18 @@ impl Guest {
         self.child.try_wait().expect("wait for a child").is_none()
     }
 
+    /// Whether a thread of its process waits in this function of the kernel. Only root is told.
+    ///
+    /// # Panics
+    /// It has ended.
+    #[must_use]
+    pub fn waits_in(&self, function: &str) -> bool {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the process runs");
+        let place =
+            |thread: fs::DirEntry| fs::read_to_string(thread.path().join("wchan")).unwrap_or_default();
+        threads.flatten().any(|thread| place(thread) == function)
+    }
+
     /// Resident memory of its process, in KiB.
     ///
     /// # Panics

@@ -51,6 +51,7 @@ fn execute(name: &str, rest: &str) -> Outcome {
         "mount" => words(rest).and_then(|[source, directory, kind]| files::mount(source, directory, kind)),
         "umount" => files::unmount(rest),
         // Streams.
+        "streams-reset" => streams::streams_reset(),
         "vsock-echo" => streams::vsock_echo(number(rest, "PORT")? as u32),
         "vsock-send" => words(rest).and_then(|[port, kib, streams]| {
             let port = number(port, "PORT")? as u32;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::console;
 use crate::orders::Outcome;
@@ -84,12 +85,26 @@ pub(crate) fn configure(interface: &str, address: &str, gateway: Option<&str>) -
     system::add_default_route(gateway).map_err(|error| format!("route: {error}"))
 }
 
+/// Streams that `*-echo` ended because the other end reset them.
+static RESET: AtomicU64 = AtomicU64::new(0);
+
+/// `streams-reset`: says how many streams of `vsock-echo` and `tcp-echo` were reset.
+pub(crate) fn streams_reset() -> Outcome {
+    console::line(&format!("reset {}", RESET.load(Ordering::Relaxed)));
+    Ok(())
+}
+
 fn echo(stream: OwnedFd) {
     let mut stream = File::from(stream);
     let mut bytes = vec![0; 1 << 16];
-    while let Ok(count @ 1..) = stream.read(&mut bytes) {
-        if stream.write_all(&bytes[..count]).is_err() {
-            return;
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return,
+            Ok(count) if stream.write_all(&bytes[..count]).is_ok() => {}
+            _ => {
+                RESET.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
         }
     }
 }
