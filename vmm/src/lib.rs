@@ -46,6 +46,8 @@ pub mod snapshot;
 mod sparse;
 pub mod store;
 mod sync;
+#[cfg(test)]
+mod testing;
 pub mod times;
 pub mod timing;
 mod trim;

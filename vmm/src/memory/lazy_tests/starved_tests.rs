@@ -31,8 +31,7 @@ fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
 #[test]
 fn memory_that_the_host_does_not_have_is_told_and_no_page_of_zeros() {
     let Some(file) = file_with_room(4 * CHUNK, LEN) else {
-        eprintln!("SKIPPED: may not mount a file system");
-        return;
+        return crate::testing::skip("may not mount a file system");
     };
     let source = Arc::new(Source { len: LEN, ..Source::default() });
     let service = Arc::new(Service::over(file, Box::new(Shared(source))).unwrap());
@@ -53,8 +52,7 @@ fn memory_that_the_host_does_not_have_is_told_and_no_page_of_zeros() {
 #[test]
 fn a_fault_waits_for_memory_that_the_host_lacks_for_a_moment() {
     let Some(file) = file_with_room(4 * CHUNK, LEN) else {
-        eprintln!("SKIPPED: may not mount a file system");
-        return;
+        return crate::testing::skip("may not mount a file system");
     };
     let source = Arc::new(Source { len: LEN, ..Source::default() });
     let service = Arc::new(Service::over(file, Box::new(Shared(source))).unwrap());

@@ -19,7 +19,7 @@ const LEN: usize = 8192;
 fn is_there() -> bool {
     let there = io_uring::IoUring::new(1);
     if let Err(error) = &there {
-        println!("skipped: this host does not let us have io_uring: {error}");
+        crate::testing::skip(&format!("no io_uring here ({error})"));
     }
     there.is_ok()
 }

@@ -98,7 +98,9 @@ pub(super) fn on_both_engines(test: impl Fn(Engine)) {
     test(Engine::Sync);
     match io_uring::IoUring::new(1) {
         Ok(_) => test(Engine::IoUring),
-        Err(error) => println!("skipped with io_uring, which this host does not let us have: {error}"),
+        Err(error) => {
+            crate::testing::skip(&format!("no io_uring here ({error}), only engine=sync was tried"))
+        }
     }
 }
 

@@ -259,7 +259,7 @@ impl Drop for Small {
 #[test]
 fn a_full_host_is_an_error_and_what_was_there_stays() {
     on_both_engines(|engine| {
-        let Some(small) = Small::mount() else { return println!("skipped: mounting a tmpfs takes root") };
+        let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
         let path = small.0.path("image");
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
         let mut driver = start(&disk_on(engine, &path));
@@ -298,7 +298,7 @@ fn a_block_device_is_a_disk_too() {
         let dir = Dir::new();
         let mut content = pattern(1 << 20, 8);
         let Some(device) = Loop::over(&dir.file("image", &content)) else {
-            return println!("skipped: a loop device takes root");
+            return crate::testing::skip("a loop device takes root");
         };
         let mut driver = start(&disk_on(engine, &device.0));
         assert!(refusal(&disk_on(engine, &device.0)).contains("is being used by another"));

@@ -10,11 +10,12 @@ const OURS: [u8; 2] = [0x88, 0xb5];
 
 /// Runs `test` where there is no network but what it makes, if this host lets it.
 fn isolated(test: impl FnOnce() + Send + 'static) {
+    let name = crate::testing::running();
     let body = move || {
         // SAFETY: this thread, and those it starts, get a network namespace of their own; nothing else changes.
         let alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
         if !alone || std::fs::metadata("/dev/net/tun").is_err() {
-            return println!("skipped: needs root and /dev/net/tun");
+            return crate::testing::skip_test(&name, "needs root and /dev/net/tun");
         }
         test();
     };

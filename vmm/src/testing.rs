@@ -1,0 +1,53 @@
+//! Unit tests that this host cannot run are counted as skipped, not as passed.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write;
+use std::sync::{Mutex, PoisonError};
+
+/// Says that the running test is skipped for what the host lacks, and adds it to the file that `VOLT_SKIPPED` names, once.
+pub fn skip(lack: &str) {
+    skip_test(&running(), lack);
+}
+
+/// The name of the running test, for threads that it starts: libtest names its own threads after their tests.
+pub fn running() -> String {
+    std::thread::current().name().unwrap_or("a unit test").to_owned()
+}
+
+/// The same as [`skip`], for a test of this name.
+pub fn skip_test(test: &str, lack: &str) {
+    static SKIPPED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let line = format!("SKIPPED: {test}: {lack}\n");
+    print!("{line}");
+    let mut skipped = SKIPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(path) = std::env::var_os("VOLT_SKIPPED").filter(|_| skipped.insert(test.to_owned())) else {
+        return;
+    };
+    let file = File::options().append(true).create(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
+    written.unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+}
+
+/// Set for the process in which a test is really to be skipped.
+const ASKED: &str = "VOLT_SKIPS_ITSELF";
+
+#[test]
+fn skipped_test_is_counted_once() {
+    let path = std::env::temp_dir().join(format!("volt-skipped-{}", std::process::id()));
+    let count = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "testing::skips_itself_twice"])
+        .envs([("VOLT_SKIPPED", path.as_os_str()), (ASKED, path.as_os_str())])
+        .status()
+        .map(|status| (status.success(), std::fs::read_to_string(&path).unwrap()));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(count.unwrap(), (true, "SKIPPED: testing::skips_itself_twice: nothing\n".to_owned()));
+}
+
+#[test]
+fn skips_itself_twice() {
+    if std::env::var_os(ASKED).is_some() {
+        skip("nothing");
+        skip("nothing");
+    }
+}
