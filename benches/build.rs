@@ -7,8 +7,18 @@ use std::process::Command;
 
 const GUEST: &str = "../tests/guests";
 /// The small guest of the tests, beside its entry.
-const SMALL_GUEST: [&str; 9] =
-    ["guest.c", "random.c", "disk.c", "net.c", "balloon.c", "vsock.c", "ioapic.c", "time.c", "pair.c"];
+const SMALL_GUEST: [&str; 10] = [
+    "guest.c",
+    "random.c",
+    "disk.c",
+    "records.c",
+    "net.c",
+    "balloon.c",
+    "vsock.c",
+    "ioapic.c",
+    "time.c",
+    "pair.c",
+];
 const PROGRAMS: &str = "programs";
 const KERNEL_HEADERS: &str = "/usr/include/x86_64-linux-gnu";
 

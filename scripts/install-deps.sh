@@ -5,7 +5,7 @@ set -euo pipefail
 # The compiler and what the guest kernel's build wants; then the lab; then what the tests use.
 PACKAGES=(
     build-essential musl-tools flex bison bc libelf-dev libssl-dev xz-utils
-    qemu-system-x86 busybox-static cpio kmod e2fsprogs util-linux
+    qemu-system-x86 busybox-static cpio kmod e2fsprogs util-linux dmsetup
     curl jq ca-certificates passt
 )
 # Only Debian 12 has it; elsewhere the kernel's source is named in VOLT_KERNEL_SOURCE (kernel/build.sh says so).

@@ -11,6 +11,9 @@ LAB_MEMORY=3072
 LABS=2 # an emulated processor takes one of the host's
 GENERATIONS=10
 GENERATIONS_FULL=100
+POWER_CUTS=8
+POWER_CUTS_FULL=60
+FORKS_FULL=1000,10000
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
 FUZZ_TARGET=x86_64-unknown-linux-gnu
@@ -24,7 +27,10 @@ Installs what is missing, builds, and runs all tests, or the suites named: ${ALL
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
 
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
-  --full            take guests with all devices at work through $GENERATIONS_FULL generations of snapshots, not just $GENERATIONS
+  --full            take guests with all devices at work through $GENERATIONS_FULL generations of snapshots, not just $GENERATIONS,
+                    and replay $POWER_CUTS_FULL power cuts of each operation, not just $POWER_CUTS;
+                    fork ${FORKS_FULL#*,} times in sequence, with ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with
+                    shared memory in huge pages
   --fuzz-seconds N  fuzz each target for so long (default $FUZZ_SECONDS)
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default $LAB_SECONDS,
@@ -74,12 +80,13 @@ make_whole_program_tests() {
 
 # ---- Suites ----------------------------------------------------------------------------------------------------------
 
-unit_tests() { cargo test --quiet --locked --workspace --exclude volt-tests; }
+unit_tests() { VOLT_SKIPPED=$skipped cargo test --quiet --locked --workspace --exclude volt-tests; }
 
 # natively TEST: on this host's KVM.
 natively() {
     VOLT_VMM=$program VOLT_SKIPPED=$skipped VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
-        VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations "$(readlink "$work/$1")"
+        VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
+        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=${full:+$FORKS_FULL} "$(readlink "$work/$1")"
 }
 
 # with_seconds WHO: each line with the seconds since the start, and who says it, before it: libtest does not tell how long a test took, and how far it had come
@@ -116,33 +123,34 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared memory, which guest memory is,
 # comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt level_1
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt tool level_1
     shift
     level_1=$(level_1 "$number")
-    ((number % 2)) || policy=always
+    ((number % 2)) && [ -z "$huge_pages" ] || policy=always
     echo "level 1 is $level_1; huge pages of shared memory: $policy"
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
+    for tool in mke2fs dmsetup; do files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool"); done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     # shellcheck disable=SC2016 # expanded in the lab
     scripts/lab.sh --level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
         --file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd" \
-        --file "$(cat "$work/stock"):/lab/stock" --file "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs):/lab/mke2fs" --out /lab/skipped:"$work/skipped-in-lab-$number" \
+        --file "$(cat "$work/stock"):/lab/stock" --out /lab/skipped:"$work/skipped-in-lab-$number" \
         --file "$work/cases-$number:/lab/cases" \
         sh -c '
             mkdir /lab/scratch && : >/lab/skipped
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
-            export VOLT_STOCK_KERNEL=/lab/stock VOLT_SKIPPED=/lab/skipped VOLT_GENERATIONS=$1
+            export VOLT_STOCK_KERNEL=/lab/stock VOLT_SKIPPED=/lab/skipped VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3
             # Nothing may rely on the size of the pages that guest memory comes in.
             echo "$2" >/sys/kernel/mm/transparent_hugepage/shmem_enabled
-            shift 2
+            shift 3
             status=0
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
                 [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --exact $cases || status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$@"
+        ' sh "$generations" "$policy" "$power_cuts" "$@"
 }
 
 # Why there can be no fuzzing, if there cannot.
@@ -255,7 +263,7 @@ give_up() {
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
 
 main() {
-    local lab="" full="" generations suite where=() emulated=()
+    local lab="" full="" generations power_cuts huge_pages="" suite where=() emulated=()
     suites=() fuzz_seconds=$FUZZ_SECONDS
     while [ $# -gt 0 ]; do
         case $1 in
@@ -276,6 +284,8 @@ main() {
     generations=$GENERATIONS
     [ -z "$full" ] || generations=$GENERATIONS_FULL
     generations=${VOLT_GENERATIONS:-$generations}
+    power_cuts=$POWER_CUTS
+    [ -z "$full" ] || power_cuts=$POWER_CUTS_FULL
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
     fuzz_build=""
@@ -311,6 +321,11 @@ main() {
         [ -e "$work/backports" ] || where+=("the lab has one kernel only: Debian's backports could not be had")
         if wants fuzz; then begin_to_build_fuzz_targets; fi
         stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+    fi
+    # Guest memory is shared memory: once, all of it in huge pages, which this host may not give.
+    if [ -n "$full" ] && wants small; then
+        huge_pages=yes
+        stage "whole-program tests, small, in the lab, with huge pages" in_lab small
     fi
     if wants fuzz; then fuzz_all; fi
     for suite in "${where[@]}"; do times+=("whole-program tests, $suite"); done

@@ -8,11 +8,12 @@ const FLAGS: &str = "-O1 -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-pie 
                      -Wl,--build-id=none -Wl,-z,max-page-size=4096";
 
 /// The entry comes first; the devices' guests are a file each.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "entry.S",
     "guest.c",
     "random.c",
     "disk.c",
+    "records.c",
     "net.c",
     "balloon.c",
     "vsock.c",

@@ -397,6 +397,8 @@ void guest_main(struct start_info *info)
         disk();
     } else if (behaviour("disk-churn")) {
         disk_churn();
+    } else if (behaviour("records")) {
+        records();
     } else if (behaviour("net")) {
         net();
     } else if (behaviour("balloon")) {

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
+use volt_tests::host::LoopDevice;
 use volt_tests::{Boot, Scratch, needs, wait_until};
 
-use crate::images::{LoopDevice, blank, ext4};
+use crate::images::{blank, ext4};
 
 #[test]
 fn a_file_system_is_written_checked_and_discarded_with_either_engine() {

@@ -21,6 +21,7 @@ mod memory;
 mod mp_table;
 mod net;
 mod pausing;
+mod power_cuts;
 mod restoring;
 mod rng;
 mod stock;

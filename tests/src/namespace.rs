@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change};
 use rustix::process::{Gid, Uid};
 use rustix::thread::{
     LinkNameSpaceType, UnshareFlags, move_into_link_name_space, set_thread_gid, set_thread_groups,
@@ -82,6 +82,19 @@ impl Namespace {
             }
         }
     }
+}
+
+/// Takes this thread to a mount namespace of its own, in which the host has the id of another boot. `file` is where that id is put.
+///
+/// # Panics
+/// The host refuses: the test must begin with `needs!(root)`.
+pub(crate) fn boot_again(file: &Path) {
+    std::fs::write(file, "5c0ffee5-0b00-4b1d-8f00-b00700000000\n").expect("write a boot id");
+    // SAFETY: a new mount namespace changes nothing that memory safety rests on.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("make a mount namespace");
+    mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
+        .expect("keep mounts apart");
+    mount_bind(file, "/proc/sys/kernel/random/boot_id").expect("take another boot id");
 }
 
 /// Why no child can be put in a mount namespace here.

@@ -96,6 +96,17 @@ pub fn loop_device() -> Option<String> {
     opened.err().map(|error| format!("no loop devices here ({error})"))
 }
 
+/// Linux's dm-log-writes, by which power cuts are replayed, and the right to use it.
+#[must_use]
+pub fn log_writes() -> Option<String> {
+    if !std::fs::exists("/sys/module/dm_log_writes").unwrap_or(false) {
+        return Some("the module dm-log-writes is not loaded".to_owned());
+    }
+    let programs =
+        ["dmsetup", "mke2fs"].into_iter().find(|program| Command::new(program).arg("-V").output().is_err());
+    programs.map(|program| format!("no {program} here")).or_else(loop_device).or_else(root)
+}
+
 /// A host that swaps, and the right to limit what a process takes of its memory.
 #[must_use]
 pub fn pressure() -> Option<String> {

@@ -16,6 +16,23 @@ pub fn in_lab() -> bool {
     std::env::var_os("VOLT_LAB").is_some()
 }
 
+/// Does something that blocks. Where it takes longer than [`patience`], this process says what it waited for and ends: no thread can be
+/// ended from outside.
+pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if ended.recv_timeout(patience()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("waited {:?} in vain until {what}", patience());
+                std::process::abort();
+            }
+        });
+        let result = act();
+        drop(done);
+        result
+    })
+}
+
 /// Waits until `holds`.
 ///
 /// # Panics

@@ -21,8 +21,13 @@ impl Scratch {
     /// The temporary directory cannot be written.
     #[must_use]
     pub fn new() -> Self {
+        Self::within(&std::env::temp_dir())
+    }
+
+    /// One in another place than the temporary directory.
+    pub(crate) fn within(place: &Path) -> Self {
         let name = format!("volt-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
+        let path = place.join(name);
         fs::create_dir_all(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
         Self(Arc::new(Directory(path)))
     }
