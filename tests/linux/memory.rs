@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use volt_tests::{Boot, Guest, Recorder, Scratch, Snapshot as Taken, needs, numbers, wait_until};
+use volt_tests::{Boot, Guest, Recorder, Scratch, Snapshot as Taken, limited, needs, numbers, wait_until};
 use volt_vmm::{Kind, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm, snapshot};
 
 /// MiB that it steps through, 2 at a time.
@@ -122,7 +122,7 @@ fn it_becomes_eight_that_go_their_own_ways() {
     drop(children);
     for grandchild in fork(&child, 2) {
         grandchild.order("poweroff");
-        grandchild.vm.wait().unwrap();
+        limited("the grandchild ends", || grandchild.vm.wait()).unwrap();
     }
     child.is_whole();
 }
@@ -146,7 +146,7 @@ fn it_is_rewound_many_times() {
     linux.vm.rewind().unwrap();
     linux.is_whole();
     linux.order("poweroff");
-    linux.vm.wait().unwrap();
+    limited("the VM ends", || linux.vm.wait()).unwrap();
 }
 
 #[test]

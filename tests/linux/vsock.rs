@@ -5,7 +5,7 @@ use std::thread::scope;
 
 use volt_tests::streams::{bytes_of, echoes, send_back};
 use volt_tests::vsock::connect;
-use volt_tests::{Boot, Scratch, needs, wait_until};
+use volt_tests::{Boot, Scratch, limited, needs, wait_until};
 
 #[test]
 fn two_hundred_streams_move_data_both_ways_at_once() {
@@ -22,7 +22,8 @@ fn two_hundred_streams_move_data_both_ways_at_once() {
     scope(|scope| {
         // The guest's own streams are all connected before one of them sends, as the host's are.
         guest.type_in(&format!("vsock-send 2000 128 {EACH_WAY}\n"));
-        let accepted: Vec<_> = (0..EACH_WAY).map(|_| listener.accept().unwrap().0).collect();
+        let accept = || (0..EACH_WAY).map(|_| listener.accept().unwrap().0).collect::<Vec<_>>();
+        let accepted = limited("the guest's streams connect", accept);
         for stream in accepted {
             scope.spawn(move || assert_eq!(send_back(&stream), 128 << 10));
         }
@@ -58,7 +59,7 @@ fn connections_are_reset_by_a_restore_and_what_listens_still_does() {
     echoes(&connect(&other, 1000), b"still?");
     let listener = UnixListener::bind(format!("{}_2000", other.display())).unwrap();
     scope(|scope| {
-        scope.spawn(|| send_back(&listener.accept().unwrap().0));
+        scope.spawn(|| send_back(&limited("the clone connects", || listener.accept()).unwrap().0));
         assert_eq!(clone.order("vsock-send 2000 512 1"), [format!("came back {}", 512 << 10)]);
     });
 }

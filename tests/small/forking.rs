@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use volt_tests::vsock::connect;
 use volt_tests::{
-    Boot, Child, Guest, Outcome, Scratch, Snapshot, consecutive, needs, numbers, streams, wait_until,
+    Boot, Child, Guest, Outcome, Scratch, Snapshot, consecutive, limited, needs, numbers, streams, wait_until,
 };
 
 fn counting() -> Guest {
@@ -383,10 +383,10 @@ fn a_child_whose_parent_goes_away_goes_too_and_leaves_nothing() {
         here.shutdown(Shutdown::Write).unwrap();
         let mut answer = Vec::new();
         // What it did not read of what it was told is a reset of the connection, after its answer.
-        let _ = here.read_to_end(&mut answer);
+        let _ = limited("the child answers", || here.read_to_end(&mut answer));
         let answer = String::from_utf8_lossy(&answer);
         assert!(answer.contains("Failed") && answer.contains(why.unwrap_or("")), "{answer}");
-        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert_eq!(limited("the child ends", || child.wait()).unwrap().code(), Some(1));
         assert_eq!(scratch.list(), [""; 0], "no socket is left");
     }
 }

@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use volt_tests::{Recorder, Scratch, needs, numbers, small_guest, wait_until};
+use volt_tests::{Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
 use volt_vmm::{
     Compression, Ending, Kind, Packing, Pool, RestoreOptions, RunState, Shape, Snapshot, SnapshotOptions,
     Store, Vm, timing,
@@ -231,12 +231,12 @@ fn a_vm_ends_by_itself_in_the_way_it_says() {
         [("hello", Ending::Poweroff), ("reboot", Ending::Reboot), ("triple-fault", Ending::TripleFault)]
     {
         let vm = Vm::builder().kernel(small_guest()).cmdline(cmdline).start().unwrap();
-        assert_eq!(vm.wait_ending().unwrap(), ending);
+        assert_eq!(limited("the VM ends", || vm.wait_ending()).unwrap(), ending);
         assert_eq!(vm.state(), RunState::Ended);
         let again = vm.resume().unwrap_err().to_string();
         assert!(again.contains("has ended"), "{again}");
         assert!(vm.snapshot(&store(&Scratch::new()), "late").is_err());
-        assert_eq!(vm.wait().is_err(), ending == Ending::TripleFault);
+        assert_eq!(limited("the VM ends", || vm.wait()).is_err(), ending == Ending::TripleFault);
     }
 }
 
@@ -249,6 +249,6 @@ fn a_vm_can_be_started_paused() {
     std::thread::sleep(std::time::Duration::from_millis(100));
     assert_eq!((vm.state(), recorder.text().as_str()), (RunState::Paused, ""));
     vm.resume().unwrap();
-    vm.wait().unwrap();
+    limited("the VM ends", || vm.wait()).unwrap();
     assert_eq!(recorder.text(), "hello\n");
 }

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal};
 use volt_tests::boot::binary;
 use volt_tests::child::Child;
 use volt_tests::scratch::list;
-use volt_tests::{Guest, Scratch, Snapshot, needs, numbers, wait_until};
+use volt_tests::{Guest, Scratch, Snapshot, limited, needs, numbers, wait_until};
 
 use crate::restoring::goes_on_from;
 
@@ -160,7 +160,7 @@ fn one_that_was_started_before_is_used_and_goes_after_its_last_vm() {
         .unwrap();
     assert!(again.success());
     drop(guest);
-    assert!(pager.wait().unwrap().success());
+    assert!(limited("the pager ends", || pager.wait()).unwrap().success());
     assert!(list(&directory).is_empty(), "{:?}", list(&directory));
 }
 

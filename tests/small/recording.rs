@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 use volt_tests::scratch::list;
 use volt_tests::vsock::{connect, listen};
-use volt_tests::{Boot, Guest, Scratch, Snapshot, needs, wait_until};
+use volt_tests::{Boot, Guest, Scratch, Snapshot, limited, needs, wait_until};
 use volt_vmm::snapshot::WorkingSet;
 
 use crate::restoring::goes_on_from;
@@ -163,7 +163,7 @@ fn it_ends_with_the_first_connection_over_vsock_whoever_begins_it() {
     guest.next_number("cid");
     let listener = listen(&socket, 2000);
     guest.type_in("c");
-    let _stream = listener.accept().unwrap();
+    let _stream = limited("the guest connects", || listener.accept()).unwrap();
     assert!(said(&guest).contains("until vsock; the set before this one named"));
     assert!(first.pages() > 2 && set(&snapshot).unwrap().pages() > 2);
     counting().snapshot().try_restore_as(&["--record", "vsock"]).refused(&["record", "has no vsock"]);

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::Value;
-use volt_tests::{Guest, Outcome, Recorder, Scratch, Snapshot, needs, numbers, small_guest, wait_until};
+use volt_tests::{
+    Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest, wait_until,
+};
 use volt_vmm::{
     Compression, Kind, Marker, MemoryHeld, Packing, Pool, RestoreOptions, Shape, SnapshotOptions, Store, Vm,
     timing,
@@ -293,7 +295,7 @@ fn damage_in_what_is_read_ahead_is_for_whoever_touches_it() {
     let vm = warm.open().restore_with(RestoreOptions { resume: false, ..RestoreOptions::default() }).unwrap();
     wait_until("it gives up", || vm.memory_held().unwrap().prefetch.is_some_and(|prefetch| prefetch.is_over));
     vm.resume().unwrap();
-    let why = vm.wait().unwrap_err().to_string();
+    let why = limited("the VM ends", || vm.wait()).unwrap_err().to_string();
     assert!(why.contains("cannot be had") && why.contains("is damaged in chunk"), "{why}");
 }
 

@@ -36,6 +36,15 @@ impl Outcome {
     /// It cannot be started, or does not end.
     #[must_use]
     pub fn of_command(command: &mut Command) -> Self {
+        Self::of_command_within(command, patience())
+    }
+
+    /// The same for a command that may take longer than most.
+    ///
+    /// # Panics
+    /// As [`Outcome::of_command`].
+    #[must_use]
+    pub fn of_command_within(command: &mut Command, limit: Duration) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let stdout = Transcript::of(child.stdout.take().expect("a pipe"));
@@ -45,7 +54,7 @@ impl Outcome {
             if let Some(status) = child.try_wait().expect("wait for a child") {
                 break status;
             }
-            if start.elapsed() > patience() {
+            if start.elapsed() > limit {
                 let _ = child.kill();
                 let _ = child.wait();
                 panic!("{command:?} does not end:\n{}\n{}", stdout.text(), stderr.text());

@@ -70,7 +70,9 @@ impl Transcript {
     /// Waits for the stream's end.
     pub(crate) fn wait_end(&self) {
         let state = self.lock();
-        drop(self.0.changed.wait_timeout_while(state, patience(), |state| !state.ended));
+        let waited = self.0.changed.wait_timeout_while(state, patience(), |state| !state.ended);
+        let ended = waited.map_or_else(|poisoned| poisoned.into_inner().0.ended, |(state, _)| state.ended);
+        assert!(ended || thread::panicking(), "waited {:?} in vain until a stream ended", patience());
     }
 
     /// Waits until `find` finds something in the bytes from `from` on. `None` when the stream ends first, or time does.
