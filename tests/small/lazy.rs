@@ -364,7 +364,8 @@ fn in_a_program_of_many_vms_one_that_a_disk_touches_ends_its_vm_alone() {
     let scratch = Scratch::new();
     let image = scratch.fresh("image");
     fs::write(&image, vec![7; 1 << 20]).unwrap();
-    let words = format!("path={},id=root", image.display());
+    // Each of those that are restored has a layer of its own.
+    let words = format!("path={},layer={},id=root", image.display(), scratch.fresh("layer").display());
     let mut guest = Boot::small("disk").device(["--disk".to_owned(), words]).start();
     while guest.next_number("sector") < 70 {}
     let snapshot = guest.snapshot_as(&["--compress", "zstd", "--chunk-size", "4K"]);
