@@ -109,7 +109,8 @@ pub(crate) fn write(
         Some(Differ::NotBase(also)) => Wanted::NotBase(also.as_deref()),
         Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
     };
-    let reads_base = over.is_none();
+    // While touches are recorded, pages that are read through the guest's memory would count as touched.
+    let reads_base = over.is_none() || vm.recording.is_some();
     let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base };
     let (captured, (config, images)) =
         history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
