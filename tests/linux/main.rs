@@ -18,7 +18,6 @@ mod lazy;
 mod library;
 mod limits;
 mod memory;
-mod mp_table;
 mod net;
 mod pausing;
 mod power_cuts;
