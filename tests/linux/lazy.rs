@@ -48,7 +48,7 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
         // Faults pile up in front of one that stands still.
         send(Signal::STOP);
         guest.type_in("check\n");
-        wait_until("a vCPU waits for memory", || guest.waits_in("handle_userfault"));
+        wait_until("the guest waits for memory", || guest.waits_for_memory());
         send(Signal::KILL);
         guest.next_line("generation ");
         guest.next_line("ok check");

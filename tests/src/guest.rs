@@ -336,16 +336,24 @@ impl Guest {
         self.child.try_wait().expect("wait for a child").is_none()
     }
 
-    /// Whether a thread of its process waits in this function of the kernel. Only root is told.
+    /// Whether an access to its memory waits for a pager, whoever makes it: for a guest in user mode KVM has a
+    /// worker of the kernel wait, and halts the vCPU. Of the kernel's `userfaultfd_show_fdinfo`.
     ///
     /// # Panics
     /// It has ended.
     #[must_use]
-    pub fn waits_in(&self, function: &str) -> bool {
-        let threads = fs::read_dir(format!("/proc/{}/task", self.pid())).expect("the process runs");
-        let place =
-            |thread: fs::DirEntry| fs::read_to_string(thread.path().join("wchan")).unwrap_or_default();
-        threads.flatten().any(|thread| place(thread) == function)
+    pub fn waits_for_memory(&self) -> bool {
+        let process = PathBuf::from(format!("/proc/{}", self.pid()));
+        let has_waiting = |descriptor: fs::DirEntry| {
+            let is_userfault = fs::read_link(descriptor.path())
+                .is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]");
+            let info = process.join("fdinfo").join(descriptor.file_name());
+            let info =
+                if is_userfault { fs::read_to_string(info).unwrap_or_default() } else { String::new() };
+            let waiting = info.lines().find_map(|line| line.strip_prefix("total:"));
+            waiting.is_some_and(|count| count.trim() != "0")
+        };
+        fs::read_dir(process.join("fd")).expect("the process runs").flatten().any(has_waiting)
     }
 
     /// Resident memory of its process, in KiB.
