@@ -331,7 +331,7 @@ progressed() { progress=$SECONDS starved_then=$(starved "$qemu"); }
 # Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall: a boot that shows nothing new, or a lab
 # whose sign of life stays away; fails otherwise.
 attempt() {
-    local line="" started="" progress starved_then size=0 now limit out_disk=()
+    local line="" part="" partial="" started="" progress starved_then size=0 now limit out_disk=()
     [ ! -e "$work/outs" ] ||
         out_disk=(-drive "file=$work/outs,format=raw,if=none,id=outs,cache=unsafe" -device "virtio-blk-pci,drive=outs")
     rm -f "$work"/{stdout,stderr,status,console}
@@ -358,7 +358,9 @@ attempt() {
     qemu=$!
     progressed
     while :; do
-        if read -r -t 0.5 -u 5 line; then
+        # A line may come in parts: where the time is over in the middle of one, read gives what has come.
+        if read -r -t 0.5 -u 5 part; then
+            line=$partial$part partial=""
             case $line in
                 started) started=$SECONDS && progressed ;;
                 alive) progressed ;;
@@ -366,6 +368,7 @@ attempt() {
             esac
             continue
         fi
+        partial+=$part
         now=$SECONDS
         if [ -n "$started" ]; then
             limit=$((started + seconds))
