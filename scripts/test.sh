@@ -63,7 +63,7 @@ stage() {
 make_kernel() { kernel/build.sh >"$work/kernel"; }
 make_init() { kernel/guest/build.sh >"$work/initrd"; }
 make_stock_kernel() { scripts/lab.sh --kernel-image >"$work/stock"; }
-# Where there are no backports, all labs take the one kernel that there is.
+# All labs take the stable kernel if backports cannot be had.
 make_second_kernel() { scripts/lab.sh --level-1 backports --kernel-image >"$work/backports" || rm -f "$work/backports"; }
 make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
 

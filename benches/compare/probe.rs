@@ -48,7 +48,7 @@ const REST: Duration = Duration::from_millis(20);
 /// How long a guest may take to its first byte.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What was timed: the end of its row's name, and the time.
+/// Times of one act, each with the end of its row's name.
 type Timed = Vec<(&'static str, Duration)>;
 
 /// Serves acts until there are no more lines.
@@ -72,7 +72,7 @@ pub fn serve(memory: Option<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What acts need is made at the first that does.
+/// Runs acts. Makes what an act needs when the first one needs it.
 struct Probe {
     scratch: Scratch,
     vms: Option<Vms>,

@@ -15,7 +15,7 @@ const _: () = assert!(MP_TABLE + SPACE as u64 <= HIMEM);
 
 /// Version 1.4.
 const REVISION: u8 = 4;
-/// Of the structure that a kernel searches for, in bytes; it counts itself in units of 16.
+/// Bytes of the structure that a kernel searches for. Its own length field counts in units of 16.
 const POINTER_LEN: usize = 16;
 const HEADER_LEN: usize = 44;
 
@@ -102,7 +102,7 @@ fn table(local_apic: u32, entries: &[Vec<u8>]) -> Vec<u8> {
     table
 }
 
-/// What makes the sum of all bytes 0.
+/// The byte that makes the sum of all bytes 0.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
