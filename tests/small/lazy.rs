@@ -343,33 +343,29 @@ fn in_a_program_of_many_vms_a_damaged_chunk_ends_those_alone_that_touch_it() {
     goes_on(&warm.restore(RestoreOptions::default()).0);
 }
 
-#[test]
-fn one_that_a_disk_touches_does_too() {
-    needs!(kvm);
+/// A packed snapshot of a guest that goes through its disk. Each VM restored from it has a layer of its own.
+fn guest_with_a_disk() -> (Scratch, Snapshot) {
     let scratch = Scratch::new();
     let image = scratch.fresh("image");
     fs::write(&image, vec![7; 1 << 20]).unwrap();
-    // Each of those that are restored has a layer of its own.
     let words = format!("path={},layer={},id=root", image.display(), scratch.fresh("layer").display());
     let mut guest = Boot::small("disk").device(["--disk".to_owned(), words]).start();
     while guest.next_number("sector") < 70 {}
     let snapshot = guest.snapshot_as(&["--compress", "zstd", "--chunk-size", "4K"]);
-    drop(guest);
+    (scratch, snapshot)
+}
+
+#[test]
+fn one_that_a_disk_touches_does_too() {
+    needs!(kvm);
+    let (_scratch, snapshot) = guest_with_a_disk();
     each_damaged(&snapshot, "sector", 40);
 }
 
 #[test]
 fn in_a_program_of_many_vms_one_that_a_disk_touches_ends_its_vm_alone() {
     needs!(kvm);
-    let scratch = Scratch::new();
-    let image = scratch.fresh("image");
-    fs::write(&image, vec![7; 1 << 20]).unwrap();
-    // Each of those that are restored has a layer of its own.
-    let words = format!("path={},layer={},id=root", image.display(), scratch.fresh("layer").display());
-    let mut guest = Boot::small("disk").device(["--disk".to_owned(), words]).start();
-    while guest.next_number("sector") < 70 {}
-    let snapshot = guest.snapshot_as(&["--compress", "zstd", "--chunk-size", "4K"]);
-    drop(guest);
+    let (_scratch, snapshot) = guest_with_a_disk();
     let warm = Warm::new();
     let (said, _other) = warm.restore(RestoreOptions::default());
     let (path, chunks) = (snapshot.memory_path(), stored(&snapshot));
