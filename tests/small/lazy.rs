@@ -16,10 +16,10 @@ use volt_vmm::{
 
 use crate::restoring::goes_on_from;
 
-const MIB: u64 = 8;
+pub(crate) const MIB: u64 = 8;
 
 /// A packed snapshot of a guest that counts over `mib` of checked memory, and all that the guest had said by then.
-fn packed(mib: u64, options: &[&str]) -> (Snapshot, String) {
+pub(crate) fn packed(mib: u64, options: &[&str]) -> (Snapshot, String) {
     let mut guest = Guest::boot(&format!("count mib={mib}"));
     while guest.next_number("count") < mib * 4 + 4 {} // all of its memory has been written by then
     guest.pause();
@@ -42,13 +42,13 @@ fn stored(snapshot: &Snapshot) -> Vec<(u32, Range<u64>)> {
 }
 
 /// The same in the library: a snapshot `warm`, taken in this process.
-struct Warm {
-    scratch: Scratch,
-    snapshot: volt_vmm::Snapshot,
+pub(crate) struct Warm {
+    pub(crate) scratch: Scratch,
+    pub(crate) snapshot: volt_vmm::Snapshot,
 }
 
 impl Warm {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (scratch, recorder) = (Scratch::new(), Recorder::default());
         let cmdline = format!("count mib={MIB}");
         let builder = Vm::builder().kernel(small_guest()).cmdline(cmdline).memory_mib(64);
@@ -61,13 +61,13 @@ impl Warm {
         Self { scratch, snapshot }
     }
 
-    fn restore(&self, options: RestoreOptions) -> (Recorder, Vm) {
+    pub(crate) fn restore(&self, options: RestoreOptions) -> (Recorder, Vm) {
         let recorder = Recorder::default();
         let vm = self.snapshot.restore_with(RestoreOptions { console: recorder.console(), ..options });
         (recorder, vm.unwrap())
     }
 
-    fn stored(&self) -> u64 {
+    pub(crate) fn stored(&self) -> u64 {
         let path = self.scratch.path("warm/memory.pack");
         let pack = Pack::open(File::open(&path).unwrap(), &path).unwrap();
         let kinds = (0..pack.geometry().chunks()).map(|chunk| pack.kind(chunk).unwrap());
@@ -75,7 +75,7 @@ impl Warm {
     }
 }
 
-fn store(scratch: &Scratch) -> Store {
+pub(crate) fn store(scratch: &Scratch) -> Store {
     Store::open(&format!("file://{}", scratch.directory().display())).unwrap()
 }
 
@@ -83,13 +83,13 @@ fn last(recorder: &Recorder) -> u64 {
     numbers(&recorder.text(), "count").last().copied().unwrap_or(0)
 }
 
-fn wait_for(recorder: &Recorder, count: u64) {
+pub(crate) fn wait_for(recorder: &Recorder, count: u64) {
     wait_until("it counts", || last(recorder) >= count);
     assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
 }
 
 /// Goes through all of its memory, and changes it, and through all of it again.
-fn goes_on(recorder: &Recorder) {
+pub(crate) fn goes_on(recorder: &Recorder) {
     wait_until("it says a number", || last(recorder) > 0);
     wait_for(recorder, last(recorder) + 2 * MIB * 4);
 }

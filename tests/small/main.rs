@@ -22,6 +22,7 @@ mod images;
 mod irqchip;
 mod layers_kept;
 mod lazy;
+mod lazy_forks;
 mod leaks;
 mod library;
 mod live;

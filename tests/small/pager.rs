@@ -23,14 +23,14 @@ use crate::restoring::goes_on_from;
 const MIB: u64 = 8;
 
 /// A packed snapshot, all that its guest had said, and a directory for pagers.
-struct Shared {
+pub(crate) struct Shared {
     scratch: Scratch,
     snapshot: Snapshot,
-    before: String,
+    pub(crate) before: String,
 }
 
 impl Shared {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::of(MIB)
     }
 
@@ -46,7 +46,7 @@ impl Shared {
         self.scratch.path("pagers")
     }
 
-    fn restore(&self, options: &[&str]) -> Guest {
+    pub(crate) fn restore(&self, options: &[&str]) -> Guest {
         let directory = self.directory();
         let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap()];
         self.snapshot.restore_as(&[&words, options].concat())
@@ -63,7 +63,7 @@ impl Shared {
         self.pagers()[0]
     }
 
-    fn kill_pager(&self) {
+    pub(crate) fn kill_pager(&self) {
         rustix::process::kill_process(self.pager(), Signal::KILL).unwrap();
     }
 
@@ -75,7 +75,7 @@ impl Shared {
 }
 
 /// The memfd under a guest's memory, by its number.
-fn base_of(guest: &Guest) -> Vec<String> {
+pub(crate) fn base_of(guest: &Guest) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
     let mut bases: Vec<String> = maps
         .lines()

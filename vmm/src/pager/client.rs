@@ -14,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, Shutdown};
+use serde::{Deserialize, Serialize};
 
 use super::connection::Target;
 use super::list::list;
@@ -30,7 +31,8 @@ use crate::sync::lock;
 const TO_SAY: Duration = Duration::from_secs(1);
 
 /// Which pager, and how one is started.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct PagerOptions {
     /// Where pagers are found. Only this user can enter it.
     pub directory: PathBuf,

@@ -3,6 +3,9 @@
 //! The parent's base is the base of its children too. The parent's own pages are captured in memory of their own, which lies over the
 //! base in every child and is shared by them; where they are so many that this does not pay, they are made one with the base, and
 //! that is what the children have.
+//!
+//! A base that is filled on touch is not fetched for a fork. The children fill it on: those of this process through the same service,
+//! those of the shared pager through that, and one in another process without a shared pager from the same pack.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,6 +16,7 @@ use super::images;
 use super::layers::Copies;
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::Metadata;
+use super::memory::OfVm;
 use super::writer::is_small;
 use crate::capture::{Beside, Capture, Target, Wanted, Wish, capture};
 use crate::config::VmConfig;
@@ -32,13 +36,16 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
     let mut beside = BesideMemory { vm, layers: Copies::held(vm)? };
-    let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base: true };
+    // Its children fetch what they touch, as it does: nothing is fetched for the fork.
+    let lazy = history.origin.as_ref().and_then(|origin| origin.lazy.clone());
+    let reads_base = lazy.is_none();
+    let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base };
     let (captured, (config, images)) =
         history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
     let layers = beside.layers.finish()?.into_iter().collect();
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;
-    let shares = is_small(&captured.pages, &captured.base);
+    let shares = lazy.is_some() || is_small(&captured.pages, &captured.base);
     if !shares {
         CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| ())?;
     }
@@ -46,8 +53,11 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     freeze::seal(&captured.copy)?;
     let copy = Arc::new(captured.copy);
     let memory = match shares {
-        true => (captured.base, Some(OtherPages { pages: Arc::new(captured.pages), file: copy })),
-        false => (copy, None),
+        true => {
+            let base = lazy.map_or(OfVm::Whole(captured.base), OfVm::Lazy);
+            (base, Some(OtherPages { pages: Arc::new(captured.pages), file: copy }))
+        }
+        false => (OfVm::Whole(copy), None),
     };
     let held = history.origin.as_ref().map(|origin| &origin.files);
     Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)

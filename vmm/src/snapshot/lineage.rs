@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::manifest::BaseSnapshot;
+use super::memory::LazyMemory;
 use crate::control::Control;
 use crate::error::Result;
 use crate::machine::MachineState;
@@ -34,6 +35,8 @@ pub(crate) struct Origin {
     pub path: PathBuf,
     /// All but memory.
     pub machine: Arc<MachineState>,
+    /// What fills its base on touch, for its children; none where all of the base is there.
+    pub lazy: Option<LazyMemory>,
     /// What lies over its base.
     pub over: Option<OtherPages>,
     /// The pages that were written since; none where the page tables have to be asked.

@@ -49,6 +49,31 @@ pub enum Unpack {
     AtOnce,
 }
 
+/// Packed memory that VMs fill on touch, and by whom.
+#[derive(Clone, Debug)]
+pub(crate) struct LazyMemory {
+    pub memory: Arc<Memory>,
+    /// Not [`Unpack::AtOnce`].
+    pub unpack: Unpack,
+}
+
+impl LazyMemory {
+    /// None of memory that is there as a whole before a VM runs.
+    pub fn of(memory: &Arc<Memory>, unpack: &Unpack) -> Option<Self> {
+        let is_lazy = matches!(**memory, Memory::Packed(_)) && *unpack != Unpack::AtOnce;
+        is_lazy.then(|| Self { memory: Arc::clone(memory), unpack: unpack.clone() })
+    }
+}
+
+/// What lies under the pages that were captured of a VM.
+#[derive(Debug)]
+pub(crate) enum OfVm {
+    /// A file that has all of it and never changes.
+    Whole(Arc<File>),
+    /// Memory that is still being filled.
+    Lazy(LazyMemory),
+}
+
 impl Memory {
     /// Opens the memory of the snapshot at `snapshot`, which has `len` bytes of it, in the file that its state names.
     ///

@@ -11,7 +11,7 @@ use super::composed::Composed;
 use super::grant::Grants;
 use super::images::{self, ChangedImages};
 use super::lineage::{Differ, History, Lineage, Origin};
-use super::memory::{Memory, Unpack};
+use super::memory::{LazyMemory, Memory, OfVm, Unpack};
 use super::recording::{Marker, Notes, Recording};
 use super::relative::{Digests, Opened};
 use super::working_set::{Beside, Plan, WorkingSet};
@@ -50,7 +50,9 @@ pub struct Snapshot {
     /// Whether what the configuration names on the host is granted.
     origin: grant::Origin,
     machine: Arc<MachineState>,
-    memory: Memory,
+    memory: Arc<Memory>,
+    /// How children of a VM whose packed memory is filled on touch are filled too, unless they are unpacked at once.
+    fills: Option<Unpack>,
     /// Those of a diff.
     over: Option<OtherPages>,
     lineage: Option<Lineage>,
@@ -141,7 +143,9 @@ impl Snapshot {
             relative::open(&path, &metadata, &|base| grants.check_base(base))?
         };
         let layers = layers::Source::Directory(path.clone());
+        let memory = Arc::new(memory);
         let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
+        let fills = None;
         let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
         let snapshot = Self {
             path,
@@ -150,6 +154,7 @@ impl Snapshot {
             origin,
             machine,
             memory,
+            fills,
             over,
             lineage,
             digests,
@@ -165,14 +170,19 @@ impl Snapshot {
     /// One that is nowhere but here: what VMs are forked from. `held` is what VMs run from already, which may have its memory too.
     pub(super) fn in_memory(
         (metadata, config, machine): (Metadata, VmConfig, MachineState),
-        (memory, over): (Arc<File>, Option<OtherPages>),
+        (memory, over): (OfVm, Option<OtherPages>),
         lineage: Option<Lineage>,
         layers: BTreeMap<String, File>,
         held: Option<&Arc<Leases>>,
     ) -> Result<Self> {
         let path = PathBuf::from("of a running VM");
-        let held = held.filter(|held| held.cover(&memory)).map(Arc::clone);
-        let memory = Memory::Raw(memory, path.clone());
+        let (memory, fills, held) = match memory {
+            OfVm::Whole(file) => {
+                let held = held.filter(|held| held.cover(&file)).map(Arc::clone);
+                (Arc::new(Memory::Raw(file, path.clone())), None, held)
+            }
+            OfVm::Lazy(LazyMemory { memory, unpack }) => (memory, Some(unpack), None),
+        };
         let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
         let layers = layers::Source::Held(layers);
         let machine = Arc::new(machine);
@@ -184,6 +194,7 @@ impl Snapshot {
             origin,
             machine,
             memory,
+            fills,
             over,
             lineage,
             digests,
@@ -226,6 +237,11 @@ impl Snapshot {
     /// Its memory, or its base's, and the pages over it if it is a diff.
     pub(super) fn memory(&self) -> (&Memory, Option<&OtherPages>) {
         (&self.memory, self.over.as_ref())
+    }
+
+    /// How its memory is filled on touch, if the VM's is that it was taken of.
+    pub(super) fn fills(&self) -> Option<&Unpack> {
+        self.fills.as_ref()
     }
 
     /// What the content of its memory and of the pages over it should be.
@@ -285,10 +301,12 @@ impl Snapshot {
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
         options.overrides.clone().apply(&mut config.devices)?;
+        let unpack =
+            self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
         let layers = layers::bring(&self.layers, &mut config.devices, &placed)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
-            None => self.memory.backing(&options.unpack, self.over.clone())?,
+            None => self.memory.backing(unpack, self.over.clone())?,
         };
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shape = Shape { logs_writes: options.rewindable, ..Shape::of(&config) };
@@ -303,6 +321,8 @@ impl Snapshot {
         })?;
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
         layers.keep();
+        // Children of a recorded VM are filled by nothing that notes what they touch.
+        let lazy = LazyMemory::of(&self.memory, unpack).filter(|_| recording.is_none());
         // What is recorded is over nothing: the pages of a diff are among those that it is filled with.
         let over = self.over.clone().filter(|_| recording.is_none());
         let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
@@ -314,6 +334,7 @@ impl Snapshot {
         let origin = Origin {
             path: self.path.join(STATE_FILE),
             machine: Arc::clone(&self.machine),
+            lazy,
             over,
             changed: options.rewindable.then(|| PageSet::none(shape.memory_bytes)),
             files: Arc::clone(&self.files),
@@ -342,7 +363,7 @@ impl Snapshot {
         }
         let set = self.working_set()?;
         step_done("working set");
-        let is_there = matches!(self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
+        let is_there = matches!(*self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
         let over = self.over.as_ref().map(|over| Arc::clone(&over.pages));
         Ok(set.filter(|_| options.record.is_none() && !is_there).map(|set| Plan { set, over }))
     }

@@ -5,7 +5,7 @@
 //!   Vm::snapshot_in_memory ── Snapshot::handover ── state.json, pages, descriptors ──> Snapshot::receive ── restore
 //! ```
 //!
-//! Nothing of the memory is copied: the child gets the base, the pages over it and the layers of disks as descriptors which it
+//! Nothing of the memory is copied: the child gets the base (or, of memory that is filled on touch, the pack), the pages over it and the layers of disks as descriptors which it
 //! cannot write to, and what is only in memory is sealed first. Of what it is told, nothing is taken on trust that could end in a
 //! wrong page.
 
@@ -18,14 +18,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::MemoryFile;
 use super::lineage::{Differ, Lineage};
 use super::manifest::{self, BaseSnapshot};
+use super::memory::{LazyMemory, Memory, OfVm, Packed, Unpack};
+use super::pack::Pack;
 use super::reader::{self, Snapshot};
 use crate::config::FileRef;
 use crate::error::{Error, Result};
 use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::pages::PageSet;
 use crate::memory::sealing::{can_change, read_only, seal};
+use crate::pager::client::PagerOptions;
 use crate::sparse;
 
 mod wire;
@@ -50,6 +54,20 @@ struct About {
     lineage: Option<BaseSnapshot>,
     /// The disks whose layers come last among the descriptors.
     layers: Vec<String>,
+    /// The pack that comes in the place of the base, where that is filled on touch.
+    pack: Option<AboutPack>,
+}
+
+/// A pack that memory is filled from on touch.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AboutPack {
+    /// What it is called in errors.
+    name: PathBuf,
+    /// Which it is.
+    file: MemoryFile,
+    /// The shared pager, if one fills the memory.
+    pager: Option<PagerOptions>,
 }
 
 impl Snapshot {
@@ -69,7 +87,8 @@ impl Snapshot {
         let state = manifest::encode(self.metadata(), &config, self.machine(), |_| None)
             .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;
         let (memory, over) = self.memory();
-        let mut files = vec![memory.base()?];
+        let (base, pack) = base_of(memory, self.fills())?;
+        let mut files = vec![base];
         files.extend(over.map(|over| Arc::clone(&over.file)));
         let files: io::Result<Vec<_>> = files.iter().map(|file| unchanging(file)).collect();
         let mut files = files.map_err(refused)?;
@@ -80,8 +99,12 @@ impl Snapshot {
             files.push(read_only(&layer).map_err(refused)?);
         }
         let lineage = self.lineage();
-        let about =
-            About { over: over.is_some(), lineage: lineage.map(|lineage| lineage.base.clone()), layers };
+        let about = About {
+            over: over.is_some(),
+            lineage: lineage.map(|lineage| lineage.base.clone()),
+            layers,
+            pack,
+        };
         let about = serde_json::to_vec(&about)
             .map_err(|source| Error::State { part: "what is handed over".to_owned(), source })?;
         let none = PageSet::none(self.metadata().memory_bytes);
@@ -112,9 +135,11 @@ impl Snapshot {
             return Err(wrong(format!("has {} files, not {expected}", files.len())));
         }
         let mut files = files.into_iter();
-        let mut memory = || memory_file(files.next(), len).map(Arc::new);
-        let base = memory()?;
-        let over = about.over.then(memory).transpose()?;
+        let base = match about.pack {
+            None => OfVm::Whole(memory_file(files.next(), len)?.into()),
+            Some(pack) => OfVm::Lazy(pack.open(files.next(), len)?),
+        };
+        let over = about.over.then(|| memory_file(files.next(), len).map(Arc::new)).transpose()?;
         let layers: BTreeMap<_, _> = about.layers.into_iter().zip(files).collect();
         for (id, layer) in &layers {
             let is_file = layer.metadata().is_ok_and(|metadata| metadata.is_file());
@@ -144,6 +169,33 @@ impl Handover {
     pub fn send(&self, to: &UnixStream) -> Result<()> {
         wire::transmit(to, &self.message, &self.files)
             .map_err(|source| Error::host("hand a VM over to its child", source))
+    }
+}
+
+/// What lies under a VM's pages, in a descriptor, and what to say of it.
+fn base_of(memory: &Memory, fills: Option<&Unpack>) -> Result<(Arc<File>, Option<AboutPack>)> {
+    let (Memory::Packed(packed), Some(unpack)) = (memory, fills) else { return Ok((memory.base()?, None)) };
+    let pager = match unpack {
+        Unpack::ByPager(options) => Some(options.clone()),
+        _ => None,
+    };
+    let pack = &packed.pack;
+    let file = pack.file().try_clone();
+    let file = file.map_err(|source| Error::file("open again", pack.name().display(), source))?;
+    let about = AboutPack { name: pack.name().to_owned(), file: MemoryFile::pack(pack.digest()), pager };
+    Ok((Arc::new(file), Some(about)))
+}
+
+impl AboutPack {
+    /// Memory that is filled from the pack in `file`. A chunk is verified when it is fetched.
+    fn open(self, file: Option<File>, len: u64) -> Result<LazyMemory> {
+        let file = file.ok_or_else(|| wrong("lacks the pack of its memory"))?;
+        let pack = Pack::open(file, &self.name)?;
+        if (MemoryFile::pack(pack.digest()), pack.memory_len()) != (self.file, len) {
+            return Err(wrong("has another pack than it says"));
+        }
+        let unpack = self.pager.map_or(Unpack::OnTouch, Unpack::ByPager);
+        Ok(LazyMemory { memory: Arc::new(Memory::Packed(Packed::of(Arc::new(pack)))), unpack })
     }
 }
 

@@ -11,6 +11,7 @@ use crate::machine::MachineState;
 use crate::memory::PAGE;
 use crate::memory::backing::fresh;
 use crate::snapshot::Metadata;
+use crate::snapshot::pack::testing::{BOTH, Bytes, content, file_of, noise, open, packed, packing};
 
 const MIB: u64 = 8;
 const LEN: u64 = MIB << 20;
@@ -43,13 +44,29 @@ fn file(word: &[u8]) -> File {
 }
 
 fn snapshot() -> Snapshot {
+    over(OfVm::Whole(Arc::new(file(b"base"))))
+}
+
+/// Memory that is filled on touch from a pack, which is `bytes`.
+fn lazy(bytes: &[u8]) -> Snapshot {
+    let memory = Arc::new(Memory::Packed(Packed::of(Arc::new(open(bytes).unwrap()))));
+    over(OfVm::Lazy(LazyMemory { memory, unpack: Unpack::OnTouch }))
+}
+
+/// A pack of `len` bytes of memory.
+fn pack_of(seed: u64, len: u64) -> Vec<u8> {
+    packed(&Bytes::of(noise(seed, len as usize)), &packing(BOTH[0], 64 << 10))
+}
+
+/// A snapshot over this.
+fn over(below: OfVm) -> Snapshot {
     let config = config();
     let over = OtherPages { pages: set(&[3, 9]), file: Arc::new(file(b"over")) };
     let base = BaseSnapshot { memory_digest: "00000000000000aa".to_owned(), path: "/base".into() };
     let lineage = Lineage { base, differ: Differ::NotBase(Some(set(&[3, 9, 11]))) };
     let layers = BTreeMap::from([("layered".to_owned(), file(b"layer"))]);
     let parts = (Metadata::of(&config).unwrap(), config, machine());
-    Snapshot::in_memory(parts, (Arc::new(file(b"base")), Some(over)), Some(lineage), layers, None).unwrap()
+    Snapshot::in_memory(parts, (below, Some(over)), Some(lineage), layers, None).unwrap()
 }
 
 /// What the other side makes of what is sent.
@@ -111,6 +128,31 @@ fn the_other_side_has_what_this_one_had_and_can_change_none_of_it() {
     }
     let of_parent = here.memory().0.base().unwrap();
     assert!(of_parent.write_at(b"x", 0).is_err(), "nor does the parent change it any more");
+}
+
+#[test]
+fn memory_that_is_filled_on_touch_goes_as_its_pack_and_nothing_is_unpacked() {
+    let (bytes, other, longer) = (pack_of(1, LEN), pack_of(2, LEN), pack_of(1, LEN + (1 << 20)));
+    let here = lazy(&bytes);
+    let handover = here.handover().unwrap();
+    let there = received(|socket| handover.send(&socket).unwrap()).unwrap();
+    let again = there.handover().unwrap();
+    let third = received(|socket| again.send(&socket).unwrap()).unwrap();
+    for snapshot in [here, there, third] {
+        let (Memory::Packed(packed), _) = snapshot.memory() else { panic!("it was unpacked") };
+        assert!(content(&packed.pack).unwrap() == noise(1, LEN as usize));
+        assert_eq!(snapshot.fills(), Some(&Unpack::OnTouch));
+    }
+    let (parts, files) = Parts::of(&lazy(&bytes));
+    let with = |pack: &[u8]| {
+        let others = files[1..].iter().map(|file| file.try_clone().unwrap());
+        [file_of(pack)].into_iter().chain(others).collect::<Vec<_>>()
+    };
+    for pack in [&other, &longer] {
+        refused(&parts.message(&files), &with(pack), "has another pack than it says");
+    }
+    refused(&parts.message(&files), &with(&bytes[..bytes.len() - 1]), "memory.pack");
+    refused(&parts.message(&files), &with(b""), "memory.pack");
 }
 
 #[test]
