@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
 use volt_tests::boot::binary;
-use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
+use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, wait_until};
 
 const REFUSED: &str = "which is not granted, because its state.json";
 
@@ -222,4 +223,36 @@ fn base_of_a_forged_diff_has_to_be_allowed() {
     let allow = ["--allow-path", base.directory().to_str().unwrap()];
     Outcome::of(merge.into_iter().chain(allow)).succeeded();
     diff.restore_as(&allow).wait_for("count");
+}
+
+#[test]
+fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let words = format!("cid=5,socket={}", scratch.path("vsock").display());
+    let mut guest = Boot::small("vsock").scratch(&scratch).device(["--vsock".to_owned(), words]).start();
+    guest.next_number("cid");
+    let snapshot = guest.snapshot();
+    drop(guest);
+    // As one would be packed that is to reach a daemon of the host's where it is unpacked.
+    let daemon = UnixListener::bind(scratch.path("daemon")).unwrap();
+    daemon.set_nonblocking(true).unwrap();
+    let unpacked = Snapshot::at(scratch.path("unpacked"), &scratch);
+    let socket = unpacked.directory().join("vsock");
+    snapshot.edit(|state| state["config"]["devices"]["vsock"]["socket"] = socket.to_str().into());
+    symlink(scratch.path("daemon"), snapshot.directory().join("vsock_2000")).unwrap();
+    let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+    let archive = scratch.path("archive.tar");
+    run(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(snapshot.directory()).arg("."));
+    fs::create_dir(unpacked.directory()).unwrap();
+    run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(unpacked.directory()));
+    let allow = ["--allow-path", scratch.directory().to_str().unwrap()];
+    for more in [&[][..], &allow] {
+        let mut clone = unpacked.restore_as(more);
+        clone.next_line("reset");
+        clone.type_in("c");
+        let messages = || clone.stderr();
+        wait_until("the link is not followed", || messages().contains("is a link or no socket"));
+        assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
 }

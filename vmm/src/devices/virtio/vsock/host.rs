@@ -1,9 +1,11 @@
 //! The host's side: the socket that leads into the guest, and those that the guest reaches.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+
+use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::devices::virtio::listener::{Listener, connect_now};
 use crate::error::Result;
@@ -27,10 +29,23 @@ impl Host {
     }
 
     /// Connects to whoever listens for the guest at `port`. One whose queue is full does not.
+    ///
+    /// # Errors
+    /// Nobody listens, or what has the name is no socket, or is another socket's second name: a snapshot that was unpacked from an archive
+    /// may have brought a link to a socket that nobody gave its guest.
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let mut path = self.0.path().as_os_str().to_owned();
         path.push(format!("_{port}"));
-        connect_now(Path::new(&path))
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let socket = rustix::fs::open(Path::new(&path), flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&socket)?;
+        if !FileType::from_raw_mode(stat.st_mode).is_socket() || stat.st_nlink != 1 {
+            let problem =
+                format!("{} is a link or no socket, and is not followed", Path::new(&path).display());
+            return Err(io::Error::other(problem));
+        }
+        // The one that was looked at, and not what may have its name by now.
+        connect_now(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())))
     }
 }
 
@@ -73,6 +88,26 @@ mod tests {
         fs::write(&file, "precious").unwrap();
         Host::listen(&file).unwrap_err();
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    }
+
+    #[test]
+    fn link_to_another_socket_is_not_followed() {
+        let dir = TempDir::new();
+        let host = Host::listen(&dir.join("vsock")).unwrap();
+        let daemon = UnixListener::bind(dir.join("daemon")).unwrap();
+        daemon.set_nonblocking(true).unwrap();
+        std::os::unix::fs::symlink("daemon", dir.join("vsock_1")).unwrap();
+        let error = host.connect(1).unwrap_err().to_string();
+        assert!(error.ends_with("vsock_1 is a link or no socket, and is not followed"), "{error}");
+        fs::hard_link(dir.join("daemon"), dir.join("vsock_2")).unwrap();
+        host.connect(2).unwrap_err();
+        assert_eq!(daemon.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let own = UnixListener::bind(dir.join("vsock_3")).unwrap();
+        host.connect(3).unwrap();
+        own.accept().unwrap();
+        drop(own);
+        assert_eq!(host.connect(3).unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(host.connect(4).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]
