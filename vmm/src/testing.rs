@@ -1,9 +1,10 @@
-//! Unit tests that this host cannot run are counted as skipped, not as passed.
+//! Skips and waits of unit tests: a test that this host cannot run is counted as skipped, and every wait has a limit and a name.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
 
 /// Says that the running test is skipped for what the host lacks, and adds it to the file that `VOLT_SKIPPED` names, once.
 pub fn skip(lack: &str) {
@@ -27,6 +28,38 @@ pub fn skip_test(test: &str, lack: &str) {
     let file = File::options().append(true).create(true).open(&path);
     let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
     written.unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
+}
+
+/// The longest that anything may take which does happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `holds`.
+///
+/// # Panics
+/// It does not in time.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Does something that blocks. Ends this process by the name of what it waits for where that takes too long: no thread can be ended from
+/// outside.
+pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
+    let (done, ended) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("waited {PATIENCE:?} in vain until {what}");
+                std::process::abort();
+            }
+        });
+        let result = act();
+        drop(done);
+        result
+    })
 }
 
 /// Set for the process in which a test is really to be skipped.

@@ -26,6 +26,7 @@ use super::source::{Chunk, ChunkReader, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::sync::lock;
+use crate::testing::{limited, wait_until};
 
 mod ahead_tests;
 mod device_tests;
@@ -42,6 +43,8 @@ const DAMAGED: u64 = 17;
 struct Source {
     len: u64,
     reads: AtomicU64,
+    /// Which chunks were read, in their order.
+    order: Mutex<Vec<u64>>,
     /// Nothing is read while this is so.
     hangs: (Mutex<bool>, Condvar),
     has_hung: AtomicBool,
@@ -80,6 +83,7 @@ impl ChunkReader for Reader<'_> {
         self.0.has_hung.store(*lock(hangs), Ordering::SeqCst);
         drop(changed.wait_while(lock(hangs), |hangs| *hangs).unwrap());
         self.0.reads.fetch_add(1, Ordering::SeqCst);
+        lock(&self.0.order).push(chunk);
         if is_zero(chunk * CHUNK) {
             return Ok(Chunk::Zero);
         }
@@ -321,10 +325,10 @@ fn what_cannot_be_read_is_told_and_nobody_ever_sees_it() {
             thread::spawn(move || kernel_reads(&ram, DAMAGED * CHUNK + page * PAGE))
         });
         for read in waiting.collect::<Vec<_>>() {
-            let read = read.join().unwrap();
+            let read = limited("the read ends", || read.join()).unwrap();
             assert!(matches!(read, Err(Errno::FAULT | Errno::HWPOISON)), "{refusal:?}: {read:?}");
         }
-        let why = reasons.recv().unwrap();
+        let why = limited("the VM is told", || reasons.recv()).unwrap();
         assert!(why.contains("/the/pack: is damaged in chunk 17"), "{why}");
         assert!(super::faults::unreadable_memory().is_some());
         // Again, and through others; all the rest is there.
@@ -334,7 +338,10 @@ fn what_cannot_be_read_is_told_and_nobody_ever_sees_it() {
         sound().for_each(|at| assert_eq!(read(&ram, at), word(at), "{refusal:?}"));
         let (told, late) = mpsc::channel();
         ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
-        assert!(late.recv().unwrap().contains("chunk 17"), "who asks late is told at once");
+        assert!(
+            limited("who asks late is told", || late.recv()).unwrap().contains("chunk 17"),
+            "who asks late is told at once"
+        );
     }
 }
 
@@ -350,14 +357,14 @@ fn who_waits_for_a_source_that_hangs_is_let_go_after_a_while() {
                 thread::spawn(move || kernel_reads(&ram, at))
             })
             .into();
-        while !source.has_hung.load(Ordering::SeqCst) {
-            thread::yield_now();
-        }
+        wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
         let faults = ram.faults().unwrap();
         drop(faults.let_go_after(Duration::from_secs(600), "too early").unwrap());
         assert!(!faults.has_failed());
         let let_go = faults.let_go_after(Duration::from_millis(1), "waited too long").unwrap();
-        waiting.into_iter().for_each(|read| assert!(read.join().unwrap().is_err(), "{refusal:?}"));
+        waiting.into_iter().for_each(|read| {
+            assert!(limited("the read ends", || read.join()).unwrap().is_err(), "{refusal:?}")
+        });
         drop(let_go);
         assert!(faults.has_failed());
         *lock(&source.hangs.0) = false;
@@ -387,7 +394,7 @@ fn a_message_that_was_read_and_forgotten_comes_again() {
             ))
             .unwrap();
         userfault.wake(ram.host_address_of(0) as u64, LEN).unwrap();
-        assert_eq!(reader.join().unwrap(), word(CHUNK));
+        assert_eq!(limited("the reader ends", || reader.join()).unwrap(), word(CHUNK));
         service.remove(number);
     });
     drop(ram);
@@ -410,15 +417,17 @@ fn a_userfaultfd_that_is_closed_is_pages_of_zeros_and_so_each_vm_keeps_its_own()
         // SAFETY: the mapping stays.
         told.send(unsafe { (start as *const u64).read_volatile() }).unwrap();
     });
-    while userfault.read(|_| ()).unwrap() == 0 {
-        thread::yield_now();
-    }
+    wait_until("the fault is told", || userfault.read(|_| ()).unwrap() != 0);
     // What a pager has may go: the fault waits on.
     drop(copy);
     let waited = seen.recv_timeout(Duration::from_millis(100));
     assert!(waited.is_err(), "{waited:?}");
     drop(userfault);
-    assert_eq!(seen.recv().unwrap(), 0, "zeros in place of data: this must never happen to a VM");
+    assert_eq!(
+        limited("the fault ends", || seen.recv()).unwrap(),
+        0,
+        "zeros in place of data: this must never happen to a VM"
+    );
 
     // A VM's is there for as long as its memory is mapped, whoever else lets go of it.
     let (_, service) = service(LEN);

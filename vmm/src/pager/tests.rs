@@ -23,6 +23,7 @@ use crate::memory::sealing::can_change;
 use crate::memory::source::{Chunk, ChunkReader, PageSource};
 use crate::memory::userfault::Userfault;
 use crate::sync::lock;
+use crate::testing::{limited, wait_until};
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 1 << 20;
@@ -93,7 +94,7 @@ impl Here {
             let of = || Box::new(Shared(Arc::clone(&source))) as Box<dyn PageSource>;
             serve(&place, &of, Duration::from_millis(500), || told.send(()).unwrap())
         });
-        listens.recv().unwrap();
+        limited("the pager listens", || listens.recv()).unwrap();
         pager
     }
 
@@ -143,18 +144,8 @@ fn waiting(here: &Here, ram: &GuestRam, at: u64) -> thread::JoinHandle<Option<u8
     here.hang(true);
     let ram = ram.clone();
     let waiting = thread::spawn(move || kernel_reads(&ram, at));
-    while !here.source.has_hung.load(Ordering::SeqCst) {
-        thread::yield_now();
-    }
+    wait_until("the reader hangs", || here.source.has_hung.load(Ordering::SeqCst));
     waiting
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < until, "never: {what}");
-        thread::sleep(Duration::from_millis(1));
-    }
 }
 
 fn is_mapped(start: u64) -> bool {
@@ -212,7 +203,7 @@ fn addresses_of_a_vm_that_ended_are_kept_until_its_pager_has_let_go() {
     let puppet = Puppet::new(&here);
     let (ram, (socket, userfault)) = thread::scope(|scope| {
         let served = scope.spawn(|| puppet.serve());
-        (here.vm(), served.join().unwrap())
+        (here.vm(), limited("the VM is served", || served.join()).unwrap())
     });
     let start = ram.host_address_of(0) as u64;
     let userfault = Userfault::of_other(userfault);
@@ -235,14 +226,15 @@ fn a_pager_ends_the_connection_of_a_vm_that_ended_in_the_middle_of_a_fault() {
     let start = ram.host_address_of(0) as u64;
     assert_eq!(kernel_reads(&ram, 2 * CHUNK), Some(2));
     let fault = waiting(&here, &ram, 3 * CHUNK);
-    while !fault.is_finished() {
+    wait_until("the fault is let go", || {
         ram.faults().unwrap().let_go("it ended");
-    }
-    assert_eq!(fault.join().unwrap(), None);
+        fault.is_finished()
+    });
+    assert_eq!(limited("the fault ends", || fault.join()).unwrap(), None);
     drop(ram);
     wait_until("the addresses are given back", || !is_mapped(start));
     here.hang(false);
-    pager.join().unwrap().unwrap();
+    limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
 
 #[test]
@@ -271,7 +263,7 @@ fn a_pager_that_gives_no_service_is_waited_for_no_longer_than_the_patience() {
         let paging = Arc::new(here.connect().unwrap()) as Arc<dyn Paging>;
         let why = report(&Backing::Lazy { paging, pages: None }.map(&ram).unwrap_err());
         assert!(why.contains("it has not answered for 0.3 s"), "{why}");
-        drop(first.join().unwrap());
+        drop(limited("the first client ends", || first.join()).unwrap());
     });
 }
 
@@ -282,7 +274,7 @@ fn a_vm_whose_faults_a_silent_pager_leaves_unanswered_ends() {
     let puppet = Puppet::new(&here);
     let (ram, (_socket, userfault)) = thread::scope(|scope| {
         let served = scope.spawn(|| puppet.serve());
-        (here.vm(), served.join().unwrap())
+        (here.vm(), limited("the VM is served", || served.join()).unwrap())
     });
     let (told, reasons) = mpsc::channel();
     ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
@@ -295,7 +287,7 @@ fn a_vm_whose_faults_a_silent_pager_leaves_unanswered_ends() {
     wait_until("the fault is there", || userfault.read(|_| ()).unwrap() > 0);
     let why = reasons.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(why.contains("the pager is not to be had: it has not answered for 0.3 s"), "{why}");
-    assert_eq!(fault.join().unwrap(), None);
+    assert_eq!(limited("the fault ends", || fault.join()).unwrap(), None);
 }
 
 #[test]
@@ -308,9 +300,9 @@ fn a_pager_that_answers_is_not_taken_for_silent_while_a_chunk_is_read() {
     thread::sleep(Duration::from_secs(1));
     assert_eq!(ram.faults().unwrap().failure(), None);
     here.hang(false);
-    assert_eq!(fault.join().unwrap(), Some(4));
+    assert_eq!(limited("the fault ends", || fault.join()).unwrap(), Some(4));
     drop(ram);
-    pager.join().unwrap().unwrap();
+    limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
 
 #[test]
@@ -349,7 +341,7 @@ fn a_refused_service_is_not_registered_and_the_pager_goes_with_its_last_vm() {
     }
     assert_eq!(say(&Ask::Ping, None), Answer::Alive);
     drop(socket);
-    pager.join().unwrap().unwrap();
+    limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
 
 #[test]
@@ -374,5 +366,5 @@ fn a_complete_base_is_sealed_and_served_by_the_next_pager_too() {
         }
     }
     drop((first, second));
-    pager.join().unwrap().unwrap();
+    limited("the pager ends", || pager.join()).unwrap().unwrap();
 }

@@ -12,6 +12,7 @@ use crate::control::Control;
 use crate::devices::attendant::Attendant;
 use crate::devices::bus::Bus;
 use crate::persist::NoState;
+use crate::testing::{limited, wait_until};
 
 /// The longest that anything here may take. What hangs takes longer.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -114,7 +115,7 @@ fn registers_are_read_while_a_device_works_and_while_it_is_reset() {
     }
     assert_readable(&bus);
     end.send(()).unwrap();
-    reset.join().unwrap();
+    limited("the reset ends", || reset.join()).unwrap();
     assert_eq!(read_as_vcpu(&bus)[1], [0; 4], "it is reset");
 }
 
@@ -133,7 +134,7 @@ fn device_that_is_reset_in_its_first_turn_starts_anew() {
         thread::yield_now();
     }
     end.send(()).unwrap();
-    reset.join().unwrap();
+    limited("the reset ends", || reset.join()).unwrap();
     drop(attendant);
     driver.transport = Arc::into_inner(transport).unwrap().into_inner().unwrap();
     driver.set_up(!0);
@@ -161,9 +162,9 @@ fn device_that_panics_in_its_first_turn_or_at_its_end_asks_for_a_reset() {
     driver.transport.view.interrupt.reset();
     let transport = Arc::new(Mutex::new(driver.take_transport()));
     let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
-    while !lock(&transport).view.interrupt.is_reset_needed() {
-        thread::yield_now();
-    }
+    wait_until("the driver is told that the device needs a reset", || {
+        lock(&transport).view.interrupt.is_reset_needed()
+    });
     drop(attendant);
     lock(&transport).halt();
     assert_eq!(lock(&transport).queues.len(), 1);

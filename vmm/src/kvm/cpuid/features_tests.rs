@@ -54,6 +54,18 @@ fn hosts_of_one_digest_have_all_features_in_common() {
 }
 
 #[test]
+fn another_level_of_a_feature_changes_the_digest() {
+    for &(function, index, register, bits, name) in LEVELS {
+        let of_level = |level: u32| {
+            let mut host = CpuidEntry { function, index, ..Default::default() };
+            *register.of_mut(&mut host) = level << bits.trailing_zeros();
+            digest(&[host], &[])
+        };
+        assert_ne!(of_level(1), of_level(2), "{name}");
+    }
+}
+
+#[test]
 fn another_vendor_signature_or_msr_changes_the_digest() {
     let leaf = |function| CpuidEntry { function, ..Default::default() };
     let msr = |value| Msr { index: 0x10a, value };

@@ -5,9 +5,7 @@ use crate::memory::populated::mapped_pages;
 use crate::memory::prefetch::{Progress, Reading, Runs, populate};
 
 fn wait_over(now: impl Fn() -> Reading) -> Reading {
-    while !now().is_over {
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("memory is read ahead", || now().is_over);
     now()
 }
 
@@ -53,6 +51,17 @@ fn what_is_read_ahead_is_there_before_it_is_touched() {
     assert_eq!((fetched(&service).1, read(&ram, 50 * CHUNK)), (1, word(50 * CHUNK)));
 }
 
+/// A guest needs first what it touched first.
+#[test]
+fn pages_are_read_ahead_in_the_order_of_their_list() {
+    let (source, service) = service(LEN);
+    let runs =
+        Runs::from([40 * CHUNK..42 * CHUNK, 4 * CHUNK..6 * CHUNK, 61 * CHUNK..62 * CHUNK, CHUNK..2 * CHUNK]);
+    service.prefetch(&runs).unwrap();
+    of_service(&service, &runs);
+    assert_eq!(*lock(&source.order), [40, 41, 4, 5, 61, 1]);
+}
+
 #[test]
 fn what_is_fetched_by_two_at_once_is_there_once() {
     for _ in 0..20 {
@@ -86,9 +95,7 @@ fn a_fault_does_not_wait_for_what_is_read_ahead() {
     *lock(&source.hangs.0) = true;
     let runs = Runs::from([5 * CHUNK..6 * CHUNK, 4 * CHUNK..5 * CHUNK]);
     service.prefetch(&runs).unwrap();
-    while !source.has_hung.load(Ordering::SeqCst) {
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
     *lock(&source.hangs.0) = false;
     assert_eq!(read(&ram, 8 * CHUNK), word(8 * CHUNK));
     assert_eq!(read(&vm(&service, None), CHUNK + PAGE), word(CHUNK + PAGE));

@@ -59,14 +59,13 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
         let ram = ram.clone();
         thread::spawn(move || kernel_reads(&ram, 3 * CHUNK))
     };
-    while !source.has_hung.load(Ordering::SeqCst) {
-        thread::yield_now();
-    }
+    wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
     drop(ram.faults().unwrap().let_go_after(Duration::ZERO, "it ended").unwrap());
-    while !waiting.is_finished() {
+    wait_until("the fault is let go", || {
         ram.faults().unwrap().let_go("it ended");
-    }
-    waiting.join().unwrap().unwrap_err();
+        waiting.is_finished()
+    });
+    limited("the waiting read ends", || waiting.join()).unwrap().unwrap_err();
     drop(ram);
     let _let_go = LetGo(&source);
 
@@ -111,9 +110,7 @@ fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
             thread::spawn(move || kernel_reads(&ram, 2 * CHUNK))
         })
         .into();
-    while !source.has_hung.load(Ordering::SeqCst) {
-        thread::yield_now();
-    }
+    wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
     // Those that are read from now on are not slow.
     *lock(&source.hangs.0) = false;
     assert_eq!(kernel_reads(&ram, 4 * CHUNK), Ok(word(4 * CHUNK)));
@@ -121,7 +118,9 @@ fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
     assert_eq!(kernel_reads(&other, CHUNK), Ok(word(CHUNK)));
     assert!(slow.iter().all(|slow| !slow.is_finished()));
     source.hangs.1.notify_all();
-    slow.into_iter().for_each(|slow| assert_eq!(slow.join().unwrap(), Ok(word(2 * CHUNK))));
+    slow.into_iter().for_each(|slow| {
+        assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(2 * CHUNK)))
+    });
     // Four chunks, of which one was wanted by two at the same time.
     assert_eq!(source.reads.load(Ordering::SeqCst), 4);
 }

@@ -43,7 +43,7 @@ fn memory_that_the_host_does_not_have_is_told_and_no_page_of_zeros() {
     let wrong: Vec<_> = read.iter().filter(|(at, read)| read.is_ok_and(|read| read != word(*at))).collect();
     assert!(wrong.is_empty(), "{wrong:?}");
     assert!(read.iter().any(|(_, read)| read.is_err()));
-    let why = reasons.recv().unwrap();
+    let why = limited("the VM is told", || reasons.recv()).unwrap();
     assert!(why.contains("cannot put 65536 bytes of guest memory in place: "), "{why}");
     assert!(why.contains("memory (os error 12)"), "{why}");
     assert!(service.complete().is_err());
@@ -65,7 +65,7 @@ fn a_fault_waits_for_memory_that_the_host_lacks_for_a_moment() {
         assert!(!reader.is_finished());
         let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(service.filler().memfd(), hole, CHUNK, 3 * CHUNK).unwrap();
-        reader.join().unwrap()
+        limited("the reader ends", || reader.join()).unwrap()
     });
     assert_eq!(found, chunks.map(|at| Ok(word(at))));
     assert!(!ram.faults().unwrap().has_failed());

@@ -8,6 +8,7 @@ use super::credit::BUFFER;
 use super::packet::{Header, STREAM, op, shut};
 use super::testing::{CID, Guest, ROOM, device, noise, raise_descriptor_limit, read_line, read_to_end};
 use super::*;
+use crate::testing::limited;
 
 #[test]
 fn the_guest_learns_its_cid() {
@@ -224,7 +225,7 @@ fn five_hundred_connections_move_data_at_once() {
             assert!(matches!(header.op, op::CREDIT_UPDATE | op::SHUTDOWN), "{header:?}");
         }
     }
-    clients.into_iter().for_each(|client| client.join().unwrap());
+    clients.into_iter().for_each(|client| limited("the client ends", || client.join()).unwrap());
 }
 
 // ---- Ends ----
