@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use volt_tests::{Boot, Guest, Scratch, needs, patience, wait_until};
+use volt_tests::streams::Limited;
+use volt_tests::{Boot, Guest, Scratch, needs, wait_until};
 
 fn connect(socket: &Path) -> UnixStream {
     let mut stream = None;
@@ -13,7 +14,7 @@ fn connect(socket: &Path) -> UnixStream {
         stream.is_some()
     });
     let stream = stream.unwrap();
-    stream.set_read_timeout(Some(patience())).unwrap();
+    stream.limit().unwrap();
     stream
 }
 

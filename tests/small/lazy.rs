@@ -382,7 +382,7 @@ fn in_a_program_of_many_vms_one_that_a_disk_touches_ends_its_vm_alone() {
         let is_through = || numbers(&recorder.text(), "sector").len() > 40;
         wait_until("it ends or goes on", || vm.state() == RunState::Ended || is_through());
         if vm.state() == RunState::Ended {
-            let why = vm.wait().unwrap_err().to_string();
+            let why = limited("a VM that has ended says why", || vm.wait()).unwrap_err().to_string();
             assert!(why.contains(&format!("is damaged in chunk {chunk} ")), "{why}");
             ended += 1;
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use volt_tests::streams::echoes;
 use volt_tests::vsock::{connect, listen};
-use volt_tests::{Boot, Guest, Scratch, limited, needs, patience};
+use volt_tests::{Boot, Guest, Scratch, limited, needs};
 
 /// Where the guest connects to when it is told to.
 const HOST_PORT: u32 = 2000;
@@ -17,7 +17,6 @@ fn talks(guest: &mut Guest, socket: &Path) {
     let listener = listen(socket, HOST_PORT);
     guest.type_in("c");
     let (stream, _) = limited("the guest connects", || listener.accept()).unwrap();
-    stream.set_read_timeout(Some(patience())).unwrap();
     echoes(&stream, &bytes);
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }

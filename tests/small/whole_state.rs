@@ -1,9 +1,11 @@
 //! Every part of a vCPU's state and the VM's clock comes back, whether or not the guest would notice its loss.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use volt_tests::{Boot, IRQCHIPS, KvmShim, Snapshot, kvm_shim, needs};
+use volt_vmm::{Pool, RestoreOptions, Shape, Store};
 
 /// What `snapshot` holds once it was restored, without running, and saved again.
 fn saved_again(snapshot: &Snapshot) -> Value {
@@ -18,13 +20,7 @@ fn a_vcpu_that_did_not_run_since_its_restore_is_saved_as_it_was() {
         guest.next_number("round");
         let snapshot = guest.snapshot();
         drop(guest);
-        // What no guest here has by itself: an NMI on its way into a vCPU that takes none now.
-        const VALID_NMI_PENDING: u64 = 1;
-        snapshot.edit(|state| {
-            let events = &mut state["machine"]["vcpus"][1]["events"];
-            events["nmi"] = json!({ "injected": 0, "pending": 1, "masked": 1 });
-            events["flags"] = (events["flags"].as_u64().unwrap() | VALID_NMI_PENDING).into();
-        });
+        hold_nmi_pending(&snapshot);
         let (before, after) = (vcpus(snapshot.state()), vcpus(saved_again(&snapshot)));
         let nmi = &after[1]["events"]["nmi"];
         assert_eq!((&nmi["pending"], &nmi["masked"]), (&json!(1), &json!(1)));
@@ -34,6 +30,42 @@ fn a_vcpu_that_did_not_run_since_its_restore_is_saved_as_it_was() {
             }
         }
     }
+}
+
+/// In a VM from a pool most of the state is there before the restore, and events are not.
+#[test]
+fn a_vcpu_from_a_pool_is_saved_as_it_was() {
+    needs!(kvm);
+    let mut guest = Boot::small("special").vcpus(2).start();
+    guest.next_number("round");
+    let (snapshot, scratch) = (guest.snapshot(), guest.scratch().clone());
+    drop(guest);
+    hold_nmi_pending(&snapshot);
+    let before = vcpus(snapshot.state());
+    let (store, name) = Store::split(snapshot.directory()).unwrap();
+    let opened = volt_vmm::Snapshot::open(&store, &name).unwrap();
+    let pool = Arc::new(Pool::new(Shape::of(opened.config()), 1).unwrap());
+    // The first VM is empty, the others have been prepared for the state that came before.
+    for round in 0..3 {
+        pool.wait_ready().unwrap();
+        let options =
+            RestoreOptions { pool: Some(Arc::clone(&pool)), resume: false, ..RestoreOptions::default() };
+        let vm = opened.restore_with(options).unwrap();
+        let again = format!("{name}-{round}");
+        vm.snapshot(&store, &again).unwrap();
+        let again = Snapshot::at(snapshot.directory().with_file_name(again), &scratch);
+        assert_eq!(vcpus(again.state()), before, "round {round}");
+    }
+}
+
+/// Gives the second vCPU what no guest here has by itself: an NMI on its way into a vCPU that takes none now.
+fn hold_nmi_pending(snapshot: &Snapshot) {
+    const VALID_NMI_PENDING: u64 = 1;
+    snapshot.edit(|state| {
+        let events = &mut state["machine"]["vcpus"][1]["events"];
+        events["nmi"] = json!({ "injected": 0, "pending": 1, "masked": 1 });
+        events["flags"] = (events["flags"].as_u64().unwrap() | VALID_NMI_PENDING).into();
+    });
 }
 
 /// The state of each vCPU, without what goes on by itself.
@@ -80,9 +112,10 @@ fn a_guest_is_told_of_every_pause() {
     for times in 1..=2 {
         guest.pause();
         guest.resume();
-        assert_eq!(guest.next_number("stopped"), times);
+        assert_eq!(guest.type_in("?").next_number("stopped"), times, "pauses that the guest was told of");
     }
-    assert_eq!(guest.snapshot().restore().next_number("stopped"), 3);
+    let mut restored = guest.snapshot().restore();
+    assert_eq!(restored.type_in("?").next_number("stopped"), 3, "a restore is told as a pause is");
 }
 
 #[test]

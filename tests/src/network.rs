@@ -13,7 +13,8 @@ use std::time::Duration;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::namespace::Namespace;
-use crate::patience::{patience, wait_until};
+use crate::patience::wait_until;
+use crate::streams::Limited;
 
 /// A network namespace.
 #[derive(Debug)]
@@ -99,7 +100,7 @@ impl Network {
             stream.is_some()
         });
         let stream = stream.expect("just connected");
-        stream.set_read_timeout(Some(patience())).expect("set a time limit");
+        stream.limit().expect("set a time limit");
         stream
     }
 

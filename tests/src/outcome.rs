@@ -1,6 +1,6 @@
 //! How a run of `volt-vmm` ended.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::boot::binary;
@@ -39,26 +39,44 @@ impl Outcome {
         Self::of_command_within(command, patience())
     }
 
-    /// The same for a command that may take longer than most.
+    /// Runs a command that must be refused.
+    ///
+    /// # Panics
+    /// As [`Outcome::of_command`], and as soon as a guest says something: it would run on, and the test wait for its end.
+    #[must_use]
+    pub fn of_refusal(command: &mut Command) -> Self {
+        Self::run(command, patience(), |said| {
+            assert!(said.is_empty(), "not refused: a guest runs and says {said:?}")
+        })
+    }
+
+    /// The same as [`Outcome::of_command`] for a command that may take longer than most.
     ///
     /// # Panics
     /// As [`Outcome::of_command`].
     #[must_use]
     pub fn of_command_within(command: &mut Command, limit: Duration) -> Self {
+        Self::run(command, limit, |_| ())
+    }
+
+    /// `check` gets what was written to standard output so far, and panics where that must not be.
+    fn run(command: &mut Command, limit: Duration, check: impl Fn(&str)) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let stdout = Transcript::of(child.stdout.take().expect("a pipe"));
         let stderr = Transcript::of(child.stderr.take().expect("a pipe"));
         let start = Instant::now();
+        let mut child = Killed(child);
         let status = loop {
-            if let Some(status) = child.try_wait().expect("wait for a child") {
+            if let Some(status) = child.0.try_wait().expect("wait for a child") {
                 break status;
             }
-            if start.elapsed() > limit {
-                let _ = child.kill();
-                let _ = child.wait();
-                panic!("{command:?} does not end:\n{}\n{}", stdout.text(), stderr.text());
-            }
+            check(&stdout.text());
+            let (said, complained) = (stdout.text(), stderr.text());
+            assert!(
+                start.elapsed() <= limit,
+                "{command:?} does not end within {limit:?}:\n{said}\n{complained}"
+            );
             std::thread::sleep(Duration::from_millis(2));
         };
         stdout.wait_end();
@@ -103,6 +121,17 @@ impl Outcome {
             assert!(!error.contains(crash), "{error}");
         }
         self
+    }
+}
+
+/// A process that ends with the test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        // Where it has ended already, both refuse.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use crate::patience::{patience, wait_until};
+use crate::patience::wait_until;
+use crate::streams::Limited;
 
 /// Waits until someone listens at `socket`.
 ///
@@ -26,7 +27,7 @@ pub fn connect(socket: &Path) -> UnixStream {
 /// There is no whole answer.
 pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = connect(socket);
-    stream.set_read_timeout(Some(patience())).expect("set a time limit");
+    stream.limit().expect("set a time limit");
     let length = body.len();
     let request = format!(
         "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"

@@ -126,17 +126,17 @@ impl Snapshot {
         Launch { arguments, input, namespace: None, shim: KvmShim::new() }.start(self.scratch.clone(), socket)
     }
 
-    /// The same for a snapshot that may be a bad one: runs to its end.
+    /// The same for a snapshot that must be refused.
     #[must_use]
     pub fn try_restore(&self) -> Outcome {
-        Outcome::of(["--restore".as_ref(), self.directory.as_os_str()])
+        Outcome::of_refusal(Command::new(crate::boot::binary()).arg("--restore").arg(&self.directory))
     }
 
     /// The same with these options of `volt-vmm restore`.
     #[must_use]
     pub fn try_restore_as(&self, options: &[&str]) -> Outcome {
-        let words = ["restore".as_ref(), self.directory.as_os_str()];
-        Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
+        let mut command = Command::new(crate::boot::binary());
+        Outcome::of_refusal(command.arg("restore").arg(&self.directory).args(options))
     }
 
     /// The same on another KVM.
@@ -145,7 +145,7 @@ impl Snapshot {
         let mut command = Command::new(crate::boot::binary());
         command.arg("restore").arg(&self.directory);
         shim.apply(&mut command);
-        Outcome::of_command(&mut command)
+        Outcome::of_refusal(&mut command)
     }
 
     /// A copy, to be damaged.

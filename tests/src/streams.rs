@@ -1,31 +1,67 @@
 //! What goes over a stream to or from the guest, over TCP or vsock.
 
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+
+use crate::patience::patience;
+
+/// A stream whose reads and writes end after [`patience`].
+pub trait Limited {
+    /// Sets these limits.
+    ///
+    /// # Errors
+    /// The host refuses.
+    fn limit(&self) -> io::Result<()>;
+}
+
+impl Limited for TcpStream {
+    fn limit(&self) -> io::Result<()> {
+        self.set_read_timeout(Some(patience()))?;
+        self.set_write_timeout(Some(patience()))
+    }
+}
+
+impl Limited for UnixStream {
+    fn limit(&self) -> io::Result<()> {
+        self.set_read_timeout(Some(patience()))?;
+        self.set_write_timeout(Some(patience()))
+    }
+}
 
 /// Sends something to whoever echoes, and compares what comes back.
 ///
 /// # Panics
-/// It is something else, or the stream ends.
-pub fn echoes<S: Sync>(stream: &S, bytes: &[u8])
+/// It is something else, the stream ends, or nothing comes in time.
+pub fn echoes<S: Limited + Sync>(stream: &S, bytes: &[u8])
 where
     for<'a> &'a S: Read + Write,
 {
+    stream.limit().expect("set a time limit");
     let (mut sender, mut receiver) = (stream, stream);
     std::thread::scope(|scope| {
-        scope.spawn(move || sender.write_all(bytes).expect("send"));
+        scope.spawn(move || sender.write_all(bytes).expect("the guest takes what is sent"));
         let mut found = vec![0; bytes.len()];
-        receiver.read_exact(&mut found).expect("receive");
+        receiver.read_exact(&mut found).expect("what was sent comes back");
         assert!(found == bytes, "other bytes came back");
     });
 }
 
-/// Sends back what comes, to the end of the stream. Says how much that was.
-pub fn send_back<S>(stream: &S) -> u64
+/// Sends back what comes, to the end of the stream, and says how much that was; 0 of a stream that breaks.
+///
+/// # Panics
+/// Nothing comes in time, or nobody takes what is sent back.
+pub fn send_back<S: Limited>(stream: &S) -> u64
 where
     for<'a> &'a S: Read + Write,
 {
+    stream.limit().expect("set a time limit");
     let (mut from, mut to) = (stream, stream);
-    std::io::copy(&mut from, &mut to).unwrap_or(0)
+    io::copy(&mut from, &mut to).unwrap_or_else(|error| {
+        let in_vain = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+        assert!(!in_vain, "waited {:?} in vain until the guest sends, or takes what comes back", patience());
+        0
+    })
 }
 
 /// Bytes that no other number's stream has.

@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use crate::patience::{patience, wait_until};
+use crate::patience::wait_until;
+use crate::streams::Limited;
 
 /// Connects to a port of the guest whose vsock device has this socket, as soon as the guest accepts.
 ///
@@ -27,7 +28,7 @@ pub fn connect(socket: &Path, port: u32) -> UnixStream {
 #[must_use]
 pub fn try_connect(socket: &Path, port: u32) -> Option<UnixStream> {
     let mut stream = UnixStream::connect(socket).ok()?;
-    stream.set_read_timeout(Some(patience())).ok()?;
+    stream.limit().ok()?;
     writeln!(stream, "CONNECT {port}").ok()?;
     let mut answer = Vec::new();
     while answer.last() != Some(&b'\n') {
