@@ -69,7 +69,8 @@ fn what_the_guest_frees_is_the_hosts_again_within_seconds() {
     assert!(filled > 256 << 10, "the guest holds 256 MiB, and {filled} KiB are resident");
     guest.order("fill 0");
     // Linux looks for free pages to report every 2 s.
-    wait_until("240 MiB are given back", || guest.resident_kib() + (240 << 10) < filled);
+    // It reports blocks of 2 MiB that are free as a whole: what it has allocated in between keeps some.
+    wait_until("200 MiB are given back", || guest.resident_kib() + (200 << 10) < filled);
     // And the guest has it again when it wants it.
     guest.order("fill 256");
     is_whole(&mut guest);

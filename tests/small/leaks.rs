@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use volt_tests::guest::resident_kib;
 use volt_tests::{Outcome, Recorder, needs, patience, wait_until};
 use volt_vmm::{IrqchipKind, RestoreOptions, Vm};
 
@@ -23,13 +24,11 @@ impl Held {
     fn now() -> Self {
         let count = |what| fs::read_dir(format!("/proc/self/{what}")).unwrap().count();
         let text = |what| fs::read_to_string(format!("/proc/self/{what}")).unwrap();
-        let status = text("status");
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         Self {
             descriptors: count("fd"),
             threads: count("task"),
             mappings: text("maps").lines().count(),
-            resident_kib: resident.trim().trim_end_matches(" kB").parse().unwrap(),
+            resident_kib: resident_kib(std::process::id()),
         }
     }
 }
