@@ -9,6 +9,8 @@ LAB_SECONDS=2400
 LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
 LABS=2 # an emulated processor takes one of the host's
+COSTS=scripts/lab-costs.txt
+USUAL_COST=8 # seconds, of a case that is not in that file
 GENERATIONS=10
 GENERATIONS_FULL=100
 POWER_CUTS=8
@@ -18,6 +20,7 @@ TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
 FUZZ_TARGET=x86_64-unknown-linux-gnu
 FUZZ_SECONDS=10
+FUZZERS=4 # at once, where there are processors for so many
 
 usage() {
     cat <<END
@@ -55,6 +58,33 @@ stage() {
         return 1
     fi
     times+=("$name $((SECONDS - started)) s")
+}
+
+# begin NAME COMMAND...: runs it beside what follows. `finish NAME` waits for it and gives its output and status.
+begin() {
+    local name=$1
+    shift
+    # A process group of its own, to be ended as one.
+    set -m
+    {
+        "$@" >"$work/output-of-$name" 2>&1
+        echo $? >"$work/status-of-$name"
+    } </dev/null &
+    begun+=($!)
+    set +m
+}
+
+# Ends what still runs of that.
+end_begun() {
+    local group
+    for group in "${begun[@]}"; do kill -- "-$group" 2>/dev/null; done
+}
+
+finish() {
+    # It is not this shell's child: a stage runs in one of its own.
+    while [ ! -s "$work/status-of-$1" ]; do sleep 0.2; done
+    cat "$work/output-of-$1"
+    return "$(cat "$work/status-of-$1")"
 }
 
 # ---- Set-up ----------------------------------------------------------------------------------------------------------
@@ -96,21 +126,33 @@ with_seconds() {
     while IFS= read -r line || [ -n "$line" ]; do printf '%5d s  %s%s\n' $((SECONDS - started)) "$1" "$line"; done
 }
 
-# in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases.
+# in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases, by measured cost.
 in_lab() {
     local labs test lab status=0 running=()
     labs=$(nproc)
     [ "$labs" -lt "$LABS" ] || labs=$LABS
-    # One after the other, each to the next lab: what takes long stands together.
     for test in "$@"; do "$work/$test" --list --format terse | sed -n "s/: test$//p" | sed "s/^/$test /"; done >"$work/cases"
+    # The dearest first, each to the lab that has the least to do so far.
+    awk -v usual="$USUAL_COST" 'NR == FNR { if ($1 ~ /^[0-9]/) cost[$2] = $1; next } { print ($2 in cost ? cost[$2] : usual), $0 }' "$COSTS" "$work/cases" |
+        sort -k 1,1nr -k 3 | awk -v labs="$labs" -v to="$work/cases-" '
+            { least = 1; for (lab = 2; lab <= labs; lab++) if (sum[lab] < sum[least]) least = lab
+              sum[least] += $1; print $2, $3 > (to least) }'
     for ((lab = 1; lab <= labs; lab++)); do
-        awk -v labs="$labs" -v lab="$lab" '(NR - lab) % labs == 0' "$work/cases" >"$work/cases-$lab"
-        { one_lab "$lab" "$@" 2>&1 | with_seconds "lab $lab: "; } &
+        : >>"$work/cases-$lab"
+        { one_lab "$lab" "$@" 2>&1 | with_seconds "lab $lab: " | tee "$work/lab-$lab.log"; } &
         running+=($!)
     done
     for lab in "${running[@]}"; do wait "$lab" || status=1; done
     cat "$work"/skipped-in-lab-* >>"$skipped" 2>/dev/null
+    keep_costs
     return "$status"
+}
+
+# What each case cost this time, to be copied over the file of costs when they have changed.
+keep_costs() {
+    awk '{ lab = $4 } $5 == "running" || $5 == "test" && $7 == "..." { if ($5 == "test") print $1 - last[lab], $6; last[lab] = $1 }' "$work"/lab-*.log |
+        sort -k 1,1nr >"$TARGET/lab-costs.txt"
+    echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
 }
 
 # level_1 NUMBER: the kernel of the lab of this number. The labs take Debian's kernel and the one of its backports in turns, and change
@@ -175,22 +217,12 @@ cargo_fuzz() {
 # What the labs leave of the processors builds meanwhile what is to be fuzzed.
 begin_to_build_fuzz_targets() {
     ! no_fuzzing >/dev/null || return 0
-    # A process group of its own, to be ended as one.
-    set -m
-    { cargo_fuzz build >"$work/fuzz-build" 2>&1; echo $? >"$work/fuzz-built"; } </dev/null &
-    fuzz_build=$!
-    set +m
+    begin fuzz-build cargo_fuzz build
+    fuzz_build=begun
 }
 
 build_fuzz_targets() {
-    if [ -z "$fuzz_build" ]; then
-        cargo_fuzz build
-        return
-    fi
-    # It is not this shell's child: a stage runs in one of its own.
-    while [ ! -s "$work/fuzz-built" ]; do sleep 1; done
-    cat "$work/fuzz-build"
-    return "$(cat "$work/fuzz-built")"
+    if [ -n "$fuzz_build" ]; then finish fuzz-build; else cargo_fuzz build; fi
 }
 
 # fuzz TARGET: what it says counts as a test's closing line.
@@ -230,7 +262,14 @@ fuzz_all() {
         return
     fi
     stage "build fuzz targets" build_fuzz_targets || return
-    for target in "${targets[@]}"; do stage "fuzz $target, $fuzz_seconds s" fuzz "$target"; done
+    local at_once some
+    at_once=$(nproc)
+    [ "$at_once" -lt "$FUZZERS" ] || at_once=$FUZZERS
+    while [ ${#targets[@]} -gt 0 ]; do
+        some=("${targets[@]:0:at_once}") targets=("${targets[@]:at_once}")
+        for target in "${some[@]}"; do begin "fuzz-$target" fuzz "$target"; done
+        for target in "${some[@]}"; do stage "fuzz $target, $fuzz_seconds s" finish "fuzz-$target"; done
+    done
 }
 
 # ---- The sum ---------------------------------------------------------------------------------------------------------
@@ -288,8 +327,8 @@ main() {
     [ -z "$full" ] || power_cuts=$POWER_CUTS_FULL
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
-    fuzz_build=""
-    trap '[ -z "$fuzz_build" ] || kill -- "-$fuzz_build" 2>/dev/null; rm -rf "$work"' EXIT
+    fuzz_build="" begun=()
+    trap 'end_begun; rm -rf "$work"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     log=$work/log skipped=$work/skipped times=() broken=()
@@ -300,12 +339,16 @@ main() {
         stage "guest kernel" make_kernel || give_up
         stage "guest init" make_init || give_up
         stage "stock kernel" make_stock_kernel || give_up
-        stage "volt-vmm" make_program || give_up
+        # To optimise it as a whole is work for one processor: the others build and run tests meanwhile.
+        begin program make_program
         stage "build whole-program tests" make_whole_program_tests || give_up
-        program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
     fi
 
     if wants unit; then stage "unit and documentation tests" unit_tests; fi
+    if wants small || wants linux; then
+        stage "volt-vmm" finish program || give_up
+        program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
+    fi
     for suite in small linux; do
         wants "$suite" || continue
         if [ -z "$lab" ] && can_run "$suite"; then

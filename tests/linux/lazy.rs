@@ -3,11 +3,11 @@
 use rustix::process::Signal;
 use volt_tests::{Boot, Guest, Pressure, Scratch, Snapshot, needs, wait_until};
 
-/// A snapshot of a guest that has filled memory with a pattern, which it goes through as it counts.
-fn packed(options: &[&str]) -> Snapshot {
+/// A snapshot of a guest that has filled so much memory with a pattern, which it goes through as it counts.
+fn packed(mib: u64, options: &[&str]) -> Snapshot {
     let mut guest = Boot::linux().vcpus(2).start();
     guest.wait_until_ready();
-    guest.order("fill 48");
+    guest.order(&format!("fill {mib}"));
     guest.order("count");
     guest.next_number("count");
     guest.snapshot_as(options)
@@ -24,7 +24,7 @@ fn checks(guest: &mut Guest) {
 #[test]
 fn it_finds_every_page_and_so_do_its_snapshots_and_clones() {
     needs!(linux);
-    let snapshot = packed(&["--compress", "zstd", "--chunk-size", "32K"]);
+    let snapshot = packed(16, &["--compress", "zstd", "--chunk-size", "32K"]);
     let mut clones = [snapshot.restore(), snapshot.restore()];
     clones.iter_mut().for_each(checks);
     let [diff, again] =
@@ -38,7 +38,7 @@ fn it_finds_every_page_and_so_do_its_snapshots_and_clones() {
 #[test]
 fn its_pager_is_killed_while_it_waits_for_memory() {
     needs!(linux);
-    let (snapshot, scratch) = (packed(&["--compress", "lz4"]), Scratch::new());
+    let (snapshot, scratch) = (packed(16, &["--compress", "lz4"]), Scratch::new());
     let pagers = scratch.path("pagers");
     let pager = || volt_tests::processes_with(&pagers).pop();
     let send = |signal| rustix::process::kill_process(pager().expect("a pager"), signal).unwrap();
@@ -64,7 +64,7 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
 #[test]
 fn it_finds_every_page_again_where_there_is_too_little_memory() {
     needs!(linux, pressure);
-    let (snapshot, scratch) = (packed(&["--compress", "lz4"]), Scratch::new());
+    let (snapshot, scratch) = (packed(48, &["--compress", "lz4"]), Scratch::new());
     let pagers = scratch.path("pagers");
     let shared = ["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()];
     for (options, of_it) in [(&[][..], &["--diff"][..]), (&shared, &[])] {

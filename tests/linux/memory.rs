@@ -5,7 +5,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use volt_tests::{Boot, Guest, Recorder, Scratch, Snapshot as Taken, limited, needs, numbers, wait_until};
+use volt_tests::{
+    Boot, Guest, Recorder, Scratch, Snapshot as Taken, generations, limited, needs, numbers, wait_until,
+};
 use volt_vmm::{Kind, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm, snapshot};
 
 /// MiB that it steps through, 2 at a time.
@@ -81,7 +83,7 @@ fn many_diffs_in_a_row_of_a_guest_at_work() {
         linux.vm.snapshot_with(&store, name, &options).unwrap();
     };
     take(Kind::Full, "base");
-    for number in 1..=100 {
+    for number in 1..=3 * generations() {
         take(Kind::Diff, "diff");
         if number % 5 == 0 && number <= 20 {
             Linux::of(&Snapshot::open(&store, "diff").unwrap()).is_whole();
