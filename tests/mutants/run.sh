@@ -1,158 +1,364 @@
 #!/usr/bin/env bash
-# Applies each mutation in tests/mutants, builds volt-vmm with it, and runs the test that must fail then. Each mutation is a patch with a
-# header that says what it breaks and which test notices (README.md has the format). Works in a git worktree of its own.
+# Tries mutations of volt-vmm: each patch in tests/mutants is applied in a git worktree of its own, built, and judged by the tests that its
+# header names. A mutation is caught if one of its tests fails. README.md has the format of a patch.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
-PATH=$PATH:$HOME/.cargo/bin
+PATH=$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin
 
 TRIPLE=x86_64-unknown-linux-musl
 HERE=$PWD/tests/mutants
-LAB_SECONDS=3600
-# A mutant may hang: that is a failure too, and is not waited for as patiently.
+SECONDS_EACH=300
+LAB_SECONDS=5400
+# A wait of a test ends by its name after so many seconds: sooner than without a mutation, because many mutants make a test wait in vain.
 PATIENCE=60
 POWER_CUTS=30
-# One set of options for all builds, so that cargo keeps what it built.
-export CARGO_PROFILE_DEV_DEBUG=0
+SURVIVED=1 NOT_JUDGED=2 USAGE=64
 
 usage() {
-    cat <<'END'
-Usage: tests/mutants/run.sh [PATCH]...
+    cat <<END
+Usage: tests/mutants/run.sh [OPTION]... [NAME]...
 
-Tries all mutations in tests/mutants, or those named. Prints a line for each: caught, SURVIVED, or why it could not be tried.
-Exit status 0 if every mutation was caught.
+Tries all mutations, or those named, and prints a table of the results. A NAME is that of a patch in tests/mutants, with or without .patch.
 
-Environment: VOLT_MUTANTS_TARGET, where cargo builds the mutants (default target/mutants). It is kept, so that a second run is faster.
+  --list           list the mutations: name, suite, tests, and what each breaks
+  --suite SUITE    try the mutations of this suite only: unit, small or linux
+  --seconds N      limit each test to N seconds (default $SECONDS_EACH)
+  --help           show this text
+
+Results:
+  caught           a test failed, by an assertion or by a wait that has a name
+  SURVIVED         all tests passed
+  HANGS            a test did not end within its limit, and named no wait
+  DOES NOT APPLY   the patch does not fit the tree any more
+  DOES NOT BUILD   the mutated tree does not compile
+  FAILS BEFORE     a test fails without the mutation, too, or does not run
+  NOT RUN          the lab ended before it came to this mutation
+
+Exit status: 0 if all were caught, $SURVIVED if any survived, $NOT_JUDGED if none survived and any could not be judged, $USAGE for wrong usage.
+
+Environment: VOLT_MUTANTS_TARGET, the directory in which cargo builds (default target/mutants). It is kept, and a second run is faster.
+One run at a time uses it.
 END
 }
 
-say() { echo "mutants: $*"; }
+say() { echo "mutants: $*" >&2; }
 
-# header PATCH NAME: the value of a line "NAME: value" above the patch.
-header() { sed -n '/^--- /q; s/^'"$2"': *//p' "$1" | head -n 1; }
+# ---- Patches ---------------------------------------------------------------------------------------------------------
 
-# build COMMAND...: cargo in the worktree, into the directory of the mutants.
-build() { (cd "$tree" && cargo "$@" --quiet --locked --target-dir "$target" </dev/null) >"$work/build.log" 2>&1; }
+# header NAME FIELD: the values of the lines "FIELD: value" above the patch.
+header() { sed -n '/^--- /q; s/^'"$2"': *//p' "$HERE/$1.patch"; }
 
-# keep_program NAME: the volt-vmm just built, small enough to be carried into the lab.
-keep_program() { strip -g -o "$work/programs/$1" "$target/$TRIPLE/debug/volt-vmm"; }
-
-# test_executable NAME: builds one of the whole-program tests, and prints where it is.
-test_executable() {
-    (cd "$tree" && cargo test --quiet --locked --package volt-tests --test "$1" --no-run --message-format=json --target-dir "$target" \
-        2>"$work/build.log") | jq -r 'select(.reason == "compiler-artifact" and .executable) | .executable'
+# files_of NAME...: the files that these patches change.
+files_of() {
+    local name
+    for name in "$@"; do sed -n 's|^+++ b/||p' "$HERE/$name.patch"; done | sort -u
 }
 
-# natively NAME EXECUTABLE TEST: whether the test passes here with the program of that name.
-natively() {
-    VOLT_VMM=$work/programs/$1 VOLT_PATIENCE=$PATIENCE timeout 600 "$2" --exact "$3" >"$work/output-$1" 2>&1
+names_of_all() { (cd "$HERE" && for patch in *.patch; do echo "${patch%.patch}"; done); }
+
+# Checks that each patch says what it breaks and how that is seen.
+check_headers() {
+    local name wrong=0
+    for name in "$@"; do
+        [ -n "$(header "$name" Breaks)" ] && [ -n "$(header "$name" Test)" ] || { say "$name: the header lacks Breaks or Test" && wrong=1; }
+        case $(header "$name" Suite) in
+            small | linux) ;;
+            unit) [ -n "$(header "$name" Package)" ] || { say "$name: the header lacks Package" && wrong=1; } ;;
+            *) say "$name: the header names no suite: unit, small or linux" && wrong=1 ;;
+        esac
+    done
+    return "$wrong"
 }
 
-# verdict NAME PASSED: what it means that the test passed or not, first for the program as it is.
-verdict() {
-    local name=$1 passed=$2
-    if [ "$name" = unchanged ]; then
-        [ "$passed" = yes ] || { say "unchanged: FAILED already: $(header_of_unchanged)" && broken=1; }
-    elif [ "$passed" = yes ]; then
-        say "$name: SURVIVED: $(header "$HERE/$name.patch" Breaks)"
-        survivors+=("$name")
-    else
-        say "$name: caught"
-    fi
+list() {
+    local name
+    for name in "$@"; do
+        printf '%s (%s): %s\n' "$name" "$(header "$name" Suite)" "$(header "$name" Breaks)"
+        header "$name" Test | sed 's/^/    /'
+    done
 }
-header_of_unchanged() { tail -n 3 "$work/output-unchanged" 2>/dev/null | tr '\n' ' '; }
 
-# A mutation and its suite are tried where the suite runs: unit tests are built with it, small tests run here, linux tests in the lab.
-try() {
-    local patch=$1 name suite test executable
-    name=$(basename "$patch" .patch)
-    suite=$(header "$patch" Suite) test=$(header "$patch" Test)
-    git -C "$tree" checkout --quiet -- . || exit 1
-    if ! patch --quiet --directory="$tree" --strip=1 --fuzz=3 --no-backup-if-mismatch --reject-file=- <"$patch" >"$work/patch.log" 2>&1; then
-        say "$name: DOES NOT APPLY: $(tail -n 1 "$work/patch.log")"
-        broken=1
-        return
-    fi
-    case $suite in
-        unit)
-            if ! build test --package "$(header "$patch" Package)" --lib --no-run; then
-                not_built "$name"
-            elif build test --package "$(header "$patch" Package)" --lib -- --exact "$test"; then
-                verdict "$name" yes
-            else
-                verdict "$name" no
-            fi
-            ;;
-        small | linux)
-            build build --package volt-api --bin volt-vmm && keep_program "$name" || { not_built "$name" && return; }
-            if [ "$suite" = linux ]; then
-                echo "$name $test" >>"$work/lab-cases"
-                return
-            fi
-            if natively "$name" "$small" "$test"; then verdict "$name" yes; else verdict "$name" no; fi
-            ;;
-        *)
-            say "$name: the header names no suite: unit, small or linux"
-            broken=1
-            ;;
+# ---- Worktrees and builds --------------------------------------------------------------------------------------------
+
+# The worktree has the same path each time and, but for what this and the last mutation change, files of the same age: cargo builds the
+# rest once.
+make_tree() {
+    local changed=("$@") file
+    remove_tree
+    git worktree add --quiet --detach "$tree" HEAD || return 1
+    (cd "$tree" && git ls-files -z | xargs -0 touch --no-dereference --date="$stamp")
+    # One by one: a patch may name a file that is no more, or none at all.
+    for file in "${changed[@]}" "${stale[@]}"; do [ ! -e "$tree/$file" ] || touch "$tree/$file"; done
+    stale=("${changed[@]}")
+}
+
+remove_tree() {
+    git worktree remove --force "$tree" 2>/dev/null
+    rm -rf "$tree"
+    git worktree prune
+}
+
+# apply NAME: in the worktree.
+apply() {
+    patch --quiet --directory="$tree" --strip=1 --fuzz=3 --no-backup-if-mismatch --reject-file=- <"$HERE/$1.patch" >"$work/patch.log" 2>&1
+}
+
+in_tree() { (cd "$tree" && "$@" --locked --target-dir "$target" </dev/null); }
+
+# build_program NAME: volt-vmm, small enough to be carried into the lab.
+build_program() {
+    in_tree cargo build --quiet --package volt-api --bin volt-vmm 2>"$work/build.log" &&
+        strip -g -o "$work/programs/$1" "$target/$TRIPLE/debug/volt-vmm"
+}
+
+# build_tests TO ARGUMENT...: copies the test executable that cargo builds for these arguments.
+build_tests() {
+    local to=$1 executable
+    shift
+    in_tree cargo test --quiet --no-run --message-format=json "$@" >"$work/built" 2>"$work/build.log" || return 1
+    executable=$(jq -r 'select(.reason == "compiler-artifact" and .profile.test and .executable) | .executable' "$work/built" | tail -n 1)
+    [ -n "$executable" ] && cp "$executable" "$to"
+}
+
+# ---- Verdicts --------------------------------------------------------------------------------------------------------
+
+# give NAME VERDICT REASON
+give() {
+    verdicts[$1]=$2 reasons[$1]=$3
+    say "$1: $2${3:+: $3}"
+}
+
+# outcome STATUS LOG: what a run of one test means. A test that ran and passed says so itself.
+outcome() {
+    case $1 in
+        0) if grep -q '^test result: ok\. 1 passed' "$2"; then echo passed; else echo absent; fi ;;
+        # 124, 137, 143: the limit of time.
+        124 | 137 | 143) echo hangs ;;
+        *) echo failed ;;
     esac
 }
 
-not_built() {
-    say "$1: DOES NOT BUILD: $(grep -m 1 '^error' "$work/build.log")"
-    broken=1
+# why LOG: the line that says what the test found.
+why() {
+    local found
+    found=$(grep -am 1 -E '^waited .* in vain until' "$1") ||
+        found=$(grep -aA 1 -m 1 -E 'panicked at ' "$1" | tail -n 1)
+    printf '%s' "${found:-no message}" | tr -d '\r|' | cut -c 1-150
 }
 
-# All mutations that only the lab can judge, in one boot. The unchanged program must pass each of their tests.
-try_in_lab() {
-    local executable name test passed
-    [ -s "$work/lab-cases" ] || return 0
-    git -C "$tree" checkout --quiet -- .
-    executable=$(test_executable linux)
-    cut -d ' ' -f 2- "$work/lab-cases" | sort -u | sed 's/^/unchanged /' >"$work/cases"
-    cat "$work/lab-cases" >>"$work/cases"
+# judge NAME TEST OUTCOME LOG: takes what one test of a mutation gave into account.
+judge() {
+    local name=$1 test=$2 log=$4
+    case $3 in
+        failed) give "$name" caught "$test: $(why "$log")" ;;
+        hangs) give "$name" HANGS "$test" ;;
+        absent) give "$name" "FAILS BEFORE" "$test did not run" ;;
+        passed) [ -n "${verdicts[$name]-}" ] || give "$name" SURVIVED "$test passes" ;;
+    esac
+}
+
+# open NAME: whether a further test may still change the verdict.
+open() { case ${verdicts[$1]-SURVIVED} in SURVIVED) return 0 ;; *) return 1 ;; esac; }
+
+# run_here EXECUTABLE TEST LOG [PROGRAM]
+run_here() {
+    local status
+    rm -f "$3.skipped"
+    VOLT_VMM=${4-} VOLT_PATIENCE=$PATIENCE VOLT_SKIPPED=$3.skipped RUST_BACKTRACE=0 \
+        timeout --kill-after=5 "$seconds" "$1" --exact "$2" >"$3" 2>&1 </dev/null
+    status=$?
+    # libtest counts a skipped test as passed.
+    if [ -e "$3.skipped" ]; then echo absent; else outcome "$status" "$3"; fi
+}
+
+# ---- The three suites ------------------------------------------------------------------------------------------------
+
+# mutate NAME: makes its worktree and applies the patch. Gives the verdict if that fails.
+mutate() {
+    local files
+    mapfile -t files < <(files_of "$1")
+    make_tree "${files[@]}" || exit "$NOT_JUDGED"
+    apply "$1" || { give "$1" "DOES NOT APPLY" "$(tail -n 1 "$work/patch.log")" && return 1; }
+}
+
+not_built() { give "$1" "DOES NOT BUILD" "$(grep -am 1 '^error' "$work/build.log")"; }
+
+# fails_before NAME TEST OUTCOME: whether a test is of no use, because it does not pass without the mutation.
+fails_before() {
+    [ "$3" != passed ] || return 1
+    give "$1" "FAILS BEFORE" "$2: $3"
+}
+
+try_unit() {
+    local name package test executables=$work/unit
+    mkdir -p "$executables"
+    for name in "$@"; do
+        package=$(header "$name" Package)
+        [ -e "$executables/$package" ] || build_tests "$executables/$package" --package "$package" --lib ||
+            { say "$package does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
+    done
+    for name in "$@"; do
+        package=$(header "$name" Package)
+        while read -r test; do
+            fails_before "$name" "$test" "$(run_here "$executables/$package" "$test" "$work/test.log")" && break
+        done < <(header "$name" Test)
+        open "$name" && mutate "$name" || continue
+        build_tests "$work/mutant" --package "$package" --lib || { not_built "$name" && continue; }
+        while read -r test; do
+            ! open "$name" || judge "$name" "$test" "$(run_here "$work/mutant" "$test" "$work/test.log")" "$work/test.log"
+        done < <(header "$name" Test)
+    done
+}
+
+try_small() {
+    local name test executable
+    build_tests "$work/small" --package volt-tests --test small || { say "tests/small does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
+    for name in "$@"; do
+        while read -r test; do
+            fails_before "$name" "$test" "$(run_here "$work/small" "$test" "$work/test.log" "$work/programs/unchanged")" && break
+        done < <(header "$name" Test)
+        open "$name" && mutate "$name" || continue
+        build_program "$name" || { not_built "$name" && continue; }
+        # Tests that embed the library have the mutation in themselves.
+        executable=$work/small
+        if [ "$(header "$name" Embeds)" = yes ]; then
+            executable=$work/mutant
+            build_tests "$executable" --package volt-tests --test small || { not_built "$name" && continue; }
+        fi
+        while read -r test; do
+            ! open "$name" ||
+                judge "$name" "$test" "$(run_here "$executable" "$test" "$work/test.log" "$work/programs/$name")" "$work/test.log"
+        done < <(header "$name" Test)
+        rm -f "$work/programs/$name"
+    done
+}
+
+# All in one boot of the lab, the unchanged program first. The lab tells of each test as it ends: one that is cut short loses no verdict.
+try_linux() {
+    local name test status cases=$work/cases
+    : >"$cases" && mkdir "$work/logs"
+    build_tests "$work/linux" --package volt-tests --test linux || { say "tests/linux does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
+    for name in "$@"; do header "$name" Test; done | sort -u | sed 's/^/unchanged /' >"$cases"
+    for name in "$@"; do
+        mutate "$name" || continue
+        build_program "$name" || { not_built "$name" && continue; }
+        header "$name" Test | sed "s/^/$name /" >>"$cases"
+    done
+    remove_tree
+    run_lab "$cases"
+    # Lines of the lab: "==== begin NAME TEST", output, "==== end NAME TEST STATUS".
+    tr -d '\r' <"$work/lab.log" | awk -v logs="$work/logs" '
+        /^==== begin / { file = logs "/" $3 "=" $4; next }
+        /^==== end / { print > (file ".status"); file = ""; next }
+        file { print > file }'
+    status_of() { sed 's/.* //' "$work/logs/$1=$2.status" 2>/dev/null; }
+    for name in "$@"; do
+        [ -z "${verdicts[$name]-}" ] || continue
+        while read -r test; do
+            status=$(status_of unchanged "$test")
+            [ -n "$status" ] || { give "$name" "NOT RUN" "$test without the mutation" && break; }
+            fails_before "$name" "$test" "$(outcome "$status" "$work/logs/unchanged=$test")" && break
+            status=$(status_of "$name" "$test")
+            [ -n "$status" ] || { give "$name" "NOT RUN" "$test" && break; }
+            ! open "$name" || judge "$name" "$test" "$(outcome "$status" "$work/logs/$name=$test")" "$work/logs/$name=$test"
+        done < <(header "$name" Test)
+    done
+}
+
+run_lab() {
     # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh --time "$LAB_SECONDS" --memory 3072 --file "$work/programs:/lab/programs" --file "$executable:/lab/linux" \
-        --file "$work/cases:/lab/cases" --file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd" \
-        --file "$(PATH=$PATH:/usr/sbin:/sbin command -v mke2fs):/lab/mke2fs" \
-        --file "$(PATH=$PATH:/usr/sbin:/sbin command -v dmsetup):/lab/dmsetup" --out "/lab/verdicts:$work/verdicts" \
+    scripts/lab.sh --time "$LAB_SECONDS" --memory 3072 --file "$work/programs:/lab/programs" --file "$work/linux:/lab/linux" \
+        --file "$1:/lab/cases" --file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd" \
+        --file "$(command -v mke2fs):/lab/mke2fs" --file "$(command -v dmsetup):/lab/dmsetup" \
         sh -c '
-            mkdir /lab/scratch && : >/lab/verdicts
-            export TMPDIR=/lab/scratch VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd VOLT_PATIENCE=$1 VOLT_POWER_CUTS=$2
+            mkdir /lab/scratch
+            export TMPDIR=/lab/scratch VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd RUST_BACKTRACE=0 VOLT_PATIENCE=$1 VOLT_POWER_CUTS=$2
             while read -r name test; do
-                echo "==== $name: $test"
-                if VOLT_VMM=/lab/programs/$name /lab/linux --exact "$test" 2>&1; then passed=yes; else passed=no; fi
-                echo "$name $passed" >>/lab/verdicts
+                echo "==== begin $name $test"
+                VOLT_VMM=/lab/programs/$name timeout -k 5 "$3" /lab/linux --exact "$test" 2>&1 </dev/null
+                status=$?
+                echo "==== end $name $test $status"
             done </lab/cases
-        ' sh "$PATIENCE" "$POWER_CUTS" >"$work/lab.log" 2>&1 || { say "the lab FAILED: $(tail -n 1 "$work/lab.log")" && broken=1; }
-    while read -r name passed; do verdict "$name" "$passed"; done <"$work/verdicts"
+        ' sh "$PATIENCE" "$POWER_CUTS" "$seconds" >"$work/lab.log" 2>&1 || say "the lab ended early: $(tail -n 1 "$work/lab.log")"
     cp "$work/lab.log" "$target/lab.log"
 }
 
-main() {
-    local patches=("$@") patch
-    case ${1-} in --help | -h) usage && exit 0 ;; esac
-    [ $# -gt 0 ] || patches=("$HERE"/*.patch)
-    target=$(mkdir -p "${VOLT_MUTANTS_TARGET:-target/mutants}" && cd "${VOLT_MUTANTS_TARGET:-target/mutants}" && pwd)
-    work=$(mktemp -d "${TMPDIR:-/tmp}/volt-mutants.XXXXXX") || exit 1
-    tree=$work/tree survivors=() broken=0
-    trap 'git worktree remove --force "$tree" 2>/dev/null; rm -rf "$work"' EXIT
-    trap 'exit 130' INT TERM
-    git worktree add --quiet --detach "$tree" HEAD || exit 1
-    mkdir "$work/programs"
-    : >"$work/lab-cases"
+# ---- The whole -------------------------------------------------------------------------------------------------------
 
-    build build --package volt-api --bin volt-vmm && keep_program unchanged || { say "the tree does not build" && cat "$work/build.log" && exit 1; }
-    small=""
-    if grep -q '^Suite: small' "${patches[@]}"; then
-        small=$(test_executable small)
-        while read -r patch; do
-            natively unchanged "$small" "$patch" || verdict unchanged no
-        done < <(for patch in "${patches[@]}"; do [ "$(header "$patch" Suite)" != small ] || header "$patch" Test; done | sort -u)
-    fi
-    for patch in "${patches[@]}"; do try "$patch"; done
-    try_in_lab
-    say "${#patches[@]} mutations, ${#survivors[@]} survived${survivors[*]:+: ${survivors[*]}}"
-    [ "$broken" = 0 ] && [ ${#survivors[@]} -eq 0 ]
+# The table, as Markdown. Returns the exit status.
+report() {
+    local name result=0 caught=0
+    echo
+    echo "| mutation | result | by, or why |"
+    echo "| --- | --- | --- |"
+    for name in "$@"; do
+        printf '| %s | %s | %s |\n' "$name" "${verdicts[$name]-NOT RUN}" "${reasons[$name]-}"
+        case ${verdicts[$name]-NOT RUN} in
+            caught) caught=$((caught + 1)) ;;
+            SURVIVED) result=$SURVIVED ;;
+            *) [ "$result" = "$SURVIVED" ] || result=$NOT_JUDGED ;;
+        esac
+    done
+    echo
+    echo "$caught of $# caught"
+    return "$result"
+}
+
+# of_suite SUITE NAME...: those of this suite.
+of_suite() {
+    local suite=$1 name
+    shift
+    for name in "$@"; do [ "$(header "$name" Suite)" != "$suite" ] || echo "$name"; done
+}
+
+wrong_usage() { say "$1 (see --help)" && exit "$USAGE"; }
+
+main() {
+    local names=() only="" suite chosen lists="" name
+    seconds=$SECONDS_EACH
+    while [ $# -gt 0 ]; do
+        case $1 in
+            --help | -h) usage && exit 0 ;;
+            --list) lists=yes ;;
+            --suite) only=${2-} && shift && [[ $only =~ ^(unit|small|linux)$ ]] || wrong_usage "--suite wants unit, small or linux" ;;
+            --seconds) seconds=${2-} && shift && [[ $seconds =~ ^[1-9][0-9]*$ ]] || wrong_usage "--seconds wants a number" ;;
+            -*) wrong_usage "unknown option $1" ;;
+            *)
+                name=$(basename "$1" .patch)
+                [ -e "$HERE/$name.patch" ] || wrong_usage "no mutation is named $name"
+                names+=("$name")
+                ;;
+        esac
+        shift
+    done
+    [ ${#names[@]} -gt 0 ] || mapfile -t names < <(names_of_all)
+    [ -z "$only" ] || mapfile -t names < <(of_suite "$only" "${names[@]}")
+    check_headers "${names[@]}" || exit "$USAGE"
+    [ -z "$lists" ] || { list "${names[@]}" && exit 0; }
+
+    mkdir -p "${VOLT_MUTANTS_TARGET:-target/mutants}" || exit "$NOT_JUDGED"
+    target=$(cd "${VOLT_MUTANTS_TARGET:-target/mutants}" && pwd)
+    exec 7>"$target/lock" && flock --nonblock 7 || { say "another run uses $target" && exit "$NOT_JUDGED"; }
+    work=$(mktemp -d "${TMPDIR:-/tmp}/volt-mutants.XXXXXX") || exit "$NOT_JUDGED"
+    # Not below this tree, where cargo would read its configuration twice, and build everything anew.
+    tree=${TMPDIR:-/tmp}/volt-mutants-tree.$(cksum <<<"$target" | cut -d ' ' -f 1) stale=()
+    declare -gA verdicts=() reasons=()
+    trap 'remove_tree; rm -rf "$work"' EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    mkdir "$work/programs"
+    stamp=$(date --iso-8601=ns)
+
+    make_tree || exit "$NOT_JUDGED"
+    [ -z "$(of_suite small "${names[@]}")$(of_suite linux "${names[@]}")" ] || build_program unchanged ||
+        { say "the tree does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
+    for suite in unit small linux; do
+        mapfile -t chosen < <(of_suite "$suite" "${names[@]}")
+        [ ${#chosen[@]} -gt 0 ] || continue
+        make_tree || exit "$NOT_JUDGED"
+        "try_$suite" "${chosen[@]}"
+    done
+    report "${names[@]}"
 }
 
 main "$@"
