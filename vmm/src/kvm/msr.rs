@@ -107,14 +107,19 @@ pub(super) fn is_hyperv(index: u32) -> bool {
 /// Numbers of all registers worth saving: KVM's list, the MTRRs, and the machine-check banks this vCPU has. Those of Hyper-V only
 /// where the guest is shown it.
 pub(super) fn indices(kvm: &Kvm, vcpu: &VcpuFd, shows_hyperv: bool) -> Result<Vec<u32>> {
-    let mut indices = kvm.get_msr_index_list().or_refused("KVM_GET_MSR_INDEX_LIST")?.as_slice().to_vec();
-    indices.extend(MTRRS.into_iter().flatten());
+    let listed = kvm.get_msr_index_list().or_refused("KVM_GET_MSR_INDEX_LIST")?;
     let banks = read(vcpu, &[MCG_CAP])?[0].value.map_or(0, |capabilities| capabilities as u32 & 0xff);
+    Ok(worth_saving(listed.as_slice(), banks, shows_hyperv))
+}
+
+fn worth_saving(listed: &[u32], banks: u32, shows_hyperv: bool) -> Vec<u32> {
+    let mut indices = listed.to_vec();
+    indices.extend(MTRRS.into_iter().flatten());
     indices.extend(MC0_CTL..MC0_CTL + banks * MC_BANK_LEN);
     indices.retain(|&index| shows_hyperv || !is_hyperv(index));
     indices.sort_unstable();
     indices.dedup();
-    Ok(indices)
+    indices
 }
 
 /// Where registers are: a vCPU, or KVM, which has those that tell of features. Each call stops at the first register that is
@@ -267,6 +272,19 @@ mod tests {
             let error = write(&known(), [lost, msr(0x174, 9)]).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
+    }
+
+    /// Not every KVM lists registers of Hyper-V.
+    #[test]
+    fn registers_of_hyper_v_are_saved_for_guests_that_are_shown_it() {
+        let listed = [0x10, 0x4000_0000, 0x4000_0118, 0x4b56_4d00, 0x10];
+        let mut expected = vec![0x10, MC0_CTL, MC0_CTL + 1, MC0_CTL + 2, MC0_CTL + 3, 0x4b56_4d00];
+        expected.extend(MTRRS.into_iter().flatten());
+        expected.sort_unstable();
+        assert_eq!(worth_saving(&listed, 1, false), expected);
+        expected.extend([0x4000_0000, 0x4000_0118]);
+        expected.sort_unstable();
+        assert_eq!(worth_saving(&listed, 1, true), expected);
     }
 
     #[test]
