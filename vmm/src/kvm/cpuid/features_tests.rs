@@ -34,6 +34,38 @@ fn newer_leaves_are_compared_too() {
 }
 
 #[test]
+fn performance_counters_that_the_host_lacks_are_named() {
+    let intel = |eax, ebx, ecx, edx| CpuidEntry { function: 0xa, eax, ebx, ecx, edx, ..Default::default() };
+    let amd = |eax, ebx| CpuidEntry { function: 0x8000_0022, eax, ebx, ..Default::default() };
+    // Version 2, 8 counters of 48 bits, 7 events, all but LLC misses; 3 fixed counters of 48 bits. 6 counters of AMD's.
+    let host = [intel(0x0730_0802, 1 << 4, 0b111, 48 << 5 | 3), amd(1, 6)];
+    for (shown, name) in [
+        (intel(0x0730_0803, 1 << 4, 0b111, 48 << 5 | 3), "pmu version 3"),
+        (intel(0x0730_0902, 1 << 4, 0b111, 48 << 5 | 3), "pmu counters 9"),
+        (intel(0x0731_0802, 1 << 4, 0b111, 48 << 5 | 3), "bits of a pmu counter 49"),
+        (intel(0x0730_0802, 0, 0b111, 48 << 5 | 3), "pmu event llc misses"),
+        (intel(0x0830_0802, 1 << 4, 0b111, 48 << 5 | 3), "pmu event topdown slots"),
+        (intel(0x0930_0802, 0x90, 0b111, 48 << 5 | 3), "pmu event 8"),
+        (intel(0x0730_0802, 1 << 4, 0b1111, 48 << 5 | 3), "CPUID leaf 0xa.0 ECX bit 3"),
+        (intel(0x0730_0802, 1 << 4, 0b111, 48 << 5 | 4), "fixed pmu counters 4"),
+        (intel(0x0730_0802, 1 << 4, 0b111, 49 << 5 | 3), "bits of a fixed pmu counter 49"),
+        (amd(2, 6), "amd_lbr_v2"),
+        (amd(1, 8), "amd core performance counters 8"),
+    ] {
+        let names = missing(&[shown], &host);
+        let name_is_there = names.iter().any(|each| each == name);
+        assert!(name_is_there, "{name}: {names:?}");
+        let mut richer = host;
+        *richer.iter_mut().find(|entry| entry.function == shown.function).unwrap() = shown;
+        assert_ne!(digest(&richer, &[]), digest(&host, &[]), "{name}");
+    }
+    assert_eq!(missing(&host, &host), [] as [&str; 0]);
+    // Less of everything, and no counters at all.
+    assert_eq!(missing(&[intel(0x0228_0401, 1 << 4, 0b1, 40 << 5 | 1)], &host), [] as [&str; 0]);
+    assert_eq!(missing(&[], &host), [] as [&str; 0]);
+}
+
+#[test]
 fn hosts_of_one_digest_have_all_features_in_common() {
     // Whatever one bit more makes missing on the other host changes the digest, and what is none of a host's features does not.
     let digest = |host: &CpuidEntry| digest(std::slice::from_ref(host), &[]);
