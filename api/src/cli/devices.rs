@@ -8,14 +8,14 @@ use volt_vmm::config::devices::{
     BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, VsockConfig,
 };
 
-use super::limits::limit;
+use super::limits::{self, limit};
 
 /// Devices of a VM that boots
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
-    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE]][,cache=writeback|unsafe][,engine=sync|io_uring]
+    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE][,layer-size=SIZE]][,cache=writeback|unsafe][,engine=sync|io_uring]
     /// [,bandwidth=LIMIT][,ops=LIMIT]. FILE is a raw image or a block device; with a layer it is only read, as is a layer beneath,
-    /// and the layer takes what the guest writes. LIMIT is N[/MILLISECONDS][+BURST], as 10M for 10 MiB a second, with BURST
+    /// and the layer takes what the guest writes, up to SIZE bytes (K, M and G are powers of 1024) if that is given. LIMIT is N[/MILLISECONDS][+BURST], as 10M for 10 MiB a second, with BURST
     /// beforehand. May be given more than once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
@@ -147,10 +147,19 @@ impl FromWords for Disk {
                 .unwrap_or_default(),
             beneath: words.value("beneath").map(Into::into),
             layer: words.value("layer").map(Into::into),
+            layer_size: layer_size(&mut words)?,
             limit: limit(&mut words, "bandwidth", "ops")?,
         };
         words.end().map(|()| Self(disk))
     }
+}
+
+/// `layer-size=512M`: the most that a layer may hold.
+pub(super) fn layer_size(words: &mut Words<'_>) -> Result<Option<u64>, String> {
+    let size = |text| {
+        limits::number(text).ok_or_else(|| format!("layer-size={text}: write a size such as 512M or 4G"))
+    };
+    words.value("layer-size").map(size).transpose()
 }
 
 impl FromWords for Net {

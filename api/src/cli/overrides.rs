@@ -5,14 +5,14 @@ use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::ConsoleConfig;
 use volt_vmm::config::overrides::{ChangedImage, DiskOverride, NetOverride, VsockOverride};
 
-use super::devices::{FromWords, Words, backend, parse};
+use super::devices::{FromWords, Words, backend, layer_size, parse};
 use super::limits::change;
 
 /// What is different for this clone
 #[derive(Debug, Default, Args)]
 pub(super) struct OverrideArgs {
-    /// Another file or rate limit for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE][,bandwidth=LIMIT][,ops=LIMIT]
-    /// [,changed=accept]. LIMIT is as for a VM that boots, and 0 for none. changed=accept takes an image that was changed since the
+    /// Another file or rate limit for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE][,layer-size=SIZE]
+    /// [,bandwidth=LIMIT][,ops=LIMIT][,changed=accept]. LIMIT is as for a VM that boots, and 0 for none. changed=accept takes an image that was changed since the
     /// snapshot. May be given more than once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
@@ -57,6 +57,7 @@ impl FromWords for Disk {
             id: words.required("id")?.to_owned(),
             path: words.value("path").map(Into::into),
             layer: words.value("layer").map(Into::into),
+            layer_size: layer_size(&mut words)?,
             limit: change(&mut words, "bandwidth", "ops")?,
             changed: words.one_of("changed", &[("accept", ChangedImage::Accept)])?,
         };

@@ -60,6 +60,9 @@ pub(super) struct Drive {
     /// volt-vmm's own: the file that takes what the guest writes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     layer_path: Option<FileRef>,
+    /// volt-vmm's own: the most that it may hold, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    layer_size: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,6 +176,7 @@ impl From<&Devices> for Drafted {
             rate_limiter: disk.limit.clone(),
             beneath_path: disk.beneath.clone(),
             layer_path: disk.layer.clone(),
+            layer_size: disk.layer_size,
         };
         let network = |network: &NetConfig| NetworkInterface {
             iface_id: network.id.clone(),
@@ -222,6 +226,7 @@ impl From<Drive> for DiskConfig {
             },
             beneath: drive.beneath_path,
             layer: drive.layer_path,
+            layer_size: drive.layer_size,
             limit: drive.rate_limiter,
         }
     }
@@ -360,6 +365,7 @@ mod tests {
             rate_limiter: RateLimit::default(),
             beneath_path: None,
             layer_path: None,
+            layer_size: None,
         };
         let drafted =
             Drafted { drives: vec![drive("data", false), drive("root", true)], ..Drafted::default() };

@@ -110,6 +110,7 @@ impl Disk {
             cache: Cache::Unsafe,
             engine: Engine::Sync,
             beneath: None,
+            layer_size: None,
             layer: layer.then(|| FileRef::Path(dir.join("layer"))),
             limit: RateLimit::default(),
         };

@@ -60,6 +60,9 @@ pub struct DiskConfig {
     /// The file that takes what this VM writes. It is made if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<FileRef>,
+    /// The most that the layer may hold, in bytes; whole clusters of 64 KiB count. A write beyond it is an I/O error to the guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_size: Option<u64>,
     /// How fast it may be used.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub limit: RateLimit,
@@ -261,12 +264,22 @@ impl Devices {
             let problem = format!("{}: a layer beneath, but none that lies over it", disk.id);
             return Err(Error::config("disks", problem));
         }
+        self.disks.iter().try_for_each(check_layer_size)?;
         if let Some(vsock) = self.vsock.as_ref().filter(|vsock| vsock.cid < 3 || vsock.cid == u32::MAX) {
             let problem = format!("{} is taken; a guest's is 3 to 4294967294", vsock.cid);
             return Err(Error::config("vsock cid", problem));
         }
         Ok(())
     }
+}
+
+fn check_layer_size(disk: &DiskConfig) -> Result<()> {
+    let problem = match disk.layer_size {
+        Some(_) if disk.layer.is_none() => "a size of its layer, but the disk has none: give the layer too",
+        Some(bytes) if bytes < 64 << 10 => "a layer takes clusters of 64 KiB: its size must be that at least",
+        _ => return Ok(()),
+    };
+    Err(Error::config("disks", format!("{}: {problem}", disk.id)))
 }
 
 fn check_ids(field: &'static str, ids: &[&str]) -> Result<()> {

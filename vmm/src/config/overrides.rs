@@ -35,6 +35,9 @@ pub struct DiskOverride {
     /// The file that takes what this clone writes.
     #[serde(default)]
     pub layer: Option<FileRef>,
+    /// The most that it may hold, in bytes.
+    #[serde(default)]
+    pub layer_size: Option<u64>,
     /// How fast it may be used.
     #[serde(default)]
     pub limit: Option<RateLimit>,
@@ -90,11 +93,12 @@ impl Overrides {
     /// [`Error::Config`] when there is no such device, or what comes out cannot be.
     pub fn apply(self, devices: &mut Devices) -> Result<()> {
         let Self { disks, networks, vsock, console } = self;
-        for DiskOverride { id, path, layer, limit, changed: _ } in disks {
+        for DiskOverride { id, path, layer, layer_size, limit, changed: _ } in disks {
             let disk = devices.disks.iter_mut().find(|disk| disk.id == id);
             let disk = disk.ok_or_else(|| unknown("disks", &id))?;
             set(&mut disk.path, path);
             disk.layer = layer.or(disk.layer.take());
+            disk.layer_size = layer_size.or(disk.layer_size);
             change(&mut disk.limit, limit);
         }
         for NetOverride { id, backend, mac, receive_limit, transmit_limit } in networks {

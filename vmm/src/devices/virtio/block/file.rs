@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
@@ -33,6 +33,8 @@ pub struct HostFile {
     is_block_device: bool,
     /// Transfers go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
     bounces: Arc<AtomicBool>,
+    /// Bytes that it had when that was last looked at; 0 to look again.
+    known_len: AtomicU64,
 }
 
 /// How a file is to be used, and what others may then do with it.
@@ -85,6 +87,7 @@ impl HostFile {
             name,
             is_block_device: kind.is_block_device(),
             bounces: Arc::new(AtomicBool::new(bounces)),
+            known_len: AtomicU64::new(0),
         };
         opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
@@ -99,12 +102,13 @@ impl HostFile {
 
     /// The same open file once more; the lock is theirs together.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let Self { file, name, is_block_device, bounces } = self;
+        let Self { file, name, is_block_device, bounces, known_len: _ } = self;
         Ok(Self {
             file: file.try_clone()?,
             name: name.clone(),
             is_block_device: *is_block_device,
             bounces: Arc::clone(bounces),
+            known_len: AtomicU64::new(0),
         })
     }
 
@@ -169,12 +173,19 @@ impl HostFile {
         unsafe { self.transfer(Direction::Write, at, &mut from.iovecs()) }
     }
 
-    /// Whether the file still has its first `end` bytes.
+    /// Whether the file still has its first `end` bytes, or had them when that was last looked at.
     pub fn check_reaches(&self, end: u64) -> io::Result<()> {
-        match self.is_block_device || self.len()? >= end {
-            true => Ok(()),
-            false => Err(shrunk()),
+        if self.is_block_device || self.known_len.load(Ordering::Relaxed) >= end {
+            return Ok(());
         }
+        let len = self.len()?;
+        self.known_len.store(len, Ordering::Relaxed);
+        if len >= end { Ok(()) } else { Err(shrunk()) }
+    }
+
+    /// Its length is to be looked at again before the next write.
+    pub fn forget_len(&self) {
+        self.known_len.store(0, Ordering::Relaxed);
     }
 
     /// Reads or writes all of `pieces` or it is an error.
@@ -326,6 +337,10 @@ impl Storage for HostFile {
 
     fn write_zeroes(&mut self, stretch: Stretch) -> io::Result<()> {
         HostFile::write_zeroes(self, stretch)
+    }
+
+    fn forget_len(&self) {
+        self.forget_len();
     }
 
     fn image(&self) -> Option<&HostFile> {

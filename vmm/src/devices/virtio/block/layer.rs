@@ -49,6 +49,8 @@ pub struct Overlay {
     lower: Lower,
     layer: HostFile,
     map: Map,
+    /// The most clusters that it may have, and how many more it may take.
+    limit: Option<(u64, u64)>,
     /// Someone can open the layer once this process has gone.
     has_name: bool,
     /// Where the layer was made: to be synced by the first flush.
@@ -68,7 +70,7 @@ impl Overlay {
     ///
     /// # Errors
     /// Those of [`HostFile::open`]; the layer is none, or lies over something else.
-    pub fn open(id: &str, lower: Lower, layer: &FileRef, wanted: Use) -> Result<Self> {
+    pub fn open(id: &str, lower: Lower, (layer, size): (&FileRef, Option<u64>), wanted: Use) -> Result<Self> {
         let place = layer;
         let layer = open_layer(id, layer, wanted)?;
         let name = layer.name().to_owned();
@@ -93,10 +95,12 @@ impl Overlay {
             FileRef::Path(path) if was_empty => Some(directory_of(path)),
             _ => None,
         };
+        let limit = size.map(|size| size / CLUSTER).map(|most| (most, most.saturating_sub(map.count())));
         Ok(Self {
             lower,
             layer,
             map,
+            limit,
             has_name,
             made_in,
             sync_failed: false,
@@ -206,6 +210,7 @@ impl Overlay {
         }
         let end = at + len;
         let (first, last) = (at / CLUSTER, (end - 1) / CLUSTER);
+        let new = self.check_room(first, last)?;
         if !self.map.has(first) {
             self.copy_up(first * CLUSTER, at)?;
         }
@@ -216,7 +221,22 @@ impl Overlay {
         self.noted.add(at, len);
         put(&self.layer, self.map.data() + at)?;
         // Only now: a cluster that could not be written in full is still that below.
-        self.map.add(self.layer.file(), first..=last)
+        self.map.add(self.layer.file(), first..=last)?;
+        self.take_room(new);
+        Ok(())
+    }
+
+    /// How many of these clusters the layer does not have yet. An error as a full disk gives it if it may not take them.
+    fn check_room(&self, first: u64, last: u64) -> io::Result<u64> {
+        let Some((_, room)) = self.limit else { return Ok(0) };
+        let new = (first..=last).filter(|cluster| !self.map.has(*cluster)).count() as u64;
+        if new <= room { Ok(new) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) }
+    }
+
+    fn take_room(&mut self, clusters: u64) {
+        if let Some((_, room)) = &mut self.limit {
+            *room -= clusters;
+        }
     }
 
     /// Copies a part of a cluster from below.
@@ -268,6 +288,10 @@ impl Storage for Overlay {
         self.put(at, len, |layer, at| layer.write_zeroes(Stretch { at, len, unmap: true }))
     }
 
+    fn forget_len(&self) {
+        self.layer.forget_len();
+    }
+
     fn settle(&mut self) -> io::Result<()> {
         if self.map.is_dirty() { self.write_map(false) } else { Ok(()) }
     }
@@ -275,6 +299,9 @@ impl Storage for Overlay {
     fn empty(&mut self) -> io::Result<()> {
         self.layer.file().set_len(0)?;
         self.map = Map::make(self.layer.file(), self.lower.named(), self.has_name)?;
+        if let Some((most, room)) = &mut self.limit {
+            *room = *most;
+        }
         Ok(())
     }
 

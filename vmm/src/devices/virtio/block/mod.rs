@@ -8,6 +8,7 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::virtio_blk::{
@@ -75,6 +76,8 @@ pub struct Block {
     limiter: RateLimiter,
     /// Transfers may hold pages of guest memory.
     is_direct: bool,
+    /// When to look again how long the files are: a look before each write would cost each of them a system call.
+    look_again: Instant,
     /// Requests that the host let fail.
     failures: u64,
     // Volatile.
@@ -96,7 +99,7 @@ impl Block {
     /// # Errors
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
-        let DiskConfig { id, path, read_only, cache, engine, beneath, layer, limit } = config;
+        let DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit } = config;
         let storage: Box<dyn Storage> = match layer {
             None => {
                 let wanted = if *read_only { Use::Read } else { Use::Write };
@@ -105,7 +108,7 @@ impl Block {
             Some(layer) => {
                 let wanted = if *read_only { Use::Read } else { Use::Make };
                 let lower = Lower::open(id, path, beneath.as_ref())?;
-                Box::new(Overlay::open(id, lower, layer, wanted)?)
+                Box::new(Overlay::open(id, lower, (layer, *layer_size), wanted)?)
             }
         };
         let ring = match engine {
@@ -121,6 +124,7 @@ impl Block {
             ring,
             limiter: RateLimiter::new(limit),
             is_direct: false,
+            look_again: Instant::now(),
             failures: 0,
             capacity: 0,
         };
@@ -301,6 +305,7 @@ impl Persist for Block {
             ring: _,
             limiter: _,
             is_direct: _,
+            look_again: _,
             failures: _,
             capacity,
         } = self;

@@ -18,7 +18,7 @@ use crate::memory::writes::GuestMemory;
 const DISCARD: &str = "discard";
 /// After this long a turn ends with the request at hand: whoever wants the device to stop, or its lock, is not to wait for all
 /// that a queue can hold.
-const TURN: Duration = Duration::from_millis(10);
+pub(super) const TURN: Duration = Duration::from_millis(10);
 
 impl Block {
     /// Takes requests for one turn, and answers what is done.
@@ -29,7 +29,12 @@ impl Block {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
         let mut answered = self.answer_finished(memory, queue)?;
         let (mut taken, mut next) = (0, Next::Again);
-        let end = Instant::now() + TURN;
+        let now = Instant::now();
+        let end = now + TURN;
+        if now >= self.look_again {
+            self.storage.forget_len();
+            self.look_again = end;
+        }
         queue.hush(memory)?;
         while taken < queue.size() && (taken == 0 || Instant::now() < end) {
             if self.ring.as_ref().is_some_and(Ring::is_full) {

@@ -47,6 +47,9 @@ pub trait Storage: Send + std::fmt::Debug {
     /// Where a stretch can be read or written by anyone, or with no direction what to sync to flush. None where that is not all.
     fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place>;
 
+    /// The files may have become shorter: it is looked at again before the next write.
+    fn forget_len(&self);
+
     /// What was written before is in the files, for whoever opens them in this boot of the host or a later one.
     fn settle(&mut self) -> io::Result<()> {
         Ok(())

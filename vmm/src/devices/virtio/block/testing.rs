@@ -85,6 +85,7 @@ pub(super) fn disk(path: impl Into<FileRef>) -> DiskConfig {
         engine: Engine::default(),
         beneath: None,
         layer: None,
+        layer_size: None,
         limit: RateLimit::default(),
     }
 }
