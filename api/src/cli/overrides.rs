@@ -118,6 +118,11 @@ mod tests {
         assert_eq!(found.networks[0].backend, Some(NetBackend::Passt { forward: vec![(8081, 80)] }));
         assert_eq!(overrides("--net id=eth0").unwrap().networks[0].backend, None);
         assert_eq!(overrides("").unwrap(), Overrides::default());
+        let sized = overrides("--disk id=root,layer-size=512M,changed=accept").unwrap();
+        assert_eq!(
+            (sized.disks[0].layer_size, sized.disks[0].changed),
+            (Some(512 << 20), Some(ChangedImage::Accept))
+        );
         let limited = overrides("--disk id=root,bandwidth=1M,ops=0 --net id=eth0,receive=2M").unwrap();
         let size = |limit: &Option<RateLimit>| limit.clone().unwrap().bandwidth.unwrap().size;
         assert_eq!(size(&limited.disks[0].limit), 1 << 20);
@@ -130,6 +135,7 @@ mod tests {
         for (line, words) in [
             ("--disk path=/d", "id=... is missing"),
             ("--disk id=root,ro", "\"ro\""),
+            ("--disk id=root,layer-size=big", "write a size"),
             ("--disk id=root,changed=no", "it is one of accept"),
             ("--vsock cid=x", "cid=x"),
             ("--net id=eth0,tap=t,passt", "one of them"),

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::bounce::{self, Bounce};
 use super::request::Stretch;
-use super::storage::{Place, Storage};
+use super::storage::{Flush, Place, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
@@ -351,9 +351,16 @@ impl Storage for HostFile {
         vec![self]
     }
 
-    fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place> {
-        let reaches = direction != Some(Direction::Write) || self.check_reaches(at + len).is_ok();
-        reaches.then_some(Place { file: 0, at })
+    fn place(&self, at: u64, _: u64) -> Option<Place> {
+        Some(Place { file: 0, at })
+    }
+
+    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<Place>> {
+        self.check_reaches(at + len).map(|()| Some(Place { file: 0, at }))
+    }
+
+    fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
+        Ok(Some(Flush::default()))
     }
 
     fn discard(&mut self, stretch: Stretch) -> io::Result<()> {

@@ -20,25 +20,27 @@
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
 //! 4. The first flush of a layer that was made syncs its directory before it succeeds.
 //! 5. After a sync that failed no flush succeeds any more, and the synced map stays as it is.
-//! 6. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another id.
-//! 7. The live map counts in the boot in which it was written, so its order on disk does not matter. What it has beyond the synced
+//! 6. Flushes that are under way together write the map in the order in which they began, and each is answered after a sync that began
+//!    after the last write of the map that it needs.
+//! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another id.
+//! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it has beyond the synced
 //!    map is written to that by the next flush or end, in the order of 2.
 //!
 //! So after a power cut each cluster is as it was at some time after the last flush that succeeded, or is the one below if it was
 //! not in the layer then; after a kill of the process nothing is lost at all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::copy::{LayerSource, Noted};
-use super::file::{Direction, HostFile, Use};
+use super::file::{HostFile, Use};
 use super::lower::{Lower, open_layer};
-use super::map::{CLUSTER, Map};
+use super::map::{CLUSTER, DirtyBlocks, Map};
 use super::request::Stretch;
-use super::storage::{Place, Storage};
+use super::storage::{Flush, Place, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
@@ -57,6 +59,14 @@ pub struct Overlay {
     made_in: Option<PathBuf>,
     /// None succeeds any more.
     sync_failed: bool,
+    /// Flushes that have begun, and what of the map was taken for those under way.
+    flushes: u64,
+    blocks: VecDeque<(u64, DirtyBlocks)>,
+    /// How often the synced map was written, and how many of those writes are known to be on disk.
+    written: u64,
+    synced: u64,
+    /// Clusters that the layer has once the writes under way to them have ended.
+    arriving: BTreeSet<u64>,
     /// It was made when it was opened, and the guest's writes are all there is in it.
     was_empty: bool,
     /// What is written while a copy is made.
@@ -104,6 +114,11 @@ impl Overlay {
             has_name,
             made_in,
             sync_failed: false,
+            flushes: 0,
+            blocks: VecDeque::new(),
+            written: 0,
+            synced: 0,
+            arriving: BTreeSet::new(),
             was_empty,
             noted: Noted::default(),
             scratch: Vec::new(),
@@ -170,28 +185,54 @@ impl Overlay {
 
     /// Brings the map into the file after the data, and with `and_sync` to the disk.
     fn write_map(&mut self, and_sync: bool) -> io::Result<()> {
-        if self.sync_failed {
-            return Err(io::Error::other("an earlier sync failed, and what it was for may be lost"));
+        self.begin_blocks();
+        let begun_at = self.written;
+        self.sync()?;
+        self.synced = self.synced.max(begun_at);
+        self.write_blocks(self.flushes)?;
+        if and_sync && self.synced < self.written {
+            self.sync()?;
+            self.synced = self.written;
         }
-        // Taken before the sync: what it has was written before.
+        Ok(())
+    }
+
+    /// Takes what the synced map lacks, for a flush whose sync begins after this. Gives the flush's number.
+    fn begin_blocks(&mut self) -> u64 {
+        self.flushes += 1;
         let dirty = self.map.take_dirty();
-        let done = self.sync().and_then(|()| match dirty.is_empty() {
-            true => Ok(()),
-            false => {
-                dirty.write(self.layer.file())?;
-                if and_sync { self.sync() } else { Ok(()) }
-            }
-        });
-        if done.is_err() {
-            self.map.give_back(dirty);
+        if !dirty.is_empty() {
+            self.blocks.push_back((self.flushes, dirty));
         }
-        done
+        self.flushes
+    }
+
+    /// Writes to the synced map what was taken for the flushes up to this one, which has synced the data of all of them. In their order:
+    /// a block may be among those of several.
+    fn write_blocks(&mut self, number: u64) -> io::Result<()> {
+        while let Some((_, blocks)) = self.blocks.front().filter(|(of, _)| *of <= number) {
+            blocks.write(self.layer.file())?;
+            self.blocks.pop_front();
+            self.written += 1;
+        }
+        Ok(())
+    }
+
+    fn sync_directory(&mut self) -> io::Result<()> {
+        if let Some(place) = &self.made_in {
+            File::open(place)?.sync_all()?;
+            self.made_in = None;
+        }
+        Ok(())
     }
 
     /// After an error the kernel takes the pages that it could not write for written: the next sync would succeed.
     fn sync(&mut self) -> io::Result<()> {
         if !self.has_name {
             return Ok(());
+        }
+        if self.sync_failed {
+            return Err(io::Error::other("an earlier sync failed, and what it was for may be lost"));
         }
         let done = self.layer.file().sync_data();
         self.sync_failed = done.is_err();
@@ -208,15 +249,9 @@ impl Overlay {
         if len == 0 {
             return Ok(());
         }
-        let end = at + len;
-        let (first, last) = (at / CLUSTER, (end - 1) / CLUSTER);
+        let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
         let new = self.check_room(first, last)?;
-        if !self.map.has(first) {
-            self.copy_up(first * CLUSTER, at)?;
-        }
-        if !self.map.has(last) {
-            self.copy_up(end, self.lower.len().min((last + 1) * CLUSTER))?;
-        }
+        self.copy_up_around(at, len)?;
         // A write that fails may have been done in part.
         self.noted.add(at, len);
         put(&self.layer, self.map.data() + at)?;
@@ -237,6 +272,30 @@ impl Overlay {
         if let Some((_, room)) = &mut self.limit {
             *room -= clusters;
         }
+    }
+
+    fn give_room(&mut self, clusters: u64) {
+        if let Some((_, room)) = &mut self.limit {
+            *room += clusters;
+        }
+    }
+
+    /// The layer's number among the files.
+    fn layer_number(&self) -> usize {
+        self.lower.files().count()
+    }
+
+    /// Copies what a write leaves of its first and last cluster, where the layer does not have them yet.
+    fn copy_up_around(&mut self, at: u64, len: u64) -> io::Result<()> {
+        let end = at + len;
+        let (first, last) = (at / CLUSTER, (end - 1) / CLUSTER);
+        if !self.map.has(first) {
+            self.copy_up(first * CLUSTER, at)?;
+        }
+        if !self.map.has(last) {
+            self.copy_up(end, self.lower.len().min((last + 1) * CLUSTER))?;
+        }
+        Ok(())
     }
 
     /// Copies a part of a cluster from below.
@@ -275,11 +334,7 @@ impl Storage for Overlay {
             return Ok(());
         }
         self.write_map(true)?;
-        if let Some(place) = &self.made_in {
-            File::open(place)?.sync_all()?;
-            self.made_in = None;
-        }
-        Ok(())
+        self.sync_directory()
     }
 
     /// Zeros are holes: a layer promises no place to anyone. There may be something from before a crash even where the map says
@@ -293,12 +348,13 @@ impl Storage for Overlay {
     }
 
     fn settle(&mut self) -> io::Result<()> {
-        if self.map.is_dirty() { self.write_map(false) } else { Ok(()) }
+        if self.map.is_dirty() || !self.blocks.is_empty() { self.write_map(false) } else { Ok(()) }
     }
 
     fn empty(&mut self) -> io::Result<()> {
         self.layer.file().set_len(0)?;
         self.map = Map::make(self.layer.file(), self.lower.named(), self.has_name)?;
+        self.blocks.clear();
         if let Some((most, room)) = &mut self.limit {
             *room = *most;
         }
@@ -309,22 +365,72 @@ impl Storage for Overlay {
         self.lower.files().chain([&self.layer]).collect()
     }
 
-    /// Nothing is to be done for a write but to write where its clusters are in the layer. A flush writes the map too.
-    fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place> {
-        let direction = direction?;
-        let (run, there) = self.run(at, len);
-        let data = self.map.data();
-        match (there, direction) {
-            _ if run < len => None,
-            (false, Direction::Read) => Some(self.lower.place(at)),
-            (false, Direction::Write) => None,
-            (true, Direction::Write) if self.layer.check_reaches(data + at + len).is_err() => None,
-            (true, _) => Some(Place { file: self.lower.files().count(), at: data + at }),
+    fn place(&self, at: u64, len: u64) -> Option<Place> {
+        match self.run(at, len) {
+            (run, _) if run < len => None,
+            (_, false) => Some(self.lower.place(at)),
+            (_, true) => Some(Place { file: self.layer_number(), at: self.map.data() + at }),
         }
     }
 
     fn note_write(&mut self, at: u64, len: u64) {
         self.noted.add(at, len);
+    }
+
+    /// The layer has new clusters when the write has ended. Until then reads find what lies below.
+    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<Place>> {
+        let end = self.map.data() + at + len;
+        if len == 0 || self.layer.check_reaches(end).is_err() {
+            return Ok(None);
+        }
+        let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
+        let new = self.check_room(first, last)?;
+        self.copy_up_around(at, len)?;
+        self.take_room(new);
+        self.arriving.extend((first..=last).filter(|cluster| !self.map.has(*cluster)));
+        Ok(Some(Place { file: self.layer_number(), at: self.map.data() + at }))
+    }
+
+    fn end_write(&mut self, at: u64, len: u64, done: io::Result<()>) -> io::Result<()> {
+        let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
+        let arrived = (first..=last).filter(|cluster| self.arriving.remove(cluster)).count() as u64;
+        if arrived == 0 {
+            return done;
+        }
+        let done = done.and_then(|()| self.map.add(self.layer.file(), first..=last));
+        if done.is_err() {
+            self.give_room(arrived);
+        }
+        done
+    }
+
+    fn is_arriving(&self, at: u64, len: u64) -> bool {
+        len > 0 && self.arriving.range(at / CLUSTER..=(at + len - 1) / CLUSTER).next().is_some()
+    }
+
+    fn abandon(&mut self) {
+        let never = std::mem::take(&mut self.arriving);
+        self.give_room(never.len() as u64);
+    }
+
+    fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
+        if !self.has_name || self.sync_failed {
+            return Ok(None);
+        }
+        self.sync_directory()?;
+        let number = self.begin_blocks();
+        Ok(Some(Flush { file: self.layer_number(), number, begun_at: self.written, needed: None }))
+    }
+
+    fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
+        self.sync_failed |= done.is_err();
+        done?;
+        self.synced = self.synced.max(flush.begun_at);
+        self.write_blocks(flush.number)?;
+        // What others write to the map from now on is not this flush's.
+        let needed = *flush.needed.get_or_insert(self.written);
+        flush.begun_at = self.written;
+        Ok(self.synced < needed)
     }
 
     fn overlay(&self) -> Option<&Overlay> {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::super::super::Block;
 use super::super::super::live::pretend_reboot;
+use super::super::super::request::Stretch;
 use super::super::super::testing::{DONE, Random, flush, on_both_engines, read, start, write, write_zeroes};
 use super::{Based, LEN, scribble};
 use crate::config::FileRef;
@@ -214,4 +215,93 @@ fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
     driver.transport.halt();
     drop(driver);
     assert_eq!(file.metadata().unwrap().len(), CLUSTER + 6 * CLUSTER);
+}
+
+fn synced_clusters(layer: &Path) -> u32 {
+    fs::read(layer).unwrap()[4096..8192].iter().map(|byte| byte.count_ones()).sum()
+}
+
+fn zero(cluster: u64) -> Stretch {
+    Stretch { at: cluster * CLUSTER, len: CLUSTER, unmap: true }
+}
+
+#[test]
+fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
+    let based = Based::new();
+    let layer = based.dir.path("layer");
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    let mut first = storage.begin_flush().unwrap().unwrap();
+    // Not the first one's: its sync may have begun before this was written.
+    storage.write_zeroes(zero(1)).unwrap();
+    assert_eq!(synced_clusters(&layer), 0);
+    assert!(storage.synced(&mut first, Ok(())).unwrap(), "the map is not on disk yet");
+    assert_eq!(synced_clusters(&layer), 1);
+    assert!(!storage.synced(&mut first, Ok(())).unwrap());
+    let mut second = storage.begin_flush().unwrap().unwrap();
+    assert!(storage.synced(&mut second, Ok(())).unwrap());
+    assert!(!storage.synced(&mut second, Ok(())).unwrap());
+    let mut without_new_clusters = storage.begin_flush().unwrap().unwrap();
+    assert!(!storage.synced(&mut without_new_clusters, Ok(())).unwrap(), "one sync is enough");
+    assert_eq!(synced_clusters(&layer), 2);
+}
+
+#[test]
+fn flushes_under_way_together_lose_no_cluster_in_any_order() {
+    let based = Based::new();
+    let layer = based.dir.path("layer");
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    let mut first = storage.begin_flush().unwrap().unwrap();
+    storage.write_zeroes(zero(1)).unwrap();
+    let mut second = storage.begin_flush().unwrap().unwrap();
+    // The later one's sync is done first, and was for the data of both.
+    assert!(storage.synced(&mut second, Ok(())).unwrap());
+    assert_eq!(synced_clusters(&layer), 2);
+    assert!(storage.synced(&mut first, Ok(())).unwrap(), "its sync began before the map was written");
+    assert_eq!(synced_clusters(&layer), 2);
+    assert!(!storage.synced(&mut first, Ok(())).unwrap());
+    assert!(!storage.synced(&mut second, Ok(())).unwrap());
+    // One that has nothing of its own waits for the map that another wrote meanwhile.
+    storage.write_zeroes(zero(2)).unwrap();
+    let mut third = storage.begin_flush().unwrap().unwrap();
+    let mut fourth = storage.begin_flush().unwrap().unwrap();
+    assert!(storage.synced(&mut third, Ok(())).unwrap());
+    assert!(storage.synced(&mut fourth, Ok(())).unwrap());
+    assert!(!storage.synced(&mut fourth, Ok(())).unwrap());
+    assert!(!storage.synced(&mut third, Ok(())).unwrap());
+}
+
+/// The kernel takes the pages that it could not write for written.
+#[test]
+fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
+    let based = Based::new();
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    let mut flush = storage.begin_flush().unwrap().unwrap();
+    storage.synced(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    assert!(storage.begin_flush().unwrap().is_none(), "it is done at once, and tells why it fails");
+    let why = storage.flush().unwrap_err().to_string();
+    assert!(why.contains("an earlier sync failed"), "{why}");
+    storage.settle().unwrap_err();
+    assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
+}
+
+#[test]
+fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
+    let based = Based::new();
+    let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
+    let mut storage = Block::open(&config).unwrap().storage;
+    let (at, len) = (CLUSTER + 512, 512);
+    let before = storage.place(at, len);
+    for fails in [true, false] {
+        let place = storage.begin_write(at, len).unwrap().unwrap();
+        assert!(storage.is_arriving(CLUSTER, 512) && !storage.is_arriving(CLUSTER - 512, 512));
+        assert_eq!(storage.place(at, len), before, "reads find what lies below");
+        storage.begin_write(0, 512).unwrap_err(); // no room for another
+        let done = if fails { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) };
+        assert_eq!(storage.end_write(at, len, done).is_err(), fails);
+        assert!(!storage.is_arriving(CLUSTER, CLUSTER));
+        assert_eq!(storage.place(at, len) == Some(place), !fails);
+    }
 }

@@ -274,15 +274,10 @@ impl Map {
         clusters.for_each(|cluster| self.bits[(cluster / 8) as usize] |= 1 << (cluster % 8));
     }
 
-    /// Takes what the synced map lacks. Whoever takes it syncs the data first, then writes it; or gives it back.
+    /// Takes what the synced map lacks. Whoever takes it syncs the data first, then writes it.
     pub fn take_dirty(&mut self) -> DirtyBlocks {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         DirtyBlocks(dirty.map(|block| (block, self.bits[block * BLOCK..][..BLOCK].to_vec())).collect())
-    }
-
-    /// The synced map still lacks these.
-    pub fn give_back(&mut self, DirtyBlocks(blocks): DirtyBlocks) {
-        self.dirty.extend(blocks.into_iter().map(|(block, _)| block));
     }
 
     /// Whether the synced map lacks something.

@@ -18,7 +18,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::file::{self, Direction, HostFile, MOST_PIECES};
 use super::request::{Answer, Command, Status};
-use super::storage::{Place, Storage};
+use super::storage::{Flush, Place, Storage};
 use crate::devices::virtio::Broken;
 use crate::devices::virtio::watch::Watch;
 use crate::error::{Error, Result};
@@ -45,12 +45,20 @@ pub struct Ring {
 #[derive(Debug)]
 struct Request {
     answer: Later,
-    /// None for a flush.
-    direction: Option<Direction>,
+    act: Act,
+    /// Where on the disk.
+    at: u64,
     place: Place,
     len: usize,
     /// The kernel reads them until the request is finished.
     pieces: Vec<libc::iovec>,
+}
+
+/// What a request does.
+#[derive(Debug)]
+enum Act {
+    Move(Direction),
+    Flush(Flush),
 }
 
 /// [`Answer`] for later.
@@ -115,7 +123,7 @@ impl Ring {
     /// Takes a request on, or gives it back to be done at once.
     pub fn take<'m>(
         &mut self,
-        storage: &dyn Storage,
+        storage: &mut dyn Storage,
         answer: Answer<'m>,
         command: Command<'m>,
     ) -> Option<(Answer<'m>, Command<'m>)> {
@@ -126,23 +134,43 @@ impl Ring {
             _ => return Some((answer, command)),
         };
         let unfit = direction.is_some() && (pieces.is_empty() || pieces.len() > MOST_PIECES);
-        // Of nothing, at the very end, no file has a part.
-        let place = if unfit { None } else { storage.place(direction, at, len as u64) };
-        let (Some(slot), Some(place), Some(ram)) = (self.free.last().copied(), place, &self.ram) else {
+        let (Some(slot), Some(ram), false) = (self.free.last().copied(), &self.ram, unfit) else {
             return Some((answer, command));
         };
-        if direction.is_some() && self.files[place.file].bounces() {
+        // Before a write begins: which file it goes to is known only then.
+        if direction.is_some() && self.files.iter().any(HostFile::bounces) {
             return Some((answer, command));
         }
-        let answer = Later::of(answer, ram);
-        let request = Request { answer, direction, place, len, pieces };
-        let entry = request.entry(&self.files[place.file]).user_data(slot.into());
+        // An error comes up again, and is told, where it is done at once.
+        let begun = match direction {
+            Some(Direction::Read) => {
+                storage.place(at, len as u64).map(|place| (Act::Move(Direction::Read), place))
+            }
+            Some(Direction::Write) => {
+                let place = storage.begin_write(at, len as u64).ok().flatten();
+                place.map(|place| (Act::Move(Direction::Write), place))
+            }
+            None => {
+                let flush = storage.begin_flush().ok().flatten();
+                flush
+                    .map(|flush| (Place { file: flush.file, at: 0 }, flush))
+                    .map(|(at, flush)| (Act::Flush(flush), at))
+            }
+        };
+        let Some((act, place)) = begun else { return Some((answer, command)) };
+        let request = Request { answer: Later::of(answer, ram), act, at, place, len, pieces };
+        self.free.pop();
+        self.push(slot, request);
+        None
+    }
+
+    /// Has an entry made of a request, which has its slot.
+    fn push(&mut self, slot: u16, request: Request) {
+        let entry = request.entry(&self.files[request.place.file]).user_data(slot.into());
         // SAFETY: the pieces stay with the request in its slot, what they point at with `ram`, and both until the completion.
         // There are no more slots than entries.
         unsafe { self.ring.submission().push(&entry) }.expect("an entry for each slot");
-        self.free.pop();
         self.slots[usize::from(slot)] = Some(request);
-        None
     }
 
     /// Gives the kernel what was taken. False when it has to be asked again, later.
@@ -165,29 +193,56 @@ impl Ring {
         }
     }
 
-    /// The next request that came to an end.
-    pub fn finished(&mut self) -> Option<Finished> {
+    /// The next request that came to an end. One that has to sync once more goes on.
+    pub fn finished(&mut self, storage: &mut dyn Storage) -> Option<Finished> {
+        loop {
+            let (slot, mut request, result) = self.completed()?;
+            let file = &self.files[request.place.file];
+            let ram = self.ram.as_ref().expect("nothing is under way without memory");
+            let done = request.outcome(file, ram, result);
+            let (act, done) = match &mut request.act {
+                Act::Move(Direction::Read) => ("read", done.map(|()| request.len)),
+                Act::Move(Direction::Write) => {
+                    ("write", storage.end_write(request.at, request.len as u64, done).map(|()| 0))
+                }
+                Act::Flush(flush) => match storage.synced(flush, done) {
+                    Ok(true) => {
+                        self.push(slot, request);
+                        self.submit(); // what it leaves is submitted with what comes next, or after RETRY
+                        continue;
+                    }
+                    done => ("flush", done.map(|_| 0)),
+                },
+            };
+            self.free.push(slot);
+            return Some(Finished { act, done, answer: request.answer });
+        }
+    }
+
+    fn completed(&mut self) -> Option<(u16, Request, i32)> {
         let completion = self.ring.completion().next()?;
         let slot = completion.user_data() as u16;
         let request = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
-        self.free.push(slot);
-        let file = &self.files[request.place.file];
-        let ram = self.ram.as_ref().expect("nothing is under way without memory");
-        Some(request.finish(file, ram, completion.result()))
+        Some((slot, request, completion.result()))
     }
 
     /// The writes that are under way, and their lengths.
     pub fn writes(&self) -> impl Iterator<Item = (Place, u64)> {
         let under_way = self.slots.iter().flatten();
-        let writes = under_way.filter(|request| request.direction == Some(Direction::Write));
+        let writes = under_way.filter(|request| matches!(request.act, Act::Move(Direction::Write)));
         writes.map(|request| (request.place, request.len as u64))
     }
 
-    /// Brings everything to an end, unanswered.
+    /// Brings everything to an end, unanswered. What the storage began for it is to be given up too.
     pub fn abandon(&mut self) {
         while !self.is_idle() {
             self.wait();
-            while self.finished().is_some() {}
+            while let Some((slot, request, _)) = self.completed() {
+                if let Some(ram) = &self.ram {
+                    request.mark(ram);
+                }
+                self.free.push(slot);
+            }
         }
         self.ram = None;
     }
@@ -209,30 +264,27 @@ impl Request {
     fn entry(&self, file: &HostFile) -> squeue::Entry {
         let fd = types::Fd(file.file().as_raw_fd());
         let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as u32);
-        match self.direction {
-            Some(Direction::Read) => opcode::Readv::new(fd, pieces, count).offset(self.place.at).build(),
-            Some(Direction::Write) => opcode::Writev::new(fd, pieces, count).offset(self.place.at).build(),
-            None => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+        match self.act {
+            Act::Move(Direction::Read) => opcode::Readv::new(fd, pieces, count).offset(self.place.at).build(),
+            Act::Move(Direction::Write) => {
+                opcode::Writev::new(fd, pieces, count).offset(self.place.at).build()
+            }
+            Act::Flush(_) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         }
     }
 
-    fn finish(mut self, file: &HostFile, ram: &GuestRam, result: i32) -> Finished {
-        let (act, filled) = match self.direction {
-            Some(Direction::Read) => ("read", self.len),
-            Some(Direction::Write) => ("write", 0),
-            None => ("flush", 0),
-        };
+    /// How it ended, where the kernel gave `result`. What the kernel left over is done.
+    fn outcome(&mut self, file: &HostFile, ram: &GuestRam, result: i32) -> io::Result<()> {
         self.mark(ram);
-        let done = match (result, self.direction) {
-            (..0, Some(direction)) if [libc::EINTR, libc::EAGAIN].contains(&-result) => {
-                self.rest(file, ram, direction, 0)
-            }
+        let interrupted = [libc::EINTR, libc::EAGAIN].contains(&-result);
+        match (result, &self.act) {
+            (..0, Act::Move(direction)) if interrupted => self.rest(file, ram, *direction, 0),
+            (..0, Act::Flush(_)) if interrupted => file.file().sync_data(),
             (..0, _) => Err(io::Error::from_raw_os_error(-result)),
-            (0, Some(_)) => Err(file::shrunk()),
-            (_, Some(direction)) => self.rest(file, ram, direction, result as usize),
-            (_, None) => Ok(()),
-        };
-        Finished { act, done: done.map(|()| filled), answer: self.answer }
+            (0, Act::Move(_)) => Err(file::shrunk()),
+            (_, Act::Move(direction)) => self.rest(file, ram, *direction, result as usize),
+            (_, Act::Flush(_)) => Ok(()),
+        }
     }
 
     /// Does what the kernel left over: it may stop anywhere.
@@ -249,7 +301,7 @@ impl Request {
 
     /// The pieces may have been written.
     fn mark(&self, ram: &GuestRam) {
-        if self.direction == Some(Direction::Read) {
+        if matches!(self.act, Act::Move(Direction::Read)) {
             for piece in &self.pieces {
                 let at = ram.guest_address(piece.iov_base as u64);
                 at.into_iter().for_each(|at| ram.mark_written(at, piece.iov_len as u64));

@@ -7,7 +7,7 @@ use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::Block;
 use super::request::{self, Answer, Command, Limits, Status, Stretch};
-use super::ring::{self, Ring};
+use super::ring::{self, Finished, Ring};
 use super::storage::Storage;
 use crate::config::devices::Cache;
 use crate::devices::virtio::queue::VirtQueue;
@@ -53,6 +53,9 @@ impl Block {
                         break;
                     }
                     taken += 1;
+                    if command.as_ref().is_ok_and(|command| self.waits_for_others(command)) {
+                        answered += self.finish_all(memory, queue)?;
+                    }
                     if let Some(written) = self.handle(answer, command, write_through) {
                         queue.put(memory, head, written)?;
                         answered += 1;
@@ -65,10 +68,12 @@ impl Block {
                 }
             }
         }
-        if self.ring.as_mut().is_some_and(|ring| !ring.submit()) && next == Next::Wait {
+        let submit = |ring: &mut Option<Ring>| ring.as_mut().is_none_or(Ring::submit);
+        let _ = submit(&mut self.ring); // asked again below
+        answered += self.answer_finished(memory, queue)?;
+        if !submit(&mut self.ring) && next == Next::Wait {
             next = Next::At(Instant::now() + ring::RETRY);
         }
-        answered += self.answer_finished(memory, queue)?;
         if answered > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
@@ -92,7 +97,7 @@ impl Block {
         let at_once = match (&mut self.ring, &command) {
             (Some(_), Command::Write { .. }) if write_through => Some((answer, command)),
             (Some(_), Command::Flush) if self.cache == Cache::Unsafe => Some((answer, command)),
-            (Some(ring), _) => ring.take(&*self.storage, answer, command),
+            (Some(ring), _) => ring.take(&mut *self.storage, answer, command),
             (None, _) => Some((answer, command)),
         };
         let (answer, command) = at_once?;
@@ -104,7 +109,7 @@ impl Block {
     /// Answers what the ring has finished, and says how many that were.
     fn answer_finished(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<usize, Broken> {
         let mut answered = 0;
-        while let Some(finished) = self.ring.as_mut().and_then(Ring::finished) {
+        while let Some(finished) = self.next_finished() {
             let (status, filled) = self.conclude(finished.act, &finished.done);
             let (head, written) = finished.give(memory, status, filled);
             queue.put(memory, head, written)?;
@@ -113,14 +118,36 @@ impl Block {
         Ok(answered)
     }
 
-    /// Brings what the ring has under way to an end.
-    pub(super) fn drain(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
-        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
+    fn next_finished(&mut self) -> Option<Finished> {
+        let Self { ring, storage, .. } = self;
+        ring.as_mut()?.finished(&mut **storage)
+    }
+
+    /// Whether a request changes what another under way is only bringing to its file.
+    fn waits_for_others(&self, command: &Command<'_>) -> bool {
+        match command {
+            Command::Write { at, from } => self.storage.is_arriving(*at, from.len() as u64),
+            Command::Discard(stretches) | Command::WriteZeroes(stretches) => {
+                stretches.iter().any(|stretch| self.storage.is_arriving(stretch.at, stretch.len))
+            }
+            Command::Read { .. } | Command::Flush | Command::Name { .. } => false,
+        }
+    }
+
+    /// Answers all that the ring has under way, and says how many that were.
+    fn finish_all(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<usize, Broken> {
         let mut answered = 0;
         while let Some(ring) = self.ring.as_mut().filter(|ring| !ring.is_idle()) {
             ring.wait();
             answered += self.answer_finished(memory, queue)?;
         }
+        Ok(answered)
+    }
+
+    /// Brings what the ring has under way to an end.
+    pub(super) fn drain(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
+        let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
+        let answered = self.finish_all(memory, queue)?;
         if answered > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
@@ -185,6 +212,7 @@ impl Block {
         if let Some(ring) = &mut self.ring {
             ring.abandon();
         }
+        self.storage.abandon();
     }
 
     /// A line in the log for the 1st, 2nd, 4th, 8th failure and so on: a guest can make as many as it likes.

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::file::{Direction, HostFile};
+use super::file::HostFile;
 use super::layer::Overlay;
 use super::request::Stretch;
 use crate::devices::virtio::chain::Buffers;
@@ -15,6 +15,19 @@ pub struct Place {
     pub file: usize,
     /// Bytes from its start.
     pub at: u64,
+}
+
+/// A flush that the ring does in steps, each of which syncs a file.
+#[derive(Debug, Default)]
+pub struct Flush {
+    /// The file's number.
+    pub file: usize,
+    /// Flushes are counted as they begin.
+    pub number: u64,
+    /// How often the storage had written what needs a sync of its own when the sync under way began.
+    pub begun_at: u64,
+    /// How often it will have to have been synced, once that is known.
+    pub needed: Option<u64>,
 }
 
 /// Bytes that survive the VM. An operation that fails may have been done in part.
@@ -44,8 +57,33 @@ pub trait Storage: Send + std::fmt::Debug {
         Vec::new()
     }
 
-    /// Where a stretch can be read or written by anyone, or with no direction what to sync to flush. None where that is not all.
-    fn place(&self, direction: Option<Direction>, at: u64, len: u64) -> Option<Place>;
+    /// Where a stretch can be read by anyone. None where it is not in one piece.
+    fn place(&self, at: u64, len: u64) -> Option<Place>;
+
+    /// Where a stretch can be written by anyone, who then says [`Storage::end_write`]. None, or an error, where it is to be written by
+    /// [`Storage::write`]. None of it [`Storage::is_arriving`].
+    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<Place>>;
+
+    /// A write that was begun has come to its end, which is that of the request if it returns it.
+    fn end_write(&mut self, _at: u64, _len: u64, done: io::Result<()>) -> io::Result<()> {
+        done
+    }
+
+    /// Whether another write has begun that is to end before a part of this is changed.
+    fn is_arriving(&self, _at: u64, _len: u64) -> bool {
+        false
+    }
+
+    /// Writes that were begun are never said to have ended.
+    fn abandon(&mut self) {}
+
+    /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it.
+    fn begin_flush(&mut self) -> io::Result<Option<Flush>>;
+
+    /// The file was synced, or that failed. Whether it has to be synced once more for this flush.
+    fn synced(&mut self, _flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
+        done.map(|()| false)
+    }
 
     /// The files may have become shorter: it is looked at again before the next write.
     fn forget_len(&self);
