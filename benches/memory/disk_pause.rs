@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::Path;
+use std::time::Instant;
 
 use volt_benches::scratch::Scratch;
 use volt_benches::stats::{Times, percentiles};
@@ -26,7 +27,17 @@ const RATE: u64 = 100;
 /// # Errors
 /// A snapshot fails.
 pub fn measure(scratch: &Scratch, layers_mib: &[u64], runs: usize) -> Result<Table> {
-    let columns = ["pause, ms", "runs", "min", "p50", "p90", "p99", "KiB of the layer in the pause, p50"];
+    let columns = [
+        "pause, ms",
+        "runs",
+        "min",
+        "p50",
+        "p90",
+        "p99",
+        "KiB of the layer in the pause, p50",
+        "s for a snapshot, p50",
+        "MiB/s of new clusters",
+    ];
     let mut table = Table::new(&columns);
     let kernel = scratch.program("small-guest", programs::SMALL_GUEST)?;
     let store = Store::open(&scratch.path("").display().to_string()).or_say("open a store")?;
@@ -38,10 +49,14 @@ pub fn measure(scratch: &Scratch, layers_mib: &[u64], runs: usize) -> Result<Tab
             let cmdline = format!("disk-churn mib={mib} cycles={}", cycles_a_second() / RATE);
             config.boot.cmdline.clone_from(&cmdline);
             config.memory_mib = MIB;
+            let start = Instant::now();
             let (vm, _) = boot_with(&kernel, &cmdline, MIB, |builder| builder.config(config))?;
-            let (mut times, mut pages) = (Times::default(), Vec::new());
+            let filled = start.elapsed();
+            let (mut times, mut whole, mut pages) = (Times::default(), Times::default(), Vec::new());
             for _ in 0..runs.div_ceil(2) {
+                let start = Instant::now();
                 let course = vm.snapshot(&store, "disk").or_say("take a snapshot")?;
+                whole.add(start.elapsed());
                 std::fs::remove_dir_all(scratch.path("disk")).or_say("remove a snapshot")?;
                 times.add(course.paused);
                 pages.push(course.disk_pages_in_pause);
@@ -50,6 +65,8 @@ pub fn measure(scratch: &Scratch, layers_mib: &[u64], runs: usize) -> Result<Tab
             let mut cells = vec![format!("{name}, {mib} MiB in the layer"), times.len().to_string()];
             cells.extend(percentiles(&times));
             cells.push((pages[pages.len() / 2] * 4).to_string());
+            cells.push(format!("{:.2}", whole.percentile(50).as_secs_f64()));
+            cells.push(format!("{:.0}", mib as f64 / filled.as_secs_f64()));
             table.row(cells);
             drop(vm);
             for file in [base, layer] {
@@ -70,6 +87,7 @@ fn with_disk(kernel: &Path, base: &Path, layer: &Path, engine: Engine) -> VmConf
         engine,
         beneath: None,
         layer: Some(layer.into()),
+        layer_size: None,
         limit: RateLimit::default(),
     });
     config

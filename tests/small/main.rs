@@ -20,6 +20,7 @@ mod golden;
 mod granted;
 mod images;
 mod irqchip;
+mod layer_size;
 mod layers_kept;
 mod lazy;
 mod lazy_forks;

@@ -34,16 +34,25 @@ pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
 }
 
 /// Copies what is no hole.
-fn data(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result<()> {
+fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
+    each_with_data(from, at, |found| bytes(from, to, found))
+}
+
+/// Shows what of a stretch is no hole, in order.
+pub fn each_with_data(
+    file: &File,
+    Range { start, end }: Range<u64>,
+    mut act: impl FnMut(Range<u64>) -> io::Result<()>,
+) -> io::Result<()> {
     let mut done = start;
     while done < end {
-        let at = match rustix::fs::seek(from, SeekFrom::Data(done)) {
+        let at = match rustix::fs::seek(file, SeekFrom::Data(done)) {
             Ok(at) if at < end => at,
             Ok(_) | Err(Errno::NXIO) => break,
             Err(errno) => return Err(errno.into()),
         };
-        done = rustix::fs::seek(from, SeekFrom::Hole(at))?.min(end);
-        bytes(from, to, at..done)?;
+        done = rustix::fs::seek(file, SeekFrom::Hole(at))?.min(end);
+        act(at..done)?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@
 //!   read     ──> the layer where it has the cluster, else what lies below
 //!   write    ──> the layer, after what the write leaves of its first and last cluster was copied there from below;
 //!                then the cluster's bit in the live map
+//!   zeros    ──> a hole in the layer, likewise; a discard leaves parts of clusters alone that the layer does not have
 //!   flush    ──> fdatasync, then the synced map, then fdatasync
 //!   end      ──> fdatasync, then the synced map: once the VM has ended, however it did
 //!   copy     ──> one layer over the base, with what there is in the layer below and in this one (see [`super::copy`])
@@ -32,14 +33,16 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use super::bound::Bound;
 use super::copy::{LayerSource, Noted};
 use super::file::{HostFile, Use};
 use super::lower::{Lower, open_layer};
 use super::map::{CLUSTER, DirtyBlocks, Map};
-use super::request::Stretch;
+use super::request::{SECTOR, Stretch};
 use super::storage::{Flush, Place, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
@@ -51,8 +54,8 @@ pub struct Overlay {
     lower: Lower,
     layer: HostFile,
     map: Map,
-    /// The most clusters that it may have, and how many more it may take.
-    limit: Option<(u64, u64)>,
+    /// The most that it may take of the host's disk.
+    bound: Option<Bound>,
     /// Someone can open the layer once this process has gone.
     has_name: bool,
     /// Where the layer was made: to be synced by the first flush.
@@ -105,12 +108,17 @@ impl Overlay {
             FileRef::Path(path) if was_empty => Some(directory_of(path)),
             _ => None,
         };
-        let limit = size.map(|size| size / CLUSTER).map(|most| (most, most.saturating_sub(map.count())));
+        let bound = match size {
+            Some(size) if wanted != Use::Read => {
+                Some(Bound::new(layer.file(), &map, size).map_err(failed("look at layer"))?)
+            }
+            _ => None,
+        };
         Ok(Self {
             lower,
             layer,
             map,
-            limit,
+            bound,
             has_name,
             made_in,
             sync_failed: false,
@@ -250,34 +258,37 @@ impl Overlay {
             return Ok(());
         }
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
-        let new = self.check_room(first, last)?;
         self.copy_up_around(at, len)?;
         // A write that fails may have been done in part.
         self.noted.add(at, len);
         put(&self.layer, self.map.data() + at)?;
         // Only now: a cluster that could not be written in full is still that below.
-        self.map.add(self.layer.file(), first..=last)?;
-        self.take_room(new);
-        Ok(())
+        self.map.add(self.layer.file(), first..=last)
     }
 
-    /// How many of these clusters the layer does not have yet. An error as a full disk gives it if it may not take them.
-    fn check_room(&self, first: u64, last: u64) -> io::Result<u64> {
-        let Some((_, room)) = self.limit else { return Ok(0) };
-        let new = (first..=last).filter(|cluster| !self.map.has(*cluster)).count() as u64;
-        if new <= room { Ok(new) } else { Err(io::Error::from_raw_os_error(libc::ENOSPC)) }
-    }
-
-    fn take_room(&mut self, clusters: u64) {
-        if let Some((_, room)) = &mut self.limit {
-            *room -= clusters;
+    /// Counts the clusters of a write in the layer's size.
+    fn take_room(&mut self, at: u64, len: u64) -> io::Result<()> {
+        match &mut self.bound {
+            Some(bound) if len > 0 => bound.take(at / CLUSTER..(at + len).div_ceil(CLUSTER)),
+            _ => Ok(()),
         }
     }
 
-    fn give_room(&mut self, clusters: u64) {
-        if let Some((_, room)) = &mut self.limit {
-            *room += clusters;
-        }
+    /// Where the last sector ends. A part of one behind it is seen by no guest.
+    fn end(&self) -> u64 {
+        self.lower.len() / SECTOR * SECTOR
+    }
+
+    /// The clusters that lie in a stretch as a whole, or as far as the disk goes.
+    fn whole_clusters(&self, at: u64, len: u64) -> Range<u64> {
+        let end = at + len;
+        let end = if end == self.end() { end.div_ceil(CLUSTER) } else { end / CLUSTER };
+        at.div_ceil(CLUSTER)..end
+    }
+
+    /// Whether a change of a part of this cluster copies the rest of it from below.
+    fn is_copied_up(&self, cluster: u64, whole: &Range<u64>) -> bool {
+        !whole.contains(&cluster) && !self.map.has(cluster)
     }
 
     /// The layer's number among the files.
@@ -293,7 +304,7 @@ impl Overlay {
             self.copy_up(first * CLUSTER, at)?;
         }
         if !self.map.has(last) {
-            self.copy_up(end, self.lower.len().min((last + 1) * CLUSTER))?;
+            self.copy_up(end, self.end().min((last + 1) * CLUSTER))?;
         }
         Ok(())
     }
@@ -326,6 +337,7 @@ impl Storage for Overlay {
     }
 
     fn write(&mut self, at: u64, from: Buffers<'_>) -> io::Result<()> {
+        self.take_room(at, from.len() as u64)?;
         self.put(at, from.len() as u64, |layer, at| layer.write(at, &from))
     }
 
@@ -340,7 +352,31 @@ impl Storage for Overlay {
     /// Zeros are holes: a layer promises no place to anyone. There may be something from before a crash even where the map says
     /// there is nothing.
     fn write_zeroes(&mut self, Stretch { at, len, unmap: _ }: Stretch) -> io::Result<()> {
-        self.put(at, len, |layer, at| layer.write_zeroes(Stretch { at, len, unmap: true }))
+        let whole = self.whole_clusters(at, len);
+        if let Some(mut bound) = self.bound.take() {
+            let clusters = at / CLUSTER..(at + len).div_ceil(CLUSTER);
+            let room = bound.take(clusters.filter(|cluster| self.is_copied_up(*cluster, &whole)));
+            self.bound = Some(bound);
+            room?;
+        }
+        self.put(at, len, |layer, at| layer.write_zeroes(Stretch { at, len, unmap: true }))?;
+        self.bound.iter_mut().for_each(|bound| bound.give_back(whole.clone()));
+        Ok(())
+    }
+
+    /// Takes no place: parts of clusters that the layer does not have keep their bytes.
+    fn discard(&mut self, Stretch { at, len, unmap }: Stretch) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (whole, end) = (self.whole_clusters(at, len), at + len);
+        let (first, last) = (at / CLUSTER, (end - 1) / CLUSTER);
+        let at = if self.is_copied_up(first, &whole) { (first + 1) * CLUSTER } else { at };
+        let end = if self.is_copied_up(last, &whole) { last * CLUSTER } else { end };
+        match end.checked_sub(at) {
+            Some(len) if len > 0 => self.write_zeroes(Stretch { at, len, unmap }),
+            _ => Ok(()),
+        }
     }
 
     fn forget_len(&self) {
@@ -355,9 +391,7 @@ impl Storage for Overlay {
         self.layer.file().set_len(0)?;
         self.map = Map::make(self.layer.file(), self.lower.named(), self.has_name)?;
         self.blocks.clear();
-        if let Some((most, room)) = &mut self.limit {
-            *room = *most;
-        }
+        self.bound.iter_mut().for_each(Bound::clear);
         Ok(())
     }
 
@@ -384,33 +418,27 @@ impl Storage for Overlay {
             return Ok(None);
         }
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
-        let new = self.check_room(first, last)?;
+        self.take_room(at, len)?;
         self.copy_up_around(at, len)?;
-        self.take_room(new);
         self.arriving.extend((first..=last).filter(|cluster| !self.map.has(*cluster)));
         Ok(Some(Place { file: self.layer_number(), at: self.map.data() + at }))
     }
 
     fn end_write(&mut self, at: u64, len: u64, done: io::Result<()>) -> io::Result<()> {
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
-        let arrived = (first..=last).filter(|cluster| self.arriving.remove(cluster)).count() as u64;
-        if arrived == 0 {
-            return done;
+        match (first..=last).filter(|cluster| self.arriving.remove(cluster)).count() {
+            0 => done,
+            _ => done.and_then(|()| self.map.add(self.layer.file(), first..=last)),
         }
-        let done = done.and_then(|()| self.map.add(self.layer.file(), first..=last));
-        if done.is_err() {
-            self.give_room(arrived);
-        }
-        done
     }
 
     fn is_arriving(&self, at: u64, len: u64) -> bool {
         len > 0 && self.arriving.range(at / CLUSTER..=(at + len - 1) / CLUSTER).next().is_some()
     }
 
-    fn abandon(&mut self) {
-        let never = std::mem::take(&mut self.arriving);
-        self.give_room(never.len() as u64);
+    fn abandon(&mut self, a_sync_failed: bool) {
+        self.arriving.clear();
+        self.sync_failed |= a_sync_failed;
     }
 
     fn begin_flush(&mut self) -> io::Result<Option<Flush>> {

@@ -287,6 +287,19 @@ fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
     assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
 }
 
+/// The kernel tells of it only once: the next driver's flush would succeed.
+#[test]
+fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {
+    let based = Based::new();
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    storage.begin_flush().unwrap().unwrap();
+    storage.abandon(true);
+    assert!(storage.begin_flush().unwrap().is_none());
+    storage.flush().unwrap_err();
+    assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
+}
+
 #[test]
 fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
     let based = Based::new();

@@ -241,11 +241,6 @@ impl Map {
         self.dirty.clear();
     }
 
-    /// How many clusters it has.
-    pub fn count(&self) -> u64 {
-        self.bits.iter().map(|byte| u64::from(byte.count_ones())).sum()
-    }
-
     /// Whether the layer has a cluster.
     pub fn has(&self, cluster: u64) -> bool {
         self.bits[(cluster / 8) as usize] & 1 << (cluster % 8) != 0

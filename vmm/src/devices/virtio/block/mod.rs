@@ -25,6 +25,7 @@ use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 
 mod bounce;
+mod bound;
 pub mod copy;
 mod digest;
 #[cfg(test)]

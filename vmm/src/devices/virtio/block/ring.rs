@@ -233,18 +233,23 @@ impl Ring {
         writes.map(|request| (request.place, request.len as u64))
     }
 
-    /// Brings everything to an end, unanswered. What the storage began for it is to be given up too.
-    pub fn abandon(&mut self) {
+    /// Brings everything to an end, unanswered. What the storage began for it is to be given up too. Returns whether a sync
+    /// failed, of which the kernel tells only once.
+    pub fn abandon(&mut self) -> bool {
+        let mut a_sync_failed = false;
         while !self.is_idle() {
             self.wait();
-            while let Some((slot, request, _)) = self.completed() {
+            while let Some((slot, request, result)) = self.completed() {
                 if let Some(ram) = &self.ram {
                     request.mark(ram);
                 }
+                let is_flush = matches!(request.act, Act::Flush(_));
+                a_sync_failed |= is_flush && result < 0 && !is_interrupted(result);
                 self.free.push(slot);
             }
         }
         self.ram = None;
+        a_sync_failed
     }
 }
 
@@ -276,7 +281,7 @@ impl Request {
     /// How it ended, where the kernel gave `result`. What the kernel left over is done.
     fn outcome(&mut self, file: &HostFile, ram: &GuestRam, result: i32) -> io::Result<()> {
         self.mark(ram);
-        let interrupted = [libc::EINTR, libc::EAGAIN].contains(&-result);
+        let interrupted = is_interrupted(result);
         match (result, &self.act) {
             (..0, Act::Move(direction)) if interrupted => self.rest(file, ram, *direction, 0),
             (..0, Act::Flush(_)) if interrupted => file.file().sync_data(),
@@ -308,6 +313,11 @@ impl Request {
             }
         }
     }
+}
+
+/// Whether the kernel did nothing, and may be asked again.
+fn is_interrupted(result: i32) -> bool {
+    [libc::EINTR, libc::EAGAIN].contains(&-result)
 }
 
 impl Later {

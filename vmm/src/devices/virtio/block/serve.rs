@@ -53,8 +53,9 @@ impl Block {
                         break;
                     }
                     taken += 1;
-                    if command.as_ref().is_ok_and(|command| self.waits_for_others(command)) {
-                        answered += self.finish_all(memory, queue)?;
+                    if let Ok(command) = &command {
+                        let waits = |disk: &Self| disk.waits_for_others(command);
+                        answered += self.finish_while(waits, memory, queue)?;
                     }
                     if let Some(written) = self.handle(answer, command, write_through) {
                         queue.put(memory, head, written)?;
@@ -134,10 +135,17 @@ impl Block {
         }
     }
 
-    /// Answers all that the ring has under way, and says how many that were.
-    fn finish_all(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<usize, Broken> {
+    /// Answers what the ring has under way, as long as `waits` says so, and says how much that was.
+    fn finish_while(
+        &mut self,
+        waits: impl Fn(&Self) -> bool,
+        memory: &GuestMemory,
+        queue: &mut VirtQueue,
+    ) -> Result<usize, Broken> {
         let mut answered = 0;
-        while let Some(ring) = self.ring.as_mut().filter(|ring| !ring.is_idle()) {
+        while waits(self)
+            && let Some(ring) = self.ring.as_mut().filter(|ring| !ring.is_idle())
+        {
             ring.wait();
             answered += self.answer_finished(memory, queue)?;
         }
@@ -147,7 +155,7 @@ impl Block {
     /// Brings what the ring has under way to an end.
     pub(super) fn drain(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
-        let answered = self.finish_all(memory, queue)?;
+        let answered = self.finish_while(|_| true, memory, queue)?;
         if answered > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
@@ -209,10 +217,8 @@ impl Block {
 
     /// Brings what is under way to an end, unanswered.
     pub(super) fn abandon(&mut self) {
-        if let Some(ring) = &mut self.ring {
-            ring.abandon();
-        }
-        self.storage.abandon();
+        let a_sync_failed = self.ring.as_mut().is_some_and(Ring::abandon);
+        self.storage.abandon(a_sync_failed);
     }
 
     /// A line in the log for the 1st, 2nd, 4th, 8th failure and so on: a guest can make as many as it likes.

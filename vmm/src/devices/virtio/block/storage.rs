@@ -74,8 +74,8 @@ pub trait Storage: Send + std::fmt::Debug {
         false
     }
 
-    /// Writes that were begun are never said to have ended.
-    fn abandon(&mut self) {}
+    /// Writes and flushes that were begun are never said to have ended. `a_sync_failed`: one of a flush did.
+    fn abandon(&mut self, _a_sync_failed: bool) {}
 
     /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it.
     fn begin_flush(&mut self) -> io::Result<Option<Flush>>;

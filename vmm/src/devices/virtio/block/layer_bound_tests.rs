@@ -1,0 +1,110 @@
+//! Layers of a limited size.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use super::super::super::Block;
+use super::super::super::request::Stretch;
+use super::super::super::testing::{
+    DONE, FAILED, discard, flush, on_both_engines, read, start, write, write_zeroes,
+};
+use super::{Based, LEN};
+use crate::config::devices::DiskConfig;
+use crate::devices::virtio::block::map::CLUSTER;
+
+/// Sectors of a cluster.
+const SECTORS: u64 = CLUSTER / 512;
+
+/// A guest sees an I/O error, as from a full disk of the host.
+#[test]
+fn write_beyond_the_layers_size_is_an_error_and_all_else_goes_on() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let config = DiskConfig { layer_size: Some(2 * CLUSTER + 5), ..based.layer("layer") };
+        let mut driver = start(&config);
+        assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
+        let two_more = write(&mut driver, 2 * SECTORS - 1, &[2; 1024]);
+        assert_eq!(two_more, FAILED, "there is room for one");
+        assert_eq!(write(&mut driver, SECTORS, &[3; 512]), DONE);
+        assert_eq!(write_zeroes(&mut driver, 2 * SECTORS, 8, true), FAILED, "a part of a cluster");
+        assert_eq!(write(&mut driver, 1, &[4; 512]), DONE, "there already");
+        assert_eq!(flush(&mut driver), DONE);
+        let mut expected = based.content[..LEN].to_vec();
+        for (sector, byte) in [(0, 1), (SECTORS as usize, 3), (1, 4)] {
+            expected[sector * 512..][..512].fill(byte);
+        }
+        assert!(read(&mut driver, 0, LEN).unwrap() == expected);
+        drop(driver);
+        // It counts what the layer holds when it is opened, and may be given more.
+        assert_eq!(write(&mut start(&config), 2 * SECTORS, &[5; 512]), FAILED);
+        let more = DiskConfig { layer_size: Some(3 * CLUSTER), ..config };
+        assert_eq!(write(&mut start(&more), 2 * SECTORS, &[5; 512]), DONE);
+        let blocks = fs::metadata(based.dir.path("layer")).unwrap().blocks() * 512;
+        assert!(blocks <= 5 * CLUSTER, "{blocks}: three clusters, and the maps");
+    });
+}
+
+#[test]
+fn zeros_and_discards_take_nothing_of_the_layers_size_and_give_it_back() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
+        let mut driver = start(&config);
+        let mut expected = based.content[..LEN].to_vec();
+        assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
+        expected[..512].fill(1);
+        // The layer is full. Whole clusters become zeros; parts of others keep their bytes.
+        let whole = CLUSTER as usize..3 * CLUSTER as usize;
+        assert_eq!(discard(&mut driver, SECTORS - 8, 2 * SECTORS as u32 + 16), DONE);
+        expected[whole.start - 8 * 512..whole.end].fill(0);
+        assert!(read(&mut driver, 0, LEN).unwrap() == expected);
+        assert_eq!(discard(&mut driver, 3 * SECTORS + 1, 8), DONE);
+        assert!(read(&mut driver, 0, LEN).unwrap() == expected);
+        assert_eq!(write_zeroes(&mut driver, 3 * SECTORS, SECTORS as u32, false), DONE);
+        expected[whole.end..][..CLUSTER as usize].fill(0);
+        // The disk ends in a part of a cluster.
+        assert_eq!(write_zeroes(&mut driver, 5 * SECTORS, 9, false), DONE);
+        expected[5 * CLUSTER as usize..].fill(0);
+        assert!(read(&mut driver, 0, LEN).unwrap() == expected);
+        // What is zeros takes place when it is written.
+        assert_eq!(write(&mut driver, SECTORS, &[2; 512]), FAILED);
+        // A cluster that was discarded makes room for another.
+        assert_eq!(discard(&mut driver, 0, SECTORS as u32), DONE);
+        expected[..CLUSTER as usize].fill(0);
+        drop(driver);
+        let mut driver = start(&config);
+        assert_eq!(write(&mut driver, SECTORS, &[2; 512]), DONE);
+        expected[CLUSTER as usize..][..512].fill(2);
+        assert_eq!(write(&mut driver, 0, &[3; 512]), FAILED);
+        assert_eq!(write_zeroes(&mut driver, SECTORS, SECTORS as u32, true), DONE);
+        assert_eq!(write(&mut driver, 0, &[3; 512]), DONE);
+        expected[CLUSTER as usize..][..512].fill(0);
+        expected[..512].fill(3);
+        assert!(read(&mut driver, 0, LEN).unwrap() == expected);
+        based.assert_untouched();
+    });
+}
+
+#[test]
+fn failed_write_counts_until_its_cluster_is_discarded() {
+    let based = Based::new();
+    let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
+    let mut storage = Block::open(&config).unwrap().storage;
+    storage.begin_write(0, 512).unwrap().unwrap();
+    storage.end_write(0, 512, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    let refused = storage.begin_write(CLUSTER, 512).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    storage.discard(Stretch { at: 0, len: CLUSTER, unmap: true }).unwrap();
+    storage.begin_write(CLUSTER, 512).unwrap().unwrap();
+}
+
+#[test]
+fn emptied_layer_has_its_size_again() {
+    let based = Based::new();
+    let mut block = Block::open(&DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") }).unwrap();
+    let stretch = |at| Stretch { at, len: 512, unmap: true };
+    block.storage.write_zeroes(stretch(0)).unwrap();
+    assert_eq!(block.storage.write_zeroes(stretch(CLUSTER)).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    block.storage.empty().unwrap();
+    block.storage.write_zeroes(stretch(CLUSTER)).unwrap();
+}
