@@ -21,6 +21,7 @@ mod granted;
 mod images;
 mod irqchip;
 mod layer_size;
+mod layers_copied;
 mod layers_kept;
 mod lazy;
 mod lazy_forks;

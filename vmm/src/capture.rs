@@ -28,6 +28,7 @@ use self::limit::{Look, PauseLimit};
 use crate::control::RunState;
 use crate::error::{Error, Result};
 use crate::machine::{Machine, MachineState};
+use crate::memory::PAGE;
 use crate::memory::freeze::freeze;
 use crate::memory::pages::PageSet;
 use crate::memory::populated::private_pages;
@@ -108,6 +109,9 @@ pub(crate) trait Beside {
 
     /// Finds out what was written since the last time, and returns how many pages are to be copied, or how many that comes to.
     fn look(&mut self) -> u64;
+
+    /// Bytes that were copied so far, the bulk's too.
+    fn copied(&self) -> u64;
 
     /// Copies them to memory. Stops where `goes_on` says so of the pages that are left, and returns whether it did not.
     ///
@@ -258,12 +262,13 @@ impl<B: Beside> Passes<'_, B> {
             self.newly_written(machine)?;
             let beside = self.beside.look();
             self.course.pages_in_pause = self.left.len();
-            self.course.disk_pages_in_pause = beside;
+            let copied_before = self.beside.copied();
             let in_time = |left| limit.is_none_or(|limit| limit.allows(began.elapsed(), left));
             if !in_time(self.left.len() + beside) || !self.take(beside, in_time)? {
                 return Ok(None);
             }
             let taken = self.beside.take(machine)?;
+            self.course.disk_pages_in_pause = (self.beside.copied() - copied_before).div_ceil(PAGE);
             Ok(Some((machine.save()?, taken)))
         })
     }

@@ -16,26 +16,31 @@ pub fn share(from: &File, to: &File) -> bool {
     rustix::fs::ioctl_ficlone(to, from).is_ok()
 }
 
-/// Makes an empty file a copy of another.
-pub fn whole(from: &File, to: &File) -> io::Result<()> {
+/// Makes an empty file a copy of another. Returns how many bytes were copied.
+pub fn whole(from: &File, to: &File) -> io::Result<u64> {
     if share(from, to) {
-        return Ok(());
+        return Ok(0);
     }
     let len = from.metadata()?.len();
     to.set_len(len)?;
     data(from, to, 0..len)
 }
 
-/// Makes a stretch of a file what it is in another. Both have it.
-pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
+/// Makes a stretch of a file what it is in another. Both have it. Returns how many bytes were copied.
+pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(to, punch, at.start, at.end - at.start)?;
     data(from, to, at)
 }
 
-/// Copies what is no hole.
-fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<()> {
-    each_with_data(from, at, |found| bytes(from, to, found))
+/// Copies what is no hole, and returns how much that is.
+fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
+    let mut copied = 0;
+    each_with_data(from, at, |found| {
+        copied += found.end - found.start;
+        bytes(from, to, found)
+    })?;
+    Ok(copied)
 }
 
 /// Shows what of a stretch is no hole, in order.

@@ -80,7 +80,7 @@ fn write_memory(
 ) -> Result<()> {
     match (memory, packing) {
         (Memory::Raw(raw, _), None) => {
-            sparse::whole(raw, file).map_err(|source| Error::file("write", place.display(), source))
+            sparse::whole(raw, file).map(drop).map_err(|source| Error::file("write", place.display(), source))
         }
         (Memory::Raw(raw, path), Some(packing)) => {
             let failed = |source| Error::file("read", path.display(), source);

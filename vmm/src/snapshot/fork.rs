@@ -80,6 +80,10 @@ impl Beside for BesideMemory<'_> {
         self.layers.look()
     }
 
+    fn copied(&self) -> u64 {
+        self.layers.copied()
+    }
+
     fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
         self.layers.pass(goes_on)
     }

@@ -74,6 +74,11 @@ impl Copies {
         self.0.iter().map(|one| one.copy.bytes()).sum()
     }
 
+    /// Bytes that were copied from layers so far.
+    pub fn copied(&self) -> u64 {
+        self.0.iter().map(|one| one.copy.copied()).sum()
+    }
+
     /// Copies the bulk of all.
     ///
     /// # Errors
@@ -161,7 +166,7 @@ impl Source {
     pub fn carry(&self, devices: &Devices, to: &NewDir) -> Result<()> {
         self.open(devices)?.into_iter().try_for_each(|(name, layer)| {
             let copy = to.create(&name)?;
-            let copied = sparse::whole(&layer, &copy).and_then(|()| copy.sync_all());
+            let copied = sparse::whole(&layer, &copy).and_then(|_| copy.sync_all());
             copied.map_err(|source| to.failed_to_write(&name, source))
         })
     }

@@ -31,7 +31,7 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     let (below, over) = diff.memory();
     let memory = dir.create(MEMORY_FILE)?;
     match below {
-        Memory::Raw(base, _) => sparse::whole(base, &memory).map_err(failed)?,
+        Memory::Raw(base, _) => sparse::whole(base, &memory).map(drop).map_err(failed)?,
         // Straight into its file: it may be larger than the host's memory.
         Memory::Packed(packed) => unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), &|_| ())?,
     }

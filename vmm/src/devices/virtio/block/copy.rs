@@ -73,6 +73,8 @@ pub struct LayerCopy {
     held: BTreeSet<u64>,
     /// Clusters that are still to be copied.
     left: BTreeSet<u64>,
+    /// Bytes that were copied from the layers so far.
+    copied: u64,
 }
 
 impl LayerCopy {
@@ -83,7 +85,7 @@ impl LayerCopy {
     pub fn begin(from: LayerSource, to: File) -> Result<Self> {
         let memory = fresh(from.map.end())?;
         let shares = sparse::share(from.whole(), &to);
-        Ok(Self { from, to, shares, memory, held: BTreeSet::new(), left: BTreeSet::new() })
+        Ok(Self { from, to, shares, memory, held: BTreeSet::new(), left: BTreeSet::new(), copied: 0 })
     }
 
     /// Bytes that the copy takes of the host, at most, beside what is written later.
@@ -99,11 +101,15 @@ impl LayerCopy {
     /// The host refuses to read a layer, or to take the copy.
     pub fn copy_bulk(&mut self) -> io::Result<()> {
         if !self.shares {
-            sparse::whole(self.from.whole(), &self.to)?;
+            self.copied += sparse::whole(self.from.whole(), &self.to)?;
         }
         if self.from.below.is_some() {
             let clusters = self.from.clusters.iter().copied();
-            self.from.each(clusters, |stretch| sparse::stretch(&self.from.layer, &self.to, stretch))?;
+            let copied = &mut self.copied;
+            self.from.each(clusters, |stretch| {
+                *copied += sparse::stretch(&self.from.layer, &self.to, stretch)?;
+                Ok(())
+            })?;
         }
         Ok(())
     }
@@ -111,6 +117,11 @@ impl LayerCopy {
     /// These clusters are still to be copied.
     pub fn add(&mut self, clusters: BTreeSet<u64>) {
         self.left.extend(clusters);
+    }
+
+    /// Bytes that were copied from the layers so far.
+    pub fn copied(&self) -> u64 {
+        self.copied
     }
 
     /// Clusters that are still to be copied.
@@ -127,7 +138,7 @@ impl LayerCopy {
             if !goes_on(self.left()) {
                 return Ok(false);
             }
-            sparse::stretch(&self.from.layer, &self.memory, self.from.stretch(cluster))?;
+            self.copied += sparse::stretch(&self.from.layer, &self.memory, self.from.stretch(cluster))?;
             self.left.remove(&cluster);
             self.held.insert(cluster);
         }
@@ -144,7 +155,7 @@ impl LayerCopy {
             self.to.set_len(self.from.map.end())?;
         }
         let held = self.held.iter().copied();
-        self.from.each(held, |stretch| sparse::stretch(&self.memory, &self.to, stretch))?;
+        self.from.each(held, |stretch| sparse::stretch(&self.memory, &self.to, stretch).map(drop))?;
         self.held.iter().for_each(|cluster| self.from.map.include(*cluster..cluster + 1));
         self.from.map.write_copy(&self.to)?;
         Ok(self.to)

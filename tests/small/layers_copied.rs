@@ -1,0 +1,37 @@
+//! What a snapshot copies of a disk's layer while the guest stands still.
+
+use std::os::unix::fs::MetadataExt;
+
+use volt_tests::{Recorder, Scratch, needs};
+use volt_vmm::{RestoreOptions, Snapshot, Store, Vm, VmConfig};
+
+/// Clusters of 64 KiB that the guest fills with a sector each.
+const CLUSTERS: u64 = 512;
+
+/// A VM that writes no more copies nothing of a layer in the pause, neither of its own nor of that of its snapshot.
+#[test]
+fn pause_copies_nothing_of_a_layer_that_is_not_written() {
+    needs!(kvm);
+    for engine in ["sync", "io_uring"] {
+        let scratch = Scratch::new();
+        let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+        std::fs::File::create(&base).unwrap().set_len(CLUSTERS << 16).unwrap();
+        let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+        let mut config = VmConfig::new(volt_tests::small_guest());
+        config.boot.cmdline = format!("disk sectors={CLUSTERS} stride=128 until={CLUSTERS}");
+        config.memory_mib = 64;
+        let disk = serde_json::json!({"id": "root", "path": base, "layer": layer, "engine": engine});
+        config.devices.disks.push(serde_json::from_value(disk).unwrap());
+        let recorder = Recorder::default();
+        let vm = Vm::builder().config(config).console(recorder.console()).start().unwrap();
+        recorder.wait_for("done\n");
+        assert_eq!(vm.snapshot(&store, "first").unwrap().disk_pages_in_pause, 0, "{engine}");
+        let first = Snapshot::open(&store, "first").unwrap();
+        let clone = first.restore_with(RestoreOptions::default()).unwrap();
+        assert_eq!(clone.snapshot(&store, "second").unwrap().disk_pages_in_pause, 0, "{engine}");
+        for name in ["first", "second"] {
+            let copy = scratch.path(name).join("disk-root.layer");
+            assert!(std::fs::metadata(copy).unwrap().blocks() * 512 >= CLUSTERS << 16, "{engine} {name}");
+        }
+    }
+}
