@@ -257,8 +257,7 @@ impl<B: Beside> Passes<'_, B> {
         let vm = self.vm;
         // Somebody who has paused the VM does not mind.
         let limit = limit.filter(|_| vm.state() == RunState::Running);
-        let began = Instant::now();
-        vm.paused_for(act, |machine| {
+        vm.paused_for(act, |machine, began| {
             self.newly_written(machine)?;
             let beside = self.beside.look();
             self.course.pages_in_pause = self.left.len();

@@ -10,6 +10,7 @@ use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
 use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
+use crate::devices::virtio::block::ClosedGates;
 use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
@@ -185,22 +186,33 @@ impl Vm {
         }
     }
 
-    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for it.
+    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for it. `act` is told since
+    /// when. Disks are brought to rest before: a flush that is under way is not waited for while the vCPUs stand still.
     pub(crate) fn paused_for<T>(
         &self,
         name: &'static str,
-        act: impl FnOnce(&mut Machine) -> Result<T>,
+        act: impl FnOnce(&mut Machine, Instant) -> Result<T>,
     ) -> Result<(T, Duration)> {
         let mut machine = lock(&self.machine);
         let before = self.state();
+        let closed = self.close_gates(&machine, before)?;
         let start = Instant::now();
         self.pause_machine(&machine, name)?;
-        let done = act(&mut machine);
+        drop(closed);
+        let done = act(&mut machine, start);
         if before == RunState::Running && self.state() != RunState::Ended {
             self.resume_machine(&machine)?;
         }
         let paused = if before == RunState::Running { start.elapsed() } else { Duration::ZERO };
         Ok((done?, paused))
+    }
+
+    fn close_gates(&self, machine: &Machine, state: RunState) -> Result<Option<ClosedGates>> {
+        if state != RunState::Running {
+            return Ok(None);
+        }
+        let _in_time = machine.halt_in_time()?;
+        Ok(Some(machine.platform().close_gates()))
     }
 
     /// Works on the machine while nobody else does.

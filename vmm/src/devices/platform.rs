@@ -14,7 +14,7 @@ use super::lines::Lines;
 use super::power::{self, Power};
 use super::serial::Serial;
 use super::virtio::balloon::Balloon;
-use super::virtio::block::Block;
+use super::virtio::block::{Block, ClosedGates};
 use super::virtio::net::Net;
 use super::virtio_slots::{self, Handles, Slot};
 use super::{Place, SharedDevice};
@@ -108,6 +108,12 @@ impl Platform {
             *lock(&self.attendant) = Some(Attendant::start(waiting, Arc::clone(control))?);
         }
         Ok(())
+    }
+
+    /// Keeps the disks from taking requests until what is returned is dropped, and waits for what they have under way. It is to be
+    /// dropped after a halt.
+    pub(crate) fn close_gates(&self) -> ClosedGates {
+        ClosedGates::of(&self.handles.gates)
     }
 
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.

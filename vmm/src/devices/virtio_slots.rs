@@ -7,7 +7,7 @@ use super::Place;
 use super::lines::Lines;
 use super::virtio::VirtioDevice;
 use super::virtio::balloon::Balloon;
-use super::virtio::block::Block;
+use super::virtio::block::{Block, Gate};
 use super::virtio::console::Console;
 use super::virtio::net::Net;
 use super::virtio::rng::Rng;
@@ -45,6 +45,8 @@ pub(super) struct Slot {
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     pub disks: BTreeMap<String, Arc<Mutex<Block>>>,
+    /// The same with their gates.
+    pub gates: Vec<(Arc<Gate>, Arc<Mutex<Block>>)>,
     pub networks: BTreeMap<String, Arc<Mutex<Net>>>,
     pub balloon: Option<Arc<Mutex<Balloon>>>,
     pub vsock: Option<Arc<Mutex<Vsock>>>,
@@ -93,7 +95,10 @@ type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<Named>> {
     let mut made: Vec<Named> = Vec::with_capacity(devices.count());
     for disk in &devices.disks {
-        let block = Arc::new(Mutex::new(Block::open(disk)?));
+        let block = Block::open(disk)?;
+        let gate = block.gate();
+        let block = Arc::new(Mutex::new(block));
+        handles.gates.push((gate, Arc::clone(&block)));
         handles.disks.insert(disk.id.clone(), Arc::clone(&block));
         made.push((format!("disk-{}", disk.id), block as _));
         step_done("  disk");

@@ -8,6 +8,7 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,7 @@ mod digest;
 #[cfg(test)]
 mod direct_tests;
 mod file;
+mod gate;
 mod image;
 mod layer;
 mod live;
@@ -47,6 +49,7 @@ mod tests;
 
 use copy::LayerSource;
 use file::{HostFile, Use};
+pub use gate::{ClosedGates, Gate};
 pub use image::Image;
 use layer::Overlay;
 use lower::Lower;
@@ -75,6 +78,7 @@ pub struct Block {
     /// Does reads, writes and flushes where there is one.
     ring: Option<Ring>,
     limiter: RateLimiter,
+    gate: Arc<Gate>,
     /// Transfers may hold pages of guest memory.
     is_direct: bool,
     /// When to look again how long the files are: a look before each write would cost each of them a system call.
@@ -124,6 +128,7 @@ impl Block {
             storage,
             ring,
             limiter: RateLimiter::new(limit),
+            gate: Arc::default(),
             is_direct: false,
             look_again: Instant::now(),
             failures: 0,
@@ -145,6 +150,17 @@ impl Block {
     /// Changes how fast it may be used.
     pub fn limit(&mut self, limit: &RateLimit) {
         self.limiter.change(limit);
+    }
+
+    /// Where it is kept from taking requests.
+    #[must_use]
+    pub fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
+    }
+
+    /// Whether nothing is under way.
+    fn is_idle(&self) -> bool {
+        self.ring.as_ref().is_none_or(Ring::is_idle)
     }
 
     /// Begins a copy of what the guest writes, where that is in a layer. Until [`Block::end_copy`] the layer notes what is written.
@@ -305,6 +321,7 @@ impl Persist for Block {
             storage: _,
             ring: _,
             limiter: _,
+            gate: _,
             is_direct: _,
             look_again: _,
             failures: _,

@@ -37,6 +37,10 @@ impl Block {
         }
         queue.hush(memory)?;
         while taken < queue.size() && (taken == 0 || Instant::now() < end) {
+            if self.gate.is_closed() {
+                next = Next::Wait; // for the halt, after which the queue is looked at again
+                break;
+            }
             if self.ring.as_ref().is_some_and(Ring::is_full) {
                 next = Next::Wait; // for something to be finished
                 break;
@@ -77,6 +81,9 @@ impl Block {
         }
         if answered > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
+        }
+        if self.gate.is_closed() && self.is_idle() {
+            self.gate.tell_idle();
         }
         Ok(next)
     }

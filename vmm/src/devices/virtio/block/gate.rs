@@ -1,0 +1,126 @@
+//! Disks that take no requests for a moment: so a VM that is about to be paused does not wait for the host's disk while its vCPUs stand
+//! still.
+//!
+//! ```text
+//!   close ──> requests stay in the queues ──> what is under way ends ──> pause ──> halt ──> open
+//!             └────────────── the vCPUs run ──────────────┘
+//! ```
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Block;
+use crate::sync::lock;
+
+/// The longest that disks are waited for. The pause waits for the rest.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The gate of a disk, in the device itself and beside its lock: the lock is held while a request is done at once.
+#[derive(Debug, Default)]
+pub struct Gate {
+    is_closed: AtomicBool,
+    /// Told when the device has nothing under way behind a closed gate.
+    idle: Condvar,
+}
+
+impl Gate {
+    /// Whether the device is to take no request.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn tell_idle(&self) {
+        self.idle.notify_all();
+    }
+}
+
+/// Gates that are closed. Dropped, they are open; a device that was not halted meanwhile may have missed its driver's word.
+#[derive(Debug)]
+pub struct ClosedGates(Vec<Arc<Gate>>);
+
+impl ClosedGates {
+    /// Closes the gates of disks, and waits until these have nothing under way, or for a second.
+    pub fn of(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)]) -> Self {
+        let end = Instant::now() + PATIENCE;
+        disks.iter().for_each(|(gate, _)| gate.is_closed.store(true, Ordering::Release));
+        let closed = Self(disks.iter().map(|(gate, _)| Arc::clone(gate)).collect());
+        for (gate, disk) in disks {
+            let left = end.saturating_duration_since(Instant::now());
+            let busy = |disk: &mut Block| !disk.is_idle();
+            let waited = gate.idle.wait_timeout_while(lock(disk), left, busy);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+        closed
+    }
+}
+
+impl Drop for ClosedGates {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|gate| gate.is_closed.store(false, Ordering::Release));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::testing::{DONE, Dir, IN, OUT, disk_on, header, on_both_engines, read, status, write};
+    use super::*;
+    use crate::devices::virtio::feature;
+    use crate::devices::virtio::testing::{Driver, MEMORY, Part};
+    use crate::memory::backing::Backing;
+    use crate::memory::ram::GuestRam;
+
+    fn driver(block: &Arc<Mutex<Block>>) -> Driver {
+        let ram = GuestRam::reserve(MEMORY).unwrap();
+        Backing::Fresh.map(&ram).unwrap();
+        Driver::with_memory(Arc::clone(block) as _, ram, !feature::EVENT_IDX)
+    }
+
+    #[test]
+    fn closed_gate_leaves_requests_in_the_queue_for_after_the_halt() {
+        on_both_engines(|engine| {
+            let dir = Dir::new();
+            let path = dir.file("image", &[0; 8192]);
+            let block = Block::open(&disk_on(engine, &path)).unwrap();
+            let gate = block.gate();
+            let block = Arc::new(Mutex::new(block));
+            let mut driver = driver(&block);
+            assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
+            let closed = ClosedGates::of(&[(gate, Arc::clone(&block))]);
+            driver.send(0, &[Part::Out(&header(OUT, 1)), Part::Out(&[2; 512]), Part::In(1)]);
+            // A halted device has nothing under way, and has had a look.
+            driver.transport.halt();
+            assert!(driver.poll(0).is_none(), "answered behind a closed gate");
+            assert_eq!(fs::read(&path).unwrap()[512], 0);
+            drop(closed);
+            driver.transport.go_on().unwrap();
+            assert_eq!(status(&driver.wait(0)), DONE);
+            assert_eq!(read(&mut driver, 1, 512).unwrap(), [2; 512]);
+        });
+    }
+
+    #[test]
+    fn gate_is_closed_once_what_is_under_way_has_ended() {
+        on_both_engines(|engine| {
+            let dir = Dir::new();
+            let path = dir.file("image", &vec![7; 4 << 20]);
+            let block = Block::open(&disk_on(engine, &path)).unwrap();
+            let gate = block.gate();
+            let block = Arc::new(Mutex::new(block));
+            let mut driver = driver(&block);
+            for turn in 0..50 {
+                for number in 0..8 {
+                    driver.send(0, &[Part::Out(&header(IN, number * 128)), Part::In(4096), Part::In(1)]);
+                }
+                let closed = ClosedGates::of(&[(Arc::clone(&gate), Arc::clone(&block))]);
+                assert!(lock(&block).is_idle(), "turn {turn}");
+                driver.transport.halt();
+                drop(closed);
+                driver.transport.go_on().unwrap();
+                (0..8).for_each(|_| assert_eq!(status(&driver.wait(0)), DONE));
+            }
+        });
+    }
+}
