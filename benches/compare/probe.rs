@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::hint::black_box;
 use std::io::BufRead;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -14,21 +14,27 @@ use volt_benches::first_byte::FirstByte;
 use volt_benches::guest_memory::{Memory, codecs};
 use volt_benches::scratch::Scratch;
 use volt_benches::shuffle::shuffle;
+use volt_benches::wire::Wire;
 use volt_benches::{OrSay, Result, process, programs};
+use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
 use volt_vmm::lazy::LazyBase;
 use volt_vmm::snapshot::pack::{Decoder, Pack};
-use volt_vmm::{Console, Kind, Packing, Pool, RestoreOptions, Shape, Snapshot, SnapshotOptions, Store, Vm};
+use volt_vmm::{
+    Console, Kind, Packing, Pool, RestoreOptions, Shape, Snapshot, SnapshotOptions, Store, Vm, VmConfig,
+};
 
 /// Acts on VMs.
 pub const LIBRARY: &[&str] = &[
     "boot, call to first byte",
     "restore, call to first byte",
+    "restore of a diff, call to first byte",
     "restore from a pool, call to first byte",
     "fork, call to first byte",
     "fork from a pool, call to first byte",
     "rewind",
     "snapshot",
     "diff",
+    "net, a frame and its answer",
 ];
 /// Acts on packed memory.
 pub const MEMORY: &[&str] =
@@ -43,6 +49,8 @@ const MIB: u64 = 128;
 const BUSY_MIB: u64 = 16;
 /// For so long it does, before an act.
 const BUSY: Duration = Duration::from_millis(20);
+/// Frames of one act on a network interface.
+const FRAMES: u32 = 20;
 /// Between two acts: what the kernel still does for the end of a VM is not the next one's to pay for.
 const REST: Duration = Duration::from_millis(20);
 /// How long a guest may take to its first byte.
@@ -101,13 +109,15 @@ impl Probe {
         thread::sleep(REST);
         match act.split_once(", call").map_or(act, |(act, _)| act) {
             "boot" => whole(vms.boot()?),
-            "restore" => whole(vms.restore(false)?),
-            "restore from a pool" => whole(vms.restore(true)?),
+            "restore" => whole(vms.restore(&vms.warm, false)?),
+            "restore of a diff" => whole(vms.restore(&vms.diff, false)?),
+            "restore from a pool" => whole(vms.restore(&vms.warm, true)?),
             "fork" => whole(vms.fork(false)?),
             "fork from a pool" => whole(vms.fork(true)?),
             "rewind" => whole(vms.rewind()?),
             "snapshot" => vms.snapshot(Kind::Full),
             "diff" => vms.snapshot(Kind::Diff),
+            "net, a frame and its answer" => whole(vms.exchange_frames()?),
             _ => Err(format!("{act:?} is no act of this probe")),
         }
     }
@@ -116,8 +126,11 @@ impl Probe {
 /// The VMs, none of which runs while no act does.
 struct Vms {
     kernel: PathBuf,
+    small: PathBuf,
     store: Store,
     warm: Snapshot,
+    /// A diff on that.
+    diff: Snapshot,
     pool: Arc<Pool>,
     /// Forked again and again.
     parent: Vm,
@@ -125,6 +138,8 @@ struct Vms {
     busy: Vm,
     /// The same, restored, to be rewound.
     rewound: Vm,
+    /// Answers frames. Made by the first act that needs it, so that the others need no privilege.
+    answering: Option<(Vm, Wire)>,
 }
 
 impl Vms {
@@ -134,7 +149,10 @@ impl Vms {
         let small = scratch.program("small-guest", programs::SMALL_GUEST)?;
         let (parent, _) = boot(&kernel, "")?;
         parent.snapshot(&store, "warm").or_say("take a snapshot")?;
+        let options = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+        parent.snapshot_with(&store, "warm-diff", &options).or_say("take a diff")?;
         parent.pause().or_say("pause")?;
+        let diff = Snapshot::open(&store, "warm-diff").or_say("open the diff")?;
         let warm = Snapshot::open(&store, "warm").or_say("open the snapshot")?;
         let pool = Arc::new(Pool::new(Shape::of(warm.config()), 2).or_say("make a pool")?);
         let (busy, _) = boot(&small, &format!("churn mib={BUSY_MIB}"))?;
@@ -144,7 +162,7 @@ impl Vms {
         let options = RestoreOptions { rewindable: true, resume: false, ..RestoreOptions::default() };
         let again = Snapshot::open(&store, "busy").or_say("open the snapshot")?;
         let rewound = again.restore_with(options).or_say("restore")?;
-        Ok(Self { kernel, store, warm, pool, parent, busy, rewound })
+        Ok(Self { kernel, small, store, warm, diff, pool, parent, busy, rewound, answering: None })
     }
 
     fn boot(&self) -> Result<Duration> {
@@ -161,12 +179,11 @@ impl Vms {
         Ok(Some(Arc::clone(&self.pool)))
     }
 
-    fn restore(&self, pooled: bool) -> Result<Duration> {
+    fn restore(&self, snapshot: &Snapshot, pooled: bool) -> Result<Duration> {
         let pool = self.pooled(pooled)?;
         first_byte(|console| {
-            self.warm
-                .restore_with(RestoreOptions { console, pool, ..RestoreOptions::default() })
-                .or_say("restore")
+            let options = RestoreOptions { console, pool, ..RestoreOptions::default() };
+            snapshot.restore_with(options).or_say("restore")
         })
     }
 
@@ -191,6 +208,22 @@ impl Vms {
         Ok(took)
     }
 
+    /// Its mean over [`FRAMES`].
+    fn exchange_frames(&mut self) -> Result<Duration> {
+        if self.answering.is_none() {
+            self.answering = Some(answering(&self.small)?);
+        }
+        let (vm, wire) = self.answering.as_ref().ok_or("no guest that answers frames")?;
+        vm.resume().or_say("resume")?;
+        let start = Instant::now();
+        for _ in 0..FRAMES {
+            wire.exchange()?;
+        }
+        let took = start.elapsed();
+        vm.pause().or_say("pause")?;
+        Ok(took / FRAMES)
+    }
+
     /// A full one, or a diff on the last full one.
     fn snapshot(&self, kind: Kind) -> Result<Timed> {
         let name = format!("{kind:?}");
@@ -207,13 +240,34 @@ impl Vms {
     }
 }
 
+/// A guest that answers frames, and the host's end of its tap, which goes with it.
+fn answering(kernel: &Path) -> Result<(Vm, Wire)> {
+    let tap = format!("vp{}", std::process::id());
+    let mut config = VmConfig::new("");
+    config.devices.networks.push(NetConfig {
+        id: "eth0".to_owned(),
+        backend: NetBackend::Tap(tap.clone()),
+        mac: None,
+        mtu: None,
+        offload: false,
+        receive_limit: RateLimit::default(),
+        transmit_limit: RateLimit::default(),
+    });
+    let (vm, _) = boot_with(kernel, "net", config)?;
+    Ok((vm, Wire::open(&tap)?))
+}
+
 /// Boots a guest, and tells how long it took to its first byte.
-fn boot(kernel: &std::path::Path, cmdline: &str) -> Result<(Vm, Duration)> {
+fn boot(kernel: &Path, cmdline: &str) -> Result<(Vm, Duration)> {
+    boot_with(kernel, cmdline, VmConfig::new(""))
+}
+
+fn boot_with(kernel: &Path, cmdline: &str, config: VmConfig) -> Result<(Vm, Duration)> {
     let (first, said) = channel();
     let console = Console::to(FirstByte::new(first));
     let start = Instant::now();
-    let builder = Vm::builder().kernel(kernel).cmdline(cmdline).memory_mib(MIB).console(console);
-    let vm = builder.start().or_say("boot a guest")?;
+    let builder = Vm::builder().config(config).kernel(kernel).cmdline(cmdline);
+    let vm = builder.memory_mib(MIB).console(console).start().or_say("boot a guest")?;
     let at = said.recv_timeout(LIMIT).or_say("hear the guest")?;
     Ok((vm, at - start))
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use volt_benches::process::Running;
 use volt_benches::scratch::Scratch;
 use volt_benches::table::Table;
+use volt_benches::wire::Tap;
 use volt_benches::{OrSay, Result, programs, snapshots};
 
 use crate::build::Build;
@@ -35,7 +36,8 @@ struct Start {
 /// One fails.
 pub fn measure(builds: &[Build; 2], runs: usize, rows: &mut Rows) -> Result<()> {
     let scratch = Scratch::new()?;
-    let starts = starts(builds, &scratch)?;
+    let tap = Tap::new(format!("vb{}", std::process::id()))?;
+    let starts = starts(builds, &scratch, tap.name())?;
     for run in 0..=runs {
         for Start { name, words } in &starts {
             for turn in [run % 2, (run + 1) % 2] {
@@ -56,7 +58,7 @@ pub fn measure(builds: &[Build; 2], runs: usize, rows: &mut Rows) -> Result<()> 
     Ok(())
 }
 
-fn starts(builds: &[Build; 2], scratch: &Scratch) -> Result<Vec<Start>> {
+fn starts(builds: &[Build; 2], scratch: &Scratch, tap: &str) -> Result<Vec<Start>> {
     let kernel = scratch.program("chatter", programs::CHATTER)?.display().to_string();
     let base = scratch.path("base");
     let content: Vec<u8> = (0..DISK).map(|at| (at / 4096) as u8).collect();
@@ -67,6 +69,8 @@ fn starts(builds: &[Build; 2], scratch: &Scratch) -> Result<Vec<Start>> {
         ("restore", &[]),
         ("restore, lz4", &[]),
         ("restore, zstd", &[]),
+        ("restore of a diff", &[]),
+        ("restore, net", &["net"]),
         ("restore, disk, vsock, rng, balloon", &["disk", "vsock", "rng", "balloon"]),
     ];
     for (name, kinds) in devices {
@@ -80,11 +84,16 @@ fn starts(builds: &[Build; 2], scratch: &Scratch) -> Result<Vec<Start>> {
                 "vsock" => {
                     vec!["--vsock".into(), format!("cid=3,socket={}", scratch.path("vsock").display())]
                 }
+                "net" => vec!["--net".into(), format!("tap={tap}")],
                 other => vec![format!("--{other}")],
             };
             let devices: Vec<String> = kinds.iter().flat_map(word).collect();
             let dir = format!("{number}-{}", starts.len());
-            let taken = snapshots::by_volt_vmm(&build.volt_vmm, scratch, &dir, MIB, &devices)?;
+            let taken = if *name == "restore of a diff" {
+                snapshots::diff_by_volt_vmm(&build.volt_vmm, scratch, &dir, MIB)?
+            } else {
+                snapshots::by_volt_vmm(&build.volt_vmm, scratch, &dir, MIB, &devices)?
+            };
             let _ = fs::remove_file(scratch.path("vsock"));
             let restored = match name.split_once(", ") {
                 Some((_, codec @ ("lz4" | "zstd"))) => packed(&build.volt_vmm, &taken, codec)?,

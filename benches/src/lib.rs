@@ -18,6 +18,7 @@ pub mod snapshots;
 pub mod stats;
 pub mod steps;
 pub mod table;
+pub mod wire;
 
 /// An error that ends a benchmark; its text is for the one who runs it.
 pub type Result<T> = std::result::Result<T, String>;

@@ -26,19 +26,43 @@ pub fn by_volt_vmm(
     mib: u64,
     devices: &[String],
 ) -> Result<PathBuf> {
-    let (kernel, socket) = (scratch.program("chatter", programs::CHATTER)?, scratch.path("volt.sock"));
+    let (vm, socket) = boot(volt_vmm, scratch, mib, devices)?;
     let dir = scratch.path(name);
+    create(volt_vmm, &dir, &socket, &[])?;
+    drop(vm);
+    let _ = fs::remove_file(socket);
+    Ok(dir)
+}
+
+/// The same without devices, and then a diff on that snapshot, whose directory is returned.
+///
+/// # Errors
+/// volt-vmm fails.
+pub fn diff_by_volt_vmm(volt_vmm: &Path, scratch: &Scratch, name: &str, mib: u64) -> Result<PathBuf> {
+    let (vm, socket) = boot(volt_vmm, scratch, mib, &[])?;
+    let dir = scratch.path(name);
+    create(volt_vmm, &scratch.path(&format!("{name}-base")), &socket, &[])?;
+    create(volt_vmm, &dir, &socket, &["--diff"])?;
+    drop(vm);
+    let _ = fs::remove_file(socket);
+    Ok(dir)
+}
+
+/// Boots the bench guest and waits for its API. Returns the API's socket too.
+fn boot(volt_vmm: &Path, scratch: &Scratch, mib: u64, devices: &[String]) -> Result<(Running, PathBuf)> {
+    let (kernel, socket) = (scratch.program("chatter", programs::CHATTER)?, scratch.path("volt.sock"));
     let mut run = Command::new(volt_vmm);
     run.arg("run").arg("--kernel").arg(kernel).args(["--memory", &format!("{mib}M")]).args(devices);
     let mut vm = Running::start(run.arg("--api-socket").arg(&socket))?;
     vm.wait_for("ready")?;
     wait_for_file(&socket)?;
+    Ok((vm, socket))
+}
+
+fn create(volt_vmm: &Path, dir: &Path, socket: &Path, options: &[&str]) -> Result<()> {
     let mut snapshot = Command::new(volt_vmm);
-    snapshot.arg("snapshot").arg("create").arg(&dir).arg("--api-socket").arg(&socket);
-    Running::start(&mut snapshot)?.wait()?;
-    drop(vm);
-    let _ = fs::remove_file(socket);
-    Ok(dir)
+    snapshot.args(["snapshot", "create"]).arg(dir).arg("--api-socket").arg(socket).args(options);
+    Running::start(&mut snapshot)?.wait()
 }
 
 /// The peer: QEMU's smallest machine, with what volt-vmm's has (irqchip, PIT, one serial port).
