@@ -7,11 +7,14 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
 
 use super::{cpuid, msr};
 use crate::error::Result;
+use crate::sync::lock;
 
 mod kept;
 
@@ -37,13 +40,17 @@ impl Host {
     /// VM, which takes longer than all the rest.
     #[must_use]
     pub fn this() -> Self {
+        Self::with_module(kvm_module())
+    }
+
+    fn with_module(kvm_module: Option<&str>) -> Self {
         // The first CPU's entry begins with all that is needed, and on a large host the whole file takes long.
         let mut start = [0; 512];
         let read = File::open("/proc/cpuinfo").and_then(|mut file| file.read(&mut start));
-        Self::described_by(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]))
+        Self::described_by(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]), kvm_module)
     }
 
-    fn described_by(cpuinfo: &str) -> Self {
+    fn described_by(cpuinfo: &str, kvm_module: Option<&str>) -> Self {
         let field = |name: &str| {
             let mut pairs = cpuinfo.lines().filter_map(|line| line.split_once(':'));
             pairs.find(|(key, _)| key.trim_end() == name).map_or("unknown", |(_, value)| value.trim())
@@ -54,7 +61,7 @@ impl Host {
             cpu_signature: format!("{}/{}/{}", field("cpu family"), field("model"), field("stepping")),
             microcode: field("microcode").to_owned(),
             kernel: format!("{} {}", uname.release().to_string_lossy(), uname.version().to_string_lossy()),
-            kvm_module: kvm_module().unwrap_or("unknown").to_owned(),
+            kvm_module: kvm_module.unwrap_or("unknown").to_owned(),
         }
     }
 }
@@ -62,12 +69,27 @@ impl Host {
 /// A digest of what this host's KVM offers guests: supported CPUID features and feature MSRs. 32 hex digits. Where two hosts have the
 /// same, a guest of one has all that it was shown on the other.
 ///
-/// KVM is asked once a boot; then a file that only this user or root can write tells ([`kept`]).
+/// KVM is asked once a boot; then a file that only this user or root can write tells ([`kept`]). A process reads the file once: as long
+/// as KVM's modules stay loaded, KVM offers what it did.
 ///
 /// # Errors
 /// The file does not tell, and KVM cannot be opened or refuses to.
 pub fn feature_digest() -> Result<String> {
-    let key = kept::Key::here();
+    static KNOWN: Mutex<Option<(Loads, String)>> = Mutex::new(None);
+    let loads = Loads::here();
+    let known = lock(&KNOWN).clone();
+    if let (Some(loads), Some((under, digest))) = (&loads, known)
+        && *loads == under
+    {
+        return Ok(digest);
+    }
+    let digest = digest_under(loads.as_ref())?;
+    *lock(&KNOWN) = loads.map(|loads| (loads, digest.clone()));
+    Ok(digest)
+}
+
+fn digest_under(loads: Option<&Loads>) -> Result<String> {
+    let key = loads.and_then(kept::Key::here);
     if let Some(digest) = key.as_ref().and_then(kept::read) {
         return Ok(digest);
     }
@@ -79,6 +101,23 @@ pub fn feature_digest() -> Result<String> {
         log::debug!("the digest of this host's KVM is not kept, and will be computed again: {error}");
     }
     Ok(digest)
+}
+
+/// KVM's modules, and which load of them this is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Loads {
+    vendor: &'static str,
+    /// A directory of sysfs has a number of its own, and a module that is loaded again has another.
+    numbers: [u64; 2],
+}
+
+impl Loads {
+    /// None where KVM is no module.
+    fn here() -> Option<Self> {
+        let vendor = kvm_module()?;
+        let number = |name| fs::metadata(format!("/sys/module/{name}")).map(|found| found.ino()).ok();
+        Some(Self { vendor, numbers: [number("kvm")?, number(vendor)?] })
+    }
 }
 
 /// Name of the loaded KVM module that runs guests on this host.
@@ -97,7 +136,7 @@ mod tests {
     fn a_cpu_is_known_by_the_kernels_words() {
         let cpuinfo = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n\
                        model name\t: X: Y\nstepping\t: 8\nmicrocode\t: 0x2b0004d0\ncpu MHz\t\t: 21";
-        let host = Host::described_by(cpuinfo);
+        let host = Host::described_by(cpuinfo, Some("kvm_intel"));
         assert_eq!((host.cpu_vendor.as_str(), host.cpu_signature.as_str()), ("GenuineIntel", "6/143/8"));
         assert_eq!(host.microcode, "0x2b0004d0");
         let here = Host::this();

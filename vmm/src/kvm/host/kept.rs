@@ -12,12 +12,12 @@ use std::io::{self, Read, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::{Host, kvm_module};
+use super::{Host, Loads};
 use crate::kvm::cpuid;
 
 const NAME: &str = "host-features";
 /// Bytes. A key has some 200.
-const LONGEST: u64 = 4096;
+const LONGEST: usize = 1024;
 const DIGEST_LEN: usize = 32;
 
 /// What a digest was computed under, in one line.
@@ -25,14 +25,14 @@ const DIGEST_LEN: usize = 32;
 pub(super) struct Key(String);
 
 impl Key {
-    /// Of this host now. None where it cannot be told, or no user's cache is known.
-    pub(super) fn here() -> Option<Self> {
-        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
-        let module = kvm_module()?;
-        // A directory of sysfs has a number of its own, and a module that is loaded again has another.
-        let loads = ["kvm", module].map(|name| fs::metadata(format!("/sys/module/{name}")).map(|m| m.ino()));
-        let [Ok(core), Ok(vendor)] = loads else { return None };
-        Some(Self::of(boot_id.trim(), &[core, vendor], &Host::this(), &cpuid::digest(&[], &[])))
+    /// Of this host now, under this load of KVM's modules. None where the boot has no name.
+    pub(super) fn here(loads: &Loads) -> Option<Self> {
+        let mut boot_id = [0; 64];
+        // A file of /proc tells no length: a `read_to_string` asks for one, and reads twice more.
+        let read = File::open("/proc/sys/kernel/random/boot_id").and_then(|mut file| file.read(&mut boot_id));
+        let boot_id = std::str::from_utf8(&boot_id[..read.ok()?]).ok()?.trim();
+        let host = Host::with_module(Some(loads.vendor));
+        Some(Self::of(boot_id, &loads.numbers, &host, &cpuid::digest(&[], &[])))
     }
 
     /// `looked_at` stands for what a digest covers.
@@ -76,8 +76,9 @@ fn read_in(directory: &Path, key: &Key) -> Option<String> {
     if !found.is_file() || !is_ours || found.mode() & 0o022 != 0 {
         return None;
     }
-    let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text).ok()?;
+    let mut text = [0; LONGEST];
+    let read = (&file).read(&mut text).ok()?;
+    let text = std::str::from_utf8(&text[..read]).ok()?;
     let digest = text.strip_prefix(&key.0)?.strip_prefix('\n')?.strip_suffix('\n')?;
     (digest.len() == DIGEST_LEN && digest.bytes().all(|byte| byte.is_ascii_hexdigit()))
         .then(|| digest.to_owned())
