@@ -128,8 +128,9 @@ impl Pool {
         refused.map_or(Ok(()), Err)
     }
 
-    /// One of this shape, if there is one, to restore `state` to.
-    pub(crate) fn take(&self, shape: Shape, state: &Arc<MachineState>) -> Option<Shell> {
+    /// Takes one of this shape, if there is one, to restore `state` to. The next is made once the [`Refill`] is dropped: to wake
+    /// the thread that makes it takes time, which the restore does not have.
+    pub(crate) fn take(&self, shape: Shape, state: &Arc<MachineState>) -> Option<(Shell, Refill)> {
         if shape != self.shared.shape {
             return None;
         }
@@ -140,9 +141,18 @@ impl Pool {
         let at = inner.shells.iter().position(is_for).unwrap_or(0);
         let mut ready = inner.shells.remove(at)?;
         inner.last = Some((Arc::clone(state), Instant::now()));
-        self.shared.changed.notify_all();
         ready.shell.is_prepared = is_for(&ready);
-        Some(ready.shell)
+        Some((ready.shell, Refill(Arc::clone(&self.shared))))
+    }
+}
+
+/// Has the VM replaced that was taken, when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Refill(Arc<Shared>);
+
+impl Drop for Refill {
+    fn drop(&mut self) {
+        self.0.changed.notify_all();
     }
 }
 

@@ -311,6 +311,7 @@ impl Snapshot {
         let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shape = Shape { logs_writes: options.rewindable, ..Shape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
+        let (pooled, _refill) = pooled.unzip();
         let shell = shell(pooled, shape, backing, first)?;
         shell.heed_faults();
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
@@ -459,11 +460,13 @@ fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
         return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
     }
     let failed = |source| Error::file("read", path.display(), source);
-    let mut bytes = Vec::with_capacity(len.min(USUAL_STATE) as usize);
-    file.by_ref().take(USUAL_STATE).read_to_end(&mut bytes).map_err(failed)?;
+    let mut bytes = vec![0; len.min(USUAL_STATE) as usize];
+    file.read_exact(&mut bytes).map_err(failed)?;
     // A long file gets memory only if it begins like a state file; one of holes does not.
     manifest::has_head(&bytes).map_err(|problem| Error::snapshot(path, problem))?;
-    file.read_to_end(&mut bytes).map_err(failed)?;
+    if len > USUAL_STATE {
+        file.read_to_end(&mut bytes).map_err(failed)?;
+    }
     Ok(bytes)
 }
 
