@@ -33,6 +33,13 @@ const LVT_TIMER_MODE: u32 = 3 << 17;
 const LVT_TIMER_TSC_DEADLINE: u32 = 2 << 17;
 const LVT_EXTINT: u32 = 7 << 8;
 const LVT_NMI: u32 = 4 << 8;
+/// The register that starts the local APIC's own counter, unless it holds 0 (Intel SDM volume 3, 11.5.4).
+const INITIAL_COUNT: usize = 0x380;
+
+/// Bits that tell PAE paging from 32-bit and 64-bit paging (Intel SDM volume 3, 4.1.1).
+const CR0_PG: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
+const EFER_LMA: u64 = 1 << 10;
 
 /// The bit of XCR0 that is always set.
 const XCR0_X87: u64 = 1;
@@ -237,12 +244,18 @@ impl Vcpu {
         msr::write(&self.fd, state.other_msrs())
     }
 
-    /// Completes [`Vcpu::prepare`]: restores what has changed since because time went on, and what KVM can only take once guest
-    /// memory is there (with PAE paging, sregs are more than they say). The order is that of [`Persist::restore`].
+    /// Completes [`Vcpu::prepare`]: restores what has changed since because time went on, what KVM can only take once guest memory is
+    /// there, and the events. The vCPU has not run, so everything else is as it was prepared. The order is that of
+    /// [`Persist::restore`].
     pub(crate) fn refresh(&self, state: &VcpuState) -> Result<()> {
-        self.fd.set_sregs(&state.sregs.into()).or_refused("KVM_SET_SREGS")?;
-        self.set_lapic(&state.lapic)?;
-        msr::write(&self.fd, state.deadline())?;
+        if state.pages_by_pae() {
+            self.fd.set_sregs(&state.sregs.into()).or_refused("KVM_SET_SREGS")?;
+        }
+        if state.counts_down() {
+            self.set_lapic(&state.lapic)?;
+        }
+        // A fresh vCPU has none, and `prepare` arms none.
+        msr::write(&self.fd, state.deadline().filter(|deadline| deadline.value != Some(0)))?;
         self.fd.set_vcpu_events(&state.events.into()).or_refused("KVM_SET_VCPU_EVENTS")
     }
 
@@ -350,6 +363,18 @@ impl VcpuState {
         Some(SavedTsc { value, offset: self.tsc_offset, khz: self.tsc_khz })
     }
 
+    /// Whether the guest has PAE paging: KVM reads the four top entries from guest memory with the control registers.
+    fn pages_by_pae(&self) -> bool {
+        let Sregs { cr0, cr4, efer, .. } = &self.sregs;
+        cr0 & CR0_PG != 0 && cr4 & CR4_PAE != 0 && efer & EFER_LMA == 0
+    }
+
+    /// Whether the local APIC's own counter runs: KVM has counted on since the state was given to it. The deadline mode has none.
+    fn counts_down(&self) -> bool {
+        let initial = self.lapic.0.get(INITIAL_COUNT..INITIAL_COUNT + 4);
+        initial.is_none_or(|count| count != [0; 4])
+    }
+
     /// What is to be written beside the TSC and the deadline. Older snapshots have registers of Hyper-V, which another kernel may
     /// lack, of guests that were never shown it.
     fn other_msrs(&self) -> impl Iterator<Item = Msr> {
@@ -436,6 +461,31 @@ mod tests {
         assert_eq!(deadline(&state), 0);
         state.lapic.0.clear();
         assert_eq!(deadline(&state), 0);
+    }
+
+    #[test]
+    fn prepared_registers_are_set_again_with_pae_paging_alone() {
+        let mut state = state();
+        for (cr0, cr4, efer, is_pae) in [
+            (CR0_PG, CR4_PAE, 0, true),
+            (CR0_PG, CR4_PAE, 1 << 8, true),
+            (CR0_PG, CR4_PAE, EFER_LMA, false),
+            (CR0_PG, 0, 0, false),
+            (1, CR4_PAE, 0, false),
+        ] {
+            state.sregs = Sregs { cr0, cr4, efer, ..Sregs::default() };
+            assert_eq!(state.pages_by_pae(), is_pae, "cr0 {cr0:#x}, cr4 {cr4:#x}, efer {efer:#x}");
+        }
+    }
+
+    #[test]
+    fn prepared_local_apic_is_set_again_if_its_counter_runs() {
+        let mut state = state();
+        assert!(!state.counts_down());
+        state.lapic.0[INITIAL_COUNT + 3] = 1;
+        assert!(state.counts_down());
+        state.lapic.0.clear();
+        assert!(state.counts_down(), "a state that cannot be read is for KVM to refuse");
     }
 
     #[test]
