@@ -22,6 +22,7 @@ use crate::machine::{Machine, MachineState};
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
 use crate::store::dir::NewDir;
+use crate::store::writeback;
 use crate::trim::Trimmed;
 use crate::vm::Vm;
 
@@ -219,6 +220,8 @@ fn relative_to(vm: &Vm, lineage: Option<&Lineage>) -> Result<Option<Lineage>> {
 fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir) -> Result<MemoryFile> {
     let failed = |source| dir.failed_to_write(DIFF_FILE, source);
     let Capture { copy, pages, .. } = captured;
+    // The disk and the digest take their time together.
+    writeback::start(copy);
     let digest = digest::of_source(&RawSource::pages(copy, pages, &failed), &|_, _| ())?;
     let checksum = diff::finish(copy, bytes, base.digest(), pages, digest).map_err(failed)?;
     copy.sync_all().map_err(failed)?;
@@ -247,8 +250,10 @@ fn write_whole(
     };
     let file = dir.create(PACK_FILE)?;
     let packed = pack(&memory, bytes, packing, (&file, &dir.place().join(PACK_FILE)), &|_| ())?;
+    writeback::start(&file);
+    let digest = digest::of_source(&memory, &|_, _| ())?;
     file.sync_all().map_err(|source| dir.failed_to_write(PACK_FILE, source))?;
-    Ok((MemoryFile::pack(packed), digest::of_source(&memory, &|_, _| ())?))
+    Ok((MemoryFile::pack(packed), digest))
 }
 
 /// Writes the state file, with this user's mark if that is `marked`.

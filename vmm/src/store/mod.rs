@@ -2,6 +2,7 @@
 
 pub mod dir;
 pub mod reservation;
+pub mod writeback;
 
 use std::path::{Path, PathBuf};
 
