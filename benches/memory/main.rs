@@ -33,6 +33,7 @@ cargo bench -p volt-benches --bench memory [-- OPTION...]
   --only LIST       of pause, disk, birth, rewind, response (default all)
   --memory FILE     guest memory for response: the memory.snap of a snapshot (default: of a Linux that ran Python and a
                     build, which scripts/memory-image.sh makes)
+  --unpaused        for response: the VMs that later ones come after run on, and take processor time from what is measured
   --write-docs      put the result in docs/benchmarks-memory.md
   --help";
 
@@ -47,6 +48,7 @@ struct Options {
     layers_mib: Vec<u64>,
     only: Parts,
     memory: Option<PathBuf>,
+    unpaused: bool,
     write_docs: bool,
     line: String,
 }
@@ -59,6 +61,7 @@ impl Options {
             layers_mib: vec![64, 2048],
             only: Parts::all(&["pause", "disk", "birth", "rewind", "response"]),
             memory: None,
+            unpaused: false,
             write_docs: false,
             line: String::new(),
         };
@@ -69,6 +72,7 @@ impl Options {
                 "--layers" => asked.layers_mib = numbers(&value()?)?,
                 "--only" => asked.only.choose(&value()?)?,
                 "--memory" => asked.memory = Some(value()?.into()),
+                "--unpaused" => asked.unpaused = true,
                 "--write-docs" => asked.write_docs = true,
                 _ => return Ok(false),
             }
@@ -109,7 +113,7 @@ fn run(options: &Options) -> Result<()> {
         say("How soon a VM is again what it was", rewind::ABOUT, table);
     }
     if options.only.have("response") {
-        let table = response::measure(&scratch, options.runs, options.memory.as_deref())?;
+        let table = response::measure(&scratch, options.runs, options.memory.as_deref(), options.unpaused)?;
         say("How soon a restored VM answers", response::ABOUT, table);
     }
     if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }

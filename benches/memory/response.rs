@@ -39,18 +39,18 @@ struct Way {
 ///
 /// # Errors
 /// A guest does not answer, or says something else than the others.
-pub fn measure(scratch: &Scratch, runs: usize, memory: Option<&Path>) -> Result<Table> {
+pub fn measure(scratch: &Scratch, runs: usize, memory: Option<&Path>, unpaused: bool) -> Result<Table> {
     let store = Store::open(&scratch.path("").display().to_string()).or_say("open a store")?;
     let snapshots = snapshots(scratch, &store, memory)?;
     let ways: Vec<_> = snapshots.into_iter().flat_map(ways).collect();
     let open = |way: &Way| Snapshot::open(&store, way.snapshot).or_say("open a snapshot");
-    // Later VMs come after these, which stay: paused, because their guests ask for input without a pause and would take
-    // the processors from what is measured.
+    // Later VMs come after these, which stay: paused unless asked otherwise, because their guests ask for input without a
+    // pause and would take the processors from what is measured.
     let mut warm = Vec::new();
     for way in &ways {
         let snapshot = open(way)?;
         let before = if way.later { Some(answer(&snapshot, way.ahead)?.1) } else { None };
-        before.iter().try_for_each(|vm| vm.pause().or_say("pause"))?;
+        before.iter().filter(|_| !unpaused).try_for_each(|vm| vm.pause().or_say("pause"))?;
         warm.push((snapshot, before));
     }
     let (right, _) = answered(&warm[0].0, RestoreOptions::default())?;
