@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use volt_tests::{Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
 use volt_vmm::{
-    Compression, Ending, Kind, Packing, Pool, RestoreOptions, RunState, Shape, Snapshot, SnapshotOptions,
-    Store, Vm, timing,
+    Compression, Ending, IrqchipKind, Kind, Packing, Pool, RestoreOptions, RunState, Shape, Snapshot,
+    SnapshotOptions, Store, Vm, timing,
 };
 
 fn counting(recorder: &Recorder) -> Vm {
@@ -202,6 +202,40 @@ fn vms_that_were_made_ahead_are_used_for_what_fits() {
         let (recorder, _vm, from_pool) = restore(&warm, &pool);
         assert!(!from_pool && pool.ready() == 1, "one that does not fit stays where it is");
         goes_on(&recorder, 40);
+    }
+}
+
+#[test]
+fn timers_go_on_in_vms_whose_state_was_prepared_by_a_pool() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let guests = [
+        ("ticks", IrqchipKind::Kernel, "0\n", "ticks"),
+        ("deadline megacycles=2000", IrqchipKind::Kernel, "armed", "woke"),
+        ("deadline megacycles=2000", IrqchipKind::Split, "armed", "woke"),
+    ];
+    for (number, (cmdline, irqchip, ready, said)) in guests.into_iter().enumerate() {
+        let recorder = Recorder::default();
+        let builder = Vm::builder().kernel(small_guest()).cmdline(cmdline).memory_mib(64).irqchip(irqchip);
+        let vm = builder.console(recorder.console()).start().unwrap();
+        recorder.wait_for(ready);
+        let name = format!("warm-{number}");
+        vm.snapshot(&store(&scratch), &name).unwrap();
+        drop(vm);
+        let warm = Snapshot::open(&store(&scratch), &name).unwrap();
+        let pool = Arc::new(Pool::new(Shape::of(warm.config()), 1).unwrap());
+        // The second is the first that has the state before its restore.
+        for _ in 0..3 {
+            pool.wait_ready().unwrap();
+            let recorder = Recorder::default();
+            let pool = Some(Arc::clone(&pool));
+            let options = RestoreOptions { console: recorder.console(), pool, ..Default::default() };
+            let _vm = warm.restore_with(options).unwrap();
+            wait_until(&format!("{cmdline}: a timer goes on"), || {
+                !numbers(&recorder.text(), said).is_empty()
+            });
+            assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
+        }
     }
 }
 
