@@ -204,7 +204,7 @@ impl Filler {
         let Range { start, end } = self.range(chunk);
         let len = end - start;
         if lock_read(&self.window).is_none() {
-            return self.in_whole(start);
+            return self.in_whole(start..end);
         }
         let first = hands.bytes.as_ptr().align_offset(PAGE as usize);
         let bytes = &mut hands.bytes[first..][..len as usize];
@@ -230,13 +230,17 @@ impl Filler {
         Ok(Chunk::Bytes)
     }
 
-    /// What the chunk at an offset is where all is there.
-    fn in_whole(&self, start: u64) -> Result<Chunk> {
+    /// Says what a chunk is in a base that is complete. A chunk with a hole is zero, even if some of its pages
+    /// are there: a fork that reads a hole publishes a page of zeros.
+    fn in_whole(&self, Range { start, end }: Range<u64>) -> Result<Chunk> {
+        let failed = |errno| Error::host("look for a chunk in guest memory", errno);
         match seek(&self.memfd, SeekFrom::Data(start)) {
-            Ok(data) if data == start => Ok(Chunk::Bytes),
-            Ok(_) | Err(Errno::NXIO) => Ok(Chunk::Zero),
-            Err(errno) => Err(Error::host("look for a chunk in guest memory", errno)),
+            Ok(data) if data == start => {}
+            Ok(_) | Err(Errno::NXIO) => return Ok(Chunk::Zero),
+            Err(errno) => return Err(failed(errno)),
         }
+        let hole = seek(&self.memfd, SeekFrom::Hole(start)).map_err(failed)?;
+        Ok(if hole < end { Chunk::Zero } else { Chunk::Bytes })
     }
 
     /// Seals the file against everyone, once [`Filler::complete`] is done: VMs that trust no other can have it then.
