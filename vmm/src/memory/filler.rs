@@ -9,10 +9,10 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 use rustix::io::Errno;
@@ -40,13 +40,16 @@ pub struct Filler {
     ahead: Box<[AtomicU64]>,
     touched: AtomicU64,
     decoded: AtomicU64,
-    /// The host had no memory until the end of the last wait for it: nobody waits again before there is some.
-    is_starved: AtomicBool,
+    /// When a wait for memory of the host ended in vain, in milliseconds of [`now`]; 0 for never. No other
+    /// fault waits for [`STARVED`] after it, or until there is memory.
+    starved_at: AtomicU64,
 }
 
 /// How long memory that the host lacks is waited for, first and last: 2 s in all.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LAST_WAIT: Duration = Duration::from_millis(1024);
+/// Milliseconds for which a host that had no memory is taken to have none.
+const STARVED: u64 = 2000;
 
 /// Why chunks are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +60,12 @@ pub enum Why {
     Ahead,
     /// All are wanted.
     All,
+}
+
+/// Milliseconds since the process first asked, and one.
+fn now() -> u64 {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
 }
 
 fn lock_read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
@@ -136,8 +145,8 @@ impl Filler {
         let chunks = len.div_ceil(source.chunk_len());
         let [filled, ahead] = [(); 2].map(|()| (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let [touched, decoded] = [(); 2].map(|()| AtomicU64::new(0));
-        let is_starved = AtomicBool::new(false);
-        Ok(Self { source, memfd, len, window, filled, ahead, touched, decoded, is_starved })
+        let starved_at = AtomicU64::new(0);
+        Ok(Self { source, memfd, len, window, filled, ahead, touched, decoded, starved_at })
     }
 
     /// The file that is filled.
@@ -215,9 +224,6 @@ impl Filler {
         let put = || lock_read(&self.window).as_ref().map_or(Ok(()), |window| window.put(start, bytes));
         self.patiently(hands.why, put)
             .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
-        if self.is_starved.load(Ordering::Relaxed) {
-            self.is_starved.store(false, Ordering::Relaxed);
-        }
         // Another may have fetched it at the same time: each of its pages is there once, whosesoever it is, and so it counts once.
         if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
             self.decoded.fetch_add(1, Ordering::Relaxed);
@@ -253,7 +259,7 @@ impl Filler {
     }
 
     /// Tries again for a while if the host has no memory, which reclaim may free: the VM would end for it.
-    /// Reading ahead does not wait.
+    /// Reading ahead does not wait, and faults do not soon after one that waited in vain.
     pub(super) fn patiently(
         &self,
         why: Why,
@@ -262,16 +268,30 @@ impl Filler {
         let mut wait = FIRST_WAIT;
         loop {
             match act() {
-                Err(Errno::NOMEM) if why != Why::Ahead && !self.is_starved.load(Ordering::Relaxed) => {
+                Err(Errno::NOMEM) if why != Why::Ahead && !self.is_starved() => {
                     if wait > LAST_WAIT {
-                        self.is_starved.store(true, Ordering::Relaxed);
+                        self.starved_at.store(now(), Ordering::Relaxed);
                         return Err(Errno::NOMEM);
                     }
                     thread::sleep(wait);
                     wait *= 2;
                 }
+                Ok(()) => {
+                    // A look first: to write would take the line from other CPUs' caches.
+                    if self.starved_at.load(Ordering::Relaxed) != 0 {
+                        self.starved_at.store(0, Ordering::Relaxed);
+                    }
+                    return Ok(());
+                }
                 other => return other,
             }
+        }
+    }
+
+    fn is_starved(&self) -> bool {
+        match self.starved_at.load(Ordering::Relaxed) {
+            0 => false,
+            at => now().saturating_sub(at) < STARVED,
         }
     }
 

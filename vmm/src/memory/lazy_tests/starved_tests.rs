@@ -70,3 +70,23 @@ fn a_fault_waits_for_memory_that_the_host_lacks_for_a_moment() {
     assert_eq!(found, chunks.map(|at| Ok(word(at))));
     assert!(!ram.faults().unwrap().has_failed());
 }
+
+#[test]
+fn host_that_lacked_memory_once_is_waited_for_again_after_success_or_some_seconds() {
+    let (_, service) = service(LEN);
+    let filler = service.filler();
+    let never = || Err(Errno::NOMEM);
+    let in_a_moment = || {
+        let mut tries = 0;
+        move || {
+            tries += 1;
+            if tries < 3 { Err(Errno::NOMEM) } else { Ok(()) }
+        }
+    };
+    assert_eq!(filler.patiently(Why::Touched, never), Err(Errno::NOMEM));
+    filler.patiently(Why::Touched, || Ok(())).unwrap();
+    assert_eq!(filler.patiently(Why::Touched, in_a_moment()), Ok(()));
+    assert_eq!(filler.patiently(Why::Touched, never), Err(Errno::NOMEM));
+    thread::sleep(Duration::from_secs(3));
+    assert_eq!(filler.patiently(Why::Touched, in_a_moment()), Ok(()));
+}
