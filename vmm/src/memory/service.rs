@@ -9,8 +9,9 @@
 //!
 //! A VM's fault is read by one of them, and each chunk is fetched by one: whoever wants it meanwhile is
 //! woken with the first. So a chunk that comes from a cold disk keeps only those waiting that want it, as
-//! long as there are threads. The second begins once the first has answered a fault: a restore does not pay
-//! for it.
+//! long as there are threads. A thread begins the next one before it reads a chunk, so that one is free
+//! while it reads. The first begins the second once it has answered a fault, or with the second VM: the
+//! restore of one VM does not pay for it.
 //!
 //! Beside them another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits
 //! for what it has fetched has a fault under way to this thread, which finds that there and wakes.
@@ -243,13 +244,21 @@ impl Service {
         let Shared { epoll, next, served: all, .. } = &*self.shared;
         let number = next.fetch_add(1, Ordering::Relaxed);
         let userfault = Arc::clone(&served.userfault);
-        lock(all).insert(number, Arc::new(served));
+        let is_first = {
+            let mut all = lock(all);
+            all.insert(number, Arc::new(served));
+            all.len() == 1
+        };
         // One thread is told of a fault, and not all.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(epoll, &*userfault, epoll::EventData::new_u64(number), flags).map_err(|errno| {
             lock(all).remove(&number);
             Error::host("answer a VM's page faults", errno)
         })?;
+        // The first thread may be in the middle of another VM's first fault.
+        if !is_first && lock(&self.shared.threads).running.len() == 1 {
+            self.shared.begin_next();
+        }
         Ok(number)
     }
 
@@ -354,13 +363,22 @@ impl Shared {
         if threads.stops || threads.running.len() >= MOST_THREADS {
             return Ok(());
         }
-        let shared = Arc::clone(self);
-        let thread = thread::Builder::new().name("volt-pager".to_owned()).spawn(move || shared.run())?;
+        let (shared, is_first) = (Arc::clone(self), threads.running.is_empty());
+        let thread =
+            thread::Builder::new().name("volt-pager".to_owned()).spawn(move || shared.run(is_first))?;
         threads.running.push(thread);
         Ok(())
     }
 
-    fn run(self: &Arc<Self>) {
+    /// The same where faults are only slower without it.
+    fn begin_next(self: &Arc<Self>) {
+        if let Err(error) = self.begin_thread() {
+            log::debug!("no other thread answers page faults: {error}");
+        }
+    }
+
+    /// The first thread, or another.
+    fn run(self: &Arc<Self>, is_first: bool) {
         let _told = ToldOfPanic(self);
         let mut hands = None;
         // One at a time: others may take what else there is.
@@ -379,13 +397,15 @@ impl Shared {
                 if number == STOP {
                     return;
                 }
-                let is_first = hands.is_none();
+                // For the next fault, which may come while this thread reads from a disk.
+                let begins_next = hands.is_none();
+                if begins_next && !is_first {
+                    self.begin_next();
+                }
                 let hands = hands.get_or_insert_with(|| self.filler.hands(Why::Touched));
                 self.take(number, hands);
-                // For the next fault, which may come while this thread reads from a disk. Without it they
-                // are slower.
-                if is_first && let Err(error) = self.begin_thread() {
-                    log::debug!("no other thread answers page faults: {error}");
+                if begins_next && is_first {
+                    self.begin_next();
                 }
             }
         }

@@ -124,3 +124,32 @@ fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
     // Four chunks, of which one was wanted by two at the same time.
     assert_eq!(source.reads.load(Ordering::SeqCst), 4);
 }
+
+/// A thread that waits for a chunk whose source hangs.
+fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rustix::io::Result<u64>> {
+    source.has_hung.store(false, Ordering::SeqCst);
+    *lock(&source.hangs.0) = true;
+    let ram = ram.clone();
+    let waiting = thread::spawn(move || kernel_reads(&ram, at));
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while !source.has_hung.load(Ordering::SeqCst) {
+        assert!(std::time::Instant::now() < until, "no thread reads the chunk at {at:#x}");
+        thread::yield_now();
+    }
+    waiting
+}
+
+#[test]
+fn three_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
+    let (source, service) = service(LEN);
+    let (ram, other) = (vm(&service, None), vm(&service, None));
+    let _let_go = LetGo(&source);
+    let slow = [(&ram, CHUNK), (&other, 2 * CHUNK), (&other, 4 * CHUNK)]
+        .map(|(ram, at)| (at, slow_read(&source, ram, at)));
+    // Those that are read from now on are not slow.
+    *lock(&source.hangs.0) = false;
+    assert_eq!(kernel_reads(&ram, 5 * CHUNK), Ok(word(5 * CHUNK)));
+    assert!(slow.iter().all(|(_, slow)| !slow.is_finished()));
+    source.hangs.1.notify_all();
+    slow.into_iter().for_each(|(at, slow)| assert_eq!(slow.join().unwrap(), Ok(word(at))));
+}
