@@ -428,10 +428,12 @@ impl Shared {
     /// A userfaultfd that cannot be read would be reported as ready again and again.
     fn give_up(&self, number: u64, served: &Served, errno: Errno) {
         let _ = epoll::delete(&self.epoll, &*served.userfault);
+        // Before it is forgotten: a VM that is removed and not known any more unmaps its memory at once, and
+        // another thread may have one of its faults in hand.
+        served.end();
         lock(&self.served).remove(&number);
         let error = Error::host("read a VM's page faults", errno);
         (served.unreadable)(0..self.filler.len(), &error);
-        served.end();
     }
 
     fn answer(&self, served: &Arc<Served>, hands: &mut Hands<'_>) -> rustix::io::Result<()> {
