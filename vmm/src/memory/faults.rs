@@ -20,6 +20,7 @@ use rustix::mm::MprotectFlags;
 
 use super::PAGE;
 use super::paging::Paging;
+use super::presence::There;
 use super::ram::AddressRange;
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
@@ -58,6 +59,7 @@ pub struct Faults {
     len: u64,
     refusal: Refusal,
     failure: Mutex<Failure>,
+    there: Arc<There>,
     paging: Arc<dyn Paging>,
     number: OnceLock<u64>,
     /// Held while the mapping is changed.
@@ -93,8 +95,9 @@ impl Faults {
             .register(start, len)
             .map_err(|errno| Error::host("watch guest memory for pages that are missing", errno))?;
         let (failure, number) = (Mutex::default(), OnceLock::new());
-        let is_mapped = Mutex::new(true);
-        let faults = Arc::new(Self { userfault, start, len, refusal, failure, paging, number, is_mapped });
+        let (there, is_mapped) = (Arc::new(There::new(len)), Mutex::new(true));
+        let faults =
+            Arc::new(Self { userfault, start, len, refusal, failure, there, paging, number, is_mapped });
         let number = faults.paging.begin(&faults)?;
         let _ = faults.number.set(number);
         Ok(faults)
@@ -117,6 +120,11 @@ impl Faults {
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// The pages that are known to be there.
+    pub(super) fn there(&self) -> &Arc<There> {
+        &self.there
     }
 
     /// Whether somebody waits for a page and no thread has read that yet.
@@ -175,6 +183,7 @@ impl Faults {
             return;
         }
         failure.why = Some(why.to_owned());
+        self.there.fail();
         let tell = failure.tell.take();
         drop(failure);
         let _ = UNREADABLE.set(why.to_owned());
@@ -195,8 +204,8 @@ impl Faults {
         lock(&self.failure).why.is_some()
     }
 
-    /// Makes what is missing of a range such that nobody can read it, and lets those go that wait for it. The VM must have been
-    /// told.
+    /// Makes a range such that nobody can read it, but for pages that are known to be there, which a device
+    /// may have in hand. Lets those go that wait for it. The VM must have been told.
     pub fn refuse(&self, range: Range<u64>) {
         let (from, to) = (range.start.min(self.len), range.end.min(self.len));
         let (start, len) = (self.start + from, to.saturating_sub(from));
@@ -204,16 +213,18 @@ impl Faults {
         if !*is_mapped || len == 0 {
             return;
         }
-        let no_access = || {
-            let at = start as *mut std::ffi::c_void;
+        let no_access = |Range { start, end }: Range<u64>| {
+            let at = (self.start + start) as *mut std::ffi::c_void;
             // SAFETY: it is guest memory, still mapped, which nobody has Rust references to. Who accesses it gets a signal, which is
             // what is wanted: the content cannot be had.
-            unsafe { rustix::mm::mprotect(at, len as usize, MprotectFlags::empty()) }
+            unsafe { rustix::mm::mprotect(at, (end - start) as usize, MprotectFlags::empty()) }
         };
+        let all_but_there = || self.unknown(from / PAGE * PAGE..to).try_for_each(no_access);
         let poison = || self.userfault.poison(start, len);
         let refused = match self.refusal {
-            Refusal::NoAccess => no_access().or_else(|_| poison()),
-            Refusal::Poison => poison().or_else(|_| no_access()),
+            // The last makes fewer mappings, if that is what is short.
+            Refusal::NoAccess => all_but_there().or_else(|_| poison()).or_else(|_| no_access(from..to)),
+            Refusal::Poison => poison().or_else(|_| all_but_there()),
         };
         if let Err(errno) = refused {
             // Who waits goes on waiting, which harms nobody's data.
@@ -221,6 +232,19 @@ impl Faults {
             return;
         }
         let _ = self.userfault.wake(start, len);
+    }
+
+    /// The runs of a range of whole pages that are not known to be there.
+    fn unknown(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut pages = range.step_by(PAGE as usize).filter(|page| !self.there.has(*page)).peekable();
+        std::iter::from_fn(move || {
+            let start = pages.next()?;
+            let mut end = start + PAGE;
+            while pages.next_if_eq(&end).is_some() {
+                end += PAGE;
+            }
+            Some(start..end)
+        })
     }
 
     /// Ends the service of the memory in `range`, which is unmapped once nothing can be done to it any more.

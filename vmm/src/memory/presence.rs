@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
@@ -23,9 +23,59 @@ use crate::error::{Error, Result, report};
 /// The pages of one VM. See the module.
 pub struct Presence {
     regions: Arc<[Region]>,
-    /// A bit a page: those known to be there.
-    there: Box<[AtomicU64]>,
+    there: Arc<There>,
     faults: Weak<Faults>,
+}
+
+/// The pages that are known to be there, which a refusal spares, and whether some cannot be had.
+///
+/// A device notes pages before it looks whether the VM has failed; a refusal comes after the failure, and
+/// looks for noted pages then. So no device touches a page that is refused. A page that is given back is
+/// forgotten after it is gone; a device that fetched it before and notes it after sees another `given`.
+#[derive(Debug)]
+pub(super) struct There {
+    /// A bit a page.
+    words: Box<[AtomicU64]>,
+    has_failed: AtomicBool,
+    /// How many times pages were given back.
+    given: AtomicU64,
+}
+
+impl There {
+    /// Of `len` bytes of memory, of which none is known to be there.
+    pub fn new(len: u64) -> Self {
+        let words = (0..len.div_ceil(PAGE * 64)).map(|_| AtomicU64::new(0)).collect();
+        Self { words, has_failed: AtomicBool::new(false), given: AtomicU64::new(0) }
+    }
+
+    /// Some memory cannot be had. Called before it is refused.
+    pub fn fail(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+    }
+
+    pub fn note(&self, range: Range<u64>) {
+        range.step_by(PAGE as usize).for_each(|page| {
+            let (word, bit) = self.bit(page);
+            word.fetch_or(bit, Ordering::SeqCst);
+        });
+    }
+
+    fn forget(&self, range: Range<u64>) {
+        range.step_by(PAGE as usize).for_each(|page| {
+            let (word, bit) = self.bit(page);
+            word.fetch_and(!bit, Ordering::SeqCst);
+        });
+    }
+
+    pub fn has(&self, offset: u64) -> bool {
+        let (word, bit) = self.bit(offset);
+        word.load(Ordering::SeqCst) & bit != 0
+    }
+
+    fn bit(&self, offset: u64) -> (&AtomicU64, u64) {
+        let page = offset / PAGE;
+        (&self.words[(page / 64) as usize], 1 << (page % 64))
+    }
 }
 
 impl fmt::Debug for Presence {
@@ -34,6 +84,10 @@ impl fmt::Debug for Presence {
     }
 }
 
+/// How often pages are fetched anew for a guest that gives others back all the time. Whoever touches them then
+/// has a fault.
+const ATTEMPTS: u32 = 16;
+
 /// The pages are not there and cannot be had. The VM has been told, and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unavailable;
@@ -41,11 +95,9 @@ pub struct Unavailable;
 impl Presence {
     /// Of a VM's memory, with the pages that lie over its base.
     pub(super) fn new(regions: &Arc<[Region]>, faults: &Arc<Faults>, over: Option<&PageSet>) -> Self {
-        let words = faults.len().div_ceil(PAGE * 64);
-        let there: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
-        let presence = Self { regions: Arc::clone(regions), there, faults: Arc::downgrade(faults) };
-        over.into_iter().flat_map(PageSet::runs).for_each(|run| presence.note(run));
-        presence
+        let there = Arc::clone(faults.there());
+        over.into_iter().flat_map(PageSet::runs).for_each(|run| there.note(run));
+        Self { regions: Arc::clone(regions), there, faults: Arc::downgrade(faults) }
     }
 
     /// Has `len` bytes at a guest physical address there. What is no memory is left to whoever touches it.
@@ -67,50 +119,49 @@ impl Presence {
     fn ensure_offsets(&self, range: Range<u64>) -> std::result::Result<(), Unavailable> {
         let mut at = range.start;
         while at < range.end {
-            if self.is_there(at) {
+            if self.there.has(at) {
                 at += PAGE;
                 continue;
             }
             let start = at;
-            while at < range.end && !self.is_there(at) {
+            while at < range.end && !self.there.has(at) {
                 at += PAGE;
             }
-            let faults = self.faults.upgrade().ok_or(Unavailable)?;
-            if faults.failure().is_some() {
-                return Err(Unavailable);
-            }
-            if let Err(error) = bring(&faults, start..at) {
+            self.fetch(start..at)?;
+        }
+        // After they are noted. What has failed ends, and nothing more of it is touched.
+        if self.there.has_failed.load(Ordering::SeqCst) { Err(Unavailable) } else { Ok(()) }
+    }
+
+    fn fetch(&self, range: Range<u64>) -> std::result::Result<(), Unavailable> {
+        let faults = self.faults.upgrade().ok_or(Unavailable)?;
+        if self.there.has_failed.load(Ordering::SeqCst) {
+            return Err(Unavailable);
+        }
+        for _ in 0..ATTEMPTS {
+            let given = self.there.given.load(Ordering::SeqCst);
+            if let Err(error) = bring(&faults, range.clone()) {
                 faults.fail(&report(&error));
                 return Err(Unavailable);
             }
-            self.note(start..at);
+            self.there.note(range.clone());
+            if self.there.given.load(Ordering::SeqCst) == given {
+                break;
+            }
+            // Some may have been given back after they were fetched.
+            self.there.forget(range.clone());
         }
         Ok(())
     }
 
-    fn note(&self, range: Range<u64>) {
-        range.step_by(PAGE as usize).for_each(|page| {
-            let (word, bit) = self.bit(page);
-            word.fetch_or(bit, Ordering::Relaxed);
-        });
-    }
-
-    /// These pages may be missing again: they were given back.
-    pub(super) fn forget(&self, range: Range<u64>) {
-        range.step_by(PAGE as usize).for_each(|page| {
-            let (word, bit) = self.bit(page);
-            word.fetch_and(!bit, Ordering::Relaxed);
-        });
-    }
-
-    fn is_there(&self, offset: u64) -> bool {
-        let (word, bit) = self.bit(offset);
-        word.load(Ordering::Relaxed) & bit != 0
-    }
-
-    fn bit(&self, offset: u64) -> (&AtomicU64, u64) {
-        let page = offset / PAGE;
-        (&self.there[(page / 64) as usize], 1 << (page % 64))
+    /// Drops pages with `act`, after which they may be missing again.
+    pub(super) fn give_back<T>(&self, range: Range<u64>, act: impl FnOnce() -> T) -> T {
+        self.there.forget(range.clone());
+        let done = act();
+        self.there.given.fetch_add(1, Ordering::SeqCst);
+        // Those that a device fetched and noted meanwhile.
+        self.there.forget(range);
+        done
     }
 }
 

@@ -53,12 +53,14 @@ pub(super) fn drop_private(ram: &GuestRam, range: Range<u64>) -> rustix::io::Res
         return Ok(());
     }
     let len = (range.end - range.start) as usize;
-    if let Some(presence) = presence(ram.guest()) {
-        presence.forget(range.clone());
-    }
+    let at = ram.host_address_of(range.start).cast();
     // SAFETY: the pages are guest memory, which is mapped for as long as there is `ram`. What is in them is the guest's and may
     // change at any time, which is how everyone who looks at guest memory treats it.
-    unsafe { rustix::mm::madvise(ram.host_address_of(range.start).cast(), len, Advice::LinuxDontNeed) }
+    let drop = || unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontNeed) };
+    match presence(ram.guest()) {
+        Some(presence) => presence.give_back(range, drop),
+        None => drop(),
+    }
 }
 
 fn punch(base: &File, range: Range<u64>) -> rustix::io::Result<()> {

@@ -1,8 +1,42 @@
 //! Memory that a device touches.
 
+use std::sync::OnceLock;
+
 use super::super::presence::Unavailable;
 use super::super::writes::presence;
 use super::*;
+
+type OnRead = Box<dyn Fn(u64) + Send + Sync>;
+
+/// Memory of zeros. Its hook is told of each chunk that is read.
+struct Zeros(Arc<OnceLock<OnRead>>);
+
+impl std::fmt::Debug for Zeros {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Zeros")
+    }
+}
+
+impl PageSource for Zeros {
+    fn memory_len(&self) -> u64 {
+        LEN
+    }
+
+    fn chunk_len(&self) -> u64 {
+        CHUNK
+    }
+
+    fn reader(&self) -> Box<dyn ChunkReader + '_> {
+        Box::new(Self(Arc::clone(&self.0)))
+    }
+}
+
+impl ChunkReader for Zeros {
+    fn read(&mut self, chunk: u64, _: &mut [u8]) -> Result<Chunk> {
+        self.0.get().into_iter().for_each(|hook| hook(chunk));
+        Ok(Chunk::Zero)
+    }
+}
 
 #[test]
 fn a_device_fetches_what_it_touches_itself() {
@@ -55,4 +89,63 @@ fn pages_over_the_base_are_there_and_memory_that_is_whole_is_not_asked_about() {
     let whole = GuestRam::reserve(LEN).unwrap();
     Backing::Fresh.map(&whole).unwrap();
     assert!(presence(whole.guest()).is_none());
+}
+
+#[test]
+fn refused_chunk_keeps_its_pages_of_a_diff_for_devices() {
+    let (_, service) = service(LEN);
+    // A run that is mapped and one that is copied.
+    let over = pages(&[DAMAGED * 16 - 12..DAMAGED * 16 + 4, DAMAGED * 16 + 6..DAMAGED * 16 + 7]);
+    let file = fresh(LEN).unwrap();
+    for at in over.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+        rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
+    }
+    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over.clone()), file: Arc::new(file) }));
+    let there = presence(ram.guest()).unwrap();
+    let chunk = (DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK).step_by(PAGE as usize);
+    let (of_diff, of_base): (Vec<_>, Vec<_>) = chunk.partition(|at| over.has(*at));
+    of_diff.iter().for_each(|at| there.ensure(*at, 8).unwrap());
+    // As a vCPU does.
+    of_base.iter().for_each(|at| assert!(kernel_reads(&ram, *at).is_err(), "{at:#x}"));
+    for at in of_diff {
+        assert_eq!(kernel_reads(&ram, at), Ok(!at), "{at:#x}");
+        assert_eq!(there.ensure(at, 8), Err(Unavailable), "the VM ends");
+    }
+}
+
+#[test]
+fn page_of_a_diff_that_was_given_back_is_refused_with_its_chunk() {
+    let (_, service) = service(LEN);
+    let at = DAMAGED * CHUNK + 6 * PAGE;
+    let mut over = PageSet::none(LEN);
+    over.add(at..at + PAGE);
+    let file = Arc::new(fresh(LEN).unwrap());
+    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file }));
+    assert_eq!(kernel_reads(&ram, at), Ok(0));
+    give_back(&ram, at, PAGE).unwrap();
+    assert!(kernel_reads(&ram, at).is_err());
+}
+
+#[test]
+fn page_given_back_while_a_device_fetches_others_is_fetched_again() {
+    let hook = Arc::new(OnceLock::new());
+    let service = Arc::new(Service::new(Box::new(Zeros(Arc::clone(&hook)))).unwrap());
+    let ram = vm(&service, None);
+    let reads = Arc::new(AtomicU64::new(0));
+    let (count, balloon) = (Arc::clone(&reads), Mutex::new(Some(ram.clone())));
+    let on_read: OnRead = Box::new(move |chunk| {
+        count.fetch_add(1, Ordering::SeqCst);
+        if chunk == 1
+            && let Some(ram) = lock(&balloon).take()
+        {
+            give_back(&ram, 0, CHUNK).unwrap();
+        }
+    });
+    assert!(hook.set(on_read).is_ok());
+    let there = presence(ram.guest()).unwrap();
+    there.ensure(0, 2 * CHUNK).unwrap();
+    let before = reads.load(Ordering::SeqCst);
+    there.ensure(0, 8).unwrap();
+    assert_eq!(kernel_reads(&ram, 0), Ok(0));
+    assert_eq!(reads.load(Ordering::SeqCst), before, "the first chunk was missing when a device touched it");
 }
