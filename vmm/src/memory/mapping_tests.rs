@@ -8,6 +8,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::*;
 use crate::memory::filler::Window;
 use crate::memory::freeze::freeze;
+use crate::memory::userfault::Userfault;
 
 /// The mappings of this process that `wanted` picks by address range and inode: their ranges and flags (proc(5), `VmFlags`).
 fn mappings(wanted: impl Fn(&Range<u64>, u64) -> bool) -> Vec<(Range<u64>, String)> {
@@ -65,14 +66,13 @@ fn children_and_core_dumps_get_no_guest_memory() {
     assert_kept_from_children_and_dumps(&mappings_of(&ram), "frozen memory");
     assert_kept_from_children_and_dumps(&mappings_of(&striped(3)), "memory with pages over it");
     let memfd = fresh(4 << 20).unwrap();
-    match Window::over(&memfd, 4 << 20) {
-        Err(error) => println!("skipped: no userfaultfd: {error}"),
-        Ok(_window) => {
-            let inode = memfd.metadata().unwrap().ino();
-            let found = mappings(|range, other| other == inode && range.end - range.start == 4 << 20);
-            assert_kept_from_children_and_dumps(&found, "a base that is filled");
-        }
+    if let Err(error) = Userfault::new() {
+        return crate::testing::skip(&format!("no userfaultfd: {error}"));
     }
+    let _window = Window::over(&memfd, 4 << 20).unwrap();
+    let inode = memfd.metadata().unwrap().ino();
+    let found = mappings(|range, other| other == inode && range.end - range.start == 4 << 20);
+    assert_kept_from_children_and_dumps(&found, "a base that is filled");
 }
 
 /// Of more runs than that the last are copied, or a process that restores such a snapshot would run out of mappings.
