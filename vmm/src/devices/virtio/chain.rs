@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 
-use virtio_queue::DescriptorChain;
+use virtio_queue::desc::split::Descriptor;
 use vm_memory::bitmap::Bitmap;
-use vm_memory::{ByteValued, GuestAddress, GuestMemoryBackend};
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::Broken;
 use crate::memory::writes::{GuestMemory, Slice, presence};
@@ -38,44 +38,92 @@ struct PieceQueue<'m> {
     rest: VecDeque<Slice<'m>>,
 }
 
+/// Where the next descriptor of a chain is. Each is read once: a guest may change it at any time, and what is
+/// checked must be what is used.
+struct Position {
+    table: GuestAddress,
+    /// Descriptors in the table.
+    entries: u16,
+    index: u16,
+    is_indirect: bool,
+}
+
+const ENDLESS: Broken = Broken("a chain of descriptors that does not end");
+
+impl Position {
+    /// Reads the descriptor there.
+    fn read(&self, memory: &GuestMemory) -> Result<Descriptor, Broken> {
+        if self.index >= self.entries {
+            return Err(ENDLESS);
+        }
+        let offset = u64::from(self.index) * size_of::<Descriptor>() as u64;
+        let at = self.table.0.checked_add(offset).ok_or(ENDLESS)?;
+        memory.read_obj(GuestAddress(at)).map_err(|_| ENDLESS)
+    }
+
+    /// The start of the table that a descriptor names, which is there afterwards. A table names no other.
+    fn of_table(&self, named: Descriptor, memory: &GuestMemory) -> Result<Self, Broken> {
+        let len = named.len() as usize;
+        let entries = u16::try_from(len / size_of::<Descriptor>()).map_err(|_| ENDLESS)?;
+        if self.is_indirect || !len.is_multiple_of(size_of::<Descriptor>()) {
+            return Err(ENDLESS);
+        }
+        has_page(memory, named.addr(), len as u64)?;
+        Ok(Self { table: named.addr(), entries, index: 0, is_indirect: true })
+    }
+}
+
 impl<'m> Chain<'m> {
-    /// Walks the descriptors, following an indirect table.
+    /// Walks the descriptors of the chain at `head` in the table of a queue, following an indirect table. The
+    /// queue's own table is there.
     ///
     /// # Errors
     /// [`Broken`] for a chain that loops, has no descriptor, one of no length, one outside memory, one to read after one to
     /// write, more descriptors than the queue has entries (section 2.7.5.3.1), or more than 2^32 bytes.
-    pub(super) fn walk<'a>(
-        descriptors: DescriptorChain<&'a GuestMemory>,
-        memory: &'m GuestMemory,
+    pub(super) fn walk(
+        table: GuestAddress,
         queue_size: u16,
+        head: u16,
+        memory: &'m GuestMemory,
     ) -> Result<Self, Broken> {
-        let mut chain = Self {
-            head: descriptors.head_index(),
-            readable: Buffers::default(),
-            writable: Buffers::default(),
-        };
-        // The iterator just ends where it cannot go on: a table outside memory, an index out of range, a loop.
-        let mut whole = false;
-        for (number, descriptor) in descriptors.enumerate() {
-            if number == usize::from(queue_size) {
-                return Err(Broken("a chain of more descriptors than the queue has"));
+        let mut chain = Self { head, readable: Buffers::default(), writable: Buffers::default() };
+        let mut position = Position { table, entries: queue_size, index: head, is_indirect: false };
+        let (mut count, mut bytes) = (0, 0_u32);
+        loop {
+            let descriptor = position.read(memory)?;
+            if descriptor.refers_to_indirect_table() {
+                position = position.of_table(descriptor, memory)?;
+                continue;
             }
-            whole = !descriptor.has_next();
-            if descriptor.len() == 0 {
-                return Err(Broken("a descriptor of no length"));
+            if count == queue_size {
+                // In the queue's own table it has come back to one of them.
+                let longer = Broken("a chain of more descriptors than the queue has");
+                return Err(if position.is_indirect { longer } else { ENDLESS });
             }
-            #[cfg(feature = "fuzzing")]
-            if descriptor.is_write_only() {
-                super::fuzzing::grant(descriptor.addr().0, descriptor.len().into());
+            count += 1;
+            bytes = bytes.checked_add(descriptor.len()).ok_or(ENDLESS)?;
+            chain.push(descriptor, memory)?;
+            if !descriptor.has_next() {
+                return Ok(chain);
             }
-            let to = match descriptor.is_write_only() {
-                true => &mut chain.writable,
-                false if chain.writable.is_empty() => &mut chain.readable,
-                false => return Err(Broken("a descriptor to read after one to write")),
-            };
-            to.push(memory, descriptor.addr(), descriptor.len() as usize)?;
+            position.index = descriptor.next();
         }
-        if whole { Ok(chain) } else { Err(Broken("a chain of descriptors that does not end")) }
+    }
+
+    fn push(&mut self, descriptor: Descriptor, memory: &'m GuestMemory) -> Result<(), Broken> {
+        if descriptor.len() == 0 {
+            return Err(Broken("a descriptor of no length"));
+        }
+        #[cfg(feature = "fuzzing")]
+        if descriptor.is_write_only() {
+            super::fuzzing::grant(descriptor.addr().0, descriptor.len().into());
+        }
+        let to = match descriptor.is_write_only() {
+            true => &mut self.writable,
+            false if self.writable.is_empty() => &mut self.readable,
+            false => return Err(Broken("a descriptor to read after one to write")),
+        };
+        to.push(memory, descriptor.addr(), descriptor.len() as usize)
     }
 }
 

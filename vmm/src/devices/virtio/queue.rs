@@ -4,9 +4,7 @@ use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
-use virtio_bindings::bindings::virtio_ring::{
-    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
-};
+use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueState as State, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
@@ -81,8 +79,8 @@ impl VirtQueue {
         let size = self.ring.size();
         let mut available = self.ring.iter(memory).map_err(|_| Broken("an available index that jumped"))?;
         let Some(descriptors) = available.next() else { return Ok(None) };
-        has_table(&self.ring, memory, descriptors.head_index())?;
-        Chain::walk(descriptors, memory, size).map(Some)
+        let head = descriptors.head_index();
+        Chain::walk(GuestAddress(self.ring.desc_table()), size, head, memory).map(Some)
     }
 
     /// Has the rings there, where memory is filled as it is touched.
@@ -201,29 +199,10 @@ impl VirtQueue {
     }
 }
 
-/// Has the indirect table of a chain there, where memory is filled as it is touched: all else that is read
-/// of a chain is the rings'.
-fn has_table(ring: &Queue, memory: &GuestMemory, head: u16) -> Result<(), Broken> {
-    if presence(memory).is_none() {
-        return Ok(());
-    }
-    let mut index = head;
-    for _ in 0..ring.size() {
-        let at = ring.desc_table().wrapping_add(16 * u64::from(index));
-        let read = memory.read_obj::<[u64; 2]>(GuestAddress(at));
-        let Ok([address, rest]) = read.map(|words| words.map(u64::from_le)) else { return Ok(()) };
-        let (len, flags, next) = (u64::from(rest as u32), (rest >> 32) as u32 & 0xffff, (rest >> 48) as u16);
-        if flags & VRING_DESC_F_INDIRECT != 0 {
-            return has_page(memory, GuestAddress(address), len);
-        }
-        if flags & VRING_DESC_F_NEXT == 0 || next >= ring.size() {
-            break;
-        }
-        index = next;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 #[path = "queue_properties.rs"]
 mod properties;
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

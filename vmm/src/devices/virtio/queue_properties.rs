@@ -91,7 +91,7 @@ impl Pair {
 }
 
 /// Writes the rings' addresses as drivers do, a half at a time.
-fn place(queue: &mut VirtQueue, [table, available, used]: [u64; 3]) {
+pub(super) fn place(queue: &mut VirtQueue, [table, available, used]: [u64; 3]) {
     let ring = &mut queue.ring;
     let (low, high) = (|at: u64| Some(at as u32), |at: u64| Some((at >> 32) as u32));
     ring.set_desc_table_address(low(table), None);

@@ -1,0 +1,98 @@
+//! Queues in memory that is filled as it is touched, whose driver changes a chain while the device reads it.
+
+use std::sync::{Arc, OnceLock};
+
+use super::super::chain::UNAVAILABLE;
+use virtio_bindings::bindings::virtio_ring::VRING_DESC_F_INDIRECT;
+
+use super::properties::place;
+use super::*;
+use crate::error::{Error, Result as MemoryResult};
+use crate::memory::backing::Backing;
+use crate::memory::paging::Paging;
+use crate::memory::ram::GuestRam;
+use crate::memory::service::Service;
+use crate::memory::source::{Chunk as Content, ChunkReader, PageSource};
+
+const CHUNK: u64 = 64 << 10;
+const LEN: u64 = 4 << 20;
+const RINGS: [u64; 3] = [0, 0x8000, 0xa000];
+/// Chunks: of an indirect table, of a buffer, and a damaged one.
+const TABLE: u64 = 5;
+const BUFFER: u64 = 6;
+const DAMAGED: u64 = 17;
+
+type OnTable = Box<dyn Fn() + Send + Sync>;
+
+/// Zeros, but for a descriptor at the start of the table's chunk. Calls its hook before it reads that.
+struct Source(Arc<OnceLock<OnTable>>);
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+impl PageSource for Source {
+    fn memory_len(&self) -> u64 {
+        LEN
+    }
+
+    fn chunk_len(&self) -> u64 {
+        CHUNK
+    }
+
+    fn reader(&self) -> Box<dyn ChunkReader + '_> {
+        Box::new(Self(Arc::clone(&self.0)))
+    }
+}
+
+impl ChunkReader for Source {
+    fn read(&mut self, chunk: u64, into: &mut [u8]) -> MemoryResult<Content> {
+        match chunk {
+            DAMAGED => Err(Error::snapshot("/the/pack", "is damaged")),
+            TABLE => {
+                self.0.get().into_iter().for_each(|hook| hook());
+                into.fill(0);
+                into[..16].copy_from_slice(&descriptor(BUFFER * CHUNK, 24, 0));
+                Ok(Content::Bytes)
+            }
+            _ => Ok(Content::Zero),
+        }
+    }
+}
+
+fn descriptor(at: u64, len: u32, flags: u16) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&at.to_le_bytes());
+    bytes[8..12].copy_from_slice(&len.to_le_bytes());
+    bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn head_that_changes_while_its_table_is_fetched_is_used_as_it_was_read() {
+    let hook = Arc::new(OnceLock::new());
+    let service = Arc::new(Service::new(Box::new(Source(Arc::clone(&hook)))).unwrap());
+    let ram = GuestRam::reserve(LEN).unwrap();
+    Backing::Lazy { paging: Arc::clone(&service) as Arc<dyn Paging>, pages: None }.map(&ram).unwrap();
+    let write = |ram: &GuestRam, at, bytes: &[u8]| ram.guest().write_slice(bytes, GuestAddress(at)).unwrap();
+    let indirect = |chunk: u64| descriptor(chunk * CHUNK, 16, VRING_DESC_F_INDIRECT as u16);
+    write(&ram, RINGS[0], &indirect(TABLE));
+    write(&ram, RINGS[1] + 2, &1_u16.to_le_bytes());
+    let memory = std::sync::Mutex::new(Some(ram.clone()));
+    let on_table: OnTable = Box::new(move || {
+        if let Some(ram) = memory.lock().unwrap().take() {
+            write(&ram, RINGS[0], &indirect(DAMAGED));
+        }
+    });
+    assert!(hook.set(on_table).is_ok());
+    let mut queue = VirtQueue::new(8);
+    place(&mut queue, RINGS);
+    queue.ring.set_ready(true);
+    let chain = queue.pop(ram.guest()).unwrap().expect("a chain");
+    assert_eq!((chain.readable.len(), chain.writable.len()), (24, 0));
+    // Read again, it is the damaged one, which ends the VM without a signal.
+    queue.unpop();
+    assert_eq!(queue.pop(ram.guest()).unwrap_err().0, UNAVAILABLE.0);
+}
