@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{SendFlags, Shutdown};
 use serde::{Deserialize, Serialize};
 
-use super::connection::Target;
+use super::connection::{NotServed, Target};
 use super::list::list;
 use super::message::{Answer, Ask, send};
 use super::place::{Place, default_directory};
@@ -27,6 +27,8 @@ use crate::memory::prefetch::Runs;
 use crate::memory::ram::AddressRange;
 use crate::sync::lock;
 
+/// Between two attempts to ask a pager whose socket is full.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
 /// How long a pager has to say what it has fetched, which nobody depends on.
 const TO_SAY: Duration = Duration::from_secs(1);
 
@@ -59,7 +61,7 @@ impl PagerOptions {
 
 /// The pager of one VM. See the module.
 #[derive(Debug)]
-pub struct Pager(Arc<Inner>);
+pub struct Pager(pub(super) Arc<Inner>);
 
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -182,10 +184,16 @@ impl Paging for Pager {
 
 impl Inner {
     /// As [`Target::serve`]. The connection is remembered before: a pager may begin although it is not heard
-    /// any more.
+    /// any more. One that refuses has not begun.
     pub(super) fn serve(&self, socket: &Arc<OwnedFd>, faults: &Faults, deadline: Instant) -> Result<()> {
         lock(&self.line).served_by.push(Arc::clone(socket));
-        self.target.serve(socket, faults, deadline)
+        self.target.serve(socket, faults, deadline).map_err(|not_served| match not_served {
+            NotServed::Refused(error) => {
+                lock(&self.line).served_by.retain(|served| !Arc::ptr_eq(served, socket));
+                error
+            }
+            NotServed::Unknown(error) => error,
+        })
     }
 
     /// Has the pager fetch ahead what is to be, if something is. One that is gone, or does not listen, is not waited for: it is advice.
@@ -209,15 +217,15 @@ impl Inner {
             };
             let count = line.count;
             (line.completed, line.completes) = (None, true);
-            let waits: fn(&Line) -> bool =
-                match send(&*socket, &Ask::Complete, None, SendFlags::DONTWAIT).is_ok() {
-                    true => |line| line.completed.is_none(),
-                    false => |line| line.socket.is_some(),
-                };
-            line = self
-                .changed
-                .wait_while(line, |line| waits(line) && line.count == count && !line.over)
-                .unwrap_or_else(PoisonError::into_inner);
+            let is_asked = send(&*socket, &Ask::Complete, None, SendFlags::DONTWAIT).is_ok();
+            // One that is stopped has a full socket at some time: the one who watches says when that lasts too long.
+            let waits = |line: &mut Line| line.completed.is_none() && line.count == count && !line.over;
+            line = if is_asked {
+                self.changed.wait_while(line, waits).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let waited = self.changed.wait_timeout_while(line, ASK_AGAIN, waits);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            };
             match line.completed.take() {
                 Some(Answer::Done) => return Ok(()),
                 Some(Answer::Refused(why)) => return Err(failed(&why)),

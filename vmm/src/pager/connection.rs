@@ -27,6 +27,14 @@ const BETWEEN_STARTS: Duration = Duration::from_millis(50);
 /// Bytes of what a pager says that cannot start.
 const LONGEST_COMPLAINT: u64 = 4096;
 
+/// Why a VM is not served.
+pub(super) enum NotServed {
+    /// The pager says so, or has ended the connection: it does nothing to the VM's memory.
+    Refused(Error),
+    /// It may serve the VM, and has not said so.
+    Unknown(Error),
+}
+
 /// Whom a VM asks for its memory.
 #[derive(Debug)]
 pub(super) struct Target {
@@ -131,18 +139,26 @@ impl Target {
     }
 
     /// Has a VM's faults answered.
-    pub(super) fn serve(&self, socket: &OwnedFd, faults: &Faults, deadline: Instant) -> Result<()> {
+    pub(super) fn serve(
+        &self,
+        socket: &OwnedFd,
+        faults: &Faults,
+        deadline: Instant,
+    ) -> std::result::Result<(), NotServed> {
+        use NotServed::{Refused, Unknown};
         let failed = |source| {
             Error::file("be served by the pager at", self.place.socket().display(), self.explained(source))
         };
         let ask = Ask::Serve { start: faults.start(), len: faults.len() };
-        send(socket, &ask, Some(faults.userfault().as_fd()), SendFlags::DONTWAIT).map_err(failed)?;
+        send(socket, &ask, Some(faults.userfault().as_fd()), SendFlags::DONTWAIT)
+            .map_err(|error| Refused(failed(error)))?;
         loop {
-            return match receive_until::<Answer>(socket, deadline).map_err(failed)? {
+            let heard = receive_until::<Answer>(socket, deadline);
+            return match heard.map_err(|error| Unknown(failed(error)))? {
                 Some((Answer::Done, _)) => Ok(()),
-                Some((Answer::Refused(why), _)) => Err(failed(io::Error::other(why))),
+                Some((Answer::Refused(why), _)) => Err(Refused(failed(io::Error::other(why)))),
                 Some((Answer::Fetched { .. } | Answer::NotPrefetched(_) | Answer::Alive, _)) => {
-                    Err(failed(io::Error::other("it answers what was not asked")))
+                    Err(Unknown(failed(io::Error::other("it answers what was not asked"))))
                 }
                 // A fault that was answered before this was.
                 Some((Answer::Unreadable { start, end, why }, _)) => {
@@ -150,7 +166,7 @@ impl Target {
                     faults.refuse(start..end);
                     continue;
                 }
-                None => Err(failed(io::ErrorKind::ConnectionReset.into())),
+                None => Err(Refused(failed(io::ErrorKind::ConnectionReset.into()))),
             };
         }
     }

@@ -25,6 +25,8 @@ use crate::memory::userfault::Userfault;
 use crate::sync::lock;
 use crate::testing::{limited, wait_until};
 
+mod limits_tests;
+
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 1 << 20;
 

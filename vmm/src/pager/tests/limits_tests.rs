@@ -1,0 +1,156 @@
+//! Pagers and VMs that are at a limit: a full socket, no descriptor left, a slow disk.
+#![allow(unsafe_code)]
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::sync::mpsc::Receiver;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage};
+
+use super::*;
+
+/// How long anything may take.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// More descriptors than there is room for beside a message.
+const MANY: usize = 16;
+
+/// A VM that speaks to its pager in the test's own words.
+struct Client(OwnedFd);
+
+impl Client {
+    fn new(here: &Here) -> Self {
+        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(here.place().socket()).unwrap()).unwrap();
+        Self(socket)
+    }
+
+    fn hear(&self) -> Option<Answer> {
+        let heard = receive_until(&self.0, Instant::now() + LIMIT).expect("an answer in time");
+        heard.map(|(answer, _)| answer)
+    }
+
+    fn ask(&self, ask: &Ask, fd: Option<BorrowedFd<'_>>) -> Option<Answer> {
+        send(&self.0, ask, fd, SendFlags::empty()).unwrap();
+        self.hear()
+    }
+}
+
+/// Says something with more descriptors beside it than the other end takes: it receives what it would if it had none left.
+fn send_truncated(socket: &OwnedFd, message: &impl serde::Serialize) {
+    let text = serde_json::to_vec(message).unwrap();
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MANY))];
+    let mut beside = SendAncillaryBuffer::new(&mut room);
+    let fds = [socket.as_fd(); MANY];
+    assert!(beside.push(SendAncillaryMessage::ScmRights(&fds)));
+    rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut beside, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// Memory of a test's own over a base, with a userfaultfd.
+struct Memory {
+    base: File,
+    start: u64,
+    userfault: Userfault,
+}
+
+impl Memory {
+    fn new() -> Self {
+        let base = crate::memory::backing::fresh(LEN).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let (none, len) = (std::ptr::null_mut(), LEN as usize);
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists. It stays.
+        let start =
+            unsafe { rustix::mm::mmap(none, len, access, MapFlags::PRIVATE, &base, 0) }.unwrap() as u64;
+        let userfault = Userfault::new().unwrap();
+        userfault.register(start, LEN).unwrap();
+        Self { base, start, userfault }
+    }
+
+    fn serve(&self, client: &Client) {
+        let ask = Ask::Base { version: VERSION, memory_len: LEN };
+        assert_eq!(client.ask(&ask, Some(self.base.as_fd())), Some(Answer::Done));
+        let ask = Ask::Serve { start: self.start, len: LEN };
+        assert_eq!(client.ask(&ask, Some(self.userfault.as_fd())), Some(Answer::Done));
+    }
+
+    /// A thread of the kernel's that reads a byte.
+    fn touch(&self, at: u64) -> thread::JoinHandle<isize> {
+        let address = self.start + at;
+        thread::spawn(move || {
+            let file = crate::memory::backing::fresh(4096).unwrap();
+            let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+            // SAFETY: the kernel reads from memory that stays mapped.
+            unsafe { libc::pwrite(fd, address as *const _, 1, 0) }
+        })
+    }
+}
+
+/// A VM and its puppet's ends of the connection.
+fn served(here: &Here, puppet: &Puppet) -> (Arc<Pager>, GuestRam, (OwnedFd, OwnedFd)) {
+    thread::scope(|scope| {
+        let served = scope.spawn(|| puppet.serve());
+        let pager = Arc::new(here.connect().unwrap());
+        let ram = GuestRam::reserve(LEN).unwrap();
+        let paging = Arc::clone(&pager) as Arc<dyn Paging>;
+        Backing::Lazy { paging, pages: None }.map(&ram).unwrap();
+        (pager, ram, served.join().unwrap())
+    })
+}
+
+/// Fetches all of a VM's memory, on a thread of its own.
+fn complete(ram: &GuestRam) -> Receiver<std::result::Result<(), String>> {
+    let (told, outcome) = mpsc::channel();
+    let ram = ram.clone();
+    thread::spawn(move || {
+        let done = ram.faults().unwrap().complete();
+        told.send(done.map_err(|error| report(&error)))
+    });
+    outcome
+}
+
+/// A pager that is stopped takes nothing out of its socket.
+fn fill_socket(pager: &Pager) {
+    let socket = lock(&pager.0.line).socket.clone().unwrap();
+    while send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).is_ok() {}
+}
+
+#[test]
+fn stopped_pager_whose_socket_is_full_fails_a_snapshot_within_the_patience() {
+    let mut here = Here::new("full");
+    here.patience = Duration::from_millis(300);
+    let puppet = Puppet::new(&here);
+    let (pager, ram, _ends) = served(&here, &puppet);
+    fill_socket(&pager);
+    let outcome = complete(&ram).recv_timeout(LIMIT).expect("it ends");
+    assert!(outcome.unwrap_err().contains("it has not answered for 0.3 s"));
+}
+
+#[test]
+fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
+    let here = Here::new("room");
+    let puppet = Puppet::new(&here);
+    let (pager, ram, (socket, _userfault)) = served(&here, &puppet);
+    fill_socket(&pager);
+    let outcome = complete(&ram);
+    wait_until("it has tried to ask", || lock(&pager.0.line).completes);
+    while !matches!(hear(&socket).expect("it is connected").0, Ask::Complete) {}
+    send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
+    assert_eq!(outcome.recv_timeout(LIMIT).expect("it ends"), Ok(()));
+}
+
+#[test]
+fn vm_lets_go_of_a_pager_that_refuses_to_serve_it() {
+    let mut here = Here::new("refusals");
+    here.patience = Duration::from_secs(2);
+    let puppet = Puppet::new(&here);
+    let (_pager, _ram, first) = served(&here, &puppet);
+    drop(first);
+    let client = Client(puppet.accept());
+    let Some((Ask::Base { .. }, Some(base))) = hear(&client.0) else { panic!("it has a base") };
+    send(&client.0, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+    assert!(matches!(hear(&client.0), Some((Ask::Serve { .. }, Some(_)))));
+    send(&client.0, &Answer::Refused("for a test".to_owned()), None, SendFlags::empty()).unwrap();
+    let end = receive_until::<Ask>(&client.0, Instant::now() + LIMIT).expect("an end in time");
+    assert!(end.is_none(), "{end:?}");
+}
