@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ use crate::memory::sealing::can_change;
 use crate::memory::service::{Served, Service};
 use crate::memory::source::PageSource;
 use crate::memory::userfault::Userfault;
+use crate::sync::lock;
 
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 1024;
@@ -190,8 +191,24 @@ impl<'s> Server<'s> {
         // Now that nothing is done to the VM's memory any more: it waits for this.
         let _ = rustix::net::shutdown(&*socket, Shutdown::Both);
         drop((socket, service));
-        // One that nobody has any more is memory for nothing.
-        self.brought.retain(|service| Arc::strong_count(service) > 1);
+        self.drop_unused();
+    }
+
+    /// Drops the bases that VMs have brought and that nobody has any more: they are memory for nothing. On a
+    /// thread of its own, for it waits for what is being read.
+    fn drop_unused(&mut self) {
+        let unused = |service: &mut Arc<Service>| Arc::strong_count(service) == 1;
+        let unused: Vec<_> = self.brought.extract_if(.., unused).collect();
+        if unused.is_empty() {
+            return;
+        }
+        let unused = Arc::new(Mutex::new(unused));
+        let theirs = Arc::clone(&unused);
+        let thread = thread::Builder::new().name("volt-pager-drop".to_owned());
+        if let Err(error) = thread.spawn(move || drop(std::mem::take(&mut *lock(&theirs)))) {
+            log::debug!("a base that nobody has is kept for now: {error}");
+            self.brought.append(&mut lock(&unused));
+        }
     }
 
     /// Does what a VM asks for.
@@ -209,9 +226,13 @@ impl<'s> Server<'s> {
                 self.forget(fd);
                 return Ok(());
             }
+            // Of what a VM that is served says, only a list has a descriptor, which this process may have no room for.
+            Err(error) if client.number.is_some() && is_no_message(&error) => {
+                tell(&socket, &Answer::NotPrefetched(shortened(error.to_string())), None);
+                return Ok(());
+            }
             Err(error) => {
-                let why = Answer::Refused(shortened(error.to_string()));
-                let _ = send(&*socket, &why, None, SendFlags::DONTWAIT);
+                tell(&socket, &Answer::Refused(shortened(error.to_string())), None);
                 return Err(error.to_string());
             }
         };
@@ -222,16 +243,16 @@ impl<'s> Server<'s> {
             Ask::Fetched => return self.fetched(fd, &socket),
             Ask::Prefetch => return self.prefetch(fd, socket, beside),
             Ask::Ping => {
-                let said = send(&*socket, &Answer::Alive, None, SendFlags::DONTWAIT);
-                return said.map_err(|error| error.to_string());
+                tell(&socket, &Answer::Alive, None);
+                return Ok(());
             }
         };
         let (answer, base) = match done {
             Ok(base) => (Answer::Done, base),
             Err(why) => (Answer::Refused(shortened(why)), None),
         };
-        let base = base.as_ref().map(|file| file.as_fd());
-        send(&*socket, &answer, base, SendFlags::DONTWAIT).map_err(|error| error.to_string())
+        tell(&socket, &answer, base.as_deref());
+        Ok(())
     }
 
     /// The base that a VM brings, or one for those that bring none.
@@ -338,7 +359,7 @@ impl<'s> Server<'s> {
     }
 
     fn complete(&self, fd: i32, socket: Arc<OwnedFd>) -> std::result::Result<(), String> {
-        self.apart(fd, socket, |service| match service.complete_and_seal() {
+        self.apart(fd, socket, Answer::Refused, |service| match service.complete_and_seal() {
             Ok(()) => Some(Answer::Done),
             Err(error) => Some(Answer::Refused(shortened(report(&error)))),
         })
@@ -350,8 +371,12 @@ impl<'s> Server<'s> {
         let fetched = fetched.ok_or("no base was asked for")?;
         let Fetched { chunk_len, touched, ahead, prefetch } = fetched;
         let answer = Answer::Fetched { chunk_len, touched, prefetch };
-        let list = list(&ahead).map_err(|error| format!("it cannot be told of its chunks: {error}"))?;
-        send(socket, &answer, Some(list.as_fd()), SendFlags::DONTWAIT).map_err(|error| error.to_string())
+        match list(&ahead) {
+            Ok(list) => tell(socket, &answer, Some(&list)),
+            // It waits a second for an answer, and does without.
+            Err(error) => log::warn!("a VM cannot be told of its chunks: {error}"),
+        }
+        Ok(())
     }
 
     fn prefetch(
@@ -362,7 +387,7 @@ impl<'s> Server<'s> {
     ) -> std::result::Result<(), String> {
         let list = list.ok_or("no list of pages was given")?;
         let ahead = self.clients.get(&fd).map(|client| Arc::clone(&client.ahead)).unwrap_or_default();
-        self.apart(fd, socket, move |service| {
+        self.apart(fd, socket, Answer::NotPrefetched, move |service| {
             let runs = listed(&list.into(), service.filler().len()).map(Runs::from);
             let begun = runs.and_then(|runs| {
                 let runs = ahead.get_or_init(|| runs);
@@ -372,25 +397,43 @@ impl<'s> Server<'s> {
         })
     }
 
-    /// Does what a VM asks for on a thread of its own: others are to be heard meanwhile.
+    /// Does what a VM asks for on a thread of its own: others are to be heard meanwhile. `refused` is the
+    /// answer if there is none.
     fn apart(
         &self,
         fd: i32,
         socket: Arc<OwnedFd>,
+        refused: fn(String) -> Answer,
         act: impl FnOnce(&Service) -> Option<Answer> + Send + 'static,
     ) -> std::result::Result<(), String> {
         let service = self.clients.get(&fd).and_then(|client| client.service.clone());
         let service = service.ok_or("no base was asked for")?;
+        let theirs = Arc::clone(&socket);
         let work = move || {
-            let answer = act(&service);
-            let told = answer.map_or(Ok(()), |answer| send(&*socket, &answer, None, SendFlags::DONTWAIT));
-            if let Err(error) = told {
-                log::warn!("a VM cannot be answered: {error}");
+            if let Some(answer) = act(&service) {
+                tell(&theirs, &answer, None);
             }
         };
-        let thread = thread::Builder::new().name("volt-pager-act".to_owned()).spawn(work);
-        thread.map(drop).map_err(|error| format!("no thread to do what it asks for: {error}"))
+        if let Err(error) = thread::Builder::new().name("volt-pager-act".to_owned()).spawn(work) {
+            let why = format!("the pager has no thread to do what it is asked for: {error}");
+            tell(&socket, &refused(shortened(why)), None);
+        }
+        Ok(())
     }
+}
+
+/// Answers a VM. One that has no room for an answer, because it hears none, does without: it is served on.
+/// The end of one that is gone is heard from its socket.
+fn tell(socket: &OwnedFd, answer: &Answer, beside: Option<&File>) {
+    let beside = beside.map(|file| file.as_fd());
+    if let Err(error) = send(socket, answer, beside, SendFlags::DONTWAIT) {
+        log::debug!("a VM cannot be answered: {error}");
+    }
+}
+
+/// Whether something came that is no message, or not all of one.
+fn is_no_message(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
 }
 
 /// A descriptor to be given up when no other is left.

@@ -86,6 +86,10 @@ impl Inner {
                         return Heard::Silence;
                     }
                 }
+                // A descriptor that this process has no room for is no reason to lose its pager.
+                Err(error) if said_nothing_of_use(&error) => {
+                    log::warn!("what the pager said is lost: {error}");
+                }
                 Ok(None) | Err(_) => return Heard::End,
             }
         }

@@ -140,6 +140,35 @@ fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
 }
 
 #[test]
+fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
+    let here = Here::new("slow-end");
+    let pager = here.begin_pager();
+    let (client, other) = (Client::new(&here), Client::new(&here));
+    assert_eq!(other.ask(&Ask::Ping, None), Some(Answer::Alive));
+    let memory = Memory::new();
+    memory.serve(&client);
+    here.hang(true);
+    let toucher = memory.touch(2 * CHUNK);
+    wait_until("the chunk is being read", || here.source.has_hung.load(Ordering::SeqCst));
+    drop(client);
+    // Whether it hears of the end before the first of these or not.
+    let answers: Vec<_> = (0..50)
+        .map(|_| {
+            thread::sleep(Duration::from_millis(1));
+            send(&other.0, &Ask::Ping, None, SendFlags::empty()).unwrap();
+            receive_until::<Answer>(&other.0, Instant::now() + LIMIT).map(|heard| heard.unwrap().0)
+        })
+        .take_while(|answer| answer.is_ok())
+        .collect();
+    here.hang(false);
+    // Nobody answers this fault: without its userfaultfd it is zeros.
+    drop(memory);
+    assert_eq!((answers.len(), toucher.join().unwrap()), (50, 1));
+    drop(other);
+    pager.join().unwrap().unwrap();
+}
+
+#[test]
 fn vm_lets_go_of_a_pager_that_refuses_to_serve_it() {
     let mut here = Here::new("refusals");
     here.patience = Duration::from_secs(2);
@@ -153,4 +182,63 @@ fn vm_lets_go_of_a_pager_that_refuses_to_serve_it() {
     send(&client.0, &Answer::Refused("for a test".to_owned()), None, SendFlags::empty()).unwrap();
     let end = receive_until::<Ask>(&client.0, Instant::now() + LIMIT).expect("an end in time");
     assert!(end.is_none(), "{end:?}");
+}
+
+#[test]
+fn vm_that_reads_no_answers_is_not_thrown_out() {
+    let here = Here::new("deaf");
+    let pager = here.begin_pager();
+    let client = Client::new(&here);
+    let until = Instant::now() + LIMIT;
+    for _ in 0..2000 {
+        loop {
+            match send(&client.0, &Ask::Ping, None, SendFlags::DONTWAIT) {
+                Ok(()) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    assert!(Instant::now() < until, "the pager reads no more");
+                    thread::yield_now();
+                }
+                Err(error) => panic!("it is thrown out: {error}"),
+            }
+        }
+    }
+    // All are taken before the next can be answered, by an answer that there is room for.
+    let mut last = None;
+    while last != Some(Answer::Done) {
+        let ask = Ask::Base { version: VERSION, memory_len: LEN };
+        send(&client.0, &ask, None, SendFlags::empty()).unwrap();
+        last = client.hear();
+        assert!(last.is_some(), "it is thrown out");
+    }
+    drop(client);
+    pager.join().unwrap().unwrap();
+}
+
+#[test]
+fn served_vm_whose_list_does_not_arrive_is_told_and_served_on() {
+    let here = Here::new("list");
+    let pager = here.begin_pager();
+    let client = Client::new(&here);
+    let memory = Memory::new();
+    memory.serve(&client);
+    send_truncated(&client.0, &Ask::Prefetch);
+    let said = client.hear();
+    assert!(matches!(&said, Some(Answer::NotPrefetched(why)) if why.contains("RLIMIT_NOFILE")), "{said:?}");
+    assert_eq!(memory.touch(2 * CHUNK).join().unwrap(), 1);
+    assert_eq!(client.ask(&Ask::Ping, None), Some(Answer::Alive));
+    drop(client);
+    pager.join().unwrap().unwrap();
+}
+
+#[test]
+fn vm_that_cannot_take_a_descriptor_keeps_its_pager() {
+    let here = Here::new("truncated");
+    let puppet = Puppet::new(&here);
+    let (_pager, ram, (socket, _userfault)) = served(&here, &puppet);
+    send_truncated(&socket, &Answer::Alive);
+    let outcome = complete(&ram);
+    let heard = hear(&socket);
+    assert!(matches!(heard, Some((Ask::Complete, None))), "{heard:?}");
+    send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
+    assert_eq!(outcome.recv_timeout(LIMIT).expect("it ends"), Ok(()));
 }
