@@ -18,6 +18,8 @@ pub fn default_directory() -> PathBuf {
 
 /// Bytes of a group's name: the path of a socket must be short.
 const LONGEST_GROUP: usize = 32;
+/// Bytes of the path of a socket (unix(7)).
+const LONGEST_PATH: usize = 107;
 
 /// The place of the pager of one pack.
 #[derive(Clone, Debug)]
@@ -32,7 +34,8 @@ impl Place {
     /// directory of its own in that one, so that a VM that is confined to it reaches no other group's pager.
     ///
     /// # Errors
-    /// The group's name is none, or the directory cannot be made, or others can enter it.
+    /// The group's name is none, the socket's path is too long, or the directory cannot be made, or others can
+    /// enter it.
     pub fn of(file: &File, directory: &Path, group: Option<&str>) -> Result<Self> {
         let metadata = file.metadata().map_err(|source| Error::file("look at", "a packed memory", source))?;
         let name = format!(
@@ -43,16 +46,35 @@ impl Place {
             metadata.ctime(),
             metadata.ctime_nsec()
         );
-        private(directory)?;
-        let Some(group) = group else { return Ok(Self { directory: directory.to_owned(), name }) };
+        let Some(group) = group else {
+            let place = Self { directory: directory.to_owned(), name };
+            place.check_length()?;
+            private(directory)?;
+            return Ok(place);
+        };
         let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
         if group.is_empty() || group.len() > LONGEST_GROUP || !group.bytes().all(is_name) {
             let problem = format!("{group:?} must be 1 to {LONGEST_GROUP} letters, digits, - or _");
             return Err(Error::config("pager_group", problem));
         }
-        let directory = directory.join(format!("group-{group}"));
-        private(&directory)?;
-        Ok(Self { directory, name })
+        let place = Self { directory: directory.join(format!("group-{group}")), name };
+        place.check_length()?;
+        private(directory)?;
+        private(&place.directory)?;
+        Ok(place)
+    }
+
+    fn check_length(&self) -> Result<()> {
+        let socket = self.socket();
+        let len = socket.as_os_str().len();
+        if len <= LONGEST_PATH {
+            return Ok(());
+        }
+        let problem = format!(
+            "the path of its socket, {}, is {len} bytes long, and may be {LONGEST_PATH}: choose a shorter directory",
+            socket.display()
+        );
+        Err(Error::config("pager", problem))
     }
 
     /// Where its socket is.

@@ -242,3 +242,12 @@ fn vm_that_cannot_take_a_descriptor_keeps_its_pager() {
     send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
     assert_eq!(outcome.recv_timeout(LIMIT).expect("it ends"), Ok(()));
 }
+
+#[test]
+fn directory_too_long_for_a_socket_is_refused_at_once() {
+    let directory = std::env::temp_dir().join("x".repeat(100));
+    let why =
+        report(&Place::of(&File::open("/proc/self/exe").unwrap(), &directory, Some("group")).unwrap_err());
+    assert!(why.contains("107") && why.contains(directory.to_str().unwrap()), "{why}");
+    assert!(!directory.exists());
+}
