@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use rustix::net::{
@@ -225,6 +225,12 @@ fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
     goes_on(&mut first);
 }
 
+/// The sockets of this path: the one that listens and those that are connected to it, taken or not (proc(5)).
+fn connections_to(socket: &Path) -> usize {
+    let sockets = fs::read_to_string("/proc/net/unix").unwrap();
+    sockets.lines().filter(|line| line.ends_with(socket.to_str().unwrap())).count()
+}
+
 #[test]
 fn a_pager_that_is_stopped_keeps_no_restore_longer_than_the_patience() {
     needs!(kvm);
@@ -238,14 +244,10 @@ fn a_pager_that_is_stopped_keeps_no_restore_longer_than_the_patience() {
     let refused = shared.snapshot.try_restore_as(&[&words[..], &["1"]].concat());
     refused.refused(&["cannot reach the pager at", "it has not answered for 1 s"]);
     // Nor does it keep one from its end.
+    let socket = shared.socket();
+    let connections = connections_to(&socket);
     let mut late = shared.restore(&["--pager-patience", "3600"]);
-    wait_until("it waits for the pager", || {
-        fs::read_dir(format!("/proc/{}/fd", late.pid())).is_ok_and(|fds| {
-            fds.flatten().any(|fd| {
-                fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
-            })
-        })
-    });
+    wait_until("it is connected to the pager", || connections_to(&socket) > connections);
     late.signal(Signal::TERM);
     assert_eq!(late.wait_exit().status, 143);
     rustix::process::kill_process(pager, Signal::CONT).unwrap();
@@ -274,6 +276,9 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
     for _ in 0..3 {
         shared.snapshot.try_restore_as(&words).refused(&["no descriptor left", "RLIMIT_NOFILE"]);
     }
+    // It has none for the list of what is fetched, and serves on.
+    let (status, held) = first.ask("GET", "/v1/vm/memory", "");
+    assert!(status == 200 && held.contains(r#""chunks":null"#), "{held}");
     goes_on(&mut first);
     limit_to(64);
     goes_on_from(&shared.before, &mut shared.restore(&[]));
