@@ -1,6 +1,7 @@
 /* Numbers its writes to a virtio disk: record N goes to one sector of slot= slots, stride= sectors apart, and every fourth is followed by a
- * flush. "synced N" promises every record up to N. With check=1 it reads all slots instead and says which record each holds; 0 is what the
- * image holds from the start. With verify=1 it reads each slot before it overwrites it and compares it with what it wrote there. */
+ * flush. "synced N" promises every record up to N; with paced=1 nothing is written after that until something is typed. With check=1 it reads
+ * all slots instead and says which record each holds; 0 is what the image holds from the start. With verify=1 it reads each slot before it
+ * overwrites it and compares it with what it wrote there. */
 #include "guest.h"
 #include "virtio.h"
 
@@ -51,6 +52,7 @@ void records(void)
 {
     static u64 last[MOST_SLOTS];
     u64 slots = option("slots=", 64), stride = option("stride=", 8), verify = option("verify=", 0);
+    u64 paced = option("paced=", 0);
     if (slots > MOST_SLOTS)
         wrong("too many slots", 0, slots);
     virtio_start(2, BLOCK_FLUSH, 1);
@@ -76,5 +78,7 @@ void records(void)
             continue;
         ask(FLUSH_REQUEST, 0);
         report("synced", number);
+        while (paced && !typed())
+            ;
     }
 }

@@ -215,15 +215,16 @@ fn a_working_set_survives_a_power_cut_whole_or_not_at_all() {
 
 // ---- Records of a guest ----
 
-/// Records every flush of a guest as a promise, while the host writes its disk back as it likes.
+/// Records every flush of a guest as a promise, while the host writes its disk back as it likes. The guest writes on only once the promise is
+/// in the log: its next flush would keep what this one should have.
 fn record(disk: &CrashDisk, words: &str, stride: u64, written: &Path) {
-    let boot = Boot::small(&format!("records slots={SLOTS} stride={stride}"));
+    let boot = Boot::small(&format!("records slots={SLOTS} stride={stride} paced=1"));
     let mut guest = boot.device(["--disk", words]).start();
     let mut synced = guest.next_number("synced");
     let writeback = Writeback::of(written);
     let end = synced + 3 * SLOTS;
     while synced < end {
-        synced = guest.next_number("synced");
+        synced = guest.type_in("?").next_number("synced");
         disk.mark(&format!("{PROMISE}{synced}"));
     }
     drop(writeback);
