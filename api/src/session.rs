@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use volt_vmm::{Ending, Vm};
+use volt_vmm::{Ending, Error, Vm};
 
 use crate::exit::Status;
 use crate::failure::Failure;
@@ -63,7 +63,10 @@ impl Session {
         act: &'static str,
         make: impl FnOnce() -> volt_vmm::Result<Vm>,
     ) -> Result<Status, Failure> {
-        let vm = self.slot.start(act, make)?;
+        let vm = match self.slot.start(act, make) {
+            Ok(vm) => vm,
+            Err(error) => return self.not_started(error, signals::ended_by()),
+        };
         // This thread may be the one that the first vCPU waits for: another begins all the rest.
         let (ending, begun) = thread::scope(|scope| {
             let beginning = thread::Builder::new()
@@ -74,6 +77,14 @@ impl Session {
             Ok::<_, Failure>((ending, beginning.join().unwrap_or_else(|panic| resume_unwind(panic))))
         })?;
         self.wind_up(ending, begun?)
+    }
+
+    /// How a process ends that has no VM: by the signal `by_signal` (0: none), if that came before the VM was begun.
+    fn not_started(&self, error: Error, by_signal: i32) -> Result<Status, Failure> {
+        if by_signal != 0 && self.slot.refuses_for_its_end(&error) {
+            return Ok(Status::Signal(by_signal));
+        }
+        Err(error.into())
     }
 
     /// Serves the API of a process without a VM until a client starts one, then stays with that.
@@ -158,5 +169,22 @@ impl Drop for Session {
         if let Some(file) = &self.file {
             file.remove();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signal_before_the_vm_is_begun_is_the_status_and_no_error() {
+        let session = Session::of(Slot::new(), None).unwrap();
+        session.slot.close();
+        let refused =
+            || session.slot.start("restore a snapshot", || unreachable!("it is closed")).unwrap_err();
+        assert_eq!(session.not_started(refused(), libc::SIGTERM).unwrap(), Status::Signal(libc::SIGTERM));
+        assert!(session.not_started(refused(), 0).is_err(), "a client has ended it");
+        let other = Error::Crashed("made to fail".to_owned());
+        assert!(session.not_started(other, libc::SIGTERM).is_err(), "a start that fails says why");
     }
 }

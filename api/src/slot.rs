@@ -30,6 +30,9 @@ struct Inner {
     prewarmed: Option<Arc<Pool>>,
 }
 
+/// The state of a VM that is not begun any more, for errors.
+const BEING_ENDED: &str = "is being ended";
+
 #[derive(Debug)]
 enum Stage {
     Empty,
@@ -93,7 +96,7 @@ impl Slot {
     fn claim(&self, act: &'static str) -> Result<()> {
         let mut inner = self.lock();
         let state = match inner.stage {
-            _ if inner.closed => "is being ended",
+            _ if inner.closed => BEING_ENDED,
             Stage::Taken(_) => "was started already",
             Stage::Starting => "is being started",
             Stage::Empty => {
@@ -102,6 +105,11 @@ impl Slot {
             }
         };
         Err(Error::NotNow { act, state })
+    }
+
+    /// Whether an error of [`Slot::start`] only says that the slot was closed before.
+    pub(crate) fn refuses_for_its_end(&self, error: &Error) -> bool {
+        self.lock().closed && matches!(error, Error::NotNow { state: BEING_ENDED, .. })
     }
 
     /// The VM, for an act on it.

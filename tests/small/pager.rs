@@ -249,7 +249,8 @@ fn a_pager_that_is_stopped_keeps_no_restore_longer_than_the_patience() {
     let mut late = shared.restore(&["--pager-patience", "3600"]);
     wait_until("it is connected to the pager", || connections_to(&socket) > connections);
     late.signal(Signal::TERM);
-    assert_eq!(late.wait_exit().status, 143);
+    let outcome = late.wait_exit();
+    assert_eq!(outcome.status, 143, "{outcome:?}");
     rustix::process::kill_process(pager, Signal::CONT).unwrap();
     goes_on(&mut first);
 }
