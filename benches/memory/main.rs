@@ -2,12 +2,14 @@
 //!
 //! `pause` measures snapshots of a guest that writes to memory all the time, `disk` of one that writes to a disk, `birth` how soon a VM
 //! is there, `rewind` how soon it is again what it was,
-//! `response` how soon it answers, by what its memory is in; `guest` runs them.
+//! `response` how soon it answers, by what its memory is in; `guest` runs them. `protect` is an experiment with another way to copy
+//! memory while it is written.
 
 mod birth;
 mod disk_pause;
 mod guest;
 mod pause;
+mod protect;
 mod response;
 mod rewind;
 
@@ -30,7 +32,7 @@ cargo bench -p volt-benches --bench memory [-- OPTION...]
   --runs N          runs of each (default 40)
   --touched LIST    MiB that the guest has touched (default 128,4096)
   --layers LIST     MiB that a disk's layer holds (default 64,2048)
-  --only LIST       of pause, disk, birth, rewind, response (default all)
+  --only LIST       of pause, disk, birth, rewind, response, protect (default all)
   --memory FILE     guest memory for response: the memory.snap of a snapshot (default: of a Linux that ran Python and a
                     build, which scripts/memory-image.sh makes)
   --unpaused        for response: the VMs that later ones come after run on, and take processor time from what is measured
@@ -59,7 +61,7 @@ impl Options {
             runs: 40,
             touched_mib: vec![128, 4096],
             layers_mib: vec![64, 2048],
-            only: Parts::all(&["pause", "disk", "birth", "rewind", "response"]),
+            only: Parts::all(&["pause", "disk", "birth", "rewind", "response", "protect"]),
             memory: None,
             unpaused: false,
             write_docs: false,
@@ -115,6 +117,10 @@ fn run(options: &Options) -> Result<()> {
     if options.only.have("response") {
         let table = response::measure(&scratch, options.runs, options.memory.as_deref(), options.unpaused)?;
         say("How soon a restored VM answers", response::ABOUT, table);
+    }
+    if options.only.have("protect") {
+        let about = format!("{}\n\n{}", protect::ABOUT, protect::DECISION);
+        say("Write protection instead of the dirty log", &about, protect::measure(options.runs.div_ceil(4))?);
     }
     if options.write_docs { document.write(DOCUMENT) } else { Ok(()) }
 }
