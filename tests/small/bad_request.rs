@@ -40,7 +40,7 @@ fn unknown_paths_methods_fields_and_values() {
         assert!(fault["fault_message"].as_str().unwrap().contains(words), "{method} {path} {body}: {fault}");
     }
     guest.next_number("count");
-    assert_eq!(guest.stderr(), "");
+    assert_eq!(guest.messages(), "");
 }
 
 #[test]

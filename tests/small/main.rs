@@ -29,6 +29,7 @@ mod leaks;
 mod library;
 mod live;
 mod max_pause;
+mod messages;
 mod net;
 mod on_disk;
 mod other_kvm;

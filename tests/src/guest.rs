@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal};
 use crate::boot::{Boot, Input, Launch};
 use crate::outcome::{Outcome, number};
 use crate::patience::patience;
+use crate::progress::without_progress;
 use crate::rest;
 use crate::scratch::Scratch;
 use crate::snapshot::Snapshot;
@@ -155,6 +156,12 @@ impl Guest {
     #[must_use]
     pub fn stderr(&self) -> String {
         self.stderr.text()
+    }
+
+    /// Returns volt-vmm's own messages without lines of progress.
+    #[must_use]
+    pub fn messages(&self) -> String {
+        without_progress(&self.stderr.text())
     }
 
     /// Types on the guest's console.

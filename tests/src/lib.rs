@@ -23,6 +23,7 @@ pub mod pagers;
 pub mod patience;
 pub mod power;
 pub mod pressure;
+pub mod progress;
 pub mod recorder;
 pub mod rest;
 pub mod scratch;

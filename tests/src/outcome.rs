@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::boot::binary;
 use crate::patience::patience;
+use crate::progress::without_progress;
 use crate::transcript::Transcript;
 
 /// What is left of a process that has ended.
@@ -93,6 +94,12 @@ impl Outcome {
         self
     }
 
+    /// Returns standard error without lines of progress, which a slow host adds to any step.
+    #[must_use]
+    pub fn messages(&self) -> String {
+        without_progress(&self.stderr)
+    }
+
     /// Checks that it was refused as bad input is: status 1, one line of error that contains all of `words`, no output of
     /// a guest, no sign of a crash.
     ///
@@ -110,10 +117,12 @@ impl Outcome {
     /// # Panics
     /// It is not one line of volt-vmm's own with all of `words` in it.
     pub fn complained(&self, words: &[&str]) -> &Self {
-        let is_progress = |line: &&str| !line.starts_with("volt-vmm: ") && line.contains("… ");
-        let lines: Vec<_> = self.stderr.trim_end().lines().skip_while(is_progress).collect();
-        let [error] = lines[..] else { panic!("not one line of error: {self:?}") };
-        assert!(error.starts_with("volt-vmm: "), "not one line of error: {self:?}");
+        let messages = self.messages();
+        let error = messages.trim_end();
+        assert!(
+            error.starts_with("volt-vmm: ") && error.lines().count() == 1,
+            "not one line of error: {self:?}"
+        );
         for word in words.iter().copied() {
             assert!(error.contains(word), "no {word:?} in {error:?}");
         }
