@@ -26,6 +26,7 @@ mod layers_kept;
 mod lazy;
 mod lazy_forks;
 mod leaks;
+mod leftovers;
 mod library;
 mod live;
 mod max_pause;

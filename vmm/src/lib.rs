@@ -39,6 +39,7 @@ mod machine;
 mod memory;
 mod memory_held;
 mod pager;
+mod partial;
 mod persist;
 mod pool;
 mod shell;

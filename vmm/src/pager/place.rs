@@ -1,13 +1,14 @@
 //! Where pagers are found: a socket for each pack in a directory that only this user can enter.
 
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 
 /// The directory, unless another one is named.
 #[must_use]
@@ -20,6 +21,8 @@ pub fn default_directory() -> PathBuf {
 const LONGEST_GROUP: usize = 32;
 /// Bytes of the path of a socket (unix(7)).
 const LONGEST_PATH: usize = 107;
+/// How the name of a place's lock ends.
+const LOCK: &str = ".lock";
 
 /// The place of the pager of one pack.
 #[derive(Clone, Debug)]
@@ -94,7 +97,7 @@ impl Place {
     }
 
     fn lock_path(&self) -> PathBuf {
-        self.directory.join(format!("{}.lock", self.name))
+        self.directory.join(format!("{}{LOCK}", self.name))
     }
 
     /// Claims the place, until what is returned is dropped; nothing if somebody else has it.
@@ -105,8 +108,10 @@ impl Place {
         let path = self.lock_path();
         let failed = |source: io::Error| Error::file("claim", path.display(), source);
         loop {
-            let file =
-                File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+            let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+            let mut options = File::options();
+            let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(flags);
+            let file = file.open(&path).map_err(failed)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 other => other.map_err(|errno| failed(errno.into()))?,
@@ -118,6 +123,39 @@ impl Place {
             }
         }
     }
+}
+
+impl Place {
+    /// Removes what is left of the other places in this directory: sockets and locks of pagers that were killed. Whatever cannot be
+    /// claimed is somebody's.
+    pub fn remove_abandoned(&self) {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return };
+        let names = entries.flatten().filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let name = name.strip_suffix(LOCK).unwrap_or(&name);
+            (is_name(name) && name != self.name).then(|| name.to_owned())
+        });
+        // Its lock and its socket are two entries.
+        for name in names.collect::<BTreeSet<_>>() {
+            let place = Self { directory: self.directory.clone(), name };
+            match place.claim() {
+                Ok(Some(_)) => log::info!("removed {}, which a killed pager left", place.socket().display()),
+                Ok(None) => {}
+                Err(error) => log::debug!("{} stays: {}", place.socket().display(), report(&error)),
+            }
+        }
+    }
+}
+
+/// `pager-` and the five numbers of [`Place::of`].
+fn is_name(name: &str) -> bool {
+    let Some((numbers, nanoseconds)) = name.strip_prefix("pager-").and_then(|rest| rest.split_once('.'))
+    else {
+        return false;
+    };
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let numbers: Vec<_> = numbers.split('-').collect();
+    numbers.len() == 4 && numbers.into_iter().all(is_number) && is_number(nanoseconds)
 }
 
 /// A claimed place. Dropped, nothing is left of it.

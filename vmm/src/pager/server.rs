@@ -60,6 +60,7 @@ pub fn serve(
     let Some(claim) = claim else { return Ok(()) };
     let server = Server::new(&claim, source)?;
     listening();
+    place.remove_abandoned();
     server.run(linger)
 }
 

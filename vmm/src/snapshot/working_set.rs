@@ -11,7 +11,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -23,7 +22,8 @@ use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
 use crate::memory::prefetch::Runs;
 use crate::memory::runs;
-use crate::store::dir::{NewDir, random_hex};
+use crate::partial;
+use crate::store::dir::NewDir;
 use crate::sync::lock;
 
 const MAGIC: &[u8; 8] = b"VOLTWSET";
@@ -121,17 +121,19 @@ impl WorkingSet {
     /// The file system refuses.
     pub fn keep(&self, directory: &Path, id: &str, memory: u64) -> Result<()> {
         let path = directory.join(WORKING_SET_FILE);
-        let partial = directory.join(format!(".{WORKING_SET_FILE}.{}.partial", random_hex()?));
-        let write = || {
-            let mut file = File::options().write(true).create_new(true).mode(0o400).open(&partial)?;
+        let failed = |source| Error::file("write", path.display(), source);
+        partial::remove_abandoned_files(directory, WORKING_SET_FILE);
+        let (temporary, mut file) =
+            partial::create_file(directory, WORKING_SET_FILE, 0o400).map_err(failed)?;
+        let mut write = || {
             file.write_all(&self.encode(id, memory))?;
             file.sync_all()?;
-            fs::rename(&partial, &path)?;
+            fs::rename(&temporary, &path)?;
             File::open(directory)?.sync_all()
         };
         write().map_err(|source| {
-            let _ = fs::remove_file(&partial);
-            Error::file("write", path.display(), source)
+            let _ = fs::remove_file(&temporary);
+            failed(source)
         })
     }
 

@@ -1,14 +1,16 @@
 //! A directory that appears whole or not at all: written under another name beside its place, synced, then renamed.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
 
 use super::reservation::Reservation;
 use crate::error::{Error, Result};
+use crate::partial;
+pub use crate::partial::random_hex;
 
 /// A directory on its way. Dropped before [`NewDir::publish`], it is removed again.
 #[derive(Debug)]
@@ -17,10 +19,12 @@ pub struct NewDir {
     parent: PathBuf,
     temporary: PathBuf,
     published: bool,
+    /// Keeps others from removing it.
+    lock: File,
 }
 
 impl NewDir {
-    /// Begins a directory that is to appear at `place`.
+    /// Begins a directory that is to appear at `place`. Removes what writers beside it left when they were killed.
     ///
     /// # Errors
     /// Something is there already, or the parent directory is missing or not writable.
@@ -33,12 +37,10 @@ impl NewDir {
             _ => PathBuf::from("."),
         };
         let name = place.file_name().unwrap_or_default().to_string_lossy();
-        let temporary = parent.join(format!(".{name}.{}.partial", random_hex()?));
-        DirBuilder::new()
-            .mode(0o700)
-            .create(&temporary)
+        partial::remove_abandoned_dirs(&parent);
+        let (temporary, lock) = partial::create_dir(&parent, &name)
             .map_err(|source| Error::file("create snapshot directory in", parent.display(), source))?;
-        Ok(Self { place: place.to_owned(), parent, temporary, published: false })
+        Ok(Self { place: place.to_owned(), parent, temporary, published: false, lock })
     }
 
     /// Creates a file in it, readable and writable by the owner alone.
@@ -105,9 +107,7 @@ impl NewDir {
         let place = self.place.clone();
         let failed = |act, source: io::Error| Error::file(act, place.display(), source);
         self.make_read_only().map_err(|source| failed("make read-only", source))?;
-        File::open(&self.temporary)
-            .and_then(|dir| dir.sync_all())
-            .map_err(|source| failed("sync snapshot directory", source))?;
+        self.lock.sync_all().map_err(|source| failed("sync snapshot directory", source))?;
         match rustix::fs::renameat_with(CWD, &self.temporary, CWD, &self.place, RenameFlags::NOREPLACE) {
             Ok(()) => {}
             Err(rustix::io::Errno::EXIST) => return Err(exists(&self.place)),
@@ -140,17 +140,6 @@ impl Drop for NewDir {
 
 fn exists(place: &Path) -> Error {
     Error::snapshot(place, "exists already; remove it or choose another name")
-}
-
-/// 128 random bits as 32 hex digits.
-///
-/// # Errors
-/// The host has no randomness to give.
-pub fn random_hex() -> Result<String> {
-    let mut bytes = [0u8; 16];
-    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
-        .map_err(|source| Error::host("get random bytes", source))?;
-    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Host, Loads};
 use crate::kvm::cpuid;
+use crate::partial;
 
 const NAME: &str = "host-features";
 /// Bytes. A key has some 200.
@@ -86,13 +87,12 @@ fn read_in(directory: &Path, key: &Key) -> Option<String> {
 
 fn write_in(directory: &Path, key: &Key, digest: &str) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let new = directory.join(format!("{NAME}.{}", rustix::thread::gettid().as_raw_nonzero()));
-    let flags = libc::O_NOFOLLOW;
-    let opened = File::options().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&new);
-    let written = opened.and_then(|mut file| file.write_all(format!("{}\n{digest}\n", key.0).as_bytes()));
+    partial::remove_abandoned_files(directory, NAME);
+    let (new, mut file) = partial::create_file(directory, NAME, 0o600)?;
+    let written = file.write_all(format!("{}\n{digest}\n", key.0).as_bytes());
     let renamed = written.and_then(|()| fs::rename(&new, directory.join(NAME)));
     if renamed.is_err() {
-        let _ = fs::remove_file(&new); // it may not be there
+        let _ = fs::remove_file(&new);
     }
     renamed
 }

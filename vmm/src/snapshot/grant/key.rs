@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::store::dir::random_hex;
+use crate::partial;
 
 const NAME: &str = "snapshot.key";
 const LEN: usize = 32;
@@ -86,20 +86,20 @@ fn read(path: &Path) -> io::Result<Key> {
 /// Makes a key that appears whole. Another process may be first, with its own.
 fn make(directory: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
-    let random = || random_hex().map_err(io::Error::other);
-    let partial = directory.join(format!(".{NAME}.{}", random()?));
+    partial::remove_abandoned_files(directory, NAME);
     let mut bytes = [0; LEN];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
-    let written =
-        File::options().write(true).create_new(true).mode(0o600).open(&partial).and_then(|mut file| {
-            file.write_all(&bytes)?;
-            file.sync_all()?;
-            match fs::hard_link(&partial, directory.join(NAME)) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
-                _ => File::open(directory)?.sync_all(),
-            }
-        });
-    let _ = fs::remove_file(&partial);
+    let (temporary, mut file) = partial::create_file(directory, NAME, 0o600)?;
+    let mut write = || {
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        match fs::hard_link(&temporary, directory.join(NAME)) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+            _ => File::open(directory)?.sync_all(),
+        }
+    };
+    let written = write();
+    let _ = fs::remove_file(&temporary);
     written
 }
 

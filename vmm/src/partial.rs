@@ -1,0 +1,169 @@
+//! Directories and files on their way: named `.NAME.HEX.partial`, and locked (flock) for as long as their writer lives.
+//!
+//! ```text
+//!   create ──> lock ──> write ──> rename to NAME          a writer that is killed leaves its name, and no lock
+//!   next act in that directory ──> removes what it can lock, and what the name still means then
+//! ```
+//!
+//! The kernel drops a lock with the last descriptor, however the process ends. The descriptors are closed at exec, so no child keeps
+//! one. A file system without such locks (NFS has none on directories) keeps what was left: nobody can tell it from a living writer's.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+const SUFFIX: &str = ".partial";
+const HEX: usize = 32;
+/// How often another name is tried when a remover was faster than the lock. Each time takes a remover of its own.
+const ATTEMPTS: u32 = 100;
+
+/// Creates a directory of mode 0700 in `parent`, and locks it. The lock lasts as long as the descriptor.
+pub fn create_dir(parent: &Path, name: &str) -> io::Result<(PathBuf, File)> {
+    let directory = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    create(parent, name, |path| {
+        DirBuilder::new().mode(0o700).create(path)?;
+        rustix::fs::open(path, directory, Mode::empty()).map(File::from).map_err(io::Error::from)
+    })
+}
+
+/// Creates a file in `parent` for writing, and locks it. The lock lasts as long as the descriptor.
+pub fn create_file(parent: &Path, name: &str, mode: u32) -> io::Result<(PathBuf, File)> {
+    create(parent, name, |path| File::options().write(true).create_new(true).mode(mode).open(path))
+}
+
+fn create(
+    parent: &Path,
+    name: &str,
+    make: impl Fn(&Path) -> io::Result<File>,
+) -> io::Result<(PathBuf, File)> {
+    for _ in 0..ATTEMPTS {
+        let path = parent.join(format!(".{name}.{}{SUFFIX}", random_hex().map_err(io::Error::other)?));
+        match make(&path) {
+            Ok(file) if lock(&file) != Lock::Taken && means(CWD, &path, &rustix::fs::fstat(&file)?) => {
+                return Ok((path, file));
+            }
+            // A remover has it, which found it before it was locked.
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound && parent.is_dir() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other("other processes keep removing what is made there"))
+}
+
+/// Removes the directories of this user's in `parent` that writers left when they were killed. Files in them go too; a directory with
+/// anything else in it stays.
+pub fn remove_abandoned_dirs(parent: &Path) {
+    remove_abandoned(parent, FileType::Directory, |name| base_of(name).is_some_and(|base| !base.is_empty()));
+}
+
+/// Removes the files of this user's in `parent` that were to become `name`, and that writers left when they were killed.
+pub fn remove_abandoned_files(parent: &Path, name: &str) {
+    remove_abandoned(parent, FileType::RegularFile, |found| base_of(found) == Some(name.as_bytes()));
+}
+
+/// Nobody waits for this, and nothing depends on it: what cannot be removed stays.
+fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> bool) {
+    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let Ok(directory) = rustix::fs::open(parent, flags, Mode::empty()) else { return };
+    let Ok(entries) = Dir::read_from(&directory) else { return };
+    for entry in entries.flatten().filter(|entry| is_wanted(entry.file_name().to_bytes())) {
+        let name = Path::new(std::ffi::OsStr::from_bytes(entry.file_name().to_bytes()));
+        match remove(directory.as_fd(), name, kind) {
+            Ok(true) => log::info!("removed {}, which a killed process left", parent.join(name).display()),
+            Ok(false) => {}
+            Err(errno) => log::debug!("{} stays: {errno}", parent.join(name).display()),
+        }
+    }
+}
+
+/// Removes an entry if it is of this kind, this user's, and nobody's. Says whether it was.
+fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Result<bool> {
+    let is_ours = |found: &Stat| {
+        let own = found.st_uid == rustix::process::geteuid().as_raw();
+        own && FileType::from_raw_mode(found.st_mode) == kind && found.st_mode & 0o077 == 0
+    };
+    // Looked at before it is opened too: to open a device does something.
+    if !is_ours(&rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?) {
+        return Ok(false);
+    }
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
+    let opened = rustix::fs::fstat(&file)?;
+    // One that was published, or removed by another, between the two has another name by now, or none.
+    if !is_ours(&opened) || lock(&file) != Lock::Held || !means(parent, name, &opened) {
+        return Ok(false);
+    }
+    if kind != FileType::Directory {
+        return rustix::fs::unlinkat(parent, name, AtFlags::empty()).map(|()| true);
+    }
+    let mut names = Vec::new();
+    for entry in Dir::read_from(&file)? {
+        let name = entry?.file_name().to_owned();
+        if [&b"."[..], b".."].contains(&name.to_bytes()) {
+            continue;
+        }
+        let found = rustix::fs::statat(&file, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return Ok(false);
+        }
+        names.push(name);
+    }
+    names.iter().try_for_each(|name| rustix::fs::unlinkat(&file, name, AtFlags::empty()))?;
+    // Whatever the name means by now: only an empty directory goes.
+    rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map(|()| true)
+}
+
+/// NAME of `.NAME.HEX.partial`.
+fn base_of(name: &[u8]) -> Option<&[u8]> {
+    let rest = name.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
+    let (base, hex) = rest.split_at_checked(rest.len().checked_sub(HEX)?)?;
+    let is_hex = hex.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    base.strip_suffix(b".").filter(|_| is_hex)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Lock {
+    Held,
+    /// Another has it.
+    Taken,
+    /// The file system has no such locks.
+    Unknown,
+}
+
+fn lock(file: impl AsFd) -> Lock {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Lock::Held,
+        Err(Errno::WOULDBLOCK) => Lock::Taken,
+        Err(_) => Lock::Unknown,
+    }
+}
+
+/// Says whether `name` in `parent` is the file that was opened.
+fn means(parent: BorrowedFd<'_>, name: &Path, opened: &Stat) -> bool {
+    rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
+        .is_ok_and(|found| (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino))
+}
+
+/// 128 random bits as 32 hex digits.
+///
+/// # Errors
+/// The host has no randomness to give.
+pub fn random_hex() -> Result<String> {
+    let mut bytes = [0u8; HEX / 2];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())
+        .map_err(|source| Error::host("get random bytes", source))?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+#[cfg(test)]
+#[path = "partial_tests.rs"]
+mod tests;

@@ -1,0 +1,168 @@
+//! What killed writers leave is removed, and nothing else.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use super::*;
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        let path = std::env::temp_dir().join(format!("volt-partial-{}", random_hex().unwrap()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A directory with guest memory, as a writer leaves it that is killed: the kernel has closed its descriptor.
+fn left_behind(parent: &Path, name: &str) -> PathBuf {
+    let (path, lock) = create_dir(parent, name).unwrap();
+    fs::write(path.join("memory.snap"), "secret").unwrap();
+    fs::set_permissions(path.join("memory.snap"), fs::Permissions::from_mode(0o400)).unwrap();
+    drop(lock);
+    path
+}
+
+#[test]
+fn only_what_no_writer_holds_is_removed() {
+    let scratch = Scratch::new();
+    left_behind(&scratch.0, "warm");
+    left_behind(&scratch.0, "another one.2");
+    let (living, _lock) = create_dir(&scratch.0, "warm").unwrap();
+    fs::write(living.join("memory.snap"), "secret").unwrap();
+    remove_abandoned_dirs(&scratch.0);
+    assert_eq!(scratch.names(), [living.file_name().unwrap().to_str().unwrap()]);
+    assert_eq!(fs::read(living.join("memory.snap")).unwrap(), b"secret");
+}
+
+#[test]
+fn files_of_that_name_alone_are_removed() {
+    let scratch = Scratch::new();
+    drop(create_file(&scratch.0, "working-set", 0o400).unwrap());
+    let (other, _) = create_file(&scratch.0, "set", 0o400).unwrap();
+    let (living, _file) = create_file(&scratch.0, "working-set", 0o400).unwrap();
+    remove_abandoned_files(&scratch.0, "working-set");
+    let mut names = [&other, &living].map(|path| path.file_name().unwrap().to_str().unwrap());
+    names.sort_unstable();
+    assert_eq!(scratch.names(), names);
+}
+
+#[test]
+fn nothing_of_other_names_kinds_or_modes_is_removed() {
+    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+    let hex = "0123456789abcdef0123456789abcdef";
+    for name in [
+        "warm".to_owned(),
+        format!("warm.{hex}.partial"),
+        format!(".{hex}.partial"),
+        format!("..{hex}.partial"),
+        format!(".warm.{hex}"),
+        format!(".warm.{}.partial", &hex[1..]),
+        format!(".warm.{}.partial", hex.to_uppercase()),
+        format!(".warm-{hex}.partial"),
+        ".partial".to_owned(),
+    ] {
+        fs::create_dir(scratch.0.join(&name)).unwrap();
+        fs::set_permissions(scratch.0.join(name), fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    let to = left_behind(&elsewhere.0, "warm");
+    symlink(&to, scratch.0.join(format!(".linked.{hex}.partial"))).unwrap();
+    fs::write(scratch.0.join(format!(".file.{hex}.partial")), "").unwrap();
+    let open_to_others = left_behind(&scratch.0, "shared");
+    fs::set_permissions(&open_to_others, fs::Permissions::from_mode(0o755)).unwrap();
+    // It would have to be descended into, and no writer of ours makes such a thing.
+    let deep = left_behind(&scratch.0, "deep");
+    fs::create_dir(deep.join("inner")).unwrap();
+    let linking = left_behind(&scratch.0, "linking");
+    symlink(&elsewhere.0, linking.join("link")).unwrap();
+    let fifo = scratch.0.join(format!(".fifo.{hex}.partial"));
+    rustix::fs::mkfifoat(CWD, &fifo, Mode::from_raw_mode(0o600)).unwrap();
+    if rustix::process::geteuid().is_root() {
+        let foreign = left_behind(&scratch.0, "foreign");
+        std::os::unix::fs::chown(&foreign, Some(65534), None).unwrap();
+    }
+    let before = scratch.names();
+    remove_abandoned_dirs(&scratch.0);
+    remove_abandoned_files(&scratch.0, "fifo");
+    assert_eq!(scratch.names(), before);
+    for stays in [&deep, &linking, &open_to_others, &to] {
+        assert_eq!(fs::read(stays.join("memory.snap")).unwrap(), b"secret", "{}", stays.display());
+    }
+}
+
+#[test]
+fn remover_that_comes_between_creation_and_lock_makes_the_writer_take_another_name() {
+    let scratch = Scratch::new();
+    let mut first = true;
+    let (path, _lock) = create(&scratch.0, "warm", {
+        let first = std::cell::RefCell::new(&mut first);
+        move |path| {
+            DirBuilder::new().mode(0o700).create(path)?;
+            let opened = File::open(path);
+            if std::mem::take(&mut **first.borrow_mut()) {
+                remove_abandoned_dirs(path.parent().unwrap());
+                assert!(!path.exists(), "nobody held it");
+            }
+            opened
+        }
+    })
+    .unwrap();
+    assert_eq!(scratch.names(), [path.file_name().unwrap().to_str().unwrap()]);
+}
+
+/// Removers run all the while. A writer finds what it wrote, published or not, and only what is abandoned goes.
+#[test]
+fn writers_and_removers_at_once_lose_nothing() {
+    let (scratch, over) = (Scratch::new(), AtomicBool::new(false));
+    let write = |writer: usize| {
+        for round in 0..200 {
+            let (path, lock) = create_dir(&scratch.0, "warm").unwrap();
+            let file = path.join("memory.snap");
+            fs::write(&file, "secret").unwrap();
+            thread::yield_now();
+            assert_eq!(fs::read(&file).unwrap(), b"secret");
+            if round % 2 == 0 {
+                let place = scratch.0.join(format!("{writer}-{round}"));
+                fs::rename(&path, &place).unwrap();
+                drop(lock);
+                assert_eq!(fs::read(place.join("memory.snap")).unwrap(), b"secret");
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    remove_abandoned_dirs(&scratch.0);
+                }
+            });
+        }
+        let writers: Vec<_> = (0..3).map(|writer| scope.spawn(move || write(writer))).collect();
+        let ended: Vec<_> = writers.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        over.store(true, Ordering::Relaxed);
+        ended.into_iter().for_each(|writer| writer.unwrap());
+    });
+    remove_abandoned_dirs(&scratch.0);
+    let names = scratch.names();
+    assert_eq!(names.len(), 300, "{names:?}");
+    for name in names {
+        assert_eq!(fs::read(scratch.0.join(name).join("memory.snap")).unwrap(), b"secret");
+    }
+}
