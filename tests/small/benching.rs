@@ -27,7 +27,7 @@ const PACKED: [&str; 5] = [
 ];
 
 /// Keeps a recording of a snapshot in a directory: pages forth and back, some of which hold something and some of which do not.
-fn record(snapshot: &Snapshot, directory: &Path) {
+pub fn record(snapshot: &Snapshot, directory: &Path) {
     let forth = (0..PAGES / 2).map(|page| page * 7 * 4096);
     let back = (0..PAGES / 2).map(|page| MEMORY - 4096 - page * 4096);
     let set = WorkingSet::of(MEMORY, forth.chain(back));

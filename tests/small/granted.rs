@@ -10,6 +10,8 @@ use serde_json::json;
 use volt_tests::boot::binary;
 use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, wait_until};
 
+use crate::benching::record;
+
 const REFUSED: &str = "which is not granted, because its state.json";
 
 /// A snapshot of a guest that writes to a layer over `image`, so that any number of clones can go on.
@@ -220,7 +222,13 @@ fn base_of_a_forged_diff_has_to_be_allowed() {
     let merge = ["snapshot", "merge", diff.directory().to_str().unwrap(), to.to_str().unwrap()];
     Outcome::of(merge).refused(&words);
     assert!(!to.exists());
+    diff.verify().refused(&words);
+    record(&diff, diff.directory());
+    let bench = ["snapshot", "bench", "--rounds", "1", diff.directory().to_str().unwrap()];
+    Outcome::of(bench).refused(&words);
     let allow = ["--allow-path", base.directory().to_str().unwrap()];
+    diff.verify_as(&allow).succeeded();
+    Outcome::of(bench.into_iter().chain(allow)).succeeded();
     Outcome::of(merge.into_iter().chain(allow)).succeeded();
     diff.restore_as(&allow).wait_for("count");
 }
@@ -255,4 +263,32 @@ fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
         wait_until("the link is not followed", || messages().contains("is a link or no socket"));
         assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
+}
+
+#[test]
+fn granted_base_beside_a_diff_is_used_where_the_recorded_one_is_not_granted_or_another() {
+    needs!(kvm);
+    let mut guest = Guest::boot("count mib=1");
+    guest.wait_for("count");
+    let base = guest.snapshot();
+    let diff = guest.snapshot_as(&["--diff"]);
+    let other = guest.snapshot();
+    let near = guest.scratch().path("near");
+    drop(guest);
+    fs::create_dir(&near).unwrap();
+    let beside = near.join(base.directory().file_name().unwrap());
+    fs::rename(base.copy().directory(), &beside).unwrap();
+    fs::rename(diff.directory(), near.join("diff")).unwrap();
+    let diff = Snapshot::at(near.join("diff"), &Scratch::new());
+    // This user's own, but the recorded place has another snapshot by now.
+    fs::rename(base.directory(), near.join("moved")).unwrap();
+    fs::rename(other.directory(), base.directory()).unwrap();
+    diff.restore().wait_for("count");
+    diff.verify().succeeded();
+    // Not this user's.
+    diff.edit(|state| state["metadata"]["id"] = "0".repeat(32).into());
+    let words = ["asks for its base ", base.directory().to_str().unwrap(), REFUSED, "--allow-path DIR"];
+    diff.try_restore().refused(&words);
+    diff.restore_as(&["--allow-path", near.to_str().unwrap()]).wait_for("count");
+    diff.verify_as(&["--allow-path", near.to_str().unwrap()]).succeeded();
 }

@@ -73,7 +73,14 @@ impl Snapshot {
     /// What `volt-vmm snapshot verify` says of it.
     #[must_use]
     pub fn verify(&self) -> Outcome {
-        Outcome::of(["snapshot".as_ref(), "verify".as_ref(), self.directory.as_os_str()])
+        self.verify_as(&[])
+    }
+
+    /// The same with these options of `volt-vmm snapshot verify`.
+    #[must_use]
+    pub fn verify_as(&self, options: &[&str]) -> Outcome {
+        let words = ["snapshot".as_ref(), "verify".as_ref(), self.directory.as_os_str()];
+        Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
     }
 
     /// What `volt-vmm snapshot inspect` says of it, with these options.

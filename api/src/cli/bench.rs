@@ -25,6 +25,10 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
+    /// Read the base of a diff that this user's volt-vmm did not write, if it lies in this directory. May be given more than once
+    #[arg(long = "allow-path", value_name = "DIR")]
+    allowed: Vec<PathBuf>,
+
     /// Print it as JSON
     #[arg(long)]
     json: bool,
@@ -34,7 +38,8 @@ impl Bench {
     pub(crate) fn execute(self) -> Outcome {
         let (store, name) = Store::split(&self.dir)?;
         let found = progress::measured("replaying", |meter| {
-            replay(&store, &name, self.recording.as_deref(), self.rounds, &|done, all| meter.set(done, all))
+            let (recording, progress) = (self.recording.as_deref(), |done, all| meter.set(done, all));
+            replay(&store, &name, recording, self.rounds, &self.allowed, &progress)
         })?;
         print(&found, self.json, replayed::text)?;
         Ok(Status::Success)

@@ -229,6 +229,14 @@ impl RateLimit {
 }
 
 impl Devices {
+    /// Closes what disks were checked by, once they are open.
+    pub(crate) fn release_checked(&mut self) {
+        for disk in &mut self.disks {
+            disk.path.release();
+            disk.layer.iter_mut().chain(&mut disk.beneath).for_each(FileRef::release);
+        }
+    }
+
     /// Whether there are none.
     #[must_use]
     pub fn is_none(&self) -> bool {

@@ -2,11 +2,12 @@
 //! the files it names.
 
 use std::fmt;
-use std::fs::File;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -170,6 +171,8 @@ pub fn parse_memory_mib(text: &str) -> Result<u64> {
 pub enum FileRef {
     /// A path.
     Path(PathBuf),
+    /// A file that was checked, by what was opened then: its path may mean another one by now. Written as the path.
+    Checked(CheckedFile),
     /// A descriptor open in this process; it is duplicated on use and stays the caller's.
     Fd(RawFd),
     /// A descriptor's number that a state file, a configuration file or a request named. It is never used.
@@ -177,6 +180,13 @@ pub enum FileRef {
 }
 
 impl FileRef {
+    /// Closes what was opened for a check, once the file is open.
+    pub fn release(&mut self) {
+        if let Self::Checked(CheckedFile { path, .. }) = self {
+            *self = Self::Path(std::mem::take(path));
+        }
+    }
+
     /// Opens the file for reading.
     ///
     /// # Errors
@@ -185,6 +195,7 @@ impl FileRef {
         let opened = match self {
             // A pipe that nobody writes is not waited for.
             Self::Path(path) => File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path),
+            Self::Checked(file) => file.open(File::options().read(true).custom_flags(libc::O_NONBLOCK)),
             Self::Fd(fd) => duplicate(*fd),
             Self::Untrusted(_) => Err(untrusted()),
         };
@@ -200,6 +211,7 @@ impl FileRef {
         options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NONBLOCK);
         let opened = match self {
             Self::Path(path) => options.open(path),
+            Self::Checked(file) => file.open(&options),
             Self::Fd(fd) => duplicate(*fd).and_then(|file| {
                 let access = rustix::fs::fcntl_getfl(&file)? & rustix::fs::OFlags::RWMODE;
                 match access == rustix::fs::OFlags::RDWR {
@@ -212,6 +224,40 @@ impl FileRef {
         opened.map_err(|source| Error::file(what, self.to_string(), source))
     }
 }
+
+/// See [`FileRef::Checked`].
+#[derive(Clone, Debug)]
+pub struct CheckedFile {
+    path: PathBuf,
+    /// Opened with `O_PATH`.
+    file: Arc<OwnedFd>,
+}
+
+impl CheckedFile {
+    /// The file that was found at `path`, opened with `O_PATH`.
+    #[must_use]
+    pub fn new(path: PathBuf, file: OwnedFd) -> Self {
+        Self { path, file: Arc::new(file) }
+    }
+
+    /// Where it was found.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn open(&self, options: &OpenOptions) -> std::io::Result<File> {
+        options.open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+}
+
+impl PartialEq for CheckedFile {
+    fn eq(&self, other: &Self) -> bool {
+        self.path == other.path
+    }
+}
+
+impl Eq for CheckedFile {}
 
 fn untrusted() -> std::io::Error {
     std::io::Error::other(
@@ -233,7 +279,7 @@ fn duplicate(fd: RawFd) -> std::io::Result<File> {
 impl fmt::Display for FileRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Path(path) => path.display().fmt(f),
+            Self::Path(path) | Self::Checked(CheckedFile { path, .. }) => path.display().fmt(f),
             Self::Fd(fd) | Self::Untrusted(fd) => write!(f, "fd:{fd}"),
         }
     }

@@ -9,10 +9,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, Mode, OFlags};
 
-use super::reader::open_regular;
-use crate::config::{Devices, FileRef};
+use crate::config::{CheckedFile, Devices, FileRef};
 use crate::devices::virtio::block::Block;
 use crate::devices::virtio::block::copy::{LayerCopy, failed};
 use crate::devices::virtio::block::map::CLUSTER;
@@ -152,11 +151,7 @@ impl Source {
     /// One is missing or is no regular file.
     pub fn open(&self, devices: &Devices) -> Result<Vec<(String, File)>> {
         let layered = devices.disks.iter().filter(|disk| disk.layer.is_some());
-        let open = |id: &str| match (self, self.find(id)?) {
-            (Self::Directory(snapshot), FileRef::Path(path)) => Ok(open_regular(snapshot, &path)?.0),
-            (_, found) => found.open("open layer"),
-        };
-        layered.map(|disk| Ok((name_of(&disk.id), open(&disk.id)?))).collect()
+        layered.map(|disk| Ok((name_of(&disk.id), self.find(&disk.id)?.open("open layer")?))).collect()
     }
 
     /// Copies those of a VM with these devices into a snapshot at `to`.
@@ -179,11 +174,14 @@ impl Source {
         match self {
             Self::Directory(snapshot) => {
                 let path = snapshot.join(name_of(id));
-                let missing = || Error::snapshot(&path, "is missing");
-                let found = path.symlink_metadata().map_err(|_| missing())?;
-                match found.is_file() {
-                    true => Ok(FileRef::Path(path)),
-                    false => Err(Error::snapshot(&path, "is not a regular file")),
+                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let found = rustix::fs::open(&path, flags, Mode::empty());
+                let found = found.map_err(|_| Error::snapshot(&path, "is missing"))?;
+                let stat = rustix::fs::fstat(&found)
+                    .map_err(|source| Error::file("look at", path.display(), source))?;
+                match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::RegularFile => Ok(FileRef::Checked(CheckedFile::new(path, found))),
+                    _ => Err(Error::snapshot(&path, "is not a regular file")),
                 }
             }
             Self::Held(layers) => layers
@@ -237,7 +235,7 @@ pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) ->
                 create(place)?;
                 fresh.made.push(place.clone());
             }
-            (FileRef::Fd(_) | FileRef::Untrusted(_), true) => {}
+            (FileRef::Checked(_) | FileRef::Fd(_) | FileRef::Untrusted(_), true) => {}
             (_, false) => {
                 let file = nameless(&std::env::temp_dir())?;
                 *layer = FileRef::Fd(file.as_raw_fd());
@@ -255,7 +253,35 @@ fn create(place: &Path) -> Result<File> {
 
 fn nameless(place: &Path) -> Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    rustix::fs::open(place, flags, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+    rustix::fs::open(place, flags, Mode::RUSR | Mode::WUSR)
         .map(File::from)
         .map_err(|source| Error::file("create a layer in", place.display(), source))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn layer_that_is_replaced_by_a_link_after_it_was_found_is_not_followed() {
+        let place = std::env::temp_dir().join(format!("volt-layers-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir(&place).unwrap();
+        let (layer, secret) = (place.join("disk-root.layer"), place.join("secret"));
+        fs::write(&layer, "layer").unwrap();
+        fs::write(&secret, "secret").unwrap();
+        let source = Source::Directory(place.clone());
+        let found = source.find("root").unwrap();
+        assert_eq!(found.to_string(), layer.to_str().unwrap());
+        fs::remove_file(&layer).unwrap();
+        symlink(&secret, &layer).unwrap();
+        assert_eq!(std::io::read_to_string(found.open("open layer").unwrap()).unwrap(), "layer");
+        let error = source.find("root").unwrap_err().to_string();
+        assert!(error.contains("disk-root.layer: is not a regular file"), "{error}");
+        assert!(source.find("other").unwrap_err().to_string().contains("is missing"));
+        fs::remove_dir_all(&place).unwrap();
+    }
 }

@@ -35,21 +35,11 @@ pub(super) struct Digests {
 }
 
 /// A base that was found.
-pub(super) struct Base {
+struct Base {
     /// Its digest and place.
-    pub snapshot: BaseSnapshot,
+    snapshot: BaseSnapshot,
     /// Its memory file.
-    pub file: Option<MemoryFile>,
-}
-
-impl Base {
-    /// Opens its memory.
-    ///
-    /// # Errors
-    /// As [`Memory::open`].
-    pub fn open(&self, len: u64) -> Result<Memory> {
-        Memory::open(&self.snapshot.path, len, self.file.as_ref())
-    }
+    file: Option<MemoryFile>,
 }
 
 /// Opens the memory of the snapshot at `snapshot`. The directory of a base is looked into once `granted` agrees.
@@ -59,7 +49,7 @@ impl Base {
 pub(super) fn open(
     snapshot: &Path,
     metadata: &Metadata,
-    granted: &dyn Fn(&Path) -> Result<()>,
+    granted: &dyn Fn(&Path) -> Result<PathBuf>,
 ) -> Result<Opened> {
     let len = metadata.memory_bytes;
     let Some(base) = &metadata.base else {
@@ -71,12 +61,12 @@ pub(super) fn open(
         let memory = Memory::open(snapshot, len, metadata.memory_file.as_ref())?;
         return Ok(Opened { memory, over: None, lineage, digests });
     };
-    let base = find_base(snapshot, base, granted)?;
-    let (file, Listed { pages, digest, .. }) = open_pages(snapshot, metadata, &base.snapshot)?;
-    let memory = base.open(len)?;
+    let Base { snapshot: base, file: memory_file } = find_base(snapshot, base, granted)?;
+    let (file, Listed { pages, digest, .. }) = open_pages(snapshot, metadata, &base)?;
+    let memory = Memory::open(&base.path, len, memory_file.as_ref())?;
     let over = Some(OtherPages { pages: Arc::new(pages), file: Arc::new(file) });
-    let digests = Digests { memory: Some(base.snapshot.digest()), over: digest };
-    let lineage = Some(Lineage { base: base.snapshot, differ: Differ::NotBase(None) });
+    let digests = Digests { memory: Some(base.digest()), over: digest };
+    let lineage = Some(Lineage { base, differ: Differ::NotBase(None) });
     Ok(Opened { memory, over, lineage, digests })
 }
 
@@ -98,32 +88,40 @@ pub(super) fn open_pages(
     Ok((file, listed))
 }
 
-/// A diff's base, where it was or beside the diff.
+/// Finds a diff's base, where it was or beside the diff. One that is not granted, or another snapshot, does not hide the other.
 ///
 /// # Errors
-/// It is in neither place, or is another one.
-pub(super) fn find_base(
+/// Says of the first that is there why it is not used, or that there is none.
+fn find_base(
     snapshot: &Path,
     wanted: &BaseSnapshot,
-    granted: &dyn Fn(&Path) -> Result<()>,
+    granted: &dyn Fn(&Path) -> Result<PathBuf>,
 ) -> Result<Base> {
-    let beside = || Some(snapshot.parent()?.join(wanted.path.file_name()?));
-    let is_there = |path: &PathBuf| path.join(STATE_FILE).exists();
-    let there = Some(wanted.path.clone()).filter(is_there).or_else(|| beside().filter(is_there));
-    let path = there.ok_or_else(|| {
+    let beside = snapshot.parent().zip(wanted.path.file_name()).map(|(parent, name)| parent.join(name));
+    let places = [Some(wanted.path.clone()), beside].into_iter().flatten();
+    let mut refused = None;
+    for place in places.filter(|place| place.join(STATE_FILE).exists()) {
+        match granted(&place).and_then(|place| base_at(snapshot, wanted, &place)) {
+            Ok(base) => return Ok(base),
+            Err(error) => refused = refused.or(Some(error)),
+        }
+    }
+    Err(refused.unwrap_or_else(|| {
         Error::snapshot(snapshot, format!("is a diff, and its base {} is not there", wanted.path.display()))
-    })?;
-    granted(&path)?;
-    let (manifest, _) = read_manifest(&path)?;
+    }))
+}
+
+fn base_at(snapshot: &Path, wanted: &BaseSnapshot, place: &Path) -> Result<Base> {
+    let (manifest, _) = read_manifest(place)?;
     match manifest.metadata.memory_digest {
         Some(digest) if digest == wanted.memory_digest => {
-            let snapshot = BaseSnapshot { memory_digest: digest, path: absolute(&path) };
+            let snapshot = BaseSnapshot { memory_digest: digest, path: absolute(place) };
             Ok(Base { snapshot, file: manifest.metadata.memory_file })
         }
         other => {
             let (wanted, found) = (&wanted.memory_digest, other.unwrap_or_else(|| "none".to_owned()));
             let problem =
-                format!("is a diff over memory with digest {wanted}; {} has {found}", path.display());
+                format!("is a diff over memory with digest {wanted}; {} has {found}", place.display());
             Err(Error::snapshot(snapshot, problem))
         }
     }

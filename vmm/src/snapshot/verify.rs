@@ -1,12 +1,15 @@
 //! Verifies a snapshot: every checksum that there is.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use super::grant::Grants;
 use super::memory::Memory;
 use super::pack::{Source, walk};
 use super::raw::RawSource;
-use super::{DIFF_FILE, WorkingSet, digest, layers, reader, relative};
+use super::relative::Opened;
+use super::{DIFF_FILE, WorkingSet, digest, grant, layers, reader, relative};
 use crate::error::{Error, Result};
+use crate::memory::backing::OtherPages;
 use crate::store::Store;
 
 /// What was verified.
@@ -18,39 +21,41 @@ pub enum Verified {
     AllButMemory,
 }
 
-/// Verifies the snapshot `name`, on all cores. `progress` is told, from any thread, how many bytes of how many of the memory are done.
+/// Verifies the snapshot `name`, on all cores. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the
+/// directories `allowed`, as for a restore: errors and durations tell of what is read. `progress` is told, from any thread, how many
+/// bytes of how many of the memory are done.
 ///
 /// # Errors
 /// [`Error::Snapshot`] names the first thing that is wrong: the state, a file that is missing, or the first bad chunk.
-pub fn verify(store: &Store, name: &str, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Verified> {
+pub fn verify(
+    store: &Store,
+    name: &str,
+    allowed: &[PathBuf],
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Verified> {
     let path = store.path_of(name)?;
-    let (manifest, _) = reader::read_manifest(&path)?;
+    let (manifest, file) = reader::read_manifest(&path)?;
     layers::Source::Directory(path.clone()).open(&manifest.config.devices)?;
+    let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
+    let grants = Grants { origin: &origin, snapshot: &path, allowed };
     let metadata = manifest.metadata;
     let len = metadata.memory_bytes;
     WorkingSet::open(&path, &metadata.id, len)?;
-    let Some(base) = &metadata.base else {
-        let digest = metadata.memory_digest.as_deref().map(digest::parse);
-        return verify_whole(
-            &Memory::open(&path, len, metadata.memory_file.as_ref())?,
-            len,
-            digest,
-            progress,
-        );
-    };
-    // Its digests are computed and nothing of it is shown to anyone, so it needs no grant.
-    let base = relative::find_base(&path, base, &|_| Ok(()))?;
-    let (file, listed) = relative::open_pages(&path, &metadata, &base.snapshot)?;
-    let memory = base.open(len)?;
-    let place = path.join(DIFF_FILE);
-    let failed = |source| Error::file("read", place.display(), source);
-    let mut verified = Verified::AllButMemory;
-    if let Some(digest) = listed.digest {
-        compare(&place, &RawSource::pages(&file, &listed.pages, &failed), digest, &|_, _| ())?;
-        verified = Verified::Whole;
+    let Opened { memory, over, digests, .. } =
+        relative::open(&path, &metadata, &|base| grants.check_base(base))?;
+    let mut verified = Verified::Whole;
+    if let Some(OtherPages { pages, file }) = over {
+        let place = path.join(DIFF_FILE);
+        let failed = |source| Error::file("read", place.display(), source);
+        match digests.over {
+            Some(digest) => compare(&place, &RawSource::pages(&file, &pages, &failed), digest, &|_, _| ())?,
+            None => verified = Verified::AllButMemory,
+        }
     }
-    verify_whole(&memory, len, Some(base.snapshot.digest()), progress)?;
-    Ok(verified)
+    match verify_whole(&memory, len, digests.memory, progress)? {
+        Verified::Whole => Ok(verified),
+        part => Ok(part),
+    }
 }
 
 /// The memory of a snapshot that has all of it.

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
+use crate::config::CheckedFile;
+
 /// How a path in a directory may be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Links {
@@ -14,15 +16,15 @@ pub(super) enum Links {
     None,
 }
 
-/// The real path of the file at `path` if it lies in `directory`.
-pub(super) fn file(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
+/// The file at `path`, and its real path, if it lies in `directory`.
+pub(super) fn file(directory: &Path, path: &Path, links: Links) -> Option<CheckedFile> {
     let found = open(directory, path, links)?;
     if links == Links::None {
         let stat = rustix::fs::fstat(&found).ok()?;
         let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
         (is_file && stat.st_nlink == 1).then_some(())?;
     }
-    real_path(&found)
+    Some(CheckedFile::new(real_path(&found)?, found))
 }
 
 /// The real path of a directory at `path` if it lies in `directory` or is it.
@@ -67,6 +69,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::config::FileRef;
 
     #[test]
     fn what_only_looks_as_if_it_were_inside_is_not() {
@@ -81,6 +84,9 @@ mod tests {
         symlink("own", inside.join("in")).unwrap();
         symlink("/", inside.join("root")).unwrap();
         fs::hard_link(place.join("secret"), inside.join("linked")).unwrap();
+        let file = |directory: &Path, path: &Path, links| {
+            file(directory, path, links).map(|found| found.path().to_owned())
+        };
         let find = |name: &str, links| file(&inside, &inside.join(name), links);
         for links in [Links::Inside, Links::None] {
             assert_eq!(find("own", links), Some(inside.join("own")));
@@ -101,6 +107,23 @@ mod tests {
         let alias = place.join("alias");
         assert_eq!(file(&alias, &alias.join("own"), Links::Inside), Some(inside.join("own")));
         assert_eq!(file(&alias, &inside.join("own"), Links::Inside), Some(inside.join("own")));
+        fs::remove_dir_all(&place).unwrap();
+    }
+    #[test]
+    fn file_that_is_replaced_after_it_was_found_is_not_opened() {
+        let place = std::env::temp_dir().join(format!("volt-replaced-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let (inside, secret) = (place.join("inside"), place.join("secret"));
+        fs::create_dir_all(&inside).unwrap();
+        fs::write(inside.join("disk"), "own").unwrap();
+        fs::write(&secret, "secret").unwrap();
+        let found = FileRef::Checked(file(&inside, &inside.join("disk"), Links::None).unwrap());
+        fs::remove_file(inside.join("disk")).unwrap();
+        symlink(&secret, inside.join("disk")).unwrap();
+        assert_eq!(std::io::read_to_string(found.open("open disk").unwrap()).unwrap(), "own");
+        let mut writable = found.open_writable("open disk", false).unwrap();
+        std::io::Write::write_all(&mut writable, b"new").unwrap();
+        assert_eq!(fs::read(&secret).unwrap(), b"secret");
         fs::remove_dir_all(&place).unwrap();
     }
 }

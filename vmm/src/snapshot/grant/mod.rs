@@ -91,15 +91,16 @@ pub(super) struct Grants<'a> {
 }
 
 /// Looks for a path in a directory.
-type Find = fn(&Path, &Path, Links) -> Option<PathBuf>;
+type Find<T> = fn(&Path, &Path, Links) -> Option<T>;
 
 impl Grants<'_> {
-    /// Checks the directory of a diff's base.
+    /// Checks the directory of a diff's base. Returns it as it is, or its real path.
     ///
     /// # Errors
     /// It is not granted.
-    pub fn check_base(&self, base: &Path) -> Result<()> {
-        self.path(base, beneath::dir, || (format!("its base {}", base.display()), String::new())).map(drop)
+    pub fn check_base(&self, base: &Path) -> Result<PathBuf> {
+        let about = || (format!("its base {}", base.display()), String::new());
+        Ok(self.find(base, beneath::dir, about)?.unwrap_or_else(|| base.to_owned()))
     }
 
     /// Checks what `devices`, as the snapshot has them, name on the host and `given` does not replace. What is granted by its path gets
@@ -116,8 +117,13 @@ impl Grants<'_> {
             let id = &disk.id;
             let about = || (format!("disk {id}: {}", disk.path), format!("--disk id={id},path=FILE"));
             disk.path = match &disk.path {
-                FileRef::Path(path) => self.path(path, beneath::file, about)?.into(),
-                FileRef::Fd(_) | FileRef::Untrusted(_) => return Err(self.refused(about(), false)),
+                FileRef::Path(path) => match self.find(path, beneath::file, about)? {
+                    Some(file) => FileRef::Checked(file),
+                    None => continue,
+                },
+                FileRef::Checked(_) | FileRef::Fd(_) | FileRef::Untrusted(_) => {
+                    return Err(self.refused(about(), false));
+                }
             };
         }
         for network in &devices.networks {
@@ -142,7 +148,9 @@ impl Grants<'_> {
         }
         let socket = |path: &mut PathBuf, what: &str, give: &str| -> Result<()> {
             let about = || (format!("{what} {}", path.display()), give.to_owned());
-            *path = self.path(path, beneath::socket, about)?;
+            if let Some(real) = self.find(path, beneath::socket, about)? {
+                *path = real;
+            }
             Ok(())
         };
         if let Some(vsock) = &mut devices.vsock
@@ -158,12 +166,18 @@ impl Grants<'_> {
         Ok(())
     }
 
-    /// The path to use, if it is granted: as it is, or the real one in a directory that is allowed or the snapshot's own.
-    fn path(&self, path: &Path, find: Find, about: impl FnOnce() -> (String, String)) -> Result<PathBuf> {
-        let Origin::Foreign(_) = self.origin else { return Ok(path.to_owned()) };
+    /// What is at a path, if it is granted: nothing to look for where all of it is, or what `find` has found in a directory that is
+    /// allowed, or in the snapshot's own.
+    fn find<T>(
+        &self,
+        path: &Path,
+        find: Find<T>,
+        about: impl FnOnce() -> (String, String),
+    ) -> Result<Option<T>> {
+        let Origin::Foreign(_) = self.origin else { return Ok(None) };
         let own = || find(self.snapshot, path, Links::None);
         let allowed = self.allowed.iter().find_map(|directory| find(directory, path, Links::Inside));
-        allowed.or_else(own).ok_or_else(|| self.refused(about(), true))
+        allowed.or_else(own).map(Some).ok_or_else(|| self.refused(about(), true))
     }
 
     fn refused(&self, (what, give): (String, String), is_path: bool) -> Error {

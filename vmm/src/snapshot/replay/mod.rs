@@ -19,7 +19,8 @@ use serde::Serialize;
 
 use self::strategies::{Prepared, Strategy};
 use self::subject::Subject;
-use super::{WORKING_SET_FILE, WorkingSet, reader};
+use super::grant::Grants;
+use super::{WORKING_SET_FILE, WorkingSet, grant, reader};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::touch::touch;
@@ -72,7 +73,8 @@ pub struct Measured {
 }
 
 /// Replays the working set in the file `recording`, or else that beside the snapshot `name`, so many times by each strategy that
-/// there is for its memory. `progress` is told how many turns of how many are done.
+/// there is for its memory. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the directories
+/// `allowed`, as for a restore. `progress` is told how many turns of how many are done.
 ///
 /// # Errors
 /// The snapshot or the recording is missing or damaged, the recording is another snapshot's or names no page, or the host refuses
@@ -82,10 +84,13 @@ pub fn replay(
     name: &str,
     recording: Option<&Path>,
     rounds: u32,
+    allowed: &[PathBuf],
     progress: &dyn Fn(u64, u64),
 ) -> Result<Replay> {
     let path = store.path_of(name)?;
-    let (manifest, _) = reader::read_manifest(&path)?;
+    let (manifest, file) = reader::read_manifest(&path)?;
+    let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
+    let grants = Grants { origin: &origin, snapshot: &path, allowed };
     let metadata = manifest.metadata;
     let beside = || path.join(WORKING_SET_FILE);
     let recording = recording.map_or_else(beside, Path::to_owned);
@@ -94,7 +99,7 @@ pub fn replay(
         return Err(Error::snapshot(recording, "names no page: there is nothing to replay"));
     }
     let pages = set.pages();
-    let subject = Subject::open(&path, &metadata, set)?;
+    let subject = Subject::open(&path, &metadata, set, &grants)?;
     // Whatever is damaged is found here, where it is an error and no signal.
     subject.read()?;
     let strategies = strategies::of(&subject);

@@ -11,6 +11,7 @@ use crate::memory::backing::{Backing, OtherPages};
 use crate::memory::paging::Paging;
 use crate::memory::prefetch::Runs;
 use crate::memory::ram::GuestRam;
+use crate::snapshot::grant::Grants;
 use crate::snapshot::memory::Memory;
 use crate::snapshot::pack::{Decoder, Pack};
 use crate::snapshot::relative::{self, Opened};
@@ -29,9 +30,9 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Of the snapshot at `path`.
-    pub fn open(path: &Path, metadata: &Metadata, set: WorkingSet) -> Result<Self> {
-        let Opened { memory, over, .. } = relative::open(path, metadata, &|_| Ok(()))?;
+    /// Of the snapshot at `path`, the base of which is used if it is granted.
+    pub fn open(path: &Path, metadata: &Metadata, set: WorkingSet, grants: &Grants<'_>) -> Result<Self> {
+        let Opened { memory, over, .. } = relative::open(path, metadata, &|base| grants.check_base(base))?;
         Ok(Self { memory, over, set, len: metadata.memory_bytes, path: path.to_owned() })
     }
 

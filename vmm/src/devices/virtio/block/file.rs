@@ -74,7 +74,7 @@ impl HostFile {
             let problem = format!("{id}: {name} is neither a regular file nor a block device");
             return Err(Error::config("disks", problem));
         }
-        if let FileRef::Path(_) = file {
+        if !matches!(file, FileRef::Fd(_)) {
             // It was only for the opening; io_uring would take it to mean that nothing may wait for the disk.
             fcntl_getfl(&opened)
                 .and_then(|flags| fcntl_setfl(&opened, flags - OFlags::NONBLOCK))
