@@ -13,15 +13,7 @@ pub fn encode(runs: &[Range<u64>]) -> impl Iterator<Item = u8> + '_ {
     numbers.flat_map(|number| (number as u32).to_le_bytes())
 }
 
-/// Decodes what [`encode`] made, if these are ranges of so many bytes of memory: none empty, no page in two.
-#[must_use]
-pub fn decode(bytes: &[u8], memory: u64) -> Option<Vec<Range<u64>>> {
-    let mut runs = Vec::with_capacity(bytes.len() / LEN);
-    add(bytes, memory, &mut runs)?;
-    are_apart(&runs).then_some(runs)
-}
-
-/// Decodes more ranges behind those that there are. None if one is empty, lies beyond memory or is cut off.
+/// Decodes what [`encode`] made, whole ranges of it, behind those that there are. None if one is empty, lies beyond memory or is cut off.
 #[must_use]
 pub fn add(bytes: &[u8], memory: u64, runs: &mut Vec<Range<u64>>) -> Option<()> {
     let number = |bytes: &[u8]| Some(u64::from(u32::from_le_bytes(bytes.try_into().ok()?)));
@@ -45,7 +37,7 @@ pub fn are_apart(runs: &[Range<u64>]) -> bool {
     sorted.is_sorted_by(|one, next| one.end <= next.start)
 }
 
-/// The most bytes that [`decode`] can take for so much memory.
+/// The most bytes that ranges of so much memory have, no page in two of them.
 #[must_use]
 pub fn longest(memory: u64) -> u64 {
     memory.div_ceil(PAGE) * LEN as u64
@@ -56,6 +48,12 @@ mod tests {
     use super::*;
 
     const MEMORY: u64 = 100 * PAGE;
+
+    fn decode(bytes: &[u8], memory: u64) -> Option<Vec<Range<u64>>> {
+        let mut runs = Vec::new();
+        add(bytes, memory, &mut runs)?;
+        are_apart(&runs).then_some(runs)
+    }
 
     #[test]
     fn what_was_encoded_comes_back_in_its_order() {

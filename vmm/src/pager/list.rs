@@ -9,6 +9,9 @@ use rustix::fs::MemfdFlags;
 
 use crate::memory::runs;
 
+/// Bytes decoded at once.
+const STEP: usize = 64 << 10;
+
 /// A list, in memory.
 ///
 /// # Errors
@@ -31,8 +34,58 @@ pub fn listed(file: &File, memory: u64) -> Result<Vec<Range<u64>>, String> {
     if !metadata.is_file() || metadata.len() > runs::longest(memory) {
         return Err(format!("the list of pages, {} bytes long, cannot be one", metadata.len()));
     }
-    let mut bytes = vec![0; metadata.len() as usize];
-    file.read_exact_at(&mut bytes, 0).map_err(failed)?;
-    let ranges = runs::decode(&bytes, memory);
-    ranges.ok_or_else(|| "the list names pages that there are not, or names one twice".to_owned())
+    let impossible = || "the list names pages that there are not, or names one twice".to_owned();
+    let (len, mut step, mut ranges) = (metadata.len(), vec![0; STEP], Vec::new());
+    // It stops at the first range that cannot be: a hole takes no memory, however long.
+    for at in (0..len).step_by(STEP) {
+        let step = &mut step[..(len - at).min(STEP as u64) as usize];
+        file.read_exact_at(step, at).map_err(failed)?;
+        runs::add(step, memory, &mut ranges).ok_or_else(impossible)?;
+    }
+    runs::are_apart(&ranges).then_some(ranges).ok_or_else(impossible)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::PAGE;
+
+    const MEMORY: u64 = 16 << 40;
+
+    fn refused(file: &File) -> String {
+        listed(file, MEMORY).unwrap_err()
+    }
+
+    #[test]
+    fn list_comes_back_in_its_order() {
+        let ranges: Vec<_> = (0..20_000_u64).rev().map(|at| at * 3 * PAGE..(at * 3 + 1) * PAGE).collect();
+        assert_eq!(listed(&list(&ranges).unwrap(), MEMORY).unwrap(), ranges);
+        assert_eq!(listed(&list(&[]).unwrap(), MEMORY).unwrap(), []);
+    }
+
+    /// 32 GiB of list would be a VM's end and its pager's. Memory for them cannot be had here.
+    #[test]
+    fn list_of_holes_is_refused_at_its_first_range() {
+        let file = list(&[]).unwrap();
+        file.set_len(runs::longest(MEMORY)).unwrap();
+        assert!(refused(&file).contains("names pages that there are not"), "{}", refused(&file));
+        file.set_len(runs::longest(MEMORY) + 8).unwrap();
+        assert!(refused(&file).contains("cannot be one"), "{}", refused(&file));
+    }
+
+    #[test]
+    fn forged_ranges_are_refused() {
+        for (ranges, what) in [
+            ([0..PAGE, 0..PAGE], "one page twice"),
+            ([0..PAGE, 2 * PAGE..2 * PAGE], "none"),
+            ([0..PAGE, MEMORY - PAGE..MEMORY + PAGE], "beyond the end"),
+        ] {
+            assert!(refused(&list(&ranges).unwrap()).contains("the list names pages"), "{what}");
+        }
+        let cut = list(&[0..PAGE, PAGE * 2..PAGE * 3]).unwrap();
+        cut.set_len(12).unwrap();
+        assert!(refused(&cut).contains("the list names pages"));
+        let null = File::open("/dev/null").unwrap();
+        assert!(refused(&null).contains("cannot be one"));
+    }
 }

@@ -74,7 +74,8 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 /// A block, verified.
 #[derive(Debug)]
 pub struct Block {
-    bytes: Box<[u8; BLOCK]>,
+    /// None of a block of zeros, of which a hole in the file may hold any number.
+    bytes: Option<Box<[u8; BLOCK]>>,
     /// Where its data begins in the file.
     begins: u64,
 }
@@ -95,6 +96,7 @@ impl Block {
             return Err(format!("is damaged: block {number} of its index has another checksum"));
         }
         let begins = table.begins(number);
+        let bytes = Some(bytes).filter(|bytes| bytes.iter().any(|byte| *byte != 0));
         let block = Self { bytes, begins };
         let impossible = |chunk| format!("has an impossible entry in its index, for chunk {chunk}");
         let mut end = begins;
@@ -129,7 +131,8 @@ impl Block {
 
     fn bytes_of(&self, entry: u32) -> &[u8; ENTRY] {
         let at = entry as usize * ENTRY;
-        self.bytes[at..at + ENTRY].try_into().expect("an entry's bytes")
+        let bytes = self.bytes.as_ref().map_or(&[0; ENTRY][..], |bytes| &bytes[at..at + ENTRY]);
+        bytes.try_into().expect("an entry's bytes")
     }
 
     /// The entry of a chunk of this block.
@@ -243,5 +246,24 @@ mod tests {
         assert_eq!(Entry::from_bytes(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]), None);
         assert_eq!(Entry::from_bytes(&[0xff; 16]), None);
         assert_eq!(Entry::from_bytes(&[0, 0, 0, 0, 1, 0, 0, SAME, 0, 0, 0, 0, 0, 0, 0, 0]), None);
+    }
+    /// A hole of 4 GiB in a file may be a million of them.
+    #[test]
+    fn block_of_zeros_takes_no_memory() {
+        let geometry = Geometry::new(2 << 20, 4096).unwrap();
+        let mut builder = Builder::default();
+        (0..256).for_each(|_| builder.zero());
+        (0..255).for_each(|_| builder.zero());
+        builder.stored(Encoding::Raw, 4096, 7);
+        let data_len = builder.data_len();
+        let (blocks, table) = builder.finish();
+        let table = Table::new(table, data_len).unwrap();
+        let block = |number: u32| {
+            let bytes = blocks[number as usize * BLOCK..][..BLOCK].to_vec().into_boxed_slice();
+            Block::new(bytes.try_into().unwrap(), number, &geometry, &table, data_len).unwrap()
+        };
+        assert!(block(0).bytes.is_none() && block(1).bytes.is_some());
+        assert!((0..256).all(|chunk| block(0).entry(chunk) == Entry::Zero));
+        assert!(matches!(block(1).entry(511), Entry::Stored { len: 4096, checksum: 7, .. }));
     }
 }

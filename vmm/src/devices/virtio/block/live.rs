@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use super::digest;
+use super::{bits, digest};
 
 /// Where the kernel tells the boot's id, 36 characters.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -68,9 +68,7 @@ impl Live {
 
     /// Its bits.
     pub fn read(&self, file: &File, len: usize) -> io::Result<Vec<u8>> {
-        let mut bits = vec![0; len];
-        file.read_exact_at(&mut bits, self.at + HEADER)?;
-        Ok(bits)
+        bits::read(file, self.at + HEADER, len)
     }
 
     /// Writes the map's bytes from the number `first` on.

@@ -24,8 +24,8 @@ use std::os::unix::fs::FileExt;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::digest;
 use super::live::{self, Live};
+use super::{bits, digest};
 
 /// Bytes that are present together or not.
 pub const CLUSTER: u64 = 64 << 10;
@@ -99,16 +99,25 @@ impl fmt::Debug for Map {
     }
 }
 
+/// Bytes of the bits for a base: whole blocks.
+fn bits_len(base: Base) -> u64 {
+    base.len.div_ceil(CLUSTER).div_ceil(8).next_multiple_of(BLOCK as u64)
+}
+
+/// Where the data begins in the file, behind so many bytes of bits.
+fn data_at(bits: u64) -> u64 {
+    (HEADER + bits).next_multiple_of(CLUSTER)
+}
+
 impl Map {
     fn blank(base: Base, id: u64) -> Self {
-        let bytes = base.len.div_ceil(CLUSTER).div_ceil(8).next_multiple_of(BLOCK as u64);
-        let (version, bits, dirty) = (VERSION, vec![0; bytes as usize], BTreeSet::new());
+        let (version, bits, dirty) = (VERSION, vec![0; bits_len(base) as usize], BTreeSet::new());
         Self { base, id, version, bits, dirty, live: None }
     }
 
     /// Where the data begins in the file.
     pub fn data(&self) -> u64 {
-        (HEADER + self.bits.len() as u64).next_multiple_of(CLUSTER)
+        data_at(self.bits.len() as u64)
     }
 
     /// Where the data ends in the file, and the live map begins if there is one.
@@ -192,12 +201,13 @@ impl Map {
                 named.len, named.digest, base.len, base.digest
             )));
         }
-        let mut map = Self { version: half(8), ..Self::blank(base, word(32)) };
-        let len = file.metadata()?.len();
-        if len < map.end() {
+        // Before anything is made that long.
+        let (len, bits) = (file.metadata()?.len(), bits_len(base));
+        if len < data_at(bits) + base.len.next_multiple_of(CLUSTER) {
             return Ok(Err(format!("is a layer of which only {len} bytes are left")));
         }
-        file.read_exact_at(&mut map.bits, HEADER)?;
+        let bits = bits::read(file, HEADER, bits as usize)?;
+        let mut map = Self { base, id: word(32), version: half(8), bits, dirty: BTreeSet::new(), live: None };
         if len >= map.end() + live::len_with(map.bits.len() as u64)
             && let Some(found) = Live::load(file, map.end(), map.id)?
         {
@@ -211,6 +221,9 @@ impl Map {
         let Self { bits, dirty, .. } = self;
         let live_bits = live.read(file, bits.len())?;
         for (number, (block, live)) in bits.chunks_mut(BLOCK).zip(live_bits.chunks(BLOCK)).enumerate() {
+            if live.iter().all(|byte| *byte == 0) {
+                continue; // the block takes no memory if it was a hole
+            }
             let mut is_new = false;
             for (byte, live) in block.iter_mut().zip(live) {
                 is_new |= live & !*byte != 0;

@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 
+mod bits;
 mod bounce;
 mod bound;
 pub mod copy;
