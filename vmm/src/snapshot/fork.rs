@@ -7,22 +7,17 @@
 //! A base that is filled on touch is not fetched for a fork. The children fill it on: those of this process through the same service,
 //! those of the shared pager through that, and one in another process without a shared pager from the same pack.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Snapshot;
 use super::captured::CapturedMemory;
-use super::images;
 use super::layers::Copies;
 use super::lineage::{Differ, History, Lineage};
-use super::manifest::Metadata;
 use super::memory::OfVm;
+use super::taken::{BesideMemory, Taken, take};
 use super::writer::is_small;
-use crate::capture::{Beside, Capture, Target, Wanted, Wish, capture};
-use crate::config::VmConfig;
-use crate::devices::virtio::block::Image;
+use crate::capture::{Capture, Target, Wanted, Wish};
 use crate::error::{Error, Result};
-use crate::machine::Machine;
 use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::freeze;
 use crate::vm::Vm;
@@ -35,16 +30,13 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
-    let mut beside = BesideMemory { vm, layers: Copies::held(vm)? };
+    let beside = BesideMemory { vm, layers: Copies::held(vm)?, room: None, trimmed: None };
     // Its children fetch what they touch, as it does: nothing is fetched for the fork.
     let lazy = history.origin.as_ref().and_then(|origin| origin.lazy.clone());
     let reads_base = lazy.is_none();
     let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base };
-    let (captured, (config, images)) =
-        history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
-    let layers = beside.layers.finish()?.into_iter().collect();
-    let mut metadata = Metadata::of(&config)?;
-    metadata.disks = images::contents(&images)?;
+    let Taken { captured, config, metadata, images: _, layers } = take(history, &wish, to, beside)?;
+    let layers = layers.into_iter().collect();
     let shares = lazy.is_some() || is_small(&captured.pages, &captured.base);
     if !shares {
         CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| ())?;
@@ -61,37 +53,6 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     };
     let held = history.origin.as_ref().map(|origin| &origin.files);
     Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)
-}
-
-/// What a fork has beside memory.
-struct BesideMemory<'a> {
-    vm: &'a Vm,
-    layers: Copies,
-}
-
-impl Beside for BesideMemory<'_> {
-    type Taken = (VmConfig, BTreeMap<String, Image>);
-
-    fn copy_bulk(&mut self) -> Result<()> {
-        self.layers.copy_bulk()
-    }
-
-    fn look(&mut self) -> u64 {
-        self.layers.look()
-    }
-
-    fn copied(&self) -> u64 {
-        self.layers.copied()
-    }
-
-    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
-        self.layers.pass(goes_on)
-    }
-
-    /// The VM's configuration may change before and after the pause.
-    fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
-        Ok((self.vm.config(), images::of(machine)?))
-    }
 }
 
 /// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.

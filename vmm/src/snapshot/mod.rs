@@ -25,6 +25,7 @@ mod relative;
 pub mod replay;
 pub(crate) mod rewind;
 mod room;
+mod taken;
 pub mod verify;
 pub mod working_set;
 pub mod writer;

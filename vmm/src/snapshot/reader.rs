@@ -143,24 +143,14 @@ impl Snapshot {
             relative::open(&path, &metadata, &|base| grants.check_base(base))?
         };
         let layers = layers::Source::Directory(path.clone());
-        let memory = Arc::new(memory);
-        let (machine, files) = (Arc::new(machine), files(&path, &memory, over.as_ref())?);
-        let fills = None;
+        let files = files(&path, &memory, over.as_ref())?;
         let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
+        let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
         let snapshot = Self {
-            path,
-            metadata,
-            config,
             origin,
-            machine,
-            memory,
-            fills,
-            over,
-            lineage,
             digests,
-            layers,
-            files,
             working_set,
+            ..Self::of_own(path, state, memory, lineage, layers, files)
         };
         snapshot.check_host()?;
         step_done("host check");
@@ -169,7 +159,7 @@ impl Snapshot {
 
     /// One that is nowhere but here: what VMs are forked from. `held` is what VMs run from already, which may have its memory too.
     pub(super) fn in_memory(
-        (metadata, config, machine): (Metadata, VmConfig, MachineState),
+        state: (Metadata, VmConfig, MachineState),
         (memory, over): (OfVm, Option<OtherPages>),
         lineage: Option<Lineage>,
         layers: BTreeMap<String, File>,
@@ -185,9 +175,21 @@ impl Snapshot {
         };
         let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
         let layers = layers::Source::Held(layers);
-        let machine = Arc::new(machine);
-        let (working_set, digests, origin) = (None, Digests::default(), grant::Origin::Own);
-        Ok(Self {
+        Ok(Self { fills, ..Self::of_own(path, state, (memory, over), lineage, layers, files) })
+    }
+
+    /// One of this process's own, of which nothing is on disk.
+    fn of_own(
+        path: PathBuf,
+        (metadata, config, machine): (Metadata, VmConfig, MachineState),
+        (memory, over): (Arc<Memory>, Option<OtherPages>),
+        lineage: Option<Lineage>,
+        layers: layers::Source,
+        files: Arc<Leases>,
+    ) -> Self {
+        let (origin, fills, working_set) = (grant::Origin::Own, None, None);
+        let (machine, digests) = (Arc::new(machine), Digests::default());
+        Self {
             path,
             metadata,
             config,
@@ -201,7 +203,7 @@ impl Snapshot {
             layers,
             files,
             working_set,
-        })
+        }
     }
 
     /// One that another process had in memory, if this host can run it.

@@ -1,6 +1,5 @@
 //! Writes a snapshot of a VM, which goes on meanwhile but for the instant that is captured.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -13,12 +12,12 @@ use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
 use super::room::{Room, Written};
+use super::taken::{BesideMemory, Taken, take};
 use super::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE, diff, digest, grant, images};
-use crate::capture::{Beside, Capture, Course, Disk, Target, Wanted, Wish, capture};
+use crate::capture::{Capture, Course, Disk, Target, Wanted, Wish};
 use crate::config::VmConfig;
-use crate::devices::virtio::block::Image;
 use crate::error::{Error, Result};
-use crate::machine::{Machine, MachineState};
+use crate::machine::MachineState;
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
 use crate::store::dir::NewDir;
@@ -103,7 +102,7 @@ pub(crate) fn write(
     let trimmed = options.trim.then(|| Trimmed::of(vm)).transpose()?;
     let layers = Copies::into_directory(vm, dir)?;
     let room = Room::new(dir, written(over.as_ref(), options), layers.bytes());
-    let mut beside = BesideMemory { vm, layers, room: &room, trimmed };
+    let beside = BesideMemory { vm, layers, room: Some(&room), trimmed };
     let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
     let wanted = match over.as_ref().map(|Lineage { differ, .. }| differ) {
         None => Wanted::NotBase(None),
@@ -113,11 +112,7 @@ pub(crate) fn write(
     // While touches are recorded, pages that are read through the guest's memory would count as touched.
     let reads_base = over.is_none() || vm.recording.is_some();
     let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base };
-    let (captured, (config, images)) =
-        history.asking(bytes, |written| capture(vm, &wish, to, written, &mut beside))?;
-    let layers = beside.layers.finish()?;
-    let mut metadata = Metadata::of(&config)?;
-    metadata.disks = images::contents(&images)?;
+    let Taken { captured, config, mut metadata, images, layers } = take(history, &wish, to, beside)?;
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
         Some(Lineage { base, differ })
@@ -144,41 +139,6 @@ pub(crate) fn write(
     images::sync(&images)?;
     write_state(&metadata, &config, &captured.state, true, dir)?;
     Ok((captured.course, next))
-}
-
-/// What a snapshot has beside memory.
-struct BesideMemory<'a> {
-    vm: &'a Vm,
-    layers: Copies,
-    room: &'a Room<'a>,
-    trimmed: Option<Trimmed<'a>>,
-}
-
-impl Beside for BesideMemory<'_> {
-    type Taken = (VmConfig, BTreeMap<String, Image>);
-
-    fn copy_bulk(&mut self) -> Result<()> {
-        self.room.about_to_write(self.layers.bytes());
-        self.layers.copy_bulk()
-    }
-
-    fn look(&mut self) -> u64 {
-        self.layers.look()
-    }
-
-    fn copied(&self) -> u64 {
-        self.layers.copied()
-    }
-
-    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
-        self.layers.pass(goes_on)
-    }
-
-    /// The VM's configuration may change before and after the pause.
-    fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
-        self.trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
-        Ok((self.vm.config(), images::of(machine)?))
-    }
 }
 
 /// Whether pages are few beside what a base has.

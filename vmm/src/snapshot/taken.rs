@@ -1,0 +1,85 @@
+//! What snapshots and forks capture alike: memory, and beside it the layers of disks, the configuration and the images.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+
+use super::images;
+use super::layers::Copies;
+use super::lineage::History;
+use super::manifest::Metadata;
+use super::room::Room;
+use crate::capture::{Beside, Capture, Disk, Target, Wish, capture};
+use crate::config::VmConfig;
+use crate::devices::virtio::block::Image;
+use crate::error::Result;
+use crate::machine::Machine;
+use crate::trim::Trimmed;
+use crate::vm::Vm;
+
+/// A VM at one instant.
+pub(super) struct Taken {
+    pub captured: Capture,
+    /// Of that instant: it may change before and after the pause.
+    pub config: VmConfig,
+    pub metadata: Metadata,
+    /// Of the disks without a layer. They are not synced yet.
+    pub images: BTreeMap<String, Image>,
+    /// Copies of the disks' layers, by the names that [`Copies`] gave them. They are not synced yet.
+    pub layers: Vec<(String, File)>,
+}
+
+/// What is copied beside memory.
+pub(super) struct BesideMemory<'a> {
+    pub vm: &'a Vm,
+    pub layers: Copies,
+    /// Where the layers go, unless that is memory.
+    pub room: Option<&'a Room<'a>>,
+    /// The balloon, if it has taken what the guest can spare.
+    pub trimmed: Option<Trimmed<'a>>,
+}
+
+/// Captures a VM, which goes on. Nobody else does meanwhile.
+///
+/// # Errors
+/// As [`capture`]; or an image cannot be read.
+pub(super) fn take(
+    history: &mut History,
+    wish: &Wish<'_>,
+    to: Target<'_>,
+    mut beside: BesideMemory<'_>,
+) -> Result<Taken> {
+    let vm = beside.vm;
+    let bytes = vm.config().memory_bytes();
+    let (captured, (config, images)) =
+        history.asking(bytes, |written| capture(vm, wish, to, written, &mut beside))?;
+    let layers = beside.layers.finish()?;
+    let mut metadata = Metadata::of(&config)?;
+    metadata.disks = images::contents(&images)?;
+    Ok(Taken { captured, config, metadata, images, layers })
+}
+
+impl Beside for BesideMemory<'_> {
+    type Taken = (VmConfig, BTreeMap<String, Image>);
+
+    fn copy_bulk(&mut self) -> Result<()> {
+        self.room.iter().for_each(|room| room.about_to_write(self.layers.bytes()));
+        self.layers.copy_bulk()
+    }
+
+    fn look(&mut self) -> u64 {
+        self.layers.look()
+    }
+
+    fn copied(&self) -> u64 {
+        self.layers.copied()
+    }
+
+    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
+        self.layers.pass(goes_on)
+    }
+
+    fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
+        self.trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
+        Ok((self.vm.config(), images::of(machine)?))
+    }
+}
