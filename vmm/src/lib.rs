@@ -44,6 +44,7 @@ mod persist;
 mod pool;
 mod shell;
 pub mod snapshot;
+pub mod sockets;
 mod sparse;
 pub mod store;
 mod sync;

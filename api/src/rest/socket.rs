@@ -14,6 +14,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use volt_vmm::sockets::turn;
 
 use crate::failure::Failure;
 
@@ -36,6 +37,7 @@ impl Socket {
         let socket = stream_socket().map_err(refused)?;
         // The file gets the mode that the socket has when it is bound, so it is never open to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(refused)?;
+        let _turn = turn(path);
         match bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
                 refuse_unless_stale(path, &address)?;
@@ -172,5 +174,24 @@ mod tests {
         assert!(Socket::bind(&long).unwrap_err().to_string().contains("too long"));
         let error = Socket::bind(&dir.path("no/such/dir")).unwrap_err().to_string();
         assert!(error.contains("No such file"), "{error}");
+    }
+
+    #[test]
+    fn of_two_at_once_over_a_stale_socket_one_listens_and_can_be_reached() {
+        let dir = Dir::new();
+        for round in 0..200 {
+            let path = dir.path(&round.to_string());
+            drop(UnixListener::bind(&path).unwrap());
+            let begin = std::sync::Barrier::new(3);
+            let open = || {
+                begin.wait();
+                Socket::bind(&path)
+            };
+            let bound = std::thread::scope(|scope| {
+                [(); 3].map(|()| scope.spawn(open)).map(|thread| thread.join().unwrap())
+            });
+            assert_eq!(bound.iter().filter(|bound| bound.is_ok()).count(), 1, "{round}: {bound:?}");
+            std::os::unix::net::UnixStream::connect(&path).unwrap();
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::error::{Error, Result};
+use crate::sockets::turn;
 
 /// A listening socket. Dropped, it takes its file with it.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ impl Listener {
     /// Somebody else does, or there is something that is not a socket, or the host refused.
     pub fn open(act: &'static str, path: &Path) -> Result<Self> {
         let failed = |source: io::Error| Error::file(act, path.display(), source);
+        let _turn = turn(path);
         let bound = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 remove_if_stale(path).map_err(failed)?;
@@ -146,5 +148,27 @@ mod tests {
         assert!(error.ends_with("there is a file that is not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// Each would find the other's bound and not listening, or remove what it has found stale and is another's by now.
+    #[test]
+    fn of_two_at_once_over_a_stale_socket_one_listens_and_can_be_reached() {
+        let place = std::env::temp_dir().join(format!("volt-listeners-{}", std::process::id()));
+        std::fs::create_dir(&place).unwrap();
+        for round in 0..200 {
+            let path = place.join(round.to_string());
+            drop(UnixListener::bind(&path).unwrap());
+            let begin = std::sync::Barrier::new(3);
+            let open = || {
+                begin.wait();
+                Listener::open("listen at", &path)
+            };
+            let opened = std::thread::scope(|scope| {
+                [(); 3].map(|()| scope.spawn(open)).map(|thread| thread.join().unwrap())
+            });
+            assert_eq!(opened.iter().filter(|opened| opened.is_ok()).count(), 1, "{round}: {opened:?}");
+            UnixStream::connect(&path).unwrap();
+        }
+        std::fs::remove_dir_all(&place).unwrap();
     }
 }

@@ -27,6 +27,9 @@ use crate::memory::touch::touch;
 use crate::store::Store;
 use crate::times::Times;
 
+/// Pages that few working sets have more than: 4 GiB.
+const USUAL_PAGES: u64 = 1 << 20;
+
 /// What was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Replay {
@@ -129,7 +132,8 @@ fn turn(strategy: &Strategy, subject: &Subject, gathered: &mut Gathered) -> Resu
     let Prepared { ram, before, stayed_cached } = (strategy.prepare)(subject)?;
     gathered.before.add(before);
     gathered.stayed_cached = gathered.stayed_cached.max(stayed_cached);
-    gathered.touches.reserve(subject.set.pages() as usize);
+    // A set of a few bytes may name all of a memory that is a hole: beyond this, room is made for touches that have been timed.
+    gathered.touches.reserve(subject.set.pages().min(USUAL_PAGES) as usize);
     gathered.touches.extend(subject.pages().map(|page| touch(&ram, page)));
     Ok(())
 }
