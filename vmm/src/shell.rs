@@ -152,7 +152,7 @@ impl Shell {
         let is_prepared = mem::take(&mut self.is_prepared);
         let mut vcpus: Vec<_> = self.vcpus.iter().map(|thread| lock(&thread.vcpu)).collect();
         if !is_prepared {
-            vcpus.iter().zip(states).try_for_each(|(vcpu, state)| vcpu.set_tsc_rate(state))?;
+            vcpus.iter_mut().zip(states).try_for_each(|(vcpu, state)| vcpu.set_tsc_rate(state))?;
         }
         Vcpu::restore_tscs(vcpus.iter().map(|vcpu| &**vcpu).zip(states))?;
         vcpus.iter_mut().zip(states).try_for_each(|(vcpu, state)| match is_prepared {

@@ -5,7 +5,8 @@
 //! (`kvm_synchronize_tsc` of arch/x86/kvm/x86.c). Two ways lead around it:
 //!
 //! ```text
-//! KVM_VCPU_TSC_OFFSET (Linux 5.16):  set each vCPU's offset; equal ones stay exactly equal
+//! KVM_VCPU_TSC_OFFSET (Linux 5.16):  set each vCPU's offset; equal ones stay exactly equal. At the host's rate the offset
+//!                                    follows from the host's TSC; at another one KVM is asked for it first
 //! otherwise:                         first vCPU: write a value far off, write its own; the others: write what the first reads,
 //!                                    which KVM takes for synchronisation, and gives them the first's offset
 //! ```
@@ -13,6 +14,7 @@
 use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
 
 use super::{OrRefused, msr, refused};
 use crate::error::{Error, Result};
@@ -30,57 +32,79 @@ const SET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee1;
 const GET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee2;
 const _: () = assert!(size_of::<kvm_device_attr>() == 0x18);
 
+/// The rate of a vCPU's TSC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Rate {
+    /// The host's, as that of every new vCPU.
+    #[default]
+    Host,
+    /// It was set.
+    Set,
+}
+
 /// The counter of one vCPU.
 pub(super) trait Counter {
+    /// Reads the host's counter, if this one is that plus the offset.
+    fn host(&self) -> Option<u64>;
     /// What is added to the host's counter; none where KVM does not tell.
     fn offset(&self) -> Result<Option<u64>>;
-    fn set_offset(&self, offset: u64) -> Result<()>;
+    /// Sets the offset. False if KVM has no offsets.
+    fn set_offset(&self, offset: u64) -> Result<bool>;
     fn read(&self) -> Result<u64>;
     fn write(&self, value: u64) -> Result<()>;
 }
 
-impl Counter for VcpuFd {
+/// The counter of a vCPU of KVM's.
+#[derive(Debug)]
+pub(super) struct VcpuTsc<'a> {
+    pub(super) fd: &'a VcpuFd,
+    pub(super) rate: Rate,
+}
+
+impl VcpuTsc<'_> {
+    /// Gets or sets the offset. False if KVM has no such attribute: ENOTTY and EINVAL are from before vCPUs had any (Linux 5.16).
     #[allow(unsafe_code)]
-    fn offset(&self) -> Result<Option<u64>> {
-        let mut offset = 0_u64;
-        let attribute = offset_attribute(&raw mut offset);
-        // SAFETY: KVM reads the structure and writes the u64 that it points to.
-        match unsafe { libc::ioctl(self.as_raw_fd(), GET_DEVICE_ATTR, &raw const attribute) } {
-            0 => Ok(Some(offset)),
-            _ => match kvm_ioctls::Error::last() {
-                // ENOTTY, EINVAL: a vCPU has no attributes (Linux before 5.16). ENXIO: not this one.
-                error if matches!(error.errno(), libc::ENXIO | libc::EINVAL | libc::ENOTTY) => Ok(None),
-                error => Err(refused("KVM_GET_DEVICE_ATTR of KVM_VCPU_TSC_OFFSET", error)),
-            },
+    fn exchange(&self, request: libc::Ioctl, call: &str, offset: &mut u64) -> Result<bool> {
+        let attribute = kvm_device_attr {
+            group: KVM_VCPU_TSC_CTRL,
+            attr: u64::from(KVM_VCPU_TSC_OFFSET),
+            addr: std::ptr::from_mut(offset) as u64,
+            flags: 0,
+        };
+        // SAFETY: KVM reads the structure, and reads or writes the u64 that it points to.
+        if unsafe { libc::ioctl(self.fd.as_raw_fd(), request, &raw const attribute) } == 0 {
+            return Ok(true);
+        }
+        match kvm_ioctls::Error::last() {
+            error if matches!(error.errno(), libc::ENXIO | libc::EINVAL | libc::ENOTTY) => Ok(false),
+            error => Err(refused(&format!("{call} of KVM_VCPU_TSC_OFFSET"), error)),
         }
     }
+}
 
+impl Counter for VcpuTsc<'_> {
     #[allow(unsafe_code)]
-    fn set_offset(&self, mut offset: u64) -> Result<()> {
-        let attribute = offset_attribute(&raw mut offset);
-        // SAFETY: KVM reads the structure and the u64 that it points to.
-        match unsafe { libc::ioctl(self.as_raw_fd(), SET_DEVICE_ATTR, &raw const attribute) } {
-            0 => Ok(()),
-            _ => Err(refused("KVM_SET_DEVICE_ATTR of KVM_VCPU_TSC_OFFSET", kvm_ioctls::Error::last())),
-        }
+    fn host(&self) -> Option<u64> {
+        // SAFETY: every CPU that runs KVM has the instruction, and Linux lets a process use it.
+        (self.rate == Rate::Host).then(|| unsafe { std::arch::x86_64::_rdtsc() })
+    }
+
+    fn offset(&self) -> Result<Option<u64>> {
+        let mut offset = 0;
+        Ok(self.exchange(GET_DEVICE_ATTR, "KVM_GET_DEVICE_ATTR", &mut offset)?.then_some(offset))
+    }
+
+    fn set_offset(&self, mut offset: u64) -> Result<bool> {
+        self.exchange(SET_DEVICE_ATTR, "KVM_SET_DEVICE_ATTR", &mut offset)
     }
 
     fn read(&self) -> Result<u64> {
-        let value = msr::read(self, &[msr::TSC])?[0].value;
+        let value = msr::read(self.fd, &[msr::TSC])?[0].value;
         value.ok_or_else(|| refused("reading a vCPU's TSC", kvm_ioctls::Error::new(libc::EINVAL)))
     }
 
     fn write(&self, value: u64) -> Result<()> {
-        msr::write(self, [msr::Msr { index: msr::TSC, value: Some(value) }])
-    }
-}
-
-fn offset_attribute(offset: *mut u64) -> kvm_device_attr {
-    kvm_device_attr {
-        group: KVM_VCPU_TSC_CTRL,
-        attr: u64::from(KVM_VCPU_TSC_OFFSET),
-        addr: offset as u64,
-        flags: 0,
+        msr::write(self.fd, [msr::Msr { index: msr::TSC, value: Some(value) }])
     }
 }
 
@@ -111,14 +135,25 @@ impl SavedTsc {
 
 /// Has the counters of a VM go on from where they stood, with the distances that they had from each other. Their rates have been
 /// set.
-pub(super) fn restore<C: Counter>(counters: &[(&C, SavedTsc)]) -> Result<()> {
+pub(super) fn restore<C: Counter>(counters: &[(C, SavedTsc)]) -> Result<()> {
     let Some((first, saved)) = counters.first() else { return Ok(()) };
-    let ahead = |(_, other): &&(&C, SavedTsc)| other.ahead_of(saved);
-    if let Some(offset) = first.offset()? {
-        let to_first = offset.wrapping_add(saved.value.wrapping_sub(first.read()?));
-        return counters.iter().try_for_each(|each| each.0.set_offset(to_first.wrapping_add(ahead(&each))));
+    if set_offsets(counters, first, saved)? { Ok(()) } else { write(counters, saved) }
+}
+
+/// False if KVM has no offsets.
+fn set_offsets<C: Counter>(counters: &[(C, SavedTsc)], first: &C, saved: &SavedTsc) -> Result<bool> {
+    let Some(to_first) = offset_to(first, saved.value)? else { return Ok(false) };
+    for (counter, own) in counters {
+        if !counter.set_offset(to_first.wrapping_add(own.ahead_of(saved)))? {
+            return Ok(false);
+        }
     }
-    // Equal ones together: KVM synchronises a vCPU with the one that was written last.
+    Ok(true)
+}
+
+/// Equal ones together: KVM synchronises a vCPU with the one that was written last.
+fn write<C: Counter>(counters: &[(C, SavedTsc)], saved: &SavedTsc) -> Result<()> {
+    let ahead = |(_, own): &&(C, SavedTsc)| own.ahead_of(saved);
     let mut rest: Vec<_> = counters.iter().collect();
     rest.sort_by_key(ahead);
     let mut leader: Option<(&C, u64)> = None;
@@ -133,22 +168,34 @@ pub(super) fn restore<C: Counter>(counters: &[(&C, SavedTsc)]) -> Result<()> {
                 };
                 each.0.write(now.wrapping_add(FAR_OFF))?;
                 each.0.write(now)?;
-                leader = Some((each.0, distance));
+                leader = Some((&each.0, distance));
             }
         }
     }
     Ok(())
 }
 
-/// Gives a vCPU its guest's TSC rate.
+/// The offset with which a counter reads `value` now. None if KVM tells nothing; it may still have no offsets.
+fn offset_to<C: Counter>(counter: &C, value: u64) -> Result<Option<u64>> {
+    if let Some(host) = counter.host() {
+        return Ok(Some(value.wrapping_sub(host)));
+    }
+    let Some(offset) = counter.offset()? else { return Ok(None) };
+    Ok(Some(offset.wrapping_add(value.wrapping_sub(counter.read()?))))
+}
+
+/// Gives a vCPU with this rate its guest's TSC rate, and returns which that is.
 ///
 /// # Errors
 /// [`Error::Config`] names both rates where they differ and this host cannot scale a TSC: KVM would take a higher one, and have the
 /// guest's clock catch up by leaps.
-pub(super) fn set_rate(kvm: &Kvm, vcpu: &VcpuFd, khz: u32) -> Result<()> {
-    let here = vcpu.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
+pub(super) fn set_rate(kvm: &Kvm, vcpu: &VcpuFd, now: Rate, khz: u32) -> Result<Rate> {
+    let here = match now {
+        Rate::Host => host_khz(vcpu)?,
+        Rate::Set => vcpu.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?,
+    };
     if u64::from(here.abs_diff(khz)) * 1_000_000 <= u64::from(here) * TOLERANCE_PPM {
-        return Ok(());
+        return Ok(now);
     }
     if !kvm.check_extension(Cap::TscControl) {
         let problem = format!(
@@ -158,7 +205,17 @@ pub(super) fn set_rate(kvm: &Kvm, vcpu: &VcpuFd, khz: u32) -> Result<()> {
         return Err(Error::config("tsc_khz", problem));
     }
     let call = format!("KVM_SET_TSC_KHZ (the guest's TSC runs at {khz} kHz, this host's at {here})");
-    vcpu.set_tsc_khz(khz).or_refused(&call)
+    vcpu.set_tsc_khz(khz).or_refused(&call)?;
+    Ok(Rate::Set)
+}
+
+/// The rate of new vCPUs, in kHz: the same for as long as the host runs, so that only the first one in a process is asked.
+fn host_khz(vcpu: &VcpuFd) -> Result<u32> {
+    static HOST: OnceLock<u32> = OnceLock::new();
+    match HOST.get() {
+        Some(khz) => Ok(*khz),
+        None => vcpu.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ").map(|khz| *HOST.get_or_init(|| khz)),
+    }
 }
 
 #[cfg(test)]

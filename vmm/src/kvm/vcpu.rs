@@ -13,7 +13,7 @@ use super::cpuid::{self, CpuidEntry};
 use super::exit::{self, VmExit};
 use super::mirror::{DebugRegs, Events, Regs, Sregs, Xcr};
 use super::msr::{self, Msr, MsrList};
-use super::tsc::{self, Counter, SavedTsc};
+use super::tsc::{self, Counter, SavedTsc, VcpuTsc};
 use super::vm::VmHandle;
 use super::xsave::XsaveArea;
 use super::{OrRefused, refused};
@@ -54,6 +54,7 @@ pub struct Vcpu {
     /// host's.
     cpuid: Vec<CpuidEntry>,
     xsave: XsaveArea,
+    tsc_rate: tsc::Rate,
 }
 
 /// Everything KVM holds of one vCPU.
@@ -91,7 +92,8 @@ impl Vcpu {
     /// Adds vCPU `id` to the VM.
     pub(crate) fn create(kvm: &Arc<Kvm>, vm: &VmHandle, id: u8) -> Result<Self> {
         let fd = vm.fd().create_vcpu(u64::from(id)).or_refused(&format!("KVM_CREATE_VCPU of vCPU {id}"))?;
-        Ok(Self { fd, kvm: Arc::clone(kvm), id, cpuid: Vec::new(), xsave: XsaveArea::of(kvm) })
+        let (cpuid, xsave, tsc_rate) = (Vec::new(), XsaveArea::of(kvm), tsc::Rate::default());
+        Ok(Self { fd, kvm: Arc::clone(kvm), id, cpuid, xsave, tsc_rate })
     }
 
     /// Makes a fresh vCPU ready for a cold boot: CPUID, the MSRs a firmware would set, local interrupts. Application
@@ -228,13 +230,18 @@ impl Vcpu {
     }
 
     /// Gives the vCPU its guest's TSC rate, which comes before the TSC's value.
-    pub(crate) fn set_tsc_rate(&self, state: &VcpuState) -> Result<()> {
-        tsc::set_rate(&self.kvm, &self.fd, state.tsc_khz)
+    pub(crate) fn set_tsc_rate(&mut self, state: &VcpuState) -> Result<()> {
+        self.tsc_rate = tsc::set_rate(&self.kvm, &self.fd, self.tsc_rate, state.tsc_khz)?;
+        Ok(())
+    }
+
+    fn tsc(&self) -> VcpuTsc<'_> {
+        VcpuTsc { fd: &self.fd, rate: self.tsc_rate }
     }
 
     /// Has the TSCs of a VM's vCPUs go on from where they stood. Comes after all their rates, and before a timer is armed.
     pub(crate) fn restore_tscs<'a>(vcpus: impl Iterator<Item = (&'a Self, &'a VcpuState)>) -> Result<()> {
-        let counters: Vec<_> = vcpus.filter_map(|(vcpu, state)| Some((&vcpu.fd, state.tsc()?))).collect();
+        let counters: Vec<_> = vcpus.filter_map(|(vcpu, state)| Some((vcpu.tsc(), state.tsc()?))).collect();
         tsc::restore(&counters)
     }
 
@@ -314,7 +321,7 @@ impl Persist for Vcpu {
     /// MP state first, because reading it makes KVM settle pending INIT and SIPI; events last, because the other calls
     /// may still change them.
     fn save(&self) -> Result<VcpuState> {
-        let Self { fd, kvm: _, id: _, cpuid, xsave } = self;
+        let Self { fd, kvm: _, id: _, cpuid, xsave, tsc_rate: _ } = self;
         let kvm_mp_state { mp_state } = fd.get_mp_state().or_refused("KVM_GET_MP_STATE")?;
         let regs = fd.get_regs().or_refused("KVM_GET_REGS")?.into();
         let sregs = fd.get_sregs().or_refused("KVM_GET_SREGS")?.into();
@@ -324,7 +331,7 @@ impl Persist for Vcpu {
         let xsave = xsave.read(fd)?;
         let cpuid = cpuid.clone();
         let tsc_khz = fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
-        let tsc_offset = fd.offset()?;
+        let tsc_offset = self.tsc().offset()?;
         let (lapic, msrs) = self.lapic_and_msrs()?;
         let events = fd.get_vcpu_events().or_refused("KVM_GET_VCPU_EVENTS")?.into();
         Ok(VcpuState {
