@@ -323,30 +323,22 @@ impl Persist for Vcpu {
     fn save(&self) -> Result<VcpuState> {
         let Self { fd, kvm: _, id: _, cpuid, xsave, tsc_rate: _ } = self;
         let kvm_mp_state { mp_state } = fd.get_mp_state().or_refused("KVM_GET_MP_STATE")?;
-        let regs = fd.get_regs().or_refused("KVM_GET_REGS")?.into();
-        let sregs = fd.get_sregs().or_refused("KVM_GET_SREGS")?.into();
-        let debug_regs = fd.get_debug_regs().or_refused("KVM_GET_DEBUGREGS")?.into();
-        let xcrs = fd.get_xcrs().or_refused("KVM_GET_XCRS")?;
-        let xcrs = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize).map(|&xcr| xcr.into()).collect();
-        let xsave = xsave.read(fd)?;
-        let cpuid = cpuid.clone();
-        let tsc_khz = fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?;
-        let tsc_offset = self.tsc().offset()?;
         let (lapic, msrs) = self.lapic_and_msrs()?;
-        let events = fd.get_vcpu_events().or_refused("KVM_GET_VCPU_EVENTS")?.into();
+        let xcrs = fd.get_xcrs().or_refused("KVM_GET_XCRS")?;
+        // Evaluated in this order.
         Ok(VcpuState {
             mp_state,
-            cpuid,
-            tsc_khz,
-            tsc_offset,
-            regs,
-            sregs,
-            debug_regs,
-            xcrs,
-            xsave,
+            cpuid: cpuid.clone(),
+            tsc_khz: fd.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?,
+            tsc_offset: self.tsc().offset()?,
+            regs: fd.get_regs().or_refused("KVM_GET_REGS")?.into(),
+            sregs: fd.get_sregs().or_refused("KVM_GET_SREGS")?.into(),
+            debug_regs: fd.get_debug_regs().or_refused("KVM_GET_DEBUGREGS")?.into(),
+            xcrs: xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize).map(|&xcr| xcr.into()).collect(),
+            xsave: xsave.read(fd)?,
             lapic,
             msrs,
-            events,
+            events: fd.get_vcpu_events().or_refused("KVM_GET_VCPU_EVENTS")?.into(),
         })
     }
 
