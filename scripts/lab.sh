@@ -177,6 +177,8 @@ for module in /modules/*; do
 done
 for try in 1 2 3 4 5 6 7 8 9 10; do [ -b /dev/vda ] && break; $b sleep 0.2; done
 $b mount -t ext4 -o noatime /dev/vda /root
+# For tests that load it again.
+$b cp /modules/*-kvm-amd.ko /root/.lab/kvm-amd.ko
 $b umount /proc
 $b umount /sys
 $b mount -o move /dev /root/dev
@@ -201,7 +203,7 @@ make_root() {
     echo '127.0.0.1 localhost lab' >"$root/etc/hosts"
     cat >"$root/.lab/init" <<'END'
 #!/bin/sh
-export PATH=/lab:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root VOLT_LAB=1 TERM=dumb
+export PATH=/lab:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root VOLT_LAB=1 VOLT_KVM_MODULE=/.lab/kvm-amd.ko TERM=dumb
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t cgroup2 cgroup /sys/fs/cgroup

@@ -18,6 +18,7 @@ mod forged;
 mod forking;
 mod golden;
 mod granted;
+mod host_features;
 mod images;
 mod irqchip;
 mod layer_size;

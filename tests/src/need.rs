@@ -59,6 +59,13 @@ pub fn linux() -> Option<String> {
     kvm().or_else(|| file("VOLT_KERNEL")).or_else(|| file("VOLT_INITRD"))
 }
 
+/// A kvm_amd that nobody else uses, and its file, so that it can be loaded again: the lab's.
+#[must_use]
+pub fn kvm_module() -> Option<String> {
+    let is_loaded = std::fs::exists("/sys/module/kvm_amd").unwrap_or(false);
+    if is_loaded { file("VOLT_KVM_MODULE") } else { Some("this host's KVM is not kvm_amd".to_owned()) }
+}
+
 /// A KVM whose guests have TSCs of their own: kvm_pvm takes a written TSC without an error and ignores it.
 #[must_use]
 pub fn tsc() -> Option<String> {
