@@ -18,6 +18,7 @@ mod lazy;
 mod library;
 mod limits;
 mod memory;
+mod mp_table;
 mod net;
 mod pausing;
 mod power_cuts;
