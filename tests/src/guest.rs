@@ -182,7 +182,8 @@ impl Guest {
         self.next_line("volt-init: ready ").parse().expect("an uptime")
     }
 
-    /// Gives Linux's init an order, waits until it is carried out, and gives the lines of the answer.
+    /// Gives Linux's init an order, waits until it is carried out, and gives the lines of the answer, without what a loud kernel says
+    /// meanwhile.
     ///
     /// # Panics
     /// It answers with an error.
@@ -197,7 +198,9 @@ impl Guest {
                 return answer;
             }
             assert!(!line.starts_with(&failed), "{order}: {line}");
-            answer.push(line);
+            if !is_of_kernel(&line) {
+                answer.push(line);
+            }
         }
     }
 
@@ -416,4 +419,10 @@ impl Drop for Guest {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether a line of the console is the kernel's: they begin with a time, as in `[   17.346908] hrtimer: interrupt took 30126340 ns`.
+fn is_of_kernel(line: &str) -> bool {
+    let time = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
+    time.is_some_and(|(time, _)| time.trim_start().parse::<f64>().is_ok())
 }
