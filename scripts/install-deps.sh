@@ -2,11 +2,11 @@
 # Installs what the project's scripts need, on Debian and Ubuntu. Says nothing, and asks for no rights, where all is there.
 set -euo pipefail
 
-# The compiler and what the guest kernel's build wants; then the lab; then what the tests use.
+# The compiler and what the guest kernel's build wants; then the lab; then what the tests and the checks use.
 PACKAGES=(
     build-essential musl-tools flex bison bc libelf-dev libssl-dev xz-utils
     qemu-system-x86 busybox-static cpio kmod e2fsprogs util-linux dmsetup
-    curl jq ca-certificates passt
+    curl jq ca-certificates passt shellcheck
 )
 # Only Debian 12 has it; elsewhere the kernel's source is named in VOLT_KERNEL_SOURCE (kernel/build.sh says so).
 WHERE_IT_EXISTS=(linux-source-6.1)

@@ -86,9 +86,9 @@ prepare_kernel() {
 
 # The newest kernel in the cache BASE of the kind that $level_1 names. Backports have a version of their own kind.
 fetched_before() {
-    local only=(-not -name '*~bpo*')
-    [ "$level_1" = stable ] || only=(-name '*~bpo*')
-    find "$1" -maxdepth 1 -type d -name 'lab-*' "${only[@]}" 2>/dev/null | sort -V | tail -n 1
+    local release=(-not -name '*~bpo*')
+    [ "$level_1" = stable ] || release=(-name '*~bpo*')
+    find "$1" -maxdepth 1 -type d -name 'lab-*' "${release[@]}" 2>/dev/null | sort -V | tail -n 1
 }
 
 # Sets $apt: options by which apt reads the backports of this Debian release, from the mirror that the system uses, with

@@ -60,7 +60,10 @@ names_of_all() { (cd "$HERE" && for patch in *.patch; do echo "${patch%.patch}";
 check_headers() {
     local name wrong=0
     for name in "$@"; do
-        [ -n "$(header "$name" Breaks)" ] && [ -n "$(header "$name" Test)" ] || { say "$name: the header lacks Breaks or Test" && wrong=1; }
+        if [ -z "$(header "$name" Breaks)" ] || [ -z "$(header "$name" Test)" ]; then
+            say "$name: the header lacks Breaks or Test"
+            wrong=1
+        fi
         case $(header "$name" Suite) in
             small | linux) ;;
             unit) [ -n "$(header "$name" Package)" ] || { say "$name: the header lacks Package" && wrong=1; } ;;
@@ -202,7 +205,8 @@ try_unit() {
         while read -r test; do
             fails_before "$name" "$test" "$(run_here "$executables/$package" "$test" "$work/test.log")" && break
         done < <(header "$name" Test)
-        open "$name" && mutate "$name" || continue
+        open "$name" || continue
+        mutate "$name" || continue
         build_tests "$work/mutant" --package "$package" --lib || { not_built "$name" && continue; }
         while read -r test; do
             ! open "$name" || judge "$name" "$test" "$(run_here "$work/mutant" "$test" "$work/test.log")" "$work/test.log"
@@ -217,7 +221,8 @@ try_small() {
         while read -r test; do
             fails_before "$name" "$test" "$(run_here "$work/small" "$test" "$work/test.log" "$work/programs/unchanged")" && break
         done < <(header "$name" Test)
-        open "$name" && mutate "$name" || continue
+        open "$name" || continue
+        mutate "$name" || continue
         build_program "$name" || { not_built "$name" && continue; }
         # Tests that embed the library have the mutation in themselves.
         executable=$work/small
@@ -320,8 +325,16 @@ main() {
         case $1 in
             --help | -h) usage && exit 0 ;;
             --list) lists=yes ;;
-            --suite) only=${2-} && shift && [[ $only =~ ^(unit|small|linux)$ ]] || wrong_usage "--suite wants unit, small or linux" ;;
-            --seconds) seconds=${2-} && shift && [[ $seconds =~ ^[1-9][0-9]*$ ]] || wrong_usage "--seconds wants a number" ;;
+            --suite)
+                only=${2-}
+                [[ $only =~ ^(unit|small|linux)$ ]] || wrong_usage "--suite wants unit, small or linux"
+                shift
+                ;;
+            --seconds)
+                seconds=${2-}
+                [[ $seconds =~ ^[1-9][0-9]*$ ]] || wrong_usage "--seconds wants a number"
+                shift
+                ;;
             -*) wrong_usage "unknown option $1" ;;
             *)
                 name=$(basename "$1" .patch)
@@ -338,7 +351,8 @@ main() {
 
     mkdir -p "${VOLT_MUTANTS_TARGET:-target/mutants}" || exit "$NOT_JUDGED"
     target=$(cd "${VOLT_MUTANTS_TARGET:-target/mutants}" && pwd)
-    exec 7>"$target/lock" && flock --nonblock 7 || { say "another run uses $target" && exit "$NOT_JUDGED"; }
+    exec 7>"$target/lock" || exit "$NOT_JUDGED"
+    flock --nonblock 7 || { say "another run uses $target" && exit "$NOT_JUDGED"; }
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-mutants.XXXXXX") || exit "$NOT_JUDGED"
     # Not below this tree, where cargo would read its configuration twice, and build everything anew.
     tree=${TMPDIR:-/tmp}/volt-mutants-tree.$(cksum <<<"$target" | cut -d ' ' -f 1) stale=()
