@@ -145,6 +145,21 @@ impl Driver {
 
     /// Gives the device a chain, and notifies it. Returns the head.
     pub(crate) fn send(&mut self, queue: usize, parts: &[Part<'_>]) -> u16 {
+        let head = self.lay(queue, parts);
+        self.offer(queue, head);
+        head
+    }
+
+    /// Gives the device chains that it finds at once.
+    pub(crate) fn send_together(&mut self, queue: usize, chains: &[&[Part<'_>]]) {
+        for chain in chains {
+            let head = self.lay(queue, chain);
+            self.list(queue, head);
+        }
+        self.publish(queue);
+    }
+
+    fn lay(&mut self, queue: usize, parts: &[Part<'_>]) -> u16 {
         let head = self.queues[queue].next_descriptor;
         let size = self.queues[queue].size;
         let mut to_write = Vec::new();
@@ -168,7 +183,6 @@ impl Driver {
         let ring = &mut self.queues[queue];
         ring.next_descriptor = (head + parts.len() as u16) % size;
         ring.to_write[usize::from(head)] = to_write;
-        self.offer(queue, head);
         head
     }
 
@@ -195,13 +209,20 @@ impl Driver {
 
     /// Makes the chain at `head` available, and notifies.
     pub(crate) fn offer(&mut self, queue: usize, head: u16) {
+        self.list(queue, head);
+        self.publish(queue);
+    }
+
+    fn list(&mut self, queue: usize, head: u16) {
         let ring = &mut self.queues[queue];
         let base = RINGS + queue as u64 * RING_LEN + 0x2000;
         let at = base + 4 + 2 * u64::from(ring.available % ring.size);
         ring.available = ring.available.wrapping_add(1);
         self.mirror.write(at, &head.to_le_bytes());
-        let available = ring.available;
-        self.jump(queue, available);
+    }
+
+    fn publish(&mut self, queue: usize) {
+        self.jump(queue, self.queues[queue].available);
         self.set(0x50, queue as u32);
     }
 

@@ -240,7 +240,7 @@ impl Overlay {
             return Ok(());
         }
         if self.sync_failed {
-            return Err(io::Error::other("an earlier sync failed, and what it was for may be lost"));
+            return Err(sync_has_failed());
         }
         let done = self.layer.file().sync_data();
         self.sync_failed = done.is_err();
@@ -453,6 +453,10 @@ impl Storage for Overlay {
     fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
         self.sync_failed |= done.is_err();
         done?;
+        if self.sync_failed {
+            // Another flush under way was told, and what it was for is lost: the kernel tells that once.
+            return Err(sync_has_failed());
+        }
         self.synced = self.synced.max(flush.begun_at);
         self.write_blocks(flush.number)?;
         // What others write to the map from now on is not this flush's.
@@ -468,6 +472,10 @@ impl Storage for Overlay {
     fn overlay_mut(&mut self) -> Option<&mut Overlay> {
         Some(self)
     }
+}
+
+fn sync_has_failed() -> io::Error {
+    io::Error::other("an earlier sync failed, and what it was for may be lost")
 }
 
 fn directory_of(path: &Path) -> PathBuf {

@@ -6,11 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use super::super::super::Block;
 use super::super::super::request::Stretch;
 use super::super::super::testing::{
-    DONE, FAILED, discard, flush, on_both_engines, read, start, write, write_zeroes,
+    DISCARD, DONE, FAILED, OUT, discard, flush, header, on_both_engines, read, segment, start, status, write,
+    write_zeroes,
 };
 use super::{Based, LEN};
 use crate::config::devices::DiskConfig;
 use crate::devices::virtio::block::map::CLUSTER;
+use crate::devices::virtio::testing::Part;
 
 /// Sectors of a cluster.
 const SECTORS: u64 = CLUSTER / 512;
@@ -107,4 +109,24 @@ fn emptied_layer_has_its_size_again() {
     assert_eq!(block.storage.write_zeroes(stretch(CLUSTER)).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     block.storage.empty().unwrap();
     block.storage.write_zeroes(stretch(CLUSTER)).unwrap();
+}
+
+/// The write may only have been handed to the kernel when the discard is done, and must not land after it.
+#[test]
+fn write_that_is_sent_with_a_discard_of_its_cluster_leaves_a_hole() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
+        let mut driver = start(&config);
+        for sector in (0..4).map(|cluster| cluster * SECTORS) {
+            assert_eq!(write(&mut driver, sector, &[1; 512]), DONE, "the others are holes");
+            let (out, whole) = (header(OUT, sector), segment(sector, SECTORS as u32, 0));
+            let write = [Part::Out(&out), Part::Out(&[2; CLUSTER as usize]), Part::In(1)];
+            let discard = [Part::Out(&header(DISCARD, 0)), Part::Out(&whole), Part::In(1)];
+            driver.send_together(0, &[&write, &discard]);
+            (0..2).for_each(|_| assert_eq!(status(&driver.wait(0)), DONE));
+            let held = fs::metadata(based.dir.path("layer")).unwrap().blocks() * 512;
+            assert!(held < 3 * CLUSTER, "{held} bytes, and the maps take less than a cluster each");
+        }
+    });
 }

@@ -287,6 +287,21 @@ fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
     assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
 }
 
+/// Two flushes are one file's: the kernel tells one of them that the data of both is lost.
+#[test]
+fn failed_sync_fails_the_other_flush_that_is_under_way() {
+    let based = Based::new();
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    let mut first = storage.begin_flush().unwrap().unwrap();
+    storage.write_zeroes(zero(1)).unwrap();
+    let mut second = storage.begin_flush().unwrap().unwrap();
+    storage.synced(&mut first, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    let why = storage.synced(&mut second, Ok(())).unwrap_err().to_string();
+    assert!(why.contains("an earlier sync failed"), "{why}");
+    assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
+}
+
 /// The kernel tells of it only once: the next driver's flush would succeed.
 #[test]
 fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {

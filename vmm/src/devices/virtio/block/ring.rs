@@ -226,6 +226,15 @@ impl Ring {
         Some((slot, request, completion.result()))
     }
 
+    /// Whether a write to a part of these bytes of the disk is under way.
+    pub fn is_writing(&self, at: u64, len: u64) -> bool {
+        let mut under_way = self.slots.iter().flatten();
+        under_way.any(|request| {
+            let writes = matches!(request.act, Act::Move(Direction::Write));
+            writes && request.at < at + len && at < request.at + request.len as u64
+        })
+    }
+
     /// The writes that are under way, and their lengths.
     pub fn writes(&self) -> impl Iterator<Item = (Place, u64)> {
         let under_way = self.slots.iter().flatten();

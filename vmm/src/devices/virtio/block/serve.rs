@@ -131,12 +131,17 @@ impl Block {
         ring.as_mut()?.finished(&mut **storage)
     }
 
-    /// Whether a request changes what another under way is only bringing to its file.
+    /// Whether a request changes what another under way is only bringing to its file. A write that lands after its clusters were discarded
+    /// would take place that the layer's size does not count.
     fn waits_for_others(&self, command: &Command<'_>) -> bool {
         match command {
             Command::Write { at, from } => self.storage.is_arriving(*at, from.len() as u64),
             Command::Discard(stretches) | Command::WriteZeroes(stretches) => {
-                stretches.iter().any(|stretch| self.storage.is_arriving(stretch.at, stretch.len))
+                let ring = self.ring.as_ref();
+                stretches.iter().any(|Stretch { at, len, .. }| {
+                    let is_written = ring.is_some_and(|ring| ring.is_writing(*at, *len));
+                    is_written || self.storage.is_arriving(*at, *len)
+                })
             }
             Command::Read { .. } | Command::Flush | Command::Name { .. } => false,
         }
@@ -166,6 +171,7 @@ impl Block {
         if answered > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
+        self.gate.tell_idle();
         Ok(())
     }
 
@@ -226,6 +232,7 @@ impl Block {
     pub(super) fn abandon(&mut self) {
         let a_sync_failed = self.ring.as_mut().is_some_and(Ring::abandon);
         self.storage.abandon(a_sync_failed);
+        self.gate.tell_idle();
     }
 
     /// A line in the log for the 1st, 2nd, 4th, 8th failure and so on: a guest can make as many as it likes.
