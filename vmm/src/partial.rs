@@ -6,7 +6,8 @@
 //! ```
 //!
 //! The kernel drops a lock with the last descriptor, however the process ends. The descriptors are closed at exec, so no child keeps
-//! one. A file system without such locks (NFS has none on directories) keeps what was left: nobody can tell it from a living writer's.
+//! one. A file system that other hosts may share (NFS, 9p, virtiofs and all that are not known here) keeps what was left: its locks may be
+//! those of this host alone, so nobody can tell what was left from a living writer's.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -19,6 +20,18 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+
+/// File systems, by their numbers (linux/magic.h), whose locks all writers see: they are of one host.
+const LOCAL: [u64; 8] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0x0102_1994, // tmpfs
+    0xf2f5_2010, // F2FS
+    0x2fc1_2fc1, // ZFS
+    0x794c_7630, // overlayfs
+    0x8584_58f6, // ramfs
+];
 
 const SUFFIX: &str = ".partial";
 const HEX: usize = 32;
@@ -74,6 +87,10 @@ pub fn remove_abandoned_files(parent: &Path, name: &str) {
 fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> bool) {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(directory) = rustix::fs::open(parent, flags, Mode::empty()) else { return };
+    let is_local = |found: rustix::fs::StatFs| LOCAL.contains(&(found.f_type as u64));
+    if !rustix::fs::fstatfs(&directory).is_ok_and(is_local) {
+        return;
+    }
     let Ok(entries) = Dir::read_from(&directory) else { return };
     for entry in entries.flatten().filter(|entry| is_wanted(entry.file_name().to_bytes())) {
         let name = Path::new(std::ffi::OsStr::from_bytes(entry.file_name().to_bytes()));
