@@ -33,6 +33,8 @@ pub struct HostFile {
     is_block_device: bool,
     /// Transfers go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
     bounces: Arc<AtomicBool>,
+    /// A sync failed: none succeeds any more. The kernel reports a failed writeback once to all duplicates of a descriptor together.
+    sync_failed: Arc<AtomicBool>,
     /// Bytes that it had when that was last looked at; 0 to look again.
     known_len: AtomicU64,
 }
@@ -87,6 +89,7 @@ impl HostFile {
             name,
             is_block_device: kind.is_block_device(),
             bounces: Arc::new(AtomicBool::new(bounces)),
+            sync_failed: Arc::default(),
             known_len: AtomicU64::new(0),
         };
         opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {
@@ -102,14 +105,49 @@ impl HostFile {
 
     /// The same open file once more; the lock is theirs together.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let Self { file, name, is_block_device, bounces, known_len: _ } = self;
+        let Self { file, name, is_block_device, bounces, sync_failed, known_len: _ } = self;
         Ok(Self {
             file: file.try_clone()?,
             name: name.clone(),
             is_block_device: *is_block_device,
             bounces: Arc::clone(bounces),
+            sync_failed: Arc::clone(sync_failed),
             known_len: AtomicU64::new(0),
         })
+    }
+
+    /// Syncs the file with `sync`, unless an earlier sync of it failed.
+    ///
+    /// # Errors
+    /// The host cannot write it back, or could not write back what was written before.
+    pub fn sync(&self, sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
+        self.check_syncs()?;
+        self.note_sync(sync(&self.file))
+    }
+
+    /// Returns an error if an earlier sync of the file, or of a duplicate, failed.
+    pub fn check_syncs(&self) -> io::Result<()> {
+        match self.sync_failed.load(Ordering::Acquire) {
+            true => Err(io::Error::other("an earlier sync failed, and what it was for may be lost")),
+            false => Ok(()),
+        }
+    }
+
+    /// Takes note of how a sync ended. Returns an error if that one or another failed: of two that are under way at once, one gets the
+    /// error of both.
+    pub fn note_sync(&self, done: io::Result<()>) -> io::Result<()> {
+        match done {
+            Ok(()) => self.check_syncs(),
+            Err(error) => {
+                self.fail_syncs();
+                Err(error)
+            }
+        }
+    }
+
+    /// No sync of the file, or of a duplicate, succeeds from now on.
+    pub fn fail_syncs(&self) {
+        self.sync_failed.store(true, Ordering::Release);
     }
 
     /// Whether transfers must not go to guest memory directly.
@@ -332,7 +370,7 @@ impl Storage for HostFile {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.sync_data()
+        self.sync(File::sync_data)
     }
 
     fn write_zeroes(&mut self, stretch: Stretch) -> io::Result<()> {
@@ -359,8 +397,18 @@ impl Storage for HostFile {
         self.check_reaches(at + len).map(|()| Some(Place { file: 0, at }))
     }
 
+    fn abandon(&mut self, a_sync_failed: bool) {
+        if a_sync_failed {
+            self.fail_syncs();
+        }
+    }
+
     fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
-        Ok(Some(Flush::default()))
+        self.check_syncs().map(|()| Some(Flush::default()))
+    }
+
+    fn synced(&mut self, _: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
+        self.note_sync(done).map(|()| false)
     }
 
     fn discard(&mut self, stretch: Stretch) -> io::Result<()> {

@@ -1,5 +1,6 @@
 //! An image that a guest uses without a layer, for those who sync it or look whether it has changed while the device works.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
@@ -40,14 +41,15 @@ impl Image {
         self.file.name()
     }
 
-    /// Syncs what the guest has written, and when that was.
+    /// Syncs what the guest has written, and when that was. If it fails, the guest's next flush fails too.
     ///
     /// # Errors
     /// The host cannot.
     pub fn sync(&self) -> Result<()> {
         match self.is_written {
             true => {
-                self.file.file().sync_all().map_err(|source| Error::file("sync disk", self.name(), source))
+                let done = self.file.sync(File::sync_all);
+                done.map_err(|source| Error::file("sync disk", self.name(), source))
             }
             false => Ok(()),
         }

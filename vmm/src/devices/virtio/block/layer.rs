@@ -20,7 +20,7 @@
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
 //! 4. The first flush of a layer that was made syncs its directory before it succeeds.
-//! 5. After a sync that failed no flush succeeds any more, and the synced map stays as it is.
+//! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced map stays as it is.
 //! 6. Flushes that are under way together write the map in the order in which they began, and each is answered after a sync that began
 //!    after the last write of the map that it needs.
 //! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another id.
@@ -60,8 +60,6 @@ pub struct Overlay {
     has_name: bool,
     /// Where the layer was made: to be synced by the first flush.
     made_in: Option<PathBuf>,
-    /// None succeeds any more.
-    sync_failed: bool,
     /// Flushes that have begun, and what of the map was taken for those under way.
     flushes: u64,
     blocks: VecDeque<(u64, DirtyBlocks)>,
@@ -121,7 +119,6 @@ impl Overlay {
             bound,
             has_name,
             made_in,
-            sync_failed: false,
             flushes: 0,
             blocks: VecDeque::new(),
             written: 0,
@@ -239,12 +236,7 @@ impl Overlay {
         if !self.has_name {
             return Ok(());
         }
-        if self.sync_failed {
-            return Err(sync_has_failed());
-        }
-        let done = self.layer.file().sync_data();
-        self.sync_failed = done.is_err();
-        done
+        self.layer.sync(File::sync_data)
     }
 
     /// Lets `put` write a stretch to the layer, with the clusters it lies in.
@@ -438,11 +430,13 @@ impl Storage for Overlay {
 
     fn abandon(&mut self, a_sync_failed: bool) {
         self.arriving.clear();
-        self.sync_failed |= a_sync_failed;
+        if a_sync_failed {
+            self.layer.fail_syncs();
+        }
     }
 
     fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
-        if !self.has_name || self.sync_failed {
+        if !self.has_name || self.layer.check_syncs().is_err() {
             return Ok(None);
         }
         self.sync_directory()?;
@@ -451,12 +445,7 @@ impl Storage for Overlay {
     }
 
     fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
-        self.sync_failed |= done.is_err();
-        done?;
-        if self.sync_failed {
-            // Another flush under way was told, and what it was for is lost: the kernel tells that once.
-            return Err(sync_has_failed());
-        }
+        self.layer.note_sync(done)?;
         self.synced = self.synced.max(flush.begun_at);
         self.write_blocks(flush.number)?;
         // What others write to the map from now on is not this flush's.
@@ -472,10 +461,6 @@ impl Storage for Overlay {
     fn overlay_mut(&mut self) -> Option<&mut Overlay> {
         Some(self)
     }
-}
-
-fn sync_has_failed() -> io::Error {
-    io::Error::other("an earlier sync failed, and what it was for may be lost")
 }
 
 fn directory_of(path: &Path) -> PathBuf {

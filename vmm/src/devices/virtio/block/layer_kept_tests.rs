@@ -287,31 +287,36 @@ fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
     assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
 }
 
-/// Two flushes are one file's: the kernel tells one of them that the data of both is lost.
+fn raw(based: &Based) -> DiskConfig {
+    let image = based.dir.file("raw", &[0; CLUSTER as usize]);
+    DiskConfig { path: image.into(), layer: None, ..based.layer("none") }
+}
+
+/// The kernel reports a failed writeback to one of two syncs that are under way at once.
 #[test]
-fn failed_sync_fails_the_other_flush_that_is_under_way() {
+fn failed_sync_fails_the_flush_that_is_under_way_beside_it() {
     let based = Based::new();
-    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
-    storage.write_zeroes(zero(0)).unwrap();
-    let mut first = storage.begin_flush().unwrap().unwrap();
-    storage.write_zeroes(zero(1)).unwrap();
-    let mut second = storage.begin_flush().unwrap().unwrap();
-    storage.synced(&mut first, Err(std::io::ErrorKind::Other.into())).unwrap_err();
-    let why = storage.synced(&mut second, Ok(())).unwrap_err().to_string();
-    assert!(why.contains("an earlier sync failed"), "{why}");
-    assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
+    for config in [raw(&based), based.layer("layer")] {
+        let mut storage = Block::open(&config).unwrap().storage;
+        let [mut first, mut second] = [(); 2].map(|()| storage.begin_flush().unwrap().unwrap());
+        storage.synced(&mut first, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+        let why = storage.synced(&mut second, Ok(())).unwrap_err().to_string();
+        assert!(why.contains("an earlier sync failed"), "{why}");
+    }
 }
 
 /// The kernel tells of it only once: the next driver's flush would succeed.
 #[test]
 fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {
     let based = Based::new();
-    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
-    storage.write_zeroes(zero(0)).unwrap();
-    storage.begin_flush().unwrap().unwrap();
-    storage.abandon(true);
-    assert!(storage.begin_flush().unwrap().is_none());
-    storage.flush().unwrap_err();
+    for config in [raw(&based), based.layer("layer")] {
+        let mut storage = Block::open(&config).unwrap().storage;
+        storage.write_zeroes(zero(0)).unwrap();
+        storage.begin_flush().unwrap().unwrap();
+        storage.abandon(true);
+        assert!(storage.begin_flush().ok().flatten().is_none());
+        storage.flush().unwrap_err();
+    }
     assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
 }
 

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -293,7 +294,7 @@ impl Request {
         let interrupted = is_interrupted(result);
         match (result, &self.act) {
             (..0, Act::Move(direction)) if interrupted => self.rest(file, ram, *direction, 0),
-            (..0, Act::Flush(_)) if interrupted => file.file().sync_data(),
+            (..0, Act::Flush(_)) if interrupted => file.sync(File::sync_data),
             (..0, _) => Err(io::Error::from_raw_os_error(-result)),
             (0, Act::Move(_)) => Err(file::shrunk()),
             (_, Act::Move(direction)) => self.rest(file, ram, *direction, result as usize),

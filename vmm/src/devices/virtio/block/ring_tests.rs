@@ -3,14 +3,21 @@
 use std::collections::BTreeMap;
 use std::fs;
 
+use vm_memory::GuestAddress;
+
 use super::super::Block;
+use super::super::file::{HostFile, Use};
+use super::super::storage::{Flush, Place};
 use super::super::testing::{
     DONE, Dir, FAILED, IN, OUT, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read, status,
     write,
 };
+use super::{Act, Later, Request};
+use crate::config::FileRef;
 use crate::config::devices::{DiskConfig, Engine};
 use crate::devices::virtio::feature;
 use crate::devices::virtio::testing::{Driver, MEMORY, Part, WRITE};
+use crate::memory::ram::GuestRam;
 
 /// Chains of three parts that the driver's queue of 64 holds.
 const CHAINS: u64 = 21;
@@ -176,5 +183,27 @@ fn a_driver_that_breaks_the_rules_leaves_nothing_under_way() {
         assert_eq!(read(&mut driver, 0, 512).unwrap(), [7; 512]);
         assert!(driver.poll(0).is_none(), "an answer to the driver before");
         driver.set_up(!feature::EVENT_IDX);
+    }
+}
+
+#[test]
+fn flush_that_the_kernel_did_not_try_is_done_at_once_unless_a_sync_has_failed() {
+    let dir = Dir::new();
+    let file = HostFile::open("disk0", &FileRef::Path(dir.file("image", &[0; 512])), Use::Write).unwrap();
+    let ram = GuestRam::reserve(MEMORY).unwrap();
+    let outcome = |result: i32| {
+        let answer = Later { head: 0, status: GuestAddress(0), data: 0 };
+        let (act, place) = (Act::Flush(Flush::default()), Place { file: 0, at: 0 });
+        let mut request = Request { answer, act, at: 0, place, len: 0, pieces: Vec::new() };
+        request.outcome(&file, &ram, result)
+    };
+    for result in [-libc::EINTR, -libc::EAGAIN] {
+        outcome(result).unwrap();
+    }
+    outcome(-libc::EIO).unwrap_err();
+    file.fail_syncs();
+    for result in [-libc::EINTR, -libc::EAGAIN] {
+        let why = outcome(result).unwrap_err().to_string();
+        assert!(why.contains("an earlier sync failed"), "{why}");
     }
 }

@@ -7,6 +7,7 @@ use super::testing::*;
 use super::*;
 use crate::devices::virtio::feature;
 use crate::devices::virtio::testing::{Driver, Part};
+use crate::error::report;
 
 // ---- Requests ----
 
@@ -315,6 +316,48 @@ fn a_block_device_is_a_disk_too() {
             content[sector * 512..][..sectors * 512].fill(0);
         }
         assert_eq!(read(&mut driver, 0, 1 << 20).unwrap(), content);
+    });
+}
+
+/// The kernel reports a failed writeback to one sync of an open file: where that is a snapshot's, the guest would not learn of it.
+#[test]
+fn flush_fails_after_a_snapshots_sync_has_failed() {
+    on_both_engines(|engine| {
+        let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
+        let path = small.0.path("image");
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        let Some(device) = Loop::over(&path) else {
+            return crate::testing::skip("a loop device takes root");
+        };
+        let disk = Block::open(&disk_on(engine, &device.0)).unwrap();
+        let image = disk.image().unwrap().unwrap();
+        let mut driver = Driver::new(disk);
+        assert_eq!(write(&mut driver, 0, &vec![1; 512 << 10]), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        assert_eq!(write(&mut driver, 2048, &vec![1; 2 << 20]), DONE, "to the page cache");
+        let error = report(&image.sync().unwrap_err());
+        assert!(error.contains("cannot sync disk"), "{error}");
+        assert_eq!(flush(&mut driver), FAILED);
+        assert_eq!(flush(&mut driver), FAILED, "what was lost is not there the second time either");
+    });
+}
+
+#[test]
+fn snapshots_sync_fails_after_a_flush_has_failed() {
+    on_both_engines(|engine| {
+        let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
+        let path = small.0.path("image");
+        File::create(&path).unwrap().set_len(4 << 20).unwrap();
+        let Some(device) = Loop::over(&path) else {
+            return crate::testing::skip("a loop device takes root");
+        };
+        let disk = Block::open(&disk_on(engine, &device.0)).unwrap();
+        let image = disk.image().unwrap().unwrap();
+        let mut driver = Driver::new(disk);
+        assert_eq!(write(&mut driver, 0, &vec![1; 2 << 20]), DONE, "to the page cache");
+        assert_eq!(flush(&mut driver), FAILED);
+        let error = report(&image.sync().unwrap_err());
+        assert!(error.contains("an earlier sync failed"), "{error}");
     });
 }
 
