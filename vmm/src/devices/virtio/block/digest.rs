@@ -12,6 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use crc::{CRC_64_ECMA_182, Crc, Table};
 
+use super::bounce::Bounce;
 use super::request::SECTOR;
 
 /// Bytes at the start.
@@ -21,14 +22,21 @@ const SECTORS: u64 = 16;
 
 static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_ECMA_182);
 
-/// The digest of a base of `len` bytes.
+/// Direct I/O takes offsets, lengths and memory that are aligned to this, at most.
+const ALIGNED: u64 = 4096;
+
+/// The digest of a base of `len` bytes, which may be open for direct I/O.
 pub fn of_base(base: &File, len: u64) -> io::Result<u64> {
     let mut digest = CRC.digest();
     digest.update(&len.to_le_bytes());
-    let mut bytes = [0; HEAD as usize];
+    let mut bounce = Bounce::new(2 * HEAD as usize);
     let mut add = |at: u64, count: u64| {
-        let bytes = &mut bytes[..count as usize];
-        base.read_exact_at(bytes, at).map(|()| digest.update(bytes))
+        let (start, end) = (at / ALIGNED * ALIGNED, (at + count).next_multiple_of(ALIGNED));
+        let bytes = &mut bounce.bytes()[..(end - start) as usize];
+        let needed = (at - start) as usize..(at + count - start) as usize;
+        read_at_least(base, bytes, start, needed.end)?;
+        digest.update(&bytes[needed]);
+        Ok::<_, io::Error>(())
     };
     let head = len.min(HEAD);
     add(0, head)?;
@@ -44,6 +52,20 @@ pub fn of_base(base: &File, len: u64) -> io::Result<u64> {
         }
     }
     Ok(digest.finalize())
+}
+
+/// Reads from `at` on until `bytes` has `needed` of them. The file may end before the buffer does.
+fn read_at_least(file: &File, bytes: &mut [u8], at: u64, needed: usize) -> io::Result<()> {
+    let mut done = 0;
+    while done < needed {
+        match file.read_at(&mut bytes[done..], at + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 /// The digest of a layer with this id and map, over a base with the digest `base`.

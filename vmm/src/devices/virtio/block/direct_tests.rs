@@ -30,9 +30,10 @@ fn open_direct(dir: &Dir, content: &[u8]) -> Option<File> {
     let path = dir.file("image", content);
     File::open(&path).and_then(|file| file.sync_all()).unwrap();
     let direct = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
-    direct
-        .map_err(|error| println!("skipped: no direct I/O in {}: {error}", std::env::temp_dir().display()))
-        .ok()
+    let skip = |error| {
+        crate::testing::skip(&format!("no direct I/O in {}: {error}", std::env::temp_dir().display()));
+    };
+    direct.map_err(skip).ok()
 }
 
 fn page(number: u64) -> GuestAddress {
@@ -149,4 +150,17 @@ fn file_past_the_page_cache_reads_and_writes_before_and_after_a_freeze() {
             freeze(&driver.ram).unwrap();
         }
     });
+}
+
+/// A snapshot and a restore read samples of an image that the guest uses past the page cache.
+#[test]
+fn file_past_the_page_cache_has_the_digest_that_it_has_in_it() {
+    let dir = Dir::new();
+    for len in [512, 4096, 4097, 12 << 10, 20_000, (1 << 20) + 512, (1 << 20) + 4095] {
+        let content = pattern(len, 11);
+        let Some(direct) = open_direct(&dir, &content) else { return };
+        let cached = File::open(dir.path("image")).unwrap();
+        let [direct, cached] = [direct, cached].map(|file| digest::of_base(&file, len as u64).unwrap());
+        assert_eq!(direct, cached, "{len} bytes");
+    }
 }
