@@ -12,10 +12,12 @@ pub trait BusDevice: Send {
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
-/// What can be read of a device without its lock, because the lock may be held while the device waits for its host.
-pub trait ReadView: Send + Sync {
+/// What can be accessed of a device without its lock, because the lock may be held while the device waits for its host.
+pub trait BusView: Send + Sync {
     /// As [`BusDevice::read`], or returns false for what it does not know.
     fn read(&self, offset: u64, data: &mut [u8]) -> bool;
+    /// As [`BusDevice::write`], likewise.
+    fn write(&self, offset: u64, data: &[u8]) -> bool;
 }
 
 /// Devices by address. Cloning shares them.
@@ -30,7 +32,7 @@ struct Entry {
     base: u64,
     len: u64,
     device: Arc<Mutex<dyn BusDevice>>,
-    view: Option<Arc<dyn ReadView>>,
+    view: Option<Arc<dyn BusView>>,
 }
 
 impl Bus {
@@ -39,13 +41,13 @@ impl Bus {
         self.insert_entry(Entry { base, len, device, view: None });
     }
 
-    /// The same with a view, which answers the reads that it can.
+    /// The same with a view, which answers what it can.
     pub fn insert_with_view(
         &mut self,
         base: u64,
         len: u64,
         device: Arc<Mutex<dyn BusDevice>>,
-        view: Arc<dyn ReadView>,
+        view: Arc<dyn BusView>,
     ) {
         self.insert_entry(Entry { base, len, device, view: Some(view) });
     }
@@ -71,8 +73,10 @@ impl Bus {
 
     /// Writes to the device at `address`; where there is none, the write is lost.
     pub fn write(&self, address: u64, data: &[u8]) {
-        if let Some((offset, entry)) = self.find(address) {
-            lock(&entry.device).write(offset, data);
+        match self.find(address) {
+            Some((offset, Entry { view: Some(view), .. })) if view.write(offset, data) => {}
+            Some((offset, entry)) => lock(&entry.device).write(offset, data),
+            None => {}
         }
     }
 

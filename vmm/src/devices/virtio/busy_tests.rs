@@ -65,19 +65,31 @@ fn bus_with(transport: Transport) -> (Bus, Arc<Mutex<Transport>>) {
     (bus, transport)
 }
 
-/// Reads registers as a vCPU does, and gives up after [`LIMIT`].
-fn read_as_vcpu(bus: &Bus) -> [Vec<u8>; 5] {
+/// Does what a vCPU does, and gives up after [`LIMIT`].
+fn as_vcpu<T: Send + 'static>(bus: &Bus, act: impl FnOnce(&Bus) -> T + Send + 'static) -> T {
     let bus = bus.clone();
     let (done, is_done) = channel();
-    thread::spawn(move || {
+    thread::spawn(move || done.send(act(&bus)));
+    is_done.recv_timeout(LIMIT).expect("a vCPU waits for the device")
+}
+
+fn read_as_vcpu(bus: &Bus) -> [Vec<u8>; 5] {
+    as_vcpu(bus, |bus| {
         let read = |(offset, len)| {
             let mut data = vec![0; len];
             bus.read(offset, &mut data);
             data
         };
-        done.send([(0x60, 4), (0x70, 4), (0xfc, 4), (0x100, 8), (0x108, 1)].map(read))
-    });
-    is_done.recv_timeout(LIMIT).expect("a vCPU that reads registers waits for the device")
+        [(0x60, 4), (0x70, 4), (0xfc, 4), (0x100, 8), (0x108, 1)].map(read)
+    })
+}
+
+/// Resets a device whose turn lasts, as another vCPU does, and returns when that waits for the turn's end with the transport's lock.
+fn begin_reset(transport: &Arc<Mutex<Transport>>) -> thread::JoinHandle<()> {
+    let resetting = Arc::clone(transport);
+    let reset = thread::spawn(move || lock(&resetting).write(0x70, &[0; 4]));
+    wait_until("another vCPU resets the device", || transport.try_lock().is_err());
+    reset
 }
 
 fn assert_readable(bus: &Bus) {
@@ -107,16 +119,30 @@ fn registers_are_read_while_a_device_works_and_while_it_is_reset() {
     is_begun.recv_timeout(LIMIT).unwrap();
     let (bus, transport) = bus_with(driver.take_transport());
     assert_readable(&bus);
-    // Another vCPU resets it, which has to wait for the turn's end.
-    let resetting = Arc::clone(&transport);
-    let reset = thread::spawn(move || lock(&resetting).write(0x70, &[0; 4]));
-    while transport.try_lock().is_ok() {
-        thread::yield_now();
-    }
+    let reset = begin_reset(&transport);
     assert_readable(&bus);
     end.send(()).unwrap();
     limited("the reset ends", || reset.join()).unwrap();
     assert_eq!(read_as_vcpu(&bus)[1], [0; 4], "it is reset");
+}
+
+#[test]
+fn interrupt_is_acknowledged_while_a_device_works_and_while_it_is_reset() {
+    let (mut driver, is_begun, end) = slow();
+    is_begun.recv_timeout(LIMIT).unwrap();
+    let view = driver.transport.view();
+    let (bus, transport) = bus_with(driver.take_transport());
+    let acknowledge = |left: u32, bits: u32| {
+        as_vcpu(&bus, move |bus| bus.write(0x64, &bits.to_le_bytes()));
+        assert_eq!(read_as_vcpu(&bus)[0], left.to_le_bytes());
+    };
+    view.interrupt.queue();
+    view.interrupt.config();
+    acknowledge(2, 1);
+    let reset = begin_reset(&transport);
+    acknowledge(0, 2);
+    end.send(()).unwrap();
+    limited("the reset ends", || reset.join()).unwrap();
 }
 
 #[test]
@@ -128,11 +154,7 @@ fn device_that_is_reset_in_its_first_turn_starts_anew() {
     let transport = Arc::new(Mutex::new(driver.take_transport()));
     let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
     is_begun.recv_timeout(LIMIT).unwrap();
-    let resetting = Arc::clone(&transport);
-    let reset = thread::spawn(move || lock(&resetting).write(0x70, &[0; 4]));
-    while transport.try_lock().is_ok() {
-        thread::yield_now();
-    }
+    let reset = begin_reset(&transport);
     end.send(()).unwrap();
     limited("the reset ends", || reset.join()).unwrap();
     drop(attendant);
@@ -144,7 +166,7 @@ fn device_that_is_reset_in_its_first_turn_starts_anew() {
 
 #[test]
 fn device_thread_that_panics_asks_for_a_reset_at_once() {
-    let mut driver = Driver::new(Panics);
+    let mut driver = Driver::new(Panics { when: Panic::InItsTurn });
     driver.wait_broken();
     assert_eq!(driver.get(0x60), 2, "the driver is interrupted for it");
     assert!(driver.transport.interrupt_line().read().is_ok());
@@ -156,8 +178,8 @@ fn device_thread_that_panics_asks_for_a_reset_at_once() {
 }
 
 #[test]
-fn device_that_panics_in_its_first_turn_or_at_its_end_asks_for_a_reset() {
-    let mut driver = Driver::new(Panics);
+fn device_that_panics_in_its_first_turn_asks_for_a_reset() {
+    let mut driver = Driver::new(Panics { when: Panic::InItsTurn });
     driver.transport.halt();
     driver.transport.view.interrupt.reset();
     let transport = Arc::new(Mutex::new(driver.take_transport()));
@@ -170,9 +192,39 @@ fn device_that_panics_in_its_first_turn_or_at_its_end_asks_for_a_reset() {
     assert_eq!(lock(&transport).queues.len(), 1);
 }
 
+/// At a pause, with a thread and without one.
+#[test]
+fn device_that_panics_at_its_end_asks_for_a_reset() {
+    for has_thread in [true, false] {
+        let mut driver = Driver::new(Panics { when: Panic::AtItsEnd });
+        if !has_thread {
+            driver.transport.halt();
+            driver.transport.view.interrupt.reset();
+            driver.transport.stand_by().unwrap().expect("it is halted").take();
+            assert!(driver.transport.settle().unwrap().is_some(), "it is idle and needs no thread");
+        }
+        assert!(!driver.needs_reset());
+        driver.transport.halt();
+        assert!(driver.needs_reset(), "with a thread: {has_thread}");
+        assert_eq!(driver.transport.queues.len(), 1);
+        driver.move_to(Rng);
+        driver.set_up(!0);
+        assert_eq!(driver.ask(0, &[Part::In(8)]).len, 8);
+    }
+}
+
+/// When a device panics.
+#[derive(Debug, PartialEq, Eq)]
+enum Panic {
+    InItsTurn,
+    AtItsEnd,
+}
+
 /// A device that is a bug.
 #[derive(Debug)]
-struct Panics;
+struct Panics {
+    when: Panic,
+}
 
 impl VirtioDevice for Panics {
     fn kind(&self) -> Kind {
@@ -180,7 +232,13 @@ impl VirtioDevice for Panics {
     }
 
     fn work(&mut self, _: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        panic!("as it is to")
+        assert!(self.when == Panic::AtItsEnd, "as it is to");
+        Ok(Next::Wait)
+    }
+
+    fn end(&mut self, _: &mut Io<'_>) -> std::result::Result<(), Broken> {
+        assert!(self.when == Panic::InItsTurn, "as it is to");
+        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ use super::view::View;
 use super::watch::Watch;
 use super::worker::{FirstTurn, NotBegun, Task, Worker};
 use super::{Kind, VirtioDevice, feature};
-use crate::devices::bus::{BusDevice, ReadView};
+use crate::devices::bus::{BusDevice, BusView};
 use crate::devices::lines::Line;
 use crate::devices::log_limit::LogLimit;
 use crate::devices::{Device, Place};
@@ -311,7 +311,6 @@ impl Transport {
             reg::QUEUE_NOTIFY => {
                 let _ = self.notify.write(1); // fails only when notifications enough are waiting
             }
-            reg::INTERRUPT_ACK => self.view.interrupt.acknowledge(value),
             reg::STATUS => self.set_status(value),
             reg::QUEUE_READY if value & 1 == 0 => self.close_queue(),
             _ => {
@@ -413,6 +412,9 @@ impl BusDevice for Transport {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
+        if self.view.write(offset, data) {
+            return;
+        }
         if let Some(offset) = offset.checked_sub(reg::CONFIG) {
             if self.registers.status & status::DRIVER != 0 {
                 let mut device = lock(&self.device);

@@ -1,7 +1,8 @@
-//! What a driver reads of a device that may be busy: its identity, interrupt status, device status and configuration space.
+//! What a driver accesses of a device that may be busy: it reads identity, interrupt status, device status and configuration space,
+//! and acknowledges interrupts.
 //!
 //! ```text
-//!   vCPU ──read──> View ──any other register──> Transport, whose lock is held while the device is brought to a halt
+//!   vCPU ─────────> View ──any other register──> Transport, whose lock is held while the device is brought to a halt
 //!                   ^
 //!                   └── the configuration space, copied after each change under the device's lock
 //! ```
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::VirtioDevice;
 use super::interrupt::Interrupt;
 use super::registers::{reg, status};
-use crate::devices::bus::ReadView;
+use crate::devices::bus::BusView;
 use crate::error::Result;
 use crate::sync::lock;
 
@@ -88,7 +89,7 @@ impl View {
     }
 }
 
-impl ReadView for View {
+impl BusView for View {
     fn read(&self, offset: u64, data: &mut [u8]) -> bool {
         if let Some(offset) = offset.checked_sub(reg::CONFIG) {
             let config = lock(&self.config);
@@ -103,5 +104,15 @@ impl ReadView for View {
             data.copy_from_slice(&value.to_le_bytes());
         }
         known.is_some()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> bool {
+        match <[u8; 4]>::try_from(data) {
+            Ok(value) if offset == reg::INTERRUPT_ACK => {
+                self.interrupt.acknowledge(u32::from_le_bytes(value));
+                true
+            }
+            _ => false,
+        }
     }
 }
