@@ -150,6 +150,11 @@ impl HostFile {
         self.sync_failed.store(true, Ordering::Release);
     }
 
+    /// Syncs succeed again: what the failed ones were for is not in the file any more.
+    pub fn forget_failed_syncs(&self) {
+        self.sync_failed.store(false, Ordering::Release);
+    }
+
     /// Whether transfers must not go to guest memory directly.
     pub fn bounces(&self) -> bool {
         self.bounces.load(Ordering::Acquire)

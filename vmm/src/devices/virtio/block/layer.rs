@@ -19,7 +19,7 @@
 //! 1. A cluster's bit is set in memory and in the live map after all of the cluster was written to the file.
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
-//! 4. The first flush of a layer that was made syncs its directory before it succeeds.
+//! 4. The first flush of a layer that was opened by its path syncs its directory before it succeeds.
 //! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced map stays as it is.
 //! 6. Flushes that are under way together write the map in the order in which they began, and each is answered after a sync that began
 //!    after the last write of the map that it needs.
@@ -58,8 +58,8 @@ pub struct Overlay {
     bound: Option<Bound>,
     /// Someone can open the layer once this process has gone.
     has_name: bool,
-    /// Where the layer was made: to be synced by the first flush.
-    made_in: Option<PathBuf>,
+    /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed before it had synced that.
+    directory: Option<PathBuf>,
     /// Flushes that have begun, and what of the map was taken for those under way.
     flushes: u64,
     blocks: VecDeque<(u64, DirtyBlocks)>,
@@ -102,8 +102,8 @@ impl Overlay {
             }
             map
         };
-        let made_in = match place {
-            FileRef::Path(path) if was_empty => Some(directory_of(path)),
+        let directory = match place {
+            FileRef::Path(path) if wanted != Use::Read => Some(directory_of(path)),
             _ => None,
         };
         let bound = match size {
@@ -118,7 +118,7 @@ impl Overlay {
             map,
             bound,
             has_name,
-            made_in,
+            directory,
             flushes: 0,
             blocks: VecDeque::new(),
             written: 0,
@@ -224,9 +224,9 @@ impl Overlay {
     }
 
     fn sync_directory(&mut self) -> io::Result<()> {
-        if let Some(place) = &self.made_in {
+        if let Some(place) = &self.directory {
             File::open(place)?.sync_all()?;
-            self.made_in = None;
+            self.directory = None;
         }
         Ok(())
     }
@@ -380,10 +380,14 @@ impl Storage for Overlay {
     }
 
     fn empty(&mut self) -> io::Result<()> {
+        // Should it fail midway, the bits of the old map must never get behind the new header: they would stand for zeros.
+        self.layer.fail_syncs();
+        let _ = self.map.take_dirty();
+        self.blocks.clear();
         self.layer.file().set_len(0)?;
         self.map = Map::make(self.layer.file(), self.lower.named(), self.has_name)?;
-        self.blocks.clear();
         self.bound.iter_mut().for_each(Bound::clear);
+        self.layer.forget_failed_syncs();
         Ok(())
     }
 

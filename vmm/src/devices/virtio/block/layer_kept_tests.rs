@@ -6,13 +6,17 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use rustix::fs::{FallocateFlags, fallocate};
+
 use super::super::super::Block;
 use super::super::super::live::pretend_reboot;
 use super::super::super::request::Stretch;
-use super::super::super::testing::{DONE, Random, flush, on_both_engines, read, start, write, write_zeroes};
+use super::super::super::testing::{
+    DONE, Dir, FAILED, Random, Small, disk_on, flush, on_both_engines, read, start, write, write_zeroes,
+};
 use super::{Based, LEN, scribble};
 use crate::config::FileRef;
-use crate::config::devices::{Cache, DiskConfig};
+use crate::config::devices::{Cache, DiskConfig, Engine};
 use crate::devices::virtio::block::map::CLUSTER;
 use crate::devices::virtio::feature;
 use crate::devices::virtio::testing::{Driver, MEMORY};
@@ -215,6 +219,59 @@ fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
     driver.transport.halt();
     drop(driver);
     assert_eq!(file.metadata().unwrap().len(), CLUSTER + 6 * CLUSTER);
+}
+
+/// The process that made a layer may have been killed before anything was flushed.
+#[test]
+fn first_flush_of_a_layer_that_was_there_needs_its_directory() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let (there, gone) = (based.dir.path("there"), based.dir.path("gone"));
+        fs::create_dir(&there).unwrap();
+        let layer = || based.layer("there/layer");
+        let mut driver = start(&layer());
+        assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+        drop(driver);
+        let mut driver = start(&layer());
+        // A directory that cannot be opened cannot be synced.
+        fs::rename(&there, &gone).unwrap();
+        assert_eq!(flush(&mut driver), FAILED);
+        fs::rename(&gone, &there).unwrap();
+        assert_eq!(flush(&mut driver), DONE);
+        fs::rename(&there, &gone).unwrap();
+        assert_eq!(flush(&mut driver), DONE, "once is enough");
+    });
+}
+
+#[test]
+fn rewind_that_fails_midway_leaves_no_zeros() {
+    let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
+    let dir = Dir::new();
+    // A map of 64 KiB.
+    let base = dir.file("base", b"");
+    fs::File::options().write(true).open(&base).unwrap().set_len(32 << 30).unwrap();
+    fs::File::options().write(true).open(&base).unwrap().write_all_at(&[5; 512], 0).unwrap();
+    let layer = small.0.path("layer");
+    let config = DiskConfig { layer: Some(layer.as_path().into()), ..disk_on(Engine::Sync, &base) };
+    let disk = Arc::new(Mutex::new(Block::open(&config).unwrap()));
+    let ram = GuestRam::reserve(MEMORY).unwrap();
+    Backing::Fresh.map(&ram).unwrap();
+    let mut driver = Driver::with_memory(Arc::clone(&disk) as _, ram, !0);
+    assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
+    driver.transport.halt();
+    // There is room for the header of the new layer and for none of its maps.
+    let file = fs::File::options().write(true).open(&layer).unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, punch, 0, file.metadata().unwrap().len()).unwrap();
+    let filler = fs::File::create(small.0.path("filler")).unwrap();
+    let filled = (0..).find(|page| filler.write_all_at(&[1; 4096], page * 4096).is_err()).unwrap();
+    filler.set_len((filled - 2) * 4096).unwrap();
+    assert!(disk.lock().unwrap().rewind().is_err());
+    drop(filler);
+    fs::remove_file(small.0.path("filler")).unwrap();
+    let _ = disk.lock().unwrap().settle(); // the VM ends
+    drop((driver, disk));
+    assert_eq!(read(&mut start(&config), 0, 512).unwrap(), [5; 512]);
 }
 
 fn synced_clusters(layer: &Path) -> u32 {

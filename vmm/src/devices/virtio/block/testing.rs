@@ -54,6 +54,43 @@ impl Drop for Dir {
     }
 }
 
+/// A block device over a file, while it is there.
+#[derive(Debug)]
+pub(super) struct Loop(pub PathBuf);
+
+impl Loop {
+    pub(super) fn over(path: &Path) -> Option<Self> {
+        let made = std::process::Command::new("losetup").args(["--find", "--show"]).arg(path).output();
+        let made = made.ok().filter(|made| made.status.success())?;
+        Some(Self(String::from_utf8(made.stdout).unwrap().trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+/// A file system of 1 MiB, while it is there.
+#[derive(Debug)]
+pub(super) struct Small(pub Dir);
+
+impl Small {
+    pub(super) fn mount() -> Option<Self> {
+        let dir = Dir::new();
+        let mut mount = std::process::Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path("")).output();
+        mounted.is_ok_and(|mounted| mounted.status.success()).then(|| Self(dir))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0.path("")).status();
+    }
+}
+
 /// Bytes that are nowhere the same.
 pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);

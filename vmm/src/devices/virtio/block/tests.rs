@@ -1,7 +1,6 @@
 //! Disks under a driver, over real files.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
 
 use super::testing::*;
 use super::*;
@@ -239,24 +238,6 @@ fn a_writer_is_alone() {
     assert!(refusal(&writable).contains("is being used by another"));
 }
 
-/// A file system of 1 MiB, while it is there.
-struct Small(Dir);
-
-impl Small {
-    fn mount() -> Option<Self> {
-        let dir = Dir::new();
-        let mut mount = std::process::Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path("")).output();
-        mounted.is_ok_and(|mounted| mounted.status.success()).then(|| Self(dir))
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0.path("")).status();
-    }
-}
-
 #[test]
 fn a_full_host_is_an_error_and_what_was_there_stays() {
     on_both_engines(|engine| {
@@ -274,23 +255,6 @@ fn a_full_host_is_an_error_and_what_was_there_stays() {
         assert_eq!(write_zeroes(&mut driver, 0, 3, false), DONE);
         assert_eq!(read(&mut driver, 0, 2048).unwrap(), [&[0; 1536], &data[1536..2048]].concat());
     });
-}
-
-/// A block device over a file, while it is there.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(path: &Path) -> Option<Self> {
-        let made = std::process::Command::new("losetup").args(["--find", "--show"]).arg(path).output();
-        let made = made.ok().filter(|made| made.status.success())?;
-        Some(Self(String::from_utf8(made.stdout).unwrap().trim().into()))
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
 }
 
 #[test]
