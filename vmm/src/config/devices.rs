@@ -80,8 +80,8 @@ impl DiskConfig {
     pub fn warning_of_a_snapshot_while_it_runs(&self) -> String {
         let Self { id, path, .. } = self;
         format!(
-            "disk {id}: the guest goes on writing to {path} itself, and the first write makes this snapshot unrestorable; \
-             pause the VM and copy the image before it goes on, or give the disk a layer"
+            "disk {id}: the guest goes on writing to {path} itself, and the first write makes this snapshot unrestorable \
+             (a restore may not notice it if that is a block device); pause the VM and copy the image before it goes on, or give the disk a layer"
         )
     }
 }

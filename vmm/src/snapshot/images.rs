@@ -2,18 +2,22 @@
 //! whether they still are that.
 //!
 //! ```text
-//!   pause   ──> when each was written last            what a guest writes after it shows in that time
-//!   resume  ──> sync, digest ──> state.json           the guest may write meanwhile: then the time is another, and a restore refuses
+//!   before  ──> reads a block device's samples        so that the pause finds them in the page cache
+//!   pause   ──> when each file was written last,      what a guest writes after it shows in that time, or in the samples
+//!               a block device's digest
+//!   resume  ──> sync, a file's digest ──> state.json  the guest may write meanwhile: then the time is another, and a restore refuses
 //! ```
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use crate::config::overrides::ChangedImage;
 use crate::config::{DiskContent, Overrides};
-use crate::devices::virtio::block::Image;
+use crate::devices::virtio::block::{Block, Image};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::sync::lock;
+use crate::vm::Vm;
 
 /// What a restore does with an image that has changed since its snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,18 +29,31 @@ pub enum ChangedImages {
     Warn,
 }
 
-/// Those of a halted machine, by the ids of their disks.
+/// Those of a halted machine as they are at this instant, by the ids of their disks.
 ///
 /// # Errors
 /// The host does not let one be looked at.
 pub fn of(machine: &Machine) -> Result<BTreeMap<String, Image>> {
-    let mut images = BTreeMap::new();
-    for (id, disk) in machine.platform().disks() {
-        if let Some(image) = lock(disk).image()? {
-            images.insert(id.clone(), image);
-        }
-    }
+    let mut images = open(machine.platform().disks())?;
+    images.values_mut().try_for_each(Image::hold_instant)?;
     Ok(images)
+}
+
+/// Reads ahead what [`of`] is going to read of a VM's disks.
+///
+/// # Errors
+/// One cannot be read.
+pub fn warm(vm: &Vm) -> Result<()> {
+    let disks = vm.on_platform(|platform| platform.disks().clone());
+    open(&disks)?.values().try_for_each(Image::warm)
+}
+
+fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, Image>> {
+    let image = |(id, disk): (&String, &Arc<Mutex<Block>>)| {
+        let image = lock(disk).image().transpose()?;
+        Some(image.map(|image| (id.clone(), image)))
+    };
+    disks.iter().filter_map(image).collect()
 }
 
 /// Syncs them, so that a snapshot's memory never believes what a crash of the host takes from a disk.

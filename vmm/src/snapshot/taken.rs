@@ -63,6 +63,7 @@ impl Beside for BesideMemory<'_> {
 
     fn copy_bulk(&mut self) -> Result<()> {
         self.room.iter().for_each(|room| room.about_to_write(self.layers.bytes()));
+        images::warm(self.vm)?;
         self.layers.copy_bulk()
     }
 

@@ -3,6 +3,10 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
+use rustix::time::ClockId;
 
 use super::digest;
 use super::file::HostFile;
@@ -14,8 +18,13 @@ use crate::error::{Error, Result};
 pub struct Image {
     file: HostFile,
     is_written: bool,
-    modified: Option<String>,
+    modified: Option<Timestamp>,
+    /// Of the instant, if [`Image::hold_instant`] took it.
+    digest: Option<u64>,
 }
+
+/// When a file was written last. Seconds since 1970, and nanoseconds.
+type Timestamp = (i64, i64);
 
 impl Image {
     /// Of this file, now.
@@ -25,14 +34,57 @@ impl Image {
     pub(super) fn of(file: &HostFile, is_written: bool) -> Result<Self> {
         let failed = |source| Error::file("look at disk", file.name(), source);
         let file = file.duplicate().map_err(failed)?;
-        let modified = match is_written && !file.is_block_device() {
-            true => {
-                let found = file.file().metadata().map_err(failed)?;
-                Some(format!("{}.{:09}", found.mtime(), found.mtime_nsec()))
-            }
-            false => None,
+        let has_time = is_written && !file.is_block_device();
+        let modified = has_time.then(|| modified(file.file())).transpose().map_err(failed)?;
+        Ok(Self { file, is_written, modified, digest: None })
+    }
+
+    /// Makes sure that [`Image::content`] is of this instant, in which nobody writes, though the guest may write before it is asked:
+    ///
+    /// - The time of a file tells a later write apart. A file's time comes from the kernel's tick before Linux 6.13, so a write in the same
+    ///   tick would not show: a time that is this tick's becomes one within the tick.
+    /// - A block device has no time, so its digest is taken.
+    ///
+    /// # Errors
+    /// The host does not let it be read.
+    pub fn hold_instant(&mut self) -> Result<()> {
+        let held = match self.modified {
+            Some(then) if then == tick() => self.leave_tick(),
+            None if self.is_written => self.samples().map(|digest| self.digest = Some(digest)),
+            _ => Ok(()),
         };
-        Ok(Self { file, is_written, modified })
+        held.map_err(|source| Error::file("look at disk", self.name(), source))
+    }
+
+    /// Gives the file a time that no write has, or waits for the next tick where only its owner may do that.
+    fn leave_tick(&mut self) -> io::Result<()> {
+        let now = rustix::time::clock_gettime(ClockId::Realtime);
+        let unlike_a_tick = Timespec { tv_nsec: now.tv_nsec | 1, ..now };
+        let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let times = Timestamps { last_access: unchanged, last_modification: unlike_a_tick };
+        if rustix::fs::futimens(self.file.file(), &times).is_ok() {
+            self.modified = Some(modified(self.file.file())?);
+            return Ok(());
+        }
+        while self.modified == Some(tick()) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        Ok(())
+    }
+
+    /// Reads what a digest taken in the pause is going to read, so that it is in the page cache then.
+    ///
+    /// # Errors
+    /// The host does not let it be read.
+    pub fn warm(&self) -> Result<()> {
+        match self.is_written && self.file.is_block_device() {
+            true => self.samples().map(drop).map_err(|source| Error::file("read disk", self.name(), source)),
+            false => Ok(()),
+        }
+    }
+
+    fn samples(&self) -> io::Result<u64> {
+        digest::of_base(self.file.file(), self.file.len()?)
     }
 
     /// Its name, as the user gave it.
@@ -55,16 +107,99 @@ impl Image {
         }
     }
 
-    /// What it is.
+    /// What it is, or was when [`Image::hold_instant`] was called.
     ///
     /// # Errors
     /// It cannot be read.
     pub fn content(&self) -> Result<DiskContent> {
         let content = || -> io::Result<DiskContent> {
-            let bytes = self.file.len()?;
-            let digest = format!("{:016x}", digest::of_base(self.file.file(), bytes)?);
-            Ok(DiskContent { bytes, digest, modified: self.modified.clone() })
+            let digest = self.digest.map_or_else(|| self.samples(), Ok)?;
+            let modified = self.modified.map(|(seconds, nanos)| format!("{seconds}.{nanos:09}"));
+            Ok(DiskContent { bytes: self.file.len()?, digest: format!("{digest:016x}"), modified })
         };
         content().map_err(|source| Error::file("read disk", self.name(), source))
+    }
+}
+
+fn modified(file: &File) -> io::Result<Timestamp> {
+    file.metadata().map(|found| (found.mtime(), found.mtime_nsec()))
+}
+
+/// The time that a write gets now, before Linux 6.13.
+fn tick() -> Timestamp {
+    let now = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+    (now.tv_sec, now.tv_nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::Use;
+    use super::super::testing::{Dir, Loop, pattern};
+    use super::*;
+    use crate::config::FileRef;
+    use std::os::unix::fs::FileExt;
+
+    /// Gives a file the time that a write in this tick does before Linux 6.13.
+    fn write_in_tick(file: &File, (tv_sec, tv_nsec): Timestamp) {
+        let time = Timespec { tv_sec, tv_nsec };
+        rustix::fs::futimens(file, &Timestamps { last_access: time, last_modification: time }).unwrap();
+    }
+
+    #[test]
+    fn write_in_the_tick_of_the_pause_shows() {
+        let dir = Dir::new();
+        let path = dir.file("image", &[1; 4096]);
+        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        // A tick may end in between, and then nothing was tried.
+        let tried = (0..10_000).any(|_| {
+            let tick_before = tick();
+            write_in_tick(file.file(), tick_before);
+            let mut image = Image::of(&file, true).unwrap();
+            image.hold_instant().unwrap();
+            if tick() != tick_before {
+                return false;
+            }
+            let then = image.content().unwrap();
+            let again = Image::of(&file, true).unwrap().content().unwrap();
+            assert_eq!(then.difference(&again, false), None, "nobody has written since");
+            write_in_tick(file.file(), tick_before);
+            let now = Image::of(&file, true).unwrap().content().unwrap();
+            assert!(then.difference(&now, false).is_some(), "{then:?} and {now:?}");
+            true
+        });
+        assert!(tried, "each time a tick ended meanwhile");
+    }
+
+    #[test]
+    fn instant_that_is_held_twice_is_the_same() {
+        let dir = Dir::new();
+        let path = dir.file("image", &[1; 4096]);
+        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        for _ in 0..100 {
+            write_in_tick(file.file(), tick());
+            let held = || {
+                let mut image = Image::of(&file, true).unwrap();
+                image.hold_instant().unwrap();
+                image.content().unwrap()
+            };
+            assert_eq!(held(), held());
+        }
+    }
+
+    #[test]
+    fn content_of_a_block_device_is_that_of_the_instant() {
+        let dir = Dir::new();
+        let Some(device) = Loop::over(&dir.file("image", &pattern(1 << 20, 3))) else {
+            return crate::testing::skip("a loop device takes root");
+        };
+        let file = HostFile::open("disk0", &FileRef::Path(device.0.clone()), Use::Write).unwrap();
+        let before = Image::of(&file, true).unwrap().content().unwrap();
+        let mut image = Image::of(&file, true).unwrap();
+        image.hold_instant().unwrap();
+        file.file().write_all_at(&[7; 512], 0).unwrap();
+        let kept = image.content().unwrap();
+        assert_eq!(kept, before);
+        let now = Image::of(&file, true).unwrap().content().unwrap();
+        assert!(kept.difference(&now, false).is_some());
     }
 }
