@@ -61,15 +61,20 @@ fn status_of(driver: &Driver, request: u64) -> u8 {
     driver.ram.guest().read_obj(GuestAddress(0x10_0800 + request * PAGE)).unwrap()
 }
 
-/// One freeze while sectors are read into the first parts of pages whose other parts a vCPU writes.
-fn freeze_amid_reads(engine: Engine, file: &File, content: &[u8], delay: u64) {
+/// One freeze while a device transfers the first parts of pages whose other parts a vCPU writes.
+fn freeze_amid(kind: u32, engine: Engine, file: &File, delay: u64, content: &[u8]) {
     let config = DiskConfig {
         engine,
         path: FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(file)),
         ..by_descriptor(file)
     };
     let mut driver = Driver::new(Block::open(&config).unwrap());
-    let heads: Vec<u16> = (0..REQUESTS).map(|request| describe(&driver, IN, request)).collect();
+    let heads: Vec<u16> = (0..REQUESTS).map(|request| describe(&driver, kind, request)).collect();
+    if kind == OUT {
+        for (number, sector) in content.chunks(SECTOR_LEN).enumerate() {
+            driver.ram.guest().write_slice(sector, page(number as u64)).unwrap();
+        }
+    }
     let (ram, stop, last) = (driver.ram.clone(), AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -102,7 +107,7 @@ fn freeze_amid_reads(engine: Engine, file: &File, content: &[u8], delay: u64) {
         let mut sector = [0; SECTOR_LEN];
         driver.ram.guest().read_slice(&mut sector, page(number)).unwrap();
         let right = &content[number as usize * SECTOR_LEN..][..SECTOR_LEN];
-        assert!(sector == right, "page {number} lost what was read into it (delay {delay})");
+        assert!(sector == right, "page {number} is not what was transferred (delay {delay})");
         let word: u64 = driver.ram.guest().read_obj(GuestAddress(page(number).0 + 1024)).unwrap();
         assert_eq!(word, last, "page {number} lost what the guest wrote");
     }
@@ -115,9 +120,34 @@ fn read_past_the_page_cache_is_not_lost_to_a_freeze() {
     let Some(file) = open_direct(&dir, &content) else { return };
     on_both_engines(|engine| {
         for round in 0..ROUNDS {
-            freeze_amid_reads(engine, &file, &content, round % 40 * 500);
+            freeze_amid(IN, engine, &file, round % 40 * 500, &content);
         }
     });
+}
+
+/// Writes go past the VMM's own memory before a freeze too.
+#[test]
+fn write_past_the_page_cache_is_whole_after_a_freeze() {
+    let dir = Dir::new();
+    let Some(file) = open_direct(&dir, &pattern(COUNT as usize * SECTOR_LEN, 7)) else { return };
+    on_both_engines(|engine| {
+        for round in 0..40 {
+            let content = pattern(COUNT as usize * SECTOR_LEN, 100 + round);
+            freeze_amid(OUT, engine, &file, round * 500, &content);
+            assert!(std::fs::read(dir.path("image")).unwrap() == content, "round {round}");
+        }
+    });
+}
+
+#[test]
+fn reads_alone_go_through_memory_of_the_vmms_own() {
+    let dir = Dir::new();
+    let Some(file) = open_direct(&dir, &[1; 4096]) else { return };
+    let reference = FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(&file));
+    let file = HostFile::open("disk0", &reference, Use::Write).unwrap();
+    assert!(file.bounces(file::Direction::Read) && !file.bounces(file::Direction::Write));
+    file.allow_direct();
+    assert!(!file.bounces(file::Direction::Read));
 }
 
 #[test]

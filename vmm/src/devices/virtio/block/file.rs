@@ -31,7 +31,7 @@ pub struct HostFile {
     file: File,
     name: String,
     is_block_device: bool,
-    /// Transfers go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
+    /// Reads go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
     bounces: Arc<AtomicBool>,
     /// A sync failed: none succeeds any more. The kernel reports a failed writeback once to all duplicates of a descriptor together.
     sync_failed: Arc<AtomicBool>,
@@ -155,12 +155,13 @@ impl HostFile {
         self.sync_failed.store(false, Ordering::Release);
     }
 
-    /// Whether transfers must not go to guest memory directly.
-    pub fn bounces(&self) -> bool {
-        self.bounces.load(Ordering::Acquire)
+    /// Whether transfers must not go to or from guest memory directly. A write may always: what it writes is in the pages that the
+    /// kernel holds, whatever becomes of their mapping.
+    pub fn bounces(&self, direction: Direction) -> bool {
+        direction == Direction::Read && self.bounces.load(Ordering::Acquire)
     }
 
-    /// Lets transfers go to guest memory directly: freezing it moves none of its pages any more.
+    /// Lets reads go to guest memory directly: freezing it moves none of its pages any more.
     pub fn allow_direct(&self) {
         self.bounces.store(false, Ordering::Release);
     }
@@ -241,9 +242,9 @@ impl HostFile {
         at: u64,
         pieces: &mut [libc::iovec],
     ) -> io::Result<()> {
-        if self.bounces() {
+        if self.bounces(direction) {
             // SAFETY: as the caller has it.
-            return unsafe { self.transfer_by_bounce(direction, at, pieces) };
+            return unsafe { self.read_by_bounce(at, pieces) };
         }
         let (fd, mut rest) = (self.file.as_raw_fd(), pieces);
         let mut at = libc::off_t::try_from(at).map_err(|_| ErrorKind::FileTooLarge)?;
@@ -270,36 +271,22 @@ impl HostFile {
         Ok(())
     }
 
-    /// The same through memory of the VMM's own.
+    /// Reads through memory of the VMM's own.
     ///
     /// # Safety
     /// As for [`HostFile::transfer`].
-    unsafe fn transfer_by_bounce(
-        &self,
-        direction: Direction,
-        at: u64,
-        pieces: &[libc::iovec],
-    ) -> io::Result<()> {
+    unsafe fn read_by_bounce(&self, at: u64, pieces: &[libc::iovec]) -> io::Result<()> {
         let len: usize = pieces.iter().map(|piece| piece.iov_len).sum();
         let mut bounce = Bounce::new(len.min(bounce::MOST));
         let mut done = 0;
         while done < len {
             let bytes = &mut bounce.bytes()[..(len - done).min(bounce::MOST)];
-            match direction {
-                Direction::Read => {
-                    self.file.read_exact_at(bytes, at + done as u64).map_err(|error| match error.kind() {
-                        ErrorKind::UnexpectedEof => shrunk(),
-                        _ => error,
-                    })?;
-                    // SAFETY: as the caller has it; there are `len` bytes.
-                    unsafe { bounce::scatter(bytes, pieces, done) };
-                }
-                Direction::Write => {
-                    // SAFETY: as above.
-                    unsafe { bounce::gather(pieces, done, bytes) };
-                    self.file.write_all_at(bytes, at + done as u64)?;
-                }
-            }
+            self.file.read_exact_at(bytes, at + done as u64).map_err(|error| match error.kind() {
+                ErrorKind::UnexpectedEof => shrunk(),
+                _ => error,
+            })?;
+            // SAFETY: as the caller has it; there are `len` bytes.
+            unsafe { bounce::scatter(bytes, pieces, done) };
             done += bytes.len();
         }
         Ok(())

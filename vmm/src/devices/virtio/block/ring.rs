@@ -138,14 +138,13 @@ impl Ring {
         let (Some(slot), Some(ram), false) = (self.free.last().copied(), &self.ram, unfit) else {
             return Some((answer, command));
         };
-        // Before a write begins: which file it goes to is known only then.
-        if direction.is_some() && self.files.iter().any(HostFile::bounces) {
-            return Some((answer, command));
-        }
         // An error comes up again, and is told, where it is done at once.
         let begun = match direction {
             Some(Direction::Read) => {
-                storage.place(at, len as u64).map(|place| (Act::Move(Direction::Read), place))
+                let place = storage.place(at, len as u64);
+                place
+                    .filter(|place| !self.files[place.file].bounces(Direction::Read))
+                    .map(|place| (Act::Move(Direction::Read), place))
             }
             Some(Direction::Write) => {
                 let place = storage.begin_write(at, len as u64).ok().flatten();
