@@ -84,7 +84,7 @@ mod tests {
         let held = || blocks.metadata().unwrap().blocks() * 512;
         let reservation = Reservation::new(file, 64 << 20).unwrap();
         if reservation.left.get() == 0 {
-            return; // a file system that is only asked
+            return crate::testing::skip("this file system cannot hold room ahead, it is only asked for it");
         }
         assert!(held() >= 64 << 20, "{}", held());
         (0..4).for_each(|_| reservation.release(4 << 20));
