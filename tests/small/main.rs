@@ -22,6 +22,7 @@ mod host_features;
 mod images;
 mod irqchip;
 mod layer_size;
+mod layers_bound;
 mod layers_copied;
 mod layers_kept;
 mod lazy;

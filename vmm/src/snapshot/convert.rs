@@ -46,7 +46,7 @@ pub fn convert(
         // It is the same snapshot by its id, and its memory has the same pages.
         set.carry(&dir, &metadata.id, len)?;
     }
-    layers::Source::Directory(path).carry(&config.devices, &dir)?;
+    metadata.layers = layers::Source::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
     let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
     let (file, place) = (dir.create(name)?, dir.place().join(name));
     write_memory(&memory, len, packing, (&file, &place), &|done| progress(done, len))?;

@@ -1,6 +1,9 @@
 //! The writable layers of a VM's disks in its snapshot, as they were in the pause that the memory is from, so that a guest never
 //! finds a disk older or newer than what it remembers. They are copied as memory is, in passes while the guest runs. Each VM that is restored gets a fresh layer of its own over the snapshot's,
 //! which is only read from then on: nothing is copied at a restore.
+//!
+//! The state names each layer by the digest of its map, so that another snapshot's layer over the same base is refused. The data of the
+//! clusters has no digest: it would have to be read for that, where a copy shares its blocks with the layer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -11,11 +14,13 @@ use std::sync::{Arc, Mutex};
 
 use rustix::fs::{FileType, Mode, OFlags};
 
+use super::digest;
 use crate::config::{CheckedFile, Devices, FileRef};
 use crate::devices::virtio::block::Block;
 use crate::devices::virtio::block::copy::{LayerCopy, failed};
-use crate::devices::virtio::block::map::CLUSTER;
+use crate::devices::virtio::block::map::{CLUSTER, Map};
 use crate::error::{Error, Result};
+use crate::machine::Machine;
 use crate::memory::PAGE;
 use crate::sparse;
 use crate::store::dir::NewDir;
@@ -37,6 +42,24 @@ struct Copy {
     name: String,
     disk: Arc<Mutex<Block>>,
     copy: LayerCopy,
+}
+
+/// A copy that is a layer by now.
+#[derive(Debug)]
+pub struct Finished {
+    /// Of its disk.
+    pub id: String,
+    /// Of the file.
+    pub name: String,
+    /// To be synced.
+    pub file: File,
+    /// As [`Metadata::layers`](super::Metadata::layers) has it.
+    pub digest: String,
+}
+
+/// What names them, by the ids of their disks.
+pub fn digests(layers: &[Finished]) -> BTreeMap<String, String> {
+    layers.iter().map(|layer| (layer.id.clone(), layer.digest.clone())).collect()
 }
 
 impl Copies {
@@ -107,16 +130,19 @@ impl Copies {
         Ok(true)
     }
 
-    /// Brings what is in memory into the copies. Returns them by name. They are to be synced.
+    /// Brings what is in memory into the copies. They are to be synced.
     ///
     /// # Errors
     /// As [`Copies::copy_bulk`].
-    pub fn finish(mut self) -> Result<Vec<(String, File)>> {
+    pub fn finish(mut self) -> Result<Vec<Finished>> {
         let copies = std::mem::take(&mut self.0);
         copies.iter().for_each(|one| lock(&one.disk).end_copy());
         copies
             .into_iter()
-            .map(|Copy { id, name, copy, .. }| Ok((name, copy.finish().map_err(failed(&id))?)))
+            .map(|Copy { id, name, copy, .. }| {
+                let (file, digest) = copy.finish().map_err(failed(&id))?;
+                Ok(Finished { id, name, file, digest: digest::format(digest) })
+            })
             .collect()
     }
 
@@ -145,25 +171,64 @@ pub enum Source {
 }
 
 impl Source {
-    /// Opens those of a VM with these devices, with the names that they have in a snapshot.
+    /// Opens those of a VM with these devices, by the ids of their disks, and checks that they are what `named` says. Returns with each what
+    /// names it.
     ///
     /// # Errors
-    /// One is missing or is no regular file.
-    pub fn open(&self, devices: &Devices) -> Result<Vec<(String, File)>> {
+    /// One is missing, is no regular file or no layer, or is another one.
+    pub fn open(
+        &self,
+        devices: &Devices,
+        named: &BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, (File, String)>> {
         let layered = devices.disks.iter().filter(|disk| disk.layer.is_some());
-        layered.map(|disk| Ok((name_of(&disk.id), self.find(&disk.id)?.open("open layer")?))).collect()
+        let open = |id: &str| -> Result<(File, String)> {
+            let found = self.find(id)?;
+            let place = PathBuf::from(found.to_string());
+            let file = found.open("open layer")?;
+            let map =
+                Map::load_any(&file).map_err(|source| Error::file("read layer", place.display(), source))?;
+            let map = map.map_err(|problem| Error::snapshot(&place, problem))?;
+            let digest = map.named().digest;
+            check_digest(&place, named.get(id), digest)?;
+            Ok((file, digest::format(digest)))
+        };
+        layered.map(|disk| Ok((disk.id.clone(), open(&disk.id)?))).collect()
     }
 
-    /// Copies those of a VM with these devices into a snapshot at `to`.
+    /// Copies those of a VM with these devices into a snapshot at `to`, if they are what `named` says. Returns what names them.
     ///
     /// # Errors
     /// As [`Source::open`], and the host refuses.
-    pub fn carry(&self, devices: &Devices, to: &NewDir) -> Result<()> {
-        self.open(devices)?.into_iter().try_for_each(|(name, layer)| {
+    pub fn carry(
+        &self,
+        devices: &Devices,
+        named: &BTreeMap<String, String>,
+        to: &NewDir,
+    ) -> Result<BTreeMap<String, String>> {
+        let carry = |(id, (layer, digest)): (String, (File, String))| {
+            let name = name_of(&id);
             let copy = to.create(&name)?;
             let copied = sparse::whole(&layer, &copy).and_then(|_| copy.sync_all());
-            copied.map_err(|source| to.failed_to_write(&name, source))
-        })
+            copied.map_err(|source| to.failed_to_write(&name, source))?;
+            Ok((id, digest))
+        };
+        self.open(devices, named)?.into_iter().map(carry).collect()
+    }
+
+    /// Checks that a restored machine's disks lie over the layers that `named` says. The machine has them open.
+    ///
+    /// # Errors
+    /// One is another one.
+    pub fn check(&self, named: &BTreeMap<String, String>, machine: &Machine) -> Result<()> {
+        for (id, named) in named {
+            let disk = machine.platform().disks().get(id);
+            let found = disk.and_then(|disk| lock(disk).digest_of_frozen_layer());
+            if let Some(found) = found.filter(|found| *found != digest::parse(named)) {
+                check_digest(Path::new(&self.find(id)?.to_string()), Some(named), found)?;
+            }
+        }
+        Ok(())
     }
 
     /// The layer of a disk.
@@ -190,6 +255,16 @@ impl Source {
                 .ok_or_else(|| Error::config("disks", format!("{id}: there is no layer of it"))),
         }
     }
+}
+
+fn check_digest(place: &Path, named: Option<&String>, found: u64) -> Result<()> {
+    let Some(named) = named.filter(|named| digest::parse(named) != found) else { return Ok(()) };
+    let problem = format!(
+        "is not the layer of this snapshot: its map has the digest {}, and state.json names {named}; \
+         put back the layer that was written with state.json",
+        digest::format(found)
+    );
+    Err(Error::snapshot(place, problem))
 }
 
 /// Fresh layers, until their VM has them. Dropped before [`Fresh::keep`], those that were made at a place are removed again.

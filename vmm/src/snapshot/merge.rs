@@ -43,7 +43,7 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
     check(diff, below, over.zip(covered), digest)?;
     memory.sync_all().map_err(failed)?;
-    diff.layers().carry(&diff.config().devices, &dir)?;
+    metadata.layers = diff.layers().carry(&diff.config().devices, &metadata.layers, &dir)?;
     if let Some(set) = diff.working_set()? {
         // It keeps the diff's id, and has the memory that a VM of the diff has.
         set.carry(&dir, &metadata.id, metadata.memory_bytes)?;

@@ -318,6 +318,7 @@ impl Snapshot {
         shell.heed_faults();
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
         config.devices.release_checked();
+        self.layers.check(&self.metadata.layers, &machine)?;
         images::check(&self.metadata.disks, &machine, &options.overrides, options.changed_images)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),

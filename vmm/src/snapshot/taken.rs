@@ -1,10 +1,9 @@
 //! What snapshots and forks capture alike: memory, and beside it the layers of disks, the configuration and the images.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 
 use super::images;
-use super::layers::Copies;
+use super::layers::{self, Copies, Finished};
 use super::lineage::History;
 use super::manifest::Metadata;
 use super::room::Room;
@@ -24,8 +23,8 @@ pub(super) struct Taken {
     pub metadata: Metadata,
     /// Of the disks without a layer. They are not synced yet.
     pub images: BTreeMap<String, Image>,
-    /// Copies of the disks' layers, by the names that [`Copies`] gave them. They are not synced yet.
-    pub layers: Vec<(String, File)>,
+    /// Copies of the disks' layers. They are not synced yet.
+    pub layers: Vec<Finished>,
 }
 
 /// What is copied beside memory.
@@ -55,6 +54,7 @@ pub(super) fn take(
     let layers = beside.layers.finish()?;
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;
+    metadata.layers = layers::digests(&layers);
     Ok(Taken { captured, config, metadata, images, layers })
 }
 

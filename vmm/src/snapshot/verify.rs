@@ -21,7 +21,8 @@ pub enum Verified {
     AllButMemory,
 }
 
-/// Verifies the snapshot `name`, on all cores. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the
+/// Verifies the snapshot `name`, on all cores. Of the layers of disks it verifies that they belong to the snapshot and have all their clusters,
+/// and not the clusters' data, which has no digest. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the
 /// directories `allowed`, as for a restore: errors and durations tell of what is read. `progress` is told, from any thread, how many
 /// bytes of how many of the memory are done.
 ///
@@ -35,10 +36,10 @@ pub fn verify(
 ) -> Result<Verified> {
     let path = store.path_of(name)?;
     let (manifest, file) = reader::read_manifest(&path)?;
-    layers::Source::Directory(path.clone()).open(&manifest.config.devices)?;
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
     let grants = Grants { origin: &origin, snapshot: &path, allowed };
     let metadata = manifest.metadata;
+    layers::Source::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
     let len = metadata.memory_bytes;
     WorkingSet::open(&path, &metadata.id, len)?;
     let Opened { memory, over, digests, .. } =

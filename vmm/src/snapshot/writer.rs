@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use super::captured::CapturedMemory;
-use super::layers::Copies;
+use super::layers::{Copies, Finished};
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::{self, BaseSnapshot, Metadata};
 use super::pack::{Packing, pack};
@@ -133,8 +133,8 @@ pub(crate) fn write(
             Lineage { base, differ: Differ::Written(PageSet::none(bytes)) }
         }
     };
-    for (name, layer) in layers {
-        layer.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
+    for Finished { name, file, .. } in layers {
+        file.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
     images::sync(&images)?;
     write_state(&metadata, &config, &captured.state, true, dir)?;

@@ -145,11 +145,11 @@ impl LayerCopy {
         Ok(true)
     }
 
-    /// Moves to the copy what is in memory, and makes it a layer. It is to be synced.
+    /// Moves to the copy what is in memory, and makes it a layer. It is to be synced. Returns the digest of its map too.
     ///
     /// # Errors
     /// The host refuses to take the copy.
-    pub fn finish(mut self) -> io::Result<File> {
+    pub fn finish(mut self) -> io::Result<(File, u64)> {
         // What is missing of a file that was copied with a hole at its end.
         if self.to.metadata()?.len() < self.from.map.end() {
             self.to.set_len(self.from.map.end())?;
@@ -157,8 +157,8 @@ impl LayerCopy {
         let held = self.held.iter().copied();
         self.from.each(held, |stretch| sparse::stretch(&self.memory, &self.to, stretch).map(drop))?;
         self.held.iter().for_each(|cluster| self.from.map.include(*cluster..cluster + 1));
-        self.from.map.write_copy(&self.to)?;
-        Ok(self.to)
+        let named = self.from.map.write_copy(&self.to)?;
+        Ok((self.to, named.digest))
     }
 }
 

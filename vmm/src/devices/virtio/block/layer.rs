@@ -135,6 +135,15 @@ impl Overlay {
         self.was_empty
     }
 
+    /// The digest of the map of the layer beneath, or of this one if that `is_read_only`.
+    pub fn digest_of_frozen_layer(&self, is_read_only: bool) -> Option<u64> {
+        let named = match is_read_only {
+            true => Some(self.map.named()),
+            false => self.lower.layer().map(|_| self.lower.named()),
+        };
+        named.map(|named| named.digest)
+    }
+
     /// How many of `len` bytes from `at` on lie in the same file, and whether that is the layer.
     fn run(&self, at: u64, len: u64) -> (u64, bool) {
         let first = at / CLUSTER;

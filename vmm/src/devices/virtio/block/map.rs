@@ -158,12 +158,13 @@ impl Map {
         file.write_all_at(&header, 0)
     }
 
-    /// Makes `file`, which has a copy of this layer's data, a layer with this map and an id of its own.
-    pub fn write_copy(&self, file: &File) -> io::Result<()> {
+    /// Makes `file`, which has a copy of this layer's data, a layer with this map and an id of its own. Returns what names that.
+    pub fn write_copy(&self, file: &File) -> io::Result<Base> {
         let mut copy = Self { version: VERSION, live: None, ..self.clone() };
         file.write_all_at(&copy.bits, HEADER)?;
         file.set_len(copy.end())?;
-        copy.renew(file)
+        copy.renew(file)?;
+        Ok(copy.named())
     }
 
     /// What a layer over this one is to name.
@@ -172,8 +173,17 @@ impl Map {
         Base { len: self.base.len, digest }
     }
 
-    /// Reads a layer's map. `Err` in the result says what is wrong with the layer.
+    /// Reads the map of a layer over `base`. `Err` in the result says what is wrong with the layer.
     pub fn load(file: &File, base: Base) -> io::Result<Result<Self, String>> {
+        Self::load_over(file, Some(base))
+    }
+
+    /// Reads the map of a layer, whatever that lies over, as [`Map::load`] does.
+    pub fn load_any(file: &File) -> io::Result<Result<Self, String>> {
+        Self::load_over(file, None)
+    }
+
+    fn load_over(file: &File, base: Option<Base>) -> io::Result<Result<Self, String>> {
         let mut header = [0; HEADER_USED];
         match file.read_exact_at(&mut header, 0) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => header.fill(0),
@@ -195,19 +205,22 @@ impl Map {
             return Ok(Err("is a layer with a damaged header".into()));
         }
         let named = Base { len: word(16), digest: word(24) };
-        if named != base {
+        if let Some(base) = base
+            && named != base
+        {
             return Ok(Err(format!(
                 "is a layer over another base, of {} bytes and digest {:016x}, where this one has {} and {:016x}",
                 named.len, named.digest, base.len, base.digest
             )));
         }
         // Before anything is made that long.
-        let (len, bits) = (file.metadata()?.len(), bits_len(base));
-        if len < data_at(bits) + base.len.next_multiple_of(CLUSTER) {
+        let (len, bits) = (file.metadata()?.len(), bits_len(named));
+        if named.len > LONGEST_BASE || len < data_at(bits) + named.len.next_multiple_of(CLUSTER) {
             return Ok(Err(format!("is a layer of which only {len} bytes are left")));
         }
         let bits = bits::read(file, HEADER, bits as usize)?;
-        let mut map = Self { base, id: word(32), version: half(8), bits, dirty: BTreeSet::new(), live: None };
+        let (base, id, version) = (named, word(32), half(8));
+        let mut map = Self { base, id, version, bits, dirty: BTreeSet::new(), live: None };
         if len >= map.end() + live::len_with(map.bits.len() as u64)
             && let Some(found) = Live::load(file, map.end(), map.id)?
         {

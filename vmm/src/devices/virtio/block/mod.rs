@@ -204,6 +204,12 @@ impl Block {
         self.storage.image().map(|file| Image::of(file, !self.read_only)).transpose()
     }
 
+    /// The digest of the map of the layer that is only read: the one beneath what the guest writes, or all that there is over the base.
+    #[must_use]
+    pub fn digest_of_frozen_layer(&self) -> Option<u64> {
+        self.storage.overlay().and_then(|overlay| overlay.digest_of_frozen_layer(self.read_only))
+    }
+
     /// Brings everything into the disk's files for whoever opens them, in a later boot of the host too. The VM has ended.
     ///
     /// # Errors
