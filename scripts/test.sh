@@ -60,7 +60,8 @@ stage() {
     times+=("$name $((SECONDS - started)) s")
 }
 
-# begin NAME COMMAND...: runs it beside what follows. `finish NAME` waits for it and gives its output and status.
+# begin NAME COMMAND...: runs it beside what follows. `finish NAME` waits for it and gives its output and
+# status.
 begin() {
     local name=$1
     shift
@@ -126,7 +127,8 @@ with_seconds() {
     while IFS= read -r line || [ -n "$line" ]; do printf '%5d s  %s%s\n' $((SECONDS - started)) "$1" "$line"; done
 }
 
-# in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases, by measured cost.
+# in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases,
+# by measured cost.
 in_lab() {
     local labs test lab status=0 running=()
     labs=$(nproc)
@@ -148,7 +150,7 @@ in_lab() {
     return "$status"
 }
 
-# What each case cost this time, to be copied over the file of costs when they have changed.
+# Writes what each case cost this time, to be copied over the file of costs when they have changed.
 keep_costs() {
     awk '{ lab = $4 } $5 == "running" || $5 == "test" && $7 == "..." { if ($5 == "test") print $1 - last[lab], $6; last[lab] = $1 }' "$work"/lab-*.log |
         sort -k 1,1nr >"$TARGET/lab-costs.txt"

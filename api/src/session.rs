@@ -79,7 +79,8 @@ impl Session {
         self.wind_up(ending, begun?)
     }
 
-    /// How a process ends that has no VM: by the signal `by_signal` (0: none), if that came before the VM was begun.
+    /// How a process ends that has no VM: by the signal `by_signal` (0: none), if that came before the VM was
+    /// begun.
     fn not_started(&self, error: Error, by_signal: i32) -> Result<Status, Failure> {
         if by_signal != 0 && self.slot.refuses_for_its_end(&error) {
             return Ok(Status::Signal(by_signal));

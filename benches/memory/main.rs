@@ -1,8 +1,8 @@
 //! What snapshots, forks and pools cost a guest and whoever waits for one. See [`HELP`].
 //!
-//! `pause` measures snapshots of a guest that writes to memory all the time, `disk` of one that writes to a disk, `birth` how soon a VM
-//! is there, `rewind` how soon it is again what it was,
-//! `response` how soon it answers, by what its memory is in; `guest` runs them. `protect` is an experiment with another way to copy
+//! `pause` measures snapshots of a guest that writes to memory all the time, `disk` of one that writes to a
+//! disk, `birth` how soon a VM is there, `rewind` how soon it is again what it was, `response` how soon it
+//! answers, by what its memory is in; `guest` runs them. `protect` is an experiment with another way to copy
 //! memory while it is written.
 
 mod birth;

@@ -44,8 +44,8 @@ pub fn measure(scratch: &Scratch, runs: usize, memory: Option<&Path>, unpaused: 
     let snapshots = snapshots(scratch, &store, memory)?;
     let ways: Vec<_> = snapshots.into_iter().flat_map(ways).collect();
     let open = |way: &Way| Snapshot::open(&store, way.snapshot).or_say("open a snapshot");
-    // Later VMs come after these, which stay: paused unless asked otherwise, because their guests ask for input without a
-    // pause and would take the processors from what is measured.
+    // Later VMs come after these, which stay: paused unless asked otherwise, because their guests ask for
+    // input without a pause and would take the processors from what is measured.
     let mut warm = Vec::new();
     for way in &ways {
         let snapshot = open(way)?;

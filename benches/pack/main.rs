@@ -47,7 +47,7 @@ fn run(options: &Options) -> Result<()> {
         say(&chunks::measure(&memory, of_memory)?.to_string());
     }
     if options.only.have("packing") {
-        say("## Packing\n\nOf chunks that are not zero, on all cores, into a file in memory.\n");
+        say("## Packing\n\nOnly chunks that are not zero, on all cores, into a file in memory.\n");
         say(&speed::packing(&memory, of_memory)?.to_string());
     }
     if options.only.have("index") {

@@ -1,4 +1,6 @@
-//! The host's side of a guest's network interface: a tap, and a packet socket that exchanges frames with the guest.
+//! The host's side of a guest's network interface: a tap, and a packet socket that exchanges frames with the
+//! guest. It resembles the tests' wire: benches/compare.sh puts the benchmarks into older trees, so they use
+//! nothing of the tests.
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -74,7 +76,7 @@ impl Wire {
     /// Sends the shortest frame and waits for the guest's answer.
     ///
     /// # Errors
-    /// None comes in 10 s.
+    /// The guest does not answer within 10 s.
     pub fn exchange(&self) -> Result<()> {
         let mut frame = [0; FRAME];
         frame[..14].copy_from_slice(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x88, 0xb5]);

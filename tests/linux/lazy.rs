@@ -69,7 +69,8 @@ fn it_finds_every_page_again_where_there_is_too_little_memory() {
     let shared = ["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()];
     for (options, of_it) in [(&[][..], &["--diff"][..]), (&shared, &[])] {
         let mut guest = snapshot.restore_as(options);
-        // Half of what it goes through, and room for huge pages: with 24 MiB of them the kernel ended it in one run of three.
+        // Half of what it goes through, and room for huge pages: with 24 MiB of them the kernel ended it in
+        // one run of three.
         let pressure = Pressure::of(32 << 20);
         for pager in volt_tests::processes_with(&pagers) {
             pressure.press(pager.as_raw_nonzero().get().cast_unsigned());

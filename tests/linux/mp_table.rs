@@ -1,4 +1,5 @@
-//! A kernel without ACPI finds its processors and the IOAPIC in the MP table, and its devices on the command line.
+//! A kernel without ACPI finds its processors and the IOAPIC in the MP table, and its devices on the command
+//! line.
 
 use volt_tests::streams::echoes;
 use volt_tests::{Boot, Guest, Network, Scratch, needs};
@@ -25,7 +26,8 @@ fn a_kernel_without_acpi_has_all_processors_and_interrupts_through_the_ioapic() 
         let (network, scratch) = (Network::new(), Scratch::new());
         network.add_tap("tap0", "10.77.0.1/24");
         let (image, layer) = (ext4(&scratch, "image", 32), scratch.path("layer"));
-        // The guest writes after its snapshot, too: an image without a layer would have changed by the restore.
+        // The guest writes after its snapshot, too: an image without a layer would have changed by the
+        // restore.
         let disk = format!("path={},layer={}", image.display(), layer.display());
         let devices = ["--disk", &disk, "--net", "tap=tap0", "--devices-on-cmdline"];
         let boot = Boot::linux_loud().vcpus(vcpus).irqchip("kernel").and("acpi=off").device(devices);

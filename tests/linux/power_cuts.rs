@@ -113,7 +113,8 @@ fn a_snapshot_survives_a_power_cut_whole_or_not_at_all() {
     is_whole_or_absent(|_| (), |to| snapshot(&guest, to, &[]));
 }
 
-/// A guest on a disk without a layer: the memory of the snapshot knows what it wrote, so that must be on the disk. No flush brings it there.
+/// A guest on a disk without a layer: the memory of the snapshot knows what it wrote, so that must be on the
+/// disk. No flush brings it there.
 #[test]
 fn a_snapshot_finds_the_disk_of_its_guest_as_it_was_after_a_power_cut() {
     needs!(kvm, log_writes);
@@ -215,8 +216,8 @@ fn a_working_set_survives_a_power_cut_whole_or_not_at_all() {
 
 // ---- Records of a guest ----
 
-/// Records every flush of a guest as a promise, while the host writes its disk back as it likes. The guest writes on only once the promise is
-/// in the log: its next flush would keep what this one should have.
+/// Records every flush of a guest as a promise, while the host writes its disk back as it likes. The guest
+/// writes on only once the promise is in the log: its next flush would keep what this one should have.
 fn record(disk: &CrashDisk, words: &str, stride: u64, written: &Path) {
     let boot = Boot::small(&format!("records slots={SLOTS} stride={stride} paced=1"));
     let mut guest = boot.device(["--disk", words]).start();

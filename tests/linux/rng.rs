@@ -8,7 +8,8 @@ fn virtio_devices_are_found_through_acpi_and_through_the_command_line() {
     for on_cmdline in [false, true] {
         let mut boot = Boot::linux().device(["--rng"]);
         if on_cmdline {
-            // For a kernel without ACPI: one that has it, hardware-reduced, numbers its interrupts as it likes.
+            // For a kernel without ACPI: one that has it, hardware-reduced, numbers its interrupts as it
+            // likes.
             boot = boot.device(["--devices-on-cmdline"]).irqchip("kernel").and("acpi=off");
         }
         let mut guest = boot.start();

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Tries mutations of volt-vmm: each patch in tests/mutants is applied in a git worktree of its own, built, and judged by the tests that its
-# header names. A mutation is caught if one of its tests fails. README.md has the format of a patch.
+# Tries mutations of volt-vmm: each patch in tests/mutants is applied in a git worktree of its own, built, and
+# judged by the tests that its header names. A mutation is caught if one of its tests fails. README.md has the
+# format of a patch.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin
@@ -9,7 +10,8 @@ TRIPLE=x86_64-unknown-linux-musl
 HERE=$PWD/tests/mutants
 SECONDS_EACH=300
 LAB_SECONDS=5400
-# A wait of a test ends by its name after so many seconds: sooner than without a mutation, because many mutants make a test wait in vain.
+# A wait of a test ends by its name after so many seconds: sooner than without a mutation, because many
+# mutants make a test wait in vain.
 PATIENCE=60
 POWER_CUTS=30
 SURVIVED=1 NOT_JUDGED=2 USAGE=64
@@ -66,7 +68,9 @@ check_headers() {
         fi
         case $(header "$name" Suite) in
             small | linux) ;;
-            unit) [ -n "$(header "$name" Package)" ] || { say "$name: the header lacks Package" && wrong=1; } ;;
+            unit)
+                [ -n "$(header "$name" Package)" ] || { say "$name: the header lacks Package" && wrong=1; }
+                ;;
             *) say "$name: the header names no suite: unit, small or linux" && wrong=1 ;;
         esac
     done
@@ -83,8 +87,8 @@ list() {
 
 # ---- Worktrees and builds --------------------------------------------------------------------------------------------
 
-# The worktree has the same path each time and, but for what this and the last mutation change, files of the same age: cargo builds the
-# rest once.
+# The worktree has the same path each time and, but for what this and the last mutation change, files of the
+# same age: cargo builds the rest once.
 make_tree() {
     local changed=("$@") file
     remove_tree
@@ -103,7 +107,8 @@ remove_tree() {
 
 # apply NAME: in the worktree.
 apply() {
-    patch --quiet --directory="$tree" --strip=1 --fuzz=3 --no-backup-if-mismatch --reject-file=- <"$HERE/$1.patch" >"$work/patch.log" 2>&1
+    patch --quiet --directory="$tree" --strip=1 --fuzz=3 --no-backup-if-mismatch --reject-file=- \
+        <"$HERE/$1.patch" >"$work/patch.log" 2>&1
 }
 
 in_tree() { (cd "$tree" && "$@" --locked --target-dir "$target" </dev/null); }
@@ -118,8 +123,10 @@ build_program() {
 build_tests() {
     local to=$1 executable
     shift
-    in_tree cargo test --quiet --no-run --message-format=json "$@" >"$work/built" 2>"$work/build.log" || return 1
-    executable=$(jq -r 'select(.reason == "compiler-artifact" and .profile.test and .executable) | .executable' "$work/built" | tail -n 1)
+    in_tree cargo test --quiet --no-run --message-format=json "$@" >"$work/built" 2>"$work/build.log" ||
+        return 1
+    executable=$(jq -r 'select(.reason == "compiler-artifact" and .profile.test and .executable) | .executable' \
+        "$work/built" | tail -n 1)
     [ -n "$executable" ] && cp "$executable" "$to"
 }
 
@@ -203,13 +210,15 @@ try_unit() {
     for name in "$@"; do
         package=$(header "$name" Package)
         while read -r test; do
-            fails_before "$name" "$test" "$(run_here "$executables/$package" "$test" "$work/test.log")" && break
+            outcome=$(run_here "$executables/$package" "$test" "$work/test.log")
+            fails_before "$name" "$test" "$outcome" && break
         done < <(header "$name" Test)
         open "$name" || continue
         mutate "$name" || continue
         build_tests "$work/mutant" --package "$package" --lib || { not_built "$name" && continue; }
         while read -r test; do
-            ! open "$name" || judge "$name" "$test" "$(run_here "$work/mutant" "$test" "$work/test.log")" "$work/test.log"
+            open "$name" || continue
+            judge "$name" "$test" "$(run_here "$work/mutant" "$test" "$work/test.log")" "$work/test.log"
         done < <(header "$name" Test)
     done
 }
@@ -238,7 +247,8 @@ try_small() {
     done
 }
 
-# All in one boot of the lab, the unchanged program first. The lab tells of each test as it ends: one that is cut short loses no verdict.
+# All in one boot of the lab, the unchanged program first. The lab tells of each test as it ends: one that is
+# cut short loses no verdict.
 try_linux() {
     local name test status cases=$work/cases
     : >"$cases" && mkdir "$work/logs"

@@ -1,4 +1,5 @@
-//! A snapshot's state names the layers of its disks: what was put in their place is refused, though it lies over the same base.
+//! A snapshot's state names the layers of its disks: what was put in their place is refused, though it lies
+//! over the same base.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a snapshot copies of a disk's layer while the guest stands still.
+//! A snapshot copies nothing of an idle layer while the guest stands still.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -8,7 +8,8 @@ use volt_vmm::{RestoreOptions, Snapshot, Store, Vm, VmConfig};
 /// Clusters of 64 KiB that the guest fills with a sector each.
 const CLUSTERS: u64 = 512;
 
-/// A VM that writes no more copies nothing of a layer in the pause, neither of its own nor of that of its snapshot.
+/// A VM that writes no more copies nothing of a layer in the pause, neither of its own nor of that of its
+/// snapshot.
 #[test]
 fn pause_copies_nothing_of_a_layer_that_is_not_written() {
     needs!(kvm);

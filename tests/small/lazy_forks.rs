@@ -1,5 +1,6 @@
-//! Forks of guests over packed memory that is filled as they touch it: nothing is fetched for a fork, and the children go on with the
-//! right content, in this process and in others, over their parent's service, their parent's pager or their parent's pack.
+//! Forks of guests over packed memory that is filled as they touch it: nothing is fetched for a fork, and the
+//! children go on with the right content, in this process and in others, over their parent's service, their
+//! parent's pager or their parent's pack.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -1,4 +1,4 @@
-//! What a killed process leaves in a directory is removed by the next act there; what a living one has there stays.
+//! The next act in a directory removes what a killed process left there, and keeps what a living one has.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -45,7 +45,8 @@ fn convert(snapshot: &Snapshot, to: &Path, options: &[&str]) -> Child {
     spawn(words.into_iter().chain(options.iter().map(OsStr::new)))
 }
 
-/// Stops the process that writes in `store` once packed memory is there, then kills it. `snapshot` is any other one.
+/// Stops the process that writes in `store` once packed memory is there, then kills it. `snapshot` is any
+/// other one.
 fn is_kept_while_its_writer_lives(writer: Pid, store: &Path, snapshot: &Snapshot) {
     let has_memory = || {
         let pack = |name: &String| fs::metadata(store.join(name).join("memory.pack"));

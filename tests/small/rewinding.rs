@@ -205,7 +205,7 @@ fn what_cannot_be_taken_back_is_named_and_the_guest_goes_on() {
     let booted = with_disk(path, None);
     let error = booted.rewind().unwrap_err().to_string();
     assert_eq!(error, "snapshot: only a VM that was restored from one can be rewound to it");
-    // What it wrote to its image after the snapshot would keep it from being restored.
+    // Writes to the image after the snapshot would keep the snapshot from being restored.
     booted.pause().unwrap();
     let warm = place.snapshot(&booted, "warm", Kind::Full);
     drop(booted);

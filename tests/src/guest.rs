@@ -182,8 +182,8 @@ impl Guest {
         self.next_line("volt-init: ready ").parse().expect("an uptime")
     }
 
-    /// Gives Linux's init an order, waits until it is carried out, and gives the lines of the answer, without what a loud kernel says
-    /// meanwhile.
+    /// Gives Linux's init an order, waits until it is carried out, and gives the lines of the answer, without
+    /// what a loud kernel says meanwhile.
     ///
     /// # Panics
     /// It answers with an error.
@@ -346,8 +346,8 @@ impl Guest {
         self.child.try_wait().expect("wait for a child").is_none()
     }
 
-    /// Whether an access to its memory waits for a pager, whoever makes it: for a guest in user mode KVM has a
-    /// worker of the kernel wait, and halts the vCPU. Of the kernel's `userfaultfd_show_fdinfo`.
+    /// Whether an access to its memory waits for a pager, whoever makes it: for a guest in user mode KVM has
+    /// a worker of the kernel wait, and halts the vCPU. The kernel's `userfaultfd_show_fdinfo` tells.
     ///
     /// # Panics
     /// It has ended.
@@ -389,8 +389,8 @@ impl Guest {
     }
 }
 
-/// Resident memory of a process, in KiB, counted page by page: `VmRSS` in `/proc/PID/status` lacks what each processor has not added up
-/// yet, megabytes on a host of many (proc(5) calls it inaccurate).
+/// Resident memory of a process, in KiB, counted page by page: `VmRSS` in `/proc/PID/status` lacks what each
+/// processor has not added up yet, megabytes on a host of many (proc(5) calls it inaccurate).
 ///
 /// # Panics
 /// There is no such process.
@@ -421,7 +421,8 @@ impl Drop for Guest {
     }
 }
 
-/// Whether a line of the console is the kernel's: they begin with a time, as in `[   17.346908] hrtimer: interrupt took 30126340 ns`.
+/// Whether a line of the console is the kernel's: they begin with a time, as in `[   17.346908] hrtimer:
+/// interrupt took 30126340 ns`.
 fn is_of_kernel(line: &str) -> bool {
     let time = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
     time.is_some_and(|(time, _)| time.trim_start().parse::<f64>().is_ok())

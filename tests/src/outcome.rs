@@ -43,7 +43,8 @@ impl Outcome {
     /// Runs a command that must be refused.
     ///
     /// # Panics
-    /// As [`Outcome::of_command`], and as soon as a guest says something: it would run on, and the test wait for its end.
+    /// As [`Outcome::of_command`], and as soon as a guest says something: it would run on, and the test wait
+    /// for its end.
     #[must_use]
     pub fn of_refusal(command: &mut Command) -> Self {
         Self::run(command, patience(), |said| {
@@ -138,7 +139,7 @@ struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // Where it has ended already, both refuse.
+        // Both refuse if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

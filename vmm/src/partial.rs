@@ -1,13 +1,15 @@
-//! Directories and files on their way: named `.NAME.HEX.partial`, and locked (flock) for as long as their writer lives.
+//! Directories and files on their way: named `.NAME.HEX.partial`, and locked (flock) for as long as their
+//! writer lives.
 //!
 //! ```text
 //!   create ──> lock ──> write ──> rename to NAME          a writer that is killed leaves its name, and no lock
 //!   next act in that directory ──> removes what it can lock, and what the name still means then
 //! ```
 //!
-//! The kernel drops a lock with the last descriptor, however the process ends. The descriptors are closed at exec, so no child keeps
-//! one. A file system that other hosts may share (NFS, 9p, virtiofs and all that are not known here) keeps what was left: its locks may be
-//! those of this host alone, so nobody can tell what was left from a living writer's.
+//! The kernel drops a lock with the last descriptor, however the process ends. The descriptors are closed at
+//! exec, so no child keeps one. A file system that other hosts may share (NFS, 9p, virtiofs and all that are
+//! not known here) keeps what was left: its locks may be those of this host alone, so nobody can tell what
+//! was left from a living writer's.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -35,7 +37,8 @@ const LOCAL: [u64; 8] = [
 
 const SUFFIX: &str = ".partial";
 const HEX: usize = 32;
-/// How often another name is tried when a remover was faster than the lock. Each time takes a remover of its own.
+/// How often another name is tried when a remover was faster than the lock. Each time takes a remover of its
+/// own.
 const ATTEMPTS: u32 = 100;
 
 /// Creates a directory of mode 0700 in `parent`, and locks it. The lock lasts as long as the descriptor.
@@ -72,18 +75,19 @@ fn create(
     Err(io::Error::other("other processes keep removing what is made there"))
 }
 
-/// Removes the directories of this user's in `parent` that writers left when they were killed. Files in them go too; a directory with
-/// anything else in it stays.
+/// Removes the directories of this user's in `parent` that writers left when they were killed. Files in them
+/// go too; a directory with anything else in it stays.
 pub fn remove_abandoned_dirs(parent: &Path) {
     remove_abandoned(parent, FileType::Directory, |name| base_of(name).is_some_and(|base| !base.is_empty()));
 }
 
-/// Removes the files of this user's in `parent` that were to become `name`, and that writers left when they were killed.
+/// Removes the files of this user's in `parent` that were to become `name`, and that writers left when they
+/// were killed.
 pub fn remove_abandoned_files(parent: &Path, name: &str) {
     remove_abandoned(parent, FileType::RegularFile, |found| base_of(found) == Some(name.as_bytes()));
 }
 
-/// Nobody waits for this, and nothing depends on it: what cannot be removed stays.
+/// Leaves what cannot be removed: nothing depends on it.
 fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> bool) {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(directory) = rustix::fs::open(parent, flags, Mode::empty()) else { return };

@@ -1,4 +1,4 @@
-//! What killed writers leave is removed, and nothing else.
+//! Leftovers of killed writers are removed, and nothing else.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -127,7 +127,8 @@ fn remover_that_comes_between_creation_and_lock_makes_the_writer_take_another_na
     assert_eq!(scratch.names(), [path.file_name().unwrap().to_str().unwrap()]);
 }
 
-/// Removers run all the while. A writer finds what it wrote, published or not, and only what is abandoned goes.
+/// Removers run all the while. A writer finds what it wrote, published or not, and only what is abandoned
+/// goes.
 #[test]
 fn writers_and_removers_at_once_lose_nothing() {
     let (scratch, over) = (Scratch::new(), AtomicBool::new(false));

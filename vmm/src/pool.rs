@@ -128,8 +128,8 @@ impl Pool {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Takes one of this shape, if there is one, to restore `state` to. The next is made once the [`Refill`] is dropped: to wake
-    /// the thread that makes it takes time, which the restore does not have.
+    /// Takes one of this shape, if there is one, to restore `state` to. The next is made once the [`Refill`]
+    /// is dropped: to wake the thread that makes it takes time, which the restore does not have.
     pub(crate) fn take(&self, shape: Shape, state: &Arc<MachineState>) -> Option<(Shell, Refill)> {
         if shape != self.shared.shape {
             return None;

@@ -1,5 +1,6 @@
-//! Turns at the unix sockets of a directory. A socket that a dead process left is found by a refused connection, as is one that is bound
-//! and does not listen yet: two that find it at once would remove each other's. Each binds, listens and removes in its turn alone.
+//! Turns at the unix sockets of a directory. A connection is refused by a socket that a dead process left,
+//! and by one that is bound and does not listen yet. Two processes that replace a dead socket at once would
+//! remove each other's, so each binds, listens and removes in its own turn.
 
 use std::fs::File;
 use std::path::Path;
@@ -8,12 +9,14 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 
-/// How long a turn is waited for, and how often it is asked for. Whoever holds one for longer is none of ours.
+/// The time between two attempts to get a turn, and their number: one second in all. This program holds a
+/// turn for microseconds.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
 
-/// Waits for the turn at the directory in which the socket `path` lies. It lasts as long as what is returned: a lock (flock) of the
-/// directory. None if somebody else keeps that locked for a second, or it cannot be locked: then it goes without.
+/// Waits for the turn at the directory in which the socket `path` lies. It lasts as long as what is returned:
+/// a lock (flock) of the directory. Returns none if another program keeps that locked for a second, or it
+/// cannot be locked.
 #[must_use]
 pub fn turn(path: &Path) -> Option<File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

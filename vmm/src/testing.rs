@@ -1,4 +1,5 @@
-//! Skips and waits of unit tests: a test that this host cannot run is counted as skipped, and every wait has a limit and a name.
+//! Skips and waits of unit tests: a test that this host cannot run is counted as skipped, and every wait has
+//! a limit and a name.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -45,8 +46,8 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Does something that blocks. Ends this process by the name of what it waits for where that takes too long: no thread can be ended from
-/// outside.
+/// Does something that blocks. Ends this process by the name of what it waits for where that takes too long:
+/// no thread can be ended from outside.
 pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     let (done, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {

@@ -186,8 +186,9 @@ impl Vm {
         }
     }
 
-    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for it. `act` is told since
-    /// when. Disks are brought to rest before: a flush that is under way is not waited for while the vCPUs stand still.
+    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for
+    /// it. `act` is told since when. Disks are brought to rest before: a flush that is under way is not
+    /// waited for while the vCPUs stand still.
     pub(crate) fn paused_for<T>(
         &self,
         name: &'static str,

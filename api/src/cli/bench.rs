@@ -25,7 +25,8 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
 
-    /// Read the base of a diff that this user's volt-vmm did not write, if it lies in this directory. May be given more than once
+    /// Read the base of a diff that this user's volt-vmm did not write, if it lies in this directory. May be
+    /// given more than once
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 

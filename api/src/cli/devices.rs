@@ -13,10 +13,12 @@ use super::limits::{self, limit};
 /// Devices of a VM that boots
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
-    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE][,layer-size=SIZE]][,cache=writeback|unsafe][,engine=sync|io_uring]
-    /// [,bandwidth=LIMIT][,ops=LIMIT]. FILE is a raw image or a block device; with a layer it is only read, as is a layer beneath,
-    /// and the layer takes what the guest writes, up to SIZE bytes (K, M and G are powers of 1024) if that is given. LIMIT is N[/MILLISECONDS][+BURST], as 10M for 10 MiB a second, with BURST
-    /// beforehand. May be given more than once
+    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE][,layer-size=SIZE]]
+    /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. FILE is a raw image or
+    /// a block device; with a layer it is only read, as is a layer beneath, and the layer takes what the
+    /// guest writes, up to SIZE bytes (K, M and G are powers of 1024) if that is given. LIMIT is
+    /// N[/MILLISECONDS][+BURST], as 10M for 10 MiB a second, with BURST beforehand. May be given more than
+    /// once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
 

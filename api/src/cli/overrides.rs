@@ -11,9 +11,10 @@ use super::limits::change;
 /// What is different for this clone
 #[derive(Debug, Default, Args)]
 pub(super) struct OverrideArgs {
-    /// Another file or rate limit for a disk of the snapshot: id=ID[,path=FILE][,layer=FILE][,layer-size=SIZE]
-    /// [,bandwidth=LIMIT][,ops=LIMIT][,changed=accept]. LIMIT is as for a VM that boots, and 0 for none. changed=accept takes an image that was changed since the
-    /// snapshot. May be given more than once
+    /// Another file or rate limit for a disk of the snapshot:
+    /// id=ID[,path=FILE][,layer=FILE][,layer-size=SIZE] [,bandwidth=LIMIT][,ops=LIMIT][,changed=accept].
+    /// LIMIT is as for a VM that boots, and 0 for none. changed=accept takes an image that was changed since
+    /// the snapshot. May be given more than once
     #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
     disks: Vec<Disk>,
 

@@ -62,8 +62,8 @@ pub(crate) struct Create {
     #[arg(long)]
     pub(super) trim: bool,
 
-    /// Fail rather than let the guest stand still for longer than this. A guest that writes too fast has 10 s to write less, and 5 pauses
-    /// that turn out too long. No limit unless given
+    /// Fail rather than let the guest stand still for longer than this. A guest that writes too fast has 10 s
+    /// to write less, and 5 pauses that turn out too long. No limit unless given
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) max_pause: Option<u64>,
 

@@ -37,7 +37,8 @@ pub(crate) struct Verify {
     /// Directory of the snapshot
     dir: PathBuf,
 
-    /// Read the base of a diff that this user's volt-vmm did not write, if it lies in this directory. May be given more than once
+    /// Read the base of a diff that this user's volt-vmm did not write, if it lies in this directory. May be
+    /// given more than once
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 }

@@ -15,7 +15,7 @@ use volt_benches::{OrSay, Result};
 use super::super::pause::cycles_a_second;
 use super::memory::{Kind, Memory};
 
-/// Where the tables, the code and what it counts lie; its pages begin behind them.
+/// Addresses of the tables, the code and the counters; the guest's pages begin behind them.
 const TABLES: u64 = 0x1000;
 const CODE: u64 = 0x8000;
 const STATS: u64 = 0x9000;
@@ -23,7 +23,8 @@ const FIRST: u64 = 0x10_0000;
 /// Huge pages that its tables map.
 const HUGE: u64 = 512;
 
-// rsi: its first page; rdi: their end; r8: cycles from one write to the next; r9: the longest gap, and how many writes.
+// rsi: its first page; rdi: their end; r8: cycles from one write to the next; r9: the longest gap, and how
+// many writes.
 global_asm!(
     ".section .rodata",
     ".global volt_bench_writer, volt_bench_writer_end",
@@ -179,7 +180,8 @@ impl Guest {
     }
 
     fn stat(&self, at: u64) -> &AtomicU64 {
-        // SAFETY: the word lies in the memory, aligned, and the guest's accesses to it are those of an x86-64 CPU.
+        // SAFETY: the word lies in the memory, aligned, and the guest's accesses to it are those of an x86-64
+        // CPU.
         unsafe { AtomicU64::from_ptr((self.memory.start + STATS + at) as *mut u64) }
     }
 }

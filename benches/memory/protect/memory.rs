@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 
 use volt_benches::{OrSay, Result};
 
-/// What it is.
+/// Kinds of memory that a VM can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Anonymous.
@@ -69,7 +69,7 @@ impl Memory {
         if done == len.cast_signed() as isize { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// What is in it now, which nobody writes to.
+    /// Reads all of the memory, to which nobody writes now.
     pub fn content(&self) -> Vec<u8> {
         // SAFETY: the mapping is this long, and its guest stands still.
         unsafe { std::slice::from_raw_parts(self.start as *const u8, self.len as usize) }.to_vec()

@@ -1,5 +1,5 @@
-//! Two ways to copy a running guest's memory as it was at one instant: KVM's dirty log with passes, which snapshots use, and write
-//! protection by userfaultfd. An experiment: the second way is nowhere but here.
+//! Two ways to copy a running guest's memory as it was at one instant: KVM's dirty log with passes, which
+//! snapshots use, and write protection by userfaultfd. An experiment: the second way is nowhere but here.
 //!
 //! ```text
 //!   dirty log       copy all ──> copy what was written ──> ... ──> pause: copy the rest      the instant is the end

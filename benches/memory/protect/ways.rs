@@ -26,7 +26,7 @@ pub enum Way {
     WriteProtect,
 }
 
-/// What came of it.
+/// The measurement of one copy.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Outcome {
     pub pause: Duration,
@@ -72,7 +72,7 @@ impl Way {
     /// Copies a guest's memory; if it `checks`, compares the copy with what it was at the instant.
     pub fn copy(self, guest: &Guest, checks: bool) -> Result<Outcome, Failed> {
         let to = memfd(guest.memory.len)?;
-        // What was there before the instant.
+        // Everything that the guest had written before the instant.
         let mut expected = None;
         let mut at_instant = || {
             if checks {

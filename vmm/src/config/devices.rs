@@ -60,7 +60,8 @@ pub struct DiskConfig {
     /// The file that takes what this VM writes. It is made if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<FileRef>,
-    /// The most that the layer may hold, in bytes; whole clusters of 64 KiB count. A write beyond it is an I/O error to the guest.
+    /// The most that the layer may hold, in bytes; whole clusters of 64 KiB count. A write beyond it is an
+    /// I/O error to the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_size: Option<u64>,
     /// How fast it may be used.

@@ -171,7 +171,8 @@ pub fn parse_memory_mib(text: &str) -> Result<u64> {
 pub enum FileRef {
     /// A path.
     Path(PathBuf),
-    /// A file that was checked, by what was opened then: its path may mean another one by now. Written as the path.
+    /// A file that was checked, by what was opened then: its path may mean another one by now. Written as the
+    /// path.
     Checked(CheckedFile),
     /// A descriptor open in this process; it is duplicated on use and stays the caller's.
     Fd(RawFd),
@@ -240,7 +241,7 @@ impl CheckedFile {
         Self { path, file: Arc::new(file) }
     }
 
-    /// Where it was found.
+    /// The path at which it was found.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

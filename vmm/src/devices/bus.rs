@@ -12,7 +12,8 @@ pub trait BusDevice: Send {
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
-/// What can be accessed of a device without its lock, because the lock may be held while the device waits for its host.
+/// What can be accessed of a device without its lock, because the lock may be held while the device waits for
+/// its host.
 pub trait BusView: Send + Sync {
     /// As [`BusDevice::read`], or returns false for what it does not know.
     fn read(&self, offset: u64, data: &mut [u8]) -> bool;

@@ -110,8 +110,8 @@ impl Platform {
         Ok(())
     }
 
-    /// Keeps the disks from taking requests until what is returned is dropped, and waits for what they have under way. It is to be
-    /// dropped after a halt.
+    /// Keeps the disks from taking requests until what is returned is dropped, and waits for what they have
+    /// under way. It is to be dropped after a halt.
     pub(crate) fn close_gates(&self) -> ClosedGates {
         ClosedGates::of(&self.handles.gates)
     }

@@ -69,8 +69,8 @@ impl Host {
 /// A digest of what this host's KVM offers guests: supported CPUID features and feature MSRs. 32 hex digits. Where two hosts have the
 /// same, a guest of one has all that it was shown on the other.
 ///
-/// KVM is asked once a boot; then a file that only this user or root can write tells ([`kept`]). A process reads the file once: as long
-/// as KVM's modules stay loaded, KVM offers what it did.
+/// KVM is asked once a boot; then a file that only this user or root can write tells ([`kept`]). A process
+/// reads the file once: as long as KVM's modules stay loaded, KVM offers what it did.
 ///
 /// # Errors
 /// The file does not tell, and KVM cannot be opened or refuses to.
@@ -112,7 +112,7 @@ struct Loads {
 }
 
 impl Loads {
-    /// None where KVM is no module.
+    /// Returns none if KVM is no module.
     fn here() -> Option<Self> {
         let vendor = kvm_module()?;
         let number = |name| fs::metadata(format!("/sys/module/{name}")).map(|found| found.ino()).ok();

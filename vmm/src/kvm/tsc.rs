@@ -62,7 +62,8 @@ pub(super) struct VcpuTsc<'a> {
 }
 
 impl VcpuTsc<'_> {
-    /// Gets or sets the offset. False if KVM has no such attribute: ENOTTY and EINVAL are from before vCPUs had any (Linux 5.16).
+    /// Gets or sets the offset. False if KVM has no such attribute: ENOTTY and EINVAL are from before vCPUs
+    /// had any (Linux 5.16).
     #[allow(unsafe_code)]
     fn exchange(&self, request: libc::Ioctl, call: &str, offset: &mut u64) -> Result<bool> {
         let attribute = kvm_device_attr {
@@ -175,7 +176,8 @@ fn write<C: Counter>(counters: &[(C, SavedTsc)], saved: &SavedTsc) -> Result<()>
     Ok(())
 }
 
-/// The offset with which a counter reads `value` now. None if KVM tells nothing; it may still have no offsets.
+/// The offset with which a counter reads `value` now; none if KVM tells nothing. KVM may refuse the offset
+/// all the same.
 fn offset_to<C: Counter>(counter: &C, value: u64) -> Result<Option<u64>> {
     if let Some(host) = counter.host() {
         return Ok(Some(value.wrapping_sub(host)));
@@ -209,7 +211,8 @@ pub(super) fn set_rate(kvm: &Kvm, vcpu: &VcpuFd, now: Rate, khz: u32) -> Result<
     Ok(Rate::Set)
 }
 
-/// The rate of new vCPUs, in kHz: the same for as long as the host runs, so that only the first one in a process is asked.
+/// The rate of new vCPUs, in kHz: the same for as long as the host runs, so that only the first one in a
+/// process is asked.
 fn host_khz(vcpu: &VcpuFd) -> Result<u32> {
     static HOST: OnceLock<u32> = OnceLock::new();
     match HOST.get() {

@@ -251,9 +251,9 @@ impl Vcpu {
         msr::write(&self.fd, state.other_msrs())
     }
 
-    /// Completes [`Vcpu::prepare`]: restores what has changed since because time went on, what KVM can only take once guest memory is
-    /// there, and the events. The vCPU has not run, so everything else is as it was prepared. The order is that of
-    /// [`Persist::restore`].
+    /// Completes [`Vcpu::prepare`]: restores what has changed since because time went on, what KVM can only
+    /// take once guest memory is there, and the events. The vCPU has not run, so everything else is as it was
+    /// prepared. The order is that of [`Persist::restore`].
     pub(crate) fn refresh(&self, state: &VcpuState) -> Result<()> {
         if state.pages_by_pae() {
             self.fd.set_sregs(&state.sregs.into()).or_refused("KVM_SET_SREGS")?;
@@ -362,13 +362,15 @@ impl VcpuState {
         Some(SavedTsc { value, offset: self.tsc_offset, khz: self.tsc_khz })
     }
 
-    /// Whether the guest has PAE paging: KVM reads the four top entries from guest memory with the control registers.
+    /// Whether the guest has PAE paging: KVM reads the four top entries from guest memory with the control
+    /// registers.
     fn pages_by_pae(&self) -> bool {
         let Sregs { cr0, cr4, efer, .. } = &self.sregs;
         cr0 & CR0_PG != 0 && cr4 & CR4_PAE != 0 && efer & EFER_LMA == 0
     }
 
-    /// Whether the local APIC's own counter runs: KVM has counted on since the state was given to it. The deadline mode has none.
+    /// Whether the local APIC's own counter runs: KVM has counted on since the state was given to it. The
+    /// deadline mode has none.
     fn counts_down(&self) -> bool {
         let initial = self.lapic.0.get(INITIAL_COUNT..INITIAL_COUNT + 4);
         initial.is_none_or(|count| count != [0; 4])

@@ -236,8 +236,8 @@ impl Filler {
         Ok(Chunk::Bytes)
     }
 
-    /// Says what a chunk is in a base that is complete. A chunk with a hole is zero, even if some of its pages
-    /// are there: a fork that reads a hole publishes a page of zeros.
+    /// Says what a chunk is in a base that is complete. A chunk with a hole is zero, even if some of its
+    /// pages are there: a fork that reads a hole publishes a page of zeros.
     fn in_whole(&self, Range { start, end }: Range<u64>) -> Result<Chunk> {
         let failed = |errno| Error::host("look for a chunk in guest memory", errno);
         match seek(&self.memfd, SeekFrom::Data(start)) {

@@ -22,7 +22,7 @@ use super::populated::{data_ranges, private_pages};
 use super::ram::GuestRam;
 use super::reclaim::give_back;
 use super::service::Service;
-use super::source::{Chunk, ChunkReader, PageSource};
+use super::source::{Chunk, ChunkReader, PageSource, TestSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::sync::lock;

@@ -42,7 +42,7 @@ pub(super) struct There {
 }
 
 impl There {
-    /// Of `len` bytes of memory, of which none is known to be there.
+    /// Covers `len` bytes of memory, with no page known to be there.
     pub fn new(len: u64) -> Self {
         let words = (0..len.div_ceil(PAGE * 64)).map(|_| AtomicU64::new(0)).collect();
         Self { words, has_failed: AtomicBool::new(false), given: AtomicU64::new(0) }
@@ -84,8 +84,8 @@ impl fmt::Debug for Presence {
     }
 }
 
-/// How often pages are fetched anew for a guest that gives others back all the time. Whoever touches them then
-/// has a fault.
+/// How often pages are fetched anew for a guest that gives others back all the time. After that, touching
+/// them is a page fault.
 const ATTEMPTS: u32 = 16;
 
 /// The pages are not there and cannot be had. The VM has been told, and ends.
@@ -129,7 +129,7 @@ impl Presence {
             }
             self.fetch(start..at)?;
         }
-        // After they are noted. What has failed ends, and nothing more of it is touched.
+        // Looked at after the pages are noted: a VM that has failed ends, and no device touches its memory.
         if self.there.has_failed.load(Ordering::SeqCst) { Err(Unavailable) } else { Ok(()) }
     }
 

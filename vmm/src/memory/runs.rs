@@ -13,7 +13,8 @@ pub fn encode(runs: &[Range<u64>]) -> impl Iterator<Item = u8> + '_ {
     numbers.flat_map(|number| (number as u32).to_le_bytes())
 }
 
-/// Decodes what [`encode`] made, whole ranges of it, behind those that there are. None if one is empty, lies beyond memory or is cut off.
+/// Decodes ranges that [`encode`] wrote, and appends them to `runs`. Returns none if a range is empty, lies
+/// beyond memory or is cut off.
 #[must_use]
 pub fn add(bytes: &[u8], memory: u64, runs: &mut Vec<Range<u64>>) -> Option<()> {
     let number = |bytes: &[u8]| Some(u64::from(u32::from_le_bytes(bytes.try_into().ok()?)));

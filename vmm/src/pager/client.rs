@@ -218,7 +218,8 @@ impl Inner {
             let count = line.count;
             (line.completed, line.completes) = (None, true);
             let is_asked = send(&*socket, &Ask::Complete, None, SendFlags::DONTWAIT).is_ok();
-            // One that is stopped has a full socket at some time: the one who watches says when that lasts too long.
+            // One that is stopped has a full socket at some time: the one who watches says when that lasts
+            // too long.
             let waits = |line: &mut Line| line.completed.is_none() && line.count == count && !line.over;
             line = if is_asked {
                 self.changed.wait_while(line, waits).unwrap_or_else(PoisonError::into_inner)

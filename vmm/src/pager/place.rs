@@ -37,8 +37,8 @@ impl Place {
     /// directory of its own in that one, so that a VM that is confined to it reaches no other group's pager.
     ///
     /// # Errors
-    /// The group's name is none, the socket's path is too long, or the directory cannot be made, or others can
-    /// enter it.
+    /// The group's name is none, the socket's path is too long, or the directory cannot be made, or others
+    /// can enter it.
     pub fn of(file: &File, directory: &Path, group: Option<&str>) -> Result<Self> {
         let metadata = file.metadata().map_err(|source| Error::file("look at", "a packed memory", source))?;
         let name = format!(
@@ -123,11 +123,9 @@ impl Place {
             }
         }
     }
-}
 
-impl Place {
-    /// Removes what is left of the other places in this directory: sockets and locks of pagers that were killed. Whatever cannot be
-    /// claimed is somebody's.
+    /// Removes what is left of the other places in this directory: sockets and locks of pagers that were
+    /// killed. A place that cannot be claimed is in use.
     pub fn remove_abandoned(&self) {
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         let names = entries.flatten().filter_map(|entry| {

@@ -227,7 +227,8 @@ impl<'s> Server<'s> {
                 self.forget(fd);
                 return Ok(());
             }
-            // Of what a VM that is served says, only a list has a descriptor, which this process may have no room for.
+            // A VM that is served sends a descriptor only with a list of pages. This process may have no room
+            // for it.
             Err(error) if client.number.is_some() && is_no_message(&error) => {
                 tell(&socket, &Answer::NotPrefetched(shortened(error.to_string())), None);
                 return Ok(());

@@ -4,8 +4,9 @@
 //! base in every child and is shared by them; where they are so many that this does not pay, they are made one with the base, and
 //! that is what the children have.
 //!
-//! A base that is filled on touch is not fetched for a fork. The children fill it on: those of this process through the same service,
-//! those of the shared pager through that, and one in another process without a shared pager from the same pack.
+//! A base that is filled on touch is not fetched for a fork. The children fill it on: those of this process
+//! through the same service, those of the shared pager through that, and one in another process without a
+//! shared pager from the same pack.
 
 use std::sync::Arc;
 

@@ -2,8 +2,9 @@
 //! finds a disk older or newer than what it remembers. They are copied as memory is, in passes while the guest runs. Each VM that is restored gets a fresh layer of its own over the snapshot's,
 //! which is only read from then on: nothing is copied at a restore.
 //!
-//! The state names each layer by the digest of its map, so that another snapshot's layer over the same base is refused. The data of the
-//! clusters has no digest: it would have to be read for that, where a copy shares its blocks with the layer.
+//! The state names each layer by the digest of its map, so that another snapshot's layer over the same base
+//! is refused. The data of the clusters has no digest: it would have to be read for that, where a copy shares
+//! its blocks with the layer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -171,8 +172,8 @@ pub enum Source {
 }
 
 impl Source {
-    /// Opens those of a VM with these devices, by the ids of their disks, and checks that they are what `named` says. Returns with each what
-    /// names it.
+    /// Opens those of a VM with these devices, by the ids of their disks, and checks that they are what
+    /// `named` says. Returns with each what names it.
     ///
     /// # Errors
     /// One is missing, is no regular file or no layer, or is another one.
@@ -196,7 +197,8 @@ impl Source {
         layered.map(|disk| Ok((disk.id.clone(), open(&disk.id)?))).collect()
     }
 
-    /// Copies those of a VM with these devices into a snapshot at `to`, if they are what `named` says. Returns what names them.
+    /// Copies those of a VM with these devices into a snapshot at `to`, if they are what `named` says.
+    /// Returns what names them.
     ///
     /// # Errors
     /// As [`Source::open`], and the host refuses.
@@ -216,7 +218,8 @@ impl Source {
         self.open(devices, named)?.into_iter().map(carry).collect()
     }
 
-    /// Checks that a restored machine's disks lie over the layers that `named` says. The machine has them open.
+    /// Checks that a restored machine's disks lie over the layers that `named` says. The machine has them
+    /// open.
     ///
     /// # Errors
     /// One is another one.

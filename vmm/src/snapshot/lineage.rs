@@ -35,7 +35,7 @@ pub(crate) struct Origin {
     pub path: PathBuf,
     /// All but memory.
     pub machine: Arc<MachineState>,
-    /// What fills its base on touch, for its children; none where all of the base is there.
+    /// The memory that fills its base on touch, for its children; none if all of the base is there.
     pub lazy: Option<LazyMemory>,
     /// What lies over its base.
     pub over: Option<OtherPages>,

@@ -75,8 +75,9 @@ pub struct Metadata {
     /// What the images of disks without a layer were, by the ids of the disks. Versions before 3 do not say it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub disks: BTreeMap<String, DiskContent>,
-    /// What names the layers of disks, by the ids of the disks: the digest of the base, of the layer's id and of the list of clusters that it
-    /// has, 16 hex digits. Not the data of the clusters. Missing in snapshots of versions before 3, and early ones of 3.
+    /// What names the layers of disks, by the ids of the disks: the digest of the base, of the layer's id and
+    /// of the list of clusters that it has, 16 hex digits. Not the data of the clusters. Missing in snapshots
+    /// of versions before 3, and early ones of 3.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<String, String>,
 }

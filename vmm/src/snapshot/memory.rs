@@ -58,14 +58,14 @@ pub(crate) struct LazyMemory {
 }
 
 impl LazyMemory {
-    /// None of memory that is there as a whole before a VM runs.
+    /// Returns none for memory that is complete before a VM runs.
     pub fn of(memory: &Arc<Memory>, unpack: &Unpack) -> Option<Self> {
         let is_lazy = matches!(**memory, Memory::Packed(_)) && *unpack != Unpack::AtOnce;
         is_lazy.then(|| Self { memory: Arc::clone(memory), unpack: unpack.clone() })
     }
 }
 
-/// What lies under the pages that were captured of a VM.
+/// The memory under the pages that were captured of a VM.
 #[derive(Debug)]
 pub(crate) enum OfVm {
     /// A file that has all of it and never changes.

@@ -51,7 +51,8 @@ pub struct Snapshot {
     origin: grant::Origin,
     machine: Arc<MachineState>,
     memory: Arc<Memory>,
-    /// How children of a VM whose packed memory is filled on touch are filled too, unless they are unpacked at once.
+    /// How children of a VM whose packed memory is filled on touch are filled too, unless they are unpacked
+    /// at once.
     fills: Option<Unpack>,
     /// Those of a diff.
     over: Option<OtherPages>,
@@ -348,7 +349,8 @@ impl Snapshot {
         let history = History { lineage, origin: Some(origin) };
         let vm = Vm::of(machine, config, history).with_working_set(ahead, recording);
         if options.resume {
-            // A device may have touched memory that cannot be had before any vCPU runs. The VM's end says why.
+            // A device may have touched memory that cannot be had before any vCPU runs. The VM's end says
+            // why.
             vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;
             step_done("resume");
         }

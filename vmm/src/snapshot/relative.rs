@@ -88,7 +88,8 @@ pub(super) fn open_pages(
     Ok((file, listed))
 }
 
-/// Finds a diff's base, where it was or beside the diff. One that is not granted, or another snapshot, does not hide the other.
+/// Finds a diff's base, where it was or beside the diff. One that is not granted, or another snapshot, does
+/// not hide the other.
 ///
 /// # Errors
 /// Says of the first that is there why it is not used, or that there is none.

@@ -1,4 +1,5 @@
-//! What snapshots and forks capture alike: memory, and beside it the layers of disks, the configuration and the images.
+//! The capture that snapshots and forks share: memory, and beside it the layers of disks, the configuration
+//! and the images.
 
 use std::collections::BTreeMap;
 
@@ -18,26 +19,26 @@ use crate::vm::Vm;
 /// A VM at one instant.
 pub(super) struct Taken {
     pub captured: Capture,
-    /// Of that instant: it may change before and after the pause.
+    /// The configuration at that instant: it may change before and after the pause.
     pub config: VmConfig,
     pub metadata: Metadata,
-    /// Of the disks without a layer. They are not synced yet.
+    /// Images of the disks without a layer. They are not synced yet.
     pub images: BTreeMap<String, Image>,
     /// Copies of the disks' layers. They are not synced yet.
     pub layers: Vec<Finished>,
 }
 
-/// What is copied beside memory.
+/// The parts of a VM that are copied beside memory.
 pub(super) struct BesideMemory<'a> {
     pub vm: &'a Vm,
     pub layers: Copies,
-    /// Where the layers go, unless that is memory.
+    /// The disk that takes the layers, unless they go to memory.
     pub room: Option<&'a Room<'a>>,
     /// The balloon, if it has taken what the guest can spare.
     pub trimmed: Option<Trimmed<'a>>,
 }
 
-/// Captures a VM, which goes on. Nobody else does meanwhile.
+/// Captures a VM, which goes on. Only one capture runs at a time.
 ///
 /// # Errors
 /// As [`capture`]; or an image cannot be read.

@@ -21,10 +21,11 @@ pub enum Verified {
     AllButMemory,
 }
 
-/// Verifies the snapshot `name`, on all cores. Of the layers of disks it verifies that they belong to the snapshot and have all their clusters,
-/// and not the clusters' data, which has no digest. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the
-/// directories `allowed`, as for a restore: errors and durations tell of what is read. `progress` is told, from any thread, how many
-/// bytes of how many of the memory are done.
+/// Verifies the snapshot `name`, on all cores. Of the layers of disks it verifies that they belong to the
+/// snapshot and have all their clusters, and not the clusters' data, which has no digest. If it is a diff
+/// that this user's volt-vmm did not write, its base must lie in one of the directories `allowed`, as for a
+/// restore: errors and durations tell of what is read. `progress` is told, from any thread, how many bytes of
+/// how many of the memory are done.
 ///
 /// # Errors
 /// [`Error::Snapshot`] names the first thing that is wrong: the state, a file that is missing, or the first bad chunk.

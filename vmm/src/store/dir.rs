@@ -24,7 +24,8 @@ pub struct NewDir {
 }
 
 impl NewDir {
-    /// Begins a directory that is to appear at `place`. Removes what writers beside it left when they were killed.
+    /// Begins a directory that is to appear at `place`. Removes what writers beside it left when they were
+    /// killed.
     ///
     /// # Errors
     /// Something is there already, or the parent directory is missing or not writable.

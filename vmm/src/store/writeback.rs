@@ -1,4 +1,4 @@
-//! Starts to write a file to its disk while work on it goes on.
+//! Starts the writeback of a file before its sync.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -6,7 +6,8 @@ use std::os::fd::AsRawFd;
 /// `SYNC_FILE_RANGE_WRITE` of `linux/fs.h`: starts the writes of dirty pages, and waits for none.
 const WRITE: libc::c_uint = 2;
 
-/// Starts to write what a file holds, so that a later sync finds less to do. A file system that refuses leaves all of it to the sync.
+/// Starts to write what a file holds, so that a later sync finds less to do. A file system that refuses
+/// leaves all of it to the sync.
 #[allow(unsafe_code)]
 pub fn start(file: &File) {
     let all: libc::off64_t = 0;

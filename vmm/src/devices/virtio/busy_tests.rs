@@ -84,7 +84,8 @@ fn read_as_vcpu(bus: &Bus) -> [Vec<u8>; 5] {
     })
 }
 
-/// Resets a device whose turn lasts, as another vCPU does, and returns when that waits for the turn's end with the transport's lock.
+/// Resets a device whose turn lasts, as another vCPU does, and returns when that waits for the turn's end
+/// with the transport's lock.
 fn begin_reset(transport: &Arc<Mutex<Transport>>) -> thread::JoinHandle<()> {
     let resetting = Arc::clone(transport);
     let reset = thread::spawn(move || lock(&resetting).write(0x70, &[0; 4]));

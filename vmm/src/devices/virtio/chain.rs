@@ -38,8 +38,8 @@ struct PieceQueue<'m> {
     rest: VecDeque<Slice<'m>>,
 }
 
-/// Where the next descriptor of a chain is. Each is read once: a guest may change it at any time, and what is
-/// checked must be what is used.
+/// The position of the next descriptor of a chain. Each descriptor is read once: a guest may change it at any
+/// time, and the value that is checked must be the one that is used.
 struct Position {
     table: GuestAddress,
     /// Descriptors in the table.

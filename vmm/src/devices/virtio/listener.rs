@@ -150,7 +150,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Each would find the other's bound and not listening, or remove what it has found stale and is another's by now.
+    /// Each would find the other's bound and not listening, or remove what it has found stale and is
+    /// another's by now.
     #[test]
     fn of_two_at_once_over_a_stale_socket_one_listens_and_can_be_reached() {
         let place = std::env::temp_dir().join(format!("volt-listeners-{}", std::process::id()));

@@ -7,12 +7,12 @@ use virtio_bindings::bindings::virtio_ring::VRING_DESC_F_INDIRECT;
 
 use super::properties::place;
 use super::*;
-use crate::error::{Error, Result as MemoryResult};
+use crate::error::Error;
 use crate::memory::backing::Backing;
 use crate::memory::paging::Paging;
 use crate::memory::ram::GuestRam;
 use crate::memory::service::Service;
-use crate::memory::source::{Chunk as Content, ChunkReader, PageSource};
+use crate::memory::source::{Chunk as Content, PageSource, TestSource};
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
@@ -25,41 +25,19 @@ const DAMAGED: u64 = 17;
 type OnTable = Box<dyn Fn() + Send + Sync>;
 
 /// Zeros, but for a descriptor at the start of the table's chunk. Calls its hook before it reads that.
-struct Source(Arc<OnceLock<OnTable>>);
-
-impl std::fmt::Debug for Source {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Source")
-    }
-}
-
-impl PageSource for Source {
-    fn memory_len(&self) -> u64 {
-        LEN
-    }
-
-    fn chunk_len(&self) -> u64 {
-        CHUNK
-    }
-
-    fn reader(&self) -> Box<dyn ChunkReader + '_> {
-        Box::new(Self(Arc::clone(&self.0)))
-    }
-}
-
-impl ChunkReader for Source {
-    fn read(&mut self, chunk: u64, into: &mut [u8]) -> MemoryResult<Content> {
-        match chunk {
-            DAMAGED => Err(Error::snapshot("/the/pack", "is damaged")),
-            TABLE => {
-                self.0.get().into_iter().for_each(|hook| hook());
-                into.fill(0);
-                into[..16].copy_from_slice(&descriptor(BUFFER * CHUNK, 24, 0));
-                Ok(Content::Bytes)
-            }
-            _ => Ok(Content::Zero),
+fn source(hook: &Arc<OnceLock<OnTable>>) -> Box<dyn PageSource> {
+    let hook = Arc::clone(hook);
+    let read = move |chunk: u64, into: &mut [u8]| match chunk {
+        DAMAGED => Err(Error::snapshot("/the/pack", "is damaged")),
+        TABLE => {
+            hook.get().into_iter().for_each(|hook| hook());
+            into.fill(0);
+            into[..16].copy_from_slice(&descriptor(BUFFER * CHUNK, 24, 0));
+            Ok(Content::Bytes)
         }
-    }
+        _ => Ok(Content::Zero),
+    };
+    Box::new(TestSource { len: LEN, chunk_len: CHUNK, read })
 }
 
 fn descriptor(at: u64, len: u32, flags: u16) -> [u8; 16] {
@@ -73,7 +51,7 @@ fn descriptor(at: u64, len: u32, flags: u16) -> [u8; 16] {
 #[test]
 fn head_that_changes_while_its_table_is_fetched_is_used_as_it_was_read() {
     let hook = Arc::new(OnceLock::new());
-    let service = Arc::new(Service::new(Box::new(Source(Arc::clone(&hook)))).unwrap());
+    let service = Arc::new(Service::new(source(&hook)).unwrap());
     let ram = GuestRam::reserve(LEN).unwrap();
     Backing::Lazy { paging: Arc::clone(&service) as Arc<dyn Paging>, pages: None }.map(&ram).unwrap();
     let write = |ram: &GuestRam, at, bytes: &[u8]| ram.guest().write_slice(bytes, GuestAddress(at)).unwrap();

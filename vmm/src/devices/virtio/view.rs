@@ -1,5 +1,5 @@
-//! What a driver accesses of a device that may be busy: it reads identity, interrupt status, device status and configuration space,
-//! and acknowledges interrupts.
+//! What a driver accesses of a device that may be busy: it reads identity, interrupt status, device status
+//! and configuration space, and acknowledges interrupts.
 //!
 //! ```text
 //!   vCPU ─────────> View ──any other register──> Transport, whose lock is held while the device is brought to a halt

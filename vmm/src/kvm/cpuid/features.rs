@@ -402,7 +402,8 @@ const LEVELS: &[(u32, u32, Register, u32, &str)] = &[
     (0x8000_0022, 0, Ebx, 0xf, "amd core performance counters"),
 ];
 
-/// Events that Intel's counters count. A bit of leaf 0xA's EBX says that one is missing, where EAX says that there is such a bit.
+/// Events that Intel's counters count. A bit of leaf 0xA's EBX says that one is missing, where EAX says that
+/// there is such a bit.
 const PMU_EVENTS: Names = &[(
     0,
     &[

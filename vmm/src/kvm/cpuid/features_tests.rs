@@ -37,7 +37,8 @@ fn newer_leaves_are_compared_too() {
 fn performance_counters_that_the_host_lacks_are_named() {
     let intel = |eax, ebx, ecx, edx| CpuidEntry { function: 0xa, eax, ebx, ecx, edx, ..Default::default() };
     let amd = |eax, ebx| CpuidEntry { function: 0x8000_0022, eax, ebx, ..Default::default() };
-    // Version 2, 8 counters of 48 bits, 7 events, all but LLC misses; 3 fixed counters of 48 bits. 6 counters of AMD's.
+    // Version 2, 8 counters of 48 bits, 7 events, all but LLC misses; 3 fixed counters of 48 bits. 6 counters
+    // of AMD's.
     let host = [intel(0x0730_0802, 1 << 4, 0b111, 48 << 5 | 3), amd(1, 6)];
     for (shown, name) in [
         (intel(0x0730_0803, 1 << 4, 0b111, 48 << 5 | 3), "pmu version 3"),

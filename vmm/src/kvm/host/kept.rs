@@ -26,7 +26,7 @@ const DIGEST_LEN: usize = 32;
 pub(super) struct Key(String);
 
 impl Key {
-    /// Of this host now, under this load of KVM's modules. None where the boot has no name.
+    /// Makes the key of this host under this load of KVM's modules; none if the boot has no id.
     pub(super) fn here(loads: &Loads) -> Option<Self> {
         let mut boot_id = [0; 64];
         // A file of /proc tells no length: a `read_to_string` asks for one, and reads twice more.

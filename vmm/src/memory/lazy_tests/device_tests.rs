@@ -9,33 +9,13 @@ use super::*;
 type OnRead = Box<dyn Fn(u64) + Send + Sync>;
 
 /// Memory of zeros. Its hook is told of each chunk that is read.
-struct Zeros(Arc<OnceLock<OnRead>>);
-
-impl std::fmt::Debug for Zeros {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Zeros")
-    }
-}
-
-impl PageSource for Zeros {
-    fn memory_len(&self) -> u64 {
-        LEN
-    }
-
-    fn chunk_len(&self) -> u64 {
-        CHUNK
-    }
-
-    fn reader(&self) -> Box<dyn ChunkReader + '_> {
-        Box::new(Self(Arc::clone(&self.0)))
-    }
-}
-
-impl ChunkReader for Zeros {
-    fn read(&mut self, chunk: u64, _: &mut [u8]) -> Result<Chunk> {
-        self.0.get().into_iter().for_each(|hook| hook(chunk));
+fn zeros(hook: &Arc<OnceLock<OnRead>>) -> Box<dyn PageSource> {
+    let hook = Arc::clone(hook);
+    let read = move |chunk: u64, _: &mut [u8]| {
+        hook.get().into_iter().for_each(|hook| hook(chunk));
         Ok(Chunk::Zero)
-    }
+    };
+    Box::new(TestSource { len: LEN, chunk_len: CHUNK, read })
 }
 
 #[test]
@@ -129,7 +109,7 @@ fn page_of_a_diff_that_was_given_back_is_refused_with_its_chunk() {
 #[test]
 fn page_given_back_while_a_device_fetches_others_is_fetched_again() {
     let hook = Arc::new(OnceLock::new());
-    let service = Arc::new(Service::new(Box::new(Zeros(Arc::clone(&hook)))).unwrap());
+    let service = Arc::new(Service::new(zeros(&hook)).unwrap());
     let ram = vm(&service, None);
     let reads = Arc::new(AtomicU64::new(0));
     let (count, balloon) = (Arc::clone(&reads), Mutex::new(Some(ram.clone())));

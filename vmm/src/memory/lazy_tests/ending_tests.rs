@@ -3,28 +3,12 @@
 use super::*;
 
 /// Memory whose every byte is 0x11.
-#[derive(Debug)]
-struct Ones;
-
-impl PageSource for Ones {
-    fn memory_len(&self) -> u64 {
-        LEN
-    }
-
-    fn chunk_len(&self) -> u64 {
-        CHUNK
-    }
-
-    fn reader(&self) -> Box<dyn ChunkReader + '_> {
-        Box::new(Self)
-    }
-}
-
-impl ChunkReader for Ones {
-    fn read(&mut self, _: u64, into: &mut [u8]) -> Result<Chunk> {
+fn ones() -> Box<dyn PageSource> {
+    let read = |_: u64, into: &mut [u8]| {
         into.fill(0x11);
         Ok(Chunk::Bytes)
-    }
+    };
+    Box::new(TestSource { len: LEN, chunk_len: CHUNK, read })
 }
 
 /// A test that fails ends.
@@ -50,7 +34,7 @@ fn map_at(start: u64, base: &std::fs::File) {
 fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
     let (source, service) = service(LEN);
     // Now: it maps something itself.
-    let ones = Arc::new(Service::new(Box::new(Ones)).unwrap());
+    let ones = Arc::new(Service::new(ones()).unwrap());
     let ram = vm(&service, None);
     let start = ram.host_address_of(0) as u64;
     // Its source reads a chunk of zeros for ever.

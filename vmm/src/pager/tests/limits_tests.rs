@@ -37,7 +37,8 @@ impl Client {
     }
 }
 
-/// Says something with more descriptors beside it than the other end takes: it receives what it would if it had none left.
+/// Says something with more descriptors beside it than the other end takes: it receives what it would if it
+/// had none left.
 fn send_truncated(socket: &OwnedFd, message: &impl serde::Serialize) {
     let text = serde_json::to_vec(message).unwrap();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MANY))];
@@ -161,7 +162,7 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
         .take_while(|answer| answer.is_ok())
         .collect();
     here.hang(false);
-    // Nobody answers this fault: without its userfaultfd it is zeros.
+    // No pager answers this fault: without its userfaultfd the page is zeros.
     drop(memory);
     assert_eq!((answers.len(), toucher.join().unwrap()), (50, 1));
     drop(other);

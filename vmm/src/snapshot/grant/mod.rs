@@ -166,8 +166,8 @@ impl Grants<'_> {
         Ok(())
     }
 
-    /// What is at a path, if it is granted: nothing to look for where all of it is, or what `find` has found in a directory that is
-    /// allowed, or in the snapshot's own.
+    /// Looks for a path with `find` in the directories that are allowed and in the snapshot's own. Returns
+    /// none if everything is granted.
     fn find<T>(
         &self,
         path: &Path,

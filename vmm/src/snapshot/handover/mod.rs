@@ -5,9 +5,9 @@
 //!   Vm::snapshot_in_memory ── Snapshot::handover ── state.json, pages, descriptors ──> Snapshot::receive ── restore
 //! ```
 //!
-//! Nothing of the memory is copied: the child gets the base (or, of memory that is filled on touch, the pack), the pages over it and the layers of disks as descriptors which it
-//! cannot write to, and what is only in memory is sealed first. Of what it is told, nothing is taken on trust that could end in a
-//! wrong page.
+//! Nothing of the memory is copied: the child gets the base (or, of memory that is filled on touch, the
+//! pack), the pages over it and the layers of disks as descriptors which it cannot write to, and what is only
+//! in memory is sealed first. The child checks everything it is told that could end in a wrong page.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -62,9 +62,9 @@ struct About {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AboutPack {
-    /// What it is called in errors.
+    /// Its name in errors.
     name: PathBuf,
-    /// Which it is.
+    /// Its digest.
     file: MemoryFile,
     /// The shared pager, if one fills the memory.
     pager: Option<PagerOptions>,
@@ -172,7 +172,7 @@ impl Handover {
     }
 }
 
-/// What lies under a VM's pages, in a descriptor, and what to say of it.
+/// The file under a VM's pages, and, if it is a pack, its description.
 fn base_of(memory: &Memory, fills: Option<&Unpack>) -> Result<(Arc<File>, Option<AboutPack>)> {
     let (Memory::Packed(packed), Some(unpack)) = (memory, fills) else { return Ok((memory.base()?, None)) };
     let pager = match unpack {

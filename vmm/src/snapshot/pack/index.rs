@@ -74,7 +74,7 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 /// A block, verified.
 #[derive(Debug)]
 pub struct Block {
-    /// None of a block of zeros, of which a hole in the file may hold any number.
+    /// None for a block of zeros: a hole in the file may hold any number of these.
     bytes: Option<Box<[u8; BLOCK]>>,
     /// Where its data begins in the file.
     begins: u64,

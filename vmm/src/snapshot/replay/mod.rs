@@ -75,9 +75,10 @@ pub struct Measured {
     pub stayed_cached: Option<u64>,
 }
 
-/// Replays the working set in the file `recording`, or else that beside the snapshot `name`, so many times by each strategy that
-/// there is for its memory. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the directories
-/// `allowed`, as for a restore. `progress` is told how many turns of how many are done.
+/// Replays the working set in the file `recording`, or else that beside the snapshot `name`, so many times by
+/// each strategy that there is for its memory. If it is a diff that this user's volt-vmm did not write, its
+/// base must lie in one of the directories `allowed`, as for a restore. `progress` is told how many turns of
+/// how many are done.
 ///
 /// # Errors
 /// The snapshot or the recording is missing or damaged, the recording is another snapshot's or names no page, or the host refuses
@@ -132,7 +133,8 @@ fn turn(strategy: &Strategy, subject: &Subject, gathered: &mut Gathered) -> Resu
     let Prepared { ram, before, stayed_cached } = (strategy.prepare)(subject)?;
     gathered.before.add(before);
     gathered.stayed_cached = gathered.stayed_cached.max(stayed_cached);
-    // A set of a few bytes may name all of a memory that is a hole: beyond this, room is made for touches that have been timed.
+    // A set of a few bytes may name all of a memory that is a hole: beyond this, room is made for touches
+    // that have been timed.
     gathered.touches.reserve(subject.set.pages().min(USUAL_PAGES) as usize);
     gathered.touches.extend(subject.pages().map(|page| touch(&ram, page)));
     Ok(())

@@ -30,7 +30,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Of the snapshot at `path`, the base of which is used if it is granted.
+    /// Opens the snapshot at `path`, and its base if that is granted.
     pub fn open(path: &Path, metadata: &Metadata, set: WorkingSet, grants: &Grants<'_>) -> Result<Self> {
         let Opened { memory, over, .. } = relative::open(path, metadata, &|base| grants.check_base(base))?;
         Ok(Self { memory, over, set, len: metadata.memory_bytes, path: path.to_owned() })

@@ -1,4 +1,5 @@
-//! The bits of a layer's maps, read from its file. A map may have 128 MiB of them, and a file of a few KiB may have such a map in a hole.
+//! The bits of a layer's maps, read from its file. A map may have 128 MiB of them, and a file of a few KiB
+//! may have such a map in a hole.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +24,7 @@ pub fn read(file: &File, at: u64, len: usize) -> io::Result<Vec<u8>> {
         file.read_exact_at(&mut bits[(start - at) as usize..(stop - at) as usize], start)?;
         done = stop;
     }
-    // What lies behind the end of a file is no hole: it was cut off meanwhile.
+    // A file that ends before its map was cut off meanwhile: the rest is no hole.
     let metadata = file.metadata()?;
     if metadata.is_file() && metadata.len() < end {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -1,7 +1,7 @@
 //! The most that a layer may take of the host's disk, so that a guest cannot fill it.
 //!
-//! A cluster counts from the first write to it, also one that fails and may have been done in part. It counts no longer once all of it
-//! was discarded or zeroed: a hole takes no place, on a file system that has holes.
+//! A cluster counts from the first write to it, also one that fails and may have been done in part. It counts
+//! no longer once all of it was discarded or zeroed: a hole takes no place, on a file system that has holes.
 
 use std::fs::File;
 use std::io;
@@ -39,7 +39,7 @@ impl Bound {
     /// Counts these clusters, before they are written.
     ///
     /// # Errors
-    /// ENOSPC, as a full disk gives it, if they are more than there is room for. None of them counts then.
+    /// ENOSPC, as a full disk gives it, if they are more than there is room for. Then no cluster counts.
     pub fn take(&mut self, clusters: impl Iterator<Item = u64> + Clone) -> io::Result<()> {
         let new = clusters.clone().filter(|cluster| !self.has(*cluster)).count() as u64;
         if new > 0 && self.taken + new > self.most {

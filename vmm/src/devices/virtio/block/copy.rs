@@ -145,7 +145,8 @@ impl LayerCopy {
         Ok(true)
     }
 
-    /// Moves to the copy what is in memory, and makes it a layer. It is to be synced. Returns the digest of its map too.
+    /// Moves to the copy what is in memory, and makes it a layer. It is to be synced. Returns the digest of
+    /// its map too.
     ///
     /// # Errors
     /// The host refuses to take the copy.

@@ -33,7 +33,8 @@ pub struct HostFile {
     is_block_device: bool,
     /// Reads go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
     bounces: Arc<AtomicBool>,
-    /// A sync failed: none succeeds any more. The kernel reports a failed writeback once to all duplicates of a descriptor together.
+    /// A sync failed: none succeeds any more. The kernel reports a failed writeback once to all duplicates of
+    /// a descriptor together.
     sync_failed: Arc<AtomicBool>,
     /// Bytes that it had when that was last looked at; 0 to look again.
     known_len: AtomicU64,
@@ -133,8 +134,8 @@ impl HostFile {
         }
     }
 
-    /// Takes note of how a sync ended. Returns an error if that one or another failed: of two that are under way at once, one gets the
-    /// error of both.
+    /// Takes note of how a sync ended. Returns an error if that one or another failed: of two that are under
+    /// way at once, one gets the error of both.
     pub fn note_sync(&self, done: io::Result<()>) -> io::Result<()> {
         match done {
             Ok(()) => self.check_syncs(),
@@ -155,8 +156,8 @@ impl HostFile {
         self.sync_failed.store(false, Ordering::Release);
     }
 
-    /// Whether transfers must not go to or from guest memory directly. A write may always: what it writes is in the pages that the
-    /// kernel holds, whatever becomes of their mapping.
+    /// Whether transfers must not go to or from guest memory directly. A write may always: what it writes is
+    /// in the pages that the kernel holds, whatever becomes of their mapping.
     pub fn bounces(&self, direction: Direction) -> bool {
         direction == Direction::Read && self.bounces.load(Ordering::Acquire)
     }

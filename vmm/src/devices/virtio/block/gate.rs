@@ -1,5 +1,5 @@
-//! Disks that take no requests for a moment: so a VM that is about to be paused does not wait for the host's disk while its vCPUs stand
-//! still.
+//! Gates keep disks from taking requests just before a pause, so that vCPUs do not stand still while the
+//! host's disk works.
 //!
 //! ```text
 //!   close ──> requests stay in the queues ──> what is under way ends ──> pause ──> halt ──> open
@@ -16,7 +16,8 @@ use crate::sync::lock;
 /// The longest that disks are waited for. The pause waits for the rest.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The gate of a disk, in the device itself and beside its lock: the lock is held while a request is done at once.
+/// The gate of a disk, in the device itself and beside its lock: the lock is held while a request is done at
+/// once.
 #[derive(Debug, Default)]
 pub struct Gate {
     is_closed: AtomicBool,
@@ -35,7 +36,8 @@ impl Gate {
     }
 }
 
-/// Gates that are closed. Dropped, they are open; a device that was not halted meanwhile may have missed its driver's word.
+/// Closed gates, which open when this is dropped. A device that was not halted meanwhile may have missed a
+/// notification of its driver.
 #[derive(Debug)]
 pub struct ClosedGates(Vec<Arc<Gate>>);
 

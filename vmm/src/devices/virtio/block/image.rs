@@ -39,10 +39,12 @@ impl Image {
         Ok(Self { file, is_written, modified, digest: None })
     }
 
-    /// Makes sure that [`Image::content`] is of this instant, in which nobody writes, though the guest may write before it is asked:
+    /// Makes sure that [`Image::content`] is of this instant, in which nobody writes, though the guest may
+    /// write before it is asked:
     ///
-    /// - The time of a file tells a later write apart. A file's time comes from the kernel's tick before Linux 6.13, so a write in the same
-    ///   tick would not show: a time that is this tick's becomes one within the tick.
+    /// - The time of a file tells a later write apart. A file's time comes from the kernel's tick before
+    ///   Linux 6.13, so a write in the same tick would not show: a time that is this tick's becomes one
+    ///   within the tick.
     /// - A block device has no time, so its digest is taken.
     ///
     /// # Errors

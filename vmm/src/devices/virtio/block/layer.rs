@@ -20,12 +20,14 @@
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
 //! 4. The first flush of a layer that was opened by its path syncs its directory before it succeeds.
-//! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced map stays as it is.
-//! 6. Flushes that are under way together write the map in the order in which they began, and each is answered after a sync that began
-//!    after the last write of the map that it needs.
-//! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another id.
-//! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it has beyond the synced
-//!    map is written to that by the next flush or end, in the order of 2.
+//! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
+//!    map stays as it is.
+//! 6. Flushes that are under way together write the map in the order in which they began, and each is
+//!    answered after a sync that began after the last write of the map that it needs.
+//! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another
+//!    id.
+//! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it
+//!    has beyond the synced map is written to that by the next flush or end, in the order of 2.
 //!
 //! So after a power cut each cluster is as it was at some time after the last flush that succeeded, or is the one below if it was
 //! not in the layer then; after a kill of the process nothing is lost at all.
@@ -58,7 +60,8 @@ pub struct Overlay {
     bound: Option<Bound>,
     /// Someone can open the layer once this process has gone.
     has_name: bool,
-    /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed before it had synced that.
+    /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed
+    /// before it had synced that.
     directory: Option<PathBuf>,
     /// Flushes that have begun, and what of the map was taken for those under way.
     flushes: u64,
@@ -221,8 +224,8 @@ impl Overlay {
         self.flushes
     }
 
-    /// Writes to the synced map what was taken for the flushes up to this one, which has synced the data of all of them. In their order:
-    /// a block may be among those of several.
+    /// Writes to the synced map what was taken for the flushes up to this one, which has synced the data of
+    /// all of them. In their order: a block may be among those of several.
     fn write_blocks(&mut self, number: u64) -> io::Result<()> {
         while let Some((_, blocks)) = self.blocks.front().filter(|(of, _)| *of <= number) {
             blocks.write(self.layer.file())?;
@@ -275,7 +278,7 @@ impl Overlay {
         }
     }
 
-    /// Where the last sector ends. A part of one behind it is seen by no guest.
+    /// The end of the last whole sector. No guest sees a part of a sector behind it.
     fn end(&self) -> u64 {
         self.lower.len() / SECTOR * SECTOR
     }
@@ -389,7 +392,8 @@ impl Storage for Overlay {
     }
 
     fn empty(&mut self) -> io::Result<()> {
-        // Should it fail midway, the bits of the old map must never get behind the new header: they would stand for zeros.
+        // Should it fail midway, the bits of the old map must never get behind the new header: they would
+        // stand for zeros.
         self.layer.fail_syncs();
         let _ = self.map.take_dirty();
         self.blocks.clear();
@@ -461,7 +465,7 @@ impl Storage for Overlay {
         self.layer.note_sync(done)?;
         self.synced = self.synced.max(flush.begun_at);
         self.write_blocks(flush.number)?;
-        // What others write to the map from now on is not this flush's.
+        // Later writes of the map are other flushes' business.
         let needed = *flush.needed.get_or_insert(self.written);
         flush.begun_at = self.written;
         Ok(self.synced < needed)

@@ -68,7 +68,7 @@ fn zeros_and_discards_take_nothing_of_the_layers_size_and_give_it_back() {
         assert_eq!(write_zeroes(&mut driver, 5 * SECTORS, 9, false), DONE);
         expected[5 * CLUSTER as usize..].fill(0);
         assert!(read(&mut driver, 0, LEN).unwrap() == expected);
-        // What is zeros takes place when it is written.
+        // A hole takes place once it is written.
         assert_eq!(write(&mut driver, SECTORS, &[2; 512]), FAILED);
         // A cluster that was discarded makes room for another.
         assert_eq!(discard(&mut driver, 0, SECTORS as u32), DONE);

@@ -11,6 +11,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use super::super::super::Block;
 use super::super::super::live::pretend_reboot;
 use super::super::super::request::Stretch;
+use super::super::super::storage::{Flush, Storage};
 use super::super::super::testing::{
     DONE, Dir, FAILED, Random, Small, disk_on, flush, on_both_engines, read, start, write, write_zeroes,
 };
@@ -282,13 +283,19 @@ fn zero(cluster: u64) -> Stretch {
     Stretch { at: cluster * CLUSTER, len: CLUSTER, unmap: true }
 }
 
-#[test]
-fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
+/// A layer with one cluster, and a flush of it that is under way.
+fn flushing() -> (Based, Box<dyn Storage>, Flush) {
     let based = Based::new();
-    let layer = based.dir.path("layer");
     let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
     storage.write_zeroes(zero(0)).unwrap();
-    let mut first = storage.begin_flush().unwrap().unwrap();
+    let flush = storage.begin_flush().unwrap().unwrap();
+    (based, storage, flush)
+}
+
+#[test]
+fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
+    let (based, mut storage, mut first) = flushing();
+    let layer = based.dir.path("layer");
     // Not the first one's: its sync may have begun before this was written.
     storage.write_zeroes(zero(1)).unwrap();
     assert_eq!(synced_clusters(&layer), 0);
@@ -305,11 +312,8 @@ fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
 
 #[test]
 fn flushes_under_way_together_lose_no_cluster_in_any_order() {
-    let based = Based::new();
+    let (based, mut storage, mut first) = flushing();
     let layer = based.dir.path("layer");
-    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
-    storage.write_zeroes(zero(0)).unwrap();
-    let mut first = storage.begin_flush().unwrap().unwrap();
     storage.write_zeroes(zero(1)).unwrap();
     let mut second = storage.begin_flush().unwrap().unwrap();
     // The later one's sync is done first, and was for the data of both.
@@ -332,10 +336,7 @@ fn flushes_under_way_together_lose_no_cluster_in_any_order() {
 /// The kernel takes the pages that it could not write for written.
 #[test]
 fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
-    let based = Based::new();
-    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
-    storage.write_zeroes(zero(0)).unwrap();
-    let mut flush = storage.begin_flush().unwrap().unwrap();
+    let (based, mut storage, mut flush) = flushing();
     storage.synced(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
     assert!(storage.begin_flush().unwrap().is_none(), "it is done at once, and tells why it fails");
     let why = storage.flush().unwrap_err().to_string();

@@ -104,7 +104,7 @@ fn bits_len(base: Base) -> u64 {
     base.len.div_ceil(CLUSTER).div_ceil(8).next_multiple_of(BLOCK as u64)
 }
 
-/// Where the data begins in the file, behind so many bytes of bits.
+/// The offset of the data in the file, behind so many bytes of bits.
 fn data_at(bits: u64) -> u64 {
     (HEADER + bits).next_multiple_of(CLUSTER)
 }
@@ -158,7 +158,8 @@ impl Map {
         file.write_all_at(&header, 0)
     }
 
-    /// Makes `file`, which has a copy of this layer's data, a layer with this map and an id of its own. Returns what names that.
+    /// Makes `file`, which has a copy of this layer's data, a layer with this map and an id of its own.
+    /// Returns what names that.
     pub fn write_copy(&self, file: &File) -> io::Result<Base> {
         let mut copy = Self { version: VERSION, live: None, ..self.clone() };
         file.write_all_at(&copy.bits, HEADER)?;
@@ -295,7 +296,7 @@ impl Map {
         clusters.for_each(|cluster| self.bits[(cluster / 8) as usize] |= 1 << (cluster % 8));
     }
 
-    /// Takes what the synced map lacks. Whoever takes it syncs the data first, then writes it.
+    /// Takes what the synced map lacks. The caller syncs the data first, then writes it.
     pub fn take_dirty(&mut self) -> DirtyBlocks {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         DirtyBlocks(dirty.map(|block| (block, self.bits[block * BLOCK..][..BLOCK].to_vec())).collect())

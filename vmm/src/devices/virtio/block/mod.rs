@@ -82,7 +82,8 @@ pub struct Block {
     gate: Arc<Gate>,
     /// Transfers may hold pages of guest memory.
     is_direct: bool,
-    /// When to look again how long the files are: a look before each write would cost each of them a system call.
+    /// When to look again how long the files are: a look before each write would cost each of them a system
+    /// call.
     look_again: Instant,
     /// Requests that the host let fail.
     failures: u64,
@@ -153,7 +154,7 @@ impl Block {
         self.limiter.change(limit);
     }
 
-    /// Where it is kept from taking requests.
+    /// The gate that keeps the disk from taking requests.
     #[must_use]
     pub fn gate(&self) -> Arc<Gate> {
         Arc::clone(&self.gate)
@@ -204,7 +205,8 @@ impl Block {
         self.storage.image().map(|file| Image::of(file, !self.read_only)).transpose()
     }
 
-    /// The digest of the map of the layer that is only read: the one beneath what the guest writes, or all that there is over the base.
+    /// The digest of the map of the layer that is only read: the one beneath what the guest writes, or all
+    /// that there is over the base.
     #[must_use]
     pub fn digest_of_frozen_layer(&self) -> Option<u64> {
         self.storage.overlay().and_then(|overlay| overlay.digest_of_frozen_layer(self.read_only))

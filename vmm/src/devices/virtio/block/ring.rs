@@ -47,7 +47,7 @@ pub struct Ring {
 struct Request {
     answer: Later,
     act: Act,
-    /// Where on the disk.
+    /// Offset on the disk.
     at: u64,
     place: Place,
     len: usize,
@@ -55,7 +55,7 @@ struct Request {
     pieces: Vec<libc::iovec>,
 }
 
-/// What a request does.
+/// The kinds of requests.
 #[derive(Debug)]
 enum Act {
     Move(Direction),
@@ -152,9 +152,10 @@ impl Ring {
             }
             None => {
                 let flush = storage.begin_flush().ok().flatten();
-                flush
-                    .map(|flush| (Place { file: flush.file, at: 0 }, flush))
-                    .map(|(at, flush)| (Act::Flush(flush), at))
+                flush.map(|flush| {
+                    let place = Place { file: flush.file, at: 0 };
+                    (Act::Flush(flush), place)
+                })
             }
         };
         let Some((act, place)) = begun else { return Some((answer, command)) };
@@ -242,8 +243,8 @@ impl Ring {
         writes.map(|request| (request.place, request.len as u64))
     }
 
-    /// Brings everything to an end, unanswered. What the storage began for it is to be given up too. Returns whether a sync
-    /// failed, of which the kernel tells only once.
+    /// Brings everything to an end, unanswered. The storage has to give up what it began. Returns whether a
+    /// sync failed, of which the kernel tells only once.
     pub fn abandon(&mut self) -> bool {
         let mut a_sync_failed = false;
         while !self.is_idle() {
@@ -287,7 +288,7 @@ impl Request {
         }
     }
 
-    /// How it ended, where the kernel gave `result`. What the kernel left over is done.
+    /// Finishes a request for which the kernel gave `result`, and does what the kernel left over.
     fn outcome(&mut self, file: &HostFile, ram: &GuestRam, result: i32) -> io::Result<()> {
         self.mark(ram);
         let interrupted = is_interrupted(result);

@@ -131,8 +131,8 @@ impl Block {
         ring.as_mut()?.finished(&mut **storage)
     }
 
-    /// Whether a request changes what another under way is only bringing to its file. A write that lands after its clusters were discarded
-    /// would take place that the layer's size does not count.
+    /// Whether a request changes what another under way is only bringing to its file. A write that lands
+    /// after its clusters were discarded would take place that the layer's size does not count.
     fn waits_for_others(&self, command: &Command<'_>) -> bool {
         match command {
             Command::Write { at, from } => self.storage.is_arriving(*at, from.len() as u64),

@@ -57,11 +57,11 @@ pub trait Storage: Send + std::fmt::Debug {
         Vec::new()
     }
 
-    /// Where a stretch can be read by anyone. None where it is not in one piece.
+    /// The place of a stretch for the ring to read; none if it is not in one piece.
     fn place(&self, at: u64, len: u64) -> Option<Place>;
 
-    /// Where a stretch can be written by anyone, who then says [`Storage::end_write`]. None, or an error, where it is to be written by
-    /// [`Storage::write`]. None of it [`Storage::is_arriving`].
+    /// Begins a write by the ring, which then calls [`Storage::end_write`]. Returns its place; none, or an
+    /// error, if [`Storage::write`] is to do it. No part of it may be [`Storage::is_arriving`].
     fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<Place>>;
 
     /// A write that was begun has come to its end, which is that of the request if it returns it.

@@ -283,7 +283,8 @@ fn a_block_device_is_a_disk_too() {
     });
 }
 
-/// The kernel reports a failed writeback to one sync of an open file: where that is a snapshot's, the guest would not learn of it.
+/// The kernel reports a failed writeback to one sync of an open file: where that is a snapshot's, the guest
+/// would not learn of it.
 #[test]
 fn flush_fails_after_a_snapshots_sync_has_failed() {
     on_both_engines(|engine| {

@@ -31,8 +31,8 @@ impl Host {
     /// Connects to whoever listens for the guest at `port`. One whose queue is full does not.
     ///
     /// # Errors
-    /// Nobody listens, or what has the name is no socket, or is another socket's second name: a snapshot that was unpacked from an archive
-    /// may have brought a link to a socket that nobody gave its guest.
+    /// No process listens; or the file is no socket, or a link to another one: a snapshot that was unpacked
+    /// from an archive may have brought a link to a socket that nobody gave its guest.
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let mut path = self.0.path().as_os_str().to_owned();
         path.push(format!("_{port}"));
