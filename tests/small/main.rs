@@ -49,6 +49,7 @@ mod terminal;
 mod timers;
 mod tsc;
 mod two_vcpus;
+mod unreadable;
 mod vsock;
 mod whole_state;
 mod working_set;

@@ -247,8 +247,6 @@ fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
             return true;
         }
         VmExit::Interrupted => return false,
-        // What the guest could not have may have been its page tables.
-        VmExit::Shutdown if board.ram.is_truncated() => Err(unreadable("guest memory", board)),
         VmExit::Shutdown => Ok(Ending::TripleFault),
         VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_SHUTDOWN) => Ok(Ending::Poweroff),
         VmExit::SystemEvent(kvm_bindings::KVM_SYSTEM_EVENT_RESET) => Ok(Ending::Reboot),
@@ -260,8 +258,29 @@ fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
         VmExit::Unreadable(Some(address)) => Err(unreadable(&format!("guest memory at {address:#x}"), board)),
         VmExit::Failed(why) => Err(why),
     };
+    let end = match end {
+        Ok(Ending::TripleFault) => after_triple_fault(vcpu, board),
+        end => end,
+    };
     board.control.end(end.map_err(|why| format!("vCPU {id}{}: {why}", vcpu.whereabouts())));
     false
+}
+
+/// Tells a guest's own triple fault from one for want of its page tables, descriptor tables or stack: kvm_pvm injects a
+/// page fault where another KVM leaves `KVM_RUN` with EFAULT.
+fn after_triple_fault(vcpu: &Vcpu, board: &Board) -> std::result::Result<Ending, String> {
+    if board.ram.is_truncated() {
+        return Err(unreadable("guest memory", board));
+    }
+    // Memory that is filled as it is needed says itself what could not be had.
+    if board.ram.faults().is_some() {
+        return Ok(Ending::TripleFault);
+    }
+    let is_lost = |address: &u64| board.ram.contains(*address) && !board.ram.is_readable(*address);
+    match vcpu.needed_by_exceptions().into_iter().find(is_lost) {
+        Some(address) => Err(unreadable(&format!("guest memory at {address:#x}"), board)),
+        None => Ok(Ending::TripleFault),
+    }
 }
 
 /// Why KVM cannot have memory: what happened to it, as far as this process knows.

@@ -39,6 +39,8 @@ const INITIAL_COUNT: usize = 0x380;
 /// Bits that tell PAE paging from 32-bit and 64-bit paging (Intel SDM volume 3, 4.1.1).
 const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
+/// The address in CR3 of the page tables' root, without flags (Intel SDM volume 3, 4.5).
+const CR3_TABLE: u64 = 0x000f_ffff_ffff_f000;
 const EFER_LMA: u64 = 1 << 10;
 
 /// The bit of XCR0 that is always set.
@@ -215,6 +217,18 @@ impl Vcpu {
     /// Where the guest was, for the message of its end.
     pub(crate) fn whereabouts(&self) -> String {
         self.fd.get_regs().map_or_else(|_| String::new(), |regs| format!(" at rip {:#x}", regs.rip))
+    }
+
+    /// The guest physical addresses without which the CPU cannot deliver an exception, as far as it tells: the root of
+    /// the page tables, descriptor tables, task state, code and stack.
+    pub(crate) fn needed_by_exceptions(&self) -> Vec<u64> {
+        let (Ok(sregs), Ok(regs)) = (self.fd.get_sregs(), self.fd.get_regs()) else { return Vec::new() };
+        let root = (sregs.cr0 & CR0_PG != 0).then_some(sregs.cr3 & CR3_TABLE);
+        let (code, stack) = (sregs.cs.base.wrapping_add(regs.rip), sregs.ss.base.wrapping_add(regs.rsp));
+        let linear = [sregs.idt.base, sregs.gdt.base, sregs.tr.base, code, stack];
+        let translated = linear.into_iter().filter_map(|address| self.fd.translate_gva(address).ok());
+        let physical = translated.filter(|found| found.valid != 0).map(|found| found.physical_address);
+        root.into_iter().chain(physical).collect()
     }
 
     /// What it has is not given again: KVM may refuse a vCPU that has run (KVM API, section 4.20).

@@ -302,6 +302,20 @@ impl GuestRam {
         self.regions.iter().any(|region| (region.gpa..region.gpa + region.len).contains(&gpa))
     }
 
+    /// Whether the page of a guest physical address can be read. It is read, and memory that is filled as it is needed
+    /// must not be asked about: the call waits for the page there.
+    #[must_use]
+    pub fn is_readable(&self, gpa: u64) -> bool {
+        let Some((region, at)) = self.guest.to_region_addr(GuestAddress(gpa)) else { return false };
+        let mut byte = 0_u8;
+        let to = libc::iovec { iov_base: ptr::from_mut(&mut byte).cast(), iov_len: 1 };
+        let from = libc::iovec { iov_base: region.as_ptr().wrapping_add(at.0 as usize).cast(), iov_len: 1 };
+        // SAFETY: the kernel writes a byte to `byte`, and answers EFAULT where it cannot read the other one.
+        let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
+        // Any other error comes from a host that forbids the call: it tells nothing.
+        read == 1 || io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
+    }
+
     /// Where a region lies in this process. What is there belongs to the guest.
     #[must_use]
     pub fn host_address(&self, region: &Region) -> *mut u8 {

@@ -1,0 +1,62 @@
+//! Guest memory that a vCPU may not access: `KVM_RUN` fails with EFAULT, and the VM's end names what happened.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::fs;
+use std::path::Path;
+use std::ptr;
+
+use volt_tests::{Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
+use volt_vmm::{RestoreOptions, Snapshot, Store, Vm};
+
+/// A VM that runs from the snapshot `warm` in `scratch`.
+fn clone(scratch: &Scratch) -> Vm {
+    let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+    let counts = |recorder: &Recorder, count: u64| {
+        wait_until("it counts", || {
+            numbers(&recorder.text(), "count").last().is_some_and(|last| *last >= count)
+        });
+    };
+    let recorder = Recorder::default();
+    let builder = Vm::builder().kernel(small_guest()).cmdline("count mib=8").memory_mib(64);
+    let vm = builder.console(recorder.console()).start().unwrap();
+    counts(&recorder, 40);
+    vm.snapshot(&store, "warm").unwrap();
+    drop(vm);
+    let recorder = Recorder::default();
+    let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+    let vm = Snapshot::open(&store, "warm").unwrap().restore_with(options).unwrap();
+    counts(&recorder, 1);
+    vm
+}
+
+/// Where a file is mapped for writing in this process, and so many bytes of it.
+fn mapping(file: &Path) -> (*mut c_void, usize) {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let of_file = |line: &&str| line.ends_with(file.to_str().unwrap()) && line.contains(" rw-p ");
+    let line = maps.lines().find(of_file).unwrap_or_else(|| panic!("{} in {maps}", file.display()));
+    let range = line.split(' ').next().unwrap().split_once('-').unwrap();
+    let [start, end] = [range.0, range.1].map(|number| usize::from_str_radix(number, 16).unwrap());
+    (ptr::with_exposed_provenance_mut(start), end - start)
+}
+
+/// Why the VM ended.
+fn ending(vm: &Vm) -> String {
+    limited("the VM ends", || vm.wait()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_vcpu_that_may_not_access_its_memory_ends_its_vm_with_the_files_name() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (vm, file) = (clone(&scratch), scratch.path("warm/memory.snap"));
+    let (start, len) = mapping(&file);
+    // SAFETY: it is guest memory, which in this process only the vCPU accesses: the guest has no devices.
+    assert_eq!(unsafe { libc::mprotect(start, len, libc::PROT_NONE) }, 0);
+    let why = ending(&vm);
+    for words in
+        ["vCPU 0", " at rip 0x", "guest memory", file.to_str().unwrap(), "is as long as it should be"]
+    {
+        assert!(why.contains(words), "{words}: {why}");
+    }
+}
