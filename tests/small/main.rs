@@ -45,6 +45,7 @@ mod recording;
 mod registers;
 mod restoring;
 mod rewinding;
+mod silence;
 mod terminal;
 mod timers;
 mod tsc;

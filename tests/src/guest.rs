@@ -15,6 +15,7 @@ use crate::patience::patience;
 use crate::progress::without_progress;
 use crate::rest;
 use crate::scratch::Scratch;
+use crate::silence;
 use crate::snapshot::Snapshot;
 use crate::transcript::Transcript;
 
@@ -117,7 +118,18 @@ impl Guest {
 
     fn give_up(&self, awaited: &str) -> ! {
         let (output, stderr) = (self.output.text(), self.stderr.text());
-        panic!("the guest did not say {awaited:?}; it said:\n{output}\nstandard error:\n{stderr}")
+        let unread = self.input.as_ref().and_then(|input| rustix::io::ioctl_fionread(input).ok());
+        let silence = if self.output.has_ended() { String::new() } else { self.explain_silence() };
+        panic!(
+            "the guest did not say {awaited:?}; it said:\n{output}\nstandard error:\n{stderr}\n\
+             unread bytes of its input: {unread:?}\n{silence}"
+        )
+    }
+
+    /// Tells what a guest that does not answer does: its threads, clocks, timers and interrupts.
+    #[must_use]
+    pub fn explain_silence(&self) -> String {
+        silence::explain(self)
     }
 
     /// All that the guest has said.

@@ -27,6 +27,7 @@ pub mod progress;
 pub mod recorder;
 pub mod rest;
 pub mod scratch;
+mod silence;
 pub mod snapshot;
 pub mod state_file;
 pub mod streams;

@@ -67,6 +67,11 @@ impl Transcript {
         self.len() == 0
     }
 
+    /// Whether the stream has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.lock().ended
+    }
+
     /// Waits for the stream's end.
     pub(crate) fn wait_end(&self) {
         let state = self.lock();
