@@ -51,15 +51,23 @@ pub fn each_with_data(
 ) -> io::Result<()> {
     let mut done = start;
     while done < end {
-        let at = match rustix::fs::seek(file, SeekFrom::Data(done)) {
-            Ok(at) if at < end => at,
-            Ok(_) | Err(Errno::NXIO) => break,
-            Err(errno) => return Err(errno.into()),
-        };
+        let at = next_data(file, done..end)?;
+        if at == end {
+            break;
+        }
         done = rustix::fs::seek(file, SeekFrom::Hole(at))?.min(end);
         act(at..done)?;
     }
     Ok(())
+}
+
+/// Where the first data of a stretch begins: at its end, if all of it is a hole.
+pub fn next_data(file: &File, Range { start, end }: Range<u64>) -> io::Result<u64> {
+    match rustix::fs::seek(file, SeekFrom::Data(start)) {
+        Ok(at) => Ok(at.min(end)),
+        Err(Errno::NXIO) => Ok(end),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Leaves it to the file system, which may share blocks, or copies what that does not.

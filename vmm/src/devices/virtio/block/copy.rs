@@ -11,24 +11,31 @@
 //! The layer below never changes: it is copied once, and shares its blocks with the copy where the file system can. Each copy has
 //! all that the disk has over its base, in one layer.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
+
+use rangemap::RangeSet;
 
 use super::map::{CLUSTER, Map};
 use crate::error::{Error, Result};
 use crate::memory::backing::fresh;
 use crate::sparse;
 
+/// Clusters, as ranges that do not touch: a discard may be of hundreds of thousands.
+pub type Clusters = RangeSet<u64>;
+
+/// Clusters copied between two looks at the clock, unless they are a hole.
+const STEP: u64 = (1 << 20) / CLUSTER;
+
 /// The clusters that one disk wrote. They are noted while a copy is made.
 #[derive(Debug, Default)]
-pub struct Noted(Option<BTreeSet<u64>>);
+pub struct Noted(Option<Clusters>);
 
 impl Noted {
     pub(super) fn begin(&mut self) {
-        self.0 = Some(BTreeSet::new());
+        self.0 = Some(Clusters::new());
     }
 
     pub(super) fn end(&mut self) {
@@ -40,12 +47,12 @@ impl Noted {
         if let Some(clusters) = &mut self.0
             && len > 0
         {
-            clusters.extend(at / CLUSTER..(at + len).div_ceil(CLUSTER));
+            clusters.insert(at / CLUSTER..(at + len).div_ceil(CLUSTER));
         }
     }
 
     /// Those that were written since the last call.
-    pub(super) fn take(&mut self) -> BTreeSet<u64> {
+    pub(super) fn take(&mut self) -> Clusters {
         self.0.as_mut().map(std::mem::take).unwrap_or_default()
     }
 }
@@ -55,8 +62,8 @@ impl Noted {
 pub struct LayerSource {
     pub(super) below: Option<File>,
     pub(super) layer: File,
-    /// The clusters of the layer, in order.
-    pub(super) clusters: Vec<u64>,
+    /// The clusters of the layer, where there is one below it.
+    pub(super) clusters: Clusters,
     /// Everything that the disk has in one of both.
     pub(super) map: Map,
 }
@@ -70,9 +77,9 @@ pub struct LayerCopy {
     shares: bool,
     /// Clusters that were copied later, at their offsets in the file.
     memory: File,
-    held: BTreeSet<u64>,
+    held: Clusters,
     /// Clusters that are still to be copied.
-    left: BTreeSet<u64>,
+    left: Clusters,
     /// Bytes that were copied from the layers so far.
     copied: u64,
 }
@@ -85,7 +92,7 @@ impl LayerCopy {
     pub fn begin(from: LayerSource, to: File) -> Result<Self> {
         let memory = fresh(from.map.end())?;
         let shares = sparse::share(from.whole(), &to);
-        Ok(Self { from, to, shares, memory, held: BTreeSet::new(), left: BTreeSet::new(), copied: 0 })
+        Ok(Self { from, to, shares, memory, held: Clusters::new(), left: Clusters::new(), copied: 0 })
     }
 
     /// Bytes that the copy takes of the host, at most, beside what is written later.
@@ -104,18 +111,15 @@ impl LayerCopy {
             self.copied += sparse::whole(self.from.whole(), &self.to)?;
         }
         if self.from.below.is_some() {
-            let clusters = self.from.clusters.iter().copied();
-            let copied = &mut self.copied;
-            self.from.each(clusters, |stretch| {
-                *copied += sparse::stretch(&self.from.layer, &self.to, stretch)?;
-                Ok(())
-            })?;
+            for range in self.from.clusters.iter() {
+                self.copied += sparse::stretch(&self.from.layer, &self.to, self.from.stretch(range))?;
+            }
         }
         Ok(())
     }
 
     /// These clusters are still to be copied.
-    pub fn add(&mut self, clusters: BTreeSet<u64>) {
+    pub fn add(&mut self, clusters: Clusters) {
         self.left.extend(clusters);
     }
 
@@ -126,7 +130,7 @@ impl LayerCopy {
 
     /// Clusters that are still to be copied.
     pub fn left(&self) -> u64 {
-        self.left.len() as u64
+        count(&self.left)
     }
 
     /// Copies clusters to memory. Stops where `goes_on` says so of the clusters that are left, and returns whether it did not.
@@ -134,13 +138,16 @@ impl LayerCopy {
     /// # Errors
     /// The host refuses to read the layer, or has no memory.
     pub fn pass(&mut self, goes_on: impl Fn(u64) -> bool) -> io::Result<bool> {
-        while let Some(cluster) = self.left.first().copied() {
-            if !goes_on(self.left()) {
+        let mut left = self.left();
+        while let Some(range) = self.left.first() {
+            if !goes_on(left) {
                 return Ok(false);
             }
-            self.copied += sparse::stretch(&self.from.layer, &self.memory, self.from.stretch(cluster))?;
-            self.left.remove(&cluster);
-            self.held.insert(cluster);
+            let step = self.from.step(range)?;
+            self.copied += sparse::stretch(&self.from.layer, &self.memory, self.from.stretch(&step))?;
+            left -= step.end - step.start;
+            self.left.remove(step.clone());
+            self.held.insert(step);
         }
         Ok(true)
     }
@@ -155,9 +162,10 @@ impl LayerCopy {
         if self.to.metadata()?.len() < self.from.map.end() {
             self.to.set_len(self.from.map.end())?;
         }
-        let held = self.held.iter().copied();
-        self.from.each(held, |stretch| sparse::stretch(&self.memory, &self.to, stretch).map(drop))?;
-        self.held.iter().for_each(|cluster| self.from.map.include(*cluster..cluster + 1));
+        for range in self.held.iter() {
+            sparse::stretch(&self.memory, &self.to, self.from.stretch(range))?;
+            self.from.map.include(range.clone());
+        }
         let named = self.from.map.write_copy(&self.to)?;
         Ok((self.to, named.digest))
     }
@@ -169,27 +177,22 @@ impl LayerSource {
         self.below.as_ref().unwrap_or(&self.layer)
     }
 
-    /// Where a cluster lies in a layer's file.
-    fn stretch(&self, cluster: u64) -> Range<u64> {
-        let start = self.map.data() + cluster * CLUSTER;
-        start..start + CLUSTER
+    /// The place of clusters in a layer's file.
+    fn stretch(&self, clusters: &Range<u64>) -> Range<u64> {
+        self.map.data() + clusters.start * CLUSTER..self.map.data() + clusters.end * CLUSTER
     }
 
-    /// Clusters in order, those that lie together at once.
-    fn each(
-        &self,
-        clusters: impl Iterator<Item = u64>,
-        mut act: impl FnMut(Range<u64>) -> io::Result<()>,
-    ) -> io::Result<()> {
-        let mut run: Option<Range<u64>> = None;
-        for stretch in clusters.map(|cluster| self.stretch(cluster)) {
-            match &mut run {
-                Some(run) if run.end == stretch.start => run.end = stretch.end,
-                _ => run.replace(stretch).into_iter().try_for_each(&mut act)?,
-            }
-        }
-        run.into_iter().try_for_each(act)
+    /// The first of these clusters that are copied at once: a hole as a whole, of data only so much.
+    fn step(&self, clusters: &Range<u64>) -> io::Result<Range<u64>> {
+        let place = self.stretch(clusters);
+        let hole = (sparse::next_data(&self.layer, place.clone())? - place.start) / CLUSTER;
+        let len = if hole > 0 { hole } else { STEP };
+        Ok(clusters.start..clusters.end.min(clusters.start + len))
     }
+}
+
+fn count(clusters: &Clusters) -> u64 {
+    clusters.iter().map(|range| range.end - range.start).sum()
 }
 
 /// The error of a copy.

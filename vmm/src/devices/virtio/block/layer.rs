@@ -40,7 +40,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::bound::Bound;
-use super::copy::{LayerSource, Noted};
+use super::copy::{Clusters, LayerSource, Noted};
 use super::file::{HostFile, Use};
 use super::lower::{Lower, open_layer};
 use super::map::{CLUSTER, DirtyBlocks, Map};
@@ -171,23 +171,20 @@ impl Overlay {
             None => (None, self.map.clone()),
         };
         let layer = self.layer.file().try_clone()?;
-        let clusters: Vec<_> = match below {
-            Some(_) => {
-                (0..self.lower.len().div_ceil(CLUSTER)).filter(|cluster| self.map.has(*cluster)).collect()
-            }
-            None => Vec::new(), // copied as a whole
+        let clusters: Clusters = match below {
+            Some(_) => self.map.present(0..self.lower.len().div_ceil(CLUSTER)).collect(),
+            None => Clusters::new(), // copied as a whole
         };
-        clusters.iter().for_each(|cluster| map.include(*cluster..cluster + 1));
+        clusters.iter().for_each(|range| map.include(range.clone()));
         self.noted.begin();
         Ok(LayerSource { below, layer, clusters, map })
     }
 
     /// The clusters that the layer has and that were written since the last call.
-    pub fn take_written(&mut self) -> BTreeSet<u64> {
-        let mut written = self.noted.take();
-        // What was not written in full, or is under way, is still that below. It is noted again when it is there.
-        written.retain(|cluster| self.map.has(*cluster));
-        written
+    pub fn take_written(&mut self) -> Clusters {
+        let written = self.noted.take();
+        // A cluster that was not written in full, or is under way, is still that below. It is noted again later.
+        written.iter().flat_map(|range| self.map.present(range.clone())).collect()
     }
 
     /// Ends what [`Overlay::begin_copy`] began.

@@ -273,6 +273,30 @@ impl Map {
         self.bits[(cluster / 8) as usize] & 1 << (cluster % 8) != 0
     }
 
+    /// The clusters of a range that the layer has, as ranges in order.
+    pub fn present(&self, within: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut at = within.start;
+        std::iter::from_fn(move || {
+            let start = self.first(at..within.end, true)?;
+            at = self.first(start..within.end, false).unwrap_or(within.end);
+            Some(start..at)
+        })
+    }
+
+    /// The first cluster of a range that the layer has, or has not.
+    fn first(&self, within: Range<u64>, there: bool) -> Option<u64> {
+        let mut at = within.start;
+        while at < within.end {
+            let byte = self.bits[(at / 8) as usize];
+            let found = if there { byte } else { !byte } >> (at % 8);
+            if found != 0 {
+                return Some(at + u64::from(found.trailing_zeros())).filter(|first| *first < within.end);
+            }
+            at = (at / 8 + 1) * 8;
+        }
+        None
+    }
+
     /// The layer has these clusters now, all of whose data is in `file`. After an error it does not have those that are new.
     pub fn add(&mut self, file: &File, clusters: RangeInclusive<u64>) -> io::Result<()> {
         if clusters.clone().all(|cluster| self.has(cluster)) {
@@ -293,7 +317,12 @@ impl Map {
 
     /// The copy of a layer that this map will describe has these clusters too.
     pub fn include(&mut self, clusters: Range<u64>) {
-        clusters.for_each(|cluster| self.bits[(cluster / 8) as usize] |= 1 << (cluster % 8));
+        let mut at = clusters.start;
+        while at < clusters.end {
+            let whole_byte = at.is_multiple_of(8) && at + 8 <= clusters.end;
+            self.bits[(at / 8) as usize] |= if whole_byte { 0xff } else { 1 << (at % 8) };
+            at += if whole_byte { 8 } else { 1 };
+        }
     }
 
     /// Takes what the synced map lacks. The caller syncs the data first, then writes it.
@@ -305,5 +334,28 @@ impl Map {
     /// Whether the synced map lacks something.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against a look at each cluster, over ranges that begin and end within bytes and at their ends.
+    #[test]
+    fn ranges_of_a_map_are_its_clusters() {
+        let mut map = Map::blank(Base { len: 200 * CLUSTER, digest: 0 }, 0);
+        let included = [3..4, 6..9, 16..40, 47..48, 64..65, 70..133, 199..200];
+        included.iter().for_each(|range| map.include(range.clone()));
+        for start in 0..200 {
+            for end in start..=200 {
+                let found: Vec<_> = map.present(start..end).collect();
+                assert!(found.iter().all(|range| start <= range.start && range.start < range.end));
+                assert!(found.is_sorted_by(|one, next| one.end < next.start), "{found:?}");
+                let clusters = found.into_iter().flatten();
+                let expected = (start..end).filter(|at| included.iter().any(|range| range.contains(at)));
+                assert!(clusters.eq(expected), "{start}..{end}");
+            }
+        }
     }
 }

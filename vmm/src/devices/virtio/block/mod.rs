@@ -7,7 +7,6 @@
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -48,7 +47,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-use copy::LayerSource;
+use copy::{Clusters, LayerSource};
 use file::{HostFile, Use};
 pub use gate::{ClosedGates, Gate};
 pub use image::Image;
@@ -178,8 +177,8 @@ impl Block {
 
     /// The clusters that were written since the copy began or this was called last. A write that is under way counts the next time
     /// too.
-    pub fn take_written(&mut self) -> BTreeSet<u64> {
-        let Some(overlay) = self.storage.overlay_mut() else { return BTreeSet::new() };
+    pub fn take_written(&mut self) -> Clusters {
+        let Some(overlay) = self.storage.overlay_mut() else { return Clusters::new() };
         let written = overlay.take_written();
         self.note_under_way();
         written
