@@ -36,3 +36,30 @@ fn pause_copies_nothing_of_a_layer_that_is_not_written() {
         }
     }
 }
+
+/// The guest writes to a layer all the while, as fast as it can.
+#[test]
+fn copies_of_clusters_in_memory_have_a_bound() {
+    needs!(kvm);
+    const MIB: u64 = 192;
+    let scratch = Scratch::new();
+    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+    std::fs::File::create(&base).unwrap().set_len(MIB << 20).unwrap();
+    let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+    let mut config = VmConfig::new(volt_tests::small_guest());
+    config.boot.cmdline = format!("disk-churn mib={MIB}");
+    config.memory_mib = 64;
+    let disk = serde_json::json!({"id": "root", "path": base, "layer": layer});
+    config.devices.disks.push(serde_json::from_value(disk).unwrap());
+    let recorder = Recorder::default();
+    let vm = Vm::builder().config(config).console(recorder.console()).start().unwrap();
+    recorder.wait_for("ready\n");
+    let mut held = 0;
+    for name in ["first", "second"] {
+        let course = vm.snapshot(&store, name).unwrap();
+        assert!(course.disk_pages_in_memory * 4096 <= 128 << 20, "{course:?}");
+        held += course.disk_pages_in_memory;
+    }
+    assert!(held > 0, "the guest wrote nothing while its disk was copied");
+    Snapshot::open(&store, "second").unwrap().restore_with(RestoreOptions::default()).unwrap();
+}

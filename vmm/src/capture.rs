@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The layers of disks ([`Beside`]) are copied in the same passes: the pause has the clusters that were written since the last one.
-//! All but the first copies go to memory, and to the destination once the guest runs on ([`copies`]). A limit on the pause makes the
+//! All but the first copies go to memory, and to the destination once the guest runs on ([`copies`]); of layers, only so much. A limit on the pause makes the
 //! passes go on until it can be kept, or gives up ([`limit`]).
 //!
 //! What is private is found in the page tables, before the pause; what is written from then on, in KVM's dirty log and among the
@@ -73,6 +73,8 @@ pub struct Course {
     pub disk_pages_in_pause: u64,
     /// Pages whose copies were held in memory until the guest ran on: those that it wrote after the first pass began.
     pub pages_in_memory: u64,
+    /// Pages of disks' layers whose copies were held so, at most 128 MiB for each disk.
+    pub disk_pages_in_memory: u64,
 }
 
 /// Which pages are captured.
@@ -113,11 +115,15 @@ pub(crate) trait Beside {
     /// Bytes that were copied so far, the bulk's too.
     fn copied(&self) -> u64;
 
-    /// Copies them to memory. Stops where `goes_on` says so of the pages that are left, and returns whether it did not.
+    /// Bytes of copies that are in memory.
+    fn held(&self) -> u64;
+
+    /// Copies them: to memory where `guest` stands still or they are few. Stops where `goes_on` says so of the pages that are
+    /// left, and returns whether it did not.
     ///
     /// # Errors
-    /// The host refuses, or has no memory.
-    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool>;
+    /// The host refuses, or has no memory or no room.
+    fn pass(&mut self, guest: RunState, goes_on: &dyn Fn(u64) -> bool) -> Result<bool>;
 
     /// Takes what is left: everything is copied, and the VM stands still. Again, if the pause took longer than it may.
     ///
@@ -205,6 +211,7 @@ impl<B: Beside> Passes<'_, B> {
         self.course.paused = paused;
         self.course.pages = self.pages.len();
         self.course.pages_in_memory = self.copies.held();
+        self.course.disk_pages_in_memory = self.beside.held() / PAGE;
         Ok(done)
     }
 
@@ -236,7 +243,7 @@ impl<B: Beside> Passes<'_, B> {
             if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(act, look)) {
                 return Err(error);
             }
-            let (copied, took) = timed(|| self.take(0, |_| true));
+            let (copied, took) = timed(|| self.take(RunState::Running, 0, |_| true));
             copied?;
             self.beside_left = 0;
             limit.iter_mut().for_each(|limit| limit.copied(look.left, took));
@@ -263,7 +270,7 @@ impl<B: Beside> Passes<'_, B> {
             self.course.pages_in_pause = self.left.len();
             let copied_before = self.beside.copied();
             let in_time = |left| limit.is_none_or(|limit| limit.allows(began.elapsed(), left));
-            if !in_time(self.left.len() + beside) || !self.take(beside, in_time)? {
+            if !in_time(self.left.len() + beside) || !self.take(RunState::Paused, beside, in_time)? {
                 return Ok(None);
             }
             let taken = self.beside.take(machine)?;
@@ -292,8 +299,9 @@ impl<B: Beside> Passes<'_, B> {
     }
 
     /// Copies what is left of memory, and beside it so many pages.
-    fn take(&mut self, beside: u64, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
+    fn take(&mut self, guest: RunState, beside: u64, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
         self.pages.add_all(&self.left);
-        Ok(self.copies.take(&mut self.left, |left| goes_on(left + beside))? && self.beside.pass(&goes_on)?)
+        let all_of_memory = self.copies.take(&mut self.left, |left| goes_on(left + beside))?;
+        Ok(all_of_memory && self.beside.pass(guest, &goes_on)?)
     }
 }

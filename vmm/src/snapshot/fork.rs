@@ -31,7 +31,7 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
-    let beside = BesideMemory { vm, layers: Copies::held(vm)?, room: None, trimmed: None };
+    let beside = BesideMemory { vm, layers: Copies::without_names(vm)?, room: None, trimmed: None };
     // Its children fetch what they touch, as it does: nothing is fetched for the fork.
     let lazy = history.origin.as_ref().and_then(|origin| origin.lazy.clone());
     let reads_base = lazy.is_none();

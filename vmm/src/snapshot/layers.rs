@@ -17,6 +17,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use super::digest;
 use crate::config::{CheckedFile, Devices, FileRef};
+use crate::control::RunState;
 use crate::devices::virtio::block::Block;
 use crate::devices::virtio::block::copy::{LayerCopy, failed};
 use crate::devices::virtio::block::map::{CLUSTER, Map};
@@ -76,7 +77,7 @@ impl Copies {
     ///
     /// # Errors
     /// The host refuses.
-    pub fn held(vm: &Vm) -> Result<Self> {
+    pub fn without_names(vm: &Vm) -> Result<Self> {
         Self::begin(vm, |id| Ok((id.to_owned(), nameless(&std::env::temp_dir())?)))
     }
 
@@ -116,32 +117,51 @@ impl Copies {
         self.left()
     }
 
-    /// Copies them to memory, while `goes_on` says so of the pages that are left. Returns whether none is.
+    /// Bytes of copies that are held in memory.
+    pub fn held(&self) -> u64 {
+        self.0.iter().map(|one| one.copy.held()).sum()
+    }
+
+    /// Bytes to reserve for what the last look found. They count as reserved from now on.
     ///
     /// # Errors
     /// As [`Copies::copy_bulk`].
-    pub fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
+    pub fn place_left(&mut self) -> Result<u64> {
+        self.0.iter_mut().map(|Copy { id, copy, .. }| copy.place_left().map_err(failed(id))).sum()
+    }
+
+    /// Copies them as [`LayerCopy::pass`] does, while `goes_on` says so of the pages that are left. Returns whether none is.
+    ///
+    /// # Errors
+    /// As [`Copies::copy_bulk`].
+    pub fn pass(
+        &mut self,
+        guest: RunState,
+        about_to_write: &dyn Fn(u64),
+        goes_on: &dyn Fn(u64) -> bool,
+    ) -> Result<bool> {
         let mut others = self.left();
         for Copy { id, copy, .. } in &mut self.0 {
             others -= pages(copy.left());
-            if !copy.pass(|left| goes_on(others + pages(left))).map_err(failed(id))? {
+            let all = copy.pass(guest, about_to_write, |left| goes_on(others + pages(left)));
+            if !all.map_err(failed(id))? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Brings what is in memory into the copies. They are to be synced.
+    /// Brings what is in memory into the copies, as [`LayerCopy::finish`] does. They are to be synced.
     ///
     /// # Errors
     /// As [`Copies::copy_bulk`].
-    pub fn finish(mut self) -> Result<Vec<Finished>> {
+    pub fn finish(mut self, about_to_write: &dyn Fn(u64)) -> Result<Vec<Finished>> {
         let copies = std::mem::take(&mut self.0);
         copies.iter().for_each(|one| lock(&one.disk).end_copy());
         copies
             .into_iter()
             .map(|Copy { id, name, copy, .. }| {
-                let (file, digest) = copy.finish().map_err(failed(&id))?;
+                let (file, digest) = copy.finish(about_to_write).map_err(failed(&id))?;
                 Ok(Finished { id, name, file, digest: digest::format(digest) })
             })
             .collect()

@@ -49,6 +49,15 @@ impl<'a> Room<'a> {
         Self { dir, written, layers, reserved: OnceCell::new() }
     }
 
+    /// Reserves so many more bytes, for clusters that were written meanwhile.
+    ///
+    /// # Errors
+    /// The file system has fewer.
+    pub fn reserve_more(&self, bytes: u64) -> Result<()> {
+        let reserved = self.reserved.get().filter(|_| bytes > 0);
+        reserved.map_or(Ok(()), |reserved| self.dir.grow(reserved, bytes))
+    }
+
     fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<Reservation> {
         let base = ram.base().file;
         let all = populated(&base, unneeded, pages, ram.len())?;

@@ -10,6 +10,7 @@ use super::manifest::Metadata;
 use super::room::Room;
 use crate::capture::{Beside, Capture, Disk, Target, Wish, capture};
 use crate::config::VmConfig;
+use crate::control::RunState;
 use crate::devices::virtio::block::Image;
 use crate::error::Result;
 use crate::machine::Machine;
@@ -52,7 +53,7 @@ pub(super) fn take(
     let bytes = vm.config().memory_bytes();
     let (captured, (config, images)) =
         history.asking(bytes, |written| capture(vm, wish, to, written, &mut beside))?;
-    let layers = beside.layers.finish()?;
+    let layers = beside.layers.finish(&|bytes| about_to_write(beside.room, bytes))?;
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;
     metadata.layers = layers::digests(&layers);
@@ -63,7 +64,7 @@ impl Beside for BesideMemory<'_> {
     type Taken = (VmConfig, BTreeMap<String, Image>);
 
     fn copy_bulk(&mut self) -> Result<()> {
-        self.room.iter().for_each(|room| room.about_to_write(self.layers.bytes()));
+        about_to_write(self.room, self.layers.bytes());
         images::warm(self.vm)?;
         self.layers.copy_bulk()
     }
@@ -76,12 +77,25 @@ impl Beside for BesideMemory<'_> {
         self.layers.copied()
     }
 
-    fn pass(&mut self, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
-        self.layers.pass(goes_on)
+    fn held(&self) -> u64 {
+        self.layers.held()
+    }
+
+    fn pass(&mut self, guest: RunState, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
+        // A pause reserves nothing: it has little to copy, and file systems may take their time.
+        if let Some(room) = self.room.filter(|_| guest == RunState::Running) {
+            room.reserve_more(self.layers.place_left()?)?;
+        }
+        self.layers.pass(guest, &|bytes| about_to_write(self.room, bytes), goes_on)
     }
 
     fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
         self.trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
         Ok((self.vm.config(), images::of(machine)?))
     }
+}
+
+/// Nothing is reserved where there is no room.
+fn about_to_write(room: Option<&Room<'_>>, bytes: u64) {
+    room.into_iter().for_each(|room| room.about_to_write(bytes));
 }

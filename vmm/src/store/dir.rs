@@ -74,10 +74,20 @@ impl NewDir {
     /// # Errors
     /// There are fewer, or a quota allows fewer.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation> {
-        Reservation::new(self.scratch()?, bytes).map_err(|source| {
-            let (mib, place) = (bytes.div_ceil(1 << 20), self.place.display());
-            Error::host(format!("reserve {mib} MiB for snapshot {place}"), source)
-        })
+        Reservation::new(self.scratch()?, bytes).map_err(|source| self.failed_to_reserve(bytes, source))
+    }
+
+    /// Reserves so many bytes more.
+    ///
+    /// # Errors
+    /// As [`NewDir::reserve`].
+    pub fn grow(&self, reserved: &Reservation, bytes: u64) -> Result<()> {
+        reserved.grow(bytes).map_err(|source| self.failed_to_reserve(bytes, source))
+    }
+
+    fn failed_to_reserve(&self, bytes: u64, source: io::Error) -> Error {
+        let (mib, place) = (bytes.div_ceil(1 << 20), self.place.display());
+        Error::host(format!("reserve {mib} MiB for snapshot {place}"), source)
     }
 
     /// Gives a file in it another name.

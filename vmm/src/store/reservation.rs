@@ -19,6 +19,8 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 #[derive(Debug)]
 pub struct Reservation {
     file: File,
+    /// The file system holds room; otherwise it is only asked.
+    holds: bool,
     /// Bytes that are reserved.
     left: Cell<u64>,
     /// Bytes that are released and not written yet.
@@ -37,12 +39,27 @@ impl Reservation {
             _ if is_tmpfs => Err(Errno::OPNOTSUPP),
             _ => fallocate(&file, FallocateFlags::empty(), 0, bytes),
         };
-        let left = match allocated {
-            Ok(()) => bytes,
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&file, bytes).map(|()| 0)?,
+        let holds = match allocated {
+            Ok(()) => !is_tmpfs,
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&file, bytes).map(|()| false)?,
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self { file, left: Cell::new(left), released: Cell::new(0) })
+        let left = if holds { bytes } else { 0 };
+        Ok(Self { file, holds, left: Cell::new(left), released: Cell::new(0) })
+    }
+
+    /// Reserves so many bytes more.
+    ///
+    /// # Errors
+    /// As [`Reservation::new`].
+    pub(super) fn grow(&self, bytes: u64) -> io::Result<()> {
+        if !self.holds {
+            return Ok(check_free(&self.file, bytes)?);
+        }
+        let left = self.left.get();
+        fallocate(&self.file, FallocateFlags::empty(), left, bytes)?;
+        self.left.set(left + bytes);
+        Ok(())
     }
 
     /// Releases room for so many bytes that are written next.
@@ -93,6 +110,8 @@ mod tests {
         assert!((8 << 20..9 << 20).contains(&held()), "{}", held());
         reservation.release(1 << 30);
         assert_eq!(held(), 0);
+        reservation.grow(8 << 20).unwrap();
+        assert!((8 << 20..9 << 20).contains(&held()), "{}", held());
     }
 
     #[test]
@@ -101,10 +120,15 @@ mod tests {
         Reservation::new(of_tmpfs.into(), 1 << 60).unwrap(); // the kernel's own tmpfs has no limit
         let free = fstatvfs(nameless(&std::env::temp_dir())).unwrap();
         let more = (free.f_blocks + 1) * free.f_frsize;
-        let error = Reservation::new(nameless(&std::env::temp_dir()), more).unwrap_err();
-        assert!(
-            error.kind() == io::ErrorKind::StorageFull || error.kind() == io::ErrorKind::FileTooLarge,
-            "{error}"
-        );
+        let little = Reservation::new(nameless(&std::env::temp_dir()), 1 << 20).unwrap();
+        for error in [
+            Reservation::new(nameless(&std::env::temp_dir()), more).unwrap_err(),
+            little.grow(more).unwrap_err(),
+        ] {
+            assert!(
+                error.kind() == io::ErrorKind::StorageFull || error.kind() == io::ErrorKind::FileTooLarge,
+                "{error}"
+            );
+        }
     }
 }

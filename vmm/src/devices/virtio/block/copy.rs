@@ -3,10 +3,14 @@
 //! ```text
 //!   begin     the layer notes from now on which clusters are written
 //!   bulk      the layer below, and the clusters that this one has ──> the copy         the device works
-//!   pass      clusters written since ──> memory, again and again                       the device works
+//!   pass      clusters written since ──> the copy if they are many, else memory        the device works
 //!   last      clusters written since the last pass ──> memory                          the device is halted
 //!   finish    memory ──> the copy; its map                                             the device works
 //! ```
+//!
+//! A write to the copy's file may be delayed by the file system until the disk has taken older ones, so the pause writes to
+//! memory. Memory has a bound ([`MOST_HELD`]): passes while the device works leave half of it to the pause, and a cluster that does
+//! not fit goes to the copy.
 //!
 //! The layer below never changes: it is copied once, and shares its blocks with the copy where the file system can. Each copy has
 //! all that the disk has over its base, in one layer.
@@ -18,7 +22,9 @@ use std::os::unix::fs::MetadataExt;
 
 use rangemap::RangeSet;
 
+use super::held::{Held, overlap};
 use super::map::{CLUSTER, Map};
+use crate::control::RunState;
 use crate::error::{Error, Result};
 use crate::memory::backing::fresh;
 use crate::sparse;
@@ -28,6 +34,8 @@ pub type Clusters = RangeSet<u64>;
 
 /// Clusters copied between two looks at the clock, unless they are a hole.
 const STEP: u64 = (1 << 20) / CLUSTER;
+/// Clusters of one disk that a copy holds in memory at most: 128 MiB.
+pub const MOST_HELD: u64 = (128 << 20) / CLUSTER;
 
 /// The clusters that one disk wrote. They are noted while a copy is made.
 #[derive(Debug, Default)]
@@ -75,11 +83,16 @@ pub struct LayerCopy {
     to: File,
     /// The file that is copied as a whole shares its blocks with the copy.
     shares: bool,
-    /// Clusters that were copied later, at their offsets in the file.
-    memory: File,
-    held: Clusters,
+    /// Clusters that were copied later, and are not in the file yet.
+    pub(super) held: Held,
     /// Clusters that are still to be copied.
     left: Clusters,
+    /// Clusters that were copied later.
+    later: Clusters,
+    /// Clusters that have a place in the file, or one that is reserved.
+    placed: Clusters,
+    /// Those of them that are only reserved.
+    reserved: Clusters,
     /// Bytes that were copied from the layers so far.
     copied: u64,
 }
@@ -90,9 +103,19 @@ impl LayerCopy {
     /// # Errors
     /// The host has no memory for it.
     pub fn begin(from: LayerSource, to: File) -> Result<Self> {
-        let memory = fresh(from.map.end())?;
+        let held = Held::new(fresh(from.map.end())?);
         let shares = sparse::share(from.whole(), &to);
-        Ok(Self { from, to, shares, memory, held: Clusters::new(), left: Clusters::new(), copied: 0 })
+        Ok(Self {
+            from,
+            to,
+            shares,
+            held,
+            left: Clusters::new(),
+            later: Clusters::new(),
+            placed: Clusters::new(),
+            reserved: Clusters::new(),
+            copied: 0,
+        })
     }
 
     /// Bytes that the copy takes of the host, at most, beside what is written later.
@@ -115,6 +138,14 @@ impl LayerCopy {
                 self.copied += sparse::stretch(&self.from.layer, &self.to, self.from.stretch(range))?;
             }
         }
+        // A file that was copied with a hole at its end lacks that.
+        if self.to.metadata()?.len() < self.from.map.end() {
+            self.to.set_len(self.from.map.end())?;
+        }
+        if !self.shares {
+            let all = self.from.map.data()..self.from.map.end();
+            self.placed = self.from.with_data(&self.to, all)?;
+        }
         Ok(())
     }
 
@@ -128,44 +159,89 @@ impl LayerCopy {
         self.copied
     }
 
-    /// Clusters that are still to be copied.
-    pub fn left(&self) -> u64 {
-        count(&self.left)
+    /// Bytes that are held in memory.
+    pub fn held(&self) -> u64 {
+        self.held.len() * CLUSTER
     }
 
-    /// Copies clusters to memory. Stops where `goes_on` says so of the clusters that are left, and returns whether it did not.
+    /// Clusters that are still to be copied.
+    pub fn left(&self) -> u64 {
+        count(self.left.iter().cloned())
+    }
+
+    /// Bytes of the clusters that are still to be copied and have no place in the copy. The caller reserves it:
+    /// they count as placed from now on.
     ///
     /// # Errors
-    /// The host refuses to read the layer, or has no memory.
-    pub fn pass(&mut self, goes_on: impl Fn(u64) -> bool) -> io::Result<bool> {
+    /// The host does not tell where the layer has data.
+    pub fn place_left(&mut self) -> io::Result<u64> {
+        let mut new = Clusters::new();
+        for gap in self.left.iter().flat_map(|range| self.placed.gaps(range)) {
+            new.extend(self.from.with_data(&self.from.layer, self.from.stretch(&gap))?);
+        }
+        self.placed.extend(new.clone());
+        self.reserved.extend(new.clone());
+        Ok(count(new.into_iter()) * CLUSTER)
+    }
+
+    /// Copies clusters, while the device works or stands still. `about_to_write` is told of bytes that were reserved and
+    /// are written next. Stops where `goes_on` says so of the clusters that are left, and returns whether it did not.
+    ///
+    /// # Errors
+    /// The host refuses to read the layer, has no memory, or does not take the copy.
+    pub fn pass(
+        &mut self,
+        guest: RunState,
+        about_to_write: &dyn Fn(u64),
+        goes_on: impl Fn(u64) -> bool,
+    ) -> io::Result<bool> {
         let mut left = self.left();
+        let most_held = match guest {
+            RunState::Running if left > MOST_HELD / 2 => 0,
+            RunState::Running => MOST_HELD / 2,
+            RunState::Paused | RunState::Ended => MOST_HELD,
+        };
         while let Some(range) = self.left.first() {
             if !goes_on(left) {
                 return Ok(false);
             }
-            let step = self.from.step(range)?;
-            self.copied += sparse::stretch(&self.from.layer, &self.memory, self.from.stretch(&step))?;
+            let (step, is_hole) = self.from.step(range)?;
+            let place = self.from.stretch(&step);
+            if is_hole && most_held > 0 {
+                self.held.add_hole(step.clone(), place)?;
+            } else if self.held.len_with(&step) <= most_held {
+                self.copied += self.held.add_data(step.clone(), &self.from.layer, place)?;
+            } else {
+                about_to_write(self.release(&step));
+                self.copied += sparse::stretch(&self.from.layer, &self.to, place.clone())?;
+                self.held.remove(step.clone(), place)?;
+            }
             left -= step.end - step.start;
             self.left.remove(step.clone());
-            self.held.insert(step);
+            self.later.insert(step);
         }
         Ok(true)
     }
 
+    /// Bytes of these clusters that were reserved. They are not any more.
+    fn release(&mut self, clusters: &Range<u64>) -> u64 {
+        let reserved = overlap(&self.reserved, clusters);
+        self.reserved.remove(clusters.clone());
+        reserved * CLUSTER
+    }
+
     /// Moves to the copy what is in memory, and makes it a layer. It is to be synced. Returns the digest of
-    /// its map too.
+    /// its map too. `about_to_write` is as for [`LayerCopy::pass`].
     ///
     /// # Errors
     /// The host refuses to take the copy.
-    pub fn finish(mut self) -> io::Result<(File, u64)> {
-        // What is missing of a file that was copied with a hole at its end.
-        if self.to.metadata()?.len() < self.from.map.end() {
-            self.to.set_len(self.from.map.end())?;
+    pub fn finish(mut self, about_to_write: &dyn Fn(u64)) -> io::Result<(File, u64)> {
+        let held: Vec<_> = self.held.clusters().cloned().collect();
+        for range in held {
+            about_to_write(self.release(&range));
+            sparse::stretch(self.held.memory(), &self.to, self.from.stretch(&range))?;
         }
-        for range in self.held.iter() {
-            sparse::stretch(&self.memory, &self.to, self.from.stretch(range))?;
-            self.from.map.include(range.clone());
-        }
+        self.later.iter().for_each(|range| self.from.map.include(range.clone()));
         let named = self.from.map.write_copy(&self.to)?;
         Ok((self.to, named.digest))
     }
@@ -182,17 +258,28 @@ impl LayerSource {
         self.map.data() + clusters.start * CLUSTER..self.map.data() + clusters.end * CLUSTER
     }
 
-    /// The first of these clusters that are copied at once: a hole as a whole, of data only so much.
-    fn step(&self, clusters: &Range<u64>) -> io::Result<Range<u64>> {
+    /// The first of these clusters that are copied at once, and whether they are a hole: of data only so much.
+    fn step(&self, clusters: &Range<u64>) -> io::Result<(Range<u64>, bool)> {
         let place = self.stretch(clusters);
         let hole = (sparse::next_data(&self.layer, place.clone())? - place.start) / CLUSTER;
         let len = if hole > 0 { hole } else { STEP };
-        Ok(clusters.start..clusters.end.min(clusters.start + len))
+        Ok((clusters.start..clusters.end.min(clusters.start + len), hole > 0))
+    }
+
+    /// The clusters at a place in a layer's file that have data in `file`.
+    fn with_data(&self, file: &File, place: Range<u64>) -> io::Result<Clusters> {
+        let (mut found, first) = (Clusters::new(), self.map.data());
+        sparse::each_with_data(file, place, |data| {
+            found.insert((data.start - first) / CLUSTER..(data.end - first).div_ceil(CLUSTER));
+            Ok(())
+        })?;
+        Ok(found)
     }
 }
 
-fn count(clusters: &Clusters) -> u64 {
-    clusters.iter().map(|range| range.end - range.start).sum()
+/// How many clusters ranges have.
+pub(super) fn count(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
+    ranges.map(|range| range.end - range.start).sum()
 }
 
 /// The error of a copy.

@@ -2,9 +2,12 @@
 
 use std::cell::Cell;
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::thread;
 
+use super::super::super::copy::MOST_HELD;
 use super::*;
+use crate::control::RunState;
 use crate::sync::lock;
 
 fn empty_file(path: &Path) -> File {
@@ -26,7 +29,7 @@ fn copy_while_written(
         let mut passes = 0;
         while !writer.is_finished() || passes < 3 {
             copy.add(lock(disk).take_written());
-            assert!(copy.pass(|_| true).unwrap());
+            assert!(copy.pass(RunState::Running, &|_| (), |_| true).unwrap());
             passes += 1;
         }
     });
@@ -35,14 +38,14 @@ fn copy_while_written(
     copy.add(lock(disk).take_written());
     assert!((1..=5).contains(&copy.left()), "{} clusters were written since the last pass", copy.left());
     let before = copy.left();
-    let all = copy.pass(|left| left == before).unwrap();
+    let all = copy.pass(RunState::Paused, &|_| (), |left| left == before).unwrap();
     assert!(all == (copy.left() == 0) && copy.left() < before, "stopped after one step");
-    assert!(copy.pass(|_| true).unwrap());
+    assert!(copy.pass(RunState::Paused, &|_| (), |_| true).unwrap());
     lock(disk).end_copy();
     driver.transport.go_on().unwrap();
     // What is written from now on is not in the copy.
     scribble(driver, &mut model.to_vec(), random, 4);
-    copy.finish().unwrap();
+    copy.finish(&|_| ()).unwrap();
     assert!(lock(disk).take_written().is_empty());
 }
 
@@ -106,7 +109,7 @@ fn large_discard_is_copied_as_one_range() {
         copy.add(lock(&disk).take_written());
         let looks = Cell::new(0);
         assert!(
-            copy.pass(|_| {
+            copy.pass(RunState::Paused, &|_| (), |_| {
                 looks.set(looks.get() + 1);
                 true
             })
@@ -114,10 +117,69 @@ fn large_discard_is_copied_as_one_range() {
         );
         assert!(looks.get() <= 2, "copied in {} steps", looks.get());
         lock(&disk).end_copy();
-        copy.finish().unwrap();
+        copy.finish(&|_| ()).unwrap();
         let mut copied = start(&config("copy"));
         for (sector, byte) in [(0, 0), (5, 2), (1 << 20, 0), (1 << 21, 1), ((1 << 21) + 200, 1)] {
             assert_eq!(read(&mut copied, sector, 512).unwrap(), [byte; 512], "sector {sector}");
         }
     });
+}
+
+/// Each pass finds more than memory may hold.
+#[test]
+fn copy_of_a_disk_that_is_written_faster_stays_below_its_bound() {
+    const MIB: u64 = 160;
+    let based = Based::new();
+    let (big, bound) = (based.dir.path("big"), MOST_HELD * CLUSTER);
+    File::create(&big).unwrap().set_len(MIB << 20).unwrap();
+    let config = |name| DiskConfig { path: big.as_path().into(), ..based.layer(name) };
+    let mut driver = start(&config("layer"));
+    let mut opened = None;
+    reopen_shared(&mut driver, || {
+        Arc::clone(opened.insert(Arc::new(Mutex::new(Block::open(&config("layer")).unwrap()))))
+    });
+    let disk = opened.unwrap();
+    let mut fill = |from: u64, to: u64, byte: u8| {
+        let data = vec![byte; 1 << 20];
+        (from..to).for_each(|mib| assert_eq!(write(&mut driver, mib << 11, &data), DONE));
+    };
+    fill(0, 16, 1);
+    let source = lock(&disk).begin_copy().unwrap().unwrap();
+    let mut copy = LayerCopy::begin(source, empty_file(&based.dir.path("copy"))).unwrap();
+    copy.copy_bulk().unwrap();
+    let (reserved, written) = (Cell::new(0), Cell::new(0));
+    let pass = |copy: &mut LayerCopy, guest| {
+        copy.add(lock(&disk).take_written());
+        if guest == RunState::Running {
+            reserved.set(reserved.get() + copy.place_left().unwrap());
+        }
+        let about_to_write = |bytes| written.set(written.get() + bytes);
+        assert!(copy.pass(guest, &about_to_write, |_| true).unwrap());
+        let in_memory = copy.held.memory().metadata().unwrap().blocks() * 512;
+        assert!(in_memory <= bound && copy.held() <= bound, "{in_memory} bytes in memory");
+        in_memory
+    };
+    // Many clusters go to the file at once.
+    fill(0, 100, 2);
+    assert_eq!(pass(&mut copy, RunState::Running), 0);
+    assert_eq!((reserved.get(), written.get()), (84 << 20, 84 << 20), "16 MiB had their place");
+    // Few are held, up to a half of the bound.
+    (0..4).for_each(|step| {
+        fill(80 + step * 20, 100 + step * 20, 3);
+        pass(&mut copy, RunState::Running);
+    });
+    assert_eq!(copy.held(), bound / 2);
+    assert_eq!(reserved.get(), (MIB - 16) << 20);
+    // The rest is the pause's.
+    fill(0, MIB, 4);
+    fill(50, 60, 5);
+    assert_eq!(pass(&mut copy, RunState::Paused), bound);
+    lock(&disk).end_copy();
+    copy.finish(&|bytes| written.set(written.get() + bytes)).unwrap();
+    assert_eq!(written.get(), reserved.get(), "all that was reserved is told of as it is written");
+    let mut copied = start(&config("copy"));
+    for mib in 0..MIB {
+        let expected = if (50..60).contains(&mib) { 5 } else { 4 };
+        assert!(read(&mut copied, mib << 11, 1 << 20).unwrap() == vec![expected; 1 << 20], "MiB {mib}");
+    }
 }

@@ -239,7 +239,7 @@ fn one_disk_of_two_layers(engine: Engine) {
                 let mut copy = LayerCopy::begin(disk.begin_copy().unwrap().unwrap(), file).unwrap();
                 copy.copy_bulk().unwrap();
                 disk.end_copy();
-                copy.finish().unwrap();
+                copy.finish(&|_| ()).unwrap();
                 disk
             });
             // It has taken nothing from the disk that it is of.

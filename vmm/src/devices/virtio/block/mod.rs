@@ -33,6 +33,7 @@ mod digest;
 mod direct_tests;
 mod file;
 mod gate;
+mod held;
 mod image;
 mod layer;
 mod live;
