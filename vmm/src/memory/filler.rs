@@ -207,10 +207,12 @@ impl Filler {
     /// It cannot be read or is not what it should be, or the host has no memory for it: it is not in the memfd then, or not all of it.
     pub fn fill(&self, chunk: u64, hands: &mut Hands<'_>) -> Result<Chunk> {
         let (word, bit) = (&self.filled[(chunk / 64) as usize], 1 << (chunk % 64));
-        if word.load(Ordering::Acquire) & bit != 0 {
+        let Range { start, end } = self.range(chunk);
+        if word.load(Ordering::Acquire) & bit != 0
+            && (hands.why == Why::Ahead || self.is_whole(start..end)?)
+        {
             return Ok(Chunk::Bytes);
         }
-        let Range { start, end } = self.range(chunk);
         let len = end - start;
         if lock_read(&self.window).is_none() {
             return self.in_whole(start..end);
@@ -234,6 +236,15 @@ impl Filler {
             }
         }
         Ok(Chunk::Bytes)
+    }
+
+    /// Whether a chunk that was filled is there. One is not if a VM that has the memfd too has punched a hole in it: it is filled again,
+    /// for a fault that found nothing would come again for ever. Who finds the chunk there makes no fault, so this is asked seldom.
+    fn is_whole(&self, Range { start, end }: Range<u64>) -> Result<bool> {
+        match seek(&self.memfd, SeekFrom::Hole(start)) {
+            Ok(hole) => Ok(hole >= end),
+            Err(errno) => Err(Error::host("look for a chunk in guest memory", errno)),
+        }
     }
 
     /// Says what a chunk is in a base that is complete. A chunk with a hole is zero, even if some of its

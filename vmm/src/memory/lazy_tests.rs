@@ -31,6 +31,7 @@ use crate::testing::{limited, wait_until};
 mod ahead_tests;
 mod device_tests;
 mod ending_tests;
+mod hostile_tests;
 mod sealed_tests;
 mod starved_tests;
 
