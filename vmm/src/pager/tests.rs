@@ -221,6 +221,43 @@ fn addresses_of_a_vm_that_ended_are_kept_until_its_pager_has_let_go() {
 }
 
 #[test]
+fn addresses_of_a_vm_are_kept_until_every_pager_that_served_it_has_let_go() {
+    let here = Here::new("every");
+    let puppet = Puppet::new(&here);
+    // The first one does not say whether it serves the VM. It may.
+    let (ram, first, second) = thread::scope(|scope| {
+        let served = scope.spawn(|| {
+            let socket = puppet.accept();
+            let base = crate::memory::backing::fresh(LEN).unwrap();
+            hear(&socket).unwrap();
+            send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
+            let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else { panic!("it wants more") };
+            send(&socket, &Answer::Alive, None, SendFlags::empty()).unwrap();
+            let second = puppet.accept();
+            let Some((Ask::Base { .. }, Some(brought))) = hear(&second) else { panic!("it brings its base") };
+            send(&second, &Answer::Done, Some(brought.as_fd()), SendFlags::empty()).unwrap();
+            assert!(matches!(hear(&second), Some((Ask::Serve { .. }, Some(_)))));
+            send(&second, &Answer::Done, None, SendFlags::empty()).unwrap();
+            ((socket, userfault), second)
+        });
+        let ram = here.vm();
+        let (first, second) = limited("the VM is served", || served.join()).unwrap();
+        (ram, first, second)
+    });
+    let start = ram.host_address_of(0) as u64;
+    drop(ram);
+    assert!(hear(&second).is_none(), "the VM says no more");
+    drop(second);
+    let (socket, userfault) = first;
+    assert!(hear(&socket).is_none(), "nor to the first one");
+    assert!(is_mapped(start), "another VM may have these addresses now");
+    let late = Userfault::of_other(userfault).zero(start, 4096);
+    assert!(late.is_err(), "{late:?}");
+    drop(socket);
+    wait_until("the addresses are given back", || !is_mapped(start));
+}
+
+#[test]
 fn a_pager_ends_the_connection_of_a_vm_that_ended_in_the_middle_of_a_fault() {
     let here = Here::new("middle");
     let pager = here.begin_pager();
