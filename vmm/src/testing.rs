@@ -53,8 +53,7 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                // Not by `eprintln!`: libtest keeps that for the end of the test, which does not come.
-                let _ = writeln!(std::io::stderr(), "waited {PATIENCE:?} in vain until {what}");
+                eprintln!("waited {PATIENCE:?} in vain until {what}");
                 std::process::abort();
             }
         });
@@ -62,6 +61,37 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
         drop(done);
         result
     })
+}
+
+/// Runs the test of this name again in a process of its own, and returns true there: for what only a process has, as the most memory
+/// that it ever had.
+///
+/// # Panics
+/// It fails there.
+pub fn alone(test: &str) -> bool {
+    const ALONE: &str = "VOLT_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let program = std::env::current_exe().unwrap();
+    let done = std::process::Command::new(program).args(["--exact", test]).env(ALONE, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(
+        done.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    false
+}
+
+/// The most bytes of memory that this process ever had.
+///
+/// # Panics
+/// The kernel does not tell.
+pub fn most_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line with the peak");
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
 /// Set for the process in which a test is really to be skipped.

@@ -1,12 +1,19 @@
 //! Packs that are damaged, cut off or made to deceive: an error, or the content that there was. Never another content.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::checksum::Digest;
 use super::codec::Compression;
 use super::footer::{self, Footer};
 use super::forging::Forged;
 use super::geometry::Geometry;
 use super::index::BLOCK;
-use super::testing::{BOTH, Bytes, content, noise, open, packed, packing};
+use super::reader::Pack;
+use super::testing::{BOTH, Bytes, NAME, content, file_of, noise, open, packed, packing};
 use super::walk::verify;
+use crate::testing::{alone, most_memory};
 
 /// Of every kind: zero, compressed, raw, a repeat.
 fn memory() -> Vec<u8> {
@@ -224,4 +231,33 @@ fn the_first_bad_chunk_is_named() {
         let problem = verify(&open(&bytes).unwrap(), &|_| ()).unwrap_err().to_string();
         assert!(problem.contains("is damaged in chunk 611 "), "{problem}");
     }
+}
+
+/// A pack that is a hole but for its footer: 2^28 chunks, the index of which has 4 GiB.
+fn hole() -> File {
+    let geometry = Geometry::new(1 << 40, 4 << 10).unwrap();
+    let mut footer = Footer::new(geometry, 0, 0, &[]);
+    let (mut digest, zeros) = (Digest::default(), vec![0; footer.table_len()]);
+    digest.add(&zeros);
+    footer.digest = footer.digest_after(digest);
+    let file = file_of(&[]);
+    file.write_all_at(&footer.to_bytes(), footer.table_at() + footer.table_len() as u64).unwrap();
+    file
+}
+
+#[test]
+fn pack_that_is_a_hole_takes_no_memory() {
+    if !alone("snapshot::pack::bad_tests::pack_that_is_a_hole_takes_no_memory") {
+        return;
+    }
+    // As much as the forgery takes itself is there before.
+    let file = hole();
+    let before = most_memory();
+    let pack = Pack::open(file, Path::new(NAME)).unwrap();
+    let problem = verify(&pack, &|_| ()).unwrap_err().to_string();
+    assert!(problem.contains("block 0 of its index has another checksum"), "{problem}");
+    // And where a reader comes to every block.
+    (0..pack.geometry().chunks()).step_by(256).for_each(|chunk| assert!(pack.kind(chunk).is_err()));
+    let taken = most_memory() - before;
+    assert!(taken < 4 << 20, "{taken} bytes");
 }

@@ -19,6 +19,7 @@ pub fn of_block(number: u32, bytes: &[u8]) -> u64 {
 }
 
 /// The digest of parts, one behind the other.
+#[cfg(any(test, feature = "fuzzing"))]
 pub fn digest(parts: &[&[u8]]) -> u128 {
     let mut state = Digest::default();
     parts.iter().for_each(|part| state.add(part));

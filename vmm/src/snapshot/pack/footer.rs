@@ -1,7 +1,7 @@
 //! The end of a pack: 80 bytes, in version 1 it was 64. Its last 24 bytes have the same layout in every version: the length of the
 //! part before them, the version, the checksum of all that, and the magic.
 
-use super::checksum;
+use super::checksum::{self, Digest};
 use super::geometry::Geometry;
 use super::index::{BLOCK, ITEM, u32_at, u64_at};
 
@@ -41,10 +41,16 @@ impl Footer {
 
     /// What the digest should be.
     pub fn digest_with(&self, table: &[u8]) -> u128 {
-        match self.stored {
-            None => checksum::digest(&[table, &self.lengths()]),
-            Some(stored) => checksum::digest(&[table, &self.lengths(), &stored.to_le_bytes()]),
-        }
+        let mut digest = Digest::default();
+        digest.add(table);
+        self.digest_after(digest)
+    }
+
+    /// The same with a digest of the table so far.
+    pub fn digest_after(&self, mut table: Digest) -> u128 {
+        table.add(&self.lengths());
+        self.stored.iter().for_each(|stored| table.add(&stored.to_le_bytes()));
+        table.finish()
     }
 
     fn lengths(&self) -> [u8; 24] {

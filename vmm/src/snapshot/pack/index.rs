@@ -71,17 +71,16 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// A block, verified.
+/// A block, verified, with something in it.
 #[derive(Debug)]
 pub struct Block {
-    /// None for a block of zeros: a hole in the file may hold any number of these.
-    bytes: Option<Box<[u8; BLOCK]>>,
+    bytes: Box<[u8; BLOCK]>,
     /// Where its data begins in the file.
     begins: u64,
 }
 
 impl Block {
-    /// Verifies block `number`, the data of which lies at `begins..ends`.
+    /// Verifies block `number`. Returns none for a block of zeros: a hole in the file may hold any number of these.
     ///
     /// # Errors
     /// What is wrong with it, in words.
@@ -91,12 +90,11 @@ impl Block {
         geometry: &Geometry,
         table: &Table,
         data_len: u64,
-    ) -> Result<Self, String> {
+    ) -> Result<Option<Self>, String> {
         if checksum::of_block(number, &bytes[..]) != table.checksum(number) {
             return Err(format!("is damaged: block {number} of its index has another checksum"));
         }
         let begins = table.begins(number);
-        let bytes = Some(bytes).filter(|bytes| bytes.iter().any(|byte| *byte != 0));
         let block = Self { bytes, begins };
         let impossible = |chunk| format!("has an impossible entry in its index, for chunk {chunk}");
         let mut end = begins;
@@ -126,13 +124,12 @@ impl Block {
         if end != table.ends(number, data_len) {
             return Err(format!("contradicts itself about the data of block {number} of its index"));
         }
-        Ok(block)
+        Ok(Some(block).filter(|block| block.bytes.iter().any(|byte| *byte != 0)))
     }
 
     fn bytes_of(&self, entry: u32) -> &[u8; ENTRY] {
         let at = entry as usize * ENTRY;
-        let bytes = self.bytes.as_ref().map_or(&[0; ENTRY][..], |bytes| &bytes[at..at + ENTRY]);
-        bytes.try_into().expect("an entry's bytes")
+        self.bytes[at..at + ENTRY].try_into().expect("an entry's bytes")
     }
 
     /// The entry of a chunk of this block.
@@ -146,34 +143,54 @@ impl Block {
     }
 }
 
-/// The table of blocks, as it lies in the file.
-#[derive(Debug)]
-pub struct Table(Vec<u8>);
+/// Items of a leaf of the table.
+const LEAF: usize = 256;
+/// Bytes of the table that [`Table::push`] takes at once.
+pub const TABLE_STEP: usize = LEAF * ITEM;
+static NO_ITEMS: [u8; TABLE_STEP] = [0; TABLE_STEP];
+
+/// The table of blocks, as it lies in the file. A leaf of zeros takes no memory: the file may have a hole there.
+#[derive(Debug, Default)]
+pub struct Table {
+    leaves: Vec<Option<Box<[u8]>>>,
+    /// Blocks.
+    count: usize,
+}
 
 impl Table {
+    /// Adds the next [`TABLE_STEP`] bytes of the file's, or the rest.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.count += bytes.len() / ITEM;
+        self.leaves.push(bytes.iter().any(|byte| *byte != 0).then(|| bytes.into()));
+    }
+
     /// Checks its order.
     ///
     /// # Errors
     /// What is wrong with it, in words.
-    pub fn new(bytes: Vec<u8>, data_len: u64) -> Result<Self, String> {
-        let table = Self(bytes);
-        let blocks = (table.0.len() / ITEM) as u32;
-        let first = (0..blocks.min(1)).all(|block| table.begins(block) == 0);
-        let order = (0..blocks).all(|block| table.begins(block) <= table.ends(block, data_len));
-        if first && order { Ok(table) } else { Err("has an index out of order".to_owned()) }
+    pub fn check(&self, data_len: u64) -> Result<(), String> {
+        let blocks = self.count as u32;
+        let first = (0..blocks.min(1)).all(|block| self.begins(block) == 0);
+        let order = (0..blocks).all(|block| self.begins(block) <= self.ends(block, data_len));
+        if first && order { Ok(()) } else { Err("has an index out of order".to_owned()) }
+    }
+
+    fn item(&self, block: usize) -> &[u8] {
+        let leaf = self.leaves[block / LEAF].as_deref().unwrap_or(&NO_ITEMS);
+        &leaf[block % LEAF * ITEM..][..ITEM]
     }
 
     fn checksum(&self, block: u32) -> u64 {
-        u64_at(&self.0, block as usize * ITEM)
+        u64_at(self.item(block as usize), 0)
     }
 
     fn begins(&self, block: u32) -> u64 {
-        u64_at(&self.0, block as usize * ITEM + 8)
+        u64_at(self.item(block as usize), 8)
     }
 
     fn ends(&self, block: u32, data_len: u64) -> u64 {
-        let next = (block as usize + 1) * ITEM;
-        if next < self.0.len() { u64_at(&self.0, next + 8) } else { data_len }
+        let next = block as usize + 1;
+        if next < self.count { u64_at(self.item(next), 8) } else { data_len }
     }
 }
 
@@ -233,6 +250,32 @@ impl Builder {
 mod tests {
     use super::*;
 
+    impl Table {
+        fn of(bytes: &[u8]) -> Self {
+            let mut table = Self::default();
+            bytes.chunks(TABLE_STEP).for_each(|step| table.push(step));
+            table
+        }
+    }
+
+    #[test]
+    fn table_with_leaves_of_zeros_says_what_its_bytes_do() {
+        let mut bytes = vec![0; 600 * ITEM];
+        for (block, begins) in [(512_usize, 7_u64), (599, 9)] {
+            bytes[block * ITEM..][..8].copy_from_slice(&(block as u64).to_le_bytes());
+            bytes[block * ITEM + 8..][..8].copy_from_slice(&begins.to_le_bytes());
+        }
+        (513..599).for_each(|block| bytes[block * ITEM + 8] = 7);
+        let table = Table::of(&bytes);
+        table.check(9).unwrap();
+        table.check(8).unwrap_err();
+        assert!(table.leaves[..2].iter().all(Option::is_none));
+        assert_eq!([0, 511, 512, 599].map(|block| table.checksum(block)), [0, 0, 512, 599]);
+        assert_eq!([0, 510, 511, 598, 599].map(|block| table.ends(block, 11)), [0, 0, 7, 9, 11]);
+        bytes[598 * ITEM + 8] = 0;
+        Table::of(&bytes).check(9).unwrap_err();
+    }
+
     #[test]
     fn an_entry_is_what_it_was() {
         for entry in [
@@ -247,6 +290,7 @@ mod tests {
         assert_eq!(Entry::from_bytes(&[0xff; 16]), None);
         assert_eq!(Entry::from_bytes(&[0, 0, 0, 0, 1, 0, 0, SAME, 0, 0, 0, 0, 0, 0, 0, 0]), None);
     }
+
     /// A hole of 4 GiB in a file may be a million of them.
     #[test]
     fn block_of_zeros_takes_no_memory() {
@@ -257,13 +301,13 @@ mod tests {
         builder.stored(Encoding::Raw, 4096, 7);
         let data_len = builder.data_len();
         let (blocks, table) = builder.finish();
-        let table = Table::new(table, data_len).unwrap();
+        let table = Table::of(&table);
+        table.check(data_len).unwrap();
         let block = |number: u32| {
             let bytes = blocks[number as usize * BLOCK..][..BLOCK].to_vec().into_boxed_slice();
             Block::new(bytes.try_into().unwrap(), number, &geometry, &table, data_len).unwrap()
         };
-        assert!(block(0).bytes.is_none() && block(1).bytes.is_some());
-        assert!((0..256).all(|chunk| block(0).entry(chunk) == Entry::Zero));
-        assert!(matches!(block(1).entry(511), Entry::Stored { len: 4096, checksum: 7, .. }));
+        assert!(block(0).is_none());
+        assert!(matches!(block(1).unwrap().entry(511), Entry::Stored { len: 4096, checksum: 7, .. }));
     }
 }

@@ -1,19 +1,23 @@
 //! Opens a pack, and reads chunks from it: from any number of threads at once, each with a [`Decoder`] of its own.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::checksum::{self, Digest};
 use super::codec::{Decoder, Encoding};
 use super::footer::{self, Footer};
 use super::geometry::{ENTRIES, Geometry};
-use super::index::{BLOCK, Block, Entry, Table};
+use super::index::{BLOCK, Block, Entry, TABLE_STEP, Table};
 use crate::error::{Error, Result};
 
 /// Bytes read at once where all are read.
 const STEP: usize = 1 << 20;
+/// Steps of a table that are read at once.
+const TABLE_STEPS: usize = 16;
 
 /// An open pack.
 #[derive(Debug)]
@@ -23,8 +27,50 @@ pub struct Pack {
     name: PathBuf,
     footer: Footer,
     table: Table,
-    /// Each from its first use on.
-    blocks: Box<[OnceLock<Block>]>,
+    blocks: Blocks,
+}
+
+/// Blocks of the index in a leaf of [`Blocks`].
+const LEAF: u32 = 256;
+
+/// The blocks of the index that were used. The footer alone says how many there are, so a leaf of them takes memory from its first
+/// use on.
+#[derive(Debug)]
+struct Blocks {
+    leaves: Box<[OnceLock<Leaf>]>,
+    /// A bit a block: those of zeros.
+    zeros: Box<[AtomicU64]>,
+}
+
+/// Blocks with something in them.
+type Leaf = Box<[OnceLock<Block>]>;
+
+impl Blocks {
+    fn new(count: u32) -> Self {
+        let leaves = (0..count.div_ceil(LEAF)).map(|_| OnceLock::new()).collect();
+        Self { leaves, zeros: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// The block of this number, none if that is zeros. It is read the first time.
+    fn get(&self, number: u32, read: impl FnOnce() -> Result<Option<Block>>) -> Result<Option<&Block>> {
+        let known = self.leaves[(number / LEAF) as usize].get();
+        let known = known.and_then(|leaf| leaf[(number % LEAF) as usize].get());
+        if known.is_some() {
+            return Ok(known);
+        }
+        let (zeros, bit) = (&self.zeros[(number / 64) as usize], 1 << (number % 64));
+        if zeros.load(Ordering::Relaxed) & bit != 0 {
+            return Ok(None);
+        }
+        let Some(block) = read()? else {
+            zeros.fetch_or(bit, Ordering::Relaxed);
+            return Ok(None);
+        };
+        let leaf = || (0..LEAF).map(|_| OnceLock::new()).collect();
+        let leaf = self.leaves[(number / LEAF) as usize].get_or_init(leaf);
+        // Another thread may have been first, with the same.
+        Ok(Some(leaf[(number % LEAF) as usize].get_or_init(|| block)))
+    }
 }
 
 /// What is stored of a chunk.
@@ -68,13 +114,12 @@ impl Pack {
         let end = &mut bytes[..len.min(footer::LEN as u64) as usize];
         file.read_exact_at(end, len - end.len() as u64).map_err(failed)?;
         let footer = Footer::from_bytes(end, len).map_err(wrong)?;
-        let mut table = vec![0; footer.table_len()];
-        file.read_exact_at(&mut table, footer.table_at()).map_err(failed)?;
-        if footer.digest_with(&table) != footer.digest {
+        let (table, digest) = read_table(&file, &footer).map_err(failed)?;
+        if digest != footer.digest {
             return Err(wrong("is damaged: its table has another digest".to_owned()));
         }
-        let table = Table::new(table, footer.data_len).map_err(wrong)?;
-        let blocks = (0..footer.geometry.blocks()).map(|_| OnceLock::new()).collect();
+        table.check(footer.data_len).map_err(wrong)?;
+        let blocks = Blocks::new(footer.geometry.blocks());
         Ok(Self { file, name: name.to_owned(), footer, table, blocks })
     }
 
@@ -130,6 +175,23 @@ impl Pack {
     #[must_use]
     pub fn name(&self) -> &Path {
         &self.name
+    }
+
+    /// Bytes of the chunks that are not zero: what memory takes once all of it is unpacked.
+    ///
+    /// # Errors
+    /// The index is damaged, or cannot be read.
+    pub fn populated(&self) -> Result<u64> {
+        let (geometry, mut bytes) = (self.footer.geometry, 0);
+        for number in 0..geometry.blocks() {
+            let first = number * ENTRIES;
+            if let Some(block) = self.block(first)? {
+                let chunks = (0..geometry.entries_of(number)).map(|entry| first + entry);
+                let stored = chunks.filter(|chunk| block.entry(*chunk) != Entry::Zero);
+                bytes += stored.map(|chunk| geometry.len_of(chunk) as u64).sum::<u64>();
+            }
+        }
+        Ok(bytes)
     }
 
     /// What is stored of a chunk.
@@ -214,7 +276,7 @@ impl Pack {
     }
 
     fn place(&self, chunk: u32) -> Result<Option<Place>> {
-        let block = self.block(chunk)?;
+        let Some(block) = self.block(chunk)? else { return Ok(None) };
         match block.entry(chunk) {
             Entry::Zero => Ok(None),
             Entry::Stored { encoding, place, len, checksum } => {
@@ -222,8 +284,8 @@ impl Pack {
             }
             Entry::Same { of, checksum: here } => {
                 let block = self.block(of)?;
-                match block.entry(of) {
-                    Entry::Stored { encoding, place, len, checksum }
+                match block.map(|block| (block, block.entry(of))) {
+                    Some((block, Entry::Stored { encoding, place, len, checksum }))
                         if checksum == here && self.same_len(chunk, of) =>
                     {
                         Ok(Some(Place {
@@ -245,21 +307,17 @@ impl Pack {
         self.footer.geometry.len_of(chunk) == self.footer.geometry.len_of(other)
     }
 
-    /// The block of a chunk, read and verified if this is its first use.
-    fn block(&self, chunk: u32) -> Result<&Block> {
+    /// The block of a chunk, none if that is zeros. It is read and verified if this is its first use.
+    fn block(&self, chunk: u32) -> Result<Option<&Block>> {
         let geometry = &self.footer.geometry;
         assert!(chunk < geometry.chunks(), "there are {} chunks, and no number {chunk}", geometry.chunks());
         let number = chunk / ENTRIES;
-        let place = &self.blocks[number as usize];
-        if let Some(block) = place.get() {
-            return Ok(block);
-        }
-        let mut bytes = Box::new([0; BLOCK]);
-        self.read(&mut bytes[..], self.footer.index_at() + u64::from(number) * BLOCK as u64)?;
-        let block = Block::new(bytes, number, geometry, &self.table, self.footer.data_len)
-            .map_err(|problem| Error::snapshot(&self.name, problem))?;
-        // Another thread may have been first, with the same.
-        Ok(place.get_or_init(|| block))
+        self.blocks.get(number, || {
+            let mut bytes = Box::new([0; BLOCK]);
+            self.read(&mut bytes[..], self.footer.index_at() + u64::from(number) * BLOCK as u64)?;
+            Block::new(bytes, number, geometry, &self.table, self.footer.data_len)
+                .map_err(|problem| Error::snapshot(&self.name, problem))
+        })
     }
 
     fn read(&self, into: &mut [u8], offset: u64) -> Result<()> {
@@ -278,4 +336,19 @@ impl Pack {
             ),
         )
     }
+}
+
+/// Reads the table of a pack, and what its digest is.
+fn read_table(file: &File, footer: &Footer) -> io::Result<(Table, u128)> {
+    let (mut table, mut digest) = (Table::default(), Digest::default());
+    let (mut at, end) = (footer.table_at(), footer.table_at() + footer.table_len() as u64);
+    let mut buffer = vec![0; footer.table_len().min(TABLE_STEPS * TABLE_STEP)];
+    while at < end {
+        let steps = &mut buffer[..(end - at).min((TABLE_STEPS * TABLE_STEP) as u64) as usize];
+        file.read_exact_at(steps, at)?;
+        digest.add(steps);
+        steps.chunks(TABLE_STEP).for_each(|step| table.push(step));
+        at += steps.len() as u64;
+    }
+    Ok((table, footer.digest_after(digest)))
 }
