@@ -31,6 +31,8 @@ const MAGIC: &[u8; 8] = b"VOLTWSET";
 const HEAD: usize = 40;
 /// Bytes of ranges decoded at once.
 const STEP: usize = 64 << 10;
+/// Pieces that the ranges of a set are cut into, at most: 4 MiB of them.
+const MOST_CUTS: usize = 1 << 18;
 const NOT_ONE: &str = "is no working set";
 const IMPOSSIBLE: &str = "names pages that there are not, or names one twice";
 
@@ -108,11 +110,23 @@ impl WorkingSet {
             .map_err(wrong)
     }
 
-    /// Its ranges without these pages, if there are any.
+    /// Its ranges without these pages, if there are any. A list of pages that cuts them into more than [`MOST_CUTS`] pieces, as a forged
+    /// one may, leaves the rest whole: they are advice.
     #[must_use]
     pub fn runs_without(&self, pages: Option<&PageSet>) -> Runs {
         let Some(pages) = pages else { return Arc::clone(&self.runs) };
-        self.runs.iter().flat_map(|run| pages.gaps(run.clone())).collect()
+        let (mut left, mut cuts) = (Vec::with_capacity(self.runs.len()), MOST_CUTS);
+        for run in self.runs.iter() {
+            for gap in pages.gaps(run.clone()) {
+                if cuts == 0 {
+                    left.push(gap.start..run.end);
+                    break;
+                }
+                cuts -= usize::from(gap != *run);
+                left.push(gap);
+            }
+        }
+        left.into()
     }
 
     /// Puts it beside the snapshot in `directory`, in the place of one that was there: whole, or not at all.
@@ -303,6 +317,20 @@ mod tests {
         assert!(error.contains("working-set: is not a regular file"), "{error}");
         fs::remove_dir_all(&directory).unwrap();
         assert!(set().keep(&directory, ID, MEMORY).unwrap_err().to_string().contains("working-set"));
+    }
+
+    #[test]
+    fn pages_that_cut_a_set_too_often_leave_the_rest_of_it_whole() {
+        let cuts = MOST_CUTS as u64;
+        let memory = (2 * cuts + 1000) * PAGE;
+        let mut pages = PageSet::none(memory);
+        let word = 0xaaaa_aaaa_aaaa_aaaa_u64.to_le_bytes();
+        pages.add_bytes(0, &word.repeat((memory / PAGE / 64) as usize));
+        let set = WorkingSet { runs: vec![0..memory - PAGE, memory - PAGE..memory].into() };
+        let runs = set.runs_without(Some(&pages));
+        assert_eq!(runs.len(), MOST_CUTS + 2);
+        assert!(runs[..MOST_CUTS].iter().all(|run| run.end - run.start == PAGE && !pages.has(run.start)));
+        assert_eq!(runs[MOST_CUTS..], [2 * cuts * PAGE..memory - PAGE, memory - PAGE..memory]);
     }
 
     fn decode(bytes: &[u8], id: &str) -> std::result::Result<WorkingSet, String> {
