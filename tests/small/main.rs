@@ -21,6 +21,7 @@ mod granted;
 mod host_features;
 mod images;
 mod irqchip;
+mod large_base;
 mod layer_size;
 mod layers_bound;
 mod layers_copied;

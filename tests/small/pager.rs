@@ -471,7 +471,7 @@ fn memory_that_a_client_brings_is_given_to_no_other() {
     poison(&ask_for_base(&socket, &ask, Some(brought.as_fd())), len);
     goes_on(&mut shared.restore(&[]));
     let _ = pager.kill();
-    limited("the killed pager is gone", || pager.wait()).unwrap();
+    let _ = pager.wait();
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub use numbers::{consecutive, numbers};
 pub use outcome::Outcome;
 pub use pagers::processes_with;
 pub use patience::{limited, patience, wait_until};
-pub use pressure::Pressure;
+pub use pressure::{MemoryLimit, Pressure};
 pub use recorder::Recorder;
 pub use scratch::Scratch;
 pub use snapshot::Snapshot;

@@ -114,6 +114,12 @@ pub fn log_writes() -> Option<String> {
     programs.map(|program| format!("no {program} here")).or_else(loop_device).or_else(root)
 }
 
+/// Control groups that limit memory, and the right to make one.
+#[must_use]
+pub fn memory_limit() -> Option<String> {
+    crate::pressure::limit_unavailable()
+}
+
 /// A host that swaps, and the right to limit what a process takes of its memory.
 #[must_use]
 pub fn pressure() -> Option<String> {

@@ -1,9 +1,11 @@
 //! Too little memory: a control group with a limit, over a host that swaps. Pages that are not in use go out and come back, under whoever
 //! relies on them.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::patience::in_lab;
 use crate::scratch::Scratch;
@@ -35,6 +37,64 @@ pub(crate) fn unavailable() -> Option<String> {
         return Some("this host has no swap".to_owned());
     }
     crate::need::root()
+}
+
+/// A control group, of version 2 or 1, whose processes have so much memory and no more: those that want more are killed.
+#[derive(Debug)]
+pub struct MemoryLimit(PathBuf);
+
+/// Control groups version 1 that limit memory.
+const GROUPS_1: &str = "/sys/fs/cgroup/memory";
+
+/// Where such groups are made, and the file for the limit.
+fn limits() -> Option<(&'static str, &'static str)> {
+    let controllers = fs::read_to_string(Path::new(GROUPS).join("cgroup.controllers")).unwrap_or_default();
+    if controllers.split_whitespace().any(|controller| controller == "memory") {
+        return Some((GROUPS, "memory.max"));
+    }
+    let of_version_1 = Path::new(GROUPS_1).join("memory.limit_in_bytes").exists();
+    of_version_1.then_some((GROUPS_1, "memory.limit_in_bytes"))
+}
+
+/// What a limit lacks here, if anything.
+pub(crate) fn limit_unavailable() -> Option<String> {
+    let lack = || Some("no control groups that limit memory here".to_owned());
+    limits().map_or_else(lack, |_| crate::need::root())
+}
+
+impl MemoryLimit {
+    /// Room for so many bytes.
+    ///
+    /// # Panics
+    /// There are no such groups: the test must begin with `needs!(memory_limit)`.
+    #[must_use]
+    pub fn of(bytes: u64) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let (groups, file) = limits().expect("groups that limit memory");
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let group = Path::new(groups).join(format!("volt-limit-{}-{number}", std::process::id()));
+        let _ = fs::write(Path::new(groups).join("cgroup.subtree_control"), "+memory");
+        fs::create_dir(&group).unwrap_or_else(|error| panic!("make {}: {error}", group.display()));
+        let limit = Self(group);
+        let path = limit.0.join(file);
+        fs::write(&path, bytes.to_string()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        limit
+    }
+
+    /// A command that runs `program` in the group.
+    #[must_use]
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", r#"echo $$ > "$1"/cgroup.procs && shift && exec "$@""#, "sh"]);
+        command.arg(&self.0).arg(program);
+        command
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
 }
 
 impl Pressure {

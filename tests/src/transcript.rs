@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::patience::{patience, wait_until};
+use crate::patience::patience;
 
 /// The output of one stream. Cloning shares it.
 #[derive(Clone, Debug, Default)]
@@ -99,10 +99,12 @@ impl Transcript {
     /// Waits until nothing has come for a while.
     pub(crate) fn settle(&self) {
         let quiet = patience() / 300;
-        wait_until("nothing comes any more", || {
+        loop {
             let before = self.len();
             thread::sleep(quiet);
-            self.len() == before
-        });
+            if self.len() == before {
+                return;
+            }
+        }
     }
 }

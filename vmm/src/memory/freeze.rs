@@ -32,9 +32,9 @@ const STEP: u64 = 2 << 20;
 /// A page cannot be had. The host refuses: the memory that is not frozen yet is as before. Somebody holds pages of the memory: it can
 /// be tried again.
 pub fn freeze(ram: &GuestRam) -> Result<()> {
-    if let Some(faults) = ram.faults() {
+    if ram.faults().is_some() {
         // All of it is private. Whoever fills the base has it mapped to write to, so it is not sealed.
-        return faults.complete();
+        return complete(ram);
     }
     for region in ram.regions() {
         let end = region.offset + region.len;
@@ -51,6 +51,14 @@ pub fn freeze(ram: &GuestRam) -> Result<()> {
         }
     }
     seal(&ram.base().file)
+}
+
+/// Fills a base that is filled as it is needed: from then on a hole is a page of zeros. Another base is complete.
+///
+/// # Errors
+/// A page cannot be had.
+pub fn complete(ram: &GuestRam) -> Result<()> {
+    ram.faults().map_or(Ok(()), |faults| faults.complete())
 }
 
 /// Nobody writes to this memory any more, whoever has its descriptor. A file that has no seals, which a snapshot's is, is left as it is.

@@ -33,12 +33,12 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
     let beside = BesideMemory { vm, layers: Copies::without_names(vm)?, room: None, trimmed: None };
     // Its children fetch what they touch, as it does: nothing is fetched for the fork.
-    let lazy = history.origin.as_ref().and_then(|origin| origin.lazy.clone());
+    let lazy = history.lazy().cloned();
     let reads_base = lazy.is_none();
     let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base };
     let Taken { captured, config, metadata, images: _, layers } = take(history, &wish, to, beside)?;
     let layers = layers.into_iter().map(|layer| (layer.id, layer.file)).collect();
-    let shares = lazy.is_some() || is_small(&captured.pages, &captured.base);
+    let shares = lazy.is_some() || is_small(&captured.pages, &captured.base, None)?;
     if !shares {
         CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| ())?;
     }

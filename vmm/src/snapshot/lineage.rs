@@ -91,6 +91,11 @@ impl Differ {
 }
 
 impl History {
+    /// The packed memory that fills the VM's base on touch, if some does.
+    pub fn lazy(&self) -> Option<&LazyMemory> {
+        self.origin.as_ref().and_then(|origin| origin.lazy.as_ref())
+    }
+
     /// Lets `act` ask what was written to the VM, which has `bytes` of memory, since it was asked last. Even if it fails that is known
     /// from then on.
     pub fn asking<T>(&mut self, bytes: u64, act: impl FnOnce(&mut PageSet) -> Result<T>) -> Result<T> {

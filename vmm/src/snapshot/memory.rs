@@ -153,6 +153,17 @@ impl Memory {
         }
     }
 
+    /// Bytes that a packed memory takes once all of it is unpacked; 0 of one that is not packed.
+    ///
+    /// # Errors
+    /// The index of the pack is damaged, or cannot be read.
+    pub fn populated(&self) -> Result<u64> {
+        match self {
+            Self::Raw(..) => Ok(0),
+            Self::Packed(packed) => packed.pack.populated(),
+        }
+    }
+
     /// How many chunks of a packed memory have been fetched as they were touched.
     pub fn chunks_fetched(&self) -> u64 {
         match self {

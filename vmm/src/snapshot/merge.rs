@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use super::memory::Memory;
 use super::pack::walk::unpack;
@@ -41,7 +42,7 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
     over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
     let mut metadata = diff.metadata().clone();
     let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
-    check(diff, below, over.zip(covered), digest)?;
+    check(diff, below, over.zip(covered), digest, &dir)?;
     memory.sync_all().map_err(failed)?;
     metadata.layers = diff.layers().carry(&diff.config().devices, &metadata.layers, &dir)?;
     if let Some(set) = diff.working_set()? {
@@ -58,7 +59,13 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
 
 /// Checks the digest of a base with pages over it. It is the sum of what each page has to it, so it is known from those of the two and
 /// from the pages of the base that are covered.
-fn check(diff: &Snapshot, below: &Memory, over: Option<(&OtherPages, u64)>, merged: u64) -> Result<()> {
+fn check(
+    diff: &Snapshot,
+    below: &Memory,
+    over: Option<(&OtherPages, u64)>,
+    merged: u64,
+    dir: &NewDir,
+) -> Result<()> {
     let Digests { memory: Some(whole), over: pages_digest } = diff.digests() else { return Ok(()) };
     let name = below.name();
     let Some((OtherPages { pages, file }, covered)) = over else { return is_same(name, merged, whole) };
@@ -73,7 +80,16 @@ fn check(diff: &Snapshot, below: &Memory, over: Option<(&OtherPages, u64)>, merg
         return Ok(());
     }
     let len = diff.metadata().memory_bytes;
-    compare(name, &RawSource::whole(&*below.base()?, len, &in_base)?, whole, &|_, _| ())?;
+    let base = match below {
+        Memory::Raw(base, _) => Arc::clone(base),
+        // Once more, and as little into memory as before.
+        Memory::Packed(packed) => {
+            let scratch = dir.scratch()?;
+            unpack(&packed.pack, (&scratch, &dir.place().join(MEMORY_FILE)), &|_| ())?;
+            Arc::new(scratch)
+        }
+    };
+    compare(name, &RawSource::whole(&base, len, &in_base)?, whole, &|_, _| ())?;
     compare(&place, &over, pages_digest, &|_, _| ())?;
     Err(Error::snapshot(place, "or its base has changed while they were merged"))
 }

@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use super::captured::populated;
 use super::holes::is_zero;
+use super::memory::LazyMemory;
 use super::writer::is_small;
 use crate::capture::Disk;
 use crate::error::{Error, Result};
@@ -41,12 +42,14 @@ pub(super) struct Room<'a> {
     written: Written,
     /// Bytes of disks' layers.
     layers: u64,
+    /// What fills the VM's base on touch.
+    lazy: Option<LazyMemory>,
     reserved: OnceCell<Reservation>,
 }
 
 impl<'a> Room<'a> {
-    pub fn new(dir: &'a NewDir, written: Written, layers: u64) -> Self {
-        Self { dir, written, layers, reserved: OnceCell::new() }
+    pub fn new(dir: &'a NewDir, written: Written, layers: u64, lazy: Option<LazyMemory>) -> Self {
+        Self { dir, written, layers, lazy, reserved: OnceCell::new() }
     }
 
     /// Reserves so many more bytes, for clusters that were written meanwhile.
@@ -75,11 +78,14 @@ impl Disk for Room<'_> {
     fn reserve(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<()> {
         let only_pages = match self.written {
             Written::Pages => true,
-            Written::PagesIfFew => is_small(pages, &ram.base().file),
+            Written::PagesIfFew => is_small(pages, &ram.base().file, self.lazy.as_ref())?,
             Written::Whole => false,
         };
         let reserved = if only_pages {
             self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE + self.layers)?
+        } else if let Some(lazy) = self.lazy.as_ref().filter(|_| self.written == Written::PagesIfFew) {
+            // The base may have holes for what is not fetched yet.
+            self.dir.reserve(lazy.memory.populated()? + pages.len() * PAGE + STATE + self.layers)?
         } else {
             self.of_whole(ram, unneeded, pages)?
         };

@@ -9,6 +9,7 @@ use super::captured::CapturedMemory;
 use super::layers::{Copies, Finished};
 use super::lineage::{Differ, History, Lineage};
 use super::manifest::{self, BaseSnapshot, Metadata};
+use super::memory::LazyMemory;
 use super::pack::{Packing, pack};
 use super::raw::RawSource;
 use super::room::{Room, Written};
@@ -19,6 +20,7 @@ use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
 use crate::memory::PAGE;
+use crate::memory::freeze;
 use crate::memory::pages::PageSet;
 use crate::store::dir::NewDir;
 use crate::store::writeback;
@@ -91,7 +93,7 @@ pub(crate) fn write(
     let bytes = vm.config().memory_bytes();
     let over = match options.kind {
         Kind::Full => None,
-        Kind::Diff => relative_to(vm, history.lineage.as_ref())?,
+        Kind::Diff => relative_to(vm, history)?,
     };
     let (name, memory) = match (&over, options.packing) {
         (Some(_), _) => (DIFF_FILE, dir.create(DIFF_FILE)?),
@@ -101,7 +103,8 @@ pub(crate) fn write(
     memory.set_len(bytes).map_err(|source| dir.failed_to_write(name, source))?;
     let trimmed = options.trim.then(|| Trimmed::of(vm)).transpose()?;
     let layers = Copies::into_directory(vm, dir)?;
-    let room = Room::new(dir, written(over.as_ref(), options), layers.bytes());
+    let lazy = history.lazy().cloned();
+    let room = Room::new(dir, written(over.as_ref(), options), layers.bytes(), lazy.clone());
     let beside = BesideMemory { vm, layers, room: Some(&room), trimmed };
     let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
     let wanted = match over.as_ref().map(|Lineage { differ, .. }| differ) {
@@ -116,7 +119,8 @@ pub(crate) fn write(
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
         Some(Lineage { base, differ })
-            if matches!(differ, Differ::Written(_)) || is_small_in(vm, &captured.pages, &captured.base)? =>
+            if matches!(differ, Differ::Written(_))
+                || is_small(&captured.pages, &captured.base, lazy.as_ref())? =>
         {
             metadata.memory_file = Some(write_diff(&captured, &base, bytes, dir)?);
             metadata.base = Some(base.clone());
@@ -125,6 +129,8 @@ pub(crate) fn write(
         over => {
             if over.is_some() {
                 dir.rename(DIFF_FILE, MEMORY_FILE)?;
+                // Nothing of the base was wanted for a diff.
+                freeze::complete(&vm.on_machine(|machine| machine.shell().ram.clone()))?;
             }
             let (file, digest) = write_whole(&captured, options.packing.as_ref(), &room, dir)?;
             metadata.memory_file = Some(file);
@@ -141,10 +147,21 @@ pub(crate) fn write(
     Ok((captured.course, next))
 }
 
-/// Whether pages are few beside what a base has.
-pub(super) fn is_small(pages: &PageSet, base: &File) -> bool {
-    let (pages, base) = (pages.len() * PAGE, base.metadata().map_or(0, |metadata| metadata.blocks() * 512));
-    pages <= SMALL_DIFF || pages <= base / 2
+/// Whether pages are few beside what their base has. A base that is filled on touch counts as if all of it were there, and is not
+/// filled for that: its pack knows.
+///
+/// # Errors
+/// The index of the pack is damaged, or cannot be read.
+pub(super) fn is_small(pages: &PageSet, base: &File, lazy: Option<&LazyMemory>) -> Result<bool> {
+    let bytes = pages.len() * PAGE;
+    if bytes <= SMALL_DIFF {
+        return Ok(true);
+    }
+    let base = match lazy {
+        Some(lazy) => lazy.memory.populated()?,
+        None => base.metadata().map_or(0, |metadata| metadata.blocks() * 512),
+    };
+    Ok(bytes <= base / 2)
 }
 
 /// What is going to be written into the snapshot's directory. A packed memory has the captured pages beside it while it is packed.
@@ -156,23 +173,13 @@ fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> Written {
     }
 }
 
-/// The same of a base that may have holes for what is not there yet. It is filled if that decides.
-fn is_small_in(vm: &Vm, pages: &PageSet, base: &File) -> Result<bool> {
-    if is_small(pages, base) {
-        return Ok(true);
-    }
-    let ram = vm.on_machine(|machine| machine.shell().ram.clone());
-    ram.faults().map_or(Ok(()), |faults| faults.complete())?;
-    Ok(is_small(pages, base))
-}
-
 /// What a diff of the VM is to be relative to.
-fn relative_to(vm: &Vm, lineage: Option<&Lineage>) -> Result<Option<Lineage>> {
+fn relative_to(vm: &Vm, history: &History) -> Result<Option<Lineage>> {
     let problem = "a diff is relative to a full snapshot: take one of this VM first";
-    let lineage = lineage.ok_or_else(|| Error::config("snapshot_type", problem))?;
+    let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("snapshot_type", problem))?;
     let base = vm.on_machine(|machine| machine.shell().ram.base().file);
     Ok(match &lineage.differ {
-        Differ::Written(pages) if !is_small_in(vm, pages, &base)? => None,
+        Differ::Written(pages) if !is_small(pages, &base, history.lazy())? => None,
         _ => Some(lineage.clone()),
     })
 }

@@ -311,8 +311,7 @@ fn device_that_gets_no_thread_keeps_its_queues() {
         driver.move_to_idle(Rng);
         driver.wait(0);
     };
-    let test = thread::spawn(test);
-    limited("the test without threads ends", || test.join()).unwrap();
+    thread::spawn(test).join().unwrap();
 }
 
 /// Has the kernel refuse new threads to this thread, for as long as it lives.
