@@ -6,8 +6,11 @@ use std::fs;
 use std::path::Path;
 use std::ptr;
 
-use volt_tests::{Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
+use volt_tests::{Guest, KvmShim, Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
 use volt_vmm::{RestoreOptions, Snapshot, Store, Vm};
+
+/// `_IO(KVMIO, 0x80)`.
+const KVM_RUN: u32 = 0xae80;
 
 /// A VM that runs from the snapshot `warm` in `scratch`.
 fn clone(scratch: &Scratch) -> Vm {
@@ -58,5 +61,25 @@ fn a_vcpu_that_may_not_access_its_memory_ends_its_vm_with_the_files_name() {
         ["vCPU 0", " at rip 0x", "guest memory", file.to_str().unwrap(), "is as long as it should be"]
     {
         assert!(why.contains(words), "{words}: {why}");
+    }
+}
+
+#[test]
+fn kvm_run_that_fails_with_efault_names_vcpu_address_and_file() {
+    needs!(kvm);
+    let mut guest = Guest::boot("count");
+    guest.next_number("count");
+    let snapshot = guest.snapshot();
+    let outcome = snapshot.restore_on(&KvmShim::new().refuses(KVM_RUN, libc::EFAULT), &[]).wait_exit();
+    assert_eq!(outcome.status, 5, "{outcome:?}");
+    let file = snapshot.memory_path();
+    let words = [
+        "vCPU 0 at rip 0x",
+        "guest memory cannot be accessed",
+        file.to_str().unwrap(),
+        "is as long as it should be",
+    ];
+    for words in words {
+        assert!(outcome.stderr.contains(words), "{words}: {}", outcome.stderr);
     }
 }

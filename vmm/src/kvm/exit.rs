@@ -110,3 +110,21 @@ fn internal_error(suberror: u32) -> String {
         other => format!("KVM internal error, suberror {other}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_of_a_memory_fault_is_told_only_if_kvm_filled_it_in() {
+        let mut run = kvm_run::default();
+        run.__bindgen_anon_1.memory_fault.gpa = 0x1234_5000;
+        // Linux before 6.8 leaves the reason of an earlier exit there.
+        for reason in [kvm::KVM_EXIT_MMIO, kvm::KVM_EXIT_HLT, kvm::KVM_EXIT_UNKNOWN] {
+            run.exit_reason = reason;
+            assert_eq!(faulted_at(&run), None, "exit {reason}");
+        }
+        run.exit_reason = kvm::KVM_EXIT_MEMORY_FAULT;
+        assert_eq!(faulted_at(&run), Some(0x1234_5000));
+    }
+}
