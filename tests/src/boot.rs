@@ -12,9 +12,11 @@ use std::process::{Command, Stdio};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::guest::Guest;
+use crate::held_syncs::HeldSyncs;
 use crate::kvm_shim::KvmShim;
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
+use crate::pressure::Pressure;
 use crate::scratch::Scratch;
 use crate::terminal::Terminal;
 use crate::transcript::Transcript;
@@ -49,6 +51,7 @@ pub struct Boot<'a> {
     input: Input<'a>,
     namespace: Option<&'a Namespace>,
     shim: KvmShim,
+    syncs: Option<&'a HeldSyncs>,
     scratch: Scratch,
 }
 
@@ -99,6 +102,7 @@ impl<'a> Boot<'a> {
             input: Input::Test,
             namespace: None,
             shim: KvmShim::new(),
+            syncs: None,
             scratch: Scratch::new(),
         }
     }
@@ -159,6 +163,12 @@ impl<'a> Boot<'a> {
         Self { shim: shim.clone(), ..self }
     }
 
+    /// With syncs that the test can hold.
+    #[must_use]
+    pub fn syncs(self, syncs: &'a HeldSyncs) -> Self {
+        Self { syncs: Some(syncs), ..self }
+    }
+
     /// In this scratch directory.
     #[must_use]
     pub fn scratch(self, scratch: &Scratch) -> Self {
@@ -171,8 +181,8 @@ impl<'a> Boot<'a> {
         let socket = self.scratch.fresh("api");
         let mut arguments = self.arguments();
         arguments.extend(["--api-socket".into(), socket.clone().into_os_string()]);
-        Launch { arguments, input: self.input, namespace: self.namespace, shim: self.shim }
-            .start(self.scratch, socket)
+        let Self { input, namespace, shim, syncs, scratch, .. } = self;
+        Launch { input, namespace, shim, syncs, ..Launch::of(arguments) }.start(scratch, socket)
     }
 
     /// Runs it to its end, without input.
@@ -208,16 +218,32 @@ pub(crate) struct Launch<'a> {
     pub(crate) input: Input<'a>,
     pub(crate) namespace: Option<&'a Namespace>,
     pub(crate) shim: KvmShim,
+    /// The control group that it is born in.
+    pub(crate) pressure: Option<&'a Pressure>,
+    /// What holds its syncs.
+    pub(crate) syncs: Option<&'a HeldSyncs>,
 }
 
 impl Launch<'_> {
+    /// With input from the test, and nothing special about its surroundings.
+    pub(crate) fn of(arguments: Vec<OsString>) -> Self {
+        let (input, shim) = (Input::Test, KvmShim::new());
+        Self { arguments, input, namespace: None, shim, pressure: None, syncs: None }
+    }
+
     pub(crate) fn start(self, scratch: Scratch, socket: PathBuf) -> Guest {
         let mut command = Command::new(binary());
         command.args(&self.arguments);
+        if let Some(pressure) = self.pressure {
+            pressure.apply(&mut command);
+        }
         if let Some(namespace) = self.namespace {
             namespace.apply(&mut command);
         }
         self.shim.apply(&mut command);
+        if let Some(syncs) = self.syncs {
+            syncs.apply(&mut command);
+        }
         // SAFETY: between fork and exec only system calls are made.
         unsafe { command.pre_exec(become_a_child) };
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

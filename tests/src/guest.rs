@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use crate::boot::{Boot, Input, Launch};
+use crate::boot::{Boot, Launch};
 use crate::outcome::{Outcome, number};
-use crate::patience::patience;
+use crate::patience::{limited, patience};
 use crate::progress::without_progress;
 use crate::rest;
 use crate::scratch::Scratch;
@@ -53,8 +53,7 @@ impl Guest {
         let socket = scratch.fresh("api");
         let mut arguments = vec!["--api-socket".into(), socket.clone().into()];
         arguments.extend(options.iter().map(Into::into));
-        Launch { arguments, input: Input::Test, namespace: None, shim: crate::KvmShim::new() }
-            .start(scratch, socket)
+        Launch::of(arguments).start(scratch, socket)
     }
 
     pub(crate) fn new(
@@ -311,7 +310,7 @@ impl Guest {
     /// It cannot be killed.
     pub fn kill(mut self) -> String {
         self.child.kill().expect("kill a child");
-        self.child.wait().expect("wait for a child");
+        limited("a killed volt-vmm is gone", || self.child.wait()).expect("wait for a child");
         self.wait_output_end();
         self.output.text()
     }
@@ -429,7 +428,7 @@ fn line(bytes: &[u8], start: &str) -> Option<(usize, String)> {
 impl Drop for Guest {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        let _ = self.child.wait();
+        let _ = limited("a killed volt-vmm is gone", || self.child.wait());
     }
 }
 

@@ -1,5 +1,5 @@
 //! Another KVM for one child or one thread: system calls of KVM that an older kernel lacks are refused by a seccomp filter, and
-//! capabilities that another processor lacks are reported as absent.
+//! capabilities that another processor lacks are reported as absent. Some other system calls end the child.
 //!
 //! ```text
 //! child:   KvmShim ──apply──> pre_exec: prctl ──exec──> volt-vmm: every ioctl passes the filter
@@ -31,10 +31,22 @@ const ARGUMENT_2: u32 = 32;
 /// `AUDIT_ARCH_X86_64`.
 const X86_64: u32 = 0xc000_003e;
 
+/// The system calls that sync a file.
+pub(crate) const SYNCS: [libc::c_long; 6] = [
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync_file_range,
+    libc::SYS_syncfs,
+    libc::SYS_sync,
+    libc::SYS_msync,
+];
+
 /// Which ioctls are answered by the filter, and how. An empty shim answers none.
 #[derive(Clone, Debug, Default)]
 pub struct KvmShim {
     rules: Vec<Rule>,
+    /// System calls that end the process.
+    fatal: Vec<libc::c_long>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +97,13 @@ impl KvmShim {
         self.without_capability(CAP_TSC_CONTROL)
     }
 
+    /// The process is killed when it syncs a file. A sync that io_uring does is not seen.
+    #[must_use]
+    pub fn killed_by_syncs(mut self) -> Self {
+        self.fatal.extend(SYNCS);
+        self
+    }
+
     /// Lets a command run on it.
     pub fn apply(&self, command: &mut Command) {
         let program = self.program();
@@ -105,8 +124,11 @@ impl KvmShim {
         let answer = |action| statement(libc::BPF_RET | libc::BPF_K, action);
         let allow = answer(libc::SECCOMP_RET_ALLOW);
         let number = libc::SYS_ioctl as u32;
-        let mut program =
-            vec![load(ARCHITECTURE), equal(X86_64, 1, 0), allow, load(NUMBER), equal(number, 1, 0), allow];
+        let mut program = vec![load(ARCHITECTURE), equal(X86_64, 1, 0), allow, load(NUMBER)];
+        for number in &self.fatal {
+            program.extend([equal(*number as u32, 0, 1), answer(libc::SECCOMP_RET_KILL_PROCESS)]);
+        }
+        program.extend([equal(number, 1, 0), allow]);
         for rule in &self.rules {
             let refusal = answer(libc::SECCOMP_RET_ERRNO | rule.errno.cast_unsigned());
             program.push(load(ARGUMENT_1));
@@ -123,6 +145,19 @@ impl KvmShim {
         program.push(allow);
         program
     }
+}
+
+/// A filter that gives this answer to these system calls, and lets all others pass.
+pub(crate) fn answer_to(calls: &[libc::c_long], action: u32) -> Vec<libc::sock_filter> {
+    let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
+    let answer = |action| statement(libc::BPF_RET | libc::BPF_K, action);
+    let allow = answer(libc::SECCOMP_RET_ALLOW);
+    let mut program = vec![load(ARCHITECTURE), equal(X86_64, 1, 0), allow, load(NUMBER)];
+    for call in calls {
+        program.extend([equal(*call as u32, 0, 1), answer(action)]);
+    }
+    program.push(allow);
+    program
 }
 
 fn statement(code: u32, k: u32) -> libc::sock_filter {

@@ -12,6 +12,7 @@
 pub mod boot;
 pub mod child;
 pub mod guest;
+pub mod held_syncs;
 pub mod host;
 pub mod kvm_shim;
 pub mod namespace;
@@ -39,6 +40,7 @@ pub mod wire;
 pub use boot::{Boot, IRQCHIPS, Input};
 pub use child::Child;
 pub use guest::Guest;
+pub use held_syncs::HeldSyncs;
 pub use kvm_shim::KvmShim;
 pub use namespace::Namespace;
 pub use network::Network;

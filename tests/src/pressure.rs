@@ -1,8 +1,13 @@
-//! Too little memory: a control group with a limit, over a host that swaps. Pages that are not in use go out and come back, under whoever
-//! relies on them.
+//! Too little memory: a control group with a limit, on a host that swaps. The kernel swaps out pages that are
+//! not in use, and in again when they are touched.
+//!
+//! A page is charged to the group of the process that touches it first, and stays so when the process moves. So
+//! a process is born in the group: [`Pressure::apply`].
+#![allow(unsafe_code)]
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -114,12 +119,35 @@ impl Pressure {
         pressure
     }
 
+    /// Starts a command in the group: all memory that it and its children touch counts, from the first page on.
+    ///
+    /// # Panics
+    /// The group is gone.
+    pub fn apply(&self, command: &mut Command) {
+        let path = self.group.join("cgroup.procs");
+        let processes = File::options().write(true).open(&path);
+        let processes = processes.unwrap_or_else(|error| panic!("open {}: {error}", path.display()));
+        let enter = move || Ok(rustix::io::write(&processes, b"0").map(|_| ())?);
+        // SAFETY: between fork and exec one system call is made, on a descriptor that is open already.
+        unsafe { command.pre_exec(enter) };
+    }
+
     /// From now on what this process takes counts.
     ///
     /// # Panics
     /// It is not there.
     pub fn press(&self, pid: u32) {
         self.write("cgroup.procs", &pid.to_string());
+    }
+
+    /// Whether this process is in the group.
+    ///
+    /// # Panics
+    /// The kernel does not tell.
+    #[must_use]
+    pub fn holds(&self, pid: u32) -> bool {
+        let processes = fs::read_to_string(self.group.join("cgroup.procs")).unwrap();
+        processes.lines().any(|line| line == pid.to_string())
     }
 
     /// Bytes that are swapped out by now.
@@ -139,6 +167,12 @@ impl Pressure {
 
 impl Drop for Pressure {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Tells whether the kernel ended a process of the group for want of memory.
+            for file in ["memory.events", "memory.stat"] {
+                eprintln!("{file}:\n{}", fs::read_to_string(self.group.join(file)).unwrap_or_default());
+            }
+        }
         // A group goes when nobody is in it any more: who is left goes to the one above.
         for pid in fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default().lines() {
             let _ = fs::write(Path::new(GROUPS).join("cgroup.procs"), pid);

@@ -1,6 +1,6 @@
 //! A snapshot on disk, and what tests do to one.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom as From};
 use std::os::unix::fs::MetadataExt;
@@ -15,6 +15,7 @@ use crate::guest::Guest;
 use crate::kvm_shim::KvmShim;
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
+use crate::pressure::Pressure;
 use crate::scratch::Scratch;
 use crate::state_file;
 
@@ -114,13 +115,25 @@ impl Snapshot {
         self.launch(None, shim, options)
     }
 
+    /// The same with as much memory as `pressure` leaves, for the VM and the pager that it may start.
+    #[must_use]
+    pub fn restore_under(&self, pressure: &Pressure, options: &[&str]) -> Guest {
+        let (arguments, socket) = self.restore_arguments(options);
+        Launch { pressure: Some(pressure), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
+    }
+
     fn launch(&self, namespace: Option<&Namespace>, shim: &KvmShim, options: &[&str]) -> Guest {
+        let (arguments, socket) = self.restore_arguments(options);
+        Launch { namespace, shim: shim.clone(), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
+    }
+
+    /// The arguments of `volt-vmm restore`, and its API's socket.
+    fn restore_arguments(&self, options: &[&str]) -> (Vec<OsString>, PathBuf) {
         let socket = self.scratch.fresh("api");
-        let mut arguments: Vec<std::ffi::OsString> = vec!["restore".into(), self.directory.clone().into()];
+        let mut arguments: Vec<OsString> = vec!["restore".into(), self.directory.clone().into()];
         arguments.extend(options.iter().map(Into::into));
         arguments.extend(["--api-socket".into(), socket.clone().into()]);
-        Launch { arguments, input: Input::Test, namespace, shim: shim.clone() }
-            .start(self.scratch.clone(), socket)
+        (arguments, socket)
     }
 
     /// Runs what is in it, with this console input.
@@ -129,8 +142,7 @@ impl Snapshot {
         let socket = self.scratch.fresh("api");
         let arguments =
             ["--restore".into(), self.directory.clone().into(), "--api-socket".into(), socket.clone().into()];
-        let arguments = arguments.to_vec();
-        Launch { arguments, input, namespace: None, shim: KvmShim::new() }.start(self.scratch.clone(), socket)
+        Launch { input, ..Launch::of(arguments.to_vec()) }.start(self.scratch.clone(), socket)
     }
 
     /// The same for a snapshot that must be refused.
