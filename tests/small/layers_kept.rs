@@ -1,9 +1,13 @@
 //! A layer keeps what its guest wrote however the VM ends. The guest neither resets its disk nor flushes.
 
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::process::Signal;
-use volt_tests::{Boot, Guest, Recorder, Scratch, needs};
+use serde_json::json;
+use volt_tests::{
+    Boot, Child, Guest, HeldSyncs, Input, KvmShim, Recorder, Scratch, Terminal, needs, numbers,
+};
 use volt_vmm::{Vm, VmConfig};
 
 /// Sectors that are written.
@@ -19,19 +23,26 @@ enum Ending {
     TripleFault,
     Signal(Signal),
     Stop,
+    /// Ctrl-A X on its terminal.
+    Escape,
 }
 
-const ENDINGS: [Ending; 6] = [
+const ENDINGS: [Ending; 7] = [
     Ending::Poweroff,
     Ending::Reboot,
     Ending::TripleFault,
     Ending::Signal(Signal::TERM),
     Ending::Signal(Signal::KILL),
     Ending::Stop,
+    Ending::Escape,
 ];
 
+fn boot<'a>(words: &str, disk: &str) -> Boot<'a> {
+    Boot::small(&format!("disk {words}")).device(["--disk", disk])
+}
+
 fn guest(words: &str, disk: &str) -> Guest {
-    Boot::small(&format!("disk {words}")).device(["--disk", disk]).start()
+    boot(words, disk).start()
 }
 
 #[test]
@@ -53,13 +64,19 @@ fn write_end_and_look(cache: &str, engine: &str, ending: Ending) {
         Ending::Poweroff => 1,
         Ending::Reboot => 2,
         Ending::TripleFault => 3,
-        Ending::Signal(_) | Ending::Stop => 0,
+        Ending::Signal(_) | Ending::Stop | Ending::Escape => 0,
     };
-    let mut guest = self::guest(&format!("{APART} until={SECTORS} ending={number}"), &disk);
+    let terminal = Terminal::open();
+    let mut boot = boot(&format!("{APART} until={SECTORS} ending={number}"), &disk);
+    if ending == Ending::Escape {
+        boot = boot.input(Input::Terminal(&terminal));
+    }
+    let mut guest = boot.start();
     guest.wait_for("done");
     match ending {
         Ending::Signal(signal) => guest.signal(signal),
         Ending::Stop => assert_eq!(guest.ask("PUT", "/v1/stop", "").0, 204),
+        Ending::Escape => drop(guest.type_in("\x01x")),
         Ending::Poweroff | Ending::Reboot | Ending::TripleFault => {}
     }
     guest.wait_exit();
@@ -71,9 +88,86 @@ fn write_end_and_look(cache: &str, engine: &str, ending: Ending) {
     assert_eq!(std::fs::read(&base).unwrap(), vec![7; 4 << 20]);
 }
 
+/// How long a signal gives a guest to end, and more.
+const BEYOND_THE_LIMIT: Duration = Duration::from_millis(4500);
+
+#[test]
+fn signal_leaves_a_layer_all_the_time_that_it_needs_to_settle() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+    std::fs::write(&base, vec![7; 4 << 20]).unwrap();
+    let disk = format!("path={},layer={}", base.display(), layer.display());
+    let syncs = HeldSyncs::new();
+    let mut guest = boot(&format!("{APART} until={SECTORS}"), &disk).syncs(&syncs).start();
+    guest.wait_for("done");
+    syncs.hold();
+    guest.signal(Signal::TERM);
+    syncs.wait_held();
+    // The sync that comes before the map is written takes so long.
+    std::thread::sleep(BEYOND_THE_LIMIT);
+    assert_eq!(synced_clusters(&layer), 0, "the map was written before its data was synced");
+    syncs.release();
+    assert_eq!(guest.wait_exit().status, 143);
+    assert_eq!(synced_clusters(&layer), SECTORS, "the signal ended the process while its layer settled");
+}
+
+#[test]
+fn layer_of_a_forks_child_keeps_unflushed_writes_however_the_child_ends() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+    std::fs::write(&base, vec![7; 4 << 20]).unwrap();
+    let disk = format!("path={},layer={},id=root,cache=unsafe", base.display(), layer.display());
+    let mut guest = boot(APART, &disk).scratch(&scratch).start();
+    guest.next_number("sector");
+    guest.pause();
+    let last = numbers(&guest.settled_output(), "sector").pop().unwrap();
+    for signal in [None, Some(Signal::TERM), Some(Signal::KILL)] {
+        let own = scratch.fresh("own");
+        let different = json!({"overrides": {"disks": [{"id": "root", "layer": own}]}});
+        let name = own.file_name().unwrap().to_str().unwrap();
+        let mut children = Child::fork(guest.socket(), scratch.directory(), &[(name, different)], false);
+        let child = children.pop().unwrap();
+        // It has written each of its 64 clusters by then.
+        child.reaches("sector", last + 65);
+        match signal {
+            None => child.stop(),
+            Some(signal) => {
+                let pid = rustix::process::Pid::from_raw(child.pid().cast_signed()).unwrap();
+                rustix::process::kill_process(pid, signal).unwrap();
+                child.wait_gone();
+            }
+        }
+        let kept = if signal == Some(Signal::KILL) { 0 } else { 64 };
+        assert_eq!(synced_clusters(&own), kept, "{signal:?}");
+    }
+}
+
 /// How many clusters a layer's synced map has, which follows on its header of 4 KiB.
 fn synced_clusters(layer: &Path) -> u64 {
     std::fs::read(layer).unwrap()[4096..8192].iter().map(|byte| u64::from(byte.count_ones())).sum()
+}
+
+#[test]
+fn layer_without_a_name_is_never_synced() {
+    needs!(kvm);
+    for engine in ["sync", "io_uring"] {
+        let scratch = Scratch::new();
+        let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+        std::fs::write(&base, vec![7; 4 << 20]).unwrap();
+        let disk = format!("path={},layer={},id=root,engine={engine}", base.display(), layer.display());
+        let mut parent = Boot::small("records").device(["--disk".to_owned(), disk]).start();
+        parent.next_number("synced");
+        let warm = parent.snapshot();
+        drop(parent);
+        // The guest flushes all the time.
+        let mut guest = warm.restore_on(&KvmShim::new().killed_by_syncs(), &[]);
+        let first = guest.next_number("synced");
+        while guest.next_number("synced") < first + 40 {}
+        guest.signal(Signal::TERM);
+        assert_eq!(guest.wait_exit().status, 143, "{engine}: {}", guest.stderr());
+    }
 }
 
 #[test]

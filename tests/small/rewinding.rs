@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use volt_tests::{Guest, Outcome, Recorder, Scratch, needs, numbers, small_guest, wait_until};
+use rustix::process::Signal;
+use volt_tests::{Boot, Guest, KvmShim, Outcome, Recorder, Scratch, needs, numbers, small_guest, wait_until};
 use volt_vmm::config::devices::DiskConfig;
 use volt_vmm::config::{Devices, VmConfig};
 use volt_vmm::{IrqchipKind, Kind, RestoreOptions, RunState, Snapshot, SnapshotOptions, Store, Vm};
@@ -278,4 +279,37 @@ fn over_rest_and_on_the_command_line() {
     let before = clone.output().len();
     wait_until("it goes on", || said(&clone, before).iter().any(|number| *number >= first + 40));
     assert!(!clone.output().contains("WRONG"), "{}", clone.output());
+}
+
+#[test]
+fn rewind_syncs_no_file() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (base, layer, mine) = (scratch.fresh("base"), scratch.fresh("layer"), scratch.fresh("mine"));
+    fs::write(&base, vec![7; 1 << 20]).unwrap();
+    let words = format!("path={},layer={},id=root", base.display(), layer.display());
+    let mut parent = Boot::small("disk takes-flush=1").device(["--disk".to_owned(), words]).start();
+    while parent.next_number("sector") < 70 {}
+    let warm = parent.snapshot();
+    drop(parent);
+    // A layer with a name, which a flush and the end sync.
+    let own = format!("id=root,layer={}", mine.display());
+    let mut guest = warm.restore_on(&KvmShim::new().killed_by_syncs(), &["--disk", &own]);
+    for _ in 0..3 {
+        // A rewind may cut a line short, and the next one follows on it.
+        for _ in 0..20 {
+            guest.wait_for("\nsector ");
+        }
+        let (status, answer) = guest.ask("PUT", "/v1/vm/rewind", "");
+        assert_eq!(status, 200, "{answer}");
+    }
+    // All that was said before the last rewind has arrived, and the guest writes once more.
+    guest.pause();
+    let before = guest.settled_output().len();
+    guest.resume();
+    wait_until("the guest writes after the rewind", || guest.output()[before..].contains("\nsector "));
+    // The end does sync, and is noticed.
+    guest.signal(Signal::TERM);
+    assert_eq!(guest.wait_exit().status, -Signal::SYS.as_raw(), "the filter lets syncs pass");
+    assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }
