@@ -87,6 +87,87 @@ fn forged_disk_is_opened_only_if_it_is_given_or_allowed() {
 }
 
 #[test]
+fn directories_are_allowed_over_rest_as_on_the_command_line() {
+    needs!(kvm);
+    let with_disk = WithDisk::new();
+    let victim = with_disk.victim();
+    let forged = with_disk.forged(victim.to_str().unwrap());
+    let load = |allowed: &[&Path]| {
+        let load = json!({"snapshot_path": forged.directory(), "resume_vm": true, "allow_paths": allowed});
+        let waiting = Guest::waiting();
+        let answer = waiting.ask("PUT", "/snapshot/load", &load.to_string());
+        (waiting, answer)
+    };
+    for elsewhere in [&[][..], &[forged.directory()]] {
+        let (_waiting, (status, answer)) = load(elsewhere);
+        assert!(status == 400 && answer.contains("asks for disk root: "), "{answer}");
+        assert!(answer.contains(REFUSED) && answer.contains("private/victim"), "{answer}");
+    }
+    let (guest, answer) = load(&[forged.directory(), victim.parent().unwrap()]);
+    assert_eq!(answer, (204, String::new()));
+    goes_on(guest);
+}
+
+/// A copy of a snapshot that was packed with tar and unpacked at another place.
+fn untarred(snapshot: &Snapshot, scratch: &Scratch) -> Snapshot {
+    let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+    let (archive, unpacked) = (scratch.fresh("archive.tar"), scratch.fresh("unpacked"));
+    run(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(snapshot.directory()).arg("."));
+    fs::create_dir(&unpacked).unwrap();
+    run(Command::new("tar").arg("-xf").arg(&archive).arg("-C").arg(&unpacked));
+    Snapshot::at(unpacked, scratch)
+}
+
+#[test]
+fn forgeries_that_were_unpacked_from_an_archive_get_nothing_of_this_host() {
+    needs!(kvm);
+    let with_disk = WithDisk::new();
+    let victim = with_disk.victim();
+    let before = fs::read(&victim).unwrap();
+    // An absolute path, and links that lead out of the archive.
+    let forged = with_disk.forged(victim.to_str().unwrap());
+    let links = with_disk.forged("");
+    symlink(&victim, links.directory().join("link")).unwrap();
+    for (forged, inside) in [(&forged, None), (&links, Some("link"))] {
+        let unpacked = untarred(forged, &with_disk.scratch);
+        if let Some(name) = inside {
+            let path = unpacked.directory().join(name);
+            unpacked.edit(|state| state["config"]["devices"]["disks"][0]["path"] = path.to_str().into());
+        }
+        unpacked.try_restore().refused(&["asks for disk root: ", REFUSED]);
+        // So does one that has lost its mark altogether.
+        unpacked.edit(|state| drop(state.as_object_mut().unwrap().remove("mark")));
+        unpacked.try_restore().refused(&["asks for disk root: ", "its state.json has no mark"]);
+    }
+    let passt = with_disk.snapshot.copy();
+    let backend = json!({"passt": {"forward": [[2222, 22]]}});
+    passt.edit(|state| {
+        state["config"]["devices"] = json!({"networks": [{"id": "eth0", "backend": backend}]});
+    });
+    untarred(&passt, &with_disk.scratch).try_restore().refused(&["with ports 2222", REFUSED]);
+    // Its own files came along, and nothing was taken from it.
+    goes_on(untarred(&with_disk.snapshot, &with_disk.scratch).restore());
+    assert_eq!(fs::read(&victim).unwrap(), before);
+}
+
+#[test]
+fn base_of_a_forged_diff_that_was_unpacked_has_to_be_allowed() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let mut guest = Guest::boot("count mib=1");
+    guest.wait_for("count");
+    let base = guest.snapshot();
+    let diff = guest.snapshot_as(&["--diff"]);
+    drop(guest);
+    diff.edit(|state| state["metadata"]["id"] = "0".repeat(32).into());
+    let unpacked = untarred(&diff, &scratch);
+    let words = ["asks for its base ", base.directory().to_str().unwrap(), REFUSED, "--allow-path DIR"];
+    unpacked.try_restore().refused(&words);
+    unpacked.verify().refused(&words);
+    unpacked.restore_as(&["--allow-path", base.directory().to_str().unwrap()]).wait_for("count");
+}
+
+#[test]
 fn own_snapshot_is_restored_wherever_it_is_copied_or_moved() {
     needs!(kvm);
     let WithDisk { scratch, snapshot, .. } = WithDisk::new();

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
 use volt_tests::{Boot, Guest, Scratch, Snapshot, needs};
 
 const LEN: u64 = 4 << 20;
@@ -158,6 +159,27 @@ fn guest_that_goes_on_makes_its_snapshot_unrestorable_and_is_warned_of() {
     drop(guest);
     let snapshot = Snapshot::at(directory, &scratch);
     snapshot.try_restore().refused(&["root", "has changed since the snapshot"]);
+}
+
+#[test]
+fn changed_image_is_accepted_over_rest_without_a_warning() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let snapshot = frozen(&image, "");
+    change_byte(&image, LEN - 1);
+    let load = |changed: &str| {
+        let disk = json!({"id": "root", "changed": changed});
+        let load = json!({"snapshot_path": snapshot.directory(), "overrides": {"disks": [disk]}});
+        let waiting = Guest::waiting();
+        let answer = waiting.ask("PUT", "/snapshot/load", &load.to_string());
+        (waiting, answer)
+    };
+    let (_waiting, (status, answer)) = load("ignore");
+    assert!(status == 400 && answer.contains("accept"), "{status} {answer}");
+    let (waiting, answer) = load("accept");
+    assert_eq!(answer, (204, String::new()));
+    assert!(!waiting.stderr().contains("has changed since the snapshot"), "{}", waiting.stderr());
 }
 
 /// Firecracker's clients expect no refusal.
