@@ -94,6 +94,33 @@ pub fn most_memory() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
+/// Has the kernel answer these system calls of this thread with an error, for as long as the thread lives, and
+/// those of the threads that it starts.
+#[allow(unsafe_code)]
+pub fn refuse_calls(calls: &[libc::c_long], errno: libc::c_int) {
+    let instruction = |code: u32, (jt, jf), k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let refuse = libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
+    let mut filter = vec![instruction(load, (0, 0), 0)]; // the system call's number
+    for call in calls {
+        filter.extend([instruction(jump, (0, 1), *call as u32), instruction(libc::BPF_RET, (0, 0), refuse)]);
+    }
+    filter.push(instruction(libc::BPF_RET, (0, 0), libc::SECCOMP_RET_ALLOW));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: prctl(2) copies a program that is initialised in full; both settings are of this thread only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
+    }
+}
+
+/// Runs a test on a thread of its own, which may refuse itself system calls.
+pub fn apart(test: impl FnOnce() + Send + 'static) {
+    let thread = std::thread::Builder::new().name(running()).spawn(test).unwrap();
+    limited("the test on its own thread ends", || thread.join()).unwrap();
+}
+
 /// Set for the process in which a test is really to be skipped.
 const ASKED: &str = "VOLT_SKIPS_ITSELF";
 

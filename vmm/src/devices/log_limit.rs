@@ -24,11 +24,13 @@ struct Budget {
     counted_to: Instant,
     /// Lines left out since the last one that was written.
     left_out: u64,
+    #[cfg(test)]
+    written: u64,
 }
 
 impl LogLimit {
     pub fn new() -> Self {
-        Self(Mutex::new(Budget { left: BURST, counted_to: Instant::now(), left_out: 0 }))
+        Self(Mutex::new(Budget::from(Instant::now())))
     }
 
     /// Logs a line, unless there were too many. The next line says how many were left out.
@@ -40,6 +42,12 @@ impl LogLimit {
                 log::log!(level, "{line} ({left_out} lines of this device were left out before)")
             }
         }
+    }
+
+    /// Lines that were written.
+    #[cfg(test)]
+    pub fn written(&self) -> u64 {
+        lock(&self.0).written
     }
 
     #[cfg(test)]
@@ -54,6 +62,16 @@ impl LogLimit {
 }
 
 impl Budget {
+    fn from(now: Instant) -> Self {
+        Self {
+            left: BURST,
+            counted_to: now,
+            left_out: 0,
+            #[cfg(test)]
+            written: 0,
+        }
+    }
+
     /// Says whether a line may be written, and how many were left out before it.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         let intervals = now.saturating_duration_since(self.counted_to).as_nanos() / INTERVAL.as_nanos();
@@ -66,6 +84,10 @@ impl Budget {
             return None;
         }
         self.left -= 1;
+        #[cfg(test)]
+        {
+            self.written += 1;
+        }
         Some(std::mem::take(&mut self.left_out))
     }
 }
@@ -77,7 +99,7 @@ mod tests {
     #[test]
     fn lines_beyond_a_burst_are_counted_and_left_out() {
         let start = Instant::now();
-        let mut budget = Budget { left: BURST, counted_to: start, left_out: 0 };
+        let mut budget = Budget::from(start);
         let written = (0..1000).filter_map(|_| budget.admit(start)).collect::<Vec<_>>();
         assert_eq!(written, [0; BURST as usize]);
         assert_eq!(budget.admit(start + INTERVAL - Duration::from_millis(1)), None);

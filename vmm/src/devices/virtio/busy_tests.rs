@@ -12,7 +12,7 @@ use crate::control::Control;
 use crate::devices::attendant::Attendant;
 use crate::devices::bus::Bus;
 use crate::persist::NoState;
-use crate::testing::{limited, wait_until};
+use crate::testing::{apart, limited, refuse_calls, wait_until};
 
 /// The longest that anything here may take. What hangs takes longer.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -179,6 +179,19 @@ fn device_thread_that_panics_asks_for_a_reset_at_once() {
 }
 
 #[test]
+fn panic_of_a_device_is_logged_once() {
+    let mut driver = Driver::new(Panics { when: Panic::InItsTurn });
+    driver.wait_broken();
+    for _ in 0..3 {
+        driver.send(0, &[Part::In(8)]);
+        driver.transport.halt();
+        driver.transport.go_on().unwrap();
+    }
+    driver.transport.halt();
+    assert_eq!(driver.transport.log.written(), 1);
+}
+
+#[test]
 fn device_that_panics_in_its_first_turn_asks_for_a_reset() {
     let mut driver = Driver::new(Panics { when: Panic::InItsTurn });
     driver.transport.halt();
@@ -299,7 +312,7 @@ fn device_that_gets_no_thread_keeps_its_queues() {
         driver.ask(0, &[Part::In(8)]);
         driver.transport.halt();
         driver.send(0, &[Part::In(8)]);
-        refuse_threads();
+        refuse_calls(&[libc::SYS_clone, libc::SYS_clone3], libc::EAGAIN);
         assert!(driver.transport.go_on().is_err());
         driver.transport.stand_by().unwrap().expect("it is halted").take();
         driver.wait(0);
@@ -311,29 +324,7 @@ fn device_that_gets_no_thread_keeps_its_queues() {
         driver.move_to_idle(Rng);
         driver.wait(0);
     };
-    thread::spawn(test).join().unwrap();
-}
-
-/// Has the kernel refuse new threads to this thread, for as long as it lives.
-#[allow(unsafe_code)]
-fn refuse_threads() {
-    let instruction = |code: u32, (jt, jf), k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let refuse = libc::SECCOMP_RET_ERRNO | libc::EAGAIN as u32;
-    let mut filter = [
-        instruction(load, (0, 0), 0), // the system call's number
-        instruction(jump, (1, 0), libc::SYS_clone as u32),
-        instruction(jump, (0, 1), libc::SYS_clone3 as u32),
-        instruction(libc::BPF_RET, (0, 0), refuse),
-        instruction(libc::BPF_RET, (0, 0), libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: prctl(2) copies a program that is initialised in full; both settings are of this thread only.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
-    }
+    apart(test);
 }
 
 #[test]

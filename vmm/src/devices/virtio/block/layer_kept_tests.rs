@@ -23,6 +23,7 @@ use crate::devices::virtio::feature;
 use crate::devices::virtio::testing::{Driver, MEMORY};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
+use crate::testing::{apart, refuse_calls};
 
 /// What a live map of these bases takes at the end of a layer's file.
 pub(super) const LIVE_LEN: usize = 4096 + 4096;
@@ -220,6 +221,15 @@ fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
     driver.transport.halt();
     drop(driver);
     assert_eq!(file.metadata().unwrap().len(), CLUSTER + 6 * CLUSTER);
+    let mut storage = Block::open(&config).unwrap().storage;
+    apart(move || {
+        refuse_calls(&[libc::SYS_fsync, libc::SYS_fdatasync], libc::EIO);
+        file.sync_data().unwrap_err();
+        storage.write_zeroes(zero(1)).unwrap();
+        assert!(storage.begin_flush().unwrap().is_none(), "io_uring has nothing to sync");
+        storage.flush().unwrap();
+        storage.settle().unwrap();
+    });
 }
 
 /// The process that made a layer may have been killed before anything was flushed.
@@ -331,6 +341,29 @@ fn flushes_under_way_together_lose_no_cluster_in_any_order() {
     assert!(storage.synced(&mut fourth, Ok(())).unwrap());
     assert!(!storage.synced(&mut fourth, Ok(())).unwrap());
     assert!(!storage.synced(&mut third, Ok(())).unwrap());
+}
+
+#[test]
+fn writes_do_not_ask_for_the_length_of_the_file() {
+    let based = Based::new();
+    let image = based.dir.file("image", &[7; 16 * 512]);
+    for config in [disk_on(Engine::Sync, &image), based.layer("layer")] {
+        let mut storage = Block::open(&config).unwrap().storage;
+        storage.write_zeroes(Stretch { at: 0, len: 16 * 512, unmap: true }).unwrap();
+        apart(move || {
+            refuse_calls(&[libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx], libc::EIO);
+            let mut write = |at| {
+                let begun = storage.begin_write(at, 512).unwrap();
+                assert!(begun.is_some(), "io_uring takes it");
+                storage.end_write(at, 512, Ok(())).unwrap();
+                storage.write_zeroes(Stretch { at, len: 512, unmap: true })
+            };
+            (0..100).for_each(|number| write(number % 16 * 512).unwrap());
+            // It is looked at again from time to time.
+            storage.forget_len();
+            storage.write_zeroes(Stretch { at: 0, len: 512, unmap: true }).unwrap_err();
+        });
+    }
 }
 
 /// The kernel takes the pages that it could not write for written.
