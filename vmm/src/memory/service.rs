@@ -122,8 +122,9 @@ struct Shared {
     stop: OwnedFd,
     served: Mutex<HashMap<u64, Arc<Served>>>,
     next: AtomicU64,
-    /// Chunks that are being fetched, and the VMs that wait for them beside the one they are fetched for.
-    under_way: Mutex<HashMap<u64, Vec<Arc<Served>>>>,
+    /// Chunks that are being fetched, at most one a thread, and the VMs that wait for them beside the one they
+    /// are fetched for.
+    under_way: Mutex<Vec<(u64, Vec<Arc<Served>>)>>,
     /// Faults that were read with others and that no thread has in hand yet, and what tells of them.
     backlog: Mutex<VecDeque<(Arc<Served>, u64)>>,
     work: OwnedFd,
@@ -438,21 +439,25 @@ impl Shared {
 
     fn answer(&self, served: &Arc<Served>, hands: &mut Hands<'_>) -> rustix::io::Result<()> {
         let (len, chunk_len) = (self.filler.len(), self.filler.chunk_len());
-        let mut chunks = Vec::new();
+        // Most of the time there is one.
+        let (mut first, mut others) = (None, Vec::new());
         let each = |address: u64| match address.checked_sub(served.start) {
-            Some(offset) if offset < len => chunks.push(offset / chunk_len),
+            Some(offset) if offset < len => {
+                let chunk = offset / chunk_len;
+                // Of one chunk there may be many.
+                if *first.get_or_insert(chunk) != chunk && others.last() != Some(&chunk) {
+                    others.push(chunk);
+                }
+            }
             _ => log::error!("a page fault at {address:#x}, which is not guest memory"),
         };
         // All there are: of those that are left nobody is told again.
         served.userfault.read_all(each)?;
-        // Of one chunk there may be many.
-        chunks.dedup();
-        let Some((first, others)) = chunks.split_first() else { return Ok(()) };
         if !others.is_empty() {
             lock(&self.backlog).extend(others.iter().map(|chunk| (Arc::clone(served), *chunk)));
             let _ = rustix::io::write(&self.work, &(others.len() as u64).to_ne_bytes());
         }
-        self.bring(served, *first, hands);
+        first.into_iter().for_each(|chunk| self.bring(served, chunk, hands));
         Ok(())
     }
 
@@ -462,14 +467,17 @@ impl Shared {
             touched(self.filler.range(chunk).start);
         }
         let mut under_way = lock(&self.under_way);
-        if let Some(waiting) = under_way.get_mut(&chunk) {
+        if let Some((_, waiting)) = under_way.iter_mut().find(|(other, _)| *other == chunk) {
             waiting.push(Arc::clone(served));
             return;
         }
-        under_way.insert(chunk, Vec::new());
+        under_way.push((chunk, Vec::new()));
         drop(under_way);
         let what = self.filler.fill(chunk, hands);
-        let waiting = lock(&self.under_way).remove(&chunk).unwrap_or_default();
+        let mut under_way = lock(&self.under_way);
+        let place = under_way.iter().position(|(other, _)| *other == chunk);
+        let waiting = place.map(|place| under_way.swap_remove(place).1).unwrap_or_default();
+        drop(under_way);
         [served].into_iter().chain(&waiting).for_each(|served| self.settle(served, chunk, &what));
     }
 
