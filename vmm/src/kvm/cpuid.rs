@@ -10,8 +10,8 @@ use crate::error::Result;
 
 mod features;
 use features::Register::{self, Eax, Ecx, Edx};
-pub(super) use features::digest;
 pub use features::missing;
+pub(super) use features::{COVERED, digest};
 
 const HYPERVISOR: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 1 << 24;

@@ -40,14 +40,10 @@ impl Host {
     /// VM, which takes longer than all the rest.
     #[must_use]
     pub fn this() -> Self {
-        Self::with_module(kvm_module())
-    }
-
-    fn with_module(kvm_module: Option<&str>) -> Self {
         // The first CPU's entry begins with all that is needed, and on a large host the whole file takes long.
         let mut start = [0; 512];
         let read = File::open("/proc/cpuinfo").and_then(|mut file| file.read(&mut start));
-        Self::described_by(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]), kvm_module)
+        Self::described_by(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]), kvm_module())
     }
 
     fn described_by(cpuinfo: &str, kvm_module: Option<&str>) -> Self {
@@ -114,18 +110,23 @@ struct Loads {
 impl Loads {
     /// Returns none if KVM is no module.
     fn here() -> Option<Self> {
-        let vendor = kvm_module()?;
-        let number = |name| fs::metadata(format!("/sys/module/{name}")).map(|found| found.ino()).ok();
-        Some(Self { vendor, numbers: [number("kvm")?, number(vendor)?] })
+        let (vendor, number) = VENDORS.into_iter().find_map(|name| Some((name, load_of(name)?)))?;
+        Some(Self { vendor, numbers: [load_of("kvm")?, number] })
     }
+}
+
+/// The modules of which one runs guests.
+const VENDORS: [&str; 3] = ["kvm_intel", "kvm_amd", "kvm_pvm"];
+
+/// The number of a module's directory, if the module is loaded.
+fn load_of(module: &str) -> Option<u64> {
+    fs::metadata(["/sys/module/", module].concat()).map(|found| found.ino()).ok()
 }
 
 /// Name of the loaded KVM module that runs guests on this host.
 #[must_use]
 pub fn kvm_module() -> Option<&'static str> {
-    let paths = ["/sys/module/kvm_intel", "/sys/module/kvm_amd", "/sys/module/kvm_pvm"];
-    let loaded = paths.into_iter().find(|path| fs::exists(path).unwrap_or(false));
-    loaded.and_then(|path| path.rsplit('/').next())
+    VENDORS.into_iter().find(|name| load_of(name).is_some())
 }
 
 #[cfg(test)]

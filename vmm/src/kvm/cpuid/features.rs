@@ -461,11 +461,39 @@ pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
     names
 }
 
+/// The leaves of the vendor's name, and the signature.
+const IDENTITY: [(u32, Register); 4] = [(0, Ebx), (0, Ecx), (0, Edx), (1, Eax)];
+
+/// Stands for the bits that [`digest`] looks at, and changes with them.
+pub const COVERED: u64 = {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    let mut at = 0;
+    while at < WORDS.len() {
+        let Word(function, index, register, not_looked_at, _) = WORDS[at];
+        hash = hash.with(function).with(index).with(register as u32).with(!not_looked_at);
+        at += 1;
+    }
+    at = 0;
+    while at < LEVELS.len() {
+        let (function, index, register, bits, _) = LEVELS[at];
+        hash = hash.with(function).with(index).with(register as u32).with(bits);
+        at += 1;
+    }
+    hash.0
+};
+
+/// FNV-1a over words, which the compiler can compute.
+struct Fnv(u64);
+
+impl Fnv {
+    const fn with(self, word: u32) -> Self {
+        Self((self.0 ^ word as u64).wrapping_mul(0x0100_0000_01b3))
+    }
+}
+
 /// A digest of all that [`missing`] compares, of the CPU's vendor and signature, and of the feature MSRs: where two hosts have the
 /// same, nothing that one of them shows is missing on the other. 32 hex digits.
 pub fn digest(supported: &[CpuidEntry], msrs: &[Msr]) -> String {
-    /// The leaves of the vendor's name, and the signature.
-    const IDENTITY: [(u32, Register); 4] = [(0, Ebx), (0, Ecx), (0, Edx), (1, Eax)];
     let identity = IDENTITY.iter().map(|&(function, register)| (function, 0, register, u32::MAX));
     let words = WORDS.iter().map(|word| (word.0, word.1, word.2, !word.3));
     let levels = LEVELS.iter().map(|level| (level.0, level.1, level.2, level.3));
