@@ -236,8 +236,12 @@ impl<B: Beside> Passes<'_, B> {
         let (mut before, mut enough) = (u64::MAX, false);
         let most = self.course.passes + MOST_PASSES;
         while self.vm.state() == RunState::Running {
+            // Without a limit nobody wants to know what the pause will find: another look would only delay it.
+            if enough && limit.is_none() {
+                break;
+            }
             let look = self.look()?;
-            if enough && limit.as_ref().is_none_or(|limit| limit.allows(Duration::ZERO, look.left)) {
+            if enough && limit.as_ref().is_some_and(|limit| limit.allows(Duration::ZERO, look.left)) {
                 break;
             }
             if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(act, look)) {

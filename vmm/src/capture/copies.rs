@@ -93,22 +93,33 @@ impl<'a> Copies<'a> {
             Some((file, _)) => (file, &in_memory),
             None => (&self.to.file, self.to.failed),
         };
-        let (mut done, mut left) = (PageSet::none(self.ram.len()), pages.len());
-        let mut is_done = true;
+        let mut left = pages.len();
+        let mut stopped_at = None;
         for step in pages.runs_of(LOOK * PAGE) {
-            is_done = goes_on(left);
-            if !is_done {
+            if !goes_on(left) {
+                stopped_at = Some(step.start);
                 break;
             }
             self.ram.copy_to(step.clone(), file).map_err(failed)?;
             left -= (step.end - step.start) / PAGE;
-            done.add(step);
         }
+        let done = match stopped_at {
+            // A pause makes no set that it does not need.
+            None => std::mem::replace(pages, PageSet::none(self.ram.len())),
+            Some(end) => {
+                let mut done = PageSet::none(self.ram.len());
+                pages
+                    .runs_of(LOOK * PAGE)
+                    .take_while(|step| step.start < end)
+                    .for_each(|step| done.add(step));
+                pages.remove_all(&done);
+                done
+            }
+        };
         if let Some((_, held)) = &mut self.memory {
             held.add_all(&done);
         }
-        pages.remove_all(&done);
-        Ok(is_done)
+        Ok(stopped_at.is_none())
     }
 
     /// Pages that are held in memory.

@@ -1,7 +1,7 @@
 //! A set of pages of a guest's RAM, by their offset in it.
 //!
 //! ```text
-//!   PageSet ── leaf 0: none │ leaf 1: all │ leaf 2: a bit a page │ …     512 MiB of RAM each
+//!   PageSet ── leaf 0: none │ leaf 1: all │ leaf 2: a bit a page │ …     128 MiB of RAM each
 //! ```
 //!
 //! A leaf takes memory once it has some of its pages but not all, so a list of pages from a file costs about what the file takes on
@@ -13,15 +13,15 @@ use super::PAGE;
 
 /// Bits of a word.
 const WORD: u64 = u64::BITS as u64;
-/// Words of a leaf.
-const LEAF: usize = 2048;
+/// Words of a leaf: a page of them.
+const LEAF: usize = 512;
 /// Bytes that the pages of a leaf have.
 const LEAF_BYTES: u64 = LEAF as u64 * WORD * PAGE;
 static NO_WORDS: [u64; LEAF] = [0; LEAF];
 static ALL_WORDS: [u64; LEAF] = [u64::MAX; LEAF];
 
-/// Bytes of [`PageSet::bytes`] that are worth reading at once: those of a leaf.
-pub const BYTES_STEP: usize = LEAF * 8;
+/// Bytes of [`PageSet::bytes`] that are worth reading at once.
+pub const BYTES_STEP: usize = 4 * LEAF * 8;
 
 /// The set: at most a bit a page, 32 KiB for each GiB of RAM.
 #[derive(Clone, Debug)]
@@ -168,12 +168,18 @@ impl PageSet {
 
     /// Adds what lies `at` so many bytes into [`PageSet::bytes`], a multiple of 8 as their number is.
     pub fn add_bytes(&mut self, at: u64, given: &[u8]) {
-        let offset = at * 8 * PAGE;
-        if given.len() == BYTES_STEP && given.iter().all(|byte| *byte == u8::MAX) {
-            self.add(offset..offset + LEAF_BYTES);
-        } else {
-            let words = given.chunks_exact(8);
-            self.add_words(offset, words.map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))));
+        const STEP: usize = LEAF * 8;
+        for (at, step) in (at..).step_by(STEP).zip(given.chunks(STEP)) {
+            let offset = at * 8 * PAGE;
+            if step.len() == STEP && step.iter().all(|byte| *byte == u8::MAX) {
+                self.add(offset..offset + LEAF_BYTES);
+            } else {
+                let words = step.chunks_exact(8);
+                self.add_words(
+                    offset,
+                    words.map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))),
+                );
+            }
         }
     }
 

@@ -138,6 +138,7 @@ impl Snapshot {
         step_done("state load, CRC, parse");
         let manifest::Manifest { metadata, config, machine, .. } = manifest;
         let origin = grant::origin_of(&file, &metadata, &config);
+        drop(file); // the heap has room for what comes next
         step_done("origin");
         let Opened { memory, over, lineage, digests } = {
             let grants = Grants { origin: &origin, snapshot: &path, allowed };
