@@ -1,7 +1,7 @@
 //! Whole processes of both builds: from exec to the guest's first byte, and what they keep in memory.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -19,6 +19,9 @@ use crate::rows::Rows;
 const MIB: u64 = 128;
 /// Bytes of the disk.
 const DISK: usize = 64 << 20;
+/// Copies of each program, which take turns. The same program is up to a sixth slower or faster from another copy,
+/// by where the copy's pages lie in the page cache.
+const COPIES: usize = 6;
 /// Between two runs: what the kernel still does for the end of a VM is not the next one's to pay for.
 const REST: Duration = Duration::from_millis(10);
 /// When a process has settled.
@@ -38,24 +41,35 @@ pub fn measure(builds: &[Build; 2], runs: usize, rows: &mut Rows) -> Result<()> 
     let scratch = Scratch::new()?;
     let tap = Tap::new(format!("vb{}", std::process::id()))?;
     let starts = starts(builds, &scratch, tap.name())?;
-    for run in 0..=runs {
+    let programs = [copies(&builds[0], &scratch, "old")?, copies(&builds[1], &scratch, "new")?];
+    for run in 0..COPIES + runs {
         for Start { name, words } in &starts {
             for turn in [run % 2, (run + 1) % 2] {
-                let mut command = Command::new(&builds[turn].volt_vmm);
+                let mut command = Command::new(&programs[turn][run % COPIES]);
                 command.args(&words[turn]);
                 let (running, took) = Running::timed(&mut command)?;
                 drop(running);
                 // A killed process leaves its socket behind.
                 let _ = fs::remove_file(scratch.path("vsock"));
                 thread::sleep(REST);
-                // The first round fills the page cache.
-                if run > 0 {
+                // Every copy's first run fills the page cache.
+                if run >= COPIES {
                     rows.add(name, turn, took);
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Copies a build's program.
+fn copies(build: &Build, scratch: &Scratch, name: &str) -> Result<Vec<PathBuf>> {
+    let copy = |number| {
+        let to = scratch.path(&format!("{name}-{number}"));
+        fs::copy(&build.volt_vmm, &to).or_say("copy a program")?;
+        Ok(to)
+    };
+    (0..COPIES).map(copy).collect()
 }
 
 fn starts(builds: &[Build; 2], scratch: &Scratch, tap: &str) -> Result<Vec<Start>> {

@@ -19,6 +19,7 @@ const PREFACE: &str = "\
 | packed memory: its size by chunk size and codec, packing, its index | [benchmarks-pack.md](benchmarks-pack.md) |
 | packed memory that is unpacked as it is touched: faults; chunk size against ratio and latency, as charts | [benchmarks-lazy.md](benchmarks-lazy.md) |
 | snapshots of running guests: how long they stand still; forks, VMs from a pool, rewinds; how soon a restored VM answers, by what its memory is in | [benchmarks-memory.md](benchmarks-memory.md) |
+| restores, forks and pauses beside those of f290a97, and what checks of files cost | [benchmarks-compare.md](benchmarks-compare.md) |
 | what a thousand VMs take of a host | [benchmarks-density.md](benchmarks-density.md) |
 | VMs made and closed, the kernel's irqchip against a split one, which is the default | [benchmarks-irqchip.md](benchmarks-irqchip.md) |
 | virtio devices beside QEMU's, in the lab | [benchmarks-devices-lab.md](benchmarks-devices-lab.md) |
