@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::super::chain::UNAVAILABLE;
-use virtio_bindings::bindings::virtio_ring::VRING_DESC_F_INDIRECT;
+use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_WRITE};
 
 use super::properties::place;
 use super::*;
@@ -73,4 +73,61 @@ fn head_that_changes_while_its_table_is_fetched_is_used_as_it_was_read() {
     // Read again, it is the damaged one, which ends the VM without a signal.
     queue.unpop();
     assert_eq!(queue.pop(ram.guest()).unwrap_err().0, UNAVAILABLE.0);
+}
+
+/// A queue with rings at these addresses, in memory of its own.
+fn queue_at(rings: [u64; 3]) -> (GuestRam, VirtQueue) {
+    let service = Arc::new(Service::new(source(&Arc::default())).unwrap());
+    let ram = GuestRam::reserve(LEN).unwrap();
+    Backing::Lazy { paging: service as Arc<dyn Paging>, pages: None }.map(&ram).unwrap();
+    let mut queue = VirtQueue::new(8);
+    place(&mut queue, rings);
+    queue.ring.set_ready(true);
+    (ram, queue)
+}
+
+type Call = fn(&mut VirtQueue, &GuestMemory) -> Result<(), Broken>;
+
+/// The process has many VMs: none of these calls may end in a signal.
+#[test]
+fn ring_in_a_chunk_that_cannot_be_had_is_an_error_of_every_call() {
+    let calls: [(&str, Call); 6] = [
+        ("pop", |queue, memory| queue.pop(memory).map(drop)),
+        ("put", |queue, memory| queue.put(memory, 0, 0)),
+        ("put_together", |queue, memory| queue.put_together(memory, &[(0, 0), (1, 0)])),
+        ("wants_interrupt", |queue, memory| queue.wants_interrupt(memory).map(drop)),
+        ("hush", |queue, memory| queue.hush(memory)),
+        ("listen", |queue, memory| queue.listen(memory).map(drop)),
+    ];
+    for ((name, call), damaged) in calls.into_iter().flat_map(|call| (0..3).map(move |ring| (call, ring))) {
+        // The last bytes of a ring may lie in the next chunk.
+        let sizes = [16 * 8, 6 + 2 * 8, 6 + 8 * 8];
+        for at in [DAMAGED * CHUNK, (DAMAGED * CHUNK + 4 - sizes[damaged]).next_multiple_of(16)] {
+            let mut rings = RINGS;
+            rings[damaged] = at;
+            let (ram, mut queue) = queue_at(rings);
+            queue.unannounced = 1;
+            let done = call(&mut queue, ram.guest()).map_err(|broken| broken.0);
+            assert_eq!(done, Err(UNAVAILABLE.0), "{name}, ring {damaged} at {at:#x}");
+        }
+    }
+}
+
+#[test]
+fn buffer_or_table_in_a_chunk_that_cannot_be_had_is_an_error_of_pop() {
+    let (start, write) = (DAMAGED * CHUNK, VRING_DESC_F_WRITE as u16);
+    for (at, len, flags) in [
+        (start, 1, 0),
+        (start, 1, write),
+        (start - CHUNK, 2 * CHUNK as u32, write),
+        (start + CHUNK - 1, 2, 0),
+        (start + 16, 16, VRING_DESC_F_INDIRECT as u16),
+        (start - 16, 32, VRING_DESC_F_INDIRECT as u16),
+    ] {
+        let (ram, mut queue) = queue_at(RINGS);
+        let memory = ram.guest();
+        memory.write_slice(&descriptor(at, len, flags), GuestAddress(RINGS[0])).unwrap();
+        memory.write_slice(&1_u16.to_le_bytes(), GuestAddress(RINGS[1] + 2)).unwrap();
+        assert_eq!(queue.pop(memory).unwrap_err().0, UNAVAILABLE.0, "{at:#x}, {len} bytes");
+    }
 }
