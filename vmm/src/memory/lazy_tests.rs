@@ -23,6 +23,7 @@ use super::ram::GuestRam;
 use super::reclaim::give_back;
 use super::service::Service;
 use super::source::{Chunk, ChunkReader, PageSource, TestSource};
+use super::testing::kernel_reads;
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -128,20 +129,6 @@ fn pages(ranges: &[std::ops::Range<u64>]) -> PageSet {
 /// All but the damaged chunk.
 fn sound() -> impl DoubleEndedIterator<Item = u64> {
     (0..LEN / PAGE).map(|page| page * PAGE).filter(|at| at / CHUNK != DAMAGED)
-}
-
-/// Has the kernel read guest memory, as it does for KVM and in system calls, which have an error where a thread has a signal.
-fn kernel_reads(ram: &GuestRam, at: u64) -> rustix::io::Result<u64> {
-    let file = fresh(PAGE).unwrap();
-    let mut bytes = [0; 8];
-    // SAFETY: the kernel reads from guest memory, and says so where it cannot.
-    let done =
-        unsafe { libc::pwrite(std::os::fd::AsRawFd::as_raw_fd(&file), ram.host_address_of(at).cast(), 8, 0) };
-    if done != 8 {
-        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap());
-    }
-    rustix::io::pread(&file, &mut bytes, 0)?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub mod runs;
 pub mod sealing;
 pub mod service;
 pub mod source;
+#[cfg(test)]
+pub mod testing;
 pub mod touch;
 pub mod userfault;
 pub mod whole;

@@ -21,6 +21,7 @@ use crate::memory::paging::Paging;
 use crate::memory::ram::GuestRam;
 use crate::memory::sealing::can_change;
 use crate::memory::source::{Chunk, ChunkReader, PageSource};
+use crate::memory::testing;
 use crate::memory::userfault::Userfault;
 use crate::sync::lock;
 use crate::testing::{limited, wait_until};
@@ -129,16 +130,9 @@ impl Drop for Here {
     }
 }
 
-/// Has the kernel read guest memory: an error where a thread has a signal.
-#[allow(unsafe_code)]
+/// A byte of guest memory, none where it cannot be had.
 fn kernel_reads(ram: &GuestRam, at: u64) -> Option<u8> {
-    let file = crate::memory::backing::fresh(4096).unwrap();
-    let mut byte = [0];
-    // SAFETY: the kernel reads from guest memory, and says so where it cannot.
-    let done =
-        unsafe { libc::pwrite(std::os::fd::AsRawFd::as_raw_fd(&file), ram.host_address_of(at).cast(), 1, 0) };
-    rustix::io::pread(&file, &mut byte, 0).unwrap();
-    (done == 1).then_some(byte[0])
+    testing::kernel_reads(ram, at).ok().map(|word| word as u8)
 }
 
 /// A thread that waits for a page whose chunk is being read.
