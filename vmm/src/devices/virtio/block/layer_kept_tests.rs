@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use rustix::fs::{FallocateFlags, fallocate};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES;
 
 use super::super::super::Block;
 use super::super::super::live::pretend_reboot;
-use super::super::super::request::Stretch;
+use super::super::super::request::{SECTOR, Stretch};
 use super::super::super::storage::{Flush, Storage};
 use super::super::super::testing::{
     DONE, Dir, FAILED, Random, Small, disk_on, flush, on_both_engines, read, start, write, write_zeroes,
@@ -428,4 +429,20 @@ fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
         assert!(!storage.is_arriving(CLUSTER, CLUSTER));
         assert_eq!(storage.place(at, len) == Some(place), !fails);
     }
+}
+
+/// A driver that has no flush is told of nothing that could still be lost.
+#[test]
+fn zeros_and_discards_of_a_driver_without_flush_are_synced_before_it_is_told() {
+    on_both_engines(|engine| {
+        let based = Based::new();
+        let config = DiskConfig { engine, ..based.layer("layer") };
+        let zeroes = feature::TRANSPORT | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
+        let mut driver = Driver::with_features(Block::open(&config).unwrap(), zeroes);
+        for (cluster, unmap) in [(0, false), (1, true)] {
+            let sector = cluster * CLUSTER / SECTOR;
+            assert_eq!(write_zeroes(&mut driver, sector, (CLUSTER / SECTOR) as u32, unmap), DONE);
+            assert_eq!(synced_clusters(&based.dir.path("layer")), cluster as u32 + 1);
+        }
+    });
 }

@@ -177,25 +177,24 @@ impl Block {
 
     /// Does what a request asks for, now. Says what that was and how many bytes of data the driver got.
     fn execute(&mut self, command: Command<'_>, write_through: bool) -> (&'static str, io::Result<usize>) {
-        match command {
+        let (act, changed) = match command {
             Command::Read { at, into } => {
                 let len = into.len();
-                ("read", self.storage.read(at, into).map(|()| len))
+                return ("read", self.storage.read(at, into).map(|()| len));
             }
-            Command::Write { at, from } => {
-                let mut done = self.storage.write(at, from);
-                if write_through {
-                    done = done.and_then(|()| self.flush());
-                }
-                ("write", done.map(|()| 0))
-            }
-            Command::Flush => ("flush", self.flush().map(|()| 0)),
-            Command::Name { into } => ("name", Ok(request::write_name(&self.id, into))),
+            Command::Name { into } => return ("name", Ok(request::write_name(&self.id, into))),
+            Command::Flush => return ("flush", self.flush().map(|()| 0)),
+            Command::Write { at, from } => ("write", self.storage.write(at, from).map(|()| 0)),
             Command::Discard(stretches) => (DISCARD, self.each(&stretches, <dyn Storage>::discard)),
             Command::WriteZeroes(stretches) => {
                 ("write zeros to", self.each(&stretches, <dyn Storage>::write_zeroes))
             }
-        }
+        };
+        let kept = match write_through {
+            true => changed.and_then(|filled| self.flush().map(|()| filled)),
+            false => changed,
+        };
+        (act, kept)
     }
 
     /// What the driver is told of how an act went.
