@@ -2,11 +2,12 @@
 //! left behind is replaced, one that somebody listens at is an error.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use crate::error::{Error, Result};
@@ -94,18 +95,31 @@ fn remove_if_stale(path: &Path) -> io::Result<()> {
     if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
     }
-    match connect_now(path) {
+    match connect_to_file(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
         _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
     }
 }
 
-/// Connects to whoever listens at `path`. Never waits, as std's does for a listener that is busy: that is an error here.
-pub(super) fn connect_now(path: &Path) -> io::Result<UnixStream> {
+/// Connects to whoever listens at `path`. Never waits, as std's does for a listener that is busy: that is an
+/// error here.
+///
+/// # Errors
+/// No process listens; or the file is no socket, or a link to another one. A snapshot that was unpacked from an
+/// archive may have brought a link to a socket that nobody gave its guest.
+pub(super) fn connect_to_file(path: &Path) -> io::Result<UnixStream> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    if !FileType::from_raw_mode(stat.st_mode).is_socket() || stat.st_nlink != 1 {
+        let problem = format!("{} is a link or no socket, and is not followed", path.display());
+        return Err(io::Error::other(problem));
+    }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    // The file that was looked at, and not what may have its name by now.
+    connect(&socket, &SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?)?;
     Ok(socket.into())
 }
 
@@ -171,5 +185,19 @@ mod tests {
             UnixStream::connect(&path).unwrap();
         }
         std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn another_name_of_a_socket_is_neither_replaced_nor_connected_to() {
+        let (own, daemons) = (path("own"), path("daemon"));
+        let daemon = UnixListener::bind(&daemons).unwrap();
+        daemon.set_nonblocking(true).unwrap();
+        std::fs::hard_link(&daemons, &own).unwrap();
+        let error = report(&Listener::open("listen at", &own).unwrap_err());
+        assert!(error.contains("is a link or no socket"), "{error}");
+        assert_eq!(daemon.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        for path in [own, daemons] {
+            std::fs::remove_file(path).unwrap();
+        }
     }
 }

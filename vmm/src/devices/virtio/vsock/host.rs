@@ -1,13 +1,11 @@
 //! The host's side: the socket that leads into the guest, and those that the guest reaches.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::fs::{FileType, Mode, OFlags};
-
-use crate::devices::virtio::listener::{Listener, connect_now};
+use crate::devices::virtio::listener::{Listener, connect_to_file};
 use crate::error::Result;
 
 /// The socket where programs of the host connect to the guest.
@@ -31,21 +29,11 @@ impl Host {
     /// Connects to whoever listens for the guest at `port`. One whose queue is full does not.
     ///
     /// # Errors
-    /// No process listens; or the file is no socket, or a link to another one: a snapshot that was unpacked
-    /// from an archive may have brought a link to a socket that nobody gave its guest.
+    /// As [`connect_to_file`].
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
         let mut path = self.0.path().as_os_str().to_owned();
         path.push(format!("_{port}"));
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let socket = rustix::fs::open(Path::new(&path), flags, Mode::empty())?;
-        let stat = rustix::fs::fstat(&socket)?;
-        if !FileType::from_raw_mode(stat.st_mode).is_socket() || stat.st_nlink != 1 {
-            let problem =
-                format!("{} is a link or no socket, and is not followed", Path::new(&path).display());
-            return Err(io::Error::other(problem));
-        }
-        // The one that was looked at, and not what may have its name by now.
-        connect_now(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd())))
+        connect_to_file(Path::new(&path))
     }
 }
 
