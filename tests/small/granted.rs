@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::json;
 use volt_tests::boot::binary;
 use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, wait_until};
+use volt_vmm::snapshot::{PACK_FILE, STATE_FILE};
 
 use crate::benching::record;
 
@@ -298,6 +299,12 @@ fn base_of_a_forged_diff_has_to_be_allowed() {
     diff.edit(|state| state["metadata"]["id"] = "0".repeat(32).into());
     let words = ["asks for its base ", base.directory().to_str().unwrap(), REFUSED, "--allow-path DIR"];
     diff.try_restore().refused(&words);
+    // The answer does not tell whether a directory that is not granted is there.
+    let moved = base.directory().with_extension("moved");
+    fs::rename(base.directory(), &moved).unwrap();
+    diff.try_restore().refused(&words);
+    diff.verify().refused(&words);
+    fs::rename(&moved, base.directory()).unwrap();
     let scratch = Scratch::new();
     let to = scratch.path("merged");
     let merge = ["snapshot", "merge", diff.directory().to_str().unwrap(), to.to_str().unwrap()];
@@ -343,6 +350,21 @@ fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
         let messages = || clone.stderr();
         wait_until("the link is not followed", || messages().contains("is a link or no socket"));
         assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+}
+
+#[test]
+fn links_in_place_of_memory_do_not_tell_what_is_on_the_host() {
+    needs!(kvm);
+    let mut guest = Guest::boot("count");
+    guest.wait_for("count");
+    let snapshot = guest.snapshot();
+    drop(guest);
+    let pack = snapshot.directory().join(PACK_FILE);
+    for target in [snapshot.directory().join(STATE_FILE), "/nothing/at/all".into()] {
+        symlink(target, &pack).unwrap();
+        snapshot.verify().refused(&["memory.pack", "stands beside a memory.snap"]);
+        fs::remove_file(&pack).unwrap();
     }
 }
 

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{DIFF_FILE, MEMORY_FILE, PACK_FILE, digest};
 use crate::config::{DiskContent, IrqchipKind, VmConfig};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kvm::host::{self, Host};
 use crate::machine::MachineState;
 use crate::store::dir::random_hex;
@@ -293,6 +293,11 @@ fn rfc3339(time: SystemTime) -> String {
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// A diff without its base.
+pub(super) fn base_is_missing(snapshot: &Path, base: &Path) -> Error {
+    Error::snapshot(snapshot, format!("is a diff, and its base {} is not there", base.display()))
 }
 
 #[cfg(test)]

@@ -81,8 +81,10 @@ impl Memory {
     /// It has none, or two, or one that does not belong to it or is no memory file at all.
     pub fn open(snapshot: &Path, len: u64, named: Option<&MemoryFile>) -> Result<Self> {
         let (raw, packed) = (snapshot.join(MEMORY_FILE), snapshot.join(PACK_FILE));
-        let is_packed = packed.exists();
-        if is_packed && raw.exists() {
+        // Links are not followed: whether there is what they lead to is nobody's to know.
+        let exists = |path: &Path| std::fs::symlink_metadata(path).is_ok();
+        let is_packed = exists(&packed);
+        if is_packed && exists(&raw) {
             return Err(Error::snapshot(
                 packed,
                 format!("stands beside a {MEMORY_FILE}, and only one can be its memory"),

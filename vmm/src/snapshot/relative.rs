@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::diff::Listed;
 use super::lineage::{Differ, Lineage};
-use super::manifest::BaseSnapshot;
+use super::manifest::{BaseSnapshot, base_is_missing};
 use super::memory::{Memory, is_named};
 use super::reader::{open_regular, read_manifest};
 use super::{DIFF_FILE, MemoryFile, Metadata, STATE_FILE, diff};
@@ -89,10 +89,10 @@ pub(super) fn open_pages(
 }
 
 /// Finds a diff's base, where it was or beside the diff. One that is not granted, or another snapshot, does
-/// not hide the other.
+/// not hide the other. What is not granted is not looked at: an error does not tell whether it is there.
 ///
 /// # Errors
-/// Says of the first that is there why it is not used, or that there is none.
+/// Says of the first place why it is not used, or that there is no base.
 fn find_base(
     snapshot: &Path,
     wanted: &BaseSnapshot,
@@ -101,15 +101,18 @@ fn find_base(
     let beside = snapshot.parent().zip(wanted.path.file_name()).map(|(parent, name)| parent.join(name));
     let places = [Some(wanted.path.clone()), beside].into_iter().flatten();
     let mut refused = None;
-    for place in places.filter(|place| place.join(STATE_FILE).exists()) {
-        match granted(&place).and_then(|place| base_at(snapshot, wanted, &place)) {
+    for place in places {
+        let found = match granted(&place) {
+            Ok(place) if !place.join(STATE_FILE).exists() => continue,
+            Ok(place) => base_at(snapshot, wanted, &place),
+            Err(error) => Err(error),
+        };
+        match found {
             Ok(base) => return Ok(base),
             Err(error) => refused = refused.or(Some(error)),
         }
     }
-    Err(refused.unwrap_or_else(|| {
-        Error::snapshot(snapshot, format!("is a diff, and its base {} is not there", wanted.path.display()))
-    }))
+    Err(refused.unwrap_or_else(|| base_is_missing(snapshot, &wanted.path)))
 }
 
 fn base_at(snapshot: &Path, wanted: &BaseSnapshot, place: &Path) -> Result<Base> {

@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use crate::config::CheckedFile;
 
@@ -18,7 +19,7 @@ pub(super) enum Links {
 
 /// The file at `path`, and its real path, if it lies in `directory`.
 pub(super) fn file(directory: &Path, path: &Path, links: Links) -> Option<CheckedFile> {
-    let found = open(directory, path, links)?;
+    let found = open(directory, path, links).ok()?;
     if links == Links::None {
         let stat = rustix::fs::fstat(&found).ok()?;
         let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
@@ -29,10 +30,15 @@ pub(super) fn file(directory: &Path, path: &Path, links: Links) -> Option<Checke
 
 /// The real path of a directory at `path` if it lies in `directory` or is it.
 pub(super) fn dir(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
-    let found = open(directory, path, links)?;
+    let found = open(directory, path, links).ok()?;
     let stat = rustix::fs::fstat(&found).ok()?;
     rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir().then_some(())?;
     real_path(&found)
+}
+
+/// Whether `path` lies in `directory` and there is nothing. False tells nothing of paths that lie elsewhere.
+pub(super) fn lacks(directory: &Path, path: &Path) -> bool {
+    open(directory, path, Links::Inside).is_err_and(|why| why == Errno::NOENT)
 }
 
 /// The real path of a socket that is to be made at `path`, if it lies in `directory`.
@@ -42,21 +48,24 @@ pub(super) fn socket(directory: &Path, path: &Path, links: Links) -> Option<Path
     Some(dir(directory, parent, links)?.join(name))
 }
 
-fn open(directory: &Path, path: &Path, links: Links) -> Option<OwnedFd> {
+/// `XDEV` for a path that does not lie in `directory`, and where the path leaves it on the way.
+fn open(directory: &Path, path: &Path, links: Links) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = rustix::fs::open(directory, flags | OFlags::DIRECTORY, Mode::empty()).ok()?;
-    let path = std::path::absolute(path).ok()?;
+    let outside = Errno::XDEV;
+    let root = rustix::fs::open(directory, flags | OFlags::DIRECTORY, Mode::empty()).map_err(|_| outside)?;
+    let path = std::path::absolute(path).map_err(|_| outside)?;
     // The directory may be named by links itself: those are the caller's own.
-    let spelled = std::path::absolute(directory).ok()?;
+    let spelled = std::path::absolute(directory).map_err(|_| outside)?;
     let within = path.strip_prefix(&spelled).ok().map(Path::to_owned);
-    let within = within.or_else(|| path.strip_prefix(real_path(&root)?).ok().map(Path::to_owned))?;
+    let real = || path.strip_prefix(real_path(&root)?).ok().map(Path::to_owned);
+    let within = within.or_else(real).ok_or(outside)?;
     let within = if within.as_os_str().is_empty() { PathBuf::from(".") } else { within };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let (flags, resolve) = match links {
         Links::Inside => (flags, resolve),
         Links::None => (flags | OFlags::NOFOLLOW, resolve | ResolveFlags::NO_SYMLINKS),
     };
-    rustix::fs::openat2(&root, &within, flags, Mode::empty(), resolve).ok()
+    rustix::fs::openat2(&root, &within, flags, Mode::empty(), resolve)
 }
 
 fn real_path(of: &OwnedFd) -> Option<PathBuf> {
@@ -100,6 +109,18 @@ mod tests {
             assert_eq!(dir(&inside, &inside, links), Some(inside.clone()));
             assert_eq!(dir(&inside, &place, links), None);
         }
+        for (path, is_lacking) in [
+            ("deep/nothing", true),
+            ("nothing/own", true),
+            ("own", false),
+            ("../nothing", false),
+            ("../secret", false),
+            ("root/nothing", false),
+            ("root/etc", false),
+        ] {
+            assert_eq!(lacks(&inside, &inside.join(path)), is_lacking, "{path}");
+        }
+        assert!(!lacks(&inside, Path::new("/nothing")));
         assert_eq!(find("in", Links::Inside), Some(inside.join("own")));
         assert_eq!(find("in", Links::None), None);
         assert_eq!(find("linked", Links::None), None, "it is another file's name");

@@ -18,7 +18,7 @@ use beneath::Links;
 use key::Key;
 
 use super::Metadata;
-use super::manifest;
+use super::manifest::{self, base_is_missing};
 use crate::config::devices::{Devices, NetBackend};
 use crate::config::{FileRef, Overrides, VmConfig};
 use crate::error::{Error, Result};
@@ -97,8 +97,13 @@ impl Grants<'_> {
     /// Checks the directory of a diff's base. Returns it as it is, or its real path.
     ///
     /// # Errors
-    /// It is not granted.
+    /// It is not granted, or an allowed directory lacks it.
     pub fn check_base(&self, base: &Path) -> Result<PathBuf> {
+        if matches!(self.origin, Origin::Foreign(_))
+            && self.allowed.iter().any(|directory| beneath::lacks(directory, base))
+        {
+            return Err(base_is_missing(self.snapshot, base));
+        }
         let about = || (format!("its base {}", base.display()), String::new());
         Ok(self.find(base, beneath::dir, about)?.unwrap_or_else(|| base.to_owned()))
     }
