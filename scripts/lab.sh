@@ -15,6 +15,7 @@ LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsoc
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
 DISK_FREE_MIB=16384
 FAILED=125
+NO_KERNEL=126
 TIMED_OUT=124
 
 usage() {
@@ -41,7 +42,8 @@ Options:
   --stock-modules        print the path of that kernel's modules directory, and do nothing else
   --help
 
-Exit status: that of COMMAND; 124 when its time ran out; 125 when the lab itself failed.
+Exit status: that of COMMAND; 124 when its time ran out; 125 when the lab itself failed; 126 when there is no kernel of
+the kind that --level-1 names, neither in the package lists nor in the cache, and those lists could be read.
 
 Environment: VOLT_LAB_STALL_LIMIT is how many seconds the lab may give no sign of life (default 60). Past that it is called
 stalled and started once more, from a fresh disk: COMMAND then runs again from its beginning.
@@ -68,12 +70,16 @@ prepare_kernel() {
     need dpkg-deb dpkg
     need depmod kmod
     local base=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm package wanted
-    apt=()
+    apt=() stale=""
     [ "$level_1" = stable ] || use_backports "$base"
     package=$(apt-cache "${apt[@]}" depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ { print $2; exit }')
     if [ -z "$package" ]; then # not Debian, or no package lists: whatever was fetched before
         cache=$(fetched_before "$base")
-        [ -n "$cache" ] || fail "no package linux-image-cloud-amd64 for --level-1 $level_1 (Debian has one; is 'apt-get update' due?)"
+        [ -n "$cache" ] || {
+            say "no package linux-image-cloud-amd64 for --level-1 $level_1 (Debian has one; is 'apt-get update' due?)"
+            [ -z "$stale" ] || exit "$FAILED"
+            exit "$NO_KERNEL"
+        }
     else
         wanted=$(apt-cache "${apt[@]}" show --no-all-versions "$package" 2>/dev/null | awk '/^Version:/ { print $2; exit }')
         cache=$base/lab-${package#linux-image-}-$wanted
@@ -109,7 +115,10 @@ use_backports() {
     echo "deb $signed$mirror $codename-backports main" >"$own/sources/backports.list"
     # Lists of today will do.
     [ -z "$(find "$own/lists" -maxdepth 1 -name '*_Packages*' -mtime -1)" ] || return 0
-    flock "$own/lock" apt-get -qq "${apt[@]}" update >&2 || say "cannot update the lists of $codename-backports; going on with those in the cache"
+    flock "$own/lock" apt-get -qq "${apt[@]}" update >&2 || {
+        say "cannot update the lists of $codename-backports; going on with those in the cache"
+        stale=yes
+    }
 }
 
 # Downloads and unpacks PACKAGE into $cache, which appears whole or not at all.
