@@ -132,14 +132,6 @@ impl Pressure {
         unsafe { command.pre_exec(enter) };
     }
 
-    /// From now on what this process takes counts.
-    ///
-    /// # Panics
-    /// It is not there.
-    pub fn press(&self, pid: u32) {
-        self.write("cgroup.procs", &pid.to_string());
-    }
-
     /// Whether this process is in the group.
     ///
     /// # Panics
