@@ -25,7 +25,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// `_IO(0x12, 119)` (linux/fs.h)
 const BLKDISCARD: libc::Ioctl = 0x1277;
 
-/// An open file, locked against others.
+/// An open file, locked against others until its last duplicate is dropped.
 #[derive(Debug)]
 pub struct HostFile {
     file: File,
@@ -38,6 +38,9 @@ pub struct HostFile {
     sync_failed: Arc<AtomicBool>,
     /// Bytes that it had when that was last looked at; 0 to look again.
     known_len: AtomicU64,
+    /// One for all duplicates: the last of them unlocks the file. `None` for a descriptor of the caller's, who
+    /// may give it to several disks.
+    lock: Option<Arc<()>>,
 }
 
 /// How a file is to be used, and what others may then do with it.
@@ -92,8 +95,10 @@ impl HostFile {
             bounces: Arc::new(AtomicBool::new(bounces)),
             sync_failed: Arc::default(),
             known_len: AtomicU64::new(0),
+            lock: (!matches!(file, FileRef::Fd(_))).then(Arc::default),
         };
-        opened.lock(wanted != Use::Read).map_err(|source| match source.raw_os_error() {
+        let kind = if wanted == Use::Read { libc::F_RDLCK } else { libc::F_WRLCK };
+        opened.set_lock(kind).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
                 let use_of_it = if wanted == Use::Read { "written" } else { "used" };
                 let problem = format!("{id}: {} is being {use_of_it} by another VM or process", opened.name);
@@ -106,7 +111,7 @@ impl HostFile {
 
     /// The same open file once more; the lock is theirs together.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let Self { file, name, is_block_device, bounces, sync_failed, known_len: _ } = self;
+        let Self { file, name, is_block_device, bounces, sync_failed, known_len: _, lock } = self;
         Ok(Self {
             file: file.try_clone()?,
             name: name.clone(),
@@ -114,6 +119,7 @@ impl HostFile {
             bounces: Arc::clone(bounces),
             sync_failed: Arc::clone(sync_failed),
             known_len: AtomicU64::new(0),
+            lock: lock.clone(),
         })
     }
 
@@ -180,12 +186,14 @@ impl HostFile {
         self.is_block_device
     }
 
-    /// The lock belongs to the open file: it ends with its last descriptor, and two that were opened apart are in each other's
-    /// way in one process too.
-    fn lock(&self, exclusive: bool) -> io::Result<()> {
+    /// Takes or gives up the lock, which belongs to the open file: two that were opened apart exclude each other
+    /// in one process, too. Without `F_UNLCK` it ends with the last descriptor, and that may outlive the disk: a
+    /// child has all descriptors of this process between its fork and its exec, and io_uring keeps a file for a
+    /// moment after it has completed a request.
+    fn set_lock(&self, kind: libc::c_int) -> io::Result<()> {
         // SAFETY: integers, for which zeros are the whole file.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
+        lock.l_type = kind as libc::c_short;
         lock.l_whence = libc::SEEK_SET as libc::c_short;
         // SAFETY: the kernel reads one `flock`.
         match unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
@@ -325,6 +333,14 @@ impl HostFile {
         match unsafe { libc::ioctl(self.file.as_raw_fd(), BLKDISCARD, range.as_ptr()) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for HostFile {
+    fn drop(&mut self) {
+        if self.lock.take().is_some_and(|lock| Arc::into_inner(lock).is_some()) {
+            let _ = self.set_lock(libc::F_UNLCK); // if not now, then with the last descriptor
         }
     }
 }
