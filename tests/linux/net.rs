@@ -13,7 +13,7 @@ fn guest_connects(guest: &mut Guest, network: &Network, to: &str) {
     scope(|scope| {
         let echo = scope.spawn(|| send_back(&limited("the guest connects", || listener.accept()).unwrap().0));
         assert_eq!(guest.order(&format!("tcp-send {to} 512")), [format!("came back {}", 512 << 10)]);
-        assert_eq!(echo.join().unwrap(), 512 << 10);
+        assert_eq!(limited("the stream ends", || echo.join()).unwrap(), 512 << 10);
     });
 }
 

@@ -93,7 +93,7 @@ struct Killed(std::process::Child);
 impl Drop for Killed {
     fn drop(&mut self) {
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = volt_tests::limited("a killed child is gone", || self.0.wait());
     }
 }
 

@@ -275,17 +275,17 @@ fn chunks_of_any_size_and_codec() {
 /// Restores it, and says how it ended, unless it comes through all it touches.
 fn runs_through(snapshot: &Snapshot, word: &str, count: u64) -> Option<Outcome> {
     let mut guest = snapshot.restore();
-    loop {
-        if !guest.is_running() {
-            return Some(guest.wait_exit());
-        }
+    let mut has_ended = false;
+    wait_until(&format!("the guest counts {count} more of {word}, or ends"), || {
+        has_ended = !guest.is_running();
         let said = numbers(&guest.output(), word);
-        if said.last().is_some_and(|last| *last >= said[0] + count) {
-            assert!(!guest.output().contains("WRONG"), "{}", guest.output());
-            return None;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        has_ended || said.last().is_some_and(|last| *last >= said[0] + count)
+    });
+    if has_ended {
+        return Some(guest.wait_exit());
     }
+    assert!(!guest.output().contains("WRONG"), "{}", guest.output());
+    None
 }
 
 /// Damages each chunk that is stored in turn.

@@ -497,7 +497,7 @@ fn memory_that_a_client_brings_is_given_to_no_other() {
     poison(&ask_for_base(&socket, &ask, Some(brought.as_fd())), len);
     goes_on(&mut shared.restore(&[]));
     let _ = pager.kill();
-    let _ = pager.wait();
+    limited("the killed pager is gone", || pager.wait()).unwrap();
 }
 
 #[test]

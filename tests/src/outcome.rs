@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::boot::binary;
-use crate::patience::patience;
+use crate::patience::{limited, patience};
 use crate::progress::without_progress;
 use crate::transcript::Transcript;
 
@@ -141,7 +141,7 @@ impl Drop for Killed {
     fn drop(&mut self) {
         // Both refuse if it has ended already.
         let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = limited("a killed child is gone", || self.0.wait());
     }
 }
 

@@ -1,5 +1,6 @@
 //! How long to wait: generously, for a test that fails late is better than one that fails on a busy machine.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// The longest that anything may take which does happen; `VOLT_PATIENCE` overrides it, in seconds. A kernel's own threads may wait for a
@@ -23,7 +24,8 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             if ended.recv_timeout(patience()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("waited {:?} in vain until {what}", patience());
+                // Not by `eprintln!`: libtest keeps that for the end of the test, which does not come.
+                let _ = writeln!(std::io::stderr(), "waited {:?} in vain until {what}", patience());
                 std::process::abort();
             }
         });

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::patience::patience;
+use crate::patience::{patience, wait_until};
 
 /// The output of one stream. Cloning shares it.
 #[derive(Clone, Debug, Default)]
@@ -99,12 +99,10 @@ impl Transcript {
     /// Waits until nothing has come for a while.
     pub(crate) fn settle(&self) {
         let quiet = patience() / 300;
-        loop {
+        wait_until("nothing comes any more", || {
             let before = self.len();
             thread::sleep(quiet);
-            if self.len() == before {
-                return;
-            }
-        }
+            self.len() == before
+        });
     }
 }

@@ -53,7 +53,8 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("waited {PATIENCE:?} in vain until {what}");
+                // Not by `eprintln!`: libtest keeps that for the end of the test, which does not come.
+                let _ = writeln!(std::io::stderr(), "waited {PATIENCE:?} in vain until {what}");
                 std::process::abort();
             }
         });

@@ -115,11 +115,7 @@ fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rus
     *lock(&source.hangs.0) = true;
     let ram = ram.clone();
     let waiting = thread::spawn(move || kernel_reads(&ram, at));
-    let until = std::time::Instant::now() + Duration::from_secs(30);
-    while !source.has_hung.load(Ordering::SeqCst) {
-        assert!(std::time::Instant::now() < until, "no thread reads the chunk at {at:#x}");
-        thread::yield_now();
-    }
+    wait_until(&format!("a thread reads the chunk at {at:#x}"), || source.has_hung.load(Ordering::SeqCst));
     waiting
 }
 
@@ -135,5 +131,7 @@ fn three_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
     assert_eq!(kernel_reads(&ram, 5 * CHUNK), Ok(word(5 * CHUNK)));
     assert!(slow.iter().all(|(_, slow)| !slow.is_finished()));
     source.hangs.1.notify_all();
-    slow.into_iter().for_each(|(at, slow)| assert_eq!(slow.join().unwrap(), Ok(word(at))));
+    slow.into_iter().for_each(|(at, slow)| {
+        assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(at)));
+    });
 }

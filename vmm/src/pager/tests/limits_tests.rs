@@ -95,7 +95,7 @@ fn served(here: &Here, puppet: &Puppet) -> (Arc<Pager>, GuestRam, (OwnedFd, Owne
         let ram = GuestRam::reserve(LEN).unwrap();
         let paging = Arc::clone(&pager) as Arc<dyn Paging>;
         Backing::Lazy { paging, pages: None }.map(&ram).unwrap();
-        (pager, ram, served.join().unwrap())
+        (pager, ram, limited("the VM is served", || served.join()).unwrap())
     })
 }
 
@@ -135,7 +135,8 @@ fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
     fill_socket(&pager);
     let outcome = complete(&ram);
     wait_until("it has tried to ask", || lock(&pager.0.line).completes);
-    while !matches!(hear(&socket).expect("it is connected").0, Ask::Complete) {}
+    let heard = || while !matches!(hear(&socket).expect("it is connected").0, Ask::Complete) {};
+    limited("the VM asks for all of its memory", heard);
     send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
     assert_eq!(outcome.recv_timeout(LIMIT).expect("it ends"), Ok(()));
 }
@@ -164,9 +165,10 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
     here.hang(false);
     // No pager answers this fault: without its userfaultfd the page is zeros.
     drop(memory);
-    assert_eq!((answers.len(), toucher.join().unwrap()), (50, 1));
+    let touched = limited("the touch ends", || toucher.join()).unwrap();
+    assert_eq!((answers.len(), touched), (50, 1));
     drop(other);
-    pager.join().unwrap().unwrap();
+    limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
 
 #[test]
@@ -206,13 +208,14 @@ fn vm_that_reads_no_answers_is_not_thrown_out() {
     // All are taken before the next can be answered, by an answer that there is room for.
     let mut last = None;
     while last != Some(Answer::Done) {
+        assert!(Instant::now() < until, "waited {LIMIT:?} in vain until the pager gives a base");
         let ask = Ask::Base { version: VERSION, memory_len: LEN };
         send(&client.0, &ask, None, SendFlags::empty()).unwrap();
         last = client.hear();
         assert!(last.is_some(), "it is thrown out");
     }
     drop(client);
-    pager.join().unwrap().unwrap();
+    limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
 
 #[test]
@@ -225,10 +228,11 @@ fn served_vm_whose_list_does_not_arrive_is_told_and_served_on() {
     send_truncated(&client.0, &Ask::Prefetch);
     let said = client.hear();
     assert!(matches!(&said, Some(Answer::NotPrefetched(why)) if why.contains("RLIMIT_NOFILE")), "{said:?}");
-    assert_eq!(memory.touch(2 * CHUNK).join().unwrap(), 1);
+    let toucher = memory.touch(2 * CHUNK);
+    assert_eq!(limited("the touch ends", || toucher.join()).unwrap(), 1);
     assert_eq!(client.ask(&Ask::Ping, None), Some(Answer::Alive));
     drop(client);
-    pager.join().unwrap().unwrap();
+    limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
 
 #[test]

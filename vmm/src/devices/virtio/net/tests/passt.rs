@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::*;
+use crate::testing::{limited, wait_until};
 
 /// Says so where the program is missing, or a network for it to use.
 fn is_there() -> bool {
@@ -37,13 +38,10 @@ fn is_answer(bytes: &[u8], mac: &[u8]) -> bool {
 
 /// Waits for a frame.
 fn look_for(driver: &mut Driver, found: impl Fn(&[u8]) -> bool) -> Vec<u8> {
-    loop {
+    driver.until("the frame comes that is looked for", |driver| {
         driver.send(IN, &[Part::In(2000)]);
-        let bytes = next_in(driver);
-        if found(&bytes) {
-            return bytes;
-        }
-    }
+        Some(next_in(driver)).filter(|bytes| found(bytes))
+    })
 }
 
 fn mac(driver: &mut Driver) -> Vec<u8> {
@@ -79,7 +77,7 @@ fn passt_answers_and_leads_ports_of_this_host_into_the_guest() {
                 && bytes[36..38] == inside.to_be_bytes()
                 && bytes[47] == 2
         });
-        caller.join().unwrap();
+        limited("the caller is connected", || caller.join()).unwrap();
     }
     let taken = report(&Net::open(&config(passt)).unwrap_err());
     assert!(taken.starts_with(&format!("cannot forward port {one} of 127.0.0.1: ")), "{taken}");
@@ -103,11 +101,12 @@ fn a_guest_that_goes_on_is_reached_before_it_has_said_anything() {
         }
         let mac = mac(&mut driver);
         // As soon as it listens.
-        let caller =
-            std::thread::spawn(move || while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {});
+        let caller = std::thread::spawn(move || {
+            wait_until("passt listens", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
+        });
         // Whatever it is that passt sends for it: it is to the guest, not to everybody.
         look_for(&mut driver, |bytes| bytes.len() > 47 && bytes[23] == 6 && bytes[..6] == mac[..]);
-        caller.join().unwrap();
+        limited("the caller is connected", || caller.join()).unwrap();
     }
 }
 

@@ -4,6 +4,7 @@ use std::process::Command;
 use std::thread;
 
 use super::*;
+use crate::testing::limited;
 
 /// An ethertype for experiments, which the host's own stack leaves alone.
 const OURS: [u8; 2] = [0x88, 0xb5];
@@ -19,7 +20,8 @@ fn isolated(test: impl FnOnce() + Send + 'static) {
         }
         test();
     };
-    thread::Builder::new().name("isolated".into()).spawn(body).unwrap().join().unwrap();
+    let isolated = thread::Builder::new().name("isolated".into()).spawn(body).unwrap();
+    limited("the test in its network ends", || isolated.join()).unwrap();
 }
 
 fn ip(arguments: &str) {
@@ -138,15 +140,14 @@ fn what_is_wrong_with_a_tap_is_said() {
         assert!(busy.starts_with("cannot use tap volt0, which someone else uses: "), "{busy}");
         let no_tap = refused("lo");
         assert!(no_tap.starts_with("cannot use tap lo: an interface of that name is no tap"), "{no_tap}");
-        thread::spawn(|| {
+        let unprivileged = thread::spawn(|| {
             // SAFETY: the calls themselves, unlike libc's functions, change this thread's credentials only.
             let dropped = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
             assert_eq!(dropped, 0);
             let forbidden = report(&Net::open(&tap("volt9")).unwrap_err());
             assert!(forbidden.starts_with("cannot ") && forbidden.contains("tap volt9"), "{forbidden}");
-        })
-        .join()
-        .unwrap();
+        });
+        limited("the thread without privileges ends", || unprivileged.join()).unwrap();
     });
     for name in ["", "a-name-too-long0", "a/b", "tap%d", "..", "a b"] {
         let error = Net::open(&tap(name)).unwrap_err().to_string();
