@@ -34,7 +34,9 @@ pub fn measure(scratch: &Scratch, layers_mib: &[u64], runs: usize) -> Result<Tab
         "p50",
         "p90",
         "p99",
+        "ms before it without requests, p50",
         "KiB of the layer in the pause, p50",
+        "MiB of it held in memory, most",
         "s for a snapshot, p50",
         "MiB/s of new clusters",
     ];
@@ -52,19 +54,24 @@ pub fn measure(scratch: &Scratch, layers_mib: &[u64], runs: usize) -> Result<Tab
             let start = Instant::now();
             let (vm, _) = boot_with(&kernel, &cmdline, MIB, |builder| builder.config(config))?;
             let filled = start.elapsed();
-            let (mut times, mut whole, mut pages) = (Times::default(), Times::default(), Vec::new());
+            let (mut times, mut whole, mut stopped) = (Times::default(), Times::default(), Times::default());
+            let (mut pages, mut held) = (Vec::new(), 0);
             for _ in 0..runs.div_ceil(2) {
                 let start = Instant::now();
                 let course = vm.snapshot(&store, "disk").or_say("take a snapshot")?;
                 whole.add(start.elapsed());
                 std::fs::remove_dir_all(scratch.path("disk")).or_say("remove a snapshot")?;
                 times.add(course.paused);
+                stopped.add(course.disks_stopped);
                 pages.push(course.disk_pages_in_pause);
+                held = held.max(course.disk_pages_in_memory);
             }
             pages.sort_unstable();
             let mut cells = vec![format!("{name}, {mib} MiB in the layer"), times.len().to_string()];
             cells.extend(percentiles(&times));
+            cells.push(format!("{:.3}", stopped.percentile(50).as_secs_f64() * 1e3));
             cells.push((pages[pages.len() / 2] * 4).to_string());
+            cells.push((held >> 8).to_string());
             cells.push(format!("{:.2}", whole.percentile(50).as_secs_f64()));
             cells.push(format!("{:.0}", mib as f64 / filled.as_secs_f64()));
             table.row(cells);

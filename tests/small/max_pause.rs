@@ -1,9 +1,12 @@
 //! Snapshots with a limit on the pause: within it or not at all.
 
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use volt_tests::{Boot, Recorder, Scratch, needs, numbers, small_guest, wait_until};
-use volt_vmm::{Course, Error, Kind, RestoreOptions, Result, RunState, Snapshot, SnapshotOptions, Store, Vm};
+use volt_vmm::{
+    Course, Error, Kind, RestoreOptions, Result, RunState, Snapshot, SnapshotOptions, Store, Vm, VmConfig,
+};
 
 /// No pause is as short as this.
 const IMPOSSIBLE: Duration = Duration::from_nanos(1);
@@ -122,4 +125,47 @@ fn limit_is_given_on_the_command_line_and_over_rest() {
     let (status, answer) = guest.ask("PUT", "/snapshot/create", &body);
     assert!(status == 400 && answer.contains("max_pause_ms: 0 allows no pause at all"), "{status} {answer}");
     assert!(!place.exists());
+}
+
+/// A guest that writes to its disk without end, so that a moment without requests has to be made. The time for that counts.
+#[test]
+fn time_that_disks_take_to_come_to_rest_counts() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = scratch.fresh("image");
+    let file = std::fs::File::options().read(true).write(true).create_new(true).open(&image).unwrap();
+    file.set_len(4 << 20).unwrap();
+    let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
+    let mut config = VmConfig::new(small_guest());
+    "disk-churn mib=4".clone_into(&mut config.boot.cmdline);
+    config.memory_mib = 64;
+    let disk = serde_json::json!({"id": "root", "path": image});
+    config.devices.disks.push(serde_json::from_value(disk).unwrap());
+    let recorder = Recorder::default();
+    let vm = Vm::builder().config(config).console(recorder.console()).start().unwrap();
+    recorder.wait_for("ready\n");
+    // The guest writes the number of the request at the start of each MiB.
+    let number = || {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        u64::from_le_bytes(bytes)
+    };
+    let goes_on = || {
+        let first = number();
+        wait_until("the guest writes on", || number() > first + 40);
+    };
+    let take = |name, longest| {
+        let options = SnapshotOptions { max_pause: Some(longest), ..SnapshotOptions::default() };
+        vm.snapshot_with(&store, name, &options)
+    };
+    for _ in 0..3 {
+        let error = take("none", IMPOSSIBLE).unwrap_err();
+        assert!(matches!(error, Error::PauseTooLong { limit: IMPOSSIBLE, .. }), "{error:?}");
+        goes_on();
+    }
+    let course = take("some", PLENTY).unwrap();
+    assert!(course.disks_stopped > Duration::ZERO, "{course:?}");
+    goes_on();
+    vm.pause().unwrap();
+    assert_eq!(take("paused", PLENTY).unwrap().disks_stopped, Duration::ZERO);
 }

@@ -34,7 +34,7 @@ use crate::memory::pages::PageSet;
 use crate::memory::populated::private_pages;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
-use crate::vm::Vm;
+use crate::vm::{Stood, Vm};
 
 /// So many pages left are copied in a third of a millisecond, and as many would be left by another pass.
 const FEW: u64 = 256;
@@ -63,6 +63,9 @@ pub(crate) struct Capture {
 pub struct Course {
     /// How long the vCPUs stood still. Nothing for a VM that was paused before.
     pub paused: Duration,
+    /// How long the disks took no requests before that, while they finished those under way. A limit on the pause is one on both
+    /// together.
+    pub disks_stopped: Duration,
     /// How often pages were copied while the guest ran.
     pub passes: u32,
     /// Pages that were copied: those that were not the base's, or in a diff those that it has.
@@ -199,16 +202,22 @@ impl<B: Beside> Passes<'_, B> {
     fn run(&mut self, wish: &Wish<'_>) -> Result<Captured<B>> {
         self.take_first(wish.wanted)?;
         let mut limit = wish.max_pause.map(PauseLimit::new);
-        let (done, paused) = loop {
+        let (done, stood) = loop {
             self.pass_until_ready(wish.act, limit.as_mut())?;
-            match self.pause(wish.act, limit.as_ref())? {
-                (Some(done), paused) if limit.as_ref().is_none_or(|limit| limit.allows(paused, 0)) => {
-                    break (done, paused);
+            let (done, stood) = self.pause(wish.act, limit.as_ref())?;
+            match (done, &mut limit) {
+                (Some(done), None) => break (done, stood),
+                (Some(done), Some(limit)) if limit.allows(stood.whole(), 0) => break (done, stood),
+                (None, Some(limit)) if stood.vcpus.is_zero() => {
+                    limit.waited_for_disks();
+                    // They work for most of the time while another moment is looked for.
+                    std::thread::sleep((stood.disks * 4).min(Duration::from_millis(100)));
                 }
-                (_, paused) => limit.iter_mut().for_each(|limit| limit.overran(paused)),
+                (_, limit) => limit.iter_mut().for_each(|limit| limit.overran(stood.whole())),
             }
         };
-        self.course.paused = paused;
+        self.course.paused = stood.vcpus;
+        self.course.disks_stopped = stood.disks;
         self.course.pages = self.pages.len();
         self.course.pages_in_memory = self.copies.held();
         self.course.disk_pages_in_memory = self.beside.held() / PAGE;
@@ -259,16 +268,18 @@ impl<B: Beside> Passes<'_, B> {
         Ok(())
     }
 
-    /// Gives what was captured in a pause, unless that was going to take too long, and how long the guest stood still.
+    /// Gives what was captured in a pause, unless that was going to take too long, and how long the guest stood still. Its vCPUs
+    /// did not where its disks took too long to come to rest.
     fn pause(
         &mut self,
         act: &'static str,
         limit: Option<&PauseLimit>,
-    ) -> Result<(Option<Captured<B>>, Duration)> {
+    ) -> Result<(Option<Captured<B>>, Stood)> {
         let vm = self.vm;
         // Somebody who has paused the VM does not mind.
         let limit = limit.filter(|_| vm.state() == RunState::Running);
-        vm.paused_for(act, |machine, began| {
+        let longest = limit.map(PauseLimit::longest);
+        let (done, stood) = vm.paused_within(act, longest, |machine, began| {
             self.newly_written(machine)?;
             let beside = self.beside.look();
             self.course.pages_in_pause = self.left.len();
@@ -280,7 +291,8 @@ impl<B: Beside> Passes<'_, B> {
             let taken = self.beside.take(machine)?;
             self.course.disk_pages_in_pause = (self.beside.copied() - copied_before).div_ceil(PAGE);
             Ok(Some((machine.save()?, taken)))
-        })
+        })?;
+        Ok((done.flatten(), stood))
     }
 
     /// Adds what was written since the last time to what is left.

@@ -10,7 +10,6 @@ use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
 use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
-use crate::devices::virtio::block::ClosedGates;
 use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
@@ -131,6 +130,11 @@ impl Vm {
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let (course, next) = writer::write(self, &mut history, options, &dir)?;
         dir.publish()?;
+        log::info!(
+            "snapshot {name}: the guest stood still for {:.1?}, and its disks took no requests for {:.1?} before that",
+            course.paused,
+            course.disks_stopped
+        );
         // Only now can a diff be relative to it.
         history.lineage = Some(next);
         Ok(course)
@@ -186,34 +190,52 @@ impl Vm {
         }
     }
 
-    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for
-    /// it. `act` is told since when. Disks are brought to rest before: a flush that is under way is not
-    /// waited for while the vCPUs stand still.
+    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long the vCPUs did so
+    /// for it.
     pub(crate) fn paused_for<T>(
         &self,
         name: &'static str,
-        act: impl FnOnce(&mut Machine, Instant) -> Result<T>,
+        act: impl FnOnce(&mut Machine) -> Result<T>,
     ) -> Result<(T, Duration)> {
+        let (done, stood) = self.paused_within(name, None, |machine, _| act(machine))?;
+        Ok((done.expect("without a limit it is done"), stood.vcpus))
+    }
+
+    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for
+    /// it. `act` is told since when. Disks are brought to rest before: a flush that is under way is not
+    /// waited for while the vCPUs stand still. Disks that do not come to rest within `longest` keep `act`
+    /// from being done, and the guest goes on.
+    pub(crate) fn paused_within<T>(
+        &self,
+        name: &'static str,
+        longest: Option<Duration>,
+        act: impl FnOnce(&mut Machine, Instant) -> Result<T>,
+    ) -> Result<(Option<T>, Stood)> {
         let mut machine = lock(&self.machine);
         let before = self.state();
-        let closed = self.close_gates(&machine, before)?;
+        let began = Instant::now();
+        let closed = match before {
+            RunState::Running => {
+                let _in_time = machine.halt_in_time()?;
+                match machine.platform().close_gates(longest) {
+                    None => return Ok((None, Stood { disks: began.elapsed(), vcpus: Duration::ZERO })),
+                    closed => closed,
+                }
+            }
+            RunState::Paused | RunState::Ended => None,
+        };
         let start = Instant::now();
         self.pause_machine(&machine, name)?;
         drop(closed);
-        let done = act(&mut machine, start);
+        let done = act(&mut machine, began);
         if before == RunState::Running && self.state() != RunState::Ended {
             self.resume_machine(&machine)?;
         }
-        let paused = if before == RunState::Running { start.elapsed() } else { Duration::ZERO };
-        Ok((done?, paused))
-    }
-
-    fn close_gates(&self, machine: &Machine, state: RunState) -> Result<Option<ClosedGates>> {
-        if state != RunState::Running {
-            return Ok(None);
-        }
-        let _in_time = machine.halt_in_time()?;
-        Ok(Some(machine.platform().close_gates()))
+        let stood = match before {
+            RunState::Running => Stood { disks: start - began, vcpus: start.elapsed() },
+            RunState::Paused | RunState::Ended => Stood::default(),
+        };
+        Ok((Some(done?), stood))
     }
 
     /// Works on the machine while nobody else does.
@@ -316,6 +338,22 @@ impl Drop for Vm {
     fn drop(&mut self) {
         self.stop();
         let _ = self.wait_ending(); // how it ended, nobody asks any more
+    }
+}
+
+/// How long a guest stood still.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stood {
+    /// Its disks took no requests, before the vCPUs stood still.
+    pub disks: Duration,
+    /// The vCPUs stood still.
+    pub vcpus: Duration,
+}
+
+impl Stood {
+    /// Both.
+    pub fn whole(self) -> Duration {
+        self.disks + self.vcpus
     }
 }
 

@@ -3,6 +3,9 @@
 //! A pause copies the pages that are left and saves the state. The pages are known before the pause begins, and passes have shown
 //! how long a page takes: a pause that cannot keep to the limit does not begin. A pause that turns out longer (the devices finish
 //! a slow transfer first, the host runs something else) ends as soon as that is known, and the passes go on.
+//!
+//! Before the vCPUs stand still the disks take no requests for as long as they finish those under way. The limit counts that too:
+//! a guest that waits for its disk stands still as well. Disks that take longer are let go on, and asked again later.
 
 use std::time::{Duration, Instant};
 
@@ -27,6 +30,8 @@ pub(super) struct PauseLimit {
     began: Instant,
     overruns: u32,
     last_overrun: Duration,
+    /// How often disks did not come to rest in time.
+    waits: u32,
 }
 
 /// A look at a guest that runs.
@@ -45,7 +50,14 @@ pub(super) struct Look {
 impl PauseLimit {
     /// Begins with the end of the first pass.
     pub(super) fn new(longest: Duration) -> Self {
-        Self { longest, page: USUAL_PAGE, began: Instant::now(), overruns: 0, last_overrun: Duration::ZERO }
+        Self {
+            longest,
+            page: USUAL_PAGE,
+            began: Instant::now(),
+            overruns: 0,
+            last_overrun: Duration::ZERO,
+            waits: 0,
+        }
     }
 
     /// A pass copied so many pages.
@@ -66,13 +78,25 @@ impl PauseLimit {
         self.last_overrun = lasted;
     }
 
+    /// The disks did not come to rest in time.
+    pub(super) fn waited_for_disks(&mut self) {
+        self.waits += 1;
+    }
+
+    pub(super) fn longest(&self) -> Duration {
+        self.longest
+    }
+
     /// The error, once there is no use in going on.
     pub(super) fn hopeless(&self, act: &'static str, look: Look) -> Option<Error> {
         let lasted = self.began.elapsed();
         if self.overruns < MOST_OVERRUNS && lasted < PATIENCE {
             return None;
         }
-        let problem = if self.overruns > 0 && self.allows(Duration::ZERO, look.left) {
+        let fits = self.allows(Duration::ZERO, look.left);
+        let problem = if self.waits > 0 && self.overruns < MOST_OVERRUNS && fits {
+            format!("{} times the disks took longer to finish the requests under way", self.waits)
+        } else if self.overruns > 0 && fits {
             format!("{} pauses took longer, the last {:.1?}", self.overruns, self.last_overrun)
         } else {
             format!(
@@ -141,5 +165,18 @@ mod tests {
         });
         let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
         assert!(text.contains("5 pauses took longer, the last 7.3ms; allow"), "{text}");
+    }
+
+    #[test]
+    fn error_says_that_disks_did_not_come_to_rest() {
+        let mut limit = PauseLimit::new(FIVE);
+        (0..8).for_each(|_| limit.waited_for_disks());
+        assert!(limit.hopeless("take a snapshot", look(1)).is_none(), "they may yet");
+        limit.began -= PATIENCE;
+        let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
+        assert!(
+            text.contains("8 times the disks took longer to finish the requests under way; allow"),
+            "{text}"
+        );
     }
 }

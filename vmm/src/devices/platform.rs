@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use volt_kernel::Platform as AcpiPlatform;
 use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
@@ -14,7 +15,7 @@ use super::lines::Lines;
 use super::power::{self, Power};
 use super::serial::Serial;
 use super::virtio::balloon::Balloon;
-use super::virtio::block::{Block, ClosedGates};
+use super::virtio::block::{Block, ClosedGates, PATIENCE};
 use super::virtio::net::Net;
 use super::virtio_slots::{self, Handles, Slot};
 use super::{Place, SharedDevice};
@@ -111,9 +112,18 @@ impl Platform {
     }
 
     /// Keeps the disks from taking requests until what is returned is dropped, and waits for what they have
-    /// under way. It is to be dropped after a halt.
-    pub(crate) fn close_gates(&self) -> ClosedGates {
-        ClosedGates::of(&self.handles.gates)
+    /// under way: a second at most, and then the halt waits for the rest. It is to be dropped after a halt. With `longest`
+    /// disks that take longer than that work on, and nothing is returned.
+    pub(crate) fn close_gates(&self, longest: Option<Duration>) -> Option<ClosedGates> {
+        let patience = longest.map_or(PATIENCE, |longest| longest.min(PATIENCE));
+        let (closed, at_rest) = ClosedGates::of(&self.handles.gates, patience);
+        if at_rest || longest.is_none() {
+            return Some(closed);
+        }
+        drop(closed);
+        // They may have missed notifications meanwhile.
+        self.disks().keys().for_each(|id| self.wake(&virtio_slots::disk_name(id)));
+        None
     }
 
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.

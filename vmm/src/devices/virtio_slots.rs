@@ -29,6 +29,11 @@ const LINES: [u32; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 1
 /// The balloon's name; there is one at most.
 pub(crate) const BALLOON: &str = "balloon";
 
+/// The name of a disk.
+pub(crate) fn disk_name(id: &str) -> String {
+    format!("disk-{id}")
+}
+
 /// A device in its slot.
 #[derive(Debug)]
 pub(super) struct Slot {
@@ -100,7 +105,7 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         let block = Arc::new(Mutex::new(block));
         handles.gates.push((gate, Arc::clone(&block)));
         handles.disks.insert(disk.id.clone(), Arc::clone(&block));
-        made.push((format!("disk-{}", disk.id), block as _));
+        made.push((disk_name(&disk.id), block as _));
         step_done("  disk");
     }
     for network in &devices.networks {

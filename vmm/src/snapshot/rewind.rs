@@ -38,7 +38,7 @@ pub(crate) fn rewind(vm: &Vm, history: &mut History) -> Result<Rewound> {
         machine.check_rewind()?;
         machine.shell().watch_writes()
     })?;
-    let (pages, paused) = vm.paused_for(ACT, |machine, _| {
+    let (pages, paused) = vm.paused_for(ACT, |machine| {
         let pages = changed(machine, history)?;
         let Some(origin) = &mut history.origin else { unreachable!("looked at above") };
         // From here on it is neither what it was nor what it is to be.

@@ -7,14 +7,16 @@
 //! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Block;
-use crate::sync::lock;
 
 /// The longest that disks are waited for. The pause waits for the rest.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// Time between two looks at a disk that is doing a request at once.
+const LOOK: Duration = Duration::from_micros(50);
 
 /// The gate of a disk, in the device itself and beside its lock: the lock is held while a request is done at
 /// once.
@@ -34,6 +36,14 @@ impl Gate {
     pub(super) fn tell_idle(&self) {
         self.idle.notify_all();
     }
+
+    /// Waits until then for the disk, and says whether it has nothing under way.
+    fn wait_idle(&self, disk: &Mutex<Block>, end: Instant) -> bool {
+        let Some(locked) = lock_until(disk, end) else { return false };
+        let left = end.saturating_duration_since(Instant::now());
+        let waited = self.idle.wait_timeout_while(locked, left, |disk| !disk.is_idle());
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_idle()
+    }
 }
 
 /// Closed gates, which open when this is dropped. A device that was not halted meanwhile may have missed a
@@ -42,18 +52,25 @@ impl Gate {
 pub struct ClosedGates(Vec<Arc<Gate>>);
 
 impl ClosedGates {
-    /// Closes the gates of disks, and waits until these have nothing under way, or for a second.
-    pub fn of(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)]) -> Self {
-        let end = Instant::now() + PATIENCE;
+    /// Closes the gates of disks, and waits so long until these have nothing under way. Returns whether they have nothing.
+    pub fn of(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)], longest: Duration) -> (Self, bool) {
+        let end = Instant::now() + longest;
         disks.iter().for_each(|(gate, _)| gate.is_closed.store(true, Ordering::Release));
         let closed = Self(disks.iter().map(|(gate, _)| Arc::clone(gate)).collect());
-        for (gate, disk) in disks {
-            let left = end.saturating_duration_since(Instant::now());
-            let busy = |disk: &mut Block| !disk.is_idle();
-            let waited = gate.idle.wait_timeout_while(lock(disk), left, busy);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let at_rest = disks.iter().all(|(gate, disk)| gate.wait_idle(disk, end));
+        (closed, at_rest)
+    }
+}
+
+/// Locks a disk, which holds its lock while it does a request at once, if that can be by then.
+fn lock_until(disk: &Mutex<Block>, end: Instant) -> Option<MutexGuard<'_, Block>> {
+    loop {
+        match disk.try_lock() {
+            Ok(locked) => return Some(locked),
+            Err(TryLockError::Poisoned(locked)) => return Some(locked.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() < end => thread::sleep(LOOK),
+            Err(TryLockError::WouldBlock) => return None,
         }
-        closed
     }
 }
 
@@ -69,10 +86,12 @@ mod tests {
 
     use super::super::testing::{DONE, Dir, IN, OUT, disk_on, header, on_both_engines, read, status, write};
     use super::*;
+    use crate::config::devices::Engine;
     use crate::devices::virtio::feature;
     use crate::devices::virtio::testing::{Driver, MEMORY, Part};
     use crate::memory::backing::Backing;
     use crate::memory::ram::GuestRam;
+    use crate::sync::lock;
 
     fn driver(block: &Arc<Mutex<Block>>) -> Driver {
         let ram = GuestRam::reserve(MEMORY).unwrap();
@@ -90,7 +109,8 @@ mod tests {
             let block = Arc::new(Mutex::new(block));
             let mut driver = driver(&block);
             assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
-            let closed = ClosedGates::of(&[(gate, Arc::clone(&block))]);
+            let (closed, at_rest) = ClosedGates::of(&[(gate, Arc::clone(&block))], PATIENCE);
+            assert!(at_rest);
             driver.send(0, &[Part::Out(&header(OUT, 1)), Part::Out(&[2; 512]), Part::In(1)]);
             // A halted device has nothing under way, and has had a look.
             driver.transport.halt();
@@ -116,13 +136,28 @@ mod tests {
                 for number in 0..8 {
                     driver.send(0, &[Part::Out(&header(IN, number * 128)), Part::In(4096), Part::In(1)]);
                 }
-                let closed = ClosedGates::of(&[(Arc::clone(&gate), Arc::clone(&block))]);
-                assert!(lock(&block).is_idle(), "turn {turn}");
+                let (closed, at_rest) = ClosedGates::of(&[(Arc::clone(&gate), Arc::clone(&block))], PATIENCE);
+                assert!(at_rest && lock(&block).is_idle(), "turn {turn}");
                 driver.transport.halt();
                 drop(closed);
                 driver.transport.go_on().unwrap();
                 (0..8).for_each(|_| assert_eq!(status(&driver.wait(0)), DONE));
             }
         });
+    }
+
+    /// A disk holds its lock while it does a request at once: here for longer than anybody waits.
+    #[test]
+    fn disk_that_is_busy_for_longer_is_not_waited_for() {
+        let dir = Dir::new();
+        let block = Block::open(&disk_on(Engine::Sync, dir.file("image", &[0; 8192]))).unwrap();
+        let gate = block.gate();
+        let disks = [(Arc::clone(&gate), Arc::new(Mutex::new(block)))];
+        let busy = lock(&disks[0].1);
+        let (closed, at_rest) = ClosedGates::of(&disks, Duration::from_millis(1));
+        assert!(!at_rest && gate.is_closed());
+        drop((closed, busy));
+        assert!(!gate.is_closed());
+        assert!(ClosedGates::of(&disks, Duration::ZERO).1, "an idle disk takes no time");
     }
 }

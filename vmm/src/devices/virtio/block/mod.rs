@@ -50,7 +50,7 @@ mod tests;
 
 use copy::{Clusters, LayerSource};
 use file::{HostFile, Use};
-pub use gate::{ClosedGates, Gate};
+pub use gate::{ClosedGates, Gate, PATIENCE};
 pub use image::Image;
 use layer::Overlay;
 use lower::Lower;
