@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
 use volt_tests::power::{CrashDisk, Writeback};
-use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
+use volt_tests::{Boot, Guest, KvmShim, Outcome, Scratch, Snapshot, needs};
 use volt_vmm::snapshot::WORKING_SET_FILE;
 
 const DISK_MIB: u64 = 96;
@@ -50,7 +50,9 @@ fn busy(scratch: &Scratch) -> Guest {
     let base = image(&scratch.fresh("base"), FAR);
     let words = format!("path={},layer={},id=root", base.display(), scratch.fresh("layer").display());
     let boot = Boot::small(&format!("records verify=1 slots={SLOTS} stride={FAR}"));
-    let mut guest = boot.device(["--disk".to_owned(), words]).start();
+    // Writeback that was started early would hide a sync that is missing.
+    let shim = KvmShim::new().without_early_writeback();
+    let mut guest = boot.device(["--disk".to_owned(), words]).on(&shim).start();
     goes_on(&mut guest, 8);
     guest
 }

@@ -1,5 +1,5 @@
 //! Another KVM for one child or one thread: system calls of KVM that an older kernel lacks are refused by a seccomp filter, and
-//! capabilities that another processor lacks are reported as absent. Some other system calls end the child.
+//! capabilities that another processor lacks are reported as absent. Some other system calls are refused, or end the child.
 //!
 //! ```text
 //! child:   KvmShim ──apply──> pre_exec: prctl ──exec──> volt-vmm: every ioctl passes the filter
@@ -45,8 +45,8 @@ pub(crate) const SYNCS: [libc::c_long; 6] = [
 #[derive(Clone, Debug, Default)]
 pub struct KvmShim {
     rules: Vec<Rule>,
-    /// System calls that end the process.
-    fatal: Vec<libc::c_long>,
+    /// Other system calls, and the answer to each (`SECCOMP_RET_*`).
+    others: Vec<(libc::c_long, u32)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +100,15 @@ impl KvmShim {
     /// The process is killed when it syncs a file. A sync that io_uring does is not seen.
     #[must_use]
     pub fn killed_by_syncs(mut self) -> Self {
-        self.fatal.extend(SYNCS);
+        self.others.extend(SYNCS.map(|number| (number, libc::SECCOMP_RET_KILL_PROCESS)));
+        self
+    }
+
+    /// A file system on which no writeback can be started ahead of a sync: all of it is left to the sync.
+    #[must_use]
+    pub fn without_early_writeback(mut self) -> Self {
+        let refusal = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP.cast_unsigned();
+        self.others.push((libc::SYS_sync_file_range, refusal));
         self
     }
 
@@ -125,8 +133,8 @@ impl KvmShim {
         let allow = answer(libc::SECCOMP_RET_ALLOW);
         let number = libc::SYS_ioctl as u32;
         let mut program = vec![load(ARCHITECTURE), equal(X86_64, 1, 0), allow, load(NUMBER)];
-        for number in &self.fatal {
-            program.extend([equal(*number as u32, 0, 1), answer(libc::SECCOMP_RET_KILL_PROCESS)]);
+        for (number, action) in &self.others {
+            program.extend([equal(*number as u32, 0, 1), answer(*action)]);
         }
         program.extend([equal(number, 1, 0), allow]);
         for rule in &self.rules {
