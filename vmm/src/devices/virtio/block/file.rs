@@ -31,6 +31,7 @@ pub struct HostFile {
     file: File,
     name: String,
     is_block_device: bool,
+    is_written: bool,
     /// Reads go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
     bounces: Arc<AtomicBool>,
     /// A sync failed: none succeeds any more. The kernel reports a failed writeback once to all duplicates of
@@ -92,6 +93,7 @@ impl HostFile {
             file: opened,
             name,
             is_block_device: kind.is_block_device(),
+            is_written: wanted != Use::Read,
             bounces: Arc::new(AtomicBool::new(bounces)),
             sync_failed: Arc::default(),
             known_len: AtomicU64::new(0),
@@ -111,11 +113,12 @@ impl HostFile {
 
     /// The same open file once more; the lock is theirs together.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let Self { file, name, is_block_device, bounces, sync_failed, known_len: _, lock } = self;
+        let Self { file, name, is_block_device, is_written, bounces, sync_failed, known_len: _, lock } = self;
         Ok(Self {
             file: file.try_clone()?,
             name: name.clone(),
             is_block_device: *is_block_device,
+            is_written: *is_written,
             bounces: Arc::clone(bounces),
             sync_failed: Arc::clone(sync_failed),
             known_len: AtomicU64::new(0),
@@ -129,7 +132,11 @@ impl HostFile {
     /// The host cannot write it back, or could not write back what was written before.
     pub fn sync(&self, sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
         self.check_syncs()?;
-        self.note_sync(sync(&self.file))
+        self.note_sync(match sync(&self.file) {
+            // A file system that is only read (erofs, squashfs) knows no sync, and needs none.
+            Err(error) if error.kind() == ErrorKind::InvalidInput && !self.is_written => Ok(()),
+            done => done,
+        })
     }
 
     /// Returns an error if an earlier sync of the file, or of a duplicate, failed.

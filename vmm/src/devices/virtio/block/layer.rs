@@ -7,7 +7,7 @@
 //!                then the cluster's bit in the live map
 //!   zeros    ──> a hole in the layer, likewise; a discard leaves parts of clusters alone that the layer does not have
 //!   flush    ──> fdatasync, then the synced map, then fdatasync
-//!   end      ──> fdatasync, then the synced map: once the VM has ended, however it did
+//!   end      ──> a flush of what the synced map lacks: once the VM has ended, however it did
 //!   copy     ──> one layer over the base, with what there is in the layer below and in this one (see [`super::copy`])
 //! ```
 //!
@@ -19,7 +19,8 @@
 //! 1. A cluster's bit is set in memory and in the live map after all of the cluster was written to the file.
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
-//! 4. The first flush of a layer that was opened by its path syncs its directory before it succeeds.
+//! 4. The first flush syncs the files below before it succeeds, and the directory of a layer that was opened by
+//!    its path.
 //! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
 //!    map stays as it is.
 //! 6. Flushes that are under way together write the map in the order in which they began, and each is
@@ -27,7 +28,8 @@
 //! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another
 //!    id.
 //! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it
-//!    has beyond the synced map is written to that by the next flush or end, in the order of 2.
+//!    has beyond the synced map is written to that by the next flush or end, or before another layer is written
+//!    over this one, in the order of 2.
 //!
 //! So after a power cut each cluster is as it was at some time after the last flush that succeeded, or is the one below if it was
 //! not in the layer then; after a kill of the process nothing is lost at all.
@@ -63,6 +65,8 @@ pub struct Overlay {
     /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed
     /// before it had synced that.
     directory: Option<PathBuf>,
+    /// The files below were synced since they were opened.
+    is_lower_synced: bool,
     /// Flushes that have begun, and what of the map was taken for those under way.
     flushes: u64,
     blocks: VecDeque<(u64, DirtyBlocks)>,
@@ -122,6 +126,7 @@ impl Overlay {
             bound,
             has_name,
             directory,
+            is_lower_synced: false,
             flushes: 0,
             blocks: VecDeque::new(),
             written: 0,
@@ -197,14 +202,14 @@ impl Overlay {
         self.noted.add(at - self.map.data(), len);
     }
 
-    /// Brings the map into the file after the data, and with `and_sync` to the disk.
-    fn write_map(&mut self, and_sync: bool) -> io::Result<()> {
+    /// Brings the map to the disk after the data.
+    fn write_map(&mut self) -> io::Result<()> {
         self.begin_blocks();
         let begun_at = self.written;
         self.sync()?;
         self.synced = self.synced.max(begun_at);
         self.write_blocks(self.flushes)?;
-        if and_sync && self.synced < self.written {
+        if self.synced < self.written {
             self.sync()?;
             self.synced = self.written;
         }
@@ -232,7 +237,12 @@ impl Overlay {
         Ok(())
     }
 
-    fn sync_directory(&mut self) -> io::Result<()> {
+    /// Syncs once what flushes need beside the layer itself.
+    fn sync_surroundings(&mut self) -> io::Result<()> {
+        if !self.is_lower_synced {
+            self.lower.sync()?;
+            self.is_lower_synced = true;
+        }
         if let Some(place) = &self.directory {
             File::open(place)?.sync_all()?;
             self.directory = None;
@@ -346,8 +356,8 @@ impl Storage for Overlay {
         if !self.has_name {
             return Ok(());
         }
-        self.write_map(true)?;
-        self.sync_directory()
+        self.sync_surroundings()?;
+        self.write_map()
     }
 
     /// Zeros are holes: a layer promises no place to anyone. There may be something from before a crash even where the map says
@@ -385,7 +395,7 @@ impl Storage for Overlay {
     }
 
     fn settle(&mut self) -> io::Result<()> {
-        if self.map.is_dirty() || !self.blocks.is_empty() { self.write_map(false) } else { Ok(()) }
+        if self.map.is_dirty() || !self.blocks.is_empty() { self.flush() } else { Ok(()) }
     }
 
     fn empty(&mut self) -> io::Result<()> {
@@ -453,7 +463,7 @@ impl Storage for Overlay {
         if !self.has_name || self.layer.check_syncs().is_err() {
             return Ok(None);
         }
-        self.sync_directory()?;
+        self.sync_surroundings()?;
         let number = self.begin_blocks();
         Ok(Some(Flush { file: self.layer_number(), number, begun_at: self.written, needed: None }))
     }

@@ -111,6 +111,70 @@ fn clusters_of_a_killed_process_survive_a_reboot_once_they_were_taken_over() {
     }
 }
 
+/// The layer above names all clusters of the one below by their digest, so these must count after a reboot too.
+#[test]
+fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let mut driver = start(&based.layer("layer"));
+        assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+        killed(&based);
+        drop(driver);
+        let over = based.over("left", "over");
+        // A disk that is only read needs no more than the live map, and writes nothing.
+        let before = fs::read(based.dir.path("left")).unwrap();
+        let reader = DiskConfig { read_only: true, ..over.clone() };
+        drop(start(&over));
+        fs::write(based.dir.path("left"), &before).unwrap();
+        drop(start(&reader));
+        assert!(fs::read(based.dir.path("left")).unwrap() == before);
+        let mut driver = start(&over);
+        assert_eq!(write(&mut driver, 300, &[2; 512]), DONE);
+        assert_eq!(flush(&mut driver), DONE);
+        drop(driver);
+        reboot(&based.dir.path("left"));
+        reboot(&based.dir.path("over"));
+        let mut driver = start(&over);
+        assert_eq!(read(&mut driver, 1, 512).unwrap(), [1; 512]);
+        assert_eq!(read(&mut driver, 300, 512).unwrap(), [2; 512]);
+    });
+}
+
+/// What lies below may still be in the page cache: a copy that was just made, or the layer of a VM that has just ended.
+#[test]
+fn first_flush_needs_the_files_below_to_be_synced() {
+    let based = Based::new();
+    drop(start(&based.layer("below")));
+    let over = based.over("below", "over");
+    drop(start(&over));
+    apart({
+        let over = over.clone();
+        move || {
+            refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
+            let mut storage = Block::open(&over).expect("a restore syncs nothing").storage;
+            storage.begin_flush().unwrap_err();
+            let why = storage.flush().unwrap_err().to_string();
+            assert!(why.contains("an earlier sync failed"), "{why}");
+        }
+    });
+    let mut storage = Block::open(&over).unwrap().storage;
+    drop(storage.begin_flush().unwrap().unwrap());
+    apart(move || {
+        refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
+        assert!(storage.begin_flush().unwrap().is_some(), "once is enough");
+    });
+}
+
+#[test]
+fn orderly_end_syncs_the_map_that_it_writes() {
+    let based = Based::new();
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    storage.settle().unwrap();
+    let overlay = storage.overlay().unwrap();
+    assert_eq!((overlay.written, overlay.synced), (1, 1));
+}
+
 /// Bits of an earlier boot do not count again because there are some of this one.
 #[test]
 fn live_map_starts_empty_after_a_reboot() {

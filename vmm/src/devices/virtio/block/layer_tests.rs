@@ -225,6 +225,8 @@ fn one_disk_of_two_layers(engine: Engine) {
         scribble(&mut driver, &mut model, &mut random, 3);
         driver.transport.halt();
         drop(driver);
+        // A layer of a killed process would be written once more before another lies over it.
+        Block::open(&based.layer("first")).unwrap().settle().unwrap();
         let frozen = fs::read(based.dir.path("first")).unwrap();
         let mut capture = "first".to_owned();
         for generation in 0..3 {
@@ -247,7 +249,7 @@ fn one_disk_of_two_layers(engine: Engine) {
             capture = format!("capture-{generation}");
         }
         assert!(read(&mut start(&based.layer(&capture)), 0, LEN).unwrap() == model, "seed {seed}");
-        assert_eq!(fs::read(based.dir.path("first")).unwrap(), frozen);
+        assert!(fs::read(based.dir.path("first")).unwrap() == frozen, "the lower layer has changed");
         based.assert_untouched();
     }
 }

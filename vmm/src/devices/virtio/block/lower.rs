@@ -1,7 +1,8 @@
 //! What a layer lies over, which is only read and may be shared by any number of VMs: a base, or in a clone a base and the layer
 //! of the snapshot that it comes from.
 
-use std::os::unix::fs::FileExt;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::{io, iter};
 
 use super::digest;
@@ -11,7 +12,7 @@ use super::request::SECTOR;
 use super::storage::Place;
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 
 /// The files, and what is where.
 #[derive(Debug)]
@@ -23,11 +24,14 @@ pub struct Lower {
 }
 
 impl Lower {
-    /// Opens a base, and the layer over it if there is one.
+    /// Opens a base, and the layer over it if there is one. `wanted` is the use of what lies above: before a
+    /// layer above is written, the clusters that count in this boot only are brought into the synced map, because
+    /// that layer names them too.
     ///
     /// # Errors
-    /// Those of [`HostFile::open`]; the layer is none, or belongs to another base.
-    pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>) -> Result<Self> {
+    /// Those of [`HostFile::open`]; the layer is none, belongs to another base, or cannot be written where its
+    /// synced map lacks clusters.
+    pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>, wanted: Use) -> Result<Self> {
         let base = HostFile::open(id, base, Use::Read)?;
         let unreadable = |source| Error::file("read disk", base.name(), source);
         let len = base.len().map_err(unreadable)?;
@@ -38,9 +42,21 @@ impl Lower {
         }
         let digest = digest::of_base(base.file(), len).map_err(unreadable)?;
         let mut lower = Self { base, layer: None, named: Base { len, digest } };
-        if let Some(layer) = layer {
-            let layer = open_layer(id, layer, Use::Read)?;
-            let map = lower.map_of(id, &layer)?;
+        if let Some(place) = layer {
+            let layer = open_layer(id, place, Use::Read)?;
+            let mut map = lower.map_of(id, &layer)?;
+            if wanted != Use::Read && map.is_dirty() {
+                settle(place, &layer, &mut map).map_err(|error| {
+                    let problem = format!(
+                        "{id}: {} was left by a process that was killed, and must be written once before a \
+                         layer lies over it: {}; run a VM with it as layer= and end that in order",
+                        layer.name(),
+                        report(&error)
+                    );
+                    Error::config("disks", problem)
+                })?;
+            }
+            map.begin_reading();
             lower.named = map.named();
             lower.layer = Some((layer, map));
         }
@@ -96,6 +112,11 @@ impl Lower {
         iter::once(&self.base).chain(self.layer.iter().map(|(file, _)| file))
     }
 
+    /// Syncs the files, which another process may have written just before they were opened.
+    pub fn sync(&self) -> io::Result<()> {
+        self.files().try_for_each(|file| file.sync(File::sync_data))
+    }
+
     /// The file that has a byte, and where.
     pub fn place(&self, at: u64) -> Place {
         match &self.layer {
@@ -110,6 +131,22 @@ impl Lower {
             (Place { at, .. }, _) => (&self.base, at),
         }
     }
+}
+
+/// Brings all clusters of a layer, which is open for reading, into its synced map. Nobody writes it: others that
+/// have it open do the same at most.
+fn settle(place: &FileRef, layer: &HostFile, map: &mut Map) -> Result<()> {
+    let failed = |source| Error::file("write layer", layer.name(), source);
+    let writable = place.open_writable("write layer", false)?;
+    let identity = |file: &File| file.metadata().map(|found| (found.dev(), found.ino()));
+    if identity(&writable).map_err(failed)? != identity(layer.file()).map_err(failed)? {
+        return Err(failed(io::Error::other("it was replaced meanwhile")));
+    }
+    layer
+        .sync(File::sync_data)
+        .and_then(|()| map.take_dirty().write(&writable))
+        .and_then(|()| layer.sync(File::sync_data))
+        .map_err(failed)
 }
 
 /// Opens the file of a layer.

@@ -114,7 +114,7 @@ impl Block {
             }
             Some(layer) => {
                 let wanted = if *read_only { Use::Read } else { Use::Make };
-                let lower = Lower::open(id, path, beneath.as_ref())?;
+                let lower = Lower::open(id, path, beneath.as_ref(), wanted)?;
                 Box::new(Overlay::open(id, lower, (layer, *layer_size), wanted)?)
             }
         };
