@@ -36,7 +36,7 @@ pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
     let lazy = history.lazy().cloned();
     let reads_base = lazy.is_none();
     let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base };
-    let Taken { captured, config, metadata, images: _, layers } = take(history, &wish, to, beside)?;
+    let Taken { captured, config, metadata, layers } = take(history, &wish, to, beside)?;
     let layers = layers.into_iter().map(|layer| (layer.id, layer.file)).collect();
     let shares = lazy.is_some() || is_small(&captured.pages, &captured.base, None)?;
     if !shares {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::config::overrides::ChangedImage;
 use crate::config::{DiskContent, Overrides};
-use crate::devices::virtio::block::{Block, Image};
+use crate::devices::virtio::block::{Block, DiskFiles, Image};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::sync::lock;
@@ -56,12 +56,15 @@ fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, 
     disks.iter().filter_map(image).collect()
 }
 
-/// Syncs them, so that a snapshot's memory never believes what a crash of the host takes from a disk.
+/// Syncs the files of all disks that a snapshot depends on, bases of layers too, so that its memory never believes
+/// what a crash of the host takes from a disk.
 ///
 /// # Errors
 /// The host cannot.
-pub fn sync(images: &BTreeMap<String, Image>) -> Result<()> {
-    images.values().try_for_each(Image::sync)
+pub fn sync(vm: &Vm) -> Result<()> {
+    let disks = vm.on_platform(|platform| platform.disks().clone());
+    let files: Vec<_> = disks.values().map(|disk| lock(disk).files()).collect::<Result<_>>()?;
+    files.iter().try_for_each(DiskFiles::sync)
 }
 
 /// What they are.

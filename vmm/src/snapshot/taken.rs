@@ -23,8 +23,6 @@ pub(super) struct Taken {
     /// The configuration at that instant: it may change before and after the pause.
     pub config: VmConfig,
     pub metadata: Metadata,
-    /// Images of the disks without a layer. They are not synced yet.
-    pub images: BTreeMap<String, Image>,
     /// Copies of the disks' layers. They are not synced yet.
     pub layers: Vec<Finished>,
 }
@@ -57,7 +55,7 @@ pub(super) fn take(
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;
     metadata.layers = layers::digests(&layers);
-    Ok(Taken { captured, config, metadata, images, layers })
+    Ok(Taken { captured, config, metadata, layers })
 }
 
 impl Beside for BesideMemory<'_> {

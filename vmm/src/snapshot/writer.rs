@@ -115,7 +115,7 @@ pub(crate) fn write(
     // While touches are recorded, pages that are read through the guest's memory would count as touched.
     let reads_base = over.is_none() || vm.recording.is_some();
     let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base };
-    let Taken { captured, config, mut metadata, images, layers } = take(history, &wish, to, beside)?;
+    let Taken { captured, config, mut metadata, layers } = take(history, &wish, to, beside)?;
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
         Some(Lineage { base, differ })
@@ -142,7 +142,7 @@ pub(crate) fn write(
     for Finished { name, file, .. } in layers {
         file.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
-    images::sync(&images)?;
+    images::sync(vm)?;
     write_state(&metadata, &config, &captured.state, true, dir)?;
     Ok((captured.course, next))
 }

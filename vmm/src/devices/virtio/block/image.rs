@@ -95,20 +95,6 @@ impl Image {
         self.file.name()
     }
 
-    /// Syncs what the guest has written, and when that was. If it fails, the guest's next flush fails too.
-    ///
-    /// # Errors
-    /// The host cannot.
-    pub fn sync(&self) -> Result<()> {
-        match self.is_written {
-            true => {
-                let done = self.file.sync(File::sync_all);
-                done.map_err(|source| Error::file("sync disk", self.name(), source))
-            }
-            false => Ok(()),
-        }
-    }
-
     /// What it is, or was when [`Image::hold_instant`] was called.
     ///
     /// # Errors

@@ -36,10 +36,10 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::{io, iter};
 
 use super::bound::Bound;
 use super::copy::{Clusters, LayerSource, Noted};
@@ -413,6 +413,11 @@ impl Storage for Overlay {
 
     fn files(&self) -> Vec<&HostFile> {
         self.lower.files().chain([&self.layer]).collect()
+    }
+
+    /// Layers are copied into a snapshot. A sync of this one tells whether the host lost some of it before.
+    fn files_to_sync(&self) -> Vec<&HostFile> {
+        iter::once(self.lower.base()).chain(self.has_name.then_some(&self.layer)).collect()
     }
 
     fn place(&self, at: u64, len: u64) -> Option<Place> {

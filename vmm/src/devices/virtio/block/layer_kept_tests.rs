@@ -175,6 +175,21 @@ fn orderly_end_syncs_the_map_that_it_writes() {
     assert_eq!((overlay.written, overlay.synced), (1, 1));
 }
 
+/// An image that is only read may have been made a moment ago, as a base may.
+#[test]
+fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
+    let based = Based::new();
+    let read_only = DiskConfig { read_only: true, ..raw(&based) };
+    for config in [raw(&based), read_only, based.layer("layer"), based.over("layer", "over")] {
+        let disk = Block::open(&config).unwrap();
+        disk.files().unwrap().sync().unwrap();
+        apart(move || {
+            refuse_calls(&[libc::SYS_fsync], libc::EIO);
+            disk.files().unwrap().sync().unwrap_err();
+        });
+    }
+}
+
 /// Bits of an earlier boot do not count again because there are some of this one.
 #[test]
 fn live_map_starts_empty_after_a_reboot() {

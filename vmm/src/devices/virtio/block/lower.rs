@@ -112,6 +112,11 @@ impl Lower {
         iter::once(&self.base).chain(self.layer.iter().map(|(file, _)| file))
     }
 
+    /// The file beneath all layers.
+    pub fn base(&self) -> &HostFile {
+        &self.base
+    }
+
     /// Syncs the files, which another process may have written just before they were opened.
     pub fn sync(&self) -> io::Result<()> {
         self.files().try_for_each(|file| file.sync(File::sync_data))

@@ -32,6 +32,7 @@ mod digest;
 #[cfg(test)]
 mod direct_tests;
 mod file;
+mod files;
 mod gate;
 mod held;
 mod image;
@@ -50,6 +51,7 @@ mod tests;
 
 use copy::{Clusters, LayerSource};
 use file::{HostFile, Use};
+pub use files::DiskFiles;
 pub use gate::{ClosedGates, Gate, PATIENCE};
 pub use image::Image;
 use layer::Overlay;
@@ -203,6 +205,14 @@ impl Block {
     /// The host does not let it be looked at.
     pub fn image(&self) -> Result<Option<Image>> {
         self.storage.image().map(|file| Image::of(file, !self.read_only)).transpose()
+    }
+
+    /// The files that a snapshot of the disk depends on.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn files(&self) -> Result<DiskFiles> {
+        DiskFiles::of(&*self.storage)
     }
 
     /// The digest of the map of the layer that is only read: the one beneath what the guest writes, or all

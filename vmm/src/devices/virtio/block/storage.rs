@@ -57,6 +57,11 @@ pub trait Storage: Send + std::fmt::Debug {
         Vec::new()
     }
 
+    /// The files that a snapshot needs to be on disk. What it has a copy of is not needed.
+    fn files_to_sync(&self) -> Vec<&HostFile> {
+        self.files()
+    }
+
     /// The place of a stretch for the ring to read; none if it is not in one piece.
     fn place(&self, at: u64, len: u64) -> Option<Place>;
 

@@ -320,12 +320,12 @@ fn flush_fails_after_a_snapshots_sync_has_failed() {
             return crate::testing::skip("a loop device takes root");
         };
         let disk = Block::open(&disk_on(engine, &device.0)).unwrap();
-        let image = disk.image().unwrap().unwrap();
+        let files = disk.files().unwrap();
         let mut driver = Driver::new(disk);
         assert_eq!(write(&mut driver, 0, &vec![1; 512 << 10]), DONE);
         assert_eq!(flush(&mut driver), DONE);
         assert_eq!(write(&mut driver, 2048, &vec![1; 2 << 20]), DONE, "to the page cache");
-        let error = report(&image.sync().unwrap_err());
+        let error = report(&files.sync().unwrap_err());
         assert!(error.contains("cannot sync disk"), "{error}");
         assert_eq!(flush(&mut driver), FAILED);
         assert_eq!(flush(&mut driver), FAILED, "what was lost is not there the second time either");
@@ -342,11 +342,11 @@ fn snapshots_sync_fails_after_a_flush_has_failed() {
             return crate::testing::skip("a loop device takes root");
         };
         let disk = Block::open(&disk_on(engine, &device.0)).unwrap();
-        let image = disk.image().unwrap().unwrap();
+        let files = disk.files().unwrap();
         let mut driver = Driver::new(disk);
         assert_eq!(write(&mut driver, 0, &vec![1; 2 << 20]), DONE, "to the page cache");
         assert_eq!(flush(&mut driver), FAILED);
-        let error = report(&image.sync().unwrap_err());
+        let error = report(&files.sync().unwrap_err());
         assert!(error.contains("an earlier sync failed"), "{error}");
     });
 }

@@ -1,0 +1,35 @@
+//! The files that a snapshot of a disk depends on, open once more: they are synced while the device works.
+
+use std::fs::File;
+
+use super::file::HostFile;
+use super::storage::Storage;
+use crate::error::{Error, Result};
+
+/// See the module.
+#[derive(Debug)]
+pub struct DiskFiles(Vec<HostFile>);
+
+impl DiskFiles {
+    /// Opens the files of a disk once more.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub(super) fn of(storage: &dyn Storage) -> Result<Self> {
+        let duplicate = |file: &HostFile| {
+            file.duplicate().map_err(|source| Error::file("look at disk", file.name(), source))
+        };
+        storage.files_to_sync().into_iter().map(duplicate).collect::<Result<_>>().map(Self)
+    }
+
+    /// Syncs their data, and when that was written. If it fails, the guest's next flush fails too.
+    ///
+    /// # Errors
+    /// The host cannot, or could not when it was asked before.
+    pub fn sync(&self) -> Result<()> {
+        let sync = |file: &HostFile| {
+            file.sync(File::sync_all).map_err(|source| Error::file("sync disk", file.name(), source))
+        };
+        self.0.iter().try_for_each(sync)
+    }
+}
