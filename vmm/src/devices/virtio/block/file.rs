@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use super::bounce::{self, Bounce};
 use super::request::Stretch;
 use super::storage::{Flush, Place, Storage};
+use super::syncs::{Syncs, UnderWay};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
@@ -34,9 +35,7 @@ pub struct HostFile {
     is_written: bool,
     /// Reads go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
     bounces: Arc<AtomicBool>,
-    /// A sync failed: none succeeds any more. The kernel reports a failed writeback once to all duplicates of
-    /// a descriptor together.
-    sync_failed: Arc<AtomicBool>,
+    syncs: Arc<Syncs>,
     /// Bytes that it had when that was last looked at; 0 to look again.
     known_len: AtomicU64,
     /// One for all duplicates: the last of them unlocks the file. `None` for a descriptor of the caller's, who
@@ -95,7 +94,7 @@ impl HostFile {
             is_block_device: kind.is_block_device(),
             is_written: wanted != Use::Read,
             bounces: Arc::new(AtomicBool::new(bounces)),
-            sync_failed: Arc::default(),
+            syncs: Arc::default(),
             known_len: AtomicU64::new(0),
             lock: (!matches!(file, FileRef::Fd(_))).then(Arc::default),
         };
@@ -113,14 +112,14 @@ impl HostFile {
 
     /// The same open file once more; the lock is theirs together.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let Self { file, name, is_block_device, is_written, bounces, sync_failed, known_len: _, lock } = self;
+        let Self { file, name, is_block_device, is_written, bounces, syncs, known_len: _, lock } = self;
         Ok(Self {
             file: file.try_clone()?,
             name: name.clone(),
             is_block_device: *is_block_device,
             is_written: *is_written,
             bounces: Arc::clone(bounces),
-            sync_failed: Arc::clone(sync_failed),
+            syncs: Arc::clone(syncs),
             known_len: AtomicU64::new(0),
             lock: lock.clone(),
         })
@@ -131,42 +130,25 @@ impl HostFile {
     /// # Errors
     /// The host cannot write it back, or could not write back what was written before.
     pub fn sync(&self, sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
-        self.check_syncs()?;
-        self.note_sync(match sync(&self.file) {
+        let mut under_way = self.syncs.begin()?;
+        under_way.end(match sync(&self.file) {
             // A file system that is only read (erofs, squashfs) knows no sync, and needs none.
             Err(error) if error.kind() == ErrorKind::InvalidInput && !self.is_written => Ok(()),
             done => done,
         })
     }
 
-    /// Returns an error if an earlier sync of the file, or of a duplicate, failed.
-    pub fn check_syncs(&self) -> io::Result<()> {
-        match self.sync_failed.load(Ordering::Acquire) {
-            true => Err(io::Error::other("an earlier sync failed, and what it was for may be lost")),
-            false => Ok(()),
-        }
+    /// Begins a sync that somebody else does.
+    ///
+    /// # Errors
+    /// An earlier one failed.
+    pub fn begin_sync(&self) -> io::Result<UnderWay> {
+        self.syncs.begin()
     }
 
-    /// Takes note of how a sync ended. Returns an error if that one or another failed: of two that are under
-    /// way at once, one gets the error of both.
-    pub fn note_sync(&self, done: io::Result<()>) -> io::Result<()> {
-        match done {
-            Ok(()) => self.check_syncs(),
-            Err(error) => {
-                self.fail_syncs();
-                Err(error)
-            }
-        }
-    }
-
-    /// No sync of the file, or of a duplicate, succeeds from now on.
-    pub fn fail_syncs(&self) {
-        self.sync_failed.store(true, Ordering::Release);
-    }
-
-    /// Syncs succeed again: what the failed ones were for is not in the file any more.
-    pub fn forget_failed_syncs(&self) {
-        self.sync_failed.store(false, Ordering::Release);
+    /// The syncs of the file and its duplicates.
+    pub fn syncs(&self) -> &Syncs {
+        &self.syncs
     }
 
     /// Whether transfers must not go to or from guest memory directly. A write may always: what it writes is
@@ -413,18 +395,12 @@ impl Storage for HostFile {
         self.check_reaches(at + len).map(|()| Some(Place { file: 0, at }))
     }
 
-    fn abandon(&mut self, a_sync_failed: bool) {
-        if a_sync_failed {
-            self.fail_syncs();
-        }
-    }
-
     fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
-        self.check_syncs().map(|()| Some(Flush::default()))
+        self.begin_sync().map(|sync| Some(Flush { file: 0, sync, is_map_written: false }))
     }
 
-    fn synced(&mut self, _: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
-        self.note_sync(done).map(|()| false)
+    fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
+        flush.sync.end(done).map(|()| false)
     }
 
     fn discard(&mut self, stretch: Stretch) -> io::Result<()> {

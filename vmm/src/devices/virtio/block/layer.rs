@@ -23,8 +23,8 @@
 //!    its path.
 //! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
 //!    map stays as it is.
-//! 6. Flushes that are under way together write the map in the order in which they began, and each is
-//!    answered after a sync that began after the last write of the map that it needs.
+//! 6. A flush begins once the one before has ended, and a sync succeeds only if those that overlap it do (see
+//!    [`super::syncs`]).
 //! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another
 //!    id.
 //! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it
@@ -67,12 +67,8 @@ pub struct Overlay {
     directory: Option<PathBuf>,
     /// The files below were synced since they were opened.
     is_lower_synced: bool,
-    /// Flushes that have begun, and what of the map was taken for those under way.
-    flushes: u64,
-    blocks: VecDeque<(u64, DirtyBlocks)>,
-    /// How often the synced map was written, and how many of those writes are known to be on disk.
-    written: u64,
-    synced: u64,
+    /// Blocks of the map that were taken for a flush, and that are not written yet.
+    blocks: VecDeque<DirtyBlocks>,
     /// Clusters that the layer has once the writes under way to them have ended.
     arriving: BTreeSet<u64>,
     /// It was made when it was opened, and the guest's writes are all there is in it.
@@ -127,10 +123,7 @@ impl Overlay {
             has_name,
             directory,
             is_lower_synced: false,
-            flushes: 0,
             blocks: VecDeque::new(),
-            written: 0,
-            synced: 0,
             arriving: BTreeSet::new(),
             was_empty,
             noted: Noted::default(),
@@ -204,37 +197,28 @@ impl Overlay {
 
     /// Brings the map to the disk after the data.
     fn write_map(&mut self) -> io::Result<()> {
-        self.begin_blocks();
-        let begun_at = self.written;
+        self.take_blocks();
         self.sync()?;
-        self.synced = self.synced.max(begun_at);
-        self.write_blocks(self.flushes)?;
-        if self.synced < self.written {
-            self.sync()?;
-            self.synced = self.written;
-        }
-        Ok(())
+        if self.write_blocks()? { self.sync() } else { Ok(()) }
     }
 
-    /// Takes what the synced map lacks, for a flush whose sync begins after this. Gives the flush's number.
-    fn begin_blocks(&mut self) -> u64 {
-        self.flushes += 1;
+    /// Takes what the synced map lacks, for a flush whose sync begins after this.
+    fn take_blocks(&mut self) {
         let dirty = self.map.take_dirty();
         if !dirty.is_empty() {
-            self.blocks.push_back((self.flushes, dirty));
+            self.blocks.push_back(dirty);
         }
-        self.flushes
     }
 
-    /// Writes to the synced map what was taken for the flushes up to this one, which has synced the data of
-    /// all of them. In their order: a block may be among those of several.
-    fn write_blocks(&mut self, number: u64) -> io::Result<()> {
-        while let Some((_, blocks)) = self.blocks.front().filter(|(of, _)| *of <= number) {
+    /// Writes to the synced map what was taken, after the data was synced. In the order in which it was taken: a
+    /// flush that was abandoned may have left a block as it was before. Returns whether there was any.
+    fn write_blocks(&mut self) -> io::Result<bool> {
+        let any = !self.blocks.is_empty();
+        while let Some(blocks) = self.blocks.front() {
             blocks.write(self.layer.file())?;
             self.blocks.pop_front();
-            self.written += 1;
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Syncs once what flushes need beside the layer itself.
@@ -401,13 +385,13 @@ impl Storage for Overlay {
     fn empty(&mut self) -> io::Result<()> {
         // Should it fail midway, the bits of the old map must never get behind the new header: they would
         // stand for zeros.
-        self.layer.fail_syncs();
+        self.layer.syncs().fail();
         let _ = self.map.take_dirty();
         self.blocks.clear();
         self.layer.file().set_len(0)?;
         self.map = Map::make(self.layer.file(), self.lower.named(), self.has_name)?;
         self.bound.iter_mut().for_each(Bound::clear);
-        self.layer.forget_failed_syncs();
+        self.layer.syncs().forget_failures();
         Ok(())
     }
 
@@ -457,30 +441,28 @@ impl Storage for Overlay {
         len > 0 && self.arriving.range(at / CLUSTER..=(at + len - 1) / CLUSTER).next().is_some()
     }
 
-    fn abandon(&mut self, a_sync_failed: bool) {
+    fn abandon(&mut self) {
         self.arriving.clear();
-        if a_sync_failed {
-            self.layer.fail_syncs();
-        }
     }
 
     fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
-        if !self.has_name || self.layer.check_syncs().is_err() {
+        if !self.has_name {
             return Ok(None);
         }
         self.sync_surroundings()?;
-        let number = self.begin_blocks();
-        Ok(Some(Flush { file: self.layer_number(), number, begun_at: self.written, needed: None }))
+        let sync = self.layer.begin_sync()?;
+        self.take_blocks();
+        Ok(Some(Flush { file: self.layer_number(), sync, is_map_written: false }))
     }
 
     fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
-        self.layer.note_sync(done)?;
-        self.synced = self.synced.max(flush.begun_at);
-        self.write_blocks(flush.number)?;
-        // Later writes of the map are other flushes' business.
-        let needed = *flush.needed.get_or_insert(self.written);
-        flush.begun_at = self.written;
-        Ok(self.synced < needed)
+        flush.sync.end(done)?;
+        if flush.is_map_written || !self.write_blocks()? {
+            return Ok(false);
+        }
+        flush.is_map_written = true;
+        flush.sync = self.layer.begin_sync()?;
+        Ok(true)
     }
 
     fn overlay(&self) -> Option<&Overlay> {

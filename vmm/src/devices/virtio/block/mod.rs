@@ -44,6 +44,7 @@ mod request;
 mod ring;
 mod serve;
 mod storage;
+mod syncs;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

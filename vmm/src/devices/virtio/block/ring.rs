@@ -8,7 +8,6 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -236,6 +235,11 @@ impl Ring {
         })
     }
 
+    /// Whether a flush is under way.
+    pub fn is_flushing(&self) -> bool {
+        self.slots.iter().flatten().any(|request| matches!(request.act, Act::Flush(_)))
+    }
+
     /// The writes that are under way, and their lengths.
     pub fn writes(&self) -> impl Iterator<Item = (Place, u64)> {
         let under_way = self.slots.iter().flatten();
@@ -243,23 +247,22 @@ impl Ring {
         writes.map(|request| (request.place, request.len as u64))
     }
 
-    /// Brings everything to an end, unanswered. The storage has to give up what it began. Returns whether a
-    /// sync failed, of which the kernel tells only once.
-    pub fn abandon(&mut self) -> bool {
-        let mut a_sync_failed = false;
+    /// Brings everything to an end, unanswered. The storage has to give up what it began. The result of a sync is
+    /// noted: the kernel tells only once of one that failed.
+    pub fn abandon(&mut self) {
         while !self.is_idle() {
             self.wait();
-            while let Some((slot, request, result)) = self.completed() {
+            while let Some((slot, mut request, result)) = self.completed() {
                 if let Some(ram) = &self.ram {
                     request.mark(ram);
                 }
-                let is_flush = matches!(request.act, Act::Flush(_));
-                a_sync_failed |= is_flush && result < 0 && !is_interrupted(result);
+                if let Act::Flush(flush) = &mut request.act {
+                    flush.sync.note(result >= 0 || is_interrupted(result));
+                }
                 self.free.push(slot);
             }
         }
         self.ram = None;
-        a_sync_failed
     }
 }
 
@@ -294,7 +297,7 @@ impl Request {
         let interrupted = is_interrupted(result);
         match (result, &self.act) {
             (..0, Act::Move(direction)) if interrupted => self.rest(file, ram, *direction, 0),
-            (..0, Act::Flush(_)) if interrupted => file.sync(File::sync_data),
+            (..0, Act::Flush(_)) if interrupted => file.file().sync_data(),
             (..0, _) => Err(io::Error::from_raw_os_error(-result)),
             (0, Act::Move(_)) => Err(file::shrunk()),
             (_, Act::Move(direction)) => self.rest(file, ram, *direction, result as usize),

@@ -58,7 +58,7 @@ impl Block {
                     }
                     taken += 1;
                     if let Ok(command) = &command {
-                        let waits = |disk: &Self| disk.waits_for_others(command);
+                        let waits = |disk: &Self| disk.waits_for_others(command, write_through);
                         answered += self.finish_while(waits, memory, queue)?;
                     }
                     if let Some(written) = self.handle(answer, command, write_through) {
@@ -132,8 +132,14 @@ impl Block {
     }
 
     /// Whether a request changes what another under way is only bringing to its file. A write that lands
-    /// after its clusters were discarded would take place that the layer's size does not count.
-    fn waits_for_others(&self, command: &Command<'_>) -> bool {
+    /// after its clusters were discarded would take place that the layer's size does not count. And whether it
+    /// syncs while a flush is under way: that would wait for the flush, whose end this thread is to note.
+    fn waits_for_others(&self, command: &Command<'_>, write_through: bool) -> bool {
+        let is_read = matches!(command, Command::Read { .. } | Command::Name { .. });
+        let syncs = matches!(command, Command::Flush) || write_through && !is_read;
+        if syncs && self.ring.as_ref().is_some_and(Ring::is_flushing) {
+            return true;
+        }
         match command {
             Command::Write { at, from } => self.storage.is_arriving(*at, from.len() as u64),
             Command::Discard(stretches) | Command::WriteZeroes(stretches) => {
@@ -229,8 +235,8 @@ impl Block {
 
     /// Brings what is under way to an end, unanswered.
     pub(super) fn abandon(&mut self) {
-        let a_sync_failed = self.ring.as_mut().is_some_and(Ring::abandon);
-        self.storage.abandon(a_sync_failed);
+        self.ring.iter_mut().for_each(Ring::abandon);
+        self.storage.abandon();
         self.gate.tell_idle();
     }
 

@@ -6,6 +6,7 @@ use std::io;
 use super::file::HostFile;
 use super::layer::Overlay;
 use super::request::Stretch;
+use super::syncs::UnderWay;
 use crate::devices::virtio::chain::Buffers;
 
 /// A place in one of several files.
@@ -18,16 +19,14 @@ pub struct Place {
 }
 
 /// A flush that the ring does in steps, each of which syncs a file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Flush {
     /// The file's number.
     pub file: usize,
-    /// Flushes are counted as they begin.
-    pub number: u64,
-    /// How often the storage had written what needs a sync of its own when the sync under way began.
-    pub begun_at: u64,
-    /// How often it will have to have been synced, once that is known.
-    pub needed: Option<u64>,
+    /// The sync under way.
+    pub sync: UnderWay,
+    /// A layer's map was written after the first sync, and the second is for that.
+    pub is_map_written: bool,
 }
 
 /// Bytes that survive the VM. An operation that fails may have been done in part.
@@ -79,16 +78,15 @@ pub trait Storage: Send + std::fmt::Debug {
         false
     }
 
-    /// Writes and flushes that were begun are never said to have ended. `a_sync_failed`: one of a flush did.
-    fn abandon(&mut self, _a_sync_failed: bool) {}
+    /// Writes that were begun are never said to have ended.
+    fn abandon(&mut self) {}
 
-    /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it.
+    /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it. No other may be
+    /// under way.
     fn begin_flush(&mut self) -> io::Result<Option<Flush>>;
 
     /// The file was synced, or that failed. Whether it has to be synced once more for this flush.
-    fn synced(&mut self, _flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
-        done.map(|()| false)
-    }
+    fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool>;
 
     /// The files may have become shorter: it is looked at again before the next write.
     fn forget_len(&self);
