@@ -154,10 +154,11 @@ impl Copies {
     /// Brings what is in memory into the copies, as [`LayerCopy::finish`] does. They are to be synced.
     ///
     /// # Errors
-    /// As [`Copies::copy_bulk`].
+    /// As [`Copies::copy_bulk`]; or a sync of a layer failed.
     pub fn finish(mut self, about_to_write: &dyn Fn(u64)) -> Result<Vec<Finished>> {
         let copies = std::mem::take(&mut self.0);
         copies.iter().for_each(|one| lock(&one.disk).end_copy());
+        copies.iter().try_for_each(|one| lock(&one.disk).check_copy())?;
         copies
             .into_iter()
             .map(|Copy { id, name, copy, .. }| {

@@ -162,8 +162,9 @@ impl Overlay {
     /// Notes from now on which clusters are written, and returns what a copy is made from.
     ///
     /// # Errors
-    /// The host has no descriptor left.
+    /// The host has no descriptor left, or a sync failed.
     pub fn begin_copy(&mut self) -> io::Result<LayerSource> {
+        self.check_syncs()?;
         let (below, mut map) = match self.lower.layer() {
             Some((below, map)) => (Some(below.file().try_clone()?), map.clone()),
             None => (None, self.map.clone()),
@@ -176,6 +177,14 @@ impl Overlay {
         clusters.iter().for_each(|range| map.include(range.clone()));
         self.noted.begin();
         Ok(LayerSource { below, layer, clusters, map })
+    }
+
+    /// Whether no sync failed: what one was for may be lost, and a read may find it as it was before.
+    ///
+    /// # Errors
+    /// One did.
+    pub fn check_syncs(&self) -> io::Result<()> {
+        self.files().into_iter().try_for_each(|file| file.syncs().check())
     }
 
     /// The clusters that the layer has and that were written since the last call.

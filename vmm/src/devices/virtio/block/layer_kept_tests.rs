@@ -22,6 +22,7 @@ use crate::config::devices::{Cache, DiskConfig, Engine};
 use crate::devices::virtio::block::map::CLUSTER;
 use crate::devices::virtio::feature;
 use crate::devices::virtio::testing::{Driver, MEMORY};
+use crate::error::report;
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::testing::{apart, limited, refuse_calls};
@@ -451,6 +452,21 @@ fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
     assert!(why.contains("an earlier sync failed"), "{why}");
     storage.settle().unwrap_err();
     assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
+}
+
+/// The copy would be of what the host has left, and be restored as if nothing were lost.
+#[test]
+fn layer_is_not_copied_after_a_failed_sync() {
+    let based = Based::new();
+    let mut disk = Block::open(&based.layer("layer")).unwrap();
+    disk.begin_copy().unwrap().unwrap();
+    disk.end_copy();
+    disk.check_copy().unwrap();
+    disk.storage.begin_flush().unwrap().unwrap().sync.end(Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    for error in [disk.begin_copy().unwrap_err(), disk.check_copy().unwrap_err()] {
+        let error = report(&error);
+        assert!(error.contains("disk0") && error.contains("an earlier sync failed"), "{error}");
+    }
 }
 
 fn raw(based: &Based) -> DiskConfig {

@@ -171,7 +171,7 @@ impl Block {
     /// Begins a copy of what the guest writes, where that is in a layer. Until [`Block::end_copy`] the layer notes what is written.
     ///
     /// # Errors
-    /// The host has no descriptor left.
+    /// The host has no descriptor left, or a sync of the layer failed.
     pub fn begin_copy(&mut self) -> Result<Option<LayerSource>> {
         let Some(overlay) = self.storage.overlay_mut() else { return Ok(None) };
         let source = overlay.begin_copy().map_err(copy::failed(&self.id))?;
@@ -193,6 +193,14 @@ impl Block {
         for (place, len) in self.ring.iter().flat_map(Ring::writes) {
             overlay.note_under_way(place.at, len);
         }
+    }
+
+    /// Checks that a copy, which was made meanwhile, has what the guest wrote.
+    ///
+    /// # Errors
+    /// A sync failed.
+    pub fn check_copy(&self) -> Result<()> {
+        self.storage.overlay().map_or(Ok(()), Overlay::check_syncs).map_err(copy::failed(&self.id))
     }
 
     /// Ends what [`Block::begin_copy`] began.

@@ -54,6 +54,11 @@ impl Syncs {
         Ok(UnderWay { syncs: Arc::clone(self), number: Some(number) })
     }
 
+    /// Returns an error if a sync failed.
+    pub fn check(&self) -> io::Result<()> {
+        lock(&self.ledger).check()
+    }
+
     /// Lets no sync succeed from now on.
     pub fn fail(&self) {
         lock(&self.ledger).failed = true;
