@@ -22,7 +22,7 @@
 //! 4. The first flush syncs the files below before it succeeds, and the directory of a layer that was opened by
 //!    its path.
 //! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
-//!    map stays as it is.
+//!    map stays as it is. The live map is revoked, so whoever opens the layer later finds it as after a power cut.
 //! 6. A flush begins once the one before has ended, and a sync succeeds only if those that overlap it do (see
 //!    [`super::syncs`]).
 //! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another
@@ -105,6 +105,11 @@ impl Overlay {
             }
             map
         };
+        if wanted != Use::Read
+            && let Some(live_map) = map.revocation(layer.file()).map_err(failed("write layer"))?
+        {
+            layer.syncs().revoke_on_failure(live_map);
+        }
         let directory = match place {
             FileRef::Path(path) if wanted != Use::Read => Some(directory_of(path)),
             _ => None,

@@ -469,6 +469,32 @@ fn layer_is_not_copied_after_a_failed_sync() {
     }
 }
 
+/// The next process would take what only the live map has for written, and sync what is left of it.
+#[test]
+fn layer_is_opened_after_a_failed_sync_as_after_a_power_cut() {
+    let (based, mut storage, mut flush) = flushing();
+    let layer = based.dir.path("layer");
+    while storage.synced(&mut flush, Ok(())).unwrap() {}
+    storage.write_zeroes(zero(1)).unwrap();
+    storage.begin_flush().unwrap().unwrap().sync.end(Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    storage.write_zeroes(zero(2)).unwrap();
+    drop(storage);
+    let config = based.layer("layer");
+    let mut reader = start(&DiskConfig { read_only: true, ..config.clone() });
+    let expected = [&[0; CLUSTER as usize], &based.content[CLUSTER as usize..LEN]].concat();
+    assert!(read(&mut reader, 0, LEN).unwrap() == expected, "only what was flushed before");
+    drop(reader);
+    // A layer over it names only that, too.
+    drop(start(&based.over("layer", "over")));
+    let mut storage = Block::open(&config).unwrap().storage;
+    storage.flush().unwrap();
+    assert_eq!(synced_clusters(&layer), 1);
+    // What is written from now on survives a kill of the process as ever.
+    storage.write_zeroes(zero(3)).unwrap();
+    let left = killed(&based);
+    assert!(read(&mut start(&left), 3 * CLUSTER / SECTOR, 512).unwrap() == [0; 512]);
+}
+
 fn raw(based: &Based) -> DiskConfig {
     let image = based.dir.file("raw", &[0; CLUSTER as usize]);
     DiskConfig { path: image.into(), layer: None, ..based.layer("none") }

@@ -3,7 +3,8 @@
 //! A process that is killed leaves the page cache behind, so everything that it wrote is in the file for as long as the host runs,
 //! in the order in which it was written. After a power cut it is not: the map may be on disk where its data is not. The live map
 //! therefore carries the id of the boot in which it was written ([proc_sys_kernel(5)], `random/boot_id`), and counts in that boot
-//! only. In a later one the layer is what was last flushed, or what the VM's orderly end left.
+//! only. In a later one the layer is what was last flushed, or what the VM's orderly end left. The same holds after a sync that
+//! failed: the kernel may have dropped pages from the page cache, so the live map is revoked.
 //!
 //! ```text
 //!   0                                                     4 KiB
@@ -66,6 +67,14 @@ impl Live {
         Ok((found == header(id, boot_id()?)).then_some(Self { at }))
     }
 
+    /// Revokes the live map once that is asked for.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn revocation(&self, file: &File) -> io::Result<Revocation> {
+        Ok(Revocation { file: file.try_clone()?, at: self.at })
+    }
+
     /// Its bits.
     pub fn read(&self, file: &File, len: usize) -> io::Result<Vec<u8>> {
         bits::read(file, self.at + HEADER, len)
@@ -74,6 +83,23 @@ impl Live {
     /// Writes the map's bytes from the number `first` on.
     pub fn write(&self, file: &File, first: usize, bytes: &[u8]) -> io::Result<()> {
         file.write_all_at(bytes, self.at + HEADER + first as u64)
+    }
+}
+
+/// Revokes a layer's live map, for whoever opens the layer next. Its process goes on with its map in memory.
+#[derive(Debug)]
+pub struct Revocation {
+    file: File,
+    at: u64,
+}
+
+impl Revocation {
+    /// Overwrites the header, which then counts in no boot.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn revoke(&self) -> io::Result<()> {
+        self.file.write_all_at(&[0; HEADER_USED], self.at)
     }
 }
 

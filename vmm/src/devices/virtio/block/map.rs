@@ -24,7 +24,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::live::{self, Live};
+use super::live::{self, Live, Revocation};
 use super::{bits, digest};
 
 /// Bytes that are present together or not.
@@ -266,6 +266,14 @@ impl Map {
     /// The layer, which was loaded, will only be read: nothing is to be written.
     pub fn begin_reading(&mut self) {
         self.dirty.clear();
+    }
+
+    /// What revokes the live map, if there is one.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn revocation(&self, file: &File) -> io::Result<Option<Revocation>> {
+        self.live.as_ref().map(|live| live.revocation(file)).transpose()
     }
 
     /// Whether the layer has a cluster.

@@ -11,8 +11,9 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
+use super::live::Revocation;
 use crate::sync::{lock, wait_while};
 
 /// The syncs of an open file and its duplicates.
@@ -20,6 +21,8 @@ use crate::sync::{lock, wait_while};
 pub struct Syncs {
     ledger: Mutex<Ledger>,
     noted: Condvar,
+    /// For a layer that is written: whoever opens it later cannot ask this process whether a sync failed.
+    on_failure: OnceLock<Revocation>,
 }
 
 #[derive(Debug, Default)]
@@ -59,9 +62,23 @@ impl Syncs {
         lock(&self.ledger).check()
     }
 
+    /// Has a layer's live map revoked when a sync fails.
+    pub fn revoke_on_failure(&self, live_map: Revocation) {
+        self.on_failure.get_or_init(|| live_map);
+    }
+
     /// Lets no sync succeed from now on.
     pub fn fail(&self) {
-        lock(&self.ledger).failed = true;
+        self.note_failure(&mut lock(&self.ledger));
+    }
+
+    fn note_failure(&self, ledger: &mut Ledger) {
+        ledger.failed = true;
+        if let Some(live_map) = self.on_failure.get()
+            && let Err(error) = live_map.revoke()
+        {
+            log::warn!("cannot note in a layer that a sync of it failed: {error}");
+        }
     }
 
     /// Lets syncs succeed again: what the failed ones were for is not in the file any more.
@@ -104,7 +121,9 @@ impl UnderWay {
         let mut ledger = lock(&self.syncs.ledger);
         if let Some(number) = self.number.take() {
             ledger.under_way.remove(&number);
-            ledger.failed |= !succeeded;
+            if !succeeded {
+                self.syncs.note_failure(&mut ledger);
+            }
             self.syncs.noted.notify_all();
         }
         ledger.begun
