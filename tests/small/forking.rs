@@ -204,6 +204,13 @@ fn each_child_has_a_disk_layer_of_its_own_over_what_the_parent_had_written() {
     let fourth = Child::fork(children[0].socket(), scratch.directory(), &[("four", json!({}))], false);
     drop(children);
     on(&fourth[0]);
+    // A layer that was named can be opened once all VMs that it came from have ended.
+    for kept in &places {
+        let words = format!("path={},layer={},id=root", base.display(), kept.display());
+        let mut next = Boot::small("disk").device(["--disk".to_owned(), words]).start();
+        next.next_number("sector");
+        assert!(!next.output().contains("WRONG"), "{}", next.output());
+    }
     guest.next_number("sector");
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
     assert_eq!(fs::read(&base).unwrap(), vec![7; 1 << 20]);

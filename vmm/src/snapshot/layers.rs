@@ -315,7 +315,8 @@ impl Drop for Fresh {
 }
 
 /// Gives each disk of `devices` that has a layer a fresh one over the snapshot's: at the place that is named for it where
-/// `placed` has its id, otherwise in a file without a name that goes with the VM.
+/// `placed` has its id, otherwise in a file without a name that goes with the VM. A fork's layer goes with its VMs, too: a
+/// place that is named for a child's layer gets a copy of it, because nobody could open a layer over it later.
 ///
 /// # Errors
 /// A layer is missing in the snapshot, the file named for a fresh one is there already, or the host refuses.
@@ -328,21 +329,41 @@ pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) ->
             (*layer, disk.beneath) = (found, None);
             continue;
         }
-        disk.beneath = Some(found);
-        match (&*layer, placed.contains(&disk.id)) {
-            (FileRef::Path(place), true) => {
-                create(place)?;
+        let kept = match (placed.contains(&disk.id), &*layer, from) {
+            (true, FileRef::Path(place), _) => {
+                let made = create(place)?;
                 fresh.made.push(place.clone());
+                Some(made)
             }
-            (FileRef::Checked(_) | FileRef::Fd(_) | FileRef::Untrusted(_), true) => {}
-            (_, false) => {
+            (true, given, Source::Held(_)) => Some(given.open_writable("open layer", false)?),
+            (true, _, Source::Directory(_)) => None,
+            (false, ..) => {
                 let file = nameless(&std::env::temp_dir())?;
                 *layer = FileRef::Fd(file.as_raw_fd());
                 fresh.unnamed.push(file);
+                None
             }
-        }
+        };
+        disk.beneath = match (from, kept) {
+            (Source::Held(_), Some(kept)) => {
+                copy_layer(&found, &kept)
+                    .map_err(|source| Error::file("copy layer to", layer.to_string(), source))?;
+                None
+            }
+            _ => Some(found),
+        };
     }
     Ok(fresh)
+}
+
+/// Makes an empty file a copy of a layer, with an id of its own.
+fn copy_layer(from: &FileRef, to: &File) -> std::io::Result<()> {
+    let invalid = |problem: String| std::io::Error::new(std::io::ErrorKind::InvalidData, problem);
+    if to.metadata()?.len() > 0 {
+        return Err(invalid("it is not empty".into()));
+    }
+    sparse::whole(&from.open("open layer").map_err(std::io::Error::other)?, to)?;
+    Map::load_any(to)?.map_err(invalid)?.renew(to)
 }
 
 fn create(place: &Path) -> Result<File> {
