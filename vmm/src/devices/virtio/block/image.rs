@@ -44,34 +44,48 @@ impl Image {
     ///
     /// - The time of a file tells a later write apart. A file's time comes from the kernel's tick before
     ///   Linux 6.13, so a write in the same tick would not show: a time that is this tick's becomes one
-    ///   within the tick.
+    ///   within the tick, or a second before it on a file system that does not keep nanoseconds.
     /// - A block device has no time, so its digest is taken.
     ///
     /// # Errors
     /// The host does not let it be read.
     pub fn hold_instant(&mut self) -> Result<()> {
         let held = match self.modified {
-            Some(then) if then == tick() => self.leave_tick(),
+            Some(then) if is_time_of_write(then, tick()) => self.leave_tick(),
             None if self.is_written => self.samples().map(|digest| self.digest = Some(digest)),
             _ => Ok(()),
         };
         held.map_err(|source| Error::file("look at disk", self.name(), source))
     }
 
-    /// Gives the file a time that no write has, or waits for the next tick where only its owner may do that.
+    /// Gives the file a time that no later write has, or waits until none has its time where only its owner may
+    /// do that.
     fn leave_tick(&mut self) -> io::Result<()> {
         let now = rustix::time::clock_gettime(ClockId::Realtime);
-        let unlike_a_tick = Timespec { tv_nsec: now.tv_nsec | 1, ..now };
-        let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-        let times = Timestamps { last_access: unchanged, last_modification: unlike_a_tick };
-        if rustix::fs::futimens(self.file.file(), &times).is_ok() {
-            self.modified = Some(modified(self.file.file())?);
+        let unlike_a_tick = (now.tv_sec, now.tv_nsec | 1);
+        if self.set_modified(unlike_a_tick)? {
+            if let Some((seconds, nanos)) = self.modified.filter(|kept| *kept != unlike_a_tick) {
+                // The file system rounds down, and would round the time of a write now to the same.
+                self.set_modified((seconds - 1, nanos))?;
+            }
             return Ok(());
         }
-        while self.modified == Some(tick()) {
+        while self.modified.is_some_and(|then| is_time_of_write(then, tick())) {
             std::thread::sleep(Duration::from_micros(100));
         }
         Ok(())
+    }
+
+    /// Sets when the file was written last, and looks what the file system made of that. False if only the file's
+    /// owner may do that.
+    fn set_modified(&mut self, (tv_sec, tv_nsec): Timestamp) -> io::Result<bool> {
+        let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let times = Timestamps { last_access: unchanged, last_modification: Timespec { tv_sec, tv_nsec } };
+        if rustix::fs::futimens(self.file.file(), &times).is_err() {
+            return Ok(false);
+        }
+        self.modified = Some(modified(self.file.file())?);
+        Ok(true)
     }
 
     /// Reads what a digest taken in the pause is going to read, so that it is in the page cache then.
@@ -113,6 +127,16 @@ fn modified(file: &File) -> io::Result<Timestamp> {
     file.metadata().map(|found| (found.mtime(), found.mtime_nsec()))
 }
 
+/// Nanoseconds to which file systems round times down: those of NTFS and SMB, microseconds, those of exFAT, and the
+/// seconds of ext4 with inodes of 128 bytes and of FAT.
+const ROUNDED_TO: [i128; 6] = [1, 100, 1000, 10_000_000, 1_000_000_000, 2_000_000_000];
+
+/// Whether a write in this tick gives a file the time `then` on some file system.
+fn is_time_of_write(then: Timestamp, tick: Timestamp) -> bool {
+    let nanos = |(seconds, nanos): Timestamp| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+    ROUNDED_TO.iter().any(|step| nanos(tick) / step * step == nanos(then))
+}
+
 /// The time that a write gets now, before Linux 6.13.
 fn tick() -> Timestamp {
     let now = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
@@ -122,7 +146,7 @@ fn tick() -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::super::file::Use;
-    use super::super::testing::{Dir, Loop, pattern};
+    use super::super::testing::{Coarse, Dir, Loop, pattern};
     use super::*;
     use crate::config::FileRef;
     use std::os::unix::fs::FileExt;
@@ -156,6 +180,46 @@ mod tests {
             true
         });
         assert!(tried, "each time a tick ended meanwhile");
+    }
+
+    /// ext4 with inodes of 128 bytes keeps seconds.
+    #[test]
+    fn write_in_the_second_of_the_pause_shows_where_the_file_system_keeps_seconds() {
+        let Some(coarse) = Coarse::mount() else {
+            return crate::testing::skip("mounting an ext4 takes root");
+        };
+        let path = coarse.0.file("disk", &[1; 4096]);
+        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        // A second may end in between, and then nothing was tried.
+        let tried = (0..100).any(|_| {
+            let (second, _) = tick();
+            file.file().write_all_at(&[2; 512], 512).unwrap();
+            let mut image = Image::of(&file, true).unwrap();
+            image.hold_instant().unwrap();
+            let then = image.content().unwrap();
+            let again = Image::of(&file, true).unwrap().content().unwrap();
+            assert_eq!(then.difference(&again, false), None, "nobody has written since");
+            file.file().write_all_at(&[2; 512], 512).unwrap();
+            let now = Image::of(&file, true).unwrap().content().unwrap();
+            if tick().0 != second {
+                return false;
+            }
+            assert!(then.difference(&now, false).is_some(), "{then:?} and {now:?}");
+            true
+        });
+        assert!(tried, "each time a second ended meanwhile");
+    }
+
+    #[test]
+    fn time_of_a_write_is_known_however_it_is_rounded() {
+        let tick = (1_000_001, 123_456_789);
+        for nanos in [123_456_789, 123_456_700, 123_456_000, 120_000_000, 0] {
+            assert!(is_time_of_write((1_000_001, nanos), tick), "{nanos}");
+        }
+        assert!(is_time_of_write((1_000_000, 0), tick), "of FAT");
+        for other in [(1_000_001, 123_456_788), (1_000_000, 123_456_789), (999_999, 0)] {
+            assert!(!is_time_of_write(other, tick), "{other:?}");
+        }
     }
 
     #[test]

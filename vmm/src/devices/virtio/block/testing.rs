@@ -91,6 +91,32 @@ impl Drop for Small {
     }
 }
 
+/// A file system of 8 MiB that keeps times in seconds, while it is there.
+#[derive(Debug)]
+pub(super) struct Coarse(pub Dir);
+
+impl Coarse {
+    pub(super) fn mount() -> Option<Self> {
+        let (dir, below) = (Dir::new(), Dir::new());
+        let image = below.file("image", b"");
+        File::options().write(true).open(&image).unwrap().set_len(8 << 20).unwrap();
+        let run = |program: &str, args: &[&std::ffi::OsStr]| {
+            let done = std::process::Command::new(program).args(args).output();
+            done.is_ok_and(|done| done.status.success()).then_some(())
+        };
+        run("mkfs.ext4", &["-q".as_ref(), "-I".as_ref(), "128".as_ref(), image.as_ref()])?;
+        let at = dir.path("");
+        run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), at.as_ref()])?;
+        Some(Self(dir)) // the loop device keeps the image
+    }
+}
+
+impl Drop for Coarse {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0.path("")).status();
+    }
+}
+
 /// Bytes that are nowhere the same.
 pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
