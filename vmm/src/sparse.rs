@@ -28,9 +28,28 @@ pub fn whole(from: &File, to: &File) -> io::Result<u64> {
 
 /// Makes a stretch of a file what it is in another. Both have it. Returns how many bytes were copied.
 pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
-    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    fallocate(to, punch, at.start, at.end - at.start)?;
+    if !punch(to, &at)? {
+        bytes(from, to, at.clone())?;
+        return Ok(at.end - at.start);
+    }
     data(from, to, at)
+}
+
+/// Whether the file system of this file punches holes.
+pub fn punches(file: &File) -> io::Result<bool> {
+    // Behind the end there is nothing to lose.
+    let end = file.metadata()?.len();
+    punch(file, &(end..end + STEP as u64))
+}
+
+/// Makes a stretch of a file a hole. Returns whether the file system can.
+fn punch(file: &File, at: &Range<u64>) -> io::Result<bool> {
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match fallocate(file, punch, at.start, at.end - at.start) {
+        Ok(()) => Ok(true),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Copies what is no hole, and returns how much that is.
@@ -97,6 +116,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+    use crate::testing::{apart, refuse_calls};
 
     /// On a file system that has no copies that share blocks, so that all of this is seen.
     fn files() -> [File; 2] {
@@ -123,6 +143,19 @@ mod tests {
 
     #[test]
     fn a_stretch_takes_its_holes_along_and_nothing_beside_it() {
+        takes_a_stretch_along();
+    }
+
+    #[test]
+    fn a_stretch_is_copied_where_no_hole_can_be_punched() {
+        apart(|| {
+            refuse_calls(&[libc::SYS_fallocate], libc::EOPNOTSUPP);
+            assert!(!punches(&files()[0]).unwrap());
+            takes_a_stretch_along();
+        });
+    }
+
+    fn takes_a_stretch_along() {
         let [from, to] = files();
         from.set_len(4 << 20).unwrap();
         from.write_all_at(&[1; 4096], 2 << 20).unwrap();

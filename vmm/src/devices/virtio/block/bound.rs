@@ -1,7 +1,8 @@
 //! The most that a layer may take of the host's disk, so that a guest cannot fill it.
 //!
 //! A cluster counts from the first write to it, also one that fails and may have been done in part. It counts
-//! no longer once all of it was discarded or zeroed: a hole takes no place, on a file system that has holes.
+//! no longer once all of it was discarded or zeroed, on a file system that punches holes: a hole takes no place.
+//! On another one zeros count as other writes do, and a discard does nothing.
 
 use std::fs::File;
 use std::io;
@@ -17,23 +18,36 @@ pub struct Bound {
     taken: u64,
     /// A bit for each cluster.
     bits: Vec<u8>,
+    /// Whether the file system punches holes.
+    has_holes: bool,
 }
 
 impl Bound {
-    /// Bounds the layer in `file` to `size` bytes in whole clusters. Clusters that take place already count.
+    /// Bounds the layer in `file` to `size` bytes in whole clusters. Clusters that take place already count; where
+    /// the file system tells of no hole, those of the map.
     ///
     /// # Errors
     /// The host does not tell where the file has data.
     pub fn new(file: &File, map: &Map, size: u64) -> io::Result<Self> {
         let data = map.data()..map.end();
         let clusters = (data.end - data.start) / CLUSTER;
-        let mut bound = Self { most: size / CLUSTER, taken: 0, bits: vec![0; clusters.div_ceil(8) as usize] };
+        let bits = vec![0; clusters.div_ceil(8) as usize];
+        let mut bound = Self { most: size / CLUSTER, taken: 0, bits, has_holes: sparse::punches(file)? };
         sparse::each_with_data(file, data.clone(), |found| {
             let (start, end) = (found.start - data.start, found.end - data.start);
             (start / CLUSTER..end.div_ceil(CLUSTER)).for_each(|cluster| bound.set(cluster));
             Ok(())
         })?;
+        if bound.taken == clusters || !bound.has_holes {
+            bound.clear();
+            (0..clusters).filter(|cluster| map.has(*cluster)).for_each(|cluster| bound.set(cluster));
+        }
         Ok(bound)
+    }
+
+    /// Whether clusters that are zeroed or discarded take no place.
+    pub fn has_holes(&self) -> bool {
+        self.has_holes
     }
 
     /// Counts these clusters, before they are written.

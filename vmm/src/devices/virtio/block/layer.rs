@@ -363,19 +363,22 @@ impl Storage for Overlay {
     fn write_zeroes(&mut self, Stretch { at, len, unmap: _ }: Stretch) -> io::Result<()> {
         let whole = self.whole_clusters(at, len);
         if let Some(mut bound) = self.bound.take() {
-            let clusters = at / CLUSTER..(at + len).div_ceil(CLUSTER);
-            let room = bound.take(clusters.filter(|cluster| self.is_copied_up(*cluster, &whole)));
+            let has_holes = bound.has_holes();
+            let takes_room = |cluster: &u64| !has_holes || self.is_copied_up(*cluster, &whole);
+            let clusters = (at / CLUSTER..(at + len).div_ceil(CLUSTER)).filter(takes_room);
+            let room = bound.take(clusters);
             self.bound = Some(bound);
             room?;
         }
         self.put(at, len, |layer, at| layer.write_zeroes(Stretch { at, len, unmap: true }))?;
-        self.bound.iter_mut().for_each(|bound| bound.give_back(whole.clone()));
+        let bound = self.bound.iter_mut().filter(|bound| bound.has_holes());
+        bound.for_each(|bound| bound.give_back(whole.clone()));
         Ok(())
     }
 
     /// Takes no place: parts of clusters that the layer does not have keep their bytes.
     fn discard(&mut self, Stretch { at, len, unmap }: Stretch) -> io::Result<()> {
-        if len == 0 {
+        if len == 0 || self.bound.as_ref().is_some_and(|bound| !bound.has_holes()) {
             return Ok(());
         }
         let (whole, end) = (self.whole_clusters(at, len), at + len);

@@ -13,6 +13,7 @@ use super::{Based, LEN};
 use crate::config::devices::DiskConfig;
 use crate::devices::virtio::block::map::CLUSTER;
 use crate::devices::virtio::testing::Part;
+use crate::testing::{apart, refuse_calls};
 
 /// Sectors of a cluster.
 const SECTORS: u64 = CLUSTER / 512;
@@ -129,4 +130,38 @@ fn write_that_is_sent_with_a_discard_of_its_cluster_leaves_a_hole() {
             assert!(held < 3 * CLUSTER, "{held} bytes, and the maps take less than a cluster each");
         }
     });
+}
+
+/// Zeros that are written take place on the host, and a discard must not take any.
+#[test]
+fn zeros_count_where_no_hole_can_be_punched() {
+    apart(|| {
+        let based = Based::new();
+        let config = DiskConfig { layer_size: Some(2 * CLUSTER), ..based.layer("layer") };
+        refuse_calls(&[libc::SYS_fallocate], libc::EOPNOTSUPP);
+        let mut storage = Block::open(&config).unwrap().storage;
+        let zero = |cluster| Stretch { at: cluster * CLUSTER, len: CLUSTER, unmap: true };
+        storage.write_zeroes(zero(0)).unwrap();
+        storage.discard(zero(1)).unwrap();
+        storage.write_zeroes(zero(1)).unwrap();
+        storage.discard(zero(0)).unwrap();
+        let full = storage.write_zeroes(zero(2)).unwrap_err();
+        assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+        storage.write_zeroes(zero(0)).unwrap(); // it counts already
+    });
+}
+
+#[test]
+fn clusters_of_the_map_count_where_a_file_shows_no_hole() {
+    let based = Based::new();
+    let config = DiskConfig { layer_size: Some(2 * CLUSTER), ..based.layer("layer") };
+    let mut driver = start(&config);
+    assert_eq!((write(&mut driver, 0, &[1; 512]), flush(&mut driver)), (DONE, DONE));
+    drop(driver);
+    // As a file system without holes shows it: data from its beginning to its end.
+    let layer = based.dir.path("layer");
+    fs::write(&layer, fs::read(&layer).unwrap()).unwrap();
+    let mut driver = start(&config);
+    assert_eq!(write(&mut driver, SECTORS, &[2; 512]), DONE);
+    assert_eq!(write(&mut driver, 2 * SECTORS, &[3; 512]), FAILED);
 }
