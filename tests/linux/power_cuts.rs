@@ -290,22 +290,25 @@ fn a_disk_with_a_layer_keeps_every_record_that_its_guest_saw_synced() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let base = image(&scratch.fresh("base"), FAR);
-    let words = |layer: &Path| format!("path={},layer={}", base.display(), layer.display());
-    let disk = CrashDisk::new(DISK_MIB);
-    let layer = disk.place().join("root.layer");
-    disk.mark(BEGIN);
-    record(&disk, &words(&layer), FAR, &layer);
-    let recording = disk.finish();
-    recording.after_each(&recording.states(BEGIN, PROMISE, states(), seed()), |place, marks| {
-        let promised = last_promise(marks);
-        let layer = place.join("root.layer");
-        if promised == 0 {
-            return; // a layer that is not yet made in full is none
-        }
-        let boot = Boot::small(&format!("records check=1 slots={SLOTS} stride={FAR}"));
-        let outcome = boot.device(["--disk".to_owned(), words(&layer)]).outcome();
-        outcome.succeeded();
-        assert!(outcome.stdout.contains("checked"), "{outcome:?}");
-        has_kept(&volt_tests::numbers(&outcome.stdout, "record"), promised);
-    });
+    for engine in ["sync", "io_uring"] {
+        let words =
+            |layer: &Path| format!("path={},layer={},engine={engine}", base.display(), layer.display());
+        let disk = CrashDisk::new(DISK_MIB);
+        let layer = disk.place().join("root.layer");
+        disk.mark(BEGIN);
+        record(&disk, &words(&layer), FAR, &layer);
+        let recording = disk.finish();
+        recording.after_each(&recording.states(BEGIN, PROMISE, states(), seed()), |place, marks| {
+            let promised = last_promise(marks);
+            let layer = place.join("root.layer");
+            if promised == 0 {
+                return; // a layer that is not yet made in full is none
+            }
+            let boot = Boot::small(&format!("records check=1 slots={SLOTS} stride={FAR}"));
+            let outcome = boot.device(["--disk".to_owned(), words(&layer)]).outcome();
+            outcome.succeeded();
+            assert!(outcome.stdout.contains("checked"), "{outcome:?}");
+            has_kept(&volt_tests::numbers(&outcome.stdout, "record"), promised);
+        });
+    }
 }
