@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Times fork, diff and merge of a guest over packed memory that is mostly not fetched, for several builds of volt-vmm in turns.
+# Times fork, diff and merge of a guest over packed memory that is mostly not fetched, for several builds of
+# volt-vmm in turns.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -17,8 +17,8 @@ GENERATIONS_FULL=100
 POWER_CUTS=8
 POWER_CUTS_FULL=60
 FORKS_FULL=1000,10000
-# Small cases that the lab runs too, where the small tests run natively: a KVM that is neither kvm_amd nor kvm_intel may
-# ignore TSCs, cannot be loaded again, and does not fail with EFAULT.
+# Small cases that the lab runs too, where the small tests run natively: a KVM that is neither kvm_amd nor
+# kvm_intel may ignore TSCs, cannot be loaded again, and does not fail with EFAULT.
 SMALL_IN_LAB='^(tsc|host_features|unreadable)::'
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
@@ -98,8 +98,8 @@ finish() {
 make_kernel() { kernel/build.sh >"$work/kernel"; }
 make_init() { kernel/guest/build.sh >"$work/initrd"; }
 make_stock_kernel() { scripts/lab.sh --kernel-image >"$work/stock"; }
-# Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that counts as
-# skipped.
+# Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
+# counts as skipped.
 make_second_kernel() {
     local status=0
     scripts/lab.sh --level-1 backports --kernel-image >"$work/backports" || status=$?

@@ -19,8 +19,8 @@ use crate::rows::Rows;
 const MIB: u64 = 128;
 /// Bytes of the disk.
 const DISK: usize = 64 << 20;
-/// Copies of each program, which take turns. The same program is up to a sixth slower or faster from another copy,
-/// by where the copy's pages lie in the page cache.
+/// Copies of each program, which take turns. The same program is up to a sixth slower or faster from another
+/// copy, by where the copy's pages lie in the page cache.
 const COPIES: usize = 6;
 /// Between two runs: what the kernel still does for the end of a VM is not the next one's to pay for.
 const REST: Duration = Duration::from_millis(10);

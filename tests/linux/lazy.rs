@@ -60,10 +60,10 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
     }
 }
 
-/// MiB that its guest goes through, and MiB that the VM and its pager get. They cannot hold a third of what the
-/// guest goes through, which can be swapped and not dropped. The kernel cannot swap page tables, KVM's tables and
-/// a huge page that is being filled: with 24 MiB it ended the VM in one run of three where shared memory came in
-/// huge pages.
+/// MiB that its guest goes through, and MiB that the VM and its pager get. They cannot hold a third of what
+/// the guest goes through, which can be swapped and not dropped. The kernel cannot swap page tables, KVM's
+/// tables and a huge page that is being filled: with 24 MiB it ended the VM in one run of three where shared
+/// memory came in huge pages.
 const GONE_THROUGH: u64 = 48;
 const GIVEN: u64 = 32;
 

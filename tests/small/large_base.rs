@@ -1,5 +1,5 @@
-//! Packed memory that is much larger than what an act on it may take: a merge takes no memory for it, and a diff of a guest over it
-//! fetches nothing.
+//! Packed memory that is much larger than what an act on it may take: a merge takes no memory for it, and a
+//! diff of a guest over it fetches nothing.
 
 use std::fs::{self, File};
 use std::path::Path;

@@ -139,7 +139,8 @@ fn layer_of_a_forks_child_keeps_unflushed_writes_however_the_child_ends() {
                 child.wait_gone();
             }
         }
-        // A kill leaves in the synced map what the parent had written, of which the child's layer began as a copy.
+        // A kill leaves in the synced map what the parent had written, of which the child's layer began as a
+        // copy.
         let kept = synced_clusters(&own);
         assert_eq!(kept == 64, signal != Some(Signal::KILL), "{signal:?}: {kept} clusters");
     }

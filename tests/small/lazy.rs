@@ -426,7 +426,8 @@ fn a_snapshot_of_damaged_memory_fails_and_the_guest_goes_on() {
     // A chunk a page: the guest's other behaviours are pages that it never touches, so that the snapshot has to read them.
     let (snapshot, _) = packed(4, &["--compress", "lz4", "--chunk-size", "4K"]);
     let mut guest = snapshot.restore();
-    // Each number is 64 pages: twice through all that it touches, wherever it was when the snapshot was taken.
+    // Each number is 64 pages: twice through all that it touches, wherever it was when the snapshot was
+    // taken.
     let first = guest.next_number("count");
     while guest.next_number("count") < first + 2 * 16 + 1 {}
     let chunks = stored(&snapshot);

@@ -127,7 +127,8 @@ fn limit_is_given_on_the_command_line_and_over_rest() {
     assert!(!place.exists());
 }
 
-/// A guest that writes to its disk without end, so that a moment without requests has to be made. The time for that counts.
+/// A guest that writes to its disk without end, so that a moment without requests has to be made. The time
+/// for that counts.
 #[test]
 fn time_that_disks_take_to_come_to_rest_counts() {
     needs!(kvm);

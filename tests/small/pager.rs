@@ -283,7 +283,8 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
     let (status, held) = first.ask("GET", "/v1/vm/memory", "");
     assert!(status == 200 && held.contains(r#""chunks":null"#), "{held}");
     goes_on(&mut first);
-    // Those that it cannot serve cost it nothing while they wait. A loop over them would use a whole processor.
+    // Those that it cannot serve cost it nothing while they wait. A loop over them would use a whole
+    // processor.
     let _waiting: Vec<_> = (0..8).map(|_| connect(&shared.socket())).collect();
     let before = processor_ticks(pager);
     std::thread::sleep(Duration::from_secs(2));

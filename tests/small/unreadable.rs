@@ -1,4 +1,5 @@
-//! Guest memory that a vCPU may not access: `KVM_RUN` fails with EFAULT, and the VM's end names what happened.
+//! Guest memory that a vCPU may not access: `KVM_RUN` fails with EFAULT, and the VM's end names what
+//! happened.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

@@ -108,8 +108,8 @@ fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
     use std::os::fd::FromRawFd;
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
     let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-    // SAFETY: the first call takes numbers only; the second reads the statements that `program` holds, and gives
-    // a descriptor that is nobody else's.
+    // SAFETY: the first call takes numbers only; the second reads the statements that `program` holds, and
+    // gives a descriptor that is nobody else's.
     unsafe {
         if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
             return Err(io::Error::last_os_error());
@@ -163,7 +163,8 @@ fn pass_on(listener: &OwnedFd, (state, changed): &(Mutex<State>, Condvar)) -> io
     drop(state);
     let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
     let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags };
-    // SAFETY: the kernel reads one structure. It refuses the answer to a thread that is gone, which is as good.
+    // SAFETY: the kernel reads one structure. It refuses the answer to a thread that is gone, which is as
+    // good.
     unsafe { libc::ioctl(listener.as_raw_fd(), ANSWER, &raw mut answer) };
     Ok(())
 }

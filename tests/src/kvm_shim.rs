@@ -1,5 +1,6 @@
-//! Another KVM for one child or one thread: system calls of KVM that an older kernel lacks are refused by a seccomp filter, and
-//! capabilities that another processor lacks are reported as absent. Some other system calls are refused, or end the child.
+//! Another KVM for one child or one thread: system calls of KVM that an older kernel lacks are refused by a
+//! seccomp filter, and capabilities that another processor lacks are reported as absent. Some other system
+//! calls are refused, or end the child.
 //!
 //! ```text
 //! child:   KvmShim ──apply──> pre_exec: prctl ──exec──> volt-vmm: every ioctl passes the filter

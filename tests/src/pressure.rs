@@ -1,8 +1,8 @@
 //! Too little memory: a control group with a limit, on a host that swaps. The kernel swaps out pages that are
 //! not in use, and in again when they are touched.
 //!
-//! A page is charged to the group of the process that touches it first, and stays so when the process moves. So
-//! a process is born in the group: [`Pressure::apply`].
+//! A page is charged to the group of the process that touches it first, and stays so when the process moves.
+//! So a process is born in the group: [`Pressure::apply`].
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -44,7 +44,8 @@ pub(crate) fn unavailable() -> Option<String> {
     crate::need::root()
 }
 
-/// A control group, of version 2 or 1, whose processes have so much memory and no more: those that want more are killed.
+/// A control group, of version 2 or 1, whose processes have so much memory and no more: those that want more
+/// are killed.
 #[derive(Debug)]
 pub struct MemoryLimit(PathBuf);
 
@@ -119,7 +120,8 @@ impl Pressure {
         pressure
     }
 
-    /// Starts a command in the group: all memory that it and its children touch counts, from the first page on.
+    /// Starts a command in the group: all memory that it and its children touch counts, from the first page
+    /// on.
     ///
     /// # Panics
     /// The group is gone.

@@ -1,6 +1,6 @@
-//! What is told of a guest that does not answer: where the threads of its process wait, what nobody has read of its
-//! input, and its clocks, timers and interrupts, twice, so that one sees what moves. All of it comes from `/proc` and
-//! from two snapshots.
+//! What is told of a guest that does not answer: where the threads of its process wait, what nobody has read
+//! of its input, and its clocks, timers and interrupts, twice, so that one sees what moves. All of it comes
+//! from `/proc` and from two snapshots.
 
 use std::fmt::Write;
 use std::fs;
@@ -44,8 +44,8 @@ pub(crate) fn explain(guest: &Guest) -> String {
     told + &threads(guest.pid())
 }
 
-/// The threads of a process: state, processor time in ticks (user, kernel), and the place in the kernel that each
-/// waits at.
+/// The threads of a process: state, processor time in ticks (user, kernel), and the place in the kernel that
+/// each waits at.
 fn threads(pid: u32) -> String {
     let mut told = String::new();
     for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {

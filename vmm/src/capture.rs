@@ -8,9 +8,10 @@
 //!   └─> pause: copy the last of them, save the state ──> resume ──> (the base is written by whoever wants it)
 //! ```
 //!
-//! The layers of disks ([`Beside`]) are copied in the same passes: the pause has the clusters that were written since the last one.
-//! All but the first copies go to memory, and to the destination once the guest runs on ([`copies`]); of layers, only so much. A limit on the pause makes the
-//! passes go on until it can be kept, or gives up ([`limit`]).
+//! The layers of disks ([`Beside`]) are copied in the same passes: the pause has the clusters that were
+//! written since the last one. All but the first copies go to memory, and to the destination once the guest
+//! runs on ([`copies`]); of layers, only so much. A limit on the pause makes the passes go on until it can be
+//! kept, or gives up ([`limit`]).
 //!
 //! What is private is found in the page tables, before the pause; what is written from then on, in KVM's dirty log and among the
 //! writes of this process ([`crate::memory::writes`]). A page that is copied while it is written is copied again.
@@ -63,8 +64,8 @@ pub(crate) struct Capture {
 pub struct Course {
     /// How long the vCPUs stood still. Nothing for a VM that was paused before.
     pub paused: Duration,
-    /// How long the disks took no requests before that, while they finished those under way. A limit on the pause is one on both
-    /// together.
+    /// How long the disks took no requests before that, while they finished those under way. A limit on the
+    /// pause is one on both together.
     pub disks_stopped: Duration,
     /// How often pages were copied while the guest ran.
     pub passes: u32,
@@ -121,8 +122,8 @@ pub(crate) trait Beside {
     /// Bytes of copies that are in memory.
     fn held(&self) -> u64;
 
-    /// Copies them: to memory where `guest` stands still or they are few. Stops where `goes_on` says so of the pages that are
-    /// left, and returns whether it did not.
+    /// Copies them: to memory where `guest` stands still or they are few. Stops where `goes_on` says so of
+    /// the pages that are left, and returns whether it did not.
     ///
     /// # Errors
     /// The host refuses, or has no memory or no room.
@@ -245,7 +246,8 @@ impl<B: Beside> Passes<'_, B> {
         let (mut before, mut enough) = (u64::MAX, false);
         let most = self.course.passes + MOST_PASSES;
         while self.vm.state() == RunState::Running {
-            // Without a limit nobody wants to know what the pause will find: another look would only delay it.
+            // Without a limit nobody wants to know what the pause will find: another look would only delay
+            // it.
             if enough && limit.is_none() {
                 break;
             }
@@ -268,8 +270,8 @@ impl<B: Beside> Passes<'_, B> {
         Ok(())
     }
 
-    /// Gives what was captured in a pause, unless that was going to take too long, and how long the guest stood still. Its vCPUs
-    /// did not where its disks took too long to come to rest.
+    /// Gives what was captured in a pause, unless that was going to take too long, and how long the guest
+    /// stood still. Its vCPUs did not where its disks took too long to come to rest.
     fn pause(
         &mut self,
         act: &'static str,

@@ -266,8 +266,8 @@ fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
     false
 }
 
-/// Tells a guest's own triple fault from one for want of its page tables, descriptor tables or stack: kvm_pvm injects a
-/// page fault where another KVM leaves `KVM_RUN` with EFAULT.
+/// Tells a guest's own triple fault from one for want of its page tables, descriptor tables or stack: kvm_pvm
+/// injects a page fault where another KVM leaves `KVM_RUN` with EFAULT.
 fn after_triple_fault(vcpu: &Vcpu, board: &Board) -> std::result::Result<Ending, String> {
     if board.ram.is_truncated() {
         return Err(unreadable("guest memory", board));

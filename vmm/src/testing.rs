@@ -64,8 +64,8 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Runs the test of this name again in a process of its own, and returns true there: for what only a process has, as the most memory
-/// that it ever had.
+/// Runs the test of this name again in a process of its own, and returns true there: for what only a process
+/// has, as the most memory that it ever had.
 ///
 /// # Panics
 /// It fails there.
@@ -95,8 +95,8 @@ pub fn most_memory() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Has the kernel answer these system calls of this thread with an error, for as long as the thread lives, and
-/// those of the threads that it starts.
+/// Has the kernel answer these system calls of this thread with an error, for as long as the thread lives,
+/// and those of the threads that it starts.
 #[allow(unsafe_code)]
 pub fn refuse_calls(calls: &[libc::c_long], errno: libc::c_int) {
     let instruction = |code: u32, (jt, jf), k: u32| libc::sock_filter { code: code as u16, jt, jf, k };

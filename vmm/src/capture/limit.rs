@@ -4,8 +4,9 @@
 //! how long a page takes: a pause that cannot keep to the limit does not begin. A pause that turns out longer (the devices finish
 //! a slow transfer first, the host runs something else) ends as soon as that is known, and the passes go on.
 //!
-//! Before the vCPUs stand still the disks take no requests for as long as they finish those under way. The limit counts that too:
-//! a guest that waits for its disk stands still as well. Disks that take longer are let go on, and asked again later.
+//! Before the vCPUs stand still the disks take no requests for as long as they finish those under way. The
+//! limit counts that too: a guest that waits for its disk stands still as well. Disks that take longer are
+//! let go on, and asked again later.
 
 use std::time::{Duration, Instant};
 

@@ -112,8 +112,8 @@ impl Platform {
     }
 
     /// Keeps the disks from taking requests until what is returned is dropped, and waits for what they have
-    /// under way: a second at most, and then the halt waits for the rest. It is to be dropped after a halt. With `longest`
-    /// disks that take longer than that work on, and nothing is returned.
+    /// under way: a second at most, and then the halt waits for the rest. It is to be dropped after a halt.
+    /// With `longest` disks that take longer than that work on, and nothing is returned.
     pub(crate) fn close_gates(&self, longest: Option<Duration>) -> Option<ClosedGates> {
         let patience = longest.map_or(PATIENCE, |longest| longest.min(PATIENCE));
         let (closed, at_rest) = ClosedGates::of(&self.handles.gates, patience);

@@ -219,8 +219,8 @@ impl Vcpu {
         self.fd.get_regs().map_or_else(|_| String::new(), |regs| format!(" at rip {:#x}", regs.rip))
     }
 
-    /// The guest physical addresses without which the CPU cannot deliver an exception, as far as it tells: the root of
-    /// the page tables, descriptor tables, task state, code and stack.
+    /// The guest physical addresses without which the CPU cannot deliver an exception, as far as it tells:
+    /// the root of the page tables, descriptor tables, task state, code and stack.
     pub(crate) fn needed_by_exceptions(&self) -> Vec<u64> {
         let (Ok(sregs), Ok(regs)) = (self.fd.get_sregs(), self.fd.get_regs()) else { return Vec::new() };
         let root = (sregs.cr0 & CR0_PG != 0).then_some(sregs.cr3 & CR3_TABLE);

@@ -238,8 +238,9 @@ impl Filler {
         Ok(Chunk::Bytes)
     }
 
-    /// Whether a chunk that was filled is there. One is not if a VM that has the memfd too has punched a hole in it: it is filled again,
-    /// for a fault that found nothing would come again for ever. Who finds the chunk there makes no fault, so this is asked seldom.
+    /// Whether a chunk that was filled is there. One is not if a VM that has the memfd too has punched a hole
+    /// in it: it is filled again, for a fault that found nothing would come again for ever. Who finds the
+    /// chunk there makes no fault, so this is asked seldom.
     fn is_whole(&self, Range { start, end }: Range<u64>) -> Result<bool> {
         match seek(&self.memfd, SeekFrom::Hole(start)) {
             Ok(hole) => Ok(hole >= end),

@@ -53,7 +53,8 @@ pub fn freeze(ram: &GuestRam) -> Result<()> {
     seal(&ram.base().file)
 }
 
-/// Fills a base that is filled as it is needed: from then on a hole is a page of zeros. Another base is complete.
+/// Fills a base that is filled as it is needed: from then on a hole is a page of zeros. Another base is
+/// complete.
 ///
 /// # Errors
 /// A page cannot be had.

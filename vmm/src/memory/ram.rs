@@ -302,8 +302,8 @@ impl GuestRam {
         self.regions.iter().any(|region| (region.gpa..region.gpa + region.len).contains(&gpa))
     }
 
-    /// Whether the page of a guest physical address can be read. It is read, and memory that is filled as it is needed
-    /// must not be asked about: the call waits for the page there.
+    /// Whether the page of a guest physical address can be read. It is read, and memory that is filled as it
+    /// is needed must not be asked about: the call waits for the page there.
     #[must_use]
     pub fn is_readable(&self, gpa: u64) -> bool {
         let Some((region, at)) = self.guest.to_region_addr(GuestAddress(gpa)) else { return false };

@@ -122,8 +122,8 @@ struct Shared {
     stop: OwnedFd,
     served: Mutex<HashMap<u64, Arc<Served>>>,
     next: AtomicU64,
-    /// Chunks that are being fetched, at most one a thread, and the VMs that wait for them beside the one they
-    /// are fetched for.
+    /// Chunks that are being fetched, at most one a thread, and the VMs that wait for them beside the one
+    /// they are fetched for.
     under_way: Mutex<Vec<(u64, Vec<Arc<Served>>)>>,
     /// Faults that were read with others and that no thread has in hand yet, and what tells of them.
     backlog: Mutex<VecDeque<(Arc<Served>, u64)>>,

@@ -9,7 +9,8 @@ use super::PAGE;
 use super::backing::fresh;
 use super::ram::GuestRam;
 
-/// Has the kernel read a word of guest memory, as it does for KVM and in system calls, which have an error where a thread has a signal.
+/// Has the kernel read a word of guest memory, as it does for KVM and in system calls, which have an error
+/// where a thread has a signal.
 pub fn kernel_reads(ram: &GuestRam, at: u64) -> rustix::io::Result<u64> {
     let file = fresh(PAGE).unwrap();
     let mut bytes = [0; 8];

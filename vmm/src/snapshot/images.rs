@@ -56,8 +56,8 @@ fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, 
     disks.iter().filter_map(image).collect()
 }
 
-/// Syncs the files of all disks that a snapshot depends on, bases of layers too, so that its memory never believes
-/// what a crash of the host takes from a disk.
+/// Syncs the files of all disks that a snapshot depends on, bases of layers too, so that its memory never
+/// believes what a crash of the host takes from a disk.
 ///
 /// # Errors
 /// The host cannot.

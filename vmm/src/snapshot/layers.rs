@@ -130,7 +130,8 @@ impl Copies {
         self.0.iter_mut().map(|Copy { id, copy, .. }| copy.place_left().map_err(failed(id))).sum()
     }
 
-    /// Copies them as [`LayerCopy::pass`] does, while `goes_on` says so of the pages that are left. Returns whether none is.
+    /// Copies them as [`LayerCopy::pass`] does, while `goes_on` says so of the pages that are left. Returns
+    /// whether none is.
     ///
     /// # Errors
     /// As [`Copies::copy_bulk`].
@@ -314,9 +315,10 @@ impl Drop for Fresh {
     }
 }
 
-/// Gives each disk of `devices` that has a layer a fresh one over the snapshot's: at the place that is named for it where
-/// `placed` has its id, otherwise in a file without a name that goes with the VM. A fork's layer goes with its VMs, too: a
-/// place that is named for a child's layer gets a copy of it, because nobody could open a layer over it later.
+/// Gives each disk of `devices` that has a layer a fresh one over the snapshot's: at the place that is named
+/// for it where `placed` has its id, otherwise in a file without a name that goes with the VM. A fork's layer
+/// goes with its VMs, too: a place that is named for a child's layer gets a copy of it, because nobody could
+/// open a layer over it later.
 ///
 /// # Errors
 /// A layer is missing in the snapshot, the file named for a fresh one is there already, or the host refuses.

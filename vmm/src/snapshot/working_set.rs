@@ -110,8 +110,8 @@ impl WorkingSet {
             .map_err(wrong)
     }
 
-    /// Its ranges without these pages, if there are any. A list of pages that cuts them into more than [`MOST_CUTS`] pieces, as a forged
-    /// one may, leaves the rest whole: they are advice.
+    /// Its ranges without these pages, if there are any. A list of pages that cuts them into more than
+    /// [`MOST_CUTS`] pieces, as a forged one may, leaves the rest whole: they are advice.
     #[must_use]
     pub fn runs_without(&self, pages: Option<&PageSet>) -> Runs {
         let Some(pages) = pages else { return Arc::clone(&self.runs) };

@@ -147,8 +147,8 @@ pub(crate) fn write(
     Ok((captured.course, next))
 }
 
-/// Whether pages are few beside what their base has. A base that is filled on touch counts as if all of it were there, and is not
-/// filled for that: its pack knows.
+/// Whether pages are few beside what their base has. A base that is filled on touch counts as if all of it
+/// were there, and is not filled for that: its pack knows.
 ///
 /// # Errors
 /// The index of the pack is damaged, or cannot be read.

@@ -106,8 +106,8 @@ fn remove_if_stale(path: &Path) -> io::Result<()> {
 /// error here.
 ///
 /// # Errors
-/// No process listens; or the file is no socket, or a link to another one. A snapshot that was unpacked from an
-/// archive may have brought a link to a socket that nobody gave its guest.
+/// No process listens; or the file is no socket, or a link to another one. A snapshot that was unpacked from
+/// an archive may have brought a link to a socket that nobody gave its guest.
 pub(super) fn connect_to_file(path: &Path) -> io::Result<UnixStream> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty())?;

@@ -1,10 +1,11 @@
 //! The file in which this host's feature digest is kept, so that a restore need not ask KVM (0.3 ms): `volt-vmm/host-features` in the
 //! user's cache.
 //!
-//! The file holds a key and the digest, a line each. The key changes with all that the digest depends on: the boot, and with it the
-//! CPU and the kernel; each load of KVM's modules, which fixes the parameters that shape what they offer (those are read-only
-//! afterwards; to read all parameters takes as long as to ask KVM); microcode; and the bits that volt-vmm looks at. A file that
-//! others could have written is not read, and one that cannot be read or written costs time only.
+//! The file holds a key and the digest, a line each. The key changes with all that the digest depends on: the
+//! boot, and with it the CPU and the kernel; each load of KVM's modules, which fixes the parameters that
+//! shape what they offer (those are read-only afterwards; to read all parameters takes as long as to ask
+//! KVM); microcode; and the bits that volt-vmm looks at. A file that others could have written is not read,
+//! and one that cannot be read or written costs time only.
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File};
@@ -44,8 +45,9 @@ impl Key {
     }
 }
 
-/// The microcode's revision, if it can change within a boot. The kernel's driver alone loads it then, and a host without the driver, as
-/// most VMs are, keeps what it booted with. The driver's file is read first: /proc/cpuinfo (`known`) takes five times as long.
+/// The microcode's revision, if it can change within a boot. The kernel's driver alone loads it then, and a
+/// host without the driver, as most VMs are, keeps what it booted with. The driver's file is read first:
+/// /proc/cpuinfo (`known`) takes five times as long.
 fn microcode(cpus: &Path, known: impl FnOnce() -> String) -> String {
     match line_of(&cpus.join("cpu0/microcode/version")) {
         Some(revision) => revision,
@@ -54,7 +56,8 @@ fn microcode(cpus: &Path, known: impl FnOnce() -> String) -> String {
     }
 }
 
-/// The first line of a file of the kernel's. Such a file tells no length: a `read_to_string` asks for one, and reads twice more.
+/// The first line of a file of the kernel's. Such a file tells no length: a `read_to_string` asks for one,
+/// and reads twice more.
 fn line_of(path: &Path) -> Option<String> {
     let mut text = [0; 64];
     let read = File::open(path).and_then(|mut file| file.read(&mut text)).ok()?;

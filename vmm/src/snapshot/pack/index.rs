@@ -80,7 +80,8 @@ pub struct Block {
 }
 
 impl Block {
-    /// Verifies block `number`. Returns none for a block of zeros: a hole in the file may hold any number of these.
+    /// Verifies block `number`. Returns none for a block of zeros: a hole in the file may hold any number of
+    /// these.
     ///
     /// # Errors
     /// What is wrong with it, in words.
@@ -149,7 +150,8 @@ const LEAF: usize = 256;
 pub const TABLE_STEP: usize = LEAF * ITEM;
 static NO_ITEMS: [u8; TABLE_STEP] = [0; TABLE_STEP];
 
-/// The table of blocks, as it lies in the file. A leaf of zeros takes no memory: the file may have a hole there.
+/// The table of blocks, as it lies in the file. A leaf of zeros takes no memory: the file may have a hole
+/// there.
 #[derive(Debug, Default)]
 pub struct Table {
     leaves: Vec<Option<Box<[u8]>>>,

@@ -33,8 +33,8 @@ pub struct Pack {
 /// Blocks of the index in a leaf of [`Blocks`].
 const LEAF: u32 = 256;
 
-/// The blocks of the index that were used. The footer alone says how many there are, so a leaf of them takes memory from its first
-/// use on.
+/// The blocks of the index that were used. The footer alone says how many there are, so a leaf of them takes
+/// memory from its first use on.
 #[derive(Debug)]
 struct Blocks {
     leaves: Box<[OnceLock<Leaf>]>,

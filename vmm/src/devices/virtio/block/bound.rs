@@ -1,8 +1,8 @@
 //! The most that a layer may take of the host's disk, so that a guest cannot fill it.
 //!
 //! A cluster counts from the first write to it, also one that fails and may have been done in part. It counts
-//! no longer once all of it was discarded or zeroed, on a file system that punches holes: a hole takes no place.
-//! On another one zeros count as other writes do, and a discard does nothing.
+//! no longer once all of it was discarded or zeroed, on a file system that punches holes: a hole takes no
+//! place. On another one zeros count as other writes do, and a discard does nothing.
 
 use std::fs::File;
 use std::io;
@@ -23,8 +23,8 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Bounds the layer in `file` to `size` bytes in whole clusters. Clusters that take place already count; where
-    /// the file system tells of no hole, those of the map.
+    /// Bounds the layer in `file` to `size` bytes in whole clusters. Clusters that take place already count;
+    /// where the file system tells of no hole, those of the map.
     ///
     /// # Errors
     /// The host does not tell where the file has data.

@@ -8,9 +8,9 @@
 //!   finish    memory ──> the copy; its map                                             the device works
 //! ```
 //!
-//! A write to the copy's file may be delayed by the file system until the disk has taken older ones, so the pause writes to
-//! memory. Memory has a bound ([`MOST_HELD`]): passes while the device works leave half of it to the pause, and a cluster that does
-//! not fit goes to the copy.
+//! A write to the copy's file may be delayed by the file system until the disk has taken older ones, so the
+//! pause writes to memory. Memory has a bound ([`MOST_HELD`]): passes while the device works leave half of it
+//! to the pause, and a cluster that does not fit goes to the copy.
 //!
 //! The layer below never changes: it is copied once, and shares its blocks with the copy where the file system can. Each copy has
 //! all that the disk has over its base, in one layer.
@@ -169,8 +169,8 @@ impl LayerCopy {
         count(self.left.iter().cloned())
     }
 
-    /// Bytes of the clusters that are still to be copied and have no place in the copy. The caller reserves it:
-    /// they count as placed from now on.
+    /// Bytes of the clusters that are still to be copied and have no place in the copy. The caller reserves
+    /// it: they count as placed from now on.
     ///
     /// # Errors
     /// The host does not tell where the layer has data.
@@ -184,8 +184,9 @@ impl LayerCopy {
         Ok(count(new.into_iter()) * CLUSTER)
     }
 
-    /// Copies clusters, while the device works or stands still. `about_to_write` is told of bytes that were reserved and
-    /// are written next. Stops where `goes_on` says so of the clusters that are left, and returns whether it did not.
+    /// Copies clusters, while the device works or stands still. `about_to_write` is told of bytes that were
+    /// reserved and are written next. Stops where `goes_on` says so of the clusters that are left, and
+    /// returns whether it did not.
     ///
     /// # Errors
     /// The host refuses to read the layer, has no memory, or does not take the copy.
@@ -258,7 +259,8 @@ impl LayerSource {
         self.map.data() + clusters.start * CLUSTER..self.map.data() + clusters.end * CLUSTER
     }
 
-    /// The first of these clusters that are copied at once, and whether they are a hole: of data only so much.
+    /// The first of these clusters that are copied at once, and whether they are a hole: of data only so
+    /// much.
     fn step(&self, clusters: &Range<u64>) -> io::Result<(Range<u64>, bool)> {
         let place = self.stretch(clusters);
         let hole = (sparse::next_data(&self.layer, place.clone())? - place.start) / CLUSTER;

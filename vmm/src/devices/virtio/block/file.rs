@@ -38,8 +38,8 @@ pub struct HostFile {
     syncs: Arc<Syncs>,
     /// Bytes that it had when that was last looked at; 0 to look again.
     known_len: AtomicU64,
-    /// One for all duplicates: the last of them unlocks the file. `None` for a descriptor of the caller's, who
-    /// may give it to several disks.
+    /// One for all duplicates: the last of them unlocks the file. `None` for a descriptor of the caller's,
+    /// who may give it to several disks.
     lock: Option<Arc<()>>,
 }
 
@@ -175,10 +175,10 @@ impl HostFile {
         self.is_block_device
     }
 
-    /// Takes or gives up the lock, which belongs to the open file: two that were opened apart exclude each other
-    /// in one process, too. Without `F_UNLCK` it ends with the last descriptor, and that may outlive the disk: a
-    /// child has all descriptors of this process between its fork and its exec, and io_uring keeps a file for a
-    /// moment after it has completed a request.
+    /// Takes or gives up the lock, which belongs to the open file: two that were opened apart exclude each
+    /// other in one process, too. Without `F_UNLCK` it ends with the last descriptor, and that may outlive
+    /// the disk: a child has all descriptors of this process between its fork and its exec, and io_uring
+    /// keeps a file for a moment after it has completed a request.
     fn set_lock(&self, kind: libc::c_int) -> io::Result<()> {
         // SAFETY: integers, for which zeros are the whole file.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };

@@ -52,7 +52,8 @@ impl Gate {
 pub struct ClosedGates(Vec<Arc<Gate>>);
 
 impl ClosedGates {
-    /// Closes the gates of disks, and waits so long until these have nothing under way. Returns whether they have nothing.
+    /// Closes the gates of disks, and waits so long until these have nothing under way. Returns whether they
+    /// have nothing.
     pub fn of(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)], longest: Duration) -> (Self, bool) {
         let end = Instant::now() + longest;
         disks.iter().for_each(|(gate, _)| gate.is_closed.store(true, Ordering::Release));

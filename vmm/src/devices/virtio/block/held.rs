@@ -1,4 +1,5 @@
-//! Clusters of a copy that are kept in memory until the guest runs on, so that no file system delays the pause.
+//! Clusters of a copy that are kept in memory until the guest runs on, so that no file system delays the
+//! pause.
 
 use std::fs::File;
 use std::io;

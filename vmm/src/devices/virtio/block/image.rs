@@ -58,8 +58,8 @@ impl Image {
         held.map_err(|source| Error::file("look at disk", self.name(), source))
     }
 
-    /// Gives the file a time that no later write has, or waits until none has its time where only its owner may
-    /// do that.
+    /// Gives the file a time that no later write has, or waits until none has its time where only its owner
+    /// may do that.
     fn leave_tick(&mut self) -> io::Result<()> {
         let now = rustix::time::clock_gettime(ClockId::Realtime);
         let unlike_a_tick = (now.tv_sec, now.tv_nsec | 1);
@@ -76,8 +76,8 @@ impl Image {
         Ok(())
     }
 
-    /// Sets when the file was written last, and looks what the file system made of that. False if only the file's
-    /// owner may do that.
+    /// Sets when the file was written last, and looks what the file system made of that. False if only the
+    /// file's owner may do that.
     fn set_modified(&mut self, (tv_sec, tv_nsec): Timestamp) -> io::Result<bool> {
         let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
         let times = Timestamps { last_access: unchanged, last_modification: Timespec { tv_sec, tv_nsec } };
@@ -127,8 +127,8 @@ fn modified(file: &File) -> io::Result<Timestamp> {
     file.metadata().map(|found| (found.mtime(), found.mtime_nsec()))
 }
 
-/// Nanoseconds to which file systems round times down: those of NTFS and SMB, microseconds, those of exFAT, and the
-/// seconds of ext4 with inodes of 128 bytes and of FAT.
+/// Nanoseconds to which file systems round times down: those of NTFS and SMB, microseconds, those of exFAT,
+/// and the seconds of ext4 with inodes of 128 bytes and of FAT.
 const ROUNDED_TO: [i128; 6] = [1, 100, 1000, 10_000_000, 1_000_000_000, 2_000_000_000];
 
 /// Whether a write in this tick gives a file the time `then` on some file system.

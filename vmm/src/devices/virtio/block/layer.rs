@@ -19,17 +19,18 @@
 //! 1. A cluster's bit is set in memory and in the live map after all of the cluster was written to the file.
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
-//! 4. The first flush syncs the files below before it succeeds, and the directory of a layer that was opened by
-//!    its path.
+//! 4. The first flush syncs the files below before it succeeds, and the directory of a layer that was opened
+//!    by its path.
 //! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
-//!    map stays as it is. The live map is revoked, so whoever opens the layer later finds it as after a power cut.
+//!    map stays as it is. The live map is revoked, so whoever opens the layer later finds it as after a power
+//!    cut.
 //! 6. A flush begins once the one before has ended, and a sync succeeds only if those that overlap it do (see
 //!    [`super::syncs`]).
 //! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another
 //!    id.
 //! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it
-//!    has beyond the synced map is written to that by the next flush or end, or before another layer is written
-//!    over this one, in the order of 2.
+//!    has beyond the synced map is written to that by the next flush or end, or before another layer is
+//!    written over this one, in the order of 2.
 //!
 //! So after a power cut each cluster is as it was at some time after the last flush that succeeded, or is the one below if it was
 //! not in the layer then; after a kill of the process nothing is lost at all.
@@ -195,7 +196,8 @@ impl Overlay {
     /// The clusters that the layer has and that were written since the last call.
     pub fn take_written(&mut self) -> Clusters {
         let written = self.noted.take();
-        // A cluster that was not written in full, or is under way, is still that below. It is noted again later.
+        // A cluster that was not written in full, or is under way, is still that below. It is noted again
+        // later.
         written.iter().flat_map(|range| self.map.present(range.clone())).collect()
     }
 
@@ -224,8 +226,9 @@ impl Overlay {
         }
     }
 
-    /// Writes to the synced map what was taken, after the data was synced. In the order in which it was taken: a
-    /// flush that was abandoned may have left a block as it was before. Returns whether there was any.
+    /// Writes to the synced map what was taken, after the data was synced. In the order in which it was
+    /// taken: a flush that was abandoned may have left a block as it was before. Returns whether there was
+    /// any.
     fn write_blocks(&mut self) -> io::Result<bool> {
         let any = !self.blocks.is_empty();
         while let Some(blocks) = self.blocks.front() {

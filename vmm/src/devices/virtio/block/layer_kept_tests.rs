@@ -112,7 +112,8 @@ fn clusters_of_a_killed_process_survive_a_reboot_once_they_were_taken_over() {
     }
 }
 
-/// The layer above names all clusters of the one below by their digest, so these must count after a reboot too.
+/// The layer above names all clusters of the one below by their digest, so these must count after a reboot
+/// too.
 #[test]
 fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
     on_both_engines(|engine| {
@@ -141,7 +142,8 @@ fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
     });
 }
 
-/// What lies below may still be in the page cache: a copy that was just made, or the layer of a VM that has just ended.
+/// What lies below may still be in the page cache: a copy that was just made, or the layer of a VM that has
+/// just ended.
 #[test]
 fn first_flush_needs_the_files_below_to_be_synced() {
     let based = Based::new();

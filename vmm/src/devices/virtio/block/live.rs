@@ -1,10 +1,11 @@
 //! A layer's live map: a copy of its map that follows every write at once, through the page cache and without a sync.
 //!
-//! A process that is killed leaves the page cache behind, so everything that it wrote is in the file for as long as the host runs,
-//! in the order in which it was written. After a power cut it is not: the map may be on disk where its data is not. The live map
-//! therefore carries the id of the boot in which it was written ([proc_sys_kernel(5)], `random/boot_id`), and counts in that boot
-//! only. In a later one the layer is what was last flushed, or what the VM's orderly end left. The same holds after a sync that
-//! failed: the kernel may have dropped pages from the page cache, so the live map is revoked.
+//! A process that is killed leaves the page cache behind, so everything that it wrote is in the file for as
+//! long as the host runs, in the order in which it was written. After a power cut it is not: the map may be
+//! on disk where its data is not. The live map therefore carries the id of the boot in which it was written
+//! ([proc_sys_kernel(5)], `random/boot_id`), and counts in that boot only. In a later one the layer is what
+//! was last flushed, or what the VM's orderly end left. The same holds after a sync that failed: the kernel
+//! may have dropped pages from the page cache, so the live map is revoked.
 //!
 //! ```text
 //!   0                                                     4 KiB

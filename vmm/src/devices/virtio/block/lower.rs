@@ -25,12 +25,12 @@ pub struct Lower {
 
 impl Lower {
     /// Opens a base, and the layer over it if there is one. `wanted` is the use of what lies above: before a
-    /// layer above is written, the clusters that count in this boot only are brought into the synced map, because
-    /// that layer names them too.
+    /// layer above is written, the clusters that count in this boot only are brought into the synced map,
+    /// because that layer names them too.
     ///
     /// # Errors
-    /// Those of [`HostFile::open`]; the layer is none, belongs to another base, or cannot be written where its
-    /// synced map lacks clusters.
+    /// Those of [`HostFile::open`]; the layer is none, belongs to another base, or cannot be written where
+    /// its synced map lacks clusters.
     pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>, wanted: Use) -> Result<Self> {
         let base = HostFile::open(id, base, Use::Read)?;
         let unreadable = |source| Error::file("read disk", base.name(), source);
@@ -138,8 +138,8 @@ impl Lower {
     }
 }
 
-/// Brings all clusters of a layer, which is open for reading, into its synced map. Nobody writes it: others that
-/// have it open do the same at most.
+/// Brings all clusters of a layer, which is open for reading, into its synced map. Nobody writes it: others
+/// that have it open do the same at most.
 fn settle(place: &FileRef, layer: &HostFile, map: &mut Map) -> Result<()> {
     let failed = |source| Error::file("write layer", layer.name(), source);
     let writable = place.open_writable("write layer", false)?;

@@ -247,8 +247,8 @@ impl Ring {
         writes.map(|request| (request.place, request.len as u64))
     }
 
-    /// Brings everything to an end, unanswered. The storage has to give up what it began. The result of a sync is
-    /// noted: the kernel tells only once of one that failed.
+    /// Brings everything to an end, unanswered. The storage has to give up what it began. The result of a
+    /// sync is noted: the kernel tells only once of one that failed.
     pub fn abandon(&mut self) {
         while !self.is_idle() {
             self.wait();

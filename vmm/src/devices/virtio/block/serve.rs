@@ -132,8 +132,8 @@ impl Block {
     }
 
     /// Whether a request changes what another under way is only bringing to its file. A write that lands
-    /// after its clusters were discarded would take place that the layer's size does not count. And whether it
-    /// syncs while a flush is under way: that would wait for the flush, whose end this thread is to note.
+    /// after its clusters were discarded would take place that the layer's size does not count. And whether
+    /// it syncs while a flush is under way: that would wait for the flush, whose end this thread is to note.
     fn waits_for_others(&self, command: &Command<'_>, write_through: bool) -> bool {
         let is_read = matches!(command, Command::Read { .. } | Command::Name { .. });
         let syncs = matches!(command, Command::Flush) || write_through && !is_read;

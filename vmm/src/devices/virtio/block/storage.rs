@@ -81,8 +81,8 @@ pub trait Storage: Send + std::fmt::Debug {
     /// Writes that were begun are never said to have ended.
     fn abandon(&mut self) {}
 
-    /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it. No other may be
-    /// under way.
+    /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it. No other
+    /// may be under way.
     fn begin_flush(&mut self) -> io::Result<Option<Flush>>;
 
     /// The file was synced, or that failed. Whether it has to be synced once more for this flush.

@@ -1,13 +1,13 @@
-//! Says whether a sync of a file succeeded. The kernel reports a failed writeback to one sync of an open file and
-//! its duplicates: of those under way at once, one gets the error of all. A sync has therefore succeeded if the
-//! kernel says so, no earlier one failed, and none that overlaps it fails.
+//! Says whether a sync of a file succeeded. The kernel reports a failed writeback to one sync of an open file
+//! and its duplicates: of those under way at once, one gets the error of all. A sync has therefore succeeded
+//! if the kernel says so, no earlier one failed, and none that overlaps it fails.
 //!
 //! ```text
 //!   begin ──> fsync, by this thread or io_uring ──> end: note the result, then wait for those that overlap to be noted
 //! ```
 //!
-//! Nothing but [`UnderWay::end`] says that a sync succeeded. A thread that has a sync under way notes its result
-//! before it waits for one of another thread, and has no two under way.
+//! Nothing but [`UnderWay::end`] says that a sync succeeded. A thread that has a sync under way notes its
+//! result before it waits for one of another thread, and has no two under way.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -116,7 +116,8 @@ impl UnderWay {
         wait_while(&self.syncs.noted, lock(&self.syncs.ledger), overlapped).check()
     }
 
-    /// Notes the result of a sync whose success nobody is told of. Returns the number of the last one that began.
+    /// Notes the result of a sync whose success nobody is told of. Returns the number of the last one that
+    /// began.
     pub fn note(&mut self, succeeded: bool) -> u64 {
         let mut ledger = lock(&self.syncs.ledger);
         if let Some(number) = self.number.take() {
