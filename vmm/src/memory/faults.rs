@@ -204,8 +204,9 @@ impl Faults {
         lock(&self.failure).why.is_some()
     }
 
-    /// Makes a range such that nobody can read it, but for pages that are known to be there, which a device
-    /// may have in hand. Lets those go that wait for it. The VM must have been told.
+    /// Makes a range such that nobody can read it, but for what a device may have in hand: pages that are known
+    /// to be there stay, and those that the guest gave back become zero. Lets those go that wait for it. The VM
+    /// must have been told.
     pub fn refuse(&self, range: Range<u64>) {
         let (from, to) = (range.start.min(self.len), range.end.min(self.len));
         let (start, len) = (self.start + from, to.saturating_sub(from));
@@ -219,12 +220,18 @@ impl Faults {
             // what is wanted: the content cannot be had.
             unsafe { rustix::mm::mprotect(at, (end - start) as usize, MprotectFlags::empty()) }
         };
-        let all_but_there = || self.unknown(from / PAGE * PAGE..to).try_for_each(no_access);
+        let pages = from / PAGE * PAGE..to;
+        for run in runs(pages.clone(), |page| self.there.is_given_back(page)) {
+            // It fails where another file is mapped, whose pages are there.
+            let _ = self.userfault.zero(self.start + run.start, run.end - run.start);
+        }
+        let is_refused = |page| !self.there.has(page) && !self.there.is_given_back(page);
+        let all_but_spared = || runs(pages.clone(), is_refused).try_for_each(no_access);
         let poison = || self.userfault.poison(start, len);
         let refused = match self.refusal {
             // The last makes fewer mappings, if that is what is short.
-            Refusal::NoAccess => all_but_there().or_else(|_| poison()).or_else(|_| no_access(from..to)),
-            Refusal::Poison => poison().or_else(|_| all_but_there()),
+            Refusal::NoAccess => all_but_spared().or_else(|_| poison()).or_else(|_| no_access(from..to)),
+            Refusal::Poison => poison().or_else(|_| all_but_spared()),
         };
         if let Err(errno) = refused {
             // Who waits goes on waiting, which harms nobody's data.
@@ -232,19 +239,6 @@ impl Faults {
             return;
         }
         let _ = self.userfault.wake(start, len);
-    }
-
-    /// The runs of a range of whole pages that are not known to be there.
-    fn unknown(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
-        let mut pages = range.step_by(PAGE as usize).filter(|page| !self.there.has(*page)).peekable();
-        std::iter::from_fn(move || {
-            let start = pages.next()?;
-            let mut end = start + PAGE;
-            while pages.next_if_eq(&end).is_some() {
-                end += PAGE;
-            }
-            Some(start..end)
-        })
     }
 
     /// Ends the service of the memory in `range`, which is unmapped once nothing can be done to it any more.
@@ -294,6 +288,19 @@ impl Faults {
             thread.map_err(|source| Error::host("start the thread that sees to a VM's end", source))?;
         Ok(LetGo { over, thread: Some(thread) })
     }
+}
+
+/// The runs of those pages in a range of whole pages that `is_one` says are.
+fn runs(range: Range<u64>, is_one: impl Fn(u64) -> bool) -> impl Iterator<Item = Range<u64>> {
+    let mut pages = range.step_by(PAGE as usize).filter(move |page| is_one(*page)).peekable();
+    std::iter::from_fn(move || {
+        let start = pages.next()?;
+        let mut end = start + PAGE;
+        while pages.next_if_eq(&end).is_some() {
+            end += PAGE;
+        }
+        Some(start..end)
+    })
 }
 
 /// What somebody does who may not wait for memory for ever; over when dropped.

@@ -9,9 +9,8 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
-use rustix::io::Errno;
 use rustix::mm::Advice;
 
 use super::PAGE;
@@ -27,25 +26,63 @@ pub struct Presence {
     faults: Weak<Faults>,
 }
 
-/// The pages that are known to be there, which a refusal spares, and whether some cannot be had.
+/// The pages that a refusal spares, and whether some cannot be had.
 ///
 /// A device notes pages before it looks whether the VM has failed; a refusal comes after the failure, and
 /// looks for noted pages then. So no device touches a page that is refused. A page that is given back is
-/// forgotten after it is gone; a device that fetched it before and notes it after sees another `given`.
+/// forgotten after it is gone; a device that fetched it before and notes it after sees another `given`. One
+/// that a device holds meanwhile may be missing when it is touched: a refusal makes it a page of zeros.
 #[derive(Debug)]
 pub(super) struct There {
-    /// A bit a page.
-    words: Box<[AtomicU64]>,
+    /// Those that are known to be there.
+    known: Bits,
+    /// Those that the guest gave back once, whose content is undefined unless they are known again.
+    given_back: Bits,
     has_failed: AtomicBool,
     /// How many times pages were given back.
     given: AtomicU64,
 }
 
+/// A bit a page.
+#[derive(Debug)]
+struct Bits(Box<[AtomicU64]>);
+
+impl Bits {
+    /// None set, for `len` bytes of memory.
+    fn new(len: u64) -> Self {
+        Self((0..len.div_ceil(PAGE * 64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn set(&self, range: Range<u64>) {
+        range.step_by(PAGE as usize).for_each(|page| {
+            let (word, bit) = self.at(page);
+            word.fetch_or(bit, Ordering::SeqCst);
+        });
+    }
+
+    fn clear(&self, range: Range<u64>) {
+        range.step_by(PAGE as usize).for_each(|page| {
+            let (word, bit) = self.at(page);
+            word.fetch_and(!bit, Ordering::SeqCst);
+        });
+    }
+
+    fn has(&self, offset: u64) -> bool {
+        let (word, bit) = self.at(offset);
+        word.load(Ordering::SeqCst) & bit != 0
+    }
+
+    fn at(&self, offset: u64) -> (&AtomicU64, u64) {
+        let page = offset / PAGE;
+        (&self.0[(page / 64) as usize], 1 << (page % 64))
+    }
+}
+
 impl There {
     /// Covers `len` bytes of memory, with no page known to be there.
     pub fn new(len: u64) -> Self {
-        let words = (0..len.div_ceil(PAGE * 64)).map(|_| AtomicU64::new(0)).collect();
-        Self { words, has_failed: AtomicBool::new(false), given: AtomicU64::new(0) }
+        let (known, given_back) = (Bits::new(len), Bits::new(len));
+        Self { known, given_back, has_failed: AtomicBool::new(false), given: AtomicU64::new(0) }
     }
 
     /// Some memory cannot be had. Called before it is refused.
@@ -54,27 +91,16 @@ impl There {
     }
 
     pub fn note(&self, range: Range<u64>) {
-        range.step_by(PAGE as usize).for_each(|page| {
-            let (word, bit) = self.bit(page);
-            word.fetch_or(bit, Ordering::SeqCst);
-        });
-    }
-
-    fn forget(&self, range: Range<u64>) {
-        range.step_by(PAGE as usize).for_each(|page| {
-            let (word, bit) = self.bit(page);
-            word.fetch_and(!bit, Ordering::SeqCst);
-        });
+        self.known.set(range);
     }
 
     pub fn has(&self, offset: u64) -> bool {
-        let (word, bit) = self.bit(offset);
-        word.load(Ordering::SeqCst) & bit != 0
+        self.known.has(offset)
     }
 
-    fn bit(&self, offset: u64) -> (&AtomicU64, u64) {
-        let page = offset / PAGE;
-        (&self.words[(page / 64) as usize], 1 << (page % 64))
+    /// Whether the guest gave the page back, and nobody is known to have fetched it since.
+    pub fn is_given_back(&self, offset: u64) -> bool {
+        self.given_back.has(offset) && !self.has(offset)
     }
 }
 
@@ -149,38 +175,31 @@ impl Presence {
                 break;
             }
             // Some may have been given back after they were fetched.
-            self.there.forget(range.clone());
+            self.there.known.clear(range.clone());
         }
         Ok(())
     }
 
     /// Drops pages with `act`, after which they may be missing again.
     pub(super) fn give_back<T>(&self, range: Range<u64>, act: impl FnOnce() -> T) -> T {
-        self.there.forget(range.clone());
+        self.there.given_back.set(range.clone());
+        self.there.known.clear(range.clone());
         let done = act();
         self.there.given.fetch_add(1, Ordering::SeqCst);
         // Those that a device fetched and noted meanwhile.
-        self.there.forget(range);
+        self.there.known.clear(range);
         done
     }
 }
 
 /// Fetches pages on this thread, or has the kernel touch them where another process fetches: it has an error
-/// where a thread has a signal.
+/// where a thread has a signal (MADV_POPULATE_READ, Linux 5.14).
 fn bring(faults: &Faults, range: Range<u64>) -> Result<()> {
-    if faults.bring(range.clone())? || !can_populate() {
+    if faults.bring(range.clone())? {
         return Ok(());
     }
     let (start, len) = (faults.start() + range.start, range.end - range.start);
     // SAFETY: the range is guest memory, which whoever asks has mapped. To read pages in changes no content.
     let done = unsafe { rustix::mm::madvise(start as *mut _, len as usize, Advice::LinuxPopulateRead) };
     done.map_err(|errno| Error::host(format!("have {} KiB of guest memory for a device", len >> 10), errno))
-}
-
-/// Whether the kernel reads pages in on demand (Linux 5.14).
-fn can_populate() -> bool {
-    static CAN: OnceLock<bool> = OnceLock::new();
-    // SAFETY: nothing is asked for of no memory.
-    let probe = || unsafe { rustix::mm::madvise(std::ptr::null_mut(), 0, Advice::LinuxPopulateRead) };
-    *CAN.get_or_init(|| probe() != Err(Errno::INVAL))
 }

@@ -93,17 +93,25 @@ fn refused_chunk_keeps_its_pages_of_a_diff_for_devices() {
     }
 }
 
+/// A guest may give a page back that a device has in hand. The device's thread would get a signal.
 #[test]
-fn page_of_a_diff_that_was_given_back_is_refused_with_its_chunk() {
+fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
     let (_, service) = service(LEN);
-    let at = DAMAGED * CHUNK + 6 * PAGE;
+    let (at, beside) = (DAMAGED * CHUNK + 6 * PAGE, DAMAGED * CHUNK + 7 * PAGE);
     let mut over = PageSet::none(LEN);
     over.add(at..at + PAGE);
-    let file = Arc::new(fresh(LEN).unwrap());
-    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file }));
-    assert_eq!(kernel_reads(&ram, at), Ok(0));
+    let file = fresh(LEN).unwrap();
+    rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
+    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file: Arc::new(file) }));
+    let there = presence(ram.guest()).unwrap();
+    there.ensure(at, PAGE).unwrap();
     give_back(&ram, at, PAGE).unwrap();
-    assert!(kernel_reads(&ram, at).is_err());
+    assert_eq!(kernel_reads(&ram, at), Ok(0));
+    assert_eq!(there.ensure(at, PAGE), Err(Unavailable), "the VM ends");
+    assert!(kernel_reads(&ram, beside).is_err());
+    // Given back once more by a guest that has not ended yet.
+    give_back(&ram, at, PAGE).unwrap();
+    assert_eq!(kernel_reads(&ram, at), Ok(0));
 }
 
 #[test]
