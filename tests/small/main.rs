@@ -40,6 +40,7 @@ mod other_kvm;
 mod packed;
 mod pager;
 mod pager_groups;
+mod pager_hostile;
 mod pausing;
 mod prewarming;
 mod random;

@@ -1,19 +1,13 @@
 //! VMs in processes of their own that share a pager: what it has read is there for all, it may die, and it can be fooled by nobody.
 
 use std::fs::{self, File};
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::fs::{FallocateFlags, fallocate};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal};
 use volt_tests::boot::binary;
 use volt_tests::child::Child;
@@ -27,7 +21,7 @@ const MIB: u64 = 8;
 /// A packed snapshot, all that its guest had said, and a directory for pagers.
 pub(crate) struct Shared {
     scratch: Scratch,
-    snapshot: Snapshot,
+    pub(crate) snapshot: Snapshot,
     pub(crate) before: String,
 }
 
@@ -44,7 +38,7 @@ impl Shared {
         Self { scratch: Scratch::new(), snapshot, before: guest.settled_output() }
     }
 
-    fn directory(&self) -> PathBuf {
+    pub(crate) fn directory(&self) -> PathBuf {
         self.scratch.path("pagers")
     }
 
@@ -69,7 +63,7 @@ impl Shared {
         rustix::process::kill_process(self.pager(), Signal::KILL).unwrap();
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         let names = list(&self.directory());
         let name = names.iter().find(|name| !name.ends_with(".lock")).expect("a socket");
         self.directory().join(name)
@@ -89,7 +83,7 @@ pub(crate) fn base_of(guest: &Guest) -> Vec<String> {
 }
 
 /// Through all of its memory, twice.
-fn goes_on(guest: &mut Guest) {
+pub(crate) fn goes_on(guest: &mut Guest) {
     let first = guest.next_number("count");
     while guest.next_number("count") < first + 2 * MIB * 4 {}
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
@@ -264,8 +258,10 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
     let mut first = shared.restore(&[]);
     first.next_number("count");
     let pager = shared.pager();
-    let names = list(&PathBuf::from(format!("/proc/{}/fd", pager.as_raw_nonzero())));
-    let open = (0_u64..).find(|number| !names.contains(&number.to_string())).unwrap();
+    let first_unused = || {
+        let names = list(&PathBuf::from(format!("/proc/{}/fd", pager.as_raw_nonzero())));
+        (0_u64..).find(|number| !names.contains(&number.to_string())).unwrap()
+    };
     let resource = rustix::process::Resource::Nofile;
     // Started by a guest, it has the limits that this process has.
     let maximum = rustix::process::getrlimit(resource).maximum;
@@ -273,7 +269,7 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
         let limit = rustix::process::Rlimit { current: Some(count), maximum };
         rustix::process::prlimit(Some(pager), resource, limit).unwrap();
     };
-    limit_to(open);
+    limit_to(first_unused());
     let directory = shared.directory();
     let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap(), "--pager-patience", "30"];
     for _ in 0..3 {
@@ -283,18 +279,23 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
     let (status, held) = first.ask("GET", "/v1/vm/memory", "");
     assert!(status == 200 && held.contains(r#""chunks":null"#), "{held}");
     goes_on(&mut first);
-    // Those that it cannot serve cost it nothing while they wait. A loop over them would use a whole
-    // processor.
+    // Those that it can neither serve nor refuse cost it nothing while they wait. A loop over them would use a
+    // whole processor.
+    limit_to(3);
     let _waiting: Vec<_> = (0..8).map(|_| connect(&shared.socket())).collect();
     let before = processor_ticks(pager);
     std::thread::sleep(Duration::from_secs(2));
     let used = processor_ticks(pager) - before;
     assert!(used < 20, "a pager without descriptors used {used} ticks of 10 ms");
     limit_to(64);
-    goes_on_from(&shared.before, &mut shared.restore(&[]));
+    let mut second = shared.restore(&[]);
+    goes_on_from(&shared.before, &mut second);
+    // It can refuse again, too.
+    limit_to(first_unused());
+    shared.snapshot.try_restore_as(&words).refused(&["no descriptor left", "RLIMIT_NOFILE"]);
 }
 
-fn connect(place: &Path) -> OwnedFd {
+pub(crate) fn connect(place: &Path) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(place).unwrap()).unwrap();
     socket
@@ -397,179 +398,4 @@ fn a_place_that_others_can_enter_is_refused() {
         shared.snapshot.try_restore_as(&["--pager", "shared", "--pager-dir", &long, "--pager-patience", "0"]);
     outcome.refused(&["pager", &long]);
     let _ = fs::remove_dir(long);
-}
-
-/// Says something to a pager, and hears what it says.
-fn say(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> String {
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut beside = SendAncillaryBuffer::new(&mut room);
-    let fds: Vec<_> = fd.into_iter().collect();
-    if !fds.is_empty() {
-        beside.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    if rustix::net::sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut beside, SendFlags::NOSIGNAL)
-        .is_err()
-    {
-        return "gone".to_owned();
-    }
-    let mut answer = [0; 4096];
-    match rustix::net::recv(socket, &mut answer, RecvFlags::empty()) {
-        Ok((_, len)) if len > 0 => String::from_utf8_lossy(&answer[..len]).into_owned(),
-        _ => "gone".to_owned(),
-    }
-}
-
-/// Does to a base what any client can: reads every page, and in turn writes to a page, punches a hole through
-/// it, and has one filled with zeros.
-fn poison(base: &File, len: u64) {
-    let mut page = [0; 4096];
-    let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", base.as_raw_fd()));
-    let file = file.expect("a base with holes can be opened for writing");
-    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    for (number, at) in (0..len).step_by(4096).enumerate() {
-        let _ = base.read_at(&mut page, at).unwrap();
-        match number % 3 {
-            0 => file.write_all_at(&[0xa5; 4096], at).unwrap(),
-            1 => fallocate(&file, punch, at, 4096).unwrap(),
-            _ => fallocate(&file, FallocateFlags::empty(), at, 4096).unwrap(),
-        }
-    }
-}
-
-/// Asks for a base, and has the descriptor beside the answer.
-fn ask_for_base(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> File {
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut beside = SendAncillaryBuffer::new(&mut room);
-    let fds: Vec<_> = fd.into_iter().collect();
-    if !fds.is_empty() {
-        beside.push(SendAncillaryMessage::ScmRights(&fds));
-    }
-    rustix::net::sendmsg(socket, &[IoSlice::new(text.as_bytes())], &mut beside, SendFlags::empty()).unwrap();
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut beside = RecvAncillaryBuffer::new(&mut room);
-    let mut text = [0; 4096];
-    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut beside, RecvFlags::empty()).unwrap();
-    let mut fds = beside.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    fds.next().expect("a base").into()
-}
-
-#[test]
-fn hostile_pager_client_cannot_affect_other_groups() {
-    needs!(kvm);
-    let shared = Shared::new();
-    let hostile = shared.restore(&["--pager-group", "hostile", "--paused"]);
-    assert!(hostile.ask("GET", "/", "").1.contains(r#""state":"Paused""#));
-    let group = shared.directory().join("group-hostile");
-    let names = list(&group);
-    let name = names.iter().find(|name| !name.ends_with(".lock")).expect("a socket");
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(group.join(name)).unwrap()).unwrap();
-    let len = 64_u64 << 20;
-    poison(&ask_for_base(&socket, &format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#), None), len);
-    for options in [&[][..], &["--pager-group", "other"]] {
-        let mut guest = shared.restore(options);
-        goes_on(&mut guest);
-        assert!(base_of(&guest) != base_of(&hostile));
-    }
-    let directory = shared.directory();
-    let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap(), "--pager-group", "../x"];
-    shared.snapshot.try_restore_as(&words).refused(&["pager_group", "letters"]);
-}
-
-#[test]
-fn memory_that_a_client_brings_is_given_to_no_other() {
-    needs!(kvm);
-    let shared = Shared::new();
-    let directory = shared.directory();
-    let mut command = Command::new(binary());
-    command.arg("pager").arg(shared.snapshot.directory()).arg("--pager-dir").arg(&directory);
-    let mut pager = command.stdin(Stdio::null()).spawn().unwrap();
-    wait_until("it listens", || directory.exists() && list(&directory).len() == 2);
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(shared.socket()).unwrap()).unwrap();
-    let len = 64_u64 << 20;
-    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
-    let brought = File::from(rustix::fs::memfd_create("volt-ram", flags).unwrap());
-    brought.set_len(len).unwrap();
-    let ask = format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#);
-    poison(&ask_for_base(&socket, &ask, Some(brought.as_fd())), len);
-    goes_on(&mut shared.restore(&[]));
-    let _ = pager.kill();
-    limited("the killed pager is gone", || pager.wait()).unwrap();
-}
-
-#[test]
-fn nobody_s_lies_harm_another() {
-    needs!(kvm);
-    let shared = Shared::new();
-    let mut guest = shared.restore(&["--paused"]);
-    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // it has its pager
-    let address = SocketAddrUnix::new(shared.socket()).unwrap();
-    let connect = || {
-        let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-        rustix::net::connect(&socket, &address).unwrap();
-        socket
-    };
-    let len = 64_u64 << 20;
-    let base = format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#);
-    let file = File::open("/proc/self/exe").unwrap();
-    for (asks, answer) in [
-        (vec!["rubbish".to_owned()], r#"{"Refused":"expected value"#),
-        (vec!["x".repeat(4000)], r#"{"Refused":"expected value"#),
-        (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 3"),
-        (vec![r#"{"Base":{"version":3,"memory_len":4096}}"#.to_owned()], "and not 4096"),
-        (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no base was asked for"),
-        (vec![r#""Complete""#.to_owned()], "gone"),
-        (vec![r#""Prefetch""#.to_owned()], "gone"),
-        (vec![r#""Fetched""#.to_owned()], "gone"),
-        (vec![base.clone(), r#""Fetched""#.to_owned()], r#""touched":0,"prefetch":null"#),
-        (vec![base.clone(), r#""Prefetch""#.to_owned()], "gone"),
-        (vec![base.clone(), format!(r#"{{"Serve":{{"start":4097,"len":{len}}}}}"#)], "cannot be memory"),
-        (vec![base.clone(), r#"{"Serve":{"start":4096,"len":4096}}"#.to_owned()], "cannot be memory"),
-        (
-            vec![base.clone(), format!(r#"{{"Serve":{{"start":{},"len":{len}}}}}"#, u64::MAX - 4095)],
-            "cannot be memory",
-        ),
-        (vec![base.clone(), format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no userfaultfd"),
-    ] {
-        let socket = connect();
-        let (last, first) = asks.split_last().unwrap();
-        first.iter().for_each(|ask| assert_eq!(say(&socket, ask, None), r#""Done""#));
-        let fd = last.contains("Serve").then(|| file.as_fd());
-        let said = say(&socket, last, fd);
-        assert!(said.contains(answer), "{asks:?}: {said}");
-    }
-    // What it would have fetched ahead is no list, or not of pages that there are, each once.
-    let list = |runs: &[[u32; 2]]| {
-        let list = File::from(rustix::fs::memfd_create("list", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        let bytes: Vec<u8> = runs.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
-        list.write_all_at(&bytes, 0).unwrap();
-        list
-    };
-    let pages = (len >> 12) as u32;
-    let cut = list(&[[0, 1]]);
-    cut.set_len(7).unwrap();
-    for (list, problem) in [
-        (file.try_clone().unwrap(), "cannot be one"),
-        (File::open("/dev/zero").unwrap(), "cannot be one"),
-        (cut, "pages that there are not"),
-        (list(&[[0, 1], [pages - 1, 2]]), "pages that there are not"),
-        (list(&[[u32::MAX, u32::MAX]]), "pages that there are not"),
-        (list(&[[3, 0]]), "pages that there are not"),
-        (list(&[[3, 2], [4, 1]]), "names one twice"),
-    ] {
-        let socket = connect();
-        assert_eq!(say(&socket, &base, None), r#""Done""#);
-        let said = say(&socket, r#""Prefetch""#, Some(list.as_fd()));
-        assert!(said.contains("NotPrefetched") && said.contains(problem), "{said}");
-    }
-    // What it brings as its memory is none.
-    let said = say(&connect(), &base, Some(file.as_fd()));
-    assert!(said.contains("is no memory of a VM"), "{said}");
-    guest.resume();
-    goes_on(&mut guest);
-    assert!(!numbers(&guest.output(), "count").is_empty());
 }

@@ -158,6 +158,9 @@ impl<'s> Server<'s> {
         };
         let is_own = rustix::net::sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == rustix::process::geteuid());
+        if self.spare.is_none() {
+            self.spare = spare();
+        }
         if is_own {
             let client =
                 Client { socket: Arc::new(socket), service: None, number: None, ahead: Arc::default() };
