@@ -8,7 +8,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,10 +36,21 @@ pub struct Host {
 }
 
 impl Host {
-    /// The host this process runs on. The kernel tells of the CPU: CPUID itself leaves for the hypervisor where this is a
-    /// VM, which takes longer than all the rest.
+    /// The host this process runs on, with the microcode that it had when this was asked first: the file that
+    /// tells takes 40 us to read, which a fork would notice.
     #[must_use]
     pub fn this() -> Self {
+        static FIRST: OnceLock<Host> = OnceLock::new();
+        match FIRST.get() {
+            // Another module can be loaded while there is no VM.
+            Some(first) => Self { kvm_module: kvm_module().unwrap_or("unknown").to_owned(), ..first.clone() },
+            None => FIRST.get_or_init(Self::now).clone(),
+        }
+    }
+
+    /// The host as it is now. The kernel tells of the CPU: CPUID itself leaves for the hypervisor where this is
+    /// a VM, which takes longer than all the rest.
+    fn now() -> Self {
         // The first CPU's entry begins with all that is needed, and on a large host the whole file takes long.
         let mut start = [0; 512];
         let read = File::open("/proc/cpuinfo").and_then(|mut file| file.read(&mut start));
@@ -141,6 +152,7 @@ mod tests {
         assert_eq!((host.cpu_vendor.as_str(), host.cpu_signature.as_str()), ("GenuineIntel", "6/143/8"));
         assert_eq!(host.microcode, "0x2b0004d0");
         let here = Host::this();
+        assert_eq!((Host::this(), Host::now()), (here.clone(), here.clone()));
         assert!(!here.cpu_signature.contains("unknown") && here.cpu_vendor != "unknown", "{here:?}");
     }
 }

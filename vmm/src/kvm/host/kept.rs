@@ -30,7 +30,7 @@ impl Key {
     /// Makes the key of this host under this load of KVM's modules; none if the boot has no id.
     pub(super) fn here(loads: &Loads) -> Option<Self> {
         let boot_id = line_of(Path::new("/proc/sys/kernel/random/boot_id"))?;
-        let microcode = microcode(Path::new("/sys/devices/system/cpu"), || Host::this().microcode);
+        let microcode = microcode(Path::new("/sys/devices/system/cpu"), || Host::now().microcode);
         Some(Self::of(&boot_id, loads, &microcode, cpuid::COVERED))
     }
 
