@@ -16,9 +16,10 @@
 //! The library is synchronous and installs no signal handler. A process may hold any number of VMs; each has a thread
 //! a vCPU. `SIGRTMIN` is what brings a vCPU out of the guest; it is blocked on the vCPU threads and nowhere else.
 //!
-//! Memory of a packed snapshot is unpacked as it is touched. What cannot be had ends its VM ([`Error::Crashed`]), whose vCPUs come out
-//! with an error. A device's thread that reads such memory gets SIGSEGV (or SIGBUS), because any content would be wrong: a
-//! program that wants to say why before it ends has a handler that asks [`unreadable_memory`]. [`Unpack::AtOnce`] avoids it.
+//! Memory of a packed snapshot is unpacked as it is touched. What cannot be had ends its VM ([`Error::Crashed`]):
+//! vCPUs come out with an error, and devices, which ask before they touch memory, have one too. A thread that
+//! reads such memory itself gets SIGSEGV (or SIGBUS), because any content would be wrong: a program that wants
+//! to say why before it ends has a handler that asks [`unreadable_memory`]. [`Unpack::AtOnce`] avoids all that.
 //!
 //! # Map
 //!

@@ -5,9 +5,9 @@
 //!                                     cannot be answered is refused: who waits in it goes on without ever having seen a byte
 //! ```
 //!
-//! A vCPU whose fault is refused comes out of `KVM_RUN` with EFAULT. A system call has EFAULT for an answer. A thread of this process
-//! that reads or writes the page itself gets SIGSEGV (SIGBUS where the page is poisoned): there is no other answer that is not
-//! wrong content.
+//! A vCPU whose fault is refused comes out of `KVM_RUN` with EFAULT. A system call has EFAULT for an answer.
+//! Devices ask [`super::presence`] first. A thread of this process that reads or writes the page itself gets
+//! SIGSEGV (SIGBUS where the page is poisoned): there is no other answer that is not wrong content.
 #![allow(unsafe_code)]
 
 use std::fmt;
