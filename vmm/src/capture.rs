@@ -205,6 +205,9 @@ impl<B: Beside> Passes<'_, B> {
         let mut limit = wish.max_pause.map(PauseLimit::new);
         let (done, stood) = loop {
             self.pass_until_ready(wish.act, limit.as_mut())?;
+            if self.vm.state() == RunState::Running {
+                self.copies.before_pause()?;
+            }
             let (done, stood) = self.pause(wish.act, limit.as_ref())?;
             match (done, &mut limit) {
                 (Some(done), None) => break (done, stood),
@@ -319,7 +322,11 @@ impl<B: Beside> Passes<'_, B> {
     /// Copies what is left of memory, and beside it so many pages.
     fn take(&mut self, guest: RunState, beside: u64, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
         self.pages.add_all(&self.left);
-        let all_of_memory = self.copies.take(&mut self.left, |left| goes_on(left + beside))?;
+        let goes_on_with = |left| goes_on(left + beside);
+        let all_of_memory = match guest {
+            RunState::Paused => self.copies.take_in_pause(&mut self.left, goes_on_with)?,
+            _ => self.copies.take(&mut self.left, goes_on_with)?,
+        };
         Ok(all_of_memory && self.beside.pass(guest, &goes_on)?)
     }
 }

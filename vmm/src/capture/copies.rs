@@ -1,18 +1,21 @@
 //! Copies of a running guest's pages: the bulk goes to the destination, everything after it to memory until the guest runs on.
 //!
 //! ```text
-//!   first pass            ──> destination     the guest runs; a slow disk delays the capture, never the guest
-//!   later passes, pause   ──> memfd           no file system, so no writeback and no throttling of this thread
-//!   after the pause       memfd ──> destination
+//!   first pass        ──> destination   the guest runs; a slow disk delays the capture, never the guest
+//!   later passes      ──> memfd         no file system, so no writeback and no throttling of this thread
+//!   pause, few pages  ──> log           memory that is there already: one system call, and no page is allocated
+//!   after the pause   log ──> memfd ──> destination
 //! ```
 //!
-//! The memfd holds the pages that were written after the first pass began, each once: at most what the guest dirtied meanwhile, in
-//! the worst case all of its memory. It is charged to the memory cgroup of this process.
+//! The memfd holds the pages that were written after the first pass began, each once: at most what the guest
+//! dirtied meanwhile, in the worst case all of its memory. It is charged to the memory cgroup of this process.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
+
+use rustix::fs::FallocateFlags;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
@@ -24,6 +27,10 @@ use crate::memory::ram::GuestRam;
 const STEP: u64 = 1 << 20;
 /// Pages copied between two looks at the clock.
 const LOOK: u64 = 256;
+/// Pages that a log has room for.
+const LOG: u64 = 256;
+/// What failed, if a copy in memory does.
+const KEEP: &str = "keep a copy of guest memory";
 
 /// Where pages are copied to.
 pub(crate) struct Target<'a> {
@@ -53,12 +60,30 @@ pub(super) struct Copies<'a> {
     to: Target<'a>,
     /// Copies that are in memory, and which. Nothing where the target is memory itself.
     memory: Option<(File, PageSet)>,
+    log: Option<Log>,
+}
+
+/// The pages of a pause, one behind the other in the order of their offsets.
+struct Log {
+    file: File,
+    /// Those that are in it and not yet in the memfd, which has older copies.
+    pages: PageSet,
+}
+
+impl Log {
+    /// Has room for [`LOG`] pages.
+    fn new(ram: &GuestRam) -> Result<Self> {
+        let file = fresh(LOG * PAGE)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LOG * PAGE)
+            .map_err(|errno| Error::host("reserve memory for copies of guest memory", errno))?;
+        Ok(Self { file, pages: PageSet::none(ram.len()) })
+    }
 }
 
 impl<'a> Copies<'a> {
     pub(super) fn new(ram: &'a GuestRam, to: Target<'a>) -> Result<Self> {
         let memory = to.disk.map(|_| Ok::<_, Error>((fresh(ram.len())?, PageSet::none(ram.len()))));
-        Ok(Self { ram, to, memory: memory.transpose()? })
+        Ok(Self { ram, to, memory: memory.transpose()?, log: None })
     }
 
     /// Reserves room for the capture, where it is on a disk.
@@ -83,12 +108,62 @@ impl<'a> Copies<'a> {
         Ok(())
     }
 
+    /// Makes the log, so that a pause has one.
+    ///
+    /// # Errors
+    /// The host has no memory for it.
+    pub(super) fn before_pause(&mut self) -> Result<()> {
+        if self.memory.is_some() && self.log.is_none() {
+            self.log = Some(Log::new(self.ram)?);
+        }
+        Ok(())
+    }
+
+    /// Copies pages while the guest stands still, to the log if they are few and there is one. Otherwise as
+    /// [`Copies::take`].
+    ///
+    /// # Errors
+    /// As those of that.
+    pub(super) fn take_in_pause(
+        &mut self,
+        pages: &mut PageSet,
+        goes_on: impl Fn(u64) -> bool,
+    ) -> Result<bool> {
+        match &mut self.log {
+            Some(log) if log.pages.is_empty() && pages.len() <= LOG => {
+                let copied = self.ram.append_to(pages.runs(), &log.file);
+                copied.map_err(|source| Error::host(KEEP, source))?;
+                log.pages = std::mem::replace(pages, PageSet::none(self.ram.len()));
+                Ok(true)
+            }
+            _ => self.take(pages, goes_on),
+        }
+    }
+
+    /// Moves the copies of a pause to the memfd.
+    fn settle_log(&mut self) -> Result<()> {
+        let (Some(log), Some((memory, held))) = (&mut self.log, &mut self.memory) else { return Ok(()) };
+        let mut at = 0;
+        for run in log.pages.runs() {
+            let mut bytes = vec![0; (run.end - run.start) as usize];
+            let moved = log.file.read_exact_at(&mut bytes, at);
+            moved
+                .and_then(|()| memory.write_all_at(&bytes, run.start))
+                .map_err(|source| Error::host(KEEP, source))?;
+            at += run.end - run.start;
+        }
+        held.add_all(&log.pages);
+        log.pages = PageSet::none(self.ram.len());
+        Ok(())
+    }
+
     /// Copies pages, to memory, and removes from the set what is copied. Stops where `goes_on` says so of the pages that are left.
     ///
     /// # Errors
     /// The host has no memory for them.
     pub(super) fn take(&mut self, pages: &mut PageSet, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
-        let in_memory = |source| Error::host("keep a copy of guest memory", source);
+        self.settle_log()?;
+        let in_memory = |source| Error::host(KEEP, source);
         let (file, failed): (_, &dyn Fn(_) -> _) = match &self.memory {
             Some((file, _)) => (file, &in_memory),
             None => (&self.to.file, self.to.failed),
@@ -124,15 +199,21 @@ impl<'a> Copies<'a> {
 
     /// Pages that are held in memory.
     pub(super) fn held(&self) -> u64 {
-        self.memory.as_ref().map_or(0, |(_, held)| held.len())
+        let Some((_, held)) = &self.memory else { return 0 };
+        self.log.as_ref().map_or(held.len(), |log| {
+            let mut all = held.clone();
+            all.add_all(&log.pages);
+            all.len()
+        })
     }
 
     /// Moves the copies in memory to the destination, and gives that.
     ///
     /// # Errors
     /// The destination cannot be written.
-    pub(super) fn settle(self) -> Result<File> {
-        let Self { ram: _, to, memory } = self;
+    pub(super) fn settle(mut self) -> Result<File> {
+        self.settle_log()?;
+        let Self { ram: _, to, memory, log: _ } = self;
         let Some((memory, held)) = memory else { return Ok(to.file) };
         let mut buffer = vec![0; STEP as usize];
         for step in held.runs_of(STEP) {
@@ -247,6 +328,33 @@ mod tests {
         assert!(!written.has(511 * PAGE) && written.has(512 * PAGE));
         assert!(copies.take(&mut written, |_| true).unwrap());
         assert_eq!(copies.held(), 1000);
+    }
+
+    #[test]
+    fn few_pages_of_a_pause_go_to_the_log_and_give_way_to_later_copies() {
+        let (ram, disk) = (ram(), Asked::default());
+        let file = fresh(LEN).unwrap();
+        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
+        [3, 4, 700].iter().for_each(|page| write(&ram, *page, 1));
+        assert!(copies.take(&mut pages(&[(3, 5)]), |_| true).unwrap());
+        copies.before_pause().unwrap();
+        let memory = copies.memory.as_ref().unwrap().0.try_clone().unwrap();
+        [3, 4, 700].iter().for_each(|page| write(&ram, *page, 2));
+        let mut written = pages(&[(3, 5), (700, 701)]);
+        assert!(copies.take_in_pause(&mut written, |_| true).unwrap());
+        assert!(written.is_empty());
+        assert_eq!([3, 4, 700].map(|page| word(&memory, page)), [1, 1, 0], "the log has them");
+        assert_eq!(copies.held(), 3);
+        // That pause was given up: the guest ran on, and wrote to one of them.
+        write(&ram, 4, 3);
+        let mut many = pages(&[(4, 5), (100, 100 + LOG)]);
+        assert!(copies.take_in_pause(&mut many, |_| true).unwrap());
+        assert_eq!(word(&memory, 4), 3, "the log has no room for so many");
+        write(&ram, 700, 4);
+        assert!(copies.take_in_pause(&mut pages(&[(700, 701)]), |_| true).unwrap());
+        assert_eq!(copies.held(), 3 + LOG);
+        let file = copies.settle().unwrap();
+        assert_eq!([3, 4, 700].map(|page| word(&file, page)), [2, 3, 4]);
     }
 
     #[test]
