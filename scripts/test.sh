@@ -373,6 +373,7 @@ main() {
     if wants small || wants linux; then
         stage "volt-vmm" finish program || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
+        stage "order of volt-vmm's functions" scripts/order.sh --check "$program"
     fi
     for suite in small linux; do
         wants "$suite" || continue
