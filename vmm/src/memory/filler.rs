@@ -14,12 +14,13 @@ use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::PAGE;
 use super::populated::data_ranges;
+use super::resident::Residence;
 use super::sealing::seal;
 use super::source::{Chunk, ChunkReader, PageSource};
 use super::userfault::Userfault;
@@ -32,6 +33,10 @@ pub struct Filler {
     source: Box<dyn PageSource>,
     memfd: File,
     len: u64,
+    /// Whether another process that has the memfd can punch holes in it.
+    can_lose_pages: bool,
+    /// Looks for the pages of a chunk in the file. None until the first look.
+    residence: OnceLock<Residence>,
     /// None once all is there: then nobody writes to the file any more.
     window: RwLock<Option<Window>>,
     /// A bit a chunk: those known to be in the memfd, whole. What is not known is looked for there.
@@ -146,7 +151,33 @@ impl Filler {
         let [filled, ahead] = [(); 2].map(|()| (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let [touched, decoded] = [(); 2].map(|()| AtomicU64::new(0));
         let starved_at = AtomicU64::new(0);
-        Ok(Self { source, memfd, len, window, filled, ahead, touched, decoded, starved_at })
+        let (can_lose_pages, residence) = (!is_sealed, OnceLock::new());
+        Ok(Self {
+            source,
+            memfd,
+            len,
+            can_lose_pages,
+            residence,
+            window,
+            filled,
+            ahead,
+            touched,
+            decoded,
+            starved_at,
+        })
+    }
+
+    /// Seals the memfd against every writer but this filler, which has it mapped already. The kernel refuses to
+    /// punch holes then, so a chunk that was filled stays whole.
+    ///
+    /// # Errors
+    /// The memfd refuses seals.
+    pub(super) fn seal_against_others(&mut self) -> Result<()> {
+        let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        fcntl_add_seals(&self.memfd, seals)
+            .map_err(|errno| Error::host("seal the memory that VMs are to share", errno))?;
+        self.can_lose_pages = false;
+        Ok(())
     }
 
     /// The file that is filled.
@@ -209,13 +240,13 @@ impl Filler {
         let (word, bit) = (&self.filled[(chunk / 64) as usize], 1 << (chunk % 64));
         let Range { start, end } = self.range(chunk);
         if word.load(Ordering::Acquire) & bit != 0
-            && (hands.why == Why::Ahead || self.is_whole(start..end)?)
+            && (hands.why == Why::Ahead || self.is_whole(start..end, hands)?)
         {
             return Ok(Chunk::Bytes);
         }
         let len = end - start;
         if lock_read(&self.window).is_none() {
-            return self.in_whole(start..end);
+            return self.in_whole(start..end, hands);
         }
         let first = hands.bytes.as_ptr().align_offset(PAGE as usize);
         let bytes = &mut hands.bytes[first..][..len as usize];
@@ -238,27 +269,30 @@ impl Filler {
         Ok(Chunk::Bytes)
     }
 
-    /// Whether a chunk that was filled is there. One is not if a VM that has the memfd too has punched a hole
-    /// in it: it is filled again, for a fault that found nothing would come again for ever. Who finds the
-    /// chunk there makes no fault, so this is asked seldom.
-    fn is_whole(&self, Range { start, end }: Range<u64>) -> Result<bool> {
-        match seek(&self.memfd, SeekFrom::Hole(start)) {
-            Ok(hole) => Ok(hole >= end),
-            Err(errno) => Err(Error::host("look for a chunk in guest memory", errno)),
-        }
+    /// Whether a chunk that was filled is whole. A VM that has the memfd too may have punched a hole in it: the
+    /// chunk is filled again then, for a fault that finds a hole comes again and again. A device's first touch
+    /// of a page comes here too, so a base of this process alone costs no look.
+    fn is_whole(&self, chunk: Range<u64>, hands: &mut Hands<'_>) -> Result<bool> {
+        if self.can_lose_pages { self.has_all(&chunk, hands) } else { Ok(true) }
     }
 
     /// Says what a chunk is in a base that is complete. A chunk with a hole is zero, even if some of its
     /// pages are there: a fork that reads a hole publishes a page of zeros.
-    fn in_whole(&self, Range { start, end }: Range<u64>) -> Result<Chunk> {
+    fn in_whole(&self, chunk: Range<u64>, hands: &mut Hands<'_>) -> Result<Chunk> {
+        Ok(if self.has_all(&chunk, hands)? { Chunk::Bytes } else { Chunk::Zero })
+    }
+
+    /// Whether the memfd has every page of a chunk. Overwrites the bytes in `hands`.
+    fn has_all(&self, chunk: &Range<u64>, hands: &mut Hands<'_>) -> Result<bool> {
         let failed = |errno| Error::host("look for a chunk in guest memory", errno);
-        match seek(&self.memfd, SeekFrom::Data(start)) {
-            Ok(data) if data == start => {}
-            Ok(_) | Err(Errno::NXIO) => return Ok(Chunk::Zero),
-            Err(errno) => return Err(failed(errno)),
-        }
-        let hole = seek(&self.memfd, SeekFrom::Hole(start)).map_err(failed)?;
-        Ok(if hole < end { Chunk::Zero } else { Chunk::Bytes })
+        let residence = match self.residence.get() {
+            Some(residence) => residence,
+            None => {
+                let residence = Residence::of(&self.memfd, self.len).map_err(failed)?;
+                self.residence.get_or_init(|| residence)
+            }
+        };
+        residence.has_all(&self.memfd, chunk, &mut hands.bytes).map_err(failed)
     }
 
     /// Seals the file against everyone, once [`Filler::complete`] is done: VMs that trust no other can have it then.

@@ -30,6 +30,7 @@ pub mod presence;
 pub mod put_back;
 pub mod ram;
 pub mod reclaim;
+mod resident;
 pub mod runs;
 pub mod sealing;
 pub mod service;

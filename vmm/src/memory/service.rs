@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
-use rustix::fs::SealFlags;
 use rustix::io::Errno;
 
 use super::PAGE;
@@ -173,11 +172,9 @@ impl Service {
     }
 
     fn sealed(source: Box<dyn PageSource>, touched: Option<Touched>) -> Result<Self> {
-        let service = Self::begin_with(fresh(source.memory_len())?, source, touched)?;
-        let seals = SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(service.shared.filler.memfd(), seals)
-            .map_err(|errno| Error::host("seal the memory that VMs are to share", errno))?;
-        Ok(service)
+        let mut filler = Filler::new(fresh(source.memory_len())?, source)?;
+        filler.seal_against_others()?;
+        Self::begin_with(filler, touched)
     }
 
     /// Begins with a base that may hold something already.
@@ -185,14 +182,13 @@ impl Service {
     /// # Errors
     /// As [`Service::new`].
     pub fn over(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
-        Self::begin_with(memfd, source, None)
+        Self::begin_with(Filler::new(memfd, source)?, None)
     }
 
-    fn begin_with(memfd: File, source: Box<dyn PageSource>, touched: Option<Touched>) -> Result<Self> {
+    fn begin_with(filler: Filler, touched: Option<Touched>) -> Result<Self> {
         let refused = |errno: Errno| Error::host("prepare to answer page faults", errno);
-        let base = read_only(&memfd)
+        let base = read_only(filler.memfd())
             .map_err(|source| Error::host("open the memory that VMs are to share", source))?;
-        let filler = Filler::new(memfd, source)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused)?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC).map_err(refused)?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;

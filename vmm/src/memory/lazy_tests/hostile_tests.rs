@@ -7,6 +7,61 @@ fn punch(base: &std::fs::File, range: std::ops::Range<u64>) {
     rustix::fs::fallocate(base, hole, range.start, range.end - range.start).unwrap();
 }
 
+/// Where a look left the file: `SEEK_HOLE` leaves it at the hole that it found.
+fn position(service: &Service) -> u64 {
+    rustix::fs::seek(service.filler().memfd(), rustix::fs::SeekFrom::Current(0)).unwrap()
+}
+
+/// A device's first touch of a page asks for chunks that are filled already.
+#[test]
+fn look_for_a_filled_chunk_ends_with_the_chunk() {
+    let len = DAMAGED * CHUNK;
+    let source = || Box::new(Shared(Arc::new(Source { len, ..Source::default() })));
+    for shared in [false, true] {
+        let service =
+            if shared { Service::over(fresh(len).unwrap(), source()) } else { Service::new(source()) };
+        let service = Arc::new(service.unwrap());
+        let ram = vm(&service, None);
+        for chunk in [1, 2, 4, 5] {
+            assert_eq!(read(&ram, chunk * CHUNK), word(chunk * CHUNK));
+        }
+        let fill = |chunk| service.filler().fill(chunk, &mut service.filler().hands(Why::Touched)).unwrap();
+        for chunk in [1, 4] {
+            rustix::fs::seek(service.filler().memfd(), rustix::fs::SeekFrom::Start(0)).unwrap();
+            assert_eq!(fill(chunk), Chunk::Bytes);
+            let found = position(&service);
+            let most = if shared { (chunk + 1) * CHUNK - PAGE } else { 0 };
+            assert!(found <= most, "{found:#x} for chunk {chunk} of a base that is shared: {shared}");
+        }
+        if !shared {
+            continue;
+        }
+        // In a complete base too, of which another filler knows no chunk.
+        service.complete_and_seal().unwrap();
+        let memfd = service.filler().memfd().try_clone().unwrap();
+        let next = Service::over(memfd, source()).unwrap();
+        let fill = |chunk| next.filler().fill(chunk, &mut next.filler().hands(Why::Touched)).unwrap();
+        rustix::fs::seek(next.filler().memfd(), rustix::fs::SeekFrom::Start(0)).unwrap();
+        assert_eq!(fill(1), Chunk::Bytes);
+        let found = position(&next);
+        assert!(found < 2 * CHUNK, "{found:#x} in a complete base");
+        assert_eq!(fill(3), Chunk::Zero);
+    }
+}
+
+/// Nobody can punch a hole in a base that only this process fills, so its filled chunks are not looked for.
+#[test]
+fn hole_cannot_be_punched_in_a_base_of_one_process() {
+    let (_, service) = service(LEN);
+    let ram = vm(&service, None);
+    assert_eq!(read(&ram, CHUNK), word(CHUNK));
+    let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    let memfd = service.filler().memfd();
+    assert_eq!(rustix::fs::fallocate(memfd, hole, CHUNK, PAGE), Err(Errno::PERM));
+    assert!(memfd.set_len(0).is_err());
+    assert_eq!(read(&ram, CHUNK), word(CHUNK));
+}
+
 /// A VM that reads a hole in a chunk that its filler takes for filled would fault for ever.
 #[test]
 fn hole_that_is_punched_in_the_base_is_filled_again() {
