@@ -389,8 +389,10 @@ const WORDS: &[Word] = &[
     Word(0x8000_0022, 0, Eax, 0, &[(0, &["perfmon_v2", "amd_lbr_v2", "amd_lbr_pmc_freeze"])]),
 ];
 
-/// Numbers that grow with what a host can: leaf, subleaf, register, bits, name.
-const LEVELS: &[(u32, u32, Register, u32, &str)] = &[
+/// A number that grows with what a host can: leaf, subleaf, register, bits, name.
+type Level = (u32, u32, Register, u32, &'static str);
+
+const LEVELS: &[Level] = &[
     // Intel's performance counters (Intel SDM volume 2, CPUID leaf 0AH).
     (0xa, 0, Eax, 0xff, "pmu version"),
     (0xa, 0, Eax, 0xff << 8, "pmu counters"),
@@ -464,23 +466,38 @@ pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
 /// The leaves of the vendor's name, and the signature.
 const IDENTITY: [(u32, Register); 4] = [(0, Ebx), (0, Ecx), (0, Edx), (1, Eax)];
 
-/// Stands for the bits that [`digest`] looks at, and changes with them.
-pub const COVERED: u64 = {
-    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+/// Names the way in which [`digest`] computes. Any change of it needs a new number: another hash, another order,
+/// other events of [`pmu_events`], other feature MSRs.
+const DIGEST_VERSION: u32 = 1;
+
+/// Stands for all that [`digest`] is made of but the host's values: its version, the identity's leaves, the
+/// compared bits. A digest that another program computed from other parts has another value here.
+pub const COVERED: u64 = covered(DIGEST_VERSION, &IDENTITY, WORDS, LEVELS);
+
+const fn covered(version: u32, identity: &[(u32, Register)], words: &[Word], levels: &[Level]) -> u64 {
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325).with(version);
+    // The counts keep an entry that moves from one list to the next from going unnoticed.
+    hash = hash.with(identity.len() as u32).with(words.len() as u32).with(levels.len() as u32);
     let mut at = 0;
-    while at < WORDS.len() {
-        let Word(function, index, register, not_looked_at, _) = WORDS[at];
+    while at < identity.len() {
+        let (function, register) = identity[at];
+        hash = hash.with(function).with(register as u32);
+        at += 1;
+    }
+    at = 0;
+    while at < words.len() {
+        let Word(function, index, register, not_looked_at, _) = words[at];
         hash = hash.with(function).with(index).with(register as u32).with(!not_looked_at);
         at += 1;
     }
     at = 0;
-    while at < LEVELS.len() {
-        let (function, index, register, bits, _) = LEVELS[at];
+    while at < levels.len() {
+        let (function, index, register, bits, _) = levels[at];
         hash = hash.with(function).with(index).with(register as u32).with(bits);
         at += 1;
     }
     hash.0
-};
+}
 
 /// FNV-1a over words, which the compiler can compute.
 struct Fnv(u64);

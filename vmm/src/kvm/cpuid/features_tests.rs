@@ -117,3 +117,41 @@ fn another_vendor_signature_or_msr_changes_the_digest() {
     // The APIC id of whichever processor was asked.
     assert_eq!(digest(&[CpuidEntry { ebx: 3 << 24, ..leaf(1) }], &[]), digests[0]);
 }
+
+#[test]
+fn every_part_of_the_digest_changes_what_stands_for_it() {
+    let of = |version, identity: &[_]| covered(version, identity, WORDS, LEVELS);
+    assert_eq!(of(DIGEST_VERSION, &IDENTITY), COVERED);
+    let other_leaf = IDENTITY.map(|(function, register)| (function + 1, register));
+    let all = [
+        COVERED,
+        of(DIGEST_VERSION + 1, &IDENTITY),
+        of(DIGEST_VERSION, &IDENTITY[..3]),
+        of(DIGEST_VERSION, &other_leaf),
+        covered(DIGEST_VERSION, &IDENTITY, &WORDS[1..], LEVELS),
+        covered(DIGEST_VERSION, &IDENTITY, WORDS, &LEVELS[1..]),
+    ];
+    for (at, one) in all.iter().enumerate() {
+        assert!(!all[..at].contains(one), "{at}");
+    }
+}
+
+/// A new word or level changes [`COVERED`] along with the digest. Where the digest alone changes, it needs a new
+/// [`DIGEST_VERSION`]: another program on the host would take the old digest for the new one.
+#[test]
+fn digest_of_this_version_is_the_same_in_every_program() {
+    let entries = [
+        CpuidEntry {
+            function: 0,
+            ebx: 0x756e_6547,
+            ecx: 0x6c65_746e,
+            edx: 0x4965_6e69,
+            ..Default::default()
+        },
+        CpuidEntry { function: 1, eax: 0x000a_0f11, ecx: 1 << 28, ..Default::default() },
+        CpuidEntry { function: 0xa, eax: 0x0730_0802, ebx: 1 << 4, ..Default::default() },
+    ];
+    let msrs = [Msr { index: 0x10a, value: Some(5) }, Msr { index: 0x345, value: None }];
+    let known = (DIGEST_VERSION, COVERED, digest(&entries, &msrs));
+    assert_eq!(known, (1, 10_925_766_805_275_796_509, "10a1417b453438e2e8fb52dc9f5e055e".to_owned()));
+}

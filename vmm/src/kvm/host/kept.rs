@@ -1,11 +1,19 @@
 //! The file in which this host's feature digest is kept, so that a restore need not ask KVM (0.3 ms): `volt-vmm/host-features` in the
 //! user's cache.
 //!
-//! The file holds a key and the digest, a line each. The key changes with all that the digest depends on: the
-//! boot, and with it the CPU and the kernel; each load of KVM's modules, which fixes the parameters that
-//! shape what they offer (those are read-only afterwards; to read all parameters takes as long as to ask
-//! KVM); microcode; and the bits that volt-vmm looks at. A file that others could have written is not read,
-//! and one that cannot be read or written costs time only.
+//! The file holds a key and the digest, a line each. A program takes a digest only under its own key. The key
+//! changes with all that the digest depends on:
+//!
+//! - the boot, and with it the CPU and the kernel
+//! - each load of KVM's modules, and with it their parameters (to read these takes as long as to ask KVM)
+//! - microcode
+//! - the parts of the digest and the version of its algorithm ([`cpuid::COVERED`])
+//!
+//! Programs of different versions on one host have different keys: each replaces the other's file. A few
+//! parameters of KVM's modules change while they are loaded (`vmentry_l1d_flush` and with it MSR 0x10a). The key
+//! does not follow them: a digest decides only whether CPUID is compared, and a restore checks MSRs anyway.
+//!
+//! A file that others could have written is not read, and one that cannot be read or written costs time only.
 
 use std::fmt::Write as _;
 use std::fs::{self, DirBuilder, File};
@@ -34,7 +42,7 @@ impl Key {
         Some(Self::of(&boot_id, loads, &microcode, cpuid::COVERED))
     }
 
-    /// `covered` stands for the bits that a digest covers.
+    /// `covered` stands for the parts and the version of a digest.
     fn of(boot_id: &str, loads: &Loads, microcode: &str, covered: u64) -> Self {
         let Loads { vendor, numbers: [kvm, module] } = loads;
         let mut key = [boot_id, vendor, microcode].join(" ");
