@@ -57,8 +57,12 @@ impl Reservation {
             return Ok(check_free(&self.file, bytes)?);
         }
         let left = self.left.get();
-        fallocate(&self.file, FallocateFlags::empty(), left, bytes)?;
-        self.left.set(left + bytes);
+        match fallocate(&self.file, FallocateFlags::empty(), left, bytes) {
+            Ok(()) => self.left.set(left + bytes),
+            // A reservation of no bytes has not asked whether the file system has `fallocate`.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&self.file, bytes)?,
+            Err(errno) => return Err(errno.into()),
+        }
         Ok(())
     }
 
@@ -112,6 +116,18 @@ mod tests {
         assert_eq!(held(), 0);
         reservation.grow(8 << 20).unwrap();
         assert!((8 << 20..9 << 20).contains(&held()), "{}", held());
+    }
+
+    /// A file system without `fallocate` refuses it as sockets and pipes do: with an error of its own kind. A file
+    /// of /proc gives the one of such file systems.
+    #[test]
+    fn reservation_of_nothing_grows_where_fallocate_is_lacking() {
+        let without = File::options().write(true).open("/proc/self/comm").unwrap();
+        let refused = fallocate(&without, FallocateFlags::empty(), 0, 1);
+        assert_eq!(refused, Err(Errno::OPNOTSUPP), "the kernel has fallocate for /proc");
+        let reservation = Reservation::new(without, 0).unwrap();
+        reservation.grow(1 << 20).unwrap();
+        assert_eq!(reservation.left.get(), 0, "nothing is held");
     }
 
     #[test]
