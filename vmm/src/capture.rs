@@ -212,12 +212,13 @@ impl<B: Beside> Passes<'_, B> {
             match (done, &mut limit) {
                 (Some(done), None) => break (done, stood),
                 (Some(done), Some(limit)) if limit.allows(stood.whole(), 0) => break (done, stood),
-                (None, Some(limit)) if stood.vcpus.is_zero() => {
-                    limit.waited_for_disks();
-                    // They work for most of the time while another moment is looked for.
-                    std::thread::sleep((stood.disks * 4).min(Duration::from_millis(100)));
+                (_, Some(limit)) => {
+                    if limit.overran(stood) {
+                        // Disks work for most of the time while another moment is looked for.
+                        std::thread::sleep((stood.disks * 4).min(Duration::from_millis(100)));
+                    }
                 }
-                (_, limit) => limit.iter_mut().for_each(|limit| limit.overran(stood.whole())),
+                (None, None) => {}
             }
         };
         self.course.paused = stood.vcpus;
@@ -283,8 +284,8 @@ impl<B: Beside> Passes<'_, B> {
         let vm = self.vm;
         // Somebody who has paused the VM does not mind.
         let limit = limit.filter(|_| vm.state() == RunState::Running);
-        let longest = limit.map(PauseLimit::longest);
-        let (done, stood) = vm.paused_within(act, longest, |machine, began| {
+        let for_disks = limit.map(|limit| limit.for_disks(self.left.len() + self.beside_left));
+        let (done, stood) = vm.paused_within(act, for_disks, |machine, began| {
             self.newly_written(machine)?;
             let beside = self.beside.look();
             self.course.pages_in_pause = self.left.len();

@@ -140,11 +140,15 @@ impl Machine {
         }
     }
 
-    /// Sees to it, until what is returned is dropped, that whoever is halted is not waited for for ever where memory is filled as it
-    /// is needed, and does not come: the VM ends then.
-    pub(crate) fn halt_in_time(&self) -> Result<Option<LetGo>> {
+    /// Ends the VM if a thread that is to halt stays blocked on a page fault, for as long as the result lives.
+    /// `for_disks` is the time that disks have to finish their requests before the halt.
+    ///
+    /// # Errors
+    /// The host has no thread left.
+    pub(crate) fn halt_in_time(&self, for_disks: Duration) -> Result<Option<LetGo>> {
         let why = "waited for a page of memory for 10 s while it was to be paused";
-        self.shell.ram.faults().map(|faults| faults.let_go_after(TO_HALT, why)).transpose()
+        let patience = TO_HALT.saturating_add(for_disks);
+        self.shell.ram.faults().map(|faults| faults.let_go_after(patience, why)).transpose()
     }
 
     pub(crate) fn board(&self) -> &Arc<Board> {

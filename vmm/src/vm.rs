@@ -203,12 +203,12 @@ impl Vm {
 
     /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for
     /// it. `act` is told since when. Disks are brought to rest before: a flush that is under way is not
-    /// waited for while the vCPUs stand still. Disks that do not come to rest within `longest` keep `act`
+    /// waited for while the vCPUs stand still. Disks that do not come to rest within `for_disks` keep `act`
     /// from being done, and the guest goes on.
     pub(crate) fn paused_within<T>(
         &self,
         name: &'static str,
-        longest: Option<Duration>,
+        for_disks: Option<Duration>,
         act: impl FnOnce(&mut Machine, Instant) -> Result<T>,
     ) -> Result<(Option<T>, Stood)> {
         let mut machine = lock(&self.machine);
@@ -216,8 +216,8 @@ impl Vm {
         let began = Instant::now();
         let closed = match before {
             RunState::Running => {
-                let _in_time = machine.halt_in_time()?;
-                match machine.platform().close_gates(longest) {
+                let _in_time = machine.halt_in_time(for_disks.unwrap_or_default())?;
+                match machine.platform().close_gates(for_disks) {
                     None => return Ok((None, Stood { disks: began.elapsed(), vcpus: Duration::ZERO })),
                     closed => closed,
                 }
@@ -308,7 +308,7 @@ impl Vm {
 
     /// vCPUs first: a device that they touch may have to begin or end its work.
     fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
-        let _in_time = machine.halt_in_time()?;
+        let _in_time = machine.halt_in_time(Duration::ZERO)?;
         self.control.park();
         machine.platform().halt();
         // The guest may have ended in the very exit it was finishing.

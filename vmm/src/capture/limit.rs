@@ -5,13 +5,14 @@
 //! a slow transfer first, the host runs something else) ends as soon as that is known, and the passes go on.
 //!
 //! Before the vCPUs stand still the disks take no requests for as long as they finish those under way. The
-//! limit counts that too: a guest that waits for its disk stands still as well. Disks that take longer are
-//! let go on, and asked again later.
+//! limit counts that too: a guest that waits for its disk stands still as well. The disks get what the limit
+//! leaves beside the pause itself. Disks that take longer are let go on, and asked again later.
 
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
 use crate::memory::PAGE;
+use crate::vm::Stood;
 
 /// The guest is given so long, after the first pass, to write little enough.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,6 +34,8 @@ pub(super) struct PauseLimit {
     last_overrun: Duration,
     /// How often disks did not come to rest in time.
     waits: u32,
+    /// How long the vCPUs stood still in the last pause that was too long.
+    standstill: Duration,
 }
 
 /// A look at a guest that runs.
@@ -58,6 +61,7 @@ impl PauseLimit {
             overruns: 0,
             last_overrun: Duration::ZERO,
             waits: 0,
+            standstill: Duration::ZERO,
         }
     }
 
@@ -73,19 +77,29 @@ impl PauseLimit {
         lasted + self.copying(pages) <= self.longest
     }
 
-    /// A pause took longer, or would have.
-    pub(super) fn overran(&mut self, lasted: Duration) {
-        self.overruns += 1;
-        self.last_overrun = lasted;
+    /// The time that disks may take to come to rest before a pause that copies so many pages. At least a quarter
+    /// of the limit: how long a pause takes is known from one pause, which the host may have held up.
+    pub(super) fn for_disks(&self, pages: u64) -> Duration {
+        let pause = self.copying(pages).saturating_add(self.standstill.min(self.longest / 2));
+        self.longest.saturating_sub(pause).max(self.longest / 4)
     }
 
-    /// The disks did not come to rest in time.
-    pub(super) fn waited_for_disks(&mut self) {
-        self.waits += 1;
-    }
-
-    pub(super) fn longest(&self) -> Duration {
-        self.longest
+    /// The guest stood still for too long, or would have. Returns whether its disks were the cause: another
+    /// moment may suit them.
+    pub(super) fn overran(&mut self, stood: Stood) -> bool {
+        // Without a pause the disks did not come to rest in time.
+        let for_disks =
+            stood.vcpus.is_zero() || stood.disks > self.longest / 2 && stood.vcpus <= self.longest;
+        if !stood.vcpus.is_zero() {
+            self.standstill = stood.vcpus;
+        }
+        if for_disks {
+            self.waits += 1;
+        } else {
+            self.overruns += 1;
+            self.last_overrun = stood.whole();
+        }
+        for_disks
     }
 
     /// The error, once there is no use in going on.
@@ -96,7 +110,7 @@ impl PauseLimit {
         }
         let fits = self.allows(Duration::ZERO, look.left);
         let problem = if self.waits > 0 && self.overruns < MOST_OVERRUNS && fits {
-            format!("{} times the disks took longer to finish the requests under way", self.waits)
+            format!("{} times the disks took too long to finish the requests under way", self.waits)
         } else if self.overruns > 0 && fits {
             format!("{} pauses took longer, the last {:.1?}", self.overruns, self.last_overrun)
         } else {
@@ -162,7 +176,8 @@ mod tests {
         let mut limit = PauseLimit::new(FIVE);
         (0..MOST_OVERRUNS).for_each(|_| {
             assert!(limit.hopeless("take a snapshot", look(1)).is_none());
-            limit.overran(Duration::from_micros(7300));
+            let stood = Stood { disks: Duration::from_micros(300), vcpus: Duration::from_millis(7) };
+            assert!(!limit.overran(stood), "the disks took little of it");
         });
         let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
         assert!(text.contains("5 pauses took longer, the last 7.3ms; allow"), "{text}");
@@ -171,13 +186,46 @@ mod tests {
     #[test]
     fn error_says_that_disks_did_not_come_to_rest() {
         let mut limit = PauseLimit::new(FIVE);
-        (0..8).for_each(|_| limit.waited_for_disks());
+        (0..8).for_each(|_| assert!(limit.overran(stood(6000, 0))));
         assert!(limit.hopeless("take a snapshot", look(1)).is_none(), "they may yet");
         limit.began -= PATIENCE;
         let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
         assert!(
-            text.contains("8 times the disks took longer to finish the requests under way; allow"),
+            text.contains("8 times the disks took too long to finish the requests under way; allow"),
             "{text}"
         );
+    }
+
+    fn stood(disks: u64, vcpus: u64) -> Stood {
+        Stood { disks: Duration::from_micros(disks), vcpus: Duration::from_micros(vcpus) }
+    }
+
+    #[test]
+    fn disks_get_what_the_pause_leaves_of_the_limit() {
+        let mut limit = PauseLimit::new(FIVE);
+        limit.copied(1000, Duration::from_millis(1));
+        assert_eq!(limit.for_disks(0), FIVE);
+        assert_eq!(limit.for_disks(1000), Duration::from_millis(4));
+        assert_eq!(limit.for_disks(u64::MAX), FIVE / 4, "a look at idle disks takes little");
+        limit.overran(stood(100, 5200));
+        assert_eq!(limit.for_disks(0), FIVE / 2, "one pause that the host held up shows little");
+        limit.overran(stood(4600, 800));
+        assert_eq!(limit.for_disks(1000), Duration::from_micros(3200));
+        limit.overran(stood(3200, 0));
+        assert_eq!(limit.for_disks(1000), Duration::from_micros(3200), "there was no pause");
+    }
+
+    /// A flush that takes a little less than the limit leaves too little of it for the pause.
+    #[test]
+    fn pauses_that_disks_made_too_long_leave_time_for_another_moment() {
+        let mut limit = PauseLimit::new(FIVE);
+        (0..10 * MOST_OVERRUNS).for_each(|_| {
+            assert!(limit.overran(stood(4600, 800)));
+            assert!(limit.hopeless("take a snapshot", look(1)).is_none());
+        });
+        assert!(!limit.overran(stood(4600, 5100)), "the pause alone took too long");
+        limit.began -= PATIENCE;
+        let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
+        assert!(text.contains("50 times the disks took too long"), "{text}");
     }
 }

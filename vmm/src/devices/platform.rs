@@ -15,7 +15,7 @@ use super::lines::Lines;
 use super::power::{self, Power};
 use super::serial::Serial;
 use super::virtio::balloon::Balloon;
-use super::virtio::block::{Block, ClosedGates, PATIENCE};
+use super::virtio::block::{Block, ClosedGates};
 use super::virtio::net::Net;
 use super::virtio_slots::{self, Handles, Slot};
 use super::{Place, SharedDevice};
@@ -111,19 +111,16 @@ impl Platform {
         Ok(())
     }
 
-    /// Keeps the disks from taking requests until what is returned is dropped, and waits for what they have
-    /// under way: a second at most, and then the halt waits for the rest. It is to be dropped after a halt.
-    /// With `longest` disks that take longer than that work on, and nothing is returned.
+    /// Keeps the disks from taking requests until the result is dropped, and waits for those under way: a
+    /// second at most, and then the halt waits for the rest. Drop the result after a halt. With `longest` the
+    /// disks have that time instead; returns none if they take longer, and they work on.
     pub(crate) fn close_gates(&self, longest: Option<Duration>) -> Option<ClosedGates> {
-        let patience = longest.map_or(PATIENCE, |longest| longest.min(PATIENCE));
-        let (closed, at_rest) = ClosedGates::of(&self.handles.gates, patience);
-        if at_rest || longest.is_none() {
-            return Some(closed);
+        let closed = ClosedGates::within(&self.handles.gates, longest);
+        if closed.is_none() {
+            // They may have missed notifications meanwhile.
+            self.disks().keys().for_each(|id| self.wake(&virtio_slots::disk_name(id)));
         }
-        drop(closed);
-        // They may have missed notifications meanwhile.
-        self.disks().keys().for_each(|id| self.wake(&virtio_slots::disk_name(id)));
-        None
+        closed
     }
 
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::Block;
 
-/// The longest that disks are waited for. The pause waits for the rest.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest that disks are waited for without a limit. The pause waits for the rest.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// Time between two looks at a disk that is doing a request at once.
 const LOOK: Duration = Duration::from_micros(50);
 
@@ -51,11 +51,22 @@ impl Gate {
 #[derive(Debug)]
 pub struct ClosedGates(Vec<Arc<Gate>>);
 
+/// As good as without end.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl ClosedGates {
+    /// Closes the gates of disks, and waits a second at most until these have nothing under way. With
+    /// `longest` it waits that long instead, and returns none if they still have something under way.
+    pub fn within(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)], longest: Option<Duration>) -> Option<Self> {
+        let (closed, at_rest) = Self::of(disks, longest.unwrap_or(PATIENCE));
+        (at_rest || longest.is_none()).then_some(closed)
+    }
+
     /// Closes the gates of disks, and waits so long until these have nothing under way. Returns whether they
     /// have nothing.
-    pub fn of(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)], longest: Duration) -> (Self, bool) {
-        let end = Instant::now() + longest;
+    fn of(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)], longest: Duration) -> (Self, bool) {
+        // An instant that far is none.
+        let end = Instant::now() + longest.min(YEAR);
         disks.iter().for_each(|(gate, _)| gate.is_closed.store(true, Ordering::Release));
         let closed = Self(disks.iter().map(|(gate, _)| Arc::clone(gate)).collect());
         let at_rest = disks.iter().all(|(gate, disk)| gate.wait_idle(disk, end));
@@ -160,5 +171,26 @@ mod tests {
         drop((closed, busy));
         assert!(!gate.is_closed());
         assert!(ClosedGates::of(&disks, Duration::ZERO).1, "an idle disk takes no time");
+        assert!(ClosedGates::within(&disks, Some(Duration::MAX)).is_some());
+    }
+
+    /// A flush may take longer than the second that disks have without a limit.
+    #[test]
+    fn disk_that_comes_to_rest_within_a_long_limit_is_waited_for() {
+        let dir = Dir::new();
+        let block = Block::open(&disk_on(Engine::Sync, dir.file("image", &[0; 8192]))).unwrap();
+        let gate = block.gate();
+        let disk = Arc::new(Mutex::new(block));
+        let disks = [(gate, Arc::clone(&disk))];
+        let (told, begun) = std::sync::mpsc::channel();
+        let flush = thread::spawn(move || {
+            let _busy = lock(&disk);
+            told.send(()).unwrap();
+            thread::sleep(PATIENCE + Duration::from_millis(500));
+        });
+        begun.recv().unwrap();
+        assert!(ClosedGates::within(&disks, Some(Duration::from_millis(1))).is_none());
+        assert!(ClosedGates::within(&disks, Some(Duration::from_secs(60))).is_some(), "the limit allows it");
+        flush.join().unwrap();
     }
 }

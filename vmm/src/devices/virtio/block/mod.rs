@@ -53,7 +53,7 @@ mod tests;
 use copy::{Clusters, LayerSource};
 use file::{HostFile, Use};
 pub use files::DiskFiles;
-pub use gate::{ClosedGates, Gate, PATIENCE};
+pub use gate::{ClosedGates, Gate};
 pub use image::Image;
 use layer::Overlay;
 use lower::Lower;
