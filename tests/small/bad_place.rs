@@ -118,6 +118,33 @@ fn disk_with_room_for_what_is_written_is_not_taken_for_full() {
     guest.next_number("count");
 }
 
+/// The guest writes to most pages of its base again: a diff would be large, and is a full snapshot. Each chunk of
+/// the initrd has one page that is not zero, so a smaller disk has room for pages and not for chunks.
+#[test]
+fn diff_of_a_lazy_guest_reserves_no_more_than_its_whole_memory() {
+    needs!(kvm, root);
+    let scratch = Scratch::new();
+    let (disk, initrd) = (scratch.path("disk"), scratch.path("initrd"));
+    fs::create_dir(&disk).unwrap();
+    let mut chunks = vec![0; 24 << 20];
+    chunks.iter_mut().step_by(64 << 10).for_each(|byte| *byte = 1);
+    fs::write(&initrd, chunks).unwrap();
+    let mut guest = Boot::small("count mib=72").initrd(&initrd).memory("160M").start();
+    while guest.next_number("count") < 72 * 4 + 4 {}
+    let base = guest.snapshot_as(&["--compress", "lz4", "--chunk-size", "64K"]);
+    drop(guest);
+    for mib in [112, 88] {
+        let namespace = Namespace::small_disk(&disk, mib << 10);
+        let mut guest = base.restore_inside(&namespace, &[]);
+        let last = guest.next_number("count");
+        while guest.next_number("count") < last + 2 * 72 * 4 {}
+        guest.try_snapshot_as(&disk.join("snapshot"), &["--diff"]).succeeded();
+        let seen = PathBuf::from(format!("/proc/{}/root", guest.pid())).join(disk.strip_prefix("/").unwrap());
+        assert!(seen.join("snapshot/memory.snap").exists(), "{mib} MiB: it is a full one");
+        guest.next_number("count");
+    }
+}
+
 #[test]
 fn nobody_to_take_a_snapshot_of() {
     let scratch = Scratch::new();

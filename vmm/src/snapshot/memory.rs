@@ -12,6 +12,7 @@ use super::{MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::error::{Error, Result};
 use crate::memory::backing::{Backing, OtherPages, fresh};
 use crate::memory::freeze::seal;
+use crate::memory::pages::PageSet;
 use crate::memory::paging::Paging;
 use crate::memory::service::Service;
 use crate::pager::client::{Pager, PagerOptions};
@@ -163,6 +164,17 @@ impl Memory {
         match self {
             Self::Raw(..) => Ok(0),
             Self::Packed(packed) => packed.pack.populated(),
+        }
+    }
+
+    /// Adds the pages of a packed memory that may hold something to `pages`; none of one that is not packed.
+    ///
+    /// # Errors
+    /// The index of the pack is damaged, or cannot be read.
+    pub fn add_populated(&self, pages: &mut PageSet) -> Result<()> {
+        match self {
+            Self::Raw(..) => Ok(()),
+            Self::Packed(packed) => packed.pack.each_populated(|range| pages.add(range)),
         }
     }
 

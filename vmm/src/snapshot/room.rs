@@ -16,6 +16,7 @@ use super::writer::is_small;
 use crate::capture::Disk;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
+use crate::memory::freeze;
 use crate::memory::pages::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::store::dir::NewDir;
@@ -61,6 +62,26 @@ impl<'a> Room<'a> {
         reserved.map_or(Ok(()), |reserved| self.dir.grow(reserved, bytes))
     }
 
+    /// Reserves room for all of a memory whose base may have holes for chunks that are not fetched yet: its pack
+    /// says which pages it has. Where room is short the base is completed, and its pages are looked at.
+    fn of_lazy(
+        &self,
+        lazy: &LazyMemory,
+        ram: &GuestRam,
+        unneeded: &PageSet,
+        pages: &PageSet,
+    ) -> Result<Reservation> {
+        let mut all = PageSet::none(ram.len());
+        lazy.memory.add_populated(&mut all)?;
+        all.remove_all(unneeded);
+        all.add_all(pages);
+        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|_| {
+            // The snapshot completes it anyway, once the pages are copied.
+            freeze::complete(ram)?;
+            self.of_whole(ram, unneeded, pages)
+        })
+    }
+
     fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<Reservation> {
         let base = ram.base().file;
         let all = populated(&base, unneeded, pages, ram.len())?;
@@ -84,8 +105,7 @@ impl Disk for Room<'_> {
         let reserved = if only_pages {
             self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE + self.layers)?
         } else if let Some(lazy) = self.lazy.as_ref().filter(|_| self.written == Written::PagesIfFew) {
-            // The base may have holes for what is not fetched yet.
-            self.dir.reserve(lazy.memory.populated()? + pages.len() * PAGE + STATE + self.layers)?
+            self.of_lazy(lazy, ram, unneeded, pages)?
         } else {
             self.of_whole(ram, unneeded, pages)?
         };

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -182,16 +183,26 @@ impl Pack {
     /// # Errors
     /// The index is damaged, or cannot be read.
     pub fn populated(&self) -> Result<u64> {
-        let (geometry, mut bytes) = (self.footer.geometry, 0);
+        let mut bytes = 0;
+        self.each_populated(|range| bytes += range.end - range.start)?;
+        Ok(bytes)
+    }
+
+    /// Calls `each` with the range of memory of every chunk that is not zero, in order.
+    ///
+    /// # Errors
+    /// The index is damaged, or cannot be read.
+    pub fn each_populated(&self, mut each: impl FnMut(Range<u64>)) -> Result<()> {
+        let geometry = self.footer.geometry;
         for number in 0..geometry.blocks() {
             let first = number * ENTRIES;
             if let Some(block) = self.block(first)? {
                 let chunks = (0..geometry.entries_of(number)).map(|entry| first + entry);
                 let stored = chunks.filter(|chunk| block.entry(*chunk) != Entry::Zero);
-                bytes += stored.map(|chunk| geometry.len_of(chunk) as u64).sum::<u64>();
+                stored.for_each(|chunk| each(geometry.range(chunk)));
             }
         }
-        Ok(bytes)
+        Ok(())
     }
 
     /// What is stored of a chunk.

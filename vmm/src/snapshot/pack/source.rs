@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::codec::Decoder;
-use super::reader::{Kind, Pack};
+use super::reader::Pack;
 use crate::error::Result;
 
 /// A memory. It must not change while it is packed.
@@ -51,16 +51,10 @@ impl<'a> Repack<'a> {
     /// The index is damaged.
     pub fn of(pack: &'a Pack) -> Result<Self> {
         let mut populated: Vec<Range<u64>> = Vec::new();
-        for chunk in 0..pack.geometry().chunks() {
-            if pack.kind(chunk)? == Kind::Zero {
-                continue;
-            }
-            let range = pack.geometry().range(chunk);
-            match populated.last_mut() {
-                Some(last) if last.end == range.start => last.end = range.end,
-                _ => populated.push(range),
-            }
-        }
+        pack.each_populated(|range| match populated.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => populated.push(range),
+        })?;
         Ok(Self { pack, populated })
     }
 }
