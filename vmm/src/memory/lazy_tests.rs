@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::ram::GuestRam;
 use super::reclaim::give_back;
 use super::service::Service;
 use super::source::{Chunk, ChunkReader, PageSource, TestSource};
-use super::testing::kernel_reads;
+use super::testing::{Hangs, kernel_reads};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -49,8 +49,7 @@ struct Source {
     /// Which chunks were read, in their order.
     order: Mutex<Vec<u64>>,
     /// Nothing is read while this is so.
-    hangs: (Mutex<bool>, Condvar),
-    has_hung: AtomicBool,
+    hangs: Hangs,
 }
 
 fn is_zero(at: u64) -> bool {
@@ -82,9 +81,7 @@ struct Reader<'s>(&'s Source);
 
 impl ChunkReader for Reader<'_> {
     fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
-        let (hangs, changed) = &self.0.hangs;
-        self.0.has_hung.store(*lock(hangs), Ordering::SeqCst);
-        drop(changed.wait_while(lock(hangs), |hangs| *hangs).unwrap());
+        self.0.hangs.pass();
         self.0.reads.fetch_add(1, Ordering::SeqCst);
         lock(&self.0.order).push(chunk);
         if is_zero(chunk * CHUNK) {
@@ -339,14 +336,14 @@ fn who_waits_for_a_source_that_hangs_is_let_go_after_a_while() {
     for refusal in refusals() {
         let (source, service) = service(LEN);
         let ram = refusing(&service, refusal);
-        *lock(&source.hangs.0) = true;
+        source.hangs.begin();
         let waiting: Vec<_> = [CHUNK, 2 * CHUNK, 2 * CHUNK + PAGE]
             .map(|at| {
                 let ram = ram.clone();
                 thread::spawn(move || kernel_reads(&ram, at))
             })
             .into();
-        wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
+        wait_until("the reader hangs", || source.hangs.seen());
         let faults = ram.faults().unwrap();
         drop(faults.let_go_after(Duration::from_secs(600), "too early").unwrap());
         assert!(!faults.has_failed());
@@ -356,8 +353,7 @@ fn who_waits_for_a_source_that_hangs_is_let_go_after_a_while() {
         });
         drop(let_go);
         assert!(faults.has_failed());
-        *lock(&source.hangs.0) = false;
-        source.hangs.1.notify_all();
+        source.hangs.end();
     }
 }
 

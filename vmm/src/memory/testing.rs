@@ -2,12 +2,54 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex};
 
 use rustix::io::Errno;
 
 use super::PAGE;
 use super::backing::fresh;
 use super::ram::GuestRam;
+use crate::sync::lock;
+
+/// Makes the readers of a page source hang for as long as a test wants.
+#[derive(Debug, Default)]
+pub struct Hangs {
+    now: Mutex<bool>,
+    changed: Condvar,
+    seen: AtomicBool,
+}
+
+impl Hangs {
+    /// Makes every reader hang that passes from now on.
+    pub fn begin(&self) {
+        self.seen.store(false, Ordering::SeqCst);
+        *lock(&self.now) = true;
+    }
+
+    /// Lets readers pass that come from now on. Those that hang stay.
+    pub fn end_for_others(&self) {
+        *lock(&self.now) = false;
+    }
+
+    /// Lets all readers pass.
+    pub fn end(&self) {
+        self.end_for_others();
+        self.changed.notify_all();
+    }
+
+    /// Whether the reader that came last hangs, or did.
+    pub fn seen(&self) -> bool {
+        self.seen.load(Ordering::SeqCst)
+    }
+
+    /// Hangs if it has to. Readers call it before they read.
+    pub fn pass(&self) {
+        let now = lock(&self.now);
+        self.seen.store(*now, Ordering::SeqCst);
+        drop(self.changed.wait_while(now, |hangs| *hangs).unwrap());
+    }
+}
 
 /// Has the kernel read a word of guest memory, as it does for KVM and in system calls, which have an error
 /// where a thread has a signal.

@@ -4,8 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,7 +20,7 @@ use crate::memory::paging::Paging;
 use crate::memory::ram::GuestRam;
 use crate::memory::sealing::can_change;
 use crate::memory::source::{Chunk, ChunkReader, PageSource};
-use crate::memory::testing;
+use crate::memory::testing::{self, Hangs};
 use crate::memory::userfault::Userfault;
 use crate::sync::lock;
 use crate::testing::{limited, wait_until};
@@ -34,8 +33,7 @@ const LEN: u64 = 1 << 20;
 /// Every odd chunk is zero, every byte of another its number; read at once unless it hangs.
 #[derive(Debug, Default)]
 struct Source {
-    hangs: (Mutex<bool>, Condvar),
-    has_hung: AtomicBool,
+    hangs: Hangs,
 }
 
 #[derive(Debug)]
@@ -59,9 +57,7 @@ struct Reader<'s>(&'s Source);
 
 impl ChunkReader for Reader<'_> {
     fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
-        let (hangs, changed) = &self.0.hangs;
-        self.0.has_hung.store(*lock(hangs), Ordering::SeqCst);
-        drop(changed.wait_while(lock(hangs), |hangs| *hangs).unwrap());
+        self.0.hangs.pass();
         into.fill(chunk as u8);
         Ok(if chunk.is_multiple_of(2) { Chunk::Bytes } else { Chunk::Zero })
     }
@@ -117,11 +113,6 @@ impl Here {
         Backing::Lazy { paging, pages: None }.map(&ram).unwrap();
         ram
     }
-
-    fn hang(&self, hangs: bool) {
-        *lock(&self.source.hangs.0) = hangs;
-        self.source.hangs.1.notify_all();
-    }
 }
 
 impl Drop for Here {
@@ -137,10 +128,10 @@ fn kernel_reads(ram: &GuestRam, at: u64) -> Option<u8> {
 
 /// A thread that waits for a page whose chunk is being read.
 fn waiting(here: &Here, ram: &GuestRam, at: u64) -> thread::JoinHandle<Option<u8>> {
-    here.hang(true);
+    here.source.hangs.begin();
     let ram = ram.clone();
     let waiting = thread::spawn(move || kernel_reads(&ram, at));
-    wait_until("the reader hangs", || here.source.has_hung.load(Ordering::SeqCst));
+    wait_until("the reader hangs", || here.source.hangs.seen());
     waiting
 }
 
@@ -266,7 +257,7 @@ fn a_pager_ends_the_connection_of_a_vm_that_ended_in_the_middle_of_a_fault() {
     assert_eq!(limited("the fault ends", || fault.join()).unwrap(), None);
     drop(ram);
     wait_until("the addresses are given back", || !is_mapped(start));
-    here.hang(false);
+    here.source.hangs.end();
     limited("the pager ends", || pager.join()).unwrap().unwrap();
 }
 
@@ -332,7 +323,7 @@ fn a_pager_that_answers_is_not_taken_for_silent_while_a_chunk_is_read() {
     let fault = waiting(&here, &ram, 4 * CHUNK);
     thread::sleep(Duration::from_secs(1));
     assert_eq!(ram.faults().unwrap().failure(), None);
-    here.hang(false);
+    here.source.hangs.end();
     assert_eq!(limited("the fault ends", || fault.join()).unwrap(), Some(4));
     drop(ram);
     limited("the pager ends", || pager.join()).unwrap().unwrap();

@@ -92,14 +92,14 @@ fn a_fault_does_not_wait_for_what_is_read_ahead() {
     let ram = vm(&service, None);
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
     // Whoever reads ahead hangs in the source, and what is there or is zero nobody has to read.
-    *lock(&source.hangs.0) = true;
+    source.hangs.begin();
     let runs = Runs::from([5 * CHUNK..6 * CHUNK, 4 * CHUNK..5 * CHUNK]);
     service.prefetch(&runs).unwrap();
-    wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
-    *lock(&source.hangs.0) = false;
+    wait_until("the reader hangs", || source.hangs.seen());
+    source.hangs.end_for_others();
     assert_eq!(read(&ram, 8 * CHUNK), word(8 * CHUNK));
     assert_eq!(read(&vm(&service, None), CHUNK + PAGE), word(CHUNK + PAGE));
-    source.hangs.1.notify_all();
+    source.hangs.end();
     assert_eq!(of_service(&service, &runs).read, 32);
 }
 
@@ -133,12 +133,11 @@ fn lists_of_two_diffs_over_one_base_are_both_read_to_their_ends() {
         Runs::from([CHUNK..3 * CHUNK, 7 * CHUNK..9 * CHUNK]),
         Runs::from([4 * CHUNK..5 * CHUNK, 5 * CHUNK..6 * CHUNK]),
     ];
-    *lock(&source.hangs.0) = true;
+    source.hangs.begin();
     for runs in lists.iter().chain(&lists) {
         service.prefetch(runs).unwrap();
     }
-    *lock(&source.hangs.0) = false;
-    source.hangs.1.notify_all();
+    source.hangs.end();
     for (runs, pages) in lists.iter().zip([64, 32]) {
         assert_eq!(of_service(&service, runs), Reading { pages, read: pages, is_over: true });
     }

@@ -28,20 +28,19 @@ fn a_device_fetches_what_it_touches_itself() {
     let reads = source.reads.load(Ordering::SeqCst);
     assert_eq!((reads, service.filler().touched()), (3, 2));
     // Whoever would answer a fault hangs.
-    *lock(&source.hangs.0) = true;
+    source.hangs.begin();
     for at in [2 * CHUNK, 3 * CHUNK, 3 * CHUNK + 7 * PAGE, 4 * CHUNK] {
         assert_eq!(read(&ram, at), word(at), "{at:#x}");
     }
     there.ensure(2 * CHUNK, 3 * CHUNK).unwrap_or_else(|_| panic!("it was there"));
     assert_eq!(source.reads.load(Ordering::SeqCst), reads, "what is there is not asked for again");
-    *lock(&source.hangs.0) = false;
-    source.hangs.1.notify_all();
+    source.hangs.end();
     // Given back it is missing again, where it was zeros.
     give_back(&ram, 3 * CHUNK, CHUNK).unwrap();
     there.ensure(3 * CHUNK, CHUNK).unwrap();
-    *lock(&source.hangs.0) = true;
+    source.hangs.begin();
     assert_eq!(read(&ram, 3 * CHUNK), 0);
-    *lock(&source.hangs.0) = false;
+    source.hangs.end_for_others();
 }
 
 #[test]

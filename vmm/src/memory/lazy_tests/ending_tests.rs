@@ -16,8 +16,7 @@ struct LetGo<'s>(&'s Source);
 
 impl Drop for LetGo<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.hangs.0) = false;
-        self.0.hangs.1.notify_all();
+        self.0.hangs.end();
     }
 }
 
@@ -38,12 +37,12 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
     let ram = vm(&service, None);
     let start = ram.host_address_of(0) as u64;
     // Its source reads a chunk of zeros for ever.
-    *lock(&source.hangs.0) = true;
+    source.hangs.begin();
     let waiting = {
         let ram = ram.clone();
         thread::spawn(move || kernel_reads(&ram, 3 * CHUNK))
     };
-    wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
+    wait_until("the reader hangs", || source.hangs.seen());
     drop(ram.faults().unwrap().let_go_after(Duration::ZERO, "it ended").unwrap());
     wait_until("the fault is let go", || {
         ram.faults().unwrap().let_go("it ended");
@@ -56,8 +55,7 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
     map_at(start, &ones.base());
     let paging = Arc::clone(&ones) as Arc<dyn Paging>;
     let next = Faults::of(start as *mut u8, LEN, paging, Refusal::NoAccess).unwrap();
-    *lock(&source.hangs.0) = false;
-    source.hangs.1.notify_all();
+    source.hangs.end();
     // Once it has answered another VM, it has done all that it had in hand.
     assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
     // SAFETY: it is mapped, and nobody writes to it.
@@ -87,21 +85,21 @@ fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
     // More than one thread answers from the first fault on.
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
     let _let_go = LetGo(&source);
-    *lock(&source.hangs.0) = true;
+    source.hangs.begin();
     let slow: Vec<_> = [&ram, &other]
         .map(|ram| {
             let ram = ram.clone();
             thread::spawn(move || kernel_reads(&ram, 2 * CHUNK))
         })
         .into();
-    wait_until("the reader hangs", || source.has_hung.load(Ordering::SeqCst));
+    wait_until("the reader hangs", || source.hangs.seen());
     // Those that are read from now on are not slow.
-    *lock(&source.hangs.0) = false;
+    source.hangs.end_for_others();
     assert_eq!(kernel_reads(&ram, 4 * CHUNK), Ok(word(4 * CHUNK)));
     assert_eq!(kernel_reads(&other, 5 * CHUNK), Ok(word(5 * CHUNK)));
     assert_eq!(kernel_reads(&other, CHUNK), Ok(word(CHUNK)));
     assert!(slow.iter().all(|slow| !slow.is_finished()));
-    source.hangs.1.notify_all();
+    source.hangs.end();
     slow.into_iter().for_each(|slow| {
         assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(2 * CHUNK)))
     });
@@ -111,11 +109,10 @@ fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
 
 /// A thread that waits for a chunk whose source hangs.
 fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rustix::io::Result<u64>> {
-    source.has_hung.store(false, Ordering::SeqCst);
-    *lock(&source.hangs.0) = true;
+    source.hangs.begin();
     let ram = ram.clone();
     let waiting = thread::spawn(move || kernel_reads(&ram, at));
-    wait_until(&format!("a thread reads the chunk at {at:#x}"), || source.has_hung.load(Ordering::SeqCst));
+    wait_until(&format!("a thread reads the chunk at {at:#x}"), || source.hangs.seen());
     waiting
 }
 
@@ -127,10 +124,10 @@ fn three_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
     let slow = [(&ram, CHUNK), (&other, 2 * CHUNK), (&other, 4 * CHUNK)]
         .map(|(ram, at)| (at, slow_read(&source, ram, at)));
     // Those that are read from now on are not slow.
-    *lock(&source.hangs.0) = false;
+    source.hangs.end_for_others();
     assert_eq!(kernel_reads(&ram, 5 * CHUNK), Ok(word(5 * CHUNK)));
     assert!(slow.iter().all(|(_, slow)| !slow.is_finished()));
-    source.hangs.1.notify_all();
+    source.hangs.end();
     slow.into_iter().for_each(|(at, slow)| {
         assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(at)));
     });

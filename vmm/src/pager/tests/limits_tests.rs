@@ -149,9 +149,9 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
     assert_eq!(other.ask(&Ask::Ping, None), Some(Answer::Alive));
     let memory = Memory::new();
     memory.serve(&client);
-    here.hang(true);
+    here.source.hangs.begin();
     let toucher = memory.touch(2 * CHUNK);
-    wait_until("the chunk is being read", || here.source.has_hung.load(Ordering::SeqCst));
+    wait_until("the chunk is being read", || here.source.hangs.seen());
     drop(client);
     // Whether it hears of the end before the first of these or not.
     let answers: Vec<_> = (0..50)
@@ -162,7 +162,7 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
         })
         .take_while(|answer| answer.is_ok())
         .collect();
-    here.hang(false);
+    here.source.hangs.end();
     // No pager answers this fault: without its userfaultfd the page is zeros.
     drop(memory);
     let touched = limited("the touch ends", || toucher.join()).unwrap();
