@@ -118,8 +118,9 @@ fn disk_with_room_for_what_is_written_is_not_taken_for_full() {
     guest.next_number("count");
 }
 
-/// The guest writes to most pages of its base again: a diff would be large, and is a full snapshot. Each chunk of
-/// the initrd has one page that is not zero, so a smaller disk has room for pages and not for chunks.
+/// The guest writes to most pages of its base again: a diff would be large, and is a full snapshot. Each
+/// chunk of the initrd has one page that is not zero, so a smaller disk has room for pages and not for
+/// chunks.
 #[test]
 fn diff_of_a_lazy_guest_reserves_no_more_than_its_whole_memory() {
     needs!(kvm, root);

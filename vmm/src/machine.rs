@@ -140,8 +140,8 @@ impl Machine {
         }
     }
 
-    /// Ends the VM if a thread that is to halt stays blocked on a page fault, for as long as the result lives.
-    /// `for_disks` is the time that disks have to finish their requests before the halt.
+    /// Ends the VM if a thread that is to halt stays blocked on a page fault, for as long as the result
+    /// lives. `for_disks` is the time that disks have to finish their requests before the halt.
     ///
     /// # Errors
     /// The host has no thread left.

@@ -77,8 +77,9 @@ impl PauseLimit {
         lasted + self.copying(pages) <= self.longest
     }
 
-    /// The time that disks may take to come to rest before a pause that copies so many pages. At least a quarter
-    /// of the limit: how long a pause takes is known from one pause, which the host may have held up.
+    /// The time that disks may take to come to rest before a pause that copies so many pages. At least a
+    /// quarter of the limit: how long a pause takes is known from one pause, which the host may have held
+    /// up.
     pub(super) fn for_disks(&self, pages: u64) -> Duration {
         let pause = self.copying(pages).saturating_add(self.standstill.min(self.longest / 2));
         self.longest.saturating_sub(pause).max(self.longest / 4)

@@ -167,8 +167,8 @@ impl Filler {
         })
     }
 
-    /// Seals the memfd against every writer but this filler, which has it mapped already. The kernel refuses to
-    /// punch holes then, so a chunk that was filled stays whole.
+    /// Seals the memfd against every writer but this filler, which has it mapped already. The kernel
+    /// refuses to punch holes then, so a chunk that was filled stays whole.
     ///
     /// # Errors
     /// The memfd refuses seals.
@@ -269,9 +269,9 @@ impl Filler {
         Ok(Chunk::Bytes)
     }
 
-    /// Whether a chunk that was filled is whole. A VM that has the memfd too may have punched a hole in it: the
-    /// chunk is filled again then, for a fault that finds a hole comes again and again. A device's first touch
-    /// of a page comes here too, so a base of this process alone costs no look.
+    /// Whether a chunk that was filled is whole. A VM that has the memfd too may have punched a hole in it:
+    /// the chunk is filled again then, for a fault that finds a hole comes again and again. A device's
+    /// first touch of a page comes here too, so a base of this process alone costs no look.
     fn is_whole(&self, chunk: Range<u64>, hands: &mut Hands<'_>) -> Result<bool> {
         if self.can_lose_pages { self.has_all(&chunk, hands) } else { Ok(true) }
     }

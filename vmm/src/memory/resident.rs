@@ -1,12 +1,13 @@
-//! Which pages a memfd has, within one chunk. Both ways look at the chunk's pages only, whatever surrounds them.
+//! Which pages a memfd has, within one chunk. Both ways look at the chunk's pages only, whatever surrounds
+//! them.
 //!
 //! ```text
 //!   mincore(2)            the chunk's pages that are in memory, by one call
 //!   lseek(2), SEEK_DATA   a page that is not: swapped out, or a hole
 //! ```
 //!
-//! `SEEK_HOLE` would walk from page to page up to the next hole, under the file's lock: in a base without holes
-//! that is all of it (`mapping_seek_hole_data` of mm/filemap.c).
+//! `SEEK_HOLE` would walk from page to page up to the next hole, under the file's lock: in a base without
+//! holes that is all of it (`mapping_seek_hole_data` of mm/filemap.c).
 #![allow(unsafe_code)]
 
 use std::fs::File;

@@ -62,8 +62,9 @@ impl<'a> Room<'a> {
         reserved.map_or(Ok(()), |reserved| self.dir.grow(reserved, bytes))
     }
 
-    /// Reserves room for all of a memory whose base may have holes for chunks that are not fetched yet: its pack
-    /// says which pages it has. Where room is short the base is completed, and its pages are looked at.
+    /// Reserves room for all of a memory whose base may have holes for chunks that are not fetched yet: its
+    /// pack says which pages it has. Where room is short the base is completed, and its pages are looked
+    /// at.
     fn of_lazy(
         &self,
         lazy: &LazyMemory,

@@ -118,8 +118,8 @@ mod tests {
         assert!((8 << 20..9 << 20).contains(&held()), "{}", held());
     }
 
-    /// A file system without `fallocate` refuses it as sockets and pipes do: with an error of its own kind. A file
-    /// of /proc gives the one of such file systems.
+    /// A file system without `fallocate` refuses it as sockets and pipes do: with an error of its own kind.
+    /// A file of /proc gives the one of such file systems.
     #[test]
     fn reservation_of_nothing_grows_where_fallocate_is_lacking() {
         let without = File::options().write(true).open("/proc/self/comm").unwrap();

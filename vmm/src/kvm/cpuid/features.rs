@@ -466,8 +466,8 @@ pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
 /// The leaves of the vendor's name, and the signature.
 const IDENTITY: [(u32, Register); 4] = [(0, Ebx), (0, Ecx), (0, Edx), (1, Eax)];
 
-/// Names the way in which [`digest`] computes. Any change of it needs a new number: another hash, another order,
-/// other events of [`pmu_events`], other feature MSRs.
+/// Names the way in which [`digest`] computes. Any change of it needs a new number: another hash, another
+/// order, other events of [`pmu_events`], other feature MSRs.
 const DIGEST_VERSION: u32 = 1;
 
 /// Stands for all that [`digest`] is made of but the host's values: its version, the identity's leaves, the

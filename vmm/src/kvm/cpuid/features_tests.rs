@@ -136,8 +136,8 @@ fn every_part_of_the_digest_changes_what_stands_for_it() {
     }
 }
 
-/// A new word or level changes [`COVERED`] along with the digest. Where the digest alone changes, it needs a new
-/// [`DIGEST_VERSION`]: another program on the host would take the old digest for the new one.
+/// A new word or level changes [`COVERED`] along with the digest. Where the digest alone changes, it needs
+/// a new [`DIGEST_VERSION`]: another program on the host would take the old digest for the new one.
 #[test]
 fn digest_of_this_version_is_the_same_in_every_program() {
     let entries = [

@@ -10,8 +10,9 @@
 //! - the parts of the digest and the version of its algorithm ([`cpuid::COVERED`])
 //!
 //! Programs of different versions on one host have different keys: each replaces the other's file. A few
-//! parameters of KVM's modules change while they are loaded (`vmentry_l1d_flush` and with it MSR 0x10a). The key
-//! does not follow them: a digest decides only whether CPUID is compared, and a restore checks MSRs anyway.
+//! parameters of KVM's modules change while they are loaded (`vmentry_l1d_flush` and with it MSR 0x10a).
+//! The key does not follow them: a digest decides only whether CPUID is compared, and a restore checks MSRs
+//! anyway.
 //!
 //! A file that others could have written is not read, and one that cannot be read or written costs time only.
 
