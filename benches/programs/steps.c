@@ -15,6 +15,7 @@
 #include <sys/ptrace.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -81,23 +82,30 @@ static int writes_output(pid_t thread, const struct user_regs_struct *registers)
     return (ptrace(PTRACE_PEEKTEXT, thread, registers->rip, 0) & 0xffff) == SYSCALL;
 }
 
-static void interrupt(int signal) {
-    (void)signal; // waitpid returns
+static volatile sig_atomic_t over;
+
+static void end(int signal) {
+    (void)signal;
+    over = 1;
 }
 
 // Steps each thread that has stopped.
 static void trace(pid_t child, struct code code, FILE *out) {
     char *seen = calloc(code.end - code.start, 1);
     struct user_regs_struct registers;
-    struct sigaction action = {.sa_handler = interrupt};
+    struct sigaction action = {.sa_handler = end};
+    // Repeats, for a signal before waitpid would not interrupt it.
+    struct itimerval after = {.it_value.tv_sec = SECONDS_AFTER, .it_interval.tv_usec = 100000};
     int status = SIGTRAP << 8 | 0x7f, signal;
     sigaction(SIGALRM, &action, NULL);
     if (seen == NULL || ptrace(PTRACE_GETREGS, child, 0, &registers) != 0)
         fail("begin to trace");
     code.moved = registers.rip - code.entry;
     for (pid_t thread = child;; thread = waitpid(-1, &status, __WALL)) {
-        if (thread < 0 && errno == EINTR)
+        if (over)
             return;
+        if (thread < 0 && errno == EINTR)
+            continue;
         if (thread < 0 || (thread == child && !WIFSTOPPED(status))) {
             fprintf(stderr, "steps: the program ended before its first output (status %#x)\n", status);
             exit(1);
@@ -110,7 +118,7 @@ static void trace(pid_t child, struct code code, FILE *out) {
             fprintf(out, "%lu\n", at);
         }
         if (writes_output(thread, &registers)) {
-            alarm(SECONDS_AFTER);
+            setitimer(ITIMER_REAL, &after, NULL);
             continue;
         }
         // A new thread begins with a SIGSTOP, which is ptrace's and not the program's.
