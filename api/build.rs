@@ -13,6 +13,8 @@ fn main() {
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_ENV", "musl") {
         let order = Path::new(&env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join(ORDER);
         // The linker adds the list to its own script, because the list only inserts a section.
-        println!("cargo::rustc-link-arg-bin=volt-vmm=-Wl,-T,{}", order.display());
+        for argument in ["-Xlinker", "-T", "-Xlinker", &order.display().to_string()] {
+            println!("cargo::rustc-link-arg-bin=volt-vmm={argument}");
+        }
     }
 }
