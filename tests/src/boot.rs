@@ -3,7 +3,6 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -256,14 +255,11 @@ impl Launch<'_> {
         };
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let typed = child.stdin.take().map(OwnedFd::from);
-        let read = |stream: Option<OwnedFd>| -> Box<dyn Read + Send> {
-            match (stream, &self.input) {
-                (Some(stream), _) => Box::new(File::from(stream)),
-                (None, Input::Terminal(terminal)) => Box::new(terminal.end()),
-                (None, _) => Box::new(std::io::empty()),
-            }
-        };
-        let output = Transcript::of(read(child.stdout.take().map(OwnedFd::from)));
+        let output = Transcript::of(match (child.stdout.take(), &self.input) {
+            (Some(stream), _) => File::from(OwnedFd::from(stream)),
+            (None, Input::Terminal(terminal)) => terminal.end(),
+            (None, _) => File::open("/dev/null").expect("open /dev/null"),
+        });
         let stderr = child.stderr.take().map_or_else(Transcript::default, Transcript::of);
         let on_terminal = matches!(self.input, Input::Terminal(_));
         let typed = match self.input {

@@ -324,6 +324,7 @@ impl Guest {
         loop {
             if let Some(status) = self.child.try_wait().expect("wait for a child") {
                 self.wait_output_end();
+                self.stderr.wait_read();
                 return Outcome {
                     status: number(status),
                     stdout: self.output.text(),

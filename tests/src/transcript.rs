@@ -1,9 +1,12 @@
 //! Everything a child has written so far, collected by a thread.
 
 use std::io::{ErrorKind, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::patience::{patience, wait_until};
 
@@ -21,28 +24,47 @@ struct Shared {
 struct State {
     bytes: Vec<u8>,
     ended: bool,
+    /// The stream once more, to be asked what is in it.
+    stream: Option<OwnedFd>,
 }
 
 impl Transcript {
     /// Collects from `stream` until it ends.
-    pub(crate) fn of(mut stream: impl Read + Send + 'static) -> Self {
+    pub(crate) fn of(mut stream: impl Read + AsFd + Send + 'static) -> Self {
         let transcript = Self::default();
+        transcript.lock().stream = Some(stream.as_fd().try_clone_to_owned().expect("duplicate a stream"));
         let collected = transcript.clone();
         thread::spawn(move || {
             let mut buffer = [0; 4096];
             loop {
+                if poll(&mut [PollFd::new(&stream, PollFlags::IN)], None).is_err() {
+                    continue; // interrupted
+                }
+                // What is read under the lock is in the stream or in the bytes, and nowhere between.
+                let mut state = collected.lock();
                 match stream.read(&mut buffer) {
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     // A terminal whose other end is closed gives EIO.
-                    Ok(0) | Err(_) => break,
-                    Ok(count) => collected.lock().bytes.extend_from_slice(&buffer[..count]),
+                    Ok(0) | Err(_) => state.ended = true,
+                    Ok(count) => state.bytes.extend_from_slice(&buffer[..count]),
                 }
                 collected.0.changed.notify_all();
+                if state.ended {
+                    break;
+                }
             }
-            collected.lock().ended = true;
-            collected.0.changed.notify_all();
         });
         transcript
+    }
+
+    /// Waits until nothing is left in the stream of what was written so far. It need not end: another process may
+    /// have its other end.
+    pub(crate) fn wait_read(&self) {
+        wait_until("what was written is read", || {
+            let state = self.lock();
+            let left = state.stream.as_ref().map_or(Ok(0), rustix::io::ioctl_fionread);
+            state.ended || left == Ok(0)
+        });
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
