@@ -20,7 +20,7 @@
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
 //! 4. The first flush syncs the files below before it succeeds, and the directory of a layer that was opened
-//!    by its path.
+//!    by its path. It writes the map before that: the map is true whether these syncs succeed or fail.
 //! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
 //!    map stays as it is. The live map is revoked, so whoever opens the layer later finds it as after a power
 //!    cut.
@@ -39,11 +39,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
 use std::{io, iter};
 
 use super::bound::Bound;
 use super::copy::{Clusters, LayerSource, Noted};
+use super::directory::Directory;
 use super::file::{HostFile, Use};
 use super::lower::{Lower, open_layer};
 use super::map::{CLUSTER, DirtyBlocks, Map};
@@ -65,7 +65,7 @@ pub struct Overlay {
     has_name: bool,
     /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed
     /// before it had synced that.
-    directory: Option<PathBuf>,
+    directory: Option<Directory>,
     /// The files below were synced since they were opened.
     is_lower_synced: bool,
     /// Blocks of the map that were taken for a flush, and that are not written yet.
@@ -112,7 +112,9 @@ impl Overlay {
             layer.syncs().revoke_on_failure(live_map);
         }
         let directory = match place {
-            FileRef::Path(path) if wanted != Use::Read => Some(directory_of(path)),
+            FileRef::Path(path) if wanted != Use::Read => {
+                Some(Directory::of(path).map_err(failed("open the directory of layer"))?)
+            }
             _ => None,
         };
         let bound = match size {
@@ -244,8 +246,8 @@ impl Overlay {
             self.lower.sync()?;
             self.is_lower_synced = true;
         }
-        if let Some(place) = &self.directory {
-            File::open(place)?.sync_all()?;
+        if let Some(directory) = &self.directory {
+            directory.sync(self.layer.file())?;
             self.directory = None;
         }
         Ok(())
@@ -357,8 +359,9 @@ impl Storage for Overlay {
         if !self.has_name {
             return Ok(());
         }
-        self.sync_surroundings()?;
-        self.write_map()
+        // The map first: it promises nothing of the surroundings, which may not be there to be synced.
+        self.write_map()?;
+        self.sync_surroundings()
     }
 
     /// Zeros are holes: a layer promises no place to anyone. There may be something from before a crash even where the map says
@@ -491,13 +494,6 @@ impl Storage for Overlay {
 
     fn overlay_mut(&mut self) -> Option<&mut Overlay> {
         Some(self)
-    }
-}
-
-fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
     }
 }
 

@@ -25,6 +25,8 @@ mod bounded;
 mod copied;
 #[path = "layer_kept_tests.rs"]
 mod kept;
+#[path = "layer_sync_tests.rs"]
+mod synced;
 
 /// Five clusters and a part of one, and half a sector that no guest sees.
 const LEN: usize = 5 * CLUSTER as usize + 9 * 512;

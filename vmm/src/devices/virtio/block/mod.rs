@@ -31,6 +31,7 @@ pub mod copy;
 mod digest;
 #[cfg(test)]
 mod direct_tests;
+mod directory;
 mod file;
 mod files;
 mod gate;

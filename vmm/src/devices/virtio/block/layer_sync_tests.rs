@@ -1,0 +1,377 @@
+//! In which order a layer and what lies around it are synced, and what a failed sync leaves.
+
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rustix::process::{Uid, geteuid};
+use rustix::thread::set_thread_res_uid;
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES;
+
+use super::super::super::Block;
+use super::super::super::request::{SECTOR, Stretch};
+use super::super::super::storage::{Flush, Storage};
+use super::super::super::testing::{DONE, flush, on_both_engines, read, start, write, write_zeroes};
+use super::kept::killed;
+use super::{Based, LEN};
+use crate::config::FileRef;
+use crate::config::devices::DiskConfig;
+use crate::devices::virtio::block::map::CLUSTER;
+use crate::devices::virtio::feature;
+use crate::devices::virtio::testing::Driver;
+use crate::error::report;
+use crate::testing::{apart, limited, refuse_calls};
+
+/// What lies below may still be in the page cache: a copy that was just made, or the layer of a VM that has
+/// just ended.
+#[test]
+fn first_flush_needs_the_files_below_to_be_synced() {
+    let based = Based::new();
+    drop(start(&based.layer("below")));
+    let over = based.over("below", "over");
+    drop(start(&over));
+    apart({
+        let over = over.clone();
+        move || {
+            refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
+            let mut storage = Block::open(&over).expect("a restore syncs nothing").storage;
+            storage.begin_flush().unwrap_err();
+            storage.flush().unwrap_err();
+            let base = storage.overlay().unwrap().lower.base();
+            base.syncs().check().expect_err("the base was to be synced");
+        }
+    });
+    let mut storage = Block::open(&over).unwrap().storage;
+    storage.begin_flush().unwrap().unwrap().sync.note(true);
+    apart(move || {
+        refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
+        assert!(storage.begin_flush().unwrap().is_some(), "once is enough");
+    });
+}
+
+#[test]
+fn orderly_end_syncs_the_map_that_it_writes() {
+    let based = Based::new();
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    storage.settle().unwrap();
+    let syncs = storage.overlay().unwrap().layer.syncs().begun();
+    assert_eq!(syncs, 2, "one for the data and one for the map");
+}
+
+/// An image that is only read may have been made a moment ago, as a base may.
+#[test]
+fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
+    let based = Based::new();
+    let read_only = DiskConfig { read_only: true, ..raw(&based) };
+    for config in [raw(&based), read_only, based.layer("layer"), based.over("layer", "over")] {
+        let disk = Block::open(&config).unwrap();
+        disk.files().unwrap().sync().unwrap();
+        apart(move || {
+            refuse_calls(&[libc::SYS_fsync], libc::EIO);
+            disk.files().unwrap().sync().unwrap_err();
+        });
+    }
+}
+
+/// A nameless layer has no live map, costs no sync, and is whole for whoever has its descriptor.
+#[test]
+fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
+    let based = Based::new();
+    let path = based.dir.file("nameless", b"");
+    let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let config = DiskConfig { layer: Some(FileRef::Fd(file.as_raw_fd())), ..based.layer("none") };
+    let mut driver = start(&config);
+    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    assert_eq!(flush(&mut driver), DONE);
+    driver.transport.halt();
+    drop(driver);
+    assert_eq!(file.metadata().unwrap().len(), CLUSTER + 6 * CLUSTER);
+    let mut storage = Block::open(&config).unwrap().storage;
+    apart(move || {
+        refuse_calls(&[libc::SYS_fsync, libc::SYS_fdatasync], libc::EIO);
+        file.sync_data().unwrap_err();
+        storage.write_zeroes(zero(1)).unwrap();
+        assert!(storage.begin_flush().unwrap().is_none(), "io_uring has nothing to sync");
+        storage.flush().unwrap();
+        storage.settle().unwrap();
+    });
+}
+
+/// The process that made a layer may have been killed before anything was flushed.
+#[test]
+fn first_flush_of_a_layer_that_was_there_syncs_its_directory_once() {
+    let based = Based::new();
+    drop(start(&based.layer("layer")));
+    let config = based.layer("layer");
+    apart(move || {
+        let mut storage = Block::open(&config).unwrap().storage;
+        storage.flush().unwrap();
+        refuse_calls(&[libc::SYS_fsync], libc::EIO);
+        storage.flush().expect("once is enough");
+        let mut storage = {
+            drop(storage);
+            Block::open(&config).unwrap().storage
+        };
+        storage.begin_flush().unwrap_err();
+        storage.flush().unwrap_err();
+    });
+}
+
+#[test]
+fn layer_whose_directory_was_moved_is_flushed() {
+    on_both_engines(|engine| {
+        let based = Based { engine, ..Based::new() };
+        let (there, moved) = (based.dir.path("there"), based.dir.path("moved"));
+        fs::create_dir(&there).unwrap();
+        let mut driver = start(&based.layer("there/layer"));
+        assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+        fs::rename(&there, &moved).unwrap();
+        assert_eq!(flush(&mut driver), DONE);
+        assert_eq!(synced_clusters(&moved.join("layer")), 1);
+    });
+}
+
+/// A directory of mode 0711, for a user who is not its owner, cannot be opened to be synced.
+#[test]
+fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
+    let based = Based::new();
+    let place = based.dir.path("place");
+    fs::create_dir(&place).unwrap();
+    drop(start(&based.layer("place/layer")));
+    fs::set_permissions(place.join("layer"), PermissionsExt::from_mode(0o666)).unwrap();
+    fs::set_permissions(&place, PermissionsExt::from_mode(0o311)).unwrap();
+    let config = based.layer("place/layer");
+    apart({
+        let place = place.clone();
+        move || {
+            if geteuid().is_root() {
+                let nobody = Uid::from_raw(65534);
+                set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            }
+            fs::read_dir(&place).expect_err("nor listed");
+            let mut storage = Block::open(&config).unwrap().storage;
+            storage.write_zeroes(zero(0)).unwrap();
+            storage.flush().unwrap();
+            let mut storage = {
+                drop(storage);
+                Block::open(&config).unwrap().storage
+            };
+            refuse_calls(&[libc::SYS_syncfs], libc::EIO);
+            storage.flush().expect_err("the file system is synced in place of the directory");
+        }
+    });
+    assert_eq!(synced_clusters(&place.join("layer")), 1);
+}
+
+/// The map promises that the layer's data is on disk, and nothing of the files around it.
+#[test]
+fn map_is_written_though_what_lies_around_the_layer_cannot_be_synced() {
+    let based = Based::new();
+    let layer = based.dir.path("layer");
+    apart({
+        let config = based.layer("layer");
+        move || {
+            let mut storage = Block::open(&config).unwrap().storage;
+            refuse_calls(&[libc::SYS_fsync], libc::EIO);
+            storage.write_zeroes(zero(0)).unwrap();
+            storage.flush().unwrap_err();
+        }
+    });
+    assert_eq!(synced_clusters(&layer), 1, "a flush");
+    apart({
+        let config = based.layer("layer");
+        move || {
+            let mut storage = Block::open(&config).unwrap().storage;
+            refuse_calls(&[libc::SYS_fsync], libc::EIO);
+            storage.write_zeroes(zero(1)).unwrap();
+            storage.settle().expect_err("the directory is not synced");
+        }
+    });
+    assert_eq!(synced_clusters(&layer), 2, "an orderly end");
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.overlay().unwrap().lower.base().syncs().fail();
+    storage.write_zeroes(zero(2)).unwrap();
+    storage.settle().expect_err("a sync of the base failed");
+    assert_eq!(synced_clusters(&layer), 3, "a base that cannot be synced");
+}
+
+fn synced_clusters(layer: &Path) -> u32 {
+    fs::read(layer).unwrap()[4096..8192].iter().map(|byte| byte.count_ones()).sum()
+}
+
+fn zero(cluster: u64) -> Stretch {
+    Stretch { at: cluster * CLUSTER, len: CLUSTER, unmap: true }
+}
+
+/// A layer with one cluster, and a flush of it that is under way.
+fn flushing() -> (Based, Box<dyn Storage>, Flush) {
+    let based = Based::new();
+    let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
+    storage.write_zeroes(zero(0)).unwrap();
+    let flush = storage.begin_flush().unwrap().unwrap();
+    (based, storage, flush)
+}
+
+#[test]
+fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
+    let (based, mut storage, mut first) = flushing();
+    let layer = based.dir.path("layer");
+    // Not the first one's: its sync may have begun before this was written.
+    storage.write_zeroes(zero(1)).unwrap();
+    assert_eq!(synced_clusters(&layer), 0);
+    assert!(storage.synced(&mut first, Ok(())).unwrap(), "the map is not on disk yet");
+    assert_eq!(synced_clusters(&layer), 1);
+    assert!(!storage.synced(&mut first, Ok(())).unwrap());
+    let mut second = storage.begin_flush().unwrap().unwrap();
+    assert!(storage.synced(&mut second, Ok(())).unwrap());
+    assert!(!storage.synced(&mut second, Ok(())).unwrap());
+    let mut without_new_clusters = storage.begin_flush().unwrap().unwrap();
+    assert!(!storage.synced(&mut without_new_clusters, Ok(())).unwrap(), "one sync is enough");
+    assert_eq!(synced_clusters(&layer), 2);
+}
+
+/// A flush that was abandoned took blocks of the map, which the next one writes.
+#[test]
+fn flush_after_an_abandoned_one_loses_no_cluster() {
+    let (based, mut storage, mut first) = flushing();
+    let layer = based.dir.path("layer");
+    first.sync.note(true);
+    storage.abandon();
+    storage.write_zeroes(zero(1)).unwrap();
+    let mut second = storage.begin_flush().unwrap().unwrap();
+    assert_eq!(synced_clusters(&layer), 0);
+    assert!(storage.synced(&mut second, Ok(())).unwrap());
+    assert_eq!(synced_clusters(&layer), 2);
+    // Abandoned before the map was synced: the next one syncs after it was written.
+    second.sync.note(true);
+    let mut third = storage.begin_flush().unwrap().unwrap();
+    assert!(!storage.synced(&mut third, Ok(())).unwrap());
+}
+
+/// The kernel takes the pages that it could not write for written.
+#[test]
+fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
+    let (based, mut storage, mut flush) = flushing();
+    storage.synced(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    storage.begin_flush().expect_err("it is done at once, and tells why it fails");
+    let why = storage.flush().unwrap_err().to_string();
+    assert!(why.contains("an earlier sync failed"), "{why}");
+    storage.settle().unwrap_err();
+    assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
+}
+
+/// The copy would be of what the host has left, and be restored as if nothing were lost.
+#[test]
+fn layer_is_not_copied_after_a_failed_sync() {
+    let based = Based::new();
+    let mut disk = Block::open(&based.layer("layer")).unwrap();
+    disk.begin_copy().unwrap().unwrap();
+    disk.end_copy();
+    disk.check_copy().unwrap();
+    disk.storage.begin_flush().unwrap().unwrap().sync.end(Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    for error in [disk.begin_copy().unwrap_err(), disk.check_copy().unwrap_err()] {
+        let error = report(&error);
+        assert!(error.contains("disk0") && error.contains("an earlier sync failed"), "{error}");
+    }
+}
+
+/// The next process would take what only the live map has for written, and sync what is left of it.
+#[test]
+fn layer_is_opened_after_a_failed_sync_as_after_a_power_cut() {
+    let (based, mut storage, mut flush) = flushing();
+    let layer = based.dir.path("layer");
+    while storage.synced(&mut flush, Ok(())).unwrap() {}
+    storage.write_zeroes(zero(1)).unwrap();
+    storage.begin_flush().unwrap().unwrap().sync.end(Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    storage.write_zeroes(zero(2)).unwrap();
+    drop(storage);
+    let config = based.layer("layer");
+    let mut reader = start(&DiskConfig { read_only: true, ..config.clone() });
+    let expected = [&[0; CLUSTER as usize], &based.content[CLUSTER as usize..LEN]].concat();
+    assert!(read(&mut reader, 0, LEN).unwrap() == expected, "only what was flushed before");
+    drop(reader);
+    // A layer over it names only that, too.
+    drop(start(&based.over("layer", "over")));
+    let mut storage = Block::open(&config).unwrap().storage;
+    storage.flush().unwrap();
+    assert_eq!(synced_clusters(&layer), 1);
+    // What is written from now on survives a kill of the process as ever.
+    storage.write_zeroes(zero(3)).unwrap();
+    let left = killed(&based);
+    assert!(read(&mut start(&left), 3 * CLUSTER / SECTOR, 512).unwrap() == [0; 512]);
+}
+
+fn raw(based: &Based) -> DiskConfig {
+    let image = based.dir.file("raw", &[0; CLUSTER as usize]);
+    DiskConfig { path: image.into(), layer: None, ..based.layer("none") }
+}
+
+/// The kernel reports a failed writeback to one of two syncs that are under way at once.
+#[test]
+fn failed_sync_fails_the_flush_that_is_under_way_beside_it() {
+    let based = Based::new();
+    for config in [raw(&based), based.layer("layer")] {
+        let mut storage = Block::open(&config).unwrap().storage;
+        let [mut first, mut second] = [(); 2].map(|()| storage.begin_flush().unwrap().unwrap());
+        storage.synced(&mut first, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+        let why = storage.synced(&mut second, Ok(())).unwrap_err().to_string();
+        assert!(why.contains("an earlier sync failed"), "{why}");
+    }
+}
+
+/// A flush's completion may wait in io_uring while a snapshot's sync succeeds.
+#[test]
+fn snapshots_sync_fails_with_a_flush_whose_failure_is_not_noted_yet() {
+    let based = Based::new();
+    for config in [raw(&based), based.layer("layer")] {
+        let mut disk = Block::open(&config).unwrap();
+        let mut flush = disk.storage.begin_flush().unwrap().unwrap();
+        let files = disk.files().unwrap();
+        let synced = std::thread::scope(|scope| {
+            let snapshot = scope.spawn(|| files.sync());
+            let file = *disk.storage.files_to_sync().last().unwrap();
+            limited("the snapshot's sync begins", || {
+                while file.syncs().begun() < 2 {
+                    std::thread::yield_now();
+                }
+            });
+            disk.storage.synced(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+            limited("the snapshot's sync ends", || snapshot.join().unwrap())
+        });
+        synced.unwrap_err();
+    }
+}
+
+/// The kernel tells of it only once: the next driver's flush would succeed.
+#[test]
+fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {
+    let based = Based::new();
+    for config in [raw(&based), based.layer("layer")] {
+        let mut storage = Block::open(&config).unwrap().storage;
+        storage.write_zeroes(zero(0)).unwrap();
+        storage.begin_flush().unwrap().unwrap().sync.note(false);
+        storage.abandon();
+        storage.begin_flush().unwrap_err();
+        storage.flush().unwrap_err();
+    }
+    assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
+}
+
+/// A driver that has no flush is told of nothing that could still be lost.
+#[test]
+fn zeros_and_discards_of_a_driver_without_flush_are_synced_before_it_is_told() {
+    on_both_engines(|engine| {
+        let based = Based::new();
+        let config = DiskConfig { engine, ..based.layer("layer") };
+        let zeroes = feature::TRANSPORT | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
+        let mut driver = Driver::with_features(Block::open(&config).unwrap(), zeroes);
+        for (cluster, unmap) in [(0, false), (1, true)] {
+            let sector = cluster * CLUSTER / SECTOR;
+            assert_eq!(write_zeroes(&mut driver, sector, (CLUSTER / SECTOR) as u32, unmap), DONE);
+            assert_eq!(synced_clusters(&based.dir.path("layer")), cluster as u32 + 1);
+        }
+    });
+}
