@@ -52,8 +52,8 @@ fn punch(file: &File, at: &Range<u64>) -> io::Result<bool> {
     }
 }
 
-/// Copies what is no hole, and returns how much that is.
-fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
+/// Copies what is no hole in a stretch to a file with holes there. Returns how many bytes were copied.
+pub fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
     let mut copied = 0;
     each_with_data(from, at, |found| {
         copied += found.end - found.start;

@@ -358,14 +358,23 @@ pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) ->
     Ok(fresh)
 }
 
-/// Makes an empty file a copy of a layer, with an id of its own.
+/// Makes an empty file a copy of a layer, with an id of its own. The file becomes a layer once its data and
+/// its map are on disk: after a power cut it is a whole copy, or no layer.
 fn copy_layer(from: &FileRef, to: &File) -> std::io::Result<()> {
     let invalid = |problem: String| std::io::Error::new(std::io::ErrorKind::InvalidData, problem);
     if to.metadata()?.len() > 0 {
         return Err(invalid("it is not empty".into()));
     }
-    sparse::whole(&from.open("open layer").map_err(std::io::Error::other)?, to)?;
-    Map::load_any(to)?.map_err(invalid)?.renew(to)
+    let from = from.open("open layer").map_err(std::io::Error::other)?;
+    let mut map = Map::load_any(&from)?.map_err(invalid)?;
+    // Shared blocks are on disk already.
+    if !sparse::share(&from, to) {
+        to.set_len(map.end())?;
+        sparse::data(&from, to, map.data()..map.end())?;
+    }
+    map.write_bits(to)?;
+    to.sync_data()?;
+    map.renew(to)
 }
 
 fn create(place: &Path) -> Result<File> {
@@ -383,9 +392,43 @@ fn nameless(place: &Path) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{FileExt, symlink};
 
     use super::*;
+    use crate::devices::virtio::block::map::Base;
+    use crate::testing::{apart, refuse_calls};
+
+    /// After a power cut its clusters would be holes: zeros where the guest had synced data.
+    #[test]
+    fn copied_layer_is_no_layer_before_its_data_is_synced() {
+        let (from, to) = (nameless(&std::env::temp_dir()).unwrap(), nameless(&std::env::temp_dir()).unwrap());
+        let mut map = Map::make(&from, Base { len: 3 * CLUSTER, digest: 7 }, false).unwrap();
+        from.write_all_at(&[5; CLUSTER as usize], map.data() + CLUSTER).unwrap();
+        map.include(1..2);
+        map.write_copy(&from).unwrap();
+        let given = FileRef::Fd(from.as_raw_fd());
+        let refused = to.try_clone().unwrap();
+        apart({
+            let given = given.clone();
+            move || {
+                refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
+                copy_layer(&given, &refused).expect_err("the host cannot sync it");
+            }
+        });
+        // A clone has the header of its source, whose blocks are on disk.
+        if !sparse::share(&from, &nameless(&std::env::temp_dir()).unwrap()) {
+            Map::load_any(&to).unwrap().expect_err("it has a header before its data is on disk");
+        }
+        to.set_len(0).unwrap();
+        copy_layer(&given, &to).unwrap();
+        let copy = Map::load_any(&to).unwrap().unwrap();
+        assert_eq!(copy.present(0..3).collect::<Vec<_>>(), [1..2]);
+        assert_ne!(copy.named(), Map::load_any(&from).unwrap().unwrap().named(), "its id is its own");
+        let mut data = [0; 2 * CLUSTER as usize];
+        to.read_exact_at(&mut data, map.data()).unwrap();
+        assert!(data[..CLUSTER as usize] == [0; CLUSTER as usize]);
+        assert!(data[CLUSTER as usize..] == [5; CLUSTER as usize]);
+    }
 
     #[test]
     fn layer_that_is_replaced_by_a_link_after_it_was_found_is_not_followed() {

@@ -162,10 +162,15 @@ impl Map {
     /// Returns what names that.
     pub fn write_copy(&self, file: &File) -> io::Result<Base> {
         let mut copy = Self { version: VERSION, live: None, ..self.clone() };
-        file.write_all_at(&copy.bits, HEADER)?;
-        file.set_len(copy.end())?;
+        copy.write_bits(file)?;
         copy.renew(file)?;
         Ok(copy.named())
+    }
+
+    /// Writes the synced map to a copy of this layer's data, which is no layer until [`Map::renew`].
+    pub fn write_bits(&self, file: &File) -> io::Result<()> {
+        file.write_all_at(&self.bits, HEADER)?;
+        file.set_len(self.end())
     }
 
     /// What a layer over this one is to name.
