@@ -131,11 +131,16 @@ impl HostFile {
     /// The host cannot write it back, or could not write back what was written before.
     pub fn sync(&self, sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
         let mut under_way = self.syncs.begin()?;
-        under_way.end(match sync(&self.file) {
-            // A file system that is only read (erofs, squashfs) knows no sync, and needs none.
+        under_way.end(self.outcome_of_sync(sync(&self.file)))
+    }
+
+    /// The result of a sync for which the kernel gave `done`. A file system that is only read (erofs,
+    /// squashfs) knows no sync, and needs none.
+    pub fn outcome_of_sync(&self, done: io::Result<()>) -> io::Result<()> {
+        match done {
             Err(error) if error.kind() == ErrorKind::InvalidInput && !self.is_written => Ok(()),
             done => done,
-        })
+        }
     }
 
     /// Begins a sync that somebody else does.

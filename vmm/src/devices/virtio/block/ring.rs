@@ -257,7 +257,9 @@ impl Ring {
                     request.mark(ram);
                 }
                 if let Act::Flush(flush) = &mut request.act {
-                    flush.sync.note(result >= 0 || is_interrupted(result));
+                    let file = &self.files[request.place.file];
+                    let done = if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) };
+                    flush.sync.note(is_interrupted(result) || file.outcome_of_sync(done).is_ok());
                 }
                 self.free.push(slot);
             }
@@ -297,7 +299,8 @@ impl Request {
         let interrupted = is_interrupted(result);
         match (result, &self.act) {
             (..0, Act::Move(direction)) if interrupted => self.rest(file, ram, *direction, 0),
-            (..0, Act::Flush(_)) if interrupted => file.file().sync_data(),
+            (..0, Act::Flush(_)) if interrupted => file.outcome_of_sync(file.file().sync_data()),
+            (..0, Act::Flush(_)) => file.outcome_of_sync(Err(io::Error::from_raw_os_error(-result))),
             (..0, _) => Err(io::Error::from_raw_os_error(-result)),
             (0, Act::Move(_)) => Err(file::shrunk()),
             (_, Act::Move(direction)) => self.rest(file, ram, *direction, result as usize),
