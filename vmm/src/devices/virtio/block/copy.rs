@@ -83,6 +83,8 @@ pub struct LayerCopy {
     to: File,
     /// The file that is copied as a whole shares its blocks with the copy.
     shares: bool,
+    /// Bytes that it takes of the host, at most, beside what is written later.
+    bytes: u64,
     /// Clusters that were copied later, and are not in the file yet.
     pub(super) held: Held,
     /// Clusters that are still to be copied.
@@ -105,10 +107,12 @@ impl LayerCopy {
     pub fn begin(from: LayerSource, to: File) -> Result<Self> {
         let held = Held::new(fresh(from.map.end())?);
         let shares = sparse::share(from.whole(), &to);
+        let bytes = from.bytes_in(&to, shares);
         Ok(Self {
             from,
             to,
             shares,
+            bytes,
             held,
             left: Clusters::new(),
             later: Clusters::new(),
@@ -118,11 +122,10 @@ impl LayerCopy {
         })
     }
 
-    /// Bytes that the copy takes of the host, at most, beside what is written later.
+    /// Bytes that the copy takes of the host, at most, beside what is written later. It was known when the
+    /// copy began: a layer that has grown since must not count as more than was reserved.
     pub fn bytes(&self) -> u64 {
-        let allocated = |file: &File| file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
-        let over = if self.from.below.is_some() { allocated(&self.from.layer) } else { 0 };
-        if self.shares { 0 } else { allocated(self.from.whole()) + over }
+        self.bytes
     }
 
     /// Copies the bulk.
@@ -145,6 +148,10 @@ impl LayerCopy {
         if !self.shares {
             let all = self.from.map.data()..self.from.map.end();
             self.placed = self.from.with_data(&self.to, all)?;
+        } else if !self.from.shares_layer(&self.to, self.shares) {
+            for range in self.from.clusters.iter() {
+                self.placed.extend(self.from.with_data(&self.to, self.from.stretch(range))?);
+            }
         }
         Ok(())
     }
@@ -254,6 +261,22 @@ impl LayerSource {
         self.below.as_ref().unwrap_or(&self.layer)
     }
 
+    /// Bytes that a copy in `to` takes of the host, at most. `shares`: it shares the blocks of the file that
+    /// is copied as a whole.
+    fn bytes_in(&self, to: &File, shares: bool) -> u64 {
+        let allocated = |file: &File| file.metadata().map_or(0, |metadata| metadata.blocks() * 512);
+        let whole = if shares { 0 } else { allocated(self.whole()) };
+        let over = self.below.is_some() && !self.shares_layer(to, shares);
+        whole + if over { allocated(&self.layer) } else { 0 }
+    }
+
+    /// Whether the clusters of the upper layer share their blocks with a copy in `to`, which `shares` those of
+    /// the file that is copied as a whole. A restored VM's layer may lie in another file system than those.
+    fn shares_layer(&self, to: &File, shares: bool) -> bool {
+        let device = |file: &File| file.metadata().ok().map(|metadata| metadata.dev());
+        shares && device(&self.layer).is_some_and(|layer| device(to) == Some(layer))
+    }
+
     /// The place of clusters in a layer's file.
     fn stretch(&self, clusters: &Range<u64>) -> Range<u64> {
         self.map.data() + clusters.start * CLUSTER..self.map.data() + clusters.end * CLUSTER
@@ -287,4 +310,53 @@ pub(super) fn count(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
 /// The error of a copy.
 pub fn failed(id: &str) -> impl Fn(io::Error) -> Error + '_ {
     move |source| Error::file("copy the layer of disk", id, source)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::super::map::Base;
+    use super::super::testing::Dir;
+    use super::*;
+
+    /// A clone's layer is in a file without a name in another file system than the snapshot's.
+    #[test]
+    fn room_is_reserved_for_an_upper_layer_whose_blocks_cannot_be_shared() {
+        let dir = Dir::new();
+        let open = |name| {
+            let options = File::options().read(true).write(true).create_new(true).open(dir.path(name));
+            options.unwrap()
+        };
+        let (below, beside, to) = (open("below"), open("beside"), open("to"));
+        let elsewhere = fresh(0).unwrap();
+        let base = Base { len: 4 * CLUSTER, digest: 0 };
+        let mut map = Map::make(&below, base, false).unwrap();
+        below.write_all_at(&[1; CLUSTER as usize], map.data()).unwrap();
+        map.include(0..2);
+        for layer in [&beside, &elsewhere] {
+            Map::make(layer, base, false).unwrap();
+            layer.write_all_at(&[2; CLUSTER as usize], map.data() + CLUSTER).unwrap();
+        }
+        let allocated = |file: &File| file.metadata().unwrap().blocks() * 512;
+        let source = |layer: &File| LayerSource {
+            below: Some(below.try_clone().unwrap()),
+            layer: layer.try_clone().unwrap(),
+            clusters: Clusters::from_iter([1..2]),
+            map: map.clone(),
+        };
+        assert_eq!(source(&beside).bytes_in(&to, true), 0);
+        assert!(allocated(&elsewhere) >= CLUSTER);
+        assert_eq!(source(&elsewhere).bytes_in(&to, true), allocated(&elsewhere));
+        assert_eq!(source(&elsewhere).bytes_in(&to, false), allocated(&below) + allocated(&elsewhere));
+        let mut copy = LayerCopy::begin(source(&elsewhere), to).unwrap();
+        let reserved = copy.bytes();
+        elsewhere.write_all_at(&[3; CLUSTER as usize], map.data() + 2 * CLUSTER).unwrap();
+        assert_eq!(copy.bytes(), reserved, "it has grown since");
+        copy.shares = true;
+        copy.to.set_len(map.end()).unwrap();
+        copy.copy_bulk().unwrap();
+        copy.add(Clusters::from_iter([1..3]));
+        assert_eq!(copy.place_left().unwrap(), CLUSTER, "one of them has its place");
+    }
 }
