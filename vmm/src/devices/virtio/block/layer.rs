@@ -52,6 +52,7 @@ use super::storage::{Flush, Place, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
+use crate::sparse;
 
 /// A layer, and what it lies over.
 #[derive(Debug)]
@@ -61,6 +62,8 @@ pub struct Overlay {
     map: Map,
     /// The most that it may take of the host's disk.
     bound: Option<Bound>,
+    /// Whether its file system punches holes, where a guest has discarded something and there is no bound.
+    has_holes: Option<bool>,
     /// Someone can open the layer once this process has gone.
     has_name: bool,
     /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed
@@ -128,6 +131,7 @@ impl Overlay {
             layer,
             map,
             bound,
+            has_holes: None,
             has_name,
             directory,
             is_lower_synced: false,
@@ -288,6 +292,14 @@ impl Overlay {
         }
     }
 
+    /// Whether the file system punches holes.
+    fn has_holes(&mut self) -> io::Result<bool> {
+        let known = self.bound.as_ref().map(Bound::has_holes).or(self.has_holes);
+        let found = known.map_or_else(|| sparse::punches(self.layer.file()), Ok)?;
+        self.has_holes = Some(found);
+        Ok(found)
+    }
+
     /// The end of the last whole sector. No guest sees a part of a sector behind it.
     fn end(&self) -> u64 {
         self.lower.len() / SECTOR * SECTOR
@@ -382,9 +394,10 @@ impl Storage for Overlay {
         Ok(())
     }
 
-    /// Takes no place: parts of clusters that the layer does not have keep their bytes.
+    /// Takes no place: parts of clusters that the layer does not have keep their bytes. Does nothing on a file
+    /// system without holes, where it would write as many zeros as a guest asks for.
     fn discard(&mut self, Stretch { at, len, unmap }: Stretch) -> io::Result<()> {
-        if len == 0 || self.bound.as_ref().is_some_and(|bound| !bound.has_holes()) {
+        if len == 0 || !self.has_holes()? {
             return Ok(());
         }
         let (whole, end) = (self.whole_clusters(at, len), at + len);

@@ -165,3 +165,20 @@ fn clusters_of_the_map_count_where_a_file_shows_no_hole() {
     assert_eq!(write(&mut driver, SECTORS, &[2; 512]), DONE);
     assert_eq!(write(&mut driver, 2 * SECTORS, &[3; 512]), FAILED);
 }
+
+/// A guest may discard 16 GiB with one request.
+#[test]
+fn discard_of_a_layer_without_a_bound_writes_no_zeros_where_there_are_no_holes() {
+    let based = Based::new();
+    let config = based.layer("layer");
+    let layer = based.dir.path("layer");
+    crate::testing::apart(move || {
+        let mut storage = Block::open(&config).unwrap().storage;
+        let sector = Stretch { at: 0, len: 512, unmap: true };
+        storage.write_zeroes(sector).unwrap(); // copies the rest of the cluster from the base
+        let before = fs::read(&layer).unwrap();
+        crate::testing::refuse_calls(&[libc::SYS_fallocate], libc::EOPNOTSUPP);
+        storage.discard(Stretch { len: 4 * CLUSTER, ..sector }).unwrap();
+        assert!(fs::read(&layer).unwrap() == before, "the discard wrote something");
+    });
+}
