@@ -67,7 +67,14 @@ fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
     let read_only = DiskConfig { read_only: true, ..raw(&based) };
     for config in [raw(&based), read_only, based.layer("layer"), based.over("layer", "over")] {
         let disk = Block::open(&config).unwrap();
+        let begun = |disk: &Block| -> Vec<u64> {
+            let overlay = disk.storage.overlay();
+            let layered = overlay.into_iter().flat_map(|overlay| [overlay.lower.base(), &overlay.layer]);
+            layered.chain(disk.storage.image()).map(|file| file.syncs().begun()).collect()
+        };
+        let before = begun(&disk);
         disk.files().unwrap().sync().unwrap();
+        assert!(before.iter().zip(begun(&disk)).all(|(before, after)| *before + 1 == after), "each of them");
         apart(move || {
             refuse_calls(&[libc::SYS_fsync], libc::EIO);
             disk.files().unwrap().sync().unwrap_err();
