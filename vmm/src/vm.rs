@@ -225,7 +225,10 @@ impl Vm {
             RunState::Paused | RunState::Ended => None,
         };
         let start = Instant::now();
-        self.pause_machine(&machine, name)?;
+        if let Err(error) = self.pause_machine(&machine, name) {
+            closed.into_iter().for_each(|closed| machine.platform().open_gates(closed));
+            return Err(error);
+        }
         drop(closed);
         let done = act(&mut machine, began);
         if before == RunState::Running && self.state() != RunState::Ended {

@@ -117,10 +117,20 @@ impl Platform {
     pub(crate) fn close_gates(&self, longest: Option<Duration>) -> Option<ClosedGates> {
         let closed = ClosedGates::within(&self.handles.gates, longest);
         if closed.is_none() {
-            // They may have missed notifications meanwhile.
-            self.disks().keys().for_each(|id| self.wake(&virtio_slots::disk_name(id)));
+            self.wake_disks();
         }
         closed
+    }
+
+    /// Lets the disks take requests again where no halt has followed.
+    pub(crate) fn open_gates(&self, closed: ClosedGates) {
+        drop(closed);
+        self.wake_disks();
+    }
+
+    /// Disks may have missed notifications while their gates were closed.
+    fn wake_disks(&self) {
+        self.disks().keys().for_each(|id| self.wake(&virtio_slots::disk_name(id)));
     }
 
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.
