@@ -110,7 +110,7 @@ impl Overlay {
             map
         };
         if wanted != Use::Read
-            && let Some(live_map) = map.revocation(layer.file()).map_err(failed("write layer"))?
+            && let Some(live_map) = map.revocation(layer.file(), name).map_err(failed("write layer"))?
         {
             layer.syncs().revoke_on_failure(live_map);
         }

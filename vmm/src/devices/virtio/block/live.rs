@@ -7,6 +7,11 @@
 //! was last flushed, or what the VM's orderly end left. The same holds after a sync that failed: the kernel
 //! may have dropped pages from the page cache, so the live map is revoked.
 //!
+//! The page cache lives as long as the mount, which may end before the boot does. If the layer's storage fails
+//! so that the file system turns read-only or goes away, the live map cannot be revoked: after another mount
+//! in the same boot it counts, though its data may be lost. An error in the log tells the user to remove the
+//! layer.
+//!
 //! ```text
 //!   0                                                     4 KiB
 //!   magic, the layer's id, the boot's id, their CRC-64    a bit for each cluster
@@ -72,8 +77,8 @@ impl Live {
     ///
     /// # Errors
     /// The host has no descriptor left.
-    pub fn revocation(&self, file: &File) -> io::Result<Revocation> {
-        Ok(Revocation { file: file.try_clone()?, at: self.at })
+    pub fn revocation(&self, file: &File, name: &str) -> io::Result<Revocation> {
+        Ok(Revocation { file: file.try_clone()?, name: name.to_owned(), at: self.at })
     }
 
     /// Its bits.
@@ -91,10 +96,16 @@ impl Live {
 #[derive(Debug)]
 pub struct Revocation {
     file: File,
+    name: String,
     at: u64,
 }
 
 impl Revocation {
+    /// The layer as the user named it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Overwrites the header, which then counts in no boot.
     ///
     /// # Errors

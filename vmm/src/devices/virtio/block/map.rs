@@ -277,8 +277,8 @@ impl Map {
     ///
     /// # Errors
     /// The host has no descriptor left.
-    pub fn revocation(&self, file: &File) -> io::Result<Option<Revocation>> {
-        self.live.as_ref().map(|live| live.revocation(file)).transpose()
+    pub fn revocation(&self, file: &File, name: &str) -> io::Result<Option<Revocation>> {
+        self.live.as_ref().map(|live| live.revocation(file, name)).transpose()
     }
 
     /// Whether the layer has a cluster.

@@ -77,7 +77,11 @@ impl Syncs {
         if let Some(live_map) = self.on_failure.get()
             && let Err(error) = live_map.revoke()
         {
-            log::warn!("cannot note in a layer that a sync of it failed: {error}");
+            log::error!(
+                "cannot mark layer {} as failed after a failed sync: {error}; once this VM has ended remove the \
+                 layer, which may have lost writes that it counts as done",
+                live_map.name()
+            );
         }
     }
 
