@@ -96,7 +96,14 @@ impl Overlay {
         let failed = |act| move |source| Error::file(act, name, source);
         let found = layer.file().metadata().map_err(failed("look at layer"))?;
         let has_name = found.nlink() > 0;
-        let was_empty = wanted == Use::Make && found.len() == 0;
+        let mut was_empty = wanted == Use::Make && found.len() == 0;
+        if wanted == Use::Make
+            && !was_empty
+            && Map::is_unfinished(layer.file(), lower.named()).map_err(failed("read layer"))?
+        {
+            layer.file().set_len(0).map_err(failed("empty layer"))?;
+            was_empty = true;
+        }
         let map = if was_empty {
             Map::make(layer.file(), lower.named(), has_name).map_err(failed("make layer"))?
         } else {

@@ -306,3 +306,28 @@ fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
         assert_eq!(storage.place(at, len) == Some(place), !fails);
     }
 }
+
+/// The file's length may be on disk before its header is.
+#[test]
+fn layer_that_a_power_cut_left_without_its_header_is_an_empty_layer() {
+    let based = Based::new();
+    drop(start(&based.layer("layer")));
+    let path = based.dir.path("layer");
+    let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+    let len = file.metadata().unwrap().len();
+    for left in [len, len - LIVE_LEN as u64] {
+        file.set_len(0).unwrap();
+        file.set_len(left).unwrap();
+        // Nothing is written to a file that is only read.
+        Block::open(&DiskConfig { read_only: true, ..based.layer("layer") }).unwrap_err();
+        let mut driver = start(&based.layer("layer"));
+        assert!(read(&mut driver, 0, LEN).unwrap() == based.content[..LEN]);
+    }
+    // Another file is no layer.
+    for (len, at) in [(len - 1, None), (len, Some(100)), (len, Some(4096))] {
+        file.set_len(0).unwrap();
+        file.set_len(len).unwrap();
+        at.into_iter().for_each(|at| file.write_all_at(&[1], at).unwrap());
+        Block::open(&based.layer("layer")).unwrap_err();
+    }
+}

@@ -138,6 +138,20 @@ impl Map {
         Ok(map)
     }
 
+    /// Whether a power cut left `file` when it was to become a layer over `base`: as long as one, and only zeros
+    /// before the data. Nothing was flushed to it.
+    pub fn is_unfinished(file: &File, base: Base) -> io::Result<bool> {
+        let (bits, len) = (bits_len(base), file.metadata()?.len());
+        let end = data_at(bits) + base.len.next_multiple_of(CLUSTER);
+        if len != end && len != end + live::len_with(bits) {
+            return Ok(false);
+        }
+        let mut header = [0; HEADER as usize];
+        file.read_exact_at(&mut header, 0)?;
+        Ok(header == [0; HEADER as usize]
+            && bits::read(file, HEADER, bits as usize)?.iter().all(|byte| *byte == 0))
+    }
+
     /// Gives the layer in `file`, which is empty or a copy, an id of its own.
     pub fn renew(&mut self, file: &File) -> io::Result<()> {
         let mut id = [0; 8];
