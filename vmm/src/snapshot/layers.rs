@@ -422,7 +422,7 @@ mod tests {
         to.set_len(0).unwrap();
         copy_layer(&given, &to).unwrap();
         let copy = Map::load_any(&to).unwrap().unwrap();
-        assert_eq!(copy.present(0..3).collect::<Vec<_>>(), [1..2]);
+        assert!(copy.present(0..3).eq(std::iter::once(1..2)));
         assert_ne!(copy.named(), Map::load_any(&from).unwrap().unwrap().named(), "its id is its own");
         let mut data = [0; 2 * CLUSTER as usize];
         to.read_exact_at(&mut data, map.data()).unwrap();

@@ -342,7 +342,7 @@ mod tests {
         let source = |layer: &File| LayerSource {
             below: Some(below.try_clone().unwrap()),
             layer: layer.try_clone().unwrap(),
-            clusters: Clusters::from_iter([1..2]),
+            clusters: Clusters::from_iter(std::iter::once(1..2)),
             map: map.clone(),
         };
         assert_eq!(source(&beside).bytes_in(&to, true), 0);
@@ -356,7 +356,7 @@ mod tests {
         copy.shares = true;
         copy.to.set_len(map.end()).unwrap();
         copy.copy_bulk().unwrap();
-        copy.add(Clusters::from_iter([1..3]));
+        copy.add(Clusters::from_iter(std::iter::once(1..3)));
         assert_eq!(copy.place_left().unwrap(), CLUSTER, "one of them has its place");
     }
 }
