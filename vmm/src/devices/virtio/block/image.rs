@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
@@ -12,6 +13,7 @@ use super::digest;
 use super::file::HostFile;
 use crate::config::DiskContent;
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 /// The image, open once more. When it was written last is known from the start.
 #[derive(Debug)]
@@ -44,7 +46,7 @@ impl Image {
     ///
     /// - The time of a file tells a later write apart. A file's time comes from the kernel's tick before
     ///   Linux 6.13, so a write in the same tick would not show: a time that is this tick's becomes one
-    ///   within the tick, or a second before it on a file system that does not keep nanoseconds.
+    ///   within the tick, or seconds before it on a file system that does not keep nanoseconds.
     /// - A block device has no time, so its digest is taken.
     ///
     /// # Errors
@@ -66,7 +68,7 @@ impl Image {
         if self.set_modified(unlike_a_tick)? {
             if let Some((seconds, nanos)) = self.modified.filter(|kept| *kept != unlike_a_tick) {
                 // The file system rounds down, and would round the time of a write now to the same.
-                self.set_modified((seconds - 1, nanos))?;
+                self.set_modified((time_before(seconds), nanos))?;
             }
             return Ok(());
         }
@@ -125,6 +127,19 @@ impl Image {
 
 fn modified(file: &File) -> io::Result<Timestamp> {
     file.metadata().map(|found| (found.mtime(), found.mtime_nsec()))
+}
+
+/// A time before this one, in seconds, that this process has given no file: of two snapshots in a second the
+/// image may have been written between. They are two seconds apart, which FAT keeps.
+fn time_before(seconds: i64) -> i64 {
+    /// The first and the last of those that were given.
+    static GIVEN: Mutex<Option<(i64, i64)>> = Mutex::new(None);
+    let mut given = lock(&GIVEN);
+    let usual = seconds - 2;
+    let (first, last) = given.unwrap_or((usual, usual - 1));
+    let time = if usual > last { usual } else { usual.min(first - 2) };
+    *given = Some((first.min(time), last.max(time)));
+    time
 }
 
 /// Nanoseconds to which file systems round times down: those of NTFS and SMB, microseconds, those of exFAT,
@@ -208,6 +223,44 @@ mod tests {
             true
         });
         assert!(tried, "each time a second ended meanwhile");
+    }
+
+    #[test]
+    fn instants_of_a_second_differ_if_there_was_a_write_between_them() {
+        let Some(coarse) = Coarse::mount() else {
+            return crate::testing::skip("mounting an ext4 takes root");
+        };
+        let path = coarse.0.file("disk", &[1; 4096]);
+        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        // A second may end in between, and then nothing was tried.
+        let tried = (0..100).any(|_| {
+            let (second, _) = tick();
+            let written = || {
+                file.file().write_all_at(&[2; 512], 512).unwrap();
+                let mut image = Image::of(&file, true).unwrap();
+                image.hold_instant().unwrap();
+                image.content().unwrap()
+            };
+            let all = [written(), written(), written()];
+            if tick().0 != second {
+                return false;
+            }
+            for (one, other) in [(0, 1), (1, 2), (0, 2)] {
+                assert!(all[one].difference(&all[other], false).is_some(), "{all:?}");
+            }
+            true
+        });
+        assert!(tried, "each time a second ended meanwhile");
+    }
+
+    #[test]
+    fn times_that_files_are_given_differ() {
+        // The last one: the host's clock was set back.
+        let seconds = [3_000_000_000, 3_000_000_000, 3_000_000_001, 3_000_000_001, 2_999_999_000];
+        let mut given: Vec<_> = seconds.iter().map(|second| (time_before(*second), *second)).collect();
+        assert!(given.iter().all(|(time, second)| *time <= second - 2));
+        given.sort_unstable();
+        assert!(given.windows(2).all(|pair| pair[0].0 < pair[1].0), "{given:?}");
     }
 
     #[test]
