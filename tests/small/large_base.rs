@@ -58,7 +58,7 @@ fn merge(limit: &MemoryLimit, diff: &Path, to: &Path) -> Outcome {
 
 #[test]
 fn merge_with_a_packed_base_takes_no_memory_for_it() {
-    needs!(kvm, memory_limit);
+    needs!(kvm, memory_limit, scratch_on_disk);
     let scratch = Scratch::new();
     let vm = written(&base(&scratch), 1);
     let options = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };

@@ -310,18 +310,19 @@ fn processor_ticks(process: Pid) -> u64 {
 
 /// A guest whose pager stands still.
 fn waits_for_memory(shared: &Shared) -> (Guest, Pid) {
-    let mut guest = shared.restore(&["--pager-patience", "3600"]);
-    guest.next_number("count");
+    let guest = shared.restore(&["--paused", "--pager-patience", "3600"]);
+    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // it has its pager
     let pager = shared.pager();
     rustix::process::kill_process(pager, Signal::STOP).unwrap();
-    assert!(!guest.settled_output().contains("WRONG"));
+    guest.resume();
+    wait_until("the guest waits for memory", || guest.waits_for_memory());
     (guest, pager)
 }
 
 #[test]
 fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
     needs!(kvm);
-    let shared = Shared::of(32);
+    let shared = Shared::new();
     let (mut guest, pager) = waits_for_memory(&shared);
     guest.signal(Signal::TERM);
     assert_eq!(guest.wait_exit().status, 143);
@@ -331,7 +332,7 @@ fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
 #[test]
 fn a_pause_does_not_wait_for_memory_for_ever() {
     needs!(kvm);
-    let shared = Shared::of(32);
+    let shared = Shared::new();
     let (mut guest, pager) = waits_for_memory(&shared);
     let (status, why) = guest.ask("PATCH", "/vm", r#"{"state":"Paused"}"#);
     assert!(status == 400 && why.contains("has ended"), "{status} {why}");

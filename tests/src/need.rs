@@ -73,6 +73,16 @@ pub fn tsc() -> Option<String> {
     gives_none.then(|| "this host's KVM ignores a written TSC".to_owned())
 }
 
+/// Files for scratch that take no memory: those of a tmpfs count for the memory of whoever writes them.
+#[must_use]
+pub fn scratch_on_disk() -> Option<String> {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    let found = rustix::fs::statfs(std::env::temp_dir()).map(|found| found.f_type);
+    let in_memory = found.is_ok_and(|kind| [TMPFS, RAMFS].contains(&kind));
+    in_memory.then(|| format!("{} is in memory", std::env::temp_dir().display()))
+}
+
 /// Debian's own kernel.
 #[must_use]
 pub fn stock_kernel() -> Option<String> {
