@@ -1,5 +1,5 @@
 //! What is told of a guest that does not answer: where the threads of its process wait, what nobody has read
-//! of its input, and its clocks, timers and interrupts, twice, so that one sees what moves. All of it comes
+//! of its input, and its clocks, timers, interrupts and devices, twice, so that one sees what moves. All of it comes
 //! from `/proc` and from two snapshots.
 
 use std::fmt::Write;
@@ -27,6 +27,9 @@ const BETWEEN: Duration = Duration::from_secs(1);
 
 /// Characters of what the guest says between two looks.
 const MOST_SAID: usize = 200;
+
+/// Characters of a device's state. What its driver reads comes first, and the map of a layer last.
+const MOST_OF_DEVICE: usize = 1000;
 
 /// Tells it. It never panics: that which cannot be asked says why.
 pub(crate) fn explain(guest: &Guest) -> String {
@@ -72,21 +75,35 @@ fn machine(guest: &Guest) -> String {
         return format!("no snapshot: {}\n", taken.stderr);
     }
     let state = read_state(&directory);
+    let memory = fs::read(directory.join("memory.snap"));
+    // Its memory may be large.
+    let _ = fs::remove_dir_all(directory);
     let machine = &state["machine"];
     let mut told = String::new();
     for (id, vcpu) in machine["vcpus"].as_array().into_iter().flatten().enumerate() {
         let _ = writeln!(told, "vCPU {id}: {}", of_vcpu(vcpu));
     }
-    let _ = writeln!(told, "clock: {}; com1: {}", machine["clock"], machine["devices"]["com1"]);
+    let _ = writeln!(told, "clock: {}", machine["clock"]);
     let kernels = hex(&bytes(&machine["irqchip"]["ioapic"]));
-    let _ = writeln!(told, "ioapic: {}{kernels}", machine["devices"]["ioapic"]);
+    let _ = writeln!(told, "KVM's ioapic: {kernels}");
+    for (name, device) in machine["devices"].as_object().into_iter().flatten() {
+        let state: String = device.to_string().chars().take(MOST_OF_DEVICE).collect();
+        let _ = writeln!(told, "{name}: {state}");
+        for queue in device["queues"].as_array().into_iter().flatten() {
+            let index = |ring: &str| {
+                let at = usize::try_from(queue[ring].as_u64()?).ok()? + 2;
+                let bytes = memory.as_ref().ok()?.get(at..at + 2)?;
+                Some(u16::from_le_bytes(bytes.try_into().ok()?))
+            };
+            let (available, used) = (index("avail_ring"), index("used_ring"));
+            let _ = writeln!(told, "{name}: available {available:?}, used {used:?}");
+        }
+    }
     told
 }
 
 fn read_state(directory: &Path) -> Value {
     let text = fs::read(directory.join("state.json")).unwrap_or_default();
-    // Its memory is of no use here, and may be large.
-    let _ = fs::remove_dir_all(directory);
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
