@@ -253,14 +253,14 @@ static int com1_through_pic;
 
 __attribute__((interrupt)) static void on_pit(struct frame *frame)
 {
-    (void)frame;
+    woken(frame);
     pit_ticks++;
     outb(0x20, 0x20);
 }
 
 __attribute__((interrupt)) static void on_apic_timer(struct frame *frame)
 {
-    (void)frame;
+    woken(frame);
     apic_ticks++;
     woken_at = rdtsc();
     APIC(APIC_EOI) = 0;
@@ -268,7 +268,7 @@ __attribute__((interrupt)) static void on_apic_timer(struct frame *frame)
 
 __attribute__((interrupt)) static void on_com1(struct frame *frame)
 {
-    (void)frame;
+    woken(frame);
     while (inb(LINE_STATUS) & 1)
         put(inb(COM1));
     if (com1_through_pic)

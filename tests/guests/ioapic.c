@@ -7,14 +7,14 @@ static volatile u64 interrupts;
 
 __attribute__((interrupt)) static void on_interrupt(struct frame *frame)
 {
-    (void)frame;
+    woken(frame);
     interrupts++;
     APIC(APIC_EOI) = 0;
 }
 
 __attribute__((interrupt)) static void on_virtio(struct frame *frame)
 {
-    (void)frame;
+    woken(frame);
     interrupts++;
     set(0x64, get(0x60));
     APIC(APIC_EOI) = 0;
