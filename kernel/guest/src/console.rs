@@ -25,6 +25,20 @@ pub(crate) fn open() {
     }
 }
 
+/// From now on the kernel prints warnings and worse only: one of its lines may fall into the middle of an answer's.
+/// A kernel that prints less already (`quiet`, `loglevel=`) goes on so.
+pub(crate) fn calm_kernel() -> std::io::Result<()> {
+    const LEVELS: &str = "/proc/sys/kernel/printk";
+    // The first of four numbers: messages below it are printed, and 4 are warnings (proc_sys_kernel(5)).
+    const UP_TO_WARNINGS: u32 = 5;
+    let levels = std::fs::read_to_string(LEVELS)?;
+    let printed = levels.split_whitespace().next().and_then(|level| level.parse::<u32>().ok());
+    if printed.is_none_or(|level| level > UP_TO_WARNINGS) {
+        std::fs::write(LEVELS, UP_TO_WARNINGS.to_string())?;
+    }
+    Ok(())
+}
+
 /// Writes one line.
 pub(crate) fn line(text: &str) {
     let mut whole = String::with_capacity(text.len() + 1);

@@ -38,6 +38,9 @@ fn main() {
     for problem in problems {
         console::line(&format!("volt-init: {problem}"));
     }
+    if let Err(error) = console::calm_kernel() {
+        console::line(&format!("volt-init: the kernel goes on printing: {error}"));
+    }
     let uptime = Duration::from_nanos(system::clock_ns(libc::CLOCK_BOOTTIME));
     console::line(&format!("volt-init: ready {:.3}", uptime.as_secs_f64()));
 
