@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::chunks::source_of;
 use super::pack::Pack;
 use super::pack::walk::unpack;
-use super::reader::open_regular;
+use super::place::Place;
 use super::{MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::error::{Error, Result};
 use crate::memory::backing::{Backing, OtherPages, fresh};
@@ -80,19 +80,20 @@ impl Memory {
     ///
     /// # Errors
     /// It has none, or two, or one that does not belong to it or is no memory file at all.
-    pub fn open(snapshot: &Path, len: u64, named: Option<&MemoryFile>) -> Result<Self> {
-        let (raw, packed) = (snapshot.join(MEMORY_FILE), snapshot.join(PACK_FILE));
-        // Links are not followed: whether there is what they lead to is nobody's to know.
-        let exists = |path: &Path| std::fs::symlink_metadata(path).is_ok();
-        let is_packed = exists(&packed);
-        if is_packed && exists(&raw) {
-            return Err(Error::snapshot(
-                packed,
-                format!("stands beside a {MEMORY_FILE}, and only one can be its memory"),
-            ));
+    pub(super) fn open<'a>(
+        snapshot: impl Into<Place<'a>>,
+        len: u64,
+        named: Option<&MemoryFile>,
+    ) -> Result<Self> {
+        let snapshot = snapshot.into();
+        let is_packed = snapshot.has(PACK_FILE);
+        let name = if is_packed { PACK_FILE } else { MEMORY_FILE };
+        let path = snapshot.path().join(name);
+        if is_packed && snapshot.has(MEMORY_FILE) {
+            let problem = format!("stands beside a {MEMORY_FILE}, and only one can be its memory");
+            return Err(Error::snapshot(path, problem));
         }
-        let path = if is_packed { packed } else { raw };
-        let (file, found) = open_regular(snapshot, &path)?;
+        let (file, found) = snapshot.open_regular(name)?;
         let (memory, file) = if is_packed {
             let pack = Arc::new(Pack::open(file, &path)?);
             let (found, file) = (pack.memory_len(), MemoryFile::pack(pack.digest()));

@@ -18,6 +18,7 @@ pub mod manifest;
 mod memory;
 pub mod merge;
 pub mod pack;
+mod place;
 mod raw;
 pub mod reader;
 pub(crate) mod recording;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use super::grant::Grants;
 use super::images::{self, ChangedImages};
 use super::lineage::{Differ, History, Lineage, Origin};
 use super::memory::{LazyMemory, Memory, OfVm, Unpack};
+use super::place::Place;
 use super::recording::{Marker, Notes, Recording};
 use super::relative::{Digests, Opened};
 use super::working_set::{Beside, Plan, WorkingSet};
@@ -444,8 +444,9 @@ fn shell(pooled: Option<Shell>, shape: Shape, backing: Backing, first: FirstVcpu
 }
 
 /// Reads and verifies a snapshot's state file. Returns its bytes too.
-pub(super) fn read_manifest(snapshot: &Path) -> Result<(manifest::Manifest, Vec<u8>)> {
-    let path = snapshot.join(STATE_FILE);
+pub(super) fn read_manifest<'a>(snapshot: impl Into<Place<'a>>) -> Result<(manifest::Manifest, Vec<u8>)> {
+    let snapshot = snapshot.into();
+    let path = snapshot.path().join(STATE_FILE);
     let file = read_state(snapshot, &path)?;
     Ok((decode(&path, &file)?, file))
 }
@@ -461,8 +462,8 @@ pub(super) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
     Ok(manifest)
 }
 
-fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
-    let (mut file, len) = open_regular(snapshot, path)?;
+fn read_state(snapshot: Place<'_>, path: &Path) -> Result<Vec<u8>> {
+    let (mut file, len) = snapshot.open_regular(STATE_FILE)?;
     if len > LARGEST_STATE {
         return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
     }
@@ -475,31 +476,4 @@ fn read_state(snapshot: &Path, path: &Path) -> Result<Vec<u8>> {
         file.read_to_end(&mut bytes).map_err(failed)?;
     }
     Ok(bytes)
-}
-
-/// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited for. A symbolic link could name
-/// any file of the host, so none is followed.
-pub(super) fn open_regular(snapshot: &Path, path: &Path) -> Result<(File, u64)> {
-    let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path);
-    let file = opened.map_err(|source| missing(snapshot, path, source))?;
-    let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
-    if !metadata.is_file() {
-        return Err(Error::snapshot(path, "is not a regular file"));
-    }
-    Ok((file, metadata.len()))
-}
-
-/// A file that should be there and cannot be opened.
-fn missing(snapshot: &Path, file: &Path, source: std::io::Error) -> Error {
-    match source.kind() {
-        std::io::ErrorKind::NotFound if !snapshot.exists() => {
-            Error::snapshot(snapshot, "there is no such directory")
-        }
-        std::io::ErrorKind::NotFound => Error::snapshot(file, "is missing"),
-        _ if source.raw_os_error() == Some(libc::ELOOP) => {
-            Error::snapshot(file, "is a symbolic link, which a file of a snapshot may not be")
-        }
-        std::io::ErrorKind::NotADirectory => Error::snapshot(snapshot, "is not a directory"),
-        _ => Error::file("open", file.display(), source),
-    }
 }

@@ -8,7 +8,8 @@ use super::diff::Listed;
 use super::lineage::{Differ, Lineage};
 use super::manifest::{BaseSnapshot, base_is_missing};
 use super::memory::{Memory, is_named};
-use super::reader::{open_regular, read_manifest};
+use super::place::{GrantedBase, Place};
+use super::reader::read_manifest;
 use super::{DIFF_FILE, MemoryFile, Metadata, STATE_FILE, diff};
 use crate::error::{Error, Result};
 use crate::memory::backing::OtherPages;
@@ -40,6 +41,8 @@ struct Base {
     snapshot: BaseSnapshot,
     /// Its memory file.
     file: Option<MemoryFile>,
+    /// Its directory.
+    found: GrantedBase,
 }
 
 /// Opens the memory of the snapshot at `snapshot`. The directory of a base is looked into once `granted` agrees.
@@ -49,7 +52,7 @@ struct Base {
 pub(super) fn open(
     snapshot: &Path,
     metadata: &Metadata,
-    granted: &dyn Fn(&Path) -> Result<PathBuf>,
+    granted: &dyn Fn(&Path) -> Result<GrantedBase>,
 ) -> Result<Opened> {
     let len = metadata.memory_bytes;
     let Some(base) = &metadata.base else {
@@ -61,9 +64,9 @@ pub(super) fn open(
         let memory = Memory::open(snapshot, len, metadata.memory_file.as_ref())?;
         return Ok(Opened { memory, over: None, lineage, digests });
     };
-    let Base { snapshot: base, file: memory_file } = find_base(snapshot, base, granted)?;
+    let Base { snapshot: base, file: memory_file, found } = find_base(snapshot, base, granted)?;
     let (file, Listed { pages, digest, .. }) = open_pages(snapshot, metadata, &base)?;
-    let memory = Memory::open(&base.path, len, memory_file.as_ref())?;
+    let memory = Memory::open(found.place(), len, memory_file.as_ref())?;
     let over = Some(OtherPages { pages: Arc::new(pages), file: Arc::new(file) });
     let digests = Digests { memory: Some(base.digest()), over: digest };
     let lineage = Some(Lineage { base, differ: Differ::NotBase(None) });
@@ -80,7 +83,7 @@ pub(super) fn open_pages(
     base: &BaseSnapshot,
 ) -> Result<(File, Listed)> {
     let path = snapshot.join(DIFF_FILE);
-    let (file, _) = open_regular(snapshot, &path)?;
+    let (file, _) = Place::from(snapshot).open_regular(DIFF_FILE)?;
     let listed = diff::read(&file, metadata.memory_bytes, base.digest())
         .map_err(|source| Error::file("read", path.display(), source))?
         .map_err(|problem| Error::snapshot(&path, problem))?;
@@ -96,15 +99,15 @@ pub(super) fn open_pages(
 fn find_base(
     snapshot: &Path,
     wanted: &BaseSnapshot,
-    granted: &dyn Fn(&Path) -> Result<PathBuf>,
+    granted: &dyn Fn(&Path) -> Result<GrantedBase>,
 ) -> Result<Base> {
     let beside = snapshot.parent().zip(wanted.path.file_name()).map(|(parent, name)| parent.join(name));
     let places = [Some(wanted.path.clone()), beside].into_iter().flatten();
     let mut refused = None;
     for place in places {
         let found = match granted(&place) {
-            Ok(place) if !place.join(STATE_FILE).exists() => continue,
-            Ok(place) => base_at(snapshot, wanted, &place),
+            Ok(found) if !found.place().has(STATE_FILE) => continue,
+            Ok(found) => base_at(snapshot, wanted, found),
             Err(error) => Err(error),
         };
         match found {
@@ -115,17 +118,17 @@ fn find_base(
     Err(refused.unwrap_or_else(|| base_is_missing(snapshot, &wanted.path)))
 }
 
-fn base_at(snapshot: &Path, wanted: &BaseSnapshot, place: &Path) -> Result<Base> {
-    let (manifest, _) = read_manifest(place)?;
+fn base_at(snapshot: &Path, wanted: &BaseSnapshot, found: GrantedBase) -> Result<Base> {
+    let (manifest, _) = read_manifest(found.place())?;
     match manifest.metadata.memory_digest {
         Some(digest) if digest == wanted.memory_digest => {
-            let snapshot = BaseSnapshot { memory_digest: digest, path: absolute(place) };
-            Ok(Base { snapshot, file: manifest.metadata.memory_file })
+            let snapshot = BaseSnapshot { memory_digest: digest, path: absolute(&found.path) };
+            Ok(Base { snapshot, file: manifest.metadata.memory_file, found })
         }
         other => {
-            let (wanted, found) = (&wanted.memory_digest, other.unwrap_or_else(|| "none".to_owned()));
-            let problem =
-                format!("is a diff over memory with digest {wanted}; {} has {found}", place.display());
+            let (wanted, other) = (&wanted.memory_digest, other.unwrap_or_else(|| "none".to_owned()));
+            let place = found.path.display();
+            let problem = format!("is a diff over memory with digest {wanted}; {place} has {other}");
             Err(Error::snapshot(snapshot, problem))
         }
     }

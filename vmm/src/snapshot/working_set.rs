@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use super::WORKING_SET_FILE;
 use super::manifest::CRC;
-use super::reader::open_regular;
+use super::place::Place;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::pages::PageSet;
@@ -99,7 +99,8 @@ impl WorkingSet {
     /// # Errors
     /// As [`WorkingSet::open`]; or there is no such file.
     pub fn read(path: &Path, id: &str, memory: u64) -> Result<Self> {
-        let (file, len) = open_regular(path.parent().unwrap_or(path), path)?;
+        let directory = Place::from(path.parent().unwrap_or(path));
+        let (file, len) = directory.open_regular(path.file_name().unwrap_or_default())?;
         let wrong = |problem| Error::snapshot(path, format!("{problem}; delete it, and record it again"));
         // No set is longer.
         if len > HEAD as u64 + runs::longest(memory) {

@@ -28,12 +28,12 @@ pub(super) fn file(directory: &Path, path: &Path, links: Links) -> Option<Checke
     Some(CheckedFile::new(real_path(&found)?, found))
 }
 
-/// The real path of a directory at `path` if it lies in `directory` or is it.
-pub(super) fn dir(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
+/// The real path of a directory at `path` and the directory if it lies in `directory` or is it.
+pub(super) fn dir(directory: &Path, path: &Path, links: Links) -> Option<(PathBuf, OwnedFd)> {
     let found = open(directory, path, links).ok()?;
     let stat = rustix::fs::fstat(&found).ok()?;
     rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir().then_some(())?;
-    real_path(&found)
+    Some((real_path(&found)?, found))
 }
 
 /// Whether `path` lies in `directory` and there is nothing. False tells nothing of paths that lie elsewhere.
@@ -45,7 +45,7 @@ pub(super) fn lacks(directory: &Path, path: &Path) -> bool {
 pub(super) fn socket(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
     let name = path.file_name()?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Some(dir(directory, parent, links)?.join(name))
+    Some(dir(directory, parent, links)?.0.join(name))
 }
 
 /// `XDEV` for a path that does not lie in `directory`, and where the path leaves it on the way.
@@ -106,8 +106,8 @@ mod tests {
             assert_eq!(file(&inside, Path::new("/etc/passwd"), links), None);
             assert_eq!(socket(&inside, &inside.join("new"), links), Some(inside.join("new")));
             assert_eq!(socket(&inside, &place.join("new"), links), None);
-            assert_eq!(dir(&inside, &inside, links), Some(inside.clone()));
-            assert_eq!(dir(&inside, &place, links), None);
+            assert_eq!(dir(&inside, &inside, links).map(|(path, _)| path), Some(inside.clone()));
+            assert!(dir(&inside, &place, links).is_none());
         }
         for (path, is_lacking) in [
             ("deep/nothing", true),

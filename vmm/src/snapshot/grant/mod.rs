@@ -19,6 +19,7 @@ use key::Key;
 
 use super::Metadata;
 use super::manifest::{self, base_is_missing};
+use super::place::GrantedBase;
 use crate::config::devices::{Devices, NetBackend};
 use crate::config::{FileRef, Overrides, VmConfig};
 use crate::error::{Error, Result};
@@ -94,18 +95,21 @@ pub(super) struct Grants<'a> {
 type Find<T> = fn(&Path, &Path, Links) -> Option<T>;
 
 impl Grants<'_> {
-    /// Checks the directory of a diff's base. Returns it as it is, or its real path.
+    /// Checks the directory of a diff's base. Returns it as it is; or what was checked, and its real path.
     ///
     /// # Errors
     /// It is not granted, or an allowed directory lacks it.
-    pub fn check_base(&self, base: &Path) -> Result<PathBuf> {
+    pub fn check_base(&self, base: &Path) -> Result<GrantedBase> {
         if matches!(self.origin, Origin::Foreign(_))
             && self.allowed.iter().any(|directory| beneath::lacks(directory, base))
         {
             return Err(base_is_missing(self.snapshot, base));
         }
         let about = || (format!("its base {}", base.display()), String::new());
-        Ok(self.find(base, beneath::dir, about)?.unwrap_or_else(|| base.to_owned()))
+        Ok(match self.find(base, beneath::dir, about)? {
+            Some((path, held)) => GrantedBase { path, held: Some(held) },
+            None => GrantedBase { path: base.to_owned(), held: None },
+        })
     }
 
     /// Checks what `devices`, as the snapshot has them, name on the host and `given` does not replace. What is granted by its path gets
