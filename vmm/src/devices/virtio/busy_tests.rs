@@ -1,11 +1,16 @@
 //! Devices that are busy, fail or have given up, and what their drivers can do meanwhile.
 
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::epoll::EventFlags;
+
 use super::super::rng::Rng;
 use super::super::testing::{Driver, Part};
+use super::super::watch::Watch;
 use super::super::{Broken, Cause, Io, Kind, Next};
 use super::*;
 use crate::control::Control;
@@ -204,6 +209,59 @@ fn device_that_panics_in_its_first_turn_asks_for_a_reset() {
     drop(attendant);
     lock(&transport).halt();
     assert_eq!(lock(&transport).queues.len(), 1);
+}
+
+#[test]
+fn device_that_panicked_takes_no_other_turn_of_its_round() {
+    let turns = Arc::new(AtomicU32::new(0));
+    let mut driver = Driver::new(PanicsAtEach { ready: [1, 1].map(readable), turns: Arc::clone(&turns) });
+    driver.wait_broken();
+    driver.transport.halt();
+    assert_eq!(turns.load(Ordering::Relaxed), 1);
+}
+
+/// A device that panics at each of its descriptors, which are ready at once.
+#[derive(Debug)]
+struct PanicsAtEach {
+    ready: [OwnedFd; 2],
+    turns: Arc<AtomicU32>,
+}
+
+fn readable(count: u32) -> OwnedFd {
+    rustix::event::eventfd(count, rustix::event::EventfdFlags::CLOEXEC).unwrap()
+}
+
+impl VirtioDevice for PanicsAtEach {
+    fn kind(&self) -> Kind {
+        Kind { id: 4, queues: &[64] }
+    }
+
+    fn begin(&mut self, _: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+        for (fd, token) in self.ready.iter().zip(0..) {
+            watch.add(fd, token, EventFlags::IN).unwrap();
+        }
+        Ok(())
+    }
+
+    fn work(&mut self, cause: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+        if cause == Cause::Notified {
+            return Ok(Next::Wait);
+        }
+        self.turns.fetch_add(1, Ordering::Relaxed);
+        panic!("as it is to");
+    }
+}
+
+impl Persist for PanicsAtEach {
+    type State = NoState;
+
+    fn save(&self) -> Result<Self::State> {
+        Ok(NoState {})
+    }
+
+    fn restore(&mut self, _: &Self::State) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// At a pause, with a thread and without one.
