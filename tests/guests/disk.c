@@ -6,7 +6,8 @@
  *   check=N        first looks whether sectors 1 to N hold what an earlier run of `disk until=N` wrote
  *   takes-flush=1  takes the feature to flush, and never flushes: the device may keep what is written
  *   stride=N       sectors from one to the next that is written
- *   until=N        ends after so many sectors: ending=1 powers off, 2 resets, 3 faults three times, 0 spins */
+ *   until=N        ends after so many sectors: ending=1 powers off, 2 resets, 3 faults three times, 4 resets the disk
+ *                  in the middle of a flush when something is typed, 0 spins */
 #include "guest.h"
 #include "virtio.h"
 
@@ -55,9 +56,26 @@ static void expect_on_disk(const char *what, u64 sector, u64 generation, u64 num
             wrong(what, number, back[at]);
 }
 
+/* The device's reset returns once the flush has ended. */
+static void reset_while_flushing(void)
+{
+    struct part flush[] = {{&request, 16, 0}, {&status, 1, WRITE}};
+    while (!typed())
+        ;
+    request.kind = 4;
+    request.sector = 0;
+    virtio_give(0, 0, flush, 2);
+    while (!typed())
+        ;
+    print("resets\n");
+    set(0x70, 0);
+}
+
 __attribute__((noreturn)) static void end(u64 how)
 {
     print("done\n");
+    if (how == 4)
+        reset_while_flushing();
     if (how == 1)
         power_off();
     if (how == 2)

@@ -112,6 +112,30 @@ fn signal_leaves_a_layer_all_the_time_that_it_needs_to_settle() {
     assert_eq!(synced_clusters(&layer), SECTORS, "the signal ended the process while its layer settled");
 }
 
+/// A vCPU that resets a disk waits for what the disk has under way.
+#[test]
+fn signal_leaves_a_guest_that_resets_its_disk_the_time_that_a_flush_takes() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+    std::fs::write(&base, vec![7; 4 << 20]).unwrap();
+    let disk = format!("path={},layer={}", base.display(), layer.display());
+    let syncs = HeldSyncs::new();
+    let mut guest = boot(&format!("{APART} until={SECTORS} ending=4"), &disk).syncs(&syncs).start();
+    guest.wait_for("done");
+    syncs.hold();
+    guest.type_in("f");
+    syncs.wait_held();
+    guest.type_in("r");
+    guest.wait_for("resets");
+    guest.signal(Signal::TERM);
+    std::thread::sleep(BEYOND_THE_LIMIT);
+    assert_eq!(synced_clusters(&layer), 0, "the map was written before its data was synced");
+    syncs.release();
+    assert_eq!(guest.wait_exit().status, 143);
+    assert_eq!(synced_clusters(&layer), SECTORS, "the signal ended the process during a flush");
+}
+
 #[test]
 fn layer_of_a_forks_child_keeps_unflushed_writes_however_the_child_ends() {
     needs!(kvm);

@@ -284,11 +284,14 @@ impl Vm {
         ending
     }
 
-    /// Whether the guest has ended and [`Vm::wait_ending`] is bringing what it wrote into the files of its disks. A process that
-    /// exits meanwhile keeps what it wrote for as long as the host runs; a crash of the host may then take what was not flushed.
+    /// Whether the guest has ended and [`Vm::wait_ending`] is bringing what it wrote into the files of its disks, or a
+    /// disk has a request under way, which a vCPU may wait for in its last exit. A process that exits meanwhile keeps what
+    /// the guest wrote for as long as the host runs; a crash of the host may then take what was not flushed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
-        self.is_settling.load(Ordering::SeqCst)
+        let is_disk_busy =
+            || self.machine.try_lock().is_ok_and(|machine| machine.platform().is_any_disk_busy());
+        self.is_settling.load(Ordering::SeqCst) || self.state() == RunState::Ended && is_disk_busy()
     }
 
     /// Lends the calling thread to a VM that was restored for it ([`crate::RestoreOptions::lent_thread`]): runs the first

@@ -165,7 +165,8 @@ impl Block {
     }
 
     /// Whether nothing is under way.
-    fn is_idle(&self) -> bool {
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
         self.ring.as_ref().is_none_or(Ring::is_idle)
     }
 
