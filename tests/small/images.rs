@@ -142,6 +142,25 @@ fn copy_is_taken_and_another_image_is_not() {
 }
 
 #[test]
+fn image_that_is_given_by_its_own_path_is_no_copy() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let snapshot = frozen(&image, "");
+    let at = |path: &Path| format!("id=root,path={}", path.display());
+    runs(&snapshot.restore_as(&["--disk", &at(&image)]));
+    let link = scratch.fresh("link");
+    std::os::unix::fs::symlink(&image, &link).unwrap();
+    // The content is the same, and the time is not: a change where no sample is taken shows in nothing else.
+    let bytes = fs::read(&image).unwrap();
+    fs::write(&image, bytes).unwrap();
+    for path in [&image, &link] {
+        snapshot.try_restore_as(&["--disk", &at(path)]).refused(&["root", "has changed since the snapshot"]);
+    }
+    runs(&snapshot.restore_as(&["--disk", &format!("{},changed=accept", at(&image))]));
+}
+
+#[test]
 fn guest_that_goes_on_makes_its_snapshot_unrestorable_and_is_warned_of() {
     needs!(kvm);
     let scratch = Scratch::new();

@@ -11,8 +11,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use crate::config::devices::DiskConfig;
 use crate::config::overrides::ChangedImage;
-use crate::config::{DiskContent, Overrides};
+use crate::config::{DiskContent, FileRef, Overrides};
 use crate::devices::virtio::block::{Block, DiskFiles, Image};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -75,12 +76,14 @@ pub fn contents(images: &BTreeMap<String, Image>) -> Result<BTreeMap<String, Dis
     images.iter().map(|(id, image)| Ok((id.clone(), image.content()?))).collect()
 }
 
-/// Looks whether a machine's disks are what they were. The machine has them locked.
+/// Looks whether a machine's disks are what they were `then`, in the snapshot, which has them `recorded`. The machine
+/// has them locked. A copy has another time; the recorded image itself is none, whoever names it.
 ///
 /// # Errors
 /// [`Error::Config`] says what has changed.
 pub fn check(
     then: &BTreeMap<String, DiskContent>,
+    recorded: &[DiskConfig],
     machine: &Machine,
     overrides: &Overrides,
     changed: ChangedImages,
@@ -95,7 +98,9 @@ pub fn check(
         else {
             continue; // with a layer now, which the guest sees as it was: its content is looked at below it
         };
-        let is_copy = given.into_iter().any(|disk| disk.path.is_some());
+        let mut recorded = recorded.iter().filter(|disk| disk.id == *id);
+        let is_recorded = recorded.any(|disk| matches!(&disk.path, FileRef::Path(path) if image.is_at(path)));
+        let is_copy = given.into_iter().any(|disk| disk.path.is_some()) && !is_recorded;
         let Some(difference) = then.difference(&image.content()?, is_copy) else { continue };
         let problem = format!("{id}: {} has changed since the snapshot: {difference}", image.name());
         match changed {

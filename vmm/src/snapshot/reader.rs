@@ -321,7 +321,8 @@ impl Snapshot {
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
         config.devices.release_checked();
         self.layers.check(&self.metadata.layers, &machine)?;
-        images::check(&self.metadata.disks, &machine, &options.overrides, options.changed_images)?;
+        let (then, recorded) = (&self.metadata.disks, &self.config.devices.disks);
+        images::check(then, recorded, &machine, &options.overrides, options.changed_images)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -39,6 +40,14 @@ impl Image {
         let has_time = is_written && !file.is_block_device();
         let modified = has_time.then(|| modified(file.file())).transpose().map_err(failed)?;
         Ok(Self { file, is_written, modified, digest: None })
+    }
+
+    /// Whether it is the file at `path`.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        let there = rustix::fs::stat(path);
+        let own = rustix::fs::fstat(self.file.file());
+        there.is_ok_and(|there| own.is_ok_and(|own| (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)))
     }
 
     /// Makes sure that [`Image::content`] is of this instant, in which nobody writes, though the guest may
