@@ -6,7 +6,7 @@ use volt_tests::{Boot, IRQCHIPS, needs};
 fn harness_tells_threads_clocks_and_interrupts_of_a_silent_guest() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
-        let mut guest = Boot::small("count").irqchip(irqchip).vcpus(2).start();
+        let mut guest = Boot::small("count").irqchip(irqchip).vcpus(2).device(["--rng"]).start();
         guest.next_number("count");
         let told = guest.explain_silence();
         let words = [
@@ -16,6 +16,8 @@ fn harness_tells_threads_clocks_and_interrupts_of_a_silent_guest() {
             "deadline ",
             "in service [",
             "com1: {",
+            "rng: {",
+            "rng: available Some(0), used Some(0)",
             " bytes after that: \"count ",
         ];
         for words in words {

@@ -85,7 +85,10 @@ fn machine(guest: &Guest) -> String {
     }
     let _ = writeln!(told, "clock: {}", machine["clock"]);
     let kernels = hex(&bytes(&machine["irqchip"]["ioapic"]));
-    let _ = writeln!(told, "KVM's ioapic: {kernels}");
+    // KVM's, if the IOAPIC is none of the devices.
+    if !kernels.is_empty() {
+        let _ = writeln!(told, "ioapic: {kernels}");
+    }
     for (name, device) in machine["devices"].as_object().into_iter().flatten() {
         let state: String = device.to_string().chars().take(MOST_OF_DEVICE).collect();
         let _ = writeln!(told, "{name}: {state}");
