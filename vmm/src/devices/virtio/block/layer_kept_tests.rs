@@ -137,6 +137,27 @@ fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
     });
 }
 
+/// The data before the map, and both before anybody reads through it.
+#[test]
+fn layer_of_a_killed_process_is_synced_before_its_map_and_after() {
+    let based = Based::new();
+    let mut driver = start(&based.layer("layer"));
+    assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
+    killed(&based);
+    drop(driver);
+    let (over, left) = (based.over("left", "over"), based.dir.path("left"));
+    let before = fs::read(&left).unwrap();
+    let (refused, unwritten) = (over.clone(), left.clone());
+    apart(move || {
+        refuse_calls(&[libc::SYS_fdatasync], libc::EIO);
+        Block::open(&refused).unwrap_err();
+        assert!(fs::read(&unwritten).unwrap() == before, "a map was written before its data was synced");
+    });
+    let block = Block::open(&over).unwrap();
+    let below = block.storage.overlay().unwrap().lower.files().last().unwrap();
+    assert_eq!(below.syncs().begun(), 2, "one for the data and one for the map");
+}
+
 /// Bits of an earlier boot do not count again because there are some of this one.
 #[test]
 fn live_map_starts_empty_after_a_reboot() {
