@@ -190,12 +190,14 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared memory, which guest memory is,
 # comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt tool level_1
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1
     shift
     level_1=$(level_1 "$number")
     ((number % 2)) && [ -z "$huge_pages" ] || policy=always
     echo "level 1 is $level_1; huge pages of shared memory: $policy"
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
+    # With huge pages all tests run once more, and as many forks take 20 minutes.
+    [ -z "$full" ] || [ -n "$huge_pages" ] || forks=$FORKS_FULL
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
     for tool in mke2fs dmsetup; do files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool"); done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
@@ -217,7 +219,7 @@ one_lab() {
                 [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --exact $cases || status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$power_cuts" "${full:+$FORKS_FULL}" "$@"
+        ' sh "$generations" "$policy" "$power_cuts" "$forks" "$@"
 }
 
 # Why there can be no fuzzing, if there cannot.

@@ -77,8 +77,8 @@ impl Samples {
     /// Says that this test is skipped, if this host lacks something of the CPU that the samples were taken on.
     fn are_skipped(&self, test: &str) -> bool {
         let store = Store::open(self.scratch.path(&format!("v{}", self.version)).to_str().unwrap()).unwrap();
-        let sample = volt_vmm::Snapshot::open(&store, "raw").unwrap();
-        match sample.restore_with(RestoreOptions { resume: false, ..RestoreOptions::default() }) {
+        let options = RestoreOptions { resume: false, ..RestoreOptions::default() };
+        match volt_vmm::Snapshot::open(&store, "raw").and_then(|sample| sample.restore_with(options)) {
             Err(volt_vmm::Error::HostCpu { missing, .. }) => {
                 let test = format!("{}::{test}", module_path!());
                 skip(&test, &format!("this host's CPU lacks {missing}"));

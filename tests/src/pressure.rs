@@ -79,7 +79,10 @@ impl MemoryLimit {
         let (groups, file) = limits().expect("groups that limit memory");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let group = Path::new(groups).join(format!("volt-limit-{}-{number}", std::process::id()));
-        let _ = fs::write(Path::new(groups).join("cgroup.subtree_control"), "+memory");
+        // With "io" the kernel writes pages of the group back in time, and slows down who writes.
+        for controller in ["+memory", "+io"] {
+            let _ = fs::write(Path::new(groups).join("cgroup.subtree_control"), controller);
+        }
         fs::create_dir(&group).unwrap_or_else(|error| panic!("make {}: {error}", group.display()));
         let limit = Self(group);
         let path = limit.0.join(file);
