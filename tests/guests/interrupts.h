@@ -1,6 +1,6 @@
 /* Interrupts: the IDT, the local APIC, the IOAPIC, and the PICs where there are some. */
 #pragma once
-#include "guest.h"
+#include "machine.h"
 
 #define VECTOR_PIT 0x20
 #define VECTOR_COM1 0x24
@@ -49,14 +49,22 @@ static inline void handle(u8 vector, void (*handler)(struct frame *))
     idt[vector].flags = 0x8e00;
 }
 
+/* Whether this is a processor of QEMU's emulation, "QEMU TCG CPU", by its family, model and stepping. */
+static inline int is_emulated(void)
+{
+    u32 signature = 1, other_1, other_2 = 0, other_3;
+    __asm__ volatile("cpuid" : "+a"(signature), "=b"(other_1), "+c"(other_2), "=d"(other_3));
+    return signature == 0x60fb1;
+}
+
 /* To be called by the handler of what sleep() waits for. The shadow of `sti` holds interrupts back until `hlt` sleeps.
  * QEMU's emulation of SVM forgets it: #VMEXIT saves the VMCB's INTERRUPT_SHADOW and VMRUN does not load it. An interrupt that
- * comes at the hlt itself then leaves the guest to sleep for ever. With emulated=1 that hlt is skipped. Without, on processors
- * that heed the shadow, a snapshot that lost it is to be noticed. */
+ * comes at the hlt itself then leaves the guest to sleep for ever, so that hlt is skipped. On processors that heed the shadow
+ * a snapshot that lost it is to be noticed. */
 #define HLT 0xf4
 static inline void woken(struct frame *frame)
 {
-    if (*(u8 *)frame->at == HLT && option("emulated=", 0))
+    if (*(u8 *)frame->at == HLT && is_emulated())
         frame->at++;
 }
 

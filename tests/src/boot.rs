@@ -12,7 +12,6 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 
 use crate::guest::Guest;
 use crate::held_syncs::HeldSyncs;
-use crate::host;
 use crate::kvm_shim::KvmShim;
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
@@ -59,9 +58,7 @@ impl<'a> Boot<'a> {
     /// The small guest, with 64 MiB and one vCPU. The first word of the command line says what it does (guests/guest.c).
     #[must_use]
     pub fn small(cmdline: &str) -> Self {
-        let boot = Self::kernel(crate::small_guest(), cmdline).memory("64M");
-        // What a processor of QEMU's makes of interrupts: guests/interrupts.h.
-        if host::is_emulated() { boot.and("emulated=1") } else { boot }
+        Self::kernel(crate::small_guest(), cmdline).memory("64M")
     }
 
     /// The Linux of this project, with its init, which takes orders ([`Guest::order`]).

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::OnceLock;
 
 /// A block device over a file. Dropped, it is no more.
 #[derive(Debug)]
@@ -31,15 +30,6 @@ impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = Command::new("losetup").args(["-d", &self.0]).output();
     }
-}
-
-/// Whether the processor is QEMU's and not a real one, as in the lab.
-#[must_use]
-pub fn is_emulated() -> bool {
-    static EMULATED: OnceLock<bool> = OnceLock::new();
-    *EMULATED.get_or_init(|| {
-        std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| text.contains("QEMU TCG CPU"))
-    })
 }
 
 /// What a program of the host prints.
