@@ -1,7 +1,7 @@
 //! A VM as its owner sees it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::capture::Course;
@@ -10,6 +10,7 @@ use crate::console::Console;
 use crate::control::{Control, Ending, RunState};
 use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
+use crate::devices::virtio::block::Block;
 use crate::error::{Error, Result};
 use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
@@ -39,6 +40,8 @@ pub struct Vm {
     machine: Mutex<Machine>,
     /// See [`Vm::is_settling`].
     is_settling: AtomicBool,
+    /// For that: whoever pauses the VM has the machine locked while a vCPU waits for a disk.
+    disks: Vec<Arc<Mutex<Block>>>,
     /// What is read ahead of the guest.
     pub(crate) ahead: Mutex<Ahead>,
     /// Last: it is over once the guest has ended.
@@ -59,6 +62,7 @@ impl Vm {
             serial: Arc::clone(&machine.platform().serial),
             lent_vcpu: Mutex::new(machine.lent_vcpu()),
             history: Mutex::new(history),
+            disks: machine.platform().disks().values().cloned().collect(),
             machine: Mutex::new(machine),
             is_settling: AtomicBool::new(false),
             ahead: Mutex::new(Ahead::Nothing),
@@ -289,9 +293,14 @@ impl Vm {
     /// the guest wrote for as long as the host runs; a crash of the host may then take what was not flushed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
-        let is_disk_busy =
-            || self.machine.try_lock().is_ok_and(|machine| machine.platform().is_any_disk_busy());
-        self.is_settling.load(Ordering::SeqCst) || self.state() == RunState::Ended && is_disk_busy()
+        // One that does a request at once holds its lock meanwhile.
+        let is_busy = |disk: &Arc<Mutex<Block>>| match disk.try_lock() {
+            Ok(disk) => !disk.is_idle(),
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(_)) => false,
+        };
+        self.is_settling.load(Ordering::SeqCst)
+            || self.state() == RunState::Ended && self.disks.iter().any(is_busy)
     }
 
     /// Lends the calling thread to a VM that was restored for it ([`crate::RestoreOptions::lent_thread`]): runs the first

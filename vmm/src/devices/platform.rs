@@ -144,11 +144,6 @@ impl Platform {
         &self.handles.disks
     }
 
-    /// Whether a disk has a request under way. One that does a request at once holds its lock meanwhile.
-    pub(crate) fn is_any_disk_busy(&self) -> bool {
-        self.disks().values().any(|disk| !disk.try_lock().is_ok_and(|disk| disk.is_idle()))
-    }
-
     /// The network interfaces by their ids.
     pub(crate) fn networks(&self) -> &BTreeMap<String, Arc<Mutex<Net>>> {
         &self.handles.networks
