@@ -222,8 +222,10 @@ impl Faults {
         };
         let pages = from / PAGE * PAGE..to;
         for run in runs(pages.clone(), |page| self.there.is_given_back(page)) {
-            // It fails where another file is mapped, whose pages are there.
-            let _ = self.userfault.zero(self.start + run.start, run.end - run.start);
+            for page in run.step_by(PAGE as usize) {
+                // It fails where another file is mapped, whose pages are there.
+                let _ = self.userfault.zero(self.start + page, PAGE);
+            }
         }
         let is_refused = |page| !self.there.has(page) && !self.there.is_given_back(page);
         let all_but_spared = || runs(pages.clone(), is_refused).try_for_each(no_access);

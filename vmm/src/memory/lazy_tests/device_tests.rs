@@ -113,6 +113,23 @@ fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
     assert_eq!(kernel_reads(&ram, at), Ok(0));
 }
 
+/// The kernel makes no page of a range zero that lies in two mappings.
+#[test]
+fn pages_that_were_given_back_on_both_sides_of_a_mapped_run_are_had() {
+    let (_, service) = service(LEN);
+    let first = DAMAGED * 16 + 4;
+    let over = pages(&[first..first + 16]);
+    let file = fresh(LEN).unwrap();
+    for at in over.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+        rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
+    }
+    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file: Arc::new(file) }));
+    let at = (first - 1) * PAGE;
+    give_back(&ram, at, 2 * PAGE).unwrap();
+    assert_eq!(limited("the page of the base is had", || kernel_reads(&ram, at)), Ok(0));
+    assert_eq!(kernel_reads(&ram, at + PAGE), Ok(!(at + PAGE)));
+}
+
 #[test]
 fn page_given_back_while_a_device_fetches_others_is_fetched_again() {
     let hook = Arc::new(OnceLock::new());
