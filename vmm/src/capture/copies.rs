@@ -72,9 +72,13 @@ struct Log {
 
 impl Log {
     /// Has room for [`LOG`] pages.
+    ///
+    /// # Errors
+    /// The host has no memory or descriptor left.
     fn new(ram: &GuestRam) -> Result<Self> {
         let file = fresh(LOG * PAGE)?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LOG * PAGE)
+        let reserve = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LOG * PAGE);
+        rustix::io::retry_on_intr(reserve)
             .map_err(|errno| Error::host("reserve memory for copies of guest memory", errno))?;
         Ok(Self { file, pages: PageSet::none(ram.len()) })
     }

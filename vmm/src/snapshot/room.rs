@@ -63,8 +63,8 @@ impl<'a> Room<'a> {
     }
 
     /// Reserves room for all of a memory whose base may have holes for chunks that are not fetched yet: its
-    /// pack says which pages it has. Where room is short the base is completed, and its pages are looked
-    /// at.
+    /// pack says which pages it has. Where there is room for the captured pages and not for all of these, the base
+    /// is completed, and its pages are looked at.
     fn of_lazy(
         &self,
         lazy: &LazyMemory,
@@ -76,7 +76,9 @@ impl<'a> Room<'a> {
         lazy.memory.add_populated(&mut all)?;
         all.remove_all(unneeded);
         all.add_all(pages);
-        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|_| {
+        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|lacks_room| {
+            let least = self.dir.reserve(pages.len() * PAGE + STATE + self.layers);
+            drop(least.map_err(|_| lacks_room)?);
             // The snapshot completes it anyway, once the pages are copied.
             freeze::complete(ram)?;
             self.of_whole(ram, unneeded, pages)
