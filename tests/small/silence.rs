@@ -18,7 +18,8 @@ fn harness_tells_threads_clocks_and_interrupts_of_a_silent_guest() {
             "com1: {",
             "rng: {",
             "rng: available Some(0), used Some(0)",
-            " bytes after that: \"count ",
+            " bytes after that: \"",
+            "\\ncount ",
         ];
         for words in words {
             assert!(told.contains(words), "{words}: {told}");
