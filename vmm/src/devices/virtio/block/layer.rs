@@ -428,7 +428,7 @@ impl Storage for Overlay {
     fn empty(&mut self) -> io::Result<()> {
         // Should it fail midway, the bits of the old map must never get behind the new header: they would
         // stand for zeros.
-        self.layer.syncs().fail();
+        self.layer.syncs().refuse();
         let _ = self.map.take_dirty();
         self.blocks.clear();
         self.layer.file().set_len(0)?;

@@ -286,6 +286,21 @@ fn rewind_that_fails_midway_leaves_no_zeros() {
     assert_eq!(read(&mut start(&config), 0, 512).unwrap(), [5; 512]);
 }
 
+/// No sync failed, so clusters that only the live map has still count.
+#[test]
+fn rewind_that_cannot_truncate_the_layer_leaves_all_that_was_written() {
+    let based = Based::new();
+    let config = based.layer("layer");
+    apart(move || {
+        let mut storage = Block::open(&config).unwrap().storage;
+        storage.write_zeroes(Stretch { at: 0, len: CLUSTER, unmap: true }).unwrap();
+        refuse_calls(&[libc::SYS_ftruncate], libc::EIO);
+        storage.empty().unwrap_err();
+        storage.flush().expect_err("it is not known what is left");
+    });
+    assert_eq!(read(&mut start(&based.layer("layer")), 1, 512).unwrap(), [0; 512]);
+}
+
 #[test]
 fn writes_do_not_ask_for_the_length_of_the_file() {
     let based = Based::new();

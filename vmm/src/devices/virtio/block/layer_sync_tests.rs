@@ -199,7 +199,7 @@ fn map_is_written_though_what_lies_around_the_layer_cannot_be_synced() {
     });
     assert_eq!(synced_clusters(&layer), 2, "an orderly end");
     let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
-    storage.overlay().unwrap().lower.base().syncs().fail();
+    storage.overlay().unwrap().lower.base().syncs().refuse();
     storage.write_zeroes(zero(2)).unwrap();
     storage.settle().expect_err("a sync of the base failed");
     assert_eq!(synced_clusters(&layer), 3, "a base that cannot be synced");

@@ -67,9 +67,9 @@ impl Syncs {
         self.on_failure.get_or_init(|| live_map);
     }
 
-    /// Lets no sync succeed from now on.
-    pub fn fail(&self) {
-        self.note_failure(&mut lock(&self.ledger));
+    /// Lets no sync succeed from now on. A layer's live map stays: no sync failed.
+    pub fn refuse(&self) {
+        lock(&self.ledger).failed = true;
     }
 
     fn note_failure(&self, ledger: &mut Ledger) {
@@ -85,7 +85,7 @@ impl Syncs {
         }
     }
 
-    /// Lets syncs succeed again: what the failed ones were for is not in the file any more.
+    /// Lets syncs succeed again: what failed or refused ones were for is not in the file any more.
     pub fn forget_failures(&self) {
         lock(&self.ledger).failed = false;
     }
