@@ -3,12 +3,18 @@
 use std::fs::File;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
+
+use super::file::HostFile;
+use super::syncs::Syncs;
 
 /// A directory that was open when its layer was opened, whatever it is called later.
 #[derive(Debug)]
 pub struct Directory {
     /// `None` if its user may not read it, as in mode 0711.
     opened: Option<File>,
+    /// A failed sync stays one, as for a layer: the kernel reports it once.
+    syncs: Arc<Syncs>,
 }
 
 impl Directory {
@@ -18,21 +24,22 @@ impl Directory {
     /// The host refuses for another reason than a missing permission.
     pub fn of(path: &Path) -> io::Result<Self> {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        match File::open(parent.unwrap_or(Path::new("."))) {
-            Ok(opened) => Ok(Self { opened: Some(opened) }),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(Self { opened: None }),
-            Err(error) => Err(error),
-        }
+        let opened = match File::open(parent.unwrap_or(Path::new("."))) {
+            Ok(opened) => Some(opened),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { opened, syncs: Arc::default() })
     }
 
-    /// Syncs the directory. Syncs the whole file system of `layer` if the directory cannot be read.
+    /// Syncs the directory. Syncs `layer` with its metadata if the directory cannot be read: ext4, XFS and
+    /// btrfs then write the name of a file that is new, too. Syncing all of the file system would wait for
+    /// what others wrote there, and fail for their errors.
     ///
     /// # Errors
-    /// The host refuses.
-    pub fn sync(&self, layer: &File) -> io::Result<()> {
-        match &self.opened {
-            Some(directory) => directory.sync_all(),
-            None => Ok(rustix::fs::syncfs(layer)?),
-        }
+    /// The host refuses, or refused before.
+    pub fn sync(&self, layer: &HostFile) -> io::Result<()> {
+        let Some(directory) = &self.opened else { return layer.sync(File::sync_all) };
+        self.syncs.begin()?.end(directory.sync_all())
     }
 }

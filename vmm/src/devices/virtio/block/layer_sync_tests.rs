@@ -4,6 +4,7 @@ use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use rustix::process::{Uid, geteuid};
 use rustix::thread::set_thread_res_uid;
@@ -127,6 +128,25 @@ fn first_flush_of_a_layer_that_was_there_syncs_its_directory_once() {
     });
 }
 
+/// The kernel reports it once, and io_uring's engine tries a flush again that could not begin.
+#[test]
+fn failed_sync_of_a_directory_fails_every_later_flush() {
+    let based = Based::new();
+    let storage = Arc::new(Mutex::new(Block::open(&based.layer("layer")).unwrap().storage));
+    apart({
+        let storage = Arc::clone(&storage);
+        move || {
+            refuse_calls(&[libc::SYS_fsync], libc::EIO);
+            storage.lock().unwrap().begin_flush().expect_err("the directory is not synced");
+        }
+    });
+    for _ in 0..2 {
+        storage.lock().unwrap().begin_flush().unwrap_err();
+        let why = storage.lock().unwrap().flush().unwrap_err().to_string();
+        assert!(why.contains("an earlier sync failed"), "{why}");
+    }
+}
+
 #[test]
 fn layer_whose_directory_was_moved_is_flushed() {
     on_both_engines(|engine| {
@@ -166,8 +186,16 @@ fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
                 drop(storage);
                 Block::open(&config).unwrap().storage
             };
+            // It would report the errors of other files, and wait for what others wrote.
             refuse_calls(&[libc::SYS_syncfs], libc::EIO);
-            storage.flush().expect_err("the file system is synced in place of the directory");
+            storage.flush().unwrap();
+            let mut storage = {
+                drop(storage);
+                Block::open(&config).unwrap().storage
+            };
+            refuse_calls(&[libc::SYS_fsync], libc::EIO);
+            storage.begin_flush().expect_err("the layer is synced in place of its directory");
+            storage.flush().unwrap_err();
         }
     });
     assert_eq!(synced_clusters(&place.join("layer")), 1);
