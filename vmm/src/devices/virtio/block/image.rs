@@ -66,7 +66,13 @@ impl Image {
             None if self.is_written => self.samples().map(|digest| self.digest = Some(digest)),
             _ => Ok(()),
         };
-        held.map_err(|source| Error::file("look at disk", self.name(), source))
+        held.map_err(|source| Error::file("look at disk", self.name(), source))?;
+        if let Some((seconds, nanos)) = self.modified
+            && nanos % FINEST_ROUNDED == 0
+        {
+            lock(&RECORDED).note(seconds);
+        }
+        Ok(())
     }
 
     /// Gives the file a time that no later write has, or waits until none has its time where only its owner
@@ -77,7 +83,7 @@ impl Image {
         if self.set_modified(unlike_a_tick)? {
             if let Some((seconds, nanos)) = self.modified.filter(|kept| *kept != unlike_a_tick) {
                 // The file system rounds down, and would round the time of a write now to the same.
-                self.set_modified((time_before(seconds), nanos))?;
+                self.set_modified((lock(&RECORDED).take_before(seconds), nanos))?;
             }
             return Ok(());
         }
@@ -138,22 +144,54 @@ fn modified(file: &File) -> io::Result<Timestamp> {
     file.metadata().map(|found| (found.mtime(), found.mtime_nsec()))
 }
 
-/// A time before this one, in seconds, that this process has given no file: of two snapshots in a second the
-/// image may have been written between. They are two seconds apart, which FAT keeps.
-fn time_before(seconds: i64) -> i64 {
-    /// The first and the last of those that were given.
-    static GIVEN: Mutex<Option<(i64, i64)>> = Mutex::new(None);
-    let mut given = lock(&GIVEN);
-    let usual = seconds - 2;
-    let (first, last) = given.unwrap_or((usual, usual - 1));
-    let time = if usual > last { usual } else { usual.min(first - 2) };
-    *given = Some((first.min(time), last.max(time)));
-    time
+/// The times that snapshots of this process recorded, of any image.
+static RECORDED: Mutex<Recorded> = Mutex::new(Recorded(Vec::new()));
+
+/// Seconds that snapshots recorded as times of images, as found or as given: of two snapshots in a second
+/// the image may have been written between. They are ranges in order, few of them: the earliest swallow the
+/// gaps between them.
+#[derive(Debug)]
+struct Recorded(Vec<(i64, i64)>);
+
+impl Recorded {
+    const MOST: usize = 64;
+
+    fn note(&mut self, second: i64) {
+        let (mut first, mut last) = (second, second);
+        self.0.retain(|range| {
+            let is_near = range.0 <= last + 1 && first - 1 <= range.1;
+            if is_near {
+                (first, last) = (first.min(range.0), last.max(range.1));
+            }
+            !is_near
+        });
+        let at = self.0.partition_point(|range| range.0 < first);
+        self.0.insert(at, (first, last));
+        if self.0.len() > Self::MOST {
+            let (first, _) = self.0.remove(0);
+            self.0[0].0 = first;
+        }
+    }
+
+    /// Notes and returns a time before this one that is not noted: two seconds before it or, where that is
+    /// noted, an even one. FAT keeps even seconds.
+    fn take_before(&mut self, second: i64) -> i64 {
+        let ranges = self.0.iter().rev();
+        let time = ranges.fold(second - 2, |time, (first, last)| match time > *last {
+            true => time,
+            false => time.min((first - 2) & !1),
+        });
+        self.note(time);
+        time
+    }
 }
 
 /// Nanoseconds to which file systems round times down: those of NTFS and SMB, microseconds, those of exFAT,
 /// and the seconds of ext4 with inodes of 128 bytes and of FAT.
 const ROUNDED_TO: [i128; 6] = [1, 100, 1000, 10_000_000, 1_000_000_000, 2_000_000_000];
+
+/// The least of those above one: a time that is no multiple was not rounded.
+const FINEST_ROUNDED: i64 = 100;
 
 /// Whether a write in this tick gives a file the time `then` on some file system.
 fn is_time_of_write(then: Timestamp, tick: Timestamp) -> bool {
@@ -170,7 +208,7 @@ fn tick() -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::super::file::Use;
-    use super::super::testing::{Coarse, Dir, Loop, pattern};
+    use super::super::testing::{Coarse, Dir, Loop, Random, pattern};
     use super::*;
     use crate::config::FileRef;
     use std::os::unix::fs::FileExt;
@@ -262,14 +300,82 @@ mod tests {
         assert!(tried, "each time a second ended meanwhile");
     }
 
+    /// The first one leaves the time as it is, and that is the one that the second would give.
+    #[test]
+    fn instants_of_a_second_differ_where_the_first_leaves_the_time_as_it_is() {
+        let Some(coarse) = Coarse::mount() else {
+            return crate::testing::skip("mounting an ext4 takes root");
+        };
+        let path = coarse.0.file("disk", &[1; 4096]);
+        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        // A second may end in between, and then nothing was tried.
+        let tried = (0..100).any(|_| {
+            let (second, _) = tick();
+            file.file().write_all_at(&[2; 512], 512).unwrap(); // as later: samples do not tell
+            write_in_tick(file.file(), (second - 2, 0));
+            let held = || {
+                let mut image = Image::of(&file, true).unwrap();
+                image.hold_instant().unwrap();
+                image.content().unwrap()
+            };
+            let first = held();
+            file.file().write_all_at(&[2; 512], 512).unwrap();
+            let second_one = held();
+            if tick().0 != second {
+                return false;
+            }
+            assert_eq!(
+                first.modified,
+                Some(format!("{}.000000000", second - 2)),
+                "it is no time of this tick"
+            );
+            assert!(first.difference(&second_one, false).is_some(), "{first:?} and {second_one:?}");
+            true
+        });
+        assert!(tried, "each time a second ended meanwhile");
+    }
+
     #[test]
     fn times_that_files_are_given_differ() {
+        let mut recorded = Recorded(Vec::new());
         // The last one: the host's clock was set back.
         let seconds = [3_000_000_000, 3_000_000_000, 3_000_000_001, 3_000_000_001, 2_999_999_000];
-        let mut given: Vec<_> = seconds.iter().map(|second| (time_before(*second), *second)).collect();
+        let mut given: Vec<_> =
+            seconds.iter().map(|second| (recorded.take_before(*second), *second)).collect();
         assert!(given.iter().all(|(time, second)| *time <= second - 2));
         given.sort_unstable();
         assert!(given.windows(2).all(|pair| pair[0].0 < pair[1].0), "{given:?}");
+    }
+
+    /// Against a set: times that were found and given, in any order, more of them than are kept apart.
+    #[test]
+    fn time_that_a_file_is_given_is_none_that_was_recorded() {
+        let (mut recorded, mut all) = (Recorded(Vec::new()), std::collections::BTreeSet::new());
+        let mut random = Random(2);
+        for now in (0..3000).map(|step| step / 3) {
+            if random.below(2) == 0 {
+                let age = 1 << random.below(12);
+                let found = now - 2 - random.below(age) as i64;
+                recorded.note(found);
+                all.insert(found);
+            } else {
+                let given = recorded.take_before(now);
+                assert!(given <= now - 2 && all.insert(given), "{given} is recorded: {recorded:?}");
+            }
+            assert!(recorded.0.len() <= Recorded::MOST);
+            assert!(recorded.0.windows(2).all(|pair| pair[0].1 < pair[1].0), "{recorded:?}");
+        }
+    }
+
+    /// An image that was last written years ago is not a reason to give years ago.
+    #[test]
+    fn time_that_a_file_is_given_is_near_though_an_early_one_was_recorded() {
+        let mut recorded = Recorded(Vec::new());
+        recorded.note(1_000_000_000);
+        assert_eq!(
+            [(); 3].map(|()| recorded.take_before(3_000_000_000)),
+            [2_999_999_998, 2_999_999_996, 2_999_999_994]
+        );
     }
 
     #[test]
