@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -358,23 +359,30 @@ pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) ->
     Ok(fresh)
 }
 
-/// Makes an empty file a copy of a layer, with an id of its own. The file becomes a layer once its data and
-/// its map are on disk: after a power cut it is a whole copy, or no layer.
-fn copy_layer(from: &FileRef, to: &File) -> std::io::Result<()> {
-    let invalid = |problem: String| std::io::Error::new(std::io::ErrorKind::InvalidData, problem);
-    if to.metadata()?.len() > 0 {
-        return Err(invalid("it is not empty".into()));
+/// Makes an empty file a copy of a layer, with an id of its own. It is on disk then, unless it has no name:
+/// nobody can open such a file after a crash.
+fn copy_layer(from: &FileRef, to: &File) -> io::Result<()> {
+    let found = to.metadata()?;
+    if found.len() > 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not empty"));
     }
-    let from = from.open("open layer").map_err(std::io::Error::other)?;
+    let has_name = found.nlink() > 0;
+    copy_in_steps(from, to, || if has_name { to.sync_data() } else { Ok(()) })
+}
+
+/// Copies a layer, with a sync after each step. After a power cut the file is a whole copy, or an
+/// unfinished one that becomes an empty layer.
+fn copy_in_steps(from: &FileRef, to: &File, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
+    let from = from.open("open layer").map_err(io::Error::other)?;
     let mut map = Map::load_any(&from)?.map_err(invalid)?;
-    // Shared blocks are on disk already.
-    if !sparse::share(&from, to) {
-        to.set_len(map.end())?;
-        sparse::data(&from, to, map.data()..map.end())?;
-    }
+    map.begin_copy(to)?;
+    sparse::data(&from, to, map.data()..map.end())?; // shares blocks where the file system can
+    sync()?;
     map.write_bits(to)?;
-    to.sync_data()?;
-    map.renew(to)
+    sync()?;
+    map.renew(to)?;
+    sync()
 }
 
 fn create(place: &Path) -> Result<File> {
@@ -390,63 +398,5 @@ fn nameless(place: &Path) -> Result<File> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::os::unix::fs::{FileExt, symlink};
-
-    use super::*;
-    use crate::devices::virtio::block::map::Base;
-    use crate::testing::{apart, refuse_calls};
-
-    /// After a power cut its clusters would be holes: zeros where the guest had synced data.
-    #[test]
-    fn copied_layer_is_no_layer_before_its_data_is_synced() {
-        let (from, to) = (nameless(&std::env::temp_dir()).unwrap(), nameless(&std::env::temp_dir()).unwrap());
-        let mut map = Map::make(&from, Base { len: 3 * CLUSTER, digest: 7 }, false).unwrap();
-        from.write_all_at(&[5; CLUSTER as usize], map.data() + CLUSTER).unwrap();
-        map.include(1..2);
-        map.write_copy(&from).unwrap();
-        let given = FileRef::Fd(from.as_raw_fd());
-        let refused = to.try_clone().unwrap();
-        apart({
-            let given = given.clone();
-            move || {
-                refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
-                copy_layer(&given, &refused).expect_err("the host cannot sync it");
-            }
-        });
-        // A clone has the header of its source, whose blocks are on disk.
-        if !sparse::share(&from, &nameless(&std::env::temp_dir()).unwrap()) {
-            Map::load_any(&to).unwrap().expect_err("it has a header before its data is on disk");
-        }
-        to.set_len(0).unwrap();
-        copy_layer(&given, &to).unwrap();
-        let copy = Map::load_any(&to).unwrap().unwrap();
-        assert!(copy.present(0..3).eq(std::iter::once(1..2)));
-        assert_ne!(copy.named(), Map::load_any(&from).unwrap().unwrap().named(), "its id is its own");
-        let mut data = [0; 2 * CLUSTER as usize];
-        to.read_exact_at(&mut data, map.data()).unwrap();
-        assert!(data[..CLUSTER as usize] == [0; CLUSTER as usize]);
-        assert!(data[CLUSTER as usize..] == [5; CLUSTER as usize]);
-    }
-
-    #[test]
-    fn layer_that_is_replaced_by_a_link_after_it_was_found_is_not_followed() {
-        let place = std::env::temp_dir().join(format!("volt-layers-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&place);
-        fs::create_dir(&place).unwrap();
-        let (layer, secret) = (place.join("disk-root.layer"), place.join("secret"));
-        fs::write(&layer, "layer").unwrap();
-        fs::write(&secret, "secret").unwrap();
-        let source = Source::Directory(place.clone());
-        let found = source.find("root").unwrap();
-        assert_eq!(found.to_string(), layer.to_str().unwrap());
-        fs::remove_file(&layer).unwrap();
-        symlink(&secret, &layer).unwrap();
-        assert_eq!(std::io::read_to_string(found.open("open layer").unwrap()).unwrap(), "layer");
-        let error = source.find("root").unwrap_err().to_string();
-        assert!(error.contains("disk-root.layer: is not a regular file"), "{error}");
-        assert!(source.find("other").unwrap_err().to_string().contains("is missing"));
-        fs::remove_dir_all(&place).unwrap();
-    }
-}
+#[path = "layers_tests.rs"]
+mod tests;

@@ -359,6 +359,12 @@ fn layer_that_a_power_cut_left_without_its_header_is_an_empty_layer() {
         let mut driver = start(&based.layer("layer"));
         assert!(read(&mut driver, 0, LEN).unwrap() == based.content[..LEN]);
     }
+    // So is a copy without its header, whatever of its map is there.
+    file.set_len(0).unwrap();
+    file.set_len(len).unwrap();
+    file.write_all_at(b"VOLTCOPY", 0).unwrap();
+    file.write_all_at(&[1], 4096).unwrap();
+    assert!(read(&mut start(&based.layer("layer")), 0, LEN).unwrap() == based.content[..LEN]);
     // Another file is no layer.
     for (len, at) in [(len - 1, None), (len, Some(100)), (len, Some(4096))] {
         file.set_len(0).unwrap();

@@ -32,6 +32,8 @@ pub const CLUSTER: u64 = 64 << 10;
 /// The longest base: its map takes 128 MiB of memory.
 pub const LONGEST_BASE: u64 = 64 << 40;
 const MAGIC: &[u8; 8] = b"VOLTLAYR";
+/// In place of a header in a file that becomes a copy of a layer.
+const UNFINISHED: &[u8; 8] = b"VOLTCOPY";
 const VERSION: u32 = 2;
 /// The one before, without a live map.
 const VERSION_WITHOUT_LIVE_MAP: u32 = 1;
@@ -138,8 +140,8 @@ impl Map {
         Ok(map)
     }
 
-    /// Whether a power cut left `file` when it was to become a layer over `base`: as long as one, and only zeros
-    /// before the data. Nothing was flushed to it.
+    /// Whether a power cut left `file` when it was to become a layer over `base`, and nothing was flushed
+    /// to it: it is as long as one, and has only zeros before the data or is marked by [`Map::begin_copy`].
     pub fn is_unfinished(file: &File, base: Base) -> io::Result<bool> {
         let (bits, len) = (bits_len(base), file.metadata()?.len());
         let end = data_at(bits) + base.len.next_multiple_of(CLUSTER);
@@ -148,8 +150,17 @@ impl Map {
         }
         let mut header = [0; HEADER as usize];
         file.read_exact_at(&mut header, 0)?;
-        Ok(header == [0; HEADER as usize]
-            && bits::read(file, HEADER, bits as usize)?.iter().all(|byte| *byte == 0))
+        let (magic, rest) = header.split_at(MAGIC.len());
+        let is_blank = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        Ok(is_blank(rest)
+            && (magic == UNFINISHED
+                || is_blank(magic) && is_blank(&bits::read(file, HEADER, bits as usize)?)))
+    }
+
+    /// Makes an empty file as long as this layer, and marks it as unfinished until [`Map::renew`].
+    pub fn begin_copy(&self, file: &File) -> io::Result<()> {
+        file.set_len(self.end())?;
+        file.write_all_at(UNFINISHED, 0)
     }
 
     /// Gives the layer in `file`, which is empty or a copy, an id of its own.
