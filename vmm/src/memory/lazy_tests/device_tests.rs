@@ -118,7 +118,8 @@ fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
 fn pages_that_were_given_back_on_both_sides_of_a_mapped_run_are_had() {
     let (_, service) = service(LEN);
     let first = DAMAGED * 16 + 4;
-    let over = pages(&[first..first + 16]);
+    let mut over = PageSet::none(LEN);
+    over.add(first * PAGE..(first + 16) * PAGE);
     let file = fresh(LEN).unwrap();
     for at in over.runs().flat_map(|run| run.step_by(PAGE as usize)) {
         rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
