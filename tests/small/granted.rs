@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::json;
 use volt_tests::boot::binary;
-use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, wait_until};
+use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, output, wait_until};
 use volt_vmm::snapshot::{PACK_FILE, STATE_FILE};
 
 use crate::benching::record;
@@ -111,7 +111,7 @@ fn directories_are_allowed_over_rest_as_on_the_command_line() {
 
 /// A copy of a snapshot that was packed with tar and unpacked at another place.
 fn untarred(snapshot: &Snapshot, scratch: &Scratch) -> Snapshot {
-    let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+    let run = |command: &mut Command| assert!(output(command).status.success(), "{command:?}");
     let (archive, unpacked) = (scratch.fresh("archive.tar"), scratch.fresh("unpacked"));
     run(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(snapshot.directory()).arg("."));
     fs::create_dir(&unpacked).unwrap();
@@ -337,7 +337,7 @@ fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
     let socket = unpacked.directory().join("vsock");
     snapshot.edit(|state| state["config"]["devices"]["vsock"]["socket"] = socket.to_str().into());
     symlink(scratch.path("daemon"), snapshot.directory().join("vsock_2000")).unwrap();
-    let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+    let run = |command: &mut Command| assert!(output(command).status.success(), "{command:?}");
     let archive = scratch.path("archive.tar");
     run(Command::new("tar").arg("-cf").arg(&archive).arg("-C").arg(snapshot.directory()).arg("."));
     fs::create_dir(unpacked.directory()).unwrap();

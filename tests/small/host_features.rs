@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use volt_tests::{Guest, Snapshot, needs, wait_until};
+use volt_tests::{Guest, Snapshot, needs, output, wait_until};
 
 fn snapshot() -> Snapshot {
     let mut guest = Guest::boot("count");
@@ -18,9 +18,9 @@ fn features(snapshot: &Snapshot) -> String {
 /// Loads kvm_amd again, with these parameters.
 fn reload(parameters: &[&str]) {
     // The kernel may still be ending a VM.
-    wait_until("kvm_amd is unloaded", || Command::new("rmmod").arg("kvm_amd").status().unwrap().success());
+    wait_until("kvm_amd is unloaded", || output(Command::new("rmmod").arg("kvm_amd")).status.success());
     let file = std::env::var_os("VOLT_KVM_MODULE").unwrap();
-    assert!(Command::new("insmod").arg(file).args(parameters).status().unwrap().success());
+    assert!(output(Command::new("insmod").arg(file).args(parameters)).status.success());
 }
 
 /// Leaves the module as it was.

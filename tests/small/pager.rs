@@ -147,14 +147,9 @@ fn one_that_was_started_before_is_used_and_goes_after_its_last_vm() {
     goes_on_from(&shared.before, &mut guest);
     assert_eq!(shared.pager(), Pid::from_child(&pager));
     // Another finds that there is one, and goes.
-    let again = Command::new(binary())
-        .arg("pager")
-        .arg(shared.snapshot.directory())
-        .arg("--pager-dir")
-        .arg(&directory)
-        .status()
-        .unwrap();
-    assert!(again.success());
+    let mut again = Command::new(binary());
+    again.arg("pager").arg(shared.snapshot.directory()).arg("--pager-dir").arg(&directory);
+    assert!(limited("the second pager ends", || again.status()).unwrap().success());
     drop(guest);
     assert!(limited("the pager ends", || pager.wait()).unwrap().success());
     assert!(list(&directory).is_empty(), "{:?}", list(&directory));

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    SendFlags, recv, recvmsg,
 };
 use volt_tests::boot::binary;
 use volt_tests::scratch::list;
@@ -32,7 +32,7 @@ fn say(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> String {
         return "gone".to_owned();
     }
     let mut answer = [0; 4096];
-    match rustix::net::recv(socket, &mut answer, RecvFlags::empty()) {
+    match limited("the pager answers or hangs up", || recv(socket, &mut answer, RecvFlags::empty())) {
         Ok((_, len)) if len > 0 => String::from_utf8_lossy(&answer[..len]).into_owned(),
         _ => "gone".to_owned(),
     }
@@ -80,7 +80,9 @@ fn ask_for_base(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> Fil
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = RecvAncillaryBuffer::new(&mut room);
     let mut text = [0; 4096];
-    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut text)], &mut beside, RecvFlags::empty()).unwrap();
+    let mut text = [IoSliceMut::new(&mut text)];
+    limited("the pager sends a base", || recvmsg(socket, &mut text, &mut beside, RecvFlags::empty()))
+        .unwrap();
     let mut fds = beside.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,

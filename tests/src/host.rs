@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use crate::patience::output;
+
 /// A block device over a file. Dropped, it is no more.
 #[derive(Debug)]
 pub struct LoopDevice(String);
@@ -37,8 +39,7 @@ impl Drop for LoopDevice {
 /// # Panics
 /// It is not there, or fails.
 pub fn run(program: &str, arguments: &[&str]) -> String {
-    let done = Command::new(program).args(arguments).output();
-    let done = done.unwrap_or_else(|error| panic!("cannot run {program}: {error}"));
+    let done = output(Command::new(program).args(arguments));
     assert!(done.status.success(), "{program} {arguments:?}: {done:?}");
     String::from_utf8_lossy(&done.stdout).into_owned()
 }

@@ -47,7 +47,7 @@ pub use network::Network;
 pub use numbers::{consecutive, numbers};
 pub use outcome::Outcome;
 pub use pagers::processes_with;
-pub use patience::{limited, patience, wait_until};
+pub use patience::{limited, output, patience, wait_until};
 pub use pressure::{MemoryLimit, Pressure};
 pub use recorder::Recorder;
 pub use scratch::Scratch;

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::namespace::Namespace;
-use crate::patience::wait_until;
+use crate::patience::{output, wait_until};
 use crate::streams::Limited;
 
 /// A network namespace.
@@ -67,7 +67,7 @@ impl Network {
     /// # Panics
     /// It fails.
     pub fn ip(&self, words: &str) {
-        let done = self.inside(|| Command::new("ip").args(words.split(' ')).output().expect("run ip"));
+        let done = self.inside(|| output(Command::new("ip").args(words.split(' '))));
         assert!(done.status.success(), "ip {words}: {done:?}");
     }
 

@@ -1,6 +1,7 @@
 //! How long to wait: generously, for a test that fails late is better than one that fails on a busy machine.
 
 use std::io::Write;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// The longest that anything may take which does happen; `VOLT_PATIENCE` overrides it, in seconds. A kernel's own threads may wait for a
@@ -33,6 +34,16 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
         drop(done);
         result
     })
+}
+
+/// What a program of the host comes to, which ends within the patience.
+///
+/// # Panics
+/// It cannot be started.
+pub fn output(command: &mut Command) -> Output {
+    let what = format!("{} ends", command.get_program().display());
+    let done = limited(&what, || command.output());
+    done.unwrap_or_else(|error| panic!("run {command:?}: {error}"))
 }
 
 /// Waits until `holds`.

@@ -11,7 +11,7 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use crate::patience::{patience, wait_until};
+use crate::patience::{output, patience, wait_until};
 
 /// The type of the frames, one that is for experiments: no other is received.
 pub const KIND: u16 = 0x88b5;
@@ -36,7 +36,7 @@ impl Wire {
             index = name_to_index(&socket, tap).unwrap_or(0);
             index != 0
         });
-        let up = Command::new("ip").args(["link", "set", tap, "up"]).output().expect("run ip");
+        let up = output(Command::new("ip").args(["link", "set", tap, "up"]));
         assert!(up.status.success(), "{up:?}");
         rustix::net::bind(&socket, &Interface(index.cast_signed())).expect("bind to a tap");
         set_socket_timeout(&socket, Timeout::Recv, Some(patience())).expect("set a time limit");

@@ -5,7 +5,10 @@ use super::*;
 /// A file in a file system that has room for so much.
 fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
     use std::ffi::CString;
-    let place = std::env::temp_dir().join(format!("volt-lazy-{}", std::process::id()));
+    // One for each test: they run side by side.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let place = std::env::temp_dir().join(format!("volt-lazy-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&place).unwrap();
     let path = CString::new(place.to_str().unwrap()).unwrap();
     let options = CString::new(format!("size={bytes}")).unwrap();
