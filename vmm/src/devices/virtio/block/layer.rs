@@ -20,8 +20,9 @@
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
 //! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
 //! 4. The first flush syncs the files below before it succeeds, and the directory of a layer that was opened
-//!    by its path, or the layer with its metadata where the directory cannot be read. It writes the map
-//!    before that: the map is true whether these syncs succeed or fail.
+//!    by its path, or the layer with its metadata where the directory cannot be read. The map is true
+//!    whether these syncs succeed or fail: an end writes it first, and so does a flush by io_uring when one of
+//!    them fails.
 //! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
 //!    map stays as it is. The live map is revoked, so whoever opens the layer later finds it as after a power
 //!    cut.
