@@ -170,12 +170,16 @@ judge() {
 # open NAME: whether a further test may still change the verdict.
 open() { case ${verdicts[$1]-SURVIVED} in SURVIVED) return 0 ;; *) return 1 ;; esac; }
 
+# What a mutant leaves running, such as a pager that spins, ends with its test where namespaces can be made.
+alone=(unshare --pid --fork --kill-child --mount-proc)
+"${alone[@]}" true 2>/dev/null || alone=()
+
 # run_here EXECUTABLE TEST LOG [PROGRAM]
 run_here() {
     local status
     rm -f "$3.skipped"
     VOLT_VMM=${4-} VOLT_PATIENCE=$PATIENCE VOLT_SKIPPED=$3.skipped RUST_BACKTRACE=0 \
-        timeout --kill-after=5 "$seconds" "$1" --exact "$2" >"$3" 2>&1 </dev/null
+        "${alone[@]}" timeout --kill-after=5 "$seconds" "$1" --exact "$2" >"$3" 2>&1 </dev/null
     status=$?
     # libtest counts a skipped test as passed.
     if [ -e "$3.skipped" ]; then echo absent; else outcome "$status" "$3"; fi

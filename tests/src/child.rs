@@ -2,13 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use crate::numbers::numbers;
-use crate::patience::wait_until;
-use crate::rest;
+use crate::patience::{patience, wait_until};
+use crate::{rest, silence};
 
 /// A child. Dropped, its process is killed.
 #[derive(Debug)]
@@ -105,10 +106,22 @@ impl Child {
     }
 
     /// Waits until it has said `name N` with an N of at least `least`.
+    ///
+    /// # Panics
+    /// It does not. Tells what it said last, and where its threads wait.
     pub fn reaches(&self, name: &str, least: u64) {
-        wait_until(&format!("child {} says {name} {least}", self.id), || {
-            numbers(&self.output(), name).last().is_some_and(|number| *number >= least)
-        });
+        let start = Instant::now();
+        while numbers(&self.output(), name).last().is_none_or(|number| *number < least) {
+            assert!(
+                start.elapsed() < patience(),
+                "waited {:?} in vain until child {} says {name} {least}; it ends with {:?}\n{}",
+                start.elapsed(),
+                self.id,
+                self.output().lines().last(),
+                silence::threads(self.pid)
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Ends it, and waits until its process is gone altogether.

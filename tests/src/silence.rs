@@ -49,8 +49,11 @@ pub(crate) fn explain(guest: &Guest) -> String {
 
 /// The threads of a process: state, processor time in ticks (user, kernel), and the place in the kernel that
 /// each waits at.
-fn threads(pid: u32) -> String {
+pub(crate) fn threads(pid: u32) -> String {
     let mut told = String::new();
+    if !Path::new(&format!("/proc/{pid}")).exists() {
+        return "its process is gone\n".to_owned();
+    }
     for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let stat = read("stat");
