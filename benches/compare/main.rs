@@ -8,6 +8,7 @@
 //! `benches/compare.sh` builds both revisions and runs this.
 
 mod build;
+mod fresh;
 mod probe;
 mod processes;
 mod rows;
@@ -30,6 +31,8 @@ cargo bench -p volt-benches --bench compare -- --old DIR --new DIR [OPTION...]
   --new DIR         the same of the new revision
   --runs N          runs of each act (default 40)
   --only LIST       of process, library, memory (default all)
+  --processes N     acts of the library by N fresh processes of each build in turns, --runs in each, and nothing else
+  --act NAME        only this one of them, with all that follows its name's comma left out (repeat it for more)
   --memory FILE     guest memory for the acts on packed memory (default: what scripts/memory-image.sh makes)
   --realtime        processes and acts on packed memory go before all other programs (SCHED_FIFO, for root);
                     acts on VMs do not, since guests that never sleep would starve their own process
@@ -47,6 +50,8 @@ struct Options {
     builds: [Option<PathBuf>; 2],
     runs: usize,
     only: Parts,
+    processes: usize,
+    acts: Vec<&'static str>,
     memory: Option<PathBuf>,
     realtime: bool,
     probe: bool,
@@ -59,6 +64,8 @@ impl Options {
             builds: [None, None],
             runs: 40,
             only: Parts::all(&["process", "library", "memory"]),
+            processes: 0,
+            acts: Vec::new(),
             memory: None,
             realtime: false,
             probe: false,
@@ -70,6 +77,8 @@ impl Options {
                 "--new" => asked.builds[1] = Some(value()?.into()),
                 "--runs" => asked.runs = number(&value()?)?,
                 "--only" => asked.only.choose(&value()?)?,
+                "--processes" => asked.processes = number(&value()?)?,
+                "--act" => asked.acts.push(act_of_library(&value()?)?),
                 "--memory" => asked.memory = Some(value()?.into()),
                 "--realtime" => asked.realtime = true,
                 "--probe" => asked.probe = true,
@@ -97,6 +106,9 @@ fn run(options: &Options) -> Result<()> {
     let [Some(old), Some(new)] = &options.builds else {
         return Err(format!("--old and --new are needed\n\n{HELP}"));
     };
+    if options.processes > 0 {
+        return compare_fresh(options, [old, new]);
+    }
     let memory = if options.only.have("memory") { Some(options.memory()?) } else { None };
     let load = host::load();
     let mut builds = [Build::start(old, memory.as_deref())?, Build::start(new, memory.as_deref())?];
@@ -126,6 +138,24 @@ fn run(options: &Options) -> Result<()> {
     if options.only.have("process") {
         document.say(&processes::sizes(&builds)?.to_string());
     }
+    Ok(())
+}
+
+/// The act of the library that a user names: "fork" is "fork, call to first byte".
+fn act_of_library(name: &str) -> Result<&'static str> {
+    let is_named = |act: &&&str| act.split_once(',').map_or(**act, |(short, _)| short) == name;
+    let unknown = || format!("--act {name}: none of {}", probe::LIBRARY.join("; "));
+    probe::LIBRARY.iter().find(is_named).copied().ok_or_else(unknown)
+}
+
+/// See [`fresh`].
+fn compare_fresh(options: &Options, builds: [&PathBuf; 2]) -> Result<()> {
+    let load = host::load();
+    let acts = if options.acts.is_empty() { probe::LIBRARY } else { &options.acts };
+    let table = fresh::measure(&builds, acts, options.processes, options.runs)?;
+    let mut document = Document::default();
+    document.say(&format!("{}. Options: {}\n", host::circumstances(load), options.line));
+    document.say(&table.to_string());
     Ok(())
 }
 

@@ -19,6 +19,11 @@ impl Rows {
         self.0[at].1[build].add(time);
     }
 
+    /// Each row's name, and the times of the old build and the new.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[Times; 2])> {
+        self.0.iter().map(|(name, times)| (name.as_str(), times))
+    }
+
     /// Minima and percentiles, and the new build's share of the old one's.
     #[must_use]
     pub fn table(&self) -> Table {
