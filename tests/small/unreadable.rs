@@ -13,24 +13,27 @@ use volt_vmm::{RestoreOptions, Snapshot, Store, Vm};
 /// `_IO(KVMIO, 0x80)`.
 const KVM_RUN: u32 = 0xae80;
 
-/// A VM that runs from the snapshot `warm` in `scratch`.
-fn clone(scratch: &Scratch) -> Vm {
+fn wait_until_it_counts(recorder: &Recorder, count: u64) {
+    wait_until("it counts", || numbers(&recorder.text(), "count").last().is_some_and(|last| *last >= count));
+}
+
+/// The snapshot `warm` in `scratch`, of a guest that counts.
+fn warm(scratch: &Scratch) -> Snapshot {
     let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
-    let counts = |recorder: &Recorder, count: u64| {
-        wait_until("it counts", || {
-            numbers(&recorder.text(), "count").last().is_some_and(|last| *last >= count)
-        });
-    };
     let recorder = Recorder::default();
     let builder = Vm::builder().kernel(small_guest()).cmdline("count mib=8").memory_mib(64);
     let vm = builder.console(recorder.console()).start().unwrap();
-    counts(&recorder, 40);
+    wait_until_it_counts(&recorder, 40);
     vm.snapshot(&store, "warm").unwrap();
-    drop(vm);
+    Snapshot::open(&store, "warm").unwrap()
+}
+
+/// A VM that runs from the snapshot.
+fn clone(snapshot: &Snapshot) -> Vm {
     let recorder = Recorder::default();
     let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
-    let vm = Snapshot::open(&store, "warm").unwrap().restore_with(options).unwrap();
-    counts(&recorder, 1);
+    let vm = snapshot.restore_with(options).unwrap();
+    wait_until_it_counts(&recorder, 1);
     vm
 }
 
@@ -53,15 +56,20 @@ fn ending(vm: &Vm) -> String {
 fn a_vcpu_that_may_not_access_its_memory_ends_its_vm_with_the_files_name() {
     needs!(kvm);
     let scratch = Scratch::new();
-    let (vm, file) = (clone(&scratch), scratch.path("warm/memory.snap"));
-    let (start, len) = mapping(&file);
-    // SAFETY: it is guest memory, which in this process only the vCPU accesses: the guest has no devices.
-    assert_eq!(unsafe { libc::mprotect(start, len, libc::PROT_NONE) }, 0);
-    let why = ending(&vm);
-    for words in
-        ["vCPU 0", " at rip 0x", "guest memory", file.to_str().unwrap(), "is as long as it should be"]
-    {
-        assert!(why.contains(words), "{words}: {why}");
+    let (snapshot, file) = (warm(&scratch), scratch.path("warm/memory.snap"));
+    // The guest's next access decides how KVM notices: on kvm_pvm it is a triple fault in most clones, and an
+    // exit for MMIO in the others.
+    for _ in 0..8 {
+        let vm = clone(&snapshot);
+        let (start, len) = mapping(&file);
+        // SAFETY: it is guest memory, which in this process only the vCPU accesses: the guest has no devices.
+        assert_eq!(unsafe { libc::mprotect(start, len, libc::PROT_NONE) }, 0);
+        let why = ending(&vm);
+        for words in
+            ["vCPU 0", " at rip 0x", "guest memory", file.to_str().unwrap(), "is as long as it should be"]
+        {
+            assert!(why.contains(words), "{words}: {why}");
+        }
     }
 }
 
