@@ -12,13 +12,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
-use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::PAGE;
+use super::patience::Patience;
 use super::populated::data_ranges;
 use super::resident::Residence;
 use super::sealing::seal;
@@ -45,16 +44,8 @@ pub struct Filler {
     ahead: Box<[AtomicU64]>,
     touched: AtomicU64,
     decoded: AtomicU64,
-    /// When a wait for memory of the host ended in vain, in milliseconds of [`now`]; 0 for never. No other
-    /// fault waits for [`STARVED`] after it, or until there is memory.
-    starved_at: AtomicU64,
+    patience: Patience,
 }
-
-/// How long memory that the host lacks is waited for, first and last: 2 s in all.
-const FIRST_WAIT: Duration = Duration::from_millis(1);
-const LAST_WAIT: Duration = Duration::from_millis(1024);
-/// Milliseconds for which a host that had no memory is taken to have none.
-const STARVED: u64 = 2000;
 
 /// Why chunks are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,12 +56,6 @@ pub enum Why {
     Ahead,
     /// All are wanted.
     All,
-}
-
-/// Milliseconds since the process first asked, and one.
-fn now() -> u64 {
-    static FIRST: OnceLock<Instant> = OnceLock::new();
-    FIRST.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
 }
 
 fn lock_read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
@@ -150,7 +135,6 @@ impl Filler {
         let chunks = len.div_ceil(source.chunk_len());
         let [filled, ahead] = [(); 2].map(|()| (0..chunks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let [touched, decoded] = [(); 2].map(|()| AtomicU64::new(0));
-        let starved_at = AtomicU64::new(0);
         let (can_lose_pages, residence) = (!is_sealed, OnceLock::new());
         Ok(Self {
             source,
@@ -163,7 +147,7 @@ impl Filler {
             ahead,
             touched,
             decoded,
-            starved_at,
+            patience: Patience::default(),
         })
     }
 
@@ -304,40 +288,15 @@ impl Filler {
         seal(&self.memfd)
     }
 
-    /// Tries again for a while if the host has no memory, which reclaim may free: the VM would end for it.
-    /// Reading ahead does not wait, and faults do not soon after one that waited in vain.
+    /// Waits for memory that the host lacks, as [`Patience::retry`] does. Reading ahead does not wait.
     pub(super) fn patiently(
         &self,
         why: Why,
         mut act: impl FnMut() -> rustix::io::Result<()>,
     ) -> rustix::io::Result<()> {
-        let mut wait = FIRST_WAIT;
-        loop {
-            match act() {
-                Err(Errno::NOMEM) if why != Why::Ahead && !self.is_starved() => {
-                    if wait > LAST_WAIT {
-                        self.starved_at.store(now(), Ordering::Relaxed);
-                        return Err(Errno::NOMEM);
-                    }
-                    thread::sleep(wait);
-                    wait *= 2;
-                }
-                Ok(()) => {
-                    // A look first: to write would take the line from other CPUs' caches.
-                    if self.starved_at.load(Ordering::Relaxed) != 0 {
-                        self.starved_at.store(0, Ordering::Relaxed);
-                    }
-                    return Ok(());
-                }
-                other => return other,
-            }
-        }
-    }
-
-    fn is_starved(&self) -> bool {
-        match self.starved_at.load(Ordering::Relaxed) {
-            0 => false,
-            at => now().saturating_sub(at) < STARVED,
+        match why {
+            Why::Ahead => act().inspect(|()| self.patience.succeeded()),
+            Why::Touched | Why::All => self.patience.retry(act),
         }
     }
 

@@ -24,6 +24,7 @@ mod lazy_tests;
 pub mod lease;
 pub mod pages;
 pub mod paging;
+mod patience;
 pub mod populated;
 pub mod prefetch;
 pub mod presence;

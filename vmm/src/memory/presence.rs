@@ -3,7 +3,8 @@
 //!
 //! A device thread of this process that touched a chunk that cannot be had would get a signal, and take
 //! every VM of the process along. Here it fetches the chunk itself instead: an error is an error, and ends
-//! that VM alone, and no fault goes through userfaultfd.
+//! that VM alone. Where this process fills the base, no fault goes through userfaultfd. Over a shared pager each
+//! chunk that is missing costs one fault that the pager answers.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -16,6 +17,7 @@ use rustix::mm::Advice;
 use super::PAGE;
 use super::faults::Faults;
 use super::pages::PageSet;
+use super::patience::Patience;
 use super::ram::Region;
 use crate::error::{Error, Result, report};
 
@@ -24,6 +26,7 @@ pub struct Presence {
     regions: Arc<[Region]>,
     there: Arc<There>,
     faults: Weak<Faults>,
+    patience: Patience,
 }
 
 /// The pages that a refusal spares, and whether some cannot be had.
@@ -126,7 +129,12 @@ impl Presence {
     pub(super) fn new(regions: &Arc<[Region]>, faults: &Arc<Faults>, over: Option<&PageSet>) -> Self {
         let there = Arc::clone(faults.there());
         over.into_iter().flat_map(PageSet::runs).for_each(|run| there.note(run));
-        Self { regions: Arc::clone(regions), there, faults: Arc::downgrade(faults) }
+        Self {
+            regions: Arc::clone(regions),
+            there,
+            faults: Arc::downgrade(faults),
+            patience: Patience::default(),
+        }
     }
 
     /// Has `len` bytes at a guest physical address there. What is no memory is left to whoever touches it.
@@ -163,13 +171,22 @@ impl Presence {
     }
 
     fn fetch(&self, range: Range<u64>) -> std::result::Result<(), Unavailable> {
+        self.fetch_with(range, populate)
+    }
+
+    /// Fetches pages, with `populate` for the call that reads them in where another process fetches.
+    pub(super) fn fetch_with(
+        &self,
+        range: Range<u64>,
+        mut populate: impl FnMut(u64, u64) -> rustix::io::Result<()>,
+    ) -> std::result::Result<(), Unavailable> {
         let faults = self.faults.upgrade().ok_or(Unavailable)?;
         if self.there.has_failed.load(Ordering::SeqCst) {
             return Err(Unavailable);
         }
         for _ in 0..ATTEMPTS {
             let given = self.there.given.load(Ordering::SeqCst);
-            if let Err(error) = bring(&faults, range.clone()) {
+            if let Err(error) = self.bring(&faults, range.clone(), &mut populate) {
                 faults.fail(&report(&error));
                 return Err(Unavailable);
             }
@@ -181,6 +198,27 @@ impl Presence {
             self.there.known.clear(range.clone());
         }
         Ok(())
+    }
+
+    /// Fetches pages on this thread, or has the kernel touch them where a pager process fills the base.
+    ///
+    /// The second way takes a userfaultfd round trip for each missing chunk, one after the other: the kernel
+    /// touches pages in their order and waits for each. Only the pager may write to a base that several
+    /// processes share, so this process cannot fetch a chunk, and asking by a message is a round trip too. A
+    /// chunk that another VM has touched is in the base already and costs none, unless it is zero.
+    fn bring(
+        &self,
+        faults: &Faults,
+        range: Range<u64>,
+        populate: &mut impl FnMut(u64, u64) -> rustix::io::Result<()>,
+    ) -> Result<()> {
+        if faults.bring(range.clone())? {
+            return Ok(());
+        }
+        let (start, len) = (faults.start() + range.start, range.end - range.start);
+        let failed =
+            |errno| Error::host(format!("have {} KiB of guest memory for a device", len >> 10), errno);
+        self.patience.retry(|| populate(start, len)).map_err(failed)
     }
 
     /// Drops pages with `act`, after which they may be missing again.
@@ -195,16 +233,13 @@ impl Presence {
     }
 }
 
-/// Fetches pages on this thread, or has the kernel touch them where another process fetches: it has an error
-/// where a thread has a signal (MADV_POPULATE_READ, Linux 5.14).
-fn bring(faults: &Faults, range: Range<u64>) -> Result<()> {
-    if faults.bring(range.clone())? {
-        return Ok(());
-    }
-    let (start, len) = (faults.start() + range.start, range.end - range.start);
-    // SAFETY: the range is guest memory, which whoever asks has mapped. To read pages in changes no content.
-    let done = unsafe { rustix::mm::madvise(start as *mut _, len as usize, Advice::LinuxPopulateRead) };
-    done.map_err(|errno| Error::host(format!("have {} KiB of guest memory for a device", len >> 10), errno))
+/// Has the kernel touch `len` bytes at `start` (MADV_POPULATE_READ, Linux 5.14), which answers with an error
+/// where a thread has a signal.
+fn populate(start: u64, len: u64) -> rustix::io::Result<()> {
+    rustix::io::retry_on_intr(|| {
+        // SAFETY: the range is guest memory, which the caller has mapped. To read pages in changes no content.
+        unsafe { rustix::mm::madvise(start as *mut _, len as usize, Advice::LinuxPopulateRead) }
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,12 @@
-//! A host that has no memory for a base.
+//! A host that has no memory for a base, or for the page tables of a VM over it.
 
+use super::super::paging::Fetched;
+use super::super::prefetch::Runs;
+use super::super::presence::Unavailable;
+use super::super::ram::AddressRange;
+use super::super::writes::presence;
 use super::*;
+use crate::testing::{apart, refuse_calls};
 
 /// A file in a file system that has room for so much.
 fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
@@ -92,4 +98,85 @@ fn host_that_lacked_memory_once_is_waited_for_again_after_success_or_some_second
     assert_eq!(filler.patiently(Why::Touched, never), Err(Errno::NOMEM));
     thread::sleep(Duration::from_secs(3));
     assert_eq!(filler.patiently(Why::Touched, in_a_moment()), Ok(()));
+}
+
+/// A base that another process fills, as a VM knows it: no thread of the VM can fetch a chunk.
+#[derive(Debug)]
+struct Elsewhere(Arc<Service>);
+
+impl Paging for Elsewhere {
+    fn base(&self) -> Arc<std::fs::File> {
+        self.0.base()
+    }
+
+    fn begin(&self, faults: &Arc<Faults>) -> Result<u64> {
+        self.0.begin(faults)
+    }
+
+    fn end(&self, number: u64, range: AddressRange) {
+        self.0.end(number, range);
+    }
+
+    fn complete(&self) -> Result<()> {
+        self.0.complete()
+    }
+
+    fn prefetch(&self, runs: &Runs) -> Result<()> {
+        self.0.prefetch(runs)
+    }
+
+    fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched> {
+        self.0.fetched(ahead)
+    }
+}
+
+fn vm_of_elsewhere() -> GuestRam {
+    let (_, service) = service(LEN);
+    let ram = GuestRam::reserve(LEN).unwrap();
+    Backing::Lazy { paging: Arc::new(Elsewhere(service)), pages: None }.map(&ram).unwrap();
+    ram
+}
+
+#[test]
+fn device_over_a_pager_waits_for_memory_that_the_host_lacks_for_a_moment() {
+    let ram = vm_of_elsewhere();
+    let mut answers = [Errno::NOMEM, Errno::AGAIN, Errno::NOMEM].into_iter();
+    let mut asked = Vec::new();
+    let fetched = presence(ram.guest()).unwrap().fetch_with(CHUNK..CHUNK + PAGE, |start, len| {
+        asked.push((start - ram.host_address_of(0) as u64, len));
+        answers.next().map_or(Ok(()), Err)
+    });
+    assert_eq!((fetched, asked), (Ok(()), vec![(CHUNK, PAGE); 4]));
+    assert!(!ram.faults().unwrap().has_failed());
+}
+
+#[test]
+fn device_over_a_pager_ends_its_vm_if_the_host_lacks_memory_for_longer() {
+    let ram = vm_of_elsewhere();
+    let (told, reasons) = mpsc::channel();
+    ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
+    let mut tries = 0;
+    let fetched = presence(ram.guest()).unwrap().fetch_with(CHUNK..CHUNK + PAGE, |_, _| {
+        tries += 1;
+        Err(Errno::NOMEM)
+    });
+    assert_eq!(fetched, Err(Unavailable));
+    assert!(tries > 5, "{tries} tries");
+    let why = limited("the VM is told", || reasons.recv()).unwrap();
+    assert!(why.starts_with("cannot have 4 KiB of guest memory for a device: "), "{why}");
+    assert!(why.contains("memory (os error 12)"), "{why}");
+}
+
+#[test]
+fn kernel_without_memory_for_page_tables_ends_the_vm_of_a_device_over_a_pager() {
+    apart(|| {
+        let ram = vm_of_elsewhere();
+        let there = presence(ram.guest()).unwrap();
+        there.ensure(CHUNK, 8).unwrap();
+        refuse_calls(&[libc::SYS_madvise], libc::ENOMEM);
+        there.ensure(CHUNK, 8).expect("it was there");
+        assert_eq!(there.ensure(2 * CHUNK, 8), Err(Unavailable));
+        let why = ram.faults().unwrap().failure().unwrap();
+        assert!(why.contains("guest memory for a device: ") && why.contains("(os error 12)"), "{why}");
+    });
 }
