@@ -32,17 +32,18 @@ pub struct Presence {
 /// The pages that a refusal spares, and whether some cannot be had.
 ///
 /// A device notes pages before it looks whether the VM has failed; a refusal comes after the failure, and
-/// looks for noted pages then. So no device touches a page that is refused. A page that is given back is
+/// looks for noted pages then. So no device touches a page that is refused. A page that is dropped is
 /// forgotten after it is gone; a device that fetched it before and notes it after sees another `given`. One
 /// that a device holds meanwhile may be missing when it is touched: a refusal makes it a page of zeros.
 #[derive(Debug)]
 pub(super) struct There {
     /// Those that are known to be there.
     known: Bits,
-    /// Those that the guest gave back once, whose content is undefined unless they are known again.
+    /// Those that the guest gave back since the last rewind, whose content is undefined unless they are known
+    /// again.
     given_back: Bits,
     has_failed: AtomicBool,
-    /// How many times pages were given back.
+    /// How many times pages were dropped.
     given: AtomicU64,
 }
 
@@ -221,9 +222,18 @@ impl Presence {
         self.patience.retry(|| populate(start, len)).map_err(failed)
     }
 
+    /// Records that the guest gives pages back: their content is undefined. Called before they are dropped.
+    pub(super) fn note_given_back(&self, range: Range<u64>) {
+        self.there.given_back.set(range);
+    }
+
+    /// Records that the content of pages that the guest gave back is defined again.
+    pub(super) fn forget_given_back(&self, range: Range<u64>) {
+        self.there.given_back.clear(range);
+    }
+
     /// Drops pages with `act`, after which they may be missing again.
-    pub(super) fn give_back<T>(&self, range: Range<u64>, act: impl FnOnce() -> T) -> T {
-        self.there.given_back.set(range.clone());
+    pub(super) fn drop_pages<T>(&self, range: Range<u64>, act: impl FnOnce() -> T) -> T {
         self.there.known.clear(range.clone());
         let done = act();
         self.there.given.fetch_add(1, Ordering::SeqCst);

@@ -5,6 +5,7 @@ use super::backing::OtherPages;
 use super::pages::PageSet;
 use super::ram::GuestRam;
 use super::reclaim::drop_private;
+use super::writes::presence;
 use crate::error::{Error, Result};
 
 /// So many pages are dropped instead, which costs less than to copy them, and gives back what they take. The guest faults those in
@@ -20,6 +21,9 @@ pub fn put_back(ram: &GuestRam, pages: &PageSet, over: Option<&OtherPages>) -> R
         let failed = |source| Error::host("read guest memory to put it back", source);
         pages.runs().try_for_each(|run| ram.copy_from(run, from)).map_err(failed)
     };
+    if let Some(presence) = presence(ram.guest()) {
+        ram.given().runs().for_each(|run| presence.forget_given_back(run));
+    }
     ram.forget_given();
     let mut of_base = pages.clone();
     if let Some(OtherPages { pages: over, file }) = over {

@@ -37,6 +37,9 @@ pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     let end = start + len;
     let done = ram.with_base(|base| {
         let private_to = base.private_to.clamp(start, end);
+        if let Some(presence) = presence(ram.guest()) {
+            presence.note_given_back(start..private_to);
+        }
         drop_private(ram, start..private_to)?;
         // Of what is shared a hole says the same, until it is written to.
         ram.has_given(start..private_to);
@@ -58,7 +61,7 @@ pub(super) fn drop_private(ram: &GuestRam, range: Range<u64>) -> rustix::io::Res
     // change at any time, which is how everyone who looks at guest memory treats it.
     let drop = || unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontNeed) };
     match presence(ram.guest()) {
-        Some(presence) => presence.give_back(range, drop),
+        Some(presence) => presence.drop_pages(range, drop),
         None => drop(),
     }
 }

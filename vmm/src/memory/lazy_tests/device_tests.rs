@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use super::super::presence::Unavailable;
+use super::super::put_back::put_back;
 use super::super::writes::presence;
 use super::*;
 
@@ -109,6 +110,30 @@ fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
     assert_eq!(there.ensure(at, PAGE), Err(Unavailable), "the VM ends");
     assert!(kernel_reads(&ram, beside).is_err());
     // Given back once more by a guest that has not ended yet.
+    give_back(&ram, at, PAGE).unwrap();
+    assert_eq!(kernel_reads(&ram, at), Ok(0));
+}
+
+/// A rewind puts the base's content back, which a damaged chunk does not have: a page of zeros would be wrong.
+#[test]
+fn page_of_a_damaged_chunk_that_a_rewind_put_back_is_refused() {
+    let at = DAMAGED * CHUNK + 6 * PAGE;
+    let mut changed = PageSet::none(LEN);
+    changed.add(at..at + PAGE);
+    for is_given_back in [false, true] {
+        let (_, service) = service(LEN);
+        let ram = vm(&service, None);
+        if is_given_back {
+            give_back(&ram, at, PAGE).unwrap();
+        }
+        put_back(&ram, &changed, None).unwrap();
+        assert!(kernel_reads(&ram, at).is_err(), "given back before: {is_given_back}");
+        assert!(ram.faults().unwrap().has_failed());
+    }
+    // A guest that gives it back after a rewind has no content to lose.
+    let (_, service) = service(LEN);
+    let ram = vm(&service, None);
+    put_back(&ram, &changed, None).unwrap();
     give_back(&ram, at, PAGE).unwrap();
     assert_eq!(kernel_reads(&ram, at), Ok(0));
 }
