@@ -113,13 +113,16 @@ void disk(void)
     }
 }
 
-/* Writes mib= MiB of a disk from its start on, then goes through them again and again, a MiB every cycles= of the TSC. */
+/* Writes mib= MiB of a disk from its start on, then goes through them again and again, a MiB every cycles= of the TSC.
+ * With filled=1 it first fills all of the MiB that it writes, and reports each request. */
 void disk_churn(void)
 {
-    u64 mib = option("mib=", 64), cycles = option("cycles=", 0);
+    u64 mib = option("mib=", 64), cycles = option("cycles=", 0), filled = option("filled=", 0);
     struct part write[] = {{&request, 16, 0}, {(volatile void *)LOW_START, 1 << 20, 0}, {&status, 1, WRITE}};
     virtio_start(2, FLUSH, 1);
     request.kind = 1;
+    for (u64 at = 0; filled && at < 1 << 20; at += 8)
+        *(volatile u64 *)(LOW_START + at) = at * 0x9e3779b97f4a7c15;
     u64 last = rdtsc();
     for (u64 number = 0;; number++) {
         if (number == mib)
@@ -130,6 +133,8 @@ void disk_churn(void)
         virtio_ask(0, write, 3);
         if (status)
             wrong("disk write", request.sector, status);
+        if (filled)
+            report("churned", number);
         while (number >= mib && rdtsc() - last < cycles)
             ;
         last = rdtsc();

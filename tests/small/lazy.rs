@@ -27,7 +27,7 @@ pub(crate) fn packed(mib: u64, options: &[&str]) -> (Snapshot, String) {
 }
 
 /// The chunks of a pack that are stored, and where in the file.
-fn stored(snapshot: &Snapshot) -> Vec<(u32, Range<u64>)> {
+pub(crate) fn stored(snapshot: &Snapshot) -> Vec<(u32, Range<u64>)> {
     let path = snapshot.memory_path();
     let pack = Pack::open(File::open(&path).unwrap(), &path).unwrap();
     let mut at = 0;

@@ -39,6 +39,7 @@ mod on_disk;
 mod other_kvm;
 mod packed;
 mod pager;
+mod pager_devices;
 mod pager_groups;
 mod pager_hostile;
 mod pausing;
