@@ -113,8 +113,8 @@ void disk(void)
     }
 }
 
-/* Writes mib= MiB of a disk from its start on, then goes through them again and again, a MiB every cycles= of the TSC.
- * With filled=1 it first fills all of the MiB that it writes, and reports each request. */
+/* Writes mib= MiB of a disk from its start on, then goes through them again and again, a MiB every cycles= of
+ * the TSC. With filled=1 it first fills all of the MiB that it writes, and reports each request. */
 void disk_churn(void)
 {
     u64 mib = option("mib=", 64), cycles = option("cycles=", 0), filled = option("filled=", 0);

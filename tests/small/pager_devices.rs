@@ -15,7 +15,8 @@ use volt_vmm::{PagerOptions, RestoreOptions, RunState, Store, Unpack, Vm};
 use crate::lazy::stored;
 
 const CHUNK: u64 = 4096;
-/// The middle of the MiB that `disk-churn` has its disk write. No vCPU touches it after the guest has filled it.
+/// The middle of the MiB that `disk-churn` has its disk write. No vCPU touches it after the guest has filled
+/// it.
 const DATA: u64 = 0x100_0000 + (512 << 10);
 
 /// A guest with a disk in a layer. Each VM restored from its snapshot has a layer of its own.

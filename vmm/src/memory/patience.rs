@@ -1,4 +1,4 @@
-//! Waits for memory that the host lacks for a moment: reclaim may free some, and the VM would end for the lack.
+//! Waits for memory that the host lacks for a moment: reclaim may free some. The VM would end without it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Calls `act` until it succeeds, fails for another reason than `ENOMEM` or `EAGAIN`, or the waits are over.
+    /// Calls `act` until it succeeds, fails with another error than `ENOMEM` or `EAGAIN`, or the waits end.
     ///
     /// # Errors
     /// The last error of `act`.

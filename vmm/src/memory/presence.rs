@@ -3,8 +3,8 @@
 //!
 //! A device thread of this process that touched a chunk that cannot be had would get a signal, and take
 //! every VM of the process along. Here it fetches the chunk itself instead: an error is an error, and ends
-//! that VM alone. Where this process fills the base, no fault goes through userfaultfd. Over a shared pager each
-//! chunk that is missing costs one fault that the pager answers.
+//! that VM alone. Where this process fills the base, no fault goes through userfaultfd. Over a shared pager
+//! each chunk that is missing costs one fault that the pager answers.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -247,7 +247,7 @@ impl Presence {
 /// where a thread has a signal.
 fn populate(start: u64, len: u64) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| {
-        // SAFETY: the range is guest memory, which the caller has mapped. To read pages in changes no content.
+        // SAFETY: the range is guest memory, which the caller has mapped. Reading pages in changes nothing.
         unsafe { rustix::mm::madvise(start as *mut _, len as usize, Advice::LinuxPopulateRead) }
     })
 }

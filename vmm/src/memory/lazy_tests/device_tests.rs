@@ -114,7 +114,7 @@ fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
     assert_eq!(kernel_reads(&ram, at), Ok(0));
 }
 
-/// A rewind puts the base's content back, which a damaged chunk does not have: a page of zeros would be wrong.
+/// A rewind puts the base's content back. A damaged chunk has none, and a page of zeros would be wrong.
 #[test]
 fn page_of_a_damaged_chunk_that_a_rewind_put_back_is_refused() {
     let at = DAMAGED * CHUNK + 6 * PAGE;
