@@ -69,7 +69,11 @@ impl Residence {
         Ok(true)
     }
 
-    /// Sets the lowest bit for each page that is in memory. It stays clear where the kernel does not tell.
+    /// Sets the lowest bit for each page that is in memory, and clears all bits if the call fails.
+    ///
+    /// The kernel sets every bit for a caller that neither owns nor may write the file (`can_do_mincore` of
+    /// mm/mincore.c): a hole would count as a page then. Both owners of a base pass that check: this process
+    /// made the memfd, or the pager changed its mode, which takes the same ownership.
     fn ask(&self, chunk: &Range<u64>, resident: &mut [u8]) {
         assert!(chunk.start.is_multiple_of(PAGE) && chunk.start <= chunk.end && chunk.end <= self.len);
         let len = (chunk.end - chunk.start) as usize;
