@@ -35,17 +35,31 @@ pub struct Host {
     pub kvm_module: String,
 }
 
+/// Stands for a field that the kernel does not tell.
+const UNKNOWN: &str = "unknown";
+
 impl Host {
-    /// The host this process runs on, with the microcode that it had when this was asked first: the file that
-    /// tells takes 40 us to read, which a fork would notice.
+    /// The host this process runs on, with the microcode that it had when the kernel first told it: the file
+    /// takes 40 us to read, which a fork would notice. A read that fails is repeated by the next call.
     #[must_use]
     pub fn this() -> Self {
         static FIRST: OnceLock<Host> = OnceLock::new();
         match FIRST.get() {
             // Another module can be loaded while there is no VM.
-            Some(first) => Self { kvm_module: kvm_module().unwrap_or("unknown").to_owned(), ..first.clone() },
-            None => FIRST.get_or_init(Self::now).clone(),
+            Some(first) => Self { kvm_module: kvm_module().unwrap_or(UNKNOWN).to_owned(), ..first.clone() },
+            None => Self::now().kept_in(&FIRST),
         }
+    }
+
+    /// Keeps a host for later calls if the kernel told of its CPU.
+    fn kept_in(self, first: &OnceLock<Self>) -> Self {
+        if self.is_read() { first.get_or_init(|| self).clone() } else { self }
+    }
+
+    /// Whether the kernel told of the CPU.
+    fn is_read(&self) -> bool {
+        // Under some hypervisors the kernel never tells the microcode.
+        !self.cpu_vendor.contains(UNKNOWN) && !self.cpu_signature.contains(UNKNOWN)
     }
 
     /// The host as it is now. The kernel tells of the CPU: CPUID itself leaves for the hypervisor where this is
@@ -60,7 +74,7 @@ impl Host {
     fn described_by(cpuinfo: &str, kvm_module: Option<&str>) -> Self {
         let field = |name: &str| {
             let mut pairs = cpuinfo.lines().filter_map(|line| line.split_once(':'));
-            pairs.find(|(key, _)| key.trim_end() == name).map_or("unknown", |(_, value)| value.trim())
+            pairs.find(|(key, _)| key.trim_end() == name).map_or(UNKNOWN, |(_, value)| value.trim())
         };
         let uname = rustix::system::uname();
         Self {
@@ -68,7 +82,7 @@ impl Host {
             cpu_signature: format!("{}/{}/{}", field("cpu family"), field("model"), field("stepping")),
             microcode: field("microcode").to_owned(),
             kernel: format!("{} {}", uname.release().to_string_lossy(), uname.version().to_string_lossy()),
-            kvm_module: kvm_module.unwrap_or("unknown").to_owned(),
+            kvm_module: kvm_module.unwrap_or(UNKNOWN).to_owned(),
         }
     }
 }
@@ -143,6 +157,18 @@ pub fn kvm_module() -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn host_that_could_not_be_read_is_not_kept() {
+        let first = OnceLock::new();
+        let unread = Host::described_by("", Some("kvm_intel"));
+        assert_eq!(unread.clone().kept_in(&first), unread);
+        assert_eq!(first.get(), None);
+        let cpuinfo = "vendor_id: GenuineIntel\ncpu family: 6\nmodel: 143\nstepping: 8\nmicrocode: 0x2b";
+        let read = Host::described_by(cpuinfo, Some("kvm_intel"));
+        assert_eq!(read.clone().kept_in(&first), read);
+        assert_eq!(first.get(), Some(&read));
+    }
 
     #[test]
     fn a_cpu_is_known_by_the_kernels_words() {
