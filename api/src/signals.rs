@@ -1,10 +1,13 @@
-//! Signals, waited for instead of handled: they are blocked before any thread starts, and one thread takes them.
+//! Signals, waited for instead of handled: blocked before any thread starts, and taken by one thread.
 //!
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end the VM and with it the process, with status 128+N. The disks get all the time that
-//! they need to take what the guest wrote. A second signal ends the process at once, and so does an ending that does not come
-//! about otherwise: what the disks have not taken then stays in the host's page cache, and is lost if the host crashes. SIGTSTP and SIGCONT keep the terminal right. SIGTTIN and
-//! SIGTTOU stay blocked: a background job then gets an error instead of being stopped. The library's own kick signal
-//! (SIGRTMIN) is not touched.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end the VM and with it the process, with status 128+N. The disks get all
+//! the time that they need to take what the guest wrote: on storage that hangs (NFS without its server) a single
+//! signal never ends the process. A second signal ends it at once, and so does an ending that does not come about
+//! within 3 s while no disk has a request under way. Data that the disks have not taken stays in the host's page
+//! cache then, and is lost if the host crashes.
+//!
+//! SIGTSTP and SIGCONT keep the terminal right. SIGTTIN and SIGTTOU stay blocked: a background job then gets an
+//! error instead of being stopped. The library's own kick signal (SIGRTMIN) is not touched.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
