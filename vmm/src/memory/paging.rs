@@ -35,6 +35,10 @@ pub trait Paging: fmt::Debug + Send + Sync {
         Ok(false)
     }
 
+    /// Prepares for several faults at the same time, before a VM with more than one vCPU runs. A pager process
+    /// prepares by itself.
+    fn expect_several(&self) {}
+
     /// Fills all that is not there yet: from then on a hole is a page of zeros.
     ///
     /// # Errors

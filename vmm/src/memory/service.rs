@@ -8,10 +8,14 @@
 //! ```
 //!
 //! A VM's fault is read by one of them, and each chunk is fetched by one: whoever wants it meanwhile is
-//! woken with the first. So a chunk that comes from a cold disk keeps only those waiting that want it, as
-//! long as there are threads. A thread begins the next one before it reads a chunk, so that one is free
-//! while it reads. The first begins the second once it has answered a fault, or with the second VM: the
-//! restore of one VM does not pay for it.
+//! woken with the first. A chunk that comes from a cold disk delays only the faults that want it, up to
+//! [`MOST_THREADS`] chunks at a time. A thread that takes a fault while no other is idle begins another
+//! before it reads the chunk. The number of threads follows the faults that wait at the same time, so vCPUs
+//! and devices limit it, and not the number of chunks.
+//!
+//! The first fault is an exception: a restore with one vCPU would wait for the second thread and not use it.
+//! It begins after that fault's answer. A VM that can have several faults at a time has it begun by the first
+//! thread before it runs ([`Service::expect_several`]), and the second VM by its own thread.
 //!
 //! Beside them another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits
 //! for what it has fetched has a fault under way to this thread, which finds that there and wakes.
@@ -21,7 +25,7 @@ use std::fmt;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 
@@ -128,6 +132,8 @@ struct Shared {
     backlog: Mutex<VecDeque<(Arc<Served>, u64)>>,
     work: OwnedFd,
     threads: Mutex<Threads>,
+    /// Threads that wait for faults, or are about to.
+    idle: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -151,8 +157,9 @@ const MOST_LISTS: usize = 8;
 /// numbers behind them.
 const STOP: u64 = 0;
 const WORK: u64 = 1;
-/// Threads over one base, at most.
-const MOST_THREADS: usize = 4;
+/// Upper bound of the threads over one base: so many chunks are read at a time, and further faults wait. Each
+/// thread that has answered a fault keeps a chunk's buffer and a decoder until the service ends.
+const MOST_THREADS: usize = 32;
 
 impl Service {
     /// Begins with an empty base for the VMs of this process. Nobody else can write to it.
@@ -206,6 +213,7 @@ impl Service {
             backlog: Mutex::default(),
             work,
             threads: Mutex::default(),
+            idle: AtomicUsize::new(0),
         });
         let service = Self { shared, base: Arc::new(base), ahead: Mutex::default() };
         service
@@ -259,6 +267,13 @@ impl Service {
         Ok(number)
     }
 
+    /// Prepares for faults that wait at the same time: the first thread begins the second one, now and not
+    /// after the first fault's answer. Costs the caller one write to an eventfd.
+    pub fn expect_several(&self) {
+        // Without a fault in the backlog the message only wakes a thread, which finds no other idle.
+        let _ = rustix::io::write(&self.shared.work, &1_u64.to_ne_bytes());
+    }
+
     /// Answers a VM's faults no more: when this returns, nothing is done to its memory.
     pub fn remove(&self, number: u64) {
         let removed = lock(&self.shared.served).remove(&number);
@@ -306,6 +321,10 @@ impl Paging for Service {
         let mut chunks = range.start / chunk_len..range.end.div_ceil(chunk_len);
         chunks.try_for_each(|chunk| self.shared.put(&served, chunk, &mut hands))?;
         Ok(true)
+    }
+
+    fn expect_several(&self) {
+        self.expect_several();
     }
 
     fn complete(&self) -> Result<()> {
@@ -361,8 +380,12 @@ impl Shared {
             return Ok(());
         }
         let (shared, is_first) = (Arc::clone(self), threads.running.is_empty());
-        let thread =
-            thread::Builder::new().name("volt-pager".to_owned()).spawn(move || shared.run(is_first))?;
+        // Counted before it runs: a second fault begins no other in its place.
+        self.idle.fetch_add(1, Ordering::Relaxed);
+        let thread = thread::Builder::new().name("volt-pager".to_owned()).spawn(move || shared.run(is_first));
+        let thread = thread.inspect_err(|_| {
+            self.idle.fetch_sub(1, Ordering::Relaxed);
+        })?;
         threads.running.push(thread);
         Ok(())
     }
@@ -394,30 +417,36 @@ impl Shared {
                 if number == STOP {
                     return;
                 }
-                // For the next fault, which may come while this thread reads from a disk.
-                let begins_next = hands.is_none();
-                if begins_next && !is_first {
+                // The next fault may come while this thread reads from a disk.
+                let is_alone = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
+                // Beside a second thread the first fault may be one more, behind a cold read.
+                let is_only = || lock(&self.threads).running.len() == 1;
+                let answers_first = is_alone && is_first && hands.is_none() && number != WORK && is_only();
+                if is_alone && !answers_first {
                     self.begin_next();
                 }
-                let hands = hands.get_or_insert_with(|| self.filler.hands(Why::Touched));
-                self.take(number, hands);
-                if begins_next && is_first {
+                self.take(number, &mut hands);
+                if answers_first {
                     self.begin_next();
                 }
+                self.idle.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 
-    fn take(&self, number: u64, hands: &mut Hands<'_>) {
+    fn take<'s>(&'s self, number: u64, hands: &mut Option<Hands<'s>>) {
+        let made = || self.filler.hands(Why::Touched);
         if number == WORK {
             let mut count = [0; 8];
             let is_mine = rustix::io::read(&self.work, &mut count).is_ok();
             let fault = if is_mine { lock(&self.backlog).pop_front() } else { None };
-            fault.iter().for_each(|(served, chunk)| self.bring(served, *chunk, hands));
+            if let Some((served, chunk)) = fault {
+                self.bring(&served, chunk, hands.get_or_insert_with(made));
+            }
             return;
         }
         let Some(served) = lock(&self.served).get(&number).cloned() else { return };
-        if let Err(errno) = self.answer(&served, hands) {
+        if let Err(errno) = self.answer(&served, hands.get_or_insert_with(made)) {
             self.give_up(number, &served, errno);
         }
     }

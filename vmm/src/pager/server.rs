@@ -360,6 +360,8 @@ impl<'s> Server<'s> {
             return Err(format!("it cannot be woken: {errno}"));
         }
         client.number = Some(number);
+        // The VM may have several vCPUs. The service's own thread does the work while the restore goes on.
+        service.expect_several();
         Ok(())
     }
 

@@ -437,11 +437,22 @@ fn shell(pooled: Option<Shell>, shape: Shape, backing: Backing, first: FirstVcpu
     if let Some(shell) = pooled {
         step_done("shell from the pool");
         backing.map(&shell.ram)?;
+        expect_faults_of(shape.vcpus, &shell.ram);
         return Ok(shell);
     }
     let ram = GuestRam::reserve(shape.memory_bytes)?;
     backing.map(&ram)?;
+    expect_faults_of(shape.vcpus, &ram);
     Shell::new(ram, shape, first)
+}
+
+/// Lets the second vCPU's faults be answered during a cold read for the first. A VM with one vCPU pays nothing.
+fn expect_faults_of(vcpus: u8, ram: &GuestRam) {
+    if vcpus > 1
+        && let Some(faults) = ram.faults()
+    {
+        faults.paging().expect_several();
+    }
 }
 
 /// Reads and verifies a snapshot's state file. Returns its bytes too.

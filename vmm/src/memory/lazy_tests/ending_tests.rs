@@ -117,13 +117,17 @@ fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rus
 }
 
 #[test]
-fn three_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
+fn thirty_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
     let (source, service) = service(LEN);
     let (ram, other) = (vm(&service, None), vm(&service, None));
     let _let_go = LetGo(&source);
-    let slow = [(&ram, CHUNK), (&other, 2 * CHUNK), (&other, 4 * CHUNK)]
-        .map(|(ram, at)| (at, slow_read(&source, ram, at)));
-    // Those that are read from now on are not slow.
+    let slow: Vec<_> = (18..48)
+        .map(|chunk| {
+            let (ram, at) = (if chunk % 2 == 0 { &ram } else { &other }, chunk * CHUNK);
+            (at, slow_read(&source, ram, at))
+        })
+        .collect();
+    // The source answers new reads at once.
     source.hangs.end_for_others();
     assert_eq!(kernel_reads(&ram, 5 * CHUNK), Ok(word(5 * CHUNK)));
     assert!(slow.iter().all(|(_, slow)| !slow.is_finished()));
@@ -131,4 +135,23 @@ fn three_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
     slow.into_iter().for_each(|(at, slow)| {
         assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(at)));
     });
+}
+
+#[test]
+fn second_vcpus_fault_is_answered_during_the_first_ones_cold_read() {
+    let (source, service) = service(LEN);
+    let ram = vm(&service, None);
+    ram.faults().unwrap().paging().expect_several();
+    let _let_go = LetGo(&source);
+    let first = slow_read(&source, &ram, CHUNK);
+    source.hangs.end_for_others();
+    let second = {
+        let ram = ram.clone();
+        thread::spawn(move || kernel_reads(&ram, 2 * CHUNK))
+    };
+    let found = limited("the second vCPU's read ends", || second.join()).unwrap();
+    assert_eq!(found, Ok(word(2 * CHUNK)));
+    assert!(!first.is_finished());
+    source.hangs.end();
+    assert_eq!(limited("the first vCPU's read ends", || first.join()).unwrap(), Ok(word(CHUNK)));
 }
