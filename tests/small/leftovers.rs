@@ -175,3 +175,34 @@ fn socket_and_lock_of_a_killed_pager_are_removed_by_the_next_pager() {
     assert_eq!(names.len(), 5, "{names:?}");
     assert!(of_living.iter().all(|name| names.contains(name)), "{of_living:?} {names:?}");
 }
+
+#[test]
+fn files_of_a_killed_pager_in_a_group_are_removed_by_the_pager_of_another_group() {
+    needs!(kvm);
+    let guest = counting();
+    let snapshot = guest.snapshot();
+    let directory = guest.scratch().path("pagers");
+    let restore = |group: &str| {
+        let packed = snapshot.converted(&["--compress", "lz4"]);
+        let place = ["--pager-dir", directory.to_str().unwrap(), "--pager-group", group];
+        packed.restore_as(&[["--pager", "shared"].as_slice(), &place].concat())
+    };
+    let mut killed = restore("old");
+    killed.next_number("count");
+    assert_eq!(list(&directory.join("group-old")).len(), 2);
+    drop(killed);
+    wait_until("the pager is killed", || {
+        let pagers = processes_with(&directory);
+        for pager in &pagers {
+            let _ = kill_process(*pager, Signal::KILL);
+        }
+        pagers.is_empty()
+    });
+    assert_eq!(list(&directory.join("group-old")).len(), 2);
+    let mut living = restore("new");
+    wait_until("the directory of the dead pager's group is removed", || {
+        !directory.join("group-old").exists()
+    });
+    living.next_number("count");
+    assert_eq!(list(&directory.join("group-new")).len(), 2);
+}

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
-use crate::error::{Error, Result, report};
+use crate::error::{Error, Result};
 
 /// The directory, unless another one is named.
 #[must_use]
@@ -23,10 +23,15 @@ const LONGEST_GROUP: usize = 32;
 const LONGEST_PATH: usize = 107;
 /// How the name of a place's lock ends.
 const LOCK: &str = ".lock";
+/// Prefix of the name of a group's directory.
+const GROUP: &str = "group-";
 
 /// The place of the pager of one pack.
 #[derive(Clone, Debug)]
 pub struct Place {
+    /// The directory of all groups.
+    root: PathBuf,
+    /// The directory of this place: the root or the directory of its group.
     directory: PathBuf,
     name: String,
 }
@@ -50,7 +55,7 @@ impl Place {
             metadata.ctime_nsec()
         );
         let Some(group) = group else {
-            let place = Self { directory: directory.to_owned(), name };
+            let place = Self { root: directory.to_owned(), directory: directory.to_owned(), name };
             place.check_length()?;
             private(directory)?;
             return Ok(place);
@@ -60,7 +65,8 @@ impl Place {
             let problem = format!("{group:?} must be 1 to {LONGEST_GROUP} letters, digits, - or _");
             return Err(Error::config("pager_group", problem));
         }
-        let place = Self { directory: directory.join(format!("group-{group}")), name };
+        let root = directory.to_owned();
+        let place = Self { directory: root.join(format!("{GROUP}{group}")), root, name };
         place.check_length()?;
         private(directory)?;
         private(&place.directory)?;
@@ -100,46 +106,76 @@ impl Place {
         self.directory.join(format!("{}{LOCK}", self.name))
     }
 
-    /// Claims the place, until what is returned is dropped; nothing if somebody else has it.
+    /// Claims the place until the result is dropped; nothing if another process has it. Makes the group's
+    /// directory again if another pager removed it while it was empty.
     ///
     /// # Errors
     /// The host refuses a file for it.
     pub fn claim(&self) -> Result<Option<Claim>> {
+        loop {
+            match self.claim_in_directory() {
+                Err(source) if source.kind() == io::ErrorKind::NotFound && self.directory != self.root => {
+                    private(&self.directory)?;
+                }
+                claim => return claim.map_err(|why| Error::file("claim", self.lock_path().display(), why)),
+            }
+        }
+    }
+
+    /// As [`Self::claim`], but fails with `NotFound` if the directory is gone.
+    fn claim_in_directory(&self) -> io::Result<Option<Claim>> {
         let path = self.lock_path();
-        let failed = |source: io::Error| Error::file("claim", path.display(), source);
         loop {
             let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
             let mut options = File::options();
             let file = options.create(true).truncate(false).write(true).mode(0o600).custom_flags(flags);
-            let file = file.open(&path).map_err(failed)?;
+            let file = file.open(&path)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                other => other.map_err(|errno| failed(errno.into()))?,
+                other => other?,
             }
             // Whoever had it before may have removed it between the two.
-            let inode = file.metadata().map_err(failed)?.ino();
+            let inode = file.metadata()?.ino();
             if fs::metadata(&path).is_ok_and(|there| there.ino() == inode) {
                 return Ok(Some(Claim { lock: path, socket: self.socket(), _file: file }));
             }
         }
     }
 
-    /// Removes what is left of the other places in this directory: sockets and locks of pagers that were
-    /// killed. A place that cannot be claimed is in use.
+    /// Removes sockets and locks that killed pagers of any group left, and directories of groups that are empty
+    /// then. A pager that starts at this moment keeps its place: its lock keeps its directory.
     pub fn remove_abandoned(&self) {
-        let Ok(entries) = fs::read_dir(&self.directory) else { return };
+        self.remove_abandoned_in(&self.root);
+        let Ok(entries) = fs::read_dir(&self.root) else { return };
+        for entry in entries.flatten() {
+            let is_group = entry.file_name().to_str().is_some_and(|name| name.starts_with(GROUP));
+            let directory = entry.path();
+            if !is_group || !is_private(&directory).unwrap_or(false) {
+                continue;
+            }
+            self.remove_abandoned_in(&directory);
+            if directory != self.directory && fs::remove_dir(&directory).is_ok() {
+                log::info!("removed {}, which no pager uses", directory.display());
+            }
+        }
+    }
+
+    /// Removes abandoned sockets and locks in one directory. A place that cannot be claimed is in use.
+    fn remove_abandoned_in(&self, directory: &Path) {
+        let Ok(entries) = fs::read_dir(directory) else { return };
+        let is_own = |name: &str| directory == self.directory && name == self.name;
         let names = entries.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             let name = name.strip_suffix(LOCK).unwrap_or(&name);
-            (is_name(name) && name != self.name).then(|| name.to_owned())
+            (is_name(name) && !is_own(name)).then(|| name.to_owned())
         });
         // Its lock and its socket are two entries.
         for name in names.collect::<BTreeSet<_>>() {
-            let place = Self { directory: self.directory.clone(), name };
-            match place.claim() {
+            let place = Self { root: self.root.clone(), directory: directory.to_owned(), name };
+            match place.claim_in_directory() {
                 Ok(Some(_)) => log::info!("removed {}, which a killed pager left", place.socket().display()),
                 Ok(None) => {}
-                Err(error) => log::debug!("{} stays: {}", place.socket().display(), report(&error)),
+                Err(error) => log::debug!("{} stays: {error}", place.socket().display()),
             }
         }
     }
@@ -189,16 +225,56 @@ impl Drop for Claim {
 /// Sees to it that there is such a directory, and that it is this user's alone.
 fn private(directory: &Path) -> Result<()> {
     let failed = |source| Error::file("make directory", directory.display(), source);
-    match DirBuilder::new().mode(0o700).create(directory) {
-        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => return Err(failed(source)),
-        _ => {}
-    }
-    let metadata = fs::symlink_metadata(directory).map_err(failed)?;
-    let own = metadata.uid() == rustix::process::geteuid().as_raw();
-    if metadata.is_dir() && own && metadata.permissions().mode() & 0o077 == 0 {
+    let is_private = loop {
+        match DirBuilder::new().mode(0o700).create(directory) {
+            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => return Err(failed(source)),
+            _ => {}
+        }
+        match is_private(directory) {
+            // Another pager removed it between the two, because it was empty.
+            Err(source) if source.kind() == io::ErrorKind::NotFound => {}
+            is_private => break is_private.map_err(failed)?,
+        }
+    };
+    if is_private {
         return Ok(());
     }
     let problem =
         format!("{} must be a directory of this user's that nobody else can enter", directory.display());
     Err(Error::config("pager", problem))
+}
+
+/// Whether a path is a directory of this user that nobody else can enter.
+fn is_private(directory: &Path) -> io::Result<bool> {
+    let metadata = fs::symlink_metadata(directory)?;
+    let own = metadata.uid() == rustix::process::geteuid().as_raw();
+    Ok(metadata.is_dir() && own && metadata.permissions().mode() & 0o077 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pager_claims_its_place_after_another_removed_its_empty_directory() {
+        let root = std::env::temp_dir().join(format!("volt-groups-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let pack = File::open("/proc/self/exe").unwrap();
+        let place = |group| Place::of(&pack, &root, group).unwrap();
+        let (starting, cleaning) = (place(Some("a")), place(Some("b")));
+        // The directory is empty until the lock is in it.
+        cleaning.remove_abandoned();
+        assert!(!starting.directory.exists() && cleaning.directory.exists());
+        let claim = starting.claim().unwrap().unwrap();
+        cleaning.remove_abandoned();
+        assert!(starting.is_claimed() && starting.lock_path().exists());
+        drop(claim);
+        // A killed pager leaves both files.
+        for path in [starting.socket(), starting.lock_path()] {
+            fs::write(path, "").unwrap();
+        }
+        place(None).remove_abandoned();
+        assert!(!starting.directory.exists());
+        fs::remove_dir_all(&root).unwrap();
+    }
 }
