@@ -63,7 +63,8 @@ impl DeviceArgs {
         }
         devices.vsock = vsock.map(|vsock| vsock.0).or(devices.vsock.take());
         devices.balloon = balloon.map(|balloon| balloon.0).or(devices.balloon.take());
-        devices.console = console.map(|socket| ConsoleConfig { socket }).or(devices.console.take());
+        devices.console =
+            console.map(|socket| ConsoleConfig { socket: socket.into() }).or(devices.console.take());
         devices.rng |= rng;
         devices.on_cmdline |= devices_on_cmdline;
     }

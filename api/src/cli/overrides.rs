@@ -40,7 +40,7 @@ impl From<OverrideArgs> for Overrides {
             disks: disks.into_iter().map(|disk| disk.0).collect(),
             networks: networks.into_iter().map(|network| network.0).collect(),
             vsock: vsock.map(|vsock| vsock.0),
-            console: console.map(|socket| ConsoleConfig { socket }),
+            console: console.map(|socket| ConsoleConfig { socket: socket.into() }),
         }
     }
 }

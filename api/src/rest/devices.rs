@@ -150,8 +150,10 @@ impl Drafted {
         }
         config.devices.disks = drives.into_iter().map(DiskConfig::from).collect();
         config.devices.networks = self.networks.iter().cloned().map(NetConfig::from).collect();
-        config.devices.vsock =
-            self.vsock.clone().map(|vsock| VsockConfig { cid: vsock.guest_cid, socket: vsock.uds_path });
+        config.devices.vsock = self
+            .vsock
+            .clone()
+            .map(|vsock| VsockConfig { cid: vsock.guest_cid, socket: vsock.uds_path.into() });
         config.devices.balloon = self.balloon.clone().map(BalloonConfig::from);
         config.devices.rng = self.entropy;
     }
@@ -190,7 +192,7 @@ impl From<&Devices> for Drafted {
         };
         let vsock = |vsock: &VsockConfig| Vsock {
             guest_cid: vsock.cid,
-            uds_path: vsock.socket.clone(),
+            uds_path: vsock.socket.as_path().to_owned(),
             vsock_id: None,
         };
         let balloon = |balloon: &BalloonConfig| Balloon {

@@ -42,7 +42,7 @@ impl Bench for Socket {
     const REQUESTS: u8 = 1;
 
     fn device(&mut self) -> volt_vmm::Result<Device> {
-        Device::console(&ConsoleConfig { socket: self.dir.join("console") })
+        Device::console(&ConsoleConfig { socket: self.dir.join("console").into() })
     }
 
     fn host(&mut self, act: Host) {

@@ -131,7 +131,7 @@ impl Bench for Sockets {
     const REQUESTS: u8 = 1;
 
     fn device(&mut self) -> volt_vmm::Result<Device> {
-        Device::vsock(&VsockConfig { cid: CID, socket: self.dir.join("vsock") })
+        Device::vsock(&VsockConfig { cid: CID, socket: self.dir.join("vsock").into() })
     }
 
     fn host(&mut self, act: Host) {

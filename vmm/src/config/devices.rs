@@ -1,10 +1,8 @@
 //! Which virtio devices a VM has, and what each is made from. A device's id names it in the API, in errors and in a snapshot.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
-use super::FileRef;
+use super::{FileRef, SocketPath};
 use crate::error::{Error, Result};
 
 /// Most virtio devices a VM can have: each has an interrupt line of its own.
@@ -156,7 +154,7 @@ pub struct VsockConfig {
     /// The guest's address, 3 or more.
     pub cid: u32,
     /// The unix socket on the host. Where the guest connects to port N, `<socket>_N` must listen.
-    pub socket: PathBuf,
+    pub socket: SocketPath,
 }
 
 /// Memory that the guest gives back.
@@ -180,7 +178,7 @@ pub struct BalloonConfig {
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
     /// The unix socket where whoever connects is at the console.
-    pub socket: PathBuf,
+    pub socket: SocketPath,
 }
 
 /// How fast something may be used. What is not given is not limited.

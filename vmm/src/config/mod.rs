@@ -18,11 +18,13 @@ pub mod disk_content;
 pub mod irqchip;
 pub mod overrides;
 pub mod sharing;
+pub mod socket_path;
 
 pub use devices::Devices;
 pub use disk_content::DiskContent;
 pub use irqchip::IrqchipKind;
 pub use overrides::Overrides;
+pub use socket_path::SocketPath;
 
 /// Most vCPUs a VM can have.
 pub const MAX_VCPUS: u8 = 32;

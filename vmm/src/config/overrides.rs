@@ -112,7 +112,7 @@ impl Overrides {
         if let Some(VsockOverride { cid, socket }) = vsock {
             let vsock = devices.vsock.as_mut().ok_or_else(|| no_such("vsock"))?;
             set(&mut vsock.cid, cid);
-            set(&mut vsock.socket, socket);
+            set(&mut vsock.socket, socket.map(Into::into));
         }
         if console.is_some() {
             let own = devices.console.as_mut().ok_or_else(|| no_such("console"))?;

@@ -55,12 +55,12 @@ fn own(devices: &Devices) -> impl Iterator<Item = Own> + '_ {
     });
     let vsock = devices.vsock.iter().map(|vsock| Own {
         field: "vsock",
-        what: format!("socket {}", vsock.socket.display()),
+        what: format!("socket {}", vsock.socket),
         give: "one of its own (--vsock socket=PATH)".to_owned(),
     });
     let console = devices.console.iter().map(|console| Own {
         field: "console",
-        what: format!("socket {}", console.socket.display()),
+        what: format!("socket {}", console.socket),
         give: "one of its own (--console SOCKET)".to_owned(),
     });
     let written = devices.disks.iter().filter(|disk| !disk.read_only && disk.layer.is_none());

@@ -1,11 +1,11 @@
 //! The console with a guest at one end and real clients at the other.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use super::super::testing::{Driver, Part};
 use super::*;
+use crate::config::SocketPath;
 use crate::devices::virtio::feature::EVENT_IDX;
 use crate::devices::virtio::testing::MEMORY;
 use crate::memory::backing::Backing;
@@ -14,7 +14,7 @@ use crate::sync::lock;
 
 fn config(name: &str) -> ConsoleConfig {
     let name = format!("volt-console-{}-{name}", std::process::id());
-    ConsoleConfig { socket: std::env::temp_dir().join(name) }
+    ConsoleConfig { socket: std::env::temp_dir().join(name).into() }
 }
 
 fn guest(config: &ConsoleConfig) -> Driver {
@@ -22,8 +22,8 @@ fn guest(config: &ConsoleConfig) -> Driver {
 }
 
 /// A client that does not wait for ever.
-fn client(socket: &PathBuf) -> UnixStream {
-    let stream = UnixStream::connect(socket).unwrap();
+fn client(socket: &SocketPath) -> UnixStream {
+    let stream = UnixStream::connect(socket.as_path()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     stream
 }
@@ -202,7 +202,7 @@ fn it_goes_on_in_another_process() {
     greet(&mut driver, &mut old);
     let head = driver.send(RECEIVE, &[Part::In(8)]);
     driver.move_to(Console::open(&after).unwrap());
-    assert!(is_closed(&mut old) && !before.socket.exists());
+    assert!(is_closed(&mut old) && !before.socket.as_path().exists());
 
     let mut new = client(&after.socket);
     greet(&mut driver, &mut new);
@@ -210,7 +210,7 @@ fn it_goes_on_in_another_process() {
     let used = driver.wait(RECEIVE);
     assert_eq!((used.head, &used.written[..2]), (head, &b"on"[..]));
     drop(driver);
-    assert!(!after.socket.exists());
+    assert!(!after.socket.as_path().exists());
 }
 
 #[test]
@@ -218,5 +218,5 @@ fn a_socket_in_use_is_an_error_that_names_it() {
     let config = config("used");
     let _first = Console::open(&config).unwrap();
     let error = crate::error::report(&Console::open(&config).unwrap_err());
-    assert!(error.starts_with(&format!("cannot listen at {}", config.socket.display())), "{error}");
+    assert!(error.starts_with(&format!("cannot listen at {}", config.socket)), "{error}");
 }

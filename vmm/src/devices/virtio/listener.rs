@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
+use crate::config::SocketPath;
 use crate::error::{Error, Result};
 use crate::sockets::turn;
 
@@ -17,7 +18,7 @@ use crate::sockets::turn;
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
-    path: PathBuf,
+    path: SocketPath,
     /// Device and inode: by the end the file may be another's.
     file: (u64, u64),
 }
@@ -25,7 +26,7 @@ pub struct Listener {
 impl Listener {
     /// Where it listens.
     #[must_use]
-    pub fn path(&self) -> &Path {
+    pub fn path(&self) -> &SocketPath {
         &self.path
     }
 
@@ -33,20 +34,21 @@ impl Listener {
     ///
     /// # Errors
     /// Somebody else does, or there is something that is not a socket, or the host refused.
-    pub fn open(act: &'static str, path: &Path) -> Result<Self> {
-        let failed = |source: io::Error| Error::file(act, path.display(), source);
-        let _turn = turn(path);
-        let bound = match UnixListener::bind(path) {
+    pub fn open(act: &'static str, path: &SocketPath) -> Result<Self> {
+        let failed = |source: io::Error| Error::file(act, path, source);
+        let on_host = path.on_host();
+        let _turn = turn(&on_host);
+        let bound = match UnixListener::bind(&on_host) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 remove_if_stale(path).map_err(failed)?;
-                UnixListener::bind(path)
+                UnixListener::bind(&on_host)
             }
             bound => bound,
         };
         let socket = bound.map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
-        let file = identity(path).map_err(failed)?;
-        Ok(Self { socket, path: path.to_owned(), file })
+        let file = identity(&on_host).map_err(failed)?;
+        Ok(Self { socket, path: path.clone(), file })
     }
 
     /// Whoever connected first of those that wait, if there is one. Neither this nor the stream blocks.
@@ -79,9 +81,10 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|file| file == self.file) {
+        let on_host = self.path.on_host();
+        if identity(&on_host).is_ok_and(|file| file == self.file) {
             // Where it cannot be removed it stays, and the next who listens there replaces it.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = std::fs::remove_file(on_host);
         }
     }
 }
@@ -91,12 +94,13 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((file.dev(), file.ino()))
 }
 
-fn remove_if_stale(path: &Path) -> io::Result<()> {
-    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+fn remove_if_stale(path: &SocketPath) -> io::Result<()> {
+    let on_host = path.on_host();
+    if !std::fs::symlink_metadata(&on_host)?.file_type().is_socket() {
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
     }
     match connect_to_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
         _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
     }
@@ -108,12 +112,12 @@ fn remove_if_stale(path: &Path) -> io::Result<()> {
 /// # Errors
 /// No process listens; or the file is no socket, or a link to another one. A snapshot that was unpacked from
 /// an archive may have brought a link to a socket that nobody gave its guest.
-pub(super) fn connect_to_file(path: &Path) -> io::Result<UnixStream> {
+pub(crate) fn connect_to_file(path: &SocketPath) -> io::Result<UnixStream> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, Mode::empty())?;
+    let file = rustix::fs::open(path.on_host(), flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     if !FileType::from_raw_mode(stat.st_mode).is_socket() || stat.st_nlink != 1 {
-        let problem = format!("{} is a link or no socket, and is not followed", path.display());
+        let problem = format!("{path} is a link or no socket, and is not followed");
         return Err(io::Error::other(problem));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -125,6 +129,8 @@ pub(super) fn connect_to_file(path: &Path) -> io::Result<UnixStream> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use crate::error::report;
 
@@ -139,7 +145,7 @@ mod tests {
         let path = path("stale");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let listener = Listener::open("listen at", &path).unwrap();
+        let listener = Listener::open("listen at", &path.clone().into()).unwrap();
         assert!(listener.accept().unwrap().is_none());
         let _client = UnixStream::connect(&path).unwrap();
         assert!(listener.accept().unwrap().is_some());
@@ -150,15 +156,15 @@ mod tests {
     #[test]
     fn what_is_in_use_or_no_socket_is_an_error_and_stays() {
         let path = path("used");
-        let listener = Listener::open("listen at", &path).unwrap();
-        let error = report(&Listener::open("listen at", &path).unwrap_err());
+        let listener = Listener::open("listen at", &path.clone().into()).unwrap();
+        let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
         assert_eq!(error, format!("cannot listen at {}: another process listens there", path.display()));
         assert!(UnixStream::connect(&path).is_ok());
         // Somebody puts something else in its place, which is not the listener's to remove.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "precious").unwrap();
         drop(listener);
-        let error = report(&Listener::open("listen at", &path).unwrap_err());
+        let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
         assert!(error.ends_with("there is a file that is not a socket"), "{error}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(&path).unwrap();
@@ -176,7 +182,7 @@ mod tests {
             let begin = std::sync::Barrier::new(3);
             let open = || {
                 begin.wait();
-                Listener::open("listen at", &path)
+                Listener::open("listen at", &path.clone().into())
             };
             let opened = std::thread::scope(|scope| {
                 [(); 3].map(|()| scope.spawn(open)).map(|thread| thread.join().unwrap())
@@ -193,7 +199,7 @@ mod tests {
         let daemon = UnixListener::bind(&daemons).unwrap();
         daemon.set_nonblocking(true).unwrap();
         std::fs::hard_link(&daemons, &own).unwrap();
-        let error = report(&Listener::open("listen at", &own).unwrap_err());
+        let error = report(&Listener::open("listen at", &own.clone().into()).unwrap_err());
         assert!(error.contains("is a link or no socket"), "{error}");
         assert_eq!(daemon.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         for path in [own, daemons] {

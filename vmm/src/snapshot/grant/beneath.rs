@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::config::CheckedFile;
+use crate::config::{CheckedFile, SocketPath};
 
 /// How a path in a directory may be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +41,12 @@ pub(super) fn lacks(directory: &Path, path: &Path) -> bool {
     open(directory, path, Links::Inside).is_err_and(|why| why == Errno::NOENT)
 }
 
-/// The real path of a socket that is to be made at `path`, if it lies in `directory`.
-pub(super) fn socket(directory: &Path, path: &Path, links: Links) -> Option<PathBuf> {
+/// A socket that is to be made at `path`, by its real path, if it lies in `directory`.
+pub(super) fn socket(directory: &Path, path: &Path, links: Links) -> Option<SocketPath> {
     let name = path.file_name()?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Some(dir(directory, parent, links)?.0.join(name))
+    let (real, held) = dir(directory, parent, links)?;
+    Some(SocketPath::checked(real.join(name), held))
 }
 
 /// `XDEV` for a path that does not lie in `directory`, and where the path leaves it on the way.
@@ -76,9 +77,11 @@ fn real_path(of: &OwnedFd) -> Option<PathBuf> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
     use crate::config::FileRef;
+    use crate::devices::virtio::listener::{Listener, connect_to_file};
 
     #[test]
     fn what_only_looks_as_if_it_were_inside_is_not() {
@@ -104,7 +107,7 @@ mod tests {
                 assert_eq!(find(name, links), None, "{name}");
             }
             assert_eq!(file(&inside, Path::new("/etc/passwd"), links), None);
-            assert_eq!(socket(&inside, &inside.join("new"), links), Some(inside.join("new")));
+            assert_eq!(socket(&inside, &inside.join("new"), links), Some(inside.join("new").into()));
             assert_eq!(socket(&inside, &place.join("new"), links), None);
             assert_eq!(dir(&inside, &inside, links).map(|(path, _)| path), Some(inside.clone()));
             assert!(dir(&inside, &place, links).is_none());
@@ -130,6 +133,32 @@ mod tests {
         assert_eq!(file(&alias, &inside.join("own"), Links::Inside), Some(inside.join("own")));
         fs::remove_dir_all(&place).unwrap();
     }
+
+    #[test]
+    fn socket_is_made_reached_and_removed_in_the_directory_that_was_checked() {
+        let place = std::env::temp_dir().join(format!("volt-moved-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let (inside, moved, other) = (place.join("inside"), place.join("moved"), place.join("other"));
+        fs::create_dir_all(&inside).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        let found = socket(&inside, &inside.join("vsock"), Links::None).unwrap();
+        assert_eq!(found.as_path(), inside.join("vsock"));
+        // Somebody puts another directory in its place between the check and the use.
+        fs::rename(&inside, &moved).unwrap();
+        symlink(&other, &inside).unwrap();
+        let names = |directory: &Path| fs::read_dir(directory).unwrap().count();
+        let listener = Listener::open("listen at", &found).unwrap();
+        assert!(moved.join("vsock").exists());
+        UnixStream::connect(moved.join("vsock")).unwrap();
+        let daemon = UnixListener::bind(other.join("vsock_1")).unwrap();
+        daemon.set_nonblocking(true).unwrap();
+        connect_to_file(&listener.path().with_suffix("_1")).unwrap_err();
+        assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        drop(listener);
+        assert_eq!((names(&moved), names(&other)), (0, 1));
+        fs::remove_dir_all(&place).unwrap();
+    }
+
     #[test]
     fn file_that_is_replaced_after_it_was_found_is_not_opened() {
         let place = std::env::temp_dir().join(format!("volt-replaced-{}", std::process::id()));

@@ -21,7 +21,7 @@ use super::Metadata;
 use super::manifest::{self, base_is_missing};
 use super::place::GrantedBase;
 use crate::config::devices::{Devices, NetBackend};
-use crate::config::{FileRef, Overrides, VmConfig};
+use crate::config::{FileRef, Overrides, SocketPath, VmConfig};
 use crate::error::{Error, Result};
 
 /// Whether this user's volt-vmm wrote a state file.
@@ -155,9 +155,9 @@ impl Grants<'_> {
                 self.refused((format!("network {id}: {what}"), format!("--net id={id},{give}")), false)
             );
         }
-        let socket = |path: &mut PathBuf, what: &str, give: &str| -> Result<()> {
-            let about = || (format!("{what} {}", path.display()), give.to_owned());
-            if let Some(real) = self.find(path, beneath::socket, about)? {
+        let socket = |path: &mut SocketPath, what: &str, give: &str| -> Result<()> {
+            let about = || (format!("{what} {path}"), give.to_owned());
+            if let Some(real) = self.find(path.as_path(), beneath::socket, about)? {
                 *path = real;
             }
             Ok(())

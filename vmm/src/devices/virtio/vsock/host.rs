@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 
+use crate::config::SocketPath;
 use crate::devices::virtio::listener::{Listener, connect_to_file};
 use crate::error::Result;
 
@@ -17,7 +17,7 @@ impl Host {
     ///
     /// # Errors
     /// Something else has the name, or the directory is closed to this user.
-    pub fn listen(path: &Path) -> Result<Self> {
+    pub fn listen(path: &SocketPath) -> Result<Self> {
         Listener::open("listen at vsock socket", path).map(Self)
     }
 
@@ -31,9 +31,7 @@ impl Host {
     /// # Errors
     /// As [`connect_to_file`].
     pub fn connect(&self, port: u32) -> io::Result<UnixStream> {
-        let mut path = self.0.path().as_os_str().to_owned();
-        path.push(format!("_{port}"));
-        connect_to_file(Path::new(&path))
+        connect_to_file(&self.0.path().with_suffix(format!("_{port}")))
     }
 }
 
@@ -57,7 +55,7 @@ mod tests {
         let path = dir.join("vsock");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let host = Host::listen(&path).unwrap();
+        let host = Host::listen(&path.clone().into()).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(host);
         assert!(!path.exists());
@@ -67,21 +65,21 @@ mod tests {
     fn one_in_use_is_an_error_that_names_it_and_stays() {
         let dir = TempDir::new();
         let path = dir.join("vsock");
-        let _first = Host::listen(&path).unwrap();
-        let error = Host::listen(&path).unwrap_err();
+        let _first = Host::listen(&path.clone().into()).unwrap();
+        let error = Host::listen(&path.clone().into()).unwrap_err();
         assert_eq!(error.to_string(), format!("cannot listen at vsock socket {}", path.display()));
         UnixStream::connect(&path).unwrap();
 
         let file = dir.join("no socket");
         fs::write(&file, "precious").unwrap();
-        Host::listen(&file).unwrap_err();
+        Host::listen(&file.clone().into()).unwrap_err();
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
     }
 
     #[test]
     fn link_to_another_socket_is_not_followed() {
         let dir = TempDir::new();
-        let host = Host::listen(&dir.join("vsock")).unwrap();
+        let host = Host::listen(&dir.join("vsock").into()).unwrap();
         let daemon = UnixListener::bind(dir.join("daemon")).unwrap();
         daemon.set_nonblocking(true).unwrap();
         std::os::unix::fs::symlink("daemon", dir.join("vsock_1")).unwrap();
@@ -102,9 +100,9 @@ mod tests {
     fn a_name_that_is_another_s_by_now_stays() {
         let dir = TempDir::new();
         let path = dir.join("vsock");
-        let first = Host::listen(&path).unwrap();
+        let first = Host::listen(&path.clone().into()).unwrap();
         fs::remove_file(&path).unwrap();
-        let _second = Host::listen(&path).unwrap();
+        let _second = Host::listen(&path.clone().into()).unwrap();
         drop(first);
         assert!(path.exists());
     }

@@ -61,7 +61,7 @@ pub(super) struct Guest {
 
 /// A device at a socket of this name.
 pub(super) fn device(dir: &Path, name: &str, cid: u32) -> Vsock {
-    Vsock::open(&VsockConfig { cid, socket: dir.join(name) }).unwrap()
+    Vsock::open(&VsockConfig { cid, socket: dir.join(name).into() }).unwrap()
 }
 
 impl Guest {
