@@ -107,18 +107,13 @@ impl Control {
         }
     }
 
-    /// Lets all vCPUs run on `board`.
-    ///
-    /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
-    pub(crate) fn start(&self, board: &Arc<Board>) -> Result<()> {
+    /// Lets all vCPUs run on `board`, unless the guest has ended.
+    pub(crate) fn start(&self, board: &Arc<Board>) {
         let mut inner = lock(&self.inner);
-        if inner.end.is_some() {
-            return Err(Error::NotNow { act: "run the guest", state: "has ended" });
+        if inner.end.is_none() {
+            inner.board.get_or_insert_with(|| Arc::clone(board));
+            self.want(&mut inner, Want::Run);
         }
-        inner.board.get_or_insert_with(|| Arc::clone(board));
-        self.want(&mut inner, Want::Run);
-        Ok(())
     }
 
     /// Brings all vCPUs to a halt, and returns when they are.
