@@ -1,4 +1,4 @@
-//! Snapshots of older format versions, written by older builds (`tests/golden`), restore under this one.
+//! Snapshots of all format versions, written by older builds (`tests/golden`), restore under this one.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -11,6 +11,7 @@ use volt_vmm::{RestoreOptions, Store};
 
 const FORMAT_1: &[u8] = include_bytes!("../golden/format-1.tar.zst");
 const FORMAT_2: &[u8] = include_bytes!("../golden/format-2.tar.zst");
+const FORMAT_3: &[u8] = include_bytes!("../golden/format-3.tar.zst");
 
 /// Bytes of an archive's header, and what its files are padded to.
 const BLOCK: usize = 512;
@@ -151,6 +152,17 @@ fn snapshots_of_format_2_restore() {
     needs!(kvm);
     let samples = Samples::of(2, FORMAT_2);
     if samples.are_skipped("snapshots_of_format_2_restore") {
+        return;
+    }
+    restore_go_on_and_verify(&samples, &["raw", "packed", "diff"]);
+    merge_and_go_on(&samples);
+}
+
+#[test]
+fn snapshots_of_format_3_restore() {
+    needs!(kvm);
+    let samples = Samples::of(3, FORMAT_3);
+    if samples.are_skipped("snapshots_of_format_3_restore") {
         return;
     }
     restore_go_on_and_verify(&samples, &["raw", "packed", "diff"]);

@@ -17,6 +17,7 @@ mod endings;
 mod forged;
 mod forking;
 mod golden;
+mod golden_answers;
 mod granted;
 mod host_features;
 mod images;
