@@ -6,22 +6,11 @@
 
 mod cli;
 mod client;
-mod console;
-mod exit;
 mod failure;
-mod fork;
-mod inspection;
-mod log_lines;
-mod progress;
-mod recorded;
-mod replayed;
+pub mod output;
+pub mod process;
 mod rest;
-mod session;
-mod signals;
-mod slot;
-mod start;
 mod terminal;
-mod unreadable;
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io::Write;
@@ -42,13 +31,13 @@ extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -
     // SAFETY: ignoring a signal has no conditions. A console or client that goes away is an error, not the end.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     occupy_standard_streams();
-    log_lines::start();
+    process::log::start();
     // SAFETY: `main` has them from the C runtime.
     let outcome = cli::execute(unsafe { owned(argument_count, arguments) });
     terminal::leave();
     let status = outcome.unwrap_or_else(|failure| {
         eprintln!("volt-vmm: {}", volt_vmm::report(&failure));
-        exit::Status::of_failure(&failure)
+        process::exit::Status::of_failure(&failure)
     });
     let _ = std::io::stdout().flush();
     status.code().into()

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use volt_vmm::Compression;
-use volt_vmm::snapshot::pack::{Pack, Packing, Source, pack};
+use volt_vmm::snapshot::format::pack::{Pack, Packing, Source, pack};
 
 use crate::{OrSay, Result};
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use volt_tests::{
     Boot, Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest, wait_until,
 };
-use volt_vmm::snapshot::pack::{Kind, Pack};
+use volt_vmm::snapshot::format::pack::{Kind, Pack};
 use volt_vmm::{
     Compression, Packing, Pool, RestoreOptions, RunState, Shape, SnapshotOptions, Store, Unpack, Vm, timing,
 };

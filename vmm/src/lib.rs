@@ -26,56 +26,46 @@
 //! [`Vm`] is what an owner holds. Below it: `machine` (the one constructor) over `shell` (an empty VM, in the order that
 //! is fast), `cpu` (vCPU threads), `devices`, `snapshot`, `memory`, `pager`, `kvm`. `persist` is the snapshot contract.
 
-mod capture;
 pub mod config;
 pub mod console;
-pub mod control;
-mod cpu;
 mod devices;
 pub mod doctor;
 pub mod error;
 pub mod kvm;
-pub mod lazy;
 mod machine;
 mod memory;
-mod memory_held;
 mod pager;
 mod partial;
 mod persist;
-mod pool;
-mod shell;
+pub mod replay;
+pub mod run_control;
 pub mod snapshot;
 pub mod sockets;
-mod sparse;
 pub mod store;
 mod sync;
 #[cfg(test)]
 mod testing;
-pub mod times;
 pub mod timing;
-mod trim;
 pub mod vm;
-pub mod vm_devices;
-mod vm_working_set;
 
-pub use capture::Course;
+pub use crate::machine::pool::Pool;
+pub use crate::machine::shell::Shape;
+pub use crate::memory::files::lease::truncated_memory;
+pub use crate::memory::lazy::faults::unreadable_memory;
+pub use crate::memory::lazy::prefetch::Reading;
+pub use crate::run_control::{Ending, RunState};
+pub use crate::snapshot::take::capture::Course;
+pub use crate::vm::devices::BalloonStatus;
+pub use crate::vm::memory_usage::{Chunks, MemoryHeld};
 pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;
-pub use control::{Ending, RunState};
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
-pub use memory::faults::unreadable_memory;
-pub use memory::lease::truncated_memory;
-pub use memory::prefetch::Reading;
-pub use memory_held::{Chunks, MemoryHeld};
 pub use pager::client::PagerOptions;
-pub use pool::Pool;
-pub use shell::Shape;
 pub use snapshot::{
     BaseSnapshot, ChangedImages, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded,
     RestoreOptions, Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,
 };
 pub use store::Store;
 pub use vm::{Builder, Vm};
-pub use vm_devices::BalloonStatus;

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use volt_vmm::Store;
-use volt_vmm::snapshot::replay::replay;
+use volt_vmm::replay::replay;
 
 use super::Outcome;
-use super::printed::print;
-use crate::exit::Status;
-use crate::{progress, replayed};
+use crate::output::print::print;
+use crate::output::progress;
+use crate::output::replayed;
+use crate::process::exit::Status;
 
 /// Replay a recorded access pattern against a snapshot, without a VM, and time each touch of a page, by every strategy that there is
 /// for its memory

@@ -8,7 +8,8 @@ use volt_vmm::config::devices::{
     BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, VsockConfig,
 };
 
-use super::limits::{self, limit};
+use super::limits;
+use super::limits::limit;
 
 /// Devices of a VM that boots
 #[derive(Debug, Args)]

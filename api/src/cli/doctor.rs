@@ -6,9 +6,9 @@ use clap::Args;
 use volt_vmm::doctor::{Kvm, Level, Report, Step, examine};
 
 use super::Outcome;
-use super::printed::print;
-use crate::exit::Status;
-use crate::progress;
+use crate::output::print::print;
+use crate::output::progress;
+use crate::process::exit::Status;
 
 /// Examine this host: what its KVM can do, how fast, and what to do about what is missing
 ///

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use volt_vmm::{Pool, Shape};
 
 use super::Outcome;
-use crate::session::Session;
-use crate::slot::Slot;
+use crate::process::session::Session;
+use crate::process::vm_slot::Slot;
 
 /// See the module.
 #[derive(Debug)]

@@ -10,10 +10,11 @@ use volt_vmm::config::Overrides;
 
 use super::Outcome;
 use super::overrides::OverrideArgs;
-use crate::exit::Status;
+use crate::client;
 use crate::failure::Failure;
+use crate::output::progress;
+use crate::process::exit::Status;
 use crate::rest::{ChildOfFork, Fork as Request, Forks};
-use crate::{client, progress};
 
 /// Make independent copies of a running VM, each in a process of its own; it goes on
 ///

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{FORKED, Outcome};
-use crate::fork::child;
+use crate::process::fork::child;
 
 /// Take over a VM from the volt-vmm that started this one
 #[derive(Debug, Args)]

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::{MemoryHeld, VmConfig};
 
 use super::Outcome;
-use super::printed::print;
 use crate::client;
-use crate::exit::Status;
+use crate::output::print::print;
+use crate::process::exit::Status;
 
 /// Say what state a VM is in and what memory it holds on the host
 ///

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::{Parser, Subcommand};
 use volt_vmm::Shape;
 
-use crate::exit::Status;
 use crate::failure::Failure;
+use crate::process::exit::Status;
 
 mod bench;
 mod devices;
@@ -21,7 +21,6 @@ mod overrides;
 mod packing;
 mod pager;
 mod prewarm;
-mod printed;
 mod restore;
 mod rewind;
 mod run;

@@ -10,9 +10,9 @@ use volt_vmm::PagerOptions;
 use volt_vmm::snapshot::{PACK_FILE, serve_pager};
 
 use super::Outcome;
-use crate::exit::Status;
 use crate::failure::Failure;
-use crate::start;
+use crate::process::exit::Status;
+use crate::process::start;
 
 /// Serve the packed memory of a snapshot to the VMs of `volt-vmm restore --pager shared`, which start this when they need it
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::Outcome;
 use crate::client;
-use crate::exit::Status;
+use crate::process::exit::Status;
 
 /// Take a restored VM back to the instant of its snapshot, in the process that it runs in
 #[derive(Debug, Args)]

@@ -8,8 +8,9 @@ use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 use super::Outcome;
 use super::devices::DeviceArgs;
 use crate::failure::Failure;
-use crate::session::Session;
-use crate::{progress, start};
+use crate::output::progress;
+use crate::process::session::Session;
+use crate::process::start;
 
 /// Boot a Linux kernel; its console is this terminal
 #[derive(Debug, Args)]

@@ -11,10 +11,11 @@ use super::Outcome;
 use super::bench::Bench;
 use super::packing::{Memory, PackingArgs};
 use super::snapshot_files::{Convert, Inspect, Verify};
-use crate::exit::Status;
+use crate::client;
 use crate::failure::Failure;
+use crate::output::progress;
+use crate::process::exit::Status;
 use crate::rest::{CreateSnapshot, SnapshotType};
-use crate::{client, progress};
 
 /// Take a snapshot of a running VM, or work on those that there are
 #[derive(Debug, Args)]

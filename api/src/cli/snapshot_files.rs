@@ -5,16 +5,17 @@ use std::path::PathBuf;
 
 use clap::Args;
 use volt_vmm::Store;
-use volt_vmm::snapshot::convert::convert;
-use volt_vmm::snapshot::inspect::inspect;
-use volt_vmm::snapshot::verify::{Verified, verify};
+use volt_vmm::snapshot::format::convert::convert;
+use volt_vmm::snapshot::format::inspect::inspect;
+use volt_vmm::snapshot::format::verify::{Verified, verify};
 
 use super::Outcome;
 use super::packing::{Memory, PackingArgs};
-use super::printed::print;
-use crate::exit::Status;
 use crate::failure::Failure;
-use crate::{inspection, progress};
+use crate::output::inspection;
+use crate::output::print::print;
+use crate::output::progress;
+use crate::process::exit::Status;
 
 /// Say what is in a snapshot: its metadata, and how its memory is stored
 #[derive(Debug, Args)]

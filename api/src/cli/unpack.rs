@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use volt_vmm::Unpack;
 
-use crate::start::SharedPager;
+use crate::process::start::SharedPager;
 
 /// Who unpacks memory as it is touched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -9,25 +9,21 @@ use std::sync::{Arc, Mutex};
 use axum::Router;
 use axum::http::{Method, Uri};
 
-use crate::slot::Slot;
+use crate::process::vm_slot::Slot;
 
 mod body;
-mod devices;
-mod different;
 mod error;
 mod firecracker;
-mod fork;
-mod machine;
 mod server;
 mod socket;
 #[cfg(test)]
 pub(crate) mod testing;
 mod v1;
 
+pub(crate) use crate::rest::v1::fork::{ChildOfFork, Fork, Forks};
 use error::Fault;
 pub(crate) use error::FaultMessage;
 pub(crate) use firecracker::{CreateSnapshot, SnapshotType};
-pub(crate) use fork::{ChildOfFork, Fork, Forks};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 
@@ -36,7 +32,7 @@ pub(crate) use socket::{Socket, SocketFile};
 struct Api {
     slot: Arc<Slot>,
     /// What Firecracker's paths have configured so far, for `InstanceStart`.
-    draft: Arc<Mutex<machine::Draft>>,
+    draft: Arc<Mutex<firecracker::machine::Draft>>,
     /// Calls of the library that are going on.
     calls: Arc<AtomicUsize>,
 }

@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{Api, Socket, router};
 use crate::failure::Failure;
-use crate::slot::Slot;
+use crate::process::vm_slot::Slot;
 
 /// Connections at once; more wait in the socket's backlog.
 const CONNECTIONS: u32 = 64;

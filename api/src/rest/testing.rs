@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{Server, Socket};
-use crate::slot::Slot;
+use crate::process::vm_slot::Slot;
 
 /// A fresh directory, removed when dropped.
 pub(crate) struct Dir(PathBuf);

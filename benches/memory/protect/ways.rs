@@ -14,7 +14,7 @@ use super::userfault::Userfault;
 
 /// Bytes copied at once, and between two looks at who waits.
 const STEP: u64 = 64 << 10;
-/// As in `vmm/src/capture.rs`.
+/// As in `vmm/src/snapshot/take/capture.rs`.
 const FEW: u64 = 256;
 const MOST_PASSES: u32 = 12;
 const PAGE: u64 = 4096;

@@ -14,8 +14,8 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::virtio::transport::Transport;
-use crate::control::Control;
 use crate::error::{Error, Result, report};
+use crate::run_control::Control;
 use crate::sync::lock;
 
 const STOP: u64 = u64::MAX;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::bus::BusDevice;
 use super::{Device, Place};
-use crate::control::{Control, Ending};
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
+use crate::run_control::{Control, Ending};
 
 /// Offset of the command register from the data port.
 pub const COMMAND_OFFSET: u64 = 4;

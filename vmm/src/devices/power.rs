@@ -7,9 +7,9 @@ use volt_kernel::power::is_power_off;
 
 use super::bus::BusDevice;
 use super::{Device, Place};
-use crate::control::{Control, Ending};
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
+use crate::run_control::{Control, Ending};
 
 /// Offset of the sleep control register.
 pub const CONTROL_OFFSET: u64 = 0;

@@ -13,9 +13,9 @@ use super::bus::BusDevice;
 use super::lines::Line;
 use super::{Device, Place};
 use crate::console::Console;
-use crate::control::{Control, RunState};
 use crate::error::{Error, Result};
 use crate::persist::Persist;
+use crate::run_control::{Control, RunState};
 use crate::sync::lock;
 
 /// How long typing waits for room before it looks whether the guest has ended.

@@ -1,9 +1,9 @@
 //! The VM's clock: what kvmclock in the guest reads. After a restore it goes on from where it stood.
 
 use super::OrRefused;
-pub use super::mirror::Clock as ClockState;
 use super::vm::VmHandle;
 use crate::error::Result;
+pub use crate::kvm::serde_mirror::Clock as ClockState;
 use crate::persist::Persist;
 
 /// The clock of a VM.

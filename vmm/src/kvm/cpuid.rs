@@ -5,8 +5,8 @@ use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES
 use kvm_ioctls::Kvm;
 
 use super::OrRefused;
-pub use super::mirror::CpuidEntry;
 use crate::error::Result;
+pub use crate::kvm::serde_mirror::CpuidEntry;
 
 mod features;
 use features::Register::{self, Eax, Ecx, Edx};

@@ -12,7 +12,8 @@ use std::sync::{Mutex, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
-use super::{cpuid, msr};
+use super::cpuid;
+use super::msr;
 use crate::error::Result;
 use crate::sync::lock;
 

@@ -7,10 +7,10 @@ use kvm_bindings::{
 use serde::{Deserialize, Serialize};
 
 use super::OrRefused;
-use super::mirror::PitChannel;
 use super::vm::VmHandle;
 use crate::config::IrqchipKind;
 use crate::error::{Error, Result};
+use crate::kvm::serde_mirror::PitChannel;
 use crate::persist::{Bytes, Persist};
 
 /// Bytes of `struct kvm_irqchip`'s union: the kernel reads and writes all of them for every chip.

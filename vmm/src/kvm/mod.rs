@@ -3,6 +3,8 @@
 //! `vm` and `vcpu` wrap the descriptors, `exit` turns exits into values, `msi` sends interrupts, `msr`, `cpuid`, `tsc`, `xsave`, `irqchip` and
 //! `clock` know what there is to save, `mirror` how it is written down.
 
+pub(crate) mod serde_mirror;
+
 use std::io;
 
 use kvm_ioctls::{Cap, Kvm};
@@ -14,7 +16,6 @@ pub mod cpuid;
 pub(crate) mod exit;
 pub mod host;
 pub mod irqchip;
-pub(crate) mod mirror;
 pub(crate) mod msi;
 pub mod msr;
 mod tsc;

@@ -16,7 +16,8 @@ use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
-use super::{OrRefused, msr, refused};
+use super::msr;
+use super::{OrRefused, refused};
 use crate::error::{Error, Result};
 
 /// Two rates count as one when they differ by no more than this: KVM's own tolerance (`tsc_tolerance_ppm` of

@@ -9,15 +9,19 @@ use kvm_ioctls::{Kvm, VcpuFd};
 use serde::{Deserialize, Serialize};
 use volt_kernel::EntryState;
 
-use super::cpuid::{self, CpuidEntry};
-use super::exit::{self, VmExit};
-use super::mirror::{DebugRegs, Events, Regs, Sregs, Xcr};
-use super::msr::{self, Msr, MsrList};
-use super::tsc::{self, Counter, SavedTsc, VcpuTsc};
+use super::cpuid;
+use super::cpuid::CpuidEntry;
+use super::exit;
+use super::exit::VmExit;
+use super::msr;
+use super::msr::{Msr, MsrList};
+use super::tsc;
+use super::tsc::{Counter, SavedTsc, VcpuTsc};
 use super::vm::VmHandle;
 use super::xsave::XsaveArea;
 use super::{OrRefused, refused};
 use crate::error::{Error, Result};
+use crate::kvm::serde_mirror::{DebugRegs, Events, Regs, Sregs, Xcr};
 use crate::persist::{Bytes, Persist};
 
 /// Bytes of the local APIC's register page that KVM exchanges.
@@ -425,8 +429,8 @@ fn xcrs_to_kvm(xcrs: &[Xcr]) -> Result<kvm_xcrs> {
     Ok(list)
 }
 
-fn segment(from: &volt_kernel::Segment) -> super::mirror::Segment {
-    super::mirror::Segment {
+fn segment(from: &volt_kernel::Segment) -> crate::kvm::serde_mirror::Segment {
+    crate::kvm::serde_mirror::Segment {
         base: from.base,
         limit: from.limit,
         selector: from.selector,

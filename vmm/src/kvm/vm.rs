@@ -1,4 +1,4 @@
-//! The VM descriptor, and the calls that make a VM out of it. Their order is [`crate::shell`]'s business.
+//! The VM descriptor, and the calls that make a VM out of it. Their order is [`crate::machine::shell`]'s business.
 
 use std::sync::Arc;
 

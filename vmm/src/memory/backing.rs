@@ -11,11 +11,11 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::PAGE;
-use super::faults::{Faults, Refusal};
-use super::pages::PageSet;
-use super::paging::Paging;
 use super::ram::{GuestRam, Region};
 use crate::error::{Error, Result};
+use crate::memory::lazy::faults::{Faults, Refusal};
+use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::page_set::PageSet;
 use crate::timing::step_done;
 
 /// What a guest's RAM is made of.

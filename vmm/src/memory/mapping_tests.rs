@@ -6,9 +6,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
-use crate::memory::filler::Window;
-use crate::memory::freeze::freeze;
-use crate::memory::userfault::Userfault;
+use crate::memory::dirty::freeze::freeze;
+use crate::memory::lazy::filler::Window;
+use crate::memory::lazy::userfault::Userfault;
 
 /// The mappings of this process that `wanted` picks by address range and inode: their ranges and flags (proc(5), `VmFlags`).
 fn mappings(wanted: impl Fn(&Range<u64>, u64) -> bool) -> Vec<(Range<u64>, String)> {

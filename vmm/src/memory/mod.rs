@@ -9,39 +9,22 @@
 //! base file        [ 0 ... 3 GiB    ][ 3 GiB ...............]   the same offsets
 //! ```
 //!
-//! A base may be filled as it is touched: a [`source::PageSource`] says what is in it, a [`filler::Filler`] puts that there, a
-//! [`service::Service`] does so for the page faults of all VMs over it, and each VM has its [`faults::Faults`]. Where the service is in
-//! another process is nothing that a VM notices: it knows a [`paging::Paging`]. What a guest is likely to touch is read ahead of it
-//! ([`prefetch`]).
+//! A base may be filled as it is touched: a [`lazy::source::PageSource`] says what is in it, a [`lazy::filler::Filler`] puts that there, a
+//! [`lazy::fault_service::Service`] does so for the page faults of all VMs over it, and each VM has its [`lazy::faults::Faults`]. Where the service is in
+//! another process is nothing that a VM notices: it knows a [`lazy::pager_trait::Paging`]. What a guest is likely to touch is read ahead of it
+//! ([`lazy::prefetch`]).
+
+pub mod dirty;
+pub mod files;
+pub mod lazy;
+pub mod page_ranges;
+pub mod page_set;
 
 pub mod backing;
-pub mod faults;
-pub mod filler;
-pub mod floor;
-pub mod freeze;
-#[cfg(test)]
-mod lazy_tests;
-pub mod lease;
-pub mod pages;
-pub mod paging;
-mod patience;
-pub mod populated;
-pub mod prefetch;
-pub mod presence;
-pub mod put_back;
 pub mod ram;
 pub mod reclaim;
-mod resident;
-pub mod runs;
-pub mod sealing;
-pub mod service;
-pub mod source;
 #[cfg(test)]
 pub mod testing;
-pub mod touch;
-pub mod userfault;
-pub mod whole;
-pub mod writes;
 
 /// Bytes of a page, the unit of everything here.
 pub const PAGE: u64 = 4096;

@@ -17,11 +17,11 @@ use volt_kernel::layout::ram_ranges;
 
 use super::PAGE;
 use super::backing::Base;
-use super::faults::Faults;
-use super::lease::name_of;
-use super::pages::PageSet;
-use super::presence::Presence;
-use super::writes::{GuestMemory, OwnWrites};
+use crate::memory::dirty::own_writes::{GuestMemory, OwnWrites};
+use crate::memory::files::lease::name_of;
+use crate::memory::lazy::faults::Faults;
+use crate::memory::lazy::presence::Presence;
+use crate::memory::page_set::PageSet;
 
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -398,7 +398,7 @@ impl GuestRam {
     }
 
     /// Fills a range of offsets from a file, where it has the same. Nobody else uses them yet.
-    pub(super) fn copy_from(&self, range: Range<u64>, file: &File) -> io::Result<()> {
+    pub(crate) fn copy_from(&self, range: Range<u64>, file: &File) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
             let (start, len) = (self.host_address_of(at).cast(), (range.end - at) as usize);

@@ -13,8 +13,8 @@ use rustix::mm::Advice;
 
 use super::PAGE;
 use super::ram::GuestRam;
-use super::writes::presence;
 use crate::error::{Error, Result};
+use crate::memory::dirty::own_writes::presence;
 
 /// Gives `len` bytes of guest memory at `gpa` back, and with them their content. What is mapped shared nothing else may have
 /// mapped.
@@ -82,8 +82,8 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     use super::super::backing::Backing;
-    use super::super::populated::private_pages;
     use super::*;
+    use crate::memory::dirty::populated::private_pages;
 
     const SIZE: u64 = 8 << 20;
 

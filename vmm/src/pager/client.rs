@@ -21,9 +21,9 @@ use super::list::list;
 use super::message::{Answer, Ask, send};
 use super::place::{Place, default_directory};
 use crate::error::{Error, Result, report};
-use crate::memory::faults::Faults;
-use crate::memory::paging::{Fetched, Paging};
-use crate::memory::prefetch::Runs;
+use crate::memory::lazy::faults::Faults;
+use crate::memory::lazy::pager_trait::{Fetched, Paging};
+use crate::memory::lazy::prefetch::Runs;
 use crate::memory::ram::AddressRange;
 use crate::sync::lock;
 

@@ -17,7 +17,7 @@ use super::client::PagerOptions;
 use super::message::{Answer, Ask, VERSION, receive_until, send};
 use super::place::Place;
 use crate::error::{Error, Result};
-use crate::memory::faults::Faults;
+use crate::memory::lazy::faults::Faults;
 use crate::sync::lock;
 
 /// Between two attempts to reach a pager that starts.

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::MemfdFlags;
 
-use crate::memory::runs;
+use crate::memory::page_ranges;
 
 /// Bytes decoded at once.
 const STEP: usize = 64 << 10;
@@ -18,7 +18,7 @@ const STEP: usize = 64 << 10;
 /// The host gives none.
 pub fn list(ranges: &[Range<u64>]) -> io::Result<File> {
     let file = File::from(rustix::fs::memfd_create("volt-pages", MemfdFlags::CLOEXEC)?);
-    let bytes: Vec<u8> = runs::encode(ranges).collect();
+    let bytes: Vec<u8> = page_ranges::encode(ranges).collect();
     file.write_all_at(&bytes, 0)?;
     Ok(file)
 }
@@ -31,7 +31,7 @@ pub fn list(ranges: &[Range<u64>]) -> io::Result<File> {
 pub fn listed(file: &File, memory: u64) -> Result<Vec<Range<u64>>, String> {
     let failed = |error: io::Error| format!("the list of pages cannot be read: {error}");
     let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() || metadata.len() > runs::longest(memory) {
+    if !metadata.is_file() || metadata.len() > page_ranges::longest(memory) {
         return Err(format!("the list of pages, {} bytes long, cannot be one", metadata.len()));
     }
     let impossible = || "the list names pages that there are not, or names one twice".to_owned();
@@ -40,9 +40,9 @@ pub fn listed(file: &File, memory: u64) -> Result<Vec<Range<u64>>, String> {
     for at in (0..len).step_by(STEP) {
         let step = &mut step[..(len - at).min(STEP as u64) as usize];
         file.read_exact_at(step, at).map_err(failed)?;
-        runs::add(step, memory, &mut ranges).ok_or_else(impossible)?;
+        page_ranges::add(step, memory, &mut ranges).ok_or_else(impossible)?;
     }
-    runs::are_apart(&ranges).then_some(ranges).ok_or_else(impossible)
+    page_ranges::are_apart(&ranges).then_some(ranges).ok_or_else(impossible)
 }
 
 #[cfg(test)]
@@ -67,9 +67,9 @@ mod tests {
     #[test]
     fn list_of_holes_is_refused_at_its_first_range() {
         let file = list(&[]).unwrap();
-        file.set_len(runs::longest(MEMORY)).unwrap();
+        file.set_len(page_ranges::longest(MEMORY)).unwrap();
         assert!(refused(&file).contains("names pages that there are not"), "{}", refused(&file));
-        file.set_len(runs::longest(MEMORY) + 8).unwrap();
+        file.set_len(page_ranges::longest(MEMORY) + 8).unwrap();
         assert!(refused(&file).contains("cannot be one"), "{}", refused(&file));
     }
 

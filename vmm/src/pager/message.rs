@@ -14,7 +14,7 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::memory::prefetch::Reading;
+use crate::memory::lazy::prefetch::Reading;
 
 /// Both ends must have the same: they are the same program, but for an update under running VMs.
 pub const VERSION: u32 = 3;
@@ -44,7 +44,7 @@ pub enum Ask {
     },
     /// To have the base filled.
     Complete,
-    /// To have what the file beside it names ([`crate::memory::runs`]) fetched before it is touched. No answer, unless it is not.
+    /// To have what the file beside it names ([`crate::memory::page_ranges`]) fetched before it is touched. No answer, unless it is not.
     Prefetch,
     /// What has been fetched.
     Fetched,
@@ -60,7 +60,7 @@ pub enum Answer {
     Done,
     /// It is not, and why.
     Refused(String),
-    /// After [`Ask::Fetched`], as [`crate::memory::paging::Fetched`] has it. The file beside it lists the chunks that were fetched ahead.
+    /// After [`Ask::Fetched`], as [`crate::memory::lazy::pager_trait::Fetched`] has it. The file beside it lists the chunks that were fetched ahead.
     Fetched {
         /// Bytes of a chunk.
         chunk_len: u64,

@@ -20,12 +20,12 @@ use super::place::{Claim, Place};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::backing::fresh;
-use crate::memory::paging::{Fetched, Paging};
-use crate::memory::prefetch::Runs;
-use crate::memory::sealing::can_change;
-use crate::memory::service::{Served, Service};
-use crate::memory::source::PageSource;
-use crate::memory::userfault::Userfault;
+use crate::memory::files::sealing::can_change;
+use crate::memory::lazy::fault_service::{Served, Service};
+use crate::memory::lazy::pager_trait::{Fetched, Paging};
+use crate::memory::lazy::prefetch::Runs;
+use crate::memory::lazy::source::PageSource;
+use crate::memory::lazy::userfault::Userfault;
 use crate::sync::lock;
 
 /// Connections that wait to be taken.

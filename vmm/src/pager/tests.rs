@@ -16,12 +16,13 @@ use super::place::Place;
 use super::server::serve;
 use crate::error::{Result, report};
 use crate::memory::backing::Backing;
-use crate::memory::paging::Paging;
+use crate::memory::files::sealing::can_change;
+use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
+use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
-use crate::memory::sealing::can_change;
-use crate::memory::source::{Chunk, ChunkReader, PageSource};
-use crate::memory::testing::{self, Hangs};
-use crate::memory::userfault::Userfault;
+use crate::memory::testing;
+use crate::memory::testing::Hangs;
 use crate::sync::lock;
 use crate::testing::{limited, wait_until};
 

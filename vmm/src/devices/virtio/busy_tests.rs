@@ -13,10 +13,10 @@ use super::super::testing::{Driver, Part};
 use super::super::watch::Watch;
 use super::super::{Broken, Cause, Io, Kind, Next};
 use super::*;
-use crate::control::Control;
 use crate::devices::attendant::Attendant;
 use crate::devices::bus::Bus;
 use crate::persist::NoState;
+use crate::run_control::Control;
 use crate::testing::{apart, limited, refuse_calls, wait_until};
 
 /// The longest that anything here may take. What hangs takes longer.

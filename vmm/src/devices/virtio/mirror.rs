@@ -1,5 +1,5 @@
 //! Guest memory as it would be if nobody but a test's driver wrote to it. Where memory is different, the device wrote, and what the
-//! device writes must go through the gate in [`crate::memory::writes`]: otherwise a snapshot that is taken meanwhile lacks it.
+//! device writes must go through the gate in [`crate::memory::dirty::own_writes`]: otherwise a snapshot that is taken meanwhile lacks it.
 
 use std::sync::Mutex;
 
@@ -7,8 +7,8 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use crate::memory::PAGE;
-use crate::memory::pages::PageSet;
-use crate::memory::populated::{data_ranges, private_pages};
+use crate::memory::dirty::populated::{data_ranges, private_pages};
+use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
 

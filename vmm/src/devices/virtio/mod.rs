@@ -9,6 +9,8 @@
 //! The transport owns status, negotiation and queue registers; a device's file holds request logic and nothing else. While
 //! a device works its worker has the queues; a VM that is paused has no workers, so pausing already is saving.
 
+pub mod device_loop;
+
 use crate::memory::ram::GuestRam;
 use crate::persist::PersistBlob;
 
@@ -33,7 +35,6 @@ pub mod transport;
 pub mod view;
 pub mod vsock;
 pub mod watch;
-pub mod worker;
 
 use chain::Chain;
 use interrupt::Interrupt;

@@ -9,10 +9,10 @@ use super::properties::place;
 use super::*;
 use crate::error::Error;
 use crate::memory::backing::Backing;
-use crate::memory::paging::Paging;
+use crate::memory::lazy::fault_service::Service;
+use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::lazy::source::{Chunk as Content, PageSource, TestSource};
 use crate::memory::ram::GuestRam;
-use crate::memory::service::Service;
-use crate::memory::source::{Chunk as Content, PageSource, TestSource};
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;

@@ -19,11 +19,11 @@ use super::queue::{QueueState, VirtQueue};
 use super::registers::{reg, status};
 use super::view::View;
 use super::watch::Watch;
-use super::worker::{FirstTurn, NotBegun, Task, Worker};
 use super::{Kind, VirtioDevice, feature};
 use crate::devices::bus::{BusDevice, BusView};
 use crate::devices::lines::Line;
 use crate::devices::log_limit::LogLimit;
+use crate::devices::virtio::device_loop::{FirstTurn, NotBegun, Task, Worker};
 use crate::devices::{Device, Place};
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
@@ -237,7 +237,7 @@ impl Transport {
 
     /// Where the work is that no thread does, if there is some.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn bench(&self) -> Option<Arc<super::worker::Bench>> {
+    pub(super) fn bench(&self) -> Option<Arc<crate::devices::virtio::device_loop::Bench>> {
         self.worker.as_ref().map(|working| Arc::clone(working.worker.bench()))
     }
 

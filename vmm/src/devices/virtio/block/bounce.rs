@@ -1,7 +1,7 @@
 //! Reads past the page cache, through memory of the VMM's own.
 //!
 //! The kernel holds the pages that a direct transfer reads into until it is done. If guest memory is frozen
-//! meanwhile ([`crate::memory::freeze`]), the guest goes on with a copy of such a page, and what arrives
+//! meanwhile ([`crate::memory::dirty::freeze`]), the guest goes on with a copy of such a page, and what arrives
 //! later is lost in the base. A page that is private already stays where it is, so only memory that has not
 //! been frozen needs this. A direct write reads from the pages that it holds: the base's, which nobody
 //! changes any more, so it loses nothing.

@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 
 use super::map::{CLUSTER, Map};
-use crate::sparse;
+use crate::memory::files::sparse;
 
 /// The clusters of a layer that may take place, and how many may.
 #[derive(Debug)]

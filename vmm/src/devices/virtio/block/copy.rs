@@ -24,10 +24,10 @@ use rangemap::RangeSet;
 
 use super::held::{Held, overlap};
 use super::map::{CLUSTER, Map};
-use crate::control::RunState;
 use crate::error::{Error, Result};
 use crate::memory::backing::fresh;
-use crate::sparse;
+use crate::memory::files::sparse;
+use crate::run_control::RunState;
 
 /// Clusters, as ranges that do not touch: a discard may be of hundreds of thousands.
 pub type Clusters = RangeSet<u64>;

@@ -12,7 +12,7 @@ use super::testing::{DONE, Dir, IN, OUT, by_descriptor, disk_on, header, on_both
 use super::*;
 use crate::config::FileRef;
 use crate::devices::virtio::testing::{Driver, NEXT, WRITE};
-use crate::memory::freeze::freeze;
+use crate::memory::dirty::freeze::freeze;
 
 /// Bytes of a sector, which are the first of each page under test.
 const SECTOR_LEN: usize = 512;

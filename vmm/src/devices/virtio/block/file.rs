@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
-use super::bounce::{self, Bounce};
+use super::bounce;
+use super::bounce::Bounce;
 use super::request::Stretch;
 use super::storage::{Flush, Place, Storage};
 use super::syncs::{Syncs, UnderWay};

@@ -8,7 +8,7 @@ use std::ops::Range;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::copy::{Clusters, count};
-use crate::sparse;
+use crate::memory::files::sparse;
 
 /// See the module. They lie at their offsets in the layer.
 #[derive(Debug)]

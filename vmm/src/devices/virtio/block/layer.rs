@@ -54,7 +54,7 @@ use super::storage::{Flush, Place, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
-use crate::sparse;
+use crate::memory::files::sparse;
 
 /// A layer, and what it lies over.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::thread;
 
 use super::super::super::copy::MOST_HELD;
 use super::*;
-use crate::control::RunState;
+use crate::run_control::RunState;
 use crate::sync::lock;
 
 fn empty_file(path: &Path) -> File {

@@ -5,12 +5,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use super::super::Block;
 use super::super::copy::LayerCopy;
+use super::super::digest;
 use super::super::testing::{
     DONE, Dir, FAILED, IN, OUT, Random, discard, disk, disk_on, flush, header, on_both_engines, pattern,
     read, refusal, start, status, write, write_zeroes,
 };
-use super::super::{Block, digest};
 use super::*;
 use crate::config::devices::{DiskConfig, Engine};
 use crate::devices::virtio::feature;

@@ -26,7 +26,8 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
-use super::{bits, digest};
+use super::bits;
+use super::digest;
 
 /// Where the kernel tells the boot's id, 36 characters.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";

@@ -24,8 +24,10 @@ use std::os::unix::fs::FileExt;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::live::{self, Live, Revocation};
-use super::{bits, digest};
+use super::bits;
+use super::digest;
+use super::live;
+use super::live::{Live, Revocation};
 
 /// Bytes that are present together or not.
 pub const CLUSTER: u64 = 64 << 10;

@@ -16,14 +16,15 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::epoll::EventFlags;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::file::{self, Direction, HostFile, MOST_PIECES};
+use super::file;
+use super::file::{Direction, HostFile, MOST_PIECES};
 use super::request::{Answer, Command, Status};
 use super::storage::{Flush, Place, Storage};
 use crate::devices::virtio::Broken;
 use crate::devices::virtio::watch::Watch;
 use crate::error::{Error, Result};
+use crate::memory::dirty::own_writes::GuestMemory;
 use crate::memory::ram::GuestRam;
-use crate::memory::writes::GuestMemory;
 
 /// What the device is woken with when something is finished.
 pub const FINISHED: u64 = 0;

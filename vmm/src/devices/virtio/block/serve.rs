@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 use super::Block;
-use super::request::{self, Answer, Command, Limits, Status, Stretch};
-use super::ring::{self, Finished, Ring};
+use super::request;
+use super::request::{Answer, Command, Limits, Status, Stretch};
+use super::ring;
+use super::ring::{Finished, Ring};
 use super::storage::Storage;
 use crate::config::devices::Cache;
 use crate::devices::virtio::queue::VirtQueue;
 use crate::devices::virtio::{Broken, Io, Next};
-use crate::memory::writes::GuestMemory;
+use crate::memory::dirty::own_writes::GuestMemory;
 
 /// What the host may have no way to do.
 const DISCARD: &str = "discard";

@@ -31,8 +31,8 @@ use super::vsock::Vsock;
 use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::error::Result;
 use crate::memory::backing::Backing;
+use crate::memory::dirty::own_writes::GuestMemory;
 use crate::memory::ram::GuestRam;
-use crate::memory::writes::GuestMemory;
 
 /// Bytes of guest memory.
 pub const MEMORY: u64 = 1 << 20;

@@ -13,7 +13,8 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use super::address::Mac;
-use super::backend::{self, Backend};
+use super::backend;
+use super::backend::Backend;
 use super::header;
 use super::pieces::Pieces;
 use crate::error::{Error, Result};

@@ -14,16 +14,18 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
 
-use super::backend::{self, Backend};
+use super::backend;
+use super::backend::Backend;
 use super::backoff::Backoff;
-use super::header::{self, Header};
+use super::header;
+use super::header::Header;
 use super::pieces::Pieces;
 use super::{FRAMES, Pause, SHORTEST, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::devices::virtio::{Broken, Io};
-use crate::memory::writes::GuestMemory;
+use crate::memory::dirty::own_writes::GuestMemory;
 
 /// The queue.
 const QUEUE: usize = 0;

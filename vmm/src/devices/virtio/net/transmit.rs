@@ -4,9 +4,11 @@
 use std::io::{self, ErrorKind};
 use std::time::Instant;
 
-use super::backend::{self, Backend};
+use super::backend;
+use super::backend::Backend;
 use super::backoff::Backoff;
-use super::header::{self, Header};
+use super::header;
+use super::header::Header;
 use super::pieces::Pieces;
 use super::{FRAMES, Pause, SHORTEST, feature};
 use crate::config::devices::RateLimit;

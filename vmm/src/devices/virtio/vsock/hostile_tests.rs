@@ -3,7 +3,8 @@
 use std::io::{Read, Write};
 
 use super::super::testing::Part;
-use super::packet::{self, Header, op};
+use super::packet;
+use super::packet::{Header, op};
 use super::testing::{Guest, noise, read_to_end};
 use super::{RX, TX};
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use super::super::testing::{Driver, Part};
 use super::credit::BUFFER;
-use super::packet::{self, HOST_CID, Header, STREAM, op};
+use super::packet;
+use super::packet::{HOST_CID, Header, STREAM, op};
 use super::{EVENT, RX, TX, Vsock};
 use crate::config::devices::VsockConfig;
 

@@ -1,0 +1,62 @@
+//! What a replay took, as text for a person.
+
+use std::fmt::Write as _;
+
+use volt_vmm::replay::{Measured, Replay};
+
+const COLUMNS: [&str; 8] =
+    ["touches", "total ms", "average us", "min us", "p50 us", "p99 us", "max us", "MiB/s"];
+
+const ABOUT: &str = "\
+Each page of the recording is read once a round, in its order; a time is one read, with what the clock itself takes.
+\"before\" is what was done before the first of them, mapping included: the median of the rounds.
+";
+
+/// A head, a row for each strategy, and what the columns mean.
+pub(crate) fn text(found: &Replay) -> String {
+    let mut text = String::new();
+    let files: Vec<_> = found.memory_files.iter().map(|file| file.display().to_string()).collect();
+    let rows = [
+        ("id", found.id.clone()),
+        ("memory", files.join(" over ")),
+        ("pages", format!("{} of 4 KiB, as {} has them", found.pages, found.recording.display())),
+        ("rounds", found.rounds.to_string()),
+    ];
+    for (name, value) in rows {
+        let _ = writeln!(text, "{name:<8}{value}");
+    }
+    let _ = write!(text, "\n{:<28}", "strategy");
+    for column in COLUMNS {
+        let _ = write!(text, "{column:>11}");
+    }
+    let _ = writeln!(text, "{:>12}", "before ms");
+    found.strategies.iter().for_each(|measured| row(&mut text, measured));
+    let _ = write!(text, "\n{ABOUT}");
+    let stayed = found.strategies.iter().filter_map(|measured| measured.stayed_cached).max();
+    if let Some(stayed) = stayed.filter(|stayed| *stayed > 0) {
+        let _ = writeln!(text, "Of the page cache that was dropped, {stayed} of the pages stayed.");
+    }
+    text
+}
+
+fn row(text: &mut String, measured: &Measured) {
+    let Measured {
+        strategy,
+        touches,
+        total_ns,
+        average_ns,
+        min_ns,
+        p50_ns,
+        p99_ns,
+        max_ns,
+        mib_per_s,
+        before_ns,
+        stayed_cached: _,
+    } = measured;
+    let milliseconds = |ns: &u64| format!("{:.3}", *ns as f64 / 1e6);
+    let _ = write!(text, "{strategy:<28}{touches:>11}{:>11}", milliseconds(total_ns));
+    for ns in [average_ns, min_ns, p50_ns, p99_ns, max_ns] {
+        let _ = write!(text, "{:>11.2}", *ns as f64 / 1e3);
+    }
+    let _ = writeln!(text, "{mib_per_s:>11.0}{:>12}", milliseconds(before_ns));
+}

@@ -1,0 +1,290 @@
+//! Firecracker's configuration before the start: `/boot-source`, `/machine-config` and `/vm/config`, collected in a
+//! [`Draft`] and turned into a [`VmConfig`] by `InstanceStart`.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, put};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig};
+
+use super::devices::Drafted;
+use crate::rest::Api;
+use crate::rest::body::Body;
+use crate::rest::error::Fault;
+
+type Done = Result<StatusCode, Fault>;
+
+pub(crate) fn routes() -> Router<Api> {
+    Router::new()
+        .route("/boot-source", put(set_boot_source))
+        .route("/machine-config", get(machine_config).put(set_machine).patch(change_machine))
+        .route("/vm/config", get(vm_config))
+}
+
+/// What has been configured so far.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Draft {
+    boot: Option<BootSource>,
+    machine: Option<Machine>,
+    pub(crate) devices: Drafted,
+}
+
+impl Draft {
+    /// The whole configuration, once there is a kernel.
+    pub(crate) fn config(&self) -> Option<VmConfig> {
+        let boot = self.boot.clone()?;
+        let mut config = VmConfig::new(boot.kernel_image_path);
+        config.boot.initrd = boot.initrd_path;
+        if let Some(cmdline) = boot.boot_args {
+            config.boot.cmdline = cmdline;
+        }
+        let machine = self.machine.unwrap_or_default();
+        (config.vcpus, config.memory_mib) = (machine.vcpu_count, machine.mem_size_mib);
+        config.irqchip = machine.irqchip;
+        self.devices.add_to(&mut config);
+        Some(config)
+    }
+}
+
+impl Api {
+    /// What has been configured so far.
+    pub(crate) fn draft(&self) -> Draft {
+        self.lock_draft().clone()
+    }
+
+    /// A snapshot brings its own configuration.
+    pub(crate) fn refuse_after_configuration(&self) -> Result<(), Fault> {
+        if self.slot.peek().is_none() && self.draft() != Draft::default() {
+            return Err(Fault::refused(
+                "cannot load a snapshot: this VM was configured to boot, and a snapshot brings its own configuration",
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn change_draft(&self, act: &'static str, change: impl FnOnce(&mut Draft)) -> Done {
+        if self.slot.peek().is_some() {
+            return Err(Error::NotNow { act, state: "was started already" }.into());
+        }
+        change(&mut self.lock_draft());
+        Ok(StatusCode::NO_CONTENT)
+    }
+
+    // Nothing panics while it holds the lock, so what a poisoned one guards is sound.
+    fn lock_draft(&self) -> MutexGuard<'_, Draft> {
+        self.draft.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The running VM's parts in Firecracker's words, or those of the draft.
+    fn parts(&self) -> Draft {
+        let draft = self.draft();
+        let Some(vm) = self.slot.peek() else { return draft };
+        let mut parts = Draft::from(&vm.config());
+        // No part of a VM: what is dirty is known of every one, when somebody asks.
+        if let (Some(machine), Some(drafted)) = (&mut parts.machine, draft.machine) {
+            machine.track_dirty_pages = drafted.track_dirty_pages;
+        }
+        parts
+    }
+}
+
+impl From<&VmConfig> for Draft {
+    fn from(config: &VmConfig) -> Self {
+        let boot = BootSource {
+            kernel_image_path: config.boot.kernel.clone(),
+            initrd_path: config.boot.initrd.clone(),
+            boot_args: Some(config.boot.cmdline.clone()),
+        };
+        let machine = Machine {
+            vcpu_count: config.vcpus,
+            mem_size_mib: config.memory_mib,
+            irqchip: config.irqchip,
+            ..Machine::default()
+        };
+        Self { boot: Some(boot), machine: Some(machine), devices: Drafted::from(&config.devices) }
+    }
+}
+
+/// `PUT /boot-source`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BootSource {
+    kernel_image_path: FileRef,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    initrd_path: Option<FileRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot_args: Option<String>,
+}
+
+async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -> Done {
+    api.change_draft("set the boot source", |draft| draft.boot = Some(boot))
+}
+
+/// What `GET /machine-config` answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Machine {
+    vcpu_count: u8,
+    mem_size_mib: u64,
+    smt: bool,
+    track_dirty_pages: bool,
+    huge_pages: &'static str,
+    /// volt-vmm's own.
+    irqchip: IrqchipKind,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        let VmConfig { vcpus, memory_mib, irqchip, .. } = VmConfig::new("");
+        Self {
+            vcpu_count: vcpus,
+            mem_size_mib: memory_mib,
+            smt: false,
+            track_dirty_pages: false,
+            huge_pages: "None",
+            irqchip,
+        }
+    }
+}
+
+/// `PUT` or `PATCH /machine-config`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MachineChange {
+    vcpu_count: Option<u8>,
+    mem_size_mib: Option<u64>,
+    #[serde(default)]
+    smt: bool,
+    /// A diff can be taken of any VM: this is remembered and changes nothing.
+    track_dirty_pages: Option<bool>,
+    cpu_template: Option<String>,
+    huge_pages: Option<String>,
+    irqchip: Option<IrqchipKind>,
+}
+
+impl MachineChange {
+    /// `from` with this change, if it asks for nothing that volt-vmm does not have.
+    fn apply(&self, from: Machine) -> Result<Machine, Fault> {
+        let named = |value: &Option<String>| value.as_ref().is_some_and(|value| value != "None");
+        for (field, given) in [
+            ("smt", self.smt),
+            ("cpu_template", named(&self.cpu_template)),
+            ("huge_pages", named(&self.huge_pages)),
+        ] {
+            if given {
+                return Err(Fault::refused(format!("{field}: not supported; leave it out")));
+            }
+        }
+        let machine = Machine {
+            vcpu_count: self.vcpu_count.unwrap_or(from.vcpu_count),
+            mem_size_mib: self.mem_size_mib.unwrap_or(from.mem_size_mib),
+            track_dirty_pages: self.track_dirty_pages.unwrap_or(from.track_dirty_pages),
+            irqchip: self.irqchip.unwrap_or(from.irqchip),
+            ..from
+        };
+        VmConfig { vcpus: machine.vcpu_count, memory_mib: machine.mem_size_mib, ..VmConfig::new("") }
+            .validate()?;
+        Ok(machine)
+    }
+}
+
+async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> Done {
+    for (field, given) in
+        [("vcpu_count", change.vcpu_count.is_some()), ("mem_size_mib", change.mem_size_mib.is_some())]
+    {
+        if !given {
+            return Err(Fault::refused(format!("request body: missing field `{field}`")));
+        }
+    }
+    let machine = change.apply(Machine::default())?;
+    api.change_draft("set the machine's configuration", |draft| draft.machine = Some(machine))
+}
+
+async fn change_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> Done {
+    let machine = change.apply(api.draft().machine.unwrap_or_default())?;
+    api.change_draft("change the machine's configuration", |draft| draft.machine = Some(machine))
+}
+
+async fn machine_config(State(api): State<Api>) -> Json<Machine> {
+    Json(api.parts().machine.unwrap_or_default())
+}
+
+async fn vm_config(State(api): State<Api>) -> Json<Value> {
+    let Draft { boot, machine, devices } = api.parts();
+    let machine = machine.unwrap_or_default();
+    Json(json!({
+        "boot-source": boot,
+        "machine-config": machine,
+        "drives": devices.drives,
+        "network-interfaces": devices.networks,
+        "vsock": devices.vsock,
+        "balloon": devices.balloon,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rest::testing::Serving;
+
+    #[test]
+    fn a_machine_is_configured_step_by_step() {
+        let api = Serving::start();
+        let boot = r#"{"kernel_image_path":"/k","boot_args":"quiet"}"#;
+        assert_eq!(api.ask("PUT", "/boot-source", boot).0, 204);
+        let machine =
+            r#"{"vcpu_count":4,"mem_size_mib":512,"smt":false,"cpu_template":"None","irqchip":"split"}"#;
+        assert_eq!(api.ask("PUT", "/machine-config", machine).0, 204);
+        assert_eq!(api.ask("PATCH", "/machine-config", r#"{"vcpu_count":2}"#).0, 204);
+        let (_, found) = api.ask("GET", "/machine-config", "");
+        assert!(found.contains(r#""vcpu_count":2"#) && found.contains(r#""mem_size_mib":512"#), "{found}");
+        assert!(found.contains(r#""irqchip":"split""#), "{found}");
+        let (_, found) = api.ask("GET", "/vm/config", "");
+        assert!(
+            found.contains(r#""kernel_image_path":"/k""#) && found.contains(r#""vcpu_count":2"#),
+            "{found}"
+        );
+        api.refuses("PUT", "/snapshot/load", r#"{"snapshot_path":"/s"}"#, 400, "configured to boot");
+    }
+
+    #[test]
+    fn dirty_pages_are_tracked_whoever_asks_for_it() {
+        let api = Serving::start();
+        let told = |api: &Serving| api.ask("GET", "/machine-config", "").1;
+        assert!(told(&api).contains(r#""track_dirty_pages":false"#));
+        let machine = r#"{"vcpu_count":1,"mem_size_mib":128,"track_dirty_pages":true}"#;
+        assert_eq!(api.ask("PUT", "/machine-config", machine).0, 204);
+        assert_eq!(api.ask("PATCH", "/machine-config", r#"{"vcpu_count":2}"#).0, 204);
+        assert!(told(&api).contains(r#""track_dirty_pages":true"#));
+        assert_eq!(api.ask("PATCH", "/machine-config", r#"{"track_dirty_pages":false}"#).0, 204);
+        assert!(told(&api).contains(r#""track_dirty_pages":false"#));
+    }
+
+    #[test]
+    fn refuses_machines_that_cannot_be() {
+        let api = Serving::start();
+        for (body, words) in [
+            (r#"{"vcpu_count":0,"mem_size_mib":512}"#, "vcpus: 0"),
+            (r#"{"vcpu_count":33,"mem_size_mib":512}"#, "1 to 32"),
+            (r#"{"vcpu_count":1,"mem_size_mib":0}"#, "memory: 0"),
+            (r#"{"vcpu_count":1}"#, "missing field `mem_size_mib`"),
+            (r#"{"vcpu_count":1,"mem_size_mib":512,"smt":true}"#, "smt"),
+            (r#"{"vcpu_count":1,"mem_size_mib":512,"huge_pages":"2M"}"#, "huge_pages"),
+            (r#"{"vcpu_count":1,"mem_size_mib":512,"ht":true}"#, "unknown field `ht`"),
+            (r#"{"vcpu_count":1,"mem_size_mib":512,"irqchip":"none"}"#, "unknown variant `none`"),
+        ] {
+            api.refuses("PUT", "/machine-config", body, 400, words);
+        }
+    }
+
+    #[test]
+    fn a_draft_becomes_a_config() {
+        assert_eq!(Draft::default().config(), None);
+        let config =
+            VmConfig { vcpus: 3, memory_mib: 64, irqchip: IrqchipKind::Split, ..VmConfig::new("/k") };
+        assert_eq!(Draft::from(&config).config(), Some(config));
+    }
+}

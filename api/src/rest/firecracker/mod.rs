@@ -1,0 +1,344 @@
+//! Firecracker's paths, so that its clients work: same fields, same statuses (204 for success), same states.
+//!
+//! What volt-vmm does not have is accepted where it asks for nothing (`"smt": false`) and refused by name otherwise.
+
+pub(crate) mod devices;
+pub(crate) mod machine;
+pub(crate) mod overrides;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, patch, put};
+use axum::{Json, Router};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use volt_vmm::config::Overrides;
+use volt_vmm::{
+    ChangedImages, Compression, Error, Kind, Marker, Packing, RestoreOptions, RunState, SnapshotOptions,
+    Store, Unpack,
+};
+
+use super::Api;
+use super::body::Body;
+use super::error::Fault;
+use crate::process::start;
+use crate::process::start::SharedPager;
+use crate::rest::firecracker::overrides::{NetworkOverride, VsockSocket};
+
+type Done = Result<StatusCode, Fault>;
+
+pub(super) fn routes() -> Router<Api> {
+    Router::new()
+        .route("/", get(describe_instance))
+        .route("/version", get(version))
+        .route("/snapshot/create", put(create_snapshot))
+        .route("/snapshot/load", put(load_snapshot))
+        .route("/vm", patch(set_state))
+        .route("/actions", put(act))
+        .merge(machine::routes())
+        .merge(devices::routes())
+}
+
+async fn describe_instance(State(api): State<Api>) -> Json<Value> {
+    let state = match api.slot.peek().map(|vm| vm.state()) {
+        None | Some(RunState::Ended) => "Not started",
+        Some(RunState::Running) => "Running",
+        Some(RunState::Paused) => "Paused",
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    Json(json!({ "id": api.slot.id(), "state": state, "vmm_version": version, "app_name": "volt-vmm" }))
+}
+
+// Firecracker's clients read `firecracker_version`; they want a version of this program there.
+async fn version() -> Json<Value> {
+    let version = env!("CARGO_PKG_VERSION");
+    Json(json!({ "firecracker_version": version, "volt_vmm_version": version }))
+}
+
+/// `PUT /snapshot/create`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSnapshot {
+    /// The directory to be made.
+    pub(crate) snapshot_path: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) snapshot_type: Option<SnapshotType>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mem_file_path: Option<PathBuf>,
+    /// volt-vmm's own, like the next two: how memory is packed, unless it is to stay as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) compress: Option<Compression>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) chunk_size: Option<u32>,
+    /// Percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) least_saving: Option<u8>,
+    /// The balloon takes all that the guest can spare first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) trim: bool,
+    /// volt-vmm's own: the longest that the guest may stand still, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_pause_ms: Option<u64>,
+}
+
+impl CreateSnapshot {
+    fn options(&self) -> Result<SnapshotOptions, Fault> {
+        let kind = match self.snapshot_type {
+            Some(SnapshotType::Diff) => Kind::Diff,
+            Some(SnapshotType::Full) | None => Kind::Full,
+        };
+        let max_pause = self.max_pause_ms.map(Duration::from_millis);
+        let Some(compression) = self.compress else {
+            for (field, given) in
+                [("chunk_size", self.chunk_size.is_some()), ("least_saving", self.least_saving.is_some())]
+            {
+                if given {
+                    return Err(Fault::refused(format!(
+                        "{field}: goes with compress, which says how memory is packed"
+                    )));
+                }
+            }
+            return Ok(SnapshotOptions { kind, packing: None, trim: self.trim, max_pause });
+        };
+        let packing = Some(Packing::with(compression, self.chunk_size, self.least_saving));
+        Ok(SnapshotOptions { kind, packing, trim: self.trim, max_pause })
+    }
+}
+
+/// Kinds of snapshot that Firecracker knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SnapshotType {
+    Full,
+    Diff,
+}
+
+const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directory, named by snapshot_path, that holds the \
+                             memory too";
+
+async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> Done {
+    if request.mem_file_path.is_some() {
+        return Err(Fault::refused(format!("mem_file_path: {ONE_DIRECTORY}")));
+    }
+    let options = request.options()?;
+    api.call(move |slot| {
+        let vm = slot.vm("create a snapshot")?;
+        let (store, name) = Store::split(&request.snapshot_path)?;
+        vm.snapshot_with(&store, &name, &options)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PUT /snapshot/load`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoadSnapshot {
+    snapshot_path: PathBuf,
+    #[serde(default)]
+    resume_vm: bool,
+    mem_file_path: Option<Value>,
+    mem_backend: Option<Value>,
+    /// A diff can be taken of any VM: nothing has to be tracked for it beforehand.
+    #[serde(default, rename = "enable_diff_snapshots")]
+    _enable_diff_snapshots: bool,
+    /// The same by its newer name. It makes the first rewind faster.
+    #[serde(default)]
+    track_dirty_pages: bool,
+    #[serde(default)]
+    network_overrides: Vec<NetworkOverride>,
+    #[serde(default)]
+    vsock_override: Option<VsockSocket>,
+    /// volt-vmm's own: whatever may differ from clone to clone.
+    #[serde(default)]
+    overrides: Overrides,
+    /// volt-vmm's own: directories in which a snapshot that this user's volt-vmm did not write may have disks and sockets.
+    #[serde(default)]
+    allow_paths: Vec<PathBuf>,
+    /// volt-vmm's own: unpack packed memory before the guest runs, not as it is touched.
+    #[serde(default)]
+    unpack: bool,
+    /// volt-vmm's own: have it unpacked by a process that all VMs on this host share that run from the snapshot.
+    pager: Option<SharedPager>,
+    /// volt-vmm's own: record what the guest touches first, until this.
+    record: Option<Marker>,
+    /// volt-vmm's own: whether what was recorded is read ahead.
+    #[serde(default = "usually")]
+    prefetch: bool,
+}
+
+fn usually() -> bool {
+    true
+}
+
+async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> Done {
+    for (field, given) in
+        [("mem_file_path", request.mem_file_path.is_some()), ("mem_backend", request.mem_backend.is_some())]
+    {
+        if given {
+            return Err(Fault::refused(format!("{field}: {ONE_DIRECTORY}")));
+        }
+    }
+    api.refuse_after_configuration()?;
+    let overrides = overrides::all(request.overrides, request.network_overrides, request.vsock_override);
+    let unpack = match request.pager {
+        Some(_) if request.unpack => {
+            return Err(Fault::refused(
+                "pager: unpacks memory as it is touched; unpack asks for all of it before",
+            ));
+        }
+        Some(pager) => pager.into(),
+        None if request.unpack => Unpack::AtOnce,
+        None => Unpack::OnTouch,
+    };
+    let options = RestoreOptions {
+        resume: request.resume_vm,
+        overrides,
+        allowed: request.allow_paths,
+        unpack,
+        prefetch: request.prefetch,
+        record: request.record,
+        rewindable: request.track_dirty_pages,
+        // Firecracker looks at no disk, and its clients expect no refusal.
+        changed_images: ChangedImages::Warn,
+        ..RestoreOptions::default()
+    };
+    api.call(move |slot| {
+        let pool = slot.prewarmed();
+        // What was made ahead of time logs no writes, and is worth more.
+        let options = RestoreOptions { rewindable: options.rewindable && pool.is_none(), pool, ..options };
+        let load = || start::load(&request.snapshot_path, options);
+        slot.start("load a snapshot", load).map(drop)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PATCH /vm`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SetState {
+    state: WantedState,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+enum WantedState {
+    Paused,
+    Resumed,
+}
+
+async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> Done {
+    api.call(move |slot| match request.state {
+        WantedState::Paused => slot.vm("pause")?.pause(),
+        WantedState::Resumed => slot.vm("resume")?.resume(),
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PUT /actions`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Action {
+    action_type: ActionType,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize)]
+enum ActionType {
+    InstanceStart,
+    SendCtrlAltDel,
+    FlushMetrics,
+}
+
+async fn act(State(api): State<Api>, Body(request): Body<Action>) -> Done {
+    match request.action_type {
+        ActionType::InstanceStart => {}
+        ActionType::SendCtrlAltDel => {
+            return Err(Fault::refused("SendCtrlAltDel: the VM has no keyboard; PUT /v1/stop ends it"));
+        }
+        ActionType::FlushMetrics => return Err(Fault::refused("FlushMetrics: volt-vmm keeps no metrics")),
+    }
+    let config = api.draft();
+    api.call(move |slot| {
+        slot.start("start the VM", || {
+            let config = config.config().ok_or(Error::NotNow {
+                act: "start the VM",
+                state: "has no kernel yet (PUT /boot-source gives it one)",
+            })?;
+            start::boot(config)
+        })
+        .map(drop)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Serving;
+
+    #[test]
+    fn says_what_it_is() {
+        let api = Serving::start();
+        let (status, body) = api.ask("GET", "/", "");
+        assert!(
+            status == 200 && body.contains(r#""state":"Not started""#) && body.contains("volt-vmm"),
+            "{body}"
+        );
+        assert!(api.ask("GET", "/version", "").1.contains("firecracker_version"));
+    }
+
+    #[test]
+    fn refuses_by_field_what_it_does_not_know() {
+        let api = Serving::start();
+        let snapshot = r#"{"snapshot_path":"/s","x":1}"#;
+        api.refuses("PUT", "/snapshot/create", snapshot, 400, "unknown field `x`");
+        api.refuses("PUT", "/snapshot/load", snapshot, 400, "unknown field `x`");
+        api.refuses("PUT", "/snapshot/create", "{}", 400, "missing field `snapshot_path`");
+        api.refuses("PUT", "/snapshot/create", r#"{"snapshot_path":"#, 400, "EOF");
+        api.refuses("PUT", "/snapshot/create", "", 400, "empty");
+        api.refuses("PUT", "/snapshot/create", r#"{"snapshot_path":7}"#, 400, "invalid type");
+        api.refuses("PATCH", "/vm", r#"{"state":"Asleep"}"#, 400, "unknown variant `Asleep`");
+        let other = r#"{"snapshot_path":"/s","snapshot_type":"Half"}"#;
+        api.refuses("PUT", "/snapshot/create", other, 400, "unknown variant `Half`");
+        let two = r#"{"snapshot_path":"/s","mem_file_path":"/m"}"#;
+        api.refuses("PUT", "/snapshot/create", two, 400, "mem_file_path");
+        api.refuses("PUT", "/snapshot/load", two, 400, "mem_file_path");
+        let packed = |more| format!(r#"{{"snapshot_path":"/s",{more}}}"#);
+        api.refuses("PUT", "/snapshot/create", &packed(r#""compress":"gzip""#), 400, "write lz4, zstd");
+        api.refuses(
+            "PUT",
+            "/snapshot/create",
+            &packed(r#""chunk_size":65536"#),
+            400,
+            "chunk_size: goes with compress",
+        );
+        api.refuses(
+            "PUT",
+            "/snapshot/create",
+            &packed(r#""least_saving":5"#),
+            400,
+            "least_saving: goes with compress",
+        );
+        api.refuses("PUT", "/snapshot/load", &packed(r#""record":"soon""#), 400, "write console, vsock, api");
+        api.refuses("PUT", "/actions", r#"{"action_type":"SendCtrlAltDel"}"#, 400, "no keyboard");
+    }
+
+    #[test]
+    fn refuses_what_needs_a_vm() {
+        let api = Serving::start();
+        let snapshot = r#"{"snapshot_path":"/s"}"#;
+        api.refuses("PUT", "/snapshot/create", snapshot, 400, "the VM has not been started");
+        api.refuses(
+            "PATCH",
+            "/vm",
+            r#"{"state":"Paused"}"#,
+            400,
+            "cannot pause: the VM has not been started",
+        );
+        api.refuses("PUT", "/actions", r#"{"action_type":"InstanceStart"}"#, 400, "/boot-source");
+    }
+}

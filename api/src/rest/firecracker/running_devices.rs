@@ -1,0 +1,138 @@
+//! Firecracker's devices of a running VM: rate limits, a disk that has grown, the balloon.
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use volt_vmm::config::devices::RateLimit;
+use volt_vmm::{BalloonStatus, FileRef};
+
+use super::{Done, check_id};
+use crate::rest::Api;
+use crate::rest::body::Body;
+use crate::rest::error::Fault;
+
+/// `PATCH /drives/{drive_id}`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DriveChange {
+    drive_id: String,
+    path_on_host: Option<FileRef>,
+    rate_limiter: Option<RateLimit>,
+}
+
+pub(crate) async fn change_drive(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    Body(change): Body<DriveChange>,
+) -> Done {
+    check_id("drive_id", &id, &change.drive_id)?;
+    let DriveChange { drive_id, path_on_host, rate_limiter } = change;
+    api.call(move |slot| {
+        let vm = slot.vm("change a drive")?;
+        if let Some(path) = path_on_host {
+            // The same file again means: look how long it is now.
+            let disks = vm.config().devices.disks;
+            if disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
+                return Err(volt_vmm::Error::Config {
+                    field: "path_on_host",
+                    problem: format!(
+                        "{path}: a running VM keeps its file; the same path has it measured again"
+                    ),
+                });
+            }
+            vm.resize_disk(&drive_id)?;
+        }
+        rate_limiter.map_or(Ok(()), |limit| vm.limit_disk(&drive_id, &limit))
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PATCH /network-interfaces/{iface_id}`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NetworkInterfaceChange {
+    iface_id: String,
+    rx_rate_limiter: Option<RateLimit>,
+    tx_rate_limiter: Option<RateLimit>,
+}
+
+pub(crate) async fn change_network_interface(
+    State(api): State<Api>,
+    Path(id): Path<String>,
+    Body(change): Body<NetworkInterfaceChange>,
+) -> Done {
+    check_id("iface_id", &id, &change.iface_id)?;
+    api.call(move |slot| {
+        let (receive, transmit) = (change.rx_rate_limiter.as_ref(), change.tx_rate_limiter.as_ref());
+        slot.vm("change a network interface")?.limit_network(&change.iface_id, receive, transmit)
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// `PATCH /balloon`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BalloonChange {
+    amount_mib: u64,
+}
+
+pub(crate) async fn change_balloon(State(api): State<Api>, Body(change): Body<BalloonChange>) -> Done {
+    api.call(move |slot| slot.vm("change the balloon")?.set_balloon(change.amount_mib)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// What the balloon was made with, and its target now.
+pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Value>, Fault> {
+    let found = api
+        .call(|slot| {
+            let vm = slot.vm("look at the balloon")?;
+            Ok((vm.balloon()?, vm.config().devices.balloon.unwrap_or_default()))
+        })
+        .await?;
+    let (status, config) = found;
+    Ok(Json(json!({
+        "amount_mib": status.target_mib,
+        "deflate_on_oom": config.deflate_on_oom,
+        "stats_polling_interval_s": config.statistics_interval,
+        "free_page_hinting": config.hinting,
+        "free_page_reporting": config.reporting,
+    })))
+}
+
+/// Firecracker's fields, and volt-vmm's count of pages that went back to the host.
+pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<Value>, Fault> {
+    let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics } =
+        api.call(|slot| slot.vm("look at the balloon")?.balloon()).await?;
+    let mut answer = json!({
+        "target_mib": target_mib,
+        "actual_mib": actual_mib,
+        "target_pages": target_mib * 256,
+        "actual_pages": actual_mib * 256,
+        "returned_pages": returned_pages,
+        "ignored_pages": ignored_pages,
+    });
+    if let (Value::Object(answer), Ok(Value::Object(guest))) = (&mut answer, serde_json::to_value(statistics))
+    {
+        answer.extend(guest);
+    }
+    Ok(Json(answer))
+}
+
+pub(crate) async fn start_hinting(State(api): State<Api>) -> Done {
+    api.call(|slot| slot.vm("ask for hints")?.start_hinting()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn stop_hinting(State(api): State<Api>) -> Done {
+    api.call(|slot| slot.vm("end hinting")?.stop_hinting()).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(crate) async fn hinting(State(api): State<Api>) -> Result<Json<Value>, Fault> {
+    let hinting = api.call(|slot| slot.vm("look at hinting")?.hinting()).await?;
+    Ok(Json(json!({ "host_cmd": hinting.host_cmd, "guest_cmd": hinting.guest_cmd })))
+}

@@ -1,0 +1,123 @@
+//! volt-vmm's own paths, under `/v1`.
+
+pub(crate) mod fork;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use volt_vmm::{MemoryHeld, Recorded, RunState, VmConfig};
+
+use super::Api;
+use super::body::Body;
+use super::error::Fault;
+use crate::process::start;
+
+type Done = Result<StatusCode, Fault>;
+
+pub(super) fn routes() -> Router<Api> {
+    Router::new()
+        .route("/v1/boot", put(boot))
+        .route("/v1/vm", get(describe))
+        .route("/v1/vm/memory", get(memory))
+        .route("/v1/vm/rewind", put(rewind))
+        .route("/v1/vm/record", put(end_recording))
+        .route("/v1/vm/fork", post(fork::fork))
+        .route("/v1/stop", put(stop))
+}
+
+/// Boots a VM; the body is the same as a config file.
+async fn boot(State(api): State<Api>, Body(config): Body<VmConfig>) -> Done {
+    api.call(move |slot| slot.start("boot a VM", || start::boot(config)).map(drop)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn describe(State(api): State<Api>) -> Json<Value> {
+    let vm = api.slot.peek();
+    let state = match vm.as_ref().map(|vm| vm.state()) {
+        None => "not started",
+        Some(RunState::Running) => "running",
+        Some(RunState::Paused) => "paused",
+        Some(RunState::Ended) => "ended",
+    };
+    Json(json!({ "state": state, "config": vm.as_ref().map(|vm| vm.config()) }))
+}
+
+/// What memory the VM holds on the host.
+async fn memory(State(api): State<Api>) -> Result<Json<MemoryHeld>, Fault> {
+    api.call(|slot| slot.vm("look at its memory")?.memory_held()).await.map(Json)
+}
+
+/// Takes a restored VM back to its snapshot, in place.
+async fn rewind(State(api): State<Api>) -> Result<Json<Value>, Fault> {
+    let rewound = api.call(|slot| slot.vm("rewind")?.rewind()).await?;
+    Ok(Json(json!({ "pages": rewound.pages, "paused_us": rewound.paused.as_micros() as u64 })))
+}
+
+/// Ends the recording of what the VM touches, if that has not ended by itself, and says what is kept.
+async fn end_recording(State(api): State<Api>) -> Result<Json<Recorded>, Fault> {
+    api.call(|slot| slot.vm("end the recording")?.end_recording()).await.map(Json)
+}
+
+/// Ends the VM at once, and with it the process.
+async fn stop(State(api): State<Api>) -> Done {
+    api.call(|slot| slot.vm("stop").map(|vm| vm.stop())).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Serving, say};
+
+    #[test]
+    fn says_that_there_is_no_vm() {
+        let api = Serving::start();
+        assert_eq!(api.ask("GET", "/v1/vm", ""), (200, r#"{"config":null,"state":"not started"}"#.into()));
+        api.refuses("PUT", "/v1/stop", "", 400, "cannot stop: the VM has not been started");
+    }
+
+    #[test]
+    fn refuses_by_field_what_it_does_not_know() {
+        let api = Serving::start();
+        api.refuses("PUT", "/v1/boot", r#"{"boot":{"kernel":"/k"},"vcpu":1}"#, 400, "unknown field `vcpu`");
+        api.refuses("PUT", "/v1/boot", r#"{"boot":{"kernle":"/k"}}"#, 400, "unknown field `kernle`");
+        api.refuses("PUT", "/v1/boot", "[1]", 400, "invalid");
+    }
+
+    #[test]
+    fn refuses_paths_and_methods_that_do_not_exist() {
+        let api = Serving::start();
+        api.refuses("GET", "/nowhere", "", 404, "no such path: /nowhere");
+        api.refuses("PUT", "/v1/boot/", "{}", 404, "/v1/boot/");
+        api.refuses("DELETE", "/v1/vm", "", 405, "DELETE is not allowed on /v1/vm");
+        api.refuses("GET", "/snapshot/create", "", 405, "GET is not allowed");
+        api.refuses("PUT", "/vm", "{}", 405, "PUT is not allowed on /vm");
+    }
+
+    #[test]
+    fn refuses_a_body_beyond_the_limit() {
+        let api = Serving::start();
+        let long = format!(r#"{{"x":"{}"}}"#, "x".repeat(1 << 20));
+        let length = long.len();
+        let (status, body) = say(
+            &api.socket,
+            &format!(
+                "PUT /v1/boot HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{long}"
+            ),
+        );
+        assert!(status == 413 && body.contains("longer than 1048576 bytes"), "{status} {body}");
+    }
+
+    #[test]
+    fn many_idle_clients_do_not_keep_others_out_or_hold_up_the_end() {
+        let api = Serving::start();
+        let idle: Vec<_> =
+            (0..50).map(|_| std::os::unix::net::UnixStream::connect(&api.socket).unwrap()).collect();
+        assert_eq!(api.ask("GET", "/", "").0, 200);
+        let started = std::time::Instant::now();
+        drop(api);
+        assert!(started.elapsed() < std::time::Duration::from_secs(3));
+        drop(idle);
+    }
+}

@@ -1,0 +1,347 @@
+//! Who works on a device, from the driver's go-ahead to its stop.
+//!
+//! ```text
+//!   the driver says go ahead ───────────────────────────> a thread of its own ──stop──> the queues, as they are
+//!   a VM goes on ──first turn──> on the bench: it is idle ──────^                          ^
+//!                                        │   something wakes it                            │
+//!                                        └───────────────────── stop ──────────────────────┘
+//! ```
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use log::Level;
+use rustix::event::epoll::Event;
+use rustix::event::{PollFd, PollFlags, poll};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::chain::UNAVAILABLE;
+use super::queue::VirtQueue;
+use super::view::View;
+use super::watch::{NOTIFIED, STOP, Watch, borrowed};
+use super::{Broken, Cause, Io, Next, VirtioDevice};
+use crate::devices::log_limit::LogLimit;
+use crate::error::{Error, Result};
+use crate::memory::ram::GuestRam;
+use crate::sync::lock;
+
+/// The most events of one look.
+const EVENTS: usize = 64;
+
+/// What a worker works with.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    /// The device's name in the configuration.
+    pub name: Arc<str>,
+    pub device: Arc<Mutex<dyn VirtioDevice>>,
+    pub ram: GuestRam,
+    pub view: Arc<View>,
+    /// The driver's notifications.
+    pub notify: Arc<EventFd>,
+    /// The features that the driver took.
+    pub features: u64,
+    pub log: Arc<LogLimit>,
+}
+
+/// A worker. Dropped, it is stopped.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    stop: EventFd,
+    bench: Arc<Bench>,
+    thread: Option<JoinHandle<Option<Vec<VirtQueue>>>>,
+}
+
+/// Where the work lies while no thread has it: somebody else is to notice when the device wakes.
+pub(crate) type Bench = Mutex<Option<Box<Shift>>>;
+
+/// A worker that could not begin: why, and the queues that it was given.
+pub(crate) type NotBegun = (Error, Vec<VirtQueue>);
+
+impl Worker {
+    /// Begins to work on `queues`, on a thread.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left. The queues come back.
+    pub(crate) fn start(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotBegun> {
+        let mut worker = Self::prepare(task, queues)?;
+        #[cfg(feature = "fuzzing")]
+        if super::fuzzing::is_driving() {
+            worker.first_turn().take();
+            return Ok(worker);
+        }
+        match worker.hire() {
+            Ok(()) => Ok(worker),
+            Err(error) => Err((error, worker.stop().expect("no thread has them"))),
+        }
+    }
+
+    /// Takes `queues` and waits for [`Worker::first_turn`] and [`Worker::settle`].
+    ///
+    /// # Errors
+    /// The host has no descriptor left. The queues come back.
+    pub(crate) fn prepare(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotBegun> {
+        let descriptors = || -> std::io::Result<_> {
+            let stop = EventFd::new(EFD_NONBLOCK)?;
+            let watch = Watch::new(&task.notify, &stop)?;
+            Ok((stop, watch))
+        };
+        let (stop, watch) = match descriptors() {
+            Ok(descriptors) => descriptors,
+            Err(source) => {
+                return Err((Error::host(format!("make descriptors for {}", task.name), source), queues));
+            }
+        };
+        let shift = Shift { task, queues, watch, begun: false, next: Next::Wait };
+        Ok(Self { stop, bench: Arc::new(Mutex::new(Some(Box::new(shift)))), thread: None })
+    }
+
+    /// The device's first turn, for the caller to take without any lock.
+    pub(crate) fn first_turn(&self) -> FirstTurn {
+        FirstTurn(Arc::clone(&self.bench))
+    }
+
+    /// Gives the device a thread if the first turn left something to do. Returns what to watch for an idle device, which nobody
+    /// has to watch when it is broken.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left.
+    pub(crate) fn settle(&mut self) -> Result<Option<Watch>> {
+        let (next, watch) = match &*lock(&self.bench) {
+            Some(shift) if self.thread.is_none() => {
+                let is_broken = shift.task.view.interrupt.is_reset_needed();
+                (shift.next, (!is_broken).then(|| shift.watch.clone()))
+            }
+            _ => return Ok(None),
+        };
+        if next == Next::Wait {
+            return Ok(watch);
+        }
+        self.hire().map(|()| None)
+    }
+
+    /// Gives it a thread, if it has none.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left. The work stays where it is.
+    pub(crate) fn hire(&mut self) -> Result<()> {
+        let name = match &*lock(&self.bench) {
+            Some(shift) if self.thread.is_none() => Arc::clone(&shift.task.name),
+            _ => return Ok(()),
+        };
+        let failed = |source| Error::host(format!("start the worker of {name}"), source);
+        let stop = self.stop.try_clone().map_err(failed)?;
+        let bench = Arc::clone(&self.bench);
+        let thread = thread::Builder::new().name(format!("volt-{name}"));
+        self.thread = Some(thread.spawn(move || work(&bench, &stop)).map_err(failed)?);
+        Ok(())
+    }
+
+    /// Where the work is while no thread has it.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn bench(&self) -> &Arc<Bench> {
+        &self.bench
+    }
+
+    /// Brings what is under way to an end and gives the queues back. None when the worker itself panicked.
+    pub(crate) fn stop(mut self) -> Option<Vec<VirtQueue>> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Option<Vec<VirtQueue>> {
+        if let Some(thread) = self.thread.take() {
+            let _ = self.stop.write(1); // an eventfd that was never written takes a 1
+            return thread.join().ok().flatten();
+        }
+        let shift = lock(&self.bench).take()?;
+        Some(shift.end())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The first turn of a device that has no thread. It may last as long as I/O of the host does, so it is not taken under the
+/// transport's lock.
+#[derive(Debug)]
+pub(crate) struct FirstTurn(Arc<Bench>);
+
+impl FirstTurn {
+    /// Takes the turn on this thread, unless the device was stopped or has a thread by now. Who stops it waits for the turn's end.
+    pub(crate) fn take(self) {
+        if let Some(shift) = &mut *lock(&self.0)
+            && !shift.begun
+        {
+            shift.begin();
+        }
+    }
+}
+
+impl Task {
+    /// Lets the device act. After an error or a panic of it, neither of which goes further, the device wants to be reset.
+    fn on_device<T>(
+        &self,
+        queues: &mut [VirtQueue],
+        act: impl FnOnce(&mut dyn VirtioDevice, &mut Io<'_>) -> std::result::Result<T, Broken>,
+    ) -> Option<T> {
+        let Self { name, device, ram, view, notify: _, features, log } = self;
+        let interrupt = &view.interrupt;
+        let mut io = Io { ram, queues, interrupt, features: *features, config_changed: false };
+        let mut device = lock(device);
+        let Ok(done) = catch_unwind(AssertUnwindSafe(|| act(&mut *device, &mut io))) else {
+            interrupt.needs_reset();
+            log.log(
+                Level::Error,
+                format_args!(
+                    "{name}: the device panicked, a bug of volt-vmm; it stops until its driver resets it"
+                ),
+            );
+            // Nothing that it had under way may touch guest memory later.
+            let _ = catch_unwind(AssertUnwindSafe(|| device.reset()));
+            return None;
+        };
+        if io.config_changed {
+            view.config_changed(&*device);
+        }
+        if let Err(broken) = &done {
+            if *broken != UNAVAILABLE {
+                log.warn(format_args!("{name}: {broken}; the device stops until its driver resets it"));
+            }
+            interrupt.needs_reset();
+        }
+        done.ok()
+    }
+}
+
+/// A device at work: it is woken, works, and waits again, a round at a time.
+#[derive(Debug)]
+pub(crate) struct Shift {
+    task: Task,
+    queues: Vec<VirtQueue>,
+    watch: Watch,
+    begun: bool,
+    next: Next,
+}
+
+impl Shift {
+    /// The first turn, at which it looks at all queues: what was notified before needs no other.
+    fn begin(&mut self) {
+        self.begun = true;
+        let _ = self.task.notify.read(); // fails when there was nothing, which is fine
+        self.task.view.interrupt.repeat();
+        self.next = self.turn(None);
+    }
+
+    /// Lets the device begin, or work.
+    fn turn(&mut self, cause: Option<Cause>) -> Next {
+        if self.task.view.interrupt.is_reset_needed() {
+            return Next::Wait;
+        }
+        let watch = &self.watch;
+        let next = self.task.on_device(&mut self.queues, |device, io| match cause {
+            Some(cause) => device.work(cause, io),
+            None => device.begin(io, watch).and_then(|()| device.work(Cause::Notified, io)),
+        });
+        next.unwrap_or(Next::Wait)
+    }
+
+    /// Waits for something to do, and does it. False when it was told to stop.
+    fn round(&mut self, events: &mut Vec<Event>) -> bool {
+        self.watch.wait(events, self.next);
+        self.answer(events)
+    }
+
+    /// Does what the events ask for, and what is due.
+    fn answer(&mut self, events: &[Event]) -> bool {
+        if events.iter().any(|event| event.data.u64() == STOP) {
+            return false;
+        }
+        let mut look = is_due(self.next);
+        if look {
+            self.next = Next::Wait;
+        }
+        for event in events {
+            match event.data.u64() {
+                NOTIFIED => look = true,
+                token => self.next = sooner(self.next, self.turn(Some(Cause::Ready(token)))),
+            }
+        }
+        if look {
+            self.next = sooner(self.next, self.turn(Some(Cause::Notified)));
+        }
+        true
+    }
+
+    /// Nothing of the device touches the queues afterwards.
+    fn end(mut self) -> Vec<VirtQueue> {
+        if self.begun && !self.task.view.interrupt.is_reset_needed() {
+            self.task.on_device(&mut self.queues, |device, io| device.end(io));
+        }
+        self.queues
+    }
+}
+
+/// For fuzzing, which has no threads but its own.
+#[cfg(feature = "fuzzing")]
+impl Shift {
+    pub(crate) fn queues(&self) -> &[VirtQueue] {
+        &self.queues
+    }
+
+    /// A round without waiting. False when there was nothing to do.
+    pub(crate) fn try_round(&mut self) -> bool {
+        if self.task.view.interrupt.is_reset_needed() {
+            return false;
+        }
+        let mut events = Vec::with_capacity(EVENTS);
+        self.watch.wait(&mut events, Next::Again);
+        let any = !events.is_empty() || is_due(self.next);
+        self.answer(&events);
+        any
+    }
+}
+
+fn work(bench: &Bench, stop: &EventFd) -> Option<Vec<VirtQueue>> {
+    let mut shift = lock(bench).take()?;
+    if !shift.begun {
+        shift.begin();
+    }
+    let mut events = Vec::with_capacity(EVENTS);
+    loop {
+        if shift.task.view.interrupt.is_reset_needed() {
+            await_stop(stop);
+            break;
+        }
+        if !shift.round(&mut events) {
+            break;
+        }
+    }
+    Some(shift.end())
+}
+
+/// A device that has given up takes nothing from what it watches, which would wake it for ever.
+fn await_stop(stop: &EventFd) {
+    let stop = borrowed(stop);
+    while poll(&mut [PollFd::new(&stop, PollFlags::IN)], None).is_err() {} // interrupted
+}
+
+fn is_due(next: Next) -> bool {
+    match next {
+        Next::Again => true,
+        Next::At(time) => time <= Instant::now(),
+        Next::Wait => false,
+    }
+}
+
+fn sooner(one: Next, other: Next) -> Next {
+    match (one, other) {
+        (Next::Again, _) | (_, Next::Again) => Next::Again,
+        (Next::At(one), Next::At(other)) => Next::At(one.min(other)),
+        (Next::At(time), Next::Wait) | (Next::Wait, Next::At(time)) => Next::At(time),
+        (Next::Wait, Next::Wait) => Next::Wait,
+    }
+}

@@ -1,0 +1,151 @@
+//! Which pages of a guest's RAM may hold something: those with data in the base, and those that the guest has made its own. All
+//! others are zero and need not be looked at, let alone be brought into memory.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::page_set::PageSet;
+use crate::memory::ram::GuestRam;
+
+const PAGEMAP: &str = "/proc/self/pagemap";
+/// Bits of an entry of `/proc/pid/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+const SWAPPED: u64 = 1 << 62;
+const FILE_OR_SHARED: u64 = 1 << 61;
+/// Entries read at once: 256 KiB of pagemap for 128 MiB of memory.
+const ENTRIES: usize = 32 << 10;
+
+/// The pages that are not the base's: private and written, or laid over it. While the guest runs, those that were so when this was
+/// called, and perhaps some that have become so since.
+///
+/// # Errors
+/// The pagemap cannot be read.
+pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
+    let mut pages = ram.base().over.map_or_else(|| PageSet::none(ram.len()), |over| (*over).clone());
+    let laid_over = pages.clone();
+    add_private(ram, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
+    if ram.faults().is_some() {
+        pages = without_zeros(ram, &pages, &laid_over)
+            .map_err(|source| Error::host("look at pages of guest memory", source))?;
+    }
+    Ok(pages)
+}
+
+/// Where a base is filled as it is needed, its pages of zeros are the process's own: the zero page, which the pagemap has as any other.
+/// Without those; and those that the guest has filled with zeros, where the base has zeros too, are the same.
+fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Result<PageSet> {
+    let mut holes = PageSet::none(ram.len());
+    let mut at = 0;
+    for data in data_ranges(&ram.base().file, ram.len())? {
+        holes.add(at..data.start);
+        at = data.end;
+    }
+    holes.add(at..ram.len());
+    let mut others = PageSet::none(ram.len());
+    let mut content = [0; PAGE as usize];
+    for page in pages.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+        let maybe = holes.has(page) && !laid_over.has(page);
+        if !maybe || !ram.read_page(page, &mut content)?.iter().all(|byte| *byte == 0) {
+            others.add(page..page + PAGE);
+        }
+    }
+    Ok(others)
+}
+
+/// Where a file has data and not holes, in whole pages, in its first `len` bytes.
+///
+/// # Errors
+/// The file system cannot tell.
+pub fn data_ranges(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
+    let mut ranges = Vec::new();
+    let mut end = 0;
+    while end < len {
+        let start = match rustix::fs::seek(file, SeekFrom::Data(end)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => break,
+            Err(errno) => return Err(errno.into()),
+        };
+        end = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(len);
+        ranges.push(start / PAGE * PAGE..end.next_multiple_of(PAGE).min(len));
+    }
+    Ok(ranges)
+}
+
+/// The pages that are in the page tables, or were before they were swapped out: those that have been touched, and where memory is a
+/// file's some around them.
+///
+/// # Errors
+/// The pagemap cannot be read.
+pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
+    let mut pages = PageSet::none(ram.len());
+    let is_there = |entry| entry & (PRESENT | SWAPPED) != 0;
+    add_where(ram, ram.len(), is_there, &mut pages).map_err(|source| Error::file("read", PAGEMAP, source))?;
+    Ok(pages)
+}
+
+/// Pages of a private mapping that are the process's own: present and not the file's, or swapped out.
+fn add_private(ram: &GuestRam, to: &mut PageSet) -> io::Result<()> {
+    let is_private = |entry| entry & SWAPPED != 0 || entry & (PRESENT | FILE_OR_SHARED) == PRESENT;
+    add_where(ram, ram.base().private_to, is_private, to)
+}
+
+/// Adds those of the first `bytes` whose entry of the pagemap is as it should be.
+fn add_where(ram: &GuestRam, bytes: u64, is_one: impl Fn(u64) -> bool, to: &mut PageSet) -> io::Result<()> {
+    let pagemap = File::open(PAGEMAP)?;
+    let mut buffer = vec![0; ENTRIES * 8];
+    let first = ram.host_address_of(0) as u64 / PAGE;
+    let pages = bytes / PAGE;
+    let mut page = 0;
+    while page < pages {
+        let count = (pages - page).min(ENTRIES as u64);
+        let bytes = &mut buffer[..count as usize * 8];
+        pagemap.read_exact_at(bytes, (first + page) * 8)?;
+        for (index, entry) in (page..).zip(bytes.chunks_exact(8)) {
+            let entry = u64::from_le_bytes(entry.try_into().expect("eight bytes"));
+            if is_one(entry) {
+                to.add(index * PAGE..(index + 1) * PAGE);
+            }
+        }
+        page += count;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::memory::backing::Backing;
+
+    #[test]
+    fn finds_what_the_base_holds_and_what_a_clone_wrote() {
+        let ram = GuestRam::reserve(8 << 20).unwrap();
+        Backing::Fresh.map(&ram).unwrap();
+        let data = |ram: &GuestRam| data_ranges(&ram.base().file, ram.len()).unwrap();
+        assert!(data(&ram).is_empty() && private_pages(&ram).unwrap().is_empty());
+        ram.guest().write_obj(1u8, GuestAddress(0x10_0000)).unwrap();
+        ram.guest().write_obj(1u8, GuestAddress(0x10_1fff)).unwrap();
+        // More than was written where the host makes huge pages of shared memory.
+        let found = data(&ram);
+        assert!(found.len() == 1 && found[0].start <= 0x10_0000 && found[0].end >= 0x10_2000, "{found:x?}");
+        assert!(found[0].end <= 0x20_0000, "{found:x?}");
+        assert!(private_pages(&ram).unwrap().is_empty(), "nothing is private yet");
+
+        let clone = GuestRam::reserve(8 << 20).unwrap();
+        Backing::Private { base: ram.base().file, pages: None }.map(&clone).unwrap();
+        clone.guest().read_obj::<u8>(GuestAddress(0x30_0000)).unwrap();
+        for at in [0x10_1000, 0x10_2000, 0x70_0000] {
+            clone.guest().write_obj(1u8, GuestAddress(at)).unwrap();
+        }
+        let private: Vec<_> = private_pages(&clone).unwrap().runs().collect();
+        assert_eq!(private, vec![0x10_1000..0x10_3000, 0x70_0000..0x70_1000]);
+    }
+}

@@ -1,0 +1,131 @@
+//! Guest memory as it was when something was mapped over it: the pages that have changed since are put back.
+
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::backing::OtherPages;
+use crate::memory::dirty::own_writes::presence;
+use crate::memory::page_set::PageSet;
+use crate::memory::ram::GuestRam;
+use crate::memory::reclaim::drop_private;
+
+/// So many pages are dropped instead, which costs less than to copy them, and gives back what they take. The guest faults those in
+/// again that it still wants: 2.3 us for each that it writes, where to copy one costs 0.4.
+const MANY: u64 = (64 << 20) / PAGE;
+
+/// Puts these pages back. Nobody else touches memory meanwhile; all of it is mapped private, over its base and what lies `over` that.
+///
+/// # Errors
+/// A page cannot be read: memory is neither what it was nor what it is to be, and must not be used.
+pub fn put_back(ram: &GuestRam, pages: &PageSet, over: Option<&OtherPages>) -> Result<()> {
+    let copy = |pages: &PageSet, from: &_| {
+        let failed = |source| Error::host("read guest memory to put it back", source);
+        pages.runs().try_for_each(|run| ram.copy_from(run, from)).map_err(failed)
+    };
+    if let Some(presence) = presence(ram.guest()) {
+        ram.given().runs().for_each(|run| presence.forget_given_back(run));
+    }
+    ram.forget_given();
+    let mut of_base = pages.clone();
+    if let Some(OtherPages { pages: over, file }) = over {
+        of_base.remove_all(over);
+        let mut of_over = pages.clone();
+        of_over.remove_all(&of_base);
+        copy(&of_over, file)?;
+    }
+    // What a base that is filled as it is needed lacks is read as zeros, unless it is touched.
+    if ram.faults().is_none() && of_base.len() <= MANY {
+        return copy(&of_base, &ram.base().file);
+    }
+    let failed = |errno: rustix::io::Errno| Error::host("drop guest memory to put it back", errno);
+    of_base.runs().try_for_each(|run| drop_private(ram, run)).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::memory::backing::{Backing, fresh};
+
+    /// A file with this word in each page.
+    fn filled(len: u64, word: u64) -> Arc<File> {
+        let file = fresh(len).unwrap();
+        (0..len).step_by(PAGE as usize).for_each(|at| file.write_all_at(&word.to_le_bytes(), at).unwrap());
+        Arc::new(file)
+    }
+
+    fn ram(len: u64, over: Option<&OtherPages>) -> GuestRam {
+        let ram = GuestRam::reserve(len).unwrap();
+        Backing::Private { base: filled(len, 1), pages: over.cloned() }.map(&ram).unwrap();
+        ram
+    }
+
+    fn word(ram: &GuestRam, at: u64) -> u64 {
+        ram.guest().read_obj(GuestAddress(at)).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn what_was_written_is_what_it_was(
+            diff in prop::collection::vec((0_u64..300, 1_u64..40), 0..6),
+            written in prop::collection::vec((0_u64..300, 1_u64..40), 0..6),
+        ) {
+            let len = 2 << 20;
+            let set = |ranges: &[(u64, u64)]| {
+                let mut set = PageSet::none(len);
+                ranges.iter().for_each(|(start, count)| set.add(start * PAGE..(start + count) * PAGE));
+                set
+            };
+            let over = OtherPages { pages: Arc::new(set(&diff)), file: filled(len, 2) };
+            let (ram, written) = (ram(len, Some(&over)), set(&written));
+            for at in written.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+                ram.guest().write_obj(3_u64, GuestAddress(at)).unwrap();
+            }
+            put_back(&ram, &written, Some(&over)).unwrap();
+            for at in (0..len).step_by(PAGE as usize) {
+                prop_assert_eq!(word(&ram, at), if over.pages.has(at) { 2 } else { 1 }, "{:#x}", at);
+            }
+        }
+    }
+
+    #[test]
+    fn many_pages_are_given_back_to_the_host() {
+        let len = 2 * MANY * PAGE;
+        let ram = ram(len, None);
+        (0..len)
+            .step_by(PAGE as usize)
+            .for_each(|at| ram.guest().write_obj(3_u64, GuestAddress(at)).unwrap());
+        let private = || super::super::populated::private_pages(&ram).unwrap().len();
+        assert_eq!(private(), 2 * MANY);
+        let mut all = PageSet::none(len);
+        all.add(0..len);
+        put_back(&ram, &all, None).unwrap();
+        assert_eq!(private(), 0);
+        assert!((0..len).step_by(PAGE as usize).all(|at| word(&ram, at) == 1));
+    }
+
+    #[test]
+    fn what_the_guest_had_given_back_matters_again() {
+        let ram = ram(1 << 20, None);
+        crate::memory::reclaim::give_back(&ram, 0x4000, 2 * PAGE).unwrap();
+        assert!(ram.given().has(0x4000) && ram.given().len() == 2);
+        put_back(&ram, &PageSet::none(ram.len()), None).unwrap();
+        assert!(ram.given().is_empty());
+    }
+
+    #[test]
+    fn a_base_that_is_gone_is_an_error() {
+        let ram = ram(1 << 20, None);
+        let mut one = PageSet::none(ram.len());
+        one.add(PAGE..2 * PAGE);
+        ram.base().file.set_len(0).unwrap();
+        let error = put_back(&ram, &one, None).unwrap_err().to_string();
+        assert_eq!(error, "cannot read guest memory to put it back");
+    }
+}

@@ -1,0 +1,400 @@
+//! A file that guest memory is made of, held under a read lease: whoever wants to open it for writing, or to truncate it, waits until
+//! those who run from it have been told and are no more (fcntl(2), `F_SETLEASE`; fs/locks.c).
+//!
+//! ```text
+//!   hold ──> a thread takes the lease, and looks whether the file is still what was opened
+//!                │                              └── it is not ──────────────┐
+//!                └── waits ── the kernel says that someone wants to write ──┴──> all are told ──> the lease is given up
+//! ```
+//!
+//! A lease belongs to an open file description, as does who is told: every [`Lease`] opens the file once more, so that neither another VM
+//! of this process nor a child that was given the descriptor takes it away.
+//!
+//! Not every file can be held: another user's, one of a network file system, one that somebody has open for writing by now. That is
+//! logged, and such a file is trusted. One that fs-verity keeps from being written needs no lease.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, JoinHandle};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{AtFlags, SealFlags, StatxAttributes, StatxFlags, statx};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::sealing::own_description;
+use crate::sync::lock;
+
+/// `F_SETSIG` and `F_SETOWN_EX`, with its structure (include/uapi/asm-generic/fcntl.h).
+const F_SETSIG: libc::c_int = 10;
+const F_SETOWN_EX: libc::c_int = 15;
+const F_OWNER_TID: libc::c_int = 0;
+
+#[repr(C)]
+struct Owner {
+    kind: libc::c_int,
+    pid: libc::pid_t,
+}
+
+/// What tells the thread of a lease that someone wants to write. Only that thread is sent it, and has it blocked.
+fn signal() -> libc::c_int {
+    libc::SIGRTMIN() + 1
+}
+
+/// What is to be said of the first file.
+static FILE: OnceLock<String> = OnceLock::new();
+
+/// What SIGBUS means in a process whose guest memory is made of files: one has been truncated. Of several the first is named.
+/// Async-signal-safe.
+#[must_use]
+pub fn truncated_memory() -> Option<&'static str> {
+    FILE.get().map(String::as_str)
+}
+
+/// What a file was like when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Content {
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl Content {
+    fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { len: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) })
+    }
+}
+
+/// The files of a snapshot. They are held once somebody runs from them.
+#[derive(Debug, Default)]
+pub struct Leases {
+    files: Vec<(Arc<File>, Content)>,
+    held: OnceLock<Vec<Arc<Lease>>>,
+}
+
+impl Leases {
+    /// Whether a file is among them.
+    #[must_use]
+    pub fn cover(&self, file: &Arc<File>) -> bool {
+        self.files.iter().any(|(held, _)| Arc::ptr_eq(held, file))
+    }
+
+    /// Of these, which were just opened.
+    ///
+    /// # Errors
+    /// The host does not say what one is like.
+    pub fn of<'f>(files: impl IntoIterator<Item = &'f Arc<File>>) -> io::Result<Self> {
+        let files = files.into_iter().map(|file| Ok((Arc::clone(file), Content::of(file)?)));
+        Ok(Self { files: files.collect::<io::Result<_>>()?, held: OnceLock::new() })
+    }
+
+    /// Holds them from now on, and has `act` done, on another thread or at once, if one is about to change all the same or has changed:
+    /// it is told why. When `act` returns nothing may depend on the file any more.
+    pub fn tell(&self, act: impl Fn(&str) + Clone + Send + 'static) -> Vec<Listener> {
+        if let Some((file, _)) = self.files.iter().find(|(file, _)| !is_sealed(file)) {
+            FILE.get_or_init(|| format!("{} is gone or too short", name_of(file).display()));
+        }
+        let held = self.held.get_or_init(|| {
+            let hold = |(file, opened): &(Arc<File>, Content)| {
+                let failed =
+                    |error: &io::Error| log::warn!("{} is not held: {error}", name_of(file).display());
+                Lease::hold(file, *opened).inspect_err(failed).ok().map(Arc::new)
+            };
+            self.files.iter().filter(|(file, _)| !is_sealed(file)).filter_map(hold).collect()
+        });
+        held.iter().map(|lease| lease.tell(act.clone())).collect()
+    }
+}
+
+/// A file that is held. Dropped, it is let go.
+#[derive(Debug)]
+struct Lease {
+    shared: Arc<Shared>,
+    stop: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    told: Mutex<Told>,
+}
+
+/// What is done when somebody is told.
+type Act = Box<dyn Fn(&str) + Send>;
+
+#[derive(Default)]
+struct Told {
+    broken: Option<String>,
+    next: u64,
+    who: BTreeMap<u64, Act>,
+}
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Told").field("broken", &self.broken).field("who", &self.who.len()).finish()
+    }
+}
+
+/// Somebody who is told. Dropped, he is not any more.
+#[derive(Debug)]
+pub struct Listener {
+    lease: Arc<Lease>,
+    number: u64,
+}
+
+impl Lease {
+    /// Holds a file, soon, which was like this when it was opened.
+    ///
+    /// # Errors
+    /// The host has no thread or descriptor left.
+    fn hold(file: &Arc<File>, opened: Content) -> io::Result<Self> {
+        let stop = EventFd::new(EFD_NONBLOCK)?;
+        let shared = Arc::new(Shared::default());
+        let (file, watched, until) = (Arc::clone(file), Arc::clone(&shared), stop.try_clone()?);
+        let body = move || {
+            if let Err(error) = watched.watch(&file, opened, &until) {
+                let name = name_of(&file);
+                log::debug!("{} is not held against those who might write to it: {error}", name.display());
+            }
+        };
+        let thread = thread::Builder::new().name("volt-lease".to_owned()).spawn(body)?;
+        Ok(Self { shared, stop, thread: Some(thread) })
+    }
+
+    /// As [`Leases::tell`].
+    fn tell(self: &Arc<Self>, act: impl Fn(&str) + Send + 'static) -> Listener {
+        let mut told = lock(&self.shared.told);
+        if let Some(why) = &told.broken {
+            act(why);
+        }
+        let number = told.next;
+        told.next += 1;
+        told.who.insert(number, Box::new(act));
+        Listener { lease: Arc::clone(self), number }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let _ = self.stop.write(1); // an eventfd that was never written takes a 1
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it does not panic, and if it did the file would be let go
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        lock(&self.lease.shared.told).who.remove(&self.number);
+    }
+}
+
+impl Shared {
+    /// Holds the file until it is told to stop, or somebody wants to write to it.
+    fn watch(&self, file: &File, opened: Content, stop: &EventFd) -> io::Result<()> {
+        if has_verity(file) {
+            return Ok(());
+        }
+        let signals = block_signal()?;
+        let own = own_description(file)?;
+        let held = set_lease(&own, libc::F_RDLCK);
+        if Content::of(file)? != opened {
+            self.tell_all(file, "has been changed by another program since it was opened");
+            return held;
+        }
+        held?;
+        if wait(&signals, stop)? {
+            self.tell_all(file, "is about to be changed by another program");
+        }
+        Ok(()) // closed, it is let go
+    }
+
+    fn tell_all(&self, file: &File, what: &str) {
+        let why = format!("{}, which guest memory is made of, {what}", name_of(file).display());
+        let mut told = lock(&self.told);
+        told.who.values().for_each(|act| act(&why));
+        told.broken = Some(why);
+    }
+}
+
+/// Waits for the signal, and says whether it came and not the end of waiting.
+fn wait(signals: &OwnedFd, stop: &EventFd) -> io::Result<bool> {
+    // SAFETY: `stop` is open as long as it is borrowed.
+    let stop = unsafe { BorrowedFd::borrow_raw(stop.as_raw_fd()) };
+    let mut polled = [PollFd::new(signals, PollFlags::IN), PollFd::new(&stop, PollFlags::IN)];
+    loop {
+        match poll(&mut polled, None) {
+            Ok(_) => return Ok(polled[1].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Blocks the signal on this thread. Gives what is ready to be read when it is pending.
+fn block_signal() -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialised by sigemptyset; a thread's own mask is its own to change; a descriptor that the kernel gives is
+    // nobody else's.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal());
+        match libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) {
+            0 => {}
+            errno => return Err(io::Error::from_raw_os_error(errno)),
+        }
+        match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
+            -1 => Err(io::Error::last_os_error()),
+            descriptor => Ok(OwnedFd::from_raw_fd(descriptor)),
+        }
+    }
+}
+
+/// Takes the lease, of which this thread is told.
+fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
+    let owner = Owner { kind: F_OWNER_TID, pid: rustix::thread::gettid().as_raw_nonzero().get() };
+    // SAFETY: the calls take numbers, and one of them reads `owner`, which outlives it.
+    let done = unsafe {
+        let descriptor = file.as_raw_fd();
+        [
+            libc::fcntl(descriptor, F_SETSIG, signal()),
+            libc::fcntl(descriptor, F_SETOWN_EX, &raw const owner),
+            libc::fcntl(descriptor, libc::F_SETLEASE, kind),
+        ]
+    };
+    if done.contains(&-1) { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Where a file is.
+pub(crate) fn name_of(file: &File) -> PathBuf {
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_else(|_| "a file".into())
+}
+
+/// Whether it is memory that nobody can write to any more.
+fn is_sealed(file: &File) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE))
+}
+
+fn has_verity(file: &File) -> bool {
+    let found = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE);
+    found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::VERITY))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    struct Held {
+        path: PathBuf,
+        file: Arc<File>,
+        opened: Content,
+    }
+
+    impl Held {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("volt-lease-{}-{name}", std::process::id()));
+            std::fs::write(&path, "memory").unwrap();
+            let file = Arc::new(File::open(&path).unwrap());
+            Self { opened: Content::of(&file).unwrap(), path, file }
+        }
+
+        fn hold(&self) -> Arc<Lease> {
+            Arc::new(Lease::hold(&self.file, self.opened).unwrap())
+        }
+
+        /// Waits until it is held `times`, which is not at once.
+        fn wait_until_held(&self, times: usize) {
+            let inode = format!(":{} ", self.file.metadata().unwrap().ino());
+            let is_ours = |line: &&str| line.contains("LEASE") && line.contains(&inode);
+            while std::fs::read_to_string("/proc/locks").unwrap().lines().filter(is_ours).count() != times {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    fn listen(lease: &Arc<Lease>) -> (Listener, Receiver<String>) {
+        let (tell, told) = channel();
+        (lease.tell(move |why| tell.send(why.to_owned()).unwrap()), told)
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn whoever_runs_from_it_is_told_before_anyone_can_write() {
+        let held = Held::new("told");
+        let lease = held.hold();
+        let (listener, told) = listen(&lease);
+        let (gone, not_told) = listen(&lease);
+        drop(gone);
+        held.wait_until_held(1);
+        // Those who read are let.
+        assert_eq!(std::fs::read(&held.path).unwrap(), b"memory");
+        // This one waits until all have been told.
+        let truncated = File::create(&held.path);
+        let why = told.try_recv().expect("told before");
+        assert!(
+            why.starts_with(held.path.to_str().unwrap()) && why.contains("is about to be changed"),
+            "{why}"
+        );
+        assert!(not_told.try_recv().is_err());
+        truncated.unwrap();
+        drop(listener);
+        let (_late, told) = listen(&lease);
+        assert!(told.try_recv().unwrap().contains("is about to be changed"), "told late, but told");
+    }
+
+    #[test]
+    fn what_was_changed_before_it_was_held_is_noticed() {
+        let held = Held::new("changed");
+        std::fs::write(&held.path, "longer than it was").unwrap();
+        let lease = held.hold();
+        let (_listener, told) = listen(&lease);
+        assert!(told.recv_timeout(PATIENCE).unwrap().contains("has been changed"));
+    }
+
+    #[test]
+    fn what_cannot_be_held_is_left_alone() {
+        let held = Held::new("written");
+        let _writer = File::options().write(true).open(&held.path).unwrap();
+        let lease = held.hold();
+        let (_listener, told) = listen(&lease);
+        assert!(told.recv_timeout(Duration::from_millis(50)).is_err());
+    }
+
+    #[test]
+    fn what_is_let_go_can_be_written() {
+        let held = Held::new("let-go");
+        let lease = held.hold();
+        held.wait_until_held(1);
+        drop(lease);
+        std::fs::write(&held.path, "other").unwrap();
+    }
+
+    /// As a VM and one that was forked from it, which have the same descriptor.
+    #[test]
+    fn who_lets_go_does_not_let_go_for_another() {
+        let held = Held::new("two");
+        let leases = [held.hold(), held.hold()];
+        held.wait_until_held(2);
+        let [stays, goes] = leases;
+        let (_listener, told) = listen(&stays);
+        drop(goes);
+        held.wait_until_held(1);
+        let _truncated = File::create(&held.path).unwrap();
+        assert!(told.try_recv().expect("told before").contains("is about to be changed"));
+    }
+}

@@ -1,0 +1,14 @@
+//! Fills guest memory when it is touched, from a pack and through userfaultfd.
+
+pub mod fault_service;
+pub mod faults;
+pub mod filler;
+pub mod pager_trait;
+pub(crate) mod patience;
+pub mod prefetch;
+pub mod presence;
+pub(crate) mod resident;
+pub mod source;
+#[cfg(test)]
+pub(crate) mod tests;
+pub mod userfault;

@@ -1,0 +1,158 @@
+//! The end of a VM while a fault of its memory is in hand.
+
+use super::*;
+
+/// Memory whose every byte is 0x11.
+fn ones() -> Box<dyn PageSource> {
+    let read = |_: u64, into: &mut [u8]| {
+        into.fill(0x11);
+        Ok(Chunk::Bytes)
+    };
+    Box::new(TestSource { len: LEN, chunk_len: CHUNK, read })
+}
+
+/// A test that fails ends.
+struct LetGo<'s>(&'s Source);
+
+impl Drop for LetGo<'_> {
+    fn drop(&mut self) {
+        self.0.hangs.end();
+    }
+}
+
+/// Maps a base at addresses that were just unmapped, as the memory of the next VM may be.
+fn map_at(start: u64, base: &std::fs::File) {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let (at, flags) = (start as *mut std::ffi::c_void, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
+    // SAFETY: the kernel refuses where something else is mapped.
+    let mapped = unsafe { rustix::mm::mmap(at, LEN as usize, access, flags, base, 0) };
+    assert_eq!(mapped.unwrap() as u64, start);
+}
+
+#[test]
+fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
+    let (source, service) = service(LEN);
+    // Now: it maps something itself.
+    let ones = Arc::new(Service::new(ones()).unwrap());
+    let ram = vm(&service, None);
+    let start = ram.host_address_of(0) as u64;
+    // Its source reads a chunk of zeros for ever.
+    source.hangs.begin();
+    let waiting = {
+        let ram = ram.clone();
+        thread::spawn(move || kernel_reads(&ram, 3 * CHUNK))
+    };
+    wait_until("the reader hangs", || source.hangs.seen());
+    drop(ram.faults().unwrap().let_go_after(Duration::ZERO, "it ended").unwrap());
+    wait_until("the fault is let go", || {
+        ram.faults().unwrap().let_go("it ended");
+        waiting.is_finished()
+    });
+    limited("the waiting read ends", || waiting.join()).unwrap().unwrap_err();
+    drop(ram);
+    let _let_go = LetGo(&source);
+
+    map_at(start, &ones.base());
+    let paging = Arc::clone(&ones) as Arc<dyn Paging>;
+    let next = Faults::of(start as *mut u8, LEN, paging, Refusal::NoAccess).unwrap();
+    source.hangs.end();
+    // Once it has answered another VM, it has done all that it had in hand.
+    assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
+    // SAFETY: it is mapped, and nobody writes to it.
+    let found = unsafe { ((start + 3 * CHUNK) as *const u64).read_volatile() };
+    assert_eq!(found, 0x1111_1111_1111_1111);
+    drop(next);
+}
+
+#[test]
+fn faults_that_cannot_be_read_are_told_once_and_the_others_are_answered() {
+    let (_, service) = service(LEN);
+    let (told, reasons) = mpsc::channel();
+    let tell = move |range, error: &Error| told.send((range, crate::error::report(error))).unwrap();
+    let userfault = Arc::new(Userfault::without_agreement().unwrap());
+    let number =
+        service.add(crate::memory::lazy::fault_service::Served::new(userfault, 0, Box::new(tell))).unwrap();
+    let (range, why) = reasons.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(range == (0..LEN) && why.contains("cannot read a VM's page faults"), "{why}");
+    assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
+    service.remove(number);
+    assert!(reasons.try_recv().is_err());
+}
+
+#[test]
+fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
+    let (source, service) = service(LEN);
+    let (ram, other) = (vm(&service, None), vm(&service, None));
+    // More than one thread answers from the first fault on.
+    assert_eq!(read(&ram, CHUNK), word(CHUNK));
+    let _let_go = LetGo(&source);
+    source.hangs.begin();
+    let slow: Vec<_> = [&ram, &other]
+        .map(|ram| {
+            let ram = ram.clone();
+            thread::spawn(move || kernel_reads(&ram, 2 * CHUNK))
+        })
+        .into();
+    wait_until("the reader hangs", || source.hangs.seen());
+    // Those that are read from now on are not slow.
+    source.hangs.end_for_others();
+    assert_eq!(kernel_reads(&ram, 4 * CHUNK), Ok(word(4 * CHUNK)));
+    assert_eq!(kernel_reads(&other, 5 * CHUNK), Ok(word(5 * CHUNK)));
+    assert_eq!(kernel_reads(&other, CHUNK), Ok(word(CHUNK)));
+    assert!(slow.iter().all(|slow| !slow.is_finished()));
+    source.hangs.end();
+    slow.into_iter().for_each(|slow| {
+        assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(2 * CHUNK)))
+    });
+    // Four chunks, of which one was wanted by two at the same time.
+    assert_eq!(source.reads.load(Ordering::SeqCst), 4);
+}
+
+/// A thread that waits for a chunk whose source hangs.
+fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rustix::io::Result<u64>> {
+    source.hangs.begin();
+    let ram = ram.clone();
+    let waiting = thread::spawn(move || kernel_reads(&ram, at));
+    wait_until(&format!("a thread reads the chunk at {at:#x}"), || source.hangs.seen());
+    waiting
+}
+
+#[test]
+fn thirty_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
+    let (source, service) = service(LEN);
+    let (ram, other) = (vm(&service, None), vm(&service, None));
+    let _let_go = LetGo(&source);
+    let slow: Vec<_> = (18..48)
+        .map(|chunk| {
+            let (ram, at) = (if chunk % 2 == 0 { &ram } else { &other }, chunk * CHUNK);
+            (at, slow_read(&source, ram, at))
+        })
+        .collect();
+    // The source answers new reads at once.
+    source.hangs.end_for_others();
+    assert_eq!(kernel_reads(&ram, 5 * CHUNK), Ok(word(5 * CHUNK)));
+    assert!(slow.iter().all(|(_, slow)| !slow.is_finished()));
+    source.hangs.end();
+    slow.into_iter().for_each(|(at, slow)| {
+        assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(at)));
+    });
+}
+
+#[test]
+fn second_vcpus_fault_is_answered_during_the_first_ones_cold_read() {
+    let (source, service) = service(LEN);
+    let ram = vm(&service, None);
+    ram.faults().unwrap().paging().expect_several();
+    let _let_go = LetGo(&source);
+    let first = slow_read(&source, &ram, CHUNK);
+    source.hangs.end_for_others();
+    let second = {
+        let ram = ram.clone();
+        thread::spawn(move || kernel_reads(&ram, 2 * CHUNK))
+    };
+    let found = limited("the second vCPU's read ends", || second.join()).unwrap();
+    assert_eq!(found, Ok(word(2 * CHUNK)));
+    assert!(!first.is_finished());
+    source.hangs.end();
+    assert_eq!(limited("the first vCPU's read ends", || first.join()).unwrap(), Ok(word(CHUNK)));
+}

@@ -1,0 +1,100 @@
+//! Makes another snapshot of a snapshot: the same, but for how its memory is stored.
+
+use std::fs::File;
+use std::path::Path;
+
+use super::digest;
+use super::manifest;
+use super::pack::source::Repack;
+use super::pack::walk;
+use super::pack::{Pack, Packing, pack};
+use super::raw::RawSource;
+use super::verify::is_same;
+use crate::error::{Error, Result};
+use crate::memory::files::sparse;
+use crate::snapshot::restore::grant;
+use crate::snapshot::restore::memory::Memory;
+use crate::snapshot::restore::open;
+use crate::snapshot::take::disk_layers;
+use crate::snapshot::take::writer;
+use crate::snapshot::{MEMORY_FILE, MemoryFile, PACK_FILE, WorkingSet};
+use crate::store::Store;
+use crate::store::dir::NewDir;
+
+/// Writes the snapshot `from` once more as `to`, its memory packed as `packing` says, or raw without one. Layers of disks and the working
+/// set are carried along. The new memory is read back, and must have the digest that the old state names: damage is not carried
+/// along. `progress` is told, from any thread, how many bytes of how many of the memory are done.
+///
+/// # Errors
+/// The snapshot is damaged or a diff, the packing makes no sense, or the host refuses; then nothing is left of the new one.
+pub fn convert(
+    (store, from): (&Store, &str),
+    (to_store, to): (&Store, &str),
+    packing: Option<&Packing>,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<()> {
+    let path = store.path_of(from)?;
+    let (manifest::Manifest { mut metadata, config, machine, .. }, state) = open::read_manifest(&path)?;
+    // A snapshot of somebody else's does not become this user's by being written once more.
+    let marked = grant::origin_of(&state, &metadata, &config).can_be_marked();
+    let len = metadata.memory_bytes;
+    packing.map_or(Ok(()), |packing| packing.validate(len).map(drop))?;
+    if metadata.base.is_some() {
+        return Err(Error::snapshot(
+            path,
+            "is a diff: merge it (snapshot merge), and convert what that makes",
+        ));
+    }
+    let memory = Memory::open(&path, len, metadata.memory_file.as_ref())?;
+    let dir = NewDir::begin(&to_store.path_of(to)?)?;
+    if let Some(set) = WorkingSet::open(&path, &metadata.id, len)? {
+        // It is the same snapshot by its id, and its memory has the same pages.
+        set.carry(&dir, &metadata.id, len)?;
+    }
+    metadata.layers = disk_layers::Source::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
+    let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
+    let (file, place) = (dir.create(name)?, dir.place().join(name));
+    write_memory(&memory, len, packing, (&file, &place), &|done| progress(done, len))?;
+    file.sync_all().map_err(|source| Error::file("write", place.display(), source))?;
+    let (written, found) = read_back(&file, &place, len, packing.is_some())?;
+    let named = metadata.memory_digest.as_deref().map(digest::parse);
+    named.map_or(Ok(()), |named| is_same(memory.name(), found, named))?;
+    metadata.memory_digest = Some(digest::format(found));
+    metadata.memory_file = Some(written);
+    writer::write_state(&metadata, &config, &machine, marked, &dir)?;
+    dir.publish()
+}
+
+/// Verifies the memory that was written. Returns what names its file, and the digest of its content.
+fn read_back(file: &File, place: &Path, len: u64, packed: bool) -> Result<(MemoryFile, u64)> {
+    let failed = |source| Error::file("read", place.display(), source);
+    if !packed {
+        let digest = digest::of_source(&RawSource::whole(file, len, &failed)?, &|_, _| ())?;
+        return Ok((MemoryFile::Raw, digest));
+    }
+    let pack = Pack::open(file.try_clone().map_err(failed)?, place)?;
+    Ok((MemoryFile::pack(pack.digest()), walk::verify(&pack, &|_| ())?))
+}
+
+fn write_memory(
+    memory: &Memory,
+    len: u64,
+    packing: Option<&Packing>,
+    (file, place): (&File, &Path),
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<()> {
+    match (memory, packing) {
+        (Memory::Raw(raw, _), None) => {
+            sparse::whole(raw, file).map(drop).map_err(|source| Error::file("write", place.display(), source))
+        }
+        (Memory::Raw(raw, path), Some(packing)) => {
+            let failed = |source| Error::file("read", path.display(), source);
+            let source = RawSource::whole(raw, len, &failed)?;
+            pack(&source, len, packing, (file, place), progress).map(drop)
+        }
+        (Memory::Packed(packed), None) => walk::unpack(&packed.pack, (file, place), progress),
+        (Memory::Packed(packed), Some(packing)) => {
+            pack(&Repack::of(&packed.pack)?, len, packing, (file, place), progress).map(drop)
+        }
+    }
+}

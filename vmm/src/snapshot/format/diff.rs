@@ -1,0 +1,167 @@
+//! `memory.diff`: the pages of a guest's memory that are not those of a base.
+//!
+//! ```text
+//!   0                                     memory length
+//!   pages, each at its offset, else holes | a bit for each page | trailer
+//! ```
+//!
+//! The pages lie as they do in a base, so that both are mapped alike. The bitmap says which pages there are: a page of zeros may be a
+//! hole. The trailer is the CRC-64/ECMA-182 of the bitmap and of the three words that follow: memory's length and the base's digest,
+//! which say what the diff is for, and the digest of its pages (see [`super::digest`]); then a magic. All words have 64 bits,
+//! little-endian. Diffs of the first format version have no digest of their pages.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crc::{Digest, Table};
+
+use super::manifest::CRC;
+use crate::memory::page_set::{BYTES_STEP, PageSet};
+
+const MAGIC: &[u8; 8] = b"VOLTDIFF";
+const TRAILER: usize = 5 * 8;
+/// That of the first version.
+const TRAILER_1: usize = 4 * 8;
+
+/// The list of a diff's pages.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its pages.
+    pub pages: PageSet,
+    /// Their digest, if it is named.
+    pub digest: Option<u64>,
+    /// The checksum of the list and of the digest.
+    pub checksum: u64,
+}
+
+/// Adds the list to a diff whose pages are in the file, which is as long as memory. Returns its checksum.
+///
+/// # Errors
+/// The file system refuses.
+pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet, digest: u64) -> io::Result<u64> {
+    let mut end: Vec<u8> = pages.bytes().collect();
+    let facts = [memory, base, digest];
+    let mut checksum = CRC.digest();
+    checksum.update(&end);
+    let checksum = with_facts(checksum, &facts);
+    for word in [checksum].into_iter().chain(facts) {
+        end.extend(word.to_le_bytes());
+    }
+    end.extend(MAGIC);
+    file.write_all_at(&end, memory)?;
+    Ok(checksum)
+}
+
+/// Which pages a diff of `memory` bytes has over the base with this digest. `Err` in the result says what is wrong with it. The list is
+/// read in steps, into as much memory as it has pages.
+///
+/// # Errors
+/// It cannot be read.
+pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, String>> {
+    let bitmap = PageSet::bytes_len(memory);
+    let found = file.metadata()?.len();
+    let right = memory + bitmap + TRAILER as u64;
+    let trailer = &mut [0; TRAILER][..];
+    let trailer = match found {
+        _ if found == right => trailer,
+        _ if found + 8 == right => &mut trailer[..TRAILER_1],
+        _ => return Ok(Err(format!("is {found} bytes long, not {right}"))),
+    };
+    file.read_exact_at(trailer, memory + bitmap)?;
+    let (words, magic) = trailer.split_at(trailer.len() - MAGIC.len());
+    if magic != MAGIC {
+        return Ok(Err("does not end like a diff".to_owned()));
+    }
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    let words: Vec<u64> = words.chunks_exact(8).map(word).collect();
+    let (crc, facts) = (words[0], &words[1..]);
+    let (of_memory, of_base, digest) = (facts[0], facts[1], facts.get(2).copied());
+    let (pages, checksum) = read_list(file, memory)?;
+    if crc != with_facts(checksum, facts) {
+        return Ok(Err("has a damaged list of pages".to_owned()));
+    }
+    if (of_memory, of_base) != (memory, base) {
+        let problem = format!(
+            "is for a base of {of_memory} bytes with digest {of_base:016x}, not for one of {memory} with {base:016x}"
+        );
+        return Ok(Err(problem));
+    }
+    if !pages.is_within(memory) {
+        return Ok(Err("has pages beyond the end of memory".to_owned()));
+    }
+    Ok(Ok(Listed { pages, digest, checksum: crc }))
+}
+
+/// The bitmap behind the pages, and its checksum so far.
+fn read_list(file: &File, memory: u64) -> io::Result<(PageSet, Digest<'static, u64, Table<16>>)> {
+    let (mut pages, mut checksum) = (PageSet::none(memory), CRC.digest());
+    let (len, mut buffer) = (PageSet::bytes_len(memory), vec![0; BYTES_STEP]);
+    for at in (0..len).step_by(BYTES_STEP) {
+        let step = &mut buffer[..(len - at).min(BYTES_STEP as u64) as usize];
+        file.read_exact_at(step, memory + at)?;
+        checksum.update(step);
+        pages.add_bytes(at, step);
+    }
+    Ok((pages, checksum))
+}
+
+fn with_facts(mut checksum: Digest<'_, u64, Table<16>>, facts: &[u64]) -> u64 {
+    facts.iter().for_each(|fact| checksum.update(&fact.to_le_bytes()));
+    checksum.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::PAGE;
+
+    const MEMORY: u64 = 300 * PAGE;
+
+    fn diff(pages: &PageSet) -> File {
+        let file = File::from(rustix::fs::memfd_create("diff", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        finish(&file, MEMORY, 7, pages, 9).unwrap();
+        file
+    }
+
+    #[test]
+    fn it_has_what_it_was_given() {
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(PAGE..3 * PAGE);
+        pages.add(299 * PAGE..300 * PAGE);
+        let listed = read(&diff(&pages), MEMORY, 7).unwrap().unwrap();
+        assert_eq!((listed.pages, listed.digest), (pages, Some(9)));
+    }
+
+    #[test]
+    fn every_flipped_byte_and_every_cut_is_noticed() {
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(5 * PAGE..9 * PAGE);
+        let file = diff(&pages);
+        let len = file.metadata().unwrap().len();
+        for at in MEMORY..len {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+            assert!(read(&file, MEMORY, 7).unwrap().is_err(), "{at}");
+            file.write_all_at(&byte, at).unwrap();
+        }
+        assert!(read(&file, MEMORY, 7).unwrap().is_ok());
+        for cut in [0, 1, MEMORY, len - 1] {
+            let file = diff(&pages);
+            file.set_len(cut).unwrap();
+            assert!(read(&file, MEMORY, 7).unwrap().is_err(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn it_is_for_one_base_and_within_memory() {
+        let mut pages = PageSet::none(MEMORY);
+        pages.add(0..PAGE);
+        let problem = read(&diff(&pages), MEMORY, 8).unwrap().unwrap_err();
+        assert!(problem.contains("digest 0000000000000007, not for one of"), "{problem}");
+        pages.add(300 * PAGE..301 * PAGE);
+        let problem = read(&diff(&pages), MEMORY, 7).unwrap().unwrap_err();
+        assert_eq!(problem, "has pages beyond the end of memory");
+    }
+}

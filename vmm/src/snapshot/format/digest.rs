@@ -1,0 +1,134 @@
+//! What guest memory is, in one number: the name by which a diff knows its base.
+//!
+//! It is the sum, modulo 2^64, of the CRC-64/ECMA-182 of each page that is not zero, its bytes and then its offset (64 bits,
+//! little-endian). So it depends on nothing but the content, however that is stored, and parts of it can be computed apart. It tells
+//! memories of different origin apart and notices damage; it does not stand against anyone who wants to deceive.
+
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+
+use super::holes::is_zero;
+use super::manifest::CRC;
+use super::pack::{Source, threads_for};
+use crate::error::Result;
+use crate::memory::PAGE;
+use crate::sync::lock;
+
+/// Bytes read at once.
+const STEP: u64 = 1 << 20;
+/// So many steps are worth a thread.
+const STEPS_OF_A_THREAD: usize = 16;
+
+/// The part of the digest that `bytes` at `offset` are, whole pages.
+#[must_use]
+pub fn of_pages(offset: u64, bytes: &[u8]) -> u64 {
+    let pages = (offset..).step_by(PAGE as usize).zip(bytes.chunks(PAGE as usize));
+    pages.filter(|(_, page)| !is_zero(page)).fold(0, |sum, (at, page)| {
+        let mut digest = CRC.digest();
+        digest.update(page);
+        digest.update(&at.to_le_bytes());
+        sum.wrapping_add(digest.finalize())
+    })
+}
+
+/// The digest that is written as 16 hex digits. Anything else is 0, which is the digest of memory that nothing was written to.
+#[must_use]
+pub fn parse(text: &str) -> u64 {
+    u64::from_str_radix(text, 16).unwrap_or(0)
+}
+
+/// The 16 hex digits of a digest.
+#[must_use]
+pub fn format(digest: u64) -> String {
+    format!("{digest:016x}")
+}
+
+/// The digest of a memory, computed on all cores. `progress` is told, from any thread, how many bytes of how many that there are to
+/// be read have been.
+///
+/// # Errors
+/// It cannot be read.
+pub(crate) fn of_source(source: &dyn Source, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<u64> {
+    let steps: Vec<Range<u64>> = source.populated().iter().flat_map(steps_of).collect();
+    let all = steps.iter().map(|step| step.end - step.start).sum();
+    let (next, sum, done) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let failed = Mutex::new(None);
+    let work = || {
+        let mut buffer = vec![0; STEP as usize];
+        while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let len = step.end - step.start;
+            let bytes = &mut buffer[..len as usize];
+            if let Err(error) = source.read_at(step.start, bytes) {
+                *lock(&failed) = Some(error);
+                // Nobody takes another.
+                next.store(steps.len(), Ordering::Relaxed);
+                return;
+            }
+            sum.fetch_add(of_pages(step.start, bytes), Ordering::Relaxed);
+            progress(done.fetch_add(len, Ordering::Relaxed) + len, all);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads_for((steps.len() / STEPS_OF_A_THREAD) as u32, None) {
+            // This thread works too, and does all of it if the host has no others to give.
+            let _ = thread::Builder::new().name("volt-digest".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let failed = lock(&failed).take();
+    failed.map_or_else(|| Ok(sum.load(Ordering::Relaxed)), Err)
+}
+
+fn steps_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    let end = range.end;
+    (range.start..end).step_by(STEP as usize).map(move |start| start..end.min(start + STEP))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::super::raw::RawSource;
+    use super::*;
+    use crate::error::Error;
+
+    #[test]
+    fn it_depends_on_content_and_place_alone() {
+        let page = |byte| [byte; PAGE as usize];
+        let both = [page(1), page(2)].concat();
+        assert_eq!(of_pages(0, &both), of_pages(0, &page(1)).wrapping_add(of_pages(PAGE, &page(2))));
+        assert_ne!(of_pages(0, &both), of_pages(PAGE, &both));
+        assert_ne!(of_pages(0, &both), of_pages(0, &[page(2), page(1)].concat()));
+        assert_eq!(of_pages(0, &[page(0), page(2)].concat()), of_pages(PAGE, &page(2)), "zeros are nothing");
+    }
+
+    /// So large that several threads compute it, with holes, and with an end within a step.
+    #[test]
+    fn of_a_source_it_is_that_of_its_pages() {
+        let len = 41 * STEP + 5 * PAGE;
+        let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(len).unwrap();
+        let mut expected = 0_u64;
+        for at in (0..len).step_by(7 * PAGE as usize).filter(|at| at % (3 * STEP) < STEP).chain([len - PAGE])
+        {
+            let page = [(at / PAGE) as u8 | 1; PAGE as usize];
+            file.write_all_at(&page, at).unwrap();
+            expected = expected.wrapping_add(of_pages(at, &page));
+        }
+        let failed = |source| Error::host("read", source);
+        let source = RawSource::whole(&file, len, &failed).unwrap();
+        let furthest = AtomicU64::new(0);
+        let progress = |done, all| {
+            assert!(done <= all);
+            furthest.fetch_max(done, Ordering::Relaxed);
+        };
+        assert_eq!(of_source(&source, &progress).unwrap(), expected);
+        let populated: u64 = source.populated().iter().map(|range| range.end - range.start).sum();
+        assert_eq!(furthest.into_inner(), populated);
+        file.set_len(len - PAGE).unwrap();
+        assert_eq!(of_source(&source, &|_, _| ()).unwrap_err().to_string(), "cannot read");
+    }
+}

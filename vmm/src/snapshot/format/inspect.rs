@@ -1,0 +1,198 @@
+//! What is in a snapshot, without a VM.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::diff::Listed;
+use super::pack::{Kind, Pack};
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::dirty::populated::data_ranges;
+use crate::snapshot::restore::memory::Memory;
+use crate::snapshot::restore::open;
+use crate::snapshot::restore::relative;
+use crate::snapshot::{Metadata, WorkingSet};
+use crate::store::Store;
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Inspection {
+    /// What it says of itself.
+    pub metadata: Metadata,
+    /// Its memory file.
+    pub memory_file: MemoryFile,
+    /// What is read ahead when it is restored, if that was recorded.
+    pub working_set: Option<Named>,
+    /// What is in that, by kind.
+    pub kinds: BTreeMap<&'static str, Sum>,
+    /// The same, by pages of 4 KiB, in their order.
+    pub pages: Vec<Stretch>,
+}
+
+/// What a working set names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Named {
+    /// Pages.
+    pub pages: u64,
+    /// The same in bytes.
+    pub bytes: u64,
+    /// Runs of pages.
+    pub runs: u64,
+}
+
+/// A memory file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryFile {
+    /// Its name.
+    pub name: &'static str,
+    /// How long it is.
+    pub bytes: u64,
+    /// What it takes on disk, without holes.
+    pub disk_bytes: u64,
+    /// What only a packed one has.
+    pub pack: Option<PackFacts>,
+}
+
+/// What a pack says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PackFacts {
+    /// Its format version.
+    pub version: u32,
+    /// What names its content: 32 hex digits.
+    pub digest: String,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
+    /// Bytes of its index.
+    pub index_bytes: u64,
+}
+
+/// All chunks of a kind (of a raw memory and of a diff: all ranges).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sum {
+    /// How many.
+    pub count: u64,
+    /// What they hold of the guest's memory.
+    pub memory_bytes: u64,
+    /// What they take in the file.
+    pub stored_bytes: u64,
+}
+
+/// Pages that are stored in the same way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stretch {
+    /// How.
+    pub kind: &'static str,
+    /// Their numbers.
+    pub pages: Range<u64>,
+}
+
+/// Inspects the snapshot `name`. Of a packed memory only the index is read.
+///
+/// # Errors
+/// [`Error::Snapshot`]: it is missing or damaged.
+pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
+    let path = store.path_of(name)?;
+    let (manifest, _) = open::read_manifest(&path)?;
+    let metadata = manifest.metadata;
+    let mut found = Found::default();
+    let memory_file = match &metadata.base {
+        Some(base) => {
+            let len = metadata.memory_bytes;
+            let (_, Listed { pages, .. }) = relative::open_pages(&path, &metadata, base)?;
+            found.add_ranges(["base", "diff"], pages.runs(), len);
+            memory_file(crate::snapshot::DIFF_FILE, &path.join(crate::snapshot::DIFF_FILE), None)?
+        }
+        None => of_whole(&path, &metadata, &mut found)?,
+    };
+    let set = WorkingSet::open(&path, &metadata.id, metadata.memory_bytes)?;
+    let working_set =
+        set.map(|set| Named { pages: set.pages(), bytes: set.pages() * PAGE, runs: set.runs().len() as u64 });
+    Ok(Inspection { metadata, memory_file, working_set, kinds: found.kinds, pages: found.pages })
+}
+
+/// Of a snapshot that has all of the memory.
+fn of_whole(path: &Path, metadata: &Metadata, found: &mut Found) -> Result<MemoryFile> {
+    let len = metadata.memory_bytes;
+    match Memory::open(path, len, metadata.memory_file.as_ref())? {
+        Memory::Raw(file, path) => {
+            let failed = |source| Error::file("read", path.display(), source);
+            found.add_ranges(["hole", "data"], data_ranges(&file, len).map_err(failed)?, len);
+            memory_file(crate::snapshot::MEMORY_FILE, &path, None)
+        }
+        Memory::Packed(packed) => {
+            let pack = &packed.pack;
+            for chunk in 0..pack.geometry().chunks() {
+                let (kind, stored) = name_of(pack.kind(chunk)?);
+                found.add(kind, pack.geometry().range(chunk), stored);
+            }
+            memory_file(crate::snapshot::PACK_FILE, pack.name(), Some(facts(pack)))
+        }
+    }
+}
+
+fn name_of(kind: Kind) -> (&'static str, u64) {
+    match kind {
+        Kind::Zero => ("zero", 0),
+        Kind::Stored { same_as: Some(_), .. } => ("repeat", 0),
+        Kind::Stored { encoding, len, .. } => (encoding.name(), len.into()),
+    }
+}
+
+fn facts(pack: &Pack) -> PackFacts {
+    PackFacts {
+        version: pack.version(),
+        digest: format!("{:032x}", pack.digest()),
+        chunk_bytes: pack.chunk_len(),
+        index_bytes: pack.index_len(),
+    }
+}
+
+fn memory_file(name: &'static str, path: &Path, pack: Option<PackFacts>) -> Result<MemoryFile> {
+    let found = File::open(path).and_then(|file| file.metadata());
+    let found = found.map_err(|source| Error::file("look at", path.display(), source))?;
+    Ok(MemoryFile { name, bytes: found.len(), disk_bytes: found.blocks() * 512, pack })
+}
+
+#[derive(Default)]
+struct Found {
+    kinds: BTreeMap<&'static str, Sum>,
+    pages: Vec<Stretch>,
+}
+
+impl Found {
+    /// These ranges of `len` bytes, which are stored, and those between them, which are not.
+    fn add_ranges(
+        &mut self,
+        [between, stored]: [&'static str; 2],
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        len: u64,
+    ) {
+        let mut end = 0;
+        for range in ranges {
+            self.add(between, end..range.start, 0);
+            end = range.end;
+            self.add(stored, range.clone(), range.end - range.start);
+        }
+        self.add(between, end..len, 0);
+    }
+
+    fn add(&mut self, kind: &'static str, bytes: Range<u64>, stored: u64) {
+        if bytes.is_empty() {
+            return;
+        }
+        let sum = self.kinds.entry(kind).or_default();
+        sum.count += 1;
+        sum.memory_bytes += bytes.end - bytes.start;
+        sum.stored_bytes += stored;
+        let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
+        match self.pages.last_mut() {
+            Some(last) if last.kind == kind && last.pages.end == pages.start => last.pages.end = pages.end,
+            _ => self.pages.push(Stretch { kind, pages }),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Folds a diff into its base: a snapshot that stands for itself.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use super::digest;
+use super::pack::walk::unpack;
+use super::raw::RawSource;
+use super::verify::{compare, is_same};
+use crate::error::{Error, Result};
+use crate::memory::backing::OtherPages;
+use crate::memory::files::sparse;
+use crate::snapshot::restore::memory::Memory;
+use crate::snapshot::restore::open::Snapshot;
+use crate::snapshot::restore::relative::Digests;
+use crate::snapshot::take::writer;
+use crate::snapshot::{DIFF_FILE, MEMORY_FILE, MemoryFile};
+use crate::store::Store;
+use crate::store::dir::NewDir;
+
+/// Bytes copied at once.
+const STEP: u64 = 1 << 20;
+
+/// Writes `name` of `to`: the snapshot `diff` and its base as one, which needs neither of them. A snapshot that is no diff is copied.
+/// The new memory must have the digest that follows from those of the base and of the diff's pages: damage is not carried along.
+///
+/// # Errors
+/// The base or the diff is damaged, or the file system refuses; then nothing is left of the new one.
+pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
+    let dir = NewDir::begin(&to.path_of(name)?)?;
+    let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
+    let (below, over) = diff.memory();
+    let memory = dir.create(MEMORY_FILE)?;
+    match below {
+        Memory::Raw(base, _) => sparse::whole(base, &memory).map(drop).map_err(failed)?,
+        // Straight into its file: it may be larger than the host's memory.
+        Memory::Packed(packed) => unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), &|_| ())?,
+    }
+    let of_covered =
+        |over: &OtherPages| digest::of_source(&RawSource::pages(&memory, &over.pages, &failed), &|_, _| ());
+    let covered = over.map(of_covered).transpose()?;
+    over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
+    let mut metadata = diff.metadata().clone();
+    let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
+    check(diff, below, over.zip(covered), digest, &dir)?;
+    memory.sync_all().map_err(failed)?;
+    metadata.layers = diff.layers().carry(&diff.config().devices, &metadata.layers, &dir)?;
+    if let Some(set) = diff.working_set()? {
+        // It keeps the diff's id, and has the memory that a VM of the diff has.
+        set.carry(&dir, &metadata.id, metadata.memory_bytes)?;
+    }
+    metadata.base = None;
+    metadata.memory_digest = Some(digest::format(digest));
+    metadata.memory_file = Some(MemoryFile::Raw);
+    let marked = diff.origin().can_be_marked();
+    writer::write_state(&metadata, diff.config(), diff.machine(), marked, &dir)?;
+    dir.publish()
+}
+
+/// Checks the digest of a base with pages over it. It is the sum of what each page has to it, so it is known from those of the two and
+/// from the pages of the base that are covered.
+fn check(
+    diff: &Snapshot,
+    below: &Memory,
+    over: Option<(&OtherPages, u64)>,
+    merged: u64,
+    dir: &NewDir,
+) -> Result<()> {
+    let Digests { memory: Some(whole), over: pages_digest } = diff.digests() else { return Ok(()) };
+    let name = below.name();
+    let Some((OtherPages { pages, file }, covered)) = over else { return is_same(name, merged, whole) };
+    let place = diff.path().join(DIFF_FILE);
+    let (in_base, in_diff) = (
+        |source| Error::file("read", name.display(), source),
+        |source| Error::file("read", place.display(), source),
+    );
+    let over = RawSource::pages(file, pages, &in_diff);
+    let pages_digest = pages_digest.map_or_else(|| digest::of_source(&over, &|_, _| ()), Ok)?;
+    if merged == whole.wrapping_sub(covered).wrapping_add(pages_digest) {
+        return Ok(());
+    }
+    let len = diff.metadata().memory_bytes;
+    let base = match below {
+        Memory::Raw(base, _) => Arc::clone(base),
+        // Once more, and as little into memory as before.
+        Memory::Packed(packed) => {
+            let scratch = dir.scratch()?;
+            unpack(&packed.pack, (&scratch, &dir.place().join(MEMORY_FILE)), &|_| ())?;
+            Arc::new(scratch)
+        }
+    };
+    compare(name, &RawSource::whole(&base, len, &in_base)?, whole, &|_, _| ())?;
+    compare(&place, &over, pages_digest, &|_, _| ())?;
+    Err(Error::snapshot(place, "or its base has changed while they were merged"))
+}
+
+/// Puts pages over those of a base.
+fn put(OtherPages { pages, file }: &OtherPages, to: &File) -> io::Result<()> {
+    let mut buffer = vec![0; STEP as usize];
+    for run in pages.runs() {
+        for start in run.clone().step_by(STEP as usize) {
+            let step = &mut buffer[..(run.end - start).min(STEP) as usize];
+            file.read_exact_at(step, start)?;
+            to.write_all_at(step, start)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,293 @@
+//! How the bytes of a chunk are stored: raw, lz4 or zstd. The one place that knows the libraries, which are both those of the codecs'
+//! authors, in C: what Rust has of lz4 takes one and a half times as long to decode a chunk, and without `unsafe` two and a half.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use zstd_safe::{CCtx, DCtx};
+
+use crate::error::{Error, Result};
+
+/// Zstd's own default.
+const ZSTD_LEVEL: i32 = 3;
+/// Zstd's highest. (Negative ones, which are faster, do worse than lz4 in both respects.)
+const ZSTD_LEVELS: std::ops::RangeInclusive<i32> = 1..=22;
+
+/// How memory is to be compressed. Written as `lz4` or `zstd:LEVEL`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Compression {
+    /// Fast.
+    Lz4,
+    /// Small.
+    Zstd {
+        /// 1 to 22.
+        level: i32,
+    },
+}
+
+impl FromStr for Compression {
+    type Err = Error;
+
+    /// `lz4`, `zstd` or `zstd:LEVEL`.
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = || {
+            Error::config(
+                "compress",
+                format!("{text:?}: write lz4, zstd or zstd:LEVEL with a level from 1 to 22"),
+            )
+        };
+        match text.split_once(':') {
+            None if text == "lz4" => Ok(Self::Lz4),
+            None if text == "zstd" => Ok(Self::Zstd { level: ZSTD_LEVEL }),
+            Some(("zstd", level)) => {
+                let level = level.parse().ok().filter(|level| ZSTD_LEVELS.contains(level));
+                level.map(|level| Self::Zstd { level }).ok_or_else(wrong)
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl TryFrom<String> for Compression {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Compression> for String {
+    fn from(compression: Compression) -> Self {
+        compression.to_string()
+    }
+}
+
+impl fmt::Display for Compression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lz4 => f.write_str("lz4"),
+            Self::Zstd { level } => write!(f, "zstd:{level}"),
+        }
+    }
+}
+
+/// How a stored chunk is stored. The numbers are those of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Encoding {
+    /// As it is.
+    Raw = 1,
+    /// An LZ4 block.
+    Lz4 = 2,
+    /// A zstd frame.
+    Zstd = 3,
+}
+
+impl Encoding {
+    pub(crate) fn of(number: u8) -> Option<Self> {
+        [Self::Raw, Self::Lz4, Self::Zstd].into_iter().find(|encoding| *encoding as u8 == number)
+    }
+}
+
+impl Encoding {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Compresses chunk after chunk, on one thread.
+pub struct Encoder {
+    how: How,
+    /// In percent of the chunk.
+    least_saving: u8,
+    room: usize,
+}
+
+enum How {
+    Lz4,
+    Zstd(CCtx<'static>, i32),
+}
+
+impl Encoder {
+    /// For chunks of up to `chunk_len` bytes.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new(compression: Compression, chunk_len: u32, least_saving: u8) -> Result<Self> {
+        let how = match compression {
+            Compression::Lz4 => How::Lz4,
+            Compression::Zstd { level } => How::Zstd(CCtx::try_create().ok_or_else(no_memory)?, level),
+        };
+        let room = lz4::block::compress_bound(chunk_len as usize);
+        let room = room.map_err(|source| Error::host("compress chunks that long", source))?;
+        Ok(Self { how, least_saving, room })
+    }
+
+    /// The most bytes that [`Encoder::encode`] needs for a chunk.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Writes the chunk to `out` as it is to be stored: as it is, where compression does not pay. Returns its length, too.
+    pub fn encode(&mut self, chunk: &[u8], out: &mut [u8]) -> (Encoding, u32) {
+        let most = most_that_pays(chunk.len(), self.least_saving);
+        let (encoding, len) = match &mut self.how {
+            How::Lz4 => (Encoding::Lz4, lz4::block::compress_to_buffer(chunk, None, false, out).ok()),
+            // It stops where it would not pay any more.
+            How::Zstd(context, level) => {
+                (Encoding::Zstd, context.compress(&mut out[..most], chunk, *level).ok())
+            }
+        };
+        if let Some(len) = len.filter(|len| *len <= most) {
+            return (encoding, len as u32);
+        }
+        out[..chunk.len()].copy_from_slice(chunk);
+        (Encoding::Raw, chunk.len() as u32)
+    }
+}
+
+/// The most bytes that a chunk of `len` may be compressed to.
+fn most_that_pays(len: usize, least_saving: u8) -> usize {
+    let left = 100_usize.saturating_sub(least_saving.into());
+    (len * left / 100).min(len.saturating_sub(1))
+}
+
+/// What a thread needs to decode chunk after chunk.
+#[derive(Default)]
+pub struct Decoder {
+    /// Room for a chunk as it is stored. It only grows: bytes that are about to be read over need no zeros first.
+    stored: Vec<u8>,
+    zstd: Option<DCtx<'static>>,
+}
+
+impl fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decoder").field("zstd", &self.zstd.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Decoder {
+    /// Nothing is allocated before it is needed.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { stored: Vec::new(), zstd: None }
+    }
+
+    /// Room for a chunk that is stored in `len` bytes.
+    pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
+        if self.stored.len() < len {
+            self.stored.resize(len, 0);
+        }
+        &mut self.stored[..len]
+    }
+
+    /// Decodes the first `stored_len` bytes of [`Decoder::room`] to all of `into`.
+    ///
+    /// # Errors
+    /// They come to another length than that of `into`, they are damaged, or there is no memory.
+    pub(crate) fn decode(
+        &mut self,
+        encoding: Encoding,
+        stored_len: usize,
+        into: &mut [u8],
+    ) -> std::result::Result<(), String> {
+        let stored = &self.stored[..stored_len];
+        let len = match encoding {
+            Encoding::Raw => {
+                let whole = into.len() == stored.len();
+                whole
+                    .then(|| into.copy_from_slice(stored))
+                    .map(|()| stored.len())
+                    .ok_or("another length".to_owned())
+            }
+            Encoding::Lz4 => {
+                let len = into.len() as i32; // at most 2 MiB
+                lz4::block::decompress_to_buffer(stored, Some(len), into).map_err(|error| error.to_string())
+            }
+            Encoding::Zstd => {
+                if self.zstd.is_none() {
+                    self.zstd = Some(DCtx::try_create().ok_or("no memory for zstd")?);
+                }
+                let context = self.zstd.as_mut().ok_or("no memory for zstd")?;
+                context.decompress(into, stored).map_err(|code| zstd_safe::get_error_name(code).to_owned())
+            }
+        };
+        match len {
+            Ok(len) if len == into.len() => Ok(()),
+            Ok(len) => Err(format!("its {encoding} bytes come to {len} and not to {}", into.len())),
+            Err(why) => Err(format!("its {encoding} bytes cannot be decoded: {why}")),
+        }
+    }
+}
+
+fn no_memory() -> Error {
+    Error::host("set up zstd", std::io::Error::from(std::io::ErrorKind::OutOfMemory))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for (text, compression) in [
+            ("lz4", Compression::Lz4),
+            ("zstd:3", Compression::Zstd { level: 3 }),
+            ("zstd:22", Compression::Zstd { level: 22 }),
+        ] {
+            assert_eq!(text.parse::<Compression>().unwrap(), compression);
+            assert_eq!(compression.to_string(), text);
+        }
+        assert_eq!("zstd".parse::<Compression>().unwrap(), Compression::Zstd { level: 3 });
+        for text in ["", "gzip", "lz4:1", "zstd:", "zstd:0", "zstd:23", "zstd:-1", "zstd:x", "ZSTD"] {
+            assert!(text.parse::<Compression>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_pays() {
+        assert_eq!(most_that_pays(65_536, 5), 62_259);
+        assert_eq!(most_that_pays(65_536, 0), 65_535);
+        assert_eq!(most_that_pays(65_536, 100), 0);
+        assert_eq!(most_that_pays(4096, 1), 4055);
+    }
+
+    /// `saved` percent of it can be saved.
+    fn chunk(saved: usize) -> Vec<u8> {
+        let mut chunk = super::super::testing::noise(1, 4096 * (100 - saved) / 100);
+        chunk.resize(4096, 0);
+        chunk
+    }
+
+    #[test]
+    fn compression_that_does_not_pay_is_not_used() {
+        for compression in [Compression::Lz4, Compression::Zstd { level: 3 }] {
+            let encoded = |least_saving, saved| {
+                let chunk = chunk(saved);
+                let mut encoder = Encoder::new(compression, 4096, least_saving).unwrap();
+                let mut bytes = vec![7; encoder.room()];
+                let (encoding, len) = encoder.encode(&chunk, &mut bytes);
+                assert_eq!(encoding == Encoding::Raw, bytes[..len as usize] == chunk);
+                encoding
+            };
+            assert_eq!(encoded(0, 0), Encoding::Raw, "noise");
+            assert_ne!(encoded(0, 20), Encoding::Raw);
+            assert_ne!(encoded(15, 20), Encoding::Raw);
+            assert_eq!(encoded(25, 20), Encoding::Raw);
+            assert_eq!(encoded(100, 90), Encoding::Raw);
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! The end of a pack: 80 bytes, in version 1 it was 64. Its last 24 bytes have the same layout in every version: the length of the
+//! part before them, the version, the checksum of all that, and the magic.
+
+use super::checksum;
+use super::checksum::Digest;
+use super::geometry::Geometry;
+use super::index::{BLOCK, ITEM, u32_at, u64_at};
+
+/// The format version this volt-vmm writes. It reads this one and every older one.
+pub const VERSION: u32 = 2;
+/// Bytes, of this version.
+pub const LEN: usize = BODY + TAIL;
+/// Bytes of the shortest footer, which is that of version 1.
+pub const SHORTEST: usize = BODY_1 + TAIL;
+
+/// Lengths, digest, and the digest of the stored bytes.
+const BODY: usize = BODY_1 + 16;
+/// Lengths and digest.
+const BODY_1: usize = 40;
+const TAIL: usize = 24;
+const MAGIC: &[u8; 8] = b"voltpack";
+
+/// What the footer says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footer {
+    pub geometry: Geometry,
+    /// Bytes of all stored chunks.
+    pub data_len: u64,
+    /// Digest of these bytes as they are stored; version 1 has none.
+    pub stored: Option<u128>,
+    /// Digest of the table and all fields above.
+    pub digest: u128,
+}
+
+impl Footer {
+    /// Makes the footer of a pack with this table, the chunks of which have the digest `stored`.
+    pub fn new(geometry: Geometry, data_len: u64, stored: u128, table: &[u8]) -> Self {
+        let mut footer = Self { geometry, data_len, stored: Some(stored), digest: 0 };
+        footer.digest = footer.digest_with(table);
+        footer
+    }
+
+    /// What the digest should be.
+    pub fn digest_with(&self, table: &[u8]) -> u128 {
+        let mut digest = Digest::default();
+        digest.add(table);
+        self.digest_after(digest)
+    }
+
+    /// The same with a digest of the table so far.
+    pub fn digest_after(&self, mut table: Digest) -> u128 {
+        table.add(&self.lengths());
+        self.stored.iter().for_each(|stored| table.add(&stored.to_le_bytes()));
+        table.finish()
+    }
+
+    fn lengths(&self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.geometry.memory_len().to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.geometry.chunk_len().to_le_bytes());
+        bytes[16..].copy_from_slice(&self.data_len.to_le_bytes());
+        bytes
+    }
+
+    /// The version that has these fields.
+    pub fn version(&self) -> u32 {
+        if self.stored.is_some() { VERSION } else { 1 }
+    }
+
+    /// Its bytes in the file.
+    pub fn to_bytes(self) -> Vec<u8> {
+        let mut bytes = self.lengths().to_vec();
+        bytes.extend(self.digest.to_le_bytes());
+        bytes.extend(self.stored.iter().flat_map(|stored| stored.to_le_bytes()));
+        bytes.extend((bytes.len() as u32).to_le_bytes());
+        bytes.extend(self.version().to_le_bytes());
+        bytes.extend(checksum::of(&bytes).to_le_bytes());
+        bytes.extend(MAGIC);
+        bytes
+    }
+
+    /// Decodes the footer that ends a file of `file_len` bytes. `end` is at least [`SHORTEST`] bytes of the file's end, and [`LEN`]
+    /// where the file is that long.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn from_bytes(end: &[u8], file_len: u64) -> Result<Self, String> {
+        let (before, tail) = end.split_at(end.len() - TAIL);
+        if tail[16..] != *MAGIC {
+            return Err("is cut off or no pack: it does not end like one".to_owned());
+        }
+        let damaged = || "is damaged: its footer has another checksum".to_owned();
+        let (body, version) = (u32_at(tail, 0) as usize, u32_at(tail, 4));
+        let known = [(1, BODY_1), (VERSION, BODY)].contains(&(version, body));
+        // The checksum of a longer footer covers bytes that are not looked at here.
+        let start = before.len().checked_sub(if known { body } else { BODY });
+        let sound = start.is_some_and(|start| checksum::of(&end[start..before.len() + 8]) == u64_at(tail, 8));
+        if version > VERSION && (sound || body != BODY) {
+            return Err(format!(
+                "has format version {version}; this volt-vmm {} reads versions up to {VERSION}: use a newer volt-vmm",
+                env!("CARGO_PKG_VERSION")
+            ));
+        }
+        let body = &before[start.filter(|_| sound && known).ok_or_else(damaged)?..];
+        if u32_at(body, 12) != 0 {
+            return Err(damaged());
+        }
+        let geometry = Geometry::new(u64_at(body, 0), u32_at(body, 8))?;
+        let digest = |at: usize| u128::from_le_bytes(body[at..at + 16].try_into().expect("16 bytes"));
+        let stored = (version > 1).then(|| digest(BODY_1));
+        let footer = Self { geometry, data_len: u64_at(body, 16), stored, digest: digest(24) };
+        match footer.file_len() {
+            Some(len) if len == file_len => Ok(footer),
+            _ => Err(format!(
+                "is cut off or damaged: it is {file_len} bytes long, and not what its footer says"
+            )),
+        }
+    }
+
+    /// Where the index begins.
+    pub fn index_at(&self) -> u64 {
+        self.data_len.next_multiple_of(BLOCK as u64)
+    }
+
+    /// Where the table begins.
+    pub fn table_at(&self) -> u64 {
+        self.index_at() + u64::from(self.geometry.blocks()) * BLOCK as u64
+    }
+
+    /// Bytes of the table.
+    pub fn table_len(&self) -> usize {
+        self.geometry.blocks() as usize * ITEM
+    }
+
+    /// Bytes of the footer itself.
+    pub fn len(&self) -> usize {
+        if self.stored.is_some() { LEN } else { SHORTEST }
+    }
+
+    fn file_len(&self) -> Option<u64> {
+        self.data_len.checked_next_multiple_of(BLOCK as u64)?;
+        // What follows is at most 4 GiB and a bit.
+        self.data_len.checked_add(1 << 33)?;
+        Some(self.table_at() + (self.table_len() + self.len()) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn footer() -> Footer {
+        Footer::new(Geometry::new(1 << 30, 1 << 16).unwrap(), 12_345, 77, b"the table")
+    }
+
+    #[test]
+    fn footer_comes_back_and_a_newer_version_is_named() {
+        let bytes = footer().to_bytes();
+        let len = footer().file_len().unwrap();
+        assert_eq!(bytes.len(), LEN);
+        assert_eq!(Footer::from_bytes(&bytes, len), Ok(footer()));
+        assert!(Footer::from_bytes(&bytes, len + 1).unwrap_err().contains("cut off"));
+        let mut newer = bytes.clone();
+        newer[BODY + 4] = 9;
+        let sum = checksum::of(&newer[..BODY + 8]);
+        newer[BODY + 8..BODY + 16].copy_from_slice(&sum.to_le_bytes());
+        assert!(Footer::from_bytes(&newer, len).unwrap_err().contains("format version 9"));
+        // A longer footer has its checksum over bytes that begin before these.
+        newer[BODY] = 200;
+        assert!(Footer::from_bytes(&newer, len).unwrap_err().contains("newer volt-vmm"));
+        for byte in 0..LEN {
+            let mut bad = bytes.clone();
+            bad[byte] ^= 0x40;
+            assert!(Footer::from_bytes(&bad, len).is_err(), "{byte}");
+        }
+    }
+
+    #[test]
+    fn footer_of_version_1_has_no_digest_of_stored_bytes() {
+        let mut old = Footer { stored: None, ..footer() };
+        old.digest = old.digest_with(b"the table");
+        let bytes = old.to_bytes();
+        assert_eq!((bytes.len(), old.version()), (SHORTEST, 1));
+        let len = old.file_len().unwrap();
+        assert_eq!(Footer::from_bytes(&bytes, len), Ok(old));
+        assert_eq!(Footer::from_bytes(&[&[7; 16][..], &bytes].concat(), len), Ok(old), "after a table");
+        for byte in 0..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[byte] ^= 0x40;
+            assert!(Footer::from_bytes(&bad, len).is_err(), "{byte}");
+        }
+    }
+
+    #[test]
+    fn lengths_that_overflow_are_refused() {
+        for data_len in [u64::MAX, u64::MAX - 4096, 1 << 63] {
+            let forged = Footer { data_len, ..footer() }.to_bytes();
+            assert!(Footer::from_bytes(&forged, 64).is_err());
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! How memory is cut into chunks, and chunks into blocks of the index.
+
+use std::ops::{Range, RangeInclusive};
+
+/// Bytes of a chunk, which are a power of two.
+pub const CHUNK_LENS: RangeInclusive<u32> = 4 << 10..=2 << 20;
+/// Keeps the table, which is read at once, at 16 MiB. 16 TiB of memory in chunks of 64 KiB.
+const MOST_CHUNKS: u64 = 1 << 28;
+/// Entries of a block.
+pub const ENTRIES: u32 = 256;
+
+/// The lengths of a memory and of its chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    memory_len: u64,
+    chunk_len: u32,
+}
+
+impl Geometry {
+    /// Checks that it is one that a pack can have.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn new(memory_len: u64, chunk_len: u32) -> Result<Self, String> {
+        if !CHUNK_LENS.contains(&chunk_len) || !chunk_len.is_power_of_two() {
+            return Err(format!("chunks of {chunk_len} bytes: a power of two from 4 KiB to 2 MiB is needed"));
+        }
+        if memory_len == 0 || memory_len.div_ceil(chunk_len.into()) > MOST_CHUNKS {
+            return Err(format!("{memory_len} bytes of memory cannot be in chunks of {chunk_len}"));
+        }
+        Ok(Self { memory_len, chunk_len })
+    }
+
+    /// Bytes of the memory.
+    #[must_use]
+    pub fn memory_len(&self) -> u64 {
+        self.memory_len
+    }
+
+    /// Bytes of a chunk. The last one may be shorter.
+    #[must_use]
+    pub fn chunk_len(&self) -> u32 {
+        self.chunk_len
+    }
+
+    /// Number of chunks.
+    #[must_use]
+    pub fn chunks(&self) -> u32 {
+        self.memory_len.div_ceil(self.chunk_len.into()) as u32 // at most MOST_CHUNKS
+    }
+
+    /// Where in memory a chunk lies.
+    #[must_use]
+    pub fn range(&self, chunk: u32) -> Range<u64> {
+        let len = u64::from(self.chunk_len);
+        let start = u64::from(chunk) * len;
+        start..(start + len).min(self.memory_len)
+    }
+
+    /// Bytes of one chunk.
+    #[must_use]
+    pub fn len_of(&self, chunk: u32) -> usize {
+        let range = self.range(chunk);
+        (range.end - range.start) as usize
+    }
+
+    /// Number of blocks of the index.
+    pub(crate) fn blocks(&self) -> u32 {
+        self.chunks().div_ceil(ENTRIES)
+    }
+
+    /// How many of a block's entries stand for chunks.
+    pub(crate) fn entries_of(&self, block: u32) -> u32 {
+        (self.chunks() - block * ENTRIES).min(ENTRIES)
+    }
+
+    /// Chunks that are worked on together: a MiB, so that threads seldom meet.
+    pub(crate) fn run(&self) -> u32 {
+        ((1 << 20) / self.chunk_len).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_chunk_is_what_is_left() {
+        let geometry = Geometry::new(5 << 20, 2 << 20).unwrap();
+        assert_eq!((geometry.chunks(), geometry.blocks(), geometry.entries_of(0)), (3, 1, 3));
+        assert_eq!((geometry.range(0), geometry.range(2)), (0..2 << 20, 4 << 20..5 << 20));
+        assert_eq!(geometry.len_of(2), 1 << 20);
+        let geometry = Geometry::new(257 << 12, 4 << 10).unwrap();
+        assert_eq!((geometry.blocks(), geometry.entries_of(0), geometry.entries_of(1)), (2, 256, 1));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        for (memory, chunk) in [
+            (1 << 20, 0),
+            (1 << 20, 2 << 10),
+            (1 << 20, 4 << 20),
+            (1 << 20, 5000),
+            (0, 4096),
+            (1 << 62, 4096),
+        ] {
+            assert!(Geometry::new(memory, chunk).is_err(), "{memory} {chunk}");
+        }
+        Geometry::new(1 << 46, 256 << 10).unwrap();
+    }
+}

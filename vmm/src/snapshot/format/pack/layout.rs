@@ -1,0 +1,142 @@
+//! Decides, chunk after chunk in their order, what goes where in a pack: what it comes to depends on the memory alone, and not on
+//! which thread was done first.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use super::checksum;
+use super::checksum::Digest;
+use super::codec::{Encoder, Encoding};
+use super::geometry::Geometry;
+use super::index::Builder;
+use super::source::{Source, read};
+use crate::error::Result;
+use crate::snapshot::format::holes::is_zero;
+use crate::sync::lock;
+
+/// The chunk that each checksum was met in first.
+pub type Seen = Mutex<HashMap<u64, u32>>;
+
+/// What was made of the chunks of a run.
+#[derive(Debug)]
+pub struct Run {
+    /// Those that are stored, one behind the other, and room.
+    bytes: Vec<u8>,
+    chunks: Vec<Made>,
+}
+
+/// The room of runs that have been written, for others: memory that is new each time costs more than the copies in it.
+pub type Spare = Mutex<Vec<Vec<u8>>>;
+
+#[derive(Debug)]
+enum Made {
+    Zero,
+    Same { of: u32, checksum: u64 },
+    Stored { encoding: Encoding, len: u32, checksum: u64 },
+}
+
+/// A thread that makes runs.
+pub struct Maker<'a> {
+    pub source: &'a dyn Source,
+    pub geometry: Geometry,
+    pub seen: &'a Seen,
+    pub spare: &'a Spare,
+    pub encoder: Encoder,
+    pub chunk: Vec<u8>,
+    pub other: Vec<u8>,
+}
+
+impl Maker<'_> {
+    /// Makes the run of these chunks.
+    pub fn make(&mut self, chunks: std::ops::Range<u32>) -> Result<Run> {
+        let (mut run, mut filled) = (self.empty_run(), 0);
+        for chunk in chunks {
+            let range = self.geometry.range(chunk);
+            self.chunk.resize(self.geometry.len_of(chunk), 0);
+            if !read(self.source, range.start, &mut self.chunk)? || is_zero(&self.chunk) {
+                run.chunks.push(Made::Zero);
+                continue;
+            }
+            let checksum = checksum::of(&self.chunk);
+            let earlier = lock(self.seen).get(&checksum).copied();
+            if let Some(of) = earlier
+                && self.is_same(of)?
+            {
+                run.chunks.push(Made::Same { of, checksum });
+                continue;
+            }
+            let (encoding, len) = self.encoder.encode(&self.chunk, &mut run.bytes[filled..]);
+            run.chunks.push(Made::Stored { encoding, len, checksum });
+            filled += len as usize;
+        }
+        Ok(run)
+    }
+
+    fn empty_run(&self) -> Run {
+        // A chunk is never stored in more bytes than it has, but a codec wants more room than that.
+        let chunks = self.geometry.run() as usize * self.geometry.chunk_len() as usize;
+        let room = || vec![0; chunks + self.encoder.room()];
+        let spare = lock(self.spare).pop();
+        Run { bytes: spare.unwrap_or_else(room), chunks: Vec::with_capacity(self.geometry.run() as usize) }
+    }
+
+    fn is_same(&mut self, of: u32) -> Result<bool> {
+        self.other.resize(self.geometry.len_of(of), 0);
+        Ok(read(self.source, self.geometry.range(of).start, &mut self.other)? && self.other == self.chunk)
+    }
+}
+
+/// The place of everything that has come so far.
+pub struct Layout<'a> {
+    pub source: &'a dyn Source,
+    pub geometry: Geometry,
+    pub seen: &'a Seen,
+    pub index: Builder,
+    /// Of all bytes that have a place.
+    pub stored: Digest,
+}
+
+impl Layout<'_> {
+    /// Places the next run, which begins with chunk `first`. Returns its room and how much of that goes behind the runs before it.
+    pub fn place(&mut self, first: u32, run: Run) -> Result<(Vec<u8>, usize)> {
+        let Run { mut bytes, chunks } = run;
+        let (mut from, mut kept) = (0, 0);
+        for (chunk, made) in (first..).zip(chunks) {
+            match made {
+                Made::Zero => self.index.zero(),
+                Made::Same { of, checksum } => self.index.same(of, checksum),
+                Made::Stored { encoding, len, checksum } => {
+                    let end = from + len as usize;
+                    match self.earlier(chunk, checksum)? {
+                        // It was on its way itself when this one was made.
+                        Some(of) => self.index.same(of, checksum),
+                        None => {
+                            self.index.stored(encoding, len, checksum);
+                            // Nothing moves before the first repeat. musl's memmove would copy these bytes onto
+                            // themselves, backwards and one at a time.
+                            if kept < from {
+                                bytes.copy_within(from..end, kept);
+                            }
+                            kept += len as usize;
+                        }
+                    }
+                    from = end;
+                }
+            }
+        }
+        Ok((bytes, kept))
+    }
+
+    /// The earlier chunk with the same content, if there is one. Otherwise later ones may be the same as this one.
+    fn earlier(&mut self, chunk: u32, checksum: u64) -> Result<Option<u32>> {
+        let of = *lock(self.seen).entry(checksum).or_insert(chunk);
+        if of == chunk || self.geometry.len_of(of) != self.geometry.len_of(chunk) {
+            return Ok(None);
+        }
+        let content = |chunk| {
+            let mut bytes = vec![0; self.geometry.len_of(chunk)];
+            read(self.source, self.geometry.range(chunk).start, &mut bytes).map(|_| bytes)
+        };
+        Ok((content(of)? == content(chunk)?).then_some(of))
+    }
+}

@@ -1,0 +1,367 @@
+//! Opens a pack, and reads chunks from it: from any number of threads at once, each with a [`Decoder`] of its own.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::checksum;
+use super::checksum::Digest;
+use super::codec::{Decoder, Encoding};
+use super::footer;
+use super::footer::Footer;
+use super::geometry::{ENTRIES, Geometry};
+use super::index::{BLOCK, Block, Entry, TABLE_STEP, Table};
+use crate::error::{Error, Result};
+
+/// Bytes read at once where all are read.
+const STEP: usize = 1 << 20;
+/// Steps of a table that are read at once.
+const TABLE_STEPS: usize = 16;
+
+/// An open pack.
+#[derive(Debug)]
+pub struct Pack {
+    file: File,
+    /// For errors.
+    name: PathBuf,
+    footer: Footer,
+    table: Table,
+    blocks: Blocks,
+}
+
+/// Blocks of the index in a leaf of [`Blocks`].
+const LEAF: u32 = 256;
+
+/// The blocks of the index that were used. The footer alone says how many there are, so a leaf of them takes
+/// memory from its first use on.
+#[derive(Debug)]
+struct Blocks {
+    leaves: Box<[OnceLock<Leaf>]>,
+    /// A bit a block: those of zeros.
+    zeros: Box<[AtomicU64]>,
+}
+
+/// Blocks with something in them.
+type Leaf = Box<[OnceLock<Block>]>;
+
+impl Blocks {
+    fn new(count: u32) -> Self {
+        let leaves = (0..count.div_ceil(LEAF)).map(|_| OnceLock::new()).collect();
+        Self { leaves, zeros: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// The block of this number, none if that is zeros. It is read the first time.
+    fn get(&self, number: u32, read: impl FnOnce() -> Result<Option<Block>>) -> Result<Option<&Block>> {
+        let known = self.leaves[(number / LEAF) as usize].get();
+        let known = known.and_then(|leaf| leaf[(number % LEAF) as usize].get());
+        if known.is_some() {
+            return Ok(known);
+        }
+        let (zeros, bit) = (&self.zeros[(number / 64) as usize], 1 << (number % 64));
+        if zeros.load(Ordering::Relaxed) & bit != 0 {
+            return Ok(None);
+        }
+        let Some(block) = read()? else {
+            zeros.fetch_or(bit, Ordering::Relaxed);
+            return Ok(None);
+        };
+        let leaf = || (0..LEAF).map(|_| OnceLock::new()).collect();
+        let leaf = self.leaves[(number / LEAF) as usize].get_or_init(leaf);
+        // Another thread may have been first, with the same.
+        Ok(Some(leaf[(number % LEAF) as usize].get_or_init(|| block)))
+    }
+}
+
+/// What is stored of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: it is zero.
+    Zero,
+    /// Its content.
+    Stored {
+        /// How.
+        encoding: Encoding,
+        /// Bytes in the file.
+        len: u32,
+        /// The chunk whose bytes these are, where it is not this one.
+        same_as: Option<u32>,
+    },
+}
+
+/// Where a chunk's stored bytes are.
+struct Place {
+    encoding: Encoding,
+    offset: u64,
+    len: u32,
+    checksum: u64,
+    same_as: Option<u32>,
+}
+
+impl Pack {
+    /// Opens the pack in `file`, which is called `name` in errors. What vouches for the rest of it is verified.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`]: it is no pack, a damaged one, or one of a newer version.
+    pub fn open(file: File, name: &Path) -> Result<Self> {
+        let failed = |source| Error::file("read", name.display(), source);
+        let wrong = |problem| Error::snapshot(name, problem);
+        let len = file.metadata().map_err(failed)?.len();
+        if len < footer::SHORTEST as u64 {
+            return Err(wrong(format!("is cut off or no pack: it is {len} bytes long")));
+        }
+        let mut bytes = [0; footer::LEN];
+        let end = &mut bytes[..len.min(footer::LEN as u64) as usize];
+        file.read_exact_at(end, len - end.len() as u64).map_err(failed)?;
+        let footer = Footer::from_bytes(end, len).map_err(wrong)?;
+        let (table, digest) = read_table(&file, &footer).map_err(failed)?;
+        if digest != footer.digest {
+            return Err(wrong("is damaged: its table has another digest".to_owned()));
+        }
+        table.check(footer.data_len).map_err(wrong)?;
+        let blocks = Blocks::new(footer.geometry.blocks());
+        Ok(Self { file, name: name.to_owned(), footer, table, blocks })
+    }
+
+    /// How its memory is cut.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.footer.geometry
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_len(&self) -> u32 {
+        self.footer.geometry.chunk_len()
+    }
+
+    /// Bytes of the memory.
+    #[must_use]
+    pub fn memory_len(&self) -> u64 {
+        self.footer.geometry.memory_len()
+    }
+
+    /// Bytes that all chunks take in the file.
+    #[must_use]
+    pub fn data_len(&self) -> u64 {
+        self.footer.data_len
+    }
+
+    /// Bytes of index, table and footer.
+    #[must_use]
+    pub fn index_len(&self) -> u64 {
+        self.footer.table_at() - self.footer.index_at() + (self.footer.table_len() + self.footer.len()) as u64
+    }
+
+    /// The format version that it has.
+    #[must_use]
+    pub fn version(&self) -> u32 {
+        self.footer.version()
+    }
+
+    /// Names its whole content, in version 2 every stored byte. Equal for equal memory that was packed in the same way.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        self.footer.digest
+    }
+
+    /// Its file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Its file, as errors have it.
+    #[must_use]
+    pub fn name(&self) -> &Path {
+        &self.name
+    }
+
+    /// Bytes of the chunks that are not zero: what memory takes once all of it is unpacked.
+    ///
+    /// # Errors
+    /// The index is damaged, or cannot be read.
+    pub fn populated(&self) -> Result<u64> {
+        let mut bytes = 0;
+        self.each_populated(|range| bytes += range.end - range.start)?;
+        Ok(bytes)
+    }
+
+    /// Calls `each` with the range of memory of every chunk that is not zero, in order.
+    ///
+    /// # Errors
+    /// The index is damaged, or cannot be read.
+    pub fn each_populated(&self, mut each: impl FnMut(Range<u64>)) -> Result<()> {
+        let geometry = self.footer.geometry;
+        for number in 0..geometry.blocks() {
+            let first = number * ENTRIES;
+            if let Some(block) = self.block(first)? {
+                let chunks = (0..geometry.entries_of(number)).map(|entry| first + entry);
+                let stored = chunks.filter(|chunk| block.entry(*chunk) != Entry::Zero);
+                stored.for_each(|chunk| each(geometry.range(chunk)));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is stored of a chunk.
+    ///
+    /// # Errors
+    /// The index is damaged there, or cannot be read.
+    ///
+    /// # Panics
+    /// There is no such chunk.
+    pub fn kind(&self, chunk: u32) -> Result<Kind> {
+        Ok(self.place(chunk)?.map_or(Kind::Zero, |Place { encoding, len, same_as, .. }| Kind::Stored {
+            encoding,
+            len,
+            same_as,
+        }))
+    }
+
+    /// Reads, decodes and verifies a chunk. `into` is as long as the chunk is. After an error it holds anything.
+    ///
+    /// # Errors
+    /// The chunk or its entry in the index is damaged, or cannot be read.
+    ///
+    /// # Panics
+    /// There is no such chunk, or `into` has another length.
+    pub fn read_chunk(&self, chunk: u32, into: &mut [u8], decoder: &mut Decoder) -> Result<()> {
+        if !self.read_unless_zero(chunk, into, decoder)? {
+            into.fill(0);
+        }
+        Ok(())
+    }
+
+    /// The same, but for a chunk that is zero: `into` then stays as it is. Says whether there is something in the chunk.
+    ///
+    /// # Errors
+    /// As [`Pack::read_chunk`].
+    ///
+    /// # Panics
+    /// As [`Pack::read_chunk`].
+    pub fn read_unless_zero(&self, chunk: u32, into: &mut [u8], decoder: &mut Decoder) -> Result<bool> {
+        assert_eq!(into.len(), self.footer.geometry.len_of(chunk), "a buffer for chunk {chunk}");
+        let Some(Place { encoding, offset, len, checksum, .. }) = self.place(chunk)? else {
+            return Ok(false);
+        };
+        if encoding == Encoding::Raw {
+            self.read(into, offset)?;
+        } else {
+            let len = len as usize; // shorter than a chunk, as the block was verified
+            self.read(decoder.room(len), offset)?;
+            decoder.decode(encoding, len, into).map_err(|why| self.damaged(chunk, &why))?;
+        }
+        if checksum::of(into) == checksum {
+            Ok(true)
+        } else {
+            Err(self.damaged(chunk, "it has another checksum"))
+        }
+    }
+
+    /// Checks every byte before the index as it is stored: the chunks, and the zeros after them. A changed byte of a compressed chunk
+    /// may decode to the same content. A pack of version 1 has no digest of stored chunks.
+    ///
+    /// # Errors
+    /// One is another, or cannot be read.
+    pub fn verify_stored(&self) -> Result<()> {
+        let mut zeros = vec![0; (self.footer.index_at() - self.footer.data_len) as usize];
+        self.read(&mut zeros, self.footer.data_len)?;
+        if zeros.iter().any(|byte| *byte != 0) {
+            return Err(Error::snapshot(&self.name, "is damaged: something stands before its index"));
+        }
+        let Some(stored) = self.footer.stored else { return Ok(()) };
+        let (mut digest, mut at, mut buffer) = (Digest::default(), 0, vec![0; STEP]);
+        while at < self.footer.data_len {
+            let step = &mut buffer[..(self.footer.data_len - at).min(STEP as u64) as usize];
+            self.read(step, at)?;
+            digest.add(step);
+            at += step.len() as u64;
+        }
+        if digest.finish() == stored {
+            return Ok(());
+        }
+        let problem = "is damaged: its chunks decode to the content that they should have, but are stored as other bytes";
+        Err(Error::snapshot(&self.name, problem))
+    }
+
+    fn place(&self, chunk: u32) -> Result<Option<Place>> {
+        let Some(block) = self.block(chunk)? else { return Ok(None) };
+        match block.entry(chunk) {
+            Entry::Zero => Ok(None),
+            Entry::Stored { encoding, place, len, checksum } => {
+                Ok(Some(Place { encoding, offset: block.offset(place), len, checksum, same_as: None }))
+            }
+            Entry::Same { of, checksum: here } => {
+                let block = self.block(of)?;
+                match block.map(|block| (block, block.entry(of))) {
+                    Some((block, Entry::Stored { encoding, place, len, checksum }))
+                        if checksum == here && self.same_len(chunk, of) =>
+                    {
+                        Ok(Some(Place {
+                            encoding,
+                            offset: block.offset(place),
+                            len,
+                            checksum,
+                            same_as: Some(of),
+                        }))
+                    }
+                    _ => Err(self
+                        .damaged(chunk, &format!("it is to be the same as chunk {of}, which it cannot be"))),
+                }
+            }
+        }
+    }
+
+    fn same_len(&self, chunk: u32, other: u32) -> bool {
+        self.footer.geometry.len_of(chunk) == self.footer.geometry.len_of(other)
+    }
+
+    /// The block of a chunk, none if that is zeros. It is read and verified if this is its first use.
+    fn block(&self, chunk: u32) -> Result<Option<&Block>> {
+        let geometry = &self.footer.geometry;
+        assert!(chunk < geometry.chunks(), "there are {} chunks, and no number {chunk}", geometry.chunks());
+        let number = chunk / ENTRIES;
+        self.blocks.get(number, || {
+            let mut bytes = Box::new([0; BLOCK]);
+            self.read(&mut bytes[..], self.footer.index_at() + u64::from(number) * BLOCK as u64)?;
+            Block::new(bytes, number, geometry, &self.table, self.footer.data_len)
+                .map_err(|problem| Error::snapshot(&self.name, problem))
+        })
+    }
+
+    fn read(&self, into: &mut [u8], offset: u64) -> Result<()> {
+        self.file
+            .read_exact_at(into, offset)
+            .map_err(|source| Error::file("read", self.name.display(), source))
+    }
+
+    fn damaged(&self, chunk: u32, why: &str) -> Error {
+        let range = self.footer.geometry.range(chunk);
+        Error::snapshot(
+            &self.name,
+            format!(
+                "is damaged in chunk {chunk} (guest memory at {:#x}..{:#x}): {why}",
+                range.start, range.end
+            ),
+        )
+    }
+}
+
+/// Reads the table of a pack, and what its digest is.
+fn read_table(file: &File, footer: &Footer) -> io::Result<(Table, u128)> {
+    let (mut table, mut digest) = (Table::default(), Digest::default());
+    let (mut at, end) = (footer.table_at(), footer.table_at() + footer.table_len() as u64);
+    let mut buffer = vec![0; footer.table_len().min(TABLE_STEPS * TABLE_STEP)];
+    while at < end {
+        let steps = &mut buffer[..(end - at).min((TABLE_STEPS * TABLE_STEP) as u64) as usize];
+        file.read_exact_at(steps, at)?;
+        digest.add(steps);
+        steps.chunks(TABLE_STEP).for_each(|step| table.push(step));
+        at += steps.len() as u64;
+    }
+    Ok((table, footer.digest_after(digest)))
+}

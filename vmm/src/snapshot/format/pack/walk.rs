@@ -1,0 +1,114 @@
+//! Goes through all chunks of a pack, on all cores: to verify them, or to write the memory out.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::thread;
+
+use super::codec::Decoder;
+use super::reader::{Kind, Pack};
+use super::writer::{chunks_of, threads_for};
+use crate::error::{Error, Result};
+use crate::snapshot::format::digest::of_pages;
+use crate::snapshot::format::holes::{is_zero, write_pages};
+use crate::sync::lock;
+
+/// Verifies every checksum and every stored byte. Returns the digest of the memory ([`crate::snapshot::format::digest`]). `progress` is told,
+/// from any thread, how many bytes of the memory are done.
+///
+/// # Errors
+/// Returns the error of the first chunk that is damaged or cannot be read.
+pub fn verify(pack: &Pack, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+    let digest = AtomicU64::new(0);
+    for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
+        Kind::Zero => Ok(()),
+        Kind::Stored { .. } => {
+            let part = of_pages(pack.geometry().range(chunk).start, work.read(pack, chunk)?);
+            digest.fetch_add(part, Ordering::Relaxed);
+            Ok(())
+        }
+    })?;
+    pack.verify_stored()?;
+    Ok(digest.into_inner())
+}
+
+/// Writes the memory into a file without a byte in it yet, and leaves holes where pages are zero. `name` is for errors. Every chunk
+/// is verified.
+///
+/// # Errors
+/// As [`verify`], and the file cannot be written.
+pub fn unpack(pack: &Pack, (file, name): (&File, &Path), progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+    let failed = |source| Error::file("write", name.display(), source);
+    file.set_len(pack.memory_len()).map_err(failed)?;
+    for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
+        Kind::Zero => Ok(()),
+        Kind::Stored { .. } => {
+            let content = work.read(pack, chunk)?;
+            write_pages(file, pack.geometry().range(chunk).start, content, |_, page| !is_zero(page))
+                .map_err(failed)
+        }
+    })
+}
+
+/// What a thread works with.
+#[derive(Default)]
+struct Work {
+    decoder: Decoder,
+    chunk: Vec<u8>,
+}
+
+impl Work {
+    fn read(&mut self, pack: &Pack, chunk: u32) -> Result<&[u8]> {
+        self.chunk.resize(pack.geometry().len_of(chunk), 0);
+        pack.read_chunk(chunk, &mut self.chunk, &mut self.decoder)?;
+        Ok(&self.chunk)
+    }
+}
+
+/// Does something with every chunk. Runs are taken in order, so once one fails, all before it have been taken, and the first error
+/// is known when they are done.
+fn for_each(
+    pack: &Pack,
+    progress: &(dyn Fn(u64) + Sync),
+    each: &(dyn Fn(u32, &mut Work) -> Result<()> + Sync),
+) -> Result<()> {
+    let geometry = pack.geometry();
+    let runs = geometry.chunks().div_ceil(geometry.run());
+    let (next, done) = (AtomicU32::new(0), AtomicU64::new(0));
+    let first: Mutex<Option<(u32, Error)>> = Mutex::new(None);
+    let work = || {
+        let mut work = Work::default();
+        loop {
+            // Looked at before a run is taken: each that is taken is done.
+            let failed = lock(&first).is_some();
+            let run = if failed { runs } else { next.fetch_add(1, Ordering::Relaxed) };
+            if run >= runs {
+                return;
+            }
+            for chunk in chunks_of(&geometry, run) {
+                if let Err(error) = each(chunk, &mut work) {
+                    let mut first = lock(&first);
+                    if first.as_ref().is_none_or(|(other, _)| chunk < *other) {
+                        *first = Some((chunk, error));
+                    }
+                    return;
+                }
+            }
+            let chunks = chunks_of(&geometry, run);
+            let bytes = geometry.range(chunks.end - 1).end - geometry.range(chunks.start).start;
+            progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads_for(runs, None) {
+            // This thread works too, and does all of it if the host has no others to give.
+            let _ = thread::Builder::new().name("volt-unpack".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    first
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .map_or(Ok(()), |(_, error)| Err(error))
+}

@@ -1,0 +1,44 @@
+//! Guest memory in a file as it is, to be read: `memory.snap`, or the pages of a diff.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use super::pack::Source;
+use crate::error::{Error, Result};
+use crate::memory::dirty::populated::data_ranges;
+use crate::memory::page_set::PageSet;
+
+/// The file. Its holes are zeros.
+pub(crate) struct RawSource<'a> {
+    file: &'a File,
+    failed: &'a (dyn Fn(io::Error) -> Error + Sync),
+    populated: Vec<Range<u64>>,
+}
+
+impl<'a> RawSource<'a> {
+    /// All `len` bytes. `failed` says of what file an error is.
+    ///
+    /// # Errors
+    /// The host does not say where its data are.
+    pub fn whole(file: &'a File, len: u64, failed: &'a (dyn Fn(io::Error) -> Error + Sync)) -> Result<Self> {
+        let populated = data_ranges(file, len).map_err(failed)?;
+        Ok(Self { file, failed, populated })
+    }
+
+    /// These pages.
+    pub fn pages(file: &'a File, pages: &PageSet, failed: &'a (dyn Fn(io::Error) -> Error + Sync)) -> Self {
+        Self { file, failed, populated: pages.runs().collect() }
+    }
+}
+
+impl Source for RawSource<'_> {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.file.read_exact_at(into, offset).map_err(self.failed)
+    }
+
+    fn populated(&self) -> &[Range<u64>] {
+        &self.populated
+    }
+}

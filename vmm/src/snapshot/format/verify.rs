@@ -1,0 +1,113 @@
+//! Verifies a snapshot: every checksum that there is.
+
+use std::path::{Path, PathBuf};
+
+use super::digest;
+use super::pack::Source;
+use super::pack::walk;
+use super::raw::RawSource;
+use crate::error::{Error, Result};
+use crate::memory::backing::OtherPages;
+use crate::snapshot::restore::grant;
+use crate::snapshot::restore::grant::Grants;
+use crate::snapshot::restore::memory::Memory;
+use crate::snapshot::restore::open;
+use crate::snapshot::restore::relative;
+use crate::snapshot::restore::relative::Opened;
+use crate::snapshot::take::disk_layers;
+use crate::snapshot::{DIFF_FILE, WorkingSet};
+use crate::store::Store;
+
+/// What was verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verified {
+    /// The state and all of the memory, of a diff its base's too.
+    Whole,
+    /// The state and what has a checksum. Its version had no digest of raw memory, or of the pages of a diff.
+    AllButMemory,
+}
+
+/// Verifies the snapshot `name`, on all cores. Of the layers of disks it verifies that they belong to the
+/// snapshot and have all their clusters, and not the clusters' data, which has no digest. If it is a diff
+/// that this user's volt-vmm did not write, its base must lie in one of the directories `allowed`, as for a
+/// restore: errors and durations tell of what is read. `progress` is told, from any thread, how many bytes of
+/// how many of the memory are done.
+///
+/// # Errors
+/// [`Error::Snapshot`] names the first thing that is wrong: the state, a file that is missing, or the first bad chunk.
+pub fn verify(
+    store: &Store,
+    name: &str,
+    allowed: &[PathBuf],
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Verified> {
+    let path = store.path_of(name)?;
+    let (manifest, file) = open::read_manifest(&path)?;
+    let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
+    let grants = Grants { origin: &origin, snapshot: &path, allowed };
+    let metadata = manifest.metadata;
+    disk_layers::Source::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
+    let len = metadata.memory_bytes;
+    WorkingSet::open(&path, &metadata.id, len)?;
+    let Opened { memory, over, digests, .. } =
+        relative::open(&path, &metadata, &|base| grants.check_base(base))?;
+    let mut verified = Verified::Whole;
+    if let Some(OtherPages { pages, file }) = over {
+        let place = path.join(DIFF_FILE);
+        let failed = |source| Error::file("read", place.display(), source);
+        match digests.over {
+            Some(digest) => compare(&place, &RawSource::pages(&file, &pages, &failed), digest, &|_, _| ())?,
+            None => verified = Verified::AllButMemory,
+        }
+    }
+    match verify_whole(&memory, len, digests.memory, progress)? {
+        Verified::Whole => Ok(verified),
+        part => Ok(part),
+    }
+}
+
+/// The memory of a snapshot that has all of it.
+fn verify_whole(
+    memory: &Memory,
+    len: u64,
+    named: Option<u64>,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<Verified> {
+    match (memory, named) {
+        (Memory::Packed(packed), _) => {
+            let found = walk::verify(&packed.pack, &|done| progress(done, len))?;
+            named.map_or(Ok(()), |named| is_same(memory.name(), found, named))?;
+        }
+        (Memory::Raw(..), None) => return Ok(Verified::AllButMemory),
+        (Memory::Raw(file, path), Some(named)) => {
+            let failed = |source| Error::file("read", path.display(), source);
+            compare(path, &RawSource::whole(file, len, &failed)?, named, progress)?;
+        }
+    }
+    Ok(Verified::Whole)
+}
+
+/// Checks the digest of a memory, or of pages.
+///
+/// # Errors
+/// It is another one, or cannot be computed because they cannot be read.
+pub(crate) fn compare(
+    path: &Path,
+    memory: &dyn Source,
+    named: u64,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<()> {
+    is_same(path, digest::of_source(memory, progress)?, named)
+}
+
+/// Checks a digest that was computed of the file at `path`.
+///
+/// # Errors
+/// It is another one.
+pub(crate) fn is_same(path: &Path, found: u64, named: u64) -> Result<()> {
+    if found == named {
+        return Ok(());
+    }
+    let problem = format!("is damaged: the digest of its pages is {found:016x}, not {named:016x}");
+    Err(Error::snapshot(path, problem))
+}

@@ -1,0 +1,179 @@
+//! Whether a path lies in a directory, as the kernel resolves it and not as it is spelled.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use crate::config::{CheckedFile, SocketPath};
+
+/// How a path in a directory may be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// Symbolic links are followed as long as they stay in the directory.
+    Inside,
+    /// By no link, and the file has no other name: another name may be a file of somebody else's.
+    None,
+}
+
+/// The file at `path`, and its real path, if it lies in `directory`.
+pub(crate) fn file(directory: &Path, path: &Path, links: Links) -> Option<CheckedFile> {
+    let found = open(directory, path, links).ok()?;
+    if links == Links::None {
+        let stat = rustix::fs::fstat(&found).ok()?;
+        let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
+        (is_file && stat.st_nlink == 1).then_some(())?;
+    }
+    Some(CheckedFile::new(real_path(&found)?, found))
+}
+
+/// The real path of a directory at `path` and the directory if it lies in `directory` or is it.
+pub(crate) fn dir(directory: &Path, path: &Path, links: Links) -> Option<(PathBuf, OwnedFd)> {
+    let found = open(directory, path, links).ok()?;
+    let stat = rustix::fs::fstat(&found).ok()?;
+    rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir().then_some(())?;
+    Some((real_path(&found)?, found))
+}
+
+/// Whether `path` lies in `directory` and there is nothing. False tells nothing of paths that lie elsewhere.
+pub(crate) fn lacks(directory: &Path, path: &Path) -> bool {
+    open(directory, path, Links::Inside).is_err_and(|why| why == Errno::NOENT)
+}
+
+/// A socket that is to be made at `path`, by its real path, if it lies in `directory`.
+pub(crate) fn socket(directory: &Path, path: &Path, links: Links) -> Option<SocketPath> {
+    let name = path.file_name()?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (real, held) = dir(directory, parent, links)?;
+    Some(SocketPath::checked(real.join(name), held))
+}
+
+/// `XDEV` for a path that does not lie in `directory`, and where the path leaves it on the way.
+fn open(directory: &Path, path: &Path, links: Links) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let outside = Errno::XDEV;
+    let root = rustix::fs::open(directory, flags | OFlags::DIRECTORY, Mode::empty()).map_err(|_| outside)?;
+    let path = std::path::absolute(path).map_err(|_| outside)?;
+    // The directory may be named by links itself: those are the caller's own.
+    let spelled = std::path::absolute(directory).map_err(|_| outside)?;
+    let within = path.strip_prefix(&spelled).ok().map(Path::to_owned);
+    let real = || path.strip_prefix(real_path(&root)?).ok().map(Path::to_owned);
+    let within = within.or_else(real).ok_or(outside)?;
+    let within = if within.as_os_str().is_empty() { PathBuf::from(".") } else { within };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let (flags, resolve) = match links {
+        Links::Inside => (flags, resolve),
+        Links::None => (flags | OFlags::NOFOLLOW, resolve | ResolveFlags::NO_SYMLINKS),
+    };
+    rustix::fs::openat2(&root, &within, flags, Mode::empty(), resolve)
+}
+
+fn real_path(of: &OwnedFd) -> Option<PathBuf> {
+    std::fs::read_link(format!("/proc/self/fd/{}", of.as_raw_fd())).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use super::*;
+    use crate::config::FileRef;
+    use crate::devices::virtio::listener::{Listener, connect_to_file};
+
+    #[test]
+    fn what_only_looks_as_if_it_were_inside_is_not() {
+        let place = std::env::temp_dir().join(format!("volt-beneath-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let inside = place.join("inside");
+        fs::create_dir_all(inside.join("deep")).unwrap();
+        for name in ["secret", "inside/own", "inside/deep/own"] {
+            fs::write(place.join(name), name).unwrap();
+        }
+        symlink("../secret", inside.join("out")).unwrap();
+        symlink("own", inside.join("in")).unwrap();
+        symlink("/", inside.join("root")).unwrap();
+        fs::hard_link(place.join("secret"), inside.join("linked")).unwrap();
+        let file = |directory: &Path, path: &Path, links| {
+            file(directory, path, links).map(|found| found.path().to_owned())
+        };
+        let find = |name: &str, links| file(&inside, &inside.join(name), links);
+        for links in [Links::Inside, Links::None] {
+            assert_eq!(find("own", links), Some(inside.join("own")));
+            assert_eq!(find("deep/../deep/own", links), Some(inside.join("deep/own")));
+            for name in ["out", "../secret", "root/etc/passwd", "deep/../../secret", "nothing"] {
+                assert_eq!(find(name, links), None, "{name}");
+            }
+            assert_eq!(file(&inside, Path::new("/etc/passwd"), links), None);
+            assert_eq!(socket(&inside, &inside.join("new"), links), Some(inside.join("new").into()));
+            assert_eq!(socket(&inside, &place.join("new"), links), None);
+            assert_eq!(dir(&inside, &inside, links).map(|(path, _)| path), Some(inside.clone()));
+            assert!(dir(&inside, &place, links).is_none());
+        }
+        for (path, is_lacking) in [
+            ("deep/nothing", true),
+            ("nothing/own", true),
+            ("own", false),
+            ("../nothing", false),
+            ("../secret", false),
+            ("root/nothing", false),
+            ("root/etc", false),
+        ] {
+            assert_eq!(lacks(&inside, &inside.join(path)), is_lacking, "{path}");
+        }
+        assert!(!lacks(&inside, Path::new("/nothing")));
+        assert_eq!(find("in", Links::Inside), Some(inside.join("own")));
+        assert_eq!(find("in", Links::None), None);
+        assert_eq!(find("linked", Links::None), None, "it is another file's name");
+        symlink("inside", place.join("alias")).unwrap();
+        let alias = place.join("alias");
+        assert_eq!(file(&alias, &alias.join("own"), Links::Inside), Some(inside.join("own")));
+        assert_eq!(file(&alias, &inside.join("own"), Links::Inside), Some(inside.join("own")));
+        fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn socket_is_made_reached_and_removed_in_the_directory_that_was_checked() {
+        let place = std::env::temp_dir().join(format!("volt-moved-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let (inside, moved, other) = (place.join("inside"), place.join("moved"), place.join("other"));
+        fs::create_dir_all(&inside).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        let found = socket(&inside, &inside.join("vsock"), Links::None).unwrap();
+        assert_eq!(found.as_path(), inside.join("vsock"));
+        // Somebody puts another directory in its place between the check and the use.
+        fs::rename(&inside, &moved).unwrap();
+        symlink(&other, &inside).unwrap();
+        let names = |directory: &Path| fs::read_dir(directory).unwrap().count();
+        let listener = Listener::open("listen at", &found).unwrap();
+        assert!(moved.join("vsock").exists());
+        UnixStream::connect(moved.join("vsock")).unwrap();
+        let daemon = UnixListener::bind(other.join("vsock_1")).unwrap();
+        daemon.set_nonblocking(true).unwrap();
+        connect_to_file(&listener.path().with_suffix("_1")).unwrap_err();
+        assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        drop(listener);
+        assert_eq!((names(&moved), names(&other)), (0, 1));
+        fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn file_that_is_replaced_after_it_was_found_is_not_opened() {
+        let place = std::env::temp_dir().join(format!("volt-replaced-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let (inside, secret) = (place.join("inside"), place.join("secret"));
+        fs::create_dir_all(&inside).unwrap();
+        fs::write(inside.join("disk"), "own").unwrap();
+        fs::write(&secret, "secret").unwrap();
+        let found = FileRef::Checked(file(&inside, &inside.join("disk"), Links::None).unwrap());
+        fs::remove_file(inside.join("disk")).unwrap();
+        symlink(&secret, inside.join("disk")).unwrap();
+        assert_eq!(std::io::read_to_string(found.open("open disk").unwrap()).unwrap(), "own");
+        let mut writable = found.open_writable("open disk", false).unwrap();
+        std::io::Write::write_all(&mut writable, b"new").unwrap();
+        assert_eq!(fs::read(&secret).unwrap(), b"secret");
+        fs::remove_dir_all(&place).unwrap();
+    }
+}

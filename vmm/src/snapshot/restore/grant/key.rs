@@ -1,0 +1,153 @@
+//! This user's key, under which the state files that it writes are marked: 32 random bytes in a file of mode 0600.
+//!
+//! ```text
+//!   $XDG_DATA_HOME/volt-vmm/snapshot.key      or, for root, /var/lib/volt-vmm/snapshot.key
+//!                                             or $HOME/.local/share/volt-vmm/snapshot.key
+//! ```
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::partial;
+
+const NAME: &str = "snapshot.key";
+const LEN: usize = 32;
+
+/// A key, ready to mark bytes or to check a mark.
+pub(crate) struct Key(Hmac<Sha256>);
+
+impl Key {
+    /// Reads the key. Says in words why there is none.
+    pub fn open() -> Result<Self, String> {
+        let path = directory()?.join(NAME);
+        read(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => format!("this user has no key {} yet", path.display()),
+            _ => format!("the key {} cannot be used: {error}", path.display()),
+        })
+    }
+
+    /// Reads the key, or makes it if there is none. Says in words why that is not possible.
+    pub fn open_or_make() -> Result<Self, String> {
+        let directory = directory()?;
+        let path = directory.join(NAME);
+        let key = match read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => make(&directory).and_then(|()| read(&path)),
+            key => key,
+        };
+        key.map_err(|error| format!("the key {} cannot be used: {error}", path.display()))
+    }
+
+    /// The mark of some bytes.
+    pub fn mark(self, bytes: &[u8]) -> [u8; LEN] {
+        self.0.chain_update(bytes).finalize().into_bytes().into()
+    }
+
+    /// Whether this is the mark of these bytes. Takes the same time wherever it differs.
+    pub fn has_marked(self, bytes: &[u8], mark: &[u8]) -> bool {
+        self.0.chain_update(bytes).verify_slice(mark).is_ok()
+    }
+}
+
+fn directory() -> Result<PathBuf, String> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(data) = absolute("XDG_DATA_HOME") {
+        return Ok(data.join("volt-vmm"));
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(PathBuf::from("/var/lib/volt-vmm"));
+    }
+    let home = absolute("HOME").ok_or("there is no place for this user's key: HOME is not set")?;
+    Ok(home.join(".local/share/volt-vmm"))
+}
+
+fn read(path: &Path) -> io::Result<Key> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let metadata = file.metadata()?;
+    let own = metadata.uid() == rustix::process::geteuid().as_raw();
+    if !metadata.is_file() || !own || metadata.mode() & 0o077 != 0 {
+        return Err(io::Error::other(
+            "it must be a file of this user's that nobody else can read (mode 0600)",
+        ));
+    }
+    let mut bytes = Vec::with_capacity(LEN + 1);
+    file.take(LEN as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() != LEN {
+        return Err(io::Error::other(format!("it has {} bytes, not {LEN}; remove it", bytes.len())));
+    }
+    Ok(Key(Hmac::new_from_slice(&bytes).expect("HMAC takes a key of any length")))
+}
+
+/// Makes a key that appears whole. Another process may be first, with its own.
+fn make(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
+    partial::remove_abandoned_files(directory, NAME);
+    let mut bytes = [0; LEN];
+    rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
+    let (temporary, mut file) = partial::create_file(directory, NAME, 0o600)?;
+    let mut write = || {
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        match fs::hard_link(&temporary, directory.join(NAME)) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+            _ => File::open(directory)?.sync_all(),
+        }
+    };
+    let written = write();
+    let _ = fs::remove_file(&temporary);
+    written
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let directory = std::env::temp_dir().join(format!("volt-key-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&directory);
+        directory
+    }
+
+    #[test]
+    fn key_is_made_once_and_readable_by_its_owner_alone() {
+        let directory = scratch("made");
+        make(&directory).unwrap();
+        let path = directory.join(NAME);
+        let first = fs::read(&path).unwrap();
+        make(&directory).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), first, "the first one stays");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o600);
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is left beside it");
+        let mark = read(&path).unwrap().mark(b"state");
+        assert!(read(&path).unwrap().has_marked(b"state", &mark));
+        assert!(!read(&path).unwrap().has_marked(b"State", &mark));
+        assert!(!read(&path).unwrap().has_marked(b"state", &mark[1..]));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn key_that_others_can_read_or_of_another_length_is_not_used() {
+        let directory = scratch("bad");
+        make(&directory).unwrap();
+        let path = directory.join(NAME);
+        let set_mode = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        set_mode(0o640);
+        assert!(read(&path).err().unwrap().to_string().contains("mode 0600"));
+        set_mode(0o600);
+        for bytes in [&[7; 31][..], &[7; 33], &[]] {
+            fs::write(&path, bytes).unwrap();
+            assert!(read(&path).err().unwrap().to_string().contains("bytes, not 32"));
+        }
+        fs::rename(&path, directory.join("other")).unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        assert!(read(&path).is_err(), "a symbolic link is not followed");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

@@ -1,0 +1,206 @@
+//! What a snapshot names on the host is a request: disks, networks, sockets, and the base of a diff.
+//!
+//! ```text
+//!   granted:  all of it       if the state file has the mark of this user: an HMAC under a key of its own
+//!             one resource    if the restore gives another in its place (`Overrides`)
+//!             one path        if it lies in a directory that the caller allows, or in the snapshot's own
+//! ```
+//!
+//! Owning a snapshot's files proves nothing: what was downloaded or unpacked is the caller's too. A state file that names nothing on
+//! the host has no mark, and needs none.
+
+mod beneath;
+mod key;
+
+use std::path::{Path, PathBuf};
+
+use beneath::Links;
+use key::Key;
+
+use super::place::GrantedBase;
+use crate::config::devices::{Devices, NetBackend};
+use crate::config::{FileRef, Overrides, SocketPath, VmConfig};
+use crate::error::{Error, Result};
+use crate::snapshot::Metadata;
+use crate::snapshot::format::manifest;
+use crate::snapshot::format::manifest::base_is_missing;
+
+/// Whether this user's volt-vmm wrote a state file.
+#[derive(Clone, Debug)]
+pub(crate) enum Origin {
+    /// It did, or the state was never in a file.
+    Own,
+    /// It cannot be shown, for this reason.
+    Foreign(String),
+    /// Nothing on the host is named, so nobody has looked.
+    NoRequests,
+}
+
+/// Whether a VM with this configuration, or its snapshot, needs anything of the host.
+fn has_requests(metadata: &Metadata, devices: &Devices) -> bool {
+    let Devices { disks, networks, vsock, rng: _, balloon: _, console, on_cmdline: _ } = devices;
+    let none = disks.is_empty() && networks.is_empty() && vsock.is_none() && console.is_none();
+    metadata.base.is_some() || !none
+}
+
+/// The mark for a state file of this user's, if it names anything on the host. A user without a key has none: the snapshot is as good,
+/// but its resources have to be given at a restore.
+pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Option<String> {
+    if !has_requests(metadata, &config.devices) {
+        return None;
+    }
+    match Key::open_or_make() {
+        Ok(key) => Some(key.mark(body).iter().map(|byte| format!("{byte:02x}")).collect()),
+        Err(why) => {
+            log::warn!("the snapshot will need its disks, networks and sockets given at a restore: {why}");
+            None
+        }
+    }
+}
+
+/// Looks who wrote the state file that `metadata` and `config` were decoded from.
+pub(crate) fn origin_of(file: &[u8], metadata: &Metadata, config: &VmConfig) -> Origin {
+    if !has_requests(metadata, &config.devices) {
+        return Origin::NoRequests;
+    }
+    let Some((body, mark)) = manifest::marked(file) else {
+        return Origin::Foreign("its state.json has no mark of a user".to_owned());
+    };
+    match Key::open().map(|key| key.has_marked(body, &mark)) {
+        Ok(true) => Origin::Own,
+        Ok(false) => {
+            Origin::Foreign("its state.json was changed, or written by another user or host".to_owned())
+        }
+        Err(why) => Origin::Foreign(why),
+    }
+}
+
+impl Origin {
+    /// Whether a state file made from this one may be marked as this user's.
+    pub fn can_be_marked(&self) -> bool {
+        !matches!(self, Self::Foreign(_))
+    }
+}
+
+/// Decides about one restore.
+pub(crate) struct Grants<'a> {
+    /// Where the state came from.
+    pub origin: &'a Origin,
+    /// The snapshot's directory.
+    pub snapshot: &'a Path,
+    /// Directories that the caller allows.
+    pub allowed: &'a [PathBuf],
+}
+
+/// Looks for a path in a directory.
+type Find<T> = fn(&Path, &Path, Links) -> Option<T>;
+
+impl Grants<'_> {
+    /// Checks the directory of a diff's base. Returns it as it is; or what was checked, and its real path.
+    ///
+    /// # Errors
+    /// It is not granted, or an allowed directory lacks it.
+    pub fn check_base(&self, base: &Path) -> Result<GrantedBase> {
+        if matches!(self.origin, Origin::Foreign(_))
+            && self.allowed.iter().any(|directory| beneath::lacks(directory, base))
+        {
+            return Err(base_is_missing(self.snapshot, base));
+        }
+        let about = || (format!("its base {}", base.display()), String::new());
+        Ok(match self.find(base, beneath::dir, about)? {
+            Some((path, held)) => GrantedBase { path, held: Some(held) },
+            None => GrantedBase { path: base.to_owned(), held: None },
+        })
+    }
+
+    /// Checks what `devices`, as the snapshot has them, name on the host and `given` does not replace. What is granted by its path gets
+    /// the real one, without links.
+    ///
+    /// # Errors
+    /// Names the first that is not granted, why, and how it is.
+    pub fn check_devices(&self, devices: &mut Devices, given: &Overrides) -> Result<()> {
+        let Origin::Foreign(_) = self.origin else { return Ok(()) };
+        for disk in &mut devices.disks {
+            if given.disks.iter().any(|given| given.id == disk.id && given.path.is_some()) {
+                continue;
+            }
+            let id = &disk.id;
+            let about = || (format!("disk {id}: {}", disk.path), format!("--disk id={id},path=FILE"));
+            disk.path = match &disk.path {
+                FileRef::Path(path) => match self.find(path, beneath::file, about)? {
+                    Some(file) => FileRef::Checked(file),
+                    None => continue,
+                },
+                FileRef::Checked(_) | FileRef::Fd(_) | FileRef::Untrusted(_) => {
+                    return Err(self.refused(about(), false));
+                }
+            };
+        }
+        for network in &devices.networks {
+            if given.networks.iter().any(|given| given.id == network.id && given.backend.is_some()) {
+                continue;
+            }
+            let id = &network.id;
+            let (what, give) = match &network.backend {
+                NetBackend::Tap(name) => (format!("tap {name}"), "tap=NAME"),
+                NetBackend::Passt { forward } if forward.is_empty() => {
+                    ("this host's network (passt)".to_owned(), "passt")
+                }
+                NetBackend::Passt { forward } => {
+                    let ports: Vec<_> = forward.iter().map(|(host, _)| host.to_string()).collect();
+                    let what = format!("this host's network (passt) with ports {}", ports.join(", "));
+                    (what, "passt,forward=HOSTPORT:GUESTPORT")
+                }
+            };
+            return Err(
+                self.refused((format!("network {id}: {what}"), format!("--net id={id},{give}")), false)
+            );
+        }
+        let socket = |path: &mut SocketPath, what: &str, give: &str| -> Result<()> {
+            let about = || (format!("{what} {path}"), give.to_owned());
+            if let Some(real) = self.find(path.as_path(), beneath::socket, about)? {
+                *path = real;
+            }
+            Ok(())
+        };
+        if let Some(vsock) = &mut devices.vsock
+            && given.vsock.as_ref().is_none_or(|given| given.socket.is_none())
+        {
+            socket(&mut vsock.socket, "vsock socket", "--vsock socket=PATH")?;
+        }
+        if let Some(console) = &mut devices.console
+            && given.console.is_none()
+        {
+            socket(&mut console.socket, "console socket", "--console SOCKET")?;
+        }
+        Ok(())
+    }
+
+    /// Looks for a path with `find` in the directories that are allowed and in the snapshot's own. Returns
+    /// none if everything is granted.
+    fn find<T>(
+        &self,
+        path: &Path,
+        find: Find<T>,
+        about: impl FnOnce() -> (String, String),
+    ) -> Result<Option<T>> {
+        let Origin::Foreign(_) = self.origin else { return Ok(None) };
+        let own = || find(self.snapshot, path, Links::None);
+        let allowed = self.allowed.iter().find_map(|directory| find(directory, path, Links::Inside));
+        allowed.or_else(own).map(Some).ok_or_else(|| self.refused(about(), true))
+    }
+
+    fn refused(&self, (what, give): (String, String), is_path: bool) -> Error {
+        let why = match self.origin {
+            Origin::Foreign(why) => why,
+            Origin::Own | Origin::NoRequests => "",
+        };
+        let ways = match (give.is_empty(), is_path) {
+            (true, _) => "allow its directory (--allow-path DIR)".to_owned(),
+            (false, true) => format!("give it ({give}), or allow its directory (--allow-path DIR)"),
+            (false, false) => format!("give it ({give})"),
+        };
+        let problem = format!("asks for {what}, which is not granted, because {why}; {ways}");
+        Error::snapshot(self.snapshot, problem)
+    }
+}

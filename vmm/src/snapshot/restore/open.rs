@@ -1,0 +1,497 @@
+//! Opens a snapshot, once, and restores any number of VMs from it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::composed::Composed;
+use super::grant;
+use super::grant::Grants;
+use super::memory::{LazyMemory, Memory, OfVm, Unpack};
+use super::place::Place;
+use super::relative;
+use super::relative::{Digests, Opened};
+use crate::config::{Overrides, VmConfig};
+use crate::console::Console;
+use crate::error::{Error, Result};
+use crate::kvm;
+use crate::kvm::cpuid;
+use crate::kvm::host;
+use crate::machine::pool::Pool;
+use crate::machine::shell::{FirstVcpu, Shape, Shell};
+use crate::machine::{Machine, MachineState};
+use crate::memory::backing::{Backing, OtherPages};
+use crate::memory::files::lease::Leases;
+use crate::memory::lazy::fault_service::Service;
+use crate::memory::page_set::PageSet;
+use crate::memory::ram::GuestRam;
+use crate::persist::Persist;
+use crate::run_control::RunState;
+use crate::snapshot::format::manifest;
+use crate::snapshot::format::working_set::{Beside, Plan, WorkingSet};
+use crate::snapshot::restore::record::{Marker, Notes, Recording};
+use crate::snapshot::take::disk_images;
+use crate::snapshot::take::disk_images::ChangedImages;
+use crate::snapshot::take::disk_layers;
+use crate::snapshot::take::lineage::{Differ, History, Lineage, Origin};
+use crate::snapshot::{Metadata, STATE_FILE};
+use crate::store::Store;
+use crate::timing::step_done;
+use crate::vm::Vm;
+
+/// Bytes. 32 vCPUs with all their devices take a tenth of this.
+const LARGEST_STATE: u64 = 32 << 20;
+/// Bytes that few state files have more than.
+const USUAL_STATE: u64 = 256 << 10;
+
+/// An opened snapshot: verified, and fit for this host. Shared by everything restored from it; nothing of it is ever
+/// modified.
+#[derive(Debug)]
+pub struct Snapshot {
+    path: PathBuf,
+    metadata: Metadata,
+    config: VmConfig,
+    /// Whether what the configuration names on the host is granted.
+    origin: grant::Origin,
+    machine: Arc<MachineState>,
+    memory: Arc<Memory>,
+    /// How children of a VM whose packed memory is filled on touch are filled too, unless they are unpacked
+    /// at once.
+    fills: Option<Unpack>,
+    /// Those of a diff.
+    over: Option<OtherPages>,
+    lineage: Option<Lineage>,
+    /// What the content of both should be. Memory that is nowhere but here has none.
+    digests: Digests,
+    layers: disk_layers::Source,
+    /// What VMs run from.
+    files: Arc<Leases>,
+    /// What its VMs touch first. Nothing is known of one that is nowhere but here.
+    working_set: Option<Arc<Beside>>,
+}
+
+/// How a VM is to come back.
+#[derive(Debug)]
+pub struct RestoreOptions {
+    /// Where its serial output goes.
+    pub console: Console,
+    /// Whether it runs at once, or waits for [`Vm::resume`].
+    pub resume: bool,
+    /// Whether the caller will run the first vCPU on a thread of its own with [`Vm::lend_thread`], which saves starting
+    /// one. Until then the guest stands still.
+    pub lent_thread: bool,
+    /// What is different for this VM.
+    pub overrides: Overrides,
+    /// What to do with the image of a disk without a layer that is not what it was when the snapshot was taken.
+    pub changed_images: ChangedImages,
+    /// Directories whose files may be the disks of a snapshot that this user's volt-vmm did not write, and in which its sockets may be
+    /// made. Such a snapshot gets nothing else of the host but what `overrides` gives it.
+    pub allowed: Vec<PathBuf>,
+    /// Whether [`Vm::rewind`] is to be fast from the first time on: what is written is known from the start. Every page costs the guest
+    /// a little more when it first writes to it.
+    pub rewindable: bool,
+    /// Where a VM may be ready. Of another shape, or empty, it is left alone, and a VM is made.
+    pub pool: Option<Arc<Pool>>,
+    /// When memory that is packed is unpacked.
+    pub unpack: Unpack,
+    /// Whether what was recorded of an earlier restore, if anything was, is read ahead in the background. A restore begins that itself, but
+    /// for a VM that waits for a lent thread ([`Vm::prefetch`]).
+    pub prefetch: bool,
+    /// Whether the pages that it touches are recorded, in their order, until this. They are kept beside the snapshot, in the place of what
+    /// was recorded before. Its memory is filled page by page for it, and nothing is read ahead: it is slow, and stays so.
+    pub record: Option<Marker>,
+}
+
+impl Default for RestoreOptions {
+    /// Running, its output discarded.
+    fn default() -> Self {
+        Self {
+            console: Console::discard(),
+            resume: true,
+            lent_thread: false,
+            overrides: Overrides::default(),
+            changed_images: ChangedImages::default(),
+            allowed: Vec::new(),
+            rewindable: false,
+            pool: None,
+            unpack: Unpack::default(),
+            prefetch: true,
+            record: None,
+        }
+    }
+}
+
+impl Snapshot {
+    /// Opens and verifies the snapshot `name`.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] when it is missing, damaged, of a newer version, or its files do not belong together;
+    /// [`Error::HostCpu`] when its guest was shown CPU features that this host lacks.
+    pub fn open(store: &Store, name: &str) -> Result<Self> {
+        Self::open_allowing(store, name, &[])
+    }
+
+    /// Opens and verifies the snapshot `name`. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the
+    /// directories `allowed`.
+    ///
+    /// # Errors
+    /// As [`Snapshot::open`].
+    pub fn open_allowing(store: &Store, name: &str, allowed: &[PathBuf]) -> Result<Self> {
+        let path = store.path_of(name)?;
+        let (manifest, file) = read_manifest(&path)?;
+        step_done("state load, CRC, parse");
+        let manifest::Manifest { metadata, config, machine, .. } = manifest;
+        let origin = grant::origin_of(&file, &metadata, &config);
+        drop(file); // the heap has room for what comes next
+        step_done("origin");
+        let Opened { memory, over, lineage, digests } = {
+            let grants = Grants { origin: &origin, snapshot: &path, allowed };
+            relative::open(&path, &metadata, &|base| grants.check_base(base))?
+        };
+        let layers = disk_layers::Source::Directory(path.clone());
+        let files = files(&path, &memory, over.as_ref())?;
+        let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
+        let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
+        let snapshot = Self {
+            origin,
+            digests,
+            working_set,
+            ..Self::of_own(path, state, memory, lineage, layers, files)
+        };
+        snapshot.check_host()?;
+        step_done("host check");
+        Ok(snapshot)
+    }
+
+    /// One that is nowhere but here: what VMs are forked from. `held` is what VMs run from already, which may have its memory too.
+    pub(crate) fn in_memory(
+        state: (Metadata, VmConfig, MachineState),
+        (memory, over): (OfVm, Option<OtherPages>),
+        lineage: Option<Lineage>,
+        layers: BTreeMap<String, File>,
+        held: Option<&Arc<Leases>>,
+    ) -> Result<Self> {
+        let path = PathBuf::from("of a running VM");
+        let (memory, fills, held) = match memory {
+            OfVm::Whole(file) => {
+                let held = held.filter(|held| held.cover(&file)).map(Arc::clone);
+                (Arc::new(Memory::Raw(file, path.clone())), None, held)
+            }
+            OfVm::Lazy(LazyMemory { memory, unpack }) => (memory, Some(unpack), None),
+        };
+        let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
+        let layers = disk_layers::Source::Held(layers);
+        Ok(Self { fills, ..Self::of_own(path, state, (memory, over), lineage, layers, files) })
+    }
+
+    /// One of this process's own, of which nothing is on disk.
+    fn of_own(
+        path: PathBuf,
+        (metadata, config, machine): (Metadata, VmConfig, MachineState),
+        (memory, over): (Arc<Memory>, Option<OtherPages>),
+        lineage: Option<Lineage>,
+        layers: disk_layers::Source,
+        files: Arc<Leases>,
+    ) -> Self {
+        let (origin, fills, working_set) = (grant::Origin::Own, None, None);
+        let (machine, digests) = (Arc::new(machine), Digests::default());
+        Self {
+            path,
+            metadata,
+            config,
+            origin,
+            machine,
+            memory,
+            fills,
+            over,
+            lineage,
+            digests,
+            layers,
+            files,
+            working_set,
+        }
+    }
+
+    /// One that another process had in memory, if this host can run it.
+    ///
+    /// # Errors
+    /// [`Error::HostCpu`].
+    pub(crate) fn received(self) -> Result<Self> {
+        self.check_host()?;
+        Ok(self)
+    }
+
+    /// What a diff of a VM that is restored from it would be relative to.
+    pub(crate) fn lineage(&self) -> Option<&Lineage> {
+        self.lineage.as_ref()
+    }
+
+    /// Where the layers of its disks are.
+    pub(crate) fn layers(&self) -> &disk_layers::Source {
+        &self.layers
+    }
+
+    /// What it says about itself.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// All but memory.
+    pub(crate) fn machine(&self) -> &MachineState {
+        &self.machine
+    }
+
+    /// Its memory, or its base's, and the pages over it if it is a diff.
+    pub(crate) fn memory(&self) -> (&Memory, Option<&OtherPages>) {
+        (&self.memory, self.over.as_ref())
+    }
+
+    /// How its memory is filled on touch, if the VM's is that it was taken of.
+    pub(crate) fn fills(&self) -> Option<&Unpack> {
+        self.fills.as_ref()
+    }
+
+    /// What the content of its memory and of the pages over it should be.
+    pub(crate) fn digests(&self) -> Digests {
+        self.digests
+    }
+
+    /// Who wrote it.
+    pub(crate) fn origin(&self) -> &grant::Origin {
+        &self.origin
+    }
+
+    /// Its directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What was recorded of a VM that was restored from it, if anything was.
+    ///
+    /// # Errors
+    /// That is damaged, or another snapshot's.
+    pub(crate) fn working_set(&self) -> Result<Option<Arc<WorkingSet>>> {
+        self.working_set.as_ref().map_or(Ok(None), |beside| beside.set())
+    }
+
+    /// What its VM was made from.
+    #[must_use]
+    pub fn config(&self) -> &VmConfig {
+        &self.config
+    }
+
+    /// How many chunks of its packed memory have been fetched, each once, because a VM touched them or ahead of that
+    /// ([`Unpack::OnTouch`]).
+    #[must_use]
+    pub fn chunks_fetched(&self) -> u64 {
+        self.memory.chunks_fetched()
+    }
+
+    /// Restores a VM, running, its serial output discarded.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore_with`].
+    pub fn restore(&self) -> Result<Vm> {
+        self.restore_with(RestoreOptions::default())
+    }
+
+    /// Restores a VM.
+    ///
+    /// # Errors
+    /// The host refuses memory, a VM, or a part of the state.
+    pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
+        let ahead = self.ahead(&options)?;
+        let notes = options.record.map(|marker| Notes::new(marker, self.metadata.memory_bytes));
+        let mut config = self.config.clone();
+        Grants { origin: &self.origin, snapshot: &self.path, allowed: &options.allowed }
+            .check_devices(&mut config.devices, &options.overrides)?;
+        let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
+        let placed = given.map(|disk| disk.id.clone()).collect();
+        options.overrides.clone().apply(&mut config.devices)?;
+        let unpack =
+            self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
+        let layers = disk_layers::bring(&self.layers, &mut config.devices, &placed)?;
+        let backing = match &notes {
+            Some(notes) => self.noting(&options.unpack, notes)?,
+            None => self.memory.backing(unpack, self.over.clone())?,
+        };
+        let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
+        let shape = Shape { logs_writes: options.rewindable, ..Shape::of(&config) };
+        let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
+        let (pooled, _refill) = pooled.unzip();
+        let shell = shell(pooled, shape, backing, first)?;
+        shell.heed_faults();
+        let mut machine = Machine::new(shell, &config.devices, options.console)?;
+        config.devices.release_checked();
+        self.layers.check(&self.metadata.layers, &machine)?;
+        let (then, recorded) = (&self.metadata.disks, &self.config.devices.disks);
+        disk_images::check(then, recorded, &machine, &options.overrides, options.changed_images)?;
+        machine.restore(&self.machine).map_err(|source| Error::Restore {
+            path: self.path.join(STATE_FILE),
+            source: Box::new(source),
+        })?;
+        let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
+        layers.keep();
+        // Children of a recorded VM are filled by nothing that notes what they touch.
+        let lazy = LazyMemory::of(&self.memory, unpack).filter(|_| recording.is_none());
+        // What is recorded is over nothing: the pages of a diff are among those that it is filled with.
+        let over = self.over.clone().filter(|_| recording.is_none());
+        let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
+            (Some(_), Some(over)) => {
+                Lineage { differ: Differ::NotBase(Some(Arc::clone(&over.pages))), ..lineage }
+            }
+            _ => lineage,
+        });
+        let origin = Origin {
+            path: self.path.join(STATE_FILE),
+            machine: Arc::clone(&self.machine),
+            lazy,
+            over,
+            changed: options.rewindable.then(|| PageSet::none(shape.memory_bytes)),
+            files: Arc::clone(&self.files),
+            listeners: Vec::new(),
+        };
+        let history = History { lineage, origin: Some(origin) };
+        let vm = Vm::of(machine, config, history).with_working_set(ahead, recording);
+        if options.resume {
+            // A device may have touched memory that cannot be had before any vCPU runs. The VM's end says
+            // why.
+            vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;
+            step_done("resume");
+        }
+        // The guest of a lent thread does not run yet: it goes first.
+        if !options.lent_thread {
+            vm.prefetch();
+            vm.hold_files();
+        }
+        Ok(vm)
+    }
+
+    /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that is wrong is found out here, before there
+    /// is a VM, unless nobody wants it.
+    fn ahead(&self, options: &RestoreOptions) -> Result<Option<Plan>> {
+        if options.record.is_none() && !options.prefetch {
+            return Ok(None);
+        }
+        let set = self.working_set()?;
+        step_done("working set");
+        let is_there = matches!(*self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
+        let over = self.over.as_ref().map(|over| Arc::clone(&over.pages));
+        Ok(set.filter(|_| options.record.is_none() && !is_there).map(|set| Plan { set, over }))
+    }
+
+    /// Memory of its own for a VM, in which what it touches is noted.
+    fn noting(&self, unpack: &Unpack, notes: &Arc<Notes>) -> Result<Backing> {
+        if *unpack != Unpack::OnTouch {
+            let problem = "fills the VM's memory page by page in this process: neither a shared pager nor unpacking all of it \
+                           before goes with it";
+            return Err(Error::config("record", problem));
+        }
+        let source = Composed::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
+        let noted = Arc::clone(notes);
+        let service = Service::noting(Box::new(source), Box::new(move |page| noted.touched(page)))?;
+        Ok(Backing::Lazy { paging: Arc::new(service), pages: None })
+    }
+
+    /// Has what is noted kept once the marker is reached.
+    fn record(&self, notes: Arc<Notes>, machine: &Machine) -> Result<Recording> {
+        let beside = self.working_set.as_ref().ok_or_else(|| {
+            Error::config("record", "only what is restored from a snapshot on disk can be recorded")
+        })?;
+        let (reached, ended) = (Arc::clone(&notes), Arc::clone(&notes));
+        let reached = move || reached.reached();
+        match notes.marker() {
+            Marker::Console => machine.platform().at_line(reached),
+            Marker::Vsock if machine.platform().at_connection(reached) => {}
+            Marker::Vsock => return Err(Error::config("record", "this VM has no vsock to be the marker")),
+            Marker::After(_) | Marker::Api => {}
+        }
+        machine.shell().control.at_end(move || ended.vm_ended());
+        Recording::begin(notes, Arc::clone(beside))
+    }
+
+    /// Where KVM offers what it did on the host of the snapshot, there is nothing to compare.
+    fn check_host(&self) -> Result<()> {
+        let taken_with = self.metadata.host_features.as_deref();
+        if taken_with.is_some_and(|digest| host::feature_digest().is_ok_and(|here| here == digest)) {
+            return Ok(());
+        }
+        let supported = cpuid::supported(&kvm::open()?)?;
+        let mut missing: Vec<String> =
+            self.machine.vcpus.iter().flat_map(|vcpu| cpuid::missing(&vcpu.cpuid, &supported)).collect();
+        missing.dedup();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        missing.sort();
+        missing.dedup();
+        Err(Error::HostCpu { path: self.path.clone(), missing: missing.join(", ") })
+    }
+}
+
+/// What VMs run from that are restored from this.
+fn files(path: &Path, memory: &Memory, over: Option<&OtherPages>) -> Result<Arc<Leases>> {
+    let files = Leases::of(memory.raw().into_iter().chain(over.map(|over| &over.file)));
+    files.map(Arc::new).map_err(|source| Error::file("look at the memory of", path.display(), source))
+}
+
+/// An empty VM with this memory: one that was made ahead of time, or a new one.
+fn shell(pooled: Option<Shell>, shape: Shape, backing: Backing, first: FirstVcpu) -> Result<Shell> {
+    if let Some(shell) = pooled {
+        step_done("shell from the pool");
+        backing.map(&shell.ram)?;
+        expect_faults_of(shape.vcpus, &shell.ram);
+        return Ok(shell);
+    }
+    let ram = GuestRam::reserve(shape.memory_bytes)?;
+    backing.map(&ram)?;
+    expect_faults_of(shape.vcpus, &ram);
+    Shell::new(ram, shape, first)
+}
+
+/// Lets the second vCPU's faults be answered during a cold read for the first. A VM with one vCPU pays nothing.
+fn expect_faults_of(vcpus: u8, ram: &GuestRam) {
+    if vcpus > 1
+        && let Some(faults) = ram.faults()
+    {
+        faults.paging().expect_several();
+    }
+}
+
+/// Reads and verifies a snapshot's state file. Returns its bytes too.
+pub(crate) fn read_manifest<'a>(snapshot: impl Into<Place<'a>>) -> Result<(manifest::Manifest, Vec<u8>)> {
+    let snapshot = snapshot.into();
+    let path = snapshot.path().join(STATE_FILE);
+    let file = read_state(snapshot, &path)?;
+    Ok((decode(&path, &file)?, file))
+}
+
+/// Decodes a state file that is at `path`, and looks whether it makes sense.
+pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
+    let manifest = manifest::decode(file).map_err(|problem| Error::snapshot(path, problem))?;
+    let manifest::Manifest { metadata, config, .. } = &manifest;
+    config.validate().map_err(|error| Error::snapshot(path, error.to_string()))?;
+    if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
+        return Err(Error::snapshot(path, "contradicts itself about memory or vCPUs"));
+    }
+    Ok(manifest)
+}
+
+fn read_state(snapshot: Place<'_>, path: &Path) -> Result<Vec<u8>> {
+    let (mut file, len) = snapshot.open_regular(STATE_FILE)?;
+    if len > LARGEST_STATE {
+        return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
+    }
+    let failed = |source| Error::file("read", path.display(), source);
+    let mut bytes = vec![0; len.min(USUAL_STATE) as usize];
+    file.read_exact(&mut bytes).map_err(failed)?;
+    // A long file gets memory only if it begins like a state file; one of holes does not.
+    manifest::has_head(&bytes).map_err(|problem| Error::snapshot(path, problem))?;
+    if len > USUAL_STATE {
+        file.read_to_end(&mut bytes).map_err(failed)?;
+    }
+    Ok(bytes)
+}

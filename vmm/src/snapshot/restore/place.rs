@@ -1,0 +1,124 @@
+//! The directory of a snapshot, and how its files are opened.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+
+use crate::error::{Error, Result};
+
+/// The directory of a snapshot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    path: &'a Path,
+    held: Option<&'a OwnedFd>,
+}
+
+/// The directory of a diff's base, which may be read.
+#[derive(Debug)]
+pub(crate) struct GrantedBase {
+    /// Where it is.
+    pub path: PathBuf,
+    /// The directory itself, where its path had to be checked: another that is put there later is not read.
+    pub held: Option<OwnedFd>,
+}
+
+impl GrantedBase {
+    pub fn place(&self) -> Place<'_> {
+        Place { path: &self.path, held: self.held.as_ref() }
+    }
+}
+
+impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for Place<'a> {
+    fn from(path: &'a P) -> Self {
+        Self { path: path.as_ref(), held: None }
+    }
+}
+
+impl<'a> Place<'a> {
+    pub fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    /// Whether there is a file of this name. Links are not followed: whether there is what they lead to is nobody's
+    /// to know.
+    pub fn has(&self, name: &str) -> bool {
+        let path = self.path.join(name);
+        let (directory, path) = self.at(name.as_ref(), &path);
+        rustix::fs::statat(directory, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited
+    /// for. A symbolic link could name any file of the host, so none is followed.
+    ///
+    /// # Errors
+    /// Names the file, and what is wrong with it.
+    pub fn open_regular(&self, name: impl AsRef<Path>) -> Result<(File, u64)> {
+        let path = self.path.join(name.as_ref());
+        let (directory, at) = self.at(name.as_ref(), &path);
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(directory, at, flags, Mode::empty());
+        let file = File::from(opened.map_err(|why| self.missing(&path, why.into()))?);
+        let metadata = file.metadata().map_err(|source| Error::file("look at", path.display(), source))?;
+        if !metadata.is_file() {
+            return Err(Error::snapshot(path, "is not a regular file"));
+        }
+        Ok((file, metadata.len()))
+    }
+
+    /// What to look a name up in, and by what path.
+    fn at<'b>(&'b self, name: &'b Path, path: &'b Path) -> (BorrowedFd<'b>, &'b Path) {
+        self.held.map_or((CWD, path), |held| (held.as_fd(), name))
+    }
+
+    /// A file that should be there and cannot be opened.
+    fn missing(&self, file: &Path, source: std::io::Error) -> Error {
+        match source.kind() {
+            std::io::ErrorKind::NotFound if !self.path.exists() => {
+                Error::snapshot(self.path, "there is no such directory")
+            }
+            std::io::ErrorKind::NotFound => Error::snapshot(file, "is missing"),
+            _ if source.raw_os_error() == Some(libc::ELOOP) => {
+                Error::snapshot(file, "is a symbolic link, which a file of a snapshot may not be")
+            }
+            std::io::ErrorKind::NotADirectory => Error::snapshot(self.path, "is not a directory"),
+            _ => Error::file("open", file.display(), source),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn directory_that_is_replaced_after_it_was_checked_is_not_read() {
+        let place = std::env::temp_dir().join(format!("volt-place-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&place);
+        let (base, moved, secret) = (place.join("base"), place.join("moved"), place.join("secret"));
+        for (directory, text) in [(&base, "own"), (&secret, "secret")] {
+            fs::create_dir_all(directory).unwrap();
+            fs::write(directory.join("state.json"), text).unwrap();
+        }
+        fs::write(secret.join("memory.snap"), "secret").unwrap();
+        let held = fs::File::open(&base).unwrap().into();
+        let checked = GrantedBase { path: base.clone(), held: Some(held) };
+        fs::rename(&base, &moved).unwrap();
+        symlink(&secret, &base).unwrap();
+        let read = |place: Place<'_>| {
+            let (file, _) = place.open_regular("state.json").unwrap();
+            std::io::read_to_string(file).unwrap()
+        };
+        assert_eq!(read(checked.place()), "own");
+        assert!(!checked.place().has("memory.snap"));
+        let error = checked.place().open_regular("memory.snap").unwrap_err().to_string();
+        assert!(error.contains("memory.snap") && error.contains("is missing"), "{error}");
+        // By its path it is the other.
+        assert_eq!(read(Place::from(&base)), "secret");
+        fs::remove_dir_all(&place).unwrap();
+    }
+}

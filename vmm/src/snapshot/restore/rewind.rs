@@ -1,0 +1,69 @@
+//! A restored VM goes back to its snapshot, in place: the pages that it has changed are put back, then its state, and its disks'
+//! layers are emptied. No process, no VM, no mapping is made anew.
+//!
+//! What it has changed is known from KVM's dirty log where that was on from the start ([`crate::snapshot::RestoreOptions::rewindable`]), and
+//! from the first time on; else the page tables are asked once.
+
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::memory::dirty::populated::private_pages;
+use crate::memory::dirty::reset::put_back;
+use crate::memory::page_set::PageSet;
+use crate::snapshot::take::lineage::{History, Origin};
+use crate::vm::Vm;
+
+const ACT: &str = "rewind the VM";
+
+/// How it went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rewound {
+    /// How long the vCPUs stood still. Nothing for a VM that was paused before.
+    pub paused: Duration,
+    /// Pages that were put back.
+    pub pages: u64,
+}
+
+/// Rewinds a VM. Nobody captures it meanwhile.
+///
+/// # Errors
+/// It was not restored, has ended, or has a disk that cannot be rewound: it is as it was then. Or the host refuses midway: then it has
+/// ended.
+pub(crate) fn rewind(vm: &Vm, history: &mut History) -> Result<Rewound> {
+    if history.origin.is_none() {
+        return Err(Error::config("snapshot", "only a VM that was restored from one can be rewound to it"));
+    }
+    vm.on_machine(|machine| {
+        machine.check_rewind()?;
+        machine.shell().watch_writes()
+    })?;
+    let (pages, paused) = vm.paused_for(ACT, |machine| {
+        let pages = changed(machine, history)?;
+        let Some(origin) = &mut history.origin else { unreachable!("looked at above") };
+        // From here on it is neither what it was nor what it is to be.
+        put_all_back(machine, origin, &pages).inspect_err(|error| machine.give_up(ACT, error))?;
+        origin.changed = Some(PageSet::none(machine.shell().ram.len()));
+        history.changed(&pages);
+        Ok(pages.len())
+    })?;
+    Ok(Rewound { paused, pages })
+}
+
+/// The pages that may differ from the snapshot's.
+fn changed(machine: &Machine, history: &mut History) -> Result<PageSet> {
+    let shell = machine.shell();
+    history.asking(shell.ram.len(), |written| shell.take_dirty(written))?;
+    match &history.origin {
+        Some(Origin { changed: Some(pages), .. }) => Ok(pages.clone()),
+        _ => private_pages(&shell.ram),
+    }
+}
+
+fn put_all_back(machine: &mut Machine, origin: &Origin, pages: &PageSet) -> Result<()> {
+    put_back(&machine.shell().ram, pages, origin.over.as_ref())?;
+    machine.rewind(&origin.machine).map_err(|source| {
+        let path = origin.path.clone();
+        Error::Restore { path, source: Box::new(source) }
+    })
+}

@@ -1,0 +1,377 @@
+//! Copies of a running guest's pages: the bulk goes to the destination, everything after it to memory until the guest runs on.
+//!
+//! ```text
+//!   first pass        ──> destination   the guest runs; a slow disk delays the capture, never the guest
+//!   later passes      ──> memfd         no file system, so no writeback and no throttling of this thread
+//!   pause, few pages  ──> log           memory that is there already: one system call, and no page is allocated
+//!   after the pause   log ──> memfd ──> destination
+//! ```
+//!
+//! The memfd holds the pages that were written after the first pass began, each once: at most what the guest
+//! dirtied meanwhile, in the worst case all of its memory. It is charged to the memory cgroup of this process.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use rustix::fs::FallocateFlags;
+
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::backing::fresh;
+use crate::memory::page_set::PageSet;
+use crate::memory::ram::GuestRam;
+
+/// Bytes moved from memory to the destination at once.
+const STEP: u64 = 1 << 20;
+/// Pages copied between two looks at the clock.
+const LOOK: u64 = 256;
+/// Pages that a log has room for.
+const LOG: u64 = 256;
+/// What failed, if a copy in memory does.
+const KEEP: &str = "keep a copy of guest memory";
+
+/// Where pages are copied to.
+pub(crate) struct Target<'a> {
+    /// An empty file with room for all of the VM's memory.
+    pub file: File,
+    /// The error of a write to the file that failed.
+    pub failed: &'a dyn Fn(io::Error) -> Error,
+    /// The file's file system, unless the file is memory itself.
+    pub disk: Option<&'a dyn Disk>,
+}
+
+/// A file system with room that was reserved.
+pub(crate) trait Disk {
+    /// Reserves room for all that the capture is going to need, before the first copy.
+    ///
+    /// # Errors
+    /// The file system has no such room.
+    fn reserve(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<()>;
+
+    /// Releases so many bytes of the reservation, which are written next.
+    fn about_to_write(&self, bytes: u64);
+}
+
+/// The copies.
+pub(crate) struct Copies<'a> {
+    ram: &'a GuestRam,
+    to: Target<'a>,
+    /// Copies that are in memory, and which. Nothing where the target is memory itself.
+    memory: Option<(File, PageSet)>,
+    log: Option<Log>,
+}
+
+/// The pages of a pause, one behind the other in the order of their offsets.
+struct Log {
+    file: File,
+    /// Those that are in it and not yet in the memfd, which has older copies.
+    pages: PageSet,
+}
+
+impl Log {
+    /// Has room for [`LOG`] pages.
+    ///
+    /// # Errors
+    /// The host has no memory or descriptor left.
+    fn new(ram: &GuestRam) -> Result<Self> {
+        let file = fresh(LOG * PAGE)?;
+        let reserve = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LOG * PAGE);
+        rustix::io::retry_on_intr(reserve)
+            .map_err(|errno| Error::host("reserve memory for copies of guest memory", errno))?;
+        Ok(Self { file, pages: PageSet::none(ram.len()) })
+    }
+}
+
+impl<'a> Copies<'a> {
+    pub(crate) fn new(ram: &'a GuestRam, to: Target<'a>) -> Result<Self> {
+        let memory = to.disk.map(|_| Ok::<_, Error>((fresh(ram.len())?, PageSet::none(ram.len()))));
+        Ok(Self { ram, to, memory: memory.transpose()?, log: None })
+    }
+
+    /// Reserves room for the capture, where it is on a disk.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn reserve(&self, pages: &PageSet, unneeded: &PageSet) -> Result<()> {
+        self.to.disk.map_or(Ok(()), |disk| disk.reserve(self.ram, unneeded, pages))
+    }
+
+    /// Copies the bulk, to the destination.
+    ///
+    /// # Errors
+    /// The destination cannot be written.
+    pub(crate) fn take_first(&self, pages: &PageSet) -> Result<()> {
+        for run in pages.runs() {
+            if let Some(disk) = self.to.disk {
+                disk.about_to_write(run.end - run.start);
+            }
+            self.ram.copy_to(run, &self.to.file).map_err(self.to.failed)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the log, so that a pause has one.
+    ///
+    /// # Errors
+    /// The host has no memory for it.
+    pub(crate) fn before_pause(&mut self) -> Result<()> {
+        if self.memory.is_some() && self.log.is_none() {
+            self.log = Some(Log::new(self.ram)?);
+        }
+        Ok(())
+    }
+
+    /// Copies pages while the guest stands still, to the log if they are few and there is one. Otherwise as
+    /// [`Copies::take`].
+    ///
+    /// # Errors
+    /// As those of that.
+    pub(crate) fn take_in_pause(
+        &mut self,
+        pages: &mut PageSet,
+        goes_on: impl Fn(u64) -> bool,
+    ) -> Result<bool> {
+        match &mut self.log {
+            Some(log) if log.pages.is_empty() && pages.len() <= LOG => {
+                let copied = self.ram.append_to(pages.runs(), &log.file);
+                copied.map_err(|source| Error::host(KEEP, source))?;
+                log.pages = std::mem::replace(pages, PageSet::none(self.ram.len()));
+                Ok(true)
+            }
+            _ => self.take(pages, goes_on),
+        }
+    }
+
+    /// Moves the copies of a pause to the memfd. A pass does it too, but one that is timed would look slow.
+    ///
+    /// # Errors
+    /// The host has no memory for them.
+    pub(crate) fn settle_log(&mut self) -> Result<()> {
+        let (Some(log), Some((memory, held))) = (&mut self.log, &mut self.memory) else { return Ok(()) };
+        let mut at = 0;
+        for run in log.pages.runs() {
+            let mut bytes = vec![0; (run.end - run.start) as usize];
+            let moved = log.file.read_exact_at(&mut bytes, at);
+            moved
+                .and_then(|()| memory.write_all_at(&bytes, run.start))
+                .map_err(|source| Error::host(KEEP, source))?;
+            at += run.end - run.start;
+        }
+        held.add_all(&log.pages);
+        log.pages = PageSet::none(self.ram.len());
+        Ok(())
+    }
+
+    /// Copies pages, to memory, and removes from the set what is copied. Stops where `goes_on` says so of the pages that are left.
+    ///
+    /// # Errors
+    /// The host has no memory for them.
+    pub(crate) fn take(&mut self, pages: &mut PageSet, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
+        self.settle_log()?;
+        let in_memory = |source| Error::host(KEEP, source);
+        let (file, failed): (_, &dyn Fn(_) -> _) = match &self.memory {
+            Some((file, _)) => (file, &in_memory),
+            None => (&self.to.file, self.to.failed),
+        };
+        let mut left = pages.len();
+        let mut stopped_at = None;
+        for step in pages.runs_of(LOOK * PAGE) {
+            if !goes_on(left) {
+                stopped_at = Some(step.start);
+                break;
+            }
+            self.ram.copy_to(step.clone(), file).map_err(failed)?;
+            left -= (step.end - step.start) / PAGE;
+        }
+        let done = match stopped_at {
+            // A pause makes no set that it does not need.
+            None => std::mem::replace(pages, PageSet::none(self.ram.len())),
+            Some(end) => {
+                let mut done = PageSet::none(self.ram.len());
+                pages
+                    .runs_of(LOOK * PAGE)
+                    .take_while(|step| step.start < end)
+                    .for_each(|step| done.add(step));
+                pages.remove_all(&done);
+                done
+            }
+        };
+        if let Some((_, held)) = &mut self.memory {
+            held.add_all(&done);
+        }
+        Ok(stopped_at.is_none())
+    }
+
+    /// Pages that are held in memory.
+    pub(crate) fn held(&self) -> u64 {
+        let Some((_, held)) = &self.memory else { return 0 };
+        self.log.as_ref().map_or(held.len(), |log| {
+            let mut all = held.clone();
+            all.add_all(&log.pages);
+            all.len()
+        })
+    }
+
+    /// Moves the copies in memory to the destination, and gives that.
+    ///
+    /// # Errors
+    /// The destination cannot be written.
+    pub(crate) fn settle(mut self) -> Result<File> {
+        self.settle_log()?;
+        let Self { ram: _, to, memory, log: _ } = self;
+        let Some((memory, held)) = memory else { return Ok(to.file) };
+        let mut buffer = vec![0; STEP as usize];
+        for step in held.runs_of(STEP) {
+            let bytes = &mut buffer[..(step.end - step.start) as usize];
+            memory
+                .read_exact_at(bytes, step.start)
+                .map_err(|source| Error::host("read a copy of guest memory", source))?;
+            if let Some(disk) = to.disk {
+                disk.about_to_write(bytes.len() as u64);
+            }
+            to.file.write_all_at(bytes, step.start).map_err(to.failed)?;
+        }
+        Ok(to.file)
+    }
+}
+
+/// Measures how long an act takes.
+pub(crate) fn timed<T>(act: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    let done = act();
+    (done, start.elapsed())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+    use std::os::unix::fs::MetadataExt;
+
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::memory::backing::Backing;
+
+    const LEN: u64 = 4 << 20;
+
+    #[derive(Default)]
+    struct Asked {
+        reserved: Cell<u64>,
+        announced: RefCell<Vec<u64>>,
+    }
+
+    impl Disk for Asked {
+        fn reserve(&self, _: &GuestRam, _: &PageSet, pages: &PageSet) -> Result<()> {
+            self.reserved.set(pages.len());
+            Ok(())
+        }
+
+        fn about_to_write(&self, bytes: u64) {
+            self.announced.borrow_mut().push(bytes);
+        }
+    }
+
+    fn ram() -> GuestRam {
+        let ram = GuestRam::reserve(LEN).unwrap();
+        Backing::Fresh.map(&ram).unwrap();
+        ram
+    }
+
+    fn pages(ranges: &[(u64, u64)]) -> PageSet {
+        let mut pages = PageSet::none(LEN);
+        ranges.iter().for_each(|(start, end)| pages.add(start * PAGE..end * PAGE));
+        pages
+    }
+
+    fn write(ram: &GuestRam, page: u64, word: u64) {
+        ram.guest().write_obj(word, GuestAddress(page * PAGE)).unwrap();
+    }
+
+    fn failed(source: io::Error) -> Error {
+        Error::host("write the destination", source)
+    }
+
+    fn word(file: &File, page: u64) -> u64 {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, page * PAGE).unwrap();
+        u64::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn nothing_but_the_first_pass_reaches_the_destination_before_the_guest_runs_on() {
+        let (ram, disk, none) = (ram(), Asked::default(), PageSet::none(LEN));
+        let file = fresh(LEN).unwrap();
+        let seen = file.try_clone().unwrap();
+        let blocks = || seen.metadata().unwrap().blocks() * 512;
+        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
+        write(&ram, 1, 1);
+        copies.reserve(&pages(&[(0, 2)]), &none).unwrap();
+        copies.take_first(&pages(&[(0, 2)])).unwrap();
+        assert_eq!((disk.reserved.get(), blocks(), word(&seen, 1)), (2, 2 * PAGE, 1));
+        write(&ram, 1, 2);
+        write(&ram, 700, 3);
+        let mut written = pages(&[(1, 2), (400, 900)]);
+        assert!(copies.take(&mut written, |_| true).unwrap());
+        assert!(written.is_empty());
+        write(&ram, 700, 4);
+        assert!(copies.take(&mut pages(&[(700, 701)]), |_| true).unwrap());
+        assert_eq!((blocks(), copies.held()), (2 * PAGE, 501));
+        let file = copies.settle().unwrap();
+        assert_eq!([0, 1, 700].map(|page| word(&file, page)), [0, 2, 4]);
+        assert_eq!(blocks(), 502 * PAGE);
+        assert_eq!(disk.announced.borrow().iter().sum::<u64>(), 503 * PAGE, "page 1 is written twice");
+    }
+
+    #[test]
+    fn copies_that_were_stopped_go_on_where_they_were() {
+        let (ram, disk) = (ram(), Asked::default());
+        let file = fresh(LEN).unwrap();
+        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
+        let mut written = pages(&[(0, 1000)]);
+        assert!(!copies.take(&mut written, |left| left > 500).unwrap());
+        assert_eq!((written.len(), copies.held()), (488, 512));
+        assert!(!written.has(511 * PAGE) && written.has(512 * PAGE));
+        assert!(copies.take(&mut written, |_| true).unwrap());
+        assert_eq!(copies.held(), 1000);
+    }
+
+    #[test]
+    fn few_pages_of_a_pause_go_to_the_log_and_give_way_to_later_copies() {
+        let (ram, disk) = (ram(), Asked::default());
+        let file = fresh(LEN).unwrap();
+        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
+        [3, 4, 700].iter().for_each(|page| write(&ram, *page, 1));
+        assert!(copies.take(&mut pages(&[(3, 5)]), |_| true).unwrap());
+        copies.before_pause().unwrap();
+        let memory = copies.memory.as_ref().unwrap().0.try_clone().unwrap();
+        [3, 4, 700].iter().for_each(|page| write(&ram, *page, 2));
+        let mut written = pages(&[(3, 5), (700, 701)]);
+        assert!(copies.take_in_pause(&mut written, |_| true).unwrap());
+        assert!(written.is_empty());
+        assert_eq!([3, 4, 700].map(|page| word(&memory, page)), [1, 1, 0], "the log has them");
+        assert_eq!(copies.held(), 3);
+        // That pause was given up: the guest ran on, and wrote to one of them.
+        write(&ram, 4, 3);
+        let mut many = pages(&[(4, 5), (100, 100 + LOG)]);
+        assert!(copies.take_in_pause(&mut many, |_| true).unwrap());
+        assert_eq!(word(&memory, 4), 3, "the log has no room for so many");
+        write(&ram, 700, 4);
+        assert!(copies.take_in_pause(&mut pages(&[(700, 701)]), |_| true).unwrap());
+        assert_eq!(copies.held(), 3 + LOG);
+        let file = copies.settle().unwrap();
+        assert_eq!([3, 4, 700].map(|page| word(&file, page)), [2, 3, 4]);
+    }
+
+    #[test]
+    fn copies_into_memory_are_copied_once() {
+        let ram = ram();
+        write(&ram, 5, 5);
+        let file = fresh(LEN).unwrap();
+        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: None }).unwrap();
+        copies.take(&mut pages(&[(5, 6)]), |_| true).unwrap();
+        assert_eq!(copies.held(), 0);
+        assert_eq!(word(&copies.settle().unwrap(), 5), 5);
+    }
+}

@@ -1,0 +1,100 @@
+//! What was captured of a VM's memory, as one memory again.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::dirty::populated::data_ranges;
+use crate::memory::page_set::PageSet;
+use crate::snapshot::format::holes::{is_zero, write_pages};
+use crate::snapshot::format::pack::Source;
+use crate::snapshot::take::capture::Capture;
+
+/// Bytes copied at once.
+const STEP: u64 = 1 << 20;
+
+/// The base where no page lies over it, and else that page.
+#[derive(Debug)]
+pub(crate) struct CapturedMemory<'a> {
+    captured: &'a Capture,
+    populated: Vec<Range<u64>>,
+}
+
+impl<'a> CapturedMemory<'a> {
+    /// Of `len` bytes.
+    ///
+    /// # Errors
+    /// The host does not say what the base has.
+    pub fn new(captured: &'a Capture, len: u64) -> Result<Self> {
+        let pages = populated(&captured.base, &captured.unneeded, &captured.pages, len)?;
+        Ok(Self { captured, populated: pages.runs().map(|run| run.start..run.end.min(len)).collect() })
+    }
+
+    /// Adds what is missing to the file of the pages, so that it is the whole memory. Pages of zeros stay holes. `each` sees all
+    /// that is there, step by step: an offset and the bytes from it on. `about_to_write` is told how many bytes come next, at most.
+    ///
+    /// # Errors
+    /// Memory cannot be read; the file cannot be written, which is as `failed` has it.
+    pub fn complete(
+        &self,
+        failed: &dyn Fn(io::Error) -> Error,
+        mut each: impl FnMut(u64, &[u8]),
+        about_to_write: impl Fn(u64),
+    ) -> Result<()> {
+        let Capture { pages, copy, .. } = self.captured;
+        let mut buffer = vec![0; STEP as usize];
+        for range in &self.populated {
+            for start in range.clone().step_by(STEP as usize) {
+                let step = &mut buffer[..(range.end - start).min(STEP) as usize];
+                self.read_at(start, step)?;
+                each(start, step);
+                about_to_write(step.len() as u64);
+                write_pages(copy, start, step, |at, page| !pages.has(at) && !is_zero(page))
+                    .map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pages of `len` bytes of memory that may hold something: those of the base that the guest needs, and those that lie over it.
+///
+/// # Errors
+/// The host does not say where the base has data.
+pub(crate) fn populated(base: &File, unneeded: &PageSet, over: &PageSet, len: u64) -> Result<PageSet> {
+    let data = data_ranges(base, len)
+        .map_err(|source| Error::host("look for data in the base of guest memory", source))?;
+    let mut pages = PageSet::none(len);
+    data.into_iter().for_each(|range| pages.add(range));
+    pages.remove_all(unneeded);
+    pages.add_all(over);
+    Ok(pages)
+}
+
+impl Source for CapturedMemory<'_> {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let Capture { base, pages, copy, .. } = self.captured;
+        let failed = |source| Error::host("read captured guest memory", source);
+        let end = offset + into.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let over = pages.has(at);
+            let mut to = (at / PAGE + 1) * PAGE;
+            while to < end && pages.has(to) == over {
+                to += PAGE;
+            }
+            let part = &mut into[(at - offset) as usize..(to.min(end) - offset) as usize];
+            let file = if over { copy } else { &**base };
+            file.read_exact_at(part, at).map_err(failed)?;
+            at = to;
+        }
+        Ok(())
+    }
+
+    fn populated(&self) -> &[Range<u64>] {
+        &self.populated
+    }
+}

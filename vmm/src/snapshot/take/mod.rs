@@ -1,0 +1,11 @@
+//! Takes a snapshot of a VM that runs: captures memory and disks in passes, and writes the files.
+
+pub(crate) mod capture;
+pub(crate) mod captured;
+pub mod disk_images;
+pub mod disk_layers;
+pub(crate) mod lineage;
+pub(crate) mod room;
+pub(crate) mod taken;
+pub(crate) mod trim;
+pub mod writer;

@@ -1,0 +1,133 @@
+//! Room for a snapshot's memory, reserved before the first page is copied.
+//!
+//! Its size is not known before the work: pages of zeros become holes. So the room for every page that may hold something is
+//! reserved; only where there is less are the pages looked at. A packed memory's size nobody knows before it is packed: room is
+//! reserved for the unpacked pages that lie beside it meanwhile.
+
+use std::cell::OnceCell;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use super::captured::populated;
+use super::writer::is_small;
+use crate::error::{Error, Result};
+use crate::memory::PAGE;
+use crate::memory::dirty::freeze;
+use crate::memory::page_set::PageSet;
+use crate::memory::ram::GuestRam;
+use crate::snapshot::format::holes::is_zero;
+use crate::snapshot::restore::memory::LazyMemory;
+use crate::snapshot::take::capture::Disk;
+use crate::store::dir::NewDir;
+use crate::store::reservation::Reservation;
+
+/// For all that a snapshot has beside memory and layers.
+const STATE: u64 = 1 << 20;
+
+/// What of memory is going to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// The pages that are captured.
+    Pages,
+    /// Those where they are few, else all of it.
+    PagesIfFew,
+    /// All of it.
+    Whole,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Room<'a> {
+    dir: &'a NewDir,
+    written: Written,
+    /// Bytes of disks' layers.
+    layers: u64,
+    /// What fills the VM's base on touch.
+    lazy: Option<LazyMemory>,
+    reserved: OnceCell<Reservation>,
+}
+
+impl<'a> Room<'a> {
+    pub fn new(dir: &'a NewDir, written: Written, layers: u64, lazy: Option<LazyMemory>) -> Self {
+        Self { dir, written, layers, lazy, reserved: OnceCell::new() }
+    }
+
+    /// Reserves so many more bytes, for clusters that were written meanwhile.
+    ///
+    /// # Errors
+    /// The file system has fewer.
+    pub fn reserve_more(&self, bytes: u64) -> Result<()> {
+        let reserved = self.reserved.get().filter(|_| bytes > 0);
+        reserved.map_or(Ok(()), |reserved| self.dir.grow(reserved, bytes))
+    }
+
+    /// Reserves room for all of a memory whose base may have holes for chunks that are not fetched yet: its
+    /// pack says which pages it has. Where there is room for the captured pages and not for all of these, the base
+    /// is completed, and its pages are looked at.
+    fn of_lazy(
+        &self,
+        lazy: &LazyMemory,
+        ram: &GuestRam,
+        unneeded: &PageSet,
+        pages: &PageSet,
+    ) -> Result<Reservation> {
+        let mut all = PageSet::none(ram.len());
+        lazy.memory.add_populated(&mut all)?;
+        all.remove_all(unneeded);
+        all.add_all(pages);
+        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|lacks_room| {
+            let least = self.dir.reserve(pages.len() * PAGE + STATE + self.layers);
+            drop(least.map_err(|_| lacks_room)?);
+            // The snapshot completes it anyway, once the pages are copied.
+            freeze::complete(ram)?;
+            self.of_whole(ram, unneeded, pages)
+        })
+    }
+
+    fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<Reservation> {
+        let base = ram.base().file;
+        let all = populated(&base, unneeded, pages, ram.len())?;
+        self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|_| {
+            let mut of_base = all;
+            of_base.remove_all(pages);
+            let zeros = zeros(&base, &of_base)
+                .map_err(|source| Error::host("look for pages of zeros in guest memory", source))?;
+            self.dir.reserve((of_base.len() + pages.len() - zeros) * PAGE + STATE + self.layers)
+        })
+    }
+}
+
+impl Disk for Room<'_> {
+    fn reserve(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<()> {
+        let only_pages = match self.written {
+            Written::Pages => true,
+            Written::PagesIfFew => is_small(pages, &ram.base().file, self.lazy.as_ref())?,
+            Written::Whole => false,
+        };
+        let reserved = if only_pages {
+            self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE + self.layers)?
+        } else if let Some(lazy) = self.lazy.as_ref().filter(|_| self.written == Written::PagesIfFew) {
+            self.of_lazy(lazy, ram, unneeded, pages)?
+        } else {
+            self.of_whole(ram, unneeded, pages)?
+        };
+        self.reserved.get_or_init(|| reserved);
+        Ok(())
+    }
+
+    fn about_to_write(&self, bytes: u64) {
+        self.reserved.get().into_iter().for_each(|reserved| reserved.release(bytes));
+    }
+}
+
+/// How many of these pages of a file are all zeros.
+fn zeros(file: &File, pages: &PageSet) -> io::Result<u64> {
+    let (mut found, mut buffer) = (0, vec![0; 1 << 20]);
+    for step in pages.runs_of(buffer.len() as u64) {
+        let bytes = &mut buffer[..(step.end - step.start) as usize];
+        file.read_exact_at(bytes, step.start)?;
+        found += bytes.chunks(PAGE as usize).filter(|page| is_zero(page)).count() as u64;
+    }
+    Ok(found)
+}

@@ -1,0 +1,100 @@
+//! The capture that snapshots and forks share: memory, and beside it the layers of disks, the configuration
+//! and the images.
+
+use std::collections::BTreeMap;
+
+use super::lineage::History;
+use super::room::Room;
+use crate::config::VmConfig;
+use crate::devices::virtio::block::Image;
+use crate::error::Result;
+use crate::machine::Machine;
+use crate::run_control::RunState;
+use crate::snapshot::format::manifest::Metadata;
+use crate::snapshot::take::capture::{Beside, Capture, Disk, Target, Wish, capture};
+use crate::snapshot::take::disk_images;
+use crate::snapshot::take::disk_layers;
+use crate::snapshot::take::disk_layers::{Copies, Finished};
+use crate::snapshot::take::trim::Trimmed;
+use crate::vm::Vm;
+
+/// A VM at one instant.
+pub(crate) struct Taken {
+    pub captured: Capture,
+    /// The configuration at that instant: it may change before and after the pause.
+    pub config: VmConfig,
+    pub metadata: Metadata,
+    /// Copies of the disks' layers. They are not synced yet.
+    pub layers: Vec<Finished>,
+}
+
+/// The parts of a VM that are copied beside memory.
+pub(crate) struct BesideMemory<'a> {
+    pub vm: &'a Vm,
+    pub layers: Copies,
+    /// The disk that takes the layers, unless they go to memory.
+    pub room: Option<&'a Room<'a>>,
+    /// The balloon, if it has taken what the guest can spare.
+    pub trimmed: Option<Trimmed<'a>>,
+}
+
+/// Captures a VM, which goes on. Only one capture runs at a time.
+///
+/// # Errors
+/// As [`capture`]; or an image cannot be read.
+pub(crate) fn take(
+    history: &mut History,
+    wish: &Wish<'_>,
+    to: Target<'_>,
+    mut beside: BesideMemory<'_>,
+) -> Result<Taken> {
+    let vm = beside.vm;
+    let bytes = vm.config().memory_bytes();
+    let (captured, (config, images)) =
+        history.asking(bytes, |written| capture(vm, wish, to, written, &mut beside))?;
+    let layers = beside.layers.finish(&|bytes| about_to_write(beside.room, bytes))?;
+    let mut metadata = Metadata::of(&config)?;
+    metadata.disks = disk_images::contents(&images)?;
+    metadata.layers = disk_layers::digests(&layers);
+    Ok(Taken { captured, config, metadata, layers })
+}
+
+impl Beside for BesideMemory<'_> {
+    type Taken = (VmConfig, BTreeMap<String, Image>);
+
+    fn copy_bulk(&mut self) -> Result<()> {
+        about_to_write(self.room, self.layers.bytes());
+        disk_images::warm(self.vm)?;
+        self.layers.copy_bulk()
+    }
+
+    fn look(&mut self) -> u64 {
+        self.layers.look()
+    }
+
+    fn copied(&self) -> u64 {
+        self.layers.copied()
+    }
+
+    fn held(&self) -> u64 {
+        self.layers.held()
+    }
+
+    fn pass(&mut self, guest: RunState, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
+        // A pause reserves nothing: it has little to copy, and file systems may take their time.
+        if let Some(room) = self.room.filter(|_| guest == RunState::Running) {
+            room.reserve_more(self.layers.place_left()?)?;
+        }
+        self.layers.pass(guest, &|bytes| about_to_write(self.room, bytes), goes_on)
+    }
+
+    fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
+        self.trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
+        Ok((self.vm.config(), disk_images::of(machine)?))
+    }
+}
+
+/// Nothing is reserved where there is no room.
+fn about_to_write(room: Option<&Room<'_>>, bytes: u64) {
+    room.into_iter().for_each(|room| room.about_to_write(bytes));
+}

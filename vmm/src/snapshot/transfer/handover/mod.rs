@@ -1,0 +1,269 @@
+//! A snapshot that is only in memory, handed over to another process: what a fork's children are restored from.
+//!
+//! ```text
+//!   parent                                          unix socket                          child
+//!   Vm::snapshot_in_memory ── Snapshot::handover ── state.json, pages, descriptors ──> Snapshot::receive ── restore
+//! ```
+//!
+//! Nothing of the memory is copied: the child gets the base (or, of memory that is filled on touch, the
+//! pack), the pages over it and the layers of disks as descriptors which it cannot write to, and what is only
+//! in memory is sealed first. The child checks everything it is told that could end in a wrong page.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::FileRef;
+use crate::error::{Error, Result};
+use crate::memory::backing::{OtherPages, fresh};
+use crate::memory::files::sealing::{can_change, read_only, seal};
+use crate::memory::files::sparse;
+use crate::memory::page_set::PageSet;
+use crate::pager::client::PagerOptions;
+use crate::snapshot::MemoryFile;
+use crate::snapshot::format::manifest;
+use crate::snapshot::format::manifest::BaseSnapshot;
+use crate::snapshot::format::pack::Pack;
+use crate::snapshot::restore::memory::{LazyMemory, Memory, OfVm, Packed, Unpack};
+use crate::snapshot::restore::open;
+use crate::snapshot::restore::open::Snapshot;
+use crate::snapshot::take::lineage::{Differ, Lineage};
+
+mod wire;
+
+/// Bytes of the state, or of the sets of pages. Memory is taken for what comes, not for what is announced.
+const LARGEST_PART: u64 = 256 << 20;
+
+/// A snapshot, ready to be sent to any number of processes.
+#[derive(Debug)]
+pub struct Handover {
+    message: Vec<u8>,
+    files: Vec<File>,
+}
+
+/// What is neither state nor pages.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct About {
+    /// Whether pages lie over the base. Their set comes first among the pages.
+    over: bool,
+    /// What a diff would be relative to. The pages that may differ from it come last.
+    lineage: Option<BaseSnapshot>,
+    /// The disks whose layers come last among the descriptors.
+    layers: Vec<String>,
+    /// The pack that comes in the place of the base, where that is filled on touch.
+    pack: Option<AboutPack>,
+}
+
+/// A pack that memory is filled from on touch.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AboutPack {
+    /// Its name in errors.
+    name: PathBuf,
+    /// Its digest.
+    file: MemoryFile,
+    /// The shared pager, if one fills the memory.
+    pager: Option<PagerOptions>,
+}
+
+impl Snapshot {
+    /// Prepares to hand it over to other processes of this host ([`Snapshot::receive`]). It may be gone by the time they have it.
+    ///
+    /// # Errors
+    /// The host refuses descriptors, or somebody writes to what is to be shared.
+    pub fn handover(&self) -> Result<Handover> {
+        let refused = |source| Error::host("share guest memory with another process", source);
+        let mut config = self.config().clone();
+        for disk in &mut config.devices.disks {
+            // A number that means another file there. Whoever restores it names a file.
+            if let FileRef::Fd(number) | FileRef::Untrusted(number) = disk.path {
+                disk.path = FileRef::Path(format!("fd:{number} of process {}", std::process::id()).into());
+            }
+        }
+        let state = manifest::encode(self.metadata(), &config, self.machine(), |_| None)
+            .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;
+        let (memory, over) = self.memory();
+        let (base, pack) = base_of(memory, self.fills())?;
+        let mut files = vec![base];
+        files.extend(over.map(|over| Arc::clone(&over.file)));
+        let files: io::Result<Vec<_>> = files.iter().map(|file| unchanging(file)).collect();
+        let mut files = files.map_err(refused)?;
+        let layered = config.devices.disks.iter().filter(|disk| disk.layer.is_some());
+        let layers: Vec<_> = layered.map(|disk| disk.id.clone()).collect();
+        for id in &layers {
+            let layer = self.layers().find(id)?.open("open layer")?;
+            files.push(read_only(&layer).map_err(refused)?);
+        }
+        let lineage = self.lineage();
+        let about = About {
+            over: over.is_some(),
+            lineage: lineage.map(|lineage| lineage.base.clone()),
+            layers,
+            pack,
+        };
+        let about = serde_json::to_vec(&about)
+            .map_err(|source| Error::State { part: "what is handed over".to_owned(), source })?;
+        let none = PageSet::none(self.metadata().memory_bytes);
+        let differ = lineage.map(|lineage| lineage.differ.pages().unwrap_or(&none));
+        let sets = over.map(|over| &*over.pages).into_iter().chain(differ);
+        let pages: Vec<u8> = sets.flat_map(PageSet::bytes).collect();
+        Ok(Handover { message: wire::encode(&[&state, &about, &pages], files.len()), files })
+    }
+
+    /// Takes what [`Handover::send`] sends. Nothing beyond it is read.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] says what is wrong with what came; [`Error::HostCpu`] as for [`Snapshot::open`].
+    pub fn receive(from: &UnixStream) -> Result<Self> {
+        let received = wire::receive(from, LARGEST_PART);
+        let received = received.map_err(|source| Error::host("receive a VM from its parent", source))?;
+        let wire::Received { parts: [state, about, pages], files } = received.map_err(wrong)?;
+        let manifest::Manifest { metadata, config, machine, .. } = open::decode(&place(), &state)?;
+        let about: About =
+            serde_json::from_slice(&about).map_err(|source| wrong(format!("cannot be decoded: {source}")))?;
+        let len = metadata.memory_bytes;
+        let layered = config.devices.disks.iter().filter(|disk| disk.layer.is_some());
+        if !layered.map(|disk| &disk.id).eq(&about.layers) {
+            return Err(wrong("names other layers than those of its disks"));
+        }
+        let expected = 1 + usize::from(about.over) + about.layers.len();
+        if files.len() != expected {
+            return Err(wrong(format!("has {} files, not {expected}", files.len())));
+        }
+        let mut files = files.into_iter();
+        let base = match about.pack {
+            None => OfVm::Whole(memory_file(files.next(), len)?.into()),
+            Some(pack) => OfVm::Lazy(pack.open(files.next(), len)?),
+        };
+        let over = about.over.then(|| memory_file(files.next(), len).map(Arc::new)).transpose()?;
+        let layers: BTreeMap<_, _> = about.layers.into_iter().zip(files).collect();
+        for (id, layer) in &layers {
+            let is_file = layer.metadata().is_ok_and(|metadata| metadata.is_file());
+            is_file
+                .then_some(())
+                .ok_or_else(|| wrong(format!("has a layer for {id} that is no regular file")))?;
+        }
+        let mut sets = Sets { bytes: &pages, memory: len };
+        let over = match over {
+            Some(file) => Some(OtherPages { pages: sets.next()?, file }),
+            None => None,
+        };
+        let lineage = match about.lineage {
+            Some(base) => Some(Lineage { base, differ: Differ::NotBase(Some(sets.next()?)) }),
+            None => None,
+        };
+        sets.end()?;
+        Self::in_memory((metadata, config, machine), (base, over), lineage, layers, None)?.received()
+    }
+}
+
+impl Handover {
+    /// Sends it, and waits until the other side has taken it.
+    ///
+    /// # Errors
+    /// The other side is gone.
+    pub fn send(&self, to: &UnixStream) -> Result<()> {
+        wire::transmit(to, &self.message, &self.files)
+            .map_err(|source| Error::host("hand a VM over to its child", source))
+    }
+}
+
+/// The file under a VM's pages, and, if it is a pack, its description.
+fn base_of(memory: &Memory, fills: Option<&Unpack>) -> Result<(Arc<File>, Option<AboutPack>)> {
+    let (Memory::Packed(packed), Some(unpack)) = (memory, fills) else { return Ok((memory.base()?, None)) };
+    let pager = match unpack {
+        Unpack::ByPager(options) => Some(options.clone()),
+        _ => None,
+    };
+    let pack = &packed.pack;
+    let file = pack.file().try_clone();
+    let file = file.map_err(|source| Error::file("open again", pack.name().display(), source))?;
+    let about = AboutPack { name: pack.name().to_owned(), file: MemoryFile::pack(pack.digest()), pager };
+    Ok((Arc::new(file), Some(about)))
+}
+
+impl AboutPack {
+    /// Memory that is filled from the pack in `file`. A chunk is verified when it is fetched.
+    fn open(self, file: Option<File>, len: u64) -> Result<LazyMemory> {
+        let file = file.ok_or_else(|| wrong("lacks the pack of its memory"))?;
+        let pack = Pack::open(file, &self.name)?;
+        if (MemoryFile::pack(pack.digest()), pack.memory_len()) != (self.file, len) {
+            return Err(wrong("has another pack than it says"));
+        }
+        let unpack = self.pager.map_or(Unpack::OnTouch, Unpack::ByPager);
+        Ok(LazyMemory { memory: Arc::new(Memory::Packed(Packed::of(Arc::new(pack)))), unpack })
+    }
+}
+
+/// Sets of pages, one after another.
+struct Sets<'a> {
+    bytes: &'a [u8],
+    memory: u64,
+}
+
+impl Sets<'_> {
+    fn next(&mut self) -> Result<Arc<PageSet>> {
+        let found = self.bytes.split_at_checked(PageSet::bytes_len(self.memory) as usize);
+        let (set, rest) = found.ok_or_else(|| wrong("lacks a list of pages"))?;
+        self.bytes = rest;
+        let set = PageSet::from_bytes(self.memory, set);
+        set.map(Arc::new).ok_or_else(|| wrong("has pages beyond the end of memory"))
+    }
+
+    fn end(self) -> Result<()> {
+        self.bytes.is_empty().then_some(()).ok_or_else(|| wrong("has more lists of pages than it says"))
+    }
+}
+
+/// A descriptor of a file that nobody changes. What cannot be sealed, because whoever fills it as it is needed has it mapped, all of it
+/// filled by now, is copied.
+fn unchanging(file: &File) -> io::Result<File> {
+    match seal(file) {
+        Ok(()) => read_only(file),
+        Err(error) if matches!(error.kind(), ErrorKind::ResourceBusy | ErrorKind::PermissionDenied) => {
+            let copy = fresh(file.metadata()?.len()).map_err(io::Error::other)?;
+            sparse::whole(file, &copy)?;
+            seal(&copy)?;
+            read_only(&copy)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A file that is as long as guest memory, and that nobody changes.
+fn memory_file(file: Option<File>, len: u64) -> Result<File> {
+    let file = file.ok_or_else(|| wrong("lacks a file of its memory"))?;
+    let unknown = |source| Error::host("look at shared guest memory", source);
+    let metadata = file.metadata().map_err(unknown)?;
+    if !metadata.is_file() {
+        return Err(wrong("has memory that is no regular file"));
+    }
+    // The pages of a diff have their list behind them.
+    if metadata.len() < len {
+        return Err(wrong(format!(
+            "has a memory file of {} bytes for {len} bytes of memory",
+            metadata.len()
+        )));
+    }
+    match can_change(&file).map_err(unknown)? {
+        true => Err(wrong("has memory that could still be changed")),
+        false => Ok(file),
+    }
+}
+
+fn place() -> PathBuf {
+    Path::new("of a running VM").to_owned()
+}
+
+fn wrong(problem: impl Into<String>) -> Error {
+    Error::snapshot(place(), problem)
+}
+
+#[cfg(test)]
+mod tests;

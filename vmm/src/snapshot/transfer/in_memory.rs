@@ -1,0 +1,64 @@
+//! A snapshot that is only in this process's memory: what a running VM is forked from.
+//!
+//! The parent's base is the base of its children too. The parent's own pages are captured in memory of their own, which lies over the
+//! base in every child and is shared by them; where they are so many that this does not pay, they are made one with the base, and
+//! that is what the children have.
+//!
+//! A base that is filled on touch is not fetched for a fork. The children fill it on: those of this process
+//! through the same service, those of the shared pager through that, and one in another process without a
+//! shared pager from the same pack.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::memory::backing::{OtherPages, fresh};
+use crate::memory::dirty::freeze;
+use crate::snapshot::Snapshot;
+use crate::snapshot::restore::memory::OfVm;
+use crate::snapshot::take::capture::{Capture, Target, Wanted, Wish};
+use crate::snapshot::take::captured::CapturedMemory;
+use crate::snapshot::take::disk_layers::Copies;
+use crate::snapshot::take::lineage::{Differ, History, Lineage};
+use crate::snapshot::take::taken::{BesideMemory, Taken, take};
+use crate::snapshot::take::writer::is_small;
+use crate::vm::Vm;
+
+/// Captures a VM, which goes on. Nobody else does meanwhile.
+///
+/// # Errors
+/// The host refuses, or has no memory for its pages.
+pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
+    let bytes = vm.config().memory_bytes();
+    let failed = |source| Error::host("keep a copy of guest memory", source);
+    let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
+    let beside = BesideMemory { vm, layers: Copies::without_names(vm)?, room: None, trimmed: None };
+    // Its children fetch what they touch, as it does: nothing is fetched for the fork.
+    let lazy = history.lazy().cloned();
+    let reads_base = lazy.is_none();
+    let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base };
+    let Taken { captured, config, metadata, layers } = take(history, &wish, to, beside)?;
+    let layers = layers.into_iter().map(|layer| (layer.id, layer.file)).collect();
+    let shares = lazy.is_some() || is_small(&captured.pages, &captured.base, None)?;
+    if !shares {
+        CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| ())?;
+    }
+    let lineage = history.lineage.as_ref().map(|lineage| of_child(lineage, &captured));
+    freeze::seal(&captured.copy)?;
+    let copy = Arc::new(captured.copy);
+    let memory = match shares {
+        true => {
+            let base = lazy.map_or(OfVm::Whole(captured.base), OfVm::Lazy);
+            (base, Some(OtherPages { pages: Arc::new(captured.pages), file: copy }))
+        }
+        false => (OfVm::Whole(copy), None),
+    };
+    let held = history.origin.as_ref().map(|origin| &origin.files);
+    Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)
+}
+
+/// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.
+fn of_child(Lineage { base, differ }: &Lineage, captured: &Capture) -> Lineage {
+    let mut pages = captured.pages.clone();
+    differ.pages().into_iter().for_each(|once| pages.add_all(once));
+    Lineage { base: base.clone(), differ: Differ::NotBase(Some(Arc::new(pages))) }
+}

@@ -1,0 +1,480 @@
+//! A VM as its owner sees it.
+
+pub mod devices;
+pub(crate) mod memory_usage;
+pub(crate) mod working_set;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+use crate::config::sharing;
+use crate::config::{Devices, FileRef, IrqchipKind, VmConfig};
+use crate::console::Console;
+use crate::devices::platform::Platform;
+use crate::devices::serial::Serial;
+use crate::devices::virtio::block::Block;
+use crate::error::{Error, Result};
+use crate::machine::shell::{FirstVcpu, Shape, Shell};
+use crate::machine::{LentVcpu, Machine};
+use crate::memory::backing::Backing;
+use crate::memory::ram::GuestRam;
+use crate::run_control::{Control, Ending, RunState};
+use crate::snapshot::format::working_set::Plan;
+use crate::snapshot::restore::record::Recording;
+use crate::snapshot::restore::rewind;
+use crate::snapshot::take::capture::Course;
+use crate::snapshot::take::lineage::History;
+use crate::snapshot::take::writer;
+use crate::snapshot::transfer::in_memory;
+use crate::snapshot::{RestoreOptions, Rewound, Snapshot, SnapshotOptions};
+use crate::store::Store;
+use crate::store::dir::NewDir;
+use crate::sync::lock;
+use crate::vm::working_set::Ahead;
+
+/// A VM: running, paused, or ended. Every method can be called from any thread. Dropping it ends it.
+#[derive(Debug)]
+pub struct Vm {
+    /// Taken last.
+    config: Mutex<VmConfig>,
+    control: Arc<Control>,
+    serial: Arc<Mutex<Serial>>,
+    /// The first vCPU, while it waits for a lent thread.
+    lent_vcpu: Mutex<Option<LentVcpu>>,
+    /// Held by whoever captures or rewinds the VM: one at a time. Taken before the machine.
+    history: Mutex<History>,
+    /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
+    machine: Mutex<Machine>,
+    /// See [`Vm::is_settling`].
+    is_settling: AtomicBool,
+    /// For that: whoever pauses the VM has the machine locked while a vCPU waits for a disk.
+    disks: Vec<Arc<Mutex<Block>>>,
+    /// What is read ahead of the guest.
+    pub(crate) ahead: Mutex<Ahead>,
+    /// Last: it is over once the guest has ended.
+    pub(crate) recording: Option<Recording>,
+}
+
+impl Vm {
+    /// Begins a VM that boots a kernel.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    pub(crate) fn of(machine: Machine, config: VmConfig, history: History) -> Self {
+        Self {
+            config: Mutex::new(config),
+            control: Arc::clone(&machine.shell().control),
+            serial: Arc::clone(&machine.platform().serial),
+            lent_vcpu: Mutex::new(machine.lent_vcpu()),
+            history: Mutex::new(history),
+            disks: machine.platform().disks().values().cloned().collect(),
+            machine: Mutex::new(machine),
+            is_settling: AtomicBool::new(false),
+            ahead: Mutex::new(Ahead::Nothing),
+            recording: None,
+        }
+    }
+
+    /// The same with something to be read ahead, and a recording of what it touches.
+    pub(crate) fn with_working_set(mut self, ahead: Option<Plan>, recording: Option<Recording>) -> Self {
+        self.ahead = Mutex::new(ahead.map_or(Ahead::Nothing, Ahead::Planned));
+        self.recording = recording;
+        self
+    }
+
+    /// What it was made from, with the rate limits as they are now.
+    #[must_use]
+    pub fn config(&self) -> VmConfig {
+        lock(&self.config).clone()
+    }
+
+    pub(crate) fn change_config(&self, change: impl FnOnce(&mut Devices)) {
+        change(&mut lock(&self.config).devices);
+    }
+
+    /// What it is doing.
+    #[must_use]
+    pub fn state(&self) -> RunState {
+        self.control.state()
+    }
+
+    /// Halts all vCPUs. No exit that one of them was in is lost. Pausing a paused VM is fine.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] when the guest has ended.
+    pub fn pause(&self) -> Result<()> {
+        self.pause_machine(&lock(&self.machine), "pause")
+    }
+
+    /// Lets the vCPUs go on. Resuming a running VM is fine.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] when the guest has ended.
+    pub fn resume(&self) -> Result<()> {
+        self.resume_machine(&lock(&self.machine))?;
+        if let Some(recording) = &self.recording {
+            recording.notes().runs();
+        }
+        Ok(())
+    }
+
+    /// Saves the VM as `name` in `store`. It runs all the while, unless it was paused, but for some milliseconds: what the
+    /// snapshot has is what was there then. The rest is written while the guest goes on.
+    ///
+    /// # Errors
+    /// The snapshot exists already, the VM has ended, or the host refuses to write it; then nothing is left of the
+    /// snapshot, and the VM goes on as it was.
+    pub fn snapshot(&self, store: &Store, name: &str) -> Result<Course> {
+        self.snapshot_with(store, name, &SnapshotOptions::default())
+    }
+
+    /// As [`Vm::snapshot`], in another way.
+    ///
+    /// # Errors
+    /// As [`Vm::snapshot`]; a diff is wanted and there is nothing that it could be relative to.
+    pub fn snapshot_with(&self, store: &Store, name: &str, options: &SnapshotOptions) -> Result<Course> {
+        options.validate(self.config().memory_bytes())?;
+        self.warn_of_disks_that_go_on();
+        let mut history = lock(&self.history);
+        let dir = NewDir::begin(&store.path_of(name)?)?;
+        let (course, next) = writer::write(self, &mut history, options, &dir)?;
+        dir.publish()?;
+        log::info!(
+            "snapshot {name}: the guest stood still for {:.1?}, and its disks took no requests for {:.1?} before that",
+            course.paused,
+            course.disks_stopped
+        );
+        // Only now can a diff be relative to it.
+        history.lineage = Some(next);
+        Ok(course)
+    }
+
+    /// A guest that goes on changes the disks that it writes to without a layer, and its snapshot with them.
+    fn warn_of_disks_that_go_on(&self) {
+        if self.state() == RunState::Running {
+            for disk in self.config().devices.disks.iter().filter(|disk| disk.is_written_in_place()) {
+                log::warn!("{}", disk.warning_of_a_snapshot_while_it_runs());
+            }
+        }
+    }
+
+    /// A snapshot that is kept in memory alone, for VMs that are restored in this process while it lives. They share the memory
+    /// that this VM has, and each has what it writes. The VM goes on but for some milliseconds.
+    ///
+    /// # Errors
+    /// The VM has ended, or the host refuses.
+    pub fn snapshot_in_memory(&self) -> Result<Snapshot> {
+        in_memory::snapshot(self, &mut lock(&self.history))
+    }
+
+    /// Makes independent VMs of this one, each as its options say, which go on from the same instant as it does.
+    ///
+    /// # Errors
+    /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`], and where two would have what only one can; then there is none
+    /// of them.
+    pub fn fork(&self, children: impl IntoIterator<Item = RestoreOptions>) -> Result<Vec<Self>> {
+        let children: Vec<_> = children.into_iter().collect();
+        let overrides: Vec<_> = children.iter().map(|options| options.overrides.clone()).collect();
+        sharing::check(&self.config().devices, &overrides)?;
+        let here = self.snapshot_in_memory()?;
+        children.into_iter().map(|options| here.restore_with(options)).collect()
+    }
+
+    /// Takes the VM back to the instant of the snapshot that it was restored from, in place: what it wrote to memory is undone, and so
+    /// is what it wrote to the layers of its disks. It runs afterwards if it did before. Connections over its vsock end. What took
+    /// place outside, as in a disk without a layer, cannot be undone: a VM that has such a disk to write to is not rewound.
+    ///
+    /// # Errors
+    /// The VM was not restored, has ended, or has such a disk: it goes on as it was. Or the host refuses midway: then it has ended.
+    pub fn rewind(&self) -> Result<Rewound> {
+        rewind::rewind(self, &mut lock(&self.history))
+    }
+
+    /// From now on the files that a restored VM's memory is made of are held under a read lease, where the host lets them be: before
+    /// another program changes one, the VM ends. A restore does so itself, but for a VM that waits for a lent thread, to which it would be
+    /// a delay.
+    pub fn hold_files(&self) {
+        if let Some(origin) = &mut lock(&self.history).origin {
+            origin.hold(&self.control);
+        }
+    }
+
+    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long the vCPUs did so
+    /// for it.
+    pub(crate) fn paused_for<T>(
+        &self,
+        name: &'static str,
+        act: impl FnOnce(&mut Machine) -> Result<T>,
+    ) -> Result<(T, Duration)> {
+        let (done, stood) = self.paused_within(name, None, |machine, _| act(machine))?;
+        Ok((done.expect("without a limit it is done"), stood.vcpus))
+    }
+
+    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for
+    /// it. `act` is told since when. Disks are brought to rest before: a flush that is under way is not
+    /// waited for while the vCPUs stand still. Disks that do not come to rest within `for_disks` keep `act`
+    /// from being done, and the guest goes on.
+    pub(crate) fn paused_within<T>(
+        &self,
+        name: &'static str,
+        for_disks: Option<Duration>,
+        act: impl FnOnce(&mut Machine, Instant) -> Result<T>,
+    ) -> Result<(Option<T>, Stood)> {
+        let mut machine = lock(&self.machine);
+        let before = self.state();
+        let began = Instant::now();
+        let closed = match before {
+            RunState::Running => {
+                let _in_time = machine.halt_in_time(for_disks.unwrap_or_default())?;
+                match machine.platform().close_gates(for_disks) {
+                    None => return Ok((None, Stood { disks: began.elapsed(), vcpus: Duration::ZERO })),
+                    closed => closed,
+                }
+            }
+            RunState::Paused | RunState::Ended => None,
+        };
+        let start = Instant::now();
+        if let Err(error) = self.pause_machine(&machine, name) {
+            closed.into_iter().for_each(|closed| machine.platform().open_gates(closed));
+            return Err(error);
+        }
+        drop(closed);
+        let done = act(&mut machine, began);
+        if before == RunState::Running && self.state() != RunState::Ended {
+            self.resume_machine(&machine)?;
+        }
+        let stood = match before {
+            RunState::Running => Stood { disks: start - began, vcpus: start.elapsed() },
+            RunState::Paused | RunState::Ended => Stood::default(),
+        };
+        Ok((Some(done?), stood))
+    }
+
+    /// Works on the machine while nobody else does.
+    pub(crate) fn on_machine<T>(&self, act: impl FnOnce(&Machine) -> T) -> T {
+        act(&lock(&self.machine))
+    }
+
+    /// Types into the guest's serial console. Waits while the port's FIFO is full.
+    ///
+    /// # Errors
+    /// [`Error::NotNow`] when the guest has ended.
+    pub fn type_in(&self, bytes: &[u8]) -> Result<()> {
+        Serial::type_in(&self.serial, bytes)
+    }
+
+    /// Ends the VM, whatever its guest is doing. [`Vm::wait_ending`] then gives [`Ending::Stopped`], unless the guest
+    /// was first. This does not wait for the disks; that does.
+    pub fn stop(&self) {
+        self.control.end(Ok(Ending::Stopped));
+    }
+
+    /// Waits until the guest ends.
+    ///
+    /// # Errors
+    /// [`Error::Crashed`] when it ended in a triple fault or KVM could not go on with it.
+    pub fn wait(&self) -> Result<()> {
+        match self.wait_ending()? {
+            Ending::Poweroff | Ending::Reboot | Ending::Stopped => Ok(()),
+            Ending::TripleFault => Err(Error::Crashed("triple fault".to_owned())),
+        }
+    }
+
+    /// Waits until the guest has ended and its disks have all that it wrote, and says how it ended. A disk that the host does not
+    /// let have it is told in the log.
+    ///
+    /// # Errors
+    /// [`Error::Crashed`] when KVM could not go on with it.
+    pub fn wait_ending(&self) -> Result<Ending> {
+        let ending = self.control.wait_end();
+        self.is_settling.store(true, Ordering::SeqCst);
+        lock(&self.machine).settle();
+        self.is_settling.store(false, Ordering::SeqCst);
+        ending
+    }
+
+    /// Whether the guest has ended and [`Vm::wait_ending`] is bringing what it wrote into the files of its disks, or a
+    /// disk has a request under way, which a vCPU may wait for in its last exit. A process that exits meanwhile keeps what
+    /// the guest wrote for as long as the host runs; a crash of the host may then take what was not flushed.
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
+        // One that does a request at once holds its lock meanwhile.
+        let is_busy = |disk: &Arc<Mutex<Block>>| match disk.try_lock() {
+            Ok(disk) => !disk.is_idle(),
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(_)) => false,
+        };
+        self.is_settling.load(Ordering::SeqCst)
+            || self.state() == RunState::Ended && self.disks.iter().any(is_busy)
+    }
+
+    /// Lends the calling thread to a VM that was restored for it ([`crate::RestoreOptions::lent_thread`]): runs the first
+    /// vCPU until the guest ends. For any other VM, and for a second lender, this is [`Vm::wait_ending`].
+    ///
+    /// # Errors
+    /// As [`Vm::wait_ending`].
+    pub fn lend_thread(&self) -> Result<Ending> {
+        let vcpu = lock(&self.lent_vcpu).take();
+        if let Some(vcpu) = vcpu {
+            vcpu.run();
+        }
+        self.wait_ending()
+    }
+
+    /// Works on the devices while nobody works on the machine as a whole.
+    pub(crate) fn on_platform<T>(&self, act: impl FnOnce(&Platform) -> T) -> T {
+        self.on_machine(|machine| act(machine.platform()))
+    }
+
+    /// vCPUs first: a device that they touch may have to begin or end its work.
+    fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
+        let _in_time = machine.halt_in_time(Duration::ZERO)?;
+        self.control.park();
+        machine.platform().halt();
+        // The guest may have ended in the very exit it was finishing.
+        match self.state() {
+            RunState::Ended => Err(Error::NotNow { act, state: "has ended" }),
+            _ => Ok(()),
+        }
+    }
+
+    fn resume_machine(&self, machine: &Machine) -> Result<()> {
+        match self.state() {
+            // Its devices are not to work again.
+            RunState::Ended => return Err(Error::NotNow { act: "run the guest", state: "has ended" }),
+            RunState::Paused => {
+                machine.notify_paused()?;
+                lock(&self.serial).flush();
+            }
+            RunState::Running => {}
+        }
+        // A device that goes on may touch memory that cannot be had, and end the guest before a vCPU runs.
+        // Its end says why: the act that the guest was paused for has not failed.
+        machine.platform().go_on(&self.control)?;
+        self.control.start(machine.board());
+        Ok(())
+    }
+}
+
+/// An end like any other.
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = self.wait_ending(); // how it ended, nobody asks any more
+    }
+}
+
+/// How long a guest stood still.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stood {
+    /// Its disks took no requests, before the vCPUs stood still.
+    pub disks: Duration,
+    /// The vCPUs stood still.
+    pub vcpus: Duration,
+}
+
+impl Stood {
+    /// Both.
+    pub fn whole(self) -> Duration {
+        self.disks + self.vcpus
+    }
+}
+
+/// A VM that is about to boot.
+#[derive(Debug)]
+pub struct Builder {
+    kernel: Option<FileRef>,
+    config: VmConfig,
+    console: Console,
+    paused: bool,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self { kernel: None, config: VmConfig::new(""), console: Console::discard(), paused: false }
+    }
+}
+
+impl Builder {
+    /// Takes everything from a configuration.
+    #[must_use]
+    pub fn config(self, config: VmConfig) -> Self {
+        Self { kernel: Some(config.boot.kernel.clone()), config, ..self }
+    }
+
+    /// The kernel: an ELF `vmlinux` or a bzImage.
+    #[must_use]
+    pub fn kernel(self, kernel: impl Into<FileRef>) -> Self {
+        Self { kernel: Some(kernel.into()), ..self }
+    }
+
+    /// The initial RAM disk.
+    #[must_use]
+    pub fn initrd(mut self, initrd: impl Into<FileRef>) -> Self {
+        self.config.boot.initrd = Some(initrd.into());
+        self
+    }
+
+    /// The kernel command line; [`crate::config::DEFAULT_CMDLINE`] unless given.
+    #[must_use]
+    pub fn cmdline(mut self, cmdline: impl Into<String>) -> Self {
+        self.config.boot.cmdline = cmdline.into();
+        self
+    }
+
+    /// Number of vCPUs; 1 unless given.
+    #[must_use]
+    pub fn vcpus(mut self, vcpus: u8) -> Self {
+        self.config.vcpus = vcpus;
+        self
+    }
+
+    /// Guest memory in MiB; 128 unless given.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u64) -> Self {
+        self.config.memory_mib = mib;
+        self
+    }
+
+    /// Where the interrupt controllers are; split unless given.
+    #[must_use]
+    pub fn irqchip(mut self, irqchip: IrqchipKind) -> Self {
+        self.config.irqchip = irqchip;
+        self
+    }
+
+    /// Where the guest's serial output goes; nowhere unless given.
+    #[must_use]
+    pub fn console(self, console: Console) -> Self {
+        Self { console, ..self }
+    }
+
+    /// Waits for [`Vm::resume`] before the first instruction.
+    #[must_use]
+    pub fn start_paused(self) -> Self {
+        Self { paused: true, ..self }
+    }
+
+    /// Boots it.
+    ///
+    /// # Errors
+    /// A setting is out of range, a file cannot be loaded, or the host refuses the VM. Nothing has run then.
+    pub fn start(self) -> Result<Vm> {
+        let Self { kernel, mut config, console, paused } = self;
+        config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;
+        config.validate_boot()?;
+        let ram = GuestRam::reserve(config.memory_bytes())?;
+        Backing::Fresh.map(&ram)?;
+        let shell = Shell::new(ram, Shape::of(&config), FirstVcpu::OwnThread)?;
+        let mut machine = Machine::new(shell, &config.devices, console)?;
+        machine.boot(&config)?;
+        let vm = Vm::of(machine, config, History::default());
+        if !paused {
+            vm.resume()?;
+        }
+        Ok(vm)
+    }
+}
