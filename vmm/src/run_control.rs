@@ -10,12 +10,12 @@
 //!
 //! A vCPU that parks has left `KVM_RUN` and has finished the exit it was in.
 
+use std::fmt::{Debug, Formatter};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::machine::vcpu_thread::{Board, Kick};
 use crate::sync::{lock, wait_while};
 
 /// How a guest ended.
@@ -51,6 +51,15 @@ pub(crate) enum Until {
     GuestEnds,
 }
 
+/// Brings one vCPU out of `KVM_RUN`.
+pub(crate) trait Kick: Debug + Send + Sync {
+    /// Brings the vCPU out, now or when it next enters.
+    fn send(&self);
+
+    /// Takes back what [`Kick::send`] did. On the vCPU's own thread.
+    fn forget(&self);
+}
+
 /// What the vCPU threads are to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Want {
@@ -73,10 +82,8 @@ struct Inner {
     want: Want,
     /// How the guest ended, once it has. A crash is its description.
     end: Option<std::result::Result<Ending, String>>,
-    /// What the vCPUs run on, from the first start on.
-    board: Option<Arc<Board>>,
     /// vCPUs that are not parked.
-    kicks: Vec<Arc<Kick>>,
+    kicks: Vec<Arc<dyn Kick>>,
     /// What is done once the guest has ended.
     at_end: AtEnd,
 }
@@ -84,8 +91,8 @@ struct Inner {
 #[derive(Default)]
 struct AtEnd(Vec<Box<dyn FnOnce() + Send>>);
 
-impl std::fmt::Debug for AtEnd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl Debug for AtEnd {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("AtEnd").field(&self.0.len()).finish()
     }
 }
@@ -93,7 +100,7 @@ impl std::fmt::Debug for AtEnd {
 impl Control {
     pub(crate) fn new() -> Arc<Self> {
         let (kicks, at_end) = (Vec::new(), AtEnd::default());
-        let inner = Inner { want: Want::Park, end: None, board: None, kicks, at_end };
+        let inner = Inner { want: Want::Park, end: None, kicks, at_end };
         Arc::new(Self { come_out: AtomicBool::new(true), inner: Mutex::new(inner), changed: Condvar::new() })
     }
 
@@ -107,11 +114,10 @@ impl Control {
         }
     }
 
-    /// Lets all vCPUs run on `board`, unless the guest has ended.
-    pub(crate) fn start(&self, board: &Arc<Board>) {
+    /// Lets all vCPUs run, unless the guest has ended.
+    pub(crate) fn start(&self) {
         let mut inner = lock(&self.inner);
         if inner.end.is_none() {
-            inner.board.get_or_insert_with(|| Arc::clone(board));
             self.want(&mut inner, Want::Run);
         }
     }
@@ -161,7 +167,6 @@ impl Control {
     /// Tells the threads to return. They are joined by whoever spawned them.
     pub(crate) fn quit(&self) {
         let mut inner = lock(&self.inner);
-        inner.board = None;
         inner.end.get_or_insert(Ok(Ending::Stopped));
         self.want(&mut inner, Want::Quit);
         Self::has_ended(inner);
@@ -182,23 +187,23 @@ impl Control {
         self.come_out.load(Ordering::Relaxed)
     }
 
-    /// A vCPU's thread waits here for its turn. Returns what to run on, or nothing when it is to return for good.
-    pub(crate) fn wait_for_turn(&self, kick: &Arc<Kick>, until: Until) -> Option<Arc<Board>> {
+    /// Waits for a turn of a vCPU's thread. Returns false when the thread is to return for good.
+    pub(crate) fn wait_for_turn(&self, kick: &Arc<dyn Kick>, until: Until) -> bool {
         let over =
             |inner: &Inner| inner.want == Want::Quit || until == Until::GuestEnds && inner.end.is_some();
         let waits = |inner: &mut Inner| inner.want == Want::Park && !over(inner);
         let mut inner = wait_while(&self.changed, lock(&self.inner), waits);
         if over(&inner) {
-            return None;
+            return false;
         }
         // Under the lock: a kick comes either before this, with `want` no longer Run, or after it and is not forgotten.
         kick.forget();
         inner.kicks.push(Arc::clone(kick));
-        inner.board.clone()
+        true
     }
 
     /// A vCPU's thread says that it has come out.
-    pub(crate) fn parked(&self, kick: &Arc<Kick>) {
+    pub(crate) fn parked(&self, kick: &Arc<dyn Kick>) {
         lock(&self.inner).kicks.retain(|other| !Arc::ptr_eq(other, kick));
         self.changed.notify_all();
     }

@@ -26,7 +26,6 @@ use crate::config::{Devices, IrqchipKind};
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::kvm::vm::VmHandle;
-use crate::machine::vcpu_thread::Board;
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
 use crate::run_control::Control;
@@ -58,6 +57,17 @@ pub struct Platform {
     attendant: Mutex<Option<Attendant>>,
     /// The kernel is told of `mmio` on its command line, and not through ACPI.
     mmio_on_cmdline: bool,
+}
+
+/// What a vCPU's exits lead to.
+#[derive(Debug)]
+pub(crate) struct Buses {
+    /// Devices at ports.
+    pub ports: Bus,
+    /// Devices at guest physical addresses.
+    pub mmio: Bus,
+    /// Interrupt lines.
+    pub lines: Lines,
 }
 
 impl Platform {
@@ -188,8 +198,8 @@ impl Platform {
         self.virtio.iter().find(|slot| slot.name == name)
     }
 
-    /// What the vCPUs run on.
-    pub(crate) fn board(&self, ram: &GuestRam, control: &Arc<Control>) -> Board {
+    /// Buses with all devices on them.
+    pub(crate) fn buses(&self) -> Buses {
         let bus = |devices: &[&BTreeMap<String, (Place, SharedDevice)>]| {
             let mut bus = Bus::default();
             for (place, device) in devices.iter().flat_map(|devices| devices.values()) {
@@ -201,13 +211,7 @@ impl Platform {
         for Slot { place, transport, view, .. } in &self.virtio {
             mmio.insert_with_view(place.base, place.len, Arc::clone(transport) as _, Arc::clone(view) as _);
         }
-        Board {
-            ports: bus(&[&self.ports]),
-            mmio,
-            lines: self.lines.clone(),
-            ram: ram.clone(),
-            control: Arc::clone(control),
-        }
+        Buses { ports: bus(&[&self.ports]), mmio, lines: self.lines.clone() }
     }
 
     /// What the guest is told of it all.

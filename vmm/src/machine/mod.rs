@@ -6,6 +6,7 @@
 //! restore:    Backing::Private.map(ram)  Machine::new(shell, devices)  then Persist::restore()
 //! ```
 
+pub(crate) mod board;
 pub(crate) mod pool;
 pub(crate) mod shell;
 pub(crate) mod vcpu_thread;
@@ -19,7 +20,7 @@ use volt_kernel::{NamedFile, Payload};
 
 use crate::config::{Devices, FileRef, VmConfig};
 use crate::console::Console;
-use crate::devices::platform::Platform;
+use crate::devices::platform::{Buses, Platform};
 use crate::devices::virtio_slots;
 use crate::error::{Error, Result, report};
 use crate::kvm::clock::{Clock, ClockState};
@@ -27,7 +28,7 @@ use crate::kvm::cpuid;
 use crate::kvm::irqchip::{Irqchip, IrqchipState};
 use crate::kvm::vcpu::VcpuState;
 use crate::machine::shell::Shell;
-use crate::machine::vcpu_thread::Board;
+use crate::machine::board::Board;
 pub(crate) use crate::machine::vcpu_thread::LentVcpu;
 use crate::memory::lazy::faults::LetGo;
 use crate::persist::{Blob, Persist};
@@ -41,8 +42,6 @@ pub struct Machine {
     platform: Platform,
     irqchip: Irqchip,
     clock: Clock,
-    // Glue.
-    board: Arc<Board>,
     // Everything above lives on it.
     shell: Shell,
     /// While it is dropped, where its threads may wait for memory: those are let go then.
@@ -77,10 +76,12 @@ impl Machine {
     pub fn new(shell: Shell, devices: &Devices, console: Console) -> Result<Self> {
         let vm = (&shell.vm, shell.irqchip);
         let platform = Platform::new(vm, &shell.ram, &shell.control, console, devices)?;
-        let board = Arc::new(platform.board(&shell.ram, &shell.control));
+        let Buses { ports, mmio, lines } = platform.buses();
+        let (ram, control) = (shell.ram.clone(), Arc::clone(&shell.control));
+        shell.board.put(Board { ports, mmio, lines, ram, control });
         let (irqchip, clock) = (Irqchip::of(&shell.vm, shell.irqchip), Clock::new(shell.vm.clone()));
         step_done("devices");
-        Ok(Self { platform, irqchip, clock, board, shell, let_go: None })
+        Ok(Self { platform, irqchip, clock, shell, let_go: None })
     }
 
     /// Loads the kernel and puts the boot vCPU at its entry.
@@ -155,10 +156,6 @@ impl Machine {
         self.shell.ram.faults().map(|faults| faults.let_go_after(patience, why)).transpose()
     }
 
-    pub(crate) fn board(&self) -> &Arc<Board> {
-        &self.board
-    }
-
     pub(crate) fn platform(&self) -> &Platform {
         &self.platform
     }
@@ -169,7 +166,7 @@ impl Machine {
 
     /// The first vCPU, where it was made to wait for a lent thread.
     pub(crate) fn lent_vcpu(&self) -> Option<LentVcpu> {
-        self.shell.vcpus.first().and_then(|first| first.without_thread(&self.shell.control))
+        self.shell.vcpus.first().and_then(|first| first.without_thread(&self.shell.control, &self.shell.board))
     }
 
     /// Tells the guest that it was not running, before it is let go on.
@@ -193,7 +190,7 @@ impl Persist for Machine {
 
     /// The vCPUs must be parked.
     fn save(&self) -> Result<MachineState> {
-        let Self { platform, irqchip, clock, board: _, shell, let_go: _ } = self;
+        let Self { platform, irqchip, clock, shell, let_go: _ } = self;
         Ok(MachineState {
             vcpus: shell.vcpus.iter().map(|thread| lock(&thread.vcpu).save()).collect::<Result<_>>()?,
             irqchip: irqchip.save()?,

@@ -20,6 +20,7 @@ use crate::error::Result;
 use crate::kvm;
 use crate::kvm::vcpu::{Vcpu, VcpuState};
 use crate::kvm::vm::VmHandle;
+use crate::machine::board::BoardSlot;
 use crate::machine::vcpu_thread::VcpuThread;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
@@ -78,6 +79,7 @@ pub struct Shell {
     pub(crate) vm: VmHandle,
     pub(crate) irqchip: IrqchipKind,
     pub(crate) control: Arc<Control>,
+    pub(crate) board: Arc<BoardSlot>,
     pub(crate) vcpus: Vec<VcpuThread>,
     logs_dirty: AtomicBool,
     /// The vCPUs have the state already that is about to be restored ([`Shell::prepare`]), and have not run.
@@ -112,6 +114,7 @@ impl Shell {
             vm,
             irqchip,
             control: Control::new(),
+            board: Arc::default(),
             vcpus: Vec::new(),
             logs_dirty: AtomicBool::new(logs_writes),
             is_prepared: false,
@@ -120,7 +123,7 @@ impl Shell {
         for id in 0..vcpus {
             let mut thread = VcpuThread::parked(Vcpu::create(&shell.kvm, &shell.vm, id)?)?;
             if id > 0 || first == FirstVcpu::OwnThread {
-                thread.spawn(id, &shell.control)?;
+                thread.spawn(id, &shell.control, &shell.board)?;
             }
             shell.vcpus.push(thread);
         }
@@ -239,5 +242,6 @@ fn set_slots(vm: &VmHandle, ram: &GuestRam, log_dirty: bool) -> Result<()> {
 impl Drop for Shell {
     fn drop(&mut self) {
         self.control.quit();
+        self.board.clear();
     }
 }

@@ -4,29 +4,12 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::devices::bus::Bus;
-use crate::devices::lines::Lines;
 use crate::error::{Error, Result};
 use crate::kvm::exit::VmExit;
 use crate::kvm::vcpu::Vcpu;
-use crate::memory::ram::GuestRam;
-use crate::run_control::{Control, Ending, Until};
+use crate::machine::board::{Board, BoardSlot};
+use crate::run_control::{Control, Ending, Kick, Until};
 use crate::sync::lock;
-
-/// What a vCPU runs on: all that answers its exits.
-#[derive(Debug)]
-pub struct Board {
-    /// Devices at ports.
-    pub ports: Bus,
-    /// Devices at guest physical addresses.
-    pub mmio: Bus,
-    /// Where interrupts come from, to be told of their end.
-    pub lines: Lines,
-    /// Where no access may come out of `KVM_RUN`.
-    pub ram: GuestRam,
-    /// Through which the guest ends.
-    pub control: Arc<Control>,
-}
 
 /// A vCPU and the thread that runs it.
 #[derive(Debug)]
@@ -42,9 +25,9 @@ fn kick_signal() -> libc::c_int {
     libc::SIGRTMIN()
 }
 
-/// How to bring one vCPU out of `KVM_RUN`.
+/// Brings one vCPU out of `KVM_RUN`, by a signal to its thread.
 #[derive(Debug)]
-pub struct Kick {
+struct SignalKick {
     /// Its `kvm_run.immediate_exit`.
     immediate_exit: AtomicPtr<AtomicU8>,
     /// Its thread.
@@ -54,7 +37,7 @@ pub struct Kick {
 }
 
 #[allow(unsafe_code)]
-impl Kick {
+impl SignalKick {
     fn of_this_thread(vcpu: &Arc<Mutex<Vcpu>>) -> Arc<Self> {
         let immediate_exit = AtomicPtr::new(std::ptr::from_ref(lock(vcpu).immediate_exit()).cast_mut());
         // Not libc's gettid: Rust's standard library knows that one as a weak symbol, and in a static program that is
@@ -68,16 +51,18 @@ impl Kick {
         unsafe { &*self.immediate_exit.load(Ordering::Relaxed) }
     }
 
-    /// Brings the vCPU out, now or when it next enters.
-    pub(crate) fn send(&self) {
+}
+
+#[allow(unsafe_code)]
+impl Kick for SignalKick {
+    fn send(&self) {
         self.immediate_exit().store(1, Ordering::Relaxed);
         // SAFETY: sends a signal that the thread has blocked; should the thread be gone the call fails and nothing
         // happens (its id cannot have been reused outside this process, which tgkill checks).
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.tid, kick_signal()) };
     }
 
-    /// Takes back what `send` did; on the vCPU's own thread.
-    pub(crate) fn forget(&self) {
+    fn forget(&self) {
         self.immediate_exit().store(0, Ordering::Relaxed);
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: the set is initialised by sigemptyset, and a null siginfo is allowed. The signal is blocked, so it
@@ -102,8 +87,9 @@ impl VcpuThread {
     }
 
     /// The vCPU for whoever lends it a thread, if it has none.
-    pub fn without_thread(&self, control: &Arc<Control>) -> Option<LentVcpu> {
-        let lent = || LentVcpu { vcpu: Arc::clone(&self.vcpu), control: Arc::clone(control) };
+    pub fn without_thread(&self, control: &Arc<Control>, board: &Arc<BoardSlot>) -> Option<LentVcpu> {
+        let (control, board) = (Arc::clone(control), Arc::clone(board));
+        let lent = || LentVcpu { vcpu: Arc::clone(&self.vcpu), control, board };
         self.thread.is_none().then(lent)
     }
 
@@ -111,11 +97,11 @@ impl VcpuThread {
     ///
     /// # Errors
     /// The host gives no thread.
-    pub fn spawn(&mut self, id: u8, control: &Arc<Control>) -> Result<()> {
-        let (vcpu, control) = (Arc::clone(&self.vcpu), Arc::clone(control));
+    pub fn spawn(&mut self, id: u8, control: &Arc<Control>, board: &Arc<BoardSlot>) -> Result<()> {
+        let (vcpu, control, board) = (Arc::clone(&self.vcpu), Arc::clone(control), Arc::clone(board));
         let body = move || {
             block_signals();
-            take_turns(id, &vcpu, &control, Until::Quit);
+            take_turns(id, &vcpu, (&control, &board), Until::Quit);
         };
         let thread = thread::Builder::new()
             .name(format!("volt-vcpu{id}"))
@@ -131,13 +117,14 @@ impl VcpuThread {
 pub struct LentVcpu {
     vcpu: Arc<Mutex<Vcpu>>,
     control: Arc<Control>,
+    board: Arc<BoardSlot>,
 }
 
 impl LentVcpu {
     /// Runs it on the calling thread, turn by turn, until its guest has ended. Signals are as they were afterwards.
     pub fn run(self) {
         let before = block_signals();
-        take_turns(0, &self.vcpu, &self.control, Until::GuestEnds);
+        take_turns(0, &self.vcpu, (&self.control, &self.board), Until::GuestEnds);
         set_signals(&before);
     }
 }
@@ -186,12 +173,15 @@ fn set_signals(blocked: &libc::sigset_t) -> libc::sigset_t {
     }
 }
 
-fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>, until: Until) {
-    let kick = Kick::of_this_thread(vcpu);
-    while let Some(board) = control.wait_for_turn(&kick, until) {
+fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, (control, board): (&Control, &BoardSlot), until: Until) {
+    let kick: Arc<dyn Kick> = SignalKick::of_this_thread(vcpu);
+    while control.wait_for_turn(&kick, until) {
         // However this turn ends, a panic included, the vCPU counts as parked afterwards.
         let turn = Turn { control, kick: &kick };
-        run_until_asked(id, &mut lock(vcpu), &board);
+        // Empty only while the shell is dropped: the next turn does not come then.
+        if let Some(board) = board.get() {
+            run_until_asked(id, &mut lock(vcpu), &board);
+        }
         drop(turn);
     }
     // The kick that ended the last turn may still be pending, and a lent thread is about to let signals through again.
@@ -201,7 +191,7 @@ fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, control: &Arc<Control>, until: Un
 /// One turn of running; over when dropped.
 struct Turn<'a> {
     control: &'a Control,
-    kick: &'a Arc<Kick>,
+    kick: &'a Arc<dyn Kick>,
 }
 
 impl Drop for Turn<'_> {

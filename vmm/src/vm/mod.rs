@@ -354,7 +354,7 @@ impl Vm {
         // A device that goes on may touch memory that cannot be had, and end the guest before a vCPU runs.
         // Its end says why: the act that the guest was paused for has not failed.
         machine.platform().go_on(&self.control)?;
-        self.control.start(machine.board());
+        self.control.start();
         Ok(())
     }
 }
