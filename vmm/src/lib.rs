@@ -48,6 +48,7 @@ mod testing;
 pub mod timing;
 pub mod vm;
 
+pub use crate::machine::balloon::BalloonStatus;
 pub use crate::machine::pool::Pool;
 pub use crate::machine::shell::Shape;
 pub use crate::memory::files::lease::truncated_memory;
@@ -55,7 +56,6 @@ pub use crate::memory::lazy::faults::unreadable_memory;
 pub use crate::memory::lazy::prefetch::Reading;
 pub use crate::run_control::{Ending, RunState};
 pub use crate::snapshot::take::capture::Course;
-pub use crate::vm::devices::BalloonStatus;
 pub use crate::vm::memory_usage::{Chunks, MemoryHeld};
 pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;

@@ -6,8 +6,10 @@
 //! restore:    Backing::Private.map(ram)  Machine::new(shell, devices)  then Persist::restore()
 //! ```
 
+pub(crate) mod balloon;
 pub(crate) mod board;
 pub(crate) mod pool;
+pub(crate) mod running;
 pub(crate) mod shell;
 pub(crate) mod vcpu_thread;
 
@@ -27,8 +29,8 @@ use crate::kvm::clock::{Clock, ClockState};
 use crate::kvm::cpuid;
 use crate::kvm::irqchip::{Irqchip, IrqchipState};
 use crate::kvm::vcpu::VcpuState;
-use crate::machine::shell::Shell;
 use crate::machine::board::Board;
+use crate::machine::shell::Shell;
 pub(crate) use crate::machine::vcpu_thread::LentVcpu;
 use crate::memory::lazy::faults::LetGo;
 use crate::persist::{Blob, Persist};
@@ -166,7 +168,10 @@ impl Machine {
 
     /// The first vCPU, where it was made to wait for a lent thread.
     pub(crate) fn lent_vcpu(&self) -> Option<LentVcpu> {
-        self.shell.vcpus.first().and_then(|first| first.without_thread(&self.shell.control, &self.shell.board))
+        self.shell
+            .vcpus
+            .first()
+            .and_then(|first| first.without_thread(&self.shell.control, &self.shell.board))
     }
 
     /// Tells the guest that it was not running, before it is let go on.

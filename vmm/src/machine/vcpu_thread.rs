@@ -50,7 +50,6 @@ impl SignalKick {
         // SAFETY: points into the vCPU's mapping, which `_vcpu` keeps.
         unsafe { &*self.immediate_exit.load(Ordering::Relaxed) }
     }
-
 }
 
 #[allow(unsafe_code)]

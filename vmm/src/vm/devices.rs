@@ -1,31 +1,11 @@
 //! What an owner can change in a VM's devices, and ask of them, while it runs.
 
-use std::sync::{Arc, Mutex};
-
-use serde::Serialize;
-
 use crate::config::devices::RateLimit;
-use crate::devices::platform::Platform;
-use crate::devices::virtio::balloon::{Balloon, Hinting, Statistics};
-use crate::devices::virtio_slots::BALLOON;
+use crate::devices::virtio::balloon::Hinting;
 use crate::error::{Error, Result};
+use crate::machine::balloon::BalloonStatus;
 use crate::sync::lock;
 use crate::vm::Vm;
-
-/// A balloon, as its owner sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct BalloonStatus {
-    /// What the guest is asked for, in MiB.
-    pub target_mib: u64,
-    /// What it says it has given, in MiB.
-    pub actual_mib: u64,
-    /// Pages of 4 KiB that have gone back to the host, the guest's reports and hints among them.
-    pub returned_pages: u64,
-    /// Pages that the guest named and that are none.
-    pub ignored_pages: u64,
-    /// What the guest said last about its memory, if it was asked.
-    pub statistics: Option<Statistics>,
-}
 
 impl Vm {
     /// How the balloon is.
@@ -33,15 +13,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Config`]: the VM has none.
     pub fn balloon(&self) -> Result<BalloonStatus> {
-        self.on_balloon(|balloon| {
-            Ok(BalloonStatus {
-                target_mib: balloon.target(),
-                actual_mib: balloon.actual(),
-                returned_pages: balloon.returned_pages(),
-                ignored_pages: balloon.ignored_pages(),
-                statistics: balloon.statistics(),
-            })
-        })
+        self.running.balloon()
     }
 
     /// Asks the guest for so much of its memory.
@@ -49,7 +21,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or less memory than that.
     pub fn set_balloon(&self, target_mib: u64) -> Result<()> {
-        self.change_balloon(|balloon| balloon.set_target(target_mib))
+        self.running.set_balloon(target_mib)
     }
 
     /// Asks the guest for all its free pages, once. One that it takes back at the last moment may lose what was written to it
@@ -58,7 +30,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or one without hinting.
     pub fn start_hinting(&self) -> Result<()> {
-        self.change_balloon(Balloon::start_hinting)
+        self.running.start_hinting()
     }
 
     /// Lets the guest have back the pages that it hinted at.
@@ -66,7 +38,7 @@ impl Vm {
     /// # Errors
     /// As [`Vm::start_hinting`].
     pub fn stop_hinting(&self) -> Result<()> {
-        self.change_balloon(Balloon::stop_hinting)
+        self.running.stop_hinting()
     }
 
     /// How far hinting has come.
@@ -74,7 +46,7 @@ impl Vm {
     /// # Errors
     /// As [`Vm::start_hinting`].
     pub fn hinting(&self) -> Result<Hinting> {
-        self.on_balloon(|balloon| balloon.hinting())
+        self.running.hinting()
     }
 
     /// Looks how long a disk's file is now, and lets the guest know.
@@ -82,7 +54,7 @@ impl Vm {
     /// # Errors
     /// There is no such disk, or its file cannot be looked at.
     pub fn resize_disk(&self, id: &str) -> Result<()> {
-        self.on_platform(|platform| {
+        self.running.on_platform(|platform| {
             let disk = platform.disks().get(id).ok_or_else(|| unknown("disks", id))?;
             if lock(disk).resize()? {
                 platform.configuration_changed(&format!("disk-{id}"));
@@ -96,9 +68,9 @@ impl Vm {
     /// # Errors
     /// There is no such disk.
     pub fn limit_disk(&self, id: &str, change: &RateLimit) -> Result<()> {
-        self.on_platform(|platform| {
+        self.running.on_platform(|platform| {
             let disk = platform.disks().get(id).ok_or_else(|| unknown("disks", id))?;
-            self.change_config(|devices| {
+            self.running.change_config(|devices| {
                 for config in devices.disks.iter_mut().filter(|disk| disk.id == id) {
                     config.limit.change(change);
                     lock(disk).limit(&config.limit);
@@ -119,9 +91,9 @@ impl Vm {
         receive: Option<&RateLimit>,
         transmit: Option<&RateLimit>,
     ) -> Result<()> {
-        self.on_platform(|platform| {
+        self.running.on_platform(|platform| {
             let network = platform.networks().get(id).ok_or_else(|| unknown("networks", id))?;
-            self.change_config(|devices| {
+            self.running.change_config(|devices| {
                 for config in devices.networks.iter_mut().filter(|network| network.id == id) {
                     receive.inspect(|change| config.receive_limit.change(change));
                     transmit.inspect(|change| config.transmit_limit.change(change));
@@ -132,22 +104,6 @@ impl Vm {
             Ok(())
         })
     }
-
-    fn on_balloon<T>(&self, act: impl FnOnce(&mut Balloon) -> Result<T>) -> Result<T> {
-        self.on_platform(|platform| act(&mut lock(balloon(platform)?)))
-    }
-
-    fn change_balloon(&self, change: impl FnOnce(&mut Balloon) -> Result<()>) -> Result<()> {
-        self.on_platform(|platform| {
-            change(&mut lock(balloon(platform)?))?;
-            platform.configuration_changed(BALLOON);
-            Ok(())
-        })
-    }
-}
-
-fn balloon(platform: &Platform) -> Result<&Arc<Mutex<Balloon>>> {
-    platform.balloon().ok_or_else(|| Error::config("balloon", "this VM has none"))
 }
 
 fn unknown(field: &'static str, id: &str) -> Error {

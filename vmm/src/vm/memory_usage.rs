@@ -49,7 +49,7 @@ impl Vm {
     /// # Errors
     /// The host does not tell.
     pub fn memory_held(&self) -> Result<MemoryHeld> {
-        let ram = self.on_machine(|machine| machine.shell().ram.clone());
+        let ram = self.running.on_machine(|machine| machine.shell().ram.clone());
         let base = ram.base().file.metadata();
         let base = base.map_err(|source| Error::host("look at the base of guest memory", source))?;
         let private_bytes = private_pages(&ram)?.len() * PAGE;

@@ -2,24 +2,21 @@
 
 pub mod devices;
 pub(crate) mod memory_usage;
+mod restore;
 pub(crate) mod working_set;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::Mutex;
 
 use crate::config::sharing;
-use crate::config::{Devices, FileRef, IrqchipKind, VmConfig};
+use crate::config::{FileRef, IrqchipKind, VmConfig};
 use crate::console::Console;
-use crate::devices::platform::Platform;
-use crate::devices::serial::Serial;
-use crate::devices::virtio::block::Block;
 use crate::error::{Error, Result};
+use crate::machine::running::Running;
 use crate::machine::shell::{FirstVcpu, Shape, Shell};
 use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
-use crate::run_control::{Control, Ending, RunState};
+use crate::run_control::{Ending, RunState};
 use crate::snapshot::format::working_set::Plan;
 use crate::snapshot::restore::record::Recording;
 use crate::snapshot::restore::rewind;
@@ -36,20 +33,11 @@ use crate::vm::working_set::Ahead;
 /// A VM: running, paused, or ended. Every method can be called from any thread. Dropping it ends it.
 #[derive(Debug)]
 pub struct Vm {
-    /// Taken last.
-    config: Mutex<VmConfig>,
-    control: Arc<Control>,
-    serial: Arc<Mutex<Serial>>,
     /// The first vCPU, while it waits for a lent thread.
     lent_vcpu: Mutex<Option<LentVcpu>>,
     /// Held by whoever captures or rewinds the VM: one at a time. Taken before the machine.
     history: Mutex<History>,
-    /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
-    machine: Mutex<Machine>,
-    /// See [`Vm::is_settling`].
-    is_settling: AtomicBool,
-    /// For that: whoever pauses the VM has the machine locked while a vCPU waits for a disk.
-    disks: Vec<Arc<Mutex<Block>>>,
+    pub(crate) running: Running,
     /// What is read ahead of the guest.
     pub(crate) ahead: Mutex<Ahead>,
     /// Last: it is over once the guest has ended.
@@ -63,16 +51,11 @@ impl Vm {
         Builder::default()
     }
 
-    pub(crate) fn of(machine: Machine, config: VmConfig, history: History) -> Self {
+    pub(crate) fn of(running: Running, history: History) -> Self {
         Self {
-            config: Mutex::new(config),
-            control: Arc::clone(&machine.shell().control),
-            serial: Arc::clone(&machine.platform().serial),
-            lent_vcpu: Mutex::new(machine.lent_vcpu()),
+            lent_vcpu: Mutex::new(running.lent_vcpu()),
             history: Mutex::new(history),
-            disks: machine.platform().disks().values().cloned().collect(),
-            machine: Mutex::new(machine),
-            is_settling: AtomicBool::new(false),
+            running,
             ahead: Mutex::new(Ahead::Nothing),
             recording: None,
         }
@@ -88,17 +71,13 @@ impl Vm {
     /// What it was made from, with the rate limits as they are now.
     #[must_use]
     pub fn config(&self) -> VmConfig {
-        lock(&self.config).clone()
-    }
-
-    pub(crate) fn change_config(&self, change: impl FnOnce(&mut Devices)) {
-        change(&mut lock(&self.config).devices);
+        self.running.config()
     }
 
     /// What it is doing.
     #[must_use]
     pub fn state(&self) -> RunState {
-        self.control.state()
+        self.running.state()
     }
 
     /// Halts all vCPUs. No exit that one of them was in is lost. Pausing a paused VM is fine.
@@ -106,7 +85,7 @@ impl Vm {
     /// # Errors
     /// [`Error::NotNow`] when the guest has ended.
     pub fn pause(&self) -> Result<()> {
-        self.pause_machine(&lock(&self.machine), "pause")
+        self.running.pause()
     }
 
     /// Lets the vCPUs go on. Resuming a running VM is fine.
@@ -114,7 +93,7 @@ impl Vm {
     /// # Errors
     /// [`Error::NotNow`] when the guest has ended.
     pub fn resume(&self) -> Result<()> {
-        self.resume_machine(&lock(&self.machine))?;
+        self.running.resume()?;
         if let Some(recording) = &self.recording {
             recording.notes().runs();
         }
@@ -140,7 +119,8 @@ impl Vm {
         self.warn_of_disks_that_go_on();
         let mut history = lock(&self.history);
         let dir = NewDir::begin(&store.path_of(name)?)?;
-        let (course, next) = writer::write(self, &mut history, options, &dir)?;
+        let (course, next) =
+            writer::write(&self.running, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
         log::info!(
             "snapshot {name}: the guest stood still for {:.1?}, and its disks took no requests for {:.1?} before that",
@@ -167,7 +147,7 @@ impl Vm {
     /// # Errors
     /// The VM has ended, or the host refuses.
     pub fn snapshot_in_memory(&self) -> Result<Snapshot> {
-        in_memory::snapshot(self, &mut lock(&self.history))
+        in_memory::snapshot(&self.running, &mut lock(&self.history))
     }
 
     /// Makes independent VMs of this one, each as its options say, which go on from the same instant as it does.
@@ -190,7 +170,7 @@ impl Vm {
     /// # Errors
     /// The VM was not restored, has ended, or has such a disk: it goes on as it was. Or the host refuses midway: then it has ended.
     pub fn rewind(&self) -> Result<Rewound> {
-        rewind::rewind(self, &mut lock(&self.history))
+        rewind::rewind(&self.running, &mut lock(&self.history))
     }
 
     /// From now on the files that a restored VM's memory is made of are held under a read lease, where the host lets them be: before
@@ -198,64 +178,8 @@ impl Vm {
     /// a delay.
     pub fn hold_files(&self) {
         if let Some(origin) = &mut lock(&self.history).origin {
-            origin.hold(&self.control);
+            origin.hold(self.running.control());
         }
-    }
-
-    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long the vCPUs did so
-    /// for it.
-    pub(crate) fn paused_for<T>(
-        &self,
-        name: &'static str,
-        act: impl FnOnce(&mut Machine) -> Result<T>,
-    ) -> Result<(T, Duration)> {
-        let (done, stood) = self.paused_within(name, None, |machine, _| act(machine))?;
-        Ok((done.expect("without a limit it is done"), stood.vcpus))
-    }
-
-    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for
-    /// it. `act` is told since when. Disks are brought to rest before: a flush that is under way is not
-    /// waited for while the vCPUs stand still. Disks that do not come to rest within `for_disks` keep `act`
-    /// from being done, and the guest goes on.
-    pub(crate) fn paused_within<T>(
-        &self,
-        name: &'static str,
-        for_disks: Option<Duration>,
-        act: impl FnOnce(&mut Machine, Instant) -> Result<T>,
-    ) -> Result<(Option<T>, Stood)> {
-        let mut machine = lock(&self.machine);
-        let before = self.state();
-        let began = Instant::now();
-        let closed = match before {
-            RunState::Running => {
-                let _in_time = machine.halt_in_time(for_disks.unwrap_or_default())?;
-                match machine.platform().close_gates(for_disks) {
-                    None => return Ok((None, Stood { disks: began.elapsed(), vcpus: Duration::ZERO })),
-                    closed => closed,
-                }
-            }
-            RunState::Paused | RunState::Ended => None,
-        };
-        let start = Instant::now();
-        if let Err(error) = self.pause_machine(&machine, name) {
-            closed.into_iter().for_each(|closed| machine.platform().open_gates(closed));
-            return Err(error);
-        }
-        drop(closed);
-        let done = act(&mut machine, began);
-        if before == RunState::Running && self.state() != RunState::Ended {
-            self.resume_machine(&machine)?;
-        }
-        let stood = match before {
-            RunState::Running => Stood { disks: start - began, vcpus: start.elapsed() },
-            RunState::Paused | RunState::Ended => Stood::default(),
-        };
-        Ok((Some(done?), stood))
-    }
-
-    /// Works on the machine while nobody else does.
-    pub(crate) fn on_machine<T>(&self, act: impl FnOnce(&Machine) -> T) -> T {
-        act(&lock(&self.machine))
     }
 
     /// Types into the guest's serial console. Waits while the port's FIFO is full.
@@ -263,13 +187,13 @@ impl Vm {
     /// # Errors
     /// [`Error::NotNow`] when the guest has ended.
     pub fn type_in(&self, bytes: &[u8]) -> Result<()> {
-        Serial::type_in(&self.serial, bytes)
+        self.running.type_in(bytes)
     }
 
     /// Ends the VM, whatever its guest is doing. [`Vm::wait_ending`] then gives [`Ending::Stopped`], unless the guest
     /// was first. This does not wait for the disks; that does.
     pub fn stop(&self) {
-        self.control.end(Ok(Ending::Stopped));
+        self.running.control().end(Ok(Ending::Stopped));
     }
 
     /// Waits until the guest ends.
@@ -289,11 +213,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Crashed`] when KVM could not go on with it.
     pub fn wait_ending(&self) -> Result<Ending> {
-        let ending = self.control.wait_end();
-        self.is_settling.store(true, Ordering::SeqCst);
-        lock(&self.machine).settle();
-        self.is_settling.store(false, Ordering::SeqCst);
-        ending
+        self.running.wait_ending()
     }
 
     /// Whether the guest has ended and [`Vm::wait_ending`] is bringing what it wrote into the files of its disks, or a
@@ -301,14 +221,7 @@ impl Vm {
     /// the guest wrote for as long as the host runs; a crash of the host may then take what was not flushed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
-        // One that does a request at once holds its lock meanwhile.
-        let is_busy = |disk: &Arc<Mutex<Block>>| match disk.try_lock() {
-            Ok(disk) => !disk.is_idle(),
-            Err(TryLockError::WouldBlock) => true,
-            Err(TryLockError::Poisoned(_)) => false,
-        };
-        self.is_settling.load(Ordering::SeqCst)
-            || self.state() == RunState::Ended && self.disks.iter().any(is_busy)
+        self.running.is_settling()
     }
 
     /// Lends the calling thread to a VM that was restored for it ([`crate::RestoreOptions::lent_thread`]): runs the first
@@ -323,40 +236,6 @@ impl Vm {
         }
         self.wait_ending()
     }
-
-    /// Works on the devices while nobody works on the machine as a whole.
-    pub(crate) fn on_platform<T>(&self, act: impl FnOnce(&Platform) -> T) -> T {
-        self.on_machine(|machine| act(machine.platform()))
-    }
-
-    /// vCPUs first: a device that they touch may have to begin or end its work.
-    fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
-        let _in_time = machine.halt_in_time(Duration::ZERO)?;
-        self.control.park();
-        machine.platform().halt();
-        // The guest may have ended in the very exit it was finishing.
-        match self.state() {
-            RunState::Ended => Err(Error::NotNow { act, state: "has ended" }),
-            _ => Ok(()),
-        }
-    }
-
-    fn resume_machine(&self, machine: &Machine) -> Result<()> {
-        match self.state() {
-            // Its devices are not to work again.
-            RunState::Ended => return Err(Error::NotNow { act: "run the guest", state: "has ended" }),
-            RunState::Paused => {
-                machine.notify_paused()?;
-                lock(&self.serial).flush();
-            }
-            RunState::Running => {}
-        }
-        // A device that goes on may touch memory that cannot be had, and end the guest before a vCPU runs.
-        // Its end says why: the act that the guest was paused for has not failed.
-        machine.platform().go_on(&self.control)?;
-        self.control.start();
-        Ok(())
-    }
 }
 
 /// An end like any other.
@@ -364,22 +243,6 @@ impl Drop for Vm {
     fn drop(&mut self) {
         self.stop();
         let _ = self.wait_ending(); // how it ended, nobody asks any more
-    }
-}
-
-/// How long a guest stood still.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stood {
-    /// Its disks took no requests, before the vCPUs stood still.
-    pub disks: Duration,
-    /// The vCPUs stood still.
-    pub vcpus: Duration,
-}
-
-impl Stood {
-    /// Both.
-    pub fn whole(self) -> Duration {
-        self.disks + self.vcpus
     }
 }
 
@@ -471,7 +334,7 @@ impl Builder {
         let shell = Shell::new(ram, Shape::of(&config), FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, &config.devices, console)?;
         machine.boot(&config)?;
-        let vm = Vm::of(machine, config, History::default());
+        let vm = Vm::of(Running::new(machine, config), History::default());
         if !paused {
             vm.resume()?;
         }

@@ -20,6 +20,7 @@ use crate::kvm;
 use crate::kvm::cpuid;
 use crate::kvm::host;
 use crate::machine::pool::Pool;
+use crate::machine::running::Running;
 use crate::machine::shell::{FirstVcpu, Shape, Shell};
 use crate::machine::{Machine, MachineState};
 use crate::memory::backing::{Backing, OtherPages};
@@ -28,7 +29,6 @@ use crate::memory::lazy::fault_service::Service;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
-use crate::run_control::RunState;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::working_set::{Beside, Plan, WorkingSet};
 use crate::snapshot::restore::record::{Marker, Notes, Recording};
@@ -39,7 +39,6 @@ use crate::snapshot::take::lineage::{Differ, History, Lineage, Origin};
 use crate::snapshot::{Metadata, STATE_FILE};
 use crate::store::Store;
 use crate::timing::step_done;
-use crate::vm::Vm;
 
 /// Bytes. 32 vCPUs with all their devices take a tenth of this.
 const LARGEST_STATE: u64 = 32 << 20;
@@ -72,14 +71,24 @@ pub struct Snapshot {
     working_set: Option<Arc<Beside>>,
 }
 
+/// The parts of a VM that was restored. Its vCPUs are halted.
+pub(crate) struct Restored {
+    pub running: Running,
+    pub history: History,
+    /// Memory to read ahead, if something was recorded of an earlier restore.
+    pub ahead: Option<Plan>,
+    /// The recording of the pages that the guest touches, if one was asked for.
+    pub recording: Option<Recording>,
+}
+
 /// How a VM is to come back.
 #[derive(Debug)]
 pub struct RestoreOptions {
     /// Where its serial output goes.
     pub console: Console,
-    /// Whether it runs at once, or waits for [`Vm::resume`].
+    /// Whether it runs at once, or waits for [`crate::Vm::resume`].
     pub resume: bool,
-    /// Whether the caller will run the first vCPU on a thread of its own with [`Vm::lend_thread`], which saves starting
+    /// Whether the caller will run the first vCPU on a thread of its own with [`crate::Vm::lend_thread`], which saves starting
     /// one. Until then the guest stands still.
     pub lent_thread: bool,
     /// What is different for this VM.
@@ -89,7 +98,7 @@ pub struct RestoreOptions {
     /// Directories whose files may be the disks of a snapshot that this user's volt-vmm did not write, and in which its sockets may be
     /// made. Such a snapshot gets nothing else of the host but what `overrides` gives it.
     pub allowed: Vec<PathBuf>,
-    /// Whether [`Vm::rewind`] is to be fast from the first time on: what is written is known from the start. Every page costs the guest
+    /// Whether [`crate::Vm::rewind`] is to be fast from the first time on: what is written is known from the start. Every page costs the guest
     /// a little more when it first writes to it.
     pub rewindable: bool,
     /// Where a VM may be ready. Of another shape, or empty, it is left alone, and a VM is made.
@@ -97,7 +106,7 @@ pub struct RestoreOptions {
     /// When memory that is packed is unpacked.
     pub unpack: Unpack,
     /// Whether what was recorded of an earlier restore, if anything was, is read ahead in the background. A restore begins that itself, but
-    /// for a VM that waits for a lent thread ([`Vm::prefetch`]).
+    /// for a VM that waits for a lent thread ([`crate::Vm::prefetch`]).
     pub prefetch: bool,
     /// Whether the pages that it touches are recorded, in their order, until this. They are kept beside the snapshot, in the place of what
     /// was recorded before. Its memory is filled page by page for it, and nothing is read ahead: it is slow, and stays so.
@@ -290,19 +299,11 @@ impl Snapshot {
         self.memory.chunks_fetched()
     }
 
-    /// Restores a VM, running, its serial output discarded.
-    ///
-    /// # Errors
-    /// As [`Snapshot::restore_with`].
-    pub fn restore(&self) -> Result<Vm> {
-        self.restore_with(RestoreOptions::default())
-    }
-
-    /// Restores a VM.
+    /// Makes a machine of the snapshot, halted, with what a VM needs beside it.
     ///
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
-    pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
+    pub(crate) fn restored(&self, options: RestoreOptions) -> Result<Restored> {
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| Notes::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
@@ -355,19 +356,7 @@ impl Snapshot {
             listeners: Vec::new(),
         };
         let history = History { lineage, origin: Some(origin) };
-        let vm = Vm::of(machine, config, history).with_working_set(ahead, recording);
-        if options.resume {
-            // A device may have touched memory that cannot be had before any vCPU runs. The VM's end says
-            // why.
-            vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;
-            step_done("resume");
-        }
-        // The guest of a lent thread does not run yet: it goes first.
-        if !options.lent_thread {
-            vm.prefetch();
-            vm.hold_files();
-        }
-        Ok(vm)
+        Ok(Restored { running: Running::new(machine, config), history, ahead, recording })
     }
 
     /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that is wrong is found out here, before there

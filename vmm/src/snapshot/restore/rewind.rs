@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::machine::Machine;
+use crate::machine::running::Running;
 use crate::memory::dirty::populated::private_pages;
 use crate::memory::dirty::reset::put_back;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::take::lineage::{History, Origin};
-use crate::vm::Vm;
 
 const ACT: &str = "rewind the VM";
 
@@ -30,7 +30,7 @@ pub struct Rewound {
 /// # Errors
 /// It was not restored, has ended, or has a disk that cannot be rewound: it is as it was then. Or the host refuses midway: then it has
 /// ended.
-pub(crate) fn rewind(vm: &Vm, history: &mut History) -> Result<Rewound> {
+pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<Rewound> {
     if history.origin.is_none() {
         return Err(Error::config("snapshot", "only a VM that was restored from one can be rewound to it"));
     }

@@ -27,6 +27,7 @@ use self::copies::{Copies, timed};
 pub(crate) use self::copies::{Disk, Target};
 use self::limit::{Look, PauseLimit};
 use crate::error::{Error, Result};
+use crate::machine::running::{Running, Stood};
 use crate::machine::{Machine, MachineState};
 use crate::memory::PAGE;
 use crate::memory::dirty::freeze::freeze;
@@ -35,7 +36,6 @@ use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use crate::run_control::RunState;
-use crate::vm::{Stood, Vm};
 
 /// So many pages left are copied in a third of a millisecond, and as many would be left by another pass.
 const FEW: u64 = 256;
@@ -143,7 +143,7 @@ pub(crate) trait Beside {
 /// # Errors
 /// The VM has ended, the host refuses, or the pause would be too long. The VM is as it was, and runs if it did.
 pub(crate) fn capture<B: Beside>(
-    vm: &Vm,
+    vm: &Running,
     wish: &Wish<'_>,
     to: Target<'_>,
     written: &mut PageSet,
@@ -182,7 +182,7 @@ pub(crate) fn capture<B: Beside>(
 type Captured<B> = (MachineState, <B as Beside>::Taken);
 
 struct Passes<'a, B> {
-    vm: &'a Vm,
+    vm: &'a Running,
     beside: &'a mut B,
     ram: &'a GuestRam,
     copies: Copies<'a>,

@@ -17,8 +17,8 @@ use crate::config::{DiskContent, FileRef, Overrides};
 use crate::devices::virtio::block::{Block, DiskFiles, Image};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
+use crate::machine::running::Running;
 use crate::sync::lock;
-use crate::vm::Vm;
 
 /// What a restore does with an image that has changed since its snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub fn of(machine: &Machine) -> Result<BTreeMap<String, Image>> {
 ///
 /// # Errors
 /// One cannot be read.
-pub fn warm(vm: &Vm) -> Result<()> {
+pub(crate) fn warm(vm: &Running) -> Result<()> {
     let disks = vm.on_platform(|platform| platform.disks().clone());
     open(&disks)?.values().try_for_each(Image::warm)
 }
@@ -62,7 +62,7 @@ fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, 
 ///
 /// # Errors
 /// The host cannot.
-pub fn sync(vm: &Vm) -> Result<()> {
+pub(crate) fn sync(vm: &Running) -> Result<()> {
     let disks = vm.on_platform(|platform| platform.disks().clone());
     let files: Vec<_> = disks.values().map(|disk| lock(disk).files()).collect::<Result<_>>()?;
     files.iter().try_for_each(DiskFiles::sync)

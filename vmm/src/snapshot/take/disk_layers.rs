@@ -22,13 +22,13 @@ use crate::devices::virtio::block::copy::{LayerCopy, failed};
 use crate::devices::virtio::block::map::{CLUSTER, Map};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
+use crate::machine::running::Running;
 use crate::memory::PAGE;
 use crate::memory::files::sparse;
 use crate::run_control::RunState;
 use crate::snapshot::format::digest;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
-use crate::vm::Vm;
 
 fn name_of(id: &str) -> String {
     format!("disk-{id}.layer")
@@ -70,7 +70,7 @@ impl Copies {
     ///
     /// # Errors
     /// The host refuses.
-    pub fn into_directory(vm: &Vm, dir: &NewDir) -> Result<Self> {
+    pub(crate) fn into_directory(vm: &Running, dir: &NewDir) -> Result<Self> {
         Self::begin(vm, |id| Ok((name_of(id), dir.create(&name_of(id))?)))
     }
 
@@ -78,11 +78,11 @@ impl Copies {
     ///
     /// # Errors
     /// The host refuses.
-    pub fn without_names(vm: &Vm) -> Result<Self> {
+    pub(crate) fn without_names(vm: &Running) -> Result<Self> {
         Self::begin(vm, |id| Ok((id.to_owned(), nameless(&std::env::temp_dir())?)))
     }
 
-    fn begin(vm: &Vm, make: impl Fn(&str) -> Result<(String, File)>) -> Result<Self> {
+    fn begin(vm: &Running, make: impl Fn(&str) -> Result<(String, File)>) -> Result<Self> {
         let mut copies = Self::default();
         for (id, disk) in vm.on_platform(|platform| platform.disks().clone()) {
             let begun = lock(&disk).begin_copy()?;

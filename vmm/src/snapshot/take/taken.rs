@@ -9,6 +9,7 @@ use crate::config::VmConfig;
 use crate::devices::virtio::block::Image;
 use crate::error::Result;
 use crate::machine::Machine;
+use crate::machine::running::Running;
 use crate::run_control::RunState;
 use crate::snapshot::format::manifest::Metadata;
 use crate::snapshot::take::capture::{Beside, Capture, Disk, Target, Wish, capture};
@@ -16,7 +17,6 @@ use crate::snapshot::take::disk_images;
 use crate::snapshot::take::disk_layers;
 use crate::snapshot::take::disk_layers::{Copies, Finished};
 use crate::snapshot::take::trim::Trimmed;
-use crate::vm::Vm;
 
 /// A VM at one instant.
 pub(crate) struct Taken {
@@ -30,7 +30,7 @@ pub(crate) struct Taken {
 
 /// The parts of a VM that are copied beside memory.
 pub(crate) struct BesideMemory<'a> {
-    pub vm: &'a Vm,
+    pub vm: &'a Running,
     pub layers: Copies,
     /// The disk that takes the layers, unless they go to memory.
     pub room: Option<&'a Room<'a>>,

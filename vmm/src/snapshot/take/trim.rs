@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use crate::devices::virtio_slots::BALLOON;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
+use crate::machine::running::Running;
 use crate::run_control::RunState;
 use crate::sync::lock;
-use crate::vm::Vm;
 
 /// What is left to the guest, beside what it cannot spare: for whatever it does meanwhile.
 const LEAST_LEFT_MIB: u64 = 16;
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// A balloon that was asked for more. Dropped, it is asked for what it was asked for before.
 #[derive(Debug)]
 pub(crate) struct Trimmed<'a> {
-    vm: &'a Vm,
+    vm: &'a Running,
     /// MiB.
     before: u64,
 }
@@ -36,7 +36,7 @@ impl<'a> Trimmed<'a> {
     ///
     /// # Errors
     /// The VM does not run, has no balloon, or one without statistics: nobody knows what the guest can spare.
-    pub fn of(vm: &'a Vm) -> Result<Self> {
+    pub fn of(vm: &'a Running) -> Result<Self> {
         let state = match vm.state() {
             RunState::Running => None,
             RunState::Paused => Some("is paused"),

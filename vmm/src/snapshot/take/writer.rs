@@ -12,6 +12,7 @@ use super::taken::{BesideMemory, Taken, take};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
+use crate::machine::running::Running;
 use crate::memory::PAGE;
 use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
@@ -30,7 +31,6 @@ use crate::snapshot::take::trim::Trimmed;
 use crate::snapshot::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::store::dir::NewDir;
 use crate::store::writeback;
-use crate::vm::Vm;
 
 /// A diff of more than half of what its base has is not worth it; so little is always a diff.
 const SMALL_DIFF: u64 = 64 << 20;
@@ -90,10 +90,11 @@ impl SnapshotOptions {
 /// # Errors
 /// The host refuses to tell a part of the state, or to take it (a full disk); the VM is as it was.
 pub(crate) fn write(
-    vm: &Vm,
+    vm: &Running,
     history: &mut History,
     options: &SnapshotOptions,
     dir: &NewDir,
+    is_recorded: bool,
 ) -> Result<(Course, Lineage)> {
     let bytes = vm.config().memory_bytes();
     let over = match options.kind {
@@ -118,7 +119,7 @@ pub(crate) fn write(
         Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
     };
     // While touches are recorded, pages that are read through the guest's memory would count as touched.
-    let reads_base = over.is_none() || vm.recording.is_some();
+    let reads_base = over.is_none() || is_recorded;
     let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base };
     let Taken { captured, config, mut metadata, layers } = take(history, &wish, to, beside)?;
     let next = match over {
@@ -179,7 +180,7 @@ fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> Written {
 }
 
 /// What a diff of the VM is to be relative to.
-fn relative_to(vm: &Vm, history: &History) -> Result<Option<Lineage>> {
+fn relative_to(vm: &Running, history: &History) -> Result<Option<Lineage>> {
     let problem = "a diff is relative to a full snapshot: take one of this VM first";
     let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("snapshot_type", problem))?;
     let base = vm.on_machine(|machine| machine.shell().ram.base().file);

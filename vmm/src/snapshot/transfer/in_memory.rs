@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::machine::running::Running;
 use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::dirty::freeze;
 use crate::snapshot::Snapshot;
@@ -21,13 +22,12 @@ use crate::snapshot::take::disk_layers::Copies;
 use crate::snapshot::take::lineage::{Differ, History, Lineage};
 use crate::snapshot::take::taken::{BesideMemory, Taken, take};
 use crate::snapshot::take::writer::is_small;
-use crate::vm::Vm;
 
 /// Captures a VM, which goes on. Nobody else does meanwhile.
 ///
 /// # Errors
 /// The host refuses, or has no memory for its pages.
-pub(crate) fn snapshot(vm: &Vm, history: &mut History) -> Result<Snapshot> {
+pub(crate) fn snapshot(vm: &Running, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };

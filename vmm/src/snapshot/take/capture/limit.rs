@@ -11,8 +11,8 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
+use crate::machine::running::Stood;
 use crate::memory::PAGE;
-use crate::vm::Stood;
 
 /// The guest is given so long, after the first pass, to write little enough.
 const PATIENCE: Duration = Duration::from_secs(10);
