@@ -29,9 +29,9 @@ use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::replay::times::Times;
 use crate::replay::touch::touch;
-use crate::snapshot::restore::grant;
-use crate::snapshot::restore::grant::Grants;
-use crate::snapshot::restore::open;
+use crate::snapshot::opened::grant;
+use crate::snapshot::opened::grant::Grants;
+use crate::snapshot::opened::state;
 use crate::snapshot::{WORKING_SET_FILE, WorkingSet};
 use crate::store::Store;
 
@@ -100,7 +100,7 @@ pub fn replay(
     progress: &dyn Fn(u64, u64),
 ) -> Result<Replay> {
     let path = store.path_of(name)?;
-    let (manifest, file) = open::read_manifest(&path)?;
+    let (manifest, file) = state::read_manifest(&path)?;
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
     let grants = Grants { origin: &origin, snapshot: &path, allowed };
     let metadata = manifest.metadata;

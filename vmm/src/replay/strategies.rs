@@ -16,8 +16,8 @@ use crate::memory::ram::GuestRam;
 use crate::replay::fault_floor::Floor;
 use crate::replay::touch::{cached, touch};
 use crate::replay::whole_memory::read_whole;
-use crate::snapshot::restore::chunks::source_of;
-use crate::snapshot::restore::memory::{Memory, Packed};
+use crate::snapshot::opened::chunks::source_of;
+use crate::snapshot::opened::memory::{Memory, Packed};
 
 /// See the module.
 pub struct Strategy {

@@ -12,10 +12,10 @@ use crate::memory::lazy::pager_trait::Paging;
 use crate::memory::lazy::prefetch::Runs;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::format::pack::{Decoder, Pack};
-use crate::snapshot::restore::grant::Grants;
-use crate::snapshot::restore::memory::Memory;
-use crate::snapshot::restore::relative;
-use crate::snapshot::restore::relative::Opened;
+use crate::snapshot::opened::grant::Grants;
+use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::relative;
+use crate::snapshot::opened::relative::Opened;
 use crate::snapshot::{DIFF_FILE, Metadata, WorkingSet};
 
 /// See the module.

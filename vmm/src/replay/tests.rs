@@ -16,7 +16,7 @@ use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::page_set::PageSet;
 use crate::snapshot::format::pack::testing;
 use crate::snapshot::format::pack::testing::packing;
-use crate::snapshot::restore::memory::{Memory, Packed};
+use crate::snapshot::opened::memory::{Memory, Packed};
 use crate::snapshot::{Compression, WorkingSet};
 
 const LEN: u64 = 2 << 20;

@@ -1,22 +1,27 @@
 //! The snapshot on disk: `state.json` beside `memory.snap` or `memory.pack` in a directory.
 
+pub mod disks;
+pub(crate) mod lineage;
+pub mod opened;
+pub mod transform;
+
 pub mod format;
 pub mod restore;
 pub mod take;
 pub mod transfer;
+pub use crate::snapshot::disks::images::ChangedImages;
 pub use crate::snapshot::format::manifest::{BaseSnapshot, MemoryFile, Metadata};
-pub use crate::snapshot::format::merge::merge;
 pub use crate::snapshot::format::pack::{Compression, Packing};
 pub use crate::snapshot::format::working_set::WorkingSet;
-pub use crate::snapshot::restore::chunks::serve_pager;
-pub(crate) use crate::snapshot::restore::chunks::source_of;
-pub use crate::snapshot::restore::memory::Unpack;
+pub use crate::snapshot::opened::chunks::serve_pager;
+pub(crate) use crate::snapshot::opened::chunks::source_of;
+pub use crate::snapshot::opened::memory::Unpack;
 pub use crate::snapshot::restore::open::{RestoreOptions, Snapshot};
 pub use crate::snapshot::restore::record::{Compared, Marker, Recorded};
 pub use crate::snapshot::restore::rewind::Rewound;
-pub use crate::snapshot::take::disk_images::ChangedImages;
 pub use crate::snapshot::take::writer::{Kind, SnapshotOptions};
 pub use crate::snapshot::transfer::handover::Handover;
+pub use crate::snapshot::transform::merge::merge;
 
 /// Everything but memory.
 pub const STATE_FILE: &str = "state.json";

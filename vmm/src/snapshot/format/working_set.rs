@@ -22,7 +22,7 @@ use crate::memory::page_ranges;
 use crate::memory::page_set::PageSet;
 use crate::partial;
 use crate::snapshot::WORKING_SET_FILE;
-use crate::snapshot::restore::place::Place;
+use crate::snapshot::opened::place::Place;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
 

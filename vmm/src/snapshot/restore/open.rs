@@ -2,17 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::composed::Composed;
-use super::grant;
-use super::grant::Grants;
-use super::memory::{LazyMemory, Memory, OfVm, Unpack};
-use super::place::Place;
-use super::relative;
-use super::relative::{Digests, Opened};
 use crate::config::{Overrides, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -29,21 +21,23 @@ use crate::memory::lazy::fault_service::Service;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
+use crate::snapshot::disks::images;
+use crate::snapshot::disks::images::ChangedImages;
+use crate::snapshot::disks::layers;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::working_set::{Beside, Plan, WorkingSet};
+use crate::snapshot::lineage::{Differ, History, Lineage, Origin};
+use crate::snapshot::opened::composed::Composed;
+use crate::snapshot::opened::grant;
+use crate::snapshot::opened::grant::Grants;
+use crate::snapshot::opened::memory::{LazyMemory, Memory, OfVm, Unpack};
+use crate::snapshot::opened::relative;
+use crate::snapshot::opened::relative::{Digests, Opened};
+use crate::snapshot::opened::state::read_manifest;
 use crate::snapshot::restore::record::{Marker, Notes, Recording};
-use crate::snapshot::take::disk_images;
-use crate::snapshot::take::disk_images::ChangedImages;
-use crate::snapshot::take::disk_layers;
-use crate::snapshot::take::lineage::{Differ, History, Lineage, Origin};
 use crate::snapshot::{Metadata, STATE_FILE};
 use crate::store::Store;
 use crate::timing::step_done;
-
-/// Bytes. 32 vCPUs with all their devices take a tenth of this.
-const LARGEST_STATE: u64 = 32 << 20;
-/// Bytes that few state files have more than.
-const USUAL_STATE: u64 = 256 << 10;
 
 /// An opened snapshot: verified, and fit for this host. Shared by everything restored from it; nothing of it is ever
 /// modified.
@@ -64,7 +58,7 @@ pub struct Snapshot {
     lineage: Option<Lineage>,
     /// What the content of both should be. Memory that is nowhere but here has none.
     digests: Digests,
-    layers: disk_layers::Source,
+    layers: layers::Source,
     /// What VMs run from.
     files: Arc<Leases>,
     /// What its VMs touch first. Nothing is known of one that is nowhere but here.
@@ -159,7 +153,7 @@ impl Snapshot {
             let grants = Grants { origin: &origin, snapshot: &path, allowed };
             relative::open(&path, &metadata, &|base| grants.check_base(base))?
         };
-        let layers = disk_layers::Source::Directory(path.clone());
+        let layers = layers::Source::Directory(path.clone());
         let files = files(&path, &memory, over.as_ref())?;
         let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
         let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
@@ -191,7 +185,7 @@ impl Snapshot {
             OfVm::Lazy(LazyMemory { memory, unpack }) => (memory, Some(unpack), None),
         };
         let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
-        let layers = disk_layers::Source::Held(layers);
+        let layers = layers::Source::Held(layers);
         Ok(Self { fills, ..Self::of_own(path, state, (memory, over), lineage, layers, files) })
     }
 
@@ -201,7 +195,7 @@ impl Snapshot {
         (metadata, config, machine): (Metadata, VmConfig, MachineState),
         (memory, over): (Arc<Memory>, Option<OtherPages>),
         lineage: Option<Lineage>,
-        layers: disk_layers::Source,
+        layers: layers::Source,
         files: Arc<Leases>,
     ) -> Self {
         let (origin, fills, working_set) = (grant::Origin::Own, None, None);
@@ -238,7 +232,7 @@ impl Snapshot {
     }
 
     /// Where the layers of its disks are.
-    pub(crate) fn layers(&self) -> &disk_layers::Source {
+    pub(crate) fn layers(&self) -> &layers::Source {
         &self.layers
     }
 
@@ -314,7 +308,7 @@ impl Snapshot {
         options.overrides.clone().apply(&mut config.devices)?;
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
-        let layers = disk_layers::bring(&self.layers, &mut config.devices, &placed)?;
+        let layers = layers::bring(&self.layers, &mut config.devices, &placed)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
             None => self.memory.backing(unpack, self.over.clone())?,
@@ -329,7 +323,7 @@ impl Snapshot {
         config.devices.release_checked();
         self.layers.check(&self.metadata.layers, &machine)?;
         let (then, recorded) = (&self.metadata.disks, &self.config.devices.disks);
-        disk_images::check(then, recorded, &machine, &options.overrides, options.changed_images)?;
+        images::check(then, recorded, &machine, &options.overrides, options.changed_images)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
             path: self.path.join(STATE_FILE),
             source: Box::new(source),
@@ -448,39 +442,4 @@ fn expect_faults_of(vcpus: u8, ram: &GuestRam) {
     {
         faults.paging().expect_several();
     }
-}
-
-/// Reads and verifies a snapshot's state file. Returns its bytes too.
-pub(crate) fn read_manifest<'a>(snapshot: impl Into<Place<'a>>) -> Result<(manifest::Manifest, Vec<u8>)> {
-    let snapshot = snapshot.into();
-    let path = snapshot.path().join(STATE_FILE);
-    let file = read_state(snapshot, &path)?;
-    Ok((decode(&path, &file)?, file))
-}
-
-/// Decodes a state file that is at `path`, and looks whether it makes sense.
-pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
-    let manifest = manifest::decode(file).map_err(|problem| Error::snapshot(path, problem))?;
-    let manifest::Manifest { metadata, config, .. } = &manifest;
-    config.validate().map_err(|error| Error::snapshot(path, error.to_string()))?;
-    if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
-        return Err(Error::snapshot(path, "contradicts itself about memory or vCPUs"));
-    }
-    Ok(manifest)
-}
-
-fn read_state(snapshot: Place<'_>, path: &Path) -> Result<Vec<u8>> {
-    let (mut file, len) = snapshot.open_regular(STATE_FILE)?;
-    if len > LARGEST_STATE {
-        return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
-    }
-    let failed = |source| Error::file("read", path.display(), source);
-    let mut bytes = vec![0; len.min(USUAL_STATE) as usize];
-    file.read_exact(&mut bytes).map_err(failed)?;
-    // A long file gets memory only if it begins like a state file; one of holes does not.
-    manifest::has_head(&bytes).map_err(|problem| Error::snapshot(path, problem))?;
-    if len > USUAL_STATE {
-        file.read_to_end(&mut bytes).map_err(failed)?;
-    }
-    Ok(bytes)
 }

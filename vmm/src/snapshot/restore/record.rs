@@ -5,7 +5,7 @@
 //!                         └──> the VM ends before it: nothing is kept, and that is said
 //! ```
 //!
-//! The memory of such a VM is filled page by page as it is touched ([`super::composed`]), which is what makes touches known, and slow. It
+//! The memory of such a VM is filled page by page as it is touched ([`crate::snapshot::opened::composed`]), which is what makes touches known, and slow. It
 //! stays so after the marker.
 
 use std::fmt;

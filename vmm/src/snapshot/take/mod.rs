@@ -2,9 +2,6 @@
 
 pub(crate) mod capture;
 pub(crate) mod captured;
-pub mod disk_images;
-pub mod disk_layers;
-pub(crate) mod lineage;
 pub(crate) mod room;
 pub(crate) mod taken;
 pub(crate) mod trim;

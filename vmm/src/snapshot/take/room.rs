@@ -17,7 +17,7 @@ use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::format::holes::is_zero;
-use crate::snapshot::restore::memory::LazyMemory;
+use crate::snapshot::opened::memory::LazyMemory;
 use crate::snapshot::take::capture::Disk;
 use crate::store::dir::NewDir;
 use crate::store::reservation::Reservation;

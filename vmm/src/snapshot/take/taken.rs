@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use super::lineage::History;
 use super::room::Room;
 use crate::config::VmConfig;
 use crate::devices::virtio::block::Image;
@@ -11,11 +10,12 @@ use crate::error::Result;
 use crate::machine::Machine;
 use crate::machine::running::Running;
 use crate::run_control::RunState;
+use crate::snapshot::disks::images;
+use crate::snapshot::disks::layers;
+use crate::snapshot::disks::layers::{Copies, Finished};
 use crate::snapshot::format::manifest::Metadata;
+use crate::snapshot::lineage::History;
 use crate::snapshot::take::capture::{Beside, Capture, Disk, Target, Wish, capture};
-use crate::snapshot::take::disk_images;
-use crate::snapshot::take::disk_layers;
-use crate::snapshot::take::disk_layers::{Copies, Finished};
 use crate::snapshot::take::trim::Trimmed;
 
 /// A VM at one instant.
@@ -54,8 +54,8 @@ pub(crate) fn take(
         history.asking(bytes, |written| capture(vm, wish, to, written, &mut beside))?;
     let layers = beside.layers.finish(&|bytes| about_to_write(beside.room, bytes))?;
     let mut metadata = Metadata::of(&config)?;
-    metadata.disks = disk_images::contents(&images)?;
-    metadata.layers = disk_layers::digests(&layers);
+    metadata.disks = images::contents(&images)?;
+    metadata.layers = layers::digests(&layers);
     Ok(Taken { captured, config, metadata, layers })
 }
 
@@ -64,7 +64,7 @@ impl Beside for BesideMemory<'_> {
 
     fn copy_bulk(&mut self) -> Result<()> {
         about_to_write(self.room, self.layers.bytes());
-        disk_images::warm(self.vm)?;
+        images::warm(self.vm)?;
         self.layers.copy_bulk()
     }
 
@@ -90,7 +90,7 @@ impl Beside for BesideMemory<'_> {
 
     fn take(&mut self, machine: &Machine) -> Result<Self::Taken> {
         self.trimmed.iter().try_for_each(|trimmed| trimmed.undo(machine))?;
-        Ok((self.vm.config(), disk_images::of(machine)?))
+        Ok((self.vm.config(), images::of(machine)?))
     }
 }
 

@@ -6,7 +6,6 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use super::captured::CapturedMemory;
-use super::lineage::{Differ, History, Lineage};
 use super::room::{Room, Written};
 use super::taken::{BesideMemory, Taken, take};
 use crate::config::VmConfig;
@@ -16,17 +15,18 @@ use crate::machine::running::Running;
 use crate::memory::PAGE;
 use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
+use crate::snapshot::disks::images;
+use crate::snapshot::disks::layers::{Copies, Finished};
 use crate::snapshot::format::diff;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::{BaseSnapshot, Metadata};
 use crate::snapshot::format::pack::{Packing, pack};
 use crate::snapshot::format::raw::RawSource;
-use crate::snapshot::restore::grant;
-use crate::snapshot::restore::memory::LazyMemory;
+use crate::snapshot::lineage::{Differ, History, Lineage};
+use crate::snapshot::opened::grant;
+use crate::snapshot::opened::memory::LazyMemory;
 use crate::snapshot::take::capture::{Capture, Course, Disk, Target, Wanted, Wish};
-use crate::snapshot::take::disk_images;
-use crate::snapshot::take::disk_layers::{Copies, Finished};
 use crate::snapshot::take::trim::Trimmed;
 use crate::snapshot::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::store::dir::NewDir;
@@ -148,7 +148,7 @@ pub(crate) fn write(
     for Finished { name, file, .. } in layers {
         file.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
-    disk_images::sync(vm)?;
+    images::sync(vm)?;
     write_state(&metadata, &config, &captured.state, true, dir)?;
     Ok((captured.course, next))
 }

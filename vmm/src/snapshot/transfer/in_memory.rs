@@ -15,11 +15,11 @@ use crate::machine::running::Running;
 use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::dirty::freeze;
 use crate::snapshot::Snapshot;
-use crate::snapshot::restore::memory::OfVm;
+use crate::snapshot::disks::layers::Copies;
+use crate::snapshot::lineage::{Differ, History, Lineage};
+use crate::snapshot::opened::memory::OfVm;
 use crate::snapshot::take::capture::{Capture, Target, Wanted, Wish};
 use crate::snapshot::take::captured::CapturedMemory;
-use crate::snapshot::take::disk_layers::Copies;
-use crate::snapshot::take::lineage::{Differ, History, Lineage};
 use crate::snapshot::take::taken::{BesideMemory, Taken, take};
 use crate::snapshot::take::writer::is_small;
 

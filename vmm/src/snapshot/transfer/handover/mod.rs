@@ -29,10 +29,10 @@ use crate::snapshot::MemoryFile;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::BaseSnapshot;
 use crate::snapshot::format::pack::Pack;
-use crate::snapshot::restore::memory::{LazyMemory, Memory, OfVm, Packed, Unpack};
-use crate::snapshot::restore::open;
+use crate::snapshot::lineage::{Differ, Lineage};
+use crate::snapshot::opened::memory::{LazyMemory, Memory, OfVm, Packed, Unpack};
+use crate::snapshot::opened::state;
 use crate::snapshot::restore::open::Snapshot;
-use crate::snapshot::take::lineage::{Differ, Lineage};
 
 mod wire;
 
@@ -124,7 +124,7 @@ impl Snapshot {
         let received = wire::receive(from, LARGEST_PART);
         let received = received.map_err(|source| Error::host("receive a VM from its parent", source))?;
         let wire::Received { parts: [state, about, pages], files } = received.map_err(wrong)?;
-        let manifest::Manifest { metadata, config, machine, .. } = open::decode(&place(), &state)?;
+        let manifest::Manifest { metadata, config, machine, .. } = state::decode(&place(), &state)?;
         let about: About =
             serde_json::from_slice(&about).map_err(|source| wrong(format!("cannot be decoded: {source}")))?;
         let len = metadata.memory_bytes;

@@ -14,7 +14,7 @@ use crate::memory::files::lease::{Leases, Listener};
 use crate::memory::page_set::PageSet;
 use crate::run_control::Control;
 use crate::snapshot::format::manifest::BaseSnapshot;
-use crate::snapshot::restore::memory::LazyMemory;
+use crate::snapshot::opened::memory::LazyMemory;
 
 /// The vCPUs of a VM that has ended come to a stop within this, or never.
 const TO_STOP: Duration = Duration::from_secs(1);

@@ -8,14 +8,14 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::diff::Listed;
-use super::pack::{Kind, Pack};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::dirty::populated::data_ranges;
-use crate::snapshot::restore::memory::Memory;
-use crate::snapshot::restore::open;
-use crate::snapshot::restore::relative;
+use crate::snapshot::format::diff::Listed;
+use crate::snapshot::format::pack::{Kind, Pack};
+use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::relative;
+use crate::snapshot::opened::state;
 use crate::snapshot::{Metadata, WorkingSet};
 use crate::store::Store;
 
@@ -97,7 +97,7 @@ pub struct Stretch {
 /// [`Error::Snapshot`]: it is missing or damaged.
 pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
     let path = store.path_of(name)?;
-    let (manifest, _) = open::read_manifest(&path)?;
+    let (manifest, _) = state::read_manifest(&path)?;
     let metadata = manifest.metadata;
     let mut found = Found::default();
     let memory_file = match &metadata.base {

@@ -2,19 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use super::digest;
-use super::pack::Source;
-use super::pack::walk;
-use super::raw::RawSource;
 use crate::error::{Error, Result};
 use crate::memory::backing::OtherPages;
-use crate::snapshot::restore::grant;
-use crate::snapshot::restore::grant::Grants;
-use crate::snapshot::restore::memory::Memory;
-use crate::snapshot::restore::open;
-use crate::snapshot::restore::relative;
-use crate::snapshot::restore::relative::Opened;
-use crate::snapshot::take::disk_layers;
+use crate::snapshot::disks::layers;
+use crate::snapshot::format::digest;
+use crate::snapshot::format::pack::Source;
+use crate::snapshot::format::pack::walk;
+use crate::snapshot::format::raw::RawSource;
+use crate::snapshot::opened::grant;
+use crate::snapshot::opened::grant::Grants;
+use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::relative;
+use crate::snapshot::opened::relative::Opened;
+use crate::snapshot::opened::state;
 use crate::snapshot::{DIFF_FILE, WorkingSet};
 use crate::store::Store;
 
@@ -42,11 +42,11 @@ pub fn verify(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Verified> {
     let path = store.path_of(name)?;
-    let (manifest, file) = open::read_manifest(&path)?;
+    let (manifest, file) = state::read_manifest(&path)?;
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
     let grants = Grants { origin: &origin, snapshot: &path, allowed };
     let metadata = manifest.metadata;
-    disk_layers::Source::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
+    layers::Source::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
     let len = metadata.memory_bytes;
     WorkingSet::open(&path, &metadata.id, len)?;
     let Opened { memory, over, digests, .. } =

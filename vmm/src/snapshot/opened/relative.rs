@@ -11,8 +11,8 @@ use crate::memory::backing::OtherPages;
 use crate::snapshot::format::diff;
 use crate::snapshot::format::diff::Listed;
 use crate::snapshot::format::manifest::{BaseSnapshot, base_is_missing};
-use crate::snapshot::restore::open::read_manifest;
-use crate::snapshot::take::lineage::{Differ, Lineage};
+use crate::snapshot::lineage::{Differ, Lineage};
+use crate::snapshot::opened::state::read_manifest;
 use crate::snapshot::{DIFF_FILE, MemoryFile, Metadata, STATE_FILE};
 
 /// The memory of a snapshot on disk.

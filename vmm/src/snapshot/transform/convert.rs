@@ -3,19 +3,19 @@
 use std::fs::File;
 use std::path::Path;
 
-use super::digest;
-use super::manifest;
-use super::pack::source::Repack;
-use super::pack::walk;
-use super::pack::{Pack, Packing, pack};
-use super::raw::RawSource;
 use super::verify::is_same;
 use crate::error::{Error, Result};
 use crate::memory::files::sparse;
-use crate::snapshot::restore::grant;
-use crate::snapshot::restore::memory::Memory;
-use crate::snapshot::restore::open;
-use crate::snapshot::take::disk_layers;
+use crate::snapshot::disks::layers;
+use crate::snapshot::format::digest;
+use crate::snapshot::format::manifest;
+use crate::snapshot::format::pack::source::Repack;
+use crate::snapshot::format::pack::walk;
+use crate::snapshot::format::pack::{Pack, Packing, pack};
+use crate::snapshot::format::raw::RawSource;
+use crate::snapshot::opened::grant;
+use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::state;
 use crate::snapshot::take::writer;
 use crate::snapshot::{MEMORY_FILE, MemoryFile, PACK_FILE, WorkingSet};
 use crate::store::Store;
@@ -34,7 +34,7 @@ pub fn convert(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<()> {
     let path = store.path_of(from)?;
-    let (manifest::Manifest { mut metadata, config, machine, .. }, state) = open::read_manifest(&path)?;
+    let (manifest::Manifest { mut metadata, config, machine, .. }, state) = state::read_manifest(&path)?;
     // A snapshot of somebody else's does not become this user's by being written once more.
     let marked = grant::origin_of(&state, &metadata, &config).can_be_marked();
     let len = metadata.memory_bytes;
@@ -51,7 +51,7 @@ pub fn convert(
         // It is the same snapshot by its id, and its memory has the same pages.
         set.carry(&dir, &metadata.id, len)?;
     }
-    metadata.layers = disk_layers::Source::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
+    metadata.layers = layers::Source::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
     let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
     let (file, place) = (dir.create(name)?, dir.place().join(name));
     write_memory(&memory, len, packing, (&file, &place), &|done| progress(done, len))?;

@@ -1,0 +1,49 @@
+//! Reads the state file of a snapshot.
+
+use std::io::Read;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::snapshot::STATE_FILE;
+use crate::snapshot::format::manifest;
+use crate::snapshot::opened::place::Place;
+
+/// Bytes. 32 vCPUs with all their devices take a tenth of this.
+const LARGEST_STATE: u64 = 32 << 20;
+/// Bytes that few state files have more than.
+const USUAL_STATE: u64 = 256 << 10;
+
+/// Reads and verifies a snapshot's state file. Returns its bytes too.
+pub(crate) fn read_manifest<'a>(snapshot: impl Into<Place<'a>>) -> Result<(manifest::Manifest, Vec<u8>)> {
+    let snapshot = snapshot.into();
+    let path = snapshot.path().join(STATE_FILE);
+    let file = read_state(snapshot, &path)?;
+    Ok((decode(&path, &file)?, file))
+}
+
+/// Decodes a state file that is at `path`, and looks whether it makes sense.
+pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
+    let manifest = manifest::decode(file).map_err(|problem| Error::snapshot(path, problem))?;
+    let manifest::Manifest { metadata, config, .. } = &manifest;
+    config.validate().map_err(|error| Error::snapshot(path, error.to_string()))?;
+    if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
+        return Err(Error::snapshot(path, "contradicts itself about memory or vCPUs"));
+    }
+    Ok(manifest)
+}
+
+fn read_state(snapshot: Place<'_>, path: &Path) -> Result<Vec<u8>> {
+    let (mut file, len) = snapshot.open_regular(STATE_FILE)?;
+    if len > LARGEST_STATE {
+        return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
+    }
+    let failed = |source| Error::file("read", path.display(), source);
+    let mut bytes = vec![0; len.min(USUAL_STATE) as usize];
+    file.read_exact(&mut bytes).map_err(failed)?;
+    // A long file gets memory only if it begins like a state file; one of holes does not.
+    manifest::has_head(&bytes).map_err(|problem| Error::snapshot(path, problem))?;
+    if len > USUAL_STATE {
+        file.read_to_end(&mut bytes).map_err(failed)?;
+    }
+    Ok(bytes)
+}
