@@ -62,7 +62,7 @@ pub use console::Console;
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
-pub use pager::client::PagerOptions;
+pub use pager::options::PagerOptions;
 pub use snapshot::{
     BaseSnapshot, ChangedImages, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded,
     RestoreOptions, Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,

@@ -6,9 +6,6 @@ use super::vm::VmHandle;
 use super::{OrRefused, refused};
 use crate::error::Result;
 
-/// Pins of the IOAPIC, of which KVM keeps routes.
-pub const IO_APIC_PINS: usize = 24;
-
 /// A message signalled interrupt (Intel SDM volume 3, section 11.11).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {

@@ -9,9 +9,11 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::msi::IO_APIC_PINS;
 use super::{OrRefused, refused};
 use crate::error::Result;
+
+/// Pins of the IOAPIC, of which KVM keeps routes.
+pub const IO_APIC_PINS: usize = 24;
 
 /// Three pages below 4 GiB for Intel's real-mode emulation, in the hole where no RAM is (KVM API, section 4.13).
 const TSS_ADDRESS: usize = 0xfffb_d000;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::client::PagerOptions;
 use super::message::{Answer, Ask, VERSION, receive_until, send};
+use super::options::PagerOptions;
 use super::place::Place;
 use crate::error::{Error, Result};
 use crate::memory::lazy::faults::Faults;

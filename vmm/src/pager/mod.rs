@@ -41,6 +41,7 @@ pub mod client;
 mod connection;
 mod list;
 mod message;
+pub mod options;
 pub mod place;
 pub mod server;
 mod watch;

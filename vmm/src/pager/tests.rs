@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
-use super::client::{Pager, PagerOptions};
+use super::client::Pager;
 use super::message::{Answer, Ask, VERSION, receive_until, send};
+use super::options::PagerOptions;
 use super::place::Place;
 use super::server::serve;
 use crate::error::{Result, report};

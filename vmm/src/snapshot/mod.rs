@@ -1,6 +1,7 @@
 //! The snapshot on disk: `state.json` beside `memory.snap` or `memory.pack` in a directory.
 
 pub mod disks;
+pub(crate) mod history;
 pub(crate) mod lineage;
 pub mod opened;
 pub mod transform;

@@ -18,7 +18,7 @@ use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::run_control::{Ending, RunState};
 use crate::snapshot::format::working_set::Plan;
-use crate::snapshot::lineage::History;
+use crate::snapshot::history::History;
 use crate::snapshot::restore::record::Recording;
 use crate::snapshot::restore::rewind;
 use crate::snapshot::take::capture::Course;

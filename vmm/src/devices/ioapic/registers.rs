@@ -9,7 +9,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::kvm::msi::{IO_APIC_PINS, Message};
+use crate::kvm::msi::Message;
+use crate::kvm::vm::IO_APIC_PINS;
 use crate::persist::Persist;
 
 const IOREGSEL: u64 = 0x00;

@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::registers::Registers;
-use crate::kvm::msi::{IO_APIC_PINS, Message};
+use crate::kvm::msi::Message;
+use crate::kvm::vm::IO_APIC_PINS;
 use crate::persist::Persist;
 
 const MASKED: u32 = 1 << 16;

@@ -116,7 +116,7 @@ impl<'m> Chain<'m> {
         }
         #[cfg(feature = "fuzzing")]
         if descriptor.is_write_only() {
-            super::fuzzing::grant(descriptor.addr().0, descriptor.len().into());
+            super::fuzzing_hooks::grant(descriptor.addr().0, descriptor.len().into());
         }
         let to = match descriptor.is_write_only() {
             true => &mut self.writable,

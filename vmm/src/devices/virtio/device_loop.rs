@@ -67,7 +67,7 @@ impl Worker {
     pub(crate) fn start(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotBegun> {
         let mut worker = Self::prepare(task, queues)?;
         #[cfg(feature = "fuzzing")]
-        if super::fuzzing::is_driving() {
+        if super::fuzzing_hooks::is_driving() {
             worker.first_turn().take();
             return Ok(worker);
         }

@@ -20,6 +20,8 @@ pub mod chain;
 pub mod console;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+#[cfg(feature = "fuzzing")]
+mod fuzzing_hooks;
 pub mod interrupt;
 pub mod limiter;
 pub mod listener;

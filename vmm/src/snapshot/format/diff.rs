@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 
 use crc::{Digest, Table};
 
-use super::manifest::CRC;
+use super::crc::CRC;
 use crate::memory::page_set::{BYTES_STEP, PageSet};
 
 const MAGIC: &[u8; 8] = b"VOLTDIFF";

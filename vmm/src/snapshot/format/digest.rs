@@ -9,9 +9,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
+use super::crc::CRC;
 use super::holes::is_zero;
-use super::manifest::CRC;
-use super::pack::{Source, threads_for};
+use super::source::{Source, threads_for};
 use crate::error::Result;
 use crate::memory::PAGE;
 use crate::sync::lock;

@@ -15,9 +15,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crc::{CRC_64_ECMA_182, Crc, Table};
 use serde::{Deserialize, Serialize};
 
+use super::crc::CRC;
 use super::digest;
 use crate::config::{DiskContent, IrqchipKind, VmConfig};
 use crate::error::{Error, Result};
@@ -42,9 +42,6 @@ const MARK: &str = ",\"mark\":\"";
 const MARK_DIGITS: usize = 64;
 /// Bytes before the checksummed part.
 const HEAD_LEN: usize = HEAD.len() + DIGITS + HEAD_END.len();
-
-/// 16 tables of 2 KiB: 2.5 GB/s, and nothing to set up at run time.
-pub(crate) static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_ECMA_182);
 
 /// What a snapshot says about itself, readable without its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

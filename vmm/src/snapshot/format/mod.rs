@@ -1,9 +1,12 @@
 //! The files of a snapshot, without a VM: how they are laid out, inspected, verified, converted and merged.
 
+pub(crate) mod crc;
 pub mod diff;
 pub mod digest;
 pub(crate) mod holes;
 pub mod manifest;
 pub mod pack;
+pub(crate) mod place;
 pub(crate) mod raw;
+pub(crate) mod source;
 pub mod working_set;

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::pack::Source;
+use super::source::Source;
 use crate::error::{Error, Result};
 use crate::memory::dirty::populated::data_ranges;
 use crate::memory::page_set::PageSet;

@@ -14,7 +14,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::manifest::CRC;
+use super::crc::CRC;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::lazy::prefetch::Runs;
@@ -22,7 +22,7 @@ use crate::memory::page_ranges;
 use crate::memory::page_set::PageSet;
 use crate::partial;
 use crate::snapshot::WORKING_SET_FILE;
-use crate::snapshot::opened::place::Place;
+use crate::snapshot::format::place::Place;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
 

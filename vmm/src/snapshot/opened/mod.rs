@@ -4,6 +4,5 @@ pub(crate) mod chunks;
 pub(crate) mod composed;
 pub(crate) mod grant;
 pub(crate) mod memory;
-pub(crate) mod place;
 pub(crate) mod relative;
 pub(crate) mod state;

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::memory::{Memory, is_named};
-use super::place::{GrantedBase, Place};
 use crate::error::{Error, Result};
 use crate::memory::backing::OtherPages;
 use crate::snapshot::format::diff;
 use crate::snapshot::format::diff::Listed;
 use crate::snapshot::format::manifest::{BaseSnapshot, base_is_missing};
+use crate::snapshot::format::place::{GrantedBase, Place};
 use crate::snapshot::lineage::{Differ, Lineage};
 use crate::snapshot::opened::state::read_manifest;
 use crate::snapshot::{DIFF_FILE, MemoryFile, Metadata, STATE_FILE};

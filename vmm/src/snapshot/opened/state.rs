@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::snapshot::STATE_FILE;
 use crate::snapshot::format::manifest;
-use crate::snapshot::opened::place::Place;
+use crate::snapshot::format::place::Place;
 
 /// Bytes. 32 vCPUs with all their devices take a tenth of this.
 const LARGEST_STATE: u64 = 32 << 20;

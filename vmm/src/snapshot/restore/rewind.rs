@@ -12,7 +12,7 @@ use crate::machine::running::Running;
 use crate::memory::dirty::populated::private_pages;
 use crate::memory::dirty::reset::put_back;
 use crate::memory::page_set::PageSet;
-use crate::snapshot::lineage::{History, Origin};
+use crate::snapshot::history::{History, Origin};
 
 const ACT: &str = "rewind the VM";
 

@@ -10,7 +10,7 @@ use crate::memory::PAGE;
 use crate::memory::dirty::populated::data_ranges;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::format::holes::{is_zero, write_pages};
-use crate::snapshot::format::pack::Source;
+use crate::snapshot::format::source::Source;
 use crate::snapshot::take::capture::Capture;
 
 /// Bytes copied at once.

@@ -3,6 +3,7 @@
 pub(crate) mod capture;
 pub(crate) mod captured;
 pub(crate) mod room;
+pub(crate) mod small_diff;
 pub(crate) mod taken;
 pub(crate) mod trim;
 pub mod writer;

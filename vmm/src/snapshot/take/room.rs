@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use super::captured::populated;
-use super::writer::is_small;
+use super::small_diff::is_small;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::dirty::freeze;

@@ -14,7 +14,7 @@ use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers;
 use crate::snapshot::disks::layers::{Copies, Finished};
 use crate::snapshot::format::manifest::Metadata;
-use crate::snapshot::lineage::History;
+use crate::snapshot::history::History;
 use crate::snapshot::take::capture::{Beside, Capture, Disk, Target, Wish, capture};
 use crate::snapshot::take::trim::Trimmed;
 

@@ -1,18 +1,16 @@
 //! Writes a snapshot of a VM, which goes on meanwhile but for the instant that is captured.
 
-use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use super::captured::CapturedMemory;
 use super::room::{Room, Written};
+use super::small_diff::is_small;
 use super::taken::{BesideMemory, Taken, take};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
 use crate::machine::running::Running;
-use crate::memory::PAGE;
 use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::disks::images;
@@ -23,17 +21,14 @@ use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::{BaseSnapshot, Metadata};
 use crate::snapshot::format::pack::{Packing, pack};
 use crate::snapshot::format::raw::RawSource;
-use crate::snapshot::lineage::{Differ, History, Lineage};
+use crate::snapshot::history::History;
+use crate::snapshot::lineage::{Differ, Lineage};
 use crate::snapshot::opened::grant;
-use crate::snapshot::opened::memory::LazyMemory;
 use crate::snapshot::take::capture::{Capture, Course, Disk, Target, Wanted, Wish};
 use crate::snapshot::take::trim::Trimmed;
 use crate::snapshot::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::store::dir::NewDir;
 use crate::store::writeback;
-
-/// A diff of more than half of what its base has is not worth it; so little is always a diff.
-const SMALL_DIFF: u64 = 64 << 20;
 
 /// How a snapshot is to be taken.
 #[derive(Clone, Debug, Default)]
@@ -151,23 +146,6 @@ pub(crate) fn write(
     images::sync(vm)?;
     write_state(&metadata, &config, &captured.state, true, dir)?;
     Ok((captured.course, next))
-}
-
-/// Whether pages are few beside what their base has. A base that is filled on touch counts as if all of it
-/// were there, and is not filled for that: its pack knows.
-///
-/// # Errors
-/// The index of the pack is damaged, or cannot be read.
-pub(crate) fn is_small(pages: &PageSet, base: &File, lazy: Option<&LazyMemory>) -> Result<bool> {
-    let bytes = pages.len() * PAGE;
-    if bytes <= SMALL_DIFF {
-        return Ok(true);
-    }
-    let base = match lazy {
-        Some(lazy) => lazy.memory.populated()?,
-        None => base.metadata().map_or(0, |metadata| metadata.blocks() * 512),
-    };
-    Ok(bytes <= base / 2)
 }
 
 /// What is going to be written into the snapshot's directory. A packed memory has the captured pages beside it while it is packed.

@@ -16,12 +16,13 @@ use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::dirty::freeze;
 use crate::snapshot::Snapshot;
 use crate::snapshot::disks::layers::Copies;
-use crate::snapshot::lineage::{Differ, History, Lineage};
+use crate::snapshot::history::History;
+use crate::snapshot::lineage::{Differ, Lineage};
 use crate::snapshot::opened::memory::OfVm;
 use crate::snapshot::take::capture::{Capture, Target, Wanted, Wish};
 use crate::snapshot::take::captured::CapturedMemory;
+use crate::snapshot::take::small_diff::is_small;
 use crate::snapshot::take::taken::{BesideMemory, Taken, take};
-use crate::snapshot::take::writer::is_small;
 
 /// Captures a VM, which goes on. Nobody else does meanwhile.
 ///

@@ -31,7 +31,8 @@ impl Pages {
         let number = |pfn: &[u8]| u32::from_le_bytes(pfn.try_into().expect("four bytes"));
         let mut pfns: Vec<u32> = bytes.chunks_exact(PFN).map(number).collect();
         #[cfg(feature = "fuzzing")]
-        pfns.iter().for_each(|pfn| crate::devices::virtio::fuzzing::grant(u64::from(*pfn) * PAGE, PAGE));
+        pfns.iter()
+            .for_each(|pfn| crate::devices::virtio::fuzzing_hooks::grant(u64::from(*pfn) * PAGE, PAGE));
         // A driver lists pages in the order in which it found them, which is often from the last to the first.
         pfns.sort_unstable();
         pfns.dedup();

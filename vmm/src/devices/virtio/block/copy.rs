@@ -20,17 +20,13 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
-use rangemap::RangeSet;
-
+use super::clusters::{Clusters, count};
 use super::held::{Held, overlap};
 use super::map::{CLUSTER, Map};
 use crate::error::{Error, Result};
 use crate::memory::backing::fresh;
 use crate::memory::files::sparse;
 use crate::run_control::RunState;
-
-/// Clusters, as ranges that do not touch: a discard may be of hundreds of thousands.
-pub type Clusters = RangeSet<u64>;
 
 /// Clusters copied between two looks at the clock, unless they are a hole.
 const STEP: u64 = (1 << 20) / CLUSTER;
@@ -300,11 +296,6 @@ impl LayerSource {
         })?;
         Ok(found)
     }
-}
-
-/// How many clusters ranges have.
-pub(super) fn count(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
-    ranges.map(|range| range.end - range.start).sum()
 }
 
 /// The error of a copy.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::copy::{Clusters, count};
+use super::clusters::{Clusters, count};
 use crate::memory::files::sparse;
 
 /// See the module. They lie at their offsets in the layer.

@@ -44,7 +44,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::{io, iter};
 
 use super::bound::Bound;
-use super::copy::{Clusters, LayerSource, Noted};
+use super::clusters::Clusters;
+use super::copy::{LayerSource, Noted};
 use super::directory::Directory;
 use super::file::{HostFile, Use};
 use super::lower::{Lower, open_layer};

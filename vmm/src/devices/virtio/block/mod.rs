@@ -27,6 +27,7 @@ use crate::persist::Persist;
 mod bits;
 mod bounce;
 mod bound;
+mod clusters;
 pub mod copy;
 mod digest;
 #[cfg(test)]
@@ -51,7 +52,8 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-use copy::{Clusters, LayerSource};
+use clusters::Clusters;
+use copy::LayerSource;
 use file::{HostFile, Use};
 pub use files::DiskFiles;
 pub use gate::{ClosedGates, Gate};

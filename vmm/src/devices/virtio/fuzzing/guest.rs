@@ -6,8 +6,9 @@ use std::ops::Range;
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{DRIVING, Device, GRANTED, MEMORY, Memory, PIECE, check_order, grant, granted, under_way};
+use super::{Device, MEMORY, Memory, PIECE, check_order, granted, under_way};
 use crate::devices::bus::BusDevice;
+use crate::devices::virtio::fuzzing_hooks::{DRIVING, GRANTED, grant};
 use crate::devices::virtio::transport::Transport;
 use crate::error::Result;
 use crate::persist::PersistBlob;

@@ -6,7 +6,7 @@
 //!                     └── check: memory is as the guest left it but where it gave leave, indices in order, no endless work
 //! ```
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,7 @@ use super::VirtioDevice;
 use super::balloon::Balloon;
 use super::block::Block;
 use super::console::Console;
+use super::fuzzing_hooks::GRANTED;
 use super::net::Net;
 use super::queue::VirtQueue;
 use super::rng::Rng;
@@ -41,21 +42,8 @@ const PAGE: usize = 4096;
 const PIECE: usize = 1 << 15;
 
 thread_local! {
-    /// This thread does its devices' work.
-    static DRIVING: Cell<bool> = const { Cell::new(false) };
     /// Memory that no guest has.
     static SPARE: RefCell<Option<Memory>> = const { RefCell::new(None) };
-    /// Where the guest gave its device leave to write.
-    static GRANTED: RefCell<Vec<Range<u64>>> = const { RefCell::new(Vec::new()) };
-}
-
-pub(super) fn is_driving() -> bool {
-    DRIVING.get()
-}
-
-/// The guest lets the device write here: a descriptor says so, or a page goes to the balloon.
-pub(super) fn grant(at: u64, len: u64) {
-    GRANTED.with_borrow_mut(|granted| granted.push(at..at.saturating_add(len)));
 }
 
 /// Where the device has had leave to write, in order and apart.

@@ -9,9 +9,10 @@ use super::checksum::Digest;
 use super::codec::{Encoder, Encoding};
 use super::geometry::Geometry;
 use super::index::Builder;
-use super::source::{Source, read};
+use super::source::read;
 use crate::error::Result;
 use crate::snapshot::format::holes::is_zero;
+use crate::snapshot::format::source::Source;
 use crate::sync::lock;
 
 /// The chunk that each checksum was met in first.

@@ -62,10 +62,9 @@ mod properties;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use crate::snapshot::format::source::Source;
 pub use codec::{Compression, Decoder, Encoding};
 pub use footer::VERSION;
 pub use geometry::Geometry;
 pub use reader::{Kind, Pack};
-pub use source::Source;
-pub(crate) use writer::threads_for;
 pub use writer::{Packing, pack};

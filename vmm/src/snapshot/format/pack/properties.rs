@@ -184,7 +184,7 @@ fn many_threads_read_one_pack() {
 #[test]
 fn a_source_that_cannot_be_read_ends_it() {
     struct Broken;
-    impl super::source::Source for Broken {
+    impl crate::snapshot::format::source::Source for Broken {
         fn read_at(&self, offset: u64, into: &mut [u8]) -> crate::error::Result<()> {
             if offset >= 40 << 20 {
                 return Err(crate::error::Error::host("read this", std::io::Error::other("made to fail")));

@@ -5,18 +5,7 @@ use std::ops::Range;
 use super::codec::Decoder;
 use super::reader::Pack;
 use crate::error::Result;
-
-/// A memory. It must not change while it is packed.
-pub trait Source: Sync {
-    /// Reads from `offset` on. What is outside of [`Source::populated`] is never asked for.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()>;
-
-    /// Ranges in order and apart, outside of which all is zero.
-    fn populated(&self) -> &[Range<u64>];
-}
+use crate::snapshot::format::source::Source;
 
 /// Reads a stretch of a source, with zeros where nothing is. Says whether there was anything to read.
 pub(crate) fn read(source: &dyn Source, offset: u64, into: &mut [u8]) -> Result<bool> {

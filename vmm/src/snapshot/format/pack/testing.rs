@@ -8,9 +8,9 @@ use std::path::Path;
 
 use super::codec::{Compression, Decoder};
 use super::reader::Pack;
-use super::source::Source;
 use super::writer::{Packing, pack};
 use crate::error::Result;
+use crate::snapshot::format::source::Source;
 
 pub const NAME: &str = "/s/memory.pack";
 

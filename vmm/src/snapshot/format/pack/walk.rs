@@ -8,10 +8,11 @@ use std::thread;
 
 use super::codec::Decoder;
 use super::reader::{Kind, Pack};
-use super::writer::{chunks_of, threads_for};
+use super::writer::chunks_of;
 use crate::error::{Error, Result};
 use crate::snapshot::format::digest::of_pages;
 use crate::snapshot::format::holes::{is_zero, write_pages};
+use crate::snapshot::format::source::threads_for;
 use crate::sync::lock;
 
 /// Verifies every checksum and every stored byte. Returns the digest of the memory ([`crate::snapshot::format::digest`]). `progress` is told,

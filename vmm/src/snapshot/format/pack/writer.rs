@@ -21,8 +21,8 @@ use super::footer::Footer;
 use super::geometry::Geometry;
 use super::index::Builder;
 use super::layout::{Layout, Maker, Run, Seen, Spare};
-use super::source::Source;
 use crate::error::{Error, Result};
+use crate::snapshot::format::source::{Source, threads_for};
 use crate::sync::{lock, wait_while};
 
 /// Runs a thread may be ahead of what is written.
@@ -77,15 +77,6 @@ impl Packing {
         }
         Geometry::new(memory_len, self.chunk_len).map_err(|problem| Error::config("chunk_size", problem))
     }
-}
-
-/// Threads to do so many runs on, unless a number is given: one a core, which takes a while to find out.
-pub(crate) fn threads_for(runs: u32, given: Option<NonZero<usize>>) -> usize {
-    if runs < 2 {
-        return 1;
-    }
-    let threads = given.map_or_else(thread::available_parallelism, Ok);
-    threads.map_or(1, NonZero::get).min(runs as usize)
 }
 
 /// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. `progress` is told now and then, from

@@ -17,13 +17,13 @@ use std::path::{Path, PathBuf};
 use beneath::Links;
 use key::Key;
 
-use super::place::GrantedBase;
 use crate::config::devices::{Devices, NetBackend};
 use crate::config::{FileRef, Overrides, SocketPath, VmConfig};
 use crate::error::{Error, Result};
 use crate::snapshot::Metadata;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::base_is_missing;
+use crate::snapshot::format::place::GrantedBase;
 
 /// Whether this user's volt-vmm wrote a state file.
 #[derive(Clone, Debug)]

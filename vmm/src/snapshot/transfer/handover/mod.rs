@@ -24,7 +24,7 @@ use crate::memory::backing::{OtherPages, fresh};
 use crate::memory::files::sealing::{can_change, read_only, seal};
 use crate::memory::files::sparse;
 use crate::memory::page_set::PageSet;
-use crate::pager::client::PagerOptions;
+use crate::pager::options::PagerOptions;
 use crate::snapshot::MemoryFile;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::BaseSnapshot;

@@ -20,7 +20,7 @@ use rustix::net::{
 };
 
 use crate::config::devices::MAX_DEVICES;
-use crate::snapshot::format::manifest::CRC;
+use crate::snapshot::format::crc::CRC;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"VOLTFORK");
 const VERSION: u64 = 1;
