@@ -7,9 +7,10 @@
 mod cli;
 mod client;
 mod failure;
-pub mod output;
-pub mod process;
+mod output;
+mod process;
 mod rest;
+mod session;
 mod terminal;
 
 use std::ffi::{CStr, OsStr, OsString};

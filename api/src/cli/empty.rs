@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use volt_vmm::{Pool, Shape};
 
 use super::Outcome;
-use crate::process::session::Session;
 use crate::process::vm_slot::Slot;
+use crate::session::Session;
 
 /// See the module.
 #[derive(Debug)]

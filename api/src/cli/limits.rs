@@ -3,7 +3,7 @@
 
 use volt_vmm::config::devices::{Bucket, RateLimit};
 
-use super::devices::Words;
+use super::words::Words;
 
 /// Milliseconds, unless given.
 const REFILL_TIME: u64 = 1000;

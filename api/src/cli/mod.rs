@@ -1,13 +1,14 @@
 //! The command line. Each subcommand is a struct in a file of its own, with `execute(self)`.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 use volt_vmm::Shape;
 
 use crate::failure::Failure;
 use crate::process::exit::Status;
+use crate::process::fork::FORKED;
 
 mod bench;
 mod devices;
@@ -27,10 +28,10 @@ mod run;
 mod snapshot;
 mod snapshot_files;
 mod unpack;
+mod words;
 mod working_set;
 
 /// The name of [`forked::Forked`].
-const FORKED: &str = "forked";
 
 type Outcome = Result<Status, Failure>;
 
@@ -99,11 +100,6 @@ enum Command {
     Doctor(doctor::Doctor),
 }
 
-/// The arguments of a fork's child.
-pub(crate) fn child_arguments(api_socket: &Path, id: &str) -> [OsString; 5] {
-    forked::Forked::arguments(api_socket, id)
-}
-
 /// Carries out what the process's arguments, of which the first is its name, say. A restore and nothing else, and a fork's
 /// child, are recognised without clap, which means the same by it, because setting up clap takes longer than everything else before the restore.
 pub(crate) fn execute(arguments: Vec<OsString>) -> Outcome {
@@ -160,6 +156,7 @@ fn help() -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::process::fork::child_arguments;
     use clap::CommandFactory;
 
     use super::*;

@@ -5,8 +5,9 @@ use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::ConsoleConfig;
 use volt_vmm::config::overrides::{ChangedImage, DiskOverride, NetOverride, VsockOverride};
 
-use super::devices::{FromWords, Words, backend, layer_size, parse};
+use super::devices::{FromWords, backend, layer_size, parse};
 use super::limits::change;
+use super::words::Words;
 
 /// What is different for this clone
 #[derive(Debug, Default, Args)]

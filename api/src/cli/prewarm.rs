@@ -2,7 +2,7 @@
 
 use volt_vmm::{Shape, VmConfig, parse_memory_mib, report};
 
-use super::devices::Words;
+use super::words::Words;
 
 /// A shape from `MEMORY[,vcpus=N][,irqchip=KIND]`.
 pub(super) fn parse(text: &str) -> Result<Shape, String> {

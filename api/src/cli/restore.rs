@@ -10,8 +10,8 @@ use super::Outcome;
 use super::overrides::OverrideArgs;
 use super::unpack::UnpackArgs;
 use super::working_set::WorkingSetArgs;
-use crate::process::session::Session;
 use crate::process::start;
+use crate::session::Session;
 
 /// Restore a snapshot and run it; the snapshot stays as it is
 #[derive(Debug, Args)]

@@ -9,8 +9,8 @@ use super::Outcome;
 use super::devices::DeviceArgs;
 use crate::failure::Failure;
 use crate::output::progress;
-use crate::process::session::Session;
 use crate::process::start;
+use crate::session::Session;
 
 /// Boot a Linux kernel; its console is this terminal
 #[derive(Debug, Args)]

@@ -4,7 +4,6 @@ pub(crate) mod exit;
 pub(crate) mod fault_signals;
 pub(crate) mod fork;
 pub(crate) mod log;
-pub(crate) mod session;
 pub(crate) mod signals;
 pub(crate) mod start;
 pub(crate) mod vm_slot;

@@ -11,51 +11,61 @@
 //! All or nothing: a child that has not heard "stay" when its socket ends goes, with every file it made. So if one fails, the parent
 //! closes the sockets of all; and if the parent dies, so does what is not whole yet.
 
+use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use volt_vmm::Shape;
 use volt_vmm::config::Overrides;
 
-pub(crate) mod child;
 pub(crate) mod children;
 pub(crate) mod parent;
+
+/// The subcommand of a fork's child.
+pub(crate) const FORKED: &str = "forked";
+
+/// The arguments of a fork's child. They are always the same, because setting up clap takes longer than exec.
+pub(crate) fn child_arguments(api_socket: &Path, id: &str) -> [OsString; 5] {
+    let word = OsString::from;
+    [word(FORKED), word("--api-socket"), api_socket.into(), word("--id"), word(id)]
+}
 
 /// Longest message beside the handover.
 const LONGEST: u32 = 1 << 20;
 
 /// What a child is told first.
 #[derive(Debug, Serialize, Deserialize)]
-struct Order {
+pub(crate) struct Order {
     /// That of the VM which is to come.
-    shape: Shape,
-    overrides: Overrides,
+    pub(crate) shape: Shape,
+    pub(crate) overrides: Overrides,
     /// Whether its guest stands still until somebody resumes it.
-    paused: bool,
+    pub(crate) paused: bool,
 }
 
 /// What a parent says later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Word {
+pub(crate) enum Word {
     Go,
     Stay,
 }
 
 /// What a child answers.
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+pub(crate) enum Answer {
     Ready,
     Failed(String),
 }
 
 /// One end of the socket between the two.
 #[derive(Debug)]
-struct Link(UnixStream);
+pub(crate) struct Link(pub(crate) UnixStream);
 
 impl Link {
-    fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
+    pub(crate) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
         let text = serde_json::to_vec(what)?;
         let len = u32::try_from(text.len()).ok().filter(|len| *len <= LONGEST);
         let len = len.ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
@@ -63,7 +73,7 @@ impl Link {
     }
 
     /// Reads no byte more than the message has: what follows it may come with descriptors.
-    fn hear<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let mut len = [0; 4];
         self.0.read_exact(&mut len)?;
         let len = u32::from_le_bytes(len);

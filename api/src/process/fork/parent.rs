@@ -16,8 +16,8 @@ use volt_vmm::{Error, FileRef, Handover, Shape, Vm};
 
 use super::children;
 use super::{Answer, Link, Order, Word};
-use crate::cli::child_arguments;
 use crate::failure::Failure;
+use crate::process::fork::child_arguments;
 use crate::process::start;
 
 /// A child that is wanted.

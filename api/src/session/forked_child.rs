@@ -10,12 +10,12 @@ use std::sync::Arc;
 use volt_vmm::config::Overrides;
 use volt_vmm::{Error, FileRef, Pool, Snapshot, Vm, VmConfig};
 
-use super::{Answer, Link, Order, Word};
 use crate::failure::Failure;
 use crate::process::exit::Status;
-use crate::process::session::Session;
+use crate::process::fork::{Answer, Link, Order, Word};
 use crate::process::start;
 use crate::process::vm_slot::Slot;
+use crate::session::Session;
 
 /// Takes a VM over from the parent at standard input, and stays with it.
 ///

@@ -4,6 +4,8 @@
 //! guest runs only the signals are blocked and the socket, if any, is bound: one system call without a socket. Threads, terminal
 //! and API server come after it, so a restore pays for none of them.
 
+pub(crate) mod forked_child;
+
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
