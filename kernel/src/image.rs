@@ -1,4 +1,4 @@
-//! A kernel image, whatever its format: recognised, checked as a whole, then copied into guest memory.
+//! A kernel image of any format, checked as a whole and then copied into guest memory.
 //!
 //! Nothing is written before everything is checked, and no check trusts a number from the file: all arithmetic on
 //! them is checked for overflow, and all ranges against the file's length and the guest's RAM.
@@ -11,7 +11,6 @@ use crate::error::Error;
 use crate::file::Source;
 use crate::layout::{BOOT_STRUCTURES_END, HIMEM, LOW_RAM_END, MMIO_HOLE_END};
 use crate::ram::Ram;
-use crate::{bzimage, elf};
 
 /// `COMMAND_LINE_SIZE` of x86 Linux without its terminating NUL, for images that do not say.
 pub(crate) const LINUX_COMMAND_LINE_LIMIT: usize = 2047;
@@ -62,25 +61,6 @@ pub(crate) struct Image {
     pub(crate) initrd_limit: u64,
     /// unless this is set and it lies above 4 GiB.
     pub(crate) initrd_above_4g: bool,
-}
-
-/// Recognises and checks the kernel.
-///
-/// # Errors
-/// [`Error::UnknownFormat`], [`Error::Truncated`], [`Error::Image`], [`Error::OutsideMemory`],
-/// [`Error::OverlapsBootStructures`], [`Error::Read`]; all name the file.
-pub(crate) fn inspect(source: &Source<'_>, ram: &Ram) -> Result<Image, Error> {
-    let mut head = [0; bzimage::MAGIC_END];
-    let length = head.len().min(usize::try_from(source.length()).unwrap_or(usize::MAX));
-    let head = &mut head[..length];
-    source.read("beginning", 0, head)?;
-    if head.starts_with(elf::MAGIC) {
-        elf::inspect(source, ram)
-    } else if head.get(bzimage::MAGIC_RANGE) == Some(bzimage::MAGIC) {
-        bzimage::inspect(source, ram)
-    } else {
-        Err(Error::UnknownFormat { file: source.name() })
-    }
 }
 
 impl Image {

@@ -28,6 +28,7 @@ mod paging;
 pub mod power;
 mod pvh;
 mod ram;
+mod recognise;
 
 pub use acpi::{Platform, guest_aml};
 pub use acpi_tables;
@@ -70,7 +71,7 @@ pub fn load<M: GuestMemory>(
     let map = ram.map()?;
     let tables = acpi::build(platform)?;
     let kernel = Source::new(Role::Kernel, payload.kernel)?;
-    let image = image::inspect(&kernel, &ram)?;
+    let image = recognise::inspect(&kernel, &ram)?;
     cmdline::check(payload.cmdline, image.command_line_limit)?;
     let initrd = match payload.initrd {
         None => None,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 use crate::sleepers::in_background;
 
 const REGISTERS: usize = 16;

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::aio::Disk;
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 use crate::system;
 
 /// Bytes of one read or write of a stream.

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 use crate::pattern::{Corrupt, Pattern};
 use crate::sleepers;
 

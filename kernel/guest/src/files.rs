@@ -5,7 +5,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 use crate::sleepers::in_background;
 use crate::system;
 

@@ -18,6 +18,7 @@ mod counter;
 mod files;
 mod mounts;
 mod orders;
+mod outcome;
 mod pattern;
 mod processors;
 mod programs;

@@ -1,9 +1,7 @@
 //! The orders: one line in, answer lines out, closed by `ok` or `error`.
 
+use crate::outcome::Outcome;
 use crate::{avx, bench, console, counter, files, processors, programs, shutdown, sleepers, streams, system};
-
-/// What an order comes to. The error is the text after `error <name>: `.
-pub(crate) type Outcome = Result<(), String>;
 
 /// Carries out one order and closes it.
 pub(crate) fn obey(order: &str) {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 use crate::sleepers::in_background;
 use crate::system;
 

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 
 /// `run CMD ARGS…`: runs it to its end and prints what it wrote, standard output first.
 pub(crate) fn run(words: &str) -> Outcome {

@@ -6,7 +6,7 @@
 use std::fs;
 
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 use crate::system;
 
 /// `poweroff`: through ACPI.

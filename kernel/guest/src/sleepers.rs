@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::console;
-use crate::orders::Outcome;
+use crate::outcome::Outcome;
 use crate::system;
 
 /// Runs something in a thread of its own.
