@@ -510,14 +510,6 @@ impl Storage for Overlay {
         flush.sync = self.layer.begin_sync()?;
         Ok(true)
     }
-
-    fn overlay(&self) -> Option<&Overlay> {
-        Some(self)
-    }
-
-    fn overlay_mut(&mut self) -> Option<&mut Overlay> {
-        Some(self)
-    }
 }
 
 #[cfg(test)]

@@ -11,8 +11,9 @@ use rustix::thread::set_thread_res_uid;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES;
 
 use super::super::super::Block;
+use super::super::super::medium::Medium;
 use super::super::super::request::{SECTOR, Stretch};
-use super::super::super::storage::{Flush, Storage};
+use super::super::super::storage::Flush;
 use super::super::super::testing::{DONE, flush, on_both_engines, read, start, write, write_zeroes};
 use super::kept::killed;
 use super::{Based, LEN};
@@ -242,7 +243,7 @@ fn zero(cluster: u64) -> Stretch {
 }
 
 /// A layer with one cluster, and a flush of it that is under way.
-fn flushing() -> (Based, Box<dyn Storage>, Flush) {
+fn flushing() -> (Based, Medium, Flush) {
     let based = Based::new();
     let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
     storage.write_zeroes(zero(0)).unwrap();

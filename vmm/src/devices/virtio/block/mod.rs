@@ -42,6 +42,8 @@ mod layer;
 mod live;
 mod lower;
 pub mod map;
+mod medium;
+mod raw;
 mod request;
 mod ring;
 mod serve;
@@ -60,9 +62,9 @@ pub use gate::{ClosedGates, Gate};
 pub use image::Image;
 use layer::Overlay;
 use lower::Lower;
+use medium::Medium;
 use request::SECTOR;
 use ring::Ring;
-use storage::Storage;
 
 /// Requests at a time.
 const QUEUE: u16 = 256;
@@ -81,7 +83,7 @@ pub struct Block {
     read_only: bool,
     cache: Cache,
     // Glue.
-    storage: Box<dyn Storage>,
+    storage: Medium,
     /// Does reads, writes and flushes where there is one.
     ring: Option<Ring>,
     limiter: RateLimiter,
@@ -113,15 +115,15 @@ impl Block {
     /// A file is missing, used by another, too short, or not of a kind that a disk can be made from.
     pub fn open(config: &DiskConfig) -> Result<Self> {
         let DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit } = config;
-        let storage: Box<dyn Storage> = match layer {
+        let storage = match layer {
             None => {
                 let wanted = if *read_only { Use::Read } else { Use::Write };
-                Box::new(HostFile::open(id, path, wanted)?)
+                Medium::Image(HostFile::open(id, path, wanted)?)
             }
             Some(layer) => {
                 let wanted = if *read_only { Use::Read } else { Use::Make };
                 let lower = Lower::open(id, path, beneath.as_ref(), wanted)?;
-                Box::new(Overlay::open(id, lower, (layer, *layer_size), wanted)?)
+                Medium::Layered(Box::new(Overlay::open(id, lower, (layer, *layer_size), wanted)?))
             }
         };
         let ring = match engine {

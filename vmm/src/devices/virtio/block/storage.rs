@@ -4,7 +4,6 @@
 use std::io;
 
 use super::file::HostFile;
-use super::layer::Overlay;
 use super::request::Stretch;
 use super::syncs::UnderWay;
 use crate::devices::virtio::chain::Buffers;
@@ -96,7 +95,7 @@ pub trait Storage: Send + std::fmt::Debug {
         Ok(())
     }
 
-    /// Is again what it was when it was opened. Asked only of what [`Overlay::was_empty`].
+    /// Is again what it was when it was opened. Asked only of a layer that was empty then.
     fn empty(&mut self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
@@ -108,14 +107,4 @@ pub trait Storage: Send + std::fmt::Debug {
 
     /// A write that somebody else does, where [`Storage::place`] said, begins now.
     fn note_write(&mut self, _at: u64, _len: u64) {}
-
-    /// The storage, where what this VM wrote is in a layer.
-    fn overlay_mut(&mut self) -> Option<&mut Overlay> {
-        None
-    }
-
-    /// As [`Storage::overlay_mut`].
-    fn overlay(&self) -> Option<&Overlay> {
-        None
-    }
 }
