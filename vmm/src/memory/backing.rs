@@ -7,15 +7,16 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::PAGE;
-use super::ram::{GuestRam, Region};
+use super::ram::GuestRam;
 use crate::error::{Error, Result};
+use crate::memory::base::{Base, OtherPages};
+use crate::memory::files::memfd::{fresh, never_huge};
+use crate::memory::lazy::faults::Paging;
 use crate::memory::lazy::faults::{Faults, Refusal};
-use crate::memory::lazy::pager_trait::Paging;
-use crate::memory::page_set::PageSet;
+use crate::memory::range::Region;
 use crate::timing::step_done;
 
 /// What a guest's RAM is made of.
@@ -39,32 +40,11 @@ pub enum Backing {
     },
 }
 
-/// Pages that lie over a base.
-#[derive(Clone, Debug)]
-pub struct OtherPages {
-    /// Which.
-    pub pages: Arc<PageSet>,
-    /// Their content, at their offsets. It never changes.
-    pub file: Arc<File>,
-}
-
 /// Mappings beside those of the base that a VM may have. The kernel allows a process 65,530 unless told otherwise
 /// (Documentation/admin-guide/sysctl/vm.rst, `max_map_count`).
 const MOST_MAPPINGS: u32 = 4096;
 /// To map a run of fewer pages costs more than to copy it.
 const WORTH_MAPPING: u64 = 16 * PAGE;
-
-/// The file under a mapped RAM, and how far the guest's writes stay out of it.
-#[derive(Clone, Debug)]
-pub struct Base {
-    /// The file; guest memory at `Region::offset`.
-    pub file: Arc<File>,
-    /// Below this offset it is mapped private: pages that the guest wrote are not in the file. Above, it is mapped shared, and
-    /// nobody else has it.
-    pub private_to: u64,
-    /// Pages that were laid over it.
-    pub over: Option<Arc<PageSet>>,
-}
 
 impl Backing {
     /// Maps itself over all of `ram`.
@@ -152,25 +132,6 @@ fn prefer_huge_pages(ram: &GuestRam, region: &Region) {
     let _ = unsafe {
         rustix::mm::madvise(ram.host_address(region).cast(), region.len as usize, Advice::LinuxHugepage)
     };
-}
-
-/// Has nobody make huge pages of a base with holes for what is not there yet. Before Linux 6.4 khugepaged would fill those with zeros.
-pub(super) fn never_huge(start: *mut u8, len: u64) {
-    // SAFETY: advice about a mapping that was just made changes nothing that can be seen in it. A kernel without huge pages refuses
-    // it, and makes none.
-    let _ = unsafe { rustix::mm::madvise(start.cast(), len as usize, Advice::LinuxNoHugepage) };
-}
-
-/// Memory in a file without a name: nothing yet, `len` bytes long.
-///
-/// # Errors
-/// The host refuses it.
-pub fn fresh(len: u64) -> Result<File> {
-    let refused = |source| Error::host(format!("create {} MiB of guest memory", len >> 20), source);
-    let memfd = rustix::fs::memfd_create("volt-ram", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(refused)?;
-    rustix::fs::ftruncate(&memfd, len).map_err(refused)?;
-    Ok(memfd.into())
 }
 
 #[cfg(test)]

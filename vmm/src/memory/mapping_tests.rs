@@ -9,6 +9,7 @@ use super::*;
 use crate::memory::dirty::freeze::freeze;
 use crate::memory::lazy::filler::Window;
 use crate::memory::lazy::userfault::Userfault;
+use crate::memory::page_set::PageSet;
 
 /// The mappings of this process that `wanted` picks by address range and inode: their ranges and flags (proc(5), `VmFlags`).
 fn mappings(wanted: impl Fn(&Range<u64>, u64) -> bool) -> Vec<(Range<u64>, String)> {

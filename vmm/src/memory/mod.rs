@@ -11,7 +11,7 @@
 //!
 //! A base may be filled as it is touched: a [`lazy::source::PageSource`] says what is in it, a [`lazy::filler::Filler`] puts that there, a
 //! [`lazy::fault_service::Service`] does so for the page faults of all VMs over it, and each VM has its [`lazy::faults::Faults`]. Where the service is in
-//! another process is nothing that a VM notices: it knows a [`lazy::pager_trait::Paging`]. What a guest is likely to touch is read ahead of it
+//! another process is nothing that a VM notices: it knows a [`lazy::faults::Paging`]. What a guest is likely to touch is read ahead of it
 //! ([`lazy::prefetch`]).
 
 pub mod dirty;
@@ -21,7 +21,11 @@ pub mod page_ranges;
 pub mod page_set;
 
 pub mod backing;
+pub mod base;
+pub mod own_writes;
+pub mod prefault;
 pub mod ram;
+pub mod range;
 pub mod reclaim;
 #[cfg(test)]
 pub mod testing;

@@ -9,33 +9,22 @@ use std::path::PathBuf;
 use std::ptr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use rustix::mm::{MapFlags, ProtFlags};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestRegionMmap};
 use volt_kernel::layout::ram_ranges;
 
 use super::PAGE;
-use super::backing::Base;
-use crate::memory::dirty::own_writes::{GuestMemory, OwnWrites};
+use crate::memory::base::Base;
 use crate::memory::files::lease::name_of;
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::presence::Presence;
+use crate::memory::own_writes::{GuestMemory, OwnWrites};
 use crate::memory::page_set::PageSet;
+use crate::memory::range::{AddressRange, Region};
 
 use crate::error::{Error, Result};
 use crate::sync::lock;
-
-/// One stretch of guest physical memory and where it lies in the host range (and in the base file).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// First guest physical address.
-    pub gpa: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Offset in the reserved range and in the base file.
-    pub offset: u64,
-}
 
 /// A guest may be promised more than the host has, for few touch all of theirs. But KVM allocates for every page of a
 /// slot at once, up to 0.25 % of it: past this factor the promise alone would eat the host.
@@ -59,48 +48,6 @@ fn check_overcommit(bytes: u64, host: u64) -> Result<()> {
 
 /// A huge page. KVM maps one in one piece only where host and guest address agree modulo this.
 const HUGE: usize = 2 << 20;
-
-/// An address range of this process, unmapped when it is dropped.
-#[derive(Debug)]
-pub struct AddressRange {
-    start: *mut u8,
-    len: usize,
-}
-
-// SAFETY: the pointer is only the address of a range; access to what is mapped there goes through vm-memory,
-// whose regions are Send and Sync themselves.
-unsafe impl Send for AddressRange {}
-// SAFETY: as above.
-unsafe impl Sync for AddressRange {}
-
-impl AddressRange {
-    fn reserve(len: usize) -> rustix::io::Result<Self> {
-        let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), len, none, private) }?;
-        Ok(Self { start: start.cast(), len })
-    }
-
-    /// Frees the memory that is mapped in it, and keeps the addresses: a userfaultfd call on them fails from
-    /// now on.
-    ///
-    /// # Errors
-    /// The kernel has no room for the mapping; the memory is as before.
-    pub fn vacate(&self) -> rustix::io::Result<()> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        let (start, len) = (self.start.cast(), self.len);
-        // SAFETY: the range is this object's, and its owner has given it up: nothing points into it any more.
-        unsafe { rustix::mm::mmap_anonymous(start, len, ProtFlags::empty(), flags) }.map(drop)
-    }
-}
-
-impl Drop for AddressRange {
-    fn drop(&mut self) {
-        // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into
-        // it holds an Arc of its owner. Unmapping a range that was mapped cannot fail.
-        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
-    }
-}
 
 /// An address range that nothing else in the process gets, and that holds nothing until something is mapped over it.
 #[derive(Debug)]
@@ -441,8 +388,9 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::super::PAGE;
-    use super::super::backing::{Backing, fresh};
+    use super::super::backing::Backing;
     use super::*;
+    use crate::memory::files::memfd::fresh;
 
     #[test]
     fn memory_above_3_gib_goes_on_at_4_gib() {

@@ -14,7 +14,7 @@ use rustix::mm::Advice;
 use super::PAGE;
 use super::ram::GuestRam;
 use crate::error::{Error, Result};
-use crate::memory::dirty::own_writes::presence;
+use crate::memory::own_writes::presence;
 
 /// Gives `len` bytes of guest memory at `gpa` back, and with them their content. What is mapped shared nothing else may have
 /// mapped.

@@ -8,8 +8,8 @@ use std::sync::{Condvar, Mutex};
 use rustix::io::Errno;
 
 use super::PAGE;
-use super::backing::fresh;
 use super::ram::GuestRam;
+use crate::memory::files::memfd::fresh;
 use crate::sync::lock;
 
 /// Makes the readers of a page source hang for as long as a test wants.

@@ -22,9 +22,9 @@ use super::options::PagerOptions;
 use super::place::Place;
 use crate::error::{Error, Result, report};
 use crate::memory::lazy::faults::Faults;
-use crate::memory::lazy::pager_trait::{Fetched, Paging};
+use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::prefetch::Runs;
-use crate::memory::ram::AddressRange;
+use crate::memory::range::AddressRange;
 use crate::sync::lock;
 
 /// Between two attempts to ask a pager whose socket is full.

@@ -60,7 +60,7 @@ pub enum Answer {
     Done,
     /// It is not, and why.
     Refused(String),
-    /// After [`Ask::Fetched`], as [`crate::memory::lazy::pager_trait::Fetched`] has it. The file beside it lists the chunks that were fetched ahead.
+    /// After [`Ask::Fetched`], as [`crate::memory::lazy::faults::Fetched`] has it. The file beside it lists the chunks that were fetched ahead.
     Fetched {
         /// Bytes of a chunk.
         chunk_len: u64,

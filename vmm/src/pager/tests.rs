@@ -18,7 +18,7 @@ use super::server::serve;
 use crate::error::{Result, report};
 use crate::memory::backing::Backing;
 use crate::memory::files::sealing::can_change;
-use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::lazy::faults::Paging;
 use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
@@ -171,7 +171,7 @@ impl Puppet {
     /// Gives a VM an empty base and the promise to serve it. What it keeps is its connection and userfaultfd.
     fn serve(&self) -> (OwnedFd, OwnedFd) {
         let socket = self.accept();
-        let base = crate::memory::backing::fresh(LEN).unwrap();
+        let base = crate::memory::files::memfd::fresh(LEN).unwrap();
         assert!(matches!(hear(&socket), Some((Ask::Base { .. }, None))));
         send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
         let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else {
@@ -215,7 +215,7 @@ fn addresses_of_a_vm_are_kept_until_every_pager_that_served_it_has_let_go() {
     let (ram, first, second) = thread::scope(|scope| {
         let served = scope.spawn(|| {
             let socket = puppet.accept();
-            let base = crate::memory::backing::fresh(LEN).unwrap();
+            let base = crate::memory::files::memfd::fresh(LEN).unwrap();
             hear(&socket).unwrap();
             send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
             let Some((Ask::Serve { .. }, Some(userfault))) = hear(&socket) else { panic!("it wants more") };
@@ -280,7 +280,7 @@ fn a_pager_that_gives_no_service_is_waited_for_no_longer_than_the_patience() {
     thread::scope(|scope| {
         let first = scope.spawn(|| {
             let socket = puppet.accept();
-            let base = crate::memory::backing::fresh(LEN).unwrap();
+            let base = crate::memory::files::memfd::fresh(LEN).unwrap();
             hear(&socket).unwrap();
             send(&socket, &Answer::Done, Some(base.as_fd()), SendFlags::empty()).unwrap();
             socket

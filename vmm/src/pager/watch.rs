@@ -15,7 +15,7 @@ use super::list::listed;
 use super::message::{Answer, Ask, receive_until, send};
 use crate::error::report;
 use crate::memory::lazy::faults::Faults;
-use crate::memory::lazy::pager_trait::Fetched;
+use crate::memory::lazy::faults::Fetched;
 use crate::sync::lock;
 
 /// Between two looks at who waits for memory that will not come.

@@ -14,15 +14,18 @@ use std::thread::{self, JoinHandle};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::error::{Error, Result};
-use crate::memory::backing::{Backing, fresh};
-use crate::memory::dirty::populated::data_ranges;
+use crate::memory::backing::Backing;
+use crate::memory::files::data::data_ranges;
+use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
 use crate::memory::lazy::fault_service::{Served, zero};
 use crate::memory::lazy::faults::Faults;
+use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::filler::Window;
-use crate::memory::lazy::pager_trait::{Fetched, Paging};
-use crate::memory::lazy::prefetch::{Runs, map_in};
-use crate::memory::ram::{AddressRange, GuestRam};
+use crate::memory::lazy::prefetch::Runs;
+use crate::memory::prefault::map_in;
+use crate::memory::ram::GuestRam;
+use crate::memory::range::AddressRange;
 use crate::sync::lock;
 
 /// See the module.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::memory::backing::Backing;
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::lazy::faults::Paging;
 pub use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 pub use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::backing::{Backing, OtherPages};
-use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::backing::Backing;
+use crate::memory::base::OtherPages;
+use crate::memory::lazy::faults::Paging;
 use crate::memory::lazy::prefetch::Runs;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::format::pack::{Decoder, Pack};

@@ -52,7 +52,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::memory::backing::fresh;
+    use crate::memory::files::memfd::fresh;
 
     #[test]
     fn what_a_memfd_holds_is_in_the_page_cache_and_its_holes_are_not() {

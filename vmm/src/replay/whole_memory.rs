@@ -3,8 +3,9 @@
 use std::fs::File;
 
 use crate::error::{Error, Result};
-use crate::memory::backing::{Backing, OtherPages};
-use crate::memory::dirty::populated::data_ranges;
+use crate::memory::backing::Backing;
+use crate::memory::base::OtherPages;
+use crate::memory::files::data::data_ranges;
 use crate::memory::ram::GuestRam;
 
 /// Memory of its own with all that is in `base`, as long as that, and with `over` over it.

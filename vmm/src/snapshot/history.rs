@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::machine::MachineState;
-use crate::memory::backing::OtherPages;
+use crate::memory::base::OtherPages;
 use crate::memory::files::lease::{Leases, Listener};
 use crate::memory::page_set::PageSet;
 use crate::run_control::Control;

@@ -26,7 +26,7 @@ pub use crate::snapshot::transform::merge::merge;
 
 /// Everything but memory.
 pub const STATE_FILE: &str = "state.json";
-/// Raw guest memory, sparse: offsets are those of `memory::ram::Region`.
+/// Raw guest memory, sparse: offsets are those of `memory::range::Region`.
 pub const MEMORY_FILE: &str = "memory.snap";
 /// In its place, in a diff: the pages that are not those of the base (see [`format::diff`]).
 pub const DIFF_FILE: &str = "memory.diff";

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::dirty::populated::{mapped_pages, private_pages};
-use crate::memory::lazy::pager_trait::Fetched;
+use crate::memory::lazy::faults::Fetched;
 use crate::memory::lazy::prefetch::Reading;
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result, report};
-use crate::memory::lazy::prefetch::{Progress, Runs, populate};
+use crate::memory::lazy::prefetch::{Progress, Runs};
+use crate::memory::prefault::populate;
 use crate::snapshot::Recorded;
 use crate::snapshot::format::working_set::Plan;
 use crate::snapshot::restore::record::Recording;

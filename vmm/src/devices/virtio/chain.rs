@@ -10,7 +10,7 @@ use vm_memory::bitmap::Bitmap;
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
 use super::Broken;
-use crate::memory::dirty::own_writes::{GuestMemory, Slice, presence};
+use crate::memory::own_writes::{GuestMemory, Slice, presence};
 
 /// A chain.
 #[derive(Debug)]

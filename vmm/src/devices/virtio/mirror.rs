@@ -1,5 +1,5 @@
 //! Guest memory as it would be if nobody but a test's driver wrote to it. Where memory is different, the device wrote, and what the
-//! device writes must go through the gate in [`crate::memory::dirty::own_writes`]: otherwise a snapshot that is taken meanwhile lacks it.
+//! device writes must go through the gate in [`crate::memory::own_writes`]: otherwise a snapshot that is taken meanwhile lacks it.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,8 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use crate::memory::PAGE;
-use crate::memory::dirty::populated::{data_ranges, private_pages};
+use crate::memory::dirty::populated::private_pages;
+use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;

@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::Broken;
 use super::chain::{Chain, has_page};
-use crate::memory::dirty::own_writes::{GuestMemory, presence};
+use crate::memory::own_writes::{GuestMemory, presence};
 
 /// A queue.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use super::*;
 use crate::error::Error;
 use crate::memory::backing::Backing;
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::lazy::faults::Paging;
 use crate::memory::lazy::source::{Chunk as Content, PageSource, TestSource};
 use crate::memory::ram::GuestRam;
 

@@ -1,6 +1,5 @@
 //! Tracks which pages of guest memory were written, and puts them back.
 
 pub mod freeze;
-pub mod own_writes;
 pub mod populated;
 pub mod reset;

@@ -3,14 +3,11 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
-
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
+use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 
@@ -57,25 +54,6 @@ fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Re
         }
     }
     Ok(others)
-}
-
-/// Where a file has data and not holes, in whole pages, in its first `len` bytes.
-///
-/// # Errors
-/// The file system cannot tell.
-pub fn data_ranges(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
-    let mut ranges = Vec::new();
-    let mut end = 0;
-    while end < len {
-        let start = match rustix::fs::seek(file, SeekFrom::Data(end)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => break,
-            Err(errno) => return Err(errno.into()),
-        };
-        end = rustix::fs::seek(file, SeekFrom::Hole(start))?.min(len);
-        ranges.push(start / PAGE * PAGE..end.next_multiple_of(PAGE).min(len));
-    }
-    Ok(ranges)
 }
 
 /// The pages that are in the page tables, or were before they were swapped out: those that have been touched, and where memory is a

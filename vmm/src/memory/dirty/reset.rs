@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::backing::OtherPages;
-use crate::memory::dirty::own_writes::presence;
+use crate::memory::base::OtherPages;
+use crate::memory::own_writes::presence;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::memory::reclaim::drop_private;
@@ -50,7 +50,8 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
 
     use super::*;
-    use crate::memory::backing::{Backing, fresh};
+    use crate::memory::backing::Backing;
+    use crate::memory::files::memfd::fresh;
 
     /// A file with this word in each page.
     fn filled(len: u64, word: u64) -> Arc<File> {

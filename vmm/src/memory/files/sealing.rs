@@ -75,7 +75,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::memory::backing::fresh;
+    use crate::memory::files::memfd::fresh;
 
     #[test]
     fn what_is_sealed_is_only_read_whoever_opens_it() {

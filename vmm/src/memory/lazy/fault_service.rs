@@ -40,10 +40,10 @@ use super::source::{Chunk, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::backing::fresh;
+use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
-use crate::memory::lazy::pager_trait::{Fetched, Paging};
-use crate::memory::ram::AddressRange;
+use crate::memory::lazy::faults::{Fetched, Paging};
+use crate::memory::range::AddressRange;
 use crate::sync::lock;
 
 /// Is told of a range of a VM's memory that cannot be had, and why. The fault stays unanswered.

@@ -22,7 +22,7 @@ use super::source::{Chunk, ChunkReader, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::dirty::populated::data_ranges;
+use crate::memory::files::data::data_ranges;
 use crate::memory::files::sealing::seal;
 use crate::sync::lock;
 
@@ -89,7 +89,7 @@ impl Window {
             // SAFETY: what children and core dumps get changes nothing here.
             unsafe { rustix::mm::madvise(start, len as usize, advice) }.map_err(refused)?;
         }
-        crate::memory::backing::never_huge(window.start, len);
+        crate::memory::files::memfd::never_huge(window.start, len);
         window.userfault.register(start as u64, len).map_err(refused)?;
         Ok(window)
     }

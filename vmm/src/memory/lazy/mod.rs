@@ -3,7 +3,7 @@
 pub mod fault_service;
 pub mod faults;
 pub mod filler;
-pub mod pager_trait;
+mod known_pages;
 pub(crate) mod patience;
 pub mod prefetch;
 pub mod presence;

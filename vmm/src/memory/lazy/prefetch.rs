@@ -11,12 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use rustix::mm::Advice;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
-use crate::memory::ram::GuestRam;
 
 /// Ranges of offsets: whole pages, no page in two.
 pub type Runs = Arc<[Range<u64>]>;
@@ -114,24 +112,4 @@ pub(crate) fn ahead(
     let thread = thread::Builder::new().name("volt-prefetch".to_owned()).spawn(work);
     thread.map_err(|source| Error::host("start the thread that reads memory ahead", source))?;
     Ok(progress)
-}
-
-/// Maps these ranges of memory in, which is all mapped already, and lies in files. It stays mapped until this is over.
-///
-/// # Errors
-/// The host gives no thread.
-pub fn populate(ram: &GuestRam, runs: &Runs) -> Result<Arc<Progress>> {
-    let ram = ram.clone();
-    ahead(runs, move |steps| steps.each(|range| map_in(&ram, range)))
-}
-
-/// Maps a range of memory in now: the kernel makes its page-table entries, and reads what is not in its cache (Linux 5.14).
-///
-/// # Errors
-/// The kernel cannot do that, or a page cannot be read.
-pub fn map_in(ram: &GuestRam, Range { start, end }: Range<u64>) -> Result<()> {
-    let (at, len) = (ram.host_address_of(start), (end - start) as usize);
-    // SAFETY: the range is guest memory, which is mapped for as long as there is `ram`. To read pages in changes no content.
-    let done = unsafe { rustix::mm::madvise(at.cast(), len, Advice::LinuxPopulateRead) };
-    done.map_err(|errno| Error::host(format!("map {} KiB of guest memory in", len >> 10), errno))
 }

@@ -109,7 +109,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use super::*;
-    use crate::memory::backing::fresh;
+    use crate::memory::files::memfd::fresh;
     use crate::memory::files::sealing::seal;
 
     #[test]

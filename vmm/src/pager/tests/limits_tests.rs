@@ -57,7 +57,7 @@ struct Memory {
 
 impl Memory {
     fn new() -> Self {
-        let base = crate::memory::backing::fresh(LEN).unwrap();
+        let base = crate::memory::files::memfd::fresh(LEN).unwrap();
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let (none, len) = (std::ptr::null_mut(), LEN as usize);
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists. It stays.
@@ -79,7 +79,7 @@ impl Memory {
     fn touch(&self, at: u64) -> thread::JoinHandle<isize> {
         let address = self.start + at;
         thread::spawn(move || {
-            let file = crate::memory::backing::fresh(4096).unwrap();
+            let file = crate::memory::files::memfd::fresh(4096).unwrap();
             let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
             // SAFETY: the kernel reads from memory that stays mapped.
             unsafe { libc::pwrite(fd, address as *const _, 1, 0) }

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use super::source::Source;
 use crate::error::{Error, Result};
-use crate::memory::dirty::populated::data_ranges;
+use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
 
 /// The file. Its holes are zeros.

@@ -17,7 +17,7 @@ use super::chunks::source_of;
 use super::memory::Memory;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::backing::OtherPages;
+use crate::memory::base::OtherPages;
 use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 
 /// See the module.

@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex};
 
 use super::chunks::source_of;
 use crate::error::{Error, Result};
-use crate::memory::backing::{Backing, OtherPages, fresh};
+use crate::memory::backing::Backing;
+use crate::memory::base::OtherPages;
 use crate::memory::dirty::freeze::seal;
+use crate::memory::files::memfd::fresh;
 use crate::memory::lazy::fault_service::Service;
-use crate::memory::lazy::pager_trait::Paging;
+use crate::memory::lazy::faults::Paging;
 use crate::memory::page_set::PageSet;
 use crate::pager::client::Pager;
 use crate::pager::options::PagerOptions;

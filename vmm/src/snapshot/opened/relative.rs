@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::memory::{Memory, is_named};
 use crate::error::{Error, Result};
-use crate::memory::backing::OtherPages;
+use crate::memory::base::OtherPages;
 use crate::snapshot::format::diff;
 use crate::snapshot::format::diff::Listed;
 use crate::snapshot::format::manifest::{BaseSnapshot, base_is_missing};

@@ -14,7 +14,7 @@
 //! kept, or gives up ([`limit`]).
 //!
 //! What is private is found in the page tables, before the pause; what is written from then on, in KVM's dirty log and among the
-//! writes of this process ([`crate::memory::dirty::own_writes`]). A page that is copied while it is written is copied again.
+//! writes of this process ([`crate::memory::own_writes`]). A page that is copied while it is written is copied again.
 
 mod copies;
 mod limit;

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::dirty::populated::data_ranges;
+use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::format::holes::{is_zero, write_pages};
 use crate::snapshot::format::source::Source;

@@ -12,8 +12,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::machine::running::Running;
-use crate::memory::backing::{OtherPages, fresh};
+use crate::memory::base::OtherPages;
 use crate::memory::dirty::freeze;
+use crate::memory::files::memfd::fresh;
 use crate::snapshot::Snapshot;
 use crate::snapshot::disks::layers::Copies;
 use crate::snapshot::history::History;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::dirty::populated::data_ranges;
+use crate::memory::files::data::data_ranges;
 use crate::snapshot::format::diff::Listed;
 use crate::snapshot::format::pack::{Kind, Pack};
 use crate::snapshot::opened::memory::Memory;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::verify::{compare, is_same};
 use crate::error::{Error, Result};
-use crate::memory::backing::OtherPages;
+use crate::memory::base::OtherPages;
 use crate::memory::files::sparse;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::pack::walk::unpack;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::memory::backing::OtherPages;
+use crate::memory::base::OtherPages;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::pack::walk;

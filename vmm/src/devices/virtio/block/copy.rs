@@ -24,7 +24,7 @@ use super::clusters::{Clusters, count};
 use super::held::{Held, overlap};
 use super::map::{CLUSTER, Map};
 use crate::error::{Error, Result};
-use crate::memory::backing::fresh;
+use crate::memory::files::memfd::fresh;
 use crate::memory::files::sparse;
 use crate::run_control::RunState;
 

@@ -23,7 +23,7 @@ use super::storage::{Flush, Place, Storage};
 use crate::devices::virtio::Broken;
 use crate::devices::virtio::watch::Watch;
 use crate::error::{Error, Result};
-use crate::memory::dirty::own_writes::GuestMemory;
+use crate::memory::own_writes::GuestMemory;
 use crate::memory::ram::GuestRam;
 
 /// What the device is woken with when something is finished.

@@ -14,7 +14,7 @@ use super::storage::Storage;
 use crate::config::devices::Cache;
 use crate::devices::virtio::queue::VirtQueue;
 use crate::devices::virtio::{Broken, Io, Next};
-use crate::memory::dirty::own_writes::GuestMemory;
+use crate::memory::own_writes::GuestMemory;
 
 /// What the host may have no way to do.
 const DISCARD: &str = "discard";

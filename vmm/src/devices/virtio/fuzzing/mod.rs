@@ -32,7 +32,7 @@ use super::vsock::Vsock;
 use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::error::Result;
 use crate::memory::backing::Backing;
-use crate::memory::dirty::own_writes::GuestMemory;
+use crate::memory::own_writes::GuestMemory;
 use crate::memory::ram::GuestRam;
 
 /// Bytes of guest memory.

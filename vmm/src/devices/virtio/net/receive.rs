@@ -25,7 +25,7 @@ use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::devices::virtio::{Broken, Io};
-use crate::memory::dirty::own_writes::GuestMemory;
+use crate::memory::own_writes::GuestMemory;
 
 /// The queue.
 const QUEUE: usize = 0;

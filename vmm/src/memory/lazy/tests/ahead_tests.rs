@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::memory::dirty::populated::mapped_pages;
-use crate::memory::lazy::prefetch::{Progress, Reading, Runs, populate};
+use crate::memory::lazy::prefetch::{Progress, Reading, Runs};
+use crate::memory::prefault::populate;
 
 fn wait_over(now: impl Fn() -> Reading) -> Reading {
     wait_until("memory is read ahead", || now().is_over);

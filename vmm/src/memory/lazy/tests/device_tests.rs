@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use super::super::presence::Unavailable;
 use super::*;
-use crate::memory::dirty::own_writes::presence;
 use crate::memory::dirty::reset::put_back;
+use crate::memory::own_writes::presence;
 
 type OnRead = Box<dyn Fn(u64) + Send + Sync>;
 

@@ -3,9 +3,9 @@
 use super::super::prefetch::Runs;
 use super::super::presence::Unavailable;
 use super::*;
-use crate::memory::dirty::own_writes::presence;
-use crate::memory::lazy::pager_trait::Fetched;
-use crate::memory::ram::AddressRange;
+use crate::memory::lazy::faults::Fetched;
+use crate::memory::own_writes::presence;
+use crate::memory::range::AddressRange;
 use crate::testing::{apart, refuse_calls};
 
 /// A file in a file system that has room for so much.

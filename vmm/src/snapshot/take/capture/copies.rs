@@ -19,7 +19,7 @@ use rustix::fs::FallocateFlags;
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::backing::fresh;
+use crate::memory::files::memfd::fresh;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 

@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::FileRef;
 use crate::error::{Error, Result};
-use crate::memory::backing::{OtherPages, fresh};
+use crate::memory::base::OtherPages;
+use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::{can_change, read_only, seal};
 use crate::memory::files::sparse;
 use crate::memory::page_set::PageSet;

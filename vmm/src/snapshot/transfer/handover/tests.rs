@@ -9,7 +9,7 @@ use crate::config::devices::DiskConfig;
 use crate::config::{Devices, VmConfig};
 use crate::machine::MachineState;
 use crate::memory::PAGE;
-use crate::memory::backing::fresh;
+use crate::memory::files::memfd::fresh;
 use crate::snapshot::Metadata;
 use crate::snapshot::format::pack::testing::{BOTH, Bytes, content, file_of, noise, open, packed, packing};
 
