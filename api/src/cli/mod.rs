@@ -31,8 +31,6 @@ mod unpack;
 mod words;
 mod working_set;
 
-/// The name of [`forked::Forked`].
-
 type Outcome = Result<Status, Failure>;
 
 const EXAMPLES: &str = "\

@@ -2,7 +2,7 @@
 //! path of its faults.
 //!
 //! A thread of its own walks through them. It shares no lock with whoever answers faults: what is there already it skips, what two
-//! fetch at the same time is there once, and nobody waits for the other. Memory that is a file's is only mapped in ([`populate`]):
+//! fetch at the same time is there once, and nobody waits for the other. Memory that is a file's is only mapped in ([`crate::memory::prefault::populate`]):
 //! the kernel reads what is not in its cache, as it would for a fault.
 #![allow(unsafe_code)]
 

@@ -248,7 +248,7 @@ fn hole() -> File {
 
 #[test]
 fn pack_that_is_a_hole_takes_no_memory() {
-    if !alone("snapshot::pack::bad_tests::pack_that_is_a_hole_takes_no_memory") {
+    if !alone("snapshot::format::pack::bad_tests::pack_that_is_a_hole_takes_no_memory") {
         return;
     }
     // As much as the forgery takes itself is there before.
