@@ -45,6 +45,7 @@ pub mod store;
 mod sync;
 #[cfg(test)]
 mod testing;
+mod threads;
 pub mod timing;
 pub mod vm;
 

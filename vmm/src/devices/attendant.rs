@@ -7,7 +7,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -17,6 +17,7 @@ use super::virtio::transport::Transport;
 use crate::error::{Error, Result, report};
 use crate::run_control::Control;
 use crate::sync::lock;
+use crate::threads;
 
 const STOP: u64 = u64::MAX;
 /// The most events of one look: those of all devices that a VM can have, and the word to stop.
@@ -43,7 +44,7 @@ impl Attendant {
                 control.end(Err(report(&error)));
             }
         };
-        let thread = thread::Builder::new().name("volt-devices".to_owned()).spawn(body).map_err(failed)?;
+        let thread = threads::spawn("devices", body)?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

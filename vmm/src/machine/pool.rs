@@ -19,6 +19,7 @@ use crate::machine::MachineState;
 use crate::machine::shell::{FirstVcpu, Shape, Shell};
 use crate::memory::ram::GuestRam;
 use crate::sync::{lock, wait_while};
+use crate::threads;
 
 /// An empty VM, nothing mapped over its memory yet.
 fn make(shape: Shape) -> Result<Shell> {
@@ -86,8 +87,7 @@ impl Pool {
         let (inner, changed) = (Mutex::new(inner), Condvar::new());
         let shared = Arc::new(Shared { shape, size: size.max(1), inner, changed });
         let refill = Arc::clone(&shared);
-        let thread = thread::Builder::new().name("volt-pool".to_owned()).spawn(move || refill.refill());
-        let thread = thread.map_err(|source| Error::host("start the thread of a pool", source))?;
+        let thread = threads::spawn("pool", move || refill.refill())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 

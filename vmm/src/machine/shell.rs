@@ -9,7 +9,6 @@
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::Kvm;
@@ -27,6 +26,7 @@ use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use crate::run_control::Control;
 use crate::sync::lock;
+use crate::threads;
 use crate::timing::step_done;
 
 /// How long a vCPU may wait for memory that is filled as it is needed once the VM has ended.
@@ -184,7 +184,7 @@ impl Shell {
                     while !control.wait_parked(TO_END) {}
                 }
             };
-            let spawned = thread::Builder::new().name("volt-end".to_owned()).spawn(wait);
+            let spawned = threads::spawn("end", wait);
             drop(
                 spawned
                     .inspect_err(|error| log::warn!("nobody sees to it that the VM ends in time: {error}")),

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kvm::exit::VmExit;
 use crate::kvm::vcpu::Vcpu;
 use crate::machine::board::{Board, BoardSlot};
 use crate::run_control::{Control, Ending, Kick, Until};
 use crate::sync::lock;
+use crate::threads;
 
 /// A vCPU and the thread that runs it.
 #[derive(Debug)]
@@ -102,11 +103,7 @@ impl VcpuThread {
             block_signals();
             take_turns(id, &vcpu, (&control, &board), Until::Quit);
         };
-        let thread = thread::Builder::new()
-            .name(format!("volt-vcpu{id}"))
-            .spawn(body)
-            .map_err(|source| Error::host(format!("start the thread of vCPU {id}"), source))?;
-        self.thread = Some(thread);
+        self.thread = Some(threads::spawn(format_args!("vcpu{id}"), body)?);
         Ok(())
     }
 }

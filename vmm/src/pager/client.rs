@@ -10,7 +10,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, Shutdown};
@@ -26,6 +25,7 @@ use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::prefetch::Runs;
 use crate::memory::range::AddressRange;
 use crate::sync::lock;
+use crate::threads;
 
 /// Between two attempts to ask a pager whose socket is full.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
@@ -100,10 +100,7 @@ impl Paging for Pager {
             inner.serve(&socket, faults, inner.deadline)?;
             lock(&inner.line).socket = Some(socket);
         }
-        thread::Builder::new()
-            .name("volt-pager-watch".to_owned())
-            .spawn(move || inner.watch(&weak))
-            .map_err(|source| Error::host("start the thread that watches a pager", source))?;
+        threads::spawn("pager-watch", move || inner.watch(&weak))?;
         Ok(0)
     }
 

@@ -27,6 +27,7 @@ use crate::memory::lazy::prefetch::Runs;
 use crate::memory::lazy::source::PageSource;
 use crate::memory::lazy::userfault::Userfault;
 use crate::sync::lock;
+use crate::threads;
 
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 1024;
@@ -208,9 +209,8 @@ impl<'s> Server<'s> {
         }
         let unused = Arc::new(Mutex::new(unused));
         let theirs = Arc::clone(&unused);
-        let thread = thread::Builder::new().name("volt-pager-drop".to_owned());
-        if let Err(error) = thread.spawn(move || drop(std::mem::take(&mut *lock(&theirs)))) {
-            log::debug!("a base that nobody has is kept for now: {error}");
+        if let Err(error) = threads::spawn("pager-drop", move || drop(std::mem::take(&mut *lock(&theirs)))) {
+            log::debug!("a base that no VM has is kept for now: {}", report(&error));
             self.brought.append(&mut lock(&unused));
         }
     }
@@ -421,8 +421,8 @@ impl<'s> Server<'s> {
                 tell(&theirs, &answer, None);
             }
         };
-        if let Err(error) = thread::Builder::new().name("volt-pager-act".to_owned()).spawn(work) {
-            let why = format!("the pager has no thread to do what it is asked for: {error}");
+        if let Err(error) = threads::spawn("pager-act", work) {
+            let why = format!("the pager cannot do what it is asked for: {}", report(&error));
             tell(&socket, &refused(shortened(why)), None);
         }
         Ok(())

@@ -27,6 +27,7 @@ use crate::memory::prefault::map_in;
 use crate::memory::ram::GuestRam;
 use crate::memory::range::AddressRange;
 use crate::sync::lock;
+use crate::threads;
 
 /// See the module.
 #[derive(Debug)]
@@ -88,10 +89,7 @@ impl Paging for Floor {
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| Error::host("make an eventfd", errno))?;
         let stop = Arc::new(stop);
         let (shared, served, until) = (Arc::clone(&self.shared), Served::of(faults), Arc::clone(&stop));
-        let thread = thread::Builder::new().name("volt-floor".to_owned());
-        let thread = thread
-            .spawn(move || shared.answer(&served, &until))
-            .map_err(|source| Error::host("start the thread that answers page faults", source))?;
+        let thread = threads::spawn("floor", move || shared.answer(&served, &until))?;
         let number = faults.start();
         lock(&self.answering).insert(number, Answering { stop, thread });
         Ok(number)

@@ -9,7 +9,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use log::Level;
@@ -26,6 +26,7 @@ use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
+use crate::threads;
 
 /// The most events of one look.
 const EVENTS: usize = 64;
@@ -133,8 +134,7 @@ impl Worker {
         let failed = |source| Error::host(format!("start the worker of {name}"), source);
         let stop = self.stop.try_clone().map_err(failed)?;
         let bench = Arc::clone(&self.bench);
-        let thread = thread::Builder::new().name(format!("volt-{name}"));
-        self.thread = Some(thread.spawn(move || work(&bench, &stop)).map_err(failed)?);
+        self.thread = Some(threads::spawn(&name, move || work(&bench, &stop))?);
         Ok(())
     }
 

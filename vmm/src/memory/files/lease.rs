@@ -21,14 +21,16 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{AtFlags, SealFlags, StatxAttributes, StatxFlags, statx};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::sealing::own_description;
+use crate::error::{Error, Result, report};
 use crate::sync::lock;
+use crate::threads;
 
 /// `F_SETSIG` and `F_SETOWN_EX`, with its structure (include/uapi/asm-generic/fcntl.h).
 const F_SETSIG: libc::c_int = 10;
@@ -101,8 +103,9 @@ impl Leases {
         }
         let held = self.held.get_or_init(|| {
             let hold = |(file, opened): &(Arc<File>, Content)| {
-                let failed =
-                    |error: &io::Error| log::warn!("{} is not held: {error}", name_of(file).display());
+                let failed = |error: &Error| {
+                    log::warn!("{} is not held under a lease: {}", name_of(file).display(), report(error));
+                };
                 Lease::hold(file, *opened).inspect_err(failed).ok().map(Arc::new)
             };
             self.files.iter().filter(|(file, _)| !is_sealed(file)).filter_map(hold).collect()
@@ -152,17 +155,19 @@ impl Lease {
     ///
     /// # Errors
     /// The host has no thread or descriptor left.
-    fn hold(file: &Arc<File>, opened: Content) -> io::Result<Self> {
-        let stop = EventFd::new(EFD_NONBLOCK)?;
+    fn hold(file: &Arc<File>, opened: Content) -> Result<Self> {
+        let failed = |source| Error::host("make an eventfd", source);
+        let stop = EventFd::new(EFD_NONBLOCK).map_err(failed)?;
         let shared = Arc::new(Shared::default());
-        let (file, watched, until) = (Arc::clone(file), Arc::clone(&shared), stop.try_clone()?);
+        let (file, watched, until) =
+            (Arc::clone(file), Arc::clone(&shared), stop.try_clone().map_err(failed)?);
         let body = move || {
             if let Err(error) = watched.watch(&file, opened, &until) {
                 let name = name_of(&file);
                 log::debug!("{} is not held against those who might write to it: {error}", name.display());
             }
         };
-        let thread = thread::Builder::new().name("volt-lease".to_owned()).spawn(body)?;
+        let thread = threads::spawn("lease", body)?;
         Ok(Self { shared, stop, thread: Some(thread) })
     }
 
@@ -315,7 +320,7 @@ mod tests {
             let inode = format!(":{} ", self.file.metadata().unwrap().ino());
             let is_ours = |line: &&str| line.contains("LEASE") && line.contains(&inode);
             while std::fs::read_to_string("/proc/locks").unwrap().lines().filter(is_ours).count() != times {
-                thread::sleep(Duration::from_millis(1));
+                std::thread::sleep(Duration::from_millis(1));
             }
         }
     }

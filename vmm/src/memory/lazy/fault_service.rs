@@ -38,13 +38,14 @@ use super::prefetch;
 use super::prefetch::{Progress, Runs};
 use super::source::{Chunk, PageSource};
 use super::userfault::Userfault;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
 use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::range::AddressRange;
 use crate::sync::lock;
+use crate::threads;
 
 /// Is told of a range of a VM's memory that cannot be had, and why. The fault stays unanswered.
 pub type Unreadable = Box<dyn Fn(Range<u64>, &Error) + Send + Sync>;
@@ -217,10 +218,7 @@ impl Service {
             idle: AtomicUsize::new(0),
         });
         let service = Self { shared, base: Arc::new(base), ahead: Mutex::default() };
-        service
-            .shared
-            .begin_thread()
-            .map_err(|source| Error::host("start the thread that answers page faults", source))?;
+        service.shared.begin_thread()?;
         Ok(service)
     }
 
@@ -375,7 +373,7 @@ impl Paging for Service {
 
 impl Shared {
     /// Begins another thread, if there are not enough.
-    fn begin_thread(self: &Arc<Self>) -> std::io::Result<()> {
+    fn begin_thread(self: &Arc<Self>) -> Result<()> {
         let mut threads = lock(&self.threads);
         if threads.stops || threads.running.len() >= MOST_THREADS {
             return Ok(());
@@ -383,8 +381,7 @@ impl Shared {
         let (shared, is_first) = (Arc::clone(self), threads.running.is_empty());
         // Counted before it runs: a second fault begins no other in its place.
         self.idle.fetch_add(1, Ordering::Relaxed);
-        let thread = thread::Builder::new().name("volt-pager".to_owned()).spawn(move || shared.run(is_first));
-        let thread = thread.inspect_err(|_| {
+        let thread = threads::spawn("pager", move || shared.run(is_first)).inspect_err(|_| {
             self.idle.fetch_sub(1, Ordering::Relaxed);
         })?;
         threads.running.push(thread);
@@ -394,7 +391,7 @@ impl Shared {
     /// The same where faults are only slower without it.
     fn begin_next(self: &Arc<Self>) {
         if let Err(error) = self.begin_thread() {
-            log::debug!("no other thread answers page faults: {error}");
+            log::debug!("no other thread answers page faults: {}", report(&error));
         }
     }
 

@@ -14,7 +14,7 @@ use std::fmt;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::mm::MprotectFlags;
@@ -26,6 +26,7 @@ use crate::memory::lazy::known_pages::There;
 use crate::memory::lazy::prefetch::{Reading, Runs};
 use crate::memory::range::AddressRange;
 use crate::sync::lock;
+use crate::threads;
 
 /// Fills a base, as the VMs over it know it: threads of this process ([`super::fault_service`]), or a pager process.
 pub trait Paging: fmt::Debug + Send + Sync {
@@ -346,9 +347,7 @@ impl Faults {
                 wait = LOOK;
             }
         };
-        let thread = thread::Builder::new().name("volt-let-go".to_owned()).spawn(wait);
-        let thread =
-            thread.map_err(|source| Error::host("start the thread that sees to a VM's end", source))?;
+        let thread = threads::spawn("let-go", wait)?;
         Ok(LetGo { over, thread: Some(thread) })
     }
 }

@@ -25,6 +25,7 @@ use crate::memory::PAGE;
 use crate::memory::files::data::data_ranges;
 use crate::memory::files::sealing::seal;
 use crate::sync::lock;
+use crate::threads;
 
 /// See the module.
 #[derive(Debug)]
@@ -330,13 +331,7 @@ impl Filler {
             }
         };
         let threads = thread::available_parallelism().map_or(1, usize::from).min(chunks as usize);
-        thread::scope(|scope| {
-            for _ in 1..threads {
-                // This thread works too, and does all of it if the host has no others to give.
-                let _ = thread::Builder::new().name("volt-fill".into()).spawn_scoped(scope, work);
-            }
-            work();
-        });
+        threads::share_work("fill", (0..threads).map(|_| &work));
         failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }

@@ -9,12 +9,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result, report};
+use crate::error::{Result, report};
 use crate::memory::PAGE;
+use crate::threads;
 
 /// Ranges of offsets: whole pages, no page in two.
 pub type Runs = Arc<[Range<u64>]>;
@@ -109,7 +109,6 @@ pub(crate) fn ahead(
         }
         steps.progress.is_over.store(true, Ordering::Release);
     };
-    let thread = thread::Builder::new().name("volt-prefetch".to_owned()).spawn(work);
-    thread.map_err(|source| Error::host("start the thread that reads memory ahead", source))?;
+    threads::spawn("prefetch", work)?;
     Ok(progress)
 }

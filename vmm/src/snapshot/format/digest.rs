@@ -7,7 +7,6 @@
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::thread;
 
 use super::crc::CRC;
 use super::holes::is_zero;
@@ -15,6 +14,7 @@ use super::source::{Source, threads_for};
 use crate::error::Result;
 use crate::memory::PAGE;
 use crate::sync::lock;
+use crate::threads;
 
 /// Bytes read at once.
 const STEP: u64 = 1 << 20;
@@ -70,13 +70,8 @@ pub(crate) fn of_source(source: &dyn Source, progress: &(dyn Fn(u64, u64) + Sync
             progress(done.fetch_add(len, Ordering::Relaxed) + len, all);
         }
     };
-    thread::scope(|scope| {
-        for _ in 1..threads_for((steps.len() / STEPS_OF_A_THREAD) as u32, None) {
-            // This thread works too, and does all of it if the host has no others to give.
-            let _ = thread::Builder::new().name("volt-digest".into()).spawn_scoped(scope, work);
-        }
-        work();
-    });
+    let threads = threads_for((steps.len() / STEPS_OF_A_THREAD) as u32, None);
+    threads::share_work("digest", (0..threads).map(|_| &work));
     let failed = lock(&failed).take();
     failed.map_or_else(|| Ok(sum.load(Ordering::Relaxed)), Err)
 }

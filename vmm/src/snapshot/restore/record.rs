@@ -12,7 +12,7 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use crate::memory::PAGE;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::format::working_set::{Beside, WorkingSet};
 use crate::sync::{lock, wait_while};
+use crate::threads;
 
 const ACT: &str = "record the working set";
 
@@ -253,8 +254,7 @@ impl Recording {
             lock(&noted.inner).outcome = Some(outcome);
             noted.changed.notify_all();
         };
-        let thread = thread::Builder::new().name("volt-record".to_owned()).spawn(work);
-        let thread = thread.map_err(|source| Error::host("start the thread of a recording", source))?;
+        let thread = threads::spawn("record", work)?;
         Ok(Self { notes, thread: Some(thread) })
     }
 

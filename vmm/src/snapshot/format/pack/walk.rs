@@ -4,7 +4,6 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::thread;
 
 use super::codec::Decoder;
 use super::reader::{Kind, Pack};
@@ -14,6 +13,7 @@ use crate::snapshot::format::digest::of_pages;
 use crate::snapshot::format::holes::{is_zero, write_pages};
 use crate::snapshot::format::source::threads_for;
 use crate::sync::lock;
+use crate::threads;
 
 /// Verifies every checksum and every stored byte. Returns the digest of the memory ([`crate::snapshot::format::digest`]). `progress` is told,
 /// from any thread, how many bytes of the memory are done.
@@ -101,13 +101,7 @@ fn for_each(
             progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
         }
     };
-    thread::scope(|scope| {
-        for _ in 1..threads_for(runs, None) {
-            // This thread works too, and does all of it if the host has no others to give.
-            let _ = thread::Builder::new().name("volt-unpack".into()).spawn_scoped(scope, work);
-        }
-        work();
-    });
+    threads::share_work("unpack", (0..threads_for(runs, None)).map(|_| &work));
     first
         .into_inner()
         .unwrap_or_else(std::sync::PoisonError::into_inner)

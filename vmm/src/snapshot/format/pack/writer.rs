@@ -24,6 +24,7 @@ use super::layout::{Layout, Maker, Run, Seen, Spare};
 use crate::error::{Error, Result};
 use crate::snapshot::format::source::{Source, threads_for};
 use crate::sync::{lock, wait_while};
+use crate::threads;
 
 /// Runs a thread may be ahead of what is written.
 const AHEAD: u32 = 2;
@@ -100,20 +101,12 @@ pub fn pack(
         let (chunk, other) = (Vec::new(), Vec::new());
         Ok(Maker { source, geometry, seen: &seen, spare: &spare, encoder, chunk, other })
     });
-    let mut makers = makers.collect::<Result<Vec<_>>>()?;
+    let makers = makers.collect::<Result<Vec<_>>>()?;
     let layout =
         Layout { source, geometry, seen: &seen, index: Builder::default(), stored: Digest::default() };
     let out = Out { file, name, spare: &spare, progress };
     let line = Line::new(runs, threads as u32 * AHEAD, layout);
-    thread::scope(|scope| {
-        let own = makers.pop();
-        for maker in makers {
-            // This thread works too, and does all of it if the host has no others to give.
-            let work = || line.work(maker, &out);
-            let _ = thread::Builder::new().name("volt-pack".into()).spawn_scoped(scope, work);
-        }
-        own.into_iter().for_each(|maker| line.work(maker, &out));
-    });
+    threads::share_work("pack", makers.into_iter().map(|maker| || line.work(maker, &out)));
     let (index, stored) = line.finish()?;
     let data_len = index.data_len();
     let (index, table) = index.finish();

@@ -1,0 +1,33 @@
+//! Threads with names. Each name starts with `volt-`, so that `ps -L` and a debugger tell them apart.
+
+use std::fmt::Display;
+use std::thread::{self, JoinHandle};
+
+use crate::error::{Error, Result};
+
+/// Starts thread `volt-NAME`.
+///
+/// # Errors
+/// [`Error::Host`]: the host gives no thread.
+pub(crate) fn spawn<T: Send + 'static>(
+    name: impl Display,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    let name = format!("volt-{name}");
+    let thread = thread::Builder::new().name(name.clone());
+    thread.spawn(body).map_err(|source| Error::host(format!("start thread {name}"), source))
+}
+
+/// Runs `workers`, which take their work from one queue: the last on the calling thread, each other on a thread
+/// `volt-NAME`. Returns when all have ended. The calling thread does all of the work if the host gives no
+/// thread.
+pub(crate) fn share_work<W: FnOnce() + Send>(name: &str, workers: impl IntoIterator<Item = W>) {
+    let mut workers: Vec<W> = workers.into_iter().collect();
+    let own = workers.pop();
+    thread::scope(|scope| {
+        for worker in workers {
+            let _ = thread::Builder::new().name(format!("volt-{name}")).spawn_scoped(scope, worker);
+        }
+        own.into_iter().for_each(|worker| worker());
+    });
+}
