@@ -1,8 +1,11 @@
 //! The library in a program of its own: this one.
 
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use volt_tests::{Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
 use volt_vmm::{
     Compression, Ending, IrqchipKind, Kind, Packing, Pool, RestoreOptions, RunState, Shape, Snapshot,
@@ -272,6 +275,24 @@ fn a_vm_ends_by_itself_in_the_way_it_says() {
         assert!(vm.snapshot(&store(&Scratch::new()), "late").is_err());
         assert_eq!(limited("the VM ends", || vm.wait()).is_err(), ending == Ending::TripleFault);
     }
+}
+
+#[test]
+fn end_of_a_guest_is_seen_by_a_poll_and_by_a_wait_with_a_timeout() {
+    needs!(kvm);
+    let vm = Vm::builder().kernel(small_guest()).cmdline("hello").start_paused().start().unwrap();
+    let before = vm.ended_fd().unwrap();
+    let is_readable = |fd: &OwnedFd, timeout| {
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        poll(&mut fds, Some(&timeout)).unwrap() == 1
+    };
+    let (now, patient) = (Timespec::default(), Timespec { tv_sec: 60, tv_nsec: 0 });
+    assert!(!is_readable(&before, now));
+    assert_eq!(vm.wait_timeout(Duration::from_millis(20)).unwrap(), None);
+    vm.resume().unwrap();
+    assert!(is_readable(&before, patient), "the guest has ended");
+    assert_eq!(vm.wait_timeout(Duration::from_secs(60)).unwrap(), Some(Ending::Poweroff));
+    assert!(is_readable(&before, now) && is_readable(&vm.ended_fd().unwrap(), now), "it stays so");
 }
 
 #[test]

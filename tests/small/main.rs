@@ -14,6 +14,7 @@ mod console_input;
 mod diffs;
 mod disk;
 mod endings;
+mod examples;
 mod forged;
 mod forking;
 mod golden;

@@ -69,4 +69,5 @@ pub use snapshot::{
     RestoreOptions, Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,
 };
 pub use store::Store;
+pub use vm::lent::LentVm;
 pub use vm::{Builder, Vm};

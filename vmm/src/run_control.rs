@@ -182,6 +182,13 @@ impl Control {
         inner.end.clone().unwrap_or(Ok(Ending::Stopped)).map_err(Error::Crashed)
     }
 
+    /// Waits at most `timeout` until the guest has ended and its vCPUs are parked. Returns whether that is so.
+    pub(crate) fn wait_end_for(&self, timeout: Duration) -> bool {
+        let is_on = |inner: &mut Inner| inner.end.is_none() || !inner.kicks.is_empty();
+        let wait = self.changed.wait_timeout_while(lock(&self.inner), timeout, is_on);
+        !wait.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     /// Whether running vCPUs are asked to come out.
     pub(crate) fn come_out(&self) -> bool {
         self.come_out.load(Ordering::Relaxed)

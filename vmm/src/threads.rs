@@ -1,7 +1,7 @@
 //! Threads with names. Each name starts with `volt-`, so that `ps -L` and a debugger tell them apart.
 
 use std::fmt::Display;
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, Scope, ScopedJoinHandle};
 
 use crate::error::{Error, Result};
 
@@ -18,6 +18,20 @@ pub(crate) fn spawn<T: Send + 'static>(
     thread.spawn(body).map_err(|source| Error::host(format!("start thread {name}"), source))
 }
 
+/// Starts thread `volt-NAME` in a scope.
+///
+/// # Errors
+/// As [`spawn`].
+pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'scope,
+) -> Result<ScopedJoinHandle<'scope, T>> {
+    let name = format!("volt-{name}");
+    let thread = thread::Builder::new().name(name.clone());
+    thread.spawn_scoped(scope, body).map_err(|source| Error::host(format!("start thread {name}"), source))
+}
+
 /// Runs `workers`, which take their work from one queue: the last on the calling thread, each other on a thread
 /// `volt-NAME`. Returns when all have ended. The calling thread does all of the work if the host gives no
 /// thread.
@@ -26,7 +40,7 @@ pub(crate) fn share_work<W: FnOnce() + Send>(name: &str, workers: impl IntoItera
     let own = workers.pop();
     thread::scope(|scope| {
         for worker in workers {
-            let _ = thread::Builder::new().name(format!("volt-{name}")).spawn_scoped(scope, worker);
+            let _ = spawn_scoped(scope, name, worker);
         }
         own.into_iter().for_each(|worker| worker());
     });

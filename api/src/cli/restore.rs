@@ -68,9 +68,8 @@ impl Restore {
             prefetch: !self.working_set.no_prefetch,
             record: self.working_set.record,
             resume: !self.paused,
-            lent_thread: true,
             ..RestoreOptions::default()
         };
-        session.run("restore a snapshot", || start::load(&self.dir, options))
+        session.run("restore a snapshot", || start::load_lent(&self.dir, options))
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
+use volt_vmm::{Error, FileRef, IrqchipKind, LentVm, VmConfig, parse_memory_mib};
 
 use super::Outcome;
 use super::devices::DeviceArgs;
@@ -59,7 +59,9 @@ impl Run {
         let config = self.config()?;
         let mut session = Session::open(api_socket.as_deref())?;
         session.watch_signals()?;
-        session.run("boot a VM", || progress::during("starting the VM", || start::boot(config)))
+        session.run("boot a VM", || {
+            progress::during("starting the VM", || start::boot(config)).map(LentVm::from)
+        })
     }
 
     /// The configuration that file and options make together.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{Console, PagerOptions, Pool, RestoreOptions, Result, Snapshot, Store, Unpack, Vm, VmConfig};
+use volt_vmm::{
+    Console, LentVm, PagerOptions, Pool, RestoreOptions, Result, Snapshot, Store, Unpack, Vm, VmConfig,
+};
 
 use crate::process::fault_signals;
 
@@ -44,23 +46,35 @@ pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
     Vm::builder().config(config).console(Console::stdout()).start()
 }
 
-/// Restores the snapshot in directory `dir`; running if `resume`, paused otherwise. With `lent_thread` the guest waits for
-/// [`Vm::lend_thread`].
+/// Restores the snapshot in directory `dir`.
 pub(crate) fn load(dir: &Path, options: RestoreOptions) -> Result<Vm> {
+    let snapshot = open(dir, &options)?;
+    snapshot.restore_with(prepared(&snapshot, options))
+}
+
+/// Restores the snapshot in directory `dir`. The calling thread will run the first vCPU.
+pub(crate) fn load_lent(dir: &Path, options: RestoreOptions) -> Result<LentVm> {
+    let snapshot = open(dir, &options)?;
+    snapshot.restore_lent(prepared(&snapshot, options))
+}
+
+fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
     let (store, name) = Store::split(dir)?;
-    restore(&Snapshot::open_allowing(&store, &name, &options.allowed)?, options)
+    Snapshot::open_allowing(&store, &name, &options.allowed)
 }
 
 /// Restores what another process has handed over into a VM that was made ahead of time. Its guest stands still.
 pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, ready: Arc<Pool>) -> Result<Vm> {
     let pool = Some(ready);
-    restore(snapshot, RestoreOptions { resume: false, overrides, pool, ..RestoreOptions::default() })
+    let options = RestoreOptions { resume: false, overrides, pool, ..RestoreOptions::default() };
+    snapshot.restore_with(prepared(snapshot, options))
 }
 
-fn restore(snapshot: &Snapshot, options: RestoreOptions) -> Result<Vm> {
+/// Prepares this process for a restore, and directs the guest's output to standard output.
+fn prepared(snapshot: &Snapshot, options: RestoreOptions) -> RestoreOptions {
     fault_signals::end_with_reason();
     make_room_for(&snapshot.config().devices);
-    snapshot.restore_with(RestoreOptions { console: Console::stdout(), ..options })
+    RestoreOptions { console: Console::stdout(), ..options }
 }
 
 /// Every connection over vsock takes a descriptor, and what a process may have at first is few.

@@ -74,10 +74,14 @@ impl Slot {
     /// # Errors
     /// [`Error::NotNow`] when there is a VM or one is being made, and whatever `make` says; the slot is empty again
     /// after that.
-    pub(crate) fn start(&self, act: &'static str, make: impl FnOnce() -> Result<Vm>) -> Result<Arc<Vm>> {
+    pub(crate) fn start<V: Into<Arc<Vm>>>(
+        &self,
+        act: &'static str,
+        make: impl FnOnce() -> Result<V>,
+    ) -> Result<Arc<Vm>> {
         self.claim(act)?;
         let claim = Claim(self);
-        let vm = Arc::new(make()?);
+        let vm = make()?.into();
         let mut inner = self.lock();
         inner.stage = Stage::Taken(Arc::clone(&vm));
         let closed = inner.closed;
@@ -188,7 +192,7 @@ mod tests {
     fn a_panicking_start_leaves_the_slot_empty() {
         let slot = Slot::new();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            slot.start("boot", || panic!("made to panic"))
+            slot.start("boot", || -> Result<Vm> { panic!("made to panic") })
         }));
         assert!(panicked.is_err());
         assert!(matches!(slot.start("boot", failing), Err(Error::Crashed(_))));

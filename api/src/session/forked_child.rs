@@ -58,7 +58,7 @@ fn live(link: &mut Option<Link>, api_socket: &Path, id: String) -> Result<Status
         agree(link, &vm, paused)?;
         made.keep();
         *link = None;
-        Ok(vm)
+        Ok(vm.into())
     })
 }
 

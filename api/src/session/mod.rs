@@ -6,13 +6,11 @@
 
 pub(crate) mod forked_child;
 
-use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::thread::JoinHandle;
 
-use volt_vmm::{Ending, Error, Vm};
+use volt_vmm::{Ending, Error, LentVm, Vm};
 
 use crate::failure::Failure;
 use crate::output::recorded;
@@ -22,9 +20,6 @@ use crate::process::vm_slot::Slot;
 use crate::rest::{Server, Socket, SocketFile};
 use crate::terminal;
 use crate::terminal::console;
-
-/// What a guest has to itself before its signals, console and API are begun: a few hundred page faults.
-const GUEST_FIRST: Duration = Duration::from_millis(2);
 
 /// See the module.
 #[derive(Debug)]
@@ -66,22 +61,18 @@ impl Session {
     pub(crate) fn run(
         mut self,
         act: &'static str,
-        make: impl FnOnce() -> volt_vmm::Result<Vm>,
+        make: impl FnOnce() -> volt_vmm::Result<LentVm>,
     ) -> Result<Status, Failure> {
-        let vm = match self.slot.start(act, make) {
-            Ok(vm) => vm,
+        let mut lent = None;
+        let started = self.slot.start(act, || Ok(Arc::clone(lent.insert(make()?).vm())));
+        let lent = match started {
+            Ok(_) => lent.expect("a VM was made"),
             Err(error) => return self.not_started(error, signals::ended_by()),
         };
-        // This thread may be the one that the first vCPU waits for: another begins all the rest.
-        let (ending, begun) = thread::scope(|scope| {
-            let beginning = thread::Builder::new()
-                .name("volt-session".into())
-                .spawn_scoped(scope, || self.attend(&vm).inspect_err(|_| vm.stop()))
-                .map_err(|source| Failure::system("start the thread that attends to the VM", source))?;
-            let ending = vm.lend_thread();
-            Ok::<_, Failure>((ending, beginning.join().unwrap_or_else(|panic| resume_unwind(panic))))
-        })?;
-        self.wind_up(ending, begun?)
+        let mut attended = None;
+        let ending = lent.run(|vm| attended = Some(self.attend(vm).inspect_err(|_| vm.stop())));
+        let server = attended.transpose()?.flatten();
+        self.wind_up(ending, server)
     }
 
     /// How a process ends that has no VM: by the signal `by_signal` (0: none), if that came before the VM was
@@ -126,15 +117,10 @@ impl Session {
         Ok(())
     }
 
-    /// Begins what happens beside the guest. Starting threads takes the lock on the process's mappings again and again,
-    /// which a restored guest's first page faults need too: they go first.
+    /// Starts signals, console and API beside the guest.
     fn attend(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
-        // But what it is about to touch, if that is known, is wanted now.
-        vm.prefetch();
-        thread::sleep(GUEST_FIRST);
         self.recorded = recorded::tell_at_end(vm)?;
         self.watch_signals()?;
-        vm.hold_files();
         console::attach(vm)?;
         self.serve()
     }
@@ -186,8 +172,12 @@ mod tests {
     fn signal_before_the_vm_is_begun_is_the_status_and_no_error() {
         let session = Session::of(Slot::new(), None).unwrap();
         session.slot.close();
-        let refused =
-            || session.slot.start("restore a snapshot", || unreachable!("it is closed")).unwrap_err();
+        let refused = || {
+            session
+                .slot
+                .start("restore a snapshot", || -> volt_vmm::Result<Vm> { unreachable!("it is closed") })
+                .unwrap_err()
+        };
         assert_eq!(session.not_started(refused(), libc::SIGTERM).unwrap(), Status::Signal(libc::SIGTERM));
         assert!(session.not_started(refused(), 0).is_err(), "a client has ended it");
         let other = Error::Crashed("made to fail".to_owned());

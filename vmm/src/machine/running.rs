@@ -1,8 +1,11 @@
 //! A machine behind its lock: its owner, its snapshots and its forks pause it, work on it and let it go on.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::config::{Devices, VmConfig};
 use crate::devices::platform::Platform;
@@ -157,6 +160,30 @@ impl Running {
         lock(&self.machine).settle();
         self.is_settling.store(false, Ordering::SeqCst);
         ending
+    }
+
+    /// As [`Running::wait_ending`], if the guest ends within `timeout`; none if it does not.
+    ///
+    /// # Errors
+    /// As [`Running::wait_ending`].
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Ending>> {
+        self.control.wait_end_for(timeout).then(|| self.wait_ending()).transpose()
+    }
+
+    /// A descriptor that becomes readable when the guest ends, and stays so.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn ended_fd(&self) -> Result<OwnedFd> {
+        let failed = |source| Error::host("make an eventfd", source);
+        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| failed(errno.into()))?;
+        let theirs = ended.try_clone().map_err(failed)?;
+        self.control.at_end(move || {
+            // The first write to an eventfd has room.
+            let _ = rustix::io::write(&ended, &1_u64.to_ne_bytes());
+        });
+        Ok(theirs)
     }
 
     /// Whether the guest has ended and [`Running::wait_ending`] is bringing what it wrote into the files of its disks, or a

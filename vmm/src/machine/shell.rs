@@ -40,7 +40,7 @@ const SLOW: Duration = Duration::from_secs(1);
 pub enum FirstVcpu {
     /// A thread of its own, as the others have.
     OwnThread,
-    /// A thread that will be lent ([`crate::Vm::lend_thread`]): starting one takes a twentieth of a restore.
+    /// A thread that will be lent ([`crate::LentVm::run`]): starting one takes a twentieth of a restore.
     LentThread,
 }
 

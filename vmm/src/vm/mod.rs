@@ -1,19 +1,24 @@
 //! A VM as its owner sees it.
 
 pub mod devices;
+pub(crate) mod lent;
 pub(crate) mod memory_usage;
 mod restore;
 pub(crate) mod working_set;
 
+use std::os::fd::OwnedFd;
 use std::sync::Mutex;
+use std::time::Duration;
 
+use crate::config::devices::{BalloonConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::config::sharing;
 use crate::config::{FileRef, IrqchipKind, VmConfig};
 use crate::console::Console;
 use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::machine::pool::Pool;
 use crate::machine::running::Running;
 use crate::machine::shell::{FirstVcpu, Shape, Shell};
-use crate::machine::{LentVcpu, Machine};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::run_control::{Ending, RunState};
@@ -28,13 +33,25 @@ use crate::snapshot::{RestoreOptions, Rewound, Snapshot, SnapshotOptions};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
+use crate::vm::lent::LentVm;
 use crate::vm::working_set::Ahead;
+
+/// Threads may share the first four, and hand over all.
+const _: () = {
+    const fn is_send<T: Send>() {}
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<Vm>();
+    is_send_and_sync::<Snapshot>();
+    is_send_and_sync::<Pool>();
+    is_send_and_sync::<Error>();
+    is_send::<LentVm>();
+    is_send::<Builder>();
+    is_send::<RestoreOptions>();
+};
 
 /// A VM: running, paused, or ended. Every method can be called from any thread. Dropping it ends it.
 #[derive(Debug)]
 pub struct Vm {
-    /// The first vCPU, while it waits for a lent thread.
-    lent_vcpu: Mutex<Option<LentVcpu>>,
     /// Held by whoever captures or rewinds the VM: one at a time. Taken before the machine.
     history: Mutex<History>,
     pub(crate) running: Running,
@@ -52,13 +69,7 @@ impl Vm {
     }
 
     pub(crate) fn of(running: Running, history: History) -> Self {
-        Self {
-            lent_vcpu: Mutex::new(running.lent_vcpu()),
-            history: Mutex::new(history),
-            running,
-            ahead: Mutex::new(Ahead::Nothing),
-            recording: None,
-        }
+        Self { history: Mutex::new(history), running, ahead: Mutex::new(Ahead::Nothing), recording: None }
     }
 
     /// The same with something to be read ahead, and a recording of what it touches.
@@ -173,10 +184,9 @@ impl Vm {
         rewind::rewind(&self.running, &mut lock(&self.history))
     }
 
-    /// From now on the files that a restored VM's memory is made of are held under a read lease, where the host lets them be: before
-    /// another program changes one, the VM ends. A restore does so itself, but for a VM that waits for a lent thread, to which it would be
-    /// a delay.
-    pub fn hold_files(&self) {
+    /// Takes read leases on the files that a restored VM's memory is made of, where the host allows it. The VM
+    /// ends before another program changes one.
+    pub(crate) fn hold_files(&self) {
         if let Some(origin) = &mut lock(&self.history).origin {
             origin.hold(self.running.control());
         }
@@ -216,25 +226,31 @@ impl Vm {
         self.running.wait_ending()
     }
 
+    /// As [`Vm::wait_ending`], if the guest ends within `timeout`, and none if it does not. Bringing what the guest
+    /// wrote to its disks may take longer than `timeout`.
+    ///
+    /// # Errors
+    /// As [`Vm::wait_ending`].
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Ending>> {
+        self.running.wait_timeout(timeout)
+    }
+
+    /// Returns a descriptor that becomes readable when the guest ends, and stays readable: an eventfd that nobody
+    /// reads. An event loop polls it in place of a thread that waits. [`Vm::wait_ending`] then says how
+    /// the guest ended, once its disks have what it wrote. Each call makes a descriptor, which the caller closes.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn ended_fd(&self) -> Result<OwnedFd> {
+        self.running.ended_fd()
+    }
+
     /// Whether the guest has ended and [`Vm::wait_ending`] is bringing what it wrote into the files of its disks, or a
     /// disk has a request under way, which a vCPU may wait for in its last exit. A process that exits meanwhile keeps what
     /// the guest wrote for as long as the host runs; a crash of the host may then take what was not flushed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
         self.running.is_settling()
-    }
-
-    /// Lends the calling thread to a VM that was restored for it ([`crate::RestoreOptions::lent_thread`]): runs the first
-    /// vCPU until the guest ends. For any other VM, and for a second lender, this is [`Vm::wait_ending`].
-    ///
-    /// # Errors
-    /// As [`Vm::wait_ending`].
-    pub fn lend_thread(&self) -> Result<Ending> {
-        let vcpu = lock(&self.lent_vcpu).take();
-        if let Some(vcpu) = vcpu {
-            vcpu.run();
-        }
-        self.wait_ending()
     }
 }
 
@@ -306,6 +322,41 @@ impl Builder {
     #[must_use]
     pub fn irqchip(mut self, irqchip: IrqchipKind) -> Self {
         self.config.irqchip = irqchip;
+        self
+    }
+
+    /// Adds a disk. The guest numbers disks in the order in which they are added.
+    #[must_use]
+    pub fn disk(mut self, disk: DiskConfig) -> Self {
+        self.config.devices.disks.push(disk);
+        self
+    }
+
+    /// Adds a network interface.
+    #[must_use]
+    pub fn network(mut self, network: NetConfig) -> Self {
+        self.config.devices.networks.push(network);
+        self
+    }
+
+    /// Gives the guest a vsock device.
+    #[must_use]
+    pub fn vsock(mut self, vsock: VsockConfig) -> Self {
+        self.config.devices.vsock = Some(vsock);
+        self
+    }
+
+    /// Gives the guest a balloon, through which it returns memory to the host.
+    #[must_use]
+    pub fn balloon(mut self, balloon: BalloonConfig) -> Self {
+        self.config.devices.balloon = Some(balloon);
+        self
+    }
+
+    /// Gives the guest a source of randomness (virtio-rng).
+    #[must_use]
+    pub fn rng(mut self) -> Self {
+        self.config.devices.rng = true;
         self
     }
 

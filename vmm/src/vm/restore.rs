@@ -1,11 +1,13 @@
 //! Restores VMs from snapshots.
 
 use crate::error::Result;
+use crate::machine::shell::FirstVcpu;
 use crate::run_control::RunState;
 use crate::snapshot::restore::open::Restored;
 use crate::snapshot::{RestoreOptions, Snapshot};
 use crate::timing::step_done;
 use crate::vm::Vm;
+use crate::vm::lent::LentVm;
 
 impl Snapshot {
     /// Restores a VM, running, its serial output discarded.
@@ -21,19 +23,30 @@ impl Snapshot {
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
     pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
-        let (resume, lent_thread) = (options.resume, options.lent_thread);
-        let Restored { running, history, ahead, recording } = self.restored(options)?;
+        let vm = self.assemble(options, FirstVcpu::OwnThread)?;
+        vm.prefetch();
+        vm.hold_files();
+        Ok(vm)
+    }
+
+    /// Restores a VM whose first vCPU will run on the calling thread, in [`LentVm::run`]. This saves the start of
+    /// a thread.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore_with`].
+    pub fn restore_lent(&self, options: RestoreOptions) -> Result<LentVm> {
+        self.assemble(options, FirstVcpu::LentThread).map(LentVm::from)
+    }
+
+    fn assemble(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Vm> {
+        let resume = options.resume;
+        let Restored { running, history, ahead, recording } = self.restored(options, first)?;
         let vm = Vm::of(running, history).with_working_set(ahead, recording);
         if resume {
             // A device may have touched memory that cannot be had before any vCPU runs. The VM's end says
             // why.
             vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;
             step_done("resume");
-        }
-        // The guest of a lent thread does not run yet: it goes first.
-        if !lent_thread {
-            vm.prefetch();
-            vm.hold_files();
         }
         Ok(vm)
     }

@@ -25,9 +25,8 @@ pub(crate) enum Ahead {
 }
 
 impl Vm {
-    /// Begins to read ahead what was recorded of an earlier restore, if it is to be. A restore does so itself, but for a VM that waits for
-    /// a lent thread, to which it would be a delay.
-    pub fn prefetch(&self) {
+    /// Begins to read ahead what an earlier restore recorded, if the restore's options say so.
+    pub(crate) fn prefetch(&self) {
         let mut ahead = lock(&self.ahead);
         let Ahead::Planned(plan) = &*ahead else { return };
         // It is advice, and a VM runs without.

@@ -84,9 +84,6 @@ pub struct RestoreOptions {
     pub console: Console,
     /// Whether it runs at once, or waits for [`crate::Vm::resume`].
     pub resume: bool,
-    /// Whether the caller will run the first vCPU on a thread of its own with [`crate::Vm::lend_thread`], which saves starting
-    /// one. Until then the guest stands still.
-    pub lent_thread: bool,
     /// What is different for this VM.
     pub overrides: Overrides,
     /// What to do with the image of a disk without a layer that is not what it was when the snapshot was taken.
@@ -101,8 +98,7 @@ pub struct RestoreOptions {
     pub pool: Option<Arc<Pool>>,
     /// When memory that is packed is unpacked.
     pub unpack: Unpack,
-    /// Whether what was recorded of an earlier restore, if anything was, is read ahead in the background. A restore begins that itself, but
-    /// for a VM that waits for a lent thread ([`crate::Vm::prefetch`]).
+    /// Whether what an earlier restore recorded, if anything, is read ahead in the background.
     pub prefetch: bool,
     /// Whether the pages that it touches are recorded, in their order, until this. They are kept beside the snapshot, in the place of what
     /// was recorded before. Its memory is filled page by page for it, and nothing is read ahead: it is slow, and stays so.
@@ -115,7 +111,6 @@ impl Default for RestoreOptions {
         Self {
             console: Console::discard(),
             resume: true,
-            lent_thread: false,
             overrides: Overrides::default(),
             changed_images: ChangedImages::default(),
             allowed: Vec::new(),
@@ -125,6 +120,50 @@ impl Default for RestoreOptions {
             prefetch: true,
             record: None,
         }
+    }
+}
+
+impl RestoreOptions {
+    /// Sends the guest's serial output to `console`.
+    #[must_use]
+    pub fn console(self, console: Console) -> Self {
+        Self { console, ..self }
+    }
+
+    /// Leaves the guest paused until [`crate::Vm::resume`].
+    #[must_use]
+    pub fn paused(self) -> Self {
+        Self { resume: false, ..self }
+    }
+
+    /// Changes the snapshot's devices for this VM.
+    #[must_use]
+    pub fn overrides(self, overrides: Overrides) -> Self {
+        Self { overrides, ..self }
+    }
+
+    /// Takes an empty VM from `pool` if it has one of the right shape.
+    #[must_use]
+    pub fn pool(self, pool: Arc<Pool>) -> Self {
+        Self { pool: Some(pool), ..self }
+    }
+
+    /// Fills packed memory in another way.
+    #[must_use]
+    pub fn unpack(self, unpack: Unpack) -> Self {
+        Self { unpack, ..self }
+    }
+
+    /// Records the pages that the guest touches until `marker`.
+    #[must_use]
+    pub fn record(self, marker: Marker) -> Self {
+        Self { record: Some(marker), ..self }
+    }
+
+    /// Makes the first rewind as quick as later ones.
+    #[must_use]
+    pub fn rewindable(self) -> Self {
+        Self { rewindable: true, ..self }
     }
 }
 
@@ -299,7 +338,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
-    pub(crate) fn restored(&self, options: RestoreOptions) -> Result<Restored> {
+    pub(crate) fn restored(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Restored> {
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| Notes::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
@@ -315,7 +354,6 @@ impl Snapshot {
             Some(notes) => self.noting(&options.unpack, notes)?,
             None => self.memory.backing(unpack, self.over.clone())?,
         };
-        let first = if options.lent_thread { FirstVcpu::LentThread } else { FirstVcpu::OwnThread };
         let shape = Shape { logs_writes: options.rewindable, ..Shape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
         let (pooled, _refill) = pooled.unzip();

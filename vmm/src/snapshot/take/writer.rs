@@ -58,6 +58,30 @@ pub enum Kind {
 }
 
 impl SnapshotOptions {
+    /// Saves the pages that differ from the VM's last snapshot alone ([`Kind::Diff`]).
+    #[must_use]
+    pub fn diff(self) -> Self {
+        Self { kind: Kind::Diff, ..self }
+    }
+
+    /// Packs guest memory.
+    #[must_use]
+    pub fn packing(self, packing: Packing) -> Self {
+        Self { packing: Some(packing), ..self }
+    }
+
+    /// Has the guest's balloon take the guest's page cache first.
+    #[must_use]
+    pub fn trim(self) -> Self {
+        Self { trim: true, ..self }
+    }
+
+    /// Fails if the guest would stand still for longer than `longest`.
+    #[must_use]
+    pub fn max_pause(self, longest: Duration) -> Self {
+        Self { max_pause: Some(longest), ..self }
+    }
+
     /// Checks them, before anything is done, for a guest with this much memory.
     ///
     /// # Errors

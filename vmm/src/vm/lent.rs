@@ -1,0 +1,66 @@
+//! A VM whose first vCPU runs on the caller's thread. Starting a thread takes a twentieth of a restore.
+
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::machine::LentVcpu;
+use crate::run_control::Ending;
+use crate::threads;
+use crate::vm::Vm;
+
+/// The guest runs alone for this long, which covers some hundred page faults. Starting a thread takes the lock of the
+/// process's mappings, and a restored guest's first page faults take it too.
+const GUEST_FIRST: Duration = Duration::from_millis(2);
+
+/// A VM whose first vCPU waits for [`LentVm::run`]. Other threads may use [`LentVm::vm`] before and meanwhile.
+/// Dropping it before it ran ends the VM once the last [`Arc`] of the VM goes.
+#[derive(Debug)]
+pub struct LentVm {
+    vm: Arc<Vm>,
+    /// None if the first vCPU has a thread, as after a boot.
+    first_vcpu: Option<LentVcpu>,
+}
+
+impl LentVm {
+    /// The VM, to control it from another thread.
+    #[must_use]
+    pub fn vm(&self) -> &Arc<Vm> {
+        &self.vm
+    }
+
+    /// Runs the first vCPU on the calling thread until the guest ends, and returns how it ended, as
+    /// [`Vm::wait_ending`]. Meanwhile another thread reads ahead what an earlier restore recorded, gives the
+    /// guest 2 ms, takes read leases on the snapshot's files, and calls `beside`. A panic in `beside` goes on in
+    /// the caller.
+    ///
+    /// # Errors
+    /// The host gives no thread; the guest has not run then. Or as [`Vm::wait_ending`].
+    pub fn run(self, beside: impl FnOnce(&Arc<Vm>) + Send) -> Result<Ending> {
+        let Self { vm, first_vcpu } = self;
+        thread::scope(|scope| {
+            let attendant = threads::spawn_scoped(scope, "session", || {
+                vm.prefetch();
+                thread::sleep(GUEST_FIRST);
+                vm.hold_files();
+                beside(&vm);
+            })?;
+            if let Some(vcpu) = first_vcpu {
+                vcpu.run();
+            }
+            let ending = vm.wait_ending();
+            attendant.join().unwrap_or_else(|panic| resume_unwind(panic));
+            ending
+        })
+    }
+}
+
+/// A VM whose vCPUs have threads: [`LentVm::run`] waits for its end.
+impl From<Vm> for LentVm {
+    fn from(vm: Vm) -> Self {
+        let first_vcpu = vm.running.lent_vcpu();
+        Self { vm: Arc::new(vm), first_vcpu }
+    }
+}
