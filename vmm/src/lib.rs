@@ -71,3 +71,12 @@ pub use snapshot::{
 pub use store::Store;
 pub use vm::lent::LentVm;
 pub use vm::{Builder, Vm};
+
+/// Compiles the examples of the documentation.
+#[cfg(doctest)]
+mod documentation {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../docs/library.md")]
+    struct Library;
+}
