@@ -145,3 +145,32 @@ pub fn report(error: &dyn StdError) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    /// Names of the variants of [`super::Error`], as this file has them.
+    fn variants() -> Vec<&'static str> {
+        let code = include_str!("error.rs").split("pub enum Error {").nth(1).unwrap();
+        let lines = code.lines().take_while(|line| *line != "}");
+        let variants = lines
+            .filter_map(|line| line.strip_prefix("    "))
+            .filter(|line| line.starts_with(char::is_uppercase));
+        variants.map(|line| line.split(|c: char| !c.is_alphanumeric()).next().unwrap()).collect()
+    }
+
+    #[test]
+    fn troubleshooting_has_every_variant_and_no_other() {
+        let page = include_str!("../../docs/troubleshooting.md");
+        let sections = page.split("\n### ").skip(1).map(|section| section.split_once('\n').unwrap());
+        let (headings, texts): (Vec<_>, Vec<_>) = sections.unzip();
+        let expected: Vec<_> = variants().iter().map(|name| format!("`{name}`")).collect();
+        assert!(expected.len() > 10, "{expected:?}");
+        assert_eq!(
+            headings, expected,
+            "docs/troubleshooting.md has a section for each variant, in this order"
+        );
+        let without_cure: Vec<_> =
+            headings.iter().zip(&texts).filter(|(_, text)| !text.contains("**Cure")).collect();
+        assert!(without_cure.is_empty(), "sections without a cure: {without_cure:?}");
+    }
+}

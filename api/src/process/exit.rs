@@ -80,4 +80,16 @@ mod tests {
         assert_eq!(Status::of_failure(&Error::Crashed("x".into()).into()).code(), 5);
         assert_eq!(Status::of_failure(&Failure::Server("x".into())).code(), 1);
     }
+
+    #[test]
+    fn troubleshooting_has_every_status_of_the_help_and_no_other() {
+        let rows = |text: &'static str, before: &str| -> Vec<&'static str> {
+            let of_row = text.lines().filter_map(|line| line.strip_prefix(before)?.split_whitespace().next());
+            of_row.filter(|status| status.starts_with(|digit: char| digit.is_ascii_digit())).collect()
+        };
+        let page = include_str!("../../../docs/troubleshooting.md");
+        let documented = rows(page.split("## Errors").next().unwrap(), "| ");
+        assert_eq!(documented, rows(Status::HELP, "  "));
+        assert_eq!(documented.len(), 8);
+    }
 }
