@@ -11,7 +11,7 @@ usage() {
 Usage: benches/compare.sh [--build DIR] OLD [NEW [OPTION...]]
 
 Builds the revisions OLD and NEW (default: HEAD) in worktrees that are removed afterwards, and prints a table of minima and
-percentiles of both, measured in turns. OPTIONs go to the benchmark: --runs N, --only LIST, --memory FILE, --realtime,
+percentiles of both, measured in turns. Each OPTION goes to the benchmark: --runs N, --only LIST, --memory FILE, --realtime,
 --processes N, --act NAME.
 
   --build DIR    keep the programs in DIR/old and DIR/new, and build only what is not there (default: a temporary directory)

@@ -68,7 +68,7 @@ trap leave EXIT
 # Waits until the guest that writes to $1 has counted to $2.
 counted() {
     for _ in $(seq 3000); do
-        [ "$(grep -aso 'count [0-9]*' "$1" | tail -1 | cut -d' ' -f2)" -ge "$2" ] 2>/dev/null && return
+        [ "$(grep -a -s -o 'count [0-9]*' "$1" | tail -1 | cut -d' ' -f2)" -ge "$2" ] 2>/dev/null && return
         sleep 0.02
     done
     say "the guest does not count" && exit 1

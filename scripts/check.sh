@@ -35,6 +35,18 @@ declare -A FOREIGN=(
     [api]='^(volt-(kernel|tests|benches)|kvm-)'
 )
 
+# Crates whose modules may not import each other in a circle, at any level: source directories.
+NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/checks/src)
+# Rooms whose prose is clean: lines of at most 110 columns, and no sentence that begins with a forbidden word. A room joins when its
+# prose has been read against STYLE.
+CLEAN=(
+    README.md CONTRIBUTING.md SECURITY.md _typos.toml
+    docs ':!docs/benchmarks*'
+    scripts/checks scripts/docs.sh
+)
+# The version that scripts/install-deps.sh installs.
+TYPOS=1.52.0
+
 usage() {
     cat <<END
 Usage: scripts/check.sh [CHECK]...
@@ -149,19 +161,50 @@ check_files() {
     return "$wrong"
 }
 
+# volt-checks CHECK PATH...: the checks that are too much for a shell script.
+volt_checks() { cargo run --quiet --locked --package volt-checks -- "$@"; }
+
+check_circles() { volt_checks circles "${NO_CIRCLES[@]}"; }
+
+# ---- Language and pages ----------------------------------------------------------------------------------------------
+
+# Files of git's, and those that it does not know yet.
+files_of() { git ls-files --cached --others --exclude-standard --deduplicate "$@"; }
+
+check_links() {
+    local pages
+    mapfile -t pages < <(files_of 'README.md' 'CONTRIBUTING.md' 'SECURITY.md' 'docs/*.md')
+    volt_checks links "${pages[@]}"
+}
+
+check_prose() {
+    local files status=0
+    mapfile -t files < <(files_of "${CLEAN[@]}" | grep -E '\.(rs|sh|md|toml)$')
+    volt_checks lines "${files[@]}" || status=1
+    volt_checks starters "${files[@]}" || status=1
+    return "$status"
+}
+
+check_typos() {
+    local program=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/typos-$TYPOS/bin/typos
+    if [ ! -x "$program" ]; then
+        echo "typos $TYPOS is not installed: run scripts/install-deps.sh"
+        return 1
+    fi
+    "$program" --format brief
+}
+
 check_scripts() {
     local scripts
-    mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' .ci/run)
+    mapfile -t scripts < <(files_of '*.sh' .ci/run)
     if ! command -v shellcheck >/dev/null; then
-        echo "shellcheck is not installed: only the syntax was looked at"
-        local script wrong=0
-        for script in "${scripts[@]}"; do bash -n "$script" || wrong=1; done
-        return "$wrong"
+        echo "shellcheck is not installed: run scripts/install-deps.sh"
+        return 1
     fi
     shellcheck "${scripts[@]}"
 }
 
-CHECKS=(format lints embedding documentation imports files scripts)
+CHECKS=(format lints embedding documentation imports circles files links prose typos scripts)
 
 case ${1-} in
     --help | -h) usage && exit 0 ;;

@@ -6,11 +6,13 @@ set -euo pipefail
 PACKAGES=(
     build-essential musl-tools flex bison bc libelf-dev libssl-dev xz-utils
     qemu-system-x86 busybox-static cpio kmod e2fsprogs util-linux dmsetup
-    curl jq ca-certificates passt shellcheck
+    curl jq ca-certificates passt shellcheck python3-venv
 )
 # Only Debian 12 has it; elsewhere the kernel's source is named in VOLT_KERNEL_SOURCE (kernel/build.sh says so).
 WHERE_IT_EXISTS=(linux-source-6.1)
 RUST=1.95
+# As in scripts/check.sh. From PyPI, because no distribution has it.
+TYPOS=1.52.0
 TARGET=x86_64-unknown-linux-musl
 
 usage() {
@@ -128,6 +130,15 @@ install_fuzzing() {
     fi
 }
 
+# The check of spelling, in an environment of its own.
+install_typos() {
+    local place=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/typos-$TYPOS
+    [ ! -x "$place/bin/typos" ] || return 0
+    say "installing typos $TYPOS"
+    { python3 -m venv "$place" && "$place/bin/pip" --quiet --disable-pip-version-check install "typos==$TYPOS"; } >&2 ||
+        say "pip could not install typos: scripts/check.sh cannot check the spelling"
+}
+
 case ${1-} in
     "") ;;
     --help | -h) usage && exit 0 ;;
@@ -141,3 +152,4 @@ install_packages
 check_rust
 check_target
 install_fuzzing
+install_typos

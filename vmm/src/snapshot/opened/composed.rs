@@ -162,7 +162,7 @@ mod tests {
         OtherPages { pages: Arc::new(pages), file: Arc::new(file_of(&bytes)) }
     }
 
-    fn belows() -> Vec<Below> {
+    fn bases() -> Vec<Below> {
         let memory = memory();
         let raw = Below::Raw(Arc::new(file_of(&memory)), PathBuf::from("/s/memory.snap"));
         let lens = [4 << 10, 64 << 10, 2 << 20];
@@ -173,10 +173,10 @@ mod tests {
 
     #[test]
     fn every_page_is_what_memory_has_in_any_order() {
-        for (below, over) in belows()
+        for (below, over) in bases()
             .into_iter()
             .map(|below| (below, None))
-            .chain(belows().into_iter().map(|below| (below, Some(over()))))
+            .chain(bases().into_iter().map(|below| (below, Some(over()))))
         {
             let mut expected = memory();
             if let Some(OtherPages { pages, file }) = &over {
