@@ -12,6 +12,7 @@ use volt_benches::scratch::Scratch;
 use volt_benches::stats::{mib, micros};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, host};
+use volt_vmm::Progress;
 use volt_vmm::snapshot::format::pack::{Kind, Pack, pack};
 use volt_vmm::{Compression, Packing};
 
@@ -109,7 +110,7 @@ pub fn index(rounds: usize) -> Result<Table> {
         let path = scratch.path(&chunk_len.to_string());
         let file = File::create_new(&path).or_say("create a pack")?;
         let packing = Packing { chunk_len, ..Packing::new(Compression::Lz4) };
-        pack(&Large::new(), Large::LEN, &packing, (&file, &path), &|_| ()).or_say("pack")?;
+        pack(&Large::new(), Large::LEN, &packing, (&file, &path), &Progress::default()).or_say("pack")?;
         let opened = || {
             File::open(&path)
                 .or_say("open the pack")

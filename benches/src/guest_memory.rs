@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use volt_vmm::Compression;
+use volt_vmm::Progress;
 use volt_vmm::snapshot::format::pack::{Pack, Packing, Source, pack};
 
 use crate::{OrSay, Result};
@@ -62,7 +63,7 @@ impl Memory {
     /// It cannot be packed so.
     pub fn pack(&self, packing: &Packing) -> Result<Pack> {
         let (file, name) = (nameless()?, Path::new("the benchmark's pack"));
-        pack(self, self.bytes.len() as u64, packing, (&file, name), &|_| ()).or_say("pack")?;
+        pack(self, self.bytes.len() as u64, packing, (&file, name), &Progress::default()).or_say("pack")?;
         Pack::open(file, name).or_say("open the pack")
     }
 }

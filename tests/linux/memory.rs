@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use volt_tests::{
     Boot, Guest, Recorder, Scratch, Snapshot as Taken, generations, limited, needs, numbers, wait_until,
 };
-use volt_vmm::{Kind, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm, snapshot};
+use volt_vmm::{Kind, Progress, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm, snapshot};
 
 /// MiB that it steps through, 2 at a time.
 const MIB: u64 = 8;
@@ -94,7 +94,8 @@ fn many_diffs_in_a_row_of_a_guest_at_work() {
     linux.vm.pause().unwrap();
     take(Kind::Diff, "last");
     take(Kind::Full, "full");
-    snapshot::merge(&Snapshot::open(&store, "last").unwrap(), &store, "merged").unwrap();
+    snapshot::merge(&Snapshot::open(&store, "last").unwrap(), &store, "merged", &Progress::default())
+        .unwrap();
     let memory = |name| fs::read(scratch.path(name).join("memory.snap")).unwrap();
     assert!(memory("merged") == memory("full"), "byte for byte");
 }

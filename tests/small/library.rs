@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use volt_tests::{Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
+use volt_vmm::snapshot::merge;
+use volt_vmm::snapshot::transform::convert::convert;
+use volt_vmm::snapshot::transform::verify::verify;
 use volt_vmm::{
-    Compression, Ending, IrqchipKind, Kind, Packing, Pool, RestoreOptions, RunState, Shape, Snapshot,
-    SnapshotOptions, Store, Vm, timing,
+    Compression, Ending, Error, IrqchipKind, Kind, Packing, Pool, Progress, RestoreOptions, RunState, Shape,
+    Snapshot, SnapshotOptions, Store, Vm, timing,
 };
 
 fn counting(recorder: &Recorder) -> Vm {
@@ -240,6 +243,43 @@ fn timers_go_on_in_vms_whose_state_was_prepared_by_a_pool() {
             assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
         }
     }
+}
+
+#[test]
+fn cancelled_acts_fail_and_leave_nothing() {
+    needs!(kvm);
+    let (scratch, recorder) = (Scratch::new(), Recorder::default());
+    let (vm, store) = (counting(&recorder), store(&scratch));
+    recorder.wait_for("count 2\n");
+    let followed = Progress::default();
+    vm.snapshot_with(&store, "whole", &SnapshotOptions::default().progress(&followed)).unwrap();
+    assert!(followed.total() >= 64 << 20 && followed.done() > 4 << 20, "{followed:?}");
+
+    let cancelled = Progress::default();
+    cancelled.cancel();
+    let options = SnapshotOptions::default().progress(&cancelled);
+    let packing = Packing::new(Compression::Lz4);
+    for options in [options.clone(), options.clone().packing(packing), options.diff()] {
+        assert!(matches!(vm.snapshot_with(&store, "none", &options), Err(Error::Cancelled)));
+    }
+    let (whole, none) = ((&store, "whole"), (&store, "none"));
+    for packing in [None, Some(&packing)] {
+        assert!(matches!(convert(whole, none, packing, &cancelled), Err(Error::Cancelled)));
+    }
+    assert!(matches!(verify(&store, "whole", &[], &cancelled), Err(Error::Cancelled)));
+    let opened = Snapshot::open(&store, "whole").unwrap();
+    assert!(matches!(merge(&opened, &store, "none", &cancelled), Err(Error::Cancelled)));
+
+    let left: Vec<_> =
+        std::fs::read_dir(scratch.directory()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["whole"]);
+    goes_on(&recorder, 20);
+    vm.snapshot_with(&store, "diff", &SnapshotOptions::default().diff()).unwrap();
+    let restored = Recorder::default();
+    let options = RestoreOptions::default().console(restored.console());
+    let _clone = Snapshot::open(&store, "diff").unwrap().restore_with(options).unwrap();
+    wait_until("the clone of the diff counts", || numbers(&restored.text(), "count").len() > 8);
+    assert!(!restored.text().contains("WRONG"), "{}", restored.text());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use volt_tests::{Boot, Guest, KvmShim, Outcome, Recorder, Scratch, needs, numbers, small_guest, wait_until};
 use volt_vmm::config::devices::DiskConfig;
 use volt_vmm::config::{Devices, VmConfig};
-use volt_vmm::{IrqchipKind, Kind, RestoreOptions, RunState, Snapshot, SnapshotOptions, Store, Vm};
+use volt_vmm::{IrqchipKind, Kind, Progress, RestoreOptions, RunState, Snapshot, SnapshotOptions, Store, Vm};
 
 /// A guest, and where its snapshots go.
 struct Place {
@@ -163,8 +163,8 @@ fn between_rewinds_it_is_a_vm_like_any_other() {
     vm.pause().unwrap();
     vm.rewind().unwrap();
     let rewound = place.snapshot(&vm, "rewound", Kind::Diff);
-    volt_vmm::snapshot::merge(&rewound, &place.store, "merged").unwrap();
-    volt_vmm::snapshot::merge(&warm, &place.store, "whole").unwrap();
+    volt_vmm::snapshot::merge(&rewound, &place.store, "merged", &Progress::default()).unwrap();
+    volt_vmm::snapshot::merge(&warm, &place.store, "whole", &Progress::default()).unwrap();
     place.snapshot(&vm, "full", Kind::Full);
     for name in ["merged", "full"] {
         assert!(place.memory(name) == place.memory("whole"), "{name}");

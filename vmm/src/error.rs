@@ -110,6 +110,9 @@ pub enum Error {
         /// What was measured.
         problem: String,
     },
+    /// The act was cancelled ([`crate::Progress::cancel`]). Nothing is left of what it made.
+    #[error("cancelled")]
+    Cancelled,
     /// The guest ended by itself in a way that is not a poweroff or reboot.
     #[error("the guest crashed: {0}")]
     Crashed(String),

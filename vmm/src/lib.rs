@@ -37,6 +37,7 @@ mod memory;
 mod pager;
 mod partial;
 mod persist;
+mod progress;
 pub mod replay;
 pub mod run_control;
 pub mod snapshot;
@@ -64,6 +65,7 @@ pub use console::Console;
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
 pub use pager::options::PagerOptions;
+pub use progress::Progress;
 pub use snapshot::{
     BaseSnapshot, ChangedImages, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded,
     RestoreOptions, Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,

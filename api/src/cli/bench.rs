@@ -39,9 +39,8 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn execute(self) -> Outcome {
         let (store, name) = Store::split(&self.dir)?;
-        let found = progress::measured("replaying", |meter| {
-            let (recording, progress) = (self.recording.as_deref(), |done, all| meter.set(done, all));
-            replay(&store, &name, recording, self.rounds, &self.allowed, &progress)
+        let found = progress::measured("replaying", |progress| {
+            replay(&store, &name, self.recording.as_deref(), self.rounds, &self.allowed, progress)
         })?;
         print(&found, self.json, replayed::text)?;
         Ok(Status::Success)

@@ -154,7 +154,7 @@ impl Merge {
         let (store, name) = Store::split(&self.diff)?;
         let diff = volt_vmm::Snapshot::open_allowing(&store, &name, &self.allowed)?;
         let (to, name) = Store::split(&self.to)?;
-        progress::during("merging", || snapshot::merge(&diff, &to, &name))?;
+        progress::measured("merging", |progress| snapshot::merge(&diff, &to, &name, progress))?;
         Ok(Status::Success)
     }
 }

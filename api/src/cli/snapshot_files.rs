@@ -76,9 +76,8 @@ impl Inspect {
 impl Verify {
     pub(crate) fn execute(self) -> Outcome {
         let (store, name) = Store::split(&self.dir)?;
-        let verified = progress::measured("verifying", |meter| {
-            verify(&store, &name, &self.allowed, &|done, all| meter.set(done, all))
-        })?;
+        let verified =
+            progress::measured("verifying", |progress| verify(&store, &name, &self.allowed, progress))?;
         let text = match verified {
             Verified::Whole => "every checksum is right: state and memory are as they were written",
             Verified::AllButMemory => {
@@ -94,10 +93,8 @@ impl Convert {
     pub(crate) fn execute(self) -> Outcome {
         let packing = self.packing.of(self.compress)?;
         let ((from_store, from), (to_store, to)) = (Store::split(&self.dir)?, Store::split(&self.to)?);
-        progress::measured("converting", |meter| {
-            convert((&from_store, &from), (&to_store, &to), packing.as_ref(), &|done, all| {
-                meter.set(done, all)
-            })
+        progress::measured("converting", |progress| {
+            convert((&from_store, &from), (&to_store, &to), packing.as_ref(), progress)
         })?;
         Ok(Status::Success)
     }

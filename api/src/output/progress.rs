@@ -1,10 +1,11 @@
 //! Says on standard error that a step is still going on, and how far it has come, once it has taken a second.
 
 use std::io::{IsTerminal, Write, stderr};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use volt_vmm::Progress;
 
 /// Runs `step`. From its second second on, standard error says `what` is going on: rewritten in place on a terminal,
 /// elsewhere a line at once and then one every ten seconds.
@@ -13,38 +14,22 @@ pub(crate) fn during<T>(what: &'static str, step: impl FnOnce() -> T) -> T {
 }
 
 /// The same for a step that knows how far it has come, which is shown as a bar on a terminal, elsewhere in percent.
-pub(crate) fn measured<T>(what: &'static str, step: impl FnOnce(&Meter) -> T) -> T {
-    let meter = &Meter::default();
+pub(crate) fn measured<T>(what: &'static str, step: impl FnOnce(&Progress) -> T) -> T {
+    let progress = &Progress::default();
     thread::scope(|scope| {
         let (done, ended) = channel::<()>();
         let ticker = thread::Builder::new().name("volt-progress".into());
         // Progress is a courtesy: without the thread the step runs all the same.
-        let _ = ticker.spawn_scoped(scope, move || tick(what, meter, ended));
-        let outcome = step(meter);
+        let _ = ticker.spawn_scoped(scope, move || tick(what, progress, ended));
+        let outcome = step(progress);
         drop(done);
         outcome
     })
 }
 
-/// How far a step has come. Told from any thread.
-#[derive(Debug, Default)]
-pub(crate) struct Meter {
-    done: AtomicU64,
-    all: AtomicU64,
-}
-
-impl Meter {
-    /// So much of all that there is to do is done. Threads may come late with less than was said already.
-    pub(crate) fn set(&self, done: u64, all: u64) {
-        self.done.fetch_max(done, Ordering::Relaxed);
-        self.all.store(all, Ordering::Relaxed);
-    }
-
-    /// Nothing if nobody knows.
-    fn percent(&self) -> Option<u64> {
-        let (done, all) = (self.done.load(Ordering::Relaxed), self.all.load(Ordering::Relaxed));
-        (u128::from(done) * 100).checked_div(all.into()).map(|percent| percent.min(100) as u64)
-    }
+/// None if the total is not known.
+fn percent(done: u64, total: u64) -> Option<u64> {
+    (u128::from(done) * 100).checked_div(total.into()).map(|percent| percent.min(100) as u64)
 }
 
 /// `[########----------------]  33 %`
@@ -54,14 +39,14 @@ fn bar(percent: u64) -> String {
     format!("[{}{}] {percent:>3} %", "#".repeat(filled), "-".repeat(WIDTH - filled))
 }
 
-fn tick(what: &str, meter: &Meter, ended: Receiver<()>) {
+fn tick(what: &str, progress: &Progress, ended: Receiver<()>) {
     let started = Instant::now();
     let in_place = stderr().is_terminal();
     let mut shown = false;
     let mut wait = Duration::from_secs(1);
     while ended.recv_timeout(wait) == Err(RecvTimeoutError::Timeout) {
         let seconds = started.elapsed().as_secs();
-        let percent = meter.percent();
+        let percent = percent(progress.done(), progress.total());
         if in_place {
             let bar = percent.map(|percent| bar(percent) + ", ").unwrap_or_default();
             let _ = write!(stderr(), "\r{what}… {bar}{seconds} s\x1b[K");
@@ -83,11 +68,8 @@ fn tick(what: &str, meter: &Meter, ended: Receiver<()>) {
 mod tests {
     #[test]
     fn a_bar_is_as_full_as_what_it_stands_for() {
-        let meter = super::Meter::default();
-        assert_eq!(meter.percent(), None);
-        meter.set(1 << 60, 1 << 62);
-        meter.set(7, 1 << 62);
-        assert_eq!(meter.percent(), Some(25));
+        assert_eq!(super::percent(0, 0), None);
+        assert_eq!(super::percent(1 << 60, 1 << 62), Some(25));
         assert_eq!(super::bar(25), "[######------------------]  25 %");
         assert_eq!(super::bar(0), format!("[{}]   0 %", "-".repeat(24)));
         assert_eq!(super::bar(100), format!("[{}] 100 %", "#".repeat(24)));

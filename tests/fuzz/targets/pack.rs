@@ -10,6 +10,7 @@ use std::path::Path;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use volt_vmm::Progress;
 use volt_vmm::snapshot::format::pack::forging::Forged;
 use volt_vmm::snapshot::format::pack::{Compression, Decoder, Geometry, Pack, Packing, Source, pack, walk};
 
@@ -104,7 +105,7 @@ fn content(bytes: &[u8]) -> volt_vmm::Result<Vec<u8>> {
     file.write_all_at(bytes, 0).expect("a file in memory");
     let pack = Pack::open(file, Path::new(NAME))?;
     let read = read(&pack);
-    let verified = walk::verify(&pack, &|_| ());
+    let verified = walk::verify(&pack, &Progress::default());
     assert!(read.is_ok() || verified.is_err(), "{verified:?}");
     read
 }
@@ -137,7 +138,8 @@ fn damaged(pages: &[Page], how: &How, damage: &[Damage]) {
     let len = bytes.len() as u64;
     let memory = Memory { bytes, all: 0..len };
     let mut file = nameless();
-    pack(&memory, len, &how.packing(), (&file, Path::new(NAME)), &|_| ()).expect("a memory in order");
+    pack(&memory, len, &how.packing(), (&file, Path::new(NAME)), &Progress::default())
+        .expect("a memory in order");
     let mut packed = Vec::new();
     file.read_to_end(&mut packed).expect("a file in memory");
     assert!(content(&packed).expect("a pack in order") == memory.bytes);

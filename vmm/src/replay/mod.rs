@@ -27,6 +27,7 @@ use self::strategies::{Prepared, Strategy};
 use self::subject::Subject;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
+use crate::progress::Progress;
 use crate::replay::times::Times;
 use crate::replay::touch::touch;
 use crate::snapshot::opened::grant;
@@ -85,8 +86,8 @@ pub struct Measured {
 
 /// Replays the working set in the file `recording`, or else that beside the snapshot `name`, so many times by
 /// each strategy that there is for its memory. If it is a diff that this user's volt-vmm did not write, its
-/// base must lie in one of the directories `allowed`, as for a restore. `progress` is told how many turns of
-/// how many are done.
+/// base must lie in one of the directories `allowed`, as for a restore. `progress`
+/// counts turns.
 ///
 /// # Errors
 /// The snapshot or the recording is missing or damaged, the recording is another snapshot's or names no page, or the host refuses
@@ -97,7 +98,7 @@ pub fn replay(
     recording: Option<&Path>,
     rounds: u32,
     allowed: &[PathBuf],
-    progress: &dyn Fn(u64, u64),
+    progress: &Progress,
 ) -> Result<Replay> {
     let path = store.path_of(name)?;
     let (manifest, file) = state::read_manifest(&path)?;
@@ -116,11 +117,11 @@ pub fn replay(
     subject.read()?;
     let strategies = strategies::of(&subject);
     let mut gathered: Vec<_> = strategies.iter().map(|_| Gathered::default()).collect();
-    let turns = u64::from(rounds) * strategies.len() as u64;
-    for round in 0..u64::from(rounds) {
-        for (number, (strategy, gathered)) in (0_u64..).zip(strategies.iter().zip(&mut gathered)) {
+    progress.begin(u64::from(rounds) * strategies.len() as u64);
+    for _ in 0..rounds {
+        for (strategy, gathered) in strategies.iter().zip(&mut gathered) {
             turn(strategy, &subject, gathered)?;
-            progress(round * strategies.len() as u64 + number + 1, turns);
+            progress.add(1)?;
         }
     }
     let strategies =

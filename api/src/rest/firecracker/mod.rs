@@ -102,10 +102,10 @@ impl CreateSnapshot {
                     )));
                 }
             }
-            return Ok(SnapshotOptions { kind, packing: None, trim: self.trim, max_pause });
+            return Ok(SnapshotOptions { kind, trim: self.trim, max_pause, ..SnapshotOptions::default() });
         };
         let packing = Some(Packing::with(compression, self.chunk_size, self.least_saving));
-        Ok(SnapshotOptions { kind, packing, trim: self.trim, max_pause })
+        Ok(SnapshotOptions { kind, packing, trim: self.trim, max_pause, ..SnapshotOptions::default() })
     }
 }
 

@@ -18,12 +18,30 @@ pub fn share(from: &File, to: &File) -> bool {
 
 /// Makes an empty file a copy of another. Returns how many bytes were copied.
 pub fn whole(from: &File, to: &File) -> io::Result<u64> {
+    whole_while(from, to, |_| true)
+}
+
+/// As [`whole`]. `goes_on` gets the number of bytes of each step, and returns false to leave the rest.
+pub fn whole_while(from: &File, to: &File, goes_on: impl Fn(u64) -> bool) -> io::Result<u64> {
     if share(from, to) {
         return Ok(0);
     }
     let len = from.metadata()?.len();
     to.set_len(len)?;
-    data(from, to, 0..len)
+    let mut copied = 0;
+    let mut is_on = true;
+    each_with_data(from, 0..len, |found| {
+        for start in found.clone().step_by(STEP) {
+            let end = found.end.min(start + STEP as u64);
+            if is_on {
+                bytes(from, to, start..end)?;
+                copied += end - start;
+                is_on = goes_on(end - start);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(copied)
 }
 
 /// Makes a stretch of a file what it is in another. Both have it. Returns how many bytes were copied.

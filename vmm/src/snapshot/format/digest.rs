@@ -13,6 +13,7 @@ use super::holes::is_zero;
 use super::source::{Source, threads_for};
 use crate::error::Result;
 use crate::memory::PAGE;
+use crate::progress::Progress;
 use crate::sync::lock;
 use crate::threads;
 
@@ -45,29 +46,27 @@ pub fn format(digest: u64) -> String {
     format!("{digest:016x}")
 }
 
-/// The digest of a memory, computed on all cores. `progress` is told, from any thread, how many bytes of how many that there are to
-/// be read have been.
+/// Computes the digest of a memory on all cores.
 ///
 /// # Errors
-/// It cannot be read.
-pub(crate) fn of_source(source: &dyn Source, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<u64> {
+/// The memory cannot be read, or [`crate::Error::Cancelled`].
+pub(crate) fn of_source(source: &dyn Source, progress: &Progress) -> Result<u64> {
     let steps: Vec<Range<u64>> = source.populated().iter().flat_map(steps_of).collect();
-    let all = steps.iter().map(|step| step.end - step.start).sum();
-    let (next, sum, done) = (AtomicUsize::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (next, sum) = (AtomicUsize::new(0), AtomicU64::new(0));
     let failed = Mutex::new(None);
     let work = || {
         let mut buffer = vec![0; STEP as usize];
         while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
             let len = step.end - step.start;
             let bytes = &mut buffer[..len as usize];
-            if let Err(error) = source.read_at(step.start, bytes) {
+            let read = progress.check().and_then(|()| source.read_at(step.start, bytes));
+            if let Err(error) = read.and_then(|()| progress.add(len)) {
                 *lock(&failed) = Some(error);
                 // Nobody takes another.
                 next.store(steps.len(), Ordering::Relaxed);
                 return;
             }
             sum.fetch_add(of_pages(step.start, bytes), Ordering::Relaxed);
-            progress(done.fetch_add(len, Ordering::Relaxed) + len, all);
         }
     };
     let threads = threads_for((steps.len() / STEPS_OF_A_THREAD) as u32, None);
@@ -115,15 +114,11 @@ mod tests {
         }
         let failed = |source| Error::host("read", source);
         let source = RawSource::whole(&file, len, &failed).unwrap();
-        let furthest = AtomicU64::new(0);
-        let progress = |done, all| {
-            assert!(done <= all);
-            furthest.fetch_max(done, Ordering::Relaxed);
-        };
+        let progress = Progress::default();
         assert_eq!(of_source(&source, &progress).unwrap(), expected);
         let populated: u64 = source.populated().iter().map(|range| range.end - range.start).sum();
-        assert_eq!(furthest.into_inner(), populated);
+        assert_eq!(progress.done(), populated);
         file.set_len(len - PAGE).unwrap();
-        assert_eq!(of_source(&source, &|_, _| ()).unwrap_err().to_string(), "cannot read");
+        assert_eq!(of_source(&source, &Progress::default()).unwrap_err().to_string(), "cannot read");
     }
 }

@@ -15,6 +15,7 @@ use crate::memory::lazy::faults::Paging;
 use crate::memory::page_set::PageSet;
 use crate::pager::client::Pager;
 use crate::pager::options::PagerOptions;
+use crate::progress::Progress;
 use crate::snapshot::format::pack::Pack;
 use crate::snapshot::format::pack::walk::unpack;
 use crate::snapshot::format::place::Place;
@@ -238,7 +239,7 @@ impl Packed {
     /// As [`Memory::base`].
     pub fn unpacked(&self) -> Result<File> {
         let file = fresh(self.pack.memory_len())?;
-        unpack(&self.pack, (&file, Path::new("unpacked guest memory")), &|_| ())?;
+        unpack(&self.pack, (&file, Path::new("unpacked guest memory")), &Progress::default())?;
         seal(&file)?;
         Ok(file)
     }

@@ -35,6 +35,7 @@ use crate::memory::dirty::populated::private_pages;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
+use crate::progress::Progress;
 use crate::run_control::RunState;
 
 /// So many pages left are copied in a third of a millisecond, and as many would be left by another pass.
@@ -100,6 +101,8 @@ pub(crate) struct Wish<'a> {
     pub max_pause: Option<Duration>,
     /// Whether what lies under the pages is read too.
     pub reads_base: bool,
+    /// Counts the bytes of the bulk. Cancels the capture.
+    pub progress: &'a Progress,
 }
 
 /// What belongs to the same instant as memory and is copied beside it, in the same passes.
@@ -201,10 +204,10 @@ struct Passes<'a, B> {
 
 impl<B: Beside> Passes<'_, B> {
     fn run(&mut self, wish: &Wish<'_>) -> Result<Captured<B>> {
-        self.take_first(wish.wanted)?;
+        self.take_first(wish.wanted, wish.progress)?;
         let mut limit = wish.max_pause.map(PauseLimit::new);
         let (done, stood) = loop {
-            self.pass_until_ready(wish.act, limit.as_mut())?;
+            self.pass_until_ready(wish, limit.as_mut())?;
             if self.vm.state() == RunState::Running {
                 self.copies.before_pause()?;
             }
@@ -230,7 +233,7 @@ impl<B: Beside> Passes<'_, B> {
     }
 
     /// What was written until now is found in the page tables too.
-    fn take_first(&mut self, wanted: Wanted<'_>) -> Result<()> {
+    fn take_first(&mut self, wanted: Wanted<'_>, progress: &Progress) -> Result<()> {
         self.look()?;
         let before = std::mem::replace(&mut self.left, PageSet::none(self.ram.len()));
         // Before the page tables are read: what is written to one of these afterwards shows there, or in the log.
@@ -242,14 +245,15 @@ impl<B: Beside> Passes<'_, B> {
         };
         self.copies.reserve(&self.pages, &self.unneeded)?;
         self.beside.copy_bulk()?;
-        self.copies.take_first(&self.pages)
+        self.copies.take_first(&self.pages, progress)
     }
 
     /// Copies what was written meanwhile, while the guest runs, until it becomes no less and fits into the pause.
-    fn pass_until_ready(&mut self, act: &'static str, mut limit: Option<&mut PauseLimit>) -> Result<()> {
+    fn pass_until_ready(&mut self, wish: &Wish<'_>, mut limit: Option<&mut PauseLimit>) -> Result<()> {
         let (mut before, mut enough) = (u64::MAX, false);
         let most = self.course.passes + MOST_PASSES;
         while self.vm.state() == RunState::Running {
+            wish.progress.check()?;
             // Without a limit nobody wants to know what the pause will find: another look would only delay
             // it.
             if enough && limit.is_none() {
@@ -259,7 +263,7 @@ impl<B: Beside> Passes<'_, B> {
             if enough && limit.as_ref().is_some_and(|limit| limit.allows(Duration::ZERO, look.left)) {
                 break;
             }
-            if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(act, look)) {
+            if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(wish.act, look)) {
                 return Err(error);
             }
             self.copies.settle_log()?;

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
+use crate::progress::Progress;
 use crate::snapshot::format::holes::{is_zero, write_pages};
 use crate::snapshot::format::source::Source;
 use crate::snapshot::take::capture::Capture;
@@ -43,6 +44,7 @@ impl<'a> CapturedMemory<'a> {
         failed: &dyn Fn(io::Error) -> Error,
         mut each: impl FnMut(u64, &[u8]),
         about_to_write: impl Fn(u64),
+        progress: &Progress,
     ) -> Result<()> {
         let Capture { pages, copy, .. } = self.captured;
         let mut buffer = vec![0; STEP as usize];
@@ -51,6 +53,7 @@ impl<'a> CapturedMemory<'a> {
                 let step = &mut buffer[..(range.end - start).min(STEP) as usize];
                 self.read_at(start, step)?;
                 each(start, step);
+                progress.add(step.len() as u64)?;
                 about_to_write(step.len() as u64);
                 write_pages(copy, start, step, |at, page| !pages.has(at) && !is_zero(page))
                     .map_err(failed)?;

@@ -13,6 +13,7 @@ use crate::machine::MachineState;
 use crate::machine::running::Running;
 use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
+use crate::progress::Progress;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers::{Copies, Finished};
 use crate::snapshot::format::diff;
@@ -44,6 +45,8 @@ pub struct SnapshotOptions {
     /// to 10 s to write less; then the snapshot fails, and nothing is left of it. A VM that is paused before does not mind how long
     /// it takes.
     pub max_pause: Option<Duration>,
+    /// Counts the bytes that were copied and written. Cancels the snapshot: the VM is as it was then.
+    pub progress: Progress,
 }
 
 /// What of memory a snapshot has.
@@ -82,6 +85,12 @@ impl SnapshotOptions {
         Self { max_pause: Some(longest), ..self }
     }
 
+    /// Reports to `progress`, which can cancel the snapshot.
+    #[must_use]
+    pub fn progress(self, progress: &Progress) -> Self {
+        Self { progress: progress.clone(), ..self }
+    }
+
     /// Checks them, before anything is done, for a guest with this much memory.
     ///
     /// # Errors
@@ -116,6 +125,9 @@ pub(crate) fn write(
     is_recorded: bool,
 ) -> Result<(Course, Lineage)> {
     let bytes = vm.config().memory_bytes();
+    let progress = &options.progress;
+    // The pages are copied, and then all of memory is written, or packed and read for its digest.
+    progress.begin(bytes * if options.packing.is_some() { 3 } else { 2 });
     let over = match options.kind {
         Kind::Full => None,
         Kind::Diff => relative_to(vm, history)?,
@@ -139,15 +151,16 @@ pub(crate) fn write(
     };
     // While touches are recorded, pages that are read through the guest's memory would count as touched.
     let reads_base = over.is_none() || is_recorded;
-    let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base };
+    let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base, progress };
     let Taken { captured, config, mut metadata, layers } = take(history, &wish, to, beside)?;
+    progress.reach(bytes)?;
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
         Some(Lineage { base, differ })
             if matches!(differ, Differ::Written(_))
                 || is_small(&captured.pages, &captured.base, lazy.as_ref())? =>
         {
-            metadata.memory_file = Some(write_diff(&captured, &base, bytes, dir)?);
+            metadata.memory_file = Some(write_diff(&captured, &base, bytes, dir, progress)?);
             metadata.base = Some(base.clone());
             Lineage { base, differ: Differ::Written(captured.pages.clone()) }
         }
@@ -157,7 +170,7 @@ pub(crate) fn write(
                 // Nothing of the base was wanted for a diff.
                 freeze::complete(&vm.on_machine(|machine| machine.shell().ram.clone()))?;
             }
-            let (file, digest) = write_whole(&captured, options.packing.as_ref(), &room, dir)?;
+            let (file, digest) = write_whole(&captured, options, &room, dir)?;
             metadata.memory_file = Some(file);
             let base = BaseSnapshot::new(digest, dir.place());
             metadata.memory_digest = Some(base.memory_digest.clone());
@@ -192,12 +205,18 @@ fn relative_to(vm: &Running, history: &History) -> Result<Option<Lineage>> {
     })
 }
 
-fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir) -> Result<MemoryFile> {
+fn write_diff(
+    captured: &Capture,
+    base: &BaseSnapshot,
+    bytes: u64,
+    dir: &NewDir,
+    progress: &Progress,
+) -> Result<MemoryFile> {
     let failed = |source| dir.failed_to_write(DIFF_FILE, source);
     let Capture { copy, pages, .. } = captured;
     // The disk and the digest take their time together.
     writeback::start(copy);
-    let digest = digest::of_source(&RawSource::pages(copy, pages, &failed), &|_, _| ())?;
+    let digest = digest::of_source(&RawSource::pages(copy, pages, &failed), progress)?;
     let checksum = diff::finish(copy, bytes, base.digest(), pages, digest).map_err(failed)?;
     copy.sync_all().map_err(failed)?;
     Ok(MemoryFile::diff(checksum))
@@ -206,27 +225,29 @@ fn write_diff(captured: &Capture, base: &BaseSnapshot, bytes: u64, dir: &NewDir)
 /// Writes all of memory, from what was captured. Returns what names the file, and the digest of memory.
 fn write_whole(
     captured: &Capture,
-    packing: Option<&Packing>,
+    options: &SnapshotOptions,
     room: &Room<'_>,
     dir: &NewDir,
 ) -> Result<(MemoryFile, u64)> {
     let bytes = captured.copy.metadata().map_err(|source| dir.failed_to_write(MEMORY_FILE, source))?.len();
     let memory = CapturedMemory::new(captured, bytes)?;
-    let Some(packing) = packing else {
+    let progress = &options.progress;
+    let Some(packing) = &options.packing else {
         let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
         let mut digest = 0_u64;
         memory.complete(
             &failed,
             |at, step| digest = digest.wrapping_add(digest::of_pages(at, step)),
             |bytes| room.about_to_write(bytes),
+            progress,
         )?;
         captured.copy.sync_all().map_err(failed)?;
         return Ok((MemoryFile::Raw, digest));
     };
     let file = dir.create(PACK_FILE)?;
-    let packed = pack(&memory, bytes, packing, (&file, &dir.place().join(PACK_FILE)), &|_| ())?;
+    let packed = pack(&memory, bytes, packing, (&file, &dir.place().join(PACK_FILE)), progress)?;
     writeback::start(&file);
-    let digest = digest::of_source(&memory, &|_, _| ())?;
+    let digest = digest::of_source(&memory, progress)?;
     file.sync_all().map_err(|source| dir.failed_to_write(PACK_FILE, source))?;
     Ok((MemoryFile::pack(packed), digest))
 }

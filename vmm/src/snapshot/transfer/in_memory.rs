@@ -15,6 +15,7 @@ use crate::machine::running::Running;
 use crate::memory::base::OtherPages;
 use crate::memory::dirty::freeze;
 use crate::memory::files::memfd::fresh;
+use crate::progress::Progress;
 use crate::snapshot::Snapshot;
 use crate::snapshot::disks::layers::Copies;
 use crate::snapshot::history::History;
@@ -37,12 +38,14 @@ pub(crate) fn snapshot(vm: &Running, history: &mut History) -> Result<Snapshot> 
     // Its children fetch what they touch, as it does: nothing is fetched for the fork.
     let lazy = history.lazy().cloned();
     let reads_base = lazy.is_none();
-    let wish = Wish { act: "fork the VM", wanted: Wanted::NotBase(None), max_pause: None, reads_base };
+    let progress = &Progress::default();
+    let wanted = Wanted::NotBase(None);
+    let wish = Wish { act: "fork the VM", wanted, max_pause: None, reads_base, progress };
     let Taken { captured, config, metadata, layers } = take(history, &wish, to, beside)?;
     let layers = layers.into_iter().map(|layer| (layer.id, layer.file)).collect();
     let shares = lazy.is_some() || is_small(&captured.pages, &captured.base, None)?;
     if !shares {
-        CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| ())?;
+        CapturedMemory::new(&captured, bytes)?.complete(&failed, |_, _| (), |_| (), progress)?;
     }
     let lineage = history.lineage.as_ref().map(|lineage| of_child(lineage, &captured));
     freeze::seal(&captured.copy)?;

@@ -6,6 +6,7 @@ use std::path::Path;
 use super::verify::is_same;
 use crate::error::{Error, Result};
 use crate::memory::files::sparse;
+use crate::progress::Progress;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::manifest;
@@ -23,21 +24,23 @@ use crate::store::dir::NewDir;
 
 /// Writes the snapshot `from` once more as `to`, its memory packed as `packing` says, or raw without one. Layers of disks and the working
 /// set are carried along. The new memory is read back, and must have the digest that the old state names: damage is not carried
-/// along. `progress` is told, from any thread, how many bytes of how many of the memory are done.
+/// along.
 ///
 /// # Errors
-/// The snapshot is damaged or a diff, the packing makes no sense, or the host refuses; then nothing is left of the new one.
+/// The snapshot is damaged or a diff, the packing makes no sense, or the host refuses;
+/// [`Error::Cancelled`]. Then nothing is left of the new one.
 pub fn convert(
     (store, from): (&Store, &str),
     (to_store, to): (&Store, &str),
     packing: Option<&Packing>,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    progress: &Progress,
 ) -> Result<()> {
     let path = store.path_of(from)?;
     let (manifest::Manifest { mut metadata, config, machine, .. }, state) = state::read_manifest(&path)?;
     // A snapshot of somebody else's does not become this user's by being written once more.
     let marked = grant::origin_of(&state, &metadata, &config).can_be_marked();
     let len = metadata.memory_bytes;
+    progress.begin(2 * len);
     packing.map_or(Ok(()), |packing| packing.validate(len).map(drop))?;
     if metadata.base.is_some() {
         return Err(Error::snapshot(
@@ -54,9 +57,10 @@ pub fn convert(
     metadata.layers = layers::Source::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
     let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
     let (file, place) = (dir.create(name)?, dir.place().join(name));
-    write_memory(&memory, len, packing, (&file, &place), &|done| progress(done, len))?;
+    write_memory(&memory, len, packing, (&file, &place), progress)?;
+    progress.reach(len)?;
     file.sync_all().map_err(|source| Error::file("write", place.display(), source))?;
-    let (written, found) = read_back(&file, &place, len, packing.is_some())?;
+    let (written, found) = read_back(&file, &place, len, packing.is_some(), progress)?;
     let named = metadata.memory_digest.as_deref().map(digest::parse);
     named.map_or(Ok(()), |named| is_same(memory.name(), found, named))?;
     metadata.memory_digest = Some(digest::format(found));
@@ -66,14 +70,20 @@ pub fn convert(
 }
 
 /// Verifies the memory that was written. Returns what names its file, and the digest of its content.
-fn read_back(file: &File, place: &Path, len: u64, packed: bool) -> Result<(MemoryFile, u64)> {
+fn read_back(
+    file: &File,
+    place: &Path,
+    len: u64,
+    packed: bool,
+    progress: &Progress,
+) -> Result<(MemoryFile, u64)> {
     let failed = |source| Error::file("read", place.display(), source);
     if !packed {
-        let digest = digest::of_source(&RawSource::whole(file, len, &failed)?, &|_, _| ())?;
+        let digest = digest::of_source(&RawSource::whole(file, len, &failed)?, progress)?;
         return Ok((MemoryFile::Raw, digest));
     }
     let pack = Pack::open(file.try_clone().map_err(failed)?, place)?;
-    Ok((MemoryFile::pack(pack.digest()), walk::verify(&pack, &|_| ())?))
+    Ok((MemoryFile::pack(pack.digest()), walk::verify(&pack, progress)?))
 }
 
 fn write_memory(
@@ -81,11 +91,13 @@ fn write_memory(
     len: u64,
     packing: Option<&Packing>,
     (file, place): (&File, &Path),
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &Progress,
 ) -> Result<()> {
     match (memory, packing) {
         (Memory::Raw(raw, _), None) => {
-            sparse::whole(raw, file).map(drop).map_err(|source| Error::file("write", place.display(), source))
+            let copied = sparse::whole_while(raw, file, |bytes| progress.add(bytes).is_ok());
+            copied.map_err(|source| Error::file("write", place.display(), source))?;
+            progress.check()
         }
         (Memory::Raw(raw, path), Some(packing)) => {
             let failed = |source| Error::file("read", path.display(), source);

@@ -9,6 +9,7 @@ use super::verify::{compare, is_same};
 use crate::error::{Error, Result};
 use crate::memory::base::OtherPages;
 use crate::memory::files::sparse;
+use crate::progress::Progress;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::pack::walk::unpack;
 use crate::snapshot::format::raw::RawSource;
@@ -27,24 +28,30 @@ const STEP: u64 = 1 << 20;
 /// The new memory must have the digest that follows from those of the base and of the diff's pages: damage is not carried along.
 ///
 /// # Errors
-/// The base or the diff is damaged, or the file system refuses; then nothing is left of the new one.
-pub fn merge(diff: &Snapshot, to: &Store, name: &str) -> Result<()> {
+/// The base or the diff is damaged, or the file system refuses; [`Error::Cancelled`]. Then
+/// nothing is left of the new one.
+pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Result<()> {
+    let len = diff.metadata().memory_bytes;
+    progress.begin(2 * len);
     let dir = NewDir::begin(&to.path_of(name)?)?;
     let failed = |source| dir.failed_to_write(MEMORY_FILE, source);
     let (below, over) = diff.memory();
     let memory = dir.create(MEMORY_FILE)?;
     match below {
-        Memory::Raw(base, _) => sparse::whole(base, &memory).map(drop).map_err(failed)?,
+        Memory::Raw(base, _) => {
+            sparse::whole_while(base, &memory, |bytes| progress.add(bytes).is_ok()).map_err(failed)?;
+        }
         // Straight into its file: it may be larger than the host's memory.
-        Memory::Packed(packed) => unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), &|_| ())?,
+        Memory::Packed(packed) => unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), progress)?,
     }
+    progress.reach(len)?;
     let of_covered =
-        |over: &OtherPages| digest::of_source(&RawSource::pages(&memory, &over.pages, &failed), &|_, _| ());
+        |over: &OtherPages| digest::of_source(&RawSource::pages(&memory, &over.pages, &failed), progress);
     let covered = over.map(of_covered).transpose()?;
     over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
     let mut metadata = diff.metadata().clone();
-    let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, &|_, _| ())?;
-    check(diff, below, over.zip(covered), digest, &dir)?;
+    let digest = digest::of_source(&RawSource::whole(&memory, metadata.memory_bytes, &failed)?, progress)?;
+    check(diff, below, over.zip(covered), digest, &dir, progress)?;
     memory.sync_all().map_err(failed)?;
     metadata.layers = diff.layers().carry(&diff.config().devices, &metadata.layers, &dir)?;
     if let Some(set) = diff.working_set()? {
@@ -67,6 +74,7 @@ fn check(
     over: Option<(&OtherPages, u64)>,
     merged: u64,
     dir: &NewDir,
+    progress: &Progress,
 ) -> Result<()> {
     let Digests { memory: Some(whole), over: pages_digest } = diff.digests() else { return Ok(()) };
     let name = below.name();
@@ -77,7 +85,7 @@ fn check(
         |source| Error::file("read", place.display(), source),
     );
     let over = RawSource::pages(file, pages, &in_diff);
-    let pages_digest = pages_digest.map_or_else(|| digest::of_source(&over, &|_, _| ()), Ok)?;
+    let pages_digest = pages_digest.map_or_else(|| digest::of_source(&over, progress), Ok)?;
     if merged == whole.wrapping_sub(covered).wrapping_add(pages_digest) {
         return Ok(());
     }
@@ -87,12 +95,12 @@ fn check(
         // Once more, and as little into memory as before.
         Memory::Packed(packed) => {
             let scratch = dir.scratch()?;
-            unpack(&packed.pack, (&scratch, &dir.place().join(MEMORY_FILE)), &|_| ())?;
+            unpack(&packed.pack, (&scratch, &dir.place().join(MEMORY_FILE)), progress)?;
             Arc::new(scratch)
         }
     };
-    compare(name, &RawSource::whole(&base, len, &in_base)?, whole, &|_, _| ())?;
-    compare(&place, &over, pages_digest, &|_, _| ())?;
+    compare(name, &RawSource::whole(&base, len, &in_base)?, whole, progress)?;
+    compare(&place, &over, pages_digest, progress)?;
     Err(Error::snapshot(place, "or its base has changed while they were merged"))
 }
 

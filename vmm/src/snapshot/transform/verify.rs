@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 use crate::memory::base::OtherPages;
+use crate::progress::Progress;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::pack::walk;
@@ -30,17 +31,12 @@ pub enum Verified {
 /// Verifies the snapshot `name`, on all cores. Of the layers of disks it verifies that they belong to the
 /// snapshot and have all their clusters, and not the clusters' data, which has no digest. If it is a diff
 /// that this user's volt-vmm did not write, its base must lie in one of the directories `allowed`, as for a
-/// restore: errors and durations tell of what is read. `progress` is told, from any thread, how many bytes of
-/// how many of the memory are done.
+/// restore: errors and durations tell of what is read.
 ///
 /// # Errors
 /// [`Error::Snapshot`] names the first thing that is wrong: the state, a file that is missing, or the first bad chunk.
-pub fn verify(
-    store: &Store,
-    name: &str,
-    allowed: &[PathBuf],
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Verified> {
+/// [`Error::Cancelled`].
+pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progress) -> Result<Verified> {
     let path = store.path_of(name)?;
     let (manifest, file) = state::read_manifest(&path)?;
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
@@ -48,6 +44,7 @@ pub fn verify(
     let metadata = manifest.metadata;
     layers::Source::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
     let len = metadata.memory_bytes;
+    progress.begin(len);
     WorkingSet::open(&path, &metadata.id, len)?;
     let Opened { memory, over, digests, .. } =
         relative::open(&path, &metadata, &|base| grants.check_base(base))?;
@@ -56,7 +53,7 @@ pub fn verify(
         let place = path.join(DIFF_FILE);
         let failed = |source| Error::file("read", place.display(), source);
         match digests.over {
-            Some(digest) => compare(&place, &RawSource::pages(&file, &pages, &failed), digest, &|_, _| ())?,
+            Some(digest) => compare(&place, &RawSource::pages(&file, &pages, &failed), digest, progress)?,
             None => verified = Verified::AllButMemory,
         }
     }
@@ -67,15 +64,10 @@ pub fn verify(
 }
 
 /// The memory of a snapshot that has all of it.
-fn verify_whole(
-    memory: &Memory,
-    len: u64,
-    named: Option<u64>,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Verified> {
+fn verify_whole(memory: &Memory, len: u64, named: Option<u64>, progress: &Progress) -> Result<Verified> {
     match (memory, named) {
         (Memory::Packed(packed), _) => {
-            let found = walk::verify(&packed.pack, &|done| progress(done, len))?;
+            let found = walk::verify(&packed.pack, progress)?;
             named.map_or(Ok(()), |named| is_same(memory.name(), found, named))?;
         }
         (Memory::Raw(..), None) => return Ok(Verified::AllButMemory),
@@ -91,12 +83,7 @@ fn verify_whole(
 ///
 /// # Errors
 /// It is another one, or cannot be computed because they cannot be read.
-pub(crate) fn compare(
-    path: &Path,
-    memory: &dyn Source,
-    named: u64,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<()> {
+pub(crate) fn compare(path: &Path, memory: &dyn Source, named: u64, progress: &Progress) -> Result<()> {
     is_same(path, digest::of_source(memory, progress)?, named)
 }
 

@@ -14,6 +14,7 @@ use super::index::BLOCK;
 use super::reader::Pack;
 use super::testing::{BOTH, Bytes, NAME, content, file_of, noise, open, packed, packing};
 use super::walk::verify;
+use crate::progress::Progress;
 use crate::testing::{alone, most_memory};
 
 /// Of every kind: zero, compressed, raw, a repeat.
@@ -47,7 +48,8 @@ fn every_byte_flipped() {
                 .as_ref()
                 .map_err(String::clone)
                 .and_then(|pack| content(pack).map_err(|error| error.to_string()));
-            let verified = opened.and_then(|pack| verify(&pack, &|_| ()).map_err(|error| error.to_string()));
+            let verified = opened
+                .and_then(|pack| verify(&pack, &Progress::default()).map_err(|error| error.to_string()));
             match at {
                 // Some bits of a zstd frame or an LZ4 block decode to the same. Only the digest of what is stored notices.
                 _ if at < data => {
@@ -229,7 +231,7 @@ fn the_first_bad_chunk_is_named() {
         bytes[chunk << 12] ^= 4;
     }
     for _ in 0..20 {
-        let problem = verify(&open(&bytes).unwrap(), &|_| ()).unwrap_err().to_string();
+        let problem = verify(&open(&bytes).unwrap(), &Progress::default()).unwrap_err().to_string();
         assert!(problem.contains("is damaged in chunk 611 "), "{problem}");
     }
 }
@@ -255,7 +257,7 @@ fn pack_that_is_a_hole_takes_no_memory() {
     let file = hole();
     let before = most_memory();
     let pack = Pack::open(file, Path::new(NAME)).unwrap();
-    let problem = verify(&pack, &|_| ()).unwrap_err().to_string();
+    let problem = verify(&pack, &Progress::default()).unwrap_err().to_string();
     assert!(problem.contains("block 0 of its index has another checksum"), "{problem}");
     // And where a reader comes to every block.
     (0..pack.geometry().chunks()).step_by(256).for_each(|chunk| assert!(pack.kind(chunk).is_err()));

@@ -12,6 +12,7 @@ use super::source::Repack;
 use super::testing::{BOTH, Bytes, NAME, content, file_of, noise, open, packed, packing};
 use super::walk::{unpack, verify};
 use super::writer::{Packing, pack};
+use crate::progress::Progress;
 
 /// A page of a memory.
 #[derive(Clone, Debug)]
@@ -100,11 +101,11 @@ proptest! {
         let bytes = packed(&source, &packing);
         let first = open(&bytes).unwrap();
         prop_assert!(content(&first).unwrap() == source.bytes);
-        verify(&first, &|_| ()).unwrap();
+        verify(&first, &Progress::default()).unwrap();
 
         // Written out, it is the same memory.
         let file = file_of(b"");
-        unpack(&first, (&file, Path::new("/s/memory.snap")), &|_| ()).unwrap();
+        unpack(&first, (&file, Path::new("/s/memory.snap")), &Progress::default()).unwrap();
         let mut out = vec![0xee; source.bytes.len()];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut out, 0).unwrap();
         prop_assert!(out == source.bytes);
@@ -120,7 +121,7 @@ proptest! {
         let first = open(&packed(&source, &from)).unwrap();
         let file = file_of(b"");
         let repack = Repack::of(&first).unwrap();
-        pack(&repack, first.memory_len(), &to, (&file, Path::new(NAME)), &|_| ()).unwrap();
+        pack(&repack, first.memory_len(), &to, (&file, Path::new(NAME)), &Progress::default()).unwrap();
         let second = super::reader::Pack::open(file, Path::new(NAME)).unwrap();
         prop_assert!(content(&second).unwrap() == source.bytes);
         prop_assert_eq!(second.digest(), open(&packed(&source, &to)).unwrap().digest());
@@ -162,7 +163,7 @@ fn the_index_of_16_gib_in_the_smallest_default_chunks_is_less_than_a_twentieth_o
     let source = Bytes { bytes: Vec::new(), populated: Vec::new() };
     let file = file_of(b"");
     let packing = packing(Compression::Lz4, 32 << 10);
-    pack(&source, 16 << 30, &packing, (&file, Path::new(NAME)), &|_| ()).unwrap();
+    pack(&source, 16 << 30, &packing, (&file, Path::new(NAME)), &Progress::default()).unwrap();
     let len = file.metadata().unwrap().len();
     let pack = super::reader::Pack::open(file, Path::new(NAME)).unwrap();
     assert_eq!((pack.index_len(), pack.data_len()), (len, 0));
@@ -198,7 +199,13 @@ fn a_source_that_cannot_be_read_ends_it() {
         }
     }
     let file = file_of(b"");
-    let error = pack(&Broken, 64 << 20, &Packing::new(Compression::Lz4), (&file, Path::new(NAME)), &|_| ())
-        .unwrap_err();
+    let error = pack(
+        &Broken,
+        64 << 20,
+        &Packing::new(Compression::Lz4),
+        (&file, Path::new(NAME)),
+        &Progress::default(),
+    )
+    .unwrap_err();
     assert_eq!(crate::error::report(&error), "cannot read this: made to fail");
 }

@@ -10,6 +10,7 @@ use super::codec::{Compression, Decoder};
 use super::reader::Pack;
 use super::writer::{Packing, pack};
 use crate::error::Result;
+use crate::progress::Progress;
 use crate::snapshot::format::source::Source;
 
 pub const NAME: &str = "/s/memory.pack";
@@ -58,7 +59,7 @@ pub fn file_of(bytes: &[u8]) -> File {
 /// The bytes of a pack of this memory.
 pub fn packed(source: &Bytes, packing: &Packing) -> Vec<u8> {
     let mut file = nameless();
-    pack(source, source.bytes.len() as u64, packing, (&file, Path::new(NAME)), &|_| ()).unwrap();
+    pack(source, source.bytes.len() as u64, packing, (&file, Path::new(NAME)), &Progress::default()).unwrap();
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
     bytes

@@ -9,18 +9,18 @@ use super::codec::Decoder;
 use super::reader::{Kind, Pack};
 use super::writer::chunks_of;
 use crate::error::{Error, Result};
+use crate::progress::Progress;
 use crate::snapshot::format::digest::of_pages;
 use crate::snapshot::format::holes::{is_zero, write_pages};
 use crate::snapshot::format::source::threads_for;
 use crate::sync::lock;
 use crate::threads;
 
-/// Verifies every checksum and every stored byte. Returns the digest of the memory ([`crate::snapshot::format::digest`]). `progress` is told,
-/// from any thread, how many bytes of the memory are done.
+/// Verifies every checksum and every stored byte. Returns the digest of the memory ([`crate::snapshot::format::digest`]).
 ///
 /// # Errors
 /// Returns the error of the first chunk that is damaged or cannot be read.
-pub fn verify(pack: &Pack, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
+pub fn verify(pack: &Pack, progress: &Progress) -> Result<u64> {
     let digest = AtomicU64::new(0);
     for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
         Kind::Zero => Ok(()),
@@ -39,7 +39,7 @@ pub fn verify(pack: &Pack, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
 ///
 /// # Errors
 /// As [`verify`], and the file cannot be written.
-pub fn unpack(pack: &Pack, (file, name): (&File, &Path), progress: &(dyn Fn(u64) + Sync)) -> Result<()> {
+pub fn unpack(pack: &Pack, (file, name): (&File, &Path), progress: &Progress) -> Result<()> {
     let failed = |source| Error::file("write", name.display(), source);
     file.set_len(pack.memory_len()).map_err(failed)?;
     for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
@@ -71,12 +71,12 @@ impl Work {
 /// is known when they are done.
 fn for_each(
     pack: &Pack,
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &Progress,
     each: &(dyn Fn(u32, &mut Work) -> Result<()> + Sync),
 ) -> Result<()> {
     let geometry = pack.geometry();
     let runs = geometry.chunks().div_ceil(geometry.run());
-    let (next, done) = (AtomicU32::new(0), AtomicU64::new(0));
+    let next = AtomicU32::new(0);
     let first: Mutex<Option<(u32, Error)>> = Mutex::new(None);
     let work = || {
         let mut work = Work::default();
@@ -88,7 +88,9 @@ fn for_each(
                 return;
             }
             for chunk in chunks_of(&geometry, run) {
-                if let Err(error) = each(chunk, &mut work) {
+                let range = geometry.range(chunk);
+                let done = each(chunk, &mut work).and_then(|()| progress.add(range.end - range.start));
+                if let Err(error) = done {
                     let mut first = lock(&first);
                     if first.as_ref().is_none_or(|(other, _)| chunk < *other) {
                         *first = Some((chunk, error));
@@ -96,9 +98,6 @@ fn for_each(
                     return;
                 }
             }
-            let chunks = chunks_of(&geometry, run);
-            let bytes = geometry.range(chunks.end - 1).end - geometry.range(chunks.start).start;
-            progress(done.fetch_add(bytes, Ordering::Relaxed) + bytes);
         }
     };
     threads::share_work("unpack", (0..threads_for(runs, None)).map(|_| &work));

@@ -22,6 +22,7 @@ use super::geometry::Geometry;
 use super::index::Builder;
 use super::layout::{Layout, Maker, Run, Seen, Spare};
 use crate::error::{Error, Result};
+use crate::progress::Progress;
 use crate::snapshot::format::source::{Source, threads_for};
 use crate::sync::{lock, wait_while};
 use crate::threads;
@@ -80,17 +81,17 @@ impl Packing {
     }
 }
 
-/// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. `progress` is told now and then, from
-/// any thread, how many bytes of the memory are done. The file is not synced. Returns the pack's digest.
+/// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. The file is not synced. Returns the pack's digest.
 ///
 /// # Errors
-/// The packing makes no sense, the source cannot be read, or the file cannot be written.
+/// The packing makes no sense, the source cannot be read, the file cannot be written, or
+/// [`Error::Cancelled`].
 pub fn pack(
     source: &dyn Source,
     memory_len: u64,
     packing: &Packing,
     (file, name): (&File, &Path),
-    progress: &(dyn Fn(u64) + Sync),
+    progress: &Progress,
 ) -> Result<u128> {
     let geometry = packing.validate(memory_len)?;
     let (seen, spare) = (Seen::default(), Spare::default());
@@ -128,7 +129,7 @@ struct Out<'a> {
     file: &'a File,
     name: &'a Path,
     spare: &'a Spare,
-    progress: &'a (dyn Fn(u64) + Sync),
+    progress: &'a Progress,
 }
 
 impl Out<'_> {
@@ -144,8 +145,8 @@ impl Out<'_> {
         layout.stored.add(&room[..len]);
         self.write(&room[..len], at)?;
         lock(self.spare).push(room);
-        (self.progress)(layout.geometry.range(chunks.end - 1).end);
-        Ok(())
+        let geometry = &layout.geometry;
+        self.progress.add(geometry.range(chunks.end - 1).end - geometry.range(chunks.start).start)
     }
 }
 

@@ -22,9 +22,12 @@ use crate::memory::PAGE;
 use crate::memory::files::memfd::fresh;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
+use crate::progress::Progress;
 
 /// Bytes moved from memory to the destination at once.
 const STEP: u64 = 1 << 20;
+/// Bytes of the bulk that are copied at once: a cancelled capture ends after them.
+const FIRST_STEP: u64 = 16 << 20;
 /// Pages copied between two looks at the clock.
 const LOOK: u64 = 256;
 /// Pages that a log has room for.
@@ -101,9 +104,10 @@ impl<'a> Copies<'a> {
     /// Copies the bulk, to the destination.
     ///
     /// # Errors
-    /// The destination cannot be written.
-    pub(crate) fn take_first(&self, pages: &PageSet) -> Result<()> {
-        for run in pages.runs() {
+    /// The destination cannot be written, or [`Error::Cancelled`].
+    pub(crate) fn take_first(&self, pages: &PageSet, progress: &Progress) -> Result<()> {
+        for run in pages.runs_of(FIRST_STEP) {
+            progress.add(run.end - run.start)?;
             if let Some(disk) = self.to.disk {
                 disk.about_to_write(run.end - run.start);
             }
@@ -308,7 +312,7 @@ mod tests {
         let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
         write(&ram, 1, 1);
         copies.reserve(&pages(&[(0, 2)]), &none).unwrap();
-        copies.take_first(&pages(&[(0, 2)])).unwrap();
+        copies.take_first(&pages(&[(0, 2)]), &Progress::default()).unwrap();
         assert_eq!((disk.reserved.get(), blocks(), word(&seen, 1)), (2, 2 * PAGE, 1));
         write(&ram, 1, 2);
         write(&ram, 700, 3);
