@@ -8,7 +8,7 @@ LONGEST=600
 
 # Imports point down only: what a room of vmm/src may use, from the top of the house to the leaves. A room that is not listed is an
 # error: add it here, and think about where it stands.
-LEAVES="console error partial persist run_control sockets sync testing threads timing"
+LEAVES="console error partial persist progress run_control sockets sync testing threads timing"
 declare -A MAY_USE=(
     [vm]="snapshot machine devices memory store config $LEAVES"
     [replay]="snapshot memory $LEAVES"
@@ -23,6 +23,8 @@ declare -A MAY_USE=(
     [config]="error"
     [partial]="error"
     [persist]="error"
+    [progress]="error"
+    [internal]="replay snapshot kvm store config $LEAVES"
     [run_control]="error sync"
     [console]="" [error]="" [sockets]="" [sync]="" [threads]="error" [timing]=""
 )

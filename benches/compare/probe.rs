@@ -17,8 +17,8 @@ use volt_benches::shuffle::shuffle;
 use volt_benches::wire::Wire;
 use volt_benches::{OrSay, Result, process, programs};
 use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
-use volt_vmm::replay::lazy_base::LazyBase;
-use volt_vmm::snapshot::format::pack::{Decoder, Pack};
+use volt_vmm::internal::lazy_base::LazyBase;
+use volt_vmm::internal::pack::{Decoder, Pack};
 use volt_vmm::{
     Console, Kind, Packing, Pool, RestoreOptions, Shape, Snapshot, SnapshotOptions, Store, Vm, VmConfig,
 };

@@ -10,7 +10,7 @@ use volt_benches::stats::{Times, mib, micros, ratio};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
 use volt_vmm::Packing;
-use volt_vmm::replay::lazy_base::{Floor, LazyBase, Mapped};
+use volt_vmm::internal::lazy_base::{Floor, LazyBase, Mapped};
 
 /// Times of all contenders.
 pub struct Measured {

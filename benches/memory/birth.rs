@@ -9,7 +9,8 @@ use volt_benches::stats::{Times, percentiles, ratio};
 use volt_benches::steps::Steps;
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
-use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store, timing};
+use volt_vmm::internal::timing;
+use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store};
 
 use crate::guest::{Said, boot};
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use volt_benches::{OrSay, Result};
-use volt_vmm::vm::Builder;
+use volt_vmm::Builder;
 use volt_vmm::{Console, Vm};
 
 /// How long a guest may take to say something.

@@ -9,7 +9,7 @@ use volt_benches::stats::{Times, mib, micros};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
 use volt_vmm::Packing;
-use volt_vmm::snapshot::format::pack::{Decoder, Kind, Pack};
+use volt_vmm::internal::pack::{Decoder, Kind, Pack};
 
 /// Rows of sizes and times.
 pub fn measure(memory: &Memory, options: &MemoryOptions) -> Result<Table> {

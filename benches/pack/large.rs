@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use volt_vmm::snapshot::format::pack::Source;
+use volt_vmm::internal::pack::Source;
 
 /// So much memory, with a number in each 32 KiB.
 pub struct Large(Range<u64>);

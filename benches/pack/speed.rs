@@ -13,7 +13,7 @@ use volt_benches::stats::{mib, micros};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, host};
 use volt_vmm::Progress;
-use volt_vmm::snapshot::format::pack::{Kind, Pack, pack};
+use volt_vmm::internal::pack::{Kind, Pack, pack};
 use volt_vmm::{Compression, Packing};
 
 use crate::large::Large;

@@ -8,10 +8,10 @@ use kvm_bindings as kvm;
 use kvm_ioctls::{Kvm, VcpuFd};
 use serde_json::Value;
 use volt_benches::{OrSay, Result};
-use volt_vmm::kvm::clock::ClockState;
-use volt_vmm::kvm::irqchip::IrqchipState;
-use volt_vmm::kvm::msr::{self, Msr};
-use volt_vmm::kvm::vcpu::VcpuState;
+use volt_vmm::internal::clock::ClockState;
+use volt_vmm::internal::irqchip::IrqchipState;
+use volt_vmm::internal::msr::{self, Msr};
+use volt_vmm::internal::vcpu::VcpuState;
 
 use crate::floor::Step;
 

@@ -11,7 +11,8 @@ use volt_benches::stats::{Times, percentiles, ratio};
 use volt_benches::steps::Steps;
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
-use volt_vmm::{Console, RestoreOptions, Snapshot, Store, timing};
+use volt_vmm::internal::timing;
+use volt_vmm::{Console, RestoreOptions, Snapshot, Store};
 
 use crate::floor::{Floor, STEPS};
 use crate::subject::Subject;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use volt_vmm::Compression;
 use volt_vmm::Progress;
-use volt_vmm::snapshot::format::pack::{Pack, Packing, Source, pack};
+use volt_vmm::internal::pack::{Pack, Packing, Source, pack};
 
 use crate::{OrSay, Result};
 

@@ -34,7 +34,7 @@ pub fn load() -> f64 {
 /// What a measurement is worth something by: the host, what it did beside, and when that was.
 #[must_use]
 pub fn circumstances(load: f64) -> String {
-    let kvm = volt_vmm::kvm::host::kvm_module().unwrap_or("unknown");
+    let kvm = volt_vmm::internal::host::kvm_module().unwrap_or("unknown");
     let date = Command::new("date").args(["-u", "+%F"]).output();
     let date = date
         .map_or_else(|_| "no date".into(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-pub use volt_vmm::replay::times::Times;
+pub use volt_vmm::internal::times::Times;
 
 /// Minimum, p50, p90 and p99 in milliseconds.
 #[must_use]

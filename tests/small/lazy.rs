@@ -9,9 +9,10 @@ use std::sync::Arc;
 use volt_tests::{
     Boot, Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest, wait_until,
 };
-use volt_vmm::snapshot::format::pack::{Kind, Pack};
+use volt_vmm::internal::pack::{Kind, Pack};
+use volt_vmm::internal::timing;
 use volt_vmm::{
-    Compression, Packing, Pool, RestoreOptions, RunState, Shape, SnapshotOptions, Store, Unpack, Vm, timing,
+    Compression, Packing, Pool, RestoreOptions, RunState, Shape, SnapshotOptions, Store, Unpack, Vm,
 };
 
 use crate::restoring::goes_on_from;

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use volt_tests::{Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
+use volt_vmm::internal::timing;
+use volt_vmm::snapshot::convert;
 use volt_vmm::snapshot::merge;
-use volt_vmm::snapshot::transform::convert::convert;
-use volt_vmm::snapshot::transform::verify::verify;
+use volt_vmm::snapshot::verify;
 use volt_vmm::{
     Compression, Ending, Error, IrqchipKind, Kind, Packing, Pool, Progress, RestoreOptions, RunState, Shape,
-    Snapshot, SnapshotOptions, Store, Vm, timing,
+    Snapshot, SnapshotOptions, Store, Vm,
 };
 
 fn counting(recorder: &Recorder) -> Vm {

@@ -9,9 +9,9 @@ use serde_json::Value;
 use volt_tests::{
     Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest, wait_until,
 };
+use volt_vmm::internal::timing;
 use volt_vmm::{
     Compression, Kind, Marker, MemoryHeld, Packing, Pool, RestoreOptions, Shape, SnapshotOptions, Store, Vm,
-    timing,
 };
 
 use crate::recording::{MIB, answer, goes_on, of_every_kind, record_all};

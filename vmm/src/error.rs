@@ -87,8 +87,8 @@ pub enum Error {
     State {
         /// The device or vCPU.
         part: String,
-        /// What serde says.
-        source: serde_json::Error,
+        /// Why, as serde says it.
+        source: Box<dyn StdError + Send + Sync>,
     },
     /// The VM is not in a state that allows the act.
     #[error("cannot {act}: the VM {state}")]
@@ -129,6 +129,10 @@ impl Error {
 
     pub(crate) fn host(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self::Host { act: act.into(), source: source.into() }
+    }
+
+    pub(crate) fn state(part: impl Into<String>, source: impl StdError + Send + Sync + 'static) -> Self {
+        Self::State { part: part.into(), source: Box::new(source) }
     }
 
     pub(crate) fn snapshot(path: impl Into<PathBuf>, problem: impl Into<String>) -> Self {

@@ -23,56 +23,61 @@
 //!
 //! # Map
 //!
-//! [`Vm`] is what an owner holds. Below it: `machine` (the one constructor) over `shell` (an empty VM, in the order that
-//! is fast), `cpu` (vCPU threads), `devices`, `snapshot`, `memory`, `pager`, `kvm`. `persist` is the snapshot contract.
+//! [`Vm`] is the owner's handle, and `vm` assembles it. Below it, each room uses those to its right: `snapshot` (take,
+//! restore, transform), `machine` (an empty VM with its vCPU threads, then devices and memory), `devices`, `kvm`
+//! and `pager`, `memory`, `config`, leaves such as `persist` (the snapshot contract).
 
 pub mod config;
-pub mod console;
+mod console;
 mod devices;
 pub mod doctor;
-pub mod error;
-pub mod kvm;
+mod error;
+#[doc(hidden)]
+pub mod internal;
+mod kvm;
 mod machine;
 mod memory;
 mod pager;
 mod partial;
 mod persist;
 mod progress;
-pub mod replay;
-pub mod run_control;
+mod replay;
+mod run_control;
 pub mod snapshot;
-pub mod sockets;
-pub mod store;
+mod sockets;
+mod store;
 mod sync;
 #[cfg(test)]
 mod testing;
 mod threads;
-pub mod timing;
-pub mod vm;
+mod timing;
+mod vm;
 
-pub use crate::machine::balloon::BalloonStatus;
-pub use crate::machine::pool::Pool;
-pub use crate::machine::shell::Shape;
-pub use crate::memory::files::lease::truncated_memory;
-pub use crate::memory::lazy::faults::unreadable_memory;
-pub use crate::memory::lazy::prefetch::Reading;
-pub use crate::run_control::{Ending, RunState};
-pub use crate::snapshot::take::capture::Course;
-pub use crate::vm::memory_usage::{Chunks, MemoryHeld};
 pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
+pub use machine::balloon::BalloonStatus;
+pub use machine::pool::Pool;
+pub use machine::shell::Shape;
+pub use memory::files::lease::truncated_memory;
+pub use memory::lazy::faults::unreadable_memory;
+pub use memory::lazy::prefetch::Reading;
 pub use pager::options::PagerOptions;
 pub use progress::Progress;
+pub use run_control::{Ending, RunState};
+pub use snapshot::take::capture::Course;
 pub use snapshot::{
     BaseSnapshot, ChangedImages, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded,
     RestoreOptions, Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,
 };
 pub use store::Store;
 pub use vm::lent::LentVm;
+pub use vm::memory_usage::{Chunks, MemoryHeld};
 pub use vm::{Builder, Vm};
+/// Why a kernel, initrd or command line cannot be loaded ([`Error::Payload`]).
+pub use volt_kernel::Error as PayloadError;
 
 /// Compiles the examples of the documentation.
 #[cfg(doctest)]

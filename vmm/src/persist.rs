@@ -53,13 +53,11 @@ pub trait PersistBlob {
 
 impl<T: Persist> PersistBlob for T {
     fn save_blob(&self, part: &str) -> Result<Blob> {
-        serde_json::value::to_raw_value(&self.save()?)
-            .map_err(|source| Error::State { part: part.to_owned(), source })
+        serde_json::value::to_raw_value(&self.save()?).map_err(|source| Error::state(part, source))
     }
 
     fn restore_blob(&mut self, part: &str, state: &RawValue) -> Result<()> {
-        let state = serde_json::from_str(state.get())
-            .map_err(|source| Error::State { part: part.to_owned(), source })?;
+        let state = serde_json::from_str(state.get()).map_err(|source| Error::state(part, source))?;
         self.restore(&state)
     }
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use volt_vmm::Store;
-use volt_vmm::replay::replay;
+use volt_vmm::internal::replay;
 
 use super::Outcome;
 use crate::output::print::print;

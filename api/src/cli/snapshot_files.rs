@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use volt_vmm::Store;
-use volt_vmm::snapshot::transform::convert::convert;
-use volt_vmm::snapshot::transform::inspect::inspect;
-use volt_vmm::snapshot::transform::verify::{Verified, verify};
+use volt_vmm::snapshot::convert;
+use volt_vmm::snapshot::inspect;
+use volt_vmm::snapshot::{Verified, verify};
 
 use super::Outcome;
 use super::packing::{Memory, PackingArgs};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use volt_vmm::snapshot::transform::inspect::{Inspection, Sum};
+use volt_vmm::snapshot::{Inspection, Sum};
 
 /// The page ranges come last, if there are any.
 pub(crate) fn text(found: &Inspection) -> String {

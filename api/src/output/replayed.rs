@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use volt_vmm::replay::{Measured, Replay};
+use volt_vmm::internal::{Measured, Replay};
 
 const COLUMNS: [&str; 8] =
     ["touches", "total ms", "average us", "min us", "p50 us", "p99 us", "max us", "MiB/s"];

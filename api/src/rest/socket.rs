@@ -14,7 +14,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use volt_vmm::sockets::turn;
+use volt_vmm::internal::turn;
 
 use crate::failure::Failure;
 

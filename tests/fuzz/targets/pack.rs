@@ -11,8 +11,8 @@ use std::path::Path;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_vmm::Progress;
-use volt_vmm::snapshot::format::pack::forging::Forged;
-use volt_vmm::snapshot::format::pack::{Compression, Decoder, Geometry, Pack, Packing, Source, pack, walk};
+use volt_vmm::internal::pack::forging::Forged;
+use volt_vmm::internal::pack::{Compression, Decoder, Geometry, Pack, Packing, Source, pack, walk};
 
 const NAME: &str = "memory.pack";
 const PAGE: usize = 4096;

@@ -1,15 +1,15 @@
 //! The snapshot on disk: `state.json` beside `memory.snap` or `memory.pack` in a directory.
 
-pub mod disks;
+pub(crate) mod disks;
 pub(crate) mod history;
 pub(crate) mod lineage;
-pub mod opened;
-pub mod transform;
+pub(crate) mod opened;
+pub(crate) mod transform;
 
-pub mod format;
-pub mod restore;
-pub mod take;
-pub mod transfer;
+pub(crate) mod format;
+pub(crate) mod restore;
+pub(crate) mod take;
+pub(crate) mod transfer;
 pub use crate::snapshot::disks::images::ChangedImages;
 pub use crate::snapshot::format::manifest::{BaseSnapshot, MemoryFile, Metadata};
 pub use crate::snapshot::format::pack::{Compression, Packing};
@@ -22,7 +22,12 @@ pub use crate::snapshot::restore::record::{Compared, Marker, Recorded};
 pub use crate::snapshot::restore::rewind::Rewound;
 pub use crate::snapshot::take::writer::{Kind, SnapshotOptions};
 pub use crate::snapshot::transfer::handover::Handover;
+pub use crate::snapshot::transform::convert::convert;
+pub use crate::snapshot::transform::inspect::{
+    Inspection, MemoryFile as InspectedMemory, Named, PackFacts, Stretch, Sum, inspect,
+};
 pub use crate::snapshot::transform::merge::merge;
+pub use crate::snapshot::transform::verify::{Verified, verify};
 
 /// Everything but memory.
 pub const STATE_FILE: &str = "state.json";

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
-use volt_vmm::config::{Devices, Overrides, sharing};
-use volt_vmm::store::dir::random_hex;
+use volt_vmm::config::{Devices, Overrides};
+use volt_vmm::internal::random_hex;
+use volt_vmm::internal::sharing;
 use volt_vmm::{Error, FileRef, Handover, Shape, Vm};
 
 use super::children;

@@ -265,7 +265,7 @@ pub(crate) fn write_state(
 ) -> Result<()> {
     let mark = |body: &[u8]| marked.then(|| grant::mark(metadata, config, body)).flatten();
     let text = manifest::encode(metadata, config, state, mark)
-        .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;
+        .map_err(|source| Error::state("the machine", source))?;
     let file = dir.create(STATE_FILE)?;
     (&file)
         .write_all(&text)

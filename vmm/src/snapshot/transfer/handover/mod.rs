@@ -88,7 +88,7 @@ impl Snapshot {
             }
         }
         let state = manifest::encode(self.metadata(), &config, self.machine(), |_| None)
-            .map_err(|source| Error::State { part: "the machine".to_owned(), source })?;
+            .map_err(|source| Error::state("the machine", source))?;
         let (memory, over) = self.memory();
         let (base, pack) = base_of(memory, self.fills())?;
         let mut files = vec![base];
@@ -109,7 +109,7 @@ impl Snapshot {
             pack,
         };
         let about = serde_json::to_vec(&about)
-            .map_err(|source| Error::State { part: "what is handed over".to_owned(), source })?;
+            .map_err(|source| Error::state("the snapshot that is handed over", source))?;
         let none = PageSet::none(self.metadata().memory_bytes);
         let differ = lineage.map(|lineage| lineage.differ.pages().unwrap_or(&none));
         let sets = over.map(|over| &*over.pages).into_iter().chain(differ);
