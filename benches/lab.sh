@@ -25,10 +25,11 @@ restore() {
     cat <<'END_OF_TEXT'
 # Benchmarks in the lab
 
-Written by `benches/lab.sh > docs/benchmarks-lab.md`: the restore benchmark under real kvm_amd on an emulated processor (scripts/lab.sh).
-What this is for is the ratio of a large guest to a small one, where KVM does not allocate for every page of a memory slot.
-Milliseconds mean nothing here, and neither does volt-vmm beside its floor: the emulator translates a program anew wherever it
-is loaded, and volt-vmm, being position-independent, is loaded elsewhere each time, while the floor is not.
+`benches/lab.sh > docs/benchmarks-lab.md` writes this page: the restore benchmark under real kvm_amd on an
+emulated processor (scripts/lab.sh). It is for the ratio of a large guest to a small one, where KVM does not
+allocate for every page of a memory slot. Milliseconds mean nothing here, and neither does volt-vmm beside its
+floor: the emulator translates a program anew wherever it is loaded. volt-vmm, being position-independent, is
+loaded elsewhere each time, and the floor is not.
 
 END_OF_TEXT
     exec scripts/lab.sh --memory 5120 --time 900 --file "$program:/lab/restore-bench" --file "$volt:/lab/volt-vmm" -- \
@@ -59,16 +60,17 @@ devices() {
     cat <<'END_OF_TEXT'
 # Virtio devices in the lab
 
-Written by `benches/lab.sh devices > docs/benchmarks-devices-lab.md`: the virtio devices of a Linux guest under volt-vmm and of the
-same guest under QEMU microvm, under real kvm_amd on an emulated processor (scripts/lab.sh). Both VMs are there at once, and each
-measurement is made under the one and then under the other; the one that is not measured is idle. What counts are ratios: above 1,
-volt-vmm is better. The emulated processor is one, which guest, VMM and host share: what is compared is how much they do for a
-request, not how much of it at the same time. Disks are raw images, read and written past the guest's page cache and through the
-host's (cache=writeback), which holds all of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with
-queues as long as volt-vmm's.
+`benches/lab.sh devices > docs/benchmarks-devices-lab.md` writes this page: the virtio devices of a Linux guest
+under volt-vmm and of the same guest under QEMU microvm, under real kvm_amd on an emulated processor
+(scripts/lab.sh). Both VMs run at once. Each measurement is made under one and then under the other, while the
+other is idle. Compare ratios: above 1, volt-vmm is better. The emulated processor is one, which guest, VMM and
+host share. The comparison is therefore of their work for a request, not of work at the same time. Disks are raw
+images, read and written past the guest's page cache and through the host's (cache=writeback), which holds all
+of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with queues as long as
+volt-vmm's.
 
-What an instruction takes here depends on the emulator, to which leaving a guest and switching threads is dear, and on what
-else the machine does.
+The cost of an instruction depends on the emulator, to which leaving a guest and switching threads is dear, and
+on other work of the machine.
 
 END_OF_TEXT
     in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"

@@ -10,9 +10,12 @@ use crate::Options;
 use crate::guest::Guest;
 use crate::held::{Host, More, Process};
 
-pub const ABOUT: &str = "*Unique user memory* is what no other process maps (`Private_*` and `Swap` of `smaps_rollup`), the VMM's own among it: with them \
-alive less without them, for each. *Kernel* is what /proc/meminfo has of slab, kernel stacks, page tables, vmalloc and per-CPU memory, and *taken* how much less \
-memory is available, both for each. Every VM has run, and in one process each has answered. The floor is an empty VM by KVM's calls alone, of the same size.";
+pub const ABOUT: &str = "Each figure is the difference between a host with the VMs and without them, \
+divided by their number. *Unique user memory* is memory that no other process maps (`Private_*` and \
+`Swap` of `smaps_rollup`), the VMM's own included. *Kernel* is the slab, kernel stacks, page tables, \
+vmalloc and per-CPU memory of /proc/meminfo. *Taken* is the memory that is no longer available. Every \
+VM has run, and in one process each has answered. The floor is an empty VM of the same size, by KVM's \
+calls alone.";
 
 /// Descriptors of a VM, its console and its share of all else.
 const DESCRIPTORS: u64 = 8;

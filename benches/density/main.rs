@@ -98,7 +98,7 @@ fn run(options: &Options) -> Result<()> {
     let scratch = Scratch::new()?;
     let mut document = Document::default();
     document.say(&format!(
-        "# What forks take of a host\n\nWritten by the benchmark itself (`--write-docs`). {}\nThe host has {} MiB of memory. The VM has {} MiB and one \
+        "# Resources of forks on the host\n\nThe benchmark itself writes this page (`--write-docs`). {}\nThe host has {} MiB of memory. The VM has {} MiB and one \
          vCPU, has touched {} MiB of them, and sleeps; irqchip: {}.\n",
         circumstances("density", &options.line, host::load()),
         held::host_mib()?,

@@ -12,10 +12,12 @@ use crate::Options;
 use crate::guest::Guest;
 use crate::held::{Host, Process};
 
-pub const ABOUT: &str = "Each is forked of the running VM, lives, and goes before the next. *Fork* is the time until it has answered what was typed or, in a process of its own, from the start of `volt-vmm fork` \
-to its end, when the child runs. What the process of the forked VM \
-holds is counted after a tenth of them and after all: what grows with their number would be a leak. *Unique* has the list of these times in it. *Kernel* and *shared* (`Shmem` of /proc/meminfo, where \
-memory of VMs is) are for the whole host, other programs among it.";
+pub const ABOUT: &str = "Each child is forked from the running VM, lives, and ends before the next one. \
+*Fork* is the time until the child has answered a typed byte or, in a process of its own, until \
+`volt-vmm fork` has ended and the child runs. The benchmark counts the resources of the forked VM's \
+process after a tenth of the forks and after all: growth would be a leak. *Unique* includes the \
+benchmark's list of times. *Kernel* and *shared* (`Shmem` of /proc/meminfo, which has the memory of \
+VMs) are for the whole host, other programs included.";
 
 /// Until what the kernel still does for the end of a VM is done.
 const REST: Duration = Duration::from_secs(1);

@@ -54,9 +54,9 @@ fn run(options: &Options) -> Result<()> {
     if !both.is_empty() {
         let rows = measure_both(both, &mut volt, &mut qemu, options)?;
         report::print_speed("beside QEMU microvm", "QEMU", &rows);
-        println!("How long single operations take:\n");
+        println!("Time of single operations:\n");
         report::print_times("microseconds", &rows);
-        println!("What an operation (for TCP, 64 KiB) costs the host:\n");
+        println!("Cost of an operation (for TCP, of 64 KiB) on the host:\n");
         report::print_counts("per operation", &rows);
     }
     drop(qemu);

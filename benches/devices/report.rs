@@ -54,7 +54,7 @@ pub fn print_speed(title: &str, other: &str, rows: &[Row]) {
     println!("{table}");
 }
 
-/// How long single operations take: the median of each run's percentiles.
+/// Time of single operations: the median of each run's percentiles.
 pub fn print_times(title: &str, rows: &[Row]) {
     let columns = [title, "volt-vmm p50", "p90", "p99", "QEMU p50", "p90", "p99"];
     let mut table = Table::new(&columns);

@@ -34,7 +34,7 @@ fn run(options: &Options) -> Result<()> {
     }
     let mut document = Document::default();
     document.say(&format!(
-        "# Interrupt controllers\n\nWritten by the benchmark itself (`--write-docs`). {}",
+        "# Interrupt controllers\n\nThe benchmark itself writes this page (`--write-docs`). {}",
         circumstances("irqchip", &options.line, host::load())
     ));
     let mut say = |title: &str, about: &str, found: &rivals::Rivals| {

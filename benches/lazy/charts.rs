@@ -56,7 +56,8 @@ impl fmt::Display for Charts {
         }
         write!(
             f,
-            "The ratio is of pages that are not zero to the file with its index; a fault is the first touch of a chunk, its mean.\n\n\
+            "The ratio is of pages that are not zero to the file with its index. A fault is the first \
+            touch of a chunk; its mean is shown.\n\n\
              {table}\n{ratios}\n{faults}"
         )
     }

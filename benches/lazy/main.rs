@@ -36,8 +36,9 @@ fn run(options: &Options) -> Result<()> {
     }
     let mut document = Document::default();
     document.say(&format!(
-        "# Packed memory, unpacked as it is touched\n\nWritten by the benchmark itself (`--write-docs`). {}\n{} \
-         All runs on one core, whoever touches and whoever answers by turns; every chunk that is not zero is touched once, in random order.\n",
+        "# Packed memory, unpacked as it is touched\n\nThe benchmark itself writes this page (`--write-docs`). {}\n{} \
+         All runs on one core: the thread that touches and the thread that answers take turns. Every \
+         chunk that is not zero is touched once, in random order.\n",
         circumstances("lazy", &of_memory.line, load),
         of_memory.about(&memory),
     ));
@@ -55,8 +56,8 @@ fn run(options: &Options) -> Result<()> {
     );
     document.say(&first.to_string());
     document.say(
-        "## The touch of another VM\n\nThe base is filled, and mapped once more with a userfaultfd of its own; beside it the same file \
-         mapped `MAP_PRIVATE` and nothing else.\n",
+        "## The touch of another VM\n\nThe base is filled, and mapped once more with a userfaultfd of \
+        its own. *Usual* is the same file, mapped with `MAP_PRIVATE` and nothing else.\n",
     );
     document.say(&later.to_string());
     if of_memory.write_docs { document.write(DOCUMENT) } else { Ok(()) }

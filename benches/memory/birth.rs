@@ -14,11 +14,13 @@ use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store};
 
 use crate::guest::{Said, boot};
 
-pub const ABOUT: &str = "From the call in a process that is there already to the guest's first byte, which is all but its first instruction: 128 MiB, one vCPU, page cache warm. \
-A fork captures the running parent first. Runs of all take turns.";
+pub const ABOUT: &str = "Times from the call, in a process that runs, to the guest's first byte, which \
+is almost its first instruction: 128 MiB, one vCPU, page cache warm. A fork captures the running parent \
+first. Runs of all kinds take turns.";
 
-pub const ABOUT_STEPS: &str = "Where a restore from the pool goes, beside one without: steps of the call, on its thread. The first guest byte is what is \
-left of the whole: the vCPU's thread wakes up, KVM builds the guest's page tables anew, and the guest runs.";
+pub const ABOUT_STEPS: &str = "Steps of a restore from the pool, on the caller's thread, beside a \
+restore without the pool. The first guest byte is the rest: the vCPU's thread wakes up, KVM builds the \
+guest's page tables anew, and the guest runs.";
 
 /// The last step that the call takes: what happens from here on happens on two threads.
 const RESUME: &str = "resume";

@@ -1,4 +1,4 @@
-//! How long a guest stands still for a snapshot while it writes 100 MiB/s to a disk with a layer.
+//! Pause of a guest for a snapshot while it writes 100 MiB/s to a disk with a layer.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,8 +14,10 @@ use volt_vmm::{Store, VmConfig};
 use crate::guest::boot_with;
 use crate::pause::cycles_a_second;
 
-pub const ABOUT: &str = "The guest has written all of a layer of so many MiB and goes through it again and again, a request of 1 MiB after another, 100 a \
-second. Full snapshots of it, on the file system of the temporary directory. A file system that shares blocks copies less before the pause, and as much in it.";
+pub const ABOUT: &str = "The guest has written all of a layer of the given size and goes through it \
+again and again, in requests of 1 MiB, 100 a second. Full snapshots of it are written to the file \
+system of the temporary directory. A file system that shares blocks copies less before the pause, and \
+as much in it.";
 
 /// Guest memory.
 const MIB: u64 = 64;

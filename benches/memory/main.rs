@@ -92,31 +92,31 @@ fn run(options: &Options) -> Result<()> {
     let scratch = Scratch::new()?;
     let mut document = Document::default();
     document.say(&format!(
-        "# Snapshots and forks of running guests\n\nWritten by the benchmark itself (`--write-docs`). {}",
+        "# Snapshots and forks of running guests\n\nThe benchmark itself writes this page (`--write-docs`). {}",
         circumstances("memory", &options.line, host::load())
     ));
     let mut say =
         |title: &str, about: &str, table| document.say(&format!("## {title}\n\n{about}\n\n{table}"));
     if options.only.have("pause") {
         let table = pause::measure(&scratch, &options.touched_mib, options.runs)?;
-        say("How long a guest stands still", pause::ABOUT, table);
+        say("Pause of a guest", pause::ABOUT, table);
     }
     if options.only.have("disk") {
         let table = disk_pause::measure(&scratch, &options.layers_mib, options.runs)?;
-        say("How long a guest stands still that writes to a disk", disk_pause::ABOUT, table);
+        say("Pause of a guest that writes to a disk", disk_pause::ABOUT, table);
     }
     if options.only.have("birth") {
         let (table, steps) = birth::measure(&scratch, options.runs)?;
-        say("How soon a VM runs", birth::ABOUT, table);
-        say("Where a restore from the pool goes", birth::ABOUT_STEPS, steps);
+        say("Time until a VM runs", birth::ABOUT, table);
+        say("Steps of a restore from the pool", birth::ABOUT_STEPS, steps);
     }
     if options.only.have("rewind") {
         let table = rewind::measure(&scratch, options.runs)?;
-        say("How soon a VM is again what it was", rewind::ABOUT, table);
+        say("Time of a rewind", rewind::ABOUT, table);
     }
     if options.only.have("response") {
         let table = response::measure(&scratch, options.runs, options.memory.as_deref(), options.unpaused)?;
-        say("How soon a restored VM answers", response::ABOUT, table);
+        say("Time to a restored VM's answer", response::ABOUT, table);
     }
     if options.only.have("protect") {
         let about = format!("{}\n\n{}", protect::ABOUT, protect::DECISION);

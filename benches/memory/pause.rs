@@ -1,4 +1,4 @@
-//! How long a guest stands still for a snapshot, while it writes 100 MiB/s.
+//! Pause of a guest for a snapshot, while it writes 100 MiB/s.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,12 @@ use volt_vmm::{Course, Kind, SnapshotOptions, Store};
 
 use crate::guest::{Said, boot};
 
-pub const ABOUT: &str = "The guest has touched so much memory and goes on writing to a page after another of it, 25,600 a second (100 MiB/s). The first \
-snapshot freezes its memory, the later ones find it frozen; a diff is taken 0.16 s (16 MiB) after a full one. *Stall* is the longest time between two writes that the \
-guest itself noticed while such a snapshot was taken, the pause among it; the last row is without any. The dump of a paused VM is what the guest would stand still for \
-if it were paused until the snapshot is written and synced. Of 1 GiB and more there are a quarter of the runs.";
+pub const ABOUT: &str = "The guest has touched the given memory and goes on writing to one page after \
+another of it, 25,600 a second (100 MiB/s). The first snapshot freezes its memory, and the later ones \
+find it frozen. A diff is taken 0.16 s (16 MiB) after a full snapshot. *Stall* is the longest time \
+between two writes that the guest itself noticed during a snapshot, including the pause; the last row \
+is without a snapshot. A full snapshot of a paused VM shows the pause if the guest had to wait until \
+the snapshot is written and synced. Sizes of 1 GiB and more have a quarter of the runs.";
 
 /// What a diff has to save, as the guest's writing time.
 const DIFF_AFTER: Duration = Duration::from_millis(160);

@@ -13,10 +13,12 @@ use volt_vmm::{Marker, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm};
 
 use crate::guest::{Said, boot_with};
 
-pub const ABOUT: &str = "From the call that restores a VM, its snapshot opened, to the end of its answer: 256 MiB of guest memory, of which 128 are memory of a Linux that ran Python and a \
-build. To answer, the guest goes through 16 MiB of it, in 64 places, and writes to every fourth page. Raw memory is in the page cache. \
-*First* is the first VM of a packed snapshot on the host: nothing is unpacked yet. *Later* is one for which another has touched the same. *Ahead* is with a \
-working set that was recorded of one restore. All take turns, and all answers are the same.";
+pub const ABOUT: &str = "Times from the call that restores a VM of an opened snapshot to the end of its \
+answer: 256 MiB of guest memory, of which 128 are memory of a Linux that ran Python and a build. To \
+answer, the guest goes through 16 MiB of it, in 64 places, and writes to every fourth page. Raw memory \
+is in the page cache. *First* is the first VM of a packed snapshot on the host: nothing is unpacked \
+yet. *Later* is a VM for which another one has touched the same memory. *Ahead* uses a working set that \
+one restore recorded. All kinds take turns, and all answers are the same.";
 
 const MIB: u64 = 256;
 const PAGE: usize = 4096;

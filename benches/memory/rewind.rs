@@ -13,9 +13,10 @@ use volt_vmm::{RestoreOptions, Snapshot, Store};
 
 use crate::guest::{Said, boot};
 
-pub const ABOUT: &str = "A VM of 128 MiB writes to so many pages again and again, and is rewound while it runs; from the call to its \
-return, when it runs again. *Floor* is to read as many pages from a file in the page cache, one by one. *A new VM* is to drop the one that there is and to restore \
-another. All take turns.";
+pub const ABOUT: &str = "A VM of 128 MiB writes to the given pages again and again, and is rewound \
+while it runs. The time is from the call to its return, when the VM runs again. *Floor* reads as many \
+pages from a file in the page cache, one by one. *A new VM* drops the VM and restores another. All \
+kinds take turns.";
 
 const PAGE: usize = 4096;
 const MIB: u64 = 128;

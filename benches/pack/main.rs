@@ -34,16 +34,15 @@ fn run(options: &Options) -> Result<()> {
     let mut document = Document::default();
     let mut say = |part: &str| document.say(part);
     say(&format!(
-        "# Packed memory\n\nWritten by the benchmark itself (`--write-docs`). {}\n{}\n",
+        "# Packed memory\n\nThe benchmark itself writes this page (`--write-docs`). {}\n{}\n",
         circumstances("pack", &of_memory.line, load),
         of_memory.about(&memory),
     ));
     if options.only.have("chunks") {
-        say(
-            "## Chunk sizes\n\nThe file with its index, beside `zstd -3` over the whole memory file; the ratio is of pages that are not zero. \
-             Times are of one thread that reads a chunk from the page cache, decodes and verifies it, all chunks in random order; raw is \
-             what is left without a codec. Repeats are chunks that are stored once only.\n",
-        );
+        say("## Chunk sizes\n\nThe size is of the file with its index, beside `zstd -3` over the whole \
+            memory file. The ratio counts pages that are not zero. Times are of one thread that reads a \
+            chunk from the page cache, decodes and verifies it, all chunks in random order; raw has no \
+            codec. Repeats are chunks that are stored only once.\n");
         say(&chunks::measure(&memory, of_memory)?.to_string());
     }
     if options.only.have("packing") {

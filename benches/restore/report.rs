@@ -13,25 +13,26 @@ const DOCUMENT: &str = "docs/benchmarks.md";
 const PREFACE: &str = "\
 # Benchmarks
 
-| what | where |
+| measured | page |
 | ---- | ----- |
 | restores, beside their floor; over the size of memory, as a chart | here, and [in the lab](benchmarks-lab.md) |
 | packed memory: its size by chunk size and codec, packing, its index | [benchmarks-pack.md](benchmarks-pack.md) |
 | packed memory that is unpacked as it is touched: faults; chunk size against ratio and latency, as charts | [benchmarks-lazy.md](benchmarks-lazy.md) |
-| snapshots of running guests: how long they stand still; forks, VMs from a pool, rewinds; how soon a restored VM answers, by what its memory is in | [benchmarks-memory.md](benchmarks-memory.md) |
-| restores, forks and pauses beside those of f290a97, and what checks of files cost | [benchmarks-compare.md](benchmarks-compare.md) |
-| what a thousand VMs take of a host | [benchmarks-density.md](benchmarks-density.md) |
+| snapshots of running guests and their pauses; forks, VMs from a pool, rewinds; the time to a restored VM's
+answer, by kind of memory | [benchmarks-memory.md](benchmarks-memory.md) |
+| restores, forks and pauses beside those of f290a97, and the cost of checks of files | [benchmarks-compare.md](benchmarks-compare.md) |
+| resources of a thousand VMs on the host | [benchmarks-density.md](benchmarks-density.md) |
 | VMs made and closed, the kernel's irqchip against a split one, which is the default | [benchmarks-irqchip.md](benchmarks-irqchip.md) |
 | virtio devices beside QEMU's, in the lab | [benchmarks-devices-lab.md](benchmarks-devices-lab.md) |
 
-Of a snapshot of one's own, with the pages that its guest touches: `volt-vmm snapshot bench`.
+`volt-vmm snapshot bench` measures a snapshot of yours, with the pages that its guest touches.
 
-Written by the benchmark itself (`--write-docs`). Every number stands beside its **floor**: a small C program
-(`benches/programs/floor.c`) that makes the same KVM calls, from a state that needs no decoding, and nothing else. Runs of
-all take turns, so a disturbance meets them alike; what compares best are minima and ratios.
+The benchmark itself writes this page (`--write-docs`). Every number stands beside its **floor**: a small C
+program (`benches/programs/floor.c`) that makes the same KVM calls, from a state that needs no decoding, and
+nothing else. Runs of all programs take turns, so a disturbance meets them alike. Compare minima and ratios.
 
-The guest is a loop that writes one byte after another to COM1, so that its first byte after a restore is all but its first
-instruction. It touches few pages; the page cache is warm.
+The guest is a loop that writes one byte after another to COM1, so its first byte after a restore is almost
+its first instruction. It touches few pages; the page cache is warm.
 ";
 
 /// See the module. Every part is printed at once.
@@ -48,9 +49,10 @@ impl Report {
     /// Exec to first byte.
     pub fn whole(&mut self, (table, chart): &(Table, Chart)) {
         self.say(
-            "### The whole process\n\nFrom the start of the process to the first byte that the resumed guest sends, read from a pipe. \
-             The floor is a process too: once with glibc, as `cc -static` makes it, and once with musl, whose start-up does not \
-             ask CPUID (on a host that is a VM itself, each asking leaves for the hypervisor). volt-vmm uses musl.\n",
+            "### The whole process\n\nTimes from the start of the process to the first byte that the \
+            resumed guest sends, read from a pipe. The floor is a process too: once with glibc, as `cc \
+            -static` makes it, and once with musl, whose start-up executes no CPUID (on a host that is \
+            a VM itself, each CPUID leaves for the hypervisor). volt-vmm uses musl.\n",
         );
         self.say(&table.to_string());
         self.say("The medians over the size of memory, as a chart:\n");
@@ -60,9 +62,9 @@ impl Report {
     /// The same, with devices and without.
     pub fn devices(&mut self, (table, steps): &(Table, Table)) {
         self.say(
-            "### What devices cost\n\nThe whole process again, 128 MiB, once without devices and once with one of each kind, all of them \
-             set to work by the guest before the snapshot: a disk with a layer over a shared base, a network interface on a tap that is \
-             there already, vsock, randomness, a balloon.\n",
+            "### Cost of devices\n\nThe whole process again, 128 MiB, once without devices and once \
+            with one of each kind: a disk with a layer over a shared base, a network interface on an \
+            existing tap, vsock, randomness, a balloon. The guest used all of them before the snapshot.\n",
         );
         self.say(&table.to_string());
         self.say("By step, in the library:\n");
@@ -72,7 +74,8 @@ impl Report {
     /// Call to first byte, and the steps.
     pub fn library(&mut self, (totals, chart): &(Table, Chart), details: &[(u64, Table)]) {
         self.say(
-            "### The library\n\nFrom the call on an open `Snapshot` to the guest's first byte, in a process that is there already.\n",
+            "### The library\n\nTimes from the call on an open `Snapshot` to the guest's first byte, in \
+            a process that runs.\n",
         );
         self.say(&totals.to_string());
         self.say(&chart.to_string());
@@ -85,8 +88,8 @@ impl Report {
     /// Memory.
     pub fn resident(&mut self, table: &Table) {
         self.say(
-            "### Memory\n\nResident memory of the process, less the guest's own; the peak is the kernel's high-water mark. The program \
-             itself is in it, as a file that all processes share.\n",
+            "### Memory\n\nResident memory of the process, less the guest's own; the peak is the \
+            kernel's high-water mark. It includes the program itself, a file that all processes share.\n",
         );
         self.say(&table.to_string());
     }
