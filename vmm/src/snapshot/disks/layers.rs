@@ -18,8 +18,8 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::config::{CheckedFile, Devices, FileRef};
 use crate::devices::virtio::block::Block;
+use crate::devices::virtio::block::cluster_map::{CLUSTER, Map};
 use crate::devices::virtio::block::copy::{LayerCopy, failed};
-use crate::devices::virtio::block::map::{CLUSTER, Map};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::machine::running::Running;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 
 use super::*;
-use crate::devices::virtio::block::map::Base;
+use crate::devices::virtio::block::cluster_map::Base;
 use crate::testing::{apart, refuse_calls};
 
 const BASE: Base = Base { len: 3 << 30, digest: 7 };

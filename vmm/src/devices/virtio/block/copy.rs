@@ -20,9 +20,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
+use super::cluster_map::{CLUSTER, Map};
 use super::clusters::{Clusters, count};
-use super::held::{Held, overlap};
-use super::map::{CLUSTER, Map};
+use super::pause_buffer::{Held, overlap};
 use crate::error::{Error, Result};
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sparse;
@@ -307,7 +307,7 @@ pub fn failed(id: &str) -> impl Fn(io::Error) -> Error + '_ {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use super::super::map::Base;
+    use super::super::cluster_map::Base;
     use super::super::testing::Dir;
     use super::*;
 

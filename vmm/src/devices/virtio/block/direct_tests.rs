@@ -145,9 +145,9 @@ fn reads_alone_go_through_memory_of_the_vmms_own() {
     let Some(file) = open_direct(&dir, &[1; 4096]) else { return };
     let reference = FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(&file));
     let file = HostFile::open("disk0", &reference, Use::Write).unwrap();
-    assert!(file.bounces(file::Direction::Read) && !file.bounces(file::Direction::Write));
+    assert!(file.bounces(host_file::Direction::Read) && !file.bounces(host_file::Direction::Write));
     file.allow_direct();
-    assert!(!file.bounces(file::Direction::Read));
+    assert!(!file.bounces(host_file::Direction::Read));
 }
 
 #[test]

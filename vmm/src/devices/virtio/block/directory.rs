@@ -5,8 +5,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::file::HostFile;
-use super::syncs::Syncs;
+use super::host_file::HostFile;
+use super::sync_tracker::Syncs;
 
 /// A directory that was open when its layer was opened, whatever it is called later.
 #[derive(Debug)]

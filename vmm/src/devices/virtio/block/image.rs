@@ -11,7 +11,7 @@ use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use rustix::time::ClockId;
 
 use super::digest;
-use super::file::HostFile;
+use super::host_file::HostFile;
 use crate::config::DiskContent;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -207,7 +207,7 @@ fn tick() -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file::Use;
+    use super::super::host_file::Use;
     use super::super::testing::{Coarse, Dir, Loop, Random, pattern};
     use super::*;
     use crate::config::FileRef;

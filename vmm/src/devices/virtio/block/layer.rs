@@ -27,7 +27,7 @@
 //!    map stays as it is. The live map is revoked, so whoever opens the layer later finds it as after a power
 //!    cut.
 //! 6. A flush begins once the one before has ended, and a sync succeeds only if those that overlap it do (see
-//!    [`super::syncs`]).
+//!    [`super::sync_tracker`]).
 //! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another
 //!    id.
 //! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it
@@ -43,13 +43,13 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::{io, iter};
 
-use super::bound::Bound;
+use super::cluster_map::{CLUSTER, DirtyBlocks, Map};
 use super::clusters::Clusters;
 use super::copy::{LayerSource, Noted};
 use super::directory::Directory;
-use super::file::{HostFile, Use};
-use super::lower::{Lower, open_layer};
-use super::map::{CLUSTER, DirtyBlocks, Map};
+use super::host_file::{HostFile, Use};
+use super::lower_files::{Lower, open_layer};
+use super::quota::Bound;
 use super::request::{SECTOR, Stretch};
 use super::storage::{Flush, Place, Storage};
 use crate::config::FileRef;

@@ -20,12 +20,12 @@ use crate::devices::virtio::testing::{Driver, MEMORY, Part, WRITE};
 use crate::devices::virtio::transport::Transport;
 use crate::persist::PersistBlob;
 
-#[path = "layer_bound_tests.rs"]
-mod bounded;
 #[path = "layer_copy_tests.rs"]
 mod copied;
-#[path = "layer_kept_tests.rs"]
-mod kept;
+#[path = "layer_crash_tests.rs"]
+mod crash;
+#[path = "layer_quota_tests.rs"]
+mod quota;
 #[path = "layer_sync_tests.rs"]
 mod synced;
 
@@ -357,7 +357,7 @@ fn what_is_not_a_layer_is_refused() {
         (changed(20), "damaged header"),
         (changed(33), "damaged header"),
         (changed(41), "damaged header"),
-        (whole[..whole.len() - kept::LIVE_LEN - 1].to_vec(), "bytes are left"),
+        (whole[..whole.len() - crash::LIVE_LEN - 1].to_vec(), "bytes are left"),
     ] {
         let path = based.dir.file("bad", &content);
         let error = refusal(&based.layer("bad"));

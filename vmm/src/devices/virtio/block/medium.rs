@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::file::HostFile;
+use super::host_file::HostFile;
 use super::layer::Overlay;
 use super::storage::Storage;
 

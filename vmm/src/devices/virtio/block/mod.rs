@@ -26,45 +26,45 @@ use crate::persist::Persist;
 
 mod bits;
 mod bounce;
-mod bound;
+pub mod cluster_map;
 mod clusters;
 pub mod copy;
 mod digest;
 #[cfg(test)]
 mod direct_tests;
 mod directory;
-mod file;
-mod files;
+mod disk_files;
 mod gate;
-mod held;
+mod host_file;
 mod image;
 mod layer;
-mod live;
-mod lower;
-pub mod map;
+mod live_map;
+mod lower_files;
 mod medium;
+mod pause_buffer;
+mod quota;
 mod raw;
 mod request;
-mod ring;
 mod serve;
 mod storage;
-mod syncs;
+mod sync_tracker;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
+mod uring;
 
 use clusters::Clusters;
 use copy::LayerSource;
-use file::{HostFile, Use};
-pub use files::DiskFiles;
+pub use disk_files::DiskFiles;
 pub use gate::{ClosedGates, Gate};
+use host_file::{HostFile, Use};
 pub use image::Image;
 use layer::Overlay;
-use lower::Lower;
+use lower_files::Lower;
 use medium::Medium;
 use request::SECTOR;
-use ring::Ring;
+use uring::Ring;
 
 /// Requests at a time.
 const QUEUE: u16 = 256;

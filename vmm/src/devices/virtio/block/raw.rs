@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 
-use super::file::HostFile;
+use super::host_file::HostFile;
 use super::request::Stretch;
 use super::storage::{Flush, Place, Storage};
 use crate::devices::virtio::chain::Buffers;

@@ -8,9 +8,9 @@ use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use super::Block;
 use super::request;
 use super::request::{Answer, Command, Limits, Status, Stretch};
-use super::ring;
-use super::ring::{Finished, Ring};
 use super::storage::Storage;
+use super::uring;
+use super::uring::{Finished, Ring};
 use crate::config::devices::Cache;
 use crate::devices::virtio::queue::VirtQueue;
 use crate::devices::virtio::{Broken, Io, Next};
@@ -79,7 +79,7 @@ impl Block {
         let _ = submit(&mut self.ring); // asked again below
         answered += self.answer_finished(memory, queue)?;
         if !submit(&mut self.ring) && next == Next::Wait {
-            next = Next::At(Instant::now() + ring::RETRY);
+            next = Next::At(Instant::now() + uring::RETRY);
         }
         if answered > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();

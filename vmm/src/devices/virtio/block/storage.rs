@@ -3,9 +3,9 @@
 
 use std::io;
 
-use super::file::HostFile;
+use super::host_file::HostFile;
 use super::request::Stretch;
-use super::syncs::UnderWay;
+use super::sync_tracker::UnderWay;
 use crate::devices::virtio::chain::Buffers;
 
 /// A place in one of several files.

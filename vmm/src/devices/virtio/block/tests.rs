@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 
-use super::file::{HostFile, Use};
+use super::host_file::{HostFile, Use};
 use super::testing::*;
 use super::*;
 use crate::config::FileRef;

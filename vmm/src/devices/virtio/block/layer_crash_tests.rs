@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::super::super::Block;
-use super::super::super::live::pretend_reboot;
+use super::super::super::live_map::pretend_reboot;
 use super::super::super::request::Stretch;
 use super::super::super::testing::{
     DONE, Dir, Random, Small, disk_on, flush, on_both_engines, read, start, write, write_zeroes,
 };
 use super::{Based, LEN, scribble};
 use crate::config::devices::{Cache, DiskConfig, Engine};
-use crate::devices::virtio::block::map::CLUSTER;
+use crate::devices::virtio::block::cluster_map::CLUSTER;
 use crate::devices::virtio::feature;
 use crate::devices::virtio::testing::{Driver, MEMORY};
 use crate::memory::backing::Backing;

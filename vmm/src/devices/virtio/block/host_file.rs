@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::bounce;
 use super::bounce::Bounce;
 use super::request::Stretch;
-use super::syncs::{Syncs, UnderWay};
+use super::sync_tracker::{Syncs, UnderWay};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::{io, iter};
 
+use super::cluster_map::{Base, CLUSTER, LONGEST_BASE, Map};
 use super::digest;
-use super::file::{HostFile, Use};
-use super::map::{Base, CLUSTER, LONGEST_BASE, Map};
+use super::host_file::{HostFile, Use};
 use super::request::SECTOR;
 use super::storage::Place;
 use crate::config::FileRef;

@@ -10,7 +10,7 @@
 //!
 //! - The synced map gets a bit after the cluster's data was synced. Bits are only ever set, so a block of the map that was half
 //!   written when the power went is a map too.
-//! - The live map ([`super::live`]) gets a bit as soon as the cluster is written, without a sync. It counts during the boot in
+//! - The live map ([`super::live_map`]) gets a bit as soon as the cluster is written, without a sync. It counts during the boot in
 //!   which it was written: a process that is killed loses nothing then.
 //!
 //! Version 1 of the file has no live map. A version 1 layer that is opened for writing becomes version 2.
@@ -26,8 +26,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::bits;
 use super::digest;
-use super::live;
-use super::live::{Live, Revocation};
+use super::live_map;
+use super::live_map::{Live, Revocation};
 
 /// Bytes that are present together or not.
 pub const CLUSTER: u64 = 64 << 10;
@@ -136,7 +136,7 @@ impl Map {
         file.set_len(map.end())?;
         map.renew(file)?;
         if has_name {
-            live::allocate(file, 0, map.data())?;
+            live_map::allocate(file, 0, map.data())?;
             map.live = Some(Live::begin(file, map.end(), map.id, map.bits.len() as u64)?);
         }
         Ok(map)
@@ -147,7 +147,7 @@ impl Map {
     pub fn is_unfinished(file: &File, base: Base) -> io::Result<bool> {
         let (bits, len) = (bits_len(base), file.metadata()?.len());
         let end = data_at(bits) + base.len.next_multiple_of(CLUSTER);
-        if len != end && len != end + live::len_with(bits) {
+        if len != end && len != end + live_map::len_with(bits) {
             return Ok(false);
         }
         let mut header = [0; HEADER as usize];
@@ -254,7 +254,7 @@ impl Map {
         let bits = bits::read(file, HEADER, bits as usize)?;
         let (base, id, version) = (named, word(32), half(8));
         let mut map = Self { base, id, version, bits, dirty: BTreeSet::new(), live: None };
-        if len >= map.end() + live::len_with(map.bits.len() as u64)
+        if len >= map.end() + live_map::len_with(map.bits.len() as u64)
             && let Some(found) = Live::load(file, map.end(), map.id)?
         {
             map.take_over(file, found)?;

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use super::map::{CLUSTER, Map};
+use super::cluster_map::{CLUSTER, Map};
 use crate::memory::files::sparse;
 
 /// The clusters of a layer that may take place, and how many may.

@@ -11,7 +11,7 @@ use super::super::super::testing::{
 };
 use super::{Based, LEN};
 use crate::config::devices::DiskConfig;
-use crate::devices::virtio::block::map::CLUSTER;
+use crate::devices::virtio::block::cluster_map::CLUSTER;
 use crate::devices::virtio::testing::Part;
 use crate::testing::{apart, refuse_calls};
 

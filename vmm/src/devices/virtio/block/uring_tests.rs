@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vm_memory::GuestAddress;
 
 use super::super::Block;
-use super::super::file::{HostFile, Use};
+use super::super::host_file::{HostFile, Use};
 use super::super::storage::{Flush, Place};
 use super::super::testing::{
     DONE, Dir, FAILED, IN, OUT, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read, status,

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use super::file::HostFile;
+use super::host_file::HostFile;
 use super::storage::Storage;
 use crate::error::{Error, Result};
 

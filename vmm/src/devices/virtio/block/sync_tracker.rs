@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
-use super::live::Revocation;
+use super::live_map::Revocation;
 use crate::sync::{lock, wait_while};
 
 /// The syncs of an open file and its duplicates.

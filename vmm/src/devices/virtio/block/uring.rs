@@ -16,8 +16,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::epoll::EventFlags;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::file;
-use super::file::{Direction, HostFile, MOST_PIECES};
+use super::host_file;
+use super::host_file::{Direction, HostFile, MOST_PIECES};
 use super::request::{Answer, Command, Status};
 use super::storage::{Flush, Place, Storage};
 use crate::devices::virtio::Broken;
@@ -303,7 +303,7 @@ impl Request {
             (..0, Act::Flush(_)) if interrupted => file.outcome_of_sync(file.file().sync_data()),
             (..0, Act::Flush(_)) => file.outcome_of_sync(Err(io::Error::from_raw_os_error(-result))),
             (..0, _) => Err(io::Error::from_raw_os_error(-result)),
-            (0, Act::Move(_)) => Err(file::shrunk()),
+            (0, Act::Move(_)) => Err(host_file::shrunk()),
             (_, Act::Move(direction)) => self.rest(file, ram, *direction, result as usize),
             (_, Act::Flush(_)) => Ok(()),
         }
@@ -314,7 +314,7 @@ impl Request {
         if done == self.len {
             return Ok(());
         }
-        let rest = file::skip(&mut self.pieces, done);
+        let rest = host_file::skip(&mut self.pieces, done);
         // SAFETY: they are guest memory, which the engine keeps until the request is finished.
         let result = unsafe { file.transfer(direction, self.place.at + done as u64, rest) };
         self.mark(ram);
@@ -356,5 +356,5 @@ impl Finished {
 }
 
 #[cfg(test)]
-#[path = "ring_tests.rs"]
+#[path = "uring_tests.rs"]
 mod tests;
