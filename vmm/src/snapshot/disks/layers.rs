@@ -18,7 +18,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 
 use crate::config::{CheckedFile, Devices, FileRef};
 use crate::devices::virtio::block::Block;
-use crate::devices::virtio::block::cluster_map::{CLUSTER, Map};
+use crate::devices::virtio::block::cluster_map::{CLUSTER, ClusterMap};
 use crate::devices::virtio::block::copy::{LayerCopy, failed};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
@@ -120,7 +120,7 @@ impl Copies {
 
     /// Bytes of copies that are held in memory.
     pub fn held(&self) -> u64 {
-        self.0.iter().map(|one| one.copy.held()).sum()
+        self.0.iter().map(|one| one.copy.buffered()).sum()
     }
 
     /// Bytes to reserve for what the last look found. They count as reserved from now on.
@@ -210,10 +210,10 @@ impl Source {
             let found = self.find(id)?;
             let place = PathBuf::from(found.to_string());
             let file = found.open("open layer")?;
-            let map =
-                Map::load_any(&file).map_err(|source| Error::file("read layer", place.display(), source))?;
+            let map = ClusterMap::load_any(&file)
+                .map_err(|source| Error::file("read layer", place.display(), source))?;
             let map = map.map_err(|problem| Error::snapshot(&place, problem))?;
-            let digest = map.named().digest;
+            let digest = map.identity().digest;
             check_digest(&place, named.get(id), digest)?;
             Ok((file, digest::format(digest)))
         };
@@ -375,7 +375,7 @@ fn copy_layer(from: &FileRef, to: &File) -> io::Result<()> {
 fn copy_in_steps(from: &FileRef, to: &File, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
     let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
     let from = from.open("open layer").map_err(io::Error::other)?;
-    let mut map = Map::load_any(&from)?.map_err(invalid)?;
+    let mut map = ClusterMap::load_any(&from)?.map_err(invalid)?;
     map.begin_copy(to)?;
     sparse::data(&from, to, map.data()..map.end())?; // shares blocks where the file system can
     sync()?;

@@ -5,10 +5,10 @@ use std::fs;
 use std::os::unix::fs::{FileExt, symlink};
 
 use super::*;
-use crate::devices::virtio::block::cluster_map::Base;
+use crate::devices::virtio::block::cluster_map::BaseIdentity;
 use crate::testing::{apart, refuse_calls};
 
-const BASE: Base = Base { len: 3 << 30, digest: 7 };
+const BASE: BaseIdentity = BaseIdentity { len: 3 << 30, digest: 7 };
 /// In two blocks of the map.
 const CLUSTERS: [u64; 2] = [1, 40_000];
 
@@ -19,7 +19,7 @@ fn in_memory() -> File {
 /// A layer over [`BASE`] with [`CLUSTERS`], which are full of their numbers.
 fn layer() -> File {
     let file = in_memory();
-    let mut map = Map::make(&file, BASE, false).unwrap();
+    let mut map = ClusterMap::make(&file, BASE, false).unwrap();
     for cluster in CLUSTERS {
         file.write_all_at(&[cluster as u8; CLUSTER as usize], map.data() + cluster * CLUSTER).unwrap();
         map.include(cluster..cluster + 1);
@@ -30,10 +30,10 @@ fn layer() -> File {
 
 /// Whether a file is a copy of [`layer`]; false if it is empty, or unfinished.
 fn is_whole(file: &File) -> bool {
-    let map = match Map::load_any(file).unwrap() {
+    let map = match ClusterMap::load_any(file).unwrap() {
         Ok(map) => map,
         Err(problem) => {
-            assert!(Map::is_unfinished(file, BASE).unwrap(), "{problem}");
+            assert!(ClusterMap::is_unfinished(file, BASE).unwrap(), "{problem}");
             return false;
         }
     };
@@ -51,7 +51,7 @@ fn is_whole(file: &File) -> bool {
 fn copied_layer_is_whole_or_empty_after_a_power_cut() {
     let (from, to) = (layer(), in_memory());
     let given = FileRef::Fd(from.as_raw_fd());
-    let data = Map::load_any(&from).unwrap().unwrap().data();
+    let data = ClusterMap::load_any(&from).unwrap().unwrap().data();
     let clusters = CLUSTERS.map(|cluster| (data + cluster * CLUSTER, CLUSTER));
     let blocks = [&[(0, 4096), (4096, 4096), (8192, 4096)][..], &clusters].concat();
     let bytes = || -> Vec<Vec<u8>> {
@@ -84,7 +84,7 @@ fn copied_layer_is_whole_or_empty_after_a_power_cut() {
     copy_in_steps(&given, &to, sync).unwrap();
     assert!(left(&synced.borrow()), "the fork has ended, and its copy is whole");
     assert!(bytes() == *synced.borrow());
-    let named = |file| Map::load_any(file).unwrap().unwrap().named();
+    let named = |file| ClusterMap::load_any(file).unwrap().unwrap().identity();
     assert_ne!(named(&to), named(&from), "its id is its own");
 }
 

@@ -42,15 +42,15 @@ pub fn may_hold_pages(file: &File) -> io::Result<bool> {
 /// A page, as direct I/O wants its memory aligned.
 #[derive(Clone, Copy)]
 #[repr(C, align(4096))]
-struct Page([u8; 4096]);
+struct AlignedPage([u8; 4096]);
 
 /// Memory for one transfer.
-pub struct Bounce(Vec<Page>);
+pub struct BounceBuffer(Vec<AlignedPage>);
 
-impl Bounce {
+impl BounceBuffer {
     /// Makes room for `len` bytes.
     pub fn new(len: usize) -> Self {
-        Self(vec![Page([0; 4096]); len.div_ceil(4096)])
+        Self(vec![AlignedPage([0; 4096]); len.div_ceil(4096)])
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {

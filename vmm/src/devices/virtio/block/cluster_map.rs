@@ -27,7 +27,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::bits;
 use super::digest;
 use super::live_map;
-use super::live_map::{Live, Revocation};
+use super::live_map::{LiveMap, Revocation};
 
 /// Bytes that are present together or not.
 pub const CLUSTER: u64 = 64 << 10;
@@ -41,7 +41,7 @@ const VERSION: u32 = 2;
 const VERSION_WITHOUT_LIVE_MAP: u32 = 1;
 /// Bytes before the map.
 const HEADER: u64 = 4096;
-/// What of them is used: the magic; the version, the length of a cluster, what [`Base`] has and the layer's id, little-endian;
+/// What of them is used: the magic; the version, the length of a cluster, what [`BaseIdentity`] has and the layer's id, little-endian;
 /// the CRC-64 of all that.
 const HEADER_USED: usize = 8 + 4 + 4 + 8 + 8 + 8 + 8;
 /// The map is written in blocks of this length.
@@ -49,7 +49,7 @@ const BLOCK: usize = 4096;
 
 /// What a layer says of what it lies over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Base {
+pub struct BaseIdentity {
     /// Bytes.
     pub len: u64,
     /// See [`digest::of_base`], and [`digest::of_layer`] where that is a layer too.
@@ -58,8 +58,8 @@ pub struct Base {
 
 /// The map.
 #[derive(Clone)]
-pub struct Map {
-    base: Base,
+pub struct ClusterMap {
+    base: BaseIdentity,
     /// By chance, and another in each copy: two layers with the same clusters are not the same.
     id: u64,
     /// Of the file.
@@ -69,10 +69,10 @@ pub struct Map {
     /// Blocks that the synced map does not have as they are here.
     dirty: BTreeSet<usize>,
     /// The live map. None in a file that is only read, or that nobody can open once this process has gone.
-    live: Option<Live>,
+    live: Option<LiveMap>,
 }
 
-/// Blocks of the map as they were when they were taken, on their way to the synced map ([`Map::take_dirty`]).
+/// Blocks of the map as they were when they were taken, on their way to the synced map ([`ClusterMap::take_dirty`]).
 #[derive(Debug)]
 pub struct DirtyBlocks(Vec<(usize, Vec<u8>)>);
 
@@ -88,11 +88,11 @@ impl DirtyBlocks {
 }
 
 /// Without its thousands of bits.
-impl fmt::Debug for Map {
+impl fmt::Debug for ClusterMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { base, id, version, bits, dirty, live } = self;
         let bits = bits.iter().map(|byte| byte.count_ones()).sum::<u32>();
-        f.debug_struct("Map")
+        f.debug_struct("ClusterMap")
             .field("base", base)
             .field("id", id)
             .field("version", version)
@@ -104,7 +104,7 @@ impl fmt::Debug for Map {
 }
 
 /// Bytes of the bits for a base: whole blocks.
-fn bits_len(base: Base) -> u64 {
+fn bits_len(base: BaseIdentity) -> u64 {
     base.len.div_ceil(CLUSTER).div_ceil(8).next_multiple_of(BLOCK as u64)
 }
 
@@ -113,8 +113,8 @@ fn data_at(bits: u64) -> u64 {
     (HEADER + bits).next_multiple_of(CLUSTER)
 }
 
-impl Map {
-    fn blank(base: Base, id: u64) -> Self {
+impl ClusterMap {
+    fn blank(base: BaseIdentity, id: u64) -> Self {
         let (version, bits, dirty) = (VERSION, vec![0; bits_len(base) as usize], BTreeSet::new());
         Self { base, id, version, bits, dirty, live: None }
     }
@@ -131,20 +131,20 @@ impl Map {
 
     /// Makes an empty layer over `base` of an empty file. In a file with a name both maps get their blocks now, so that a full disk
     /// never keeps data out of them that was written.
-    pub fn make(file: &File, base: Base, has_name: bool) -> io::Result<Self> {
+    pub fn make(file: &File, base: BaseIdentity, has_name: bool) -> io::Result<Self> {
         let mut map = Self::blank(base, 0);
         file.set_len(map.end())?;
         map.renew(file)?;
         if has_name {
             live_map::allocate(file, 0, map.data())?;
-            map.live = Some(Live::begin(file, map.end(), map.id, map.bits.len() as u64)?);
+            map.live = Some(LiveMap::begin(file, map.end(), map.id, map.bits.len() as u64)?);
         }
         Ok(map)
     }
 
     /// Whether a power cut left `file` when it was to become a layer over `base`, and nothing was flushed
-    /// to it: it is as long as one, and has only zeros before the data or is marked by [`Map::begin_copy`].
-    pub fn is_unfinished(file: &File, base: Base) -> io::Result<bool> {
+    /// to it: it is as long as one, and has only zeros before the data or is marked by [`ClusterMap::begin_copy`].
+    pub fn is_unfinished(file: &File, base: BaseIdentity) -> io::Result<bool> {
         let (bits, len) = (bits_len(base), file.metadata()?.len());
         let end = data_at(bits) + base.len.next_multiple_of(CLUSTER);
         if len != end && len != end + live_map::len_with(bits) {
@@ -159,7 +159,7 @@ impl Map {
                 || is_blank(magic) && is_blank(&bits::read(file, HEADER, bits as usize)?)))
     }
 
-    /// Makes an empty file as long as this layer, and marks it as unfinished until [`Map::renew`].
+    /// Makes an empty file as long as this layer, and marks it as unfinished until [`ClusterMap::renew`].
     pub fn begin_copy(&self, file: &File) -> io::Result<()> {
         file.set_len(self.end())?;
         file.write_all_at(UNFINISHED, 0)
@@ -187,36 +187,36 @@ impl Map {
 
     /// Makes `file`, which has a copy of this layer's data, a layer with this map and an id of its own.
     /// Returns what names that.
-    pub fn write_copy(&self, file: &File) -> io::Result<Base> {
+    pub fn write_copy(&self, file: &File) -> io::Result<BaseIdentity> {
         let mut copy = Self { version: VERSION, live: None, ..self.clone() };
         copy.write_bits(file)?;
         copy.renew(file)?;
-        Ok(copy.named())
+        Ok(copy.identity())
     }
 
-    /// Writes the synced map to a copy of this layer's data, which is no layer until [`Map::renew`].
+    /// Writes the synced map to a copy of this layer's data, which is no layer until [`ClusterMap::renew`].
     pub fn write_bits(&self, file: &File) -> io::Result<()> {
         file.write_all_at(&self.bits, HEADER)?;
         file.set_len(self.end())
     }
 
     /// What a layer over this one is to name.
-    pub fn named(&self) -> Base {
+    pub fn identity(&self) -> BaseIdentity {
         let digest = digest::of_layer(self.base.digest, self.id, &self.bits);
-        Base { len: self.base.len, digest }
+        BaseIdentity { len: self.base.len, digest }
     }
 
     /// Reads the map of a layer over `base`. `Err` in the result says what is wrong with the layer.
-    pub fn load(file: &File, base: Base) -> io::Result<Result<Self, String>> {
+    pub fn load(file: &File, base: BaseIdentity) -> io::Result<Result<Self, String>> {
         Self::load_over(file, Some(base))
     }
 
-    /// Reads the map of a layer, whatever that lies over, as [`Map::load`] does.
+    /// Reads the map of a layer, whatever that lies over, as [`ClusterMap::load`] does.
     pub fn load_any(file: &File) -> io::Result<Result<Self, String>> {
         Self::load_over(file, None)
     }
 
-    fn load_over(file: &File, base: Option<Base>) -> io::Result<Result<Self, String>> {
+    fn load_over(file: &File, base: Option<BaseIdentity>) -> io::Result<Result<Self, String>> {
         let mut header = [0; HEADER_USED];
         match file.read_exact_at(&mut header, 0) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => header.fill(0),
@@ -237,25 +237,25 @@ impl Map {
         {
             return Ok(Err("is a layer with a damaged header".into()));
         }
-        let named = Base { len: word(16), digest: word(24) };
+        let identity = BaseIdentity { len: word(16), digest: word(24) };
         if let Some(base) = base
-            && named != base
+            && identity != base
         {
             return Ok(Err(format!(
                 "is a layer over another base, of {} bytes and digest {:016x}, where this one has {} and {:016x}",
-                named.len, named.digest, base.len, base.digest
+                identity.len, identity.digest, base.len, base.digest
             )));
         }
         // Before anything is made that long.
-        let (len, bits) = (file.metadata()?.len(), bits_len(named));
-        if named.len > LONGEST_BASE || len < data_at(bits) + named.len.next_multiple_of(CLUSTER) {
+        let (len, bits) = (file.metadata()?.len(), bits_len(identity));
+        if identity.len > LONGEST_BASE || len < data_at(bits) + identity.len.next_multiple_of(CLUSTER) {
             return Ok(Err(format!("is a layer of which only {len} bytes are left")));
         }
         let bits = bits::read(file, HEADER, bits as usize)?;
-        let (base, id, version) = (named, word(32), half(8));
+        let (base, id, version) = (identity, word(32), half(8));
         let mut map = Self { base, id, version, bits, dirty: BTreeSet::new(), live: None };
         if len >= map.end() + live_map::len_with(map.bits.len() as u64)
-            && let Some(found) = Live::load(file, map.end(), map.id)?
+            && let Some(found) = LiveMap::load(file, map.end(), map.id)?
         {
             map.take_over(file, found)?;
         }
@@ -263,7 +263,7 @@ impl Map {
     }
 
     /// Adds the clusters that only the live map has.
-    fn take_over(&mut self, file: &File, live: Live) -> io::Result<()> {
+    fn take_over(&mut self, file: &File, live: LiveMap) -> io::Result<()> {
         let Self { bits, dirty, .. } = self;
         let live_bits = live.read(file, bits.len())?;
         for (number, (block, live)) in bits.chunks_mut(BLOCK).zip(live_bits.chunks(BLOCK)).enumerate() {
@@ -286,7 +286,7 @@ impl Map {
     /// The layer, which was loaded, will be written. `has_name`: someone can open it once this process has gone.
     pub fn begin_writing(&mut self, file: &File, has_name: bool) -> io::Result<()> {
         if has_name && self.live.is_none() {
-            self.live = Some(Live::begin(file, self.end(), self.id, self.bits.len() as u64)?);
+            self.live = Some(LiveMap::begin(file, self.end(), self.id, self.bits.len() as u64)?);
         }
         if self.version == VERSION {
             return Ok(());
@@ -384,7 +384,7 @@ mod tests {
     /// Against a look at each cluster, over ranges that begin and end within bytes and at their ends.
     #[test]
     fn ranges_of_a_map_are_its_clusters() {
-        let mut map = Map::blank(Base { len: 200 * CLUSTER, digest: 0 }, 0);
+        let mut map = ClusterMap::blank(BaseIdentity { len: 200 * CLUSTER, digest: 0 }, 0);
         let included = [3..4, 6..9, 16..40, 47..48, 64..65, 70..133, 199..200];
         included.iter().for_each(|range| map.include(range.clone()));
         for start in 0..200 {

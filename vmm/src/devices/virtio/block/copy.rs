@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A write to the copy's file may be delayed by the file system until the disk has taken older ones, so the
-//! pause writes to memory. Memory has a bound ([`MOST_HELD`]): passes while the device works leave half of it
+//! pause writes to memory. Memory has a bound ([`MAX_BUFFERED`]): passes while the device works leave half of it
 //! to the pause, and a cluster that does not fit goes to the copy.
 //!
 //! The layer below never changes: it is copied once, and shares its blocks with the copy where the file system can. Each copy has
@@ -20,9 +20,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
 
-use super::cluster_map::{CLUSTER, Map};
+use super::cluster_map::{CLUSTER, ClusterMap};
 use super::clusters::{Clusters, count};
-use super::pause_buffer::{Held, overlap};
+use super::pause_buffer::{PauseBuffer, overlap};
 use crate::error::{Error, Result};
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sparse;
@@ -31,13 +31,13 @@ use crate::run_control::RunState;
 /// Clusters copied between two looks at the clock, unless they are a hole.
 const STEP: u64 = (1 << 20) / CLUSTER;
 /// Clusters of one disk that a copy holds in memory at most: 128 MiB.
-pub const MOST_HELD: u64 = (128 << 20) / CLUSTER;
+pub const MAX_BUFFERED: u64 = (128 << 20) / CLUSTER;
 
 /// The clusters that one disk wrote. They are noted while a copy is made.
 #[derive(Debug, Default)]
-pub struct Noted(Option<Clusters>);
+pub struct WriteLog(Option<Clusters>);
 
-impl Noted {
+impl WriteLog {
     pub(super) fn begin(&mut self) {
         self.0 = Some(Clusters::new());
     }
@@ -69,7 +69,7 @@ pub struct LayerSource {
     /// The clusters of the layer, where there is one below it.
     pub(super) clusters: Clusters,
     /// Everything that the disk has in one of both.
-    pub(super) map: Map,
+    pub(super) map: ClusterMap,
 }
 
 /// The copy.
@@ -82,7 +82,7 @@ pub struct LayerCopy {
     /// Bytes that it takes of the host, at most, beside what is written later.
     bytes: u64,
     /// Clusters that were copied later, and are not in the file yet.
-    pub(super) held: Held,
+    pub(super) pause_buffer: PauseBuffer,
     /// Clusters that are still to be copied.
     left: Clusters,
     /// Clusters that were copied later.
@@ -101,7 +101,7 @@ impl LayerCopy {
     /// # Errors
     /// The host has no memory for it.
     pub fn begin(from: LayerSource, to: File) -> Result<Self> {
-        let held = Held::new(fresh(from.map.end())?);
+        let pause_buffer = PauseBuffer::new(fresh(from.map.end())?);
         let shares = sparse::share(from.whole(), &to);
         let bytes = from.bytes_in(&to, shares);
         Ok(Self {
@@ -109,7 +109,7 @@ impl LayerCopy {
             to,
             shares,
             bytes,
-            held,
+            pause_buffer,
             left: Clusters::new(),
             later: Clusters::new(),
             placed: Clusters::new(),
@@ -163,8 +163,8 @@ impl LayerCopy {
     }
 
     /// Bytes that are held in memory.
-    pub fn held(&self) -> u64 {
-        self.held.len() * CLUSTER
+    pub fn buffered(&self) -> u64 {
+        self.pause_buffer.len() * CLUSTER
     }
 
     /// Clusters that are still to be copied.
@@ -201,9 +201,9 @@ impl LayerCopy {
     ) -> io::Result<bool> {
         let mut left = self.left();
         let most_held = match guest {
-            RunState::Running if left > MOST_HELD / 2 => 0,
-            RunState::Running => MOST_HELD / 2,
-            RunState::Paused | RunState::Ended => MOST_HELD,
+            RunState::Running if left > MAX_BUFFERED / 2 => 0,
+            RunState::Running => MAX_BUFFERED / 2,
+            RunState::Paused | RunState::Ended => MAX_BUFFERED,
         };
         while let Some(range) = self.left.first() {
             if !goes_on(left) {
@@ -212,13 +212,13 @@ impl LayerCopy {
             let (step, is_hole) = self.from.step(range)?;
             let place = self.from.stretch(&step);
             if is_hole && most_held > 0 {
-                self.held.add_hole(step.clone(), place)?;
-            } else if self.held.len_with(&step) <= most_held {
-                self.copied += self.held.add_data(step.clone(), &self.from.layer, place)?;
+                self.pause_buffer.add_hole(step.clone(), place)?;
+            } else if self.pause_buffer.len_with(&step) <= most_held {
+                self.copied += self.pause_buffer.add_data(step.clone(), &self.from.layer, place)?;
             } else {
                 about_to_write(self.release(&step));
                 self.copied += sparse::stretch(&self.from.layer, &self.to, place.clone())?;
-                self.held.remove(step.clone(), place)?;
+                self.pause_buffer.remove(step.clone(), place)?;
             }
             left -= step.end - step.start;
             self.left.remove(step.clone());
@@ -240,14 +240,14 @@ impl LayerCopy {
     /// # Errors
     /// The host refuses to take the copy.
     pub fn finish(mut self, about_to_write: &dyn Fn(u64)) -> io::Result<(File, u64)> {
-        let held: Vec<_> = self.held.clusters().cloned().collect();
+        let held: Vec<_> = self.pause_buffer.clusters().cloned().collect();
         for range in held {
             about_to_write(self.release(&range));
-            sparse::stretch(self.held.memory(), &self.to, self.from.stretch(&range))?;
+            sparse::stretch(self.pause_buffer.memory(), &self.to, self.from.stretch(&range))?;
         }
         self.later.iter().for_each(|range| self.from.map.include(range.clone()));
-        let named = self.from.map.write_copy(&self.to)?;
-        Ok((self.to, named.digest))
+        let identity = self.from.map.write_copy(&self.to)?;
+        Ok((self.to, identity.digest))
     }
 }
 
@@ -307,26 +307,26 @@ pub fn failed(id: &str) -> impl Fn(io::Error) -> Error + '_ {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use super::super::cluster_map::Base;
-    use super::super::testing::Dir;
+    use super::super::cluster_map::BaseIdentity;
+    use super::super::testing::TestDir;
     use super::*;
 
     /// A clone's layer is in a file without a name in another file system than the snapshot's.
     #[test]
     fn room_is_reserved_for_an_upper_layer_whose_blocks_cannot_be_shared() {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let open = |name| {
             let options = File::options().read(true).write(true).create_new(true).open(dir.path(name));
             options.unwrap()
         };
         let (below, beside, to) = (open("below"), open("beside"), open("to"));
         let elsewhere = fresh(0).unwrap();
-        let base = Base { len: 4 * CLUSTER, digest: 0 };
-        let mut map = Map::make(&below, base, false).unwrap();
+        let base = BaseIdentity { len: 4 * CLUSTER, digest: 0 };
+        let mut map = ClusterMap::make(&below, base, false).unwrap();
         below.write_all_at(&[1; CLUSTER as usize], map.data()).unwrap();
         map.include(0..2);
         for layer in [&beside, &elsewhere] {
-            Map::make(layer, base, false).unwrap();
+            ClusterMap::make(layer, base, false).unwrap();
             layer.write_all_at(&[2; CLUSTER as usize], map.data() + CLUSTER).unwrap();
         }
         let allocated = |file: &File| file.metadata().unwrap().blocks() * 512;

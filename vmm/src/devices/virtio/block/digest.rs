@@ -12,7 +12,7 @@ use std::os::unix::fs::FileExt;
 
 use crc::{CRC_64_ECMA_182, Crc, Table};
 
-use super::bounce::Bounce;
+use super::bounce::BounceBuffer;
 use super::request::SECTOR;
 
 /// Bytes at the start.
@@ -29,7 +29,7 @@ const ALIGNED: u64 = 4096;
 pub fn of_base(base: &File, len: u64) -> io::Result<u64> {
     let mut digest = CRC.digest();
     digest.update(&len.to_le_bytes());
-    let mut bounce = Bounce::new(2 * HEAD as usize);
+    let mut bounce = BounceBuffer::new(2 * HEAD as usize);
     let mut add = |at: u64, count: u64| {
         let (start, end) = (at / ALIGNED * ALIGNED, (at + count).next_multiple_of(ALIGNED));
         let bytes = &mut bounce.bytes()[..(end - start) as usize];

@@ -8,7 +8,7 @@ use std::thread;
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::testing::{DONE, Dir, IN, OUT, by_descriptor, disk_on, header, on_both_engines, pattern};
+use super::testing::{DONE, IN, OUT, TestDir, by_descriptor, disk_on, header, on_both_engines, pattern};
 use super::*;
 use crate::config::FileRef;
 use crate::devices::virtio::testing::{Driver, NEXT, WRITE};
@@ -26,7 +26,7 @@ const COUNT: u64 = PIECES * REQUESTS;
 /// Freezes to try, each a little later. Where transfers hold pages, one of the first 40 lost a page.
 const ROUNDS: u64 = 200;
 
-fn open_direct(dir: &Dir, content: &[u8]) -> Option<File> {
+fn open_direct(dir: &TestDir, content: &[u8]) -> Option<File> {
     let path = dir.file("image", content);
     File::open(&path).and_then(|file| file.sync_all()).unwrap();
     let direct = File::options().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
@@ -115,7 +115,7 @@ fn freeze_amid(kind: u32, engine: Engine, file: &File, delay: u64, content: &[u8
 
 #[test]
 fn read_past_the_page_cache_is_not_lost_to_a_freeze() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let content = pattern(COUNT as usize * SECTOR_LEN, 7);
     let Some(file) = open_direct(&dir, &content) else { return };
     on_both_engines(|engine| {
@@ -128,7 +128,7 @@ fn read_past_the_page_cache_is_not_lost_to_a_freeze() {
 /// Writes go past the VMM's own memory before a freeze too.
 #[test]
 fn write_past_the_page_cache_is_whole_after_a_freeze() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let Some(file) = open_direct(&dir, &pattern(COUNT as usize * SECTOR_LEN, 7)) else { return };
     on_both_engines(|engine| {
         for round in 0..40 {
@@ -141,18 +141,18 @@ fn write_past_the_page_cache_is_whole_after_a_freeze() {
 
 #[test]
 fn reads_alone_go_through_memory_of_the_vmms_own() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let Some(file) = open_direct(&dir, &[1; 4096]) else { return };
     let reference = FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(&file));
-    let file = HostFile::open("disk0", &reference, Use::Write).unwrap();
-    assert!(file.bounces(host_file::Direction::Read) && !file.bounces(host_file::Direction::Write));
+    let file = HostFile::open("disk0", &reference, OpenMode::Write).unwrap();
+    assert!(file.needs_bounce(host_file::Direction::Read) && !file.needs_bounce(host_file::Direction::Write));
     file.allow_direct();
-    assert!(!file.bounces(host_file::Direction::Read));
+    assert!(!file.needs_bounce(host_file::Direction::Read));
 }
 
 #[test]
 fn file_past_the_page_cache_reads_and_writes_before_and_after_a_freeze() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let content = pattern(COUNT as usize * SECTOR_LEN, 9);
     let Some(file) = open_direct(&dir, &content) else { return };
     on_both_engines(|engine| {
@@ -185,7 +185,7 @@ fn file_past_the_page_cache_reads_and_writes_before_and_after_a_freeze() {
 /// A snapshot and a restore read samples of an image that the guest uses past the page cache.
 #[test]
 fn file_past_the_page_cache_has_the_digest_that_it_has_in_it() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     for len in [512, 4096, 4097, 12 << 10, 20_000, (1 << 20) + 512, (1 << 20) + 4095] {
         let content = pattern(len, 11);
         let Some(direct) = open_direct(&dir, &content) else { return };

@@ -6,18 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::host_file::HostFile;
-use super::sync_tracker::Syncs;
+use super::sync_tracker::SyncTracker;
 
 /// A directory that was open when its layer was opened, whatever it is called later.
 #[derive(Debug)]
-pub struct Directory {
+pub struct LayerDirectory {
     /// `None` if its user may not read it, as in mode 0711.
     opened: Option<File>,
     /// A failed sync stays one, as for a layer: the kernel reports it once.
-    syncs: Arc<Syncs>,
+    syncs: Arc<SyncTracker>,
 }
 
-impl Directory {
+impl LayerDirectory {
     /// Opens the directory in which the file `path` lies.
     ///
     /// # Errors

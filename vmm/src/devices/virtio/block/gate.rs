@@ -33,7 +33,7 @@ impl Gate {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    pub(super) fn tell_idle(&self) {
+    pub(super) fn notify_idle(&self) {
         self.idle.notify_all();
     }
 
@@ -97,7 +97,7 @@ mod tests {
     use std::fs;
 
     use super::super::testing::{
-        DONE, Dir, FLUSH, OUT, disk_on, header, on_both_engines, read, status, write,
+        DONE, FLUSH, OUT, TestDir, disk_on, header, on_both_engines, read, status, write,
     };
     use super::*;
     use crate::config::devices::Engine;
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn closed_gate_leaves_requests_in_the_queue_for_after_the_halt() {
         on_both_engines(|engine| {
-            let dir = Dir::new();
+            let dir = TestDir::new();
             let path = dir.file("image", &[0; 8192]);
             let block = Block::open(&disk_on(engine, &path)).unwrap();
             let gate = block.gate();
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn gate_is_closed_once_what_is_under_way_has_ended() {
         on_both_engines(|engine| {
-            let dir = Dir::new();
+            let dir = TestDir::new();
             let path = dir.file("image", &vec![7; 4 << 20]);
             let block = Block::open(&disk_on(engine, &path)).unwrap();
             let gate = block.gate();
@@ -168,7 +168,7 @@ mod tests {
     /// A disk holds its lock while it does a request at once: here for longer than anybody waits.
     #[test]
     fn disk_that_is_busy_for_longer_is_not_waited_for() {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let block = Block::open(&disk_on(Engine::Sync, dir.file("image", &[0; 8192]))).unwrap();
         let gate = block.gate();
         let disks = [(Arc::clone(&gate), Arc::new(Mutex::new(block)))];
@@ -184,7 +184,7 @@ mod tests {
     /// A flush may take longer than the second that disks have without a limit.
     #[test]
     fn disk_that_comes_to_rest_within_a_long_limit_is_waited_for() {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let block = Block::open(&disk_on(Engine::Sync, dir.file("image", &[0; 8192]))).unwrap();
         let gate = block.gate();
         let disk = Arc::new(Mutex::new(block));

@@ -12,9 +12,9 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 
 use super::bounce;
-use super::bounce::Bounce;
-use super::request::Stretch;
-use super::sync_tracker::{Syncs, UnderWay};
+use super::bounce::BounceBuffer;
+use super::request::DiskRange;
+use super::sync_tracker::{PendingSync, SyncTracker};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
@@ -34,8 +34,8 @@ pub struct HostFile {
     is_block_device: bool,
     is_written: bool,
     /// Reads go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
-    bounces: Arc<AtomicBool>,
-    syncs: Arc<Syncs>,
+    needs_bounce: Arc<AtomicBool>,
+    syncs: Arc<SyncTracker>,
     /// Bytes that it had when that was last looked at; 0 to look again.
     known_len: AtomicU64,
     /// One for all duplicates: the last of them unlocks the file. `None` for a descriptor of the caller's,
@@ -45,13 +45,13 @@ pub struct HostFile {
 
 /// How a file is to be used, and what others may then do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Use {
+pub enum OpenMode {
     /// Others may read it too.
     Read,
     /// Nobody else.
     Write,
-    /// As [`Use::Write`], and if it is not there it is made.
-    Make,
+    /// As [`OpenMode::Write`], and if it is not there it is made.
+    Create,
 }
 
 /// Which way data goes.
@@ -68,11 +68,13 @@ impl HostFile {
     ///
     /// # Errors
     /// It is neither a regular file nor a block device, or someone uses it in a way that does not go with this one.
-    pub fn open(id: &str, file: &FileRef, wanted: Use) -> Result<Self> {
+    pub fn open(id: &str, file: &FileRef, wanted: OpenMode) -> Result<Self> {
         let name = file.to_string();
         let opened = match wanted {
-            Use::Read => file.open("open disk")?,
-            Use::Write | Use::Make => file.open_writable("open disk", wanted == Use::Make)?,
+            OpenMode::Read => file.open("open disk")?,
+            OpenMode::Write | OpenMode::Create => {
+                file.open_writable("open disk", wanted == OpenMode::Create)?
+            }
         };
         let kind =
             opened.metadata().map_err(|source| Error::file("look at disk", &name, source))?.file_type();
@@ -86,22 +88,22 @@ impl HostFile {
                 .and_then(|flags| fcntl_setfl(&opened, flags - OFlags::NONBLOCK))
                 .map_err(|source| Error::file("open disk", &name, source))?;
         }
-        let bounces =
+        let needs_bounce =
             bounce::may_hold_pages(&opened).map_err(|source| Error::file("look at disk", &name, source))?;
         let opened = Self {
             file: opened,
             name,
             is_block_device: kind.is_block_device(),
-            is_written: wanted != Use::Read,
-            bounces: Arc::new(AtomicBool::new(bounces)),
+            is_written: wanted != OpenMode::Read,
+            needs_bounce: Arc::new(AtomicBool::new(needs_bounce)),
             syncs: Arc::default(),
             known_len: AtomicU64::new(0),
             lock: (!matches!(file, FileRef::Fd(_))).then(Arc::default),
         };
-        let kind = if wanted == Use::Read { libc::F_RDLCK } else { libc::F_WRLCK };
+        let kind = if wanted == OpenMode::Read { libc::F_RDLCK } else { libc::F_WRLCK };
         opened.set_lock(kind).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
-                let use_of_it = if wanted == Use::Read { "written" } else { "used" };
+                let use_of_it = if wanted == OpenMode::Read { "written" } else { "used" };
                 let problem = format!("{id}: {} is being {use_of_it} by another VM or process", opened.name);
                 Error::config("disks", problem)
             }
@@ -112,13 +114,13 @@ impl HostFile {
 
     /// The same open file once more; the lock is theirs together.
     pub fn duplicate(&self) -> io::Result<Self> {
-        let Self { file, name, is_block_device, is_written, bounces, syncs, known_len: _, lock } = self;
+        let Self { file, name, is_block_device, is_written, needs_bounce, syncs, known_len: _, lock } = self;
         Ok(Self {
             file: file.try_clone()?,
             name: name.clone(),
             is_block_device: *is_block_device,
             is_written: *is_written,
-            bounces: Arc::clone(bounces),
+            needs_bounce: Arc::clone(needs_bounce),
             syncs: Arc::clone(syncs),
             known_len: AtomicU64::new(0),
             lock: lock.clone(),
@@ -147,24 +149,24 @@ impl HostFile {
     ///
     /// # Errors
     /// An earlier one failed.
-    pub fn begin_sync(&self) -> io::Result<UnderWay> {
+    pub fn begin_sync(&self) -> io::Result<PendingSync> {
         self.syncs.begin()
     }
 
     /// The syncs of the file and its duplicates.
-    pub fn syncs(&self) -> &Syncs {
+    pub fn syncs(&self) -> &SyncTracker {
         &self.syncs
     }
 
     /// Whether transfers must not go to or from guest memory directly. A write may always: what it writes is
     /// in the pages that the kernel holds, whatever becomes of their mapping.
-    pub fn bounces(&self, direction: Direction) -> bool {
-        direction == Direction::Read && self.bounces.load(Ordering::Acquire)
+    pub fn needs_bounce(&self, direction: Direction) -> bool {
+        direction == Direction::Read && self.needs_bounce.load(Ordering::Acquire)
     }
 
     /// Lets reads go to guest memory directly: freezing it moves none of its pages any more.
     pub fn allow_direct(&self) {
-        self.bounces.store(false, Ordering::Release);
+        self.needs_bounce.store(false, Ordering::Release);
     }
 
     /// The file as the user named it.
@@ -215,19 +217,19 @@ impl HostFile {
     /// Writes from guest memory, all of it or it is an error. A file that has become too short does not grow again: it would
     /// have zeros where there was data.
     pub fn write(&self, at: u64, from: &Buffers<'_>) -> io::Result<()> {
-        self.check_reaches(at + from.len() as u64)?;
+        self.check_len(at + from.len() as u64)?;
         // SAFETY: as above.
         unsafe { self.transfer(Direction::Write, at, &mut from.iovecs()) }
     }
 
     /// Whether the file still has its first `end` bytes, or had them when that was last looked at.
-    pub fn check_reaches(&self, end: u64) -> io::Result<()> {
+    pub fn check_len(&self, end: u64) -> io::Result<()> {
         if self.is_block_device || self.known_len.load(Ordering::Relaxed) >= end {
             return Ok(());
         }
         let len = self.len()?;
         self.known_len.store(len, Ordering::Relaxed);
-        if len >= end { Ok(()) } else { Err(shrunk()) }
+        if len >= end { Ok(()) } else { Err(file_shrunk()) }
     }
 
     /// Its length is to be looked at again before the next write.
@@ -245,7 +247,7 @@ impl HostFile {
         at: u64,
         pieces: &mut [libc::iovec],
     ) -> io::Result<()> {
-        if self.bounces(direction) {
+        if self.needs_bounce(direction) {
             // SAFETY: as the caller has it.
             return unsafe { self.read_by_bounce(at, pieces) };
         }
@@ -260,10 +262,10 @@ impl HostFile {
                 Direction::Write => unsafe { libc::pwritev(fd, pieces, count, at) },
             };
             match done {
-                0 => return Err(shrunk()),
+                0 => return Err(file_shrunk()),
                 1.. => {
                     at += done as libc::off_t;
-                    rest = skip(rest, done.cast_unsigned());
+                    rest = advance(rest, done.cast_unsigned());
                 }
                 _ => match io::Error::last_os_error() {
                     error if error.kind() == ErrorKind::Interrupted => {}
@@ -280,12 +282,12 @@ impl HostFile {
     /// As for [`HostFile::transfer`].
     unsafe fn read_by_bounce(&self, at: u64, pieces: &[libc::iovec]) -> io::Result<()> {
         let len: usize = pieces.iter().map(|piece| piece.iov_len).sum();
-        let mut bounce = Bounce::new(len.min(bounce::MOST));
+        let mut bounce = BounceBuffer::new(len.min(bounce::MOST));
         let mut done = 0;
         while done < len {
             let bytes = &mut bounce.bytes()[..(len - done).min(bounce::MOST)];
             self.file.read_exact_at(bytes, at + done as u64).map_err(|error| match error.kind() {
-                ErrorKind::UnexpectedEof => shrunk(),
+                ErrorKind::UnexpectedEof => file_shrunk(),
                 _ => error,
             })?;
             // SAFETY: as the caller has it; there are `len` bytes.
@@ -296,9 +298,9 @@ impl HostFile {
     }
 
     /// Lets a stretch read as zeros, in whichever way the host knows.
-    pub fn write_zeroes(&self, stretch: Stretch) -> io::Result<()> {
-        let Stretch { at, len, unmap } = stretch;
-        self.check_reaches(at + len)?;
+    pub fn write_zeroes(&self, stretch: DiskRange) -> io::Result<()> {
+        let DiskRange { at, len, unmap } = stretch;
+        self.check_len(at + len)?;
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         for way in [punch, zero].into_iter().skip(usize::from(!unmap)) {
@@ -317,7 +319,7 @@ impl HostFile {
     }
 
     /// Gives the place of a stretch back to the host.
-    pub fn discard(&self, Stretch { at, len, unmap: _ }: Stretch) -> io::Result<()> {
+    pub fn discard(&self, DiskRange { at, len, unmap: _ }: DiskRange) -> io::Result<()> {
         if !self.is_block_device {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             return Ok(fallocate(&self.file, punch, at, len)?);
@@ -339,12 +341,12 @@ impl Drop for HostFile {
     }
 }
 
-pub fn shrunk() -> io::Error {
+pub fn file_shrunk() -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, "the file has become shorter")
 }
 
 /// What is left of `pieces` after `done` bytes.
-pub fn skip(pieces: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
+pub fn advance(pieces: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
     let mut whole = 0;
     while let Some(piece) = pieces.get_mut(whole) {
         if done < piece.iov_len {

@@ -145,15 +145,15 @@ fn modified(file: &File) -> io::Result<Timestamp> {
 }
 
 /// The times that snapshots of this process recorded, of any image.
-static RECORDED: Mutex<Recorded> = Mutex::new(Recorded(Vec::new()));
+static RECORDED: Mutex<RecordedTimes> = Mutex::new(RecordedTimes(Vec::new()));
 
 /// Seconds that snapshots recorded as times of images, as found or as given: of two snapshots in a second
 /// the image may have been written between. They are ranges in order, few of them: the earliest swallow the
 /// gaps between them.
 #[derive(Debug)]
-struct Recorded(Vec<(i64, i64)>);
+struct RecordedTimes(Vec<(i64, i64)>);
 
-impl Recorded {
+impl RecordedTimes {
     const MOST: usize = 64;
 
     fn note(&mut self, second: i64) {
@@ -207,8 +207,8 @@ fn tick() -> Timestamp {
 
 #[cfg(test)]
 mod tests {
-    use super::super::host_file::Use;
-    use super::super::testing::{Coarse, Dir, Loop, Random, pattern};
+    use super::super::host_file::OpenMode;
+    use super::super::testing::{Ext4InSeconds, LoopDevice, Random, TestDir, pattern};
     use super::*;
     use crate::config::FileRef;
     use std::os::unix::fs::FileExt;
@@ -221,9 +221,9 @@ mod tests {
 
     #[test]
     fn write_in_the_tick_of_the_pause_shows() {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let path = dir.file("image", &[1; 4096]);
-        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
         // A tick may end in between, and then nothing was tried.
         let tried = (0..10_000).any(|_| {
             let tick_before = tick();
@@ -247,11 +247,11 @@ mod tests {
     /// ext4 with inodes of 128 bytes keeps seconds.
     #[test]
     fn write_in_the_second_of_the_pause_shows_where_the_file_system_keeps_seconds() {
-        let Some(coarse) = Coarse::mount() else {
+        let Some(coarse) = Ext4InSeconds::mount() else {
             return crate::testing::skip("mounting an ext4 takes root");
         };
         let path = coarse.0.file("disk", &[1; 4096]);
-        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
         // A second may end in between, and then nothing was tried.
         let tried = (0..100).any(|_| {
             let (second, _) = tick();
@@ -274,11 +274,11 @@ mod tests {
 
     #[test]
     fn instants_of_a_second_differ_if_there_was_a_write_between_them() {
-        let Some(coarse) = Coarse::mount() else {
+        let Some(coarse) = Ext4InSeconds::mount() else {
             return crate::testing::skip("mounting an ext4 takes root");
         };
         let path = coarse.0.file("disk", &[1; 4096]);
-        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
         // A second may end in between, and then nothing was tried.
         let tried = (0..100).any(|_| {
             let (second, _) = tick();
@@ -303,11 +303,11 @@ mod tests {
     /// The first one leaves the time as it is, and that is the one that the second would give.
     #[test]
     fn instants_of_a_second_differ_where_the_first_leaves_the_time_as_it_is() {
-        let Some(coarse) = Coarse::mount() else {
+        let Some(coarse) = Ext4InSeconds::mount() else {
             return crate::testing::skip("mounting an ext4 takes root");
         };
         let path = coarse.0.file("disk", &[1; 4096]);
-        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
         // A second may end in between, and then nothing was tried.
         let tried = (0..100).any(|_| {
             let (second, _) = tick();
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn times_that_files_are_given_differ() {
-        let mut recorded = Recorded(Vec::new());
+        let mut recorded = RecordedTimes(Vec::new());
         // The last one: the host's clock was set back.
         let seconds = [3_000_000_000, 3_000_000_000, 3_000_000_001, 3_000_000_001, 2_999_999_000];
         let mut given: Vec<_> =
@@ -350,7 +350,7 @@ mod tests {
     /// Against a set: times that were found and given, in any order, more of them than are kept apart.
     #[test]
     fn time_that_a_file_is_given_is_none_that_was_recorded() {
-        let (mut recorded, mut all) = (Recorded(Vec::new()), std::collections::BTreeSet::new());
+        let (mut recorded, mut all) = (RecordedTimes(Vec::new()), std::collections::BTreeSet::new());
         let mut random = Random(2);
         for now in (0..3000).map(|step| step / 3) {
             if random.below(2) == 0 {
@@ -362,7 +362,7 @@ mod tests {
                 let given = recorded.take_before(now);
                 assert!(given <= now - 2 && all.insert(given), "{given} is recorded: {recorded:?}");
             }
-            assert!(recorded.0.len() <= Recorded::MOST);
+            assert!(recorded.0.len() <= RecordedTimes::MOST);
             assert!(recorded.0.windows(2).all(|pair| pair[0].1 < pair[1].0), "{recorded:?}");
         }
     }
@@ -370,7 +370,7 @@ mod tests {
     /// An image that was last written years ago is not a reason to give years ago.
     #[test]
     fn time_that_a_file_is_given_is_near_though_an_early_one_was_recorded() {
-        let mut recorded = Recorded(Vec::new());
+        let mut recorded = RecordedTimes(Vec::new());
         recorded.note(1_000_000_000);
         assert_eq!(
             [(); 3].map(|()| recorded.take_before(3_000_000_000)),
@@ -392,9 +392,9 @@ mod tests {
 
     #[test]
     fn instant_that_is_held_twice_is_the_same() {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let path = dir.file("image", &[1; 4096]);
-        let file = HostFile::open("disk0", &FileRef::Path(path), Use::Write).unwrap();
+        let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
         for _ in 0..100 {
             write_in_tick(file.file(), tick());
             let held = || {
@@ -408,11 +408,11 @@ mod tests {
 
     #[test]
     fn content_of_a_block_device_is_that_of_the_instant() {
-        let dir = Dir::new();
-        let Some(device) = Loop::over(&dir.file("image", &pattern(1 << 20, 3))) else {
+        let dir = TestDir::new();
+        let Some(device) = LoopDevice::over(&dir.file("image", &pattern(1 << 20, 3))) else {
             return crate::testing::skip("a loop device takes root");
         };
-        let file = HostFile::open("disk0", &FileRef::Path(device.0.clone()), Use::Write).unwrap();
+        let file = HostFile::open("disk0", &FileRef::Path(device.0.clone()), OpenMode::Write).unwrap();
         let before = Image::of(&file, true).unwrap().content().unwrap();
         let mut image = Image::of(&file, true).unwrap();
         image.hold_instant().unwrap();

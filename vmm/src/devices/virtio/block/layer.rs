@@ -43,15 +43,15 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::{io, iter};
 
-use super::cluster_map::{CLUSTER, DirtyBlocks, Map};
+use super::cluster_map::{CLUSTER, ClusterMap, DirtyBlocks};
 use super::clusters::Clusters;
-use super::copy::{LayerSource, Noted};
-use super::directory::Directory;
-use super::host_file::{HostFile, Use};
-use super::lower_files::{Lower, open_layer};
-use super::quota::Bound;
-use super::request::{SECTOR, Stretch};
-use super::storage::{Flush, Place, Storage};
+use super::copy::{LayerSource, WriteLog};
+use super::directory::LayerDirectory;
+use super::host_file::{HostFile, OpenMode};
+use super::lower_files::{LowerFiles, open_layer};
+use super::quota::LayerQuota;
+use super::request::{DiskRange, SECTOR};
+use super::storage::{FileOffset, PendingFlush, Storage};
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
@@ -60,28 +60,28 @@ use crate::memory::files::sparse;
 /// A layer, and what it lies over.
 #[derive(Debug)]
 pub struct Overlay {
-    lower: Lower,
+    lower: LowerFiles,
     layer: HostFile,
-    map: Map,
+    map: ClusterMap,
     /// The most that it may take of the host's disk.
-    bound: Option<Bound>,
+    bound: Option<LayerQuota>,
     /// Whether its file system punches holes, where a guest has discarded something and there is no bound.
     has_holes: Option<bool>,
     /// Someone can open the layer once this process has gone.
     has_name: bool,
     /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed
     /// before it had synced that.
-    directory: Option<Directory>,
+    directory: Option<LayerDirectory>,
     /// The files below were synced since they were opened.
     is_lower_synced: bool,
     /// Blocks of the map that were taken for a flush, and that are not written yet.
     blocks: VecDeque<DirtyBlocks>,
     /// Clusters that the layer has once the writes under way to them have ended.
-    arriving: BTreeSet<u64>,
+    pending: BTreeSet<u64>,
     /// It was made when it was opened, and the guest's writes are all there is in it.
     was_empty: bool,
     /// What is written while a copy is made.
-    noted: Noted,
+    write_log: WriteLog,
     /// For a part of a cluster on its way up. Empty before the first: to touch it costs a restore as much as all else here.
     scratch: Vec<u8>,
 }
@@ -91,7 +91,12 @@ impl Overlay {
     ///
     /// # Errors
     /// Those of [`HostFile::open`]; the layer is none, or lies over something else.
-    pub fn open(id: &str, lower: Lower, (layer, size): (&FileRef, Option<u64>), wanted: Use) -> Result<Self> {
+    pub fn open(
+        id: &str,
+        lower: LowerFiles,
+        (layer, size): (&FileRef, Option<u64>),
+        wanted: OpenMode,
+    ) -> Result<Self> {
         let place = layer;
         let layer = open_layer(id, layer, wanted)?;
         let name = layer.name().to_owned();
@@ -99,40 +104,40 @@ impl Overlay {
         let failed = |act| move |source| Error::file(act, name, source);
         let found = layer.file().metadata().map_err(failed("look at layer"))?;
         let has_name = found.nlink() > 0;
-        let mut was_empty = wanted == Use::Make && found.len() == 0;
-        if wanted == Use::Make
+        let mut was_empty = wanted == OpenMode::Create && found.len() == 0;
+        if wanted == OpenMode::Create
             && !was_empty
-            && Map::is_unfinished(layer.file(), lower.named()).map_err(failed("read layer"))?
+            && ClusterMap::is_unfinished(layer.file(), lower.identity()).map_err(failed("read layer"))?
         {
             layer.file().set_len(0).map_err(failed("empty layer"))?;
             was_empty = true;
         }
         let map = if was_empty {
-            Map::make(layer.file(), lower.named(), has_name).map_err(failed("make layer"))?
+            ClusterMap::make(layer.file(), lower.identity(), has_name).map_err(failed("make layer"))?
         } else {
             let mut map = lower.map_of(id, &layer)?;
             match wanted {
-                Use::Read => map.begin_reading(),
-                Use::Write | Use::Make => {
+                OpenMode::Read => map.begin_reading(),
+                OpenMode::Write | OpenMode::Create => {
                     map.begin_writing(layer.file(), has_name).map_err(failed("write layer"))?;
                 }
             }
             map
         };
-        if wanted != Use::Read
+        if wanted != OpenMode::Read
             && let Some(live_map) = map.revocation(layer.file(), name).map_err(failed("write layer"))?
         {
             layer.syncs().revoke_on_failure(live_map);
         }
         let directory = match place {
-            FileRef::Path(path) if wanted != Use::Read => {
-                Some(Directory::of(path).map_err(failed("open the directory of layer"))?)
+            FileRef::Path(path) if wanted != OpenMode::Read => {
+                Some(LayerDirectory::of(path).map_err(failed("open the directory of layer"))?)
             }
             _ => None,
         };
         let bound = match size {
-            Some(size) if wanted != Use::Read => {
-                Some(Bound::new(layer.file(), &map, size).map_err(failed("look at layer"))?)
+            Some(size) if wanted != OpenMode::Read => {
+                Some(LayerQuota::new(layer.file(), &map, size).map_err(failed("look at layer"))?)
             }
             _ => None,
         };
@@ -146,9 +151,9 @@ impl Overlay {
             directory,
             is_lower_synced: false,
             blocks: VecDeque::new(),
-            arriving: BTreeSet::new(),
+            pending: BTreeSet::new(),
             was_empty,
-            noted: Noted::default(),
+            write_log: WriteLog::default(),
             scratch: Vec::new(),
         })
     }
@@ -160,21 +165,21 @@ impl Overlay {
 
     /// The digest of the map of the layer beneath, or of this one if that `is_read_only`.
     pub fn digest_of_frozen_layer(&self, is_read_only: bool) -> Option<u64> {
-        let named = match is_read_only {
-            true => Some(self.map.named()),
-            false => self.lower.layer().map(|_| self.lower.named()),
+        let identity = match is_read_only {
+            true => Some(self.map.identity()),
+            false => self.lower.layer().map(|_| self.lower.identity()),
         };
-        named.map(|named| named.digest)
+        identity.map(|identity| identity.digest)
     }
 
     /// How many of `len` bytes from `at` on lie in the same file, and whether that is the layer.
-    fn run(&self, at: u64, len: u64) -> (u64, bool) {
+    fn same_file_len(&self, at: u64, len: u64) -> (u64, bool) {
         let first = at / CLUSTER;
         let there = self.map.has(first);
         let mut end = (first + 1) * CLUSTER;
         while end < at + len
             && self.map.has(end / CLUSTER) == there
-            && (there || self.lower.is_together(first, end / CLUSTER))
+            && (there || self.lower.is_in_same_file(first, end / CLUSTER))
         {
             end += CLUSTER;
         }
@@ -197,7 +202,7 @@ impl Overlay {
             None => Clusters::new(), // copied as a whole
         };
         clusters.iter().for_each(|range| map.include(range.clone()));
-        self.noted.begin();
+        self.write_log.begin();
         Ok(LayerSource { below, layer, clusters, map })
     }
 
@@ -211,7 +216,7 @@ impl Overlay {
 
     /// The clusters that the layer has and that were written since the last call.
     pub fn take_written(&mut self) -> Clusters {
-        let written = self.noted.take();
+        let written = self.write_log.take();
         // A cluster that was not written in full, or is under way, is still that below. It is noted again
         // later.
         written.iter().flat_map(|range| self.map.present(range.clone())).collect()
@@ -219,12 +224,12 @@ impl Overlay {
 
     /// Ends what [`Overlay::begin_copy`] began.
     pub fn end_copy(&mut self) {
-        self.noted.end();
+        self.write_log.end();
     }
 
     /// A write that is under way in the layer's file.
-    pub fn note_under_way(&mut self, at: u64, len: u64) {
-        self.noted.add(at - self.map.data(), len);
+    pub fn log_in_flight_write(&mut self, at: u64, len: u64) {
+        self.write_log.add(at - self.map.data(), len);
     }
 
     /// Brings the map to the disk after the data.
@@ -276,7 +281,7 @@ impl Overlay {
     }
 
     /// Lets `put` write a stretch to the layer, with the clusters it lies in.
-    fn put(
+    fn write_clusters(
         &mut self,
         at: u64,
         len: u64,
@@ -288,14 +293,14 @@ impl Overlay {
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
         self.copy_up_around(at, len)?;
         // A write that fails may have been done in part.
-        self.noted.add(at, len);
+        self.write_log.add(at, len);
         put(&self.layer, self.map.data() + at)?;
         // Only now: a cluster that could not be written in full is still that below.
         self.map.add(self.layer.file(), first..=last)
     }
 
     /// Counts the clusters of a write in the layer's size.
-    fn take_room(&mut self, at: u64, len: u64) -> io::Result<()> {
+    fn reserve_quota(&mut self, at: u64, len: u64) -> io::Result<()> {
         match &mut self.bound {
             Some(bound) if len > 0 => bound.take(at / CLUSTER..(at + len).div_ceil(CLUSTER)),
             _ => Ok(()),
@@ -304,7 +309,7 @@ impl Overlay {
 
     /// Whether the file system punches holes.
     fn has_holes(&mut self) -> io::Result<bool> {
-        let known = self.bound.as_ref().map(Bound::has_holes).or(self.has_holes);
+        let known = self.bound.as_ref().map(LayerQuota::has_holes).or(self.has_holes);
         let found = known.map_or_else(|| sparse::punches(self.layer.file()), Ok)?;
         self.has_holes = Some(found);
         Ok(found)
@@ -361,7 +366,7 @@ impl Storage for Overlay {
 
     fn read(&mut self, mut at: u64, mut into: Buffers<'_>) -> io::Result<()> {
         while !into.is_empty() {
-            let (len, in_layer) = self.run(at, into.len() as u64);
+            let (len, in_layer) = self.same_file_len(at, into.len() as u64);
             let part = into.take(len as usize);
             match in_layer {
                 true => self.layer.read(self.map.data() + at, &part)?,
@@ -373,8 +378,8 @@ impl Storage for Overlay {
     }
 
     fn write(&mut self, at: u64, from: Buffers<'_>) -> io::Result<()> {
-        self.take_room(at, from.len() as u64)?;
-        self.put(at, from.len() as u64, |layer, at| layer.write(at, &from))
+        self.reserve_quota(at, from.len() as u64)?;
+        self.write_clusters(at, from.len() as u64, |layer, at| layer.write(at, &from))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -388,7 +393,7 @@ impl Storage for Overlay {
 
     /// Zeros are holes: a layer promises no place to anyone. There may be something from before a crash even where the map says
     /// there is nothing.
-    fn write_zeroes(&mut self, Stretch { at, len, unmap: _ }: Stretch) -> io::Result<()> {
+    fn write_zeroes(&mut self, DiskRange { at, len, unmap: _ }: DiskRange) -> io::Result<()> {
         let whole = self.whole_clusters(at, len);
         if let Some(mut bound) = self.bound.take() {
             let has_holes = bound.has_holes();
@@ -398,7 +403,7 @@ impl Storage for Overlay {
             self.bound = Some(bound);
             room?;
         }
-        self.put(at, len, |layer, at| layer.write_zeroes(Stretch { at, len, unmap: true }))?;
+        self.write_clusters(at, len, |layer, at| layer.write_zeroes(DiskRange { at, len, unmap: true }))?;
         let bound = self.bound.iter_mut().filter(|bound| bound.has_holes());
         bound.for_each(|bound| bound.give_back(whole.clone()));
         Ok(())
@@ -406,7 +411,7 @@ impl Storage for Overlay {
 
     /// Takes no place: parts of clusters that the layer does not have keep their bytes. Does nothing on a file
     /// system without holes, where it would write as many zeros as a guest asks for.
-    fn discard(&mut self, Stretch { at, len, unmap }: Stretch) -> io::Result<()> {
+    fn discard(&mut self, DiskRange { at, len, unmap }: DiskRange) -> io::Result<()> {
         if len == 0 || !self.has_holes()? {
             return Ok(());
         }
@@ -415,7 +420,7 @@ impl Storage for Overlay {
         let at = if self.is_copied_up(first, &whole) { (first + 1) * CLUSTER } else { at };
         let end = if self.is_copied_up(last, &whole) { last * CLUSTER } else { end };
         match end.checked_sub(at) {
-            Some(len) if len > 0 => self.write_zeroes(Stretch { at, len, unmap }),
+            Some(len) if len > 0 => self.write_zeroes(DiskRange { at, len, unmap }),
             _ => Ok(()),
         }
     }
@@ -435,8 +440,8 @@ impl Storage for Overlay {
         let _ = self.map.take_dirty();
         self.blocks.clear();
         self.layer.file().set_len(0)?;
-        self.map = Map::make(self.layer.file(), self.lower.named(), self.has_name)?;
-        self.bound.iter_mut().for_each(Bound::clear);
+        self.map = ClusterMap::make(self.layer.file(), self.lower.identity(), self.has_name)?;
+        self.bound.iter_mut().for_each(LayerQuota::clear);
         self.layer.syncs().forget_failures();
         Ok(())
     }
@@ -450,58 +455,58 @@ impl Storage for Overlay {
         iter::once(self.lower.base()).chain(self.has_name.then_some(&self.layer)).collect()
     }
 
-    fn place(&self, at: u64, len: u64) -> Option<Place> {
-        match self.run(at, len) {
+    fn locate(&self, at: u64, len: u64) -> Option<FileOffset> {
+        match self.same_file_len(at, len) {
             (run, _) if run < len => None,
-            (_, false) => Some(self.lower.place(at)),
-            (_, true) => Some(Place { file: self.layer_number(), at: self.map.data() + at }),
+            (_, false) => Some(self.lower.locate(at)),
+            (_, true) => Some(FileOffset { file: self.layer_number(), at: self.map.data() + at }),
         }
     }
 
-    fn note_write(&mut self, at: u64, len: u64) {
-        self.noted.add(at, len);
+    fn log_write(&mut self, at: u64, len: u64) {
+        self.write_log.add(at, len);
     }
 
     /// The layer has new clusters when the write has ended. Until then reads find what lies below.
-    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<Place>> {
+    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<FileOffset>> {
         let end = self.map.data() + at + len;
-        if len == 0 || self.layer.check_reaches(end).is_err() {
+        if len == 0 || self.layer.check_len(end).is_err() {
             return Ok(None);
         }
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
-        self.take_room(at, len)?;
+        self.reserve_quota(at, len)?;
         self.copy_up_around(at, len)?;
-        self.arriving.extend((first..=last).filter(|cluster| !self.map.has(*cluster)));
-        Ok(Some(Place { file: self.layer_number(), at: self.map.data() + at }))
+        self.pending.extend((first..=last).filter(|cluster| !self.map.has(*cluster)));
+        Ok(Some(FileOffset { file: self.layer_number(), at: self.map.data() + at }))
     }
 
     fn end_write(&mut self, at: u64, len: u64, done: io::Result<()>) -> io::Result<()> {
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
-        match (first..=last).filter(|cluster| self.arriving.remove(cluster)).count() {
+        match (first..=last).filter(|cluster| self.pending.remove(cluster)).count() {
             0 => done,
             _ => done.and_then(|()| self.map.add(self.layer.file(), first..=last)),
         }
     }
 
-    fn is_arriving(&self, at: u64, len: u64) -> bool {
-        len > 0 && self.arriving.range(at / CLUSTER..=(at + len - 1) / CLUSTER).next().is_some()
+    fn is_pending(&self, at: u64, len: u64) -> bool {
+        len > 0 && self.pending.range(at / CLUSTER..=(at + len - 1) / CLUSTER).next().is_some()
     }
 
     fn abandon(&mut self) {
-        self.arriving.clear();
+        self.pending.clear();
     }
 
-    fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
+    fn begin_flush(&mut self) -> io::Result<Option<PendingFlush>> {
         if !self.has_name {
             return Ok(None);
         }
         self.sync_surroundings()?;
         let sync = self.layer.begin_sync()?;
         self.take_blocks();
-        Ok(Some(Flush { file: self.layer_number(), sync, is_map_written: false }))
+        Ok(Some(PendingFlush { file: self.layer_number(), sync, is_map_written: false }))
     }
 
-    fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
+    fn sync_done(&mut self, flush: &mut PendingFlush, done: io::Result<()>) -> io::Result<bool> {
         flush.sync.end(done)?;
         if flush.is_map_written || !self.write_blocks()? {
             return Ok(false);

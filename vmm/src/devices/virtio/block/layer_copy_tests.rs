@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::thread;
 
-use super::super::super::copy::MOST_HELD;
+use super::super::super::copy::MAX_BUFFERED;
 use super::*;
 use crate::run_control::RunState;
 use crate::sync::lock;
@@ -54,7 +54,7 @@ fn copy_while_written(
 fn copy_made_while_the_disk_is_written_is_the_disk_of_the_last_halt() {
     on_both_engines(|engine| {
         for (seed, beneath) in [(40, false), (41, true), (42, false), (43, true)] {
-            let based = Based { engine, ..Based::new() };
+            let based = LayerFixture { engine, ..LayerFixture::new() };
             let (mut random, mut model) = (Random(seed), based.content[..LEN].to_vec());
             let mut driver = start(&based.layer("first"));
             scribble(&mut driver, &mut model, &mut random, 2);
@@ -74,9 +74,9 @@ fn copy_made_while_the_disk_is_written_is_the_disk_of_the_last_halt() {
 
 #[test]
 fn nothing_is_noted_unless_a_copy_is_made() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut disk = Block::open(&based.layer("layer")).unwrap();
-    disk.storage.note_write(0, 1 << 16);
+    disk.storage.log_write(0, 1 << 16);
     assert!(disk.take_written().is_empty());
     drop(disk);
     assert!(Block::open(&super::disk(&based.base)).unwrap().begin_copy().unwrap().is_none(), "no layer");
@@ -89,7 +89,7 @@ const BIG: u64 = 2 << 30;
 #[test]
 fn large_discard_is_copied_as_one_range() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let big = based.dir.path("big");
         File::create(&big).unwrap().set_len(BIG).unwrap();
         let config = |name| DiskConfig { path: big.as_path().into(), ..based.layer(name) };
@@ -130,8 +130,8 @@ fn large_discard_is_copied_as_one_range() {
 #[test]
 fn copy_of_a_disk_that_is_written_faster_stays_below_its_bound() {
     const MIB: u64 = 160;
-    let based = Based::new();
-    let (big, bound) = (based.dir.path("big"), MOST_HELD * CLUSTER);
+    let based = LayerFixture::new();
+    let (big, bound) = (based.dir.path("big"), MAX_BUFFERED * CLUSTER);
     File::create(&big).unwrap().set_len(MIB << 20).unwrap();
     let config = |name| DiskConfig { path: big.as_path().into(), ..based.layer(name) };
     let mut driver = start(&config("layer"));
@@ -156,8 +156,8 @@ fn copy_of_a_disk_that_is_written_faster_stays_below_its_bound() {
         }
         let about_to_write = |bytes| written.set(written.get() + bytes);
         assert!(copy.pass(guest, &about_to_write, |_| true).unwrap());
-        let in_memory = copy.held.memory().metadata().unwrap().blocks() * 512;
-        assert!(in_memory <= bound && copy.held() <= bound, "{in_memory} bytes in memory");
+        let in_memory = copy.pause_buffer.memory().metadata().unwrap().blocks() * 512;
+        assert!(in_memory <= bound && copy.buffered() <= bound, "{in_memory} bytes in memory");
         in_memory
     };
     // Many clusters go to the file at once.
@@ -169,7 +169,7 @@ fn copy_of_a_disk_that_is_written_faster_stays_below_its_bound() {
         fill(80 + step * 20, 100 + step * 20, 3);
         pass(&mut copy, RunState::Running);
     });
-    assert_eq!(copy.held(), bound / 2);
+    assert_eq!(copy.buffered(), bound / 2);
     assert_eq!(reserved.get(), (MIB - 16) << 20);
     // The rest is the pause's.
     fill(0, MIB, 4);

@@ -9,11 +9,11 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use super::super::super::Block;
 use super::super::super::live_map::pretend_reboot;
-use super::super::super::request::Stretch;
+use super::super::super::request::DiskRange;
 use super::super::super::testing::{
-    DONE, Dir, Random, Small, disk_on, flush, on_both_engines, read, start, write, write_zeroes,
+    DONE, Random, SmallTmpfs, TestDir, disk_on, flush, on_both_engines, read, start, write, write_zeroes,
 };
-use super::{Based, LEN, scribble};
+use super::{LEN, LayerFixture, scribble};
 use crate::config::devices::{Cache, DiskConfig, Engine};
 use crate::devices::virtio::block::cluster_map::CLUSTER;
 use crate::devices::virtio::feature;
@@ -26,13 +26,13 @@ use crate::testing::{apart, refuse_calls};
 pub(super) const LIVE_LEN: usize = 4096 + 4096;
 
 /// What a killed process leaves: the file as it is, with none of what was only in memory.
-pub(super) fn killed(based: &Based) -> DiskConfig {
+pub(super) fn killed(based: &LayerFixture) -> DiskConfig {
     fs::copy(based.dir.path("layer"), based.dir.path("left")).unwrap();
     based.layer("left")
 }
 
 /// The same after a crash of the host that left all of the file: what counts of it is what was synced.
-pub(super) fn crashed(based: &Based) -> DiskConfig {
+pub(super) fn crashed(based: &LayerFixture) -> DiskConfig {
     let left = killed(based);
     reboot(&based.dir.path("left"));
     left
@@ -50,7 +50,7 @@ pub(super) fn reboot(layer: &Path) {
 #[test]
 fn host_crash_takes_nothing_that_was_flushed() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let mut driver = start(&based.layer("layer"));
         assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
         assert_eq!(flush(&mut driver), DONE);
@@ -72,7 +72,7 @@ fn host_crash_takes_nothing_that_was_flushed() {
 fn killed_process_leaves_all_that_was_written() {
     on_both_engines(|engine| {
         for cache in [Cache::Writeback, Cache::Unsafe] {
-            let based = Based { engine, ..Based::new() };
+            let based = LayerFixture { engine, ..LayerFixture::new() };
             let mut model = based.content[..LEN].to_vec();
             let mut driver = start(&DiskConfig { cache, ..based.layer("layer") });
             scribble(&mut driver, &mut model, &mut Random(40), 3);
@@ -92,7 +92,7 @@ fn killed_process_leaves_all_that_was_written() {
 #[test]
 fn clusters_of_a_killed_process_survive_a_reboot_once_they_were_taken_over() {
     for ends in [false, true] {
-        let based = Based::new();
+        let based = LayerFixture::new();
         let mut driver = start(&based.layer("layer"));
         assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
         let left = killed(&based);
@@ -112,7 +112,7 @@ fn clusters_of_a_killed_process_survive_a_reboot_once_they_were_taken_over() {
 #[test]
 fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let mut driver = start(&based.layer("layer"));
         assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
         killed(&based);
@@ -140,7 +140,7 @@ fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
 /// The data before the map, and both before anybody reads through it.
 #[test]
 fn layer_of_a_killed_process_is_synced_before_its_map_and_after() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
     killed(&based);
@@ -161,7 +161,7 @@ fn layer_of_a_killed_process_is_synced_before_its_map_and_after() {
 /// Bits of an earlier boot do not count again because there are some of this one.
 #[test]
 fn live_map_starts_empty_after_a_reboot() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
     reboot(&based.dir.path("layer"));
@@ -176,7 +176,7 @@ fn live_map_starts_empty_after_a_reboot() {
 
 #[test]
 fn damaged_live_map_does_not_count() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 1, &[1; 512]), DONE);
     for at in [0, 8, 16, 31, 39] {
@@ -194,7 +194,7 @@ fn damaged_live_map_does_not_count() {
 fn orderly_end_brings_everything_into_the_synced_map() {
     on_both_engines(|engine| {
         for cache in [Cache::Writeback, Cache::Unsafe] {
-            let based = Based { engine, ..Based::new() };
+            let based = LayerFixture { engine, ..LayerFixture::new() };
             let mut model = based.content[..LEN].to_vec();
             let block =
                 Arc::new(Mutex::new(Block::open(&DiskConfig { cache, ..based.layer("layer") }).unwrap()));
@@ -210,7 +210,7 @@ fn orderly_end_brings_everything_into_the_synced_map() {
 }
 
 /// Made by volt-vmm f290a97: 3 sectors of 1 to 3 in the one cluster of a base of 4 KiB of sevens.
-fn layer_of_version_1(based: &Based) -> DiskConfig {
+fn layer_of_version_1(based: &LayerFixture) -> DiskConfig {
     let header = [
         &b"VOLTLAYR\x01\0\0\0\0\0\x01\0\0\x10\0\0\0\0\0\0"[..],
         &[0xfe, 0xab, 0xa3, 0xfc, 0xf7, 0x9b, 0x6f, 0x1c],
@@ -230,7 +230,7 @@ fn layer_of_version_1(based: &Based) -> DiskConfig {
 
 #[test]
 fn layer_of_version_1_is_read_and_becomes_one_of_this_version_when_it_is_written() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let config = layer_of_version_1(&based);
     let path = based.dir.path("old");
     let old = fs::read(&path).unwrap();
@@ -257,8 +257,8 @@ fn layer_of_version_1_is_read_and_becomes_one_of_this_version_when_it_is_written
 
 #[test]
 fn rewind_that_fails_midway_leaves_no_zeros() {
-    let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
-    let dir = Dir::new();
+    let Some(small) = SmallTmpfs::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
+    let dir = TestDir::new();
     // A map of 64 KiB.
     let base = dir.file("base", b"");
     fs::File::options().write(true).open(&base).unwrap().set_len(32 << 30).unwrap();
@@ -289,11 +289,11 @@ fn rewind_that_fails_midway_leaves_no_zeros() {
 /// No sync failed, so clusters that only the live map has still count.
 #[test]
 fn rewind_that_cannot_truncate_the_layer_leaves_all_that_was_written() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let config = based.layer("layer");
     apart(move || {
         let mut storage = Block::open(&config).unwrap().storage;
-        storage.write_zeroes(Stretch { at: 0, len: CLUSTER, unmap: true }).unwrap();
+        storage.write_zeroes(DiskRange { at: 0, len: CLUSTER, unmap: true }).unwrap();
         refuse_calls(&[libc::SYS_ftruncate], libc::EIO);
         storage.empty().unwrap_err();
         storage.flush().expect_err("it is not known what is left");
@@ -303,50 +303,50 @@ fn rewind_that_cannot_truncate_the_layer_leaves_all_that_was_written() {
 
 #[test]
 fn writes_do_not_ask_for_the_length_of_the_file() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let image = based.dir.file("image", &[7; 16 * 512]);
     for config in [disk_on(Engine::Sync, &image), based.layer("layer")] {
         let mut storage = Block::open(&config).unwrap().storage;
-        storage.write_zeroes(Stretch { at: 0, len: 16 * 512, unmap: true }).unwrap();
+        storage.write_zeroes(DiskRange { at: 0, len: 16 * 512, unmap: true }).unwrap();
         apart(move || {
             refuse_calls(&[libc::SYS_fstat, libc::SYS_newfstatat, libc::SYS_statx], libc::EIO);
             let mut write = |at| {
                 let begun = storage.begin_write(at, 512).unwrap();
                 assert!(begun.is_some(), "io_uring takes it");
                 storage.end_write(at, 512, Ok(())).unwrap();
-                storage.write_zeroes(Stretch { at, len: 512, unmap: true })
+                storage.write_zeroes(DiskRange { at, len: 512, unmap: true })
             };
             (0..100).for_each(|number| write(number % 16 * 512).unwrap());
             // It is looked at again from time to time.
             storage.forget_len();
-            storage.write_zeroes(Stretch { at: 0, len: 512, unmap: true }).unwrap_err();
+            storage.write_zeroes(DiskRange { at: 0, len: 512, unmap: true }).unwrap_err();
         });
     }
 }
 
 #[test]
 fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
     let mut storage = Block::open(&config).unwrap().storage;
     let (at, len) = (CLUSTER + 512, 512);
-    let before = storage.place(at, len);
+    let before = storage.locate(at, len);
     for fails in [true, false] {
         let place = storage.begin_write(at, len).unwrap().unwrap();
-        assert!(storage.is_arriving(CLUSTER, 512) && !storage.is_arriving(CLUSTER - 512, 512));
-        assert_eq!(storage.place(at, len), before, "reads find what lies below");
+        assert!(storage.is_pending(CLUSTER, 512) && !storage.is_pending(CLUSTER - 512, 512));
+        assert_eq!(storage.locate(at, len), before, "reads find what lies below");
         storage.begin_write(0, 512).unwrap_err(); // no room for another
         let done = if fails { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) };
         assert_eq!(storage.end_write(at, len, done).is_err(), fails);
-        assert!(!storage.is_arriving(CLUSTER, CLUSTER));
-        assert_eq!(storage.place(at, len) == Some(place), !fails);
+        assert!(!storage.is_pending(CLUSTER, CLUSTER));
+        assert_eq!(storage.locate(at, len) == Some(place), !fails);
     }
 }
 
 /// The file's length may be on disk before its header is.
 #[test]
 fn layer_that_a_power_cut_left_without_its_header_is_an_empty_layer() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     drop(start(&based.layer("layer")));
     let path = based.dir.path("layer");
     let file = fs::File::options().read(true).write(true).open(&path).unwrap();

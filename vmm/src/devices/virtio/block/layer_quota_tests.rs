@@ -4,12 +4,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use super::super::super::Block;
-use super::super::super::request::Stretch;
+use super::super::super::request::DiskRange;
 use super::super::super::testing::{
     DISCARD, DONE, FAILED, OUT, discard, flush, header, on_both_engines, read, segment, start, status, write,
     write_zeroes,
 };
-use super::{Based, LEN};
+use super::{LEN, LayerFixture};
 use crate::config::devices::DiskConfig;
 use crate::devices::virtio::block::cluster_map::CLUSTER;
 use crate::devices::virtio::testing::Part;
@@ -22,7 +22,7 @@ const SECTORS: u64 = CLUSTER / 512;
 #[test]
 fn write_beyond_the_layers_size_is_an_error_and_all_else_goes_on() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let config = DiskConfig { layer_size: Some(2 * CLUSTER + 5), ..based.layer("layer") };
         let mut driver = start(&config);
         assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
@@ -50,7 +50,7 @@ fn write_beyond_the_layers_size_is_an_error_and_all_else_goes_on() {
 #[test]
 fn zeros_and_discards_take_nothing_of_the_layers_size_and_give_it_back() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
         let mut driver = start(&config);
         let mut expected = based.content[..LEN].to_vec();
@@ -90,22 +90,22 @@ fn zeros_and_discards_take_nothing_of_the_layers_size_and_give_it_back() {
 
 #[test]
 fn failed_write_counts_until_its_cluster_is_discarded() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
     let mut storage = Block::open(&config).unwrap().storage;
     storage.begin_write(0, 512).unwrap().unwrap();
     storage.end_write(0, 512, Err(std::io::ErrorKind::Other.into())).unwrap_err();
     let refused = storage.begin_write(CLUSTER, 512).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
-    storage.discard(Stretch { at: 0, len: CLUSTER, unmap: true }).unwrap();
+    storage.discard(DiskRange { at: 0, len: CLUSTER, unmap: true }).unwrap();
     storage.begin_write(CLUSTER, 512).unwrap().unwrap();
 }
 
 #[test]
 fn emptied_layer_has_its_size_again() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut block = Block::open(&DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") }).unwrap();
-    let stretch = |at| Stretch { at, len: 512, unmap: true };
+    let stretch = |at| DiskRange { at, len: 512, unmap: true };
     block.storage.write_zeroes(stretch(0)).unwrap();
     assert_eq!(block.storage.write_zeroes(stretch(CLUSTER)).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     block.storage.empty().unwrap();
@@ -116,7 +116,7 @@ fn emptied_layer_has_its_size_again() {
 #[test]
 fn write_that_is_sent_with_a_discard_of_its_cluster_leaves_a_hole() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let config = DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") };
         let mut driver = start(&config);
         for sector in (0..4).map(|cluster| cluster * SECTORS) {
@@ -136,11 +136,11 @@ fn write_that_is_sent_with_a_discard_of_its_cluster_leaves_a_hole() {
 #[test]
 fn zeros_count_where_no_hole_can_be_punched() {
     apart(|| {
-        let based = Based::new();
+        let based = LayerFixture::new();
         let config = DiskConfig { layer_size: Some(2 * CLUSTER), ..based.layer("layer") };
         refuse_calls(&[libc::SYS_fallocate], libc::EOPNOTSUPP);
         let mut storage = Block::open(&config).unwrap().storage;
-        let zero = |cluster| Stretch { at: cluster * CLUSTER, len: CLUSTER, unmap: true };
+        let zero = |cluster| DiskRange { at: cluster * CLUSTER, len: CLUSTER, unmap: true };
         storage.write_zeroes(zero(0)).unwrap();
         storage.discard(zero(1)).unwrap();
         storage.write_zeroes(zero(1)).unwrap();
@@ -153,7 +153,7 @@ fn zeros_count_where_no_hole_can_be_punched() {
 
 #[test]
 fn clusters_of_the_map_count_where_a_file_shows_no_hole() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let config = DiskConfig { layer_size: Some(2 * CLUSTER), ..based.layer("layer") };
     let mut driver = start(&config);
     assert_eq!((write(&mut driver, 0, &[1; 512]), flush(&mut driver)), (DONE, DONE));
@@ -169,16 +169,16 @@ fn clusters_of_the_map_count_where_a_file_shows_no_hole() {
 /// A guest may discard 16 GiB with one request.
 #[test]
 fn discard_of_a_layer_without_a_bound_writes_no_zeros_where_there_are_no_holes() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let config = based.layer("layer");
     let layer = based.dir.path("layer");
     crate::testing::apart(move || {
         let mut storage = Block::open(&config).unwrap().storage;
-        let sector = Stretch { at: 0, len: 512, unmap: true };
+        let sector = DiskRange { at: 0, len: 512, unmap: true };
         storage.write_zeroes(sector).unwrap(); // copies the rest of the cluster from the base
         let before = fs::read(&layer).unwrap();
         crate::testing::refuse_calls(&[libc::SYS_fallocate], libc::EOPNOTSUPP);
-        storage.discard(Stretch { len: 4 * CLUSTER, ..sector }).unwrap();
+        storage.discard(DiskRange { len: 4 * CLUSTER, ..sector }).unwrap();
         assert!(fs::read(&layer).unwrap() == before, "the discard wrote something");
     });
 }

@@ -12,11 +12,11 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_F_WRITE_ZEROES;
 
 use super::super::super::Block;
 use super::super::super::medium::Medium;
-use super::super::super::request::{SECTOR, Stretch};
-use super::super::super::storage::Flush;
+use super::super::super::request::{DiskRange, SECTOR};
+use super::super::super::storage::PendingFlush;
 use super::super::super::testing::{DONE, flush, on_both_engines, read, start, write, write_zeroes};
 use super::crash::killed;
-use super::{Based, LEN};
+use super::{LEN, LayerFixture};
 use crate::config::FileRef;
 use crate::config::devices::DiskConfig;
 use crate::devices::virtio::block::cluster_map::CLUSTER;
@@ -29,7 +29,7 @@ use crate::testing::{apart, limited, refuse_calls};
 /// just ended.
 #[test]
 fn first_flush_needs_the_files_below_to_be_synced() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     drop(start(&based.layer("below")));
     let over = based.over("below", "over");
     drop(start(&over));
@@ -54,7 +54,7 @@ fn first_flush_needs_the_files_below_to_be_synced() {
 
 #[test]
 fn orderly_end_syncs_the_map_that_it_writes() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
     storage.write_zeroes(zero(0)).unwrap();
     storage.settle().unwrap();
@@ -65,7 +65,7 @@ fn orderly_end_syncs_the_map_that_it_writes() {
 /// An image that is only read may have been made a moment ago, as a base may.
 #[test]
 fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let read_only = DiskConfig { read_only: true, ..raw(&based) };
     for config in [raw(&based), read_only, based.layer("layer"), based.over("layer", "over")] {
         let disk = Block::open(&config).unwrap();
@@ -87,7 +87,7 @@ fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
 /// A nameless layer has no live map, costs no sync, and is whole for whoever has its descriptor.
 #[test]
 fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let path = based.dir.file("nameless", b"");
     let file = fs::File::options().read(true).write(true).open(&path).unwrap();
     fs::remove_file(&path).unwrap();
@@ -112,7 +112,7 @@ fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
 /// The process that made a layer may have been killed before anything was flushed.
 #[test]
 fn first_flush_of_a_layer_that_was_there_syncs_its_directory_once() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     drop(start(&based.layer("layer")));
     let config = based.layer("layer");
     apart(move || {
@@ -132,7 +132,7 @@ fn first_flush_of_a_layer_that_was_there_syncs_its_directory_once() {
 /// The kernel reports it once, and io_uring's engine tries a flush again that could not begin.
 #[test]
 fn failed_sync_of_a_directory_fails_every_later_flush() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let storage = Arc::new(Mutex::new(Block::open(&based.layer("layer")).unwrap().storage));
     apart({
         let storage = Arc::clone(&storage);
@@ -151,7 +151,7 @@ fn failed_sync_of_a_directory_fails_every_later_flush() {
 #[test]
 fn layer_whose_directory_was_moved_is_flushed() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let (there, moved) = (based.dir.path("there"), based.dir.path("moved"));
         fs::create_dir(&there).unwrap();
         let mut driver = start(&based.layer("there/layer"));
@@ -165,7 +165,7 @@ fn layer_whose_directory_was_moved_is_flushed() {
 /// A directory of mode 0711, for a user who is not its owner, cannot be opened to be synced.
 #[test]
 fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let place = based.dir.path("place");
     fs::create_dir(&place).unwrap();
     drop(start(&based.layer("place/layer")));
@@ -205,7 +205,7 @@ fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
 /// The map promises that the layer's data is on disk, and nothing of the files around it.
 #[test]
 fn map_is_written_though_what_lies_around_the_layer_cannot_be_synced() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let layer = based.dir.path("layer");
     apart({
         let config = based.layer("layer");
@@ -238,13 +238,13 @@ fn synced_clusters(layer: &Path) -> u32 {
     fs::read(layer).unwrap()[4096..8192].iter().map(|byte| byte.count_ones()).sum()
 }
 
-fn zero(cluster: u64) -> Stretch {
-    Stretch { at: cluster * CLUSTER, len: CLUSTER, unmap: true }
+fn zero(cluster: u64) -> DiskRange {
+    DiskRange { at: cluster * CLUSTER, len: CLUSTER, unmap: true }
 }
 
 /// A layer with one cluster, and a flush of it that is under way.
-fn flushing() -> (Based, Medium, Flush) {
-    let based = Based::new();
+fn flushing() -> (LayerFixture, Medium, PendingFlush) {
+    let based = LayerFixture::new();
     let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
     storage.write_zeroes(zero(0)).unwrap();
     let flush = storage.begin_flush().unwrap().unwrap();
@@ -258,14 +258,14 @@ fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
     // Not the first one's: its sync may have begun before this was written.
     storage.write_zeroes(zero(1)).unwrap();
     assert_eq!(synced_clusters(&layer), 0);
-    assert!(storage.synced(&mut first, Ok(())).unwrap(), "the map is not on disk yet");
+    assert!(storage.sync_done(&mut first, Ok(())).unwrap(), "the map is not on disk yet");
     assert_eq!(synced_clusters(&layer), 1);
-    assert!(!storage.synced(&mut first, Ok(())).unwrap());
+    assert!(!storage.sync_done(&mut first, Ok(())).unwrap());
     let mut second = storage.begin_flush().unwrap().unwrap();
-    assert!(storage.synced(&mut second, Ok(())).unwrap());
-    assert!(!storage.synced(&mut second, Ok(())).unwrap());
+    assert!(storage.sync_done(&mut second, Ok(())).unwrap());
+    assert!(!storage.sync_done(&mut second, Ok(())).unwrap());
     let mut without_new_clusters = storage.begin_flush().unwrap().unwrap();
-    assert!(!storage.synced(&mut without_new_clusters, Ok(())).unwrap(), "one sync is enough");
+    assert!(!storage.sync_done(&mut without_new_clusters, Ok(())).unwrap(), "one sync is enough");
     assert_eq!(synced_clusters(&layer), 2);
 }
 
@@ -279,19 +279,19 @@ fn flush_after_an_abandoned_one_loses_no_cluster() {
     storage.write_zeroes(zero(1)).unwrap();
     let mut second = storage.begin_flush().unwrap().unwrap();
     assert_eq!(synced_clusters(&layer), 0);
-    assert!(storage.synced(&mut second, Ok(())).unwrap());
+    assert!(storage.sync_done(&mut second, Ok(())).unwrap());
     assert_eq!(synced_clusters(&layer), 2);
     // Abandoned before the map was synced: the next one syncs after it was written.
     second.sync.note(true);
     let mut third = storage.begin_flush().unwrap().unwrap();
-    assert!(!storage.synced(&mut third, Ok(())).unwrap());
+    assert!(!storage.sync_done(&mut third, Ok(())).unwrap());
 }
 
 /// The kernel takes the pages that it could not write for written.
 #[test]
 fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
     let (based, mut storage, mut flush) = flushing();
-    storage.synced(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+    storage.sync_done(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
     storage.begin_flush().expect_err("it is done at once, and tells why it fails");
     let why = storage.flush().unwrap_err().to_string();
     assert!(why.contains("an earlier sync failed"), "{why}");
@@ -302,7 +302,7 @@ fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
 /// The copy would be of what the host has left, and be restored as if nothing were lost.
 #[test]
 fn layer_is_not_copied_after_a_failed_sync() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut disk = Block::open(&based.layer("layer")).unwrap();
     disk.begin_copy().unwrap().unwrap();
     disk.end_copy();
@@ -319,7 +319,7 @@ fn layer_is_not_copied_after_a_failed_sync() {
 fn layer_is_opened_after_a_failed_sync_as_after_a_power_cut() {
     let (based, mut storage, mut flush) = flushing();
     let layer = based.dir.path("layer");
-    while storage.synced(&mut flush, Ok(())).unwrap() {}
+    while storage.sync_done(&mut flush, Ok(())).unwrap() {}
     storage.write_zeroes(zero(1)).unwrap();
     storage.begin_flush().unwrap().unwrap().sync.end(Err(std::io::ErrorKind::Other.into())).unwrap_err();
     storage.write_zeroes(zero(2)).unwrap();
@@ -340,7 +340,7 @@ fn layer_is_opened_after_a_failed_sync_as_after_a_power_cut() {
     assert!(read(&mut start(&left), 3 * CLUSTER / SECTOR, 512).unwrap() == [0; 512]);
 }
 
-fn raw(based: &Based) -> DiskConfig {
+fn raw(based: &LayerFixture) -> DiskConfig {
     let image = based.dir.file("raw", &[0; CLUSTER as usize]);
     DiskConfig { path: image.into(), layer: None, ..based.layer("none") }
 }
@@ -348,12 +348,12 @@ fn raw(based: &Based) -> DiskConfig {
 /// The kernel reports a failed writeback to one of two syncs that are under way at once.
 #[test]
 fn failed_sync_fails_the_flush_that_is_under_way_beside_it() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     for config in [raw(&based), based.layer("layer")] {
         let mut storage = Block::open(&config).unwrap().storage;
         let [mut first, mut second] = [(); 2].map(|()| storage.begin_flush().unwrap().unwrap());
-        storage.synced(&mut first, Err(std::io::ErrorKind::Other.into())).unwrap_err();
-        let why = storage.synced(&mut second, Ok(())).unwrap_err().to_string();
+        storage.sync_done(&mut first, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+        let why = storage.sync_done(&mut second, Ok(())).unwrap_err().to_string();
         assert!(why.contains("an earlier sync failed"), "{why}");
     }
 }
@@ -361,7 +361,7 @@ fn failed_sync_fails_the_flush_that_is_under_way_beside_it() {
 /// A flush's completion may wait in io_uring while a snapshot's sync succeeds.
 #[test]
 fn snapshots_sync_fails_with_a_flush_whose_failure_is_not_noted_yet() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     for config in [raw(&based), based.layer("layer")] {
         let mut disk = Block::open(&config).unwrap();
         let mut flush = disk.storage.begin_flush().unwrap().unwrap();
@@ -374,7 +374,7 @@ fn snapshots_sync_fails_with_a_flush_whose_failure_is_not_noted_yet() {
                     std::thread::yield_now();
                 }
             });
-            disk.storage.synced(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
+            disk.storage.sync_done(&mut flush, Err(std::io::ErrorKind::Other.into())).unwrap_err();
             limited("the snapshot's sync ends", || snapshot.join().unwrap())
         });
         synced.unwrap_err();
@@ -384,7 +384,7 @@ fn snapshots_sync_fails_with_a_flush_whose_failure_is_not_noted_yet() {
 /// The kernel tells of it only once: the next driver's flush would succeed.
 #[test]
 fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     for config in [raw(&based), based.layer("layer")] {
         let mut storage = Block::open(&config).unwrap().storage;
         storage.write_zeroes(zero(0)).unwrap();
@@ -400,7 +400,7 @@ fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {
 #[test]
 fn zeros_and_discards_of_a_driver_without_flush_are_synced_before_it_is_told() {
     on_both_engines(|engine| {
-        let based = Based::new();
+        let based = LayerFixture::new();
         let config = DiskConfig { engine, ..based.layer("layer") };
         let zeroes = feature::TRANSPORT | 1 << VIRTIO_BLK_F_WRITE_ZEROES;
         let mut driver = Driver::with_features(Block::open(&config).unwrap(), zeroes);

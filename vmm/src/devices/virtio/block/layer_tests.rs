@@ -9,7 +9,7 @@ use super::super::Block;
 use super::super::copy::LayerCopy;
 use super::super::digest;
 use super::super::testing::{
-    DONE, Dir, FAILED, IN, OUT, Random, discard, disk, disk_on, flush, header, on_both_engines, pattern,
+    DONE, FAILED, IN, OUT, Random, TestDir, discard, disk, disk_on, flush, header, on_both_engines, pattern,
     read, refusal, start, status, write, write_zeroes,
 };
 use super::*;
@@ -33,16 +33,16 @@ mod synced;
 const LEN: usize = 5 * CLUSTER as usize + 9 * 512;
 const FILE_LEN: usize = LEN + 256;
 
-struct Based {
-    dir: Dir,
+struct LayerFixture {
+    dir: TestDir,
     base: PathBuf,
     content: Vec<u8>,
     engine: Engine,
 }
 
-impl Based {
+impl LayerFixture {
     fn new() -> Self {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let content = pattern(FILE_LEN, 11);
         Self { base: dir.file("base", &content), content, dir, engine: Engine::Sync }
     }
@@ -78,7 +78,7 @@ fn reopen_shared(driver: &mut Driver, open: impl FnOnce() -> Arc<Mutex<Block>>) 
 
 #[test]
 fn clones_of_a_base_write_apart() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let (mut one, mut other) = (start(&based.layer("one")), start(&based.layer("other")));
     assert_eq!(write(&mut one, 3, &[1; 512]), DONE);
     assert_eq!(write(&mut other, 3, &[2; 1024]), DONE);
@@ -93,7 +93,7 @@ fn clones_of_a_base_write_apart() {
 
 #[test]
 fn a_layer_costs_what_was_written() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let big = based.dir.path("big");
     fs::File::create(&big).unwrap().set_len(1 << 30).unwrap();
     let config = DiskConfig { path: big.as_path().into(), ..based.layer("layer") };
@@ -107,7 +107,7 @@ fn a_layer_costs_what_was_written() {
 
 #[test]
 fn what_a_write_leaves_of_a_cluster_is_the_bases() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     for (number, (at, len)) in [
         (0, 512),                     // the start of a cluster
         (CLUSTER - 512, 512),         // its end
@@ -143,7 +143,7 @@ fn a_disk_with_a_layer_is_one_disk() {
 }
 
 fn one_disk(engine: Engine) {
-    let based = Based { engine, ..Based::new() };
+    let based = LayerFixture { engine, ..LayerFixture::new() };
     let mut driver = start(&based.layer("layer"));
     let mut model = based.content[..LEN].to_vec();
     let mut random = Random(13);
@@ -221,7 +221,7 @@ fn a_layer_over_a_layer_is_one_disk_and_both_are_captured_as_one() {
 
 fn one_disk_of_two_layers(engine: Engine) {
     for seed in 20..26 {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let mut random = Random(seed);
         let mut model = based.content[..LEN].to_vec();
         let mut driver = start(&based.layer("first"));
@@ -261,7 +261,7 @@ fn one_disk_of_two_layers(engine: Engine) {
 #[test]
 fn nothing_is_read_and_written_at_the_very_end() {
     on_both_engines(|engine| {
-        let based = Based { engine, ..Based::new() };
+        let based = LayerFixture { engine, ..LayerFixture::new() };
         let big = based.dir.path("big");
         fs::File::create(&big).unwrap().set_len(2 << 30).unwrap();
         let mut driver = start(&DiskConfig { path: big.as_path().into(), ..based.layer("layer") });
@@ -277,7 +277,7 @@ fn nothing_is_read_and_written_at_the_very_end() {
 
 #[test]
 fn a_layer_over_a_layer_knows_which() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     for (name, byte) in [("one", 1), ("other", 2)] {
         let mut driver = start(&based.layer(name));
         assert_eq!(write(&mut driver, 5, &[byte; 512]), DONE);
@@ -296,7 +296,7 @@ fn a_layer_over_a_layer_knows_which() {
 
 #[test]
 fn it_goes_on_over_a_copy_of_its_layer() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 100, &[1; 512]), DONE);
     reopen(&mut driver, || {
@@ -311,7 +311,7 @@ fn it_goes_on_over_a_copy_of_its_layer() {
 
 #[test]
 fn a_driver_that_breaks_the_rules_loses_nothing_that_it_wrote() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 7, &[7; 512]), DONE);
     driver.describe(0, 63, (MEMORY, 1), WRITE, 0);
@@ -324,7 +324,7 @@ fn a_driver_that_breaks_the_rules_loses_nothing_that_it_wrote() {
 
 #[test]
 fn a_layer_of_another_base_is_refused() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let config = based.layer("layer");
     drop(start(&config));
     Block::open(&config).unwrap();
@@ -342,7 +342,7 @@ fn a_layer_of_another_base_is_refused() {
 
 #[test]
 fn what_is_not_a_layer_is_refused() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     drop(start(&based.layer("layer")));
     let whole = fs::read(based.dir.path("layer")).unwrap();
     let changed = |at: usize| {
@@ -370,7 +370,7 @@ fn what_is_not_a_layer_is_refused() {
 
 #[test]
 fn nobody_writes_to_what_is_in_use() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let _running = start(&based.layer("layer"));
     let error = refusal(&based.layer("layer"));
     assert!(error.contains("is being used by another") && error.contains("layer"), "{error}");
@@ -386,7 +386,7 @@ fn shorten(path: &Path, len: u64) {
 
 #[test]
 fn files_that_shrank_give_errors_and_never_zeros() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
     shorten(&based.base, CLUSTER);
@@ -401,7 +401,7 @@ fn files_that_shrank_give_errors_and_never_zeros() {
 
 #[test]
 fn a_layer_that_is_only_read() {
-    let based = Based::new();
+    let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
     drop(driver);
@@ -415,7 +415,7 @@ fn a_layer_that_is_only_read() {
 
 #[test]
 fn digests_tell_bases_apart() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let digest = |content: &[u8]| {
         let file = fs::File::open(dir.file("base", content)).unwrap();
         digest::of_base(&file, content.len() as u64).unwrap()

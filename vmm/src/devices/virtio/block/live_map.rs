@@ -44,12 +44,12 @@ pub fn len_with(bits: u64) -> u64 {
 
 /// A live map that counts.
 #[derive(Clone, Debug)]
-pub struct Live {
+pub struct LiveMap {
     /// Where it begins in the layer's file.
     at: u64,
 }
 
-impl Live {
+impl LiveMap {
     /// Makes an empty live map of `len` bytes at the end of the layer `id`, in place of what may be there.
     ///
     /// # Errors

@@ -5,25 +5,25 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::{io, iter};
 
-use super::cluster_map::{Base, CLUSTER, LONGEST_BASE, Map};
+use super::cluster_map::{BaseIdentity, CLUSTER, ClusterMap, LONGEST_BASE};
 use super::digest;
-use super::host_file::{HostFile, Use};
+use super::host_file::{HostFile, OpenMode};
 use super::request::SECTOR;
-use super::storage::Place;
+use super::storage::FileOffset;
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result, report};
 
 /// The files, and what is where.
 #[derive(Debug)]
-pub struct Lower {
+pub struct LowerFiles {
     base: HostFile,
-    layer: Option<(HostFile, Map)>,
+    layer: Option<(HostFile, ClusterMap)>,
     /// What the layer above knows it by.
-    named: Base,
+    identity: BaseIdentity,
 }
 
-impl Lower {
+impl LowerFiles {
     /// Opens a base, and the layer over it if there is one. `wanted` is the use of what lies above: before a
     /// layer above is written, the clusters that count in this boot only are brought into the synced map,
     /// because that layer names them too.
@@ -31,8 +31,8 @@ impl Lower {
     /// # Errors
     /// Those of [`HostFile::open`]; the layer is none, belongs to another base, or cannot be written where
     /// its synced map lacks clusters.
-    pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>, wanted: Use) -> Result<Self> {
-        let base = HostFile::open(id, base, Use::Read)?;
+    pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>, wanted: OpenMode) -> Result<Self> {
+        let base = HostFile::open(id, base, OpenMode::Read)?;
         let unreadable = |source| Error::file("read disk", base.name(), source);
         let len = base.len().map_err(unreadable)?;
         if !(SECTOR..=LONGEST_BASE).contains(&len) {
@@ -41,11 +41,11 @@ impl Lower {
             return Err(Error::config("disks", problem));
         }
         let digest = digest::of_base(base.file(), len).map_err(unreadable)?;
-        let mut lower = Self { base, layer: None, named: Base { len, digest } };
+        let mut lower = Self { base, layer: None, identity: BaseIdentity { len, digest } };
         if let Some(place) = layer {
-            let layer = open_layer(id, place, Use::Read)?;
+            let layer = open_layer(id, place, OpenMode::Read)?;
             let mut map = lower.map_of(id, &layer)?;
-            if wanted != Use::Read && map.is_dirty() {
+            if wanted != OpenMode::Read && map.is_dirty() {
                 settle(place, &layer, &mut map).map_err(|error| {
                     let problem = format!(
                         "{id}: {} was left by a process that was killed, and must be written once before a \
@@ -57,7 +57,7 @@ impl Lower {
                 })?;
             }
             map.begin_reading();
-            lower.named = map.named();
+            lower.identity = map.identity();
             lower.layer = Some((layer, map));
         }
         Ok(lower)
@@ -65,20 +65,20 @@ impl Lower {
 
     /// Bytes.
     pub fn len(&self) -> u64 {
-        self.named.len
+        self.identity.len
     }
 
     /// What a layer over it is to name.
-    pub fn named(&self) -> Base {
-        self.named
+    pub fn identity(&self) -> BaseIdentity {
+        self.identity
     }
 
     /// The map of a layer over it.
     ///
     /// # Errors
     /// The file is no layer, or one over something else.
-    pub fn map_of(&self, id: &str, layer: &HostFile) -> Result<Map> {
-        let found = Map::load(layer.file(), self.named);
+    pub fn map_of(&self, id: &str, layer: &HostFile) -> Result<ClusterMap> {
+        let found = ClusterMap::load(layer.file(), self.identity);
         let found = found.map_err(|source| Error::file("read layer", layer.name(), source))?;
         found.map_err(|problem| {
             Error::config("disks", format!("{id}: {} {problem}: {}", layer.name(), self.base.name()))
@@ -86,7 +86,7 @@ impl Lower {
     }
 
     /// The layer's file and its map.
-    pub fn layer(&self) -> Option<(&HostFile, &Map)> {
+    pub fn layer(&self) -> Option<(&HostFile, &ClusterMap)> {
         self.layer.as_ref().map(|(file, map)| (file, map))
     }
 
@@ -96,18 +96,18 @@ impl Lower {
         file.read(at, into)
     }
 
-    /// As [`Lower::read`], to the VMM's memory.
+    /// As [`LowerFiles::read`], to the VMM's memory.
     pub fn read_exact(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let (file, at) = self.find(at);
         file.file().read_exact_at(into, at)
     }
 
     /// Whether two clusters lie in the same file.
-    pub fn is_together(&self, one: u64, other: u64) -> bool {
+    pub fn is_in_same_file(&self, one: u64, other: u64) -> bool {
         self.layer.as_ref().is_none_or(|(_, map)| map.has(one) == map.has(other))
     }
 
-    /// The files that [`Lower::place`] speaks of.
+    /// The files that [`LowerFiles::locate`] speaks of.
     pub fn files(&self) -> impl Iterator<Item = &HostFile> {
         iter::once(&self.base).chain(self.layer.iter().map(|(file, _)| file))
     }
@@ -123,24 +123,24 @@ impl Lower {
     }
 
     /// The file that has a byte, and where.
-    pub fn place(&self, at: u64) -> Place {
+    pub fn locate(&self, at: u64) -> FileOffset {
         match &self.layer {
-            Some((_, map)) if map.has(at / CLUSTER) => Place { file: 1, at: map.data() + at },
-            _ => Place { file: 0, at },
+            Some((_, map)) if map.has(at / CLUSTER) => FileOffset { file: 1, at: map.data() + at },
+            _ => FileOffset { file: 0, at },
         }
     }
 
     fn find(&self, at: u64) -> (&HostFile, u64) {
-        match (self.place(at), &self.layer) {
-            (Place { file: 1, at }, Some((layer, _))) => (layer, at),
-            (Place { at, .. }, _) => (&self.base, at),
+        match (self.locate(at), &self.layer) {
+            (FileOffset { file: 1, at }, Some((layer, _))) => (layer, at),
+            (FileOffset { at, .. }, _) => (&self.base, at),
         }
     }
 }
 
 /// Brings all clusters of a layer, which is open for reading, into its synced map. Nobody writes it: others
 /// that have it open do the same at most.
-fn settle(place: &FileRef, layer: &HostFile, map: &mut Map) -> Result<()> {
+fn settle(place: &FileRef, layer: &HostFile, map: &mut ClusterMap) -> Result<()> {
     let failed = |source| Error::file("write layer", layer.name(), source);
     let writable = place.open_writable("write layer", false)?;
     let identity = |file: &File| file.metadata().map(|found| (found.dev(), found.ino()));
@@ -158,7 +158,7 @@ fn settle(place: &FileRef, layer: &HostFile, map: &mut Map) -> Result<()> {
 ///
 /// # Errors
 /// Those of [`HostFile::open`]; it is a block device.
-pub fn open_layer(id: &str, layer: &FileRef, wanted: Use) -> Result<HostFile> {
+pub fn open_layer(id: &str, layer: &FileRef, wanted: OpenMode) -> Result<HostFile> {
     let layer = HostFile::open(id, layer, wanted)?;
     match layer.is_block_device() {
         true => Err(Error::config("disks", format!("{id}: layer {} must be a regular file", layer.name()))),

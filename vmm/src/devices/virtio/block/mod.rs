@@ -1,9 +1,9 @@
 //! Disks (virtio 1.2, section 5.2): one queue of requests, answered from files of the host.
 //!
 //! ```text
-//!   chain ──request──> Command ──Block──> Storage: HostFile, a raw image or block device
-//!                                    │             Overlay, a layer over what is only read: Lower
-//!                                    │             or Ring, which has many under way
+//!   chain ──request──> BlockRequest ──Block──> Storage: HostFile, a raw image or block device
+//!                                    │             Overlay, a layer over what is only read: LowerFiles
+//!                                    │             or UringEngine, which has many under way
 //!                                    └──> status, the last byte that the chain has room for
 //! ```
 
@@ -58,13 +58,13 @@ use clusters::Clusters;
 use copy::LayerSource;
 pub use disk_files::DiskFiles;
 pub use gate::{ClosedGates, Gate};
-use host_file::{HostFile, Use};
+use host_file::{HostFile, OpenMode};
 pub use image::Image;
 use layer::Overlay;
-use lower_files::Lower;
+use lower_files::LowerFiles;
 use medium::Medium;
 use request::SECTOR;
-use uring::Ring;
+use uring::UringEngine;
 
 /// Requests at a time.
 const QUEUE: u16 = 256;
@@ -85,14 +85,14 @@ pub struct Block {
     // Glue.
     storage: Medium,
     /// Does reads, writes and flushes where there is one.
-    ring: Option<Ring>,
+    uring: Option<UringEngine>,
     limiter: RateLimiter,
     gate: Arc<Gate>,
     /// Transfers may hold pages of guest memory.
     is_direct: bool,
     /// When to look again how long the files are: a look before each write would cost each of them a system
     /// call.
-    look_again: Instant,
+    next_len_check: Instant,
     /// Requests that the host let fail.
     failures: u64,
     // Volatile.
@@ -117,18 +117,18 @@ impl Block {
         let DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit } = config;
         let storage = match layer {
             None => {
-                let wanted = if *read_only { Use::Read } else { Use::Write };
+                let wanted = if *read_only { OpenMode::Read } else { OpenMode::Write };
                 Medium::Image(HostFile::open(id, path, wanted)?)
             }
             Some(layer) => {
-                let wanted = if *read_only { Use::Read } else { Use::Make };
-                let lower = Lower::open(id, path, beneath.as_ref(), wanted)?;
+                let wanted = if *read_only { OpenMode::Read } else { OpenMode::Create };
+                let lower = LowerFiles::open(id, path, beneath.as_ref(), wanted)?;
                 Medium::Layered(Box::new(Overlay::open(id, lower, (layer, *layer_size), wanted)?))
             }
         };
-        let ring = match engine {
+        let uring = match engine {
             Engine::Sync => None,
-            Engine::IoUring => Some(Ring::new(id, &*storage, QUEUE)?),
+            Engine::IoUring => Some(UringEngine::new(id, &*storage, QUEUE)?),
         };
         let mut disk = Self {
             id: id.clone(),
@@ -136,11 +136,11 @@ impl Block {
             read_only: *read_only,
             cache: *cache,
             storage,
-            ring,
+            uring,
             limiter: RateLimiter::new(limit),
             gate: Arc::default(),
             is_direct: false,
-            look_again: Instant::now(),
+            next_len_check: Instant::now(),
             failures: 0,
             capacity: 0,
         };
@@ -171,7 +171,7 @@ impl Block {
     /// Whether nothing is under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.ring.as_ref().is_none_or(Ring::is_idle)
+        self.uring.as_ref().is_none_or(UringEngine::is_idle)
     }
 
     /// Begins a copy of what the guest writes, where that is in a layer. Until [`Block::end_copy`] the layer notes what is written.
@@ -181,7 +181,7 @@ impl Block {
     pub fn begin_copy(&mut self) -> Result<Option<LayerSource>> {
         let Some(overlay) = self.storage.overlay_mut() else { return Ok(None) };
         let source = overlay.begin_copy().map_err(copy::failed(&self.id))?;
-        self.note_under_way();
+        self.log_in_flight_writes();
         Ok(Some(source))
     }
 
@@ -190,14 +190,14 @@ impl Block {
     pub fn take_written(&mut self) -> Clusters {
         let Some(overlay) = self.storage.overlay_mut() else { return Clusters::new() };
         let written = overlay.take_written();
-        self.note_under_way();
+        self.log_in_flight_writes();
         written
     }
 
-    fn note_under_way(&mut self) {
+    fn log_in_flight_writes(&mut self) {
         let Some(overlay) = self.storage.overlay_mut() else { return };
-        for (place, len) in self.ring.iter().flat_map(Ring::writes) {
-            overlay.note_under_way(place.at, len);
+        for (place, len) in self.uring.iter().flat_map(UringEngine::in_flight_writes) {
+            overlay.log_in_flight_write(place.at, len);
         }
     }
 
@@ -322,7 +322,7 @@ impl VirtioDevice for Block {
     }
 
     fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
-        self.ring.as_mut().map_or(Ok(()), |ring| ring.begin(io.ram, watch))
+        self.uring.as_mut().map_or(Ok(()), |uring| uring.begin(io.ram, watch))
     }
 
     fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
@@ -353,11 +353,11 @@ impl Persist for Block {
             read_only,
             cache: _,
             storage: _,
-            ring: _,
+            uring: _,
             limiter: _,
             gate: _,
             is_direct: _,
-            look_again: _,
+            next_len_check: _,
             failures: _,
             capacity,
         } = self;

@@ -12,7 +12,7 @@ use crate::memory::files::sparse;
 
 /// See the module. They lie at their offsets in the layer.
 #[derive(Debug)]
-pub struct Held {
+pub struct PauseBuffer {
     memory: File,
     /// Those that are held, holes too.
     clusters: Clusters,
@@ -22,7 +22,7 @@ pub struct Held {
     len: u64,
 }
 
-impl Held {
+impl PauseBuffer {
     /// `memory` is an empty memfd as long as the layer.
     pub fn new(memory: File) -> Self {
         Self { memory, clusters: Clusters::new(), data: Clusters::new(), len: 0 }

@@ -8,12 +8,12 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 
-use super::cluster_map::{CLUSTER, Map};
+use super::cluster_map::{CLUSTER, ClusterMap};
 use crate::memory::files::sparse;
 
 /// The clusters of a layer that may take place, and how many may.
 #[derive(Debug)]
-pub struct Bound {
+pub struct LayerQuota {
     most: u64,
     taken: u64,
     /// A bit for each cluster.
@@ -22,13 +22,13 @@ pub struct Bound {
     has_holes: bool,
 }
 
-impl Bound {
+impl LayerQuota {
     /// Bounds the layer in `file` to `size` bytes in whole clusters. Clusters that take place already count;
     /// where the file system tells of no hole, those of the map.
     ///
     /// # Errors
     /// The host does not tell where the file has data.
-    pub fn new(file: &File, map: &Map, size: u64) -> io::Result<Self> {
+    pub fn new(file: &File, map: &ClusterMap, size: u64) -> io::Result<Self> {
         let data = map.data()..map.end();
         let clusters = (data.end - data.start) / CLUSTER;
         let bits = vec![0; clusters.div_ceil(8) as usize];

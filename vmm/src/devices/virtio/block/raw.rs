@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io;
 
 use super::host_file::HostFile;
-use super::request::Stretch;
-use super::storage::{Flush, Place, Storage};
+use super::request::DiskRange;
+use super::storage::{FileOffset, PendingFlush, Storage};
 use crate::devices::virtio::chain::Buffers;
 
 impl Storage for HostFile {
@@ -25,7 +25,7 @@ impl Storage for HostFile {
         self.sync(File::sync_data)
     }
 
-    fn write_zeroes(&mut self, stretch: Stretch) -> io::Result<()> {
+    fn write_zeroes(&mut self, stretch: DiskRange) -> io::Result<()> {
         HostFile::write_zeroes(self, stretch)
     }
 
@@ -41,23 +41,23 @@ impl Storage for HostFile {
         vec![self]
     }
 
-    fn place(&self, at: u64, _: u64) -> Option<Place> {
-        Some(Place { file: 0, at })
+    fn locate(&self, at: u64, _: u64) -> Option<FileOffset> {
+        Some(FileOffset { file: 0, at })
     }
 
-    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<Place>> {
-        self.check_reaches(at + len).map(|()| Some(Place { file: 0, at }))
+    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<FileOffset>> {
+        self.check_len(at + len).map(|()| Some(FileOffset { file: 0, at }))
     }
 
-    fn begin_flush(&mut self) -> io::Result<Option<Flush>> {
-        self.begin_sync().map(|sync| Some(Flush { file: 0, sync, is_map_written: false }))
+    fn begin_flush(&mut self) -> io::Result<Option<PendingFlush>> {
+        self.begin_sync().map(|sync| Some(PendingFlush { file: 0, sync, is_map_written: false }))
     }
 
-    fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool> {
+    fn sync_done(&mut self, flush: &mut PendingFlush, done: io::Result<()>) -> io::Result<bool> {
         flush.sync.end(done).map(|()| false)
     }
 
-    fn discard(&mut self, stretch: Stretch) -> io::Result<()> {
+    fn discard(&mut self, stretch: DiskRange) -> io::Result<()> {
         HostFile::discard(self, stretch)
     }
 }

@@ -25,7 +25,7 @@ const ID_LEN: usize = 20;
 
 /// What the driver is told of a request's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Status {
+pub enum RequestStatus {
     Done = 0,
     Failed = 1,
     Unsupported = 2,
@@ -33,7 +33,7 @@ pub enum Status {
 
 /// What a request asks for.
 #[derive(Debug)]
-pub enum Command<'m> {
+pub enum BlockRequest<'m> {
     /// Reads from this byte on.
     Read { at: u64, into: Buffers<'m> },
     /// Writes from this byte on.
@@ -41,26 +41,26 @@ pub enum Command<'m> {
     /// What was written is to be safe.
     Flush,
     /// The disk's name.
-    Name { into: Buffers<'m> },
+    GetId { into: Buffers<'m> },
     /// What these hold is not needed any more.
-    Discard(Vec<Stretch>),
+    Discard(Vec<DiskRange>),
     /// These are to hold zeros.
-    WriteZeroes(Vec<Stretch>),
+    WriteZeroes(Vec<DiskRange>),
 }
 
-impl Command<'_> {
+impl BlockRequest<'_> {
     /// How much data it moves.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Read { into: data, .. } | Self::Write { from: data, .. } => data.len() as u64,
-            Self::Flush | Self::Name { .. } | Self::Discard(_) | Self::WriteZeroes(_) => 0,
+            Self::Flush | Self::GetId { .. } | Self::Discard(_) | Self::WriteZeroes(_) => 0,
         }
     }
 }
 
 /// A stretch of a disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct DiskRange {
     pub at: u64,
     pub len: u64,
     /// Its place on the host may be given up.
@@ -69,7 +69,7 @@ pub struct Stretch {
 
 /// What requests are checked against.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct RequestLimits {
     /// Sectors.
     pub capacity: u64,
     pub read_only: bool,
@@ -77,7 +77,7 @@ pub struct Limits {
 
 /// Where a request's answer goes.
 #[derive(Debug)]
-pub struct Answer<'m> {
+pub struct Responder<'m> {
     pub head: u16,
     /// One byte.
     pub status: Buffers<'m>,
@@ -88,7 +88,7 @@ pub struct Answer<'m> {
 /// The start of every request (`struct virtio_blk_req`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Header {
+struct RequestHeader {
     kind: u32,
     reserved: u32,
     sector: u64,
@@ -105,11 +105,11 @@ struct Segment {
 
 const UNMAP: u32 = 1;
 
-const _: () = assert!(size_of::<Header>() == 16 && size_of::<Segment>() == 16);
+const _: () = assert!(size_of::<RequestHeader>() == 16 && size_of::<Segment>() == 16);
 
 // SAFETY: integers without padding between or after them.
 #[allow(unsafe_code)]
-unsafe impl ByteValued for Header {}
+unsafe impl ByteValued for RequestHeader {}
 // SAFETY: as above.
 #[allow(unsafe_code)]
 unsafe impl ByteValued for Segment {}
@@ -120,59 +120,59 @@ unsafe impl ByteValued for Segment {}
 /// [`Broken`] for a chain that has no room for an answer.
 pub fn parse(
     chain: Chain<'_>,
-    limits: Limits,
-) -> Result<(Answer<'_>, std::result::Result<Command<'_>, Status>), Broken> {
+    limits: RequestLimits,
+) -> Result<(Responder<'_>, std::result::Result<BlockRequest<'_>, RequestStatus>), Broken> {
     let Chain { head, readable, mut writable } = chain;
     let data = writable.len().checked_sub(1).ok_or(Broken("a request to a disk without a status byte"))?;
     // The status is the very last byte, wherever the driver ends its descriptors.
     let into = writable.take(data);
-    let answer = Answer { head, status: writable, data };
+    let answer = Responder { head, status: writable, data };
     Ok((answer, command(readable, into, limits)))
 }
 
 fn command<'m>(
     mut readable: Buffers<'m>,
     into: Buffers<'m>,
-    limits: Limits,
-) -> std::result::Result<Command<'m>, Status> {
-    let header: Header = readable.read_value().map_err(|_| Status::Failed)?;
+    limits: RequestLimits,
+) -> std::result::Result<BlockRequest<'m>, RequestStatus> {
+    let header: RequestHeader = readable.read_value().map_err(|_| RequestStatus::Failed)?;
     match u32::from_le(header.kind) {
         VIRTIO_BLK_T_IN => {
             let at = limits.check(header.sector, into.len() as u64)?;
-            Ok(Command::Read { at, into })
+            Ok(BlockRequest::Read { at, into })
         }
         VIRTIO_BLK_T_OUT => {
             limits.check_writable()?;
             let at = limits.check(header.sector, readable.len() as u64)?;
-            Ok(Command::Write { at, from: readable })
+            Ok(BlockRequest::Write { at, from: readable })
         }
-        VIRTIO_BLK_T_FLUSH => Ok(Command::Flush),
-        VIRTIO_BLK_T_GET_ID => Ok(Command::Name { into }),
+        VIRTIO_BLK_T_FLUSH => Ok(BlockRequest::Flush),
+        VIRTIO_BLK_T_GET_ID => Ok(BlockRequest::GetId { into }),
         VIRTIO_BLK_T_DISCARD => {
             // A discard gives up the place by itself; the flag is not its own.
             let stretches = limits.stretches(readable, (MAX_DISCARD_SEGMENTS, MAX_DISCARD_SECTORS), 0)?;
-            Ok(Command::Discard(stretches))
+            Ok(BlockRequest::Discard(stretches))
         }
         VIRTIO_BLK_T_WRITE_ZEROES => {
             let stretches = limits.stretches(readable, (MAX_ZERO_SEGMENTS, MAX_ZERO_SECTORS), UNMAP)?;
-            Ok(Command::WriteZeroes(stretches))
+            Ok(BlockRequest::WriteZeroes(stretches))
         }
-        _ => Err(Status::Unsupported),
+        _ => Err(RequestStatus::Unsupported),
     }
 }
 
-impl Limits {
-    fn check_writable(self) -> std::result::Result<(), Status> {
-        if self.read_only { Err(Status::Failed) } else { Ok(()) }
+impl RequestLimits {
+    fn check_writable(self) -> std::result::Result<(), RequestStatus> {
+        if self.read_only { Err(RequestStatus::Failed) } else { Ok(()) }
     }
 
     /// The first of `len` bytes from a sector on, all of which the disk has.
-    fn check(self, sector: u64, len: u64) -> std::result::Result<u64, Status> {
+    fn check(self, sector: u64, len: u64) -> std::result::Result<u64, RequestStatus> {
         let sector = u64::from_le(sector);
         let whole = len.is_multiple_of(SECTOR);
         let end = sector.checked_add(len / SECTOR).filter(|end| whole && *end <= self.capacity);
         // A capacity is a file's length by sectors, so that every byte of it has a number.
-        end.map(|_| sector * SECTOR).ok_or(Status::Failed)
+        end.map(|_| sector * SECTOR).ok_or(RequestStatus::Failed)
     }
 
     fn stretches(
@@ -180,23 +180,23 @@ impl Limits {
         mut segments: Buffers<'_>,
         (most, longest): (u32, u32),
         known_flags: u32,
-    ) -> std::result::Result<Vec<Stretch>, Status> {
+    ) -> std::result::Result<Vec<DiskRange>, RequestStatus> {
         self.check_writable()?;
         let (count, rest) = (segments.len() / size_of::<Segment>(), segments.len() % size_of::<Segment>());
         if count == 0 || count > most as usize || rest != 0 {
-            return Err(Status::Failed);
+            return Err(RequestStatus::Failed);
         }
         let stretch = |_| {
-            let segment: Segment = segments.read_value().map_err(|_| Status::Failed)?;
+            let segment: Segment = segments.read_value().map_err(|_| RequestStatus::Failed)?;
             let (sectors, flags) = (u32::from_le(segment.sectors), u32::from_le(segment.flags));
             if flags & !known_flags != 0 {
-                return Err(Status::Unsupported);
+                return Err(RequestStatus::Unsupported);
             }
             if sectors > longest {
-                return Err(Status::Failed);
+                return Err(RequestStatus::Failed);
             }
             let len = u64::from(sectors) * SECTOR;
-            Ok(Stretch { at: self.check(segment.sector, len)?, len, unmap: flags & UNMAP != 0 })
+            Ok(DiskRange { at: self.check(segment.sector, len)?, len, unmap: flags & UNMAP != 0 })
         };
         (0..count).map(stretch).collect()
     }
@@ -210,10 +210,10 @@ pub fn write_name(name: &str, mut into: Buffers<'_>) -> usize {
     into.write(&bytes)
 }
 
-impl Answer<'_> {
+impl Responder<'_> {
     /// Tells the driver how it ended, after `filled` bytes were written before the status. Gives the number of bytes written
     /// from the front without a gap, which is what the used ring counts.
-    pub fn give(mut self, status: Status, filled: usize) -> usize {
+    pub fn respond(mut self, status: RequestStatus, filled: usize) -> usize {
         self.status.write(&[status as u8]);
         written(filled, self.data)
     }

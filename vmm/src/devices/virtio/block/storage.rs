@@ -4,13 +4,13 @@
 use std::io;
 
 use super::host_file::HostFile;
-use super::request::Stretch;
-use super::sync_tracker::UnderWay;
+use super::request::DiskRange;
+use super::sync_tracker::PendingSync;
 use crate::devices::virtio::chain::Buffers;
 
 /// A place in one of several files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FileOffset {
     /// The file's number.
     pub file: usize,
     /// Bytes from its start.
@@ -19,11 +19,11 @@ pub struct Place {
 
 /// A flush that the ring does in steps, each of which syncs a file.
 #[derive(Debug)]
-pub struct Flush {
+pub struct PendingFlush {
     /// The file's number.
     pub file: usize,
     /// The sync under way.
-    pub sync: UnderWay,
+    pub sync: PendingSync,
     /// A layer's map was written after the first sync, and the second is for that.
     pub is_map_written: bool,
 }
@@ -43,14 +43,14 @@ pub trait Storage: Send + std::fmt::Debug {
     fn flush(&mut self) -> io::Result<()>;
 
     /// Lets a stretch read as zeros.
-    fn write_zeroes(&mut self, stretch: Stretch) -> io::Result<()>;
+    fn write_zeroes(&mut self, stretch: DiskRange) -> io::Result<()>;
 
     /// Gives up what a stretch holds, and its place on the host if that can be.
-    fn discard(&mut self, stretch: Stretch) -> io::Result<()> {
-        self.write_zeroes(Stretch { unmap: true, ..stretch })
+    fn discard(&mut self, stretch: DiskRange) -> io::Result<()> {
+        self.write_zeroes(DiskRange { unmap: true, ..stretch })
     }
 
-    /// The files that [`Storage::place`] speaks of, by their numbers.
+    /// The files that [`Storage::locate`] speaks of, by their numbers.
     fn files(&self) -> Vec<&HostFile> {
         Vec::new()
     }
@@ -61,11 +61,11 @@ pub trait Storage: Send + std::fmt::Debug {
     }
 
     /// The place of a stretch for the ring to read; none if it is not in one piece.
-    fn place(&self, at: u64, len: u64) -> Option<Place>;
+    fn locate(&self, at: u64, len: u64) -> Option<FileOffset>;
 
     /// Begins a write by the ring, which then calls [`Storage::end_write`]. Returns its place; none, or an
-    /// error, if [`Storage::write`] is to do it. No part of it may be [`Storage::is_arriving`].
-    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<Place>>;
+    /// error, if [`Storage::write`] is to do it. No part of it may be [`Storage::is_pending`].
+    fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<FileOffset>>;
 
     /// A write that was begun has come to its end, which is that of the request if it returns it.
     fn end_write(&mut self, _at: u64, _len: u64, done: io::Result<()>) -> io::Result<()> {
@@ -73,7 +73,7 @@ pub trait Storage: Send + std::fmt::Debug {
     }
 
     /// Whether another write has begun that is to end before a part of this is changed.
-    fn is_arriving(&self, _at: u64, _len: u64) -> bool {
+    fn is_pending(&self, _at: u64, _len: u64) -> bool {
         false
     }
 
@@ -82,10 +82,10 @@ pub trait Storage: Send + std::fmt::Debug {
 
     /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it. No other
     /// may be under way.
-    fn begin_flush(&mut self) -> io::Result<Option<Flush>>;
+    fn begin_flush(&mut self) -> io::Result<Option<PendingFlush>>;
 
     /// The file was synced, or that failed. Whether it has to be synced once more for this flush.
-    fn synced(&mut self, flush: &mut Flush, done: io::Result<()>) -> io::Result<bool>;
+    fn sync_done(&mut self, flush: &mut PendingFlush, done: io::Result<()>) -> io::Result<bool>;
 
     /// The files may have become shorter: it is looked at again before the next write.
     fn forget_len(&self);
@@ -105,6 +105,6 @@ pub trait Storage: Send + std::fmt::Debug {
         None
     }
 
-    /// A write that somebody else does, where [`Storage::place`] said, begins now.
-    fn note_write(&mut self, _at: u64, _len: u64) {}
+    /// A write that somebody else does, where [`Storage::locate`] said, begins now.
+    fn log_write(&mut self, _at: u64, _len: u64) {}
 }

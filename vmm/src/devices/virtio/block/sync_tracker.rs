@@ -6,7 +6,7 @@
 //!   begin ──> fsync, by this thread or io_uring ──> end: note the result, then wait for those that overlap to be noted
 //! ```
 //!
-//! Nothing but [`UnderWay::end`] says that a sync succeeded. A thread that has a sync under way notes its
+//! Nothing but [`PendingSync::end`] says that a sync succeeded. A thread that has a sync under way notes its
 //! result before it waits for one of another thread, and has no two under way.
 
 use std::collections::BTreeSet;
@@ -18,15 +18,15 @@ use crate::sync::{lock, wait_while};
 
 /// The syncs of an open file and its duplicates.
 #[derive(Debug, Default)]
-pub struct Syncs {
-    ledger: Mutex<Ledger>,
+pub struct SyncTracker {
+    ledger: Mutex<SyncState>,
     noted: Condvar,
     /// For a layer that is written: whoever opens it later cannot ask this process whether a sync failed.
     on_failure: OnceLock<Revocation>,
 }
 
 #[derive(Debug, Default)]
-struct Ledger {
+struct SyncState {
     /// The number of syncs that began.
     begun: u64,
     /// Those whose results are not noted yet, numbered as they began.
@@ -37,24 +37,24 @@ struct Ledger {
 
 /// A sync that began. One that is dropped before its result is noted counts as failed.
 #[derive(Debug)]
-pub struct UnderWay {
-    syncs: Arc<Syncs>,
+pub struct PendingSync {
+    syncs: Arc<SyncTracker>,
     /// `None` once the result is noted.
     number: Option<u64>,
 }
 
-impl Syncs {
+impl SyncTracker {
     /// Begins a sync.
     ///
     /// # Errors
     /// An earlier one failed.
-    pub fn begin(self: &Arc<Self>) -> io::Result<UnderWay> {
+    pub fn begin(self: &Arc<Self>) -> io::Result<PendingSync> {
         let mut ledger = lock(&self.ledger);
         ledger.check()?;
         ledger.begun += 1;
         let number = ledger.begun;
         ledger.under_way.insert(number);
-        Ok(UnderWay { syncs: Arc::clone(self), number: Some(number) })
+        Ok(PendingSync { syncs: Arc::clone(self), number: Some(number) })
     }
 
     /// Returns an error if a sync failed.
@@ -72,7 +72,7 @@ impl Syncs {
         lock(&self.ledger).failed = true;
     }
 
-    fn note_failure(&self, ledger: &mut Ledger) {
+    fn note_failure(&self, ledger: &mut SyncState) {
         ledger.failed = true;
         if let Some(live_map) = self.on_failure.get()
             && let Err(error) = live_map.revoke()
@@ -97,7 +97,7 @@ impl Syncs {
     }
 }
 
-impl Ledger {
+impl SyncState {
     fn check(&self) -> io::Result<()> {
         match self.failed {
             true => Err(io::Error::other("an earlier sync failed, and what it was for may be lost")),
@@ -106,7 +106,7 @@ impl Ledger {
     }
 }
 
-impl UnderWay {
+impl PendingSync {
     /// Notes the result, and waits for those of the syncs that overlap this one.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl UnderWay {
     pub fn end(&mut self, done: io::Result<()>) -> io::Result<()> {
         let last = self.note(done.is_ok());
         done?;
-        let overlapped = |ledger: &mut Ledger| {
+        let overlapped = |ledger: &mut SyncState| {
             !ledger.failed && ledger.under_way.first().is_some_and(|first| *first <= last)
         };
         wait_while(&self.syncs.noted, lock(&self.syncs.ledger), overlapped).check()
@@ -135,7 +135,7 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for PendingSync {
     fn drop(&mut self) {
         self.note(false);
     }
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn sync_succeeds_when_all_that_overlap_it_have() {
         for other_succeeds in [true, false] {
-            let syncs = Arc::<Syncs>::default();
+            let syncs = Arc::<SyncTracker>::default();
             let (mut one, mut other) = (syncs.begin().unwrap(), syncs.begin().unwrap());
             let thread = std::thread::spawn(move || one.end(Ok(())));
             limited("the first result is noted", || {
@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn sync_whose_result_nobody_notes_counts_as_failed() {
-        let syncs = Arc::<Syncs>::default();
+        let syncs = Arc::<SyncTracker>::default();
         drop(syncs.begin().unwrap());
         syncs.begin().unwrap_err();
         syncs.forget_failures();

@@ -26,9 +26,9 @@ pub(super) const UNSUPPORTED: u8 = 2;
 
 /// A directory that goes away with the test.
 #[derive(Debug)]
-pub(super) struct Dir(PathBuf);
+pub(super) struct TestDir(PathBuf);
 
-impl Dir {
+impl TestDir {
     pub(super) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let name = format!("volt-block-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -48,7 +48,7 @@ impl Dir {
     }
 }
 
-impl Drop for Dir {
+impl Drop for TestDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -56,9 +56,9 @@ impl Drop for Dir {
 
 /// A block device over a file, while it is there.
 #[derive(Debug)]
-pub(super) struct Loop(pub PathBuf);
+pub(super) struct LoopDevice(pub PathBuf);
 
-impl Loop {
+impl LoopDevice {
     pub(super) fn over(path: &Path) -> Option<Self> {
         let made = std::process::Command::new("losetup").args(["--find", "--show"]).arg(path).output();
         let made = made.ok().filter(|made| made.status.success())?;
@@ -66,7 +66,7 @@ impl Loop {
     }
 }
 
-impl Drop for Loop {
+impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = std::process::Command::new("losetup").arg("--detach").arg(&self.0).status();
     }
@@ -74,18 +74,18 @@ impl Drop for Loop {
 
 /// A file system of 1 MiB, while it is there.
 #[derive(Debug)]
-pub(super) struct Small(pub Dir);
+pub(super) struct SmallTmpfs(pub TestDir);
 
-impl Small {
+impl SmallTmpfs {
     pub(super) fn mount() -> Option<Self> {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let mut mount = std::process::Command::new("mount");
         let mounted = mount.args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path("")).output();
         mounted.is_ok_and(|mounted| mounted.status.success()).then(|| Self(dir))
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallTmpfs {
     fn drop(&mut self) {
         let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0.path("")).status();
     }
@@ -93,11 +93,11 @@ impl Drop for Small {
 
 /// A file system of 8 MiB that keeps times in seconds, while it is there.
 #[derive(Debug)]
-pub(super) struct Coarse(pub Dir);
+pub(super) struct Ext4InSeconds(pub TestDir);
 
-impl Coarse {
+impl Ext4InSeconds {
     pub(super) fn mount() -> Option<Self> {
-        let (dir, below) = (Dir::new(), Dir::new());
+        let (dir, below) = (TestDir::new(), TestDir::new());
         let image = below.file("image", b"");
         File::options().write(true).open(&image).unwrap().set_len(8 << 20).unwrap();
         let run = |program: &str, args: &[&std::ffi::OsStr]| {
@@ -111,7 +111,7 @@ impl Coarse {
     }
 }
 
-impl Drop for Coarse {
+impl Drop for Ext4InSeconds {
     fn drop(&mut self) {
         let _ = std::process::Command::new("umount").arg("--lazy").arg(self.0.path("")).status();
     }

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 
-use super::host_file::{HostFile, Use};
+use super::host_file::{HostFile, OpenMode};
 use super::testing::*;
 use super::*;
 use crate::config::FileRef;
@@ -16,7 +16,7 @@ use crate::error::report;
 #[test]
 fn what_is_written_is_read_however_it_is_split() {
     on_both_engines(|engine| {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let path = dir.file("image", &[0; 64 << 10]);
         let mut driver = start(&disk_on(engine, &path));
         let data = pattern(4096, 1);
@@ -40,7 +40,7 @@ fn what_is_written_is_read_however_it_is_split() {
 
 #[test]
 fn a_disk_says_what_it_is() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("image", &[0; 10 * 512 + 100]);
     let mut driver = start(&disk(&path));
     assert_eq!(driver.get(0x08), 2);
@@ -62,7 +62,7 @@ fn a_disk_says_what_it_is() {
 #[test]
 fn what_is_not_on_the_disk_is_refused() {
     on_both_engines(|engine| {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let content = pattern(16 * 512 + 511, 2);
         let path = dir.file("image", &content);
         let mut driver = start(&disk_on(engine, &path));
@@ -114,7 +114,7 @@ fn what_is_not_on_the_disk_is_refused() {
 #[test]
 fn a_read_only_disk_stays_as_it_is() {
     on_both_engines(|engine| {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let content = pattern(8192, 3);
         let path = dir.file("image", &content);
         let config = DiskConfig { read_only: true, ..disk_on(engine, &path) };
@@ -133,7 +133,7 @@ fn a_read_only_disk_stays_as_it_is() {
 #[test]
 fn what_is_discarded_or_zeroed_reads_as_zeros() {
     on_both_engines(|engine| {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let content = pattern(1 << 20, 4);
         let path = dir.file("image", &content);
         let mut driver = start(&disk_on(engine, &path));
@@ -153,7 +153,7 @@ fn what_is_discarded_or_zeroed_reads_as_zeros() {
 #[test]
 fn a_driver_that_cannot_flush_and_one_that_need_not() {
     on_both_engines(|engine| {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let path = dir.file("image", &[0; 4096]);
         let mut driver =
             Driver::with_features(Block::open(&disk_on(engine, &path)).unwrap(), feature::TRANSPORT);
@@ -170,9 +170,9 @@ fn a_driver_that_cannot_flush_and_one_that_need_not() {
 
 #[test]
 fn dropped_disk_can_be_opened_again_while_a_child_inherits_its_descriptor() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("image", &[0; 4096]);
-    let open = || HostFile::open("disk0", &path.clone().into(), Use::Write);
+    let open = || HostFile::open("disk0", &path.clone().into(), OpenMode::Write);
     let file = open().unwrap();
     // Shares the open file as a child does between fork and exec.
     let inherited = file.file().try_clone().unwrap();
@@ -187,13 +187,13 @@ fn dropped_disk_can_be_opened_again_while_a_child_inherits_its_descriptor() {
 
 #[test]
 fn disk_that_is_dropped_leaves_the_lock_of_a_callers_descriptor() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("base", &[0; 4096]);
     let given = File::open(&path).unwrap();
-    let shared = || HostFile::open("disk0", &FileRef::Fd(given.as_raw_fd()), Use::Read).unwrap();
+    let shared = || HostFile::open("disk0", &FileRef::Fd(given.as_raw_fd()), OpenMode::Read).unwrap();
     let (one, other) = (shared(), shared());
     drop(one);
-    let refused = HostFile::open("disk0", &path.clone().into(), Use::Write).unwrap_err().to_string();
+    let refused = HostFile::open("disk0", &path.clone().into(), OpenMode::Write).unwrap_err().to_string();
     assert!(refused.contains("is being used by another VM"), "{refused}");
     drop(other);
 }
@@ -201,7 +201,7 @@ fn disk_that_is_dropped_leaves_the_lock_of_a_callers_descriptor() {
 #[test]
 fn a_file_that_shrank_gives_errors_and_never_zeros() {
     on_both_engines(|engine| {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let content = pattern(64 << 10, 5);
         let path = dir.file("image", &content);
         let mut driver = start(&disk_on(engine, &path));
@@ -218,7 +218,7 @@ fn a_file_that_shrank_gives_errors_and_never_zeros() {
 
 #[test]
 fn a_file_that_grew_is_a_larger_disk_once_it_is_looked_at() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("image", &[0; 4096]);
     let mut block = Block::open(&disk(&path)).unwrap();
     assert!(!block.resize().unwrap());
@@ -233,7 +233,7 @@ fn a_file_that_grew_is_a_larger_disk_once_it_is_looked_at() {
 
 #[test]
 fn what_cannot_be_a_disk_is_refused_by_name() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     for (path, why) in [
         (dir.path("nothing"), "No such file"),
         (dir.file("empty", &[]), "0 bytes"),
@@ -250,7 +250,7 @@ fn what_cannot_be_a_disk_is_refused_by_name() {
 
 #[test]
 fn a_writer_is_alone() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("image", &[0; 4096]);
     let (writable, read_only) = (disk(&path), DiskConfig { read_only: true, ..disk(&path) });
     let writer = Block::open(&writable).unwrap();
@@ -266,7 +266,9 @@ fn a_writer_is_alone() {
 #[test]
 fn a_full_host_is_an_error_and_what_was_there_stays() {
     on_both_engines(|engine| {
-        let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
+        let Some(small) = SmallTmpfs::mount() else {
+            return crate::testing::skip("mounting a tmpfs takes root");
+        };
         let path = small.0.path("image");
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
         let mut driver = start(&disk_on(engine, &path));
@@ -285,9 +287,9 @@ fn a_full_host_is_an_error_and_what_was_there_stays() {
 #[test]
 fn a_block_device_is_a_disk_too() {
     on_both_engines(|engine| {
-        let dir = Dir::new();
+        let dir = TestDir::new();
         let mut content = pattern(1 << 20, 8);
-        let Some(device) = Loop::over(&dir.file("image", &content)) else {
+        let Some(device) = LoopDevice::over(&dir.file("image", &content)) else {
             return crate::testing::skip("a loop device takes root");
         };
         let mut driver = start(&disk_on(engine, &device.0));
@@ -313,10 +315,12 @@ fn a_block_device_is_a_disk_too() {
 #[test]
 fn flush_fails_after_a_snapshots_sync_has_failed() {
     on_both_engines(|engine| {
-        let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
+        let Some(small) = SmallTmpfs::mount() else {
+            return crate::testing::skip("mounting a tmpfs takes root");
+        };
         let path = small.0.path("image");
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
-        let Some(device) = Loop::over(&path) else {
+        let Some(device) = LoopDevice::over(&path) else {
             return crate::testing::skip("a loop device takes root");
         };
         let disk = Block::open(&disk_on(engine, &device.0)).unwrap();
@@ -335,10 +339,12 @@ fn flush_fails_after_a_snapshots_sync_has_failed() {
 #[test]
 fn snapshots_sync_fails_after_a_flush_has_failed() {
     on_both_engines(|engine| {
-        let Some(small) = Small::mount() else { return crate::testing::skip("mounting a tmpfs takes root") };
+        let Some(small) = SmallTmpfs::mount() else {
+            return crate::testing::skip("mounting a tmpfs takes root");
+        };
         let path = small.0.path("image");
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
-        let Some(device) = Loop::over(&path) else {
+        let Some(device) = LoopDevice::over(&path) else {
             return crate::testing::skip("a loop device takes root");
         };
         let disk = Block::open(&disk_on(engine, &device.0)).unwrap();
@@ -355,7 +361,7 @@ fn snapshots_sync_fails_after_a_flush_has_failed() {
 
 #[test]
 fn it_goes_on_in_another_process() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let file = open_both_ways(&dir.file("image", &pattern(8192, 7)));
     let mut driver = start(&by_descriptor(&file));
     assert_eq!(write(&mut driver, 3, &[3; 1024]), DONE);
@@ -368,7 +374,7 @@ fn it_goes_on_in_another_process() {
 
 #[test]
 fn it_does_not_go_on_over_another_kind_of_disk() {
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let file = open_both_ways(&dir.file("image", &[0; 8192]));
     let state = Block::open(&by_descriptor(&file)).unwrap().save().unwrap();
     file.set_len(4096).unwrap();

@@ -2,7 +2,7 @@
 //! else may happen to guest memory.
 //!
 //! ```text
-//!   Command ──take──> slot, entry ──submit──> kernel ──completion──> finished ──> Block answers
+//!   BlockRequest ──take──> slot, entry ──submit──> kernel ──completion──> finished ──> Block answers
 //!      └── what is not worth an entry goes back to be done at once
 //! ```
 #![allow(unsafe_code)]
@@ -18,8 +18,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::host_file;
 use super::host_file::{Direction, HostFile, MOST_PIECES};
-use super::request::{Answer, Command, Status};
-use super::storage::{Flush, Place, Storage};
+use super::request::{BlockRequest, RequestStatus, Responder};
+use super::storage::{FileOffset, PendingFlush, Storage};
 use crate::devices::virtio::Broken;
 use crate::devices::virtio::watch::Watch;
 use crate::error::{Error, Result};
@@ -32,24 +32,24 @@ pub const FINISHED: u64 = 0;
 pub const RETRY: Duration = Duration::from_millis(1);
 
 /// The engine.
-pub struct Ring {
-    ring: IoUring,
+pub struct UringEngine {
+    io_uring: IoUring,
     files: Vec<HostFile>,
     /// What is under way, by the number that its entry carries.
-    slots: Vec<Option<Request>>,
+    slots: Vec<Option<InFlight>>,
     free: Vec<u16>,
     /// Keeps what the requests point into.
     ram: Option<GuestRam>,
 }
 
-/// A request under way. Its pointers lead into guest memory, which [`Ring::ram`] keeps.
+/// A request under way. Its pointers lead into guest memory, which [`UringEngine::ram`] keeps.
 #[derive(Debug)]
-struct Request {
-    answer: Later,
-    act: Act,
+struct InFlight {
+    answer: DeferredResponder,
+    act: Operation,
     /// Offset on the disk.
     at: u64,
-    place: Place,
+    place: FileOffset,
     len: usize,
     /// The kernel reads them until the request is finished.
     pieces: Vec<libc::iovec>,
@@ -57,41 +57,41 @@ struct Request {
 
 /// The kinds of requests.
 #[derive(Debug)]
-enum Act {
-    Move(Direction),
-    Flush(Flush),
+enum Operation {
+    Transfer(Direction),
+    Flush(PendingFlush),
 }
 
-/// [`Answer`] for later.
+/// [`Responder`] for later.
 #[derive(Debug)]
-struct Later {
+struct DeferredResponder {
     head: u16,
     status: GuestAddress,
     data: usize,
 }
 
 // SAFETY: the pointers of its requests lead into guest memory, which any thread may access.
-unsafe impl Send for Ring {}
+unsafe impl Send for UringEngine {}
 
 /// A request that came to an end and is to be answered.
 #[derive(Debug)]
-pub struct Finished {
+pub struct CompletedRequest {
     pub act: &'static str,
     /// How many bytes of data the driver got.
     pub done: io::Result<usize>,
-    answer: Later,
+    answer: DeferredResponder,
 }
 
-impl Ring {
+impl UringEngine {
     /// Makes the engine for `entries` requests to the files of `storage`, a power of two.
     ///
     /// # Errors
     /// The host's kernel does not let this process have it.
     pub fn new(id: &str, storage: &dyn Storage, entries: u16) -> Result<Self> {
         let refused = |source: io::Error| Error::host(format!("make an io_uring for disk {id}"), source);
-        let ring = IoUring::new(entries.into()).map_err(refused)?;
+        let io_uring = IoUring::new(entries.into()).map_err(refused)?;
         Ok(Self {
-            ring,
+            io_uring,
             files: storage
                 .files()
                 .into_iter()
@@ -109,7 +109,7 @@ impl Ring {
     pub fn begin(&mut self, ram: &GuestRam, watch: &Watch) -> std::result::Result<(), Broken> {
         self.ram = Some(ram.clone());
         // SAFETY: it is open for as long as the ring is borrowed.
-        let ring = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
+        let ring = unsafe { BorrowedFd::borrow_raw(self.io_uring.as_raw_fd()) };
         watch.add(&ring, FINISHED, EventFlags::IN).map_err(|_| Broken("the host cannot watch an io_uring"))
     }
 
@@ -122,16 +122,16 @@ impl Ring {
     }
 
     /// Takes a request on, or gives it back to be done at once.
-    pub fn take<'m>(
+    pub fn submit_or_return<'m>(
         &mut self,
         storage: &mut dyn Storage,
-        answer: Answer<'m>,
-        command: Command<'m>,
-    ) -> Option<(Answer<'m>, Command<'m>)> {
+        answer: Responder<'m>,
+        command: BlockRequest<'m>,
+    ) -> Option<(Responder<'m>, BlockRequest<'m>)> {
         let (direction, at, len, pieces) = match &command {
-            Command::Read { at, into } => (Some(Direction::Read), *at, into.len(), into.iovecs()),
-            Command::Write { at, from } => (Some(Direction::Write), *at, from.len(), from.iovecs()),
-            Command::Flush => (None, 0, 0, Vec::new()),
+            BlockRequest::Read { at, into } => (Some(Direction::Read), *at, into.len(), into.iovecs()),
+            BlockRequest::Write { at, from } => (Some(Direction::Write), *at, from.len(), from.iovecs()),
+            BlockRequest::Flush => (None, 0, 0, Vec::new()),
             _ => return Some((answer, command)),
         };
         let unfit = direction.is_some() && (pieces.is_empty() || pieces.len() > MOST_PIECES);
@@ -141,43 +141,43 @@ impl Ring {
         // An error comes up again, and is told, where it is done at once.
         let begun = match direction {
             Some(Direction::Read) => {
-                let place = storage.place(at, len as u64);
+                let place = storage.locate(at, len as u64);
                 place
-                    .filter(|place| !self.files[place.file].bounces(Direction::Read))
-                    .map(|place| (Act::Move(Direction::Read), place))
+                    .filter(|place| !self.files[place.file].needs_bounce(Direction::Read))
+                    .map(|place| (Operation::Transfer(Direction::Read), place))
             }
             Some(Direction::Write) => {
                 let place = storage.begin_write(at, len as u64).ok().flatten();
-                place.map(|place| (Act::Move(Direction::Write), place))
+                place.map(|place| (Operation::Transfer(Direction::Write), place))
             }
             None => {
                 let flush = storage.begin_flush().ok().flatten();
                 flush.map(|flush| {
-                    let place = Place { file: flush.file, at: 0 };
-                    (Act::Flush(flush), place)
+                    let place = FileOffset { file: flush.file, at: 0 };
+                    (Operation::Flush(flush), place)
                 })
             }
         };
         let Some((act, place)) = begun else { return Some((answer, command)) };
-        let request = Request { answer: Later::of(answer, ram), act, at, place, len, pieces };
+        let request = InFlight { answer: DeferredResponder::of(answer, ram), act, at, place, len, pieces };
         self.free.pop();
         self.push(slot, request);
         None
     }
 
     /// Has an entry made of a request, which has its slot.
-    fn push(&mut self, slot: u16, request: Request) {
+    fn push(&mut self, slot: u16, request: InFlight) {
         let entry = request.entry(&self.files[request.place.file]).user_data(slot.into());
         // SAFETY: the pieces stay with the request in its slot, what they point at with `ram`, and both until the completion.
         // There are no more slots than entries.
-        unsafe { self.ring.submission().push(&entry) }.expect("an entry for each slot");
+        unsafe { self.io_uring.submission().push(&entry) }.expect("an entry for each slot");
         self.slots[usize::from(slot)] = Some(request);
     }
 
     /// Gives the kernel what was taken. False when it has to be asked again, later.
     pub fn submit(&mut self) -> bool {
-        while !self.ring.submission().is_empty() {
-            match self.ring.submit() {
+        while !self.io_uring.submission().is_empty() {
+            match self.io_uring.submit() {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => return false,
@@ -188,25 +188,25 @@ impl Ring {
 
     /// Waits until something is finished. Only while something is under way.
     pub fn wait(&mut self) {
-        let waited = self.ring.submit_and_wait(1);
+        let waited = self.io_uring.submit_and_wait(1);
         if waited.is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
             std::thread::sleep(RETRY);
         }
     }
 
     /// The next request that came to an end. One that has to sync once more goes on.
-    pub fn finished(&mut self, storage: &mut dyn Storage) -> Option<Finished> {
+    pub fn next_completed(&mut self, storage: &mut dyn Storage) -> Option<CompletedRequest> {
         loop {
             let (slot, mut request, result) = self.completed()?;
             let file = &self.files[request.place.file];
             let ram = self.ram.as_ref().expect("nothing is under way without memory");
             let done = request.outcome(file, ram, result);
             let (act, done) = match &mut request.act {
-                Act::Move(Direction::Read) => ("read", done.map(|()| request.len)),
-                Act::Move(Direction::Write) => {
+                Operation::Transfer(Direction::Read) => ("read", done.map(|()| request.len)),
+                Operation::Transfer(Direction::Write) => {
                     ("write", storage.end_write(request.at, request.len as u64, done).map(|()| 0))
                 }
-                Act::Flush(flush) => match storage.synced(flush, done) {
+                Operation::Flush(flush) => match storage.sync_done(flush, done) {
                     Ok(true) => {
                         self.push(slot, request);
                         self.submit(); // what it leaves is submitted with what comes next, or after RETRY
@@ -216,12 +216,12 @@ impl Ring {
                 },
             };
             self.free.push(slot);
-            return Some(Finished { act, done, answer: request.answer });
+            return Some(CompletedRequest { act, done, answer: request.answer });
         }
     }
 
-    fn completed(&mut self) -> Option<(u16, Request, i32)> {
-        let completion = self.ring.completion().next()?;
+    fn completed(&mut self) -> Option<(u16, InFlight, i32)> {
+        let completion = self.io_uring.completion().next()?;
         let slot = completion.user_data() as u16;
         let request = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
         Some((slot, request, completion.result()))
@@ -231,20 +231,20 @@ impl Ring {
     pub fn is_writing(&self, at: u64, len: u64) -> bool {
         let mut under_way = self.slots.iter().flatten();
         under_way.any(|request| {
-            let writes = matches!(request.act, Act::Move(Direction::Write));
+            let writes = matches!(request.act, Operation::Transfer(Direction::Write));
             writes && request.at < at + len && at < request.at + request.len as u64
         })
     }
 
     /// Whether a flush is under way.
     pub fn is_flushing(&self) -> bool {
-        self.slots.iter().flatten().any(|request| matches!(request.act, Act::Flush(_)))
+        self.slots.iter().flatten().any(|request| matches!(request.act, Operation::Flush(_)))
     }
 
     /// The writes that are under way, and their lengths.
-    pub fn writes(&self) -> impl Iterator<Item = (Place, u64)> {
+    pub fn in_flight_writes(&self) -> impl Iterator<Item = (FileOffset, u64)> {
         let under_way = self.slots.iter().flatten();
-        let writes = under_way.filter(|request| matches!(request.act, Act::Move(Direction::Write)));
+        let writes = under_way.filter(|request| matches!(request.act, Operation::Transfer(Direction::Write)));
         writes.map(|request| (request.place, request.len as u64))
     }
 
@@ -255,9 +255,9 @@ impl Ring {
             self.wait();
             while let Some((slot, mut request, result)) = self.completed() {
                 if let Some(ram) = &self.ram {
-                    request.mark(ram);
+                    request.mark_pages_written(ram);
                 }
-                if let Act::Flush(flush) = &mut request.act {
+                if let Operation::Flush(flush) = &mut request.act {
                     let file = &self.files[request.place.file];
                     let done = if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) };
                     flush.sync.note(is_interrupted(result) || file.outcome_of_sync(done).is_ok());
@@ -269,61 +269,74 @@ impl Ring {
     }
 }
 
-impl Drop for Ring {
+impl Drop for UringEngine {
     fn drop(&mut self) {
         self.abandon();
     }
 }
 
-impl fmt::Debug for Ring {
+impl fmt::Debug for UringEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ring").field("files", &self.files).field("slots", &self.slots).finish_non_exhaustive()
+        f.debug_struct("UringEngine")
+            .field("files", &self.files)
+            .field("slots", &self.slots)
+            .finish_non_exhaustive()
     }
 }
 
-impl Request {
+impl InFlight {
     fn entry(&self, file: &HostFile) -> squeue::Entry {
         let fd = types::Fd(file.file().as_raw_fd());
         let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as u32);
         match self.act {
-            Act::Move(Direction::Read) => opcode::Readv::new(fd, pieces, count).offset(self.place.at).build(),
-            Act::Move(Direction::Write) => {
+            Operation::Transfer(Direction::Read) => {
+                opcode::Readv::new(fd, pieces, count).offset(self.place.at).build()
+            }
+            Operation::Transfer(Direction::Write) => {
                 opcode::Writev::new(fd, pieces, count).offset(self.place.at).build()
             }
-            Act::Flush(_) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            Operation::Flush(_) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         }
     }
 
     /// Finishes a request for which the kernel gave `result`, and does what the kernel left over.
     fn outcome(&mut self, file: &HostFile, ram: &GuestRam, result: i32) -> io::Result<()> {
-        self.mark(ram);
+        self.mark_pages_written(ram);
         let interrupted = is_interrupted(result);
         match (result, &self.act) {
-            (..0, Act::Move(direction)) if interrupted => self.rest(file, ram, *direction, 0),
-            (..0, Act::Flush(_)) if interrupted => file.outcome_of_sync(file.file().sync_data()),
-            (..0, Act::Flush(_)) => file.outcome_of_sync(Err(io::Error::from_raw_os_error(-result))),
+            (..0, Operation::Transfer(direction)) if interrupted => {
+                self.transfer_rest(file, ram, *direction, 0)
+            }
+            (..0, Operation::Flush(_)) if interrupted => file.outcome_of_sync(file.file().sync_data()),
+            (..0, Operation::Flush(_)) => file.outcome_of_sync(Err(io::Error::from_raw_os_error(-result))),
             (..0, _) => Err(io::Error::from_raw_os_error(-result)),
-            (0, Act::Move(_)) => Err(host_file::shrunk()),
-            (_, Act::Move(direction)) => self.rest(file, ram, *direction, result as usize),
-            (_, Act::Flush(_)) => Ok(()),
+            (0, Operation::Transfer(_)) => Err(host_file::file_shrunk()),
+            (_, Operation::Transfer(direction)) => self.transfer_rest(file, ram, *direction, result as usize),
+            (_, Operation::Flush(_)) => Ok(()),
         }
     }
 
     /// Does what the kernel left over: it may stop anywhere.
-    fn rest(&mut self, file: &HostFile, ram: &GuestRam, direction: Direction, done: usize) -> io::Result<()> {
+    fn transfer_rest(
+        &mut self,
+        file: &HostFile,
+        ram: &GuestRam,
+        direction: Direction,
+        done: usize,
+    ) -> io::Result<()> {
         if done == self.len {
             return Ok(());
         }
-        let rest = host_file::skip(&mut self.pieces, done);
+        let rest = host_file::advance(&mut self.pieces, done);
         // SAFETY: they are guest memory, which the engine keeps until the request is finished.
         let result = unsafe { file.transfer(direction, self.place.at + done as u64, rest) };
-        self.mark(ram);
+        self.mark_pages_written(ram);
         result
     }
 
     /// The pieces may have been written.
-    fn mark(&self, ram: &GuestRam) {
-        if matches!(self.act, Act::Move(Direction::Read)) {
+    fn mark_pages_written(&self, ram: &GuestRam) {
+        if matches!(self.act, Operation::Transfer(Direction::Read)) {
             for piece in &self.pieces {
                 let at = ram.guest_address(piece.iov_base as u64);
                 at.into_iter().for_each(|at| ram.mark_written(at, piece.iov_len as u64));
@@ -337,19 +350,19 @@ fn is_interrupted(result: i32) -> bool {
     [libc::EINTR, libc::EAGAIN].contains(&-result)
 }
 
-impl Later {
-    fn of(answer: Answer<'_>, ram: &GuestRam) -> Self {
-        let Answer { head, status, data } = answer;
+impl DeferredResponder {
+    fn of(answer: Responder<'_>, ram: &GuestRam) -> Self {
+        let Responder { head, status, data } = answer;
         let byte = status.iovecs().first().expect("a status has one byte").iov_base;
         let status = ram.guest_address(byte as u64).expect("a chain lies in memory");
         Self { head, status: GuestAddress(status), data }
     }
 }
 
-impl Finished {
-    /// As [`Answer::give`], with the head.
-    pub fn give(self, memory: &GuestMemory, status: Status, filled: usize) -> (u16, usize) {
-        let Later { head, status: at, data } = self.answer;
+impl CompletedRequest {
+    /// As [`Responder::respond`], with the head.
+    pub fn respond(self, memory: &GuestMemory, status: RequestStatus, filled: usize) -> (u16, usize) {
+        let DeferredResponder { head, status: at, data } = self.answer;
         memory.write_obj(status as u8, at).expect("it was in memory when it was taken, and still is");
         (head, super::request::written(filled, data))
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use vm_memory::GuestAddress;
 
 use super::super::Block;
-use super::super::host_file::{HostFile, Use};
-use super::super::storage::{Flush, Place};
+use super::super::host_file::{HostFile, OpenMode};
+use super::super::storage::{FileOffset, PendingFlush};
 use super::super::testing::{
-    DONE, Dir, FAILED, IN, OUT, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read, status,
-    write,
+    DONE, FAILED, IN, OUT, TestDir, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read,
+    status, write,
 };
-use super::{Act, Later, Request};
+use super::{DeferredResponder, InFlight, Operation};
 use crate::config::FileRef;
 use crate::config::devices::{DiskConfig, Engine};
 use crate::devices::virtio::feature;
@@ -60,7 +60,7 @@ fn many_are_under_way_and_each_gets_its_own() {
     if !is_there() {
         return;
     }
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("image", &vec![0; LEN * CHAINS as usize]);
     let mut driver = Driver::new(Block::open(&disk_on(Engine::IoUring, &path)).unwrap());
     let mut first_head = 0;
@@ -87,7 +87,7 @@ fn many_are_under_way_on_layers_and_each_gets_its_own() {
     if !is_there() {
         return;
     }
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let base = dir.file("base", &pattern(LEN * CHAINS as usize + (64 << 10), 99));
     let layer = |name: &str, beneath: Option<&str>| DiskConfig {
         beneath: beneath.map(|name| dir.path(name).as_path().into()),
@@ -126,7 +126,7 @@ fn what_is_under_way_is_answered_before_a_snapshot() {
     if !is_there() {
         return;
     }
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let file = open_both_ways(&dir.file("image", &vec![0; LEN * CHAINS as usize]));
     let config = DiskConfig { engine: Engine::IoUring, ..by_descriptor(&file) };
     let mut driver = Driver::new(Block::open(&config).unwrap());
@@ -147,7 +147,7 @@ fn good_and_bad_ones_are_told_apart() {
     if !is_there() {
         return;
     }
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("image", &pattern(64 << 10, 3));
     let mut driver = Driver::new(Block::open(&disk_on(Engine::IoUring, &path)).unwrap());
     let file = open_both_ways(&path);
@@ -170,7 +170,7 @@ fn a_driver_that_breaks_the_rules_leaves_nothing_under_way() {
     if !is_there() {
         return;
     }
-    let dir = Dir::new();
+    let dir = TestDir::new();
     let path = dir.file("image", &vec![7; LEN * CHAINS as usize]);
     let config = disk_on(Engine::IoUring, &path);
     let mut driver = Driver::new(Block::open(&config).unwrap());
@@ -189,17 +189,17 @@ fn a_driver_that_breaks_the_rules_leaves_nothing_under_way() {
 }
 
 /// What a flush of a file comes to for which the kernel gave a result.
-fn outcome_of_flush(wanted: Use) -> impl Fn(i32) -> std::io::Result<()> + Clone + Send {
-    let dir = Dir::new();
+fn outcome_of_flush(wanted: OpenMode) -> impl Fn(i32) -> std::io::Result<()> + Clone + Send {
+    let dir = TestDir::new();
     let file = HostFile::open("disk0", &FileRef::Path(dir.file("image", &[0; 512])), wanted).unwrap();
     let (file, ram) = (Arc::new(file), GuestRam::reserve(MEMORY).unwrap());
     move |result: i32| {
-        let answer = Later { head: 0, status: GuestAddress(0), data: 0 };
-        let flush = Flush { file: 0, sync: file.begin_sync().unwrap(), is_map_written: false };
-        let (act, place) = (Act::Flush(flush), Place { file: 0, at: 0 });
-        let mut request = Request { answer, act, at: 0, place, len: 0, pieces: Vec::new() };
+        let answer = DeferredResponder { head: 0, status: GuestAddress(0), data: 0 };
+        let flush = PendingFlush { file: 0, sync: file.begin_sync().unwrap(), is_map_written: false };
+        let (act, place) = (Operation::Flush(flush), FileOffset { file: 0, at: 0 });
+        let mut request = InFlight { answer, act, at: 0, place, len: 0, pieces: Vec::new() };
         let done = request.outcome(&file, &ram, result);
-        let Act::Flush(flush) = &mut request.act else { unreachable!() };
+        let Operation::Flush(flush) = &mut request.act else { unreachable!() };
         flush.sync.note(true);
         done
     }
@@ -208,7 +208,7 @@ fn outcome_of_flush(wanted: Use) -> impl Fn(i32) -> std::io::Result<()> + Clone 
 /// The kernel gives EINVAL where a file system has no sync: erofs, squashfs, iso9660.
 #[test]
 fn flush_of_a_file_that_is_only_read_succeeds_where_the_file_system_has_no_sync() {
-    let (read, written) = (outcome_of_flush(Use::Read), outcome_of_flush(Use::Write));
+    let (read, written) = (outcome_of_flush(OpenMode::Read), outcome_of_flush(OpenMode::Write));
     read(-libc::EINVAL).unwrap();
     read(-libc::EIO).unwrap_err();
     written(-libc::EINVAL).unwrap_err();
@@ -221,7 +221,7 @@ fn flush_of_a_file_that_is_only_read_succeeds_where_the_file_system_has_no_sync(
 
 #[test]
 fn flush_that_the_kernel_did_not_try_is_done_at_once() {
-    let outcome = outcome_of_flush(Use::Write);
+    let outcome = outcome_of_flush(OpenMode::Write);
     outcome(-libc::EIO).unwrap_err();
     for result in [-libc::EINTR, -libc::EAGAIN] {
         outcome(result).unwrap();
