@@ -1,4 +1,4 @@
-//! The directory of a layer: the first flush syncs it, because the layer's name may not be on disk yet.
+//! The directory of a layer. The first flush syncs it, because the layer's name may not be on disk yet.
 
 use std::fs::File;
 use std::io;
@@ -8,17 +8,17 @@ use std::sync::Arc;
 use super::host_file::HostFile;
 use super::sync_tracker::SyncTracker;
 
-/// A directory that was open when its layer was opened, whatever it is called later.
+/// The directory of a layer, opened with the layer; a later rename does not matter.
 #[derive(Debug)]
 pub struct LayerDirectory {
-    /// `None` if its user may not read it, as in mode 0711.
+    /// `None` if the user may not read the directory, as in mode 0711.
     opened: Option<File>,
-    /// A failed sync stays one, as for a layer: the kernel reports it once.
+    /// Remembers a failed sync, as for a layer: the kernel reports it once.
     syncs: Arc<SyncTracker>,
 }
 
 impl LayerDirectory {
-    /// Opens the directory in which the file `path` lies.
+    /// Opens the directory of the file `path`.
     ///
     /// # Errors
     /// The host refuses for another reason than a missing permission.
@@ -32,12 +32,12 @@ impl LayerDirectory {
         Ok(Self { opened, syncs: Arc::default() })
     }
 
-    /// Syncs the directory. Syncs `layer` with its metadata if the directory cannot be read: ext4, XFS and
-    /// btrfs then write the name of a file that is new, too. Syncing all of the file system would wait for
-    /// what others wrote there, and fail for their errors.
+    /// Syncs the directory. If the directory cannot be read, syncs `layer` with its metadata instead: ext4,
+    /// XFS and btrfs then write the name of a new file, too. A sync of the whole file system would wait for
+    /// the writes of other processes, and fail for their errors.
     ///
     /// # Errors
-    /// The host refuses, or refused before.
+    /// This sync failed, or an earlier one did.
     pub fn sync(&self, layer: &HostFile) -> io::Result<()> {
         let Some(directory) = &self.opened else { return layer.sync(File::sync_all) };
         self.syncs.begin()?.end(directory.sync_all())

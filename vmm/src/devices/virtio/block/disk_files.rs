@@ -1,4 +1,4 @@
-//! The files that a snapshot of a disk depends on, open once more: they are synced while the device works.
+//! Files that a snapshot of a disk depends on, opened once more to be synced while the device works.
 
 use std::fs::File;
 
@@ -6,12 +6,12 @@ use super::host_file::HostFile;
 use super::storage::Storage;
 use crate::error::{Error, Result};
 
-/// See the module.
+/// Files that a snapshot of a disk depends on.
 #[derive(Debug)]
 pub struct DiskFiles(Vec<HostFile>);
 
 impl DiskFiles {
-    /// Opens the files of a disk once more.
+    /// Duplicates the files of a disk.
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -22,10 +22,10 @@ impl DiskFiles {
         storage.files_to_sync().into_iter().map(duplicate).collect::<Result<_>>().map(Self)
     }
 
-    /// Syncs their data, and when that was written. If it fails, the guest's next flush fails too.
+    /// Syncs the files' data and modification times. If a sync fails, the guest's next flush fails too.
     ///
     /// # Errors
-    /// The host cannot, or could not when it was asked before.
+    /// This sync failed, or an earlier one did.
     pub fn sync(&self) -> Result<()> {
         let sync = |file: &HostFile| {
             file.sync(File::sync_all).map_err(|source| Error::file("sync disk", file.name(), source))

@@ -20,7 +20,7 @@ use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
 
 /// The most pieces of one vectored call (`UIO_MAXIOV`).
-pub const MOST_PIECES: usize = 1024;
+pub const MAX_PIECES: usize = 1024;
 /// Zeros for a host that can only write them.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// `_IO(0x12, 119)` (linux/fs.h)
@@ -254,7 +254,7 @@ impl HostFile {
         let (fd, mut rest) = (self.file.as_raw_fd(), pieces);
         let mut at = libc::off_t::try_from(at).map_err(|_| ErrorKind::FileTooLarge)?;
         while !rest.is_empty() {
-            let (pieces, count) = (rest.as_ptr(), rest.len().min(MOST_PIECES) as libc::c_int);
+            let (pieces, count) = (rest.as_ptr(), rest.len().min(MAX_PIECES) as libc::c_int);
             let done = match direction {
                 // SAFETY: as the caller has it.
                 Direction::Read => unsafe { libc::preadv(fd, pieces, count, at) },

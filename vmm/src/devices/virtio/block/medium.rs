@@ -1,4 +1,4 @@
-//! The storage of a disk: one image, or a layer over one.
+//! Storage of a disk: one image, or a layer over one.
 
 use std::ops::{Deref, DerefMut};
 
@@ -6,17 +6,17 @@ use super::host_file::HostFile;
 use super::layer::Overlay;
 use super::storage::Storage;
 
-/// See the module.
+/// Storage of a disk.
 #[derive(Debug)]
 pub enum Medium {
-    /// An image that the guest reads and writes.
+    /// An image that the guest uses directly.
     Image(HostFile),
-    /// An image that is only read, and a layer that has what the guest wrote.
+    /// A read-only image, and a layer with the guest's writes.
     Layered(Box<Overlay>),
 }
 
 impl Medium {
-    /// The storage with its layer, if there is one.
+    /// Returns the overlay of a disk with a layer.
     pub fn overlay(&self) -> Option<&Overlay> {
         match self {
             Self::Image(_) => None,
@@ -24,7 +24,7 @@ impl Medium {
         }
     }
 
-    /// As [`Medium::overlay`].
+    /// Returns the overlay of a disk with a layer, mutably.
     pub fn overlay_mut(&mut self) -> Option<&mut Overlay> {
         match self {
             Self::Image(_) => None,

@@ -1,10 +1,12 @@
-//! Disks (virtio 1.2, section 5.2): one queue of requests, answered from files of the host.
+//! Disks (virtio 1.2, section 5.2): one queue of requests, executed on files of the host.
 //!
 //! ```text
-//!   chain ──request──> BlockRequest ──Block──> Storage: HostFile, a raw image or block device
-//!                                    │             Overlay, a layer over what is only read: LowerFiles
-//!                                    │             or UringEngine, which has many under way
-//!                                    └──> status, the last byte that the chain has room for
+//!   chain ──request──> BlockRequest ──serve──┬── at once ──────> Medium ──> Storage ──> HostFile
+//!                                            └── UringEngine ──> Storage ──> kernel ──> HostFile
+//!
+//!   Storage: HostFile, a raw image or block device
+//!            Overlay, a layer over LowerFiles, which are only read
+//!   status:  the last byte that the chain has room for
 //! ```
 
 use std::sync::Arc;
@@ -66,41 +68,40 @@ use medium::Medium;
 use request::SECTOR;
 use uring::UringEngine;
 
-/// Requests at a time.
+/// Entries of the queue.
 const QUEUE: u16 = 256;
-/// Pieces of data that a request may have: what else its chain holds are the header and the status.
+/// Pieces of data in a request. The header and the status take the other two descriptors.
 const SEG_MAX: u32 = QUEUE as u32 - 2;
-/// Bytes of the configuration space, up to what secure erase would add.
+/// Bytes of the configuration space, up to the fields for secure erase.
 const CONFIG_LEN: usize = 60;
 
-/// The device.
+/// A disk.
 #[derive(Debug)]
 pub struct Block {
     // Configuration.
     id: String,
-    /// The file that is written, as the user named it.
+    /// Name of the written file as the user gave it.
     name: String,
     read_only: bool,
     cache: Cache,
     // Glue.
     storage: Medium,
-    /// Does reads, writes and flushes where there is one.
+    /// Executes reads, writes and flushes of a disk with engine=io_uring.
     uring: Option<UringEngine>,
     limiter: RateLimiter,
     gate: Arc<Gate>,
-    /// Transfers may hold pages of guest memory.
+    /// The kernel may hold pages of guest memory during transfers.
     is_direct: bool,
-    /// When to look again how long the files are: a look before each write would cost each of them a system
-    /// call.
+    /// Time of the next look at the files' lengths. A look before each write would cost a system call.
     next_len_check: Instant,
-    /// Requests that the host let fail.
+    /// Requests that failed on the host.
     failures: u64,
     // Volatile.
-    /// Sectors that the driver was told of.
+    /// Capacity in sectors that the driver knows.
     capacity: u64,
 }
 
-/// What of it the driver can see.
+/// State that the driver can see.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BlockState {
@@ -148,33 +149,34 @@ impl Block {
         Ok(disk)
     }
 
-    /// Sees how long the file is now. True when the driver is to be told of it: its configuration has changed.
+    /// Updates the capacity to the file's length. Returns true if the configuration has changed, so that the
+    /// driver has to be notified.
     ///
     /// # Errors
-    /// The file is gone or has not even a sector.
+    /// The file is missing or has less than one sector.
     pub fn resize(&mut self) -> Result<bool> {
         let capacity = self.sectors()?;
         Ok(std::mem::replace(&mut self.capacity, capacity) != capacity)
     }
 
-    /// Changes how fast it may be used.
+    /// Changes the rate limit.
     pub fn limit(&mut self, limit: &RateLimit) {
         self.limiter.change(limit);
     }
 
-    /// The gate that keeps the disk from taking requests.
+    /// Returns the gate that keeps the disk from taking requests.
     #[must_use]
     pub fn gate(&self) -> Arc<Gate> {
         Arc::clone(&self.gate)
     }
 
-    /// Whether nothing is under way.
+    /// Returns whether no request is in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.uring.as_ref().is_none_or(UringEngine::is_idle)
     }
 
-    /// Begins a copy of what the guest writes, where that is in a layer. Until [`Block::end_copy`] the layer notes what is written.
+    /// Begins a copy of the layer, if the disk has one. The layer logs its writes until [`Block::end_copy`].
     ///
     /// # Errors
     /// The host has no descriptor left, or a sync of the layer failed.
@@ -185,8 +187,8 @@ impl Block {
         Ok(Some(source))
     }
 
-    /// The clusters that were written since the copy began or this was called last. A write that is under way counts the next time
-    /// too.
+    /// Takes the clusters written since the copy began or since the last call. A write in flight counts
+    /// again in the next call.
     pub fn take_written(&mut self) -> Clusters {
         let Some(overlay) = self.storage.overlay_mut() else { return Clusters::new() };
         let written = overlay.take_written();
@@ -201,7 +203,7 @@ impl Block {
         }
     }
 
-    /// Checks that a copy, which was made meanwhile, has what the guest wrote.
+    /// Checks that a copy has everything that the guest wrote.
     ///
     /// # Errors
     /// A sync failed.
@@ -209,20 +211,20 @@ impl Block {
         self.storage.overlay().map_or(Ok(()), Overlay::check_syncs).map_err(copy::failed(&self.id))
     }
 
-    /// Ends what [`Block::begin_copy`] began.
+    /// Ends the copy that [`Block::begin_copy`] began.
     pub fn end_copy(&mut self) {
         self.storage.overlay_mut().into_iter().for_each(Overlay::end_copy);
     }
 
-    /// The image, where there is no layer over it.
+    /// Opens the image once more, if no layer lies over it.
     ///
     /// # Errors
-    /// The host does not let it be looked at.
+    /// The host cannot read the image's metadata.
     pub fn image(&self) -> Result<Option<Image>> {
         self.storage.image().map(|file| Image::of(file, !self.read_only)).transpose()
     }
 
-    /// The files that a snapshot of the disk depends on.
+    /// Opens the files that a snapshot of the disk depends on.
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -230,47 +232,47 @@ impl Block {
         DiskFiles::of(&*self.storage)
     }
 
-    /// The digest of the map of the layer that is only read: the one beneath what the guest writes, or all
-    /// that there is over the base.
+    /// Returns the digest of the frozen layer's map. A writable disk freezes the layer below its own, a
+    /// read-only disk its only layer.
     #[must_use]
     pub fn digest_of_frozen_layer(&self) -> Option<u64> {
         self.storage.overlay().and_then(|overlay| overlay.digest_of_frozen_layer(self.read_only))
     }
 
-    /// Brings everything into the disk's files for whoever opens them, in a later boot of the host too. The VM has ended.
+    /// Completes the disk's files for later opens, also in a later boot of the host. The VM has ended.
     ///
     /// # Errors
-    /// The host refuses.
+    /// The host refuses to write or sync.
     pub fn settle(&mut self) -> Result<()> {
-        self.storage.settle().map_err(|source| Error::file("write the last of disk", &self.name, source))
+        self.storage.settle().map_err(|source| Error::file("finish writing disk", &self.name, source))
     }
 
-    /// Whether [`Block::rewind`] would bring back what there was at the restore.
+    /// Checks that [`Block::rewind`] can bring back the disk's content of the restore.
     ///
     /// # Errors
-    /// [`Error::Config`]: what the guest writes is not in a layer that was made for it then.
+    /// [`Error::Config`] if the guest writes to a file that is not a layer made for that restore.
     pub fn check_rewind(&self) -> Result<()> {
-        let kept_apart = || self.storage.overlay().is_some_and(Overlay::was_empty);
-        if self.read_only || kept_apart() {
+        let has_own_layer = || self.storage.overlay().is_some_and(Overlay::was_empty);
+        if self.read_only || has_own_layer() {
             return Ok(());
         }
         let problem = format!(
-            "{}: what is written to {} cannot be taken back; a disk with a layer of its own can be rewound",
+            "{}: cannot rewind {}: the guest writes to it directly; give the disk a layer of its own",
             self.id, self.name
         );
         Err(Error::config("disks", problem))
     }
 
-    /// Takes back all that was written. The device does not work.
+    /// Discards everything that the guest wrote. The device is halted.
     ///
     /// # Errors
-    /// The file system refuses.
+    /// The file system refuses to truncate or write the layer.
     pub fn rewind(&mut self) -> Result<()> {
         let failed = |source| Error::file("empty layer", &self.name, source);
         if self.read_only { Ok(()) } else { self.storage.empty().map_err(failed) }
     }
 
-    /// Lets transfers hold pages of guest memory once freezing it moves none of them any more.
+    /// Lets transfers hold pages of guest memory once freezing it moves no pages any more.
     fn allow_direct(&mut self, ram: &GuestRam) {
         if !self.is_direct && ram.with_base(|base| base.private_to >= ram.len()) {
             self.storage.files().into_iter().for_each(HostFile::allow_direct);
@@ -278,13 +280,13 @@ impl Block {
         }
     }
 
-    /// Whole sectors that there are.
+    /// Returns the number of whole sectors.
     fn sectors(&self) -> Result<u64> {
         let len = self.storage.len().map_err(|source| Error::file("look at disk", &self.name, source))?;
         match len / SECTOR {
             0 => {
                 let problem =
-                    format!("{}: {} has {len} bytes; a disk needs a sector of {SECTOR}", self.id, self.name);
+                    format!("{}: {} has {len} bytes; a disk has at least {SECTOR}", self.id, self.name);
                 Err(Error::config("disks", problem))
             }
             sectors => Ok(sectors),
@@ -314,10 +316,10 @@ impl VirtioDevice for Block {
         put(20, SECTOR as u32);
         put(36, request::MAX_DISCARD_SECTORS);
         put(40, request::MAX_DISCARD_SEGMENTS);
-        put(44, 1); // discards may begin at any sector, and what is in the way of the host's it answers
+        put(44, 1); // discards may begin at any sector; the host refuses what it cannot align
         put(48, request::MAX_ZERO_SECTORS);
         put(52, request::MAX_ZERO_SEGMENTS);
-        config[56] = 1; // zeros may be holes
+        config[56] = 1; // write zeroes may punch holes
         config
     }
 
@@ -327,7 +329,7 @@ impl VirtioDevice for Block {
 
     fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         self.allow_direct(io.ram);
-        // A device that is broken is not asked to end.
+        // The worker does not call `end` on a failed device.
         self.serve(io).inspect_err(|_| self.abandon())
     }
 
@@ -337,7 +339,7 @@ impl VirtioDevice for Block {
         drained
     }
 
-    /// Nothing that is under way may come back in the next driver's queue.
+    /// Ends requests in flight, so that none of them completes in the next driver's queue.
     fn reset(&mut self) {
         self.abandon();
     }
@@ -364,7 +366,7 @@ impl Persist for Block {
         Ok(BlockState { capacity: *capacity, read_only: *read_only })
     }
 
-    /// A longer file than the one that was saved keeps the old capacity until [`Block::resize`].
+    /// A file that has grown since the save keeps the old capacity until [`Block::resize`].
     fn restore(&mut self, state: &BlockState) -> Result<()> {
         let BlockState { capacity, read_only } = state;
         let refused =

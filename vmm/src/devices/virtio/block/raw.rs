@@ -1,4 +1,4 @@
-//! An image without a layer as storage.
+//! Storage without a layer: one image or block device.
 
 use std::fs::File;
 use std::io;
@@ -25,8 +25,8 @@ impl Storage for HostFile {
         self.sync(File::sync_data)
     }
 
-    fn write_zeroes(&mut self, stretch: DiskRange) -> io::Result<()> {
-        HostFile::write_zeroes(self, stretch)
+    fn write_zeroes(&mut self, range: DiskRange) -> io::Result<()> {
+        HostFile::write_zeroes(self, range)
     }
 
     fn forget_len(&self) {
@@ -57,7 +57,7 @@ impl Storage for HostFile {
         flush.sync.end(done).map(|()| false)
     }
 
-    fn discard(&mut self, stretch: DiskRange) -> io::Result<()> {
-        HostFile::discard(self, stretch)
+    fn discard(&mut self, range: DiskRange) -> io::Result<()> {
+        HostFile::discard(self, range)
     }
 }

@@ -1,5 +1,5 @@
-//! One request to a disk, read out of a chain and checked (virtio 1.2, section 5.2.6): what is left to do is what the host
-//! may refuse.
+//! Requests to a disk, read out of a chain and checked (virtio 1.2, section 5.2.6). After the checks only
+//! the host can refuse a request.
 
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT,
@@ -10,20 +10,20 @@ use vm_memory::ByteValued;
 use crate::devices::virtio::Broken;
 use crate::devices::virtio::chain::{Buffers, Chain};
 
-/// Bytes that a sector number counts.
+/// Bytes of a sector.
 pub const SECTOR: u64 = 512;
-/// Stretches of sectors that one discard may name.
+/// Ranges in one discard.
 pub const MAX_DISCARD_SEGMENTS: u32 = 16;
-/// Sectors that each of them may have: 1 GiB. The host only takes note of them.
+/// Sectors in a range of a discard: 1 GiB. The host only changes metadata for them.
 pub const MAX_DISCARD_SECTORS: u32 = 1 << 21;
-/// Stretches that one request to write zeros may name.
+/// Ranges in one request to write zeros.
 pub const MAX_ZERO_SEGMENTS: u32 = 1;
-/// Sectors that it may have: 16 MiB, which a host that knows no better has to write.
+/// Sectors in a range of a request to write zeros: 16 MiB. A host without a faster way writes them.
 pub const MAX_ZERO_SECTORS: u32 = 1 << 15;
-/// Bytes of the name of a disk.
+/// Bytes of a disk's name.
 const ID_LEN: usize = 20;
 
-/// What the driver is told of a request's end.
+/// Status that the driver reads (`VIRTIO_BLK_S_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestStatus {
     Done = 0,
@@ -31,25 +31,25 @@ pub enum RequestStatus {
     Unsupported = 2,
 }
 
-/// What a request asks for.
+/// A checked request.
 #[derive(Debug)]
 pub enum BlockRequest<'m> {
     /// Reads from this byte on.
     Read { at: u64, into: Buffers<'m> },
     /// Writes from this byte on.
     Write { at: u64, from: Buffers<'m> },
-    /// What was written is to be safe.
+    /// Makes completed writes safe from a crash of the host.
     Flush,
-    /// The disk's name.
+    /// Returns the disk's name.
     GetId { into: Buffers<'m> },
-    /// What these hold is not needed any more.
+    /// Gives up the content of these ranges.
     Discard(Vec<DiskRange>),
-    /// These are to hold zeros.
+    /// Makes these ranges read as zeros.
     WriteZeroes(Vec<DiskRange>),
 }
 
 impl BlockRequest<'_> {
-    /// How much data it moves.
+    /// Returns the bytes of data that the request transfers.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Read { into: data, .. } | Self::Write { from: data, .. } => data.len() as u64,
@@ -58,16 +58,16 @@ impl BlockRequest<'_> {
     }
 }
 
-/// A stretch of a disk, in bytes.
+/// A range of a disk in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskRange {
     pub at: u64,
     pub len: u64,
-    /// Its place on the host may be given up.
+    /// The host may free the range's space.
     pub unmap: bool,
 }
 
-/// What requests are checked against.
+/// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestLimits {
     /// Sectors.
@@ -75,17 +75,17 @@ pub struct RequestLimits {
     pub read_only: bool,
 }
 
-/// Where a request's answer goes.
+/// Where the response to a request goes.
 #[derive(Debug)]
 pub struct Responder<'m> {
     pub head: u16,
-    /// One byte.
+    /// The status byte.
     pub status: Buffers<'m>,
-    /// Bytes to write that come before it.
+    /// Writable bytes before the status.
     pub data: usize,
 }
 
-/// The start of every request (`struct virtio_blk_req`).
+/// Start of every request (`struct virtio_blk_req`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct RequestHeader {
@@ -114,23 +114,23 @@ unsafe impl ByteValued for RequestHeader {}
 #[allow(unsafe_code)]
 unsafe impl ByteValued for Segment {}
 
-/// Takes a chain apart: where its answer goes, and what it asks for or why it gets nothing.
+/// Parses a chain into the place of its response and its request, or the status that rejects the request.
 ///
 /// # Errors
-/// [`Broken`] for a chain that has no room for an answer.
+/// [`Broken`] if the chain has no room for a status.
 pub fn parse(
     chain: Chain<'_>,
     limits: RequestLimits,
 ) -> Result<(Responder<'_>, std::result::Result<BlockRequest<'_>, RequestStatus>), Broken> {
     let Chain { head, readable, mut writable } = chain;
-    let data = writable.len().checked_sub(1).ok_or(Broken("a request to a disk without a status byte"))?;
-    // The status is the very last byte, wherever the driver ends its descriptors.
+    let data = writable.len().checked_sub(1).ok_or(Broken("a disk request has no status byte"))?;
+    // The status is the last writable byte, at whatever descriptor boundary the driver puts it.
     let into = writable.take(data);
-    let answer = Responder { head, status: writable, data };
-    Ok((answer, command(readable, into, limits)))
+    let responder = Responder { head, status: writable, data };
+    Ok((responder, parse_body(readable, into, limits)))
 }
 
-fn command<'m>(
+fn parse_body<'m>(
     mut readable: Buffers<'m>,
     into: Buffers<'m>,
     limits: RequestLimits,
@@ -149,13 +149,13 @@ fn command<'m>(
         VIRTIO_BLK_T_FLUSH => Ok(BlockRequest::Flush),
         VIRTIO_BLK_T_GET_ID => Ok(BlockRequest::GetId { into }),
         VIRTIO_BLK_T_DISCARD => {
-            // A discard gives up the place by itself; the flag is not its own.
-            let stretches = limits.stretches(readable, (MAX_DISCARD_SEGMENTS, MAX_DISCARD_SECTORS), 0)?;
-            Ok(BlockRequest::Discard(stretches))
+            // A discard frees space by definition, so the unmap flag does not apply to it.
+            let ranges = limits.ranges(readable, (MAX_DISCARD_SEGMENTS, MAX_DISCARD_SECTORS), 0)?;
+            Ok(BlockRequest::Discard(ranges))
         }
         VIRTIO_BLK_T_WRITE_ZEROES => {
-            let stretches = limits.stretches(readable, (MAX_ZERO_SEGMENTS, MAX_ZERO_SECTORS), UNMAP)?;
-            Ok(BlockRequest::WriteZeroes(stretches))
+            let ranges = limits.ranges(readable, (MAX_ZERO_SEGMENTS, MAX_ZERO_SECTORS), UNMAP)?;
+            Ok(BlockRequest::WriteZeroes(ranges))
         }
         _ => Err(RequestStatus::Unsupported),
     }
@@ -166,43 +166,43 @@ impl RequestLimits {
         if self.read_only { Err(RequestStatus::Failed) } else { Ok(()) }
     }
 
-    /// The first of `len` bytes from a sector on, all of which the disk has.
+    /// Returns the offset of `sector` if the disk has `len` bytes from there on.
     fn check(self, sector: u64, len: u64) -> std::result::Result<u64, RequestStatus> {
         let sector = u64::from_le(sector);
         let whole = len.is_multiple_of(SECTOR);
         let end = sector.checked_add(len / SECTOR).filter(|end| whole && *end <= self.capacity);
-        // A capacity is a file's length by sectors, so that every byte of it has a number.
+        // The capacity is a file's length in sectors, so this product does not overflow.
         end.map(|_| sector * SECTOR).ok_or(RequestStatus::Failed)
     }
 
-    fn stretches(
+    fn ranges(
         self,
         mut segments: Buffers<'_>,
-        (most, longest): (u32, u32),
+        (max_ranges, max_sectors): (u32, u32),
         known_flags: u32,
     ) -> std::result::Result<Vec<DiskRange>, RequestStatus> {
         self.check_writable()?;
         let (count, rest) = (segments.len() / size_of::<Segment>(), segments.len() % size_of::<Segment>());
-        if count == 0 || count > most as usize || rest != 0 {
+        if count == 0 || count > max_ranges as usize || rest != 0 {
             return Err(RequestStatus::Failed);
         }
-        let stretch = |_| {
+        let range = |_| {
             let segment: Segment = segments.read_value().map_err(|_| RequestStatus::Failed)?;
             let (sectors, flags) = (u32::from_le(segment.sectors), u32::from_le(segment.flags));
             if flags & !known_flags != 0 {
                 return Err(RequestStatus::Unsupported);
             }
-            if sectors > longest {
+            if sectors > max_sectors {
                 return Err(RequestStatus::Failed);
             }
             let len = u64::from(sectors) * SECTOR;
             Ok(DiskRange { at: self.check(segment.sector, len)?, len, unmap: flags & UNMAP != 0 })
         };
-        (0..count).map(stretch).collect()
+        (0..count).map(range).collect()
     }
 }
 
-/// Writes a disk's name, padded with zeros, and says how much of it there was room for.
+/// Writes a disk's name, padded with zeros. Returns the bytes for which the buffers had room.
 pub fn write_name(name: &str, mut into: Buffers<'_>) -> usize {
     let mut bytes = [0; ID_LEN];
     let len = name.len().min(ID_LEN);
@@ -211,15 +211,15 @@ pub fn write_name(name: &str, mut into: Buffers<'_>) -> usize {
 }
 
 impl Responder<'_> {
-    /// Tells the driver how it ended, after `filled` bytes were written before the status. Gives the number of bytes written
-    /// from the front without a gap, which is what the used ring counts.
+    /// Writes the status after `filled` bytes of data. Returns the bytes written from the front without a
+    /// gap, which is the length in the used ring.
     pub fn respond(mut self, status: RequestStatus, filled: usize) -> usize {
         self.status.write(&[status as u8]);
         written(filled, self.data)
     }
 }
 
-/// Bytes written from the front, where the status follows on `data` bytes of which `filled` were written.
+/// Returns the bytes written from the front, if `filled` of the `data` bytes before the status were written.
 pub fn written(filled: usize, data: usize) -> usize {
     if filled == data { filled + 1 } else { filled }
 }

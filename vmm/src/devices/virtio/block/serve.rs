@@ -1,4 +1,9 @@
-//! A disk at work: requests are taken from the queue and answered, at once or when the engine has completed them.
+//! Serves the queue of a disk: takes requests, starts them and responds to completed ones.
+//!
+//! ```text
+//!   pop ──> parse ──> admit ──> start ──┬── executed at once ────────────────> respond
+//!                                       └── UringEngine ──> next_completed ──> respond
+//! ```
 
 use std::io::{self, ErrorKind};
 use std::time::{Duration, Instant};
@@ -16,20 +21,21 @@ use crate::devices::virtio::queue::VirtQueue;
 use crate::devices::virtio::{Broken, Io, Next};
 use crate::memory::own_writes::GuestMemory;
 
-/// What the host may have no way to do.
+/// Name of the one operation that a host may not support.
 const DISCARD: &str = "discard";
-/// After this long a turn ends with the request at hand: whoever wants the device to stop, or its lock, is not to wait for all
-/// that a queue can hold.
+/// Longest turn. A turn ends after its current request, so that a halt or another user of the device's lock
+/// does not wait for a full queue.
 pub(super) const TURN: Duration = Duration::from_millis(10);
 
 impl Block {
-    /// Takes requests for one turn, and answers what is done.
+    /// Takes requests for one turn and responds to completed ones.
     pub(super) fn serve(&mut self, io: &mut Io<'_>) -> Result<Next, Broken> {
-        // A driver that cannot flush takes what is written for safe (virtio 1.2, section 5.2.6.2).
+        // A driver without VIRTIO_BLK_F_FLUSH relies on completed writes being safe (virtio 1.2, section
+        // 5.2.6.2).
         let write_through = io.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
         let limits = RequestLimits { capacity: self.capacity, read_only: self.read_only };
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
-        let mut answered = self.respond_to_completed(memory, queue)?;
+        let mut responses = self.respond_to_completed(memory, queue)?;
         let (mut taken, mut next) = (0, Next::Again);
         let now = Instant::now();
         let end = now + TURN;
@@ -40,18 +46,18 @@ impl Block {
         queue.hush(memory)?;
         while taken < queue.size() && (taken == 0 || Instant::now() < end) {
             if self.gate.is_closed() {
-                next = Next::Wait; // for the halt, after which the queue is looked at again
+                next = Next::Wait; // until the halt, after which the worker looks at the queue again
                 break;
             }
             if self.uring.as_ref().is_some_and(UringEngine::is_full) {
-                next = Next::Wait; // for something to be completed
+                next = Next::Wait; // until a request completes
                 break;
             }
             match queue.pop(memory)? {
                 Some(chain) => {
                     let head = chain.head;
                     let (responder, request) = request::parse(chain, limits)?;
-                    // What it costs is known now, and nothing has come of it yet.
+                    // Parsing has no effects, so a request over the limit can go back to the queue.
                     let cost = request.as_ref().map_or(0, BlockRequest::bytes);
                     if let Err(at) = self.limiter.admit(Instant::now(), cost) {
                         queue.unpop();
@@ -60,12 +66,12 @@ impl Block {
                     }
                     taken += 1;
                     if let Ok(request) = &request {
-                        let waits = |disk: &Self| disk.must_wait(request, write_through);
-                        answered += self.complete_while(waits, memory, queue)?;
+                        let must_wait = |disk: &Self| disk.must_wait(request, write_through);
+                        responses += self.complete_while(must_wait, memory, queue)?;
                     }
                     if let Some(written) = self.start_request(responder, request, write_through) {
                         queue.put(memory, head, written)?;
-                        answered += 1;
+                        responses += 1;
                     }
                 }
                 None if queue.listen(memory)? => queue.hush(memory)?,
@@ -76,12 +82,12 @@ impl Block {
             }
         }
         let submit = |uring: &mut Option<UringEngine>| uring.as_mut().is_none_or(UringEngine::submit);
-        let _ = submit(&mut self.uring); // asked again below
-        answered += self.respond_to_completed(memory, queue)?;
+        let _ = submit(&mut self.uring); // submitted again below
+        responses += self.respond_to_completed(memory, queue)?;
         if !submit(&mut self.uring) && next == Next::Wait {
             next = Next::At(Instant::now() + uring::RETRY);
         }
-        if answered > 0 && queue.wants_interrupt(memory)? {
+        if responses > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
         if self.gate.is_closed() && self.is_idle() {
@@ -90,7 +96,8 @@ impl Block {
         Ok(next)
     }
 
-    /// Answers a request and gives how much was written, unless it is answered later.
+    /// Starts a request. Returns the number of bytes written to the chain, or `None` if the engine completes
+    /// the request later.
     fn start_request(
         &mut self,
         responder: Responder<'_>,
@@ -101,31 +108,35 @@ impl Block {
             Ok(request) => request,
             Err(status) => return Some(responder.respond(status, 0)),
         };
+        let runs_at_once = match request {
+            BlockRequest::Write { .. } => write_through,
+            BlockRequest::Flush => self.cache == Cache::Unsafe,
+            _ => false,
+        };
         if let (Some(_), BlockRequest::Write { at, from }) = (&self.uring, &request) {
             self.storage.log_write(*at, from.len() as u64);
         }
-        let at_once = match (&mut self.uring, &request) {
-            (Some(_), BlockRequest::Write { .. }) if write_through => Some((responder, request)),
-            (Some(_), BlockRequest::Flush) if self.cache == Cache::Unsafe => Some((responder, request)),
-            (Some(uring), _) => uring.submit_or_return(&mut *self.storage, responder, request),
-            (None, _) => Some((responder, request)),
-        };
-        let (responder, request) = at_once?;
-        let (act, done) = self.execute(request, write_through);
-        let (status, filled) = self.status_of(act, &done);
+        if let Some(uring) = self.uring.as_mut().filter(|_| !runs_at_once)
+            && let Some(prepared) = uring.prepare(&mut *self.storage, &request)
+        {
+            uring.enqueue(prepared, responder);
+            return None;
+        }
+        let (name, done) = self.execute(request, write_through);
+        let (status, filled) = self.status_of(name, &done);
         Some(responder.respond(status, filled))
     }
 
-    /// Answers what the engine has completed, and says how many that were.
+    /// Responds to the requests that the engine has completed. Returns their number.
     fn respond_to_completed(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<usize, Broken> {
-        let mut answered = 0;
+        let mut responses = 0;
         while let Some(completed) = self.next_completed() {
-            let (status, filled) = self.status_of(completed.act, &completed.done);
+            let (status, filled) = self.status_of(completed.name, &completed.done);
             let (head, written) = completed.respond(memory, status, filled);
             queue.put(memory, head, written)?;
-            answered += 1;
+            responses += 1;
         }
-        Ok(answered)
+        Ok(responses)
     }
 
     fn next_completed(&mut self) -> Option<CompletedRequest> {
@@ -133,20 +144,23 @@ impl Block {
         uring.as_mut()?.next_completed(&mut **storage)
     }
 
-    /// Whether a request changes what another under way is only bringing to its file. A write that lands
-    /// after its clusters were discarded would take place that the layer's size does not count. And whether
-    /// it syncs while a flush is under way: that would wait for the flush, whose end this thread is to note.
+    /// Returns whether a request has to wait for requests in flight:
+    ///
+    /// - A change of clusters that a write in flight is adding. A write that lands after its clusters were
+    ///   discarded would take space that the layer's size does not count.
+    /// - A sync while a flush is in flight. The sync waits for the flush's result, which this thread
+    ///   records.
     fn must_wait(&self, request: &BlockRequest<'_>, write_through: bool) -> bool {
-        let is_read = matches!(request, BlockRequest::Read { .. } | BlockRequest::GetId { .. });
-        let syncs = matches!(request, BlockRequest::Flush) || write_through && !is_read;
+        let is_passive = matches!(request, BlockRequest::Read { .. } | BlockRequest::GetId { .. });
+        let syncs = matches!(request, BlockRequest::Flush) || write_through && !is_passive;
         if syncs && self.uring.as_ref().is_some_and(UringEngine::is_flushing) {
             return true;
         }
         match request {
             BlockRequest::Write { at, from } => self.storage.is_pending(*at, from.len() as u64),
-            BlockRequest::Discard(stretches) | BlockRequest::WriteZeroes(stretches) => {
+            BlockRequest::Discard(ranges) | BlockRequest::WriteZeroes(ranges) => {
                 let uring = self.uring.as_ref();
-                stretches.iter().any(|DiskRange { at, len, .. }| {
+                ranges.iter().any(|DiskRange { at, len, .. }| {
                     let is_written = uring.is_some_and(|uring| uring.is_writing(*at, *len));
                     is_written || self.storage.is_pending(*at, *len)
                 })
@@ -155,41 +169,41 @@ impl Block {
         }
     }
 
-    /// Answers what the engine has under way, as long as `waits` says so, and says how much that was.
+    /// Completes requests in flight while `must_wait` is true. Returns their number.
     fn complete_while(
         &mut self,
-        waits: impl Fn(&Self) -> bool,
+        must_wait: impl Fn(&Self) -> bool,
         memory: &GuestMemory,
         queue: &mut VirtQueue,
     ) -> Result<usize, Broken> {
-        let mut answered = 0;
-        while waits(self)
+        let mut responses = 0;
+        while must_wait(self)
             && let Some(uring) = self.uring.as_mut().filter(|uring| !uring.is_idle())
         {
             uring.wait();
-            answered += self.respond_to_completed(memory, queue)?;
+            responses += self.respond_to_completed(memory, queue)?;
         }
-        Ok(answered)
+        Ok(responses)
     }
 
-    /// Brings what the engine has under way to an end.
+    /// Completes and responds to all requests in flight.
     pub(super) fn drain(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
-        let answered = self.complete_while(|_| true, memory, queue)?;
-        if answered > 0 && queue.wants_interrupt(memory)? {
+        let responses = self.complete_while(|_| true, memory, queue)?;
+        if responses > 0 && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
         self.gate.notify_idle();
         Ok(())
     }
 
-    /// Does what a request asks for, now. Says what that was and how many bytes of data the driver got.
+    /// Executes a request now. Returns the name of the operation and the bytes of data that the driver got.
     fn execute(
         &mut self,
         request: BlockRequest<'_>,
         write_through: bool,
     ) -> (&'static str, io::Result<usize>) {
-        let (act, changed) = match request {
+        let (name, changed) = match request {
             BlockRequest::Read { at, into } => {
                 let len = into.len();
                 return ("read", self.storage.read(at, into).map(|()| len));
@@ -197,27 +211,25 @@ impl Block {
             BlockRequest::GetId { into } => return ("name", Ok(request::write_name(&self.id, into))),
             BlockRequest::Flush => return ("flush", self.flush().map(|()| 0)),
             BlockRequest::Write { at, from } => ("write", self.storage.write(at, from).map(|()| 0)),
-            BlockRequest::Discard(stretches) => {
-                (DISCARD, self.for_each_range(&stretches, <dyn Storage>::discard))
-            }
-            BlockRequest::WriteZeroes(stretches) => {
-                ("write zeros to", self.for_each_range(&stretches, <dyn Storage>::write_zeroes))
+            BlockRequest::Discard(ranges) => (DISCARD, self.for_each_range(&ranges, <dyn Storage>::discard)),
+            BlockRequest::WriteZeroes(ranges) => {
+                ("write zeros to", self.for_each_range(&ranges, <dyn Storage>::write_zeroes))
             }
         };
-        let kept = match write_through {
+        let done = match write_through {
             true => changed.and_then(|filled| self.flush().map(|()| filled)),
             false => changed,
         };
-        (act, kept)
+        (name, done)
     }
 
-    /// What the driver is told of how an act went.
-    fn status_of(&mut self, act: &str, done: &io::Result<usize>) -> (RequestStatus, usize) {
+    /// Returns the status and the bytes of data for the driver.
+    fn status_of(&mut self, name: &str, done: &io::Result<usize>) -> (RequestStatus, usize) {
         match done {
             Ok(filled) => (RequestStatus::Done, *filled),
-            Err(error) if act == DISCARD && is_unsupported(error) => (RequestStatus::Unsupported, 0),
+            Err(error) if name == DISCARD && is_unsupported(error) => (RequestStatus::Unsupported, 0),
             Err(error) => {
-                self.note_failure(act, error);
+                self.log_failure(name, error);
                 (RequestStatus::Failed, 0)
             }
         }
@@ -225,12 +237,12 @@ impl Block {
 
     fn for_each_range(
         &mut self,
-        stretches: &[DiskRange],
-        act: fn(&mut (dyn Storage + 'static), DiskRange) -> io::Result<()>,
+        ranges: &[DiskRange],
+        operation: fn(&mut (dyn Storage + 'static), DiskRange) -> io::Result<()>,
     ) -> io::Result<usize> {
-        // The host has no name for a stretch of nothing.
-        let mut stretches = stretches.iter().filter(|stretch| stretch.len > 0);
-        stretches.try_for_each(|stretch| act(&mut *self.storage, *stretch))?;
+        // The host rejects an empty range.
+        let mut ranges = ranges.iter().filter(|range| range.len > 0);
+        ranges.try_for_each(|range| operation(&mut *self.storage, *range))?;
         Ok(0)
     }
 
@@ -241,19 +253,19 @@ impl Block {
         }
     }
 
-    /// Brings what is under way to an end, unanswered.
+    /// Ends requests in flight without a response.
     pub(super) fn abandon(&mut self) {
         self.uring.iter_mut().for_each(UringEngine::abandon);
         self.storage.abandon();
         self.gate.notify_idle();
     }
 
-    /// A line in the log for the 1st, 2nd, 4th, 8th failure and so on: a guest can make as many as it likes.
-    fn note_failure(&mut self, act: &str, error: &io::Error) {
+    /// Logs the 1st, 2nd, 4th, 8th failure and so on: a guest can cause any number of them.
+    fn log_failure(&mut self, name: &str, error: &io::Error) {
         self.failures += 1;
         if self.failures.is_power_of_two() {
             log::warn!(
-                "{}: cannot {act} {}: {error} (failures so far: {})",
+                "{}: cannot {name} {}: {error} (failures so far: {})",
                 self.id,
                 self.name,
                 self.failures
@@ -262,7 +274,7 @@ impl Block {
     }
 }
 
-/// Whether the host has no way to discard this.
+/// Returns whether the host does not support this discard.
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput)
 }

@@ -1,5 +1,5 @@
-//! What a disk's bytes are kept in. Stretches have been checked against the capacity before they come here; that the storage
-//! still has them is its own to find out.
+//! The storage of a disk's bytes. Callers check ranges against the capacity; the storage checks that its
+//! files still reach that far.
 
 use std::io;
 
@@ -8,103 +8,104 @@ use super::request::DiskRange;
 use super::sync_tracker::PendingSync;
 use crate::devices::virtio::chain::Buffers;
 
-/// A place in one of several files.
+/// An offset in one of several files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileOffset {
     /// The file's number.
     pub file: usize,
-    /// Bytes from its start.
+    /// Bytes from the file's start.
     pub at: u64,
 }
 
-/// A flush that the ring does in steps, each of which syncs a file.
+/// A flush in progress, in steps that each sync a file.
 #[derive(Debug)]
 pub struct PendingFlush {
     /// The file's number.
     pub file: usize,
-    /// The sync under way.
+    /// The sync in progress.
     pub sync: PendingSync,
-    /// A layer's map was written after the first sync, and the second is for that.
+    /// The layer's map was written after the first sync, so this is the second one.
     pub is_map_written: bool,
 }
 
-/// Bytes that survive the VM. An operation that fails may have been done in part.
+/// Bytes that survive the VM. A failed operation may have been executed in part.
 pub trait Storage: Send + std::fmt::Debug {
-    /// Bytes.
+    /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
 
-    /// Reads all of it or it is an error.
+    /// Fills all of `into`.
     fn read(&mut self, at: u64, into: Buffers<'_>) -> io::Result<()>;
 
-    /// Writes all of it or it is an error.
+    /// Writes all of `from`.
     fn write(&mut self, at: u64, from: Buffers<'_>) -> io::Result<()>;
 
-    /// What was written before is safe from a crash of the host.
+    /// Makes earlier writes safe from a crash of the host.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Lets a stretch read as zeros.
-    fn write_zeroes(&mut self, stretch: DiskRange) -> io::Result<()>;
+    /// Makes a range read as zeros.
+    fn write_zeroes(&mut self, range: DiskRange) -> io::Result<()>;
 
-    /// Gives up what a stretch holds, and its place on the host if that can be.
-    fn discard(&mut self, stretch: DiskRange) -> io::Result<()> {
-        self.write_zeroes(DiskRange { unmap: true, ..stretch })
+    /// Gives up the content of a range, and its space on the host if possible.
+    fn discard(&mut self, range: DiskRange) -> io::Result<()> {
+        self.write_zeroes(DiskRange { unmap: true, ..range })
     }
 
-    /// The files that [`Storage::locate`] speaks of, by their numbers.
+    /// Returns the files by the numbers that [`FileOffset`] has.
     fn files(&self) -> Vec<&HostFile> {
         Vec::new()
     }
 
-    /// The files that a snapshot needs to be on disk. What it has a copy of is not needed.
+    /// Returns the files that a snapshot needs on disk. Files that it copies are left out.
     fn files_to_sync(&self) -> Vec<&HostFile> {
         self.files()
     }
 
-    /// The place of a stretch for the ring to read; none if it is not in one piece.
+    /// Returns where a range can be read by io_uring, if it lies in one piece.
     fn locate(&self, at: u64, len: u64) -> Option<FileOffset>;
 
-    /// Begins a write by the ring, which then calls [`Storage::end_write`]. Returns its place; none, or an
-    /// error, if [`Storage::write`] is to do it. No part of it may be [`Storage::is_pending`].
+    /// Begins a write by io_uring. Returns its location, and [`Storage::end_write`] follows. Returns `None`
+    /// or an error if [`Storage::write`] has to execute it. No part of the range may be
+    /// [`Storage::is_pending`].
     fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<FileOffset>>;
 
-    /// A write that was begun has come to its end, which is that of the request if it returns it.
+    /// Ends a write that [`Storage::begin_write`] began. Returns the result of the request.
     fn end_write(&mut self, _at: u64, _len: u64, done: io::Result<()>) -> io::Result<()> {
         done
     }
 
-    /// Whether another write has begun that is to end before a part of this is changed.
+    /// Returns whether a write in flight has to end before this range may change.
     fn is_pending(&self, _at: u64, _len: u64) -> bool {
         false
     }
 
-    /// Writes that were begun are never said to have ended.
+    /// Drops all writes that were begun. [`Storage::end_write`] does not follow.
     fn abandon(&mut self) {}
 
-    /// Begins a flush: what to sync first. None, or an error, where [`Storage::flush`] is to do it. No other
-    /// may be under way.
+    /// Begins a flush. Returns its first sync; `None` or an error if [`Storage::flush`] has to execute the
+    /// flush. No other flush may be in progress.
     fn begin_flush(&mut self) -> io::Result<Option<PendingFlush>>;
 
-    /// The file was synced, or that failed. Whether it has to be synced once more for this flush.
+    /// Records the result of a sync. Returns whether the flush needs another sync.
     fn sync_done(&mut self, flush: &mut PendingFlush, done: io::Result<()>) -> io::Result<bool>;
 
-    /// The files may have become shorter: it is looked at again before the next write.
+    /// Drops the known lengths of the files, which may have shrunk. The next write looks at them again.
     fn forget_len(&self);
 
-    /// What was written before is in the files, for whoever opens them in this boot of the host or a later one.
+    /// Completes the files, so that a later open finds all writes in this and any later boot of the host.
     fn settle(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Is again what it was when it was opened. Asked only of a layer that was empty then.
+    /// Removes all writes since the open. The layer was empty then.
     fn empty(&mut self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The one file that it is, where there is no layer.
+    /// Returns the only file, if there is no layer.
     fn image(&self) -> Option<&HostFile> {
         None
     }
 
-    /// A write that somebody else does, where [`Storage::locate`] said, begins now.
+    /// Logs a write that io_uring may execute at [`Storage::locate`].
     fn log_write(&mut self, _at: u64, _len: u64) {}
 }

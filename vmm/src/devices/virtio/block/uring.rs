@@ -17,7 +17,7 @@ use rustix::event::epoll::EventFlags;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::host_file;
-use super::host_file::{Direction, HostFile, MOST_PIECES};
+use super::host_file::{Direction, HostFile, MAX_PIECES};
 use super::request::{BlockRequest, RequestStatus, Responder};
 use super::storage::{FileOffset, PendingFlush, Storage};
 use crate::devices::virtio::Broken;
@@ -45,13 +45,19 @@ pub struct UringEngine {
 /// A request under way. Its pointers lead into guest memory, which [`UringEngine::ram`] keeps.
 #[derive(Debug)]
 struct InFlight {
-    answer: DeferredResponder,
-    act: Operation,
+    responder: DeferredResponder,
+    request: UringRequest,
+}
+
+/// A request that the storage has begun, and what the kernel is to do for it.
+#[derive(Debug)]
+pub struct UringRequest {
+    operation: Operation,
     /// Offset on the disk.
     at: u64,
-    place: FileOffset,
+    location: FileOffset,
     len: usize,
-    /// The kernel reads them until the request is finished.
+    /// The kernel reads them until the request is completed.
     pieces: Vec<libc::iovec>,
 }
 
@@ -76,10 +82,10 @@ unsafe impl Send for UringEngine {}
 /// A request that came to an end and is to be answered.
 #[derive(Debug)]
 pub struct CompletedRequest {
-    pub act: &'static str,
+    pub name: &'static str,
     /// How many bytes of data the driver got.
     pub done: io::Result<usize>,
-    answer: DeferredResponder,
+    responder: DeferredResponder,
 }
 
 impl UringEngine {
@@ -121,57 +127,59 @@ impl UringEngine {
         self.free.len() == self.slots.len()
     }
 
-    /// Takes a request on, or gives it back to be done at once.
-    pub fn submit_or_return<'m>(
-        &mut self,
-        storage: &mut dyn Storage,
-        answer: Responder<'m>,
-        command: BlockRequest<'m>,
-    ) -> Option<(Responder<'m>, BlockRequest<'m>)> {
-        let (direction, at, len, pieces) = match &command {
-            BlockRequest::Read { at, into } => (Some(Direction::Read), *at, into.len(), into.iovecs()),
-            BlockRequest::Write { at, from } => (Some(Direction::Write), *at, from.len(), from.iovecs()),
-            BlockRequest::Flush => (None, 0, 0, Vec::new()),
-            _ => return Some((answer, command)),
-        };
-        let unfit = direction.is_some() && (pieces.is_empty() || pieces.len() > MOST_PIECES);
-        let (Some(slot), Some(ram), false) = (self.free.last().copied(), &self.ram, unfit) else {
-            return Some((answer, command));
-        };
-        // An error comes up again, and is told, where it is done at once.
-        let begun = match direction {
-            Some(Direction::Read) => {
-                let place = storage.locate(at, len as u64);
-                place
-                    .filter(|place| !self.files[place.file].needs_bounce(Direction::Read))
-                    .map(|place| (Operation::Transfer(Direction::Read), place))
+    /// Begins a request on the storage. Returns `None` if the request has to be executed at once: its kind,
+    /// its number of pieces or its place in the files does not suit io_uring, or beginning it failed. The
+    /// execution then meets that error again and reports it.
+    pub fn prepare(&self, storage: &mut dyn Storage, request: &BlockRequest<'_>) -> Option<UringRequest> {
+        let (at, len, pieces) = match request {
+            BlockRequest::Read { at, into: data } | BlockRequest::Write { at, from: data } => {
+                (*at, data.len(), data.iovecs())
             }
-            Some(Direction::Write) => {
-                let place = storage.begin_write(at, len as u64).ok().flatten();
-                place.map(|place| (Operation::Transfer(Direction::Write), place))
+            BlockRequest::Flush => (0, 0, Vec::new()),
+            _ => return None,
+        };
+        let is_flush = matches!(request, BlockRequest::Flush);
+        let fits = is_flush || (1..=MAX_PIECES).contains(&pieces.len());
+        if !fits || self.is_full() || self.ram.is_none() {
+            return None;
+        }
+        let (operation, location) = match request {
+            BlockRequest::Read { .. } => {
+                let location = storage.locate(at, len as u64)?;
+                if self.files[location.file].needs_bounce(Direction::Read) {
+                    return None;
+                }
+                (Operation::Transfer(Direction::Read), location)
             }
-            None => {
-                let flush = storage.begin_flush().ok().flatten();
-                flush.map(|flush| {
-                    let place = FileOffset { file: flush.file, at: 0 };
-                    (Operation::Flush(flush), place)
-                })
+            BlockRequest::Write { .. } => {
+                let location = storage.begin_write(at, len as u64).ok()??;
+                (Operation::Transfer(Direction::Write), location)
+            }
+            _ => {
+                let flush = storage.begin_flush().ok()??;
+                let location = FileOffset { file: flush.file, at: 0 };
+                (Operation::Flush(flush), location)
             }
         };
-        let Some((act, place)) = begun else { return Some((answer, command)) };
-        let request = InFlight { answer: DeferredResponder::of(answer, ram), act, at, place, len, pieces };
-        self.free.pop();
-        self.push(slot, request);
-        None
+        Some(UringRequest { operation, at, location, len, pieces })
     }
 
-    /// Has an entry made of a request, which has its slot.
-    fn push(&mut self, slot: u16, request: InFlight) {
-        let entry = request.entry(&self.files[request.place.file]).user_data(slot.into());
-        // SAFETY: the pieces stay with the request in its slot, what they point at with `ram`, and both until the completion.
-        // There are no more slots than entries.
+    /// Puts a prepared request into the submission queue.
+    pub fn enqueue(&mut self, prepared: UringRequest, responder: Responder<'_>) {
+        let ram = self.ram.as_ref().expect("a prepared request has memory");
+        let responder = DeferredResponder::of(responder, ram);
+        let slot = self.free.pop().expect("a prepared request has a slot");
+        self.push(slot, InFlight { responder, request: prepared });
+    }
+
+    /// Builds the submission entry of a request that has its slot.
+    fn push(&mut self, slot: u16, in_flight: InFlight) {
+        let request = &in_flight.request;
+        let entry = request.entry(&self.files[request.location.file]).user_data(slot.into());
+        // SAFETY: the slot keeps the pieces and `ram` keeps the memory that they point into, both until the
+        // completion. There are no more slots than entries.
         unsafe { self.io_uring.submission().push(&entry) }.expect("an entry for each slot");
-        self.slots[usize::from(slot)] = Some(request);
+        self.slots[usize::from(slot)] = Some(in_flight);
     }
 
     /// Gives the kernel what was taken. False when it has to be asked again, later.
@@ -197,55 +205,56 @@ impl UringEngine {
     /// The next request that came to an end. One that has to sync once more goes on.
     pub fn next_completed(&mut self, storage: &mut dyn Storage) -> Option<CompletedRequest> {
         loop {
-            let (slot, mut request, result) = self.completed()?;
-            let file = &self.files[request.place.file];
+            let (slot, mut in_flight, result) = self.take_completion()?;
+            let request = &mut in_flight.request;
+            let file = &self.files[request.location.file];
             let ram = self.ram.as_ref().expect("nothing is under way without memory");
             let done = request.outcome(file, ram, result);
-            let (act, done) = match &mut request.act {
+            let (name, done) = match &mut request.operation {
                 Operation::Transfer(Direction::Read) => ("read", done.map(|()| request.len)),
                 Operation::Transfer(Direction::Write) => {
                     ("write", storage.end_write(request.at, request.len as u64, done).map(|()| 0))
                 }
                 Operation::Flush(flush) => match storage.sync_done(flush, done) {
                     Ok(true) => {
-                        self.push(slot, request);
-                        self.submit(); // what it leaves is submitted with what comes next, or after RETRY
+                        self.push(slot, in_flight);
+                        self.submit(); // a refused entry follows with the next submission, or after RETRY
                         continue;
                     }
                     done => ("flush", done.map(|_| 0)),
                 },
             };
             self.free.push(slot);
-            return Some(CompletedRequest { act, done, answer: request.answer });
+            return Some(CompletedRequest { name, done, responder: in_flight.responder });
         }
     }
 
-    fn completed(&mut self) -> Option<(u16, InFlight, i32)> {
+    fn take_completion(&mut self) -> Option<(u16, InFlight, i32)> {
         let completion = self.io_uring.completion().next()?;
         let slot = completion.user_data() as u16;
-        let request = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
-        Some((slot, request, completion.result()))
+        let in_flight = self.slots[usize::from(slot)].take().expect("the kernel completes what it was given");
+        Some((slot, in_flight, completion.result()))
     }
 
-    /// Whether a write to a part of these bytes of the disk is under way.
+    /// Returns whether a write to a part of these bytes of the disk is in flight.
     pub fn is_writing(&self, at: u64, len: u64) -> bool {
-        let mut under_way = self.slots.iter().flatten();
-        under_way.any(|request| {
-            let writes = matches!(request.act, Operation::Transfer(Direction::Write));
-            writes && request.at < at + len && at < request.at + request.len as u64
-        })
+        let mut writes = self.requests().filter(|request| request.is_write());
+        writes.any(|request| request.at < at + len && at < request.at + request.len as u64)
     }
 
-    /// Whether a flush is under way.
+    /// Returns whether a flush is in flight.
     pub fn is_flushing(&self) -> bool {
-        self.slots.iter().flatten().any(|request| matches!(request.act, Operation::Flush(_)))
+        self.requests().any(|request| matches!(request.operation, Operation::Flush(_)))
     }
 
-    /// The writes that are under way, and their lengths.
+    /// The location and length of each write in flight.
     pub fn in_flight_writes(&self) -> impl Iterator<Item = (FileOffset, u64)> {
-        let under_way = self.slots.iter().flatten();
-        let writes = under_way.filter(|request| matches!(request.act, Operation::Transfer(Direction::Write)));
-        writes.map(|request| (request.place, request.len as u64))
+        let writes = self.requests().filter(|request| request.is_write());
+        writes.map(|request| (request.location, request.len as u64))
+    }
+
+    fn requests(&self) -> impl Iterator<Item = &UringRequest> {
+        self.slots.iter().flatten().map(|in_flight| &in_flight.request)
     }
 
     /// Brings everything to an end, unanswered. The storage has to give up what it began. The result of a
@@ -253,12 +262,13 @@ impl UringEngine {
     pub fn abandon(&mut self) {
         while !self.is_idle() {
             self.wait();
-            while let Some((slot, mut request, result)) = self.completed() {
+            while let Some((slot, mut in_flight, result)) = self.take_completion() {
+                let request = &mut in_flight.request;
                 if let Some(ram) = &self.ram {
                     request.mark_pages_written(ram);
                 }
-                if let Operation::Flush(flush) = &mut request.act {
-                    let file = &self.files[request.place.file];
+                if let Operation::Flush(flush) = &mut request.operation {
+                    let file = &self.files[request.location.file];
                     let done = if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) };
                     flush.sync.note(is_interrupted(result) || file.outcome_of_sync(done).is_ok());
                 }
@@ -284,16 +294,20 @@ impl fmt::Debug for UringEngine {
     }
 }
 
-impl InFlight {
+impl UringRequest {
+    fn is_write(&self) -> bool {
+        matches!(self.operation, Operation::Transfer(Direction::Write))
+    }
+
     fn entry(&self, file: &HostFile) -> squeue::Entry {
         let fd = types::Fd(file.file().as_raw_fd());
         let (pieces, count) = (self.pieces.as_ptr(), self.pieces.len() as u32);
-        match self.act {
+        match self.operation {
             Operation::Transfer(Direction::Read) => {
-                opcode::Readv::new(fd, pieces, count).offset(self.place.at).build()
+                opcode::Readv::new(fd, pieces, count).offset(self.location.at).build()
             }
             Operation::Transfer(Direction::Write) => {
-                opcode::Writev::new(fd, pieces, count).offset(self.place.at).build()
+                opcode::Writev::new(fd, pieces, count).offset(self.location.at).build()
             }
             Operation::Flush(_) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
         }
@@ -303,7 +317,7 @@ impl InFlight {
     fn outcome(&mut self, file: &HostFile, ram: &GuestRam, result: i32) -> io::Result<()> {
         self.mark_pages_written(ram);
         let interrupted = is_interrupted(result);
-        match (result, &self.act) {
+        match (result, &self.operation) {
             (..0, Operation::Transfer(direction)) if interrupted => {
                 self.transfer_rest(file, ram, *direction, 0)
             }
@@ -329,14 +343,14 @@ impl InFlight {
         }
         let rest = host_file::advance(&mut self.pieces, done);
         // SAFETY: they are guest memory, which the engine keeps until the request is finished.
-        let result = unsafe { file.transfer(direction, self.place.at + done as u64, rest) };
+        let result = unsafe { file.transfer(direction, self.location.at + done as u64, rest) };
         self.mark_pages_written(ram);
         result
     }
 
     /// The pieces may have been written.
     fn mark_pages_written(&self, ram: &GuestRam) {
-        if matches!(self.act, Operation::Transfer(Direction::Read)) {
+        if matches!(self.operation, Operation::Transfer(Direction::Read)) {
             for piece in &self.pieces {
                 let at = ram.guest_address(piece.iov_base as u64);
                 at.into_iter().for_each(|at| ram.mark_written(at, piece.iov_len as u64));
@@ -351,8 +365,8 @@ fn is_interrupted(result: i32) -> bool {
 }
 
 impl DeferredResponder {
-    fn of(answer: Responder<'_>, ram: &GuestRam) -> Self {
-        let Responder { head, status, data } = answer;
+    fn of(responder: Responder<'_>, ram: &GuestRam) -> Self {
+        let Responder { head, status, data } = responder;
         let byte = status.iovecs().first().expect("a status has one byte").iov_base;
         let status = ram.guest_address(byte as u64).expect("a chain lies in memory");
         Self { head, status: GuestAddress(status), data }
@@ -362,7 +376,7 @@ impl DeferredResponder {
 impl CompletedRequest {
     /// As [`Responder::respond`], with the head.
     pub fn respond(self, memory: &GuestMemory, status: RequestStatus, filled: usize) -> (u16, usize) {
-        let DeferredResponder { head, status: at, data } = self.answer;
+        let DeferredResponder { head, status: at, data } = self.responder;
         memory.write_obj(status as u8, at).expect("it was in memory when it was taken, and still is");
         (head, super::request::written(filled, data))
     }

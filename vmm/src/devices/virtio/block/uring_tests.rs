@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
-use vm_memory::GuestAddress;
-
 use super::super::Block;
 use super::super::host_file::{HostFile, OpenMode};
 use super::super::storage::{FileOffset, PendingFlush};
@@ -13,7 +11,7 @@ use super::super::testing::{
     DONE, FAILED, IN, OUT, TestDir, by_descriptor, disk_on, flush, header, open_both_ways, pattern, read,
     status, write,
 };
-use super::{DeferredResponder, InFlight, Operation};
+use super::{Operation, UringRequest};
 use crate::config::FileRef;
 use crate::config::devices::{DiskConfig, Engine};
 use crate::devices::virtio::feature;
@@ -194,12 +192,11 @@ fn outcome_of_flush(wanted: OpenMode) -> impl Fn(i32) -> std::io::Result<()> + C
     let file = HostFile::open("disk0", &FileRef::Path(dir.file("image", &[0; 512])), wanted).unwrap();
     let (file, ram) = (Arc::new(file), GuestRam::reserve(MEMORY).unwrap());
     move |result: i32| {
-        let answer = DeferredResponder { head: 0, status: GuestAddress(0), data: 0 };
         let flush = PendingFlush { file: 0, sync: file.begin_sync().unwrap(), is_map_written: false };
-        let (act, place) = (Operation::Flush(flush), FileOffset { file: 0, at: 0 });
-        let mut request = InFlight { answer, act, at: 0, place, len: 0, pieces: Vec::new() };
+        let (operation, location) = (Operation::Flush(flush), FileOffset { file: 0, at: 0 });
+        let mut request = UringRequest { operation, at: 0, location, len: 0, pieces: Vec::new() };
         let done = request.outcome(&file, &ram, result);
-        let Operation::Flush(flush) = &mut request.act else { unreachable!() };
+        let Operation::Flush(flush) = &mut request.operation else { unreachable!() };
         flush.sync.note(true);
         done
     }
