@@ -13,14 +13,19 @@ PATH=$PATH:/usr/sbin:/sbin
 
 LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net dm-log-writes"
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
+MEMORY=2048
+KEPT_MEMORY=3072
 DISK_FREE_MIB=16384
+OUTS_SIZE=256G # sparse
 FAILED=125
 NO_KERNEL=126
 TIMED_OUT=124
 
 usage() {
-    cat <<'END'
+    cat <<END
 Usage: scripts/lab.sh [OPTIONS] [--] COMMAND [ARGUMENT]...
+       scripts/lab.sh --keep [OPTIONS] [[--] COMMAND [ARGUMENT]...]
+       scripts/lab.sh --status | --end
 
 Runs COMMAND in a small Linux with a working /dev/kvm (the real kvm-amd module under an emulated processor).
 COMMAND runs as root in /lab, which is in its PATH; /tmp is a tmpfs; standard input is empty; VOLT_LAB=1 is set.
@@ -32,11 +37,17 @@ Options:
   --out GUEST:HOST       copy a file or directory back when the command has ended, with whatever status (but not
                          when its time ran out)
   --time SECONDS         end the command after this long (default 300; the boot does not count)
-  --memory MIB           memory of the lab (default 2048)
+  --memory MIB           memory of the lab (default $MEMORY, $KEPT_MEMORY of a kept one)
   --count-instructions   let the lab's clock count instructions, 2 ns each: how long something takes there then does not
                          depend on what else this machine does. It goes slower, and is given more time to seem stalled
   --level-1 KERNEL       the lab's own kernel: stable (the default) is Debian's, backports is the newer one in the
                          backports of this Debian release
+  --keep                 run COMMAND in the lab that this checkout keeps; boot that first where there is none. Its next
+                         COMMAND starts within 2 s: only files that have changed are sent again. What a command leaves in
+                         /lab stays, its processes end, /tmp is emptied. One command runs at a time
+  --owner PID            end the kept lab with this process (default: the one that runs this script, such as a shell)
+  --status               say whether there is a kept lab; exit status 0 if so, 1 if not
+  --end                  end the kept lab
   --verbose              show the lab's own console on standard error
   --kernel-image         print the path of the kernel that --level-1 names (a bzImage), and do nothing else
   --stock-modules        print the path of that kernel's modules directory, and do nothing else
@@ -224,41 +235,93 @@ echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled
 ip link set lo up
 hostname lab
 ulimit -n 65536
-mkfifo /run/stdout /run/stderr
-# /dev/vport<device>p<port>; the fourth is there last.
-for try in 1 2 3 4 5 6 7 8 9 10; do [ -c "$(echo /dev/vport*p4)" ] && break; sleep 0.2; done
-cat /run/stdout >"$(echo /dev/vport*p1)" & out=$!
-cat /run/stderr >"$(echo /dev/vport*p2)" & err=$!
+mkfifo /run/stdout /run/stderr /run/orders
+# /dev/vport<device>p<port>; the last is there last.
+for try in 1 2 3 4 5 6 7 8 9 10; do [ -c "$(echo /dev/vport*p5)" ] && break; sleep 0.2; done
 exec 7>"$(echo /dev/vport*p3)"
-echo started >&7
-while sleep 5; do echo alive >&7; done &
-cat "$(echo /dev/vport*p4)" >/dev/null & # whoever listens is nudged
-(
-    sleep "$(cat /.lab/seconds)"
-    {
-        echo "lab: time is running out; what still runs, and where in the kernel it waits:"
-        for process in /proc/[0-9]*; do
-            line=$(tr '\0' ' ' <"$process/cmdline")
-            [ -n "$line" ] || continue
-            echo "lab: ${process#/proc/} $line"
-            for task in "$process"/task/*; do echo "lab:     $(cat "$task/comm") ($(cat "$task/wchan"))"; done
+
+# The processes that accompany a command: its output, signs of life, and the end of its time.
+accompany() {
+    cat /run/stdout >"$(echo /dev/vport*p1)" & out=$!
+    cat /run/stderr >"$(echo /dev/vport*p2)" & err=$!
+    help_out
+    (
+        sleep "$(cat /.lab/seconds)"
+        {
+            echo "lab: time is running out; what still runs, and where in the kernel it waits:"
+            for process in /proc/[0-9]*; do
+                line=$(tr '\0' ' ' <"$process/cmdline")
+                [ -n "$line" ] || continue
+                echo "lab: ${process#/proc/} $line"
+                for task in "$process"/task/*; do echo "lab:     $(cat "$task/comm") ($(cat "$task/wchan"))"; done
+            done
+        } >/run/stderr
+    ) >/dev/null 2>&1 7>&- &
+}
+
+help_out() {
+    while sleep 5; do echo alive >&7; done &
+    cat "$(echo /dev/vport*p4)" >/dev/null & # whoever listens is nudged
+}
+
+# Ends all that the command left, and copies out what was asked for.
+clear_away() {
+    # What the command left running may hold the pipes open: give them a moment, then end everything.
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        kill -0 $out 2>/dev/null || kill -0 $err 2>/dev/null || break
+        sleep 0.1
+    done
+    kill -9 -1 2>/dev/null
+    wait 2>/dev/null
+    cd /
+    while read -r path; do
+        [ -e "/$path" ] && echo "$path"
+    done </.lab/outs >/run/outs
+    [ ! -s /run/outs ] || /.lab/tar -c -S -f /dev/vdb -T /run/outs
+}
+
+# Runs one command after the other, each with the files that the host has written to a disk.
+serve() {
+    exec 8<"$(echo /dev/vport*p5)" 9<>/run/orders
+    cat <&8 >/run/orders &
+    help_out
+    echo ready >&7
+    while read -r order number rest <&9; do
+        [ "$order" = run ] || continue
+        kill -9 -1 2>/dev/null
+        wait 2>/dev/null
+        cat <&8 >/run/orders &
+        blockdev --flushbufs /dev/vdc
+        /.lab/tar -x -S -p --no-same-owner -f /dev/vdc -C / 2>/run/tar-log
+        accompany
+        (
+            cd /lab
+            sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&- 8<&- 9>&-
+            echo "ended $number $?" >/run/orders
+        ) &
+        while read -r order which status <&9; do
+            [ "$which" = "$number" ] || continue
+            case $order in
+                ended) break ;;
+                stop) status=137 && break ;;
+            esac
         done
-    } >/run/stderr
-) >/dev/null 2>&1 7>&- &
+        clear_away
+        rm -rf /tmp/* /tmp/.[!.]*
+        sync
+        cat <&8 >/run/orders &
+        help_out
+        echo "status $number $status" >&7
+    done
+}
+
+[ ! -e /.lab/kept ] || serve
+echo started >&7
+accompany
 cd /lab
 sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&-
 status=$?
-# What the command left running may hold the pipes open: give them a moment, then end everything.
-for try in 1 2 3 4 5 6 7 8 9 10; do
-    kill -0 $out 2>/dev/null || kill -0 $err 2>/dev/null || break
-    sleep 0.1
-done
-kill -9 -1 2>/dev/null
-cd /
-while read -r path; do
-    [ -e "/$path" ] && echo "$path"
-done </.lab/outs >/run/outs
-[ ! -s /run/outs ] || /.lab/tar -c -S -f /dev/vdb -T /run/outs
+clear_away
 sync
 mount -o remount,ro /
 echo "status $status" >&7
@@ -279,6 +342,12 @@ put() {
     done < <(ldd "$host" 2>/dev/null | grep -o '/[^ ]*')
 }
 
+# guest_path HOST[:GUEST]: where a file of --file goes.
+guest_path() {
+    local host=${1%%:*}
+    if [ "$host" = "$1" ]; then echo "/lab/$(basename "$host")"; else echo "${1#*:}"; fi
+}
+
 # in_lab PATH: relative paths are in /lab.
 in_lab() {
     case $1 in
@@ -293,7 +362,7 @@ prepare_outs() {
     : >"$root/.lab/outs"
     [ ${#outs[@]} -gt 0 ] || return 0
     put "$(command -v tar)" /.lab/tar
-    truncate -s 256G "$work/outs"
+    truncate -s "$OUTS_SIZE" "$work/outs"
     for item in "${outs[@]}"; do
         [[ $item == *:* ]] || fail "--out wants GUEST:HOST, not '$item'"
         path=$(in_lab "${item%%:*}")
@@ -339,33 +408,45 @@ starved() { cat /proc/"$1"/task/*/schedstat 2>/dev/null | awk '$2 > most { most 
 # processors the lab was called stalled, and was only slow.
 progressed() { progress=$SECONDS starved_then=$(starved "$qemu"); }
 
+# Sets $options: those of QEMU but for the chardev "orders". Without cx16: QEMU 7.2 computes the flags after
+# CMPXCHG16B from stale state, so the trap flag is set at random. Kernel 6.12 uses that instruction in its
+# allocator; one boot in three crashed.
+# shellcheck disable=SC2054 # QEMU's options have commas
+qemu_options() {
+    options=(
+        -M q35,accel=tcg "${clock[@]}" -cpu max,-cx16 -smp 1 -m "$memory"
+        -nodefaults -no-user-config -display none -no-reboot
+        -kernel "$kernel" -initrd "$initramfs"
+        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests no_timer_check"
+        -drive "file=$work/disk,format=raw,if=none,id=disk,cache=unsafe,discard=unmap" -device virtio-blk-pci,drive=disk
+        "${more_disks[@]}"
+        -device virtio-serial-pci
+        -chardev "file,id=stdout,path=$work/stdout" -device virtserialport,nr=1,chardev=stdout
+        -chardev "file,id=stderr,path=$work/stderr" -device virtserialport,nr=2,chardev=stderr
+        -chardev "file,id=status,path=$work/status" -device virtserialport,nr=3,chardev=status
+        -chardev stdio,id=nudge,signal=off -device virtserialport,nr=4,chardev=nudge
+        -device virtserialport,nr=5,chardev=orders
+        -chardev "file,id=console,path=$work/console" -serial chardev:console
+    )
+}
+
 # Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall: a boot that shows nothing new, or a lab
 # whose sign of life stays away; fails otherwise.
 attempt() {
-    local line="" part="" partial="" started="" progress starved_then size=0 now limit out_disk=()
+    local line="" part="" partial="" started="" progress starved_then size=0 now limit more_disks=() options
     [ ! -e "$work/outs" ] ||
-        out_disk=(-drive "file=$work/outs,format=raw,if=none,id=outs,cache=unsafe" -device "virtio-blk-pci,drive=outs")
+        more_disks=(-drive "file=$work/outs,format=raw,if=none,id=outs,cache=unsafe"
+            -device "virtio-blk-pci,drive=outs")
     rm -f "$work"/{stdout,stderr,status,console}
     mkfifo "$work/stdout" "$work/stderr" "$work/status"
     : >"$work/console"
     cat "$work/stdout" & readers=($!)
     cat "$work/stderr" >&2 & readers+=($!)
     exec 5<>"$work/status"
-    # The QEMU process goes with this script, even if that is killed. Without cx16: QEMU 7.2 computes the flags after CMPXCHG16B from stale
-    # state, so that the trap flag is set at random. Kernel 6.12 uses that instruction in its allocator; one boot in three crashed.
-    setpriv --pdeathsig KILL qemu-system-x86_64 -M q35,accel=tcg "${clock[@]}" -cpu max,-cx16 -smp 1 -m "$memory" \
-        -nodefaults -no-user-config -display none -no-reboot \
-        -kernel "$kernel" -initrd "$initramfs" \
-        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests no_timer_check" \
-        -drive "file=$work/disk,format=raw,if=none,id=disk,cache=unsafe,discard=unmap" -device virtio-blk-pci,drive=disk \
-        "${out_disk[@]}" \
-        -device virtio-serial-pci \
-        -chardev "file,id=stdout,path=$work/stdout" -device virtserialport,nr=1,chardev=stdout \
-        -chardev "file,id=stderr,path=$work/stderr" -device virtserialport,nr=2,chardev=stderr \
-        -chardev "file,id=status,path=$work/status" -device virtserialport,nr=3,chardev=status \
-        -chardev stdio,id=nudge,signal=off -device virtserialport,nr=4,chardev=nudge \
-        -chardev "file,id=console,path=$work/console" -serial chardev:console \
-        < <(nudges) >"$work/qemu.log" 2>&1 5>&- &
+    qemu_options
+    # QEMU ends with this script, even if that is killed.
+    setpriv --pdeathsig KILL qemu-system-x86_64 "${options[@]}" -chardev null,id=orders < <(nudges) \
+        >"$work/qemu.log" 2>&1 5>&- &
     qemu=$!
     progressed
     while :; do
@@ -441,6 +522,9 @@ take_all() {
     return $result
 }
 
+# shellcheck source=scripts/lab-kept.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lab-kept.sh"
+
 scratch=()
 readers=()
 qemu=""
@@ -449,17 +533,19 @@ qemu=""
 clean_up() {
     trap - EXIT INT TERM HUP
     local path
+    [ -z "$kept_command" ] || echo "stop $kept_command" >"$kept/orders.in"
+    [ -z "$booting" ] || kill -TERM "$booting" 2>/dev/null || :
     [ -z "$qemu" ] || { kill -KILL "$qemu" && wait "$qemu"; } 2>/dev/null || :
     for path in "${readers[@]}"; do kill "$path" 2>/dev/null || :; done
     [ ${#scratch[@]} -eq 0 ] || rm -rf "${scratch[@]}"
 }
 
 main() {
-    local verbose="" item host follow="" only="" files=()
-    memory=2048 seconds=300 outs=() clock=() level_1=stable
+    local verbose="" item follow="" only="" keep="" owner=$PPID
+    files=() memory="" seconds=300 outs=() clock=() level_1=stable
     while [ $# -gt 0 ]; do
         case $1 in
-            --file | --out | --time | --memory | --level-1) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
+            --file | --out | --time | --memory | --level-1 | --owner) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
         esac
         case $1 in
             --file) files+=("$2") && shift 2 ;;
@@ -468,6 +554,9 @@ main() {
             --memory) memory=$2 && shift 2 ;;
             --level-1) level_1=$2 && shift 2 ;;
             --count-instructions) clock=(-icount "shift=1,sleep=off") STALL_LIMIT=$((STALL_LIMIT * 10)) && shift ;;
+            --keep) keep=yes && shift ;;
+            --owner) owner=$2 && shift 2 ;;
+            --status | --end) only=$1 && shift ;;
             --verbose) verbose=1 && shift ;;
             --kernel-image | --stock-modules) only=$1 && shift ;;
             --help | -h) usage && exit 0 ;;
@@ -478,6 +567,13 @@ main() {
     done
     [[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--time wants a number of seconds, not '$seconds'"
     [[ $level_1 == stable || $level_1 == backports ]] || fail "--level-1 wants stable or backports, not '$level_1'"
+    if [ -n "$keep" ]; then
+        claim_kept
+        ! kept_runs || memory=${memory:-1}
+        memory=${memory:-$KEPT_MEMORY}
+    fi
+    memory=${memory:-$MEMORY}
+    [[ $owner =~ ^[1-9][0-9]*$ ]] || fail "--owner wants the number of a process, not '$owner'"
     [[ $memory =~ ^[1-9][0-9]*$ ]] || fail "--memory wants a number of MiB, not '$memory'"
 
     trap clean_up EXIT
@@ -487,8 +583,10 @@ main() {
     case $only in
         --kernel-image) prepare_kernel && echo "$kernel" && exit 0 ;;
         --stock-modules) prepare_kernel && echo "$modules" && exit 0 ;;
+        --status) kept_status && exit 0 || exit 1 ;;
+        --end) end_kept && exit 0 || exit 1 ;;
     esac
-    [ $# -gt 0 ] || fail "no command given (see --help)"
+    [ $# -gt 0 ] || [ -n "$keep" ] || fail "no command given (see --help)"
     need qemu-system-x86_64 qemu-system-x86
     need busybox busybox-static
     need cpio cpio
@@ -496,16 +594,18 @@ main() {
     need mke2fs e2fsprogs
     need setpriv util-linux
     ldd "$(command -v busybox)" >/dev/null 2>&1 && fail "busybox is not static: install the package busybox-static"
+    if [ -n "$keep" ]; then
+        kept_runs || boot_kept "$owner"
+        [ $# -eq 0 ] || run_in_kept "$@"
+        exit 0
+    fi
     prepare_kernel
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-lab.XXXXXX")
     scratch+=("$work")
     make_initramfs
     make_root
-    for item in "${files[@]}"; do
-        host=${item%%:*}
-        if [ "$host" = "$item" ]; then put "$host" "/lab/$(basename "$host")"; else put "$host" "${item#*:}"; fi
-    done
+    for item in "${files[@]}"; do put "${item%%:*}" "$(guest_path "$item")"; done
     prepare_outs
     write_command "$@"
     make_disk

@@ -221,8 +221,10 @@ one_lab() {
     fi
     for tool in mke2fs dmsetup; do files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool"); done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
+    local how=(--level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY")
+    if [ -n "$name_part" ] && scripts/lab.sh --status; then how+=(--keep); fi
     # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh --level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY" "${files[@]}" --file "$program:/lab/volt-vmm" \
+    scripts/lab.sh "${how[@]}" "${files[@]}" --file "$program:/lab/volt-vmm" \
         --out /lab/skipped:"$work/skipped-in-lab-$number" \
         --file "$work/cases-$number:/lab/cases" \
         sh -c '
