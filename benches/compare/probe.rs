@@ -20,7 +20,8 @@ use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
 use volt_vmm::internal::lazy_base::LazyBase;
 use volt_vmm::internal::pack::{Decoder, Pack};
 use volt_vmm::{
-    Console, Kind, Packing, Pool, RestoreOptions, Shape, Snapshot, SnapshotOptions, Store, Vm, VmConfig,
+    Console, Packing, Pool, RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Store, Vm, VmConfig,
+    VmShape,
 };
 
 /// Acts on VMs.
@@ -115,8 +116,8 @@ impl Probe {
             "fork" => whole(vms.fork(false)?),
             "fork from a pool" => whole(vms.fork(true)?),
             "rewind" => whole(vms.rewind()?),
-            "snapshot" => vms.snapshot(Kind::Full),
-            "diff" => vms.snapshot(Kind::Diff),
+            "snapshot" => vms.snapshot(SnapshotKind::Full),
+            "diff" => vms.snapshot(SnapshotKind::Diff),
             "net, a frame and its answer" => whole(vms.exchange_frames()?),
             _ => Err(format!("{act:?} is no act of this probe")),
         }
@@ -149,12 +150,12 @@ impl Vms {
         let small = scratch.program("small-guest", programs::SMALL_GUEST)?;
         let (parent, _) = boot(&kernel, "")?;
         parent.snapshot(&store, "warm").or_say("take a snapshot")?;
-        let options = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+        let options = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
         parent.snapshot_with(&store, "warm-diff", &options).or_say("take a diff")?;
         parent.pause().or_say("pause")?;
         let diff = Snapshot::open(&store, "warm-diff").or_say("open the diff")?;
         let warm = Snapshot::open(&store, "warm").or_say("open the snapshot")?;
-        let pool = Arc::new(Pool::new(Shape::of(warm.config()), 2).or_say("make a pool")?);
+        let pool = Arc::new(Pool::new(VmShape::of(warm.config()), 2).or_say("make a pool")?);
         let (busy, _) = boot(&small, &format!("churn mib={BUSY_MIB}"))?;
         thread::sleep(BUSY);
         busy.snapshot(&store, "busy").or_say("take a snapshot")?;
@@ -225,7 +226,7 @@ impl Vms {
     }
 
     /// A full one, or a diff on the last full one.
-    fn snapshot(&self, kind: Kind) -> Result<Timed> {
+    fn snapshot(&self, kind: SnapshotKind) -> Result<Timed> {
         let name = format!("{kind:?}");
         let path = self.store.path_of(&name).or_say("name a snapshot")?;
         let _ = std::fs::remove_dir_all(path);

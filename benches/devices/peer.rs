@@ -17,7 +17,7 @@ pub enum Part {
     /// Reads to the end and closes.
     Sink,
     /// Writes for as long as it can.
-    Source,
+    MemorySource,
     /// Gives back what comes.
     Echo,
 }
@@ -48,7 +48,7 @@ impl Part {
         match self {
             Self::Sink => while stream.read(&mut bytes)? > 0 {},
             // It ends when the other side does.
-            Self::Source => while stream.write_all(&bytes).is_ok() {},
+            Self::MemorySource => while stream.write_all(&bytes).is_ok() {},
             Self::Echo => {
                 while let Ok(count @ 1..) = stream.read(&mut bytes) {
                     stream.write_all(&bytes[..count])?;

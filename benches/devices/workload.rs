@@ -139,7 +139,7 @@ impl Way {
     fn part(self) -> Part {
         match self {
             Self::Send => Part::Sink,
-            Self::Receive => Part::Source,
+            Self::Receive => Part::MemorySource,
             Self::Ping => Part::Echo,
         }
     }

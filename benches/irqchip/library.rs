@@ -28,8 +28,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub fn measure(vcpus: &[u8], runs: usize, pause: Duration) -> Result<Rivals> {
     let scratch = Scratch::new()?;
     let mut rivals = Rivals::new("ms");
-    let bare = vcpus.iter().map(|&vcpus| Shape { vcpus, devices: 0 });
-    let busy = [1, MANY_DEVICES].map(|devices| Shape { vcpus: 1, devices });
+    let bare = vcpus.iter().map(|&vcpus| VmShape { vcpus, devices: 0 });
+    let busy = [1, MANY_DEVICES].map(|devices| VmShape { vcpus: 1, devices });
     for (number, shape) in bare.chain(busy).enumerate() {
         let make = |irqchip| snapshot(&scratch, &format!("{irqchip}-{number}"), irqchip, &shape);
         let snapshots = [make(BOTH[0])?, make(BOTH[1])?];
@@ -55,12 +55,12 @@ pub fn measure(vcpus: &[u8], runs: usize, pause: Duration) -> Result<Rivals> {
 }
 
 /// A VM's vCPUs, and how many disks it has.
-struct Shape {
+struct VmShape {
     vcpus: u8,
     devices: usize,
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for VmShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "vCPUs: {}", self.vcpus)?;
         if self.devices == 0 { Ok(()) } else { write!(f, ", virtio devices: {}", self.devices) }
@@ -81,7 +81,7 @@ fn first_byte() -> (Console, Receiver<Instant>) {
 }
 
 /// A snapshot of the bench guest, which sets its devices to work and writes one byte after another.
-fn snapshot(scratch: &Scratch, name: &str, irqchip: IrqchipKind, shape: &Shape) -> Result<Snapshot> {
+fn snapshot(scratch: &Scratch, name: &str, irqchip: IrqchipKind, shape: &VmShape) -> Result<Snapshot> {
     let kernel = scratch.program("chatter", programs::CHATTER)?;
     let (store, name) = Store::split(&scratch.path(name)).or_say("open the store")?;
     let (console, first) = first_byte();

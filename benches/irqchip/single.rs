@@ -16,13 +16,13 @@ use crate::rivals::{BOTH, Rivals};
 const LIFE: Duration = Duration::from_millis(100);
 
 /// A VM, and how long it lives.
-struct Shape {
+struct VmShape {
     vcpus: u8,
     ioeventfds: u64,
     life: Duration,
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for VmShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { vcpus, ioeventfds, life } = self;
         write!(f, "vCPUs: {vcpus}, ioeventfds: {ioeventfds}")?;
@@ -38,9 +38,9 @@ pub fn measure(vcpus: &[u8], runs: usize, pause: Duration) -> Result<Rivals> {
     let kvm = Kvm::new().or_say("open /dev/kvm")?;
     let mut rivals = Rivals::new("ms");
     let at_once = Duration::ZERO;
-    let bare = vcpus.iter().map(|&vcpus| Shape { vcpus, ioeventfds: 0, life: at_once });
+    let bare = vcpus.iter().map(|&vcpus| VmShape { vcpus, ioeventfds: 0, life: at_once });
     let others = [(1, at_once), (5, at_once), (0, LIFE), (1, LIFE), (5, LIFE)];
-    let others = others.map(|(ioeventfds, life)| Shape { vcpus: 1, ioeventfds, life });
+    let others = others.map(|(ioeventfds, life)| VmShape { vcpus: 1, ioeventfds, life });
     for shape in bare.chain(others) {
         let mut made = [Times::default(), Times::default()];
         let mut closed = made.clone();

@@ -10,7 +10,7 @@ use volt_benches::steps::Steps;
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
 use volt_vmm::internal::timing;
-use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store};
+use volt_vmm::{Pool, RestoreOptions, Snapshot, Store, VmShape};
 
 use crate::guest::{Said, boot};
 
@@ -40,7 +40,7 @@ pub fn measure(scratch: &Scratch, runs: usize) -> Result<(Table, Table)> {
     let (parent, _) = boot(&kernel, "", MIB)?;
     parent.snapshot(&store, "warm").or_say("take a snapshot")?;
     let warm = Snapshot::open(&store, "warm").or_say("open the snapshot")?;
-    let pool = Arc::new(Pool::new(Shape::of(warm.config()), 2).or_say("make a pool")?);
+    let pool = Arc::new(Pool::new(VmShape::of(warm.config()), 2).or_say("make a pool")?);
     let rows = [
         ("restore", false),
         ("restore, from the pool", true),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use volt_benches::{OrSay, Result};
-use volt_vmm::Builder;
+use volt_vmm::VmBuilder;
 use volt_vmm::{Console, Vm};
 
 /// How long a guest may take to say something.
@@ -109,7 +109,7 @@ pub fn boot_with(
     kernel: &Path,
     cmdline: &str,
     mib: u64,
-    more: impl FnOnce(Builder) -> Builder,
+    more: impl FnOnce(VmBuilder) -> VmBuilder,
 ) -> Result<(Vm, Said)> {
     let said = Said::default();
     let builder = Vm::builder().kernel(kernel).cmdline(cmdline).memory_mib(mib).console(said.console());

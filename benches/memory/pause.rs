@@ -6,7 +6,7 @@ use volt_benches::scratch::Scratch;
 use volt_benches::stats::{Times, milliseconds, percentiles};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
-use volt_vmm::{Course, Kind, SnapshotOptions, Store};
+use volt_vmm::{CaptureStats, SnapshotKind, SnapshotOptions, Store};
 
 use crate::guest::{Said, boot};
 
@@ -50,15 +50,19 @@ pub fn measure(scratch: &Scratch, touched_mib: &[u64], runs: usize) -> Result<Ta
         let mut rows = [Row::default(), Row::default(), Row::default(), Row::default()];
         for run in 0..=runs {
             // The first one is the one that freezes.
-            let full = take(&vm, &said, &store, Kind::Full)?;
+            let full = take(&vm, &said, &store, SnapshotKind::Full)?;
             rows[usize::from(run > 0)].add(full);
             if run > 0 && run <= runs.div_ceil(2) {
                 std::thread::sleep(DIFF_AFTER);
-                rows[2].add(take(&vm, &said, &store, Kind::Diff)?);
+                rows[2].add(take(&vm, &said, &store, SnapshotKind::Diff)?);
                 vm.pause().or_say("pause")?;
                 let start = Instant::now();
-                take_one(&vm, &store, Kind::Full)?;
-                rows[3].add((Course { paused: start.elapsed(), ..Course::default() }, start.elapsed(), 0));
+                take_one(&vm, &store, SnapshotKind::Full)?;
+                rows[3].add((
+                    CaptureStats { paused: start.elapsed(), ..CaptureStats::default() },
+                    start.elapsed(),
+                    0,
+                ));
                 vm.resume().or_say("resume")?;
                 // The guest tells of that stall too.
                 said.longest_stall(said.len(), 2)?;
@@ -88,7 +92,7 @@ struct Row {
 }
 
 impl Row {
-    fn add(&mut self, (course, whole, stall): (Course, Duration, u64)) {
+    fn add(&mut self, (course, whole, stall): (CaptureStats, Duration, u64)) {
         self.pause.add(course.paused);
         self.whole.add(whole);
         self.pages.push(course.pages_in_pause);
@@ -107,7 +111,12 @@ impl Row {
     }
 }
 
-fn take(vm: &volt_vmm::Vm, said: &Said, store: &Store, kind: Kind) -> Result<(Course, Duration, u64)> {
+fn take(
+    vm: &volt_vmm::Vm,
+    said: &Said,
+    store: &Store,
+    kind: SnapshotKind,
+) -> Result<(CaptureStats, Duration, u64)> {
     let from = said.len();
     let start = Instant::now();
     let course = take_one(vm, store, kind)?;
@@ -115,7 +124,7 @@ fn take(vm: &volt_vmm::Vm, said: &Said, store: &Store, kind: Kind) -> Result<(Co
     Ok((course, whole, said.longest_stall(from, 2)?))
 }
 
-fn take_one(vm: &volt_vmm::Vm, store: &Store, kind: Kind) -> Result<Course> {
+fn take_one(vm: &volt_vmm::Vm, store: &Store, kind: SnapshotKind) -> Result<CaptureStats> {
     let name = format!("{kind:?}");
     // A diff's base is of no more use here than its name; what was there before goes.
     let path = store.path_of(&name).or_say("name a snapshot")?;

@@ -9,7 +9,7 @@ use volt_benches::scratch::Scratch;
 use volt_benches::stats::{Times, percentiles, ratio};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, built, programs};
-use volt_vmm::{Marker, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm};
+use volt_vmm::{RecordUntil, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm};
 
 use crate::guest::{Said, boot_with};
 
@@ -120,7 +120,7 @@ fn snapshots(scratch: &Scratch, store: &Store, memory: Option<&Path>) -> Result<
         let options = SnapshotOptions { packing, ..SnapshotOptions::default() };
         vm.snapshot_with(store, name, &options).or_say("take a snapshot")?;
         let snapshot = Snapshot::open(store, name).or_say("open a snapshot")?;
-        let options = RestoreOptions { record: Some(Marker::Api), ..RestoreOptions::default() };
+        let options = RestoreOptions { record: Some(RecordUntil::Api), ..RestoreOptions::default() };
         let (_, recorded) = answered(&snapshot, options)?;
         recorded.end_recording().or_say("record what a guest touches")?;
     }

@@ -9,7 +9,7 @@ use volt_benches::stats::{Times, mib, micros};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
 use volt_vmm::Packing;
-use volt_vmm::internal::pack::{Decoder, Kind, Pack};
+use volt_vmm::internal::pack::{ChunkKind, Decoder, Pack};
 
 /// Rows of sizes and times.
 pub fn measure(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
@@ -74,9 +74,9 @@ fn decode(pack: &Pack) -> Result<Decoded> {
     let mut order: Vec<u32> = Vec::new();
     for number in 0..geometry.chunks() {
         match pack.kind(number).or_say("read the index")? {
-            Kind::Zero => {}
-            Kind::Stored { same_as: Some(_), .. } => decoded.repeats += 1,
-            Kind::Stored { .. } => order.push(number),
+            ChunkKind::Zero => {}
+            ChunkKind::Stored { same_as: Some(_), .. } => decoded.repeats += 1,
+            ChunkKind::Stored { .. } => order.push(number),
         }
     }
     shuffle(&mut order);

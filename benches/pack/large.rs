@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use volt_vmm::internal::pack::Source;
+use volt_vmm::internal::pack::MemorySource;
 
 /// So much memory, with a number in each 32 KiB.
 pub struct Large(Range<u64>);
@@ -15,7 +15,7 @@ impl Large {
     }
 }
 
-impl Source for Large {
+impl MemorySource for Large {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> volt_vmm::Result<()> {
         into.fill(0);
         into[..8].copy_from_slice(&(offset + 1).to_le_bytes());

@@ -13,7 +13,7 @@ use volt_benches::stats::{mib, micros};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, host};
 use volt_vmm::Progress;
-use volt_vmm::internal::pack::{Kind, Pack, pack};
+use volt_vmm::internal::pack::{ChunkKind, Pack, pack};
 use volt_vmm::{Compression, Packing};
 
 use crate::large::Large;
@@ -126,7 +126,7 @@ pub fn index(rounds: usize) -> Result<Table> {
                 let start = Instant::now();
                 let kind = again.kind(chunk).or_say("look a chunk up")?;
                 let took = start.elapsed();
-                if kind == Kind::Zero { Err("no chunk of this is zero".to_owned()) } else { Ok(took) }
+                if kind == ChunkKind::Zero { Err("no chunk of this is zero".to_owned()) } else { Ok(took) }
             };
             first = first.min(look(chunks / 2)?);
             later = later.min(look(chunks / 2)?);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use volt_vmm::Compression;
 use volt_vmm::Progress;
-use volt_vmm::internal::pack::{Pack, Packing, Source, pack};
+use volt_vmm::internal::pack::{MemorySource, Pack, Packing, pack};
 
 use crate::{OrSay, Result};
 
@@ -68,7 +68,7 @@ impl Memory {
     }
 }
 
-impl Source for Memory {
+impl MemorySource for Memory {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> volt_vmm::Result<()> {
         into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
         Ok(())

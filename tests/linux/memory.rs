@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use volt_tests::{
     Boot, Guest, Recorder, Scratch, Snapshot as Taken, generations, limited, needs, numbers, wait_until,
 };
-use volt_vmm::{Kind, Progress, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm, snapshot};
+use volt_vmm::{Progress, RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Store, Vm, snapshot};
 
 /// MiB that it steps through, 2 at a time.
 const MIB: u64 = 8;
@@ -82,9 +82,9 @@ fn many_diffs_in_a_row_of_a_guest_at_work() {
         let options = SnapshotOptions { kind, ..Default::default() };
         linux.vm.snapshot_with(&store, name, &options).unwrap();
     };
-    take(Kind::Full, "base");
+    take(SnapshotKind::Full, "base");
     for number in 1..=3 * generations() {
-        take(Kind::Diff, "diff");
+        take(SnapshotKind::Diff, "diff");
         if number % 5 == 0 && number <= 20 {
             Linux::of(&Snapshot::open(&store, "diff").unwrap()).is_whole();
         }
@@ -92,8 +92,8 @@ fn many_diffs_in_a_row_of_a_guest_at_work() {
     }
     linux.is_whole();
     linux.vm.pause().unwrap();
-    take(Kind::Diff, "last");
-    take(Kind::Full, "full");
+    take(SnapshotKind::Diff, "last");
+    take(SnapshotKind::Full, "full");
     snapshot::merge(&Snapshot::open(&store, "last").unwrap(), &store, "merged", &Progress::default())
         .unwrap();
     let memory = |name| fs::read(scratch.path(name).join("memory.snap")).unwrap();

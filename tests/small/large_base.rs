@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::SeekFrom;
 use volt_tests::boot::binary;
 use volt_tests::{MemoryLimit, Outcome, Recorder, Scratch, needs, small_guest};
-use volt_vmm::{Compression, Kind, Packing, RestoreOptions, Snapshot, SnapshotOptions, Unpack, Vm};
+use volt_vmm::{Compression, Packing, RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Unpack, Vm};
 
 use crate::lazy::{store, wait_for};
 use crate::packed::flip_file;
@@ -61,7 +61,7 @@ fn merge_with_a_packed_base_takes_no_memory_for_it() {
     needs!(kvm, memory_limit, scratch_on_disk);
     let scratch = Scratch::new();
     let vm = written(&base(&scratch), 1);
-    let options = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+    let options = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     vm.snapshot_with(&store(&scratch), "diff", &options).unwrap();
     drop(vm);
     let (diff, limit) = (scratch.path("diff"), MemoryLimit::of(LIMIT));
@@ -83,7 +83,7 @@ fn diff_of_a_lazy_guest_fetches_nothing_however_many_pages_it_has() {
     let snapshot = base(&scratch);
     let vm = written(&snapshot, WRITTEN);
     let before = snapshot.chunks_fetched();
-    let options = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+    let options = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     vm.snapshot_with(&store(&scratch), "diff", &options).unwrap();
     let after = snapshot.chunks_fetched();
     assert!(scratch.path("diff/memory.diff").exists(), "it is a diff");

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use volt_tests::{
     Boot, Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest, wait_until,
 };
-use volt_vmm::internal::pack::{Kind, Pack};
+use volt_vmm::internal::pack::{ChunkKind, Pack};
 use volt_vmm::internal::timing;
 use volt_vmm::{
-    Compression, Packing, Pool, RestoreOptions, RunState, Shape, SnapshotOptions, Store, Unpack, Vm,
+    Compression, Packing, Pool, RestoreOptions, RunState, SnapshotOptions, Store, Unpack, Vm, VmShape,
 };
 
 use crate::restoring::goes_on_from;
@@ -34,7 +34,7 @@ pub(crate) fn stored(snapshot: &Snapshot) -> Vec<(u32, Range<u64>)> {
     let mut at = 0;
     let mut found = Vec::new();
     for chunk in 0..pack.geometry().chunks() {
-        if let Kind::Stored { len, same_as: None, .. } = pack.kind(chunk).unwrap() {
+        if let ChunkKind::Stored { len, same_as: None, .. } = pack.kind(chunk).unwrap() {
             found.push((chunk, at..at + u64::from(len)));
             at += u64::from(len);
         }
@@ -72,7 +72,7 @@ impl Warm {
         let path = self.scratch.path("warm/memory.pack");
         let pack = Pack::open(File::open(&path).unwrap(), &path).unwrap();
         let kinds = (0..pack.geometry().chunks()).map(|chunk| pack.kind(chunk).unwrap());
-        kinds.filter(|kind| *kind != Kind::Zero).count() as u64
+        kinds.filter(|kind| *kind != ChunkKind::Zero).count() as u64
     }
 }
 
@@ -155,7 +155,7 @@ fn it_is_rewound_before_all_of_its_memory_is_there() {
 fn vms_made_ahead_are_filled_as_they_touch_memory_too() {
     needs!(kvm);
     let warm = Warm::new();
-    let pool = Arc::new(Pool::new(Shape::of(warm.snapshot.config()), 2).unwrap());
+    let pool = Arc::new(Pool::new(VmShape::of(warm.snapshot.config()), 2).unwrap());
     pool.wait_ready().unwrap();
     let clones = [(); 2].map(|()| {
         let recorder = Recorder::default();
@@ -180,7 +180,7 @@ fn a_snapshot_a_diff_and_a_fork_are_those_of_a_vm_that_had_all_of_its_memory() {
     needs!(kvm);
     let warm = Warm::new();
     let to = store(&warm.scratch);
-    let diff = SnapshotOptions { kind: volt_vmm::Kind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
     for (unpack, name) in [(Unpack::OnTouch, "lazy"), (Unpack::AtOnce, "eager")] {
         let (_, vm) = warm.restore(PAUSED(unpack.clone()));
         vm.snapshot_with(&to, &format!("{name}-diff"), &diff).unwrap();
@@ -213,7 +213,7 @@ fn a_diff_fetches_nothing_that_was_not_touched() {
     vm.pause().unwrap();
     let before = warm.snapshot.chunks_fetched();
     let to = store(&warm.scratch);
-    let diff = SnapshotOptions { kind: volt_vmm::Kind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
     vm.snapshot_with(&to, "diff", &diff).unwrap();
     let after = warm.snapshot.chunks_fetched();
     assert!(after == before && after < warm.stored(), "{before}, then {after} of {}", warm.stored());
@@ -234,7 +234,7 @@ fn one_that_has_run_is_snapshotted_forked_and_told_apart_from_its_base() {
     wait_until("it says a number", || last(&said) > 0);
     let full =
         SnapshotOptions { packing: Some(Packing::new(Compression::Lz4)), ..SnapshotOptions::default() };
-    let diff = SnapshotOptions { kind: volt_vmm::Kind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
     vm.snapshot_with(&to, "diff", &diff).unwrap();
     let recorder = Recorder::default();
     let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };

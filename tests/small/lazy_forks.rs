@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 
 use volt_tests::child::Child;
 use volt_tests::{Recorder, limited, needs, numbers, wait_until};
-use volt_vmm::{Kind, RestoreOptions, Snapshot, SnapshotOptions, Unpack, Vm};
+use volt_vmm::{RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Unpack, Vm};
 
 use crate::lazy::{MIB, Warm, goes_on, packed, store, wait_for};
 use crate::pager::{Shared, base_of};
@@ -53,7 +53,7 @@ fn fork_fetches_nothing_and_its_children_share_what_they_touch() {
     let (said, options) = paused();
     let grandchild = children[1].fork([options]).unwrap().remove(0);
     drop(children);
-    let diff = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     grandchild.snapshot_with(&store(&warm.scratch), "diff", &diff).unwrap();
     grandchild.resume().unwrap();
     goes_on(&said);

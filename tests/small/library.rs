@@ -12,8 +12,8 @@ use volt_vmm::snapshot::convert;
 use volt_vmm::snapshot::merge;
 use volt_vmm::snapshot::verify;
 use volt_vmm::{
-    Compression, Ending, Error, IrqchipKind, Kind, Packing, Pool, Progress, RestoreOptions, RunState, Shape,
-    Snapshot, SnapshotOptions, Store, Vm,
+    Compression, Ending, Error, IrqchipKind, Packing, Pool, Progress, RestoreOptions, RunState, Snapshot,
+    SnapshotKind, SnapshotOptions, Store, Vm, VmShape,
 };
 
 fn counting(recorder: &Recorder) -> Vm {
@@ -128,7 +128,7 @@ fn what_a_child_has_from_its_parent_it_passes_on() {
     goes_on(&recorder, 40);
     let scratch = Scratch::new();
     child.snapshot(&store(&scratch), "full").unwrap();
-    let diff = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     child.snapshot_with(&store(&scratch), "diff", &diff).unwrap();
     drop(child);
     for name in ["full", "diff"] {
@@ -149,7 +149,7 @@ fn any_snapshot_can_be_handed_over_and_runs_there() {
         Snapshot::open(&store(&scratch), name).unwrap()
     };
     let full = take("full", SnapshotOptions::default());
-    let diff = take("diff", SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() });
+    let diff = take("diff", SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() });
     let packing = Some(Packing::with(Compression::Lz4, None, None));
     let packed = take("packed", SnapshotOptions { packing, ..SnapshotOptions::default() });
     for here in [full, diff, packed, vm.snapshot_in_memory().unwrap()] {
@@ -175,7 +175,7 @@ fn vms_that_were_made_ahead_are_used_for_what_fits() {
     recorder.wait_for("count 10\n");
     vm.snapshot(&store(&scratch), "warm").unwrap();
     let warm = Snapshot::open(&store(&scratch), "warm").unwrap();
-    let pool = Arc::new(Pool::new(Shape::of(warm.config()), 3).unwrap());
+    let pool = Arc::new(Pool::new(VmShape::of(warm.config()), 3).unwrap());
     pool.wait_ready().unwrap();
     assert_eq!(pool.ready(), 3);
     let restore = |from: &Snapshot, pool: &Arc<Pool>| {
@@ -204,7 +204,7 @@ fn vms_that_were_made_ahead_are_used_for_what_fits() {
     };
     let (of_warm, of_later, of_warm_again) = (first(&warm), first(&later), first(&warm));
     assert!(of_warm.abs_diff(of_warm_again) <= 1 && of_later > of_warm + 20, "{of_warm}, {of_later}");
-    for other in [Shape { memory_bytes: 128 << 20, ..pool.shape() }, Shape { vcpus: 2, ..pool.shape() }] {
+    for other in [VmShape { memory_bytes: 128 << 20, ..pool.shape() }, VmShape { vcpus: 2, ..pool.shape() }] {
         let pool = Arc::new(Pool::new(other, 1).unwrap());
         let (recorder, _vm, from_pool) = restore(&warm, &pool);
         assert!(!from_pool && pool.ready() == 1, "one that does not fit stays where it is");
@@ -230,7 +230,7 @@ fn timers_go_on_in_vms_whose_state_was_prepared_by_a_pool() {
         vm.snapshot(&store(&scratch), &name).unwrap();
         drop(vm);
         let warm = Snapshot::open(&store(&scratch), &name).unwrap();
-        let pool = Arc::new(Pool::new(Shape::of(warm.config()), 1).unwrap());
+        let pool = Arc::new(Pool::new(VmShape::of(warm.config()), 1).unwrap());
         // The second is the first that has the state before its restore.
         for _ in 0..3 {
             pool.wait_ready().unwrap();

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use volt_tests::{Boot, Recorder, Scratch, needs, numbers, small_guest, wait_until};
 use volt_vmm::{
-    Course, Error, Kind, RestoreOptions, Result, RunState, Snapshot, SnapshotOptions, Store, Vm, VmConfig,
+    CaptureStats, Error, RestoreOptions, Result, RunState, Snapshot, SnapshotKind, SnapshotOptions, Store,
+    Vm, VmConfig,
 };
 
 /// No pause is as short as this.
@@ -32,7 +33,7 @@ impl Counting {
         Store::open(&format!("file://{}", self.scratch.directory().display())).unwrap()
     }
 
-    fn take(&self, name: &str, kind: Kind, longest: Duration) -> Result<Course> {
+    fn take(&self, name: &str, kind: SnapshotKind, longest: Duration) -> Result<CaptureStats> {
         let options = SnapshotOptions { kind, max_pause: Some(longest), ..SnapshotOptions::default() };
         self.vm.snapshot_with(&self.store(), name, &options)
     }
@@ -50,9 +51,9 @@ fn goes_on(recorder: &Recorder) {
 fn pause_that_would_be_too_long_leaves_nothing_and_the_guest_runs_on() {
     needs!(kvm);
     let counting = Counting::begin();
-    for kind in [Kind::Full, Kind::Full, Kind::Diff] {
-        if kind == Kind::Diff {
-            counting.take("base", Kind::Full, PLENTY).unwrap();
+    for kind in [SnapshotKind::Full, SnapshotKind::Full, SnapshotKind::Diff] {
+        if kind == SnapshotKind::Diff {
+            counting.take("base", SnapshotKind::Full, PLENTY).unwrap();
         }
         let before = counting.scratch.list();
         let error = counting.take("warm", kind, IMPOSSIBLE).unwrap_err();
@@ -71,11 +72,11 @@ fn pause_that_would_be_too_long_leaves_nothing_and_the_guest_runs_on() {
 fn snapshots_after_one_that_failed_lack_nothing() {
     needs!(kvm);
     let counting = Counting::begin();
-    counting.take("full", Kind::Full, PLENTY).unwrap();
-    counting.take("none", Kind::Diff, IMPOSSIBLE).unwrap_err();
-    counting.take("diff", Kind::Diff, PLENTY).unwrap();
-    counting.take("none", Kind::Full, IMPOSSIBLE).unwrap_err();
-    counting.take("second", Kind::Full, PLENTY).unwrap();
+    counting.take("full", SnapshotKind::Full, PLENTY).unwrap();
+    counting.take("none", SnapshotKind::Diff, IMPOSSIBLE).unwrap_err();
+    counting.take("diff", SnapshotKind::Diff, PLENTY).unwrap();
+    counting.take("none", SnapshotKind::Full, IMPOSSIBLE).unwrap_err();
+    counting.take("second", SnapshotKind::Full, PLENTY).unwrap();
     for name in ["full", "diff", "second"] {
         let recorder = Recorder::default();
         let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
@@ -89,7 +90,7 @@ fn vm_that_is_paused_already_has_no_limit() {
     needs!(kvm);
     let counting = Counting::begin();
     counting.vm.pause().unwrap();
-    let course = counting.take("warm", Kind::Full, IMPOSSIBLE).unwrap();
+    let course = counting.take("warm", SnapshotKind::Full, IMPOSSIBLE).unwrap();
     assert_eq!((course.paused, course.pages_in_memory), (Duration::ZERO, course.pages_in_pause));
 }
 
@@ -98,11 +99,11 @@ fn vm_that_is_paused_already_has_no_limit() {
 fn copies_in_memory_are_of_pages_that_were_written_meanwhile() {
     needs!(kvm);
     let counting = Counting::begin();
-    counting.take("first", Kind::Full, PLENTY).unwrap();
+    counting.take("first", SnapshotKind::Full, PLENTY).unwrap();
     counting.vm.pause().unwrap();
     counting.vm.resume().unwrap();
     goes_on(&counting.recorder);
-    let course = counting.take("second", Kind::Full, PLENTY).unwrap();
+    let course = counting.take("second", SnapshotKind::Full, PLENTY).unwrap();
     assert!(course.pages_in_memory >= course.pages_in_pause, "{course:?}");
     // 8 MiB under test, and a few pages of the guest's own.
     assert!(course.pages_in_memory <= course.pages && course.pages <= 2048 + 256, "{course:?}");

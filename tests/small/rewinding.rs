@@ -7,7 +7,9 @@ use rustix::process::Signal;
 use volt_tests::{Boot, Guest, KvmShim, Outcome, Recorder, Scratch, needs, numbers, small_guest, wait_until};
 use volt_vmm::config::devices::DiskConfig;
 use volt_vmm::config::{Devices, VmConfig};
-use volt_vmm::{IrqchipKind, Kind, Progress, RestoreOptions, RunState, Snapshot, SnapshotOptions, Store, Vm};
+use volt_vmm::{
+    IrqchipKind, Progress, RestoreOptions, RunState, Snapshot, SnapshotKind, SnapshotOptions, Store, Vm,
+};
 
 /// A guest, and where its snapshots go.
 struct Place {
@@ -23,7 +25,7 @@ impl Place {
     }
 
     /// Snapshots `vm` as `name`.
-    fn snapshot(&self, vm: &Vm, name: &str, kind: Kind) -> Snapshot {
+    fn snapshot(&self, vm: &Vm, name: &str, kind: SnapshotKind) -> Snapshot {
         vm.snapshot_with(&self.store, name, &SnapshotOptions { kind, ..Default::default() }).unwrap();
         Snapshot::open(&self.store, name).unwrap()
     }
@@ -90,7 +92,7 @@ fn it_is_again_what_it_was_as_often_as_one_likes() {
     needs!(kvm);
     for (rewindable, irqchip) in [(true, IrqchipKind::Kernel), (false, IrqchipKind::Split)] {
         let place = Place::new();
-        let warm = place.snapshot(&counting(4, 64, 1, irqchip), "warm", Kind::Full);
+        let warm = place.snapshot(&counting(4, 64, 1, irqchip), "warm", SnapshotKind::Full);
         let (said, vm) = restore(&warm, rewindable);
         let first = goes_on(&said, "count", 40);
         for round in 0..50 {
@@ -104,7 +106,7 @@ fn it_is_again_what_it_was_as_often_as_one_likes() {
         vm.pause().unwrap();
         assert_eq!(vm.rewind().unwrap().paused.as_nanos(), 0);
         assert_eq!(vm.state(), RunState::Paused);
-        place.snapshot(&vm, "again", Kind::Full);
+        place.snapshot(&vm, "again", SnapshotKind::Full);
         assert!(place.memory("again") == place.memory("warm"), "byte for byte");
         assert_eq!(place.registers("again"), place.registers("warm"));
         vm.resume().unwrap();
@@ -116,7 +118,7 @@ fn it_is_again_what_it_was_as_often_as_one_likes() {
 fn nothing_but_what_was_written_is_put_back() {
     needs!(kvm);
     let place = Place::new();
-    let warm = place.snapshot(&counting(32, 128, 1, IrqchipKind::Kernel), "warm", Kind::Full);
+    let warm = place.snapshot(&counting(32, 128, 1, IrqchipKind::Kernel), "warm", SnapshotKind::Full);
     let (said, vm) = restore(&warm, true);
     goes_on(&said, "count", 2);
     // Of 8,192 pages that it has, each number is 64.
@@ -129,7 +131,7 @@ fn nothing_but_what_was_written_is_put_back() {
 fn vcpus_and_memory_above_4_gib_go_back_too() {
     needs!(kvm);
     let place = Place::new();
-    let warm = place.snapshot(&counting(8, 4096, 2, IrqchipKind::Kernel), "warm", Kind::Full);
+    let warm = place.snapshot(&counting(8, 4096, 2, IrqchipKind::Kernel), "warm", SnapshotKind::Full);
     let (said, vm) = restore(&warm, true);
     for _ in 0..3 {
         goes_on(&said, "count", 80);
@@ -137,7 +139,7 @@ fn vcpus_and_memory_above_4_gib_go_back_too() {
     }
     vm.pause().unwrap();
     vm.rewind().unwrap();
-    place.snapshot(&vm, "again", Kind::Full);
+    place.snapshot(&vm, "again", SnapshotKind::Full);
     assert_eq!(place.registers("again"), place.registers("warm"));
     vm.resume().unwrap();
     goes_on(&said, "count", 80);
@@ -150,22 +152,22 @@ fn between_rewinds_it_is_a_vm_like_any_other() {
     let place = Place::new();
     // So much that what it writes after one thing is not all that it had written before.
     let parent = counting(16, 64, 1, IrqchipKind::Kernel);
-    place.snapshot(&parent, "base", Kind::Full);
+    place.snapshot(&parent, "base", SnapshotKind::Full);
     let (said, between) = restore(&Snapshot::open(&place.store, "base").unwrap(), false);
     goes_on(&said, "count", 20);
-    let warm = place.snapshot(&between, "diff", Kind::Diff);
+    let warm = place.snapshot(&between, "diff", SnapshotKind::Diff);
     let (said, vm) = restore(&warm, true);
     goes_on(&said, "count", 7);
-    place.snapshot(&vm, "later", Kind::Full);
+    place.snapshot(&vm, "later", SnapshotKind::Full);
     goes_on(&said, "count", 7);
     let children = vm.fork([RestoreOptions::default()]).unwrap();
     goes_on(&said, "count", 7);
     vm.pause().unwrap();
     vm.rewind().unwrap();
-    let rewound = place.snapshot(&vm, "rewound", Kind::Diff);
+    let rewound = place.snapshot(&vm, "rewound", SnapshotKind::Diff);
     volt_vmm::snapshot::merge(&rewound, &place.store, "merged", &Progress::default()).unwrap();
     volt_vmm::snapshot::merge(&warm, &place.store, "whole", &Progress::default()).unwrap();
-    place.snapshot(&vm, "full", Kind::Full);
+    place.snapshot(&vm, "full", SnapshotKind::Full);
     for name in ["merged", "full"] {
         assert!(place.memory(name) == place.memory("whole"), "{name}");
     }
@@ -175,12 +177,12 @@ fn between_rewinds_it_is_a_vm_like_any_other() {
     let child = &children[0];
     child.pause().unwrap();
     child.rewind().unwrap();
-    place.snapshot(child, "child", Kind::Full);
+    place.snapshot(child, "child", SnapshotKind::Full);
     child.resume().unwrap();
     std::thread::sleep(std::time::Duration::from_millis(100));
     child.pause().unwrap();
     child.rewind().unwrap();
-    place.snapshot(child, "child again", Kind::Full);
+    place.snapshot(child, "child again", SnapshotKind::Full);
     assert!(place.memory("child") == place.memory("child again"));
 }
 
@@ -202,7 +204,7 @@ fn what_was_written_to_the_layer_of_a_disk_is_taken_back() {
     let place = Place::new();
     let (path, layer) = (place.scratch.path("image"), place.scratch.path("layer"));
     fs::write(&path, vec![7; 1 << 20]).unwrap();
-    let warm = place.snapshot(&with_disk(path, Some(layer)), "warm", Kind::Full);
+    let warm = place.snapshot(&with_disk(path, Some(layer)), "warm", SnapshotKind::Full);
     let (said, vm) = restore(&warm, true);
     let first = goes_on(&said, "sector", 70);
     for _ in 0..5 {
@@ -212,7 +214,7 @@ fn what_was_written_to_the_layer_of_a_disk_is_taken_back() {
     }
     vm.pause().unwrap();
     vm.rewind().unwrap();
-    place.snapshot(&vm, "again", Kind::Full);
+    place.snapshot(&vm, "again", SnapshotKind::Full);
     let layer = |name| fs::read(place.scratch.path(name).join("disk-root.layer")).unwrap();
     // But for its header, where each layer's id is.
     assert!(layer("again")[4096..] == layer("warm")[4096..]);
@@ -229,7 +231,7 @@ fn what_cannot_be_taken_back_is_named_and_the_guest_goes_on() {
     assert_eq!(error, "snapshot: only a VM that was restored from one can be rewound to it");
     // Writes to the image after the snapshot would keep the snapshot from being restored.
     booted.pause().unwrap();
-    let warm = place.snapshot(&booted, "warm", Kind::Full);
+    let warm = place.snapshot(&booted, "warm", SnapshotKind::Full);
     drop(booted);
     let (said, vm) = restore(&warm, true);
     let error = vm.rewind().unwrap_err().to_string();
@@ -243,7 +245,7 @@ fn what_cannot_be_taken_back_is_named_and_the_guest_goes_on() {
 fn a_vm_that_could_not_be_rewound_is_ended() {
     needs!(kvm);
     let place = Place::new();
-    let warm = place.snapshot(&counting(4, 64, 1, IrqchipKind::Kernel), "warm", Kind::Full);
+    let warm = place.snapshot(&counting(4, 64, 1, IrqchipKind::Kernel), "warm", SnapshotKind::Full);
     // Whoever could write to it before can do so still.
     let memory = place.scratch.path("warm").join("memory.snap");
     let memory = fs::File::options().write(true).open(memory).unwrap();

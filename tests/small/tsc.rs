@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use volt_tests::{KvmShim, Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
-use volt_vmm::{Pool, RestoreOptions, Shape, Snapshot, Store, Vm};
+use volt_vmm::{Pool, RestoreOptions, Snapshot, Store, Vm, VmShape};
 
 /// Cycles of a vCPU's TSC in a snapshot, and how many there are in a millisecond.
 fn saved(scratch: &Scratch, name: &str, vcpu: usize) -> (u64, u64) {
@@ -77,7 +77,7 @@ fn goes_on(vcpus: u8) {
     let restored = Teller::restore(&snapshot, None);
     restored.goes_on_from(young, began);
 
-    let shape = Shape { logs_writes: true, ..Shape::of(snapshot.config()) };
+    let shape = VmShape { logs_writes: true, ..VmShape::of(snapshot.config()) };
     let pool = Arc::new(Pool::new(shape, 1).unwrap());
     // The first shell is empty, the others have the vCPUs' state already.
     for _ in 0..3 {

@@ -2,7 +2,7 @@
 //! wrote: a page that is missing in a snapshot, or from another instant than the rest, is one that the guest complains about.
 
 use volt_tests::{Boot, Guest, Recorder, Scratch, Snapshot, needs, numbers, small_guest, wait_until};
-use volt_vmm::{IrqchipKind, Kind, RestoreOptions, SnapshotOptions, Store, Vm};
+use volt_vmm::{IrqchipKind, RestoreOptions, SnapshotKind, SnapshotOptions, Store, Vm};
 
 const MIB: u64 = 2;
 /// Numbers that each vCPU counts while it goes through its memory once: 64 pages a number.
@@ -83,7 +83,8 @@ fn rewinds_put_back_what_two_writers_wrote() {
     let scratch = Scratch::new();
     let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
     let snapshot = |vm: &Vm, name: &str| {
-        vm.snapshot_with(&store, name, &SnapshotOptions { kind: Kind::Full, ..Default::default() }).unwrap();
+        vm.snapshot_with(&store, name, &SnapshotOptions { kind: SnapshotKind::Full, ..Default::default() })
+            .unwrap();
     };
     let goes_through = |said: &Recorder| {
         for vcpu in ["first", "second"] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use volt_tests::{Boot, IRQCHIPS, KvmShim, Snapshot, kvm_shim, needs};
-use volt_vmm::{Pool, RestoreOptions, Shape, Store};
+use volt_vmm::{Pool, RestoreOptions, Store, VmShape};
 
 /// What `snapshot` holds once it was restored, without running, and saved again.
 fn saved_again(snapshot: &Snapshot) -> Value {
@@ -44,7 +44,7 @@ fn a_vcpu_from_a_pool_is_saved_as_it_was() {
     let before = vcpus(snapshot.state());
     let (store, name) = Store::split(snapshot.directory()).unwrap();
     let opened = volt_vmm::Snapshot::open(&store, &name).unwrap();
-    let pool = Arc::new(Pool::new(Shape::of(opened.config()), 1).unwrap());
+    let pool = Arc::new(Pool::new(VmShape::of(opened.config()), 1).unwrap());
     // The first VM is empty, the others have been prepared for the state that came before.
     for round in 0..3 {
         pool.wait_ready().unwrap();

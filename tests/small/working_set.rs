@@ -11,7 +11,8 @@ use volt_tests::{
 };
 use volt_vmm::internal::timing;
 use volt_vmm::{
-    Compression, Kind, Marker, MemoryHeld, Packing, Pool, RestoreOptions, Shape, SnapshotOptions, Store, Vm,
+    Compression, MemoryUsage, Packing, Pool, RecordUntil, RestoreOptions, SnapshotKind, SnapshotOptions,
+    Store, Vm, VmShape,
 };
 
 use crate::recording::{MIB, answer, goes_on, of_every_kind, record_all};
@@ -231,14 +232,15 @@ fn options(recorder: &Recorder) -> RestoreOptions {
 
 fn recorded(snapshot: &volt_vmm::Snapshot) -> u64 {
     let recorder = Recorder::default();
-    let vm =
-        snapshot.restore_with(RestoreOptions { record: Some(Marker::Api), ..options(&recorder) }).unwrap();
+    let vm = snapshot
+        .restore_with(RestoreOptions { record: Some(RecordUntil::Api), ..options(&recorder) })
+        .unwrap();
     runs_on(&recorder);
     vm.end_recording().unwrap().pages
 }
 
-fn all_ahead(vm: &Vm) -> MemoryHeld {
-    let held = || vm.memory_held().unwrap();
+fn all_ahead(vm: &Vm) -> MemoryUsage {
+    let held = || vm.memory_usage().unwrap();
     wait_until("all is read ahead", || held().prefetch.is_some_and(|prefetch| prefetch.is_over));
     held()
 }
@@ -293,7 +295,9 @@ fn damage_in_what_is_read_ahead_is_for_whoever_touches_it() {
     let end = bytes.len() - 8 * 4096; // the index is sound
     fs::write(&path, [vec![0xa5; end], bytes[end..].to_vec()].concat()).unwrap();
     let vm = warm.open().restore_with(RestoreOptions { resume: false, ..RestoreOptions::default() }).unwrap();
-    wait_until("it gives up", || vm.memory_held().unwrap().prefetch.is_some_and(|prefetch| prefetch.is_over));
+    wait_until("it gives up", || {
+        vm.memory_usage().unwrap().prefetch.is_some_and(|prefetch| prefetch.is_over)
+    });
     vm.resume().unwrap();
     let why = limited("the VM ends", || vm.wait()).unwrap_err().to_string();
     assert!(why.contains("cannot be had") && why.contains("is damaged in chunk"), "{why}");
@@ -304,7 +308,7 @@ fn vms_made_ahead_are_recorded_and_read_ahead_for_too() {
     needs!(kvm);
     let warm = Warm::packed();
     let snapshot = warm.open();
-    let pool = Arc::new(Pool::new(Shape::of(snapshot.config()), 1).unwrap());
+    let pool = Arc::new(Pool::new(VmShape::of(snapshot.config()), 1).unwrap());
     let restore = |record| {
         pool.wait_ready().unwrap();
         let recorder = Recorder::default();
@@ -315,7 +319,7 @@ fn vms_made_ahead_are_recorded_and_read_ahead_for_too() {
         runs_on(&recorder);
         vm
     };
-    let recorded = restore(Some(Marker::Console)).wait_recorded().unwrap().unwrap();
+    let recorded = restore(Some(RecordUntil::Console)).wait_recorded().unwrap().unwrap();
     assert!(recorded.pages > 2);
     assert_eq!(all_ahead(&restore(None)).prefetch.unwrap().pages, recorded.pages);
 }
@@ -326,7 +330,7 @@ fn a_vm_that_is_recorded_is_a_vm_like_any_other() {
     needs!(kvm);
     let warm = Warm::packed();
     let to = warm.store();
-    let diff = SnapshotOptions { kind: Kind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     let said = Recorder::default();
     let vm = warm.open().restore_with(options(&said)).unwrap();
     wait_until("it says a number", || !numbers(&said.text(), "count").is_empty());
@@ -336,7 +340,7 @@ fn a_vm_that_is_recorded_is_a_vm_like_any_other() {
     for name in ["warm", "diff"] {
         let open = || volt_vmm::Snapshot::open(&to, name).unwrap();
         let path = |what: &str| warm.0.path(&format!("{name}-{what}")).display().to_string();
-        for (what, record) in [("recorded", Some(Marker::Api)), ("eager", None)] {
+        for (what, record) in [("recorded", Some(RecordUntil::Api)), ("eager", None)] {
             let vm = open().restore_with(paused(record)).unwrap();
             vm.snapshot_with(&to, &format!("{name}-{what}-diff"), &diff).unwrap();
             vm.snapshot(&to, &format!("{name}-{what}")).unwrap();
@@ -357,8 +361,9 @@ fn a_vm_that_is_recorded_is_a_vm_like_any_other() {
         }
         // It goes on, back, and on again, and so do its children.
         let recorder = Recorder::default();
-        let vm =
-            open().restore_with(RestoreOptions { record: Some(Marker::Api), ..options(&recorder) }).unwrap();
+        let vm = open()
+            .restore_with(RestoreOptions { record: Some(RecordUntil::Api), ..options(&recorder) })
+            .unwrap();
         runs_on(&recorder);
         let child = Recorder::default();
         let children = vm.fork([options(&child)]).unwrap();

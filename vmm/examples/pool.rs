@@ -8,12 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use volt_vmm::{Pool, RestoreOptions, Result, Shape, Snapshot, Store, Vm};
+use volt_vmm::{Pool, RestoreOptions, Result, Snapshot, Store, Vm, VmShape};
 
 /// Restores `count` VMs one after another, each from a pool that keeps two ready. Returns the VMs, with the
 /// time of each restore.
 pub(crate) fn restore_from_pool(snapshot: &Snapshot, count: usize) -> Result<Vec<(Vm, Duration)>> {
-    let pool = Arc::new(Pool::new(Shape::of(snapshot.config()), 2)?);
+    let pool = Arc::new(Pool::new(VmShape::of(snapshot.config()), 2)?);
     let restore = |_| {
         let began = Instant::now();
         let vm = snapshot.restore_with(RestoreOptions::default().pool(Arc::clone(&pool)))?;

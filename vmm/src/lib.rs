@@ -60,22 +60,22 @@ pub use devices::virtio::fuzzing;
 pub use error::{Error, Result, report};
 pub use machine::balloon::BalloonStatus;
 pub use machine::pool::Pool;
-pub use machine::shell::Shape;
+pub use machine::shell::VmShape;
 pub use memory::files::lease::truncated_memory;
 pub use memory::lazy::faults::unreadable_memory;
 pub use memory::lazy::prefetch::Reading;
 pub use pager::options::PagerOptions;
 pub use progress::Progress;
 pub use run_control::{Ending, RunState};
-pub use snapshot::take::capture::Course;
+pub use snapshot::take::capture::CaptureStats;
 pub use snapshot::{
-    BaseSnapshot, ChangedImages, Compared, Compression, Handover, Kind, Marker, Metadata, Packing, Recorded,
-    RestoreOptions, Rewound, Snapshot, SnapshotOptions, Unpack, WorkingSet,
+    BaseSnapshot, ChangedImages, Compression, Handover, Metadata, Packing, RecordUntil, RecordingSummary,
+    RestoreOptions, RewindStats, Snapshot, SnapshotKind, SnapshotOptions, Unpack, WorkingSet, WorkingSetHits,
 };
 pub use store::Store;
 pub use vm::lent::LentVm;
-pub use vm::memory_usage::{Chunks, MemoryHeld};
-pub use vm::{Builder, Vm};
+pub use vm::memory_usage::{Chunks, MemoryUsage};
+pub use vm::{Vm, VmBuilder};
 /// Why a kernel, initrd or command line cannot be loaded ([`Error::Payload`]).
 pub use volt_kernel::Error as PayloadError;
 

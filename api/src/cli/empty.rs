@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use volt_vmm::{Pool, Shape};
+use volt_vmm::{Pool, VmShape};
 
 use super::Outcome;
 use crate::process::vm_slot::Slot;
@@ -14,7 +14,7 @@ pub(crate) struct Empty {
     /// Where the API is served.
     pub(super) api_socket: PathBuf,
     /// What is to be ready when it comes.
-    pub(super) prewarm: Option<Shape>,
+    pub(super) prewarm: Option<VmShape>,
 }
 
 impl Empty {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use volt_vmm::{MemoryHeld, VmConfig};
+use volt_vmm::{MemoryUsage, VmConfig};
 
 use super::Outcome;
 use crate::client;
@@ -37,7 +37,7 @@ struct Described {
 struct Found {
     state: String,
     config: Option<VmConfig>,
-    memory: Option<MemoryHeld>,
+    memory: Option<MemoryUsage>,
 }
 
 impl Inspect {

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
-use volt_vmm::Shape;
+use volt_vmm::VmShape;
 
 use crate::failure::Failure;
 use crate::process::exit::Status;
@@ -81,7 +81,7 @@ struct Cli {
     /// Have an empty VM of this shape ready for /snapshot/load: MEMORY[,vcpus=N][,irqchip=kernel|split], as 512M,vcpus=2. A
     /// snapshot of another shape is restored without it
     #[arg(long, value_name = "SHAPE", requires = "api_socket", conflicts_with_all = ["restore", "snapshot"], value_parser = prewarm::parse)]
-    prewarm: Option<Shape>,
+    prewarm: Option<VmShape>,
 }
 
 #[derive(Debug, Subcommand)]

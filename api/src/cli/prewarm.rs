@@ -1,11 +1,11 @@
 //! `--prewarm`: the shape of a VM that is made before anyone knows what will run in it.
 
-use volt_vmm::{Shape, VmConfig, parse_memory_mib, report};
+use volt_vmm::{VmConfig, VmShape, parse_memory_mib, report};
 
 use super::words::Words;
 
 /// A shape from `MEMORY[,vcpus=N][,irqchip=KIND]`.
-pub(super) fn parse(text: &str) -> Result<Shape, String> {
+pub(super) fn parse(text: &str) -> Result<VmShape, String> {
     let (memory, rest) = text.split_once(',').unwrap_or((text, ""));
     let mut config = VmConfig::new("");
     config.memory_mib = parse_memory_mib(memory).map_err(|error| report(&error))?;
@@ -16,7 +16,7 @@ pub(super) fn parse(text: &str) -> Result<Shape, String> {
     }
     words.end()?;
     config.validate().map_err(|error| report(&error))?;
-    Ok(Shape::of(&config))
+    Ok(VmShape::of(&config))
 }
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ mod tests {
         ] {
             assert_eq!(
                 parse(text).unwrap(),
-                Shape { memory_bytes: mib << 20, vcpus, irqchip, logs_writes: false },
+                VmShape { memory_bytes: mib << 20, vcpus, irqchip, logs_writes: false },
                 "{text}"
             );
         }

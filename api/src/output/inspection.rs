@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use volt_vmm::snapshot::{Inspection, Sum};
+use volt_vmm::snapshot::{ChunkSum, Inspection};
 
 /// The page ranges come last, if there are any.
 pub(crate) fn text(found: &Inspection) -> String {
@@ -44,7 +44,7 @@ pub(crate) fn text(found: &Inspection) -> String {
     let what = if file.pack.is_some() { "chunks" } else { "ranges" };
     let _ =
         writeln!(text, "\n{:<8}{what:>10}{:>16}{:>16}{:>10}", "kind", "memory KiB", "stored KiB", "ratio");
-    let mut all = Sum::default();
+    let mut all = ChunkSum::default();
     for (kind, sum) in &found.kinds {
         row(&mut text, kind, sum);
         all.count += sum.count;
@@ -62,7 +62,7 @@ pub(crate) fn text(found: &Inspection) -> String {
     text
 }
 
-fn row(text: &mut String, kind: &str, sum: &Sum) {
+fn row(text: &mut String, kind: &str, sum: &ChunkSum) {
     let ratio = match sum.stored_bytes {
         0 => "-".to_owned(),
         stored => format!("{:.2}", sum.memory_bytes as f64 / stored as f64),

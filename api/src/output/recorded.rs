@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use volt_vmm::{Recorded, Vm, report};
+use volt_vmm::{RecordingSummary, Vm, report};
 
 use crate::failure::Failure;
 
@@ -25,8 +25,8 @@ pub(crate) fn tell_at_end(vm: &Arc<Vm>) -> Result<Option<JoinHandle<()>>, Failur
     thread.map(Some).map_err(|source| Failure::system("start the thread that waits for a recording", source))
 }
 
-fn text(recorded: &Recorded) -> String {
-    let Recorded { marker, pages, bytes, runs, before } = recorded;
+fn text(recorded: &RecordingSummary) -> String {
+    let RecordingSummary { marker, pages, bytes, runs, before } = recorded;
     let mib = *bytes as f64 / f64::from(1 << 20);
     let mut text = format!("recorded {pages} pages ({mib:.1} MiB) in {runs} runs, until {marker}");
     if let Some(before) = before {
@@ -42,17 +42,22 @@ fn text(recorded: &Recorded) -> String {
 
 #[cfg(test)]
 mod tests {
-    use volt_vmm::{Compared, Marker};
+    use volt_vmm::{RecordUntil, WorkingSetHits};
 
     use super::*;
 
     #[test]
     fn a_recording_in_words() {
-        let recorded =
-            Recorded { marker: Marker::Console, pages: 384, bytes: 384 << 12, runs: 9, before: None };
+        let recorded = RecordingSummary {
+            marker: RecordUntil::Console,
+            pages: 384,
+            bytes: 384 << 12,
+            runs: 9,
+            before: None,
+        };
         assert_eq!(text(&recorded), "recorded 384 pages (1.5 MiB) in 9 runs, until console");
-        let before = Some(Compared { pages: 400, hits: 288, hit_rate: 0.75, in_vain: 112 });
-        let text = text(&Recorded { before, ..recorded });
+        let before = Some(WorkingSetHits { pages: 400, hits: 288, hit_rate: 0.75, in_vain: 112 });
+        let text = text(&RecordingSummary { before, ..recorded });
         assert!(
             text.ends_with(
                 "; the set before this one named 75.0 % of them, and 112 pages of its 400 in vain"

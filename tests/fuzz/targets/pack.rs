@@ -12,7 +12,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_vmm::Progress;
 use volt_vmm::internal::pack::forging::Forged;
-use volt_vmm::internal::pack::{Compression, Decoder, Geometry, Pack, Packing, Source, pack, walk};
+use volt_vmm::internal::pack::{Compression, Decoder, Geometry, Pack, Packing, MemorySource, pack, walk};
 
 const NAME: &str = "memory.pack";
 const PAGE: usize = 4096;
@@ -84,7 +84,7 @@ struct Memory {
     all: Range<u64>,
 }
 
-impl Source for Memory {
+impl MemorySource for Memory {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> volt_vmm::Result<()> {
         into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
         Ok(())

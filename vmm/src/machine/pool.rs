@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
-use crate::machine::shell::{FirstVcpu, Shape, Shell};
+use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::memory::ram::GuestRam;
 use crate::sync::{lock, wait_while};
 use crate::threads;
 
 /// An empty VM, nothing mapped over its memory yet.
-fn make(shape: Shape) -> Result<Shell> {
+fn make(shape: VmShape) -> Result<Shell> {
     Shell::new(GuestRam::reserve(shape.memory_bytes)?, shape, FirstVcpu::OwnThread)
 }
 
@@ -39,7 +39,7 @@ pub struct Pool {
 
 #[derive(Debug)]
 struct Shared {
-    shape: Shape,
+    shape: VmShape,
     /// How many there are to be again when one was taken.
     size: usize,
     inner: Mutex<Inner>,
@@ -66,7 +66,7 @@ struct Ready {
 
 impl Ready {
     /// Makes one, for a state that is likely to be restored.
-    fn make(shape: Shape, likely: Option<&Arc<MachineState>>) -> Result<Self> {
+    fn make(shape: VmShape, likely: Option<&Arc<MachineState>>) -> Result<Self> {
         let mut shell = make(shape)?;
         let Some(state) = likely else { return Ok(Self { shell, prepared: None }) };
         match shell.prepare(&state.vcpus) {
@@ -82,7 +82,7 @@ impl Pool {
     ///
     /// # Errors
     /// The host refuses a VM or a thread.
-    pub fn new(shape: Shape, size: usize) -> Result<Self> {
+    pub fn new(shape: VmShape, size: usize) -> Result<Self> {
         let inner = Inner { shells: [Ready::make(shape, None)?].into(), ..Inner::default() };
         let (inner, changed) = (Mutex::new(inner), Condvar::new());
         let shared = Arc::new(Shared { shape, size: size.max(1), inner, changed });
@@ -95,7 +95,7 @@ impl Pool {
     ///
     /// # Errors
     /// The host refuses a VM.
-    pub fn filled(shape: Shape, count: usize) -> Result<Self> {
+    pub fn filled(shape: VmShape, count: usize) -> Result<Self> {
         let shells = (0..count).map(|_| Ready::make(shape, None)).collect::<Result<_>>()?;
         let inner = Mutex::new(Inner { shells, ..Inner::default() });
         let shared = Arc::new(Shared { shape, size: 0, inner, changed: Condvar::new() });
@@ -104,7 +104,7 @@ impl Pool {
 
     /// The shape of its VMs.
     #[must_use]
-    pub fn shape(&self) -> Shape {
+    pub fn shape(&self) -> VmShape {
         self.shared.shape
     }
 
@@ -130,7 +130,7 @@ impl Pool {
 
     /// Takes one of this shape, if there is one, to restore `state` to. The next is made once the [`Refill`]
     /// is dropped: to wake the thread that makes it takes time, which the restore does not have.
-    pub(crate) fn take(&self, shape: Shape, state: &Arc<MachineState>) -> Option<(Shell, Refill)> {
+    pub(crate) fn take(&self, shape: VmShape, state: &Arc<MachineState>) -> Option<(Shell, Refill)> {
         if shape != self.shared.shape {
             return None;
         }

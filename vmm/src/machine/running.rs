@@ -113,7 +113,7 @@ impl Running {
         name: &'static str,
         for_disks: Option<Duration>,
         act: impl FnOnce(&mut Machine, Instant) -> Result<T>,
-    ) -> Result<(Option<T>, Stood)> {
+    ) -> Result<(Option<T>, PauseTimes)> {
         let mut machine = lock(&self.machine);
         let before = self.state();
         let began = Instant::now();
@@ -121,7 +121,7 @@ impl Running {
             RunState::Running => {
                 let _in_time = machine.halt_in_time(for_disks.unwrap_or_default())?;
                 match machine.platform().close_gates(for_disks) {
-                    None => return Ok((None, Stood { disks: began.elapsed(), vcpus: Duration::ZERO })),
+                    None => return Ok((None, PauseTimes { disks: began.elapsed(), vcpus: Duration::ZERO })),
                     closed => closed,
                 }
             }
@@ -138,8 +138,8 @@ impl Running {
             self.resume_machine(&machine)?;
         }
         let stood = match before {
-            RunState::Running => Stood { disks: start - began, vcpus: start.elapsed() },
-            RunState::Paused | RunState::Ended => Stood::default(),
+            RunState::Running => PauseTimes { disks: start - began, vcpus: start.elapsed() },
+            RunState::Paused | RunState::Ended => PauseTimes::default(),
         };
         Ok((Some(done?), stood))
     }
@@ -237,14 +237,14 @@ impl Running {
 
 /// How long a guest stood still.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stood {
+pub(crate) struct PauseTimes {
     /// Its disks took no requests, before the vCPUs stood still.
     pub disks: Duration,
     /// The vCPUs stood still.
     pub vcpus: Duration,
 }
 
-impl Stood {
+impl PauseTimes {
     /// Both.
     pub fn whole(self) -> Duration {
         self.disks + self.vcpus

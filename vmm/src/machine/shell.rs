@@ -47,7 +47,7 @@ pub enum FirstVcpu {
 /// What an empty VM has, which cannot be changed any more. Only what has this shape too is ever restored into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Shape {
+pub struct VmShape {
     /// Guest memory in bytes.
     pub memory_bytes: u64,
     /// vCPUs.
@@ -59,7 +59,7 @@ pub struct Shape {
     pub logs_writes: bool,
 }
 
-impl Shape {
+impl VmShape {
     /// That of a VM, which logs no writes.
     #[must_use]
     pub fn of(config: &VmConfig) -> Self {
@@ -93,8 +93,8 @@ impl Shell {
     ///
     /// # Errors
     /// `/dev/kvm` cannot be used, or the host refuses memory, a vCPU or a thread.
-    pub fn new(ram: GuestRam, shape: Shape, first: FirstVcpu) -> Result<Self> {
-        let Shape { memory_bytes: _, vcpus, irqchip, logs_writes } = shape;
+    pub fn new(ram: GuestRam, shape: VmShape, first: FirstVcpu) -> Result<Self> {
+        let VmShape { memory_bytes: _, vcpus, irqchip, logs_writes } = shape;
         let kvm = Arc::new(kvm::open()?);
         let vm = VmHandle::create(&kvm)?;
         step_done("VM create");
@@ -166,7 +166,7 @@ impl Shell {
 
     /// Where memory is filled as it is needed: what cannot be had ends the VM, and no vCPU that waits for it is waited for longer than
     /// [`TO_END`]. Before it runs.
-    pub fn heed_faults(&self) {
+    pub fn end_vm_on_fault_failure(&self) {
         let Some(faults) = self.ram.faults() else { return };
         let control = Arc::downgrade(&self.control);
         faults.when_unreadable(move |why| {

@@ -12,7 +12,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::PAGE;
 use super::ram::GuestRam;
 use crate::error::{Error, Result};
-use crate::memory::base::{Base, OtherPages};
+use crate::memory::base::{Base, OverlayPages};
 use crate::memory::files::memfd::{fresh, never_huge};
 use crate::memory::lazy::faults::Paging;
 use crate::memory::lazy::faults::{Faults, Refusal};
@@ -29,14 +29,14 @@ pub enum Backing {
         /// The base, as long as guest memory is.
         base: Arc<File>,
         /// Pages over it that are other than the base's.
-        pages: Option<OtherPages>,
+        pages: Option<OverlayPages>,
     },
     /// The same over a base that is filled as it is needed.
     Lazy {
         /// Who fills it.
         paging: Arc<dyn Paging>,
         /// Pages over it.
-        pages: Option<OtherPages>,
+        pages: Option<OverlayPages>,
     },
 }
 
@@ -79,7 +79,7 @@ impl Backing {
 }
 
 /// Maps long runs of pages, and copies the others.
-fn lay_over(ram: &GuestRam, OtherPages { pages, file }: &OtherPages) -> Result<()> {
+fn lay_over(ram: &GuestRam, OverlayPages { pages, file }: &OverlayPages) -> Result<()> {
     // What is mapped in between splits a mapping in two.
     let mut left = MOST_MAPPINGS / 2;
     for run in pages.runs() {

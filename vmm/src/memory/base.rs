@@ -7,7 +7,7 @@ use crate::memory::page_set::PageSet;
 
 /// Pages that lie over a base.
 #[derive(Clone, Debug)]
-pub struct OtherPages {
+pub struct OverlayPages {
     /// Which.
     pub pages: Arc<PageSet>,
     /// Their content, at their offsets. It never changes.

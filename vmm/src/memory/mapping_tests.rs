@@ -52,7 +52,7 @@ fn striped(count: u64) -> GuestRam {
         file.write_all_at(&(number + 1).to_le_bytes(), at + 8).unwrap();
     }
     let ram = GuestRam::reserve(len).unwrap();
-    let pages = OtherPages { pages: Arc::new(pages), file: Arc::new(file) };
+    let pages = OverlayPages { pages: Arc::new(pages), file: Arc::new(file) };
     Backing::Private { base: Arc::new(fresh(len).unwrap()), pages: Some(pages) }.map(&ram).unwrap();
     ram
 }

@@ -17,7 +17,7 @@ use crate::replay::fault_floor::Floor;
 use crate::replay::touch::{cached, touch};
 use crate::replay::whole_memory::read_whole;
 use crate::snapshot::opened::chunks::source_of;
-use crate::snapshot::opened::memory::{Memory, Packed};
+use crate::snapshot::opened::memory::{Packed, SnapshotMemory};
 
 /// See the module.
 pub struct Strategy {
@@ -62,8 +62,8 @@ const PACKED: [Strategy; 5] = [
 /// Those that there are for such memory.
 pub fn of(subject: &Subject) -> &'static [Strategy] {
     match subject.memory {
-        Memory::Raw(..) => &RAW,
-        Memory::Packed(_) => &PACKED,
+        SnapshotMemory::Raw(..) => &RAW,
+        SnapshotMemory::Packed(_) => &PACKED,
     }
 }
 
@@ -156,7 +156,7 @@ fn service(subject: &Subject) -> Result<Arc<Service>> {
 
 fn packed(subject: &Subject) -> &Packed {
     match &subject.memory {
-        Memory::Packed(packed) => packed,
-        Memory::Raw(..) => unreachable!("a strategy for packed memory"),
+        SnapshotMemory::Packed(packed) => packed,
+        SnapshotMemory::Raw(..) => unreachable!("a strategy for packed memory"),
     }
 }

@@ -8,22 +8,22 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::backing::Backing;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::lazy::faults::Paging;
 use crate::memory::lazy::prefetch::Runs;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::format::pack::{Decoder, Pack};
 use crate::snapshot::opened::grant::Grants;
-use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::memory::SnapshotMemory;
 use crate::snapshot::opened::relative;
-use crate::snapshot::opened::relative::Opened;
+use crate::snapshot::opened::relative::OpenedMemory;
 use crate::snapshot::{DIFF_FILE, Metadata, WorkingSet};
 
 /// See the module.
 pub struct Subject {
-    pub memory: Memory,
+    pub memory: SnapshotMemory,
     /// Those of a diff.
-    pub over: Option<OtherPages>,
+    pub over: Option<OverlayPages>,
     pub set: WorkingSet,
     /// Bytes.
     pub len: u64,
@@ -34,7 +34,8 @@ pub struct Subject {
 impl Subject {
     /// Opens the snapshot at `path`, and its base if that is granted.
     pub fn open(path: &Path, metadata: &Metadata, set: WorkingSet, grants: &Grants<'_>) -> Result<Self> {
-        let Opened { memory, over, .. } = relative::open(path, metadata, &|base| grants.check_base(base))?;
+        let OpenedMemory { memory, over, .. } =
+            relative::open(path, metadata, &|base| grants.check_base(base))?;
         Ok(Self { memory, over, set, len: metadata.memory_bytes, path: path.to_owned() })
     }
 
@@ -59,7 +60,7 @@ impl Subject {
         self.pages().filter(|page| self.over_at(*page).is_some())
     }
 
-    fn over_at(&self, page: u64) -> Option<&OtherPages> {
+    fn over_at(&self, page: u64) -> Option<&OverlayPages> {
         self.over.as_ref().filter(|over| over.pages.has(page))
     }
 
@@ -84,8 +85,8 @@ impl Subject {
             read_pages(&over.file, &self.path.join(DIFF_FILE), self.pages_over())?;
         }
         match &self.memory {
-            Memory::Raw(file, path) => read_pages(file, path, self.pages_of_base()),
-            Memory::Packed(packed) => self.read_chunks(&packed.pack),
+            SnapshotMemory::Raw(file, path) => read_pages(file, path, self.pages_of_base()),
+            SnapshotMemory::Packed(packed) => self.read_chunks(&packed.pack),
         }
     }
 

@@ -12,12 +12,12 @@ use super::strategies::Prepared;
 use super::subject::Subject;
 use super::{Gathered, turn};
 use crate::memory::PAGE;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::files::memfd::fresh;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::format::pack::testing;
 use crate::snapshot::format::pack::testing::packing;
-use crate::snapshot::opened::memory::{Memory, Packed};
+use crate::snapshot::opened::memory::{Packed, SnapshotMemory};
 use crate::snapshot::{Compression, WorkingSet};
 
 const LEN: u64 = 2 << 20;
@@ -54,27 +54,27 @@ fn file(wanted: impl Fn(u64) -> bool, with_over: bool) -> File {
     file
 }
 
-fn raw() -> Memory {
-    Memory::Raw(Arc::new(file(|page| !is_zero(page), false)), PathBuf::from("/s/memory.snap"))
+fn raw() -> SnapshotMemory {
+    SnapshotMemory::Raw(Arc::new(file(|page| !is_zero(page), false)), PathBuf::from("/s/memory.snap"))
 }
 
-fn packed() -> Memory {
+fn packed() -> SnapshotMemory {
     let mut bytes = vec![0; LEN as usize];
     for page in pages() {
         bytes[page as usize..][..8].copy_from_slice(&word(page, false).to_le_bytes());
     }
     let bytes = testing::packed(&testing::Bytes::of(bytes), &packing(Compression::Lz4, CHUNK));
-    Memory::Packed(Packed::of(Arc::new(testing::open(&bytes).unwrap())))
+    SnapshotMemory::Packed(Packed::of(Arc::new(testing::open(&bytes).unwrap())))
 }
 
-fn over() -> OtherPages {
+fn over() -> OverlayPages {
     let mut set = PageSet::none(LEN);
     pages().filter(|page| lies_over(*page)).for_each(|page| set.add(page..page + PAGE));
-    OtherPages { pages: Arc::new(set), file: Arc::new(file(lies_over, true)) }
+    OverlayPages { pages: Arc::new(set), file: Arc::new(file(lies_over, true)) }
 }
 
 /// All pages, from the last one on.
-fn subject(memory: Memory, over: Option<OtherPages>) -> Subject {
+fn subject(memory: SnapshotMemory, over: Option<OverlayPages>) -> Subject {
     let backwards = pages().map(|page| LEN - PAGE - page);
     Subject { memory, over, set: WorkingSet::of(LEN, backwards), len: LEN, path: PathBuf::from("/s") }
 }
@@ -129,7 +129,7 @@ fn a_damaged_chunk_is_found_before_it_is_touched() {
     bytes.iter_mut().zip(0_u8..=255).for_each(|(byte, other)| *byte = other);
     let mut packed = testing::packed(&testing::Bytes::of(bytes), &packing(Compression::Lz4, CHUNK));
     packed[10] ^= 1;
-    let memory = Memory::Packed(Packed::of(Arc::new(testing::open(&packed).unwrap())));
+    let memory = SnapshotMemory::Packed(Packed::of(Arc::new(testing::open(&packed).unwrap())));
     let error = subject(memory, None).read().unwrap_err().to_string();
     assert!(error.contains("is damaged in chunk 0"), "{error}");
 }

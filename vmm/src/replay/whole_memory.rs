@@ -4,7 +4,7 @@ use std::fs::File;
 
 use crate::error::{Error, Result};
 use crate::memory::backing::Backing;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::files::data::data_ranges;
 use crate::memory::ram::GuestRam;
 
@@ -12,7 +12,7 @@ use crate::memory::ram::GuestRam;
 ///
 /// # Errors
 /// The host refuses memory, or a file cannot be read.
-pub fn read_whole(len: u64, base: &File, over: Option<&OtherPages>) -> Result<GuestRam> {
+pub fn read_whole(len: u64, base: &File, over: Option<&OverlayPages>) -> Result<GuestRam> {
     let failed = |source| Error::host("read guest memory", source);
     let ram = GuestRam::reserve(len)?;
     Backing::Fresh.map(&ram)?;

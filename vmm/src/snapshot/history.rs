@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::machine::MachineState;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::files::lease::{Leases, Listener};
 use crate::memory::page_set::PageSet;
 use crate::run_control::Control;
-use crate::snapshot::lineage::{Differ, Lineage};
+use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::memory::LazyMemory;
 
 /// The vCPUs of a VM that has ended come to a stop within this, or never.
@@ -24,12 +24,12 @@ pub(crate) struct History {
     /// What a diff would be relative to.
     pub lineage: Option<Lineage>,
     /// What the VM can be rewound to.
-    pub origin: Option<Origin>,
+    pub origin: Option<RestoredFrom>,
 }
 
 /// A snapshot that a VM was restored from.
 #[derive(Debug)]
-pub(crate) struct Origin {
+pub(crate) struct RestoredFrom {
     /// Its state file, for errors.
     pub path: PathBuf,
     /// All but memory.
@@ -37,7 +37,7 @@ pub(crate) struct Origin {
     /// The memory that fills its base on touch, for its children; none if all of the base is there.
     pub lazy: Option<LazyMemory>,
     /// What lies over its base.
-    pub over: Option<OtherPages>,
+    pub over: Option<OverlayPages>,
     /// The pages that were written since; none where the page tables have to be asked.
     pub changed: Option<PageSet>,
     /// What its memory is made of.
@@ -46,7 +46,7 @@ pub(crate) struct Origin {
     pub listeners: Vec<Listener>,
 }
 
-impl Origin {
+impl RestoredFrom {
     /// From now on the VM ends before the files change that its memory is made of.
     pub fn hold(&mut self, control: &Arc<Control>) {
         if self.listeners.is_empty() {
@@ -73,7 +73,7 @@ impl History {
         let mut written = PageSet::none(bytes);
         let done = act(&mut written);
         self.changed(&written);
-        if let Some(Origin { changed: Some(pages), .. }) = &mut self.origin {
+        if let Some(RestoredFrom { changed: Some(pages), .. }) = &mut self.origin {
             pages.add_all(&written);
         }
         done
@@ -81,7 +81,7 @@ impl History {
 
     /// Pages are not what they were when the VM was captured last.
     pub fn changed(&mut self, changed: &PageSet) {
-        if let Some(Lineage { differ: Differ::Written(pages), .. }) = &mut self.lineage {
+        if let Some(Lineage { may_differ: PagesToCapture::Written(pages), .. }) = &mut self.lineage {
             pages.add_all(changed);
         }
     }

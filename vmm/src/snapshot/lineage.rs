@@ -11,19 +11,19 @@ pub(crate) struct Lineage {
     /// The snapshot.
     pub base: BaseSnapshot,
     /// Which pages may differ from the snapshot's.
-    pub differ: Differ,
+    pub may_differ: PagesToCapture,
 }
 
-/// Pages that may differ.
+/// The pages that a capture copies.
 #[derive(Clone, Debug)]
-pub(crate) enum Differ {
-    /// All that are not the base's of the VM's memory, and these if there are any: nothing has been captured of the VM yet.
+pub(crate) enum PagesToCapture {
+    /// Every page of the VM's memory that is not its base's, and these. The first capture of a VM copies them.
     NotBase(Option<Arc<PageSet>>),
-    /// These, and what was written since the VM was captured last, which KVM and the gate of `memory::writes` know.
+    /// These, and the pages written since the last capture, which KVM's dirty log and `memory::own_writes` know.
     Written(PageSet),
 }
 
-impl Differ {
+impl PagesToCapture {
     /// Those that are known already, if there are any.
     pub fn pages(&self) -> Option<&PageSet> {
         match self {

@@ -18,13 +18,13 @@ pub use crate::snapshot::opened::chunks::serve_pager;
 pub(crate) use crate::snapshot::opened::chunks::source_of;
 pub use crate::snapshot::opened::memory::Unpack;
 pub use crate::snapshot::restore::open::{RestoreOptions, Snapshot};
-pub use crate::snapshot::restore::record::{Compared, Marker, Recorded};
-pub use crate::snapshot::restore::rewind::Rewound;
-pub use crate::snapshot::take::writer::{Kind, SnapshotOptions};
+pub use crate::snapshot::restore::record::{RecordUntil, RecordingSummary, WorkingSetHits};
+pub use crate::snapshot::restore::rewind::RewindStats;
+pub use crate::snapshot::take::writer::{SnapshotKind, SnapshotOptions};
 pub use crate::snapshot::transfer::handover::Handover;
 pub use crate::snapshot::transform::convert::convert;
 pub use crate::snapshot::transform::inspect::{
-    Inspection, MemoryFile as InspectedMemory, Named, PackFacts, Stretch, Sum, inspect,
+    ChunkSum, Inspection, MemoryFile as InspectedMemory, NamedPages, PackFacts, StoredRange, inspect,
 };
 pub use crate::snapshot::transform::merge::merge;
 pub use crate::snapshot::transform::verify::{Verified, verify};

@@ -13,11 +13,11 @@ use crate::memory::lazy::prefetch::Reading;
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
 use crate::vm::Vm;
-use crate::vm::working_set::Ahead;
+use crate::vm::working_set::PrefetchState;
 
 /// What there is, and what was fetched for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemoryHeld {
+pub struct MemoryUsage {
     /// In bytes, what the base has that lies under guest memory: of a VM that was never snapshotted all that the guest has touched; else
     /// what was frozen, or the snapshot's memory file, which its clones share in the page cache.
     pub base_bytes: u64,
@@ -48,25 +48,25 @@ impl Vm {
     ///
     /// # Errors
     /// The host does not tell.
-    pub fn memory_held(&self) -> Result<MemoryHeld> {
+    pub fn memory_usage(&self) -> Result<MemoryUsage> {
         let ram = self.running.on_machine(|machine| machine.shell().ram.clone());
         let base = ram.base().file.metadata();
         let base = base.map_err(|source| Error::host("look at the base of guest memory", source))?;
         let private_bytes = private_pages(&ram)?.len() * PAGE;
         let ahead = lock(&self.ahead);
         let list = match &*ahead {
-            Ahead::Shared(runs) => Some(runs),
+            PrefetchState::Shared(runs) => Some(runs),
             _ => None,
         };
         let fetched = ram.faults().and_then(|faults| faults.paging().fetched(list));
         let prefetch = match &*ahead {
-            Ahead::Nothing | Ahead::Planned(_) => None,
-            Ahead::Begun(progress) => Some(progress.now()),
-            Ahead::Shared(_) => fetched.as_ref().and_then(|fetched| fetched.prefetch),
+            PrefetchState::Nothing | PrefetchState::Planned(_) => None,
+            PrefetchState::Begun(progress) => Some(progress.now()),
+            PrefetchState::Shared(_) => fetched.as_ref().and_then(|fetched| fetched.prefetch),
         };
         drop(ahead);
         let chunks = fetched.map(|fetched| chunks(&ram, &fetched)).transpose()?;
-        Ok(MemoryHeld { base_bytes: base.blocks() * 512, private_bytes, chunks, prefetch })
+        Ok(MemoryUsage { base_bytes: base.blocks() * 512, private_bytes, chunks, prefetch })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::machine::pool::Pool;
 use crate::machine::running::Running;
-use crate::machine::shell::{FirstVcpu, Shape, Shell};
+use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::run_control::{Ending, RunState};
@@ -26,15 +26,15 @@ use crate::snapshot::format::working_set::Plan;
 use crate::snapshot::history::History;
 use crate::snapshot::restore::record::Recording;
 use crate::snapshot::restore::rewind;
-use crate::snapshot::take::capture::Course;
+use crate::snapshot::take::capture::CaptureStats;
 use crate::snapshot::take::writer;
 use crate::snapshot::transfer::in_memory;
-use crate::snapshot::{RestoreOptions, Rewound, Snapshot, SnapshotOptions};
+use crate::snapshot::{RestoreOptions, RewindStats, Snapshot, SnapshotOptions};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
 use crate::vm::lent::LentVm;
-use crate::vm::working_set::Ahead;
+use crate::vm::working_set::PrefetchState;
 
 /// Threads may share the first four, and hand over all.
 const _: () = {
@@ -45,7 +45,7 @@ const _: () = {
     is_send_and_sync::<Pool>();
     is_send_and_sync::<Error>();
     is_send::<LentVm>();
-    is_send::<Builder>();
+    is_send::<VmBuilder>();
     is_send::<RestoreOptions>();
 };
 
@@ -56,7 +56,7 @@ pub struct Vm {
     history: Mutex<History>,
     pub(crate) running: Running,
     /// What is read ahead of the guest.
-    pub(crate) ahead: Mutex<Ahead>,
+    pub(crate) ahead: Mutex<PrefetchState>,
     /// Last: it is over once the guest has ended.
     pub(crate) recording: Option<Recording>,
 }
@@ -64,17 +64,22 @@ pub struct Vm {
 impl Vm {
     /// Begins a VM that boots a kernel.
     #[must_use]
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> VmBuilder {
+        VmBuilder::default()
     }
 
     pub(crate) fn of(running: Running, history: History) -> Self {
-        Self { history: Mutex::new(history), running, ahead: Mutex::new(Ahead::Nothing), recording: None }
+        Self {
+            history: Mutex::new(history),
+            running,
+            ahead: Mutex::new(PrefetchState::Nothing),
+            recording: None,
+        }
     }
 
     /// The same with something to be read ahead, and a recording of what it touches.
     pub(crate) fn with_working_set(mut self, ahead: Option<Plan>, recording: Option<Recording>) -> Self {
-        self.ahead = Mutex::new(ahead.map_or(Ahead::Nothing, Ahead::Planned));
+        self.ahead = Mutex::new(ahead.map_or(PrefetchState::Nothing, PrefetchState::Planned));
         self.recording = recording;
         self
     }
@@ -117,7 +122,7 @@ impl Vm {
     /// # Errors
     /// The snapshot exists already, the VM has ended, or the host refuses to write it; then nothing is left of the
     /// snapshot, and the VM goes on as it was.
-    pub fn snapshot(&self, store: &Store, name: &str) -> Result<Course> {
+    pub fn snapshot(&self, store: &Store, name: &str) -> Result<CaptureStats> {
         self.snapshot_with(store, name, &SnapshotOptions::default())
     }
 
@@ -125,22 +130,27 @@ impl Vm {
     ///
     /// # Errors
     /// As [`Vm::snapshot`]; a diff is wanted and there is nothing that it could be relative to.
-    pub fn snapshot_with(&self, store: &Store, name: &str, options: &SnapshotOptions) -> Result<Course> {
+    pub fn snapshot_with(
+        &self,
+        store: &Store,
+        name: &str,
+        options: &SnapshotOptions,
+    ) -> Result<CaptureStats> {
         options.validate(self.config().memory_bytes())?;
         self.warn_of_disks_that_go_on();
         let mut history = lock(&self.history);
         let dir = NewDir::begin(&store.path_of(name)?)?;
-        let (course, next) =
+        let (stats, next) =
             writer::write(&self.running, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
         log::info!(
             "snapshot {name}: the guest stood still for {:.1?}, and its disks took no requests for {:.1?} before that",
-            course.paused,
-            course.disks_stopped
+            stats.paused,
+            stats.disks_stopped
         );
         // Only now can a diff be relative to it.
         history.lineage = Some(next);
-        Ok(course)
+        Ok(stats)
     }
 
     /// A guest that goes on changes the disks that it writes to without a layer, and its snapshot with them.
@@ -180,7 +190,7 @@ impl Vm {
     ///
     /// # Errors
     /// The VM was not restored, has ended, or has such a disk: it goes on as it was. Or the host refuses midway: then it has ended.
-    pub fn rewind(&self) -> Result<Rewound> {
+    pub fn rewind(&self) -> Result<RewindStats> {
         rewind::rewind(&self.running, &mut lock(&self.history))
     }
 
@@ -264,20 +274,20 @@ impl Drop for Vm {
 
 /// A VM that is about to boot.
 #[derive(Debug)]
-pub struct Builder {
+pub struct VmBuilder {
     kernel: Option<FileRef>,
     config: VmConfig,
     console: Console,
     paused: bool,
 }
 
-impl Default for Builder {
+impl Default for VmBuilder {
     fn default() -> Self {
         Self { kernel: None, config: VmConfig::new(""), console: Console::discard(), paused: false }
     }
 }
 
-impl Builder {
+impl VmBuilder {
     /// Takes everything from a configuration.
     #[must_use]
     pub fn config(self, config: VmConfig) -> Self {
@@ -382,7 +392,7 @@ impl Builder {
         config.validate_boot()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Fresh.map(&ram)?;
-        let shell = Shell::new(ram, Shape::of(&config), FirstVcpu::OwnThread)?;
+        let shell = Shell::new(ram, VmShape::of(&config), FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, &config.devices, console)?;
         machine.boot(&config)?;
         let vm = Vm::of(Running::new(machine, config), History::default());

@@ -18,7 +18,7 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use volt_vmm::Shape;
+use volt_vmm::VmShape;
 use volt_vmm::config::Overrides;
 
 pub(crate) mod children;
@@ -40,7 +40,7 @@ const LONGEST: u32 = 1 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Order {
     /// That of the VM which is to come.
-    pub(crate) shape: Shape,
+    pub(crate) shape: VmShape,
     pub(crate) overrides: Overrides,
     /// Whether its guest stands still until somebody resumes it.
     pub(crate) paused: bool,

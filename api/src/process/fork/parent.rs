@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::config::{Devices, Overrides};
 use volt_vmm::internal::random_hex;
 use volt_vmm::internal::sharing;
-use volt_vmm::{Error, FileRef, Handover, Shape, Vm};
+use volt_vmm::{Error, FileRef, Handover, Vm, VmShape};
 
 use super::children;
 use super::{Answer, Link, Order, Word};
@@ -49,7 +49,7 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<Wanted>, paused: bool) -> Result<Vec<For
     // There is a socket for each, until it runs.
     start::allow_descriptors();
     // They come up while the VM is captured.
-    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, Shape::of(&config), paused));
+    let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, VmShape::of(&config), paused));
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
     let handover = vm.snapshot_in_memory()?.handover()?;
     for child in &mut children {
@@ -115,7 +115,7 @@ struct Child {
 }
 
 impl Child {
-    fn spawn(wanted: Wanted, shape: Shape, paused: bool) -> Result<Self, Failure> {
+    fn spawn(wanted: Wanted, shape: VmShape, paused: bool) -> Result<Self, Failure> {
         let Wanted { api_socket, serial, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
             Failure::child(&api_socket, volt_vmm::report(&Failure::system(act, source)))

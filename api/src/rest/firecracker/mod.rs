@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
 use volt_vmm::{
-    ChangedImages, Compression, Error, Kind, Marker, Packing, RestoreOptions, RunState, SnapshotOptions,
-    Store, Unpack,
+    ChangedImages, Compression, Error, Packing, RecordUntil, RestoreOptions, RunState, SnapshotKind,
+    SnapshotOptions, Store, Unpack,
 };
 
 use super::Api;
@@ -88,8 +88,8 @@ pub(crate) struct CreateSnapshot {
 impl CreateSnapshot {
     fn options(&self) -> Result<SnapshotOptions, Fault> {
         let kind = match self.snapshot_type {
-            Some(SnapshotType::Diff) => Kind::Diff,
-            Some(SnapshotType::Full) | None => Kind::Full,
+            Some(SnapshotType::Diff) => SnapshotKind::Diff,
+            Some(SnapshotType::Full) | None => SnapshotKind::Full,
         };
         let max_pause = self.max_pause_ms.map(Duration::from_millis);
         let Some(compression) = self.compress else {
@@ -164,7 +164,7 @@ struct LoadSnapshot {
     /// volt-vmm's own: have it unpacked by a process that all VMs on this host share that run from the snapshot.
     pager: Option<SharedPager>,
     /// volt-vmm's own: record what the guest touches first, until this.
-    record: Option<Marker>,
+    record: Option<RecordUntil>,
     /// volt-vmm's own: whether what was recorded is read ahead.
     #[serde(default = "usually")]
     prefetch: bool,

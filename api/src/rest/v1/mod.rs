@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use volt_vmm::{MemoryHeld, Recorded, RunState, VmConfig};
+use volt_vmm::{MemoryUsage, RecordingSummary, RunState, VmConfig};
 
 use super::Api;
 use super::body::Body;
@@ -45,8 +45,8 @@ async fn describe(State(api): State<Api>) -> Json<Value> {
 }
 
 /// What memory the VM holds on the host.
-async fn memory(State(api): State<Api>) -> Result<Json<MemoryHeld>, Fault> {
-    api.call(|slot| slot.vm("look at its memory")?.memory_held()).await.map(Json)
+async fn memory(State(api): State<Api>) -> Result<Json<MemoryUsage>, Fault> {
+    api.call(|slot| slot.vm("look at its memory")?.memory_usage()).await.map(Json)
 }
 
 /// Takes a restored VM back to its snapshot, in place.
@@ -56,7 +56,7 @@ async fn rewind(State(api): State<Api>) -> Result<Json<Value>, Fault> {
 }
 
 /// Ends the recording of what the VM touches, if that has not ended by itself, and says what is kept.
-async fn end_recording(State(api): State<Api>) -> Result<Json<Recorded>, Fault> {
+async fn end_recording(State(api): State<Api>) -> Result<Json<RecordingSummary>, Fault> {
     api.call(|slot| slot.vm("end the recording")?.end_recording()).await.map(Json)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::own_writes::presence;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
@@ -16,7 +16,7 @@ const MANY: u64 = (64 << 20) / PAGE;
 ///
 /// # Errors
 /// A page cannot be read: memory is neither what it was nor what it is to be, and must not be used.
-pub fn put_back(ram: &GuestRam, pages: &PageSet, over: Option<&OtherPages>) -> Result<()> {
+pub fn put_back(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Result<()> {
     let copy = |pages: &PageSet, from: &_| {
         let failed = |source| Error::host("read guest memory to put it back", source);
         pages.runs().try_for_each(|run| ram.copy_from(run, from)).map_err(failed)
@@ -26,7 +26,7 @@ pub fn put_back(ram: &GuestRam, pages: &PageSet, over: Option<&OtherPages>) -> R
     }
     ram.forget_given();
     let mut of_base = pages.clone();
-    if let Some(OtherPages { pages: over, file }) = over {
+    if let Some(OverlayPages { pages: over, file }) = over {
         of_base.remove_all(over);
         let mut of_over = pages.clone();
         of_over.remove_all(&of_base);
@@ -60,7 +60,7 @@ mod tests {
         Arc::new(file)
     }
 
-    fn ram(len: u64, over: Option<&OtherPages>) -> GuestRam {
+    fn ram(len: u64, over: Option<&OverlayPages>) -> GuestRam {
         let ram = GuestRam::reserve(len).unwrap();
         Backing::Private { base: filled(len, 1), pages: over.cloned() }.map(&ram).unwrap();
         ram
@@ -83,7 +83,7 @@ mod tests {
                 ranges.iter().for_each(|(start, count)| set.add(start * PAGE..(start + count) * PAGE));
                 set
             };
-            let over = OtherPages { pages: Arc::new(set(&diff)), file: filled(len, 2) };
+            let over = OverlayPages { pages: Arc::new(set(&diff)), file: filled(len, 2) };
             let (ram, written) = (ram(len, Some(&over)), set(&written));
             for at in written.runs().flat_map(|run| run.step_by(PAGE as usize)) {
                 ram.guest().write_obj(3_u64, GuestAddress(at)).unwrap();

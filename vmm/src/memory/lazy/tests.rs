@@ -18,7 +18,7 @@ use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::backing::{Backing, map};
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::dirty::freeze::freeze;
 use crate::memory::dirty::populated::private_pages;
 use crate::memory::files::data::data_ranges;
@@ -106,7 +106,7 @@ fn service(len: u64) -> (Arc<Source>, Arc<Service>) {
     (source, Arc::new(service))
 }
 
-fn vm(service: &Arc<Service>, pages: Option<OtherPages>) -> GuestRam {
+fn vm(service: &Arc<Service>, pages: Option<OverlayPages>) -> GuestRam {
     let ram = GuestRam::reserve(service.filler().len()).unwrap();
     Backing::Lazy { paging: Arc::clone(service) as Arc<dyn Paging>, pages }.map(&ram).unwrap();
     ram
@@ -213,7 +213,7 @@ fn pages_that_lie_over_it_are_there_and_nothing_under_them_is_fetched() {
     for at in all.runs().flat_map(|run| run.step_by(8)) {
         rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
     }
-    let ram = vm(&service, Some(OtherPages { pages: Arc::new(all.clone()), file: Arc::new(file) }));
+    let ram = vm(&service, Some(OverlayPages { pages: Arc::new(all.clone()), file: Arc::new(file) }));
     for at in all.runs().flat_map(|run| run.step_by(PAGE as usize)) {
         assert_eq!(read(&ram, at), !at, "{at:#x}");
     }

@@ -36,10 +36,10 @@ fn name_of(id: &str) -> String {
 
 /// Copies of the layers of a VM's disks, made while it runs. Dropped, nothing is noted for them any more.
 #[derive(Debug, Default)]
-pub struct Copies(Vec<Copy>);
+pub struct LayerCopies(Vec<LayerBeingCopied>);
 
 #[derive(Debug)]
-struct Copy {
+struct LayerBeingCopied {
     id: String,
     /// What the copy is called where it goes.
     name: String,
@@ -49,7 +49,7 @@ struct Copy {
 
 /// A copy that is a layer by now.
 #[derive(Debug)]
-pub struct Finished {
+pub struct FinishedLayer {
     /// Of its disk.
     pub id: String,
     /// Of the file.
@@ -61,11 +61,11 @@ pub struct Finished {
 }
 
 /// What names them, by the ids of their disks.
-pub fn digests(layers: &[Finished]) -> BTreeMap<String, String> {
+pub fn digests(layers: &[FinishedLayer]) -> BTreeMap<String, String> {
     layers.iter().map(|layer| (layer.id.clone(), layer.digest.clone())).collect()
 }
 
-impl Copies {
+impl LayerCopies {
     /// Begins copies into `dir`.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Copies {
             let Some(source) = begun else { continue };
             let made = make(&id).and_then(|(name, to)| Ok((name, LayerCopy::begin(source, to)?)));
             let (name, copy) = made.inspect_err(|_| lock(&disk).end_copy())?;
-            copies.0.push(Copy { id, name, disk, copy });
+            copies.0.push(LayerBeingCopied { id, name, disk, copy });
         }
         Ok(copies)
     }
@@ -109,12 +109,14 @@ impl Copies {
     /// # Errors
     /// The host refuses to read or to take one.
     pub fn copy_bulk(&mut self) -> Result<()> {
-        self.0.iter_mut().try_for_each(|Copy { id, copy, .. }| copy.copy_bulk().map_err(failed(id)))
+        self.0
+            .iter_mut()
+            .try_for_each(|LayerBeingCopied { id, copy, .. }| copy.copy_bulk().map_err(failed(id)))
     }
 
     /// Finds out what was written since the last time. Returns how many pages that and what was left before come to.
     pub fn look(&mut self) -> u64 {
-        self.0.iter_mut().for_each(|Copy { disk, copy, .. }| copy.add(lock(disk).take_written()));
+        self.0.iter_mut().for_each(|LayerBeingCopied { disk, copy, .. }| copy.add(lock(disk).take_written()));
         self.left()
     }
 
@@ -126,16 +128,16 @@ impl Copies {
     /// Bytes to reserve for what the last look found. They count as reserved from now on.
     ///
     /// # Errors
-    /// As [`Copies::copy_bulk`].
+    /// As [`LayerCopies::copy_bulk`].
     pub fn place_left(&mut self) -> Result<u64> {
-        self.0.iter_mut().map(|Copy { id, copy, .. }| copy.place_left().map_err(failed(id))).sum()
+        self.0.iter_mut().map(|LayerBeingCopied { id, copy, .. }| copy.place_left().map_err(failed(id))).sum()
     }
 
     /// Copies them as [`LayerCopy::pass`] does, while `goes_on` says so of the pages that are left. Returns
     /// whether none is.
     ///
     /// # Errors
-    /// As [`Copies::copy_bulk`].
+    /// As [`LayerCopies::copy_bulk`].
     pub fn pass(
         &mut self,
         guest: RunState,
@@ -143,7 +145,7 @@ impl Copies {
         goes_on: &dyn Fn(u64) -> bool,
     ) -> Result<bool> {
         let mut others = self.left();
-        for Copy { id, copy, .. } in &mut self.0 {
+        for LayerBeingCopied { id, copy, .. } in &mut self.0 {
             others -= pages(copy.left());
             let all = copy.pass(guest, about_to_write, |left| goes_on(others + pages(left)));
             if !all.map_err(failed(id))? {
@@ -156,16 +158,16 @@ impl Copies {
     /// Brings what is in memory into the copies, as [`LayerCopy::finish`] does. They are to be synced.
     ///
     /// # Errors
-    /// As [`Copies::copy_bulk`]; or a sync of a layer failed.
-    pub fn finish(mut self, about_to_write: &dyn Fn(u64)) -> Result<Vec<Finished>> {
+    /// As [`LayerCopies::copy_bulk`]; or a sync of a layer failed.
+    pub fn finish(mut self, about_to_write: &dyn Fn(u64)) -> Result<Vec<FinishedLayer>> {
         let copies = std::mem::take(&mut self.0);
         copies.iter().for_each(|one| lock(&one.disk).end_copy());
         copies.iter().try_for_each(|one| lock(&one.disk).check_copy())?;
         copies
             .into_iter()
-            .map(|Copy { id, name, copy, .. }| {
+            .map(|LayerBeingCopied { id, name, copy, .. }| {
                 let (file, digest) = copy.finish(about_to_write).map_err(failed(&id))?;
-                Ok(Finished { id, name, file, digest: digest::format(digest) })
+                Ok(FinishedLayer { id, name, file, digest: digest::format(digest) })
             })
             .collect()
     }
@@ -175,7 +177,7 @@ impl Copies {
     }
 }
 
-impl Drop for Copies {
+impl Drop for LayerCopies {
     fn drop(&mut self) {
         self.0.iter().for_each(|one| lock(&one.disk).end_copy());
     }
@@ -187,14 +189,14 @@ fn pages(clusters: u64) -> u64 {
 
 /// Where the layers are that VMs are restored from.
 #[derive(Debug)]
-pub enum Source {
+pub enum LayerFiles {
     /// In the snapshot's directory.
     Directory(PathBuf),
     /// Here, by the ids of their disks.
     Held(BTreeMap<String, File>),
 }
 
-impl Source {
+impl LayerFiles {
     /// Opens those of a VM with these devices, by the ids of their disks, and checks that they are what
     /// `named` says. Returns with each what names it.
     ///
@@ -224,7 +226,7 @@ impl Source {
     /// Returns what names them.
     ///
     /// # Errors
-    /// As [`Source::open`], and the host refuses.
+    /// As [`LayerFiles::open`], and the host refuses.
     pub fn carry(
         &self,
         devices: &Devices,
@@ -293,22 +295,22 @@ fn check_digest(place: &Path, named: Option<&String>, found: u64) -> Result<()> 
     Err(Error::snapshot(place, problem))
 }
 
-/// Fresh layers, until their VM has them. Dropped before [`Fresh::keep`], those that were made at a place are removed again.
+/// Fresh layers, until their VM has them. Dropped before [`FreshLayers::keep`], those that were made at a place are removed again.
 #[derive(Debug, Default)]
-pub struct Fresh {
+pub struct FreshLayers {
     /// The configuration refers to these by number.
     unnamed: Vec<File>,
     made: Vec<PathBuf>,
 }
 
-impl Fresh {
+impl FreshLayers {
     /// The disks have them open.
     pub fn keep(mut self) {
         self.made.clear();
     }
 }
 
-impl Drop for Fresh {
+impl Drop for FreshLayers {
     fn drop(&mut self) {
         for path in &self.made {
             let _ = std::fs::remove_file(path); // the error that led here is the one to tell
@@ -323,8 +325,12 @@ impl Drop for Fresh {
 ///
 /// # Errors
 /// A layer is missing in the snapshot, the file named for a fresh one is there already, or the host refuses.
-pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) -> Result<Fresh> {
-    let mut fresh = Fresh::default();
+pub fn create_restore_layers(
+    from: &LayerFiles,
+    devices: &mut Devices,
+    placed: &BTreeSet<String>,
+) -> Result<FreshLayers> {
+    let mut fresh = FreshLayers::default();
     for disk in &mut devices.disks {
         let Some(layer) = &mut disk.layer else { continue };
         let found = from.find(&disk.id)?;
@@ -338,8 +344,8 @@ pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) ->
                 fresh.made.push(place.clone());
                 Some(made)
             }
-            (true, given, Source::Held(_)) => Some(given.open_writable("open layer", false)?),
-            (true, _, Source::Directory(_)) => None,
+            (true, given, LayerFiles::Held(_)) => Some(given.open_writable("open layer", false)?),
+            (true, _, LayerFiles::Directory(_)) => None,
             (false, ..) => {
                 let file = nameless(&std::env::temp_dir())?;
                 *layer = FileRef::Fd(file.as_raw_fd());
@@ -348,7 +354,7 @@ pub fn bring(from: &Source, devices: &mut Devices, placed: &BTreeSet<String>) ->
             }
         };
         disk.beneath = match (from, kept) {
-            (Source::Held(_), Some(kept)) => {
+            (LayerFiles::Held(_), Some(kept)) => {
                 copy_layer(&found, &kept)
                     .map_err(|source| Error::file("copy layer to", layer.to_string(), source))?;
                 None

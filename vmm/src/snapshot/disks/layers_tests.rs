@@ -112,7 +112,7 @@ fn layer_that_is_replaced_by_a_link_after_it_was_found_is_not_followed() {
     let (layer, secret) = (place.join("disk-root.layer"), place.join("secret"));
     fs::write(&layer, "layer").unwrap();
     fs::write(&secret, "secret").unwrap();
-    let source = Source::Directory(place.clone());
+    let source = LayerFiles::Directory(place.clone());
     let found = source.find("root").unwrap();
     assert_eq!(found.to_string(), layer.to_str().unwrap());
     fs::remove_file(&layer).unwrap();

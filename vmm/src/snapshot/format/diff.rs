@@ -26,7 +26,7 @@ const TRAILER_1: usize = 4 * 8;
 
 /// The list of a diff's pages.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct DiffPages {
     /// Its pages.
     pub pages: PageSet,
     /// Their digest, if it is named.
@@ -58,7 +58,7 @@ pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet, digest: u64)
 ///
 /// # Errors
 /// It cannot be read.
-pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, String>> {
+pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<DiffPages, String>> {
     let bitmap = PageSet::bytes_len(memory);
     let found = file.metadata()?.len();
     let right = memory + bitmap + TRAILER as u64;
@@ -90,7 +90,7 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<Listed, St
     if !pages.is_within(memory) {
         return Ok(Err("has pages beyond the end of memory".to_owned()));
     }
-    Ok(Ok(Listed { pages, digest, checksum: crc }))
+    Ok(Ok(DiffPages { pages, digest, checksum: crc }))
 }
 
 /// The bitmap behind the pages, and its checksum so far.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::crc::CRC;
 use super::holes::is_zero;
-use super::source::{Source, threads_for};
+use super::source::{MemorySource, threads_for};
 use crate::error::Result;
 use crate::memory::PAGE;
 use crate::progress::Progress;
@@ -50,7 +50,7 @@ pub fn format(digest: u64) -> String {
 ///
 /// # Errors
 /// The memory cannot be read, or [`crate::Error::Cancelled`].
-pub(crate) fn of_source(source: &dyn Source, progress: &Progress) -> Result<u64> {
+pub(crate) fn of_source(source: &dyn MemorySource, progress: &Progress) -> Result<u64> {
     let steps: Vec<Range<u64>> = source.populated().iter().flat_map(steps_of).collect();
     let (next, sum) = (AtomicUsize::new(0), AtomicU64::new(0));
     let failed = Mutex::new(None);

@@ -161,7 +161,7 @@ impl Metadata {
 
 /// The whole file but its checksum.
 #[derive(Debug, Serialize)]
-struct Written<'a> {
+struct ManifestBody<'a> {
     version: u32,
     arch: &'static str,
     metadata: &'a Metadata,
@@ -199,7 +199,8 @@ pub(crate) fn encode(
     machine: &MachineState,
     mark: impl FnOnce(&[u8]) -> Option<String>,
 ) -> serde_json::Result<Vec<u8>> {
-    let mut body = serde_json::to_vec(&Written { version: VERSION, arch: ARCH, metadata, config, machine })?;
+    let mut body =
+        serde_json::to_vec(&ManifestBody { version: VERSION, arch: ARCH, metadata, config, machine })?;
     body.remove(0); // the opening brace stands before the checksum
     let brace = body.pop();
     if let Some(mark) = mark(&body) {

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// The directory of a snapshot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'a> {
+pub(crate) struct SnapshotDir<'a> {
     path: &'a Path,
     held: Option<&'a OwnedFd>,
 }
@@ -25,18 +25,18 @@ pub(crate) struct GrantedBase {
 }
 
 impl GrantedBase {
-    pub fn place(&self) -> Place<'_> {
-        Place { path: &self.path, held: self.held.as_ref() }
+    pub fn place(&self) -> SnapshotDir<'_> {
+        SnapshotDir { path: &self.path, held: self.held.as_ref() }
     }
 }
 
-impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for Place<'a> {
+impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for SnapshotDir<'a> {
     fn from(path: &'a P) -> Self {
         Self { path: path.as_ref(), held: None }
     }
 }
 
-impl<'a> Place<'a> {
+impl<'a> SnapshotDir<'a> {
     pub fn path(&self) -> &'a Path {
         self.path
     }
@@ -109,7 +109,7 @@ mod tests {
         let checked = GrantedBase { path: base.clone(), held: Some(held) };
         fs::rename(&base, &moved).unwrap();
         symlink(&secret, &base).unwrap();
-        let read = |place: Place<'_>| {
+        let read = |place: SnapshotDir<'_>| {
             let (file, _) = place.open_regular("state.json").unwrap();
             std::io::read_to_string(file).unwrap()
         };
@@ -118,7 +118,7 @@ mod tests {
         let error = checked.place().open_regular("memory.snap").unwrap_err().to_string();
         assert!(error.contains("memory.snap") && error.contains("is missing"), "{error}");
         // By its path it is the other.
-        assert_eq!(read(Place::from(&base)), "secret");
+        assert_eq!(read(SnapshotDir::from(&base)), "secret");
         fs::remove_dir_all(&place).unwrap();
     }
 }

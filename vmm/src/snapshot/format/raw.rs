@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::source::Source;
+use super::source::MemorySource;
 use crate::error::{Error, Result};
 use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
@@ -33,7 +33,7 @@ impl<'a> RawSource<'a> {
     }
 }
 
-impl Source for RawSource<'_> {
+impl MemorySource for RawSource<'_> {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         self.file.read_exact_at(into, offset).map_err(self.failed)
     }

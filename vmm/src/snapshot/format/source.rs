@@ -7,8 +7,8 @@ use std::thread;
 use crate::error::Result;
 
 /// A memory. It must not change while it is packed.
-pub trait Source: Sync {
-    /// Reads from `offset` on. What is outside of [`Source::populated`] is never asked for.
+pub trait MemorySource: Sync {
+    /// Reads from `offset` on. What is outside of [`MemorySource::populated`] is never asked for.
     ///
     /// # Errors
     /// It cannot be read.

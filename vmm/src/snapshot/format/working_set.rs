@@ -22,7 +22,7 @@ use crate::memory::page_ranges;
 use crate::memory::page_set::PageSet;
 use crate::partial;
 use crate::snapshot::WORKING_SET_FILE;
-use crate::snapshot::format::place::Place;
+use crate::snapshot::format::place::SnapshotDir;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
 
@@ -99,7 +99,7 @@ impl WorkingSet {
     /// # Errors
     /// As [`WorkingSet::open`]; or there is no such file.
     pub fn read(path: &Path, id: &str, memory: u64) -> Result<Self> {
-        let directory = Place::from(path.parent().unwrap_or(path));
+        let directory = SnapshotDir::from(path.parent().unwrap_or(path));
         let (file, len) = directory.open_regular(path.file_name().unwrap_or_default())?;
         let wrong = |problem| Error::snapshot(path, format!("{problem}; delete it, and record it again"));
         // No set is longer.
@@ -221,7 +221,7 @@ pub(crate) struct Plan {
 
 /// Where the working set of a snapshot is, and what is known of it.
 #[derive(Debug)]
-pub(crate) struct Beside {
+pub(crate) struct WorkingSetFile {
     directory: PathBuf,
     id: String,
     memory: u64,
@@ -229,7 +229,7 @@ pub(crate) struct Beside {
     known: Mutex<Option<Option<Arc<WorkingSet>>>>,
 }
 
-impl Beside {
+impl WorkingSetFile {
     /// That of the snapshot in `directory`, which has this id and so many bytes of memory. Nothing is looked at yet.
     pub fn of(directory: &Path, id: &str, memory: u64) -> Arc<Self> {
         Arc::new(Self { directory: directory.to_owned(), id: id.to_owned(), memory, known: Mutex::default() })

@@ -25,7 +25,7 @@ impl PageSource for PackedChunks {
     }
 
     fn reader(&self) -> Box<dyn ChunkReader + '_> {
-        Box::new(Reader { pack: &self.0, decoder: Decoder::new() })
+        Box::new(PackReader { pack: &self.0, decoder: Decoder::new() })
     }
 }
 
@@ -51,12 +51,12 @@ pub fn serve_pager(
     server::serve(&place, &|| source_of(Arc::clone(&pack)), linger, listening)
 }
 
-struct Reader<'p> {
+struct PackReader<'p> {
     pack: &'p Pack,
     decoder: Decoder,
 }
 
-impl ChunkReader for Reader<'_> {
+impl ChunkReader for PackReader<'_> {
     fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
         let chunk = chunk as u32; // a pack has at most 2^28
         let is_stored = self.pack.read_unless_zero(chunk, into, &mut self.decoder)?;

@@ -14,38 +14,38 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::chunks::source_of;
-use super::memory::Memory;
+use super::memory::SnapshotMemory;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 
 /// See the module.
 #[derive(Debug)]
-pub struct Composed {
-    below: Below,
+pub struct ComposedMemory {
+    below: BaseBelow,
     len: u64,
-    over: Option<OtherPages>,
+    over: Option<OverlayPages>,
 }
 
 #[derive(Debug)]
-enum Below {
+enum BaseBelow {
     Raw(Arc<File>, PathBuf),
     Packed(Box<dyn PageSource>),
 }
 
-impl Composed {
+impl ComposedMemory {
     /// Of so many bytes of memory.
-    pub fn of(memory: &Memory, len: u64, over: Option<OtherPages>) -> Self {
+    pub fn of(memory: &SnapshotMemory, len: u64, over: Option<OverlayPages>) -> Self {
         let below = match memory {
-            Memory::Raw(file, path) => Below::Raw(Arc::clone(file), path.clone()),
-            Memory::Packed(packed) => Below::Packed(source_of(Arc::clone(&packed.pack))),
+            SnapshotMemory::Raw(file, path) => BaseBelow::Raw(Arc::clone(file), path.clone()),
+            SnapshotMemory::Packed(packed) => BaseBelow::Packed(source_of(Arc::clone(&packed.pack))),
         };
         Self { below, len, over }
     }
 }
 
-impl PageSource for Composed {
+impl PageSource for ComposedMemory {
     fn memory_len(&self) -> u64 {
         self.len
     }
@@ -56,27 +56,27 @@ impl PageSource for Composed {
 
     fn reader(&self) -> Box<dyn ChunkReader + '_> {
         let below: Box<dyn ChunkReader + '_> = match &self.below {
-            Below::Raw(file, path) => Box::new(RawPages { file, path }),
-            Below::Packed(source) => Box::new(PagesOf {
+            BaseBelow::Raw(file, path) => Box::new(RawPages { file, path }),
+            BaseBelow::Packed(source) => Box::new(PagesOf {
                 source: &**source,
                 reader: source.reader(),
                 last: None,
                 bytes: vec![0; source.chunk_len() as usize],
             }),
         };
-        Box::new(Reader { below, over: self.over.as_ref() })
+        Box::new(ComposedReader { below, over: self.over.as_ref() })
     }
 }
 
-struct Reader<'c> {
+struct ComposedReader<'c> {
     below: Box<dyn ChunkReader + 'c>,
-    over: Option<&'c OtherPages>,
+    over: Option<&'c OverlayPages>,
 }
 
-impl ChunkReader for Reader<'_> {
+impl ChunkReader for ComposedReader<'_> {
     fn read(&mut self, page: u64, into: &mut [u8]) -> Result<Chunk> {
         match self.over.filter(|over| over.pages.has(page * PAGE)) {
-            Some(OtherPages { file, .. }) => {
+            Some(OverlayPages { file, .. }) => {
                 let read = file.read_exact_at(into, page * PAGE);
                 read.map_err(|source| Error::host("read the pages of a diff", source))?;
                 Ok(kind_of(into))
@@ -153,22 +153,22 @@ mod tests {
         bytes
     }
 
-    fn over() -> OtherPages {
+    fn over() -> OverlayPages {
         let mut pages = PageSet::none(PAGES * PAGE);
         pages.add(3 * PAGE..6 * PAGE);
         pages.add(70 * PAGE..71 * PAGE);
         let mut bytes = vec![9; (PAGES * PAGE) as usize];
         bytes[4 * PAGE as usize..5 * PAGE as usize].fill(0);
-        OtherPages { pages: Arc::new(pages), file: Arc::new(file_of(&bytes)) }
+        OverlayPages { pages: Arc::new(pages), file: Arc::new(file_of(&bytes)) }
     }
 
-    fn bases() -> Vec<Below> {
+    fn bases() -> Vec<BaseBelow> {
         let memory = memory();
-        let raw = Below::Raw(Arc::new(file_of(&memory)), PathBuf::from("/s/memory.snap"));
+        let raw = BaseBelow::Raw(Arc::new(file_of(&memory)), PathBuf::from("/s/memory.snap"));
         let lens = [4 << 10, 64 << 10, 2 << 20];
         let packings = BOTH.into_iter().flat_map(|codec| lens.map(|len| packing(codec, len)));
         let packs = packings.map(|packing| open(&packed(&Bytes::of(memory.clone()), &packing)).unwrap());
-        [raw].into_iter().chain(packs.map(|pack| Below::Packed(source_of(Arc::new(pack))))).collect()
+        [raw].into_iter().chain(packs.map(|pack| BaseBelow::Packed(source_of(Arc::new(pack))))).collect()
     }
 
     #[test]
@@ -179,13 +179,13 @@ mod tests {
             .chain(bases().into_iter().map(|below| (below, Some(over()))))
         {
             let mut expected = memory();
-            if let Some(OtherPages { pages, file }) = &over {
+            if let Some(OverlayPages { pages, file }) = &over {
                 for run in pages.runs() {
                     file.read_exact_at(&mut expected[run.start as usize..run.end as usize], run.start)
                         .unwrap();
                 }
             }
-            let source = Composed { below, len: PAGES * PAGE, over };
+            let source = ComposedMemory { below, len: PAGES * PAGE, over };
             let (mut reader, mut page) = (source.reader(), vec![1; PAGE as usize]);
             for number in (0..PAGES).chain((0..PAGES).rev()).chain((0..PAGES).map(|at| at * 67 % PAGES)) {
                 let right = &expected[(number * PAGE) as usize..][..PAGE as usize];
@@ -200,11 +200,13 @@ mod tests {
     fn what_cannot_be_read_is_an_error_each_time_and_no_other_page_s() {
         let mut bytes = packed(&Bytes::of(memory()), &packing(BOTH[0], 64 << 10));
         bytes[70_000] ^= 1; // in the second chunk
-        let below = Below::Packed(source_of(Arc::new(open(&bytes).unwrap())));
-        let damaged = Composed { below, len: PAGES * PAGE, over: None };
-        let short =
-            Below::Raw(Arc::new(file_of(&memory()[..20 * PAGE as usize])), PathBuf::from("/s/memory.snap"));
-        let short = Composed { below: short, len: PAGES * PAGE, over: None };
+        let below = BaseBelow::Packed(source_of(Arc::new(open(&bytes).unwrap())));
+        let damaged = ComposedMemory { below, len: PAGES * PAGE, over: None };
+        let short = BaseBelow::Raw(
+            Arc::new(file_of(&memory()[..20 * PAGE as usize])),
+            PathBuf::from("/s/memory.snap"),
+        );
+        let short = ComposedMemory { below: short, len: PAGES * PAGE, over: None };
         for (source, name) in [(damaged, "/s/memory.pack"), (short, "/s/memory.snap")] {
             let (mut reader, mut page) = (source.reader(), vec![1; PAGE as usize]);
             for _ in 0..2 {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use super::chunks::source_of;
 use crate::error::{Error, Result};
 use crate::memory::backing::Backing;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::dirty::freeze::seal;
 use crate::memory::files::memfd::fresh;
 use crate::memory::lazy::fault_service::Service;
@@ -18,14 +18,14 @@ use crate::pager::options::PagerOptions;
 use crate::progress::Progress;
 use crate::snapshot::format::pack::Pack;
 use crate::snapshot::format::pack::walk::unpack;
-use crate::snapshot::format::place::Place;
+use crate::snapshot::format::place::SnapshotDir;
 use crate::snapshot::{MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::sync::lock;
 use crate::timing::step_done;
 
 /// See the module.
 #[derive(Debug)]
-pub enum Memory {
+pub enum SnapshotMemory {
     /// `memory.snap`, and where it is.
     Raw(Arc<File>, PathBuf),
     /// `memory.pack`.
@@ -57,35 +57,35 @@ pub enum Unpack {
 /// Packed memory that VMs fill on touch, and by whom.
 #[derive(Clone, Debug)]
 pub(crate) struct LazyMemory {
-    pub memory: Arc<Memory>,
+    pub memory: Arc<SnapshotMemory>,
     /// Not [`Unpack::AtOnce`].
     pub unpack: Unpack,
 }
 
 impl LazyMemory {
     /// Returns none for memory that is complete before a VM runs.
-    pub fn of(memory: &Arc<Memory>, unpack: &Unpack) -> Option<Self> {
-        let is_lazy = matches!(**memory, Memory::Packed(_)) && *unpack != Unpack::AtOnce;
+    pub fn of(memory: &Arc<SnapshotMemory>, unpack: &Unpack) -> Option<Self> {
+        let is_lazy = matches!(**memory, SnapshotMemory::Packed(_)) && *unpack != Unpack::AtOnce;
         is_lazy.then(|| Self { memory: Arc::clone(memory), unpack: unpack.clone() })
     }
 }
 
 /// The memory under the pages that were captured of a VM.
 #[derive(Debug)]
-pub(crate) enum OfVm {
+pub(crate) enum CapturedBase {
     /// A file that has all of it and never changes.
     Whole(Arc<File>),
     /// Memory that is still being filled.
     Lazy(LazyMemory),
 }
 
-impl Memory {
+impl SnapshotMemory {
     /// Opens the memory of the snapshot at `snapshot`, which has `len` bytes of it, in the file that its state names.
     ///
     /// # Errors
     /// It has none, or two, or one that does not belong to it or is no memory file at all.
     pub(crate) fn open<'a>(
-        snapshot: impl Into<Place<'a>>,
+        snapshot: impl Into<SnapshotDir<'a>>,
         len: u64,
         named: Option<&MemoryFile>,
     ) -> Result<Self> {
@@ -122,8 +122,8 @@ impl Memory {
     /// What the RAM of a restored VM is made of, with `pages` over it.
     ///
     /// # Errors
-    /// As [`Memory::base`]; or the host gives no userfaultfd.
-    pub fn backing(&self, unpack: &Unpack, pages: Option<OtherPages>) -> Result<Backing> {
+    /// As [`SnapshotMemory::base`]; or the host gives no userfaultfd.
+    pub fn backing(&self, unpack: &Unpack, pages: Option<OverlayPages>) -> Result<Backing> {
         match (self, unpack) {
             (Self::Packed(Packed { pack, paging, .. }), Unpack::OnTouch) => {
                 let mut paging = lock(paging);
@@ -236,7 +236,7 @@ impl Packed {
     /// All of the memory, verified and sealed, once more.
     ///
     /// # Errors
-    /// As [`Memory::base`].
+    /// As [`SnapshotMemory::base`].
     pub fn unpacked(&self) -> Result<File> {
         let file = fresh(self.pack.memory_len())?;
         unpack(&self.pack, (&file, Path::new("unpacked guest memory")), &Progress::default())?;

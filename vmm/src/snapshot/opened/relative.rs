@@ -4,23 +4,23 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::memory::{Memory, is_named};
+use super::memory::{SnapshotMemory, is_named};
 use crate::error::{Error, Result};
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::snapshot::format::diff;
-use crate::snapshot::format::diff::Listed;
+use crate::snapshot::format::diff::DiffPages;
 use crate::snapshot::format::manifest::{BaseSnapshot, base_is_missing};
-use crate::snapshot::format::place::{GrantedBase, Place};
-use crate::snapshot::lineage::{Differ, Lineage};
+use crate::snapshot::format::place::{GrantedBase, SnapshotDir};
+use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::state::read_manifest;
 use crate::snapshot::{DIFF_FILE, MemoryFile, Metadata, STATE_FILE};
 
 /// The memory of a snapshot on disk.
-pub(crate) struct Opened {
+pub(crate) struct OpenedMemory {
     /// All of it, or the base's.
-    pub memory: Memory,
+    pub memory: SnapshotMemory,
     /// The pages of a diff.
-    pub over: Option<OtherPages>,
+    pub over: Option<OverlayPages>,
     /// What a diff of a VM restored from it would be relative to.
     pub lineage: Option<Lineage>,
     /// What the content of both should be.
@@ -54,24 +54,24 @@ pub(crate) fn open(
     snapshot: &Path,
     metadata: &Metadata,
     granted: &dyn Fn(&Path) -> Result<GrantedBase>,
-) -> Result<Opened> {
+) -> Result<OpenedMemory> {
     let len = metadata.memory_bytes;
     let Some(base) = &metadata.base else {
         let named = metadata.memory_digest.as_ref();
         let base =
             named.map(|digest| BaseSnapshot { memory_digest: digest.clone(), path: absolute(snapshot) });
         let digests = Digests { memory: base.as_ref().map(BaseSnapshot::digest), over: None };
-        let lineage = base.map(|base| Lineage { base, differ: Differ::NotBase(None) });
-        let memory = Memory::open(snapshot, len, metadata.memory_file.as_ref())?;
-        return Ok(Opened { memory, over: None, lineage, digests });
+        let lineage = base.map(|base| Lineage { base, may_differ: PagesToCapture::NotBase(None) });
+        let memory = SnapshotMemory::open(snapshot, len, metadata.memory_file.as_ref())?;
+        return Ok(OpenedMemory { memory, over: None, lineage, digests });
     };
     let Base { snapshot: base, file: memory_file, found } = find_base(snapshot, base, granted)?;
-    let (file, Listed { pages, digest, .. }) = open_pages(snapshot, metadata, &base)?;
-    let memory = Memory::open(found.place(), len, memory_file.as_ref())?;
-    let over = Some(OtherPages { pages: Arc::new(pages), file: Arc::new(file) });
+    let (file, DiffPages { pages, digest, .. }) = open_pages(snapshot, metadata, &base)?;
+    let memory = SnapshotMemory::open(found.place(), len, memory_file.as_ref())?;
+    let over = Some(OverlayPages { pages: Arc::new(pages), file: Arc::new(file) });
     let digests = Digests { memory: Some(base.digest()), over: digest };
-    let lineage = Some(Lineage { base, differ: Differ::NotBase(None) });
-    Ok(Opened { memory, over, lineage, digests })
+    let lineage = Some(Lineage { base, may_differ: PagesToCapture::NotBase(None) });
+    Ok(OpenedMemory { memory, over, lineage, digests })
 }
 
 /// Opens the pages of a diff over `base`, which need not be there.
@@ -82,9 +82,9 @@ pub(crate) fn open_pages(
     snapshot: &Path,
     metadata: &Metadata,
     base: &BaseSnapshot,
-) -> Result<(File, Listed)> {
+) -> Result<(File, DiffPages)> {
     let path = snapshot.join(DIFF_FILE);
-    let (file, _) = Place::from(snapshot).open_regular(DIFF_FILE)?;
+    let (file, _) = SnapshotDir::from(snapshot).open_regular(DIFF_FILE)?;
     let listed = diff::read(&file, metadata.memory_bytes, base.digest())
         .map_err(|source| Error::file("read", path.display(), source))?
         .map_err(|problem| Error::snapshot(&path, problem))?;

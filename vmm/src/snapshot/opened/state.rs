@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::snapshot::STATE_FILE;
 use crate::snapshot::format::manifest;
-use crate::snapshot::format::place::Place;
+use crate::snapshot::format::place::SnapshotDir;
 
 /// Bytes. 32 vCPUs with all their devices take a tenth of this.
 const LARGEST_STATE: u64 = 32 << 20;
@@ -14,7 +14,9 @@ const LARGEST_STATE: u64 = 32 << 20;
 const USUAL_STATE: u64 = 256 << 10;
 
 /// Reads and verifies a snapshot's state file. Returns its bytes too.
-pub(crate) fn read_manifest<'a>(snapshot: impl Into<Place<'a>>) -> Result<(manifest::Manifest, Vec<u8>)> {
+pub(crate) fn read_manifest<'a>(
+    snapshot: impl Into<SnapshotDir<'a>>,
+) -> Result<(manifest::Manifest, Vec<u8>)> {
     let snapshot = snapshot.into();
     let path = snapshot.path().join(STATE_FILE);
     let file = read_state(snapshot, &path)?;
@@ -32,7 +34,7 @@ pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
     Ok(manifest)
 }
 
-fn read_state(snapshot: Place<'_>, path: &Path) -> Result<Vec<u8>> {
+fn read_state(snapshot: SnapshotDir<'_>, path: &Path) -> Result<Vec<u8>> {
     let (mut file, len) = snapshot.open_regular(STATE_FILE)?;
     if len > LARGEST_STATE {
         return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));

@@ -13,10 +13,10 @@ use crate::kvm::cpuid;
 use crate::kvm::host;
 use crate::machine::pool::Pool;
 use crate::machine::running::Running;
-use crate::machine::shell::{FirstVcpu, Shape, Shell};
+use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::machine::{Machine, MachineState};
 use crate::memory::backing::Backing;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::files::lease::Leases;
 use crate::memory::lazy::fault_service::Service;
 use crate::memory::page_set::PageSet;
@@ -26,17 +26,17 @@ use crate::snapshot::disks::images;
 use crate::snapshot::disks::images::ChangedImages;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::manifest;
-use crate::snapshot::format::working_set::{Beside, Plan, WorkingSet};
-use crate::snapshot::history::{History, Origin};
-use crate::snapshot::lineage::{Differ, Lineage};
-use crate::snapshot::opened::composed::Composed;
+use crate::snapshot::format::working_set::{Plan, WorkingSet, WorkingSetFile};
+use crate::snapshot::history::{History, RestoredFrom};
+use crate::snapshot::lineage::{Lineage, PagesToCapture};
+use crate::snapshot::opened::composed::ComposedMemory;
 use crate::snapshot::opened::grant;
 use crate::snapshot::opened::grant::Grants;
-use crate::snapshot::opened::memory::{LazyMemory, Memory, OfVm, Unpack};
+use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, SnapshotMemory, Unpack};
 use crate::snapshot::opened::relative;
-use crate::snapshot::opened::relative::{Digests, Opened};
+use crate::snapshot::opened::relative::{Digests, OpenedMemory};
 use crate::snapshot::opened::state::read_manifest;
-use crate::snapshot::restore::record::{Marker, Notes, Recording};
+use crate::snapshot::restore::record::{RecordUntil, Recording, TouchLog};
 use crate::snapshot::{Metadata, STATE_FILE};
 use crate::store::Store;
 use crate::timing::step_done;
@@ -49,22 +49,22 @@ pub struct Snapshot {
     metadata: Metadata,
     config: VmConfig,
     /// Whether what the configuration names on the host is granted.
-    origin: grant::Origin,
+    origin: grant::Authorship,
     machine: Arc<MachineState>,
-    memory: Arc<Memory>,
+    memory: Arc<SnapshotMemory>,
     /// How children of a VM whose packed memory is filled on touch are filled too, unless they are unpacked
     /// at once.
     fills: Option<Unpack>,
     /// Those of a diff.
-    over: Option<OtherPages>,
+    over: Option<OverlayPages>,
     lineage: Option<Lineage>,
     /// What the content of both should be. Memory that is nowhere but here has none.
     digests: Digests,
-    layers: layers::Source,
+    layers: layers::LayerFiles,
     /// What VMs run from.
     files: Arc<Leases>,
     /// What its VMs touch first. Nothing is known of one that is nowhere but here.
-    working_set: Option<Arc<Beside>>,
+    working_set: Option<Arc<WorkingSetFile>>,
 }
 
 /// The parts of a VM that was restored. Its vCPUs are halted.
@@ -102,7 +102,7 @@ pub struct RestoreOptions {
     pub prefetch: bool,
     /// Whether the pages that it touches are recorded, in their order, until this. They are kept beside the snapshot, in the place of what
     /// was recorded before. Its memory is filled page by page for it, and nothing is read ahead: it is slow, and stays so.
-    pub record: Option<Marker>,
+    pub record: Option<RecordUntil>,
 }
 
 impl Default for RestoreOptions {
@@ -156,7 +156,7 @@ impl RestoreOptions {
 
     /// Records the pages that the guest touches until `marker`.
     #[must_use]
-    pub fn record(self, marker: Marker) -> Self {
+    pub fn record(self, marker: RecordUntil) -> Self {
         Self { record: Some(marker), ..self }
     }
 
@@ -190,13 +190,13 @@ impl Snapshot {
         let origin = grant::origin_of(&file, &metadata, &config);
         drop(file); // the heap has room for what comes next
         step_done("origin");
-        let Opened { memory, over, lineage, digests } = {
+        let OpenedMemory { memory, over, lineage, digests } = {
             let grants = Grants { origin: &origin, snapshot: &path, allowed };
             relative::open(&path, &metadata, &|base| grants.check_base(base))?
         };
-        let layers = layers::Source::Directory(path.clone());
+        let layers = layers::LayerFiles::Directory(path.clone());
         let files = files(&path, &memory, over.as_ref())?;
-        let working_set = Some(Beside::of(&path, &metadata.id, metadata.memory_bytes));
+        let working_set = Some(WorkingSetFile::of(&path, &metadata.id, metadata.memory_bytes));
         let (state, memory) = ((metadata, config, machine), (Arc::new(memory), over));
         let snapshot = Self {
             origin,
@@ -212,21 +212,21 @@ impl Snapshot {
     /// One that is nowhere but here: what VMs are forked from. `held` is what VMs run from already, which may have its memory too.
     pub(crate) fn in_memory(
         state: (Metadata, VmConfig, MachineState),
-        (memory, over): (OfVm, Option<OtherPages>),
+        (memory, over): (CapturedBase, Option<OverlayPages>),
         lineage: Option<Lineage>,
         layers: BTreeMap<String, File>,
         held: Option<&Arc<Leases>>,
     ) -> Result<Self> {
         let path = PathBuf::from("of a running VM");
         let (memory, fills, held) = match memory {
-            OfVm::Whole(file) => {
+            CapturedBase::Whole(file) => {
                 let held = held.filter(|held| held.cover(&file)).map(Arc::clone);
-                (Arc::new(Memory::Raw(file, path.clone())), None, held)
+                (Arc::new(SnapshotMemory::Raw(file, path.clone())), None, held)
             }
-            OfVm::Lazy(LazyMemory { memory, unpack }) => (memory, Some(unpack), None),
+            CapturedBase::Lazy(LazyMemory { memory, unpack }) => (memory, Some(unpack), None),
         };
         let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
-        let layers = layers::Source::Held(layers);
+        let layers = layers::LayerFiles::Held(layers);
         Ok(Self { fills, ..Self::of_own(path, state, (memory, over), lineage, layers, files) })
     }
 
@@ -234,12 +234,12 @@ impl Snapshot {
     fn of_own(
         path: PathBuf,
         (metadata, config, machine): (Metadata, VmConfig, MachineState),
-        (memory, over): (Arc<Memory>, Option<OtherPages>),
+        (memory, over): (Arc<SnapshotMemory>, Option<OverlayPages>),
         lineage: Option<Lineage>,
-        layers: layers::Source,
+        layers: layers::LayerFiles,
         files: Arc<Leases>,
     ) -> Self {
-        let (origin, fills, working_set) = (grant::Origin::Own, None, None);
+        let (origin, fills, working_set) = (grant::Authorship::Own, None, None);
         let (machine, digests) = (Arc::new(machine), Digests::default());
         Self {
             path,
@@ -273,7 +273,7 @@ impl Snapshot {
     }
 
     /// Where the layers of its disks are.
-    pub(crate) fn layers(&self) -> &layers::Source {
+    pub(crate) fn layers(&self) -> &layers::LayerFiles {
         &self.layers
     }
 
@@ -289,7 +289,7 @@ impl Snapshot {
     }
 
     /// Its memory, or its base's, and the pages over it if it is a diff.
-    pub(crate) fn memory(&self) -> (&Memory, Option<&OtherPages>) {
+    pub(crate) fn memory(&self) -> (&SnapshotMemory, Option<&OverlayPages>) {
         (&self.memory, self.over.as_ref())
     }
 
@@ -304,7 +304,7 @@ impl Snapshot {
     }
 
     /// Who wrote it.
-    pub(crate) fn origin(&self) -> &grant::Origin {
+    pub(crate) fn origin(&self) -> &grant::Authorship {
         &self.origin
     }
 
@@ -340,7 +340,7 @@ impl Snapshot {
     /// The host refuses memory, a VM, or a part of the state.
     pub(crate) fn restored(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Restored> {
         let ahead = self.ahead(&options)?;
-        let notes = options.record.map(|marker| Notes::new(marker, self.metadata.memory_bytes));
+        let notes = options.record.map(|marker| TouchLog::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
         Grants { origin: &self.origin, snapshot: &self.path, allowed: &options.allowed }
             .check_devices(&mut config.devices, &options.overrides)?;
@@ -349,16 +349,16 @@ impl Snapshot {
         options.overrides.clone().apply(&mut config.devices)?;
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
-        let layers = layers::bring(&self.layers, &mut config.devices, &placed)?;
+        let layers = layers::create_restore_layers(&self.layers, &mut config.devices, &placed)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
             None => self.memory.backing(unpack, self.over.clone())?,
         };
-        let shape = Shape { logs_writes: options.rewindable, ..Shape::of(&config) };
+        let shape = VmShape { logs_writes: options.rewindable, ..VmShape::of(&config) };
         let pooled = options.pool.as_ref().and_then(|pool| pool.take(shape, &self.machine));
         let (pooled, _refill) = pooled.unzip();
         let shell = shell(pooled, shape, backing, first)?;
-        shell.heed_faults();
+        shell.end_vm_on_fault_failure();
         let mut machine = Machine::new(shell, &config.devices, options.console)?;
         config.devices.release_checked();
         self.layers.check(&self.metadata.layers, &machine)?;
@@ -376,11 +376,11 @@ impl Snapshot {
         let over = self.over.clone().filter(|_| recording.is_none());
         let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
             (Some(_), Some(over)) => {
-                Lineage { differ: Differ::NotBase(Some(Arc::clone(&over.pages))), ..lineage }
+                Lineage { may_differ: PagesToCapture::NotBase(Some(Arc::clone(&over.pages))), ..lineage }
             }
             _ => lineage,
         });
-        let origin = Origin {
+        let origin = RestoredFrom {
             path: self.path.join(STATE_FILE),
             machine: Arc::clone(&self.machine),
             lazy,
@@ -401,36 +401,38 @@ impl Snapshot {
         }
         let set = self.working_set()?;
         step_done("working set");
-        let is_there = matches!(*self.memory, Memory::Packed(_)) && options.unpack == Unpack::AtOnce;
+        let is_there = matches!(*self.memory, SnapshotMemory::Packed(_)) && options.unpack == Unpack::AtOnce;
         let over = self.over.as_ref().map(|over| Arc::clone(&over.pages));
         Ok(set.filter(|_| options.record.is_none() && !is_there).map(|set| Plan { set, over }))
     }
 
     /// Memory of its own for a VM, in which what it touches is noted.
-    fn noting(&self, unpack: &Unpack, notes: &Arc<Notes>) -> Result<Backing> {
+    fn noting(&self, unpack: &Unpack, notes: &Arc<TouchLog>) -> Result<Backing> {
         if *unpack != Unpack::OnTouch {
             let problem = "fills the VM's memory page by page in this process: neither a shared pager nor unpacking all of it \
                            before goes with it";
             return Err(Error::config("record", problem));
         }
-        let source = Composed::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
+        let source = ComposedMemory::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
         let noted = Arc::clone(notes);
         let service = Service::noting(Box::new(source), Box::new(move |page| noted.touched(page)))?;
         Ok(Backing::Lazy { paging: Arc::new(service), pages: None })
     }
 
     /// Has what is noted kept once the marker is reached.
-    fn record(&self, notes: Arc<Notes>, machine: &Machine) -> Result<Recording> {
+    fn record(&self, notes: Arc<TouchLog>, machine: &Machine) -> Result<Recording> {
         let beside = self.working_set.as_ref().ok_or_else(|| {
             Error::config("record", "only what is restored from a snapshot on disk can be recorded")
         })?;
         let (reached, ended) = (Arc::clone(&notes), Arc::clone(&notes));
         let reached = move || reached.reached();
         match notes.marker() {
-            Marker::Console => machine.platform().at_line(reached),
-            Marker::Vsock if machine.platform().at_connection(reached) => {}
-            Marker::Vsock => return Err(Error::config("record", "this VM has no vsock to be the marker")),
-            Marker::After(_) | Marker::Api => {}
+            RecordUntil::Console => machine.platform().at_line(reached),
+            RecordUntil::Vsock if machine.platform().at_connection(reached) => {}
+            RecordUntil::Vsock => {
+                return Err(Error::config("record", "this VM has no vsock to be the marker"));
+            }
+            RecordUntil::After(_) | RecordUntil::Api => {}
         }
         machine.shell().control.at_end(move || ended.vm_ended());
         Recording::begin(notes, Arc::clone(beside))
@@ -456,13 +458,13 @@ impl Snapshot {
 }
 
 /// What VMs run from that are restored from this.
-fn files(path: &Path, memory: &Memory, over: Option<&OtherPages>) -> Result<Arc<Leases>> {
+fn files(path: &Path, memory: &SnapshotMemory, over: Option<&OverlayPages>) -> Result<Arc<Leases>> {
     let files = Leases::of(memory.raw().into_iter().chain(over.map(|over| &over.file)));
     files.map(Arc::new).map_err(|source| Error::file("look at the memory of", path.display(), source))
 }
 
 /// An empty VM with this memory: one that was made ahead of time, or a new one.
-fn shell(pooled: Option<Shell>, shape: Shape, backing: Backing, first: FirstVcpu) -> Result<Shell> {
+fn shell(pooled: Option<Shell>, shape: VmShape, backing: Backing, first: FirstVcpu) -> Result<Shell> {
     if let Some(shell) = pooled {
         step_done("shell from the pool");
         backing.map(&shell.ram)?;

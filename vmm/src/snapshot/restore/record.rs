@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::page_set::PageSet;
-use crate::snapshot::format::working_set::{Beside, WorkingSet};
+use crate::snapshot::format::working_set::{WorkingSet, WorkingSetFile};
 use crate::sync::{lock, wait_while};
 use crate::threads;
 
@@ -29,7 +29,7 @@ const ACT: &str = "record the working set";
 /// What ends a recording. [`crate::Vm::end_recording`] ends any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Marker {
+pub enum RecordUntil {
     /// The guest has written a whole line, to its serial port or its virtio console.
     Console,
     /// A connection over vsock is established, whoever began it.
@@ -40,7 +40,7 @@ pub enum Marker {
     Api,
 }
 
-impl fmt::Display for Marker {
+impl fmt::Display for RecordUntil {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Console => f.write_str("console"),
@@ -51,7 +51,7 @@ impl fmt::Display for Marker {
     }
 }
 
-impl FromStr for Marker {
+impl FromStr for RecordUntil {
     type Err = String;
 
     /// `console`, `vsock`, `api`, or a time as `500ms` or `2s`.
@@ -77,7 +77,7 @@ impl FromStr for Marker {
     }
 }
 
-impl TryFrom<String> for Marker {
+impl TryFrom<String> for RecordUntil {
     type Error = String;
 
     fn try_from(text: String) -> std::result::Result<Self, String> {
@@ -85,17 +85,17 @@ impl TryFrom<String> for Marker {
     }
 }
 
-impl From<Marker> for String {
-    fn from(marker: Marker) -> Self {
+impl From<RecordUntil> for String {
+    fn from(marker: RecordUntil) -> Self {
         marker.to_string()
     }
 }
 
 /// What was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Recorded {
+pub struct RecordingSummary {
     /// What the recording was to end at.
-    pub marker: Marker,
+    pub marker: RecordUntil,
     /// Pages that were touched.
     pub pages: u64,
     /// The same in bytes.
@@ -103,12 +103,12 @@ pub struct Recorded {
     /// Runs of pages that were touched one after another and lie so too.
     pub runs: u64,
     /// How good the set was that was there before, if there was one.
-    pub before: Option<Compared>,
+    pub before: Option<WorkingSetHits>,
 }
 
 /// How well a working set foretold what was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Compared {
+pub struct WorkingSetHits {
     /// Pages that it named.
     pub pages: u64,
     /// Pages that it named and that were touched.
@@ -119,13 +119,13 @@ pub struct Compared {
     pub in_vain: u64,
 }
 
-impl Recorded {
-    fn of(marker: Marker, set: &WorkingSet, before: Option<&WorkingSet>, memory: u64) -> Self {
+impl RecordingSummary {
+    fn of(marker: RecordUntil, set: &WorkingSet, before: Option<&WorkingSet>, memory: u64) -> Self {
         let pages = set.pages();
         let before = before.map(|before| {
             let (named, hits) = (before.pages(), set.shared_with(before, memory));
             let hit_rate = if pages == 0 { 1.0 } else { hits as f64 / pages as f64 };
-            Compared { pages: named, hits, hit_rate, in_vain: named - hits }
+            WorkingSetHits { pages: named, hits, hit_rate, in_vain: named - hits }
         });
         Self { marker, pages, bytes: pages * PAGE, runs: set.runs().len() as u64, before }
     }
@@ -134,14 +134,14 @@ impl Recorded {
 /// A recording. Dropped, which its VM must be before, it has ended.
 #[derive(Debug)]
 pub(crate) struct Recording {
-    notes: Arc<Notes>,
+    notes: Arc<TouchLog>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// What is noted, by whoever is told.
 #[derive(Debug)]
-pub(crate) struct Notes {
-    marker: Marker,
+pub(crate) struct TouchLog {
+    marker: RecordUntil,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -155,26 +155,26 @@ struct Inner {
     runs: bool,
     end: Option<End>,
     /// What came of it: a reason where nothing did.
-    outcome: Option<std::result::Result<Recorded, String>>,
+    outcome: Option<std::result::Result<RecordingSummary, String>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    Marker,
+    RecordUntil,
     /// The VM's.
     Vm,
 }
 
-impl Notes {
+impl TouchLog {
     /// Nothing yet, of so many bytes of memory.
-    pub fn new(marker: Marker, memory: u64) -> Arc<Self> {
+    pub fn new(marker: RecordUntil, memory: u64) -> Arc<Self> {
         let (touched, seen) = (Vec::new(), PageSet::none(memory));
         let inner = Inner { touched, seen, runs: false, end: None, outcome: None };
         Arc::new(Self { marker, inner: Mutex::new(inner), changed: Condvar::new() })
     }
 
     /// What they end at.
-    pub fn marker(&self) -> Marker {
+    pub fn marker(&self) -> RecordUntil {
         self.marker
     }
 
@@ -195,7 +195,7 @@ impl Notes {
 
     /// The marker is reached. No system call but a wake-up: this may be a vCPU's thread.
     pub fn reached(&self) {
-        self.end(End::Marker);
+        self.end(End::RecordUntil);
     }
 
     /// The VM has ended.
@@ -211,17 +211,17 @@ impl Notes {
     fn wait_end(&self) -> End {
         let inner = wait_while(&self.changed, lock(&self.inner), |inner| !inner.runs && inner.end.is_none());
         let mut inner = match self.marker {
-            Marker::After(time) => {
+            RecordUntil::After(time) => {
                 let waited = self.changed.wait_timeout_while(inner, time, |inner| inner.end.is_none());
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
             _ => wait_while(&self.changed, inner, |inner| inner.end.is_none()),
         };
-        *inner.end.get_or_insert(End::Marker)
+        *inner.end.get_or_insert(End::RecordUntil)
     }
 
     /// Keeps what was noted by the end.
-    fn keep(&self, beside: &Beside) -> std::result::Result<Recorded, String> {
+    fn keep(&self, beside: &WorkingSetFile) -> std::result::Result<RecordingSummary, String> {
         if self.wait_end() == End::Vm {
             let marker = self.marker;
             return Err(format!("the VM ended before the marker ({marker}), and nothing is kept"));
@@ -230,12 +230,12 @@ impl Notes {
         let memory = beside.memory();
         let set = WorkingSet::of(memory, touched);
         let before = beside.set().map_err(|error| report(&error))?;
-        let recorded = Recorded::of(self.marker, &set, before.as_deref(), memory);
+        let recorded = RecordingSummary::of(self.marker, &set, before.as_deref(), memory);
         beside.keep(set).map_err(|error| report(&error))?;
         Ok(recorded)
     }
 
-    fn outcome(&self) -> Result<Recorded> {
+    fn outcome(&self) -> Result<RecordingSummary> {
         let inner = wait_while(&self.changed, lock(&self.inner), |inner| inner.outcome.is_none());
         let outcome = inner.outcome.clone().unwrap_or_else(|| Err("it never ended".to_owned()));
         outcome.map_err(|why| Error::host(ACT, io::Error::other(why)))
@@ -247,7 +247,7 @@ impl Recording {
     ///
     /// # Errors
     /// The host gives no thread.
-    pub(crate) fn begin(notes: Arc<Notes>, beside: Arc<Beside>) -> Result<Self> {
+    pub(crate) fn begin(notes: Arc<TouchLog>, beside: Arc<WorkingSetFile>) -> Result<Self> {
         let noted = Arc::clone(&notes);
         let work = move || {
             let outcome = noted.keep(&beside);
@@ -259,7 +259,7 @@ impl Recording {
     }
 
     /// What is noted.
-    pub fn notes(&self) -> &Arc<Notes> {
+    pub fn notes(&self) -> &Arc<TouchLog> {
         &self.notes
     }
 
@@ -267,7 +267,7 @@ impl Recording {
     ///
     /// # Errors
     /// The VM ended before, or the file system refuses.
-    pub fn finish(&self) -> Result<Recorded> {
+    pub fn finish(&self) -> Result<RecordingSummary> {
         self.notes.reached();
         self.outcome()
     }
@@ -276,7 +276,7 @@ impl Recording {
     ///
     /// # Errors
     /// As [`Recording::finish`].
-    pub fn outcome(&self) -> Result<Recorded> {
+    pub fn outcome(&self) -> Result<RecordingSummary> {
         self.notes.outcome()
     }
 }
@@ -298,14 +298,17 @@ mod tests {
 
     #[test]
     fn markers_are_what_they_say() {
-        for marker in
-            [Marker::Console, Marker::Vsock, Marker::Api, Marker::After(Duration::from_millis(1500))]
-        {
+        for marker in [
+            RecordUntil::Console,
+            RecordUntil::Vsock,
+            RecordUntil::Api,
+            RecordUntil::After(Duration::from_millis(1500)),
+        ] {
             assert_eq!(marker.to_string().parse(), Ok(marker));
         }
-        assert_eq!("2s".parse(), Ok(Marker::After(Duration::from_secs(2))));
+        assert_eq!("2s".parse(), Ok(RecordUntil::After(Duration::from_secs(2))));
         for wrong in ["", "2", "s", "2m", "-1s", "99999999999999999999s", "Console"] {
-            let error = wrong.parse::<Marker>().unwrap_err();
+            let error = wrong.parse::<RecordUntil>().unwrap_err();
             assert!(error.contains("write console, vsock, api, or a time"), "{error}");
         }
     }
@@ -314,19 +317,20 @@ mod tests {
     fn a_set_is_as_good_as_what_it_foretold() {
         let set = |pages: &[u64]| WorkingSet::of(MEMORY, pages.iter().map(|page| page * PAGE));
         let touched = set(&[5, 6, 9, 1]);
-        let recorded = Recorded::of(Marker::Api, &touched, Some(&set(&[1, 5, 20, 21, 22])), MEMORY);
+        let recorded =
+            RecordingSummary::of(RecordUntil::Api, &touched, Some(&set(&[1, 5, 20, 21, 22])), MEMORY);
         assert_eq!((recorded.pages, recorded.bytes, recorded.runs), (4, 4 * PAGE, 3));
-        assert_eq!(recorded.before, Some(Compared { pages: 5, hits: 2, hit_rate: 0.5, in_vain: 3 }));
-        assert_eq!(Recorded::of(Marker::Api, &touched, None, MEMORY).before, None);
+        assert_eq!(recorded.before, Some(WorkingSetHits { pages: 5, hits: 2, hit_rate: 0.5, in_vain: 3 }));
+        assert_eq!(RecordingSummary::of(RecordUntil::Api, &touched, None, MEMORY).before, None);
     }
 
     #[test]
     fn nothing_is_noted_after_the_end_and_nothing_kept_of_a_vm_that_has_ended() {
         let directory = std::env::temp_dir().join(format!("volt-recording-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
-        let beside = Beside::of(&directory, "7", MEMORY);
-        let begin = |marker| Recording::begin(Notes::new(marker, MEMORY), Arc::clone(&beside)).unwrap();
-        let recording = begin(Marker::Console);
+        let beside = WorkingSetFile::of(&directory, "7", MEMORY);
+        let begin = |marker| Recording::begin(TouchLog::new(marker, MEMORY), Arc::clone(&beside)).unwrap();
+        let recording = begin(RecordUntil::Console);
         recording.notes().runs();
         recording.notes().touched(0);
         recording.notes().vm_ended();
@@ -334,7 +338,7 @@ mod tests {
         let error = report(&recording.finish().unwrap_err());
         assert!(error.contains("ended before the marker (console)"), "{error}");
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
-        let recording = begin(Marker::Api);
+        let recording = begin(RecordUntil::Api);
         for page in [3, 2, 3, 5] {
             recording.notes().touched(page * PAGE);
         }

@@ -12,13 +12,13 @@ use crate::machine::running::Running;
 use crate::memory::dirty::populated::private_pages;
 use crate::memory::dirty::reset::put_back;
 use crate::memory::page_set::PageSet;
-use crate::snapshot::history::{History, Origin};
+use crate::snapshot::history::{History, RestoredFrom};
 
 const ACT: &str = "rewind the VM";
 
 /// How it went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rewound {
+pub struct RewindStats {
     /// How long the vCPUs stood still. Nothing for a VM that was paused before.
     pub paused: Duration,
     /// Pages that were put back.
@@ -30,7 +30,7 @@ pub struct Rewound {
 /// # Errors
 /// It was not restored, has ended, or has a disk that cannot be rewound: it is as it was then. Or the host refuses midway: then it has
 /// ended.
-pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<Rewound> {
+pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<RewindStats> {
     if history.origin.is_none() {
         return Err(Error::config("snapshot", "only a VM that was restored from one can be rewound to it"));
     }
@@ -47,7 +47,7 @@ pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<Rewound> {
         history.changed(&pages);
         Ok(pages.len())
     })?;
-    Ok(Rewound { paused, pages })
+    Ok(RewindStats { paused, pages })
 }
 
 /// The pages that may differ from the snapshot's.
@@ -55,12 +55,12 @@ fn changed(machine: &Machine, history: &mut History) -> Result<PageSet> {
     let shell = machine.shell();
     history.asking(shell.ram.len(), |written| shell.take_dirty(written))?;
     match &history.origin {
-        Some(Origin { changed: Some(pages), .. }) => Ok(pages.clone()),
+        Some(RestoredFrom { changed: Some(pages), .. }) => Ok(pages.clone()),
         _ => private_pages(&shell.ram),
     }
 }
 
-fn put_all_back(machine: &mut Machine, origin: &Origin, pages: &PageSet) -> Result<()> {
+fn put_all_back(machine: &mut Machine, origin: &RestoredFrom, pages: &PageSet) -> Result<()> {
     put_back(&machine.shell().ram, pages, origin.over.as_ref())?;
     machine.rewind(&origin.machine).map_err(|source| {
         let path = origin.path.clone();

@@ -8,7 +8,7 @@
 //!   └─> pause: copy the last of them, save the state ──> resume ──> (the base is written by whoever wants it)
 //! ```
 //!
-//! The layers of disks ([`Beside`]) are copied in the same passes: the pause has the clusters that were
+//! The layers of disks ([`SideCapture`]) are copied in the same passes: the pause has the clusters that were
 //! written since the last one. All but the first copies go to memory, and to the destination once the guest
 //! runs on ([`copies`]); of layers, only so much. A limit on the pause makes the passes go on until it can be
 //! kept, or gives up ([`limit`]).
@@ -23,11 +23,11 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::copies::{Copies, timed};
-pub(crate) use self::copies::{Disk, Target};
-use self::limit::{Look, PauseLimit};
+pub(crate) use self::copies::{CopyTarget, SpaceOnDisk};
+use self::copies::{PageCopies, timed};
+use self::limit::{DirtySample, PauseLimit};
 use crate::error::{Error, Result};
-use crate::machine::running::{Running, Stood};
+use crate::machine::running::{PauseTimes, Running};
 use crate::machine::{Machine, MachineState};
 use crate::memory::PAGE;
 use crate::memory::dirty::freeze::freeze;
@@ -37,6 +37,7 @@ use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use crate::progress::Progress;
 use crate::run_control::RunState;
+use crate::snapshot::lineage::PagesToCapture;
 
 /// So many pages left are copied in a third of a millisecond, and as many would be left by another pass.
 const FEW: u64 = 256;
@@ -57,12 +58,12 @@ pub(crate) struct Capture {
     /// All but memory.
     pub state: MachineState,
     /// What it was like.
-    pub course: Course,
+    pub stats: CaptureStats,
 }
 
 /// How a capture went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Course {
+pub struct CaptureStats {
     /// How long the vCPUs stood still. Nothing for a VM that was paused before.
     pub paused: Duration,
     /// How long the disks took no requests before that, while they finished those under way. A limit on the
@@ -82,21 +83,12 @@ pub struct Course {
     pub disk_pages_in_memory: u64,
 }
 
-/// Which pages are captured.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Wanted<'a> {
-    /// All that are not the base's, and these.
-    NotBase(Option<&'a PageSet>),
-    /// These, and what was written since the VM was captured last.
-    WrittenAnd(&'a PageSet),
-}
-
 /// What is captured, and how.
-pub(crate) struct Wish<'a> {
+pub(crate) struct CaptureRequest<'a> {
     /// The act, for errors.
     pub act: &'static str,
     /// Pages.
-    pub wanted: Wanted<'a>,
+    pub pages: &'a PagesToCapture,
     /// The longest that the guest may stand still.
     pub max_pause: Option<Duration>,
     /// Whether what lies under the pages is read too.
@@ -106,7 +98,7 @@ pub(crate) struct Wish<'a> {
 }
 
 /// What belongs to the same instant as memory and is copied beside it, in the same passes.
-pub(crate) trait Beside {
+pub(crate) trait SideCapture {
     /// What it comes to.
     type Taken;
 
@@ -145,19 +137,19 @@ pub(crate) trait Beside {
 ///
 /// # Errors
 /// The VM has ended, the host refuses, or the pause would be too long. The VM is as it was, and runs if it did.
-pub(crate) fn capture<B: Beside>(
+pub(crate) fn capture<B: SideCapture>(
     vm: &Running,
-    wish: &Wish<'_>,
-    to: Target<'_>,
+    request: &CaptureRequest<'_>,
+    to: CopyTarget<'_>,
     written: &mut PageSet,
     beside: &mut B,
 ) -> Result<(Capture, B::Taken)> {
     if vm.state() == RunState::Ended {
-        return Err(Error::NotNow { act: wish.act, state: "has ended" });
+        return Err(Error::NotNow { act: request.act, state: "has ended" });
     }
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
     // A base that is filled as it is touched never changes; its holes matter to those who read it.
-    if wish.reads_base || ram.faults().is_none() {
+    if request.reads_base || ram.faults().is_none() {
         freeze(&ram)?;
     }
     vm.on_machine(|machine| machine.shell().watch_writes())?;
@@ -165,30 +157,30 @@ pub(crate) fn capture<B: Beside>(
     let mut passes = Passes {
         vm,
         ram: &ram,
-        copies: Copies::new(&ram, to)?,
+        copies: PageCopies::new(&ram, to)?,
         pages: none.clone(),
         left: none.clone(),
         unneeded: none,
         written,
         beside_left: 0,
         looked: Instant::now(),
-        course: Course::default(),
+        stats: CaptureStats::default(),
         beside,
     };
-    let (state, more) = passes.run(wish)?;
-    let Passes { pages, mut unneeded, course, copies, .. } = passes;
+    let (state, more) = passes.run(request)?;
+    let Passes { pages, mut unneeded, stats, copies, .. } = passes;
     unneeded.remove_all(&pages);
-    Ok((Capture { base: ram.base().file, pages, copy: copies.settle()?, unneeded, state, course }, more))
+    Ok((Capture { base: ram.base().file, pages, copy: copies.settle()?, unneeded, state, stats }, more))
 }
 
 /// The state, and what is beside memory.
-type Captured<B> = (MachineState, <B as Beside>::Taken);
+type Captured<B> = (MachineState, <B as SideCapture>::Taken);
 
 struct Passes<'a, B> {
     vm: &'a Running,
     beside: &'a mut B,
     ram: &'a GuestRam,
-    copies: Copies<'a>,
+    copies: PageCopies<'a>,
     /// All that were ever to be copied.
     pages: PageSet,
     /// Those of them that are still to be copied, or copied again.
@@ -199,19 +191,19 @@ struct Passes<'a, B> {
     beside_left: u64,
     /// When the guest's writes were asked for last.
     looked: Instant,
-    course: Course,
+    stats: CaptureStats,
 }
 
-impl<B: Beside> Passes<'_, B> {
-    fn run(&mut self, wish: &Wish<'_>) -> Result<Captured<B>> {
-        self.take_first(wish.wanted, wish.progress)?;
-        let mut limit = wish.max_pause.map(PauseLimit::new);
+impl<B: SideCapture> Passes<'_, B> {
+    fn run(&mut self, request: &CaptureRequest<'_>) -> Result<Captured<B>> {
+        self.take_first(request.pages, request.progress)?;
+        let mut limit = request.max_pause.map(PauseLimit::new);
         let (done, stood) = loop {
-            self.pass_until_ready(wish, limit.as_mut())?;
+            self.pass_until_ready(request, limit.as_mut())?;
             if self.vm.state() == RunState::Running {
                 self.copies.before_pause()?;
             }
-            let (done, stood) = self.pause(wish.act, limit.as_ref())?;
+            let (done, stood) = self.pause(request.act, limit.as_ref())?;
             match (done, &mut limit) {
                 (Some(done), None) => break (done, stood),
                 (Some(done), Some(limit)) if limit.allows(stood.whole(), 0) => break (done, stood),
@@ -224,24 +216,24 @@ impl<B: Beside> Passes<'_, B> {
                 (None, None) => {}
             }
         };
-        self.course.paused = stood.vcpus;
-        self.course.disks_stopped = stood.disks;
-        self.course.pages = self.pages.len();
-        self.course.pages_in_memory = self.copies.held();
-        self.course.disk_pages_in_memory = self.beside.held() / PAGE;
+        self.stats.paused = stood.vcpus;
+        self.stats.disks_stopped = stood.disks;
+        self.stats.pages = self.pages.len();
+        self.stats.pages_in_memory = self.copies.held();
+        self.stats.disk_pages_in_memory = self.beside.held() / PAGE;
         Ok(done)
     }
 
     /// What was written until now is found in the page tables too.
-    fn take_first(&mut self, wanted: Wanted<'_>, progress: &Progress) -> Result<()> {
+    fn take_first(&mut self, to_capture: &PagesToCapture, progress: &Progress) -> Result<()> {
         self.look()?;
         let before = std::mem::replace(&mut self.left, PageSet::none(self.ram.len()));
         // Before the page tables are read: what is written to one of these afterwards shows there, or in the log.
         self.unneeded = self.ram.given();
-        self.pages = match wanted {
-            Wanted::NotBase(None) => private_pages(self.ram)?,
-            Wanted::NotBase(Some(also)) => private_pages(self.ram)?.and(also),
-            Wanted::WrittenAnd(also) => before.and(also),
+        self.pages = match to_capture {
+            PagesToCapture::NotBase(None) => private_pages(self.ram)?,
+            PagesToCapture::NotBase(Some(also)) => private_pages(self.ram)?.and(also),
+            PagesToCapture::Written(also) => before.and(also),
         };
         self.copies.reserve(&self.pages, &self.unneeded)?;
         self.beside.copy_bulk()?;
@@ -249,11 +241,15 @@ impl<B: Beside> Passes<'_, B> {
     }
 
     /// Copies what was written meanwhile, while the guest runs, until it becomes no less and fits into the pause.
-    fn pass_until_ready(&mut self, wish: &Wish<'_>, mut limit: Option<&mut PauseLimit>) -> Result<()> {
+    fn pass_until_ready(
+        &mut self,
+        request: &CaptureRequest<'_>,
+        mut limit: Option<&mut PauseLimit>,
+    ) -> Result<()> {
         let (mut before, mut enough) = (u64::MAX, false);
-        let most = self.course.passes + MOST_PASSES;
+        let most = self.stats.passes + MOST_PASSES;
         while self.vm.state() == RunState::Running {
-            wish.progress.check()?;
+            request.progress.check()?;
             // Without a limit nobody wants to know what the pause will find: another look would only delay
             // it.
             if enough && limit.is_none() {
@@ -263,7 +259,7 @@ impl<B: Beside> Passes<'_, B> {
             if enough && limit.as_ref().is_some_and(|limit| limit.allows(Duration::ZERO, look.left)) {
                 break;
             }
-            if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(wish.act, look)) {
+            if let Some(error) = limit.as_ref().and_then(|limit| limit.hopeless(request.act, look)) {
                 return Err(error);
             }
             self.copies.settle_log()?;
@@ -271,9 +267,9 @@ impl<B: Beside> Passes<'_, B> {
             copied?;
             self.beside_left = 0;
             limit.iter_mut().for_each(|limit| limit.copied(look.left, took));
-            self.course.passes += 1;
+            self.stats.passes += 1;
             // No fewer than the last time: there is nothing to be won by another.
-            enough = look.left <= FEW || look.left >= before || self.course.passes >= most;
+            enough = look.left <= FEW || look.left >= before || self.stats.passes >= most;
             before = look.left;
         }
         Ok(())
@@ -285,7 +281,7 @@ impl<B: Beside> Passes<'_, B> {
         &mut self,
         act: &'static str,
         limit: Option<&PauseLimit>,
-    ) -> Result<(Option<Captured<B>>, Stood)> {
+    ) -> Result<(Option<Captured<B>>, PauseTimes)> {
         let vm = self.vm;
         // Somebody who has paused the VM does not mind.
         let limit = limit.filter(|_| vm.state() == RunState::Running);
@@ -293,27 +289,27 @@ impl<B: Beside> Passes<'_, B> {
         let (done, stood) = vm.paused_within(act, for_disks, |machine, began| {
             self.newly_written(machine)?;
             let beside = self.beside.look();
-            self.course.pages_in_pause = self.left.len();
+            self.stats.pages_in_pause = self.left.len();
             let copied_before = self.beside.copied();
             let in_time = |left| limit.is_none_or(|limit| limit.allows(began.elapsed(), left));
             if !in_time(self.left.len() + beside) || !self.take(RunState::Paused, beside, in_time)? {
                 return Ok(None);
             }
             let taken = self.beside.take(machine)?;
-            self.course.disk_pages_in_pause = (self.beside.copied() - copied_before).div_ceil(PAGE);
+            self.stats.disk_pages_in_pause = (self.beside.copied() - copied_before).div_ceil(PAGE);
             Ok(Some((machine.save()?, taken)))
         })?;
         Ok((done.flatten(), stood))
     }
 
     /// Adds what was written since the last time to what is left.
-    fn look(&mut self) -> Result<Look> {
+    fn look(&mut self) -> Result<DirtySample> {
         let (vm, before) = (self.vm, self.left.len() + self.beside_left);
         vm.on_machine(|machine| self.newly_written(machine))?;
         self.beside_left = self.beside.look();
         let (left, within) = (self.left.len() + self.beside_left, self.looked.elapsed());
         self.looked = Instant::now();
-        Ok(Look { left, written: left.saturating_sub(before), within, passes: self.course.passes })
+        Ok(DirtySample { left, written: left.saturating_sub(before), within, passes: self.stats.passes })
     }
 
     fn newly_written(&mut self, machine: &Machine) -> Result<()> {

@@ -11,7 +11,7 @@ use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
 use crate::progress::Progress;
 use crate::snapshot::format::holes::{is_zero, write_pages};
-use crate::snapshot::format::source::Source;
+use crate::snapshot::format::source::MemorySource;
 use crate::snapshot::take::capture::Capture;
 
 /// Bytes copied at once.
@@ -77,7 +77,7 @@ pub(crate) fn populated(base: &File, unneeded: &PageSet, over: &PageSet, len: u6
     Ok(pages)
 }
 
-impl Source for CapturedMemory<'_> {
+impl MemorySource for CapturedMemory<'_> {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let Capture { base, pages, copy, .. } = self.captured;
         let failed = |source| Error::host("read captured guest memory", source);

@@ -18,7 +18,7 @@ use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::format::holes::is_zero;
 use crate::snapshot::opened::memory::LazyMemory;
-use crate::snapshot::take::capture::Disk;
+use crate::snapshot::take::capture::SpaceOnDisk;
 use crate::store::dir::NewDir;
 use crate::store::reservation::Reservation;
 
@@ -27,7 +27,7 @@ const STATE: u64 = 1 << 20;
 
 /// What of memory is going to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
+pub(crate) enum MemoryToWrite {
     /// The pages that are captured.
     Pages,
     /// Those where they are few, else all of it.
@@ -38,9 +38,9 @@ pub(crate) enum Written {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Room<'a> {
+pub(crate) struct DiskSpace<'a> {
     dir: &'a NewDir,
-    written: Written,
+    written: MemoryToWrite,
     /// Bytes of disks' layers.
     layers: u64,
     /// What fills the VM's base on touch.
@@ -48,8 +48,8 @@ pub(crate) struct Room<'a> {
     reserved: OnceCell<Reservation>,
 }
 
-impl<'a> Room<'a> {
-    pub fn new(dir: &'a NewDir, written: Written, layers: u64, lazy: Option<LazyMemory>) -> Self {
+impl<'a> DiskSpace<'a> {
+    pub fn new(dir: &'a NewDir, written: MemoryToWrite, layers: u64, lazy: Option<LazyMemory>) -> Self {
         Self { dir, written, layers, lazy, reserved: OnceCell::new() }
     }
 
@@ -98,16 +98,16 @@ impl<'a> Room<'a> {
     }
 }
 
-impl Disk for Room<'_> {
+impl SpaceOnDisk for DiskSpace<'_> {
     fn reserve(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<()> {
         let only_pages = match self.written {
-            Written::Pages => true,
-            Written::PagesIfFew => is_small(pages, &ram.base().file, self.lazy.as_ref())?,
-            Written::Whole => false,
+            MemoryToWrite::Pages => true,
+            MemoryToWrite::PagesIfFew => is_small(pages, &ram.base().file, self.lazy.as_ref())?,
+            MemoryToWrite::Whole => false,
         };
         let reserved = if only_pages {
             self.dir.reserve(pages.len() * PAGE + PageSet::bytes_len(ram.len()) + STATE + self.layers)?
-        } else if let Some(lazy) = self.lazy.as_ref().filter(|_| self.written == Written::PagesIfFew) {
+        } else if let Some(lazy) = self.lazy.as_ref().filter(|_| self.written == MemoryToWrite::PagesIfFew) {
             self.of_lazy(lazy, ram, unneeded, pages)?
         } else {
             self.of_whole(ram, unneeded, pages)?

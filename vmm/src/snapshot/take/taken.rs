@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::room::Room;
+use super::room::DiskSpace;
 use crate::config::VmConfig;
 use crate::devices::virtio::block::Image;
 use crate::error::Result;
@@ -12,30 +12,32 @@ use crate::machine::running::Running;
 use crate::run_control::RunState;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers;
-use crate::snapshot::disks::layers::{Copies, Finished};
+use crate::snapshot::disks::layers::{FinishedLayer, LayerCopies};
 use crate::snapshot::format::manifest::Metadata;
 use crate::snapshot::history::History;
-use crate::snapshot::take::capture::{Beside, Capture, Disk, Target, Wish, capture};
-use crate::snapshot::take::trim::Trimmed;
+use crate::snapshot::take::capture::{
+    Capture, CaptureRequest, CopyTarget, SideCapture, SpaceOnDisk, capture,
+};
+use crate::snapshot::take::trim::BalloonTrim;
 
 /// A VM at one instant.
-pub(crate) struct Taken {
+pub(crate) struct VmAtInstant {
     pub captured: Capture,
     /// The configuration at that instant: it may change before and after the pause.
     pub config: VmConfig,
     pub metadata: Metadata,
     /// Copies of the disks' layers. They are not synced yet.
-    pub layers: Vec<Finished>,
+    pub layers: Vec<FinishedLayer>,
 }
 
 /// The parts of a VM that are copied beside memory.
-pub(crate) struct BesideMemory<'a> {
+pub(crate) struct DiskCapture<'a> {
     pub vm: &'a Running,
-    pub layers: Copies,
+    pub layers: LayerCopies,
     /// The disk that takes the layers, unless they go to memory.
-    pub room: Option<&'a Room<'a>>,
+    pub room: Option<&'a DiskSpace<'a>>,
     /// The balloon, if it has taken what the guest can spare.
-    pub trimmed: Option<Trimmed<'a>>,
+    pub trimmed: Option<BalloonTrim<'a>>,
 }
 
 /// Captures a VM, which goes on. Only one capture runs at a time.
@@ -44,22 +46,22 @@ pub(crate) struct BesideMemory<'a> {
 /// As [`capture`]; or an image cannot be read.
 pub(crate) fn take(
     history: &mut History,
-    wish: &Wish<'_>,
-    to: Target<'_>,
-    mut beside: BesideMemory<'_>,
-) -> Result<Taken> {
+    request: &CaptureRequest<'_>,
+    to: CopyTarget<'_>,
+    mut beside: DiskCapture<'_>,
+) -> Result<VmAtInstant> {
     let vm = beside.vm;
     let bytes = vm.config().memory_bytes();
     let (captured, (config, images)) =
-        history.asking(bytes, |written| capture(vm, wish, to, written, &mut beside))?;
+        history.asking(bytes, |written| capture(vm, request, to, written, &mut beside))?;
     let layers = beside.layers.finish(&|bytes| about_to_write(beside.room, bytes))?;
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;
     metadata.layers = layers::digests(&layers);
-    Ok(Taken { captured, config, metadata, layers })
+    Ok(VmAtInstant { captured, config, metadata, layers })
 }
 
-impl Beside for BesideMemory<'_> {
+impl SideCapture for DiskCapture<'_> {
     type Taken = (VmConfig, BTreeMap<String, Image>);
 
     fn copy_bulk(&mut self) -> Result<()> {
@@ -95,6 +97,6 @@ impl Beside for BesideMemory<'_> {
 }
 
 /// Nothing is reserved where there is no room.
-fn about_to_write(room: Option<&Room<'_>>, bytes: u64) {
+fn about_to_write(room: Option<&DiskSpace<'_>>, bytes: u64) {
     room.into_iter().for_each(|room| room.about_to_write(bytes));
 }

@@ -25,13 +25,13 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// A balloon that was asked for more. Dropped, it is asked for what it was asked for before.
 #[derive(Debug)]
-pub(crate) struct Trimmed<'a> {
+pub(crate) struct BalloonTrim<'a> {
     vm: &'a Running,
     /// MiB.
     before: u64,
 }
 
-impl<'a> Trimmed<'a> {
+impl<'a> BalloonTrim<'a> {
     /// Has the balloon take what the guest can spare, and waits for that.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl<'a> Trimmed<'a> {
     }
 }
 
-impl Drop for Trimmed<'_> {
+impl Drop for BalloonTrim<'_> {
     fn drop(&mut self) {
         if self.vm.balloon().is_ok_and(|balloon| balloon.target_mib != self.before) {
             let _ = self.vm.set_balloon(self.before); // it could be asked for that before

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::time::Duration;
 
 use super::captured::CapturedMemory;
-use super::room::{Room, Written};
+use super::room::{DiskSpace, MemoryToWrite};
 use super::small_diff::is_small;
-use super::taken::{BesideMemory, Taken, take};
+use super::taken::{DiskCapture, VmAtInstant, take};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
@@ -15,7 +15,7 @@ use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
 use crate::progress::Progress;
 use crate::snapshot::disks::images;
-use crate::snapshot::disks::layers::{Copies, Finished};
+use crate::snapshot::disks::layers::{FinishedLayer, LayerCopies};
 use crate::snapshot::format::diff;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::manifest;
@@ -23,10 +23,10 @@ use crate::snapshot::format::manifest::{BaseSnapshot, Metadata};
 use crate::snapshot::format::pack::{Packing, pack};
 use crate::snapshot::format::raw::RawSource;
 use crate::snapshot::history::History;
-use crate::snapshot::lineage::{Differ, Lineage};
+use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::grant;
-use crate::snapshot::take::capture::{Capture, Course, Disk, Target, Wanted, Wish};
-use crate::snapshot::take::trim::Trimmed;
+use crate::snapshot::take::capture::{Capture, CaptureRequest, CaptureStats, CopyTarget, SpaceOnDisk};
+use crate::snapshot::take::trim::BalloonTrim;
 use crate::snapshot::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE};
 use crate::store::dir::NewDir;
 use crate::store::writeback;
@@ -35,7 +35,7 @@ use crate::store::writeback;
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotOptions {
     /// All of memory, or what differs.
-    pub kind: Kind,
+    pub kind: SnapshotKind,
     /// How guest memory is packed into `memory.pack`; unless given it goes into `memory.snap` as it is. Diffs are not packed.
     pub packing: Option<Packing>,
     /// The guest's balloon takes all that the guest can spare first, its page cache too, which is not saved then. The guest takes it
@@ -51,7 +51,7 @@ pub struct SnapshotOptions {
 
 /// What of memory a snapshot has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
+pub enum SnapshotKind {
     /// All of it.
     #[default]
     Full,
@@ -61,10 +61,10 @@ pub enum Kind {
 }
 
 impl SnapshotOptions {
-    /// Saves the pages that differ from the VM's last snapshot alone ([`Kind::Diff`]).
+    /// Saves the pages that differ from the VM's last snapshot alone ([`SnapshotKind::Diff`]).
     #[must_use]
     pub fn diff(self) -> Self {
-        Self { kind: Kind::Diff, ..self }
+        Self { kind: SnapshotKind::Diff, ..self }
     }
 
     /// Packs guest memory.
@@ -96,7 +96,7 @@ impl SnapshotOptions {
     /// # Errors
     /// [`Error::Config`] names what makes no sense.
     pub fn validate(&self, memory_bytes: u64) -> Result<()> {
-        if self.kind == Kind::Diff && self.packing.is_some() {
+        if self.kind == SnapshotKind::Diff && self.packing.is_some() {
             return Err(Error::config(
                 "compress",
                 "a diff is not packed; merge it into its base and convert that",
@@ -123,14 +123,14 @@ pub(crate) fn write(
     options: &SnapshotOptions,
     dir: &NewDir,
     is_recorded: bool,
-) -> Result<(Course, Lineage)> {
+) -> Result<(CaptureStats, Lineage)> {
     let bytes = vm.config().memory_bytes();
     let progress = &options.progress;
     // The pages are copied, and then all of memory is written, or packed and read for its digest.
     progress.begin(bytes * if options.packing.is_some() { 3 } else { 2 });
     let over = match options.kind {
-        Kind::Full => None,
-        Kind::Diff => relative_to(vm, history)?,
+        SnapshotKind::Full => None,
+        SnapshotKind::Diff => relative_to(vm, history)?,
     };
     let (name, memory) = match (&over, options.packing) {
         (Some(_), _) => (DIFF_FILE, dir.create(DIFF_FILE)?),
@@ -138,31 +138,29 @@ pub(crate) fn write(
         (None, Some(_)) => (PACK_FILE, dir.scratch()?),
     };
     memory.set_len(bytes).map_err(|source| dir.failed_to_write(name, source))?;
-    let trimmed = options.trim.then(|| Trimmed::of(vm)).transpose()?;
-    let layers = Copies::into_directory(vm, dir)?;
+    let trimmed = options.trim.then(|| BalloonTrim::of(vm)).transpose()?;
+    let layers = LayerCopies::into_directory(vm, dir)?;
     let lazy = history.lazy().cloned();
-    let room = Room::new(dir, written(over.as_ref(), options), layers.bytes(), lazy.clone());
-    let beside = BesideMemory { vm, layers, room: Some(&room), trimmed };
-    let to = Target { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
-    let wanted = match over.as_ref().map(|Lineage { differ, .. }| differ) {
-        None => Wanted::NotBase(None),
-        Some(Differ::NotBase(also)) => Wanted::NotBase(also.as_deref()),
-        Some(Differ::Written(also)) => Wanted::WrittenAnd(also),
-    };
+    let room = DiskSpace::new(dir, written(over.as_ref(), options), layers.bytes(), lazy.clone());
+    let beside = DiskCapture { vm, layers, room: Some(&room), trimmed };
+    let to =
+        CopyTarget { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
+    let pages = over.as_ref().map_or(&PagesToCapture::NotBase(None), |lineage| &lineage.may_differ);
     // While touches are recorded, pages that are read through the guest's memory would count as touched.
     let reads_base = over.is_none() || is_recorded;
-    let wish = Wish { act: "take a snapshot", wanted, max_pause: options.max_pause, reads_base, progress };
-    let Taken { captured, config, mut metadata, layers } = take(history, &wish, to, beside)?;
+    let request =
+        CaptureRequest { act: "take a snapshot", pages, max_pause: options.max_pause, reads_base, progress };
+    let VmAtInstant { captured, config, mut metadata, layers } = take(history, &request, to, beside)?;
     progress.reach(bytes)?;
     let next = match over {
         // Where not all of memory was captured there is no other way; the next one is a full one then.
-        Some(Lineage { base, differ })
-            if matches!(differ, Differ::Written(_))
+        Some(Lineage { base, may_differ })
+            if matches!(may_differ, PagesToCapture::Written(_))
                 || is_small(&captured.pages, &captured.base, lazy.as_ref())? =>
         {
             metadata.memory_file = Some(write_diff(&captured, &base, bytes, dir, progress)?);
             metadata.base = Some(base.clone());
-            Lineage { base, differ: Differ::Written(captured.pages.clone()) }
+            Lineage { base, may_differ: PagesToCapture::Written(captured.pages.clone()) }
         }
         over => {
             if over.is_some() {
@@ -174,23 +172,23 @@ pub(crate) fn write(
             metadata.memory_file = Some(file);
             let base = BaseSnapshot::new(digest, dir.place());
             metadata.memory_digest = Some(base.memory_digest.clone());
-            Lineage { base, differ: Differ::Written(PageSet::none(bytes)) }
+            Lineage { base, may_differ: PagesToCapture::Written(PageSet::none(bytes)) }
         }
     };
-    for Finished { name, file, .. } in layers {
+    for FinishedLayer { name, file, .. } in layers {
         file.sync_all().map_err(|source| dir.failed_to_write(&name, source))?;
     }
     images::sync(vm)?;
     write_state(&metadata, &config, &captured.state, true, dir)?;
-    Ok((captured.course, next))
+    Ok((captured.stats, next))
 }
 
 /// What is going to be written into the snapshot's directory. A packed memory has the captured pages beside it while it is packed.
-fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> Written {
-    match (over.map(|over| &over.differ), options.packing) {
-        (Some(Differ::Written(_)), _) | (None, Some(_)) => Written::Pages,
-        (Some(Differ::NotBase(_)), _) => Written::PagesIfFew,
-        (None, None) => Written::Whole,
+fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> MemoryToWrite {
+    match (over.map(|over| &over.may_differ), options.packing) {
+        (Some(PagesToCapture::Written(_)), _) | (None, Some(_)) => MemoryToWrite::Pages,
+        (Some(PagesToCapture::NotBase(_)), _) => MemoryToWrite::PagesIfFew,
+        (None, None) => MemoryToWrite::Whole,
     }
 }
 
@@ -199,8 +197,8 @@ fn relative_to(vm: &Running, history: &History) -> Result<Option<Lineage>> {
     let problem = "a diff is relative to a full snapshot: take one of this VM first";
     let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("snapshot_type", problem))?;
     let base = vm.on_machine(|machine| machine.shell().ram.base().file);
-    Ok(match &lineage.differ {
-        Differ::Written(pages) if !is_small(pages, &base, history.lazy())? => None,
+    Ok(match &lineage.may_differ {
+        PagesToCapture::Written(pages) if !is_small(pages, &base, history.lazy())? => None,
         _ => Some(lineage.clone()),
     })
 }
@@ -226,7 +224,7 @@ fn write_diff(
 fn write_whole(
     captured: &Capture,
     options: &SnapshotOptions,
-    room: &Room<'_>,
+    room: &DiskSpace<'_>,
     dir: &NewDir,
 ) -> Result<(MemoryFile, u64)> {
     let bytes = captured.copy.metadata().map_err(|source| dir.failed_to_write(MEMORY_FILE, source))?.len();

@@ -12,19 +12,19 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::machine::running::Running;
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::dirty::freeze;
 use crate::memory::files::memfd::fresh;
 use crate::progress::Progress;
 use crate::snapshot::Snapshot;
-use crate::snapshot::disks::layers::Copies;
+use crate::snapshot::disks::layers::LayerCopies;
 use crate::snapshot::history::History;
-use crate::snapshot::lineage::{Differ, Lineage};
-use crate::snapshot::opened::memory::OfVm;
-use crate::snapshot::take::capture::{Capture, Target, Wanted, Wish};
+use crate::snapshot::lineage::{Lineage, PagesToCapture};
+use crate::snapshot::opened::memory::CapturedBase;
+use crate::snapshot::take::capture::{Capture, CaptureRequest, CopyTarget};
 use crate::snapshot::take::captured::CapturedMemory;
 use crate::snapshot::take::small_diff::is_small;
-use crate::snapshot::take::taken::{BesideMemory, Taken, take};
+use crate::snapshot::take::taken::{DiskCapture, VmAtInstant, take};
 
 /// Captures a VM, which goes on. Nobody else does meanwhile.
 ///
@@ -33,15 +33,15 @@ use crate::snapshot::take::taken::{BesideMemory, Taken, take};
 pub(crate) fn snapshot(vm: &Running, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
-    let to = Target { file: fresh(bytes)?, failed: &failed, disk: None };
-    let beside = BesideMemory { vm, layers: Copies::without_names(vm)?, room: None, trimmed: None };
+    let to = CopyTarget { file: fresh(bytes)?, failed: &failed, disk: None };
+    let beside = DiskCapture { vm, layers: LayerCopies::without_names(vm)?, room: None, trimmed: None };
     // Its children fetch what they touch, as it does: nothing is fetched for the fork.
     let lazy = history.lazy().cloned();
     let reads_base = lazy.is_none();
     let progress = &Progress::default();
-    let wanted = Wanted::NotBase(None);
-    let wish = Wish { act: "fork the VM", wanted, max_pause: None, reads_base, progress };
-    let Taken { captured, config, metadata, layers } = take(history, &wish, to, beside)?;
+    let pages = &PagesToCapture::NotBase(None);
+    let request = CaptureRequest { act: "fork the VM", pages, max_pause: None, reads_base, progress };
+    let VmAtInstant { captured, config, metadata, layers } = take(history, &request, to, beside)?;
     let layers = layers.into_iter().map(|layer| (layer.id, layer.file)).collect();
     let shares = lazy.is_some() || is_small(&captured.pages, &captured.base, None)?;
     if !shares {
@@ -52,18 +52,18 @@ pub(crate) fn snapshot(vm: &Running, history: &mut History) -> Result<Snapshot> 
     let copy = Arc::new(captured.copy);
     let memory = match shares {
         true => {
-            let base = lazy.map_or(OfVm::Whole(captured.base), OfVm::Lazy);
-            (base, Some(OtherPages { pages: Arc::new(captured.pages), file: copy }))
+            let base = lazy.map_or(CapturedBase::Whole(captured.base), CapturedBase::Lazy);
+            (base, Some(OverlayPages { pages: Arc::new(captured.pages), file: copy }))
         }
-        false => (OfVm::Whole(copy), None),
+        false => (CapturedBase::Whole(copy), None),
     };
     let held = history.origin.as_ref().map(|origin| &origin.files);
     Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)
 }
 
 /// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.
-fn of_child(Lineage { base, differ }: &Lineage, captured: &Capture) -> Lineage {
+fn of_child(Lineage { base, may_differ }: &Lineage, captured: &Capture) -> Lineage {
     let mut pages = captured.pages.clone();
-    differ.pages().into_iter().for_each(|once| pages.add_all(once));
-    Lineage { base: base.clone(), differ: Differ::NotBase(Some(Arc::new(pages))) }
+    may_differ.pages().into_iter().for_each(|once| pages.add_all(once));
+    Lineage { base: base.clone(), may_differ: PagesToCapture::NotBase(Some(Arc::new(pages))) }
 }

@@ -15,7 +15,7 @@ use crate::snapshot::format::pack::walk;
 use crate::snapshot::format::pack::{Pack, Packing, pack};
 use crate::snapshot::format::raw::RawSource;
 use crate::snapshot::opened::grant;
-use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::memory::SnapshotMemory;
 use crate::snapshot::opened::state;
 use crate::snapshot::take::writer;
 use crate::snapshot::{MEMORY_FILE, MemoryFile, PACK_FILE, WorkingSet};
@@ -48,13 +48,13 @@ pub fn convert(
             "is a diff: merge it (snapshot merge), and convert what that makes",
         ));
     }
-    let memory = Memory::open(&path, len, metadata.memory_file.as_ref())?;
+    let memory = SnapshotMemory::open(&path, len, metadata.memory_file.as_ref())?;
     let dir = NewDir::begin(&to_store.path_of(to)?)?;
     if let Some(set) = WorkingSet::open(&path, &metadata.id, len)? {
         // It is the same snapshot by its id, and its memory has the same pages.
         set.carry(&dir, &metadata.id, len)?;
     }
-    metadata.layers = layers::Source::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
+    metadata.layers = layers::LayerFiles::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
     let name = if packing.is_some() { PACK_FILE } else { MEMORY_FILE };
     let (file, place) = (dir.create(name)?, dir.place().join(name));
     write_memory(&memory, len, packing, (&file, &place), progress)?;
@@ -87,25 +87,25 @@ fn read_back(
 }
 
 fn write_memory(
-    memory: &Memory,
+    memory: &SnapshotMemory,
     len: u64,
     packing: Option<&Packing>,
     (file, place): (&File, &Path),
     progress: &Progress,
 ) -> Result<()> {
     match (memory, packing) {
-        (Memory::Raw(raw, _), None) => {
+        (SnapshotMemory::Raw(raw, _), None) => {
             let copied = sparse::whole_while(raw, file, |bytes| progress.add(bytes).is_ok());
             copied.map_err(|source| Error::file("write", place.display(), source))?;
             progress.check()
         }
-        (Memory::Raw(raw, path), Some(packing)) => {
+        (SnapshotMemory::Raw(raw, path), Some(packing)) => {
             let failed = |source| Error::file("read", path.display(), source);
             let source = RawSource::whole(raw, len, &failed)?;
             pack(&source, len, packing, (file, place), progress).map(drop)
         }
-        (Memory::Packed(packed), None) => walk::unpack(&packed.pack, (file, place), progress),
-        (Memory::Packed(packed), Some(packing)) => {
+        (SnapshotMemory::Packed(packed), None) => walk::unpack(&packed.pack, (file, place), progress),
+        (SnapshotMemory::Packed(packed), Some(packing)) => {
             pack(&Repack::of(&packed.pack)?, len, packing, (file, place), progress).map(drop)
         }
     }

@@ -11,9 +11,9 @@ use serde::Serialize;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::files::data::data_ranges;
-use crate::snapshot::format::diff::Listed;
-use crate::snapshot::format::pack::{Kind, Pack};
-use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::format::diff::DiffPages;
+use crate::snapshot::format::pack::{ChunkKind, Pack};
+use crate::snapshot::opened::memory::SnapshotMemory;
 use crate::snapshot::opened::relative;
 use crate::snapshot::opened::state;
 use crate::snapshot::{Metadata, WorkingSet};
@@ -27,16 +27,16 @@ pub struct Inspection {
     /// Its memory file.
     pub memory_file: MemoryFile,
     /// What is read ahead when it is restored, if that was recorded.
-    pub working_set: Option<Named>,
+    pub working_set: Option<NamedPages>,
     /// What is in that, by kind.
-    pub kinds: BTreeMap<&'static str, Sum>,
+    pub kinds: BTreeMap<&'static str, ChunkSum>,
     /// The same, by pages of 4 KiB, in their order.
-    pub pages: Vec<Stretch>,
+    pub pages: Vec<StoredRange>,
 }
 
 /// What a working set names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Named {
+pub struct NamedPages {
     /// Pages.
     pub pages: u64,
     /// The same in bytes.
@@ -73,7 +73,7 @@ pub struct PackFacts {
 
 /// All chunks of a kind (of a raw memory and of a diff: all ranges).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Sum {
+pub struct ChunkSum {
     /// How many.
     pub count: u64,
     /// What they hold of the guest's memory.
@@ -84,7 +84,7 @@ pub struct Sum {
 
 /// Pages that are stored in the same way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Stretch {
+pub struct StoredRange {
     /// How.
     pub kind: &'static str,
     /// Their numbers.
@@ -103,28 +103,31 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
     let memory_file = match &metadata.base {
         Some(base) => {
             let len = metadata.memory_bytes;
-            let (_, Listed { pages, .. }) = relative::open_pages(&path, &metadata, base)?;
+            let (_, DiffPages { pages, .. }) = relative::open_pages(&path, &metadata, base)?;
             found.add_ranges(["base", "diff"], pages.runs(), len);
             memory_file(crate::snapshot::DIFF_FILE, &path.join(crate::snapshot::DIFF_FILE), None)?
         }
         None => of_whole(&path, &metadata, &mut found)?,
     };
     let set = WorkingSet::open(&path, &metadata.id, metadata.memory_bytes)?;
-    let working_set =
-        set.map(|set| Named { pages: set.pages(), bytes: set.pages() * PAGE, runs: set.runs().len() as u64 });
+    let working_set = set.map(|set| NamedPages {
+        pages: set.pages(),
+        bytes: set.pages() * PAGE,
+        runs: set.runs().len() as u64,
+    });
     Ok(Inspection { metadata, memory_file, working_set, kinds: found.kinds, pages: found.pages })
 }
 
 /// Of a snapshot that has all of the memory.
 fn of_whole(path: &Path, metadata: &Metadata, found: &mut Found) -> Result<MemoryFile> {
     let len = metadata.memory_bytes;
-    match Memory::open(path, len, metadata.memory_file.as_ref())? {
-        Memory::Raw(file, path) => {
+    match SnapshotMemory::open(path, len, metadata.memory_file.as_ref())? {
+        SnapshotMemory::Raw(file, path) => {
             let failed = |source| Error::file("read", path.display(), source);
             found.add_ranges(["hole", "data"], data_ranges(&file, len).map_err(failed)?, len);
             memory_file(crate::snapshot::MEMORY_FILE, &path, None)
         }
-        Memory::Packed(packed) => {
+        SnapshotMemory::Packed(packed) => {
             let pack = &packed.pack;
             for chunk in 0..pack.geometry().chunks() {
                 let (kind, stored) = name_of(pack.kind(chunk)?);
@@ -135,11 +138,11 @@ fn of_whole(path: &Path, metadata: &Metadata, found: &mut Found) -> Result<Memor
     }
 }
 
-fn name_of(kind: Kind) -> (&'static str, u64) {
+fn name_of(kind: ChunkKind) -> (&'static str, u64) {
     match kind {
-        Kind::Zero => ("zero", 0),
-        Kind::Stored { same_as: Some(_), .. } => ("repeat", 0),
-        Kind::Stored { encoding, len, .. } => (encoding.name(), len.into()),
+        ChunkKind::Zero => ("zero", 0),
+        ChunkKind::Stored { same_as: Some(_), .. } => ("repeat", 0),
+        ChunkKind::Stored { encoding, len, .. } => (encoding.name(), len.into()),
     }
 }
 
@@ -160,8 +163,8 @@ fn memory_file(name: &'static str, path: &Path, pack: Option<PackFacts>) -> Resu
 
 #[derive(Default)]
 struct Found {
-    kinds: BTreeMap<&'static str, Sum>,
-    pages: Vec<Stretch>,
+    kinds: BTreeMap<&'static str, ChunkSum>,
+    pages: Vec<StoredRange>,
 }
 
 impl Found {
@@ -192,7 +195,7 @@ impl Found {
         let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
         match self.pages.last_mut() {
             Some(last) if last.kind == kind && last.pages.end == pages.start => last.pages.end = pages.end,
-            _ => self.pages.push(Stretch { kind, pages }),
+            _ => self.pages.push(StoredRange { kind, pages }),
         }
     }
 }

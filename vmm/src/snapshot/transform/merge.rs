@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use super::verify::{compare, is_same};
 use crate::error::{Error, Result};
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::files::sparse;
 use crate::progress::Progress;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::pack::walk::unpack;
 use crate::snapshot::format::raw::RawSource;
-use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::memory::SnapshotMemory;
 use crate::snapshot::opened::relative::Digests;
 use crate::snapshot::restore::open::Snapshot;
 use crate::snapshot::take::writer;
@@ -38,15 +38,17 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
     let (below, over) = diff.memory();
     let memory = dir.create(MEMORY_FILE)?;
     match below {
-        Memory::Raw(base, _) => {
+        SnapshotMemory::Raw(base, _) => {
             sparse::whole_while(base, &memory, |bytes| progress.add(bytes).is_ok()).map_err(failed)?;
         }
         // Straight into its file: it may be larger than the host's memory.
-        Memory::Packed(packed) => unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), progress)?,
+        SnapshotMemory::Packed(packed) => {
+            unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), progress)?
+        }
     }
     progress.reach(len)?;
     let of_covered =
-        |over: &OtherPages| digest::of_source(&RawSource::pages(&memory, &over.pages, &failed), progress);
+        |over: &OverlayPages| digest::of_source(&RawSource::pages(&memory, &over.pages, &failed), progress);
     let covered = over.map(of_covered).transpose()?;
     over.iter().try_for_each(|pages| put(pages, &memory)).map_err(failed)?;
     let mut metadata = diff.metadata().clone();
@@ -70,15 +72,15 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
 /// from the pages of the base that are covered.
 fn check(
     diff: &Snapshot,
-    below: &Memory,
-    over: Option<(&OtherPages, u64)>,
+    below: &SnapshotMemory,
+    over: Option<(&OverlayPages, u64)>,
     merged: u64,
     dir: &NewDir,
     progress: &Progress,
 ) -> Result<()> {
     let Digests { memory: Some(whole), over: pages_digest } = diff.digests() else { return Ok(()) };
     let name = below.name();
-    let Some((OtherPages { pages, file }, covered)) = over else { return is_same(name, merged, whole) };
+    let Some((OverlayPages { pages, file }, covered)) = over else { return is_same(name, merged, whole) };
     let place = diff.path().join(DIFF_FILE);
     let (in_base, in_diff) = (
         |source| Error::file("read", name.display(), source),
@@ -91,9 +93,9 @@ fn check(
     }
     let len = diff.metadata().memory_bytes;
     let base = match below {
-        Memory::Raw(base, _) => Arc::clone(base),
+        SnapshotMemory::Raw(base, _) => Arc::clone(base),
         // Once more, and as little into memory as before.
-        Memory::Packed(packed) => {
+        SnapshotMemory::Packed(packed) => {
             let scratch = dir.scratch()?;
             unpack(&packed.pack, (&scratch, &dir.place().join(MEMORY_FILE)), progress)?;
             Arc::new(scratch)
@@ -105,7 +107,7 @@ fn check(
 }
 
 /// Puts pages over those of a base.
-fn put(OtherPages { pages, file }: &OtherPages, to: &File) -> io::Result<()> {
+fn put(OverlayPages { pages, file }: &OverlayPages, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; STEP as usize];
     for run in pages.runs() {
         for start in run.clone().step_by(STEP as usize) {

@@ -3,18 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::progress::Progress;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::digest;
 use crate::snapshot::format::pack::walk;
 use crate::snapshot::format::raw::RawSource;
-use crate::snapshot::format::source::Source;
+use crate::snapshot::format::source::MemorySource;
 use crate::snapshot::opened::grant;
 use crate::snapshot::opened::grant::Grants;
-use crate::snapshot::opened::memory::Memory;
+use crate::snapshot::opened::memory::SnapshotMemory;
 use crate::snapshot::opened::relative;
-use crate::snapshot::opened::relative::Opened;
+use crate::snapshot::opened::relative::OpenedMemory;
 use crate::snapshot::opened::state;
 use crate::snapshot::{DIFF_FILE, WorkingSet};
 use crate::store::Store;
@@ -42,14 +42,14 @@ pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progres
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
     let grants = Grants { origin: &origin, snapshot: &path, allowed };
     let metadata = manifest.metadata;
-    layers::Source::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
+    layers::LayerFiles::Directory(path.clone()).open(&manifest.config.devices, &metadata.layers)?;
     let len = metadata.memory_bytes;
     progress.begin(len);
     WorkingSet::open(&path, &metadata.id, len)?;
-    let Opened { memory, over, digests, .. } =
+    let OpenedMemory { memory, over, digests, .. } =
         relative::open(&path, &metadata, &|base| grants.check_base(base))?;
     let mut verified = Verified::Whole;
-    if let Some(OtherPages { pages, file }) = over {
+    if let Some(OverlayPages { pages, file }) = over {
         let place = path.join(DIFF_FILE);
         let failed = |source| Error::file("read", place.display(), source);
         match digests.over {
@@ -64,14 +64,19 @@ pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progres
 }
 
 /// The memory of a snapshot that has all of it.
-fn verify_whole(memory: &Memory, len: u64, named: Option<u64>, progress: &Progress) -> Result<Verified> {
+fn verify_whole(
+    memory: &SnapshotMemory,
+    len: u64,
+    named: Option<u64>,
+    progress: &Progress,
+) -> Result<Verified> {
     match (memory, named) {
-        (Memory::Packed(packed), _) => {
+        (SnapshotMemory::Packed(packed), _) => {
             let found = walk::verify(&packed.pack, progress)?;
             named.map_or(Ok(()), |named| is_same(memory.name(), found, named))?;
         }
-        (Memory::Raw(..), None) => return Ok(Verified::AllButMemory),
-        (Memory::Raw(file, path), Some(named)) => {
+        (SnapshotMemory::Raw(..), None) => return Ok(Verified::AllButMemory),
+        (SnapshotMemory::Raw(file, path), Some(named)) => {
             let failed = |source| Error::file("read", path.display(), source);
             compare(path, &RawSource::whole(file, len, &failed)?, named, progress)?;
         }
@@ -83,7 +88,7 @@ fn verify_whole(memory: &Memory, len: u64, named: Option<u64>, progress: &Progre
 ///
 /// # Errors
 /// It is another one, or cannot be computed because they cannot be read.
-pub(crate) fn compare(path: &Path, memory: &dyn Source, named: u64, progress: &Progress) -> Result<()> {
+pub(crate) fn compare(path: &Path, memory: &dyn MemorySource, named: u64, progress: &Progress) -> Result<()> {
     is_same(path, digest::of_source(memory, progress)?, named)
 }
 

@@ -63,7 +63,7 @@ fn pages_over_the_base_are_there_and_memory_that_is_whole_is_not_asked_about() {
     let (source, service) = service(LEN);
     let over = pages(&[DAMAGED * 16..DAMAGED * 16 + 9, DAMAGED * 16 + 9..DAMAGED * 16 + 16]);
     let file = Arc::new(fresh(LEN).unwrap());
-    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file }));
+    let ram = vm(&service, Some(OverlayPages { pages: Arc::new(over), file }));
     presence(ram.guest()).unwrap().ensure(DAMAGED * CHUNK, CHUNK).unwrap();
     assert_eq!(source.reads.load(Ordering::SeqCst), 0);
     let whole = GuestRam::reserve(LEN).unwrap();
@@ -80,7 +80,7 @@ fn refused_chunk_keeps_its_pages_of_a_diff_for_devices() {
     for at in over.runs().flat_map(|run| run.step_by(PAGE as usize)) {
         rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
     }
-    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over.clone()), file: Arc::new(file) }));
+    let ram = vm(&service, Some(OverlayPages { pages: Arc::new(over.clone()), file: Arc::new(file) }));
     let there = presence(ram.guest()).unwrap();
     let chunk = (DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK).step_by(PAGE as usize);
     let (of_diff, of_base): (Vec<_>, Vec<_>) = chunk.partition(|at| over.has(*at));
@@ -102,7 +102,7 @@ fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
     over.add(at..at + PAGE);
     let file = fresh(LEN).unwrap();
     rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
-    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file: Arc::new(file) }));
+    let ram = vm(&service, Some(OverlayPages { pages: Arc::new(over), file: Arc::new(file) }));
     let there = presence(ram.guest()).unwrap();
     there.ensure(at, PAGE).unwrap();
     give_back(&ram, at, PAGE).unwrap();
@@ -149,7 +149,7 @@ fn pages_that_were_given_back_on_both_sides_of_a_mapped_run_are_had() {
     for at in over.runs().flat_map(|run| run.step_by(PAGE as usize)) {
         rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
     }
-    let ram = vm(&service, Some(OtherPages { pages: Arc::new(over), file: Arc::new(file) }));
+    let ram = vm(&service, Some(OverlayPages { pages: Arc::new(over), file: Arc::new(file) }));
     let at = (first - 1) * PAGE;
     give_back(&ram, at, 2 * PAGE).unwrap();
     assert_eq!(limited("the page of the base is had", || kernel_reads(&ram, at)), Ok(0));

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::checksum::Digest;
+use super::checksum::ByteDigest;
 use super::codec::Compression;
 use super::footer;
 use super::footer::Footer;
@@ -240,7 +240,7 @@ fn the_first_bad_chunk_is_named() {
 fn hole() -> File {
     let geometry = Geometry::new(1 << 40, 4 << 10).unwrap();
     let mut footer = Footer::new(geometry, 0, 0, &[]);
-    let (mut digest, zeros) = (Digest::default(), vec![0; footer.table_len()]);
+    let (mut digest, zeros) = (ByteDigest::default(), vec![0; footer.table_len()]);
     digest.add(&zeros);
     footer.digest = footer.digest_after(digest);
     let file = file_of(&[]);

@@ -21,16 +21,16 @@ pub fn of_block(number: u32, bytes: &[u8]) -> u64 {
 /// The digest of parts, one behind the other.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn digest(parts: &[&[u8]]) -> u128 {
-    let mut state = Digest::default();
+    let mut state = ByteDigest::default();
     parts.iter().for_each(|part| state.add(part));
     state.finish()
 }
 
 /// A digest of bytes that come one after another.
 #[derive(Clone, Default)]
-pub struct Digest(Xxh3);
+pub struct ByteDigest(Xxh3);
 
-impl Digest {
+impl ByteDigest {
     /// Adds more bytes.
     pub fn add(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
@@ -42,7 +42,7 @@ impl Digest {
     }
 }
 
-impl fmt::Debug for Digest {
+impl fmt::Debug for ByteDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Digest({:032x})", self.finish())
     }

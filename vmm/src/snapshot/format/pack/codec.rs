@@ -110,13 +110,13 @@ impl fmt::Display for Encoding {
 
 /// Compresses chunk after chunk, on one thread.
 pub struct Encoder {
-    how: How,
+    how: Method,
     /// In percent of the chunk.
     least_saving: u8,
     room: usize,
 }
 
-enum How {
+enum Method {
     Lz4,
     Zstd(CCtx<'static>, i32),
 }
@@ -128,8 +128,8 @@ impl Encoder {
     /// There is no memory for it.
     pub fn new(compression: Compression, chunk_len: u32, least_saving: u8) -> Result<Self> {
         let how = match compression {
-            Compression::Lz4 => How::Lz4,
-            Compression::Zstd { level } => How::Zstd(CCtx::try_create().ok_or_else(no_memory)?, level),
+            Compression::Lz4 => Method::Lz4,
+            Compression::Zstd { level } => Method::Zstd(CCtx::try_create().ok_or_else(no_memory)?, level),
         };
         let room = lz4::block::compress_bound(chunk_len as usize);
         let room = room.map_err(|source| Error::host("compress chunks that long", source))?;
@@ -145,9 +145,9 @@ impl Encoder {
     pub fn encode(&mut self, chunk: &[u8], out: &mut [u8]) -> (Encoding, u32) {
         let most = most_that_pays(chunk.len(), self.least_saving);
         let (encoding, len) = match &mut self.how {
-            How::Lz4 => (Encoding::Lz4, lz4::block::compress_to_buffer(chunk, None, false, out).ok()),
+            Method::Lz4 => (Encoding::Lz4, lz4::block::compress_to_buffer(chunk, None, false, out).ok()),
             // It stops where it would not pay any more.
-            How::Zstd(context, level) => {
+            Method::Zstd(context, level) => {
                 (Encoding::Zstd, context.compress(&mut out[..most], chunk, *level).ok())
             }
         };

@@ -2,7 +2,7 @@
 //! part before them, the version, the checksum of all that, and the magic.
 
 use super::checksum;
-use super::checksum::Digest;
+use super::checksum::ByteDigest;
 use super::geometry::Geometry;
 use super::index::{BLOCK, ITEM, u32_at, u64_at};
 
@@ -42,13 +42,13 @@ impl Footer {
 
     /// What the digest should be.
     pub fn digest_with(&self, table: &[u8]) -> u128 {
-        let mut digest = Digest::default();
+        let mut digest = ByteDigest::default();
         digest.add(table);
         self.digest_after(digest)
     }
 
     /// The same with a digest of the table so far.
-    pub fn digest_after(&self, mut table: Digest) -> u128 {
+    pub fn digest_after(&self, mut table: ByteDigest) -> u128 {
         table.add(&self.lengths());
         self.stored.iter().for_each(|stored| table.add(&stored.to_le_bytes()));
         table.finish()

@@ -20,7 +20,7 @@ const _: () = assert!(*super::geometry::CHUNK_LENS.end() < 1 << LEN_BITS);
 
 /// What a block's bytes say of one chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum IndexEntry {
     Zero,
     /// `place` is counted from where the block's data begins.
     Stored {
@@ -35,7 +35,7 @@ pub enum Entry {
     },
 }
 
-impl Entry {
+impl IndexEntry {
     fn to_bytes(self) -> [u8; ENTRY] {
         let (place, kind, len, checksum) = match self {
             Self::Zero => (0, 0, 0, 0),
@@ -73,13 +73,13 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// A block, verified, with something in it.
 #[derive(Debug)]
-pub struct Block {
+pub struct IndexBlock {
     bytes: Box<[u8; BLOCK]>,
     /// Where its data begins in the file.
     begins: u64,
 }
 
-impl Block {
+impl IndexBlock {
     /// Verifies block `number`. Returns none for a block of zeros: a hole in the file may hold any number of
     /// these.
     ///
@@ -89,7 +89,7 @@ impl Block {
         bytes: Box<[u8; BLOCK]>,
         number: u32,
         geometry: &Geometry,
-        table: &Table,
+        table: &BlockTable,
         data_len: u64,
     ) -> Result<Option<Self>, String> {
         if checksum::of_block(number, &bytes[..]) != table.checksum(number) {
@@ -101,12 +101,12 @@ impl Block {
         let mut end = begins;
         for entry in 0..ENTRIES {
             let chunk = number * ENTRIES + entry;
-            let read = Entry::from_bytes(block.bytes_of(entry)).ok_or_else(|| impossible(chunk))?;
+            let read = IndexEntry::from_bytes(block.bytes_of(entry)).ok_or_else(|| impossible(chunk))?;
             let possible = match read {
-                _ if entry >= geometry.entries_of(number) => read == Entry::Zero,
-                Entry::Zero => true,
-                Entry::Same { of, .. } => of < chunk,
-                Entry::Stored { encoding, place, len, .. } => {
+                _ if entry >= geometry.entries_of(number) => read == IndexEntry::Zero,
+                IndexEntry::Zero => true,
+                IndexEntry::Same { of, .. } => of < chunk,
+                IndexEntry::Stored { encoding, place, len, .. } => {
                     let whole = geometry.len_of(chunk);
                     let fits = if encoding == Encoding::Raw {
                         len as usize == whole
@@ -134,8 +134,8 @@ impl Block {
     }
 
     /// The entry of a chunk of this block.
-    pub fn entry(&self, chunk: u32) -> Entry {
-        Entry::from_bytes(self.bytes_of(chunk % ENTRIES)).expect("the block was verified")
+    pub fn entry(&self, chunk: u32) -> IndexEntry {
+        IndexEntry::from_bytes(self.bytes_of(chunk % ENTRIES)).expect("the block was verified")
     }
 
     /// Where something lies in the file.
@@ -146,20 +146,20 @@ impl Block {
 
 /// Items of a leaf of the table.
 const LEAF: usize = 256;
-/// Bytes of the table that [`Table::push`] takes at once.
+/// Bytes of the table that [`BlockTable::push`] takes at once.
 pub const TABLE_STEP: usize = LEAF * ITEM;
 static NO_ITEMS: [u8; TABLE_STEP] = [0; TABLE_STEP];
 
 /// The table of blocks, as it lies in the file. A leaf of zeros takes no memory: the file may have a hole
 /// there.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct BlockTable {
     leaves: Vec<Option<Box<[u8]>>>,
     /// Blocks.
     count: usize,
 }
 
-impl Table {
+impl BlockTable {
     /// Adds the next [`TABLE_STEP`] bytes of the file's, or the rest.
     pub fn push(&mut self, bytes: &[u8]) {
         self.count += bytes.len() / ITEM;
@@ -198,31 +198,31 @@ impl Table {
 
 /// An index that is being written.
 #[derive(Debug, Default)]
-pub struct Builder {
+pub struct IndexBuilder {
     entries: Vec<u8>,
     begins: Vec<u64>,
     /// Where the next stored chunk goes.
     end: u64,
 }
 
-impl Builder {
+impl IndexBuilder {
     /// The chunk is zero.
     pub fn zero(&mut self) {
-        self.push(|_| Entry::Zero);
+        self.push(|_| IndexEntry::Zero);
     }
 
     /// The chunk's bytes come after those of the stored chunk before it.
     pub fn stored(&mut self, encoding: Encoding, len: u32, checksum: u64) {
-        self.push(|place| Entry::Stored { encoding, place, len, checksum });
+        self.push(|place| IndexEntry::Stored { encoding, place, len, checksum });
         self.end += u64::from(len);
     }
 
     /// The chunk is the same as an earlier one that is stored.
     pub fn same(&mut self, of: u32, checksum: u64) {
-        self.push(|_| Entry::Same { of, checksum });
+        self.push(|_| IndexEntry::Same { of, checksum });
     }
 
-    fn push(&mut self, entry: impl FnOnce(u32) -> Entry) {
+    fn push(&mut self, entry: impl FnOnce(u32) -> IndexEntry) {
         if self.entries.len().is_multiple_of(BLOCK) {
             self.begins.push(self.end);
         }
@@ -252,7 +252,7 @@ impl Builder {
 mod tests {
     use super::*;
 
-    impl Table {
+    impl BlockTable {
         fn of(bytes: &[u8]) -> Self {
             let mut table = Self::default();
             bytes.chunks(TABLE_STEP).for_each(|step| table.push(step));
@@ -268,48 +268,48 @@ mod tests {
             bytes[block * ITEM + 8..][..8].copy_from_slice(&begins.to_le_bytes());
         }
         (513..599).for_each(|block| bytes[block * ITEM + 8] = 7);
-        let table = Table::of(&bytes);
+        let table = BlockTable::of(&bytes);
         table.check(9).unwrap();
         table.check(8).unwrap_err();
         assert!(table.leaves[..2].iter().all(Option::is_none));
         assert_eq!([0, 511, 512, 599].map(|block| table.checksum(block)), [0, 0, 512, 599]);
         assert_eq!([0, 510, 511, 598, 599].map(|block| table.ends(block, 11)), [0, 0, 7, 9, 11]);
         bytes[598 * ITEM + 8] = 0;
-        Table::of(&bytes).check(9).unwrap_err();
+        BlockTable::of(&bytes).check(9).unwrap_err();
     }
 
     #[test]
     fn an_entry_is_what_it_was() {
         for entry in [
-            Entry::Zero,
-            Entry::Stored { encoding: Encoding::Raw, place: 0, len: 2 << 20, checksum: u64::MAX },
-            Entry::Stored { encoding: Encoding::Zstd, place: (512 << 20) - 1, len: 1, checksum: 0 },
-            Entry::Same { of: (1 << 28) - 1, checksum: 7 },
+            IndexEntry::Zero,
+            IndexEntry::Stored { encoding: Encoding::Raw, place: 0, len: 2 << 20, checksum: u64::MAX },
+            IndexEntry::Stored { encoding: Encoding::Zstd, place: (512 << 20) - 1, len: 1, checksum: 0 },
+            IndexEntry::Same { of: (1 << 28) - 1, checksum: 7 },
         ] {
-            assert_eq!(Entry::from_bytes(&entry.to_bytes()), Some(entry));
+            assert_eq!(IndexEntry::from_bytes(&entry.to_bytes()), Some(entry));
         }
-        assert_eq!(Entry::from_bytes(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]), None);
-        assert_eq!(Entry::from_bytes(&[0xff; 16]), None);
-        assert_eq!(Entry::from_bytes(&[0, 0, 0, 0, 1, 0, 0, SAME, 0, 0, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(IndexEntry::from_bytes(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(IndexEntry::from_bytes(&[0xff; 16]), None);
+        assert_eq!(IndexEntry::from_bytes(&[0, 0, 0, 0, 1, 0, 0, SAME, 0, 0, 0, 0, 0, 0, 0, 0]), None);
     }
 
     /// A hole of 4 GiB in a file may be a million of them.
     #[test]
     fn block_of_zeros_takes_no_memory() {
         let geometry = Geometry::new(2 << 20, 4096).unwrap();
-        let mut builder = Builder::default();
+        let mut builder = IndexBuilder::default();
         (0..256).for_each(|_| builder.zero());
         (0..255).for_each(|_| builder.zero());
         builder.stored(Encoding::Raw, 4096, 7);
         let data_len = builder.data_len();
         let (blocks, table) = builder.finish();
-        let table = Table::of(&table);
+        let table = BlockTable::of(&table);
         table.check(data_len).unwrap();
         let block = |number: u32| {
             let bytes = blocks[number as usize * BLOCK..][..BLOCK].to_vec().into_boxed_slice();
-            Block::new(bytes.try_into().unwrap(), number, &geometry, &table, data_len).unwrap()
+            IndexBlock::new(bytes.try_into().unwrap(), number, &geometry, &table, data_len).unwrap()
         };
         assert!(block(0).is_none());
-        assert!(matches!(block(1).unwrap().entry(511), Entry::Stored { len: 4096, checksum: 7, .. }));
+        assert!(matches!(block(1).unwrap().entry(511), IndexEntry::Stored { len: 4096, checksum: 7, .. }));
     }
 }

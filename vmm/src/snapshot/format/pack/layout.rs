@@ -5,57 +5,57 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use super::checksum;
-use super::checksum::Digest;
+use super::checksum::ByteDigest;
 use super::codec::{Encoder, Encoding};
 use super::geometry::Geometry;
-use super::index::Builder;
+use super::index::IndexBuilder;
 use super::source::read;
 use crate::error::Result;
 use crate::snapshot::format::holes::is_zero;
-use crate::snapshot::format::source::Source;
+use crate::snapshot::format::source::MemorySource;
 use crate::sync::lock;
 
 /// The chunk that each checksum was met in first.
-pub type Seen = Mutex<HashMap<u64, u32>>;
+pub type FirstChunks = Mutex<HashMap<u64, u32>>;
 
 /// What was made of the chunks of a run.
 #[derive(Debug)]
-pub struct Run {
+pub struct PackedRun {
     /// Those that are stored, one behind the other, and room.
     bytes: Vec<u8>,
-    chunks: Vec<Made>,
+    chunks: Vec<PackedChunk>,
 }
 
 /// The room of runs that have been written, for others: memory that is new each time costs more than the copies in it.
-pub type Spare = Mutex<Vec<Vec<u8>>>;
+pub type SpareBuffers = Mutex<Vec<Vec<u8>>>;
 
 #[derive(Debug)]
-enum Made {
+enum PackedChunk {
     Zero,
     Same { of: u32, checksum: u64 },
     Stored { encoding: Encoding, len: u32, checksum: u64 },
 }
 
 /// A thread that makes runs.
-pub struct Maker<'a> {
-    pub source: &'a dyn Source,
+pub struct RunPacker<'a> {
+    pub source: &'a dyn MemorySource,
     pub geometry: Geometry,
-    pub seen: &'a Seen,
-    pub spare: &'a Spare,
+    pub seen: &'a FirstChunks,
+    pub spare: &'a SpareBuffers,
     pub encoder: Encoder,
     pub chunk: Vec<u8>,
     pub other: Vec<u8>,
 }
 
-impl Maker<'_> {
+impl RunPacker<'_> {
     /// Makes the run of these chunks.
-    pub fn make(&mut self, chunks: std::ops::Range<u32>) -> Result<Run> {
+    pub fn make(&mut self, chunks: std::ops::Range<u32>) -> Result<PackedRun> {
         let (mut run, mut filled) = (self.empty_run(), 0);
         for chunk in chunks {
             let range = self.geometry.range(chunk);
             self.chunk.resize(self.geometry.len_of(chunk), 0);
             if !read(self.source, range.start, &mut self.chunk)? || is_zero(&self.chunk) {
-                run.chunks.push(Made::Zero);
+                run.chunks.push(PackedChunk::Zero);
                 continue;
             }
             let checksum = checksum::of(&self.chunk);
@@ -63,22 +63,25 @@ impl Maker<'_> {
             if let Some(of) = earlier
                 && self.is_same(of)?
             {
-                run.chunks.push(Made::Same { of, checksum });
+                run.chunks.push(PackedChunk::Same { of, checksum });
                 continue;
             }
             let (encoding, len) = self.encoder.encode(&self.chunk, &mut run.bytes[filled..]);
-            run.chunks.push(Made::Stored { encoding, len, checksum });
+            run.chunks.push(PackedChunk::Stored { encoding, len, checksum });
             filled += len as usize;
         }
         Ok(run)
     }
 
-    fn empty_run(&self) -> Run {
+    fn empty_run(&self) -> PackedRun {
         // A chunk is never stored in more bytes than it has, but a codec wants more room than that.
         let chunks = self.geometry.run() as usize * self.geometry.chunk_len() as usize;
         let room = || vec![0; chunks + self.encoder.room()];
         let spare = lock(self.spare).pop();
-        Run { bytes: spare.unwrap_or_else(room), chunks: Vec::with_capacity(self.geometry.run() as usize) }
+        PackedRun {
+            bytes: spare.unwrap_or_else(room),
+            chunks: Vec::with_capacity(self.geometry.run() as usize),
+        }
     }
 
     fn is_same(&mut self, of: u32) -> Result<bool> {
@@ -88,25 +91,25 @@ impl Maker<'_> {
 }
 
 /// The place of everything that has come so far.
-pub struct Layout<'a> {
-    pub source: &'a dyn Source,
+pub struct PackLayout<'a> {
+    pub source: &'a dyn MemorySource,
     pub geometry: Geometry,
-    pub seen: &'a Seen,
-    pub index: Builder,
+    pub seen: &'a FirstChunks,
+    pub index: IndexBuilder,
     /// Of all bytes that have a place.
-    pub stored: Digest,
+    pub stored: ByteDigest,
 }
 
-impl Layout<'_> {
+impl PackLayout<'_> {
     /// Places the next run, which begins with chunk `first`. Returns its room and how much of that goes behind the runs before it.
-    pub fn place(&mut self, first: u32, run: Run) -> Result<(Vec<u8>, usize)> {
-        let Run { mut bytes, chunks } = run;
+    pub fn place(&mut self, first: u32, run: PackedRun) -> Result<(Vec<u8>, usize)> {
+        let PackedRun { mut bytes, chunks } = run;
         let (mut from, mut kept) = (0, 0);
         for (chunk, made) in (first..).zip(chunks) {
             match made {
-                Made::Zero => self.index.zero(),
-                Made::Same { of, checksum } => self.index.same(of, checksum),
-                Made::Stored { encoding, len, checksum } => {
+                PackedChunk::Zero => self.index.zero(),
+                PackedChunk::Same { of, checksum } => self.index.same(of, checksum),
+                PackedChunk::Stored { encoding, len, checksum } => {
                     let end = from + len as usize;
                     match self.earlier(chunk, checksum)? {
                         // It was on its way itself when this one was made.

@@ -62,9 +62,9 @@ mod properties;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use crate::snapshot::format::source::Source;
+pub use crate::snapshot::format::source::MemorySource;
 pub use codec::{Compression, Decoder, Encoding};
 pub use footer::VERSION;
 pub use geometry::Geometry;
-pub use reader::{Kind, Pack};
+pub use reader::{ChunkKind, Pack};
 pub use writer::{Packing, pack};

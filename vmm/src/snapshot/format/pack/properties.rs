@@ -7,7 +7,7 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::codec::{Compression, Encoding};
-use super::reader::Kind;
+use super::reader::ChunkKind;
 use super::source::Repack;
 use super::testing::{BOTH, Bytes, NAME, content, file_of, noise, open, packed, packing};
 use super::walk::{unpack, verify};
@@ -143,10 +143,10 @@ fn zeros_are_nothing_and_what_is_equal_is_stored_once() {
         ];
         let pack = open(&packed(&Bytes::of(pages.concat()), &packing(compression, 4096))).unwrap();
         let kinds: Vec<_> = (0..7).map(|chunk| pack.kind(chunk).unwrap()).collect();
-        assert_eq!((kinds[0], kinds[3]), (Kind::Zero, Kind::Zero));
-        let stored = |kind: Kind| match kind {
-            Kind::Stored { encoding, len, same_as } => (encoding, len, same_as),
-            Kind::Zero => panic!("stored"),
+        assert_eq!((kinds[0], kinds[3]), (ChunkKind::Zero, ChunkKind::Zero));
+        let stored = |kind: ChunkKind| match kind {
+            ChunkKind::Stored { encoding, len, same_as } => (encoding, len, same_as),
+            ChunkKind::Zero => panic!("stored"),
         };
         let (encoding, len, _) = stored(kinds[1]);
         assert!(encoding != Encoding::Raw && len < 2000, "{len}");
@@ -168,7 +168,7 @@ fn the_index_of_16_gib_in_the_smallest_default_chunks_is_less_than_a_twentieth_o
     let pack = super::reader::Pack::open(file, Path::new(NAME)).unwrap();
     assert_eq!((pack.index_len(), pack.data_len()), (len, 0));
     assert!(len * 2000 < 16 << 30, "{len}");
-    assert_eq!(pack.kind((16 << 15) - 1).unwrap(), Kind::Zero);
+    assert_eq!(pack.kind((16 << 15) - 1).unwrap(), ChunkKind::Zero);
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn many_threads_read_one_pack() {
 #[test]
 fn a_source_that_cannot_be_read_ends_it() {
     struct Broken;
-    impl crate::snapshot::format::source::Source for Broken {
+    impl crate::snapshot::format::source::MemorySource for Broken {
         fn read_at(&self, offset: u64, into: &mut [u8]) -> crate::error::Result<()> {
             if offset >= 40 << 20 {
                 return Err(crate::error::Error::host("read this", std::io::Error::other("made to fail")));

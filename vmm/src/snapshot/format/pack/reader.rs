@@ -9,12 +9,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::checksum;
-use super::checksum::Digest;
+use super::checksum::ByteDigest;
 use super::codec::{Decoder, Encoding};
 use super::footer;
 use super::footer::Footer;
 use super::geometry::{ENTRIES, Geometry};
-use super::index::{BLOCK, Block, Entry, TABLE_STEP, Table};
+use super::index::{BLOCK, BlockTable, IndexBlock, IndexEntry, TABLE_STEP};
 use crate::error::{Error, Result};
 
 /// Bytes read at once where all are read.
@@ -29,33 +29,37 @@ pub struct Pack {
     /// For errors.
     name: PathBuf,
     footer: Footer,
-    table: Table,
-    blocks: Blocks,
+    table: BlockTable,
+    blocks: IndexBlocks,
 }
 
-/// Blocks of the index in a leaf of [`Blocks`].
+/// Blocks of the index in a leaf of [`IndexBlocks`].
 const LEAF: u32 = 256;
 
 /// The blocks of the index that were used. The footer alone says how many there are, so a leaf of them takes
 /// memory from its first use on.
 #[derive(Debug)]
-struct Blocks {
+struct IndexBlocks {
     leaves: Box<[OnceLock<Leaf>]>,
     /// A bit a block: those of zeros.
     zeros: Box<[AtomicU64]>,
 }
 
 /// Blocks with something in them.
-type Leaf = Box<[OnceLock<Block>]>;
+type Leaf = Box<[OnceLock<IndexBlock>]>;
 
-impl Blocks {
+impl IndexBlocks {
     fn new(count: u32) -> Self {
         let leaves = (0..count.div_ceil(LEAF)).map(|_| OnceLock::new()).collect();
         Self { leaves, zeros: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
     }
 
     /// The block of this number, none if that is zeros. It is read the first time.
-    fn get(&self, number: u32, read: impl FnOnce() -> Result<Option<Block>>) -> Result<Option<&Block>> {
+    fn get(
+        &self,
+        number: u32,
+        read: impl FnOnce() -> Result<Option<IndexBlock>>,
+    ) -> Result<Option<&IndexBlock>> {
         let known = self.leaves[(number / LEAF) as usize].get();
         let known = known.and_then(|leaf| leaf[(number % LEAF) as usize].get());
         if known.is_some() {
@@ -78,7 +82,7 @@ impl Blocks {
 
 /// What is stored of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ChunkKind {
     /// Nothing: it is zero.
     Zero,
     /// Its content.
@@ -93,7 +97,7 @@ pub enum Kind {
 }
 
 /// Where a chunk's stored bytes are.
-struct Place {
+struct ChunkPlace {
     encoding: Encoding,
     offset: u64,
     len: u32,
@@ -122,7 +126,7 @@ impl Pack {
             return Err(wrong("is damaged: its table has another digest".to_owned()));
         }
         table.check(footer.data_len).map_err(wrong)?;
-        let blocks = Blocks::new(footer.geometry.blocks());
+        let blocks = IndexBlocks::new(footer.geometry.blocks());
         Ok(Self { file, name: name.to_owned(), footer, table, blocks })
     }
 
@@ -200,7 +204,7 @@ impl Pack {
             let first = number * ENTRIES;
             if let Some(block) = self.block(first)? {
                 let chunks = (0..geometry.entries_of(number)).map(|entry| first + entry);
-                let stored = chunks.filter(|chunk| block.entry(*chunk) != Entry::Zero);
+                let stored = chunks.filter(|chunk| block.entry(*chunk) != IndexEntry::Zero);
                 stored.for_each(|chunk| each(geometry.range(chunk)));
             }
         }
@@ -214,11 +218,9 @@ impl Pack {
     ///
     /// # Panics
     /// There is no such chunk.
-    pub fn kind(&self, chunk: u32) -> Result<Kind> {
-        Ok(self.place(chunk)?.map_or(Kind::Zero, |Place { encoding, len, same_as, .. }| Kind::Stored {
-            encoding,
-            len,
-            same_as,
+    pub fn kind(&self, chunk: u32) -> Result<ChunkKind> {
+        Ok(self.place(chunk)?.map_or(ChunkKind::Zero, |ChunkPlace { encoding, len, same_as, .. }| {
+            ChunkKind::Stored { encoding, len, same_as }
         }))
     }
 
@@ -245,7 +247,7 @@ impl Pack {
     /// As [`Pack::read_chunk`].
     pub fn read_unless_zero(&self, chunk: u32, into: &mut [u8], decoder: &mut Decoder) -> Result<bool> {
         assert_eq!(into.len(), self.footer.geometry.len_of(chunk), "a buffer for chunk {chunk}");
-        let Some(Place { encoding, offset, len, checksum, .. }) = self.place(chunk)? else {
+        let Some(ChunkPlace { encoding, offset, len, checksum, .. }) = self.place(chunk)? else {
             return Ok(false);
         };
         if encoding == Encoding::Raw {
@@ -274,7 +276,7 @@ impl Pack {
             return Err(Error::snapshot(&self.name, "is damaged: something stands before its index"));
         }
         let Some(stored) = self.footer.stored else { return Ok(()) };
-        let (mut digest, mut at, mut buffer) = (Digest::default(), 0, vec![0; STEP]);
+        let (mut digest, mut at, mut buffer) = (ByteDigest::default(), 0, vec![0; STEP]);
         while at < self.footer.data_len {
             let step = &mut buffer[..(self.footer.data_len - at).min(STEP as u64) as usize];
             self.read(step, at)?;
@@ -288,20 +290,20 @@ impl Pack {
         Err(Error::snapshot(&self.name, problem))
     }
 
-    fn place(&self, chunk: u32) -> Result<Option<Place>> {
+    fn place(&self, chunk: u32) -> Result<Option<ChunkPlace>> {
         let Some(block) = self.block(chunk)? else { return Ok(None) };
         match block.entry(chunk) {
-            Entry::Zero => Ok(None),
-            Entry::Stored { encoding, place, len, checksum } => {
-                Ok(Some(Place { encoding, offset: block.offset(place), len, checksum, same_as: None }))
+            IndexEntry::Zero => Ok(None),
+            IndexEntry::Stored { encoding, place, len, checksum } => {
+                Ok(Some(ChunkPlace { encoding, offset: block.offset(place), len, checksum, same_as: None }))
             }
-            Entry::Same { of, checksum: here } => {
+            IndexEntry::Same { of, checksum: here } => {
                 let block = self.block(of)?;
                 match block.map(|block| (block, block.entry(of))) {
-                    Some((block, Entry::Stored { encoding, place, len, checksum }))
+                    Some((block, IndexEntry::Stored { encoding, place, len, checksum }))
                         if checksum == here && self.same_len(chunk, of) =>
                     {
-                        Ok(Some(Place {
+                        Ok(Some(ChunkPlace {
                             encoding,
                             offset: block.offset(place),
                             len,
@@ -321,14 +323,14 @@ impl Pack {
     }
 
     /// The block of a chunk, none if that is zeros. It is read and verified if this is its first use.
-    fn block(&self, chunk: u32) -> Result<Option<&Block>> {
+    fn block(&self, chunk: u32) -> Result<Option<&IndexBlock>> {
         let geometry = &self.footer.geometry;
         assert!(chunk < geometry.chunks(), "there are {} chunks, and no number {chunk}", geometry.chunks());
         let number = chunk / ENTRIES;
         self.blocks.get(number, || {
             let mut bytes = Box::new([0; BLOCK]);
             self.read(&mut bytes[..], self.footer.index_at() + u64::from(number) * BLOCK as u64)?;
-            Block::new(bytes, number, geometry, &self.table, self.footer.data_len)
+            IndexBlock::new(bytes, number, geometry, &self.table, self.footer.data_len)
                 .map_err(|problem| Error::snapshot(&self.name, problem))
         })
     }
@@ -352,8 +354,8 @@ impl Pack {
 }
 
 /// Reads the table of a pack, and what its digest is.
-fn read_table(file: &File, footer: &Footer) -> io::Result<(Table, u128)> {
-    let (mut table, mut digest) = (Table::default(), Digest::default());
+fn read_table(file: &File, footer: &Footer) -> io::Result<(BlockTable, u128)> {
+    let (mut table, mut digest) = (BlockTable::default(), ByteDigest::default());
     let (mut at, end) = (footer.table_at(), footer.table_at() + footer.table_len() as u64);
     let mut buffer = vec![0; footer.table_len().min(TABLE_STEPS * TABLE_STEP)];
     while at < end {

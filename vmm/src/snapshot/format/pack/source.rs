@@ -5,10 +5,10 @@ use std::ops::Range;
 use super::codec::Decoder;
 use super::reader::Pack;
 use crate::error::Result;
-use crate::snapshot::format::source::Source;
+use crate::snapshot::format::source::MemorySource;
 
 /// Reads a stretch of a source, with zeros where nothing is. Says whether there was anything to read.
-pub(crate) fn read(source: &dyn Source, offset: u64, into: &mut [u8]) -> Result<bool> {
+pub(crate) fn read(source: &dyn MemorySource, offset: u64, into: &mut [u8]) -> Result<bool> {
     let (mut at, end) = (offset, offset + into.len() as u64);
     let populated = source.populated();
     let first = populated.partition_point(|range| range.end <= offset);
@@ -48,7 +48,7 @@ impl<'a> Repack<'a> {
     }
 }
 
-impl Source for Repack<'_> {
+impl MemorySource for Repack<'_> {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         thread_local! {
             /// A decoder, and a chunk of which only a part is wanted.

@@ -11,7 +11,7 @@ use super::reader::Pack;
 use super::writer::{Packing, pack};
 use crate::error::Result;
 use crate::progress::Progress;
-use crate::snapshot::format::source::Source;
+use crate::snapshot::format::source::MemorySource;
 
 pub const NAME: &str = "/s/memory.pack";
 
@@ -28,7 +28,7 @@ impl Bytes {
     }
 }
 
-impl Source for Bytes {
+impl MemorySource for Bytes {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
         Ok(())

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::codec::Decoder;
-use super::reader::{Kind, Pack};
+use super::reader::{ChunkKind, Pack};
 use super::writer::chunks_of;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -23,8 +23,8 @@ use crate::threads;
 pub fn verify(pack: &Pack, progress: &Progress) -> Result<u64> {
     let digest = AtomicU64::new(0);
     for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
-        Kind::Zero => Ok(()),
-        Kind::Stored { .. } => {
+        ChunkKind::Zero => Ok(()),
+        ChunkKind::Stored { .. } => {
             let part = of_pages(pack.geometry().range(chunk).start, work.read(pack, chunk)?);
             digest.fetch_add(part, Ordering::Relaxed);
             Ok(())
@@ -43,8 +43,8 @@ pub fn unpack(pack: &Pack, (file, name): (&File, &Path), progress: &Progress) ->
     let failed = |source| Error::file("write", name.display(), source);
     file.set_len(pack.memory_len()).map_err(failed)?;
     for_each(pack, progress, &|chunk, work| match pack.kind(chunk)? {
-        Kind::Zero => Ok(()),
-        Kind::Stored { .. } => {
+        ChunkKind::Zero => Ok(()),
+        ChunkKind::Stored { .. } => {
             let content = work.read(pack, chunk)?;
             write_pages(file, pack.geometry().range(chunk).start, content, |_, page| !is_zero(page))
                 .map_err(failed)
@@ -54,12 +54,12 @@ pub fn unpack(pack: &Pack, (file, name): (&File, &Path), progress: &Progress) ->
 
 /// What a thread works with.
 #[derive(Default)]
-struct Work {
+struct ChunkWorker {
     decoder: Decoder,
     chunk: Vec<u8>,
 }
 
-impl Work {
+impl ChunkWorker {
     fn read(&mut self, pack: &Pack, chunk: u32) -> Result<&[u8]> {
         self.chunk.resize(pack.geometry().len_of(chunk), 0);
         pack.read_chunk(chunk, &mut self.chunk, &mut self.decoder)?;
@@ -72,14 +72,14 @@ impl Work {
 fn for_each(
     pack: &Pack,
     progress: &Progress,
-    each: &(dyn Fn(u32, &mut Work) -> Result<()> + Sync),
+    each: &(dyn Fn(u32, &mut ChunkWorker) -> Result<()> + Sync),
 ) -> Result<()> {
     let geometry = pack.geometry();
     let runs = geometry.chunks().div_ceil(geometry.run());
     let next = AtomicU32::new(0);
     let first: Mutex<Option<(u32, Error)>> = Mutex::new(None);
     let work = || {
-        let mut work = Work::default();
+        let mut work = ChunkWorker::default();
         loop {
             // Looked at before a run is taken: each that is taken is done.
             let failed = lock(&first).is_some();

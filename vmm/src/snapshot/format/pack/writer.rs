@@ -15,15 +15,15 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 
-use super::checksum::Digest;
+use super::checksum::ByteDigest;
 use super::codec::{Compression, Encoder};
 use super::footer::Footer;
 use super::geometry::Geometry;
-use super::index::Builder;
-use super::layout::{Layout, Maker, Run, Seen, Spare};
+use super::index::IndexBuilder;
+use super::layout::{FirstChunks, PackLayout, PackedRun, RunPacker, SpareBuffers};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::snapshot::format::source::{Source, threads_for};
+use crate::snapshot::format::source::{MemorySource, threads_for};
 use crate::sync::{lock, wait_while};
 use crate::threads;
 
@@ -87,26 +87,31 @@ impl Packing {
 /// The packing makes no sense, the source cannot be read, the file cannot be written, or
 /// [`Error::Cancelled`].
 pub fn pack(
-    source: &dyn Source,
+    source: &dyn MemorySource,
     memory_len: u64,
     packing: &Packing,
     (file, name): (&File, &Path),
     progress: &Progress,
 ) -> Result<u128> {
     let geometry = packing.validate(memory_len)?;
-    let (seen, spare) = (Seen::default(), Spare::default());
+    let (seen, spare) = (FirstChunks::default(), SpareBuffers::default());
     let runs = geometry.chunks().div_ceil(geometry.run());
     let threads = threads_for(runs, packing.threads);
     let makers = (0..threads).map(|_| {
         let encoder = Encoder::new(packing.compression, packing.chunk_len, packing.least_saving)?;
         let (chunk, other) = (Vec::new(), Vec::new());
-        Ok(Maker { source, geometry, seen: &seen, spare: &spare, encoder, chunk, other })
+        Ok(RunPacker { source, geometry, seen: &seen, spare: &spare, encoder, chunk, other })
     });
     let makers = makers.collect::<Result<Vec<_>>>()?;
-    let layout =
-        Layout { source, geometry, seen: &seen, index: Builder::default(), stored: Digest::default() };
-    let out = Out { file, name, spare: &spare, progress };
-    let line = Line::new(runs, threads as u32 * AHEAD, layout);
+    let layout = PackLayout {
+        source,
+        geometry,
+        seen: &seen,
+        index: IndexBuilder::default(),
+        stored: ByteDigest::default(),
+    };
+    let out = PackFile { file, name, spare: &spare, progress };
+    let line = RunQueue::new(runs, threads as u32 * AHEAD, layout);
     threads::share_work("pack", makers.into_iter().map(|maker| || line.work(maker, &out)));
     let (index, stored) = line.finish()?;
     let data_len = index.data_len();
@@ -125,20 +130,20 @@ pub(crate) fn chunks_of(geometry: &Geometry, run: u32) -> std::ops::Range<u32> {
 }
 
 /// Where runs go.
-struct Out<'a> {
+struct PackFile<'a> {
     file: &'a File,
     name: &'a Path,
-    spare: &'a Spare,
+    spare: &'a SpareBuffers,
     progress: &'a Progress,
 }
 
-impl Out<'_> {
+impl PackFile<'_> {
     fn write(&self, bytes: &[u8], at: u64) -> Result<()> {
         self.file.write_all_at(bytes, at).map_err(|source| Error::file("write", self.name.display(), source))
     }
 
     /// The run that comes next.
-    fn place(&self, layout: &mut Layout<'_>, number: u32, run: Run) -> Result<()> {
+    fn place(&self, layout: &mut PackLayout<'_>, number: u32, run: PackedRun) -> Result<()> {
         let chunks = chunks_of(&layout.geometry, number);
         let at = layout.index.data_len();
         let (room, len) = layout.place(chunks.start, run)?;
@@ -151,39 +156,39 @@ impl Out<'_> {
 }
 
 /// Runs on their way into the file.
-struct Line<'a> {
-    state: Mutex<State<'a>>,
+struct RunQueue<'a> {
+    state: Mutex<RunQueueState<'a>>,
     changed: Condvar,
     runs: u32,
     ahead: u32,
 }
 
-struct State<'a> {
+struct RunQueueState<'a> {
     /// The next one to be made.
     next: u32,
     /// The next one to be placed.
     wanted: u32,
-    made: BTreeMap<u32, Run>,
+    made: BTreeMap<u32, PackedRun>,
     /// Nobody has it who places.
-    layout: Option<Layout<'a>>,
+    layout: Option<PackLayout<'a>>,
     /// By an error, the first one, or by a panic.
     closed: bool,
     error: Option<Error>,
 }
 
-impl<'a> Line<'a> {
-    fn new(runs: u32, ahead: u32, layout: Layout<'a>) -> Self {
+impl<'a> RunQueue<'a> {
+    fn new(runs: u32, ahead: u32, layout: PackLayout<'a>) -> Self {
         let (made, layout) = (BTreeMap::new(), Some(layout));
-        let state = State { next: 0, wanted: 0, made, layout, closed: false, error: None };
+        let state = RunQueueState { next: 0, wanted: 0, made, layout, closed: false, error: None };
         Self { state: Mutex::new(state), changed: Condvar::new(), runs, ahead }
     }
 
     /// Makes runs until there are none left, or there is no use in them any more.
-    fn work(&self, mut maker: Maker<'_>, out: &Out<'_>) {
+    fn work(&self, mut maker: RunPacker<'_>, out: &PackFile<'_>) {
         // A thread that panics leaves a run unmade that the others would wait for.
         let _closing = OnPanic(self);
         loop {
-            let too_far = |state: &mut State<'_>| {
+            let too_far = |state: &mut RunQueueState<'_>| {
                 !state.closed && state.next < self.runs && state.next >= state.wanted + self.ahead
             };
             let mut state = wait_while(&self.changed, lock(&self.state), too_far);
@@ -202,7 +207,7 @@ impl<'a> Line<'a> {
     }
 
     /// Leaves a run, and places all that are there in a row, unless someone is at it. Who is at it looks once more after each.
-    fn leave(&self, run: u32, made: Run, out: &Out<'_>) -> Result<()> {
+    fn leave(&self, run: u32, made: PackedRun, out: &PackFile<'_>) -> Result<()> {
         let mut state = lock(&self.state);
         state.made.insert(run, made);
         let Some(mut layout) = state.layout.take() else { return Ok(()) };
@@ -228,7 +233,7 @@ impl<'a> Line<'a> {
     }
 
     /// Once nobody works any more.
-    fn finish(self) -> Result<(Builder, Digest)> {
+    fn finish(self) -> Result<(IndexBuilder, ByteDigest)> {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let unfinished = || Error::host("pack memory", std::io::Error::other("not all of it was done"));
         match (state.error, state.layout) {
@@ -239,7 +244,7 @@ impl<'a> Line<'a> {
     }
 }
 
-struct OnPanic<'a, 'b>(&'a Line<'b>);
+struct OnPanic<'a, 'b>(&'a RunQueue<'b>);
 
 impl Drop for OnPanic<'_, '_> {
     fn drop(&mut self) {

@@ -10,7 +10,7 @@ use crate::config::{CheckedFile, SocketPath};
 
 /// How a path in a directory may be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Links {
+pub(crate) enum LinkPolicy {
     /// Symbolic links are followed as long as they stay in the directory.
     Inside,
     /// By no link, and the file has no other name: another name may be a file of somebody else's.
@@ -18,9 +18,9 @@ pub(crate) enum Links {
 }
 
 /// The file at `path`, and its real path, if it lies in `directory`.
-pub(crate) fn file(directory: &Path, path: &Path, links: Links) -> Option<CheckedFile> {
+pub(crate) fn file(directory: &Path, path: &Path, links: LinkPolicy) -> Option<CheckedFile> {
     let found = open(directory, path, links).ok()?;
-    if links == Links::None {
+    if links == LinkPolicy::None {
         let stat = rustix::fs::fstat(&found).ok()?;
         let is_file = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file();
         (is_file && stat.st_nlink == 1).then_some(())?;
@@ -29,7 +29,7 @@ pub(crate) fn file(directory: &Path, path: &Path, links: Links) -> Option<Checke
 }
 
 /// The real path of a directory at `path` and the directory if it lies in `directory` or is it.
-pub(crate) fn dir(directory: &Path, path: &Path, links: Links) -> Option<(PathBuf, OwnedFd)> {
+pub(crate) fn dir(directory: &Path, path: &Path, links: LinkPolicy) -> Option<(PathBuf, OwnedFd)> {
     let found = open(directory, path, links).ok()?;
     let stat = rustix::fs::fstat(&found).ok()?;
     rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir().then_some(())?;
@@ -38,11 +38,11 @@ pub(crate) fn dir(directory: &Path, path: &Path, links: Links) -> Option<(PathBu
 
 /// Whether `path` lies in `directory` and there is nothing. False tells nothing of paths that lie elsewhere.
 pub(crate) fn lacks(directory: &Path, path: &Path) -> bool {
-    open(directory, path, Links::Inside).is_err_and(|why| why == Errno::NOENT)
+    open(directory, path, LinkPolicy::Inside).is_err_and(|why| why == Errno::NOENT)
 }
 
 /// A socket that is to be made at `path`, by its real path, if it lies in `directory`.
-pub(crate) fn socket(directory: &Path, path: &Path, links: Links) -> Option<SocketPath> {
+pub(crate) fn socket(directory: &Path, path: &Path, links: LinkPolicy) -> Option<SocketPath> {
     let name = path.file_name()?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let (real, held) = dir(directory, parent, links)?;
@@ -50,7 +50,7 @@ pub(crate) fn socket(directory: &Path, path: &Path, links: Links) -> Option<Sock
 }
 
 /// `XDEV` for a path that does not lie in `directory`, and where the path leaves it on the way.
-fn open(directory: &Path, path: &Path, links: Links) -> rustix::io::Result<OwnedFd> {
+fn open(directory: &Path, path: &Path, links: LinkPolicy) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let outside = Errno::XDEV;
     let root = rustix::fs::open(directory, flags | OFlags::DIRECTORY, Mode::empty()).map_err(|_| outside)?;
@@ -63,8 +63,8 @@ fn open(directory: &Path, path: &Path, links: Links) -> rustix::io::Result<Owned
     let within = if within.as_os_str().is_empty() { PathBuf::from(".") } else { within };
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let (flags, resolve) = match links {
-        Links::Inside => (flags, resolve),
-        Links::None => (flags | OFlags::NOFOLLOW, resolve | ResolveFlags::NO_SYMLINKS),
+        LinkPolicy::Inside => (flags, resolve),
+        LinkPolicy::None => (flags | OFlags::NOFOLLOW, resolve | ResolveFlags::NO_SYMLINKS),
     };
     rustix::fs::openat2(&root, &within, flags, Mode::empty(), resolve)
 }
@@ -100,7 +100,7 @@ mod tests {
             file(directory, path, links).map(|found| found.path().to_owned())
         };
         let find = |name: &str, links| file(&inside, &inside.join(name), links);
-        for links in [Links::Inside, Links::None] {
+        for links in [LinkPolicy::Inside, LinkPolicy::None] {
             assert_eq!(find("own", links), Some(inside.join("own")));
             assert_eq!(find("deep/../deep/own", links), Some(inside.join("deep/own")));
             for name in ["out", "../secret", "root/etc/passwd", "deep/../../secret", "nothing"] {
@@ -124,13 +124,13 @@ mod tests {
             assert_eq!(lacks(&inside, &inside.join(path)), is_lacking, "{path}");
         }
         assert!(!lacks(&inside, Path::new("/nothing")));
-        assert_eq!(find("in", Links::Inside), Some(inside.join("own")));
-        assert_eq!(find("in", Links::None), None);
-        assert_eq!(find("linked", Links::None), None, "it is another file's name");
+        assert_eq!(find("in", LinkPolicy::Inside), Some(inside.join("own")));
+        assert_eq!(find("in", LinkPolicy::None), None);
+        assert_eq!(find("linked", LinkPolicy::None), None, "it is another file's name");
         symlink("inside", place.join("alias")).unwrap();
         let alias = place.join("alias");
-        assert_eq!(file(&alias, &alias.join("own"), Links::Inside), Some(inside.join("own")));
-        assert_eq!(file(&alias, &inside.join("own"), Links::Inside), Some(inside.join("own")));
+        assert_eq!(file(&alias, &alias.join("own"), LinkPolicy::Inside), Some(inside.join("own")));
+        assert_eq!(file(&alias, &inside.join("own"), LinkPolicy::Inside), Some(inside.join("own")));
         fs::remove_dir_all(&place).unwrap();
     }
 
@@ -141,7 +141,7 @@ mod tests {
         let (inside, moved, other) = (place.join("inside"), place.join("moved"), place.join("other"));
         fs::create_dir_all(&inside).unwrap();
         fs::create_dir_all(&other).unwrap();
-        let found = socket(&inside, &inside.join("vsock"), Links::None).unwrap();
+        let found = socket(&inside, &inside.join("vsock"), LinkPolicy::None).unwrap();
         assert_eq!(found.as_path(), inside.join("vsock"));
         // Somebody puts another directory in its place between the check and the use.
         fs::rename(&inside, &moved).unwrap();
@@ -167,7 +167,7 @@ mod tests {
         fs::create_dir_all(&inside).unwrap();
         fs::write(inside.join("disk"), "own").unwrap();
         fs::write(&secret, "secret").unwrap();
-        let found = FileRef::Checked(file(&inside, &inside.join("disk"), Links::None).unwrap());
+        let found = FileRef::Checked(file(&inside, &inside.join("disk"), LinkPolicy::None).unwrap());
         fs::remove_file(inside.join("disk")).unwrap();
         symlink(&secret, inside.join("disk")).unwrap();
         assert_eq!(std::io::read_to_string(found.open("open disk").unwrap()).unwrap(), "own");

@@ -14,7 +14,7 @@ mod key;
 
 use std::path::{Path, PathBuf};
 
-use beneath::Links;
+use beneath::LinkPolicy;
 use key::Key;
 
 use crate::config::devices::{Devices, NetBackend};
@@ -27,7 +27,7 @@ use crate::snapshot::format::place::GrantedBase;
 
 /// Whether this user's volt-vmm wrote a state file.
 #[derive(Clone, Debug)]
-pub(crate) enum Origin {
+pub(crate) enum Authorship {
     /// It did, or the state was never in a file.
     Own,
     /// It cannot be shown, for this reason.
@@ -59,23 +59,23 @@ pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Optio
 }
 
 /// Looks who wrote the state file that `metadata` and `config` were decoded from.
-pub(crate) fn origin_of(file: &[u8], metadata: &Metadata, config: &VmConfig) -> Origin {
+pub(crate) fn origin_of(file: &[u8], metadata: &Metadata, config: &VmConfig) -> Authorship {
     if !has_requests(metadata, &config.devices) {
-        return Origin::NoRequests;
+        return Authorship::NoRequests;
     }
     let Some((body, mark)) = manifest::marked(file) else {
-        return Origin::Foreign("its state.json has no mark of a user".to_owned());
+        return Authorship::Foreign("its state.json has no mark of a user".to_owned());
     };
     match Key::open().map(|key| key.has_marked(body, &mark)) {
-        Ok(true) => Origin::Own,
+        Ok(true) => Authorship::Own,
         Ok(false) => {
-            Origin::Foreign("its state.json was changed, or written by another user or host".to_owned())
+            Authorship::Foreign("its state.json was changed, or written by another user or host".to_owned())
         }
-        Err(why) => Origin::Foreign(why),
+        Err(why) => Authorship::Foreign(why),
     }
 }
 
-impl Origin {
+impl Authorship {
     /// Whether a state file made from this one may be marked as this user's.
     pub fn can_be_marked(&self) -> bool {
         !matches!(self, Self::Foreign(_))
@@ -85,7 +85,7 @@ impl Origin {
 /// Decides about one restore.
 pub(crate) struct Grants<'a> {
     /// Where the state came from.
-    pub origin: &'a Origin,
+    pub origin: &'a Authorship,
     /// The snapshot's directory.
     pub snapshot: &'a Path,
     /// Directories that the caller allows.
@@ -93,7 +93,7 @@ pub(crate) struct Grants<'a> {
 }
 
 /// Looks for a path in a directory.
-type Find<T> = fn(&Path, &Path, Links) -> Option<T>;
+type PathLookup<T> = fn(&Path, &Path, LinkPolicy) -> Option<T>;
 
 impl Grants<'_> {
     /// Checks the directory of a diff's base. Returns it as it is; or what was checked, and its real path.
@@ -101,7 +101,7 @@ impl Grants<'_> {
     /// # Errors
     /// It is not granted, or an allowed directory lacks it.
     pub fn check_base(&self, base: &Path) -> Result<GrantedBase> {
-        if matches!(self.origin, Origin::Foreign(_))
+        if matches!(self.origin, Authorship::Foreign(_))
             && self.allowed.iter().any(|directory| beneath::lacks(directory, base))
         {
             return Err(base_is_missing(self.snapshot, base));
@@ -119,7 +119,7 @@ impl Grants<'_> {
     /// # Errors
     /// Names the first that is not granted, why, and how it is.
     pub fn check_devices(&self, devices: &mut Devices, given: &Overrides) -> Result<()> {
-        let Origin::Foreign(_) = self.origin else { return Ok(()) };
+        let Authorship::Foreign(_) = self.origin else { return Ok(()) };
         for disk in &mut devices.disks {
             if given.disks.iter().any(|given| given.id == disk.id && given.path.is_some()) {
                 continue;
@@ -181,19 +181,19 @@ impl Grants<'_> {
     fn find<T>(
         &self,
         path: &Path,
-        find: Find<T>,
+        find: PathLookup<T>,
         about: impl FnOnce() -> (String, String),
     ) -> Result<Option<T>> {
-        let Origin::Foreign(_) = self.origin else { return Ok(None) };
-        let own = || find(self.snapshot, path, Links::None);
-        let allowed = self.allowed.iter().find_map(|directory| find(directory, path, Links::Inside));
+        let Authorship::Foreign(_) = self.origin else { return Ok(None) };
+        let own = || find(self.snapshot, path, LinkPolicy::None);
+        let allowed = self.allowed.iter().find_map(|directory| find(directory, path, LinkPolicy::Inside));
         allowed.or_else(own).map(Some).ok_or_else(|| self.refused(about(), true))
     }
 
     fn refused(&self, (what, give): (String, String), is_path: bool) -> Error {
         let why = match self.origin {
-            Origin::Foreign(why) => why,
-            Origin::Own | Origin::NoRequests => "",
+            Authorship::Foreign(why) => why,
+            Authorship::Own | Authorship::NoRequests => "",
         };
         let ways = match (give.is_empty(), is_path) {
             (true, _) => "allow its directory (--allow-path DIR)".to_owned(),

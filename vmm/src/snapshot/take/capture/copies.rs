@@ -36,17 +36,17 @@ const LOG: u64 = 256;
 const KEEP: &str = "keep a copy of guest memory";
 
 /// Where pages are copied to.
-pub(crate) struct Target<'a> {
+pub(crate) struct CopyTarget<'a> {
     /// An empty file with room for all of the VM's memory.
     pub file: File,
     /// The error of a write to the file that failed.
     pub failed: &'a dyn Fn(io::Error) -> Error,
     /// The file's file system, unless the file is memory itself.
-    pub disk: Option<&'a dyn Disk>,
+    pub disk: Option<&'a dyn SpaceOnDisk>,
 }
 
 /// A file system with room that was reserved.
-pub(crate) trait Disk {
+pub(crate) trait SpaceOnDisk {
     /// Reserves room for all that the capture is going to need, before the first copy.
     ///
     /// # Errors
@@ -58,22 +58,22 @@ pub(crate) trait Disk {
 }
 
 /// The copies.
-pub(crate) struct Copies<'a> {
+pub(crate) struct PageCopies<'a> {
     ram: &'a GuestRam,
-    to: Target<'a>,
+    to: CopyTarget<'a>,
     /// Copies that are in memory, and which. Nothing where the target is memory itself.
     memory: Option<(File, PageSet)>,
-    log: Option<Log>,
+    log: Option<PauseLog>,
 }
 
 /// The pages of a pause, one behind the other in the order of their offsets.
-struct Log {
+struct PauseLog {
     file: File,
     /// Those that are in it and not yet in the memfd, which has older copies.
     pages: PageSet,
 }
 
-impl Log {
+impl PauseLog {
     /// Has room for [`LOG`] pages.
     ///
     /// # Errors
@@ -87,8 +87,8 @@ impl Log {
     }
 }
 
-impl<'a> Copies<'a> {
-    pub(crate) fn new(ram: &'a GuestRam, to: Target<'a>) -> Result<Self> {
+impl<'a> PageCopies<'a> {
+    pub(crate) fn new(ram: &'a GuestRam, to: CopyTarget<'a>) -> Result<Self> {
         let memory = to.disk.map(|_| Ok::<_, Error>((fresh(ram.len())?, PageSet::none(ram.len()))));
         Ok(Self { ram, to, memory: memory.transpose()?, log: None })
     }
@@ -122,13 +122,13 @@ impl<'a> Copies<'a> {
     /// The host has no memory for it.
     pub(crate) fn before_pause(&mut self) -> Result<()> {
         if self.memory.is_some() && self.log.is_none() {
-            self.log = Some(Log::new(self.ram)?);
+            self.log = Some(PauseLog::new(self.ram)?);
         }
         Ok(())
     }
 
     /// Copies pages while the guest stands still, to the log if they are few and there is one. Otherwise as
-    /// [`Copies::take`].
+    /// [`PageCopies::take`].
     ///
     /// # Errors
     /// As those of that.
@@ -266,7 +266,7 @@ mod tests {
         announced: RefCell<Vec<u64>>,
     }
 
-    impl Disk for Asked {
+    impl SpaceOnDisk for Asked {
         fn reserve(&self, _: &GuestRam, _: &PageSet, pages: &PageSet) -> Result<()> {
             self.reserved.set(pages.len());
             Ok(())
@@ -309,7 +309,8 @@ mod tests {
         let file = fresh(LEN).unwrap();
         let seen = file.try_clone().unwrap();
         let blocks = || seen.metadata().unwrap().blocks() * 512;
-        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
+        let mut copies =
+            PageCopies::new(&ram, CopyTarget { file, failed: &failed, disk: Some(&disk) }).unwrap();
         write(&ram, 1, 1);
         copies.reserve(&pages(&[(0, 2)]), &none).unwrap();
         copies.take_first(&pages(&[(0, 2)]), &Progress::default()).unwrap();
@@ -332,7 +333,8 @@ mod tests {
     fn copies_that_were_stopped_go_on_where_they_were() {
         let (ram, disk) = (ram(), Asked::default());
         let file = fresh(LEN).unwrap();
-        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
+        let mut copies =
+            PageCopies::new(&ram, CopyTarget { file, failed: &failed, disk: Some(&disk) }).unwrap();
         let mut written = pages(&[(0, 1000)]);
         assert!(!copies.take(&mut written, |left| left > 500).unwrap());
         assert_eq!((written.len(), copies.held()), (488, 512));
@@ -345,7 +347,8 @@ mod tests {
     fn few_pages_of_a_pause_go_to_the_log_and_give_way_to_later_copies() {
         let (ram, disk) = (ram(), Asked::default());
         let file = fresh(LEN).unwrap();
-        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: Some(&disk) }).unwrap();
+        let mut copies =
+            PageCopies::new(&ram, CopyTarget { file, failed: &failed, disk: Some(&disk) }).unwrap();
         [3, 4, 700].iter().for_each(|page| write(&ram, *page, 1));
         assert!(copies.take(&mut pages(&[(3, 5)]), |_| true).unwrap());
         copies.before_pause().unwrap();
@@ -373,7 +376,7 @@ mod tests {
         let ram = ram();
         write(&ram, 5, 5);
         let file = fresh(LEN).unwrap();
-        let mut copies = Copies::new(&ram, Target { file, failed: &failed, disk: None }).unwrap();
+        let mut copies = PageCopies::new(&ram, CopyTarget { file, failed: &failed, disk: None }).unwrap();
         copies.take(&mut pages(&[(5, 6)]), |_| true).unwrap();
         assert_eq!(copies.held(), 0);
         assert_eq!(word(&copies.settle().unwrap(), 5), 5);

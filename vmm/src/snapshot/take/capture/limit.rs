@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
-use crate::machine::running::Stood;
+use crate::machine::running::PauseTimes;
 use crate::memory::PAGE;
 
 /// The guest is given so long, after the first pass, to write little enough.
@@ -40,7 +40,7 @@ pub(crate) struct PauseLimit {
 
 /// A look at a guest that runs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Look {
+pub(crate) struct DirtySample {
     /// Pages that were written, and have not been copied since.
     pub left: u64,
     /// Pages that were written since the look before this one.
@@ -87,7 +87,7 @@ impl PauseLimit {
 
     /// The guest stood still for too long, or would have. Returns whether its disks were the cause: another
     /// moment may suit them.
-    pub(crate) fn overran(&mut self, stood: Stood) -> bool {
+    pub(crate) fn overran(&mut self, stood: PauseTimes) -> bool {
         // Without a pause the disks did not come to rest in time.
         let for_disks =
             stood.vcpus.is_zero() || stood.disks > self.longest / 2 && stood.vcpus <= self.longest;
@@ -104,7 +104,7 @@ impl PauseLimit {
     }
 
     /// The error, once there is no use in going on.
-    pub(crate) fn hopeless(&self, act: &'static str, look: Look) -> Option<Error> {
+    pub(crate) fn hopeless(&self, act: &'static str, look: DirtySample) -> Option<Error> {
         let lasted = self.began.elapsed();
         if self.overruns < MOST_OVERRUNS && lasted < PATIENCE {
             return None;
@@ -143,8 +143,8 @@ mod tests {
 
     const FIVE: Duration = Duration::from_millis(5);
 
-    fn look(left: u64) -> Look {
-        Look { left, written: 256 * 300, within: Duration::from_secs(1), passes: 7 }
+    fn look(left: u64) -> DirtySample {
+        DirtySample { left, written: 256 * 300, within: Duration::from_secs(1), passes: 7 }
     }
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
         let mut limit = PauseLimit::new(FIVE);
         (0..MOST_OVERRUNS).for_each(|_| {
             assert!(limit.hopeless("take a snapshot", look(1)).is_none());
-            let stood = Stood { disks: Duration::from_micros(300), vcpus: Duration::from_millis(7) };
+            let stood = PauseTimes { disks: Duration::from_micros(300), vcpus: Duration::from_millis(7) };
             assert!(!limit.overran(stood), "the disks took little of it");
         });
         let text = limit.hopeless("take a snapshot", look(1)).unwrap().to_string();
@@ -197,8 +197,8 @@ mod tests {
         );
     }
 
-    fn stood(disks: u64, vcpus: u64) -> Stood {
-        Stood { disks: Duration::from_micros(disks), vcpus: Duration::from_micros(vcpus) }
+    fn stood(disks: u64, vcpus: u64) -> PauseTimes {
+        PauseTimes { disks: Duration::from_micros(disks), vcpus: Duration::from_micros(vcpus) }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::FileRef;
 use crate::error::{Error, Result};
-use crate::memory::base::OtherPages;
+use crate::memory::base::OverlayPages;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::{can_change, read_only, seal};
 use crate::memory::files::sparse;
@@ -30,8 +30,8 @@ use crate::snapshot::MemoryFile;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::BaseSnapshot;
 use crate::snapshot::format::pack::Pack;
-use crate::snapshot::lineage::{Differ, Lineage};
-use crate::snapshot::opened::memory::{LazyMemory, Memory, OfVm, Packed, Unpack};
+use crate::snapshot::lineage::{Lineage, PagesToCapture};
+use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, Packed, SnapshotMemory, Unpack};
 use crate::snapshot::opened::state;
 use crate::snapshot::restore::open::Snapshot;
 
@@ -50,7 +50,7 @@ pub struct Handover {
 /// What is neither state nor pages.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct About {
+struct HandoverHeader {
     /// Whether pages lie over the base. Their set comes first among the pages.
     over: bool,
     /// What a diff would be relative to. The pages that may differ from it come last.
@@ -58,13 +58,13 @@ struct About {
     /// The disks whose layers come last among the descriptors.
     layers: Vec<String>,
     /// The pack that comes in the place of the base, where that is filled on touch.
-    pack: Option<AboutPack>,
+    pack: Option<HandoverPack>,
 }
 
 /// A pack that memory is filled from on touch.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AboutPack {
+struct HandoverPack {
     /// Its name in errors.
     name: PathBuf,
     /// Its digest.
@@ -102,7 +102,7 @@ impl Snapshot {
             files.push(read_only(&layer).map_err(refused)?);
         }
         let lineage = self.lineage();
-        let about = About {
+        let about = HandoverHeader {
             over: over.is_some(),
             lineage: lineage.map(|lineage| lineage.base.clone()),
             layers,
@@ -111,7 +111,7 @@ impl Snapshot {
         let about = serde_json::to_vec(&about)
             .map_err(|source| Error::state("the snapshot that is handed over", source))?;
         let none = PageSet::none(self.metadata().memory_bytes);
-        let differ = lineage.map(|lineage| lineage.differ.pages().unwrap_or(&none));
+        let differ = lineage.map(|lineage| lineage.may_differ.pages().unwrap_or(&none));
         let sets = over.map(|over| &*over.pages).into_iter().chain(differ);
         let pages: Vec<u8> = sets.flat_map(PageSet::bytes).collect();
         Ok(Handover { message: wire::encode(&[&state, &about, &pages], files.len()), files })
@@ -126,7 +126,7 @@ impl Snapshot {
         let received = received.map_err(|source| Error::host("receive a VM from its parent", source))?;
         let wire::Received { parts: [state, about, pages], files } = received.map_err(wrong)?;
         let manifest::Manifest { metadata, config, machine, .. } = state::decode(&place(), &state)?;
-        let about: About =
+        let about: HandoverHeader =
             serde_json::from_slice(&about).map_err(|source| wrong(format!("cannot be decoded: {source}")))?;
         let len = metadata.memory_bytes;
         let layered = config.devices.disks.iter().filter(|disk| disk.layer.is_some());
@@ -139,8 +139,8 @@ impl Snapshot {
         }
         let mut files = files.into_iter();
         let base = match about.pack {
-            None => OfVm::Whole(memory_file(files.next(), len)?.into()),
-            Some(pack) => OfVm::Lazy(pack.open(files.next(), len)?),
+            None => CapturedBase::Whole(memory_file(files.next(), len)?.into()),
+            Some(pack) => CapturedBase::Lazy(pack.open(files.next(), len)?),
         };
         let over = about.over.then(|| memory_file(files.next(), len).map(Arc::new)).transpose()?;
         let layers: BTreeMap<_, _> = about.layers.into_iter().zip(files).collect();
@@ -152,11 +152,11 @@ impl Snapshot {
         }
         let mut sets = Sets { bytes: &pages, memory: len };
         let over = match over {
-            Some(file) => Some(OtherPages { pages: sets.next()?, file }),
+            Some(file) => Some(OverlayPages { pages: sets.next()?, file }),
             None => None,
         };
         let lineage = match about.lineage {
-            Some(base) => Some(Lineage { base, differ: Differ::NotBase(Some(sets.next()?)) }),
+            Some(base) => Some(Lineage { base, may_differ: PagesToCapture::NotBase(Some(sets.next()?)) }),
             None => None,
         };
         sets.end()?;
@@ -176,8 +176,10 @@ impl Handover {
 }
 
 /// The file under a VM's pages, and, if it is a pack, its description.
-fn base_of(memory: &Memory, fills: Option<&Unpack>) -> Result<(Arc<File>, Option<AboutPack>)> {
-    let (Memory::Packed(packed), Some(unpack)) = (memory, fills) else { return Ok((memory.base()?, None)) };
+fn base_of(memory: &SnapshotMemory, fills: Option<&Unpack>) -> Result<(Arc<File>, Option<HandoverPack>)> {
+    let (SnapshotMemory::Packed(packed), Some(unpack)) = (memory, fills) else {
+        return Ok((memory.base()?, None));
+    };
     let pager = match unpack {
         Unpack::ByPager(options) => Some(options.clone()),
         _ => None,
@@ -185,11 +187,11 @@ fn base_of(memory: &Memory, fills: Option<&Unpack>) -> Result<(Arc<File>, Option
     let pack = &packed.pack;
     let file = pack.file().try_clone();
     let file = file.map_err(|source| Error::file("open again", pack.name().display(), source))?;
-    let about = AboutPack { name: pack.name().to_owned(), file: MemoryFile::pack(pack.digest()), pager };
+    let about = HandoverPack { name: pack.name().to_owned(), file: MemoryFile::pack(pack.digest()), pager };
     Ok((Arc::new(file), Some(about)))
 }
 
-impl AboutPack {
+impl HandoverPack {
     /// Memory that is filled from the pack in `file`. A chunk is verified when it is fetched.
     fn open(self, file: Option<File>, len: u64) -> Result<LazyMemory> {
         let file = file.ok_or_else(|| wrong("lacks the pack of its memory"))?;
@@ -198,7 +200,7 @@ impl AboutPack {
             return Err(wrong("has another pack than it says"));
         }
         let unpack = self.pager.map_or(Unpack::OnTouch, Unpack::ByPager);
-        Ok(LazyMemory { memory: Arc::new(Memory::Packed(Packed::of(Arc::new(pack)))), unpack })
+        Ok(LazyMemory { memory: Arc::new(SnapshotMemory::Packed(Packed::of(Arc::new(pack)))), unpack })
     }
 }
 

@@ -44,13 +44,13 @@ fn file(word: &[u8]) -> File {
 }
 
 fn snapshot() -> Snapshot {
-    over(OfVm::Whole(Arc::new(file(b"base"))))
+    over(CapturedBase::Whole(Arc::new(file(b"base"))))
 }
 
 /// Memory that is filled on touch from a pack, which is `bytes`.
 fn lazy(bytes: &[u8]) -> Snapshot {
-    let memory = Arc::new(Memory::Packed(Packed::of(Arc::new(open(bytes).unwrap()))));
-    over(OfVm::Lazy(LazyMemory { memory, unpack: Unpack::OnTouch }))
+    let memory = Arc::new(SnapshotMemory::Packed(Packed::of(Arc::new(open(bytes).unwrap()))));
+    over(CapturedBase::Lazy(LazyMemory { memory, unpack: Unpack::OnTouch }))
 }
 
 /// A pack of `len` bytes of memory.
@@ -59,11 +59,11 @@ fn pack_of(seed: u64, len: u64) -> Vec<u8> {
 }
 
 /// A snapshot over this.
-fn over(below: OfVm) -> Snapshot {
+fn over(below: CapturedBase) -> Snapshot {
     let config = config();
-    let over = OtherPages { pages: set(&[3, 9]), file: Arc::new(file(b"over")) };
+    let over = OverlayPages { pages: set(&[3, 9]), file: Arc::new(file(b"over")) };
     let base = BaseSnapshot { memory_digest: "00000000000000aa".to_owned(), path: "/base".into() };
-    let lineage = Lineage { base, differ: Differ::NotBase(Some(set(&[3, 9, 11]))) };
+    let lineage = Lineage { base, may_differ: PagesToCapture::NotBase(Some(set(&[3, 9, 11]))) };
     let layers = BTreeMap::from([("layered".to_owned(), file(b"layer"))]);
     let parts = (Metadata::of(&config).unwrap(), config, machine());
     Snapshot::in_memory(parts, (below, Some(over)), Some(lineage), layers, None).unwrap()
@@ -117,7 +117,7 @@ fn the_other_side_has_what_this_one_had_and_can_change_none_of_it() {
     assert_eq!(over.pages, set(&[3, 9]));
     let lineage = there.lineage().unwrap();
     assert_eq!(
-        (lineage.base.path.to_str(), lineage.differ.pages()),
+        (lineage.base.path.to_str(), lineage.may_differ.pages()),
         (Some("/base"), Some(&*set(&[3, 9, 11])))
     );
     let layer = there.layers().find("layered").unwrap();
@@ -139,7 +139,7 @@ fn memory_that_is_filled_on_touch_goes_as_its_pack_and_nothing_is_unpacked() {
     let again = there.handover().unwrap();
     let third = received(|socket| again.send(&socket).unwrap()).unwrap();
     for snapshot in [here, there, third] {
-        let (Memory::Packed(packed), _) = snapshot.memory() else { panic!("it was unpacked") };
+        let (SnapshotMemory::Packed(packed), _) = snapshot.memory() else { panic!("it was unpacked") };
         assert!(content(&packed.pack).unwrap() == noise(1, LEN as usize));
         assert_eq!(snapshot.fills(), Some(&Unpack::OnTouch));
     }
