@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds two revisions of volt-vmm and compares them by benches/compare. Both are measured by the benchmark of this tree, which is
+# Builds two revisions of volt-vmm and compares them by benches/compare. Both are measured by the benchmark
+# of this tree, which is
 # put into the old revision too: what is measured is the same.
 set -euo pipefail
 
@@ -10,11 +11,12 @@ usage() {
     cat <<'END'
 Usage: benches/compare.sh [--build DIR] OLD [NEW [OPTION...]]
 
-Builds the revisions OLD and NEW (default: HEAD) in worktrees that are removed afterwards, and prints a table of minima and
-percentiles of both, measured in turns. Each OPTION goes to the benchmark: --runs N, --only LIST, --memory FILE, --realtime,
---processes N, --act NAME.
+Builds the revisions OLD and NEW (default: HEAD) in worktrees that are removed afterwards, and prints a table
+of minima and percentiles of both, measured in turns. Each OPTION goes to the benchmark: --runs N,
+--only LIST, --memory FILE, --realtime, --processes N, --act NAME.
 
-  --build DIR    keep the programs in DIR/old and DIR/new, and build only what is not there (default: a temporary directory)
+  --build DIR    keep the programs in DIR/old and DIR/new, and build only the missing ones (default: a
+                 temporary directory)
   --help
 
 Environment: CARGO_TARGET_DIR, as for cargo; both revisions are built in it.
@@ -67,7 +69,10 @@ build() {
     # The one names `.../release/volt-vmm`, the other `.../deps/compare-HASH`.
     local program
     for program in volt-vmm compare; do
-        cp "$(grep -o '"executable":"[^"]*/'"$program"'[^"/]*"' <<<"$programs" | tail -n 1 | cut -d '"' -f 4)" "$kept/$2/$program"
+        local built
+        built=$(grep -o '"executable":"[^"]*/'"$program"'[^"/]*"' <<<"$programs" | tail -n 1)
+        built=$(cut -d '"' -f 4 <<<"$built")
+        cp "$built" "$kept/$2/$program"
     done
     git -C "$here" worktree remove --force "$work/tree"
 }

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs a benchmark in the lab (scripts/lab.sh), on real kvm_amd. The clock there is emulated: ratios mean something, absolute
-# numbers do not.
+# Runs a benchmark in the lab (scripts/lab.sh), on real kvm_amd. The clock there is emulated: compare ratios,
+# not absolute numbers.
 #
-#   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                    how long a restore takes
-#   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md    how fast the virtio devices are, beside QEMU's
-#   benches/lab.sh instructions [OPTION...]                                the same by a clock that counts instructions
+#   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                 time of a restore
+#   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md speed of virtio devices, beside QEMU's
+#   benches/lab.sh instructions [OPTION...]                             the same, with a clock of instructions
 #
-# The options are the benchmark's; see `cargo bench -p volt-benches --bench restore -- --help`, and the same with devices.
+# The options are the benchmark's; see `cargo bench -p volt-benches --bench restore -- --help`, and the same
+# with devices.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,28 +28,35 @@ restore() {
 
 `benches/lab.sh > docs/benchmarks-lab.md` writes this page: the restore benchmark under real kvm_amd on an
 emulated processor (scripts/lab.sh). It is for the ratio of a large guest to a small one, where KVM does not
-allocate for every page of a memory slot. Milliseconds mean nothing here, and neither does volt-vmm beside its
-floor: the emulator translates a program anew wherever it is loaded. volt-vmm, being position-independent, is
-loaded elsewhere each time, and the floor is not.
+allocate for every page of a memory slot. Milliseconds mean nothing here, and neither does volt-vmm beside
+its floor: the emulator translates a program anew wherever it is loaded. volt-vmm, being
+position-independent, is loaded elsewhere each time, and the floor is not.
 
 END_OF_TEXT
-    exec scripts/lab.sh --memory 5120 --time 900 --file "$program:/lab/restore-bench" --file "$volt:/lab/volt-vmm" -- \
-        restore-bench --volt-vmm /lab/volt-vmm --memory 128,4096 --runs 20 --qemu-runs 0 --only whole,library "$@"
+    exec scripts/lab.sh --memory 5120 --time 900 \
+        --file "$program:/lab/restore-bench" --file "$volt:/lab/volt-vmm" -- \
+        restore-bench --volt-vmm /lab/volt-vmm --memory 128,4096 \
+        --runs 20 --qemu-runs 0 --only whole,library "$@"
 }
 
-# What it runs: QEMU comes along, with the firmware and the option ROM that a microvm boots an ELF kernel with.
+# Collects the files of a run: also QEMU, with the firmware and the option ROM with which a microvm boots an
+# ELF kernel.
 gather() {
     local file
-    file=$(command -v qemu-system-x86_64) || { echo "benches/lab.sh: qemu-system-x86_64 is missing" >&2 && exit 1; }
-    files=(--file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm" --file "$file:/usr/bin/qemu-system-x86_64")
+    file=$(command -v qemu-system-x86_64) ||
+        { echo "benches/lab.sh: qemu-system-x86_64 is missing" >&2 && exit 1; }
+    files=(--file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm")
+    files+=(--file "$file:/usr/bin/qemu-system-x86_64")
     files+=(--file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd")
     for file in bios-microvm.bin linuxboot_dma.bin pvh.bin kvmvapic.bin; do
         [ ! -e "/usr/share/qemu/$file" ] || files+=(--file "/usr/share/qemu/$file:/usr/share/qemu/$file")
-        [ ! -e "/usr/share/seabios/$file" ] || files+=(--file "/usr/share/seabios/$file:/usr/share/seabios/$file")
+        [ ! -e "/usr/share/seabios/$file" ] ||
+            files+=(--file "/usr/share/seabios/$file:/usr/share/seabios/$file")
     done
 }
 
-# A clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each, does not depend on what else the machine does.
+# A clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each, does not depend on what else
+# the machine does.
 # It does not price the emulator's own work, to which leaving a guest and switching threads is dear.
 instructions() {
     gather
@@ -60,17 +68,17 @@ devices() {
     cat <<'END_OF_TEXT'
 # Virtio devices in the lab
 
-`benches/lab.sh devices > docs/benchmarks-devices-lab.md` writes this page: the virtio devices of a Linux guest
-under volt-vmm and of the same guest under QEMU microvm, under real kvm_amd on an emulated processor
-(scripts/lab.sh). Both VMs run at once. Each measurement is made under one and then under the other, while the
-other is idle. Compare ratios: above 1, volt-vmm is better. The emulated processor is one, which guest, VMM and
-host share. The comparison is therefore of their work for a request, not of work at the same time. Disks are raw
-images, read and written past the guest's page cache and through the host's (cache=writeback), which holds all
-of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with queues as long as
-volt-vmm's.
+`benches/lab.sh devices > docs/benchmarks-devices-lab.md` writes this page: the virtio devices of a Linux
+guest under volt-vmm and of the same guest under QEMU microvm, under real kvm_amd on an emulated processor
+(scripts/lab.sh). Both VMs run at once. Each measurement is made under one and then under the other, while
+the other is idle. Compare ratios: above 1, volt-vmm is better. The emulated processor is one, which guest,
+VMM and host share. The comparison is therefore of their work for a request, not of work at the same time.
+Disks are raw images, read and written past the guest's page cache and through the host's (cache=writeback),
+which holds all of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with
+queues as long as volt-vmm's.
 
-The cost of an instruction depends on the emulator, to which leaving a guest and switching threads is dear, and
-on other work of the machine.
+The cost of an instruction depends on the emulator, to which leaving a guest and switching threads is dear,
+and on other work of the machine.
 
 END_OF_TEXT
     in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"

@@ -9,15 +9,17 @@ usage() {
     cat <<'END'
 Usage: benches/large-base.sh [OPTION...] PROGRAM...
 
-Restores a guest lazily from a packed snapshot, lets it touch 8 MiB, and times `fork`, `snapshot create --diff` and `snapshot merge`,
-as processes, with each PROGRAM (a volt-vmm) in turns. Prints minima and medians in ms. `limited` is the merge in a control group
-of 48 MiB; killed is how many of these the kernel ended.
+Restores a guest lazily from a packed snapshot, lets it touch 8 MiB, and times `fork`, `snapshot create
+--diff` and `snapshot merge`, as processes, with each PROGRAM (a volt-vmm) in turns. Prints minima and
+medians in ms. `limited` is the merge in a control group of 48 MiB, and `killed` counts those that the
+kernel ended.
 
   --runs N    rounds (default 10)
   --mib N     MiB of noise in the base (default 400)
   --help
 
-The guest is that of the tests: run `cargo test -p volt-tests --no-run` before. `limited` takes root and control groups.
+The guest is that of the tests: run `cargo test -p volt-tests --no-run` before. `limited` needs root and
+control groups.
 END
 }
 
@@ -35,7 +37,8 @@ while [ $# -gt 0 ]; do
 done
 [ $# -gt 0 ] || { usage >&2 && exit 1; }
 
-guest=$(find "${CARGO_TARGET_DIR:-$here/target}" -name guest.elf -path '*volt-tests*' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
+guest=$(find "${CARGO_TARGET_DIR:-$here/target}" -name guest.elf -path '*volt-tests*' -printf '%T@ %p\n' |
+    sort -n | tail -1 | cut -d' ' -f2)
 [ -n "$guest" ] || { say "no guest: cargo test -p volt-tests --no-run builds it" && exit 1; }
 
 work=$(mktemp -d)
@@ -92,14 +95,16 @@ one() {
     "$program" restore "$dir/base" --api-socket "$dir/sock" >"$dir/console" 2>>"$work/said" &
     vm=$!
     counted "$dir/console" 36
-    timed "$name.fork" "$program" fork --api-socket "$dir/sock" --count 1 --child-dir "$dir/children" || exit 1
+    timed "$name.fork" "$program" fork --api-socket "$dir/sock" --count 1 --child-dir "$dir/children" ||
+        exit 1
     child=$(tail -1 "$work/said" | grep -o '^[0-9]*')
     kill "$child"
     timed "$name.diff" "$program" snapshot create --diff --api-socket "$dir/sock" "$dir/diff" || exit 1
     stop
     timed "$name.merge" "$program" snapshot merge "$dir/diff" "$dir/merged" || exit 1
     if [ -n "$limit" ]; then
-        timed "$name.limited" in_group "$program" snapshot merge "$dir/diff" "$dir/limited" || echo 1 >>"$work/$name.killed"
+        timed "$name.limited" in_group "$program" snapshot merge "$dir/diff" "$dir/limited" ||
+            echo 1 >>"$work/$name.killed"
     fi
 }
 
@@ -111,7 +116,8 @@ for program; do
         --api-socket "$work/$number/sock" >"$work/$number/console" 2>>"$work/said" &
     vm=$!
     counted "$work/$number/console" 1
-    "$program" snapshot create --compress lz4 --api-socket "$work/$number/sock" "$work/$number/base" >>"$work/said" 2>&1
+    "$program" snapshot create --compress lz4 --api-socket "$work/$number/sock" "$work/$number/base" \
+        >>"$work/said" 2>&1
     stop
 done
 for round in $(seq "$runs"); do
@@ -130,8 +136,11 @@ for program; do
     for act in fork diff merge limited; do
         file=$work/$number.$act && touch "$file"
         killed=0
-        if [ "$act" = limited ] && [ -e "$work/$number.killed" ]; then killed=$(wc -l <"$work/$number.killed"); fi
+        if [ "$act" = limited ] && [ -e "$work/$number.killed" ]; then
+            killed=$(wc -l <"$work/$number.killed")
+        fi
         sort -n "$file" | awk -v p="$program" -v a="$act" -v k="$killed" \
-            '{ v[NR] = $1 } END { printf "| %s | %s | %s | %s | %d | %d |\n", p, a, v[1], v[int((NR + 1) / 2)], NR, k }'
+            '{ v[NR] = $1 }
+            END { printf "| %s | %s | %s | %s | %d | %d |\n", p, a, v[1], v[int((NR + 1) / 2)], NR, k }'
     done
 done

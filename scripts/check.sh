@@ -44,7 +44,7 @@ NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/chec
 CLEAN=(
     README.md CONTRIBUTING.md SECURITY.md _typos.toml
     docs
-    scripts/checks scripts/docs.sh
+    scripts/checks scripts/docs.sh benches
 )
 # The version that scripts/install-deps.sh installs.
 TYPOS=1.52.0

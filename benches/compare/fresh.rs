@@ -1,5 +1,5 @@
-//! Acts of the library by several fresh probes of either build, which start in turns: the minimum of one process
-//! depends on where its memory happens to lie, that of ten does not.
+//! Acts of the library by several fresh probes of either build, which start in turns: the minimum of one
+//! process depends on where its memory happens to lie, that of ten does not.
 
 use std::path::PathBuf;
 
@@ -37,7 +37,8 @@ pub fn measure(builds: &[&PathBuf; 2], acts: &[&str], processes: usize, runs: us
     Ok(table(&all))
 }
 
-/// The least of all, and the medians of the processes' minima and of their medians, of the old build and the new.
+/// The least of all, and the medians of the processes' minima and of their medians, of the old build and the
+/// new.
 fn table(of_processes: &[Rows]) -> Table {
     let mut table = Table::new(&[
         "ms, old then new",
@@ -54,7 +55,7 @@ fn table(of_processes: &[Rows]) -> Table {
     ]);
     let names = of_processes.first().into_iter().flat_map(Rows::iter).map(|(name, _)| name);
     for (row, name) in names.enumerate() {
-        // Of each process, its own percentile; of those, the percentile over the processes.
+        // Percentile over the processes of each process's own percentile.
         let over = |of_each: usize, of_all: usize| {
             [0, 1].map(|build| {
                 let times = of_processes.iter().filter_map(|rows| rows.iter().nth(row));

@@ -31,8 +31,9 @@ cargo bench -p volt-benches --bench compare -- --old DIR --new DIR [OPTION...]
   --new DIR         the same of the new revision
   --runs N          runs of each act (default 40)
   --only LIST       of process, library, memory (default all)
-  --processes N     acts of the library by N fresh processes of each build in turns, --runs in each, and nothing else
-  --act NAME        only this one of them, with all that follows its name's comma left out (repeat it for more)
+  --processes N     acts of the library by N fresh processes of each build in turns, --runs in each, and
+                    nothing else
+  --act NAME        only this act, named without its comma and the words after it (repeat it for more)
   --memory FILE     guest memory for the acts on packed memory (default: what scripts/memory-image.sh makes)
   --realtime        processes and acts on packed memory go before all other programs (SCHED_FIFO, for root);
                     acts on VMs do not, since guests that never sleep would starve their own process

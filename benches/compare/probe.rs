@@ -1,5 +1,5 @@
-//! The acts of the library that are compared. A line of standard input names one, a line of standard output says
-//! what it took.
+//! The acts of the library that are compared. A line of standard input names one, a line of standard output
+//! says what it took.
 
 use std::collections::HashMap;
 use std::hint::black_box;

@@ -40,7 +40,7 @@ pub fn measure(options: &Options, scratch: &Scratch, table: &mut Table) -> Resul
     let make = || Machine::make(&kvm, options.memory_mib, options.irqchip, 1, 0);
     table.row(of_many("floor: empty VMs in one process", options.alive, make, |_| Ok(()))?);
     let parent = Guest::boot(options, scratch)?;
-    // What the first fork makes of the parent is not the others'.
+    // The first fork freezes the parent's memory, which the others find frozen.
     parent.fork()?.answers()?;
     table.row(of_many("forks in one process", options.alive, || parent.fork(), Guest::answers)?);
     parent.answers()

@@ -13,7 +13,7 @@ use crate::Options;
 /// How long a guest may take to say something.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a guest is told to do.
+/// Act of a guest.
 pub fn cmdline(options: &Options) -> String {
     format!("echo mib={}", options.touched_mib)
 }

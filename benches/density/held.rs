@@ -1,11 +1,11 @@
-//! What processes and the kernel hold, by the kernel's own books (proc(5)).
+//! Resources of processes and of the kernel, as the kernel counts them (proc(5)).
 
 use std::fs;
 use std::process::id;
 
 use volt_benches::{OrSay, Result};
 
-/// What the kernel has for itself, apart from what it keeps for files. KVM's arrays are among what vmalloc gave.
+/// Memory of the kernel's own, without its caches of files. KVM's arrays are in the vmalloc part.
 const KERNEL: [&str; 6] =
     ["Slab:", "KernelStack:", "PageTables:", "SecPageTables:", "VmallocUsed:", "Percpu:"];
 
@@ -27,7 +27,7 @@ pub fn host_mib() -> Result<u64> {
     Ok(sum("/proc/meminfo", &["MemTotal:"])? >> 10)
 }
 
-/// What a process has to itself: pages that no other maps, and what of them is swapped out.
+/// Memory that only one process uses: pages that no other maps, swapped-out ones included.
 ///
 /// # Errors
 /// It has ended.
@@ -44,7 +44,7 @@ pub struct Host {
     shared_kib: u64,
 }
 
-/// What is held more at one moment than at another, in KiB.
+/// Growth of memory between two moments, in KiB.
 #[derive(Clone, Copy, Debug)]
 pub struct More {
     /// By anybody: so much less is available.
@@ -66,7 +66,7 @@ impl Host {
         })
     }
 
-    /// What is held more than at another moment.
+    /// Returns the growth since another moment.
     pub fn since(self, before: Self) -> More {
         let more = |now: u64, before: u64| now.cast_signed() - before.cast_signed();
         More {
@@ -77,7 +77,7 @@ impl Host {
     }
 }
 
-/// What a process holds at one moment.
+/// Resources of a process at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Process {
     pub unique_kib: u64,

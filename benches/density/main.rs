@@ -1,7 +1,7 @@
 //! How much of a host a fork takes, alive and afterwards. See [`HELP`].
 //!
-//! `alive` and `processes` count the memory of many at once, `sequence` what is left of many that are gone; `held` reads the kernel's
-//! books.
+//! `alive` and `processes` count the memory of many at once, `sequence` what is left of many that are gone;
+//! `held` reads the kernel's books.
 
 mod alive;
 mod guest;
@@ -98,8 +98,10 @@ fn run(options: &Options) -> Result<()> {
     let scratch = Scratch::new()?;
     let mut document = Document::default();
     document.say(&format!(
-        "# Resources of forks on the host\n\nThe benchmark itself writes this page (`--write-docs`). {}\nThe host has {} MiB of memory. The VM has {} MiB and one \
-         vCPU, has touched {} MiB of them, and sleeps; irqchip: {}.\n",
+        "# Resources of forks on the host\n\n\
+         The benchmark itself writes this page (`--write-docs`). {}\n\
+         The host has {} MiB of memory. The VM has {} MiB and one vCPU, has touched {} MiB of them, and \
+         sleeps; irqchip: {}.\n",
         circumstances("density", &options.line, host::load()),
         held::host_mib()?,
         options.memory_mib,

@@ -62,7 +62,8 @@ impl Parent {
 }
 
 impl Children {
-    /// Whether all of them are there. A dead one's number may be another's soon; nothing here waits that long.
+    /// Whether all of them are there. A dead one's number may be another's soon; nothing here waits that
+    /// long.
     fn check(&self) -> Result<()> {
         let gone = self.0.iter().find(|(pid, _)| !Path::new(&format!("/proc/{pid}/smaps_rollup")).exists());
         gone.map_or(Ok(()), |(pid, socket)| Err(format!("child {pid} at {} has ended", socket.display())))
@@ -97,7 +98,7 @@ fn kill(pid: u32) {
 pub fn alive(options: &Options, scratch: &Scratch, table: &mut Table) -> Result<()> {
     let parent = Parent::boot(options, scratch)?;
     let mut children = Children::default();
-    // What the first fork makes of the parent is not the others'.
+    // The first fork freezes the parent's memory, which the others find frozen.
     parent.fork(1, &scratch.path("first"), &mut children)?;
     children.end();
     let host = Host::now()?;

@@ -1,9 +1,9 @@
-//! What the host counts meanwhile: why one is faster than the other.
+//! Events that the host counts during a measurement: they explain why one VMM is faster.
 
 use std::fs;
 
-/// Exits of guests to KVM, those of them that went on to the VMM, and switches from thread to thread; of the whole host, on which
-/// nothing else should happen.
+/// Exits of guests to KVM, those of them that went on to the VMM, and switches from thread to thread; of
+/// the whole host, on which nothing else should happen.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub exits: Option<u64>,

@@ -19,7 +19,7 @@ pub struct Guest {
     _vmm: Running,
 }
 
-/// What a measurement in the guest came to.
+/// Result of a measurement in the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
     pub operations: u64,

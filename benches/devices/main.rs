@@ -1,7 +1,7 @@
 //! How fast the virtio devices of a Linux guest are, beside QEMU microvm's. See [`options::HELP`].
 //!
-//! `vms` boots the same guest under both, `guest` gives it orders, `workload` says what, `peer` is the other side of its streams,
-//! `counters` reads what the host counts meanwhile, `report` writes it down.
+//! `vms` boots the same guest under both, `guest` gives it orders, `workload` says what, `peer` is the
+//! other side of its streams, `counters` reads what the host counts meanwhile, `report` writes it down.
 
 mod counters;
 mod guest;
@@ -97,7 +97,8 @@ fn measure_both(
     Ok(rows)
 }
 
-/// vsock, which QEMU has only with the host kernel's help, beside what goes through a unix socket without a guest.
+/// vsock, which QEMU has only with the host kernel's help, beside what goes through a unix socket without a
+/// guest.
 fn measure_vsock(volt: &mut Vm, options: &Options) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for way in [Way::Send, Way::Receive] {

@@ -1,4 +1,4 @@
-//! What the benchmark is asked for.
+//! Options of the benchmark.
 
 use std::path::PathBuf;
 

@@ -11,7 +11,7 @@ use crate::guest::Measured;
 /// Bytes of one read or write.
 const CHUNK: usize = 64 << 10;
 
-/// What the other side does.
+/// Act of the other side.
 #[derive(Clone, Copy, Debug)]
 pub enum Part {
     /// Reads to the end and closes.
@@ -63,7 +63,8 @@ trait Stream: Read + Write {}
 impl Stream for TcpStream {}
 impl Stream for UnixStream {}
 
-/// How fast bytes go through a unix socket between two threads of this program: what a stream over vsock is measured by.
+/// How fast bytes go through a unix socket between two threads of this program: what a stream over vsock is
+/// measured by.
 pub fn unix_copy(ms: u64) -> Result<Measured> {
     let (mut writer, reader) = UnixStream::pair()?;
     let sink = std::thread::spawn(move || Part::Sink.play(reader));

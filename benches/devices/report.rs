@@ -1,4 +1,4 @@
-//! What was measured, as tables.
+//! Results as tables.
 
 use std::process::Command;
 use std::time::Duration;
@@ -25,7 +25,8 @@ pub fn print_heading(options: &Options, load: f64) {
     let qemu = Command::new("qemu-system-x86_64").arg("--version").output();
     let qemu = qemu.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned));
     println!(
-        "{}, {} CPUs; Linux {}; KVM module {kvm}; {}; load average at the start {load:.1}; {} runs of {} ms each.\n\n```sh\n{}\n```\n",
+        "{}, {} CPUs; Linux {}; KVM module {kvm}; {}; load average at the start {load:.1}; \
+         {} runs of {} ms each.\n\n```sh\n{}\n```\n",
         host::cpu(),
         host::cpus(),
         host::kernel(),
@@ -69,7 +70,7 @@ pub fn print_times(title: &str, rows: &[Row]) {
     println!("{table}");
 }
 
-/// What it costs the host.
+/// Cost for the host.
 pub fn print_counts(title: &str, rows: &[Row]) {
     let columns = [title, "exits", "to volt-vmm", "switches", "exits, QEMU", "to QEMU", "switches"];
     let mut table = Table::new(&columns);
@@ -89,7 +90,7 @@ pub fn print_counts(title: &str, rows: &[Row]) {
     println!("{table}");
 }
 
-/// What one operation cost in each run.
+/// Cost of one operation in each run.
 fn costs(workload: &Workload, samples: &[Sample]) -> Times {
     let mut costs = Times::default();
     for Sample { measured, .. } in samples {

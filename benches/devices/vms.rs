@@ -1,5 +1,5 @@
-//! The two that are compared: the same guest with the same devices under volt-vmm and under QEMU microvm, both there at once. The
-//! one that is not measured is idle.
+//! The two that are compared: the same guest with the same devices under volt-vmm and under QEMU microvm,
+//! both there at once. The one that is not measured is idle.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ const MEMORY_MIB: u64 = 256;
 const IMAGE_MIB: u64 = 64;
 const CMDLINE: &str = "console=ttyS0 reboot=k panic=-1 quiet";
 
-/// How the files of the guest's disks are read and written, in the order of the disks: volt-vmm's word and QEMU's.
+/// How the files of the guest's disks are read and written, in the order of the disks: volt-vmm's word and
+/// QEMU's.
 pub const ENGINES: [(&str, &str); 2] = [("sync", "threads"), ("io_uring", "io_uring")];
 
 /// One of the two.
@@ -27,7 +28,7 @@ pub struct Vm {
     _images: Images,
 }
 
-/// What both are made from.
+/// Files of both VMs.
 pub struct Parts<'a> {
     pub volt_vmm: &'a Path,
     pub kernel: &'a Path,

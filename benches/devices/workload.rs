@@ -1,4 +1,4 @@
-//! What is measured, and how it is done once.
+//! Workloads, and how one run of each is done.
 
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -25,7 +25,7 @@ pub enum Workload {
     Vsock(Way),
 }
 
-/// What is done with a stream.
+/// Direction of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Send,
@@ -90,7 +90,7 @@ impl Workload {
         Ok(Sample { measured, counts })
     }
 
-    /// What it is called.
+    /// Its name in tables.
     pub fn name(&self) -> String {
         match self {
             Self::Disk { number, act, kib, depth } => {
@@ -104,7 +104,7 @@ impl Workload {
         }
     }
 
-    /// Of what it is the more the better.
+    /// The unit of its result, of which more is better.
     pub fn unit(&self) -> &'static str {
         match self {
             Self::Disk { .. } => "requests/s",

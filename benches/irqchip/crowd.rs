@@ -1,4 +1,5 @@
-//! Many VMs closed at once: each in a process of its own, as volt-vmm's are, and all in one, as an embedder's may be.
+//! Many VMs closed at once: each in a process of its own, as volt-vmm's are, and all in one, as an
+//! embedder's may be.
 
 use std::env;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -64,7 +65,7 @@ fn one_of_many(irqchip: IrqchipKind, wait: &PipeReader, say: &PipeWriter) -> Res
     command.spawn().or_say("start a process")
 }
 
-/// What such a process does.
+/// Runs such a process.
 ///
 /// # Errors
 /// It cannot make its VM.

@@ -1,4 +1,4 @@
-//! What a user of the library sees: a snapshot restored, and its VM dropped.
+//! Acts of a library user: a restore of a snapshot, and the drop of its VM.
 
 use std::fmt;
 use std::fs::File;

@@ -1,4 +1,5 @@
-//! What the irqchip costs an empty VM: made and closed one at a time, and a thousand closed at once. See [`options::HELP`].
+//! Cost of the irqchip for an empty VM: made and closed one at a time, and a thousand closed at once. See
+//! [`options::HELP`].
 //!
 //! `single` and `crowd` measure VMs of KVM's calls alone, `library` what a user of volt-vmm sees of it.
 

@@ -1,4 +1,4 @@
-//! What the benchmark is asked for.
+//! Options of the benchmark.
 
 use volt_benches::Result;
 use volt_benches::command_line::{number, numbers, options};
@@ -20,7 +20,7 @@ cargo bench -p volt-benches --bench irqchip [-- OPTION...]
 
 Run it on a machine that does nothing else.";
 
-/// What this process is for.
+/// Purpose of this process.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Do {
     Measure,

@@ -9,7 +9,7 @@ use volt_vmm::IrqchipKind;
 /// Both, in the order of the rows.
 pub const BOTH: [IrqchipKind; 2] = [IrqchipKind::Kernel, IrqchipKind::Split];
 
-/// What was measured, act by act, and the verdict.
+/// Results, act by act, and the verdict.
 pub struct Rivals {
     table: Table,
     verdict: Vec<String>,

@@ -12,7 +12,8 @@ use volt_benches::{OrSay, Result};
 use crate::MIB;
 use crate::rivals::{BOTH, Rivals};
 
-/// How long a VM lives that is not closed as soon as it is made: long enough for what its making left behind to be over.
+/// How long a VM lives that is not closed as soon as it is made: long enough for what its making left behind
+/// to be over.
 const LIFE: Duration = Duration::from_millis(100);
 
 /// A VM, and how long it lives.

@@ -1,4 +1,4 @@
-//! What the size of a chunk is a trade between: how small memory gets, and how long a fault takes.
+//! Charts of chunk sizes, which trade the size of memory against the time of a fault.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use crate::measured::Measured;
 #[derive(Default)]
 pub struct Charts {
     kib: Vec<String>,
-    /// Of each contender: its name, its ratios, the means of its faults in microseconds.
+    /// Each contender's name, ratios, and mean fault times in microseconds.
     lines: Vec<(&'static str, Vec<f64>, Vec<f64>)>,
 }
 

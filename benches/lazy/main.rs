@@ -1,4 +1,4 @@
-//! What it costs to touch packed memory that is unpacked as it is touched. See [`options::help`].
+//! Cost of touching packed memory that is unpacked on touch. See [`options::help`].
 //!
 //! `measured` touches, and says what that took; `charts` sets it against how small the memory gets.
 #![allow(unsafe_code)]
@@ -36,7 +36,8 @@ fn run(options: &Options) -> Result<()> {
     }
     let mut document = Document::default();
     document.say(&format!(
-        "# Packed memory, unpacked as it is touched\n\nThe benchmark itself writes this page (`--write-docs`). {}\n{} \
+        "# Packed memory, unpacked as it is touched\n\n\
+         The benchmark itself writes this page (`--write-docs`). {}\n{} \
          All runs on one core: the thread that touches and the thread that answers take turns. Every \
          chunk that is not zero is touched once, in random order.\n",
         circumstances("lazy", &of_memory.line, load),

@@ -1,4 +1,4 @@
-//! What the touches take, at one size of chunk.
+//! Times of touches, at one size of chunk.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Measured {
 pub struct Contender {
     pub name: &'static str,
     pub times: Times,
-    /// How often what is packed goes into memory's pages that are not zero. Of the floor, nothing is.
+    /// Ratio of memory's pages that are not zero to the packed size. The floor has none.
     pub ratio: Option<f64>,
 }
 
@@ -85,7 +85,8 @@ impl Measured {
                 let map = || base.map().or_say("map memory");
                 let first = map()?;
                 contender.times.extend(touch(&first));
-                // Both are mapped before either is touched, and take turns in being first, which warms something up.
+                // Both are mapped before either is touched, and take turns in being first, which warms
+                // something up.
                 let (second, plain) = (map()?, Mapped::file(&base.file()).or_say("map memory")?);
                 let mut both = [(&second, &mut clone), (&plain, &mut usual)];
                 both.rotate_left(round % 2);

@@ -1,13 +1,13 @@
-//! What the benchmark is asked for.
+//! Options of the benchmark.
 
 use volt_benches::Result;
 use volt_benches::command_line::number;
 use volt_benches::memory_options::{self, MemoryOptions};
 
 const ABOUT: &str = "\
-Measures what it costs to touch packed memory that is unpacked as it is touched: the first touch of a chunk, beside the same fill
-from memory that is unpacked already; and the touch of a chunk that another VM has touched, beside a page cache that is mapped as
-usual. All on one core, all contenders in each of 10 rounds, or of --rounds.
+Measures the cost of touching packed memory that is unpacked on touch: the first touch of a chunk, beside the
+same fill from unpacked memory; and the touch of a chunk that another VM has touched, beside a page cache that
+is mapped as usual. All runs are on one core, with all contenders in each of 10 rounds, or of --rounds.
 
 cargo bench -p volt-benches --bench lazy [-- OPTION...]
 
@@ -21,7 +21,7 @@ pub struct Options {
     pub cpu: usize,
 }
 
-/// What is printed for help.
+/// Text of `--help`.
 pub fn help() -> String {
     format!("{ABOUT}{}", memory_options::HELP)
 }

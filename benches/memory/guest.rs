@@ -12,7 +12,7 @@ use volt_vmm::{Console, Vm};
 /// How long a guest may take to say something.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What a guest has said.
+/// Bytes that a guest has sent.
 #[derive(Clone, Debug, Default)]
 pub struct Said(Arc<(Mutex<Heard>, Condvar)>);
 
@@ -51,7 +51,7 @@ impl Said {
     /// When the first byte came.
     ///
     /// # Errors
-    /// None does.
+    /// No byte came in time.
     pub fn first(&self) -> Result<Instant> {
         self.wait(|_, first| first)
     }
@@ -61,7 +61,8 @@ impl Said {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner).text.len()
     }
 
-    /// The longest of the stalls that were told since there were `from` bytes, in cycles of the TSC, once `count` have been.
+    /// The longest of the stalls that were told since there were `from` bytes, in cycles of the TSC, once
+    /// `count` have been.
     ///
     /// # Errors
     /// They do not come.

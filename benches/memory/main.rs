@@ -1,4 +1,4 @@
-//! What snapshots, forks and pools cost a guest and whoever waits for one. See [`HELP`].
+//! Cost of snapshots, forks and pools for a guest, and for the caller that waits for one. See [`HELP`].
 //!
 //! `pause` measures snapshots of a guest that writes to memory all the time, `disk` of one that writes to a
 //! disk, `birth` how soon a VM is there, `rewind` how soon it is again what it was, `response` how soon it
@@ -24,8 +24,8 @@ use volt_benches::{Result, host};
 const DOCUMENT: &str = "docs/benchmarks-memory.md";
 
 const HELP: &str = "\
-Measures how long a guest stands still for a snapshot, how soon a restored or forked VM runs, how soon a VM is rewound, and
-how soon a restored VM answers, by what its memory is in.
+Measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, the time of a
+rewind, and the time to a restored VM's answer, by kind of memory.
 
 cargo bench -p volt-benches --bench memory [-- OPTION...]
 
@@ -33,9 +33,9 @@ cargo bench -p volt-benches --bench memory [-- OPTION...]
   --touched LIST    MiB that the guest has touched (default 128,4096)
   --layers LIST     MiB that a disk's layer holds (default 64,2048)
   --only LIST       of pause, disk, birth, rewind, response, protect (default all)
-  --memory FILE     guest memory for response: the memory.snap of a snapshot (default: of a Linux that ran Python and a
-                    build, which scripts/memory-image.sh makes)
-  --unpaused        for response: the VMs that later ones come after run on, and take processor time from what is measured
+  --memory FILE     guest memory for response: the memory.snap of a snapshot (default: of a Linux that ran
+                    Python and a build, which scripts/memory-image.sh makes)
+  --unpaused        for response: earlier VMs run on, and take processor time from the measured one
   --write-docs      put the result in docs/benchmarks-memory.md
   --help";
 
@@ -92,7 +92,8 @@ fn run(options: &Options) -> Result<()> {
     let scratch = Scratch::new()?;
     let mut document = Document::default();
     document.say(&format!(
-        "# Snapshots and forks of running guests\n\nThe benchmark itself writes this page (`--write-docs`). {}",
+        "# Snapshots and forks of running guests\n\n\
+         The benchmark itself writes this page (`--write-docs`). {}",
         circumstances("memory", &options.line, host::load())
     ));
     let mut say =

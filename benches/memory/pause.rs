@@ -17,7 +17,7 @@ between two writes that the guest itself noticed during a snapshot, including th
 is without a snapshot. A full snapshot of a paused VM shows the pause if the guest had to wait until \
 the snapshot is written and synced. Sizes of 1 GiB and more have a quarter of the runs.";
 
-/// What a diff has to save, as the guest's writing time.
+/// Time for which the guest writes before a diff.
 const DIFF_AFTER: Duration = Duration::from_millis(160);
 
 /// Pages a second.
@@ -82,7 +82,7 @@ pub fn measure(scratch: &Scratch, touched_mib: &[u64], runs: usize) -> Result<Ta
     Ok(table)
 }
 
-/// What one kind of snapshot took.
+/// Times of one kind of snapshot.
 #[derive(Debug, Default)]
 struct Row {
     pause: Times,

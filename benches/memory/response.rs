@@ -1,4 +1,5 @@
-//! How long a restored VM takes to answer, by what its memory is in, and whether what it touches is read ahead.
+//! How long a restored VM takes to answer, by what its memory is in, and whether what it touches is read
+//! ahead.
 
 use std::path::Path;
 use std::thread;
@@ -24,13 +25,13 @@ const MIB: u64 = 256;
 const PAGE: usize = 4096;
 /// Pages of the guest's initrd.
 const PAGES: usize = 128 << 20 >> 12;
-/// What the kernel still does for the end of a VM is not the next one's to pay for.
+/// Pause in which the kernel finishes the end of a VM, so that the next one does not pay for it.
 const REST: Duration = Duration::from_millis(20);
 
 /// A way to restore.
 struct Way {
     name: String,
-    /// What the snapshot is called.
+    /// Name of the snapshot.
     snapshot: &'static str,
     /// Whether another VM has answered before, over the same base.
     later: bool,

@@ -48,14 +48,14 @@ pub fn measure(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
     Ok(table)
 }
 
-/// What it is all compared with: one zstd frame over the whole memory file.
+/// Size for comparison: one zstd frame over the whole memory file.
 fn zstd_over_all(memory: &Memory) -> Result<u64> {
     let mut out = vec![0; zstd_safe::compress_bound(memory.bytes.len())];
     let compressed = zstd_safe::compress(&mut out[..], &memory.bytes, 3);
     compressed.map(|len| len as u64).map_err(|code| zstd_safe::get_error_name(code).to_owned())
 }
 
-/// Of every stored chunk.
+/// Results over all stored chunks.
 #[derive(Default)]
 struct Decoded {
     times: Times,
@@ -67,7 +67,8 @@ struct Decoded {
 fn decode(pack: &Pack) -> Result<Decoded> {
     let geometry = pack.geometry();
     let (mut decoder, mut decoded, mut times) = (Decoder::new(), Decoded::default(), Vec::new());
-    // Whole pages, as a handler of faults decodes to: a copy by the kernel to 16 bytes after a page takes three times as long.
+    // Whole pages, as a handler of faults decodes to: a copy by the kernel to 16 bytes after a page takes
+    // three times as long.
     let mut room = vec![0; geometry.chunk_len() as usize + 4096];
     let start = room.as_ptr().align_offset(4096);
     let chunk = &mut room[start..];

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use volt_vmm::internal::pack::MemorySource;
 
-/// So much memory, with a number in each 32 KiB.
+/// Memory of 16 GiB, with a number in each 32 KiB.
 pub struct Large(Range<u64>);
 
 impl Large {

@@ -1,12 +1,13 @@
-//! What the benchmark is asked for.
+//! Options of the benchmark.
 
 use volt_benches::Result;
 use volt_benches::command_line::Parts;
 use volt_benches::memory_options::{self, MemoryOptions};
 
 const ABOUT: &str = "\
-Measures packed memory: how small it gets and how fast a chunk is decoded, by chunk size and codec; how fast memory is packed,
-beside the codec alone on the same cores; and what the index of a large memory costs. The best of 5 rounds counts, or of --rounds.
+Measures packed memory: its size and the time to decode a chunk, by chunk size and codec; the speed of
+packing, beside the codec alone on the same cores; and the cost of a large memory's index. The best of 5
+rounds counts, or of --rounds.
 
 cargo bench -p volt-benches --bench pack [-- OPTION...]
 
@@ -20,7 +21,7 @@ pub struct Options {
     pub only: Parts,
 }
 
-/// What is printed for help.
+/// Text of `--help`.
 pub fn help() -> String {
     format!("{ABOUT}{}", memory_options::HELP)
 }

@@ -18,8 +18,8 @@ use volt_vmm::{Compression, Packing};
 
 use crate::large::Large;
 
-/// Packing, beside the same codec over the same chunks on as many threads: once by itself, where nothing is read, looked for, verified or
-/// written, and once with its output written, which any compressor has to do.
+/// Packing, beside the same codec over the same chunks on as many threads: once by itself, where nothing is
+/// read, looked for, verified or written, and once with its output written, which any compressor has to do.
 pub fn packing(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
     let mut table = Table::new(&[
         "codec",
@@ -58,7 +58,7 @@ pub fn packing(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
     Ok(table)
 }
 
-/// How long the codec takes. What it makes of the chunks goes into `file`, a MiB at a time.
+/// Time of the codec. Its output goes into `file`, a MiB at a time.
 fn bare_codec(chunks: &[&[u8]], compression: Compression, file: Option<&File>) -> Result<Duration> {
     let (next, end) = (AtomicUsize::new(0), AtomicU64::new(0));
     let work = || -> std::io::Result<()> {
@@ -94,7 +94,8 @@ fn bare_codec(chunks: &[&[u8]], compression: Compression, file: Option<&File>) -
     Ok(start.elapsed())
 }
 
-/// The index of 16 GiB: how large it is, and how long it takes to open, to look something up, to look at all of it.
+/// The index of 16 GiB: how large it is, and how long it takes to open, to look something up, to look at all
+/// of it.
 pub fn index(rounds: usize) -> Result<Table> {
     let mut table = Table::new(&[
         "chunk, KiB",
@@ -149,7 +150,7 @@ pub fn index(rounds: usize) -> Result<Table> {
 
 type Sum<'a> = &'a dyn Fn(&[u8]) -> u64;
 
-/// What verifying a chunk costs, with this checksum and with others.
+/// Cost of verifying a chunk, with this checksum and with others.
 pub fn checksums(memory: &Memory, rounds: usize) -> Table {
     static CRC: crc::Crc<u64, crc::Table<16>> = crc::Crc::<u64, crc::Table<16>>::new(&crc::CRC_64_ECMA_182);
     let chunks: Vec<_> = memory.chunks(64 << 10).map(|(_, chunk)| chunk).collect();

@@ -12,13 +12,13 @@ use volt_benches::stats::Times;
 
 /// A program that is run again and again.
 pub struct Contender {
-    /// What the table calls it.
+    /// Its name in the table.
     pub name: String,
     command: Command,
     /// Exec to first byte.
     pub times: Times,
     runs: usize,
-    /// What a killed one leaves behind, where another would not be in its way.
+    /// File that a killed process leaves, if it would be in the way of the next one.
     remains: Option<PathBuf>,
 }
 
@@ -43,7 +43,7 @@ impl Contender {
             self.times.add(took);
             drop(running);
             self.clean();
-            // What the kernel still has to do for the end of a VM is not the next one's to pay for.
+            // The kernel finishes the end of a VM meanwhile, so that the next one does not pay for it.
             thread::sleep(pause);
         }
         Ok(())

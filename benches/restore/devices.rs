@@ -1,4 +1,4 @@
-//! What devices cost a restore: the same guest without any, and with one of each kind that it has set to work.
+//! Cost of devices for a restore: the same guest without any, and with one of each kind at work.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -18,7 +18,8 @@ const MIB: u64 = 128;
 /// Bytes of the disk's base.
 const DISK: usize = 64 << 20;
 
-/// Measures the whole process, and the steps of the library, a run of each in turn. Where the host does not let us have a tap, there is none, and that is said.
+/// Measures the whole process, and the steps of the library, a run of each in turn. Where the host does not
+/// let us have a tap, there is none, and that is said.
 ///
 /// # Errors
 /// volt-vmm fails.

@@ -1,5 +1,5 @@
-//! A snapshot's state as the floor takes it: the arguments of KVM's calls, one after another, with nothing left to decode.
-//! The layout is that of `programs/floor.h`.
+//! A snapshot's state as the floor takes it: the arguments of KVM's calls, one after another, with nothing
+//! left to decode. The layout is that of `programs/floor.h`.
 #![allow(unsafe_code)]
 
 use std::path::Path;
@@ -33,7 +33,8 @@ struct Calls {
 }
 
 impl Calls {
-    /// A call with `argument`; `size` is what the request's number says of it, which leaves out a flexible array.
+    /// A call with `argument`; `size` is what the request's number says of it, which leaves out a flexible
+    /// array.
     fn push(&mut self, on_vcpu: bool, step: Step, request: u64, argument: &[u8]) {
         self.count += 1;
         self.bytes.extend(u32::from(on_vcpu).to_ne_bytes());
@@ -60,7 +61,7 @@ impl Calls {
     }
 }
 
-/// Of KVM's structures only, which have no padding that is not a field.
+/// Returns the bytes of one of KVM's structures, whose padding is all in fields.
 fn as_bytes<T>(value: &T) -> &[u8] {
     // SAFETY: the bytes of a value that is borrowed, all of them initialised.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }

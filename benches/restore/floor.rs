@@ -64,7 +64,7 @@ pub struct Timing {
     pub close: Duration,
 }
 
-/// What the floor restores from.
+/// State from which the floor restores.
 pub struct Floor {
     memory: File,
     /// As words, because it must be aligned.
@@ -95,7 +95,8 @@ impl Floor {
         };
         let mut ends = [0u64; STEPS.len()];
         let start = now();
-        // SAFETY: `vm` and `ends` have the layout and length of floor.h, and the digest is one that `digest::of` made.
+        // SAFETY: `vm` and `ends` have the layout and length of floor.h, and the digest is one that
+        // `digest::of` made.
         let byte = unsafe {
             floor_restore(&raw mut vm, self.memory.as_raw_fd(), self.digest.as_ptr(), ends.as_mut_ptr())
         };

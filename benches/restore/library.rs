@@ -1,4 +1,5 @@
-//! The library: from the call on an open snapshot to the guest's first byte, in this process, and where the time goes.
+//! The library: from the call on an open snapshot to the guest's first byte, in this process, and where the
+//! time goes.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -25,7 +26,7 @@ const OPEN: [&str; 2] = ["state load, CRC", "host check"];
 const RESUME: &str = "resume";
 const FIRST_BYTE: &str = "first guest byte";
 
-/// What was measured at one size.
+/// Results at one size.
 #[derive(Default)]
 struct Measured {
     total: Times,

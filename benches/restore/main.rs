@@ -1,7 +1,7 @@
 //! How long a restore takes, beside its floor. See [`options::HELP`].
 //!
-//! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes, `whole`, `devices`,
-//! `library` and `resident` measure, `report` writes it down.
+//! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes,
+//! `whole`, `devices`, `library` and `resident` measure, `report` writes it down.
 
 mod contender;
 mod devices;

@@ -1,4 +1,4 @@
-//! What was measured, on standard output and in `docs/benchmarks.md`.
+//! Results, on standard output and in `docs/benchmarks.md`.
 
 use volt_benches::Result;
 use volt_benches::chart::Chart;
@@ -9,7 +9,7 @@ use crate::options::Options;
 
 const DOCUMENT: &str = "docs/benchmarks.md";
 
-/// What stands before the first measurement, in the document alone.
+/// Text before the first measurement, on the page alone.
 const PREFACE: &str = "\
 # Benchmarks
 

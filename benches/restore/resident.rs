@@ -1,4 +1,4 @@
-//! What a restored VMM keeps in memory beyond what its guest touched.
+//! Memory of a restored VMM beyond the pages that its guest touched.
 
 use std::fs;
 use std::process::Command;

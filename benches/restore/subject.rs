@@ -1,4 +1,4 @@
-//! What is restored: a snapshot of the bench guest, as volt-vmm and as the floor take it.
+//! The restored snapshot of the bench guest, in volt-vmm's form and in the floor's.
 
 use std::fs;
 use std::path::{Path, PathBuf};

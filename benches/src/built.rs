@@ -1,4 +1,5 @@
-//! What a benchmark runs that this tree makes: the program, the guest's kernel and its init, the memory of one that has run.
+//! Files that this tree builds for benchmarks: the program, the guest's kernel and init, and the memory of a
+//! guest that has run.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +48,7 @@ pub fn memory_image() -> Result<PathBuf> {
     path_from("scripts/memory-image.sh")
 }
 
-/// What a script of this tree says when it has built something.
+/// Returns the path that a script of this tree prints when it has built something.
 fn path_from(script: &str) -> Result<PathBuf> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(script);
     let run = Command::new(&script).stderr(std::process::Stdio::inherit()).output();

@@ -1,4 +1,5 @@
-//! A chart that is Markdown: a block of Mermaid, which the places where Markdown is read draw (`xychart-beta`).
+//! A chart that is Markdown: a block of Mermaid, which the places where Markdown is read draw
+//! (`xychart-beta`).
 
 use std::fmt;
 
@@ -70,7 +71,8 @@ mod tests {
         chart.line("zstd", vec![3.0, 10.0]);
         let text = "```mermaid\n\
             %%{init: {\"themeVariables\": {\"xyChart\": {\"plotColorPalette\": \"#1f77b4, #ff7f0e\"}}}}%%\n\
-            xychart-beta\n    title \"faults\"\n    x-axis \"KiB\" [4, 8]\n    y-axis \"us\" 0 --> 11.000\n    \
+            xychart-beta\n    title \"faults\"\n    x-axis \"KiB\" [4, 8]\n    \
+            y-axis \"us\" 0 --> 11.000\n    \
             line [1.000, 2.500]\n    line [3.000, 10.000]\n```\n\nblue: lz4; orange: zstd.\n";
         assert_eq!(chart.to_string(), text);
     }

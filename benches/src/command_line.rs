@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use crate::Result;
 
-/// Runs the benchmark `name` with what `parse` makes of the command line, or prints `help` where that is nothing. An error goes to
-/// standard error.
+/// Runs the benchmark `name` with what `parse` makes of the command line, or prints `help` where that is
+/// nothing. An error goes to standard error.
 pub fn run<Options>(
     name: &str,
     help: &str,
@@ -31,8 +31,9 @@ pub fn run<Options>(
     }
 }
 
-/// Lets `take` have every option of a command line: its name, and what gives its value. It says whether there is such an option. Gives
-/// the command line again as it was, for the record, or nothing if help was asked for.
+/// Lets `take` have every option of a command line: its name, and what gives its value. It says whether
+/// there is such an option. Gives the command line again as it was, for the record, or nothing if help was
+/// asked for.
 ///
 /// # Errors
 /// There is no such option, it has no value, or `take` refuses that.
@@ -57,7 +58,7 @@ pub fn options(
     Ok(Some(line))
 }
 
-/// What a benchmark is to measure: all its parts, or those that are named.
+/// Parts that a benchmark measures: all, or the named ones.
 #[derive(Clone, Debug)]
 pub struct Parts {
     known: &'static [&'static str],

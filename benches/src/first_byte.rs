@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::mpsc::Sender;
 use std::time::Instant;
 
-/// See the module. What comes after the first byte is lost.
+/// See the module. Bytes after the first one are lost.
 #[derive(Debug)]
 pub struct FirstByte(Option<Sender<Instant>>);
 

@@ -24,7 +24,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of a file that is as long as the memory.
+    /// Makes it of a file as long as the memory.
     ///
     /// # Errors
     /// It cannot be read, or is no memory.

@@ -31,7 +31,7 @@ pub fn load() -> f64 {
     text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0)
 }
 
-/// What a measurement is worth something by: the host, what it did beside, and when that was.
+/// Circumstances of a measurement: the host, its load, and the date.
 #[must_use]
 pub fn circumstances(load: f64) -> String {
     let kvm = volt_vmm::internal::host::kvm_module().unwrap_or("unknown");

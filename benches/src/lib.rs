@@ -1,4 +1,4 @@
-//! What the benchmarks share: the programs they run beside volt-vmm, and how they time, count and print.
+//! Parts that benchmarks share: the programs that they run beside volt-vmm, times, counts and tables.
 
 pub mod built;
 pub mod chart;

@@ -1,4 +1,4 @@
-//! What a process may have.
+//! Limits of a process.
 #![allow(unsafe_code)]
 
 use crate::{OrSay, Result};

@@ -1,4 +1,5 @@
-//! An empty VM made of KVM's calls alone, in the order of volt-vmm's shell: memory slots before any in-kernel device.
+//! An empty VM made of KVM's calls alone, in the order of volt-vmm's shell: memory slots before any
+//! in-kernel device.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -31,7 +32,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes one, with `mib` of memory, so many vCPUs and ioeventfds. A virtio device takes one of those for its driver's notifications.
+    /// Makes one, with `mib` of memory, so many vCPUs and ioeventfds. A virtio device takes one of those for
+    /// its driver's notifications.
     ///
     /// # Errors
     /// KVM refuses.
@@ -74,7 +76,8 @@ fn notification(vm: &VmFd, number: u64) -> Result<EventFd> {
     Ok(eventfd)
 }
 
-/// Guest memory that no guest ever touches: one for all VMs of this process, so that closing one unmaps nothing.
+/// Guest memory that no guest ever touches: one for all VMs of this process, so that closing one unmaps
+/// nothing.
 fn memory() -> Result<u64> {
     static MAPPED: OnceLock<usize> = OnceLock::new();
     let address = *MAPPED.get_or_init(|| {

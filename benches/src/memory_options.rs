@@ -1,4 +1,4 @@
-//! What benchmarks of packed memory are asked for.
+//! Options of the benchmarks of packed memory.
 
 use std::path::PathBuf;
 
@@ -7,12 +7,13 @@ use crate::guest_memory::Memory;
 use crate::{Result, built};
 
 /// The lines of a benchmark's help.
-pub const HELP: &str = "  --memory FILE     the memory of a guest: the memory.snap of a snapshot (default: of a Linux that ran Python and a build, which
-                    scripts/memory-image.sh makes)
+pub const HELP: &str = "  \
+  --memory FILE     the memory of a guest: the memory.snap of a snapshot (default: of a Linux that ran
+                    Python and a build, which scripts/memory-image.sh makes)
   --rounds N        rounds of each measurement
   --chunks LIST     sizes of chunks in KiB (default 4,8,16,32,64,128,256,512,1024,2048)
-  --realtime        what is measured goes before all other programs (SCHED_FIFO, for root): for a machine that does something else
-                    too
+  --realtime        the measured programs go before all others (SCHED_FIFO, for root): for a machine that
+                    does something else too
   --write-docs      put the result in the document of this benchmark
   --help
 
@@ -39,8 +40,8 @@ pub struct MemoryOptions {
 pub type More<'t> = &'t mut dyn FnMut(&str, &mut dyn FnMut() -> Result<String>) -> Result<bool>;
 
 impl MemoryOptions {
-    /// From the command line, `rounds` if that does not say how many; nothing if help was asked for. `more` takes what is the benchmark's
-    /// own.
+    /// From the command line, `rounds` if that does not say how many; nothing if help was asked for. `more`
+    /// takes what is the benchmark's own.
     ///
     /// # Errors
     /// An option that does not exist, or a value that makes no sense.

@@ -47,8 +47,8 @@ impl Running {
         Ok((Self(child), input, output))
     }
 
-    /// Starts it, and tells how long it took to its first byte. Without anything to do between fork and exec the
-    /// standard library spawns as `vfork` does.
+    /// Starts it, and tells how long it took to its first byte. Without anything to do between fork and
+    /// exec the standard library spawns as `vfork` does.
     ///
     /// # Errors
     /// It cannot be started, or ends without a word.

@@ -14,8 +14,8 @@ use crate::{OrSay, Result, programs};
 /// How long anything here may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Boots the bench guest with `mib` of memory and these devices under `volt_vmm` and snapshots it as `name`. Returns the
-/// snapshot's directory.
+/// Boots the bench guest with `mib` of memory and these devices under `volt_vmm` and snapshots it as
+/// `name`. Returns the snapshot's directory.
 ///
 /// # Errors
 /// volt-vmm fails.
@@ -84,7 +84,8 @@ pub fn qemu_incoming(kernel: &Path, mib: u64, saved: &Path) -> Command {
     restore
 }
 
-/// Boots the bench guest with `mib` of memory under QEMU and saves it in a file. Returns the kernel and the file.
+/// Boots the bench guest with `mib` of memory under QEMU and saves it in a file. Returns the kernel and the
+/// file.
 ///
 /// # Errors
 /// There is no QEMU, or it fails.

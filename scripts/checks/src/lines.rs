@@ -26,7 +26,7 @@ fn too_long(kind: Kind, content: &str) -> Vec<(usize, usize)> {
         let prose = kind.prose(text);
         let is_diagram = prose.is_some_and(|prose| fences.is_code(prose))
             && matches!(fences.language(), Some("text" | "mermaid"));
-        let is_table = prose.is_some_and(|prose| prose.trim_start().starts_with('|'));
+        let is_table = prose.unwrap_or(text).trim_start().starts_with('|');
         let is_link = prose.is_some_and(|prose| prose.contains("](")) || text.contains("://");
         let length = text.chars().count();
         if length > LONGEST && !is_diagram && !is_table && !is_link {
