@@ -187,6 +187,19 @@ check_prose() {
     return "$status"
 }
 
+# Mutations that no longer apply, or whose test has another name by now, catch nothing (tests/mutants/README.md).
+check_mutants() {
+    local patch test wrong=0
+    for patch in tests/mutants/*.patch; do
+        git apply --check "$patch" 2>/dev/null || { echo "$patch: does not apply; mend its context" && wrong=1; }
+        while read -r test; do
+            git grep --quiet --untracked --word-regexp "fn ${test##*::}" -- '*.rs' ||
+                { echo "$patch: there is no test $test" && wrong=1; }
+        done < <(sed -n 's/^Test: //p' "$patch")
+    done
+    return "$wrong"
+}
+
 check_typos() {
     local program=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/typos-$TYPOS/bin/typos
     if [ ! -x "$program" ]; then
@@ -206,7 +219,7 @@ check_scripts() {
     shellcheck "${scripts[@]}"
 }
 
-CHECKS=(format lints embedding documentation imports circles files links prose typos scripts)
+CHECKS=(format lints embedding documentation imports circles files links prose mutants typos scripts)
 
 case ${1-} in
     --help | -h) usage && exit 0 ;;
