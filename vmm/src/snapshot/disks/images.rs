@@ -36,7 +36,7 @@ pub enum ChangedImages {
 /// The host does not let one be looked at.
 pub fn of(machine: &Machine) -> Result<BTreeMap<String, Image>> {
     let mut images = open(machine.platform().disks())?;
-    images.values_mut().try_for_each(Image::hold_instant)?;
+    images.values_mut().try_for_each(Image::pin_content)?;
     Ok(images)
 }
 

@@ -130,7 +130,10 @@ impl LayerCopies {
     /// # Errors
     /// As [`LayerCopies::copy_bulk`].
     pub fn place_left(&mut self) -> Result<u64> {
-        self.0.iter_mut().map(|LayerBeingCopied { id, copy, .. }| copy.place_left().map_err(failed(id))).sum()
+        self.0
+            .iter_mut()
+            .map(|LayerBeingCopied { id, copy, .. }| copy.reserve_remaining().map_err(failed(id)))
+            .sum()
     }
 
     /// Copies them as [`LayerCopy::pass`] does, while `goes_on` says so of the pages that are left. Returns
@@ -146,7 +149,7 @@ impl LayerCopies {
     ) -> Result<bool> {
         let mut others = self.left();
         for LayerBeingCopied { id, copy, .. } in &mut self.0 {
-            others -= pages(copy.left());
+            others -= pages(copy.remaining());
             let all = copy.pass(guest, about_to_write, |left| goes_on(others + pages(left)));
             if !all.map_err(failed(id))? {
                 return Ok(false);
@@ -173,7 +176,7 @@ impl LayerCopies {
     }
 
     fn left(&self) -> u64 {
-        self.0.iter().map(|one| pages(one.copy.left())).sum()
+        self.0.iter().map(|one| pages(one.copy.remaining())).sum()
     }
 }
 

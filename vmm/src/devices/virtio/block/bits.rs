@@ -1,4 +1,4 @@
-//! The bits of a layer's maps, read from its file. A map may have 128 MiB of them, and a file of a few KiB
+//! Reads the bits of a layer's maps from its file. A map may have 128 MiB of bits, and a file of a few KiB
 //! may have such a map in a hole.
 
 use std::fs::File;
@@ -17,14 +17,14 @@ pub fn read(file: &File, at: u64, len: usize) -> io::Result<Vec<u8>> {
         let (start, stop) = match rustix::fs::seek(file, SeekFrom::Data(done)) {
             Ok(start) if start < end => (start, rustix::fs::seek(file, SeekFrom::Hole(start))?.min(end)),
             Ok(_) | Err(Errno::NXIO) => break,
-            // A block device knows no holes.
+            // A block device reports no holes.
             Err(Errno::INVAL | Errno::OPNOTSUPP) => (done, end),
             Err(errno) => return Err(errno.into()),
         };
         file.read_exact_at(&mut bits[(start - at) as usize..(stop - at) as usize], start)?;
         done = stop;
     }
-    // A file that ends before its map was cut off meanwhile: the rest is no hole.
+    // A file that ends before its map was truncated meanwhile: the rest is not a hole.
     let metadata = file.metadata()?;
     if metadata.is_file() && metadata.len() < end {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -38,7 +38,7 @@ mod tests {
 
     const LEN: usize = 128 << 20;
 
-    /// Pages of a vector that are there.
+    /// Returns the resident pages of a vector.
     fn resident(bits: &[u8]) -> usize {
         let pagemap = File::open("/proc/self/pagemap").unwrap();
         let (first, last) = (bits.as_ptr() as usize / 4096 + 1, (bits.as_ptr() as usize + bits.len()) / 4096);

@@ -1,10 +1,10 @@
-//! Reads past the page cache, through memory of the VMM's own.
+//! Reads past the page cache through memory of the VMM.
 //!
-//! The kernel holds the pages that a direct transfer reads into until it is done. If guest memory is frozen
-//! meanwhile ([`crate::memory::dirty::freeze`]), the guest goes on with a copy of such a page, and what arrives
+//! The kernel holds the pages of a direct read until it is done. If guest memory is frozen meanwhile
+//! ([`crate::memory::dirty::freeze`]), the guest continues with a copy of such a page, and data that arrives
 //! later is lost in the base. A page that is private already stays where it is, so only memory that has not
-//! been frozen needs this. A direct write reads from the pages that it holds: the base's, which nobody
-//! changes any more, so it loses nothing.
+//! been frozen needs this. A direct write reads from the pages that it holds: the base's, which do not
+//! change any more, so it loses nothing.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -12,11 +12,11 @@ use std::io;
 
 use rustix::fs::{OFlags, fcntl_getfl, fstatfs};
 
-/// Bytes of one transfer.
-pub const MOST: usize = 1 << 20;
+/// Bytes of one transfer at most.
+pub const MAX_TRANSFER: usize = 1 << 20;
 
-/// File systems, by their numbers (linux/magic.h), that copy through the page cache unless they are asked for O_DIRECT. Others, FUSE
-/// and 9p among them, may hold pages whatever they were asked for.
+/// Magic numbers (linux/magic.h) of file systems that copy through the page cache unless O_DIRECT is set.
+/// Others, FUSE and 9p among them, may hold pages whatever the flags are.
 const COPYING: [u64; 8] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -28,10 +28,10 @@ const COPYING: [u64; 8] = [
     0x8584_58f6, // ramfs
 ];
 
-/// Whether the kernel may hold the pages of a transfer to or from a file.
+/// Returns whether the kernel may hold the pages of a transfer to or from a file.
 ///
 /// # Errors
-/// The host does not tell.
+/// The host does not report the file's flags or file system.
 pub fn may_hold_pages(file: &File) -> io::Result<bool> {
     if fcntl_getfl(file)?.contains(OFlags::DIRECT) {
         return Ok(true);
@@ -39,7 +39,7 @@ pub fn may_hold_pages(file: &File) -> io::Result<bool> {
     Ok(!COPYING.contains(&(fstatfs(file)?.f_type as u64)))
 }
 
-/// A page, as direct I/O wants its memory aligned.
+/// A page with the alignment that direct I/O needs.
 #[derive(Clone, Copy)]
 #[repr(C, align(4096))]
 struct AlignedPage([u8; 4096]);
@@ -48,14 +48,14 @@ struct AlignedPage([u8; 4096]);
 pub struct BounceBuffer(Vec<AlignedPage>);
 
 impl BounceBuffer {
-    /// Makes room for `len` bytes.
+    /// Allocates room for `len` bytes.
     pub fn new(len: usize) -> Self {
         Self(vec![AlignedPage([0; 4096]); len.div_ceil(4096)])
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
         let len = self.0.len() * 4096;
-        // SAFETY: pages are bytes and nothing else, and lie side by side.
+        // SAFETY: pages are plain bytes, side by side.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
     }
 }
@@ -65,22 +65,23 @@ impl BounceBuffer {
 /// # Safety
 /// The pieces can be written and have room for it.
 pub unsafe fn scatter(from: &[u8], pieces: &[libc::iovec], skip: usize) {
-    // SAFETY: as the caller has it; `from` is the VMM's own, so the two do not overlap.
+    // SAFETY: as the caller promises; `from` is the VMM's own memory, so the two do not overlap.
     each(pieces, skip, from.len(), |piece, at, len| unsafe {
         std::ptr::copy_nonoverlapping(from[at..at + len].as_ptr(), piece, len);
     });
 }
 
-/// Calls `act` for each stretch of `pieces` with its address, its offset behind `skip`, and its length.
+/// Calls `act` for each contiguous part of `pieces` with its address, its offset after `skip`, and its
+/// length.
 fn each(pieces: &[libc::iovec], mut skip: usize, len: usize, mut act: impl FnMut(*mut u8, usize, usize)) {
     let mut done = 0;
     for piece in pieces {
         let from = skip.min(piece.iov_len);
         skip -= from;
-        let here = (piece.iov_len - from).min(len - done);
-        if here > 0 {
-            act(piece.iov_base.cast::<u8>().wrapping_add(from), done, here);
-            done += here;
+        let count = (piece.iov_len - from).min(len - done);
+        if count > 0 {
+            act(piece.iov_base.cast::<u8>().wrapping_add(from), done, count);
+            done += count;
         }
     }
 }
@@ -98,7 +99,7 @@ mod tests {
             let iovec =
                 |piece: &mut [u8]| libc::iovec { iov_base: piece.as_mut_ptr().cast(), iov_len: piece.len() };
             let pieces = [iovec(&mut first), iovec(&mut second)];
-            // SAFETY: both arrays are there, and no shorter than what is copied.
+            // SAFETY: both arrays are alive, and no shorter than the copied bytes.
             unsafe { scatter(from, &pieces, skip) };
             assert_eq!([&first[..], &second].concat(), right);
         }

@@ -1,17 +1,17 @@
-//! A layer's map of the clusters that it has, in its file around the data.
+//! A layer's map of its clusters, in its file around the data.
 //!
 //! ```text
 //!   0       4 KiB                      64 KiB aligned                   64 KiB aligned
 //!   header  a bit for each cluster     cluster 0, cluster 1, ...        live map: header, a bit for each cluster
-//!           (the synced map)           each at its place, most holes
+//!           (the synced map)           each at its offset, most holes
 //! ```
 //!
 //! The map in memory counts. The file has it twice:
 //!
-//! - The synced map gets a bit after the cluster's data was synced. Bits are only ever set, so a block of the map that was half
-//!   written when the power went is a map too.
-//! - The live map ([`super::live_map`]) gets a bit as soon as the cluster is written, without a sync. It counts during the boot in
-//!   which it was written: a process that is killed loses nothing then.
+//! - The synced map gets a bit after the cluster's data was synced. Bits are only ever set, so a block of
+//!   the map that a power cut left half written is a valid map, too.
+//! - The live map ([`super::live_map`]) gets a bit as soon as the cluster is written, without a sync. It
+//!   counts during the boot in which it was written, so a killed process loses nothing.
 //!
 //! Version 1 of the file has no live map. A version 1 layer that is opened for writing becomes version 2.
 
@@ -29,50 +29,51 @@ use super::digest;
 use super::live_map;
 use super::live_map::{LiveMap, Revocation};
 
-/// Bytes that are present together or not.
+/// Bytes of a cluster: a layer has all of a cluster or nothing of it.
 pub const CLUSTER: u64 = 64 << 10;
 /// The longest base: its map takes 128 MiB of memory.
 pub const LONGEST_BASE: u64 = 64 << 40;
 const MAGIC: &[u8; 8] = b"VOLTLAYR";
-/// In place of a header in a file that becomes a copy of a layer.
+/// In place of the magic in a file that becomes a copy of a layer.
 const UNFINISHED: &[u8; 8] = b"VOLTCOPY";
 const VERSION: u32 = 2;
-/// The one before, without a live map.
+/// The previous version, without a live map.
 const VERSION_WITHOUT_LIVE_MAP: u32 = 1;
 /// Bytes before the map.
 const HEADER: u64 = 4096;
-/// What of them is used: the magic; the version, the length of a cluster, what [`BaseIdentity`] has and the layer's id, little-endian;
-/// the CRC-64 of all that.
+/// Used bytes of the header: the magic; the version, the length of a cluster, the [`BaseIdentity`] and the
+/// layer's id, little-endian; the CRC-64 of all that.
 const HEADER_USED: usize = 8 + 4 + 4 + 8 + 8 + 8 + 8;
 /// The map is written in blocks of this length.
 const BLOCK: usize = 4096;
 
-/// What a layer says of what it lies over.
+/// Identity of the files that a layer lies over, as the layer records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseIdentity {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// See [`digest::of_base`], and [`digest::of_layer`] where that is a layer too.
+    /// See [`digest::of_base`], or [`digest::of_layer`] if a layer lies over the base.
     pub digest: u64,
 }
 
-/// The map.
+/// The map of a layer.
 #[derive(Clone)]
 pub struct ClusterMap {
     base: BaseIdentity,
-    /// By chance, and another in each copy: two layers with the same clusters are not the same.
+    /// Random, and different in each copy: two layers with the same clusters are not the same.
     id: u64,
-    /// Of the file.
+    /// Version of the file.
     version: u32,
-    /// Whole blocks.
+    /// A bit for each cluster, in whole blocks.
     bits: Vec<u8>,
-    /// Blocks that the synced map does not have as they are here.
+    /// Blocks that differ from the synced map.
     dirty: BTreeSet<usize>,
-    /// The live map. None in a file that is only read, or that nobody can open once this process has gone.
+    /// The live map. `None` in a file that is only read, or that no other process can open later.
     live: Option<LiveMap>,
 }
 
-/// Blocks of the map as they were when they were taken, on their way to the synced map ([`ClusterMap::take_dirty`]).
+/// Blocks of the map at the time when they were taken, on their way to the synced map
+/// ([`ClusterMap::take_dirty`]).
 #[derive(Debug)]
 pub struct DirtyBlocks(Vec<(usize, Vec<u8>)>);
 
@@ -81,13 +82,13 @@ impl DirtyBlocks {
         self.0.is_empty()
     }
 
-    /// Writes them to the synced map. The data of all their clusters was synced before.
+    /// Writes the blocks to the synced map. The data of all their clusters was synced before.
     pub fn write(&self, file: &File) -> io::Result<()> {
         self.0.iter().try_for_each(|(block, bits)| file.write_all_at(bits, HEADER + (block * BLOCK) as u64))
     }
 }
 
-/// Without its thousands of bits.
+/// Prints the number of set bits in place of all bits.
 impl fmt::Debug for ClusterMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { base, id, version, bits, dirty, live } = self;
@@ -103,12 +104,12 @@ impl fmt::Debug for ClusterMap {
     }
 }
 
-/// Bytes of the bits for a base: whole blocks.
+/// Returns the bytes of the bits for a base, in whole blocks.
 fn bits_len(base: BaseIdentity) -> u64 {
     base.len.div_ceil(CLUSTER).div_ceil(8).next_multiple_of(BLOCK as u64)
 }
 
-/// The offset of the data in the file, behind so many bytes of bits.
+/// Returns the offset of the data in the file, behind so many bytes of bits.
 fn data_at(bits: u64) -> u64 {
     (HEADER + bits).next_multiple_of(CLUSTER)
 }
@@ -119,18 +120,18 @@ impl ClusterMap {
         Self { base, id, version, bits, dirty, live: None }
     }
 
-    /// Where the data begins in the file.
+    /// Returns the offset of the data in the file.
     pub fn data(&self) -> u64 {
         data_at(self.bits.len() as u64)
     }
 
-    /// Where the data ends in the file, and the live map begins if there is one.
+    /// Returns the end of the data in the file, where the live map begins if there is one.
     pub fn end(&self) -> u64 {
         self.data() + self.base.len.next_multiple_of(CLUSTER)
     }
 
-    /// Makes an empty layer over `base` of an empty file. In a file with a name both maps get their blocks now, so that a full disk
-    /// never keeps data out of them that was written.
+    /// Makes an empty layer over `base` of an empty file. In a file with a name both maps get their blocks
+    /// now, so that a full disk never keeps bits of written data out of them.
     pub fn make(file: &File, base: BaseIdentity, has_name: bool) -> io::Result<Self> {
         let mut map = Self::blank(base, 0);
         file.set_len(map.end())?;
@@ -142,8 +143,9 @@ impl ClusterMap {
         Ok(map)
     }
 
-    /// Whether a power cut left `file` when it was to become a layer over `base`, and nothing was flushed
-    /// to it: it is as long as one, and has only zeros before the data or is marked by [`ClusterMap::begin_copy`].
+    /// Returns whether a power cut left `file` before anything was flushed to a layer over `base`. The file
+    /// is as long as such a layer, and has only zeros before the data or the mark of
+    /// [`ClusterMap::begin_copy`].
     pub fn is_unfinished(file: &File, base: BaseIdentity) -> io::Result<bool> {
         let (bits, len) = (bits_len(base), file.metadata()?.len());
         let end = data_at(bits) + base.len.next_multiple_of(CLUSTER);
@@ -186,7 +188,7 @@ impl ClusterMap {
     }
 
     /// Makes `file`, which has a copy of this layer's data, a layer with this map and an id of its own.
-    /// Returns what names that.
+    /// Returns the copy's identity.
     pub fn write_copy(&self, file: &File) -> io::Result<BaseIdentity> {
         let mut copy = Self { version: VERSION, live: None, ..self.clone() };
         copy.write_bits(file)?;
@@ -194,24 +196,25 @@ impl ClusterMap {
         Ok(copy.identity())
     }
 
-    /// Writes the synced map to a copy of this layer's data, which is no layer until [`ClusterMap::renew`].
+    /// Writes the synced map to a copy of this layer's data, which is not a layer until
+    /// [`ClusterMap::renew`].
     pub fn write_bits(&self, file: &File) -> io::Result<()> {
         file.write_all_at(&self.bits, HEADER)?;
         file.set_len(self.end())
     }
 
-    /// What a layer over this one is to name.
+    /// Returns the identity that a layer over this one records.
     pub fn identity(&self) -> BaseIdentity {
         let digest = digest::of_layer(self.base.digest, self.id, &self.bits);
         BaseIdentity { len: self.base.len, digest }
     }
 
-    /// Reads the map of a layer over `base`. `Err` in the result says what is wrong with the layer.
+    /// Reads the map of a layer over `base`. The inner `Err` says what is wrong with the layer.
     pub fn load(file: &File, base: BaseIdentity) -> io::Result<Result<Self, String>> {
         Self::load_over(file, Some(base))
     }
 
-    /// Reads the map of a layer, whatever that lies over, as [`ClusterMap::load`] does.
+    /// Reads the map of a layer over any base, as [`ClusterMap::load`] does.
     pub fn load_any(file: &File) -> io::Result<Result<Self, String>> {
         Self::load_over(file, None)
     }
@@ -242,11 +245,11 @@ impl ClusterMap {
             && identity != base
         {
             return Ok(Err(format!(
-                "is a layer over another base, of {} bytes and digest {:016x}, where this one has {} and {:016x}",
+                "is a layer over another base ({} bytes, digest {:016x}; this base: {}, {:016x})",
                 identity.len, identity.digest, base.len, base.digest
             )));
         }
-        // Before anything is made that long.
+        // Before memory of that length is allocated.
         let (len, bits) = (file.metadata()?.len(), bits_len(identity));
         if identity.len > LONGEST_BASE || len < data_at(bits) + identity.len.next_multiple_of(CLUSTER) {
             return Ok(Err(format!("is a layer of which only {len} bytes are left")));
@@ -257,18 +260,18 @@ impl ClusterMap {
         if len >= map.end() + live_map::len_with(map.bits.len() as u64)
             && let Some(found) = LiveMap::load(file, map.end(), map.id)?
         {
-            map.take_over(file, found)?;
+            map.add_live_map(file, found)?;
         }
         Ok(Ok(map))
     }
 
     /// Adds the clusters that only the live map has.
-    fn take_over(&mut self, file: &File, live: LiveMap) -> io::Result<()> {
+    fn add_live_map(&mut self, file: &File, live: LiveMap) -> io::Result<()> {
         let Self { bits, dirty, .. } = self;
         let live_bits = live.read(file, bits.len())?;
         for (number, (block, live)) in bits.chunks_mut(BLOCK).zip(live_bits.chunks(BLOCK)).enumerate() {
             if live.iter().all(|byte| *byte == 0) {
-                continue; // the block takes no memory if it was a hole
+                continue; // a block that was a hole keeps taking no memory
             }
             let mut is_new = false;
             for (byte, live) in block.iter_mut().zip(live) {
@@ -283,7 +286,7 @@ impl ClusterMap {
         Ok(())
     }
 
-    /// The layer, which was loaded, will be written. `has_name`: someone can open it once this process has gone.
+    /// Prepares a loaded layer for writes. `has_name`: another process can open it later.
     pub fn begin_writing(&mut self, file: &File, has_name: bool) -> io::Result<()> {
         if has_name && self.live.is_none() {
             self.live = Some(LiveMap::begin(file, self.end(), self.id, self.bits.len() as u64)?);
@@ -295,12 +298,12 @@ impl ClusterMap {
         self.write_header(file)
     }
 
-    /// The layer, which was loaded, will only be read: nothing is to be written.
+    /// Prepares a loaded layer for reads only: nothing has to be written.
     pub fn begin_reading(&mut self) {
         self.dirty.clear();
     }
 
-    /// What revokes the live map, if there is one.
+    /// Prepares the revocation of the live map, if there is one.
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -308,27 +311,27 @@ impl ClusterMap {
         self.live.as_ref().map(|live| live.revocation(file, name)).transpose()
     }
 
-    /// Whether the layer has a cluster.
+    /// Returns whether the layer has a cluster.
     pub fn has(&self, cluster: u64) -> bool {
         self.bits[(cluster / 8) as usize] & 1 << (cluster % 8) != 0
     }
 
-    /// The clusters of a range that the layer has, as ranges in order.
+    /// Returns the clusters of a range that the layer has, as ranges in order.
     pub fn present(&self, within: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut at = within.start;
         std::iter::from_fn(move || {
-            let start = self.first(at..within.end, true)?;
-            at = self.first(start..within.end, false).unwrap_or(within.end);
+            let start = self.find(at..within.end, true)?;
+            at = self.find(start..within.end, false).unwrap_or(within.end);
             Some(start..at)
         })
     }
 
-    /// The first cluster of a range that the layer has, or has not.
-    fn first(&self, within: Range<u64>, there: bool) -> Option<u64> {
+    /// Returns the first cluster of a range whose presence in the layer is `wanted`.
+    fn find(&self, within: Range<u64>, wanted: bool) -> Option<u64> {
         let mut at = within.start;
         while at < within.end {
             let byte = self.bits[(at / 8) as usize];
-            let found = if there { byte } else { !byte } >> (at % 8);
+            let found = if wanted { byte } else { !byte } >> (at % 8);
             if found != 0 {
                 return Some(at + u64::from(found.trailing_zeros())).filter(|first| *first < within.end);
             }
@@ -337,7 +340,8 @@ impl ClusterMap {
         None
     }
 
-    /// The layer has these clusters now, all of whose data is in `file`. After an error it does not have those that are new.
+    /// Adds these clusters, all of whose data is in `file`. After an error the layer does not have the new
+    /// ones.
     pub fn add(&mut self, file: &File, clusters: RangeInclusive<u64>) -> io::Result<()> {
         if clusters.clone().all(|cluster| self.has(cluster)) {
             return Ok(());
@@ -355,7 +359,7 @@ impl ClusterMap {
         Ok(())
     }
 
-    /// The copy of a layer that this map will describe has these clusters too.
+    /// Adds these clusters to the map of a copy.
     pub fn include(&mut self, clusters: Range<u64>) {
         let mut at = clusters.start;
         while at < clusters.end {
@@ -365,13 +369,13 @@ impl ClusterMap {
         }
     }
 
-    /// Takes what the synced map lacks. The caller syncs the data first, then writes it.
+    /// Takes the blocks that the synced map lacks. The caller syncs the data first, then writes them.
     pub fn take_dirty(&mut self) -> DirtyBlocks {
         let dirty = std::mem::take(&mut self.dirty).into_iter();
         DirtyBlocks(dirty.map(|block| (block, self.bits[block * BLOCK..][..BLOCK].to_vec())).collect())
     }
 
-    /// Whether the synced map lacks something.
+    /// Returns whether the synced map lacks clusters.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
@@ -381,9 +385,9 @@ impl ClusterMap {
 mod tests {
     use super::*;
 
-    /// Against a look at each cluster, over ranges that begin and end within bytes and at their ends.
+    /// Compares with a test of each cluster, over ranges that begin and end within bytes and at their ends.
     #[test]
-    fn ranges_of_a_map_are_its_clusters() {
+    fn ranges_of_a_map_cover_its_clusters() {
         let mut map = ClusterMap::blank(BaseIdentity { len: 200 * CLUSTER, digest: 0 }, 0);
         let included = [3..4, 6..9, 16..40, 47..48, 64..65, 70..133, 199..200];
         included.iter().for_each(|range| map.include(range.clone()));

@@ -1,13 +1,13 @@
-//! Sets of clusters of a layer.
+//! Sets of a layer's clusters.
 
 use std::ops::Range;
 
 use rangemap::RangeSet;
 
-/// Clusters, as ranges that do not touch: a discard may be of hundreds of thousands.
+/// A set of clusters, as ranges that do not touch: a discard may cover hundreds of thousands of clusters.
 pub type Clusters = RangeSet<u64>;
 
-/// How many clusters ranges have.
+/// Returns the number of clusters in `ranges`.
 pub(super) fn count(ranges: impl Iterator<Item = Range<u64>>) -> u64 {
     ranges.map(|range| range.end - range.start).sum()
 }

@@ -1,10 +1,11 @@
-//! A base's digest, by which a layer knows the base it belongs to.
+//! A base's digest, by which a layer recognizes its base.
 //!
-//! It is the CRC-64/ECMA-182 over the base's length, its first 4 KiB, where file systems say who they are, and 16 evenly spread
-//! sectors, the last among them; a shorter base counts whole. So it costs the same for a base of any length, some microseconds with the page
-//! cache warm, and tells images of different origin apart. It does not notice a change between those sectors: it is there for
-//! mistakes, not against anyone who wants to deceive. (The time of the last change would not do in its place: it differs in a copy
-//! and stays the same where tools set it.)
+//! It is the CRC-64/ECMA-182 over the base's length, its first 4 KiB, where file systems keep their
+//! identity, and 16 evenly spread sectors, the last among them. A shorter base counts whole. A digest costs
+//! the same for a base of any length, some microseconds with a warm page cache, and tells images of
+//! different origin apart. Changes between those sectors go unnoticed: the digest catches mistakes, not
+//! attacks. (The modification time would not do in its place: it differs in a copy, and stays the same if
+//! tools set it.)
 
 use std::fs::File;
 use std::io;
@@ -17,15 +18,15 @@ use super::request::SECTOR;
 
 /// Bytes at the start.
 const HEAD: u64 = 4096;
-/// Sectors that are looked at beside them.
+/// Sectors that count beside the start.
 const SECTORS: u64 = 16;
 
 static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_ECMA_182);
 
-/// Direct I/O takes offsets, lengths and memory that are aligned to this, at most.
+/// Largest alignment that direct I/O needs for offsets, lengths and memory.
 const ALIGNED: u64 = 4096;
 
-/// The digest of a base of `len` bytes, which may be open for direct I/O.
+/// Returns the digest of a base of `len` bytes, which may be open for direct I/O.
 pub fn of_base(base: &File, len: u64) -> io::Result<u64> {
     let mut digest = CRC.digest();
     digest.update(&len.to_le_bytes());
@@ -68,7 +69,7 @@ fn read_at_least(file: &File, bytes: &mut [u8], at: u64, needed: usize) -> io::R
     Ok(())
 }
 
-/// The digest of a layer with this id and map, over a base with the digest `base`.
+/// Returns the digest of a layer with this id and map, over a base with the digest `base`.
 pub fn of_layer(base: u64, id: u64, map: &[u8]) -> u64 {
     let mut digest = CRC.digest();
     digest.update(&base.to_le_bytes());
@@ -77,7 +78,7 @@ pub fn of_layer(base: u64, id: u64, map: &[u8]) -> u64 {
     digest.finalize()
 }
 
-/// The checksum of a few bytes.
+/// Returns the checksum of a few bytes.
 pub fn of_bytes(bytes: &[u8]) -> u64 {
     CRC.checksum(bytes)
 }

@@ -1,5 +1,4 @@
-//! Transfers that go past the page cache, and so into pages that the kernel holds for as long as they last, while guest memory is
-//! frozen.
+//! Tests of transfers past the page cache, for which the kernel holds pages, while guest memory is frozen.
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,16 +13,16 @@ use crate::config::FileRef;
 use crate::devices::virtio::testing::{Driver, NEXT, WRITE};
 use crate::memory::dirty::freeze::freeze;
 
-/// Bytes of a sector, which are the first of each page under test.
+/// Bytes of a sector, at the start of each page under test.
 const SECTOR_LEN: usize = 512;
 const PAGE: u64 = 4096;
-/// Where the pages lie: in the first step of a freeze.
+/// Guest address of the pages, in the first step of a freeze.
 const PAGES: u64 = 0x14_0000;
-/// Pages of one request, and requests under way, which the driver's queue of 64 holds.
+/// Pages of one request, and requests in flight, which the driver's queue of 64 holds.
 const PIECES: u64 = 14;
 const REQUESTS: u64 = 4;
 const COUNT: u64 = PIECES * REQUESTS;
-/// Freezes to try, each a little later. Where transfers hold pages, one of the first 40 lost a page.
+/// Freezes to try, each a little later. If transfers hold pages, one of the first 40 loses a page.
 const ROUNDS: u64 = 200;
 
 fn open_direct(dir: &TestDir, content: &[u8]) -> Option<File> {
@@ -40,7 +39,7 @@ fn page(number: u64) -> GuestAddress {
     GuestAddress(PAGES + number * PAGE)
 }
 
-/// Describes a request for sectors that go to, or come from, the starts of pages.
+/// Describes a request for sectors at the starts of pages.
 fn describe(driver: &Driver, kind: u32, request: u64) -> u16 {
     let first = (request * (PIECES + 2)) as u16;
     let (head, status) = (0x10_0000 + request * PAGE, 0x10_0800 + request * PAGE);
@@ -61,7 +60,7 @@ fn status_of(driver: &Driver, request: u64) -> u8 {
     driver.ram.guest().read_obj(GuestAddress(0x10_0800 + request * PAGE)).unwrap()
 }
 
-/// One freeze while a device transfers the first parts of pages whose other parts a vCPU writes.
+/// Freezes while a device transfers the first parts of pages whose other parts a vCPU writes.
 fn freeze_amid(kind: u32, engine: Engine, file: &File, delay: u64, content: &[u8]) {
     let config = DiskConfig {
         engine,
@@ -125,7 +124,7 @@ fn read_past_the_page_cache_is_not_lost_to_a_freeze() {
     });
 }
 
-/// Writes go past the VMM's own memory before a freeze too.
+/// Writes use guest memory directly before a freeze, too.
 #[test]
 fn write_past_the_page_cache_is_whole_after_a_freeze() {
     let dir = TestDir::new();
@@ -140,7 +139,7 @@ fn write_past_the_page_cache_is_whole_after_a_freeze() {
 }
 
 #[test]
-fn reads_alone_go_through_memory_of_the_vmms_own() {
+fn only_reads_go_through_memory_of_the_vmm() {
     let dir = TestDir::new();
     let Some(file) = open_direct(&dir, &[1; 4096]) else { return };
     let reference = FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(&file));

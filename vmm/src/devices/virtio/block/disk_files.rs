@@ -17,7 +17,8 @@ impl DiskFiles {
     /// The host has no descriptor left.
     pub(super) fn of(storage: &dyn Storage) -> Result<Self> {
         let duplicate = |file: &HostFile| {
-            file.duplicate().map_err(|source| Error::file("look at disk", file.name(), source))
+            file.duplicate()
+                .map_err(|source| Error::file("duplicate descriptor of disk", file.name(), source))
         };
         storage.files_to_sync().into_iter().map(duplicate).collect::<Result<_>>().map(Self)
     }

@@ -1,9 +1,9 @@
-//! Gates keep disks from taking requests just before a pause, so that vCPUs do not stand still while the
+//! Gates that keep disks from taking requests just before a pause, so that vCPUs are not paused while the
 //! host's disk works.
 //!
 //! ```text
-//!   close ──> requests stay in the queues ──> what is under way ends ──> pause ──> halt ──> open
-//!             └────────────── the vCPUs run ──────────────┘
+//!   close ──> requests stay in the queues ──> requests in flight end ──> pause ──> halt ──> open
+//!             └─────────────── the vCPUs run ───────────────┘
 //! ```
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,22 +13,22 @@ use std::time::{Duration, Instant};
 
 use super::Block;
 
-/// The longest that disks are waited for without a limit. The pause waits for the rest.
+/// Longest wait for disks if there is no limit. The pause waits for the rest.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time between two looks at a disk that is doing a request at once.
+/// Time between two looks at a disk that executes a request at once.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// The gate of a disk, in the device itself and beside its lock: the lock is held while a request is done at
-/// once.
+/// The gate of a disk. It lies beside the device's lock, because the lock is held while a request is
+/// executed at once.
 #[derive(Debug, Default)]
 pub struct Gate {
     is_closed: AtomicBool,
-    /// Told when the device has nothing under way behind a closed gate.
+    /// Notified when the device has nothing in flight behind a closed gate.
     idle: Condvar,
 }
 
 impl Gate {
-    /// Whether the device is to take no request.
+    /// Returns whether the device must not take requests.
     pub(super) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
     }
@@ -37,7 +37,7 @@ impl Gate {
         self.idle.notify_all();
     }
 
-    /// Waits until then for the disk, and says whether it has nothing under way.
+    /// Waits for the disk until `end`. Returns whether it has nothing in flight.
     fn wait_idle(&self, disk: &Mutex<Block>, end: Instant) -> bool {
         let Some(locked) = lock_until(disk, end) else { return false };
         let left = end.saturating_duration_since(Instant::now());
@@ -46,35 +46,34 @@ impl Gate {
     }
 }
 
-/// Closed gates, which open when this is dropped. A device that was not halted meanwhile may have missed a
-/// notification of its driver.
+/// Closed gates, which open on drop. A device that was not halted meanwhile may have missed a notification
+/// of its driver.
 #[derive(Debug)]
 pub struct ClosedGates(Vec<Arc<Gate>>);
 
-/// As good as without end.
+/// Longest wait, because a later [`Instant`] may not be representable.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl ClosedGates {
-    /// Closes the gates of disks, and waits a second at most until these have nothing under way. With
-    /// `longest` it waits that long instead, and returns none if they still have something under way.
+    /// Closes the gates of disks, and waits until the disks have nothing in flight: for at most a second, or
+    /// for `longest`. With `longest`, returns `None` if requests are still in flight.
     pub fn within(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)], longest: Option<Duration>) -> Option<Self> {
-        let (closed, at_rest) = Self::of(disks, longest.unwrap_or(PATIENCE));
-        (at_rest || longest.is_none()).then_some(closed)
+        let (closed, is_idle) = Self::of(disks, longest.unwrap_or(PATIENCE));
+        (is_idle || longest.is_none()).then_some(closed)
     }
 
-    /// Closes the gates of disks, and waits so long until these have nothing under way. Returns whether they
-    /// have nothing.
+    /// Closes the gates of disks, and waits at most `longest` until the disks have nothing in flight.
+    /// Returns whether they have nothing in flight.
     fn of(disks: &[(Arc<Gate>, Arc<Mutex<Block>>)], longest: Duration) -> (Self, bool) {
-        // An instant that far is none.
         let end = Instant::now() + longest.min(YEAR);
         disks.iter().for_each(|(gate, _)| gate.is_closed.store(true, Ordering::Release));
         let closed = Self(disks.iter().map(|(gate, _)| Arc::clone(gate)).collect());
-        let at_rest = disks.iter().all(|(gate, disk)| gate.wait_idle(disk, end));
-        (closed, at_rest)
+        let is_idle = disks.iter().all(|(gate, disk)| gate.wait_idle(disk, end));
+        (closed, is_idle)
     }
 }
 
-/// Locks a disk, which holds its lock while it does a request at once, if that can be by then.
+/// Locks a disk by `end`, if possible. A disk holds its lock while it executes a request at once.
 fn lock_until(disk: &Mutex<Block>, end: Instant) -> Option<MutexGuard<'_, Block>> {
     loop {
         match disk.try_lock() {
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_gate_leaves_requests_in_the_queue_for_after_the_halt() {
+    fn closed_gate_leaves_requests_in_the_queue_until_after_the_halt() {
         on_both_engines(|engine| {
             let dir = TestDir::new();
             let path = dir.file("image", &[0; 8192]);
@@ -123,12 +122,12 @@ mod tests {
             let block = Arc::new(Mutex::new(block));
             let mut driver = driver(&block);
             assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
-            let (closed, at_rest) = ClosedGates::of(&[(gate, Arc::clone(&block))], PATIENCE);
-            assert!(at_rest);
+            let (closed, is_idle) = ClosedGates::of(&[(gate, Arc::clone(&block))], PATIENCE);
+            assert!(is_idle);
             driver.send(0, &[Part::Out(&header(OUT, 1)), Part::Out(&[2; 512]), Part::In(1)]);
-            // A halted device has nothing under way, and has had a look.
+            // A halted device has nothing in flight, and has looked at its queue.
             driver.transport.halt();
-            assert!(driver.poll(0).is_none(), "answered behind a closed gate");
+            assert!(driver.poll(0).is_none(), "completed behind a closed gate");
             assert_eq!(fs::read(&path).unwrap()[512], 0);
             drop(closed);
             driver.transport.go_on().unwrap();
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn gate_is_closed_once_what_is_under_way_has_ended() {
+    fn gate_is_closed_once_requests_in_flight_have_ended() {
         on_both_engines(|engine| {
             let dir = TestDir::new();
             let path = dir.file("image", &vec![7; 4 << 20]);
@@ -151,48 +150,48 @@ mod tests {
                 for number in 0..8 {
                     driver.send(0, &[Part::Out(&header(OUT, number)), Part::Out(&[8; 512]), Part::In(1)]);
                 }
-                // A ring leaves it to a thread of the kernel, so that it is under way for a while.
+                // io_uring leaves a flush to a kernel thread, so that it is in flight for a while.
                 driver.send(0, &[Part::Out(&header(FLUSH, 0)), Part::In(1)]);
                 busy += u32::from((0..1000).any(|_| !lock(&block).is_idle()));
-                let (closed, at_rest) = ClosedGates::of(&[(Arc::clone(&gate), Arc::clone(&block))], PATIENCE);
-                assert!(at_rest && lock(&block).is_idle(), "turn {turn}");
+                let (closed, is_idle) = ClosedGates::of(&[(Arc::clone(&gate), Arc::clone(&block))], PATIENCE);
+                assert!(is_idle && lock(&block).is_idle(), "turn {turn}");
                 driver.transport.halt();
                 drop(closed);
                 driver.transport.go_on().unwrap();
                 (0..9).for_each(|_| assert_eq!(status(&driver.wait(0)), DONE));
             }
-            assert!(busy > 0 || engine == Engine::Sync, "nothing was under way when the gate was closed");
+            assert!(busy > 0 || engine == Engine::Sync, "nothing was in flight when the gate was closed");
         });
     }
 
-    /// A disk holds its lock while it does a request at once: here for longer than anybody waits.
+    /// A disk holds its lock while it executes a request at once, here for longer than the limit.
     #[test]
-    fn disk_that_is_busy_for_longer_is_not_waited_for() {
+    fn wait_ends_at_its_limit_while_a_disk_is_busy() {
         let dir = TestDir::new();
         let block = Block::open(&disk_on(Engine::Sync, dir.file("image", &[0; 8192]))).unwrap();
         let gate = block.gate();
         let disks = [(Arc::clone(&gate), Arc::new(Mutex::new(block)))];
         let busy = lock(&disks[0].1);
-        let (closed, at_rest) = ClosedGates::of(&disks, Duration::from_millis(1));
-        assert!(!at_rest && gate.is_closed());
+        let (closed, is_idle) = ClosedGates::of(&disks, Duration::from_millis(1));
+        assert!(!is_idle && gate.is_closed());
         drop((closed, busy));
         assert!(!gate.is_closed());
         assert!(ClosedGates::of(&disks, Duration::ZERO).1, "an idle disk takes no time");
         assert!(ClosedGates::within(&disks, Some(Duration::MAX)).is_some());
     }
 
-    /// A flush may take longer than the second that disks have without a limit.
+    /// A flush may take longer than the default limit of a second.
     #[test]
-    fn disk_that_comes_to_rest_within_a_long_limit_is_waited_for() {
+    fn wait_lasts_until_a_disk_is_idle_within_a_long_limit() {
         let dir = TestDir::new();
         let block = Block::open(&disk_on(Engine::Sync, dir.file("image", &[0; 8192]))).unwrap();
         let gate = block.gate();
         let disk = Arc::new(Mutex::new(block));
         let disks = [(gate, Arc::clone(&disk))];
-        let (told, begun) = std::sync::mpsc::channel();
+        let (sender, begun) = std::sync::mpsc::channel();
         let flush = thread::spawn(move || {
             let _busy = lock(&disk);
-            told.send(()).unwrap();
+            sender.send(()).unwrap();
             thread::sleep(PATIENCE + Duration::from_millis(500));
         });
         begun.recv().unwrap();

@@ -1,4 +1,4 @@
-//! A raw image file or a block device of the host. Data goes straight between it and guest memory.
+//! A raw image file or a block device of the host. Data moves directly between the file and guest memory.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,47 +19,47 @@ use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
 
-/// The most pieces of one vectored call (`UIO_MAXIOV`).
+/// Pieces of one vectored call at most (`UIO_MAXIOV`).
 pub const MAX_PIECES: usize = 1024;
-/// Zeros for a host that can only write them.
+/// Zeros to write if the host has no other way.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// `_IO(0x12, 119)` (linux/fs.h)
 const BLKDISCARD: libc::Ioctl = 0x1277;
 
-/// An open file, locked against others until its last duplicate is dropped.
+/// An open file, locked against other users until its last duplicate is dropped.
 #[derive(Debug)]
 pub struct HostFile {
     file: File,
     name: String,
     is_block_device: bool,
     is_written: bool,
-    /// Reads go through memory of the VMM's own, because the kernel might hold the pages of guest memory.
+    /// Reads go through memory of the VMM, because the kernel might hold the pages of guest memory.
     needs_bounce: Arc<AtomicBool>,
     syncs: Arc<SyncTracker>,
-    /// Bytes that it had when that was last looked at; 0 to look again.
+    /// The file's length at the last look; 0 forces a new look.
     known_len: AtomicU64,
-    /// One for all duplicates: the last of them unlocks the file. `None` for a descriptor of the caller's,
-    /// who may give it to several disks.
+    /// Shared by all duplicates: the last one unlocks the file. `None` for a descriptor of the caller, who
+    /// may use the descriptor for several disks.
     lock: Option<Arc<()>>,
 }
 
-/// How a file is to be used, and what others may then do with it.
+/// Use of a file, which decides what other processes may do with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OpenMode {
-    /// Others may read it too.
+    /// Others may read the file, too.
     Read,
-    /// Nobody else.
+    /// No other use is allowed.
     Write,
-    /// As [`OpenMode::Write`], and if it is not there it is made.
+    /// As [`OpenMode::Write`]; creates the file if it is missing.
     Create,
 }
 
-/// Which way data goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To guest memory.
+    /// From the file to guest memory.
     Read,
-    /// From it.
+    /// From guest memory to the file.
     Write,
 }
 
@@ -67,7 +67,8 @@ impl HostFile {
     /// Opens and locks a file for the disk `id`.
     ///
     /// # Errors
-    /// It is neither a regular file nor a block device, or someone uses it in a way that does not go with this one.
+    /// The file is neither a regular file nor a block device, or its use by another process excludes this
+    /// one.
     pub fn open(id: &str, file: &FileRef, wanted: OpenMode) -> Result<Self> {
         let name = file.to_string();
         let opened = match wanted {
@@ -76,20 +77,22 @@ impl HostFile {
                 file.open_writable("open disk", wanted == OpenMode::Create)?
             }
         };
-        let kind =
-            opened.metadata().map_err(|source| Error::file("look at disk", &name, source))?.file_type();
+        let kind = opened
+            .metadata()
+            .map_err(|source| Error::file("read metadata of disk", &name, source))?
+            .file_type();
         if !kind.is_file() && !kind.is_block_device() {
             let problem = format!("{id}: {name} is neither a regular file nor a block device");
             return Err(Error::config("disks", problem));
         }
         if !matches!(file, FileRef::Fd(_)) {
-            // It was only for the opening; io_uring would take it to mean that nothing may wait for the disk.
+            // O_NONBLOCK was for the open only; io_uring would fail requests that have to wait for the disk.
             fcntl_getfl(&opened)
                 .and_then(|flags| fcntl_setfl(&opened, flags - OFlags::NONBLOCK))
                 .map_err(|source| Error::file("open disk", &name, source))?;
         }
-        let needs_bounce =
-            bounce::may_hold_pages(&opened).map_err(|source| Error::file("look at disk", &name, source))?;
+        let needs_bounce = bounce::may_hold_pages(&opened)
+            .map_err(|source| Error::file("read metadata of disk", &name, source))?;
         let opened = Self {
             file: opened,
             name,
@@ -103,8 +106,8 @@ impl HostFile {
         let kind = if wanted == OpenMode::Read { libc::F_RDLCK } else { libc::F_WRLCK };
         opened.set_lock(kind).map_err(|source| match source.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) => {
-                let use_of_it = if wanted == OpenMode::Read { "written" } else { "used" };
-                let problem = format!("{id}: {} is being {use_of_it} by another VM or process", opened.name);
+                let conflict = if wanted == OpenMode::Read { "written" } else { "used" };
+                let problem = format!("{id}: {} is being {conflict} by another VM or process", opened.name);
                 Error::config("disks", problem)
             }
             _ => Error::file("lock disk", &opened.name, source),
@@ -112,7 +115,7 @@ impl HostFile {
         Ok(opened)
     }
 
-    /// The same open file once more; the lock is theirs together.
+    /// Duplicates the open file. The duplicates share the lock.
     pub fn duplicate(&self) -> io::Result<Self> {
         let Self { file, name, is_block_device, is_written, needs_bounce, syncs, known_len: _, lock } = self;
         Ok(Self {
@@ -127,17 +130,17 @@ impl HostFile {
         })
     }
 
-    /// Syncs the file with `sync`, unless an earlier sync of it failed.
+    /// Syncs the file with `sync`, unless an earlier sync of the file failed.
     ///
     /// # Errors
-    /// The host cannot write it back, or could not write back what was written before.
+    /// This sync failed, or an earlier one did.
     pub fn sync(&self, sync: fn(&File) -> io::Result<()>) -> io::Result<()> {
         let mut under_way = self.syncs.begin()?;
         under_way.end(self.outcome_of_sync(sync(&self.file)))
     }
 
-    /// The result of a sync for which the kernel gave `done`. A file system that is only read (erofs,
-    /// squashfs) knows no sync, and needs none.
+    /// Returns the result of a sync for which the kernel gave `done`. A read-only file system (erofs,
+    /// squashfs) has no sync and needs none.
     pub fn outcome_of_sync(&self, done: io::Result<()>) -> io::Result<()> {
         match done {
             Err(error) if error.kind() == ErrorKind::InvalidInput && !self.is_written => Ok(()),
@@ -145,31 +148,31 @@ impl HostFile {
         }
     }
 
-    /// Begins a sync that somebody else does.
+    /// Begins a sync that the caller executes.
     ///
     /// # Errors
-    /// An earlier one failed.
+    /// An earlier sync failed.
     pub fn begin_sync(&self) -> io::Result<PendingSync> {
         self.syncs.begin()
     }
 
-    /// The syncs of the file and its duplicates.
+    /// Returns the syncs of the file and its duplicates.
     pub fn syncs(&self) -> &SyncTracker {
         &self.syncs
     }
 
-    /// Whether transfers must not go to or from guest memory directly. A write may always: what it writes is
-    /// in the pages that the kernel holds, whatever becomes of their mapping.
+    /// Returns whether transfers must not use guest memory directly. Writes always may: the kernel holds the
+    /// pages with the data that it writes, even if their mapping changes.
     pub fn needs_bounce(&self, direction: Direction) -> bool {
         direction == Direction::Read && self.needs_bounce.load(Ordering::Acquire)
     }
 
-    /// Lets reads go to guest memory directly: freezing it moves none of its pages any more.
+    /// Lets reads use guest memory directly: freezing it moves no pages any more.
     pub fn allow_direct(&self) {
         self.needs_bounce.store(false, Ordering::Release);
     }
 
-    /// The file as the user named it.
+    /// Returns the name that the user gave.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -182,12 +185,12 @@ impl HostFile {
         self.is_block_device
     }
 
-    /// Takes or gives up the lock, which belongs to the open file: two that were opened apart exclude each
-    /// other in one process, too. Without `F_UNLCK` it ends with the last descriptor, and that may outlive
-    /// the disk: a child has all descriptors of this process between its fork and its exec, and io_uring
-    /// keeps a file for a moment after it has completed a request.
+    /// Takes or releases the lock, which belongs to the open file: two opens of one process exclude each
+    /// other, too. Without `F_UNLCK` the lock ends with the last descriptor, which may outlive the disk. A
+    /// child has all descriptors of this process between its fork and its exec, and io_uring keeps a file
+    /// for a moment after a request has completed.
     fn set_lock(&self, kind: libc::c_int) -> io::Result<()> {
-        // SAFETY: integers, for which zeros are the whole file.
+        // SAFETY: the fields are integers; zeros select the whole file.
         let mut lock: libc::flock = unsafe { std::mem::zeroed() };
         lock.l_type = kind as libc::c_short;
         lock.l_whence = libc::SEEK_SET as libc::c_short;
@@ -198,7 +201,7 @@ impl HostFile {
         }
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> io::Result<u64> {
         match self.is_block_device {
             true => (&self.file).seek(SeekFrom::End(0)),
@@ -206,23 +209,23 @@ impl HostFile {
         }
     }
 
-    /// Reads to guest memory, all of it or it is an error.
+    /// Reads into guest memory. Fills all of `into`.
     pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
         // SAFETY: the pieces are guest memory, borrowed for the call.
         let done = unsafe { self.transfer(Direction::Read, at, &mut into.iovecs()) };
-        into.written(into.len()); // a part of it perhaps, if that was an error
+        into.written(into.len()); // after an error, perhaps a part of it
         done
     }
 
-    /// Writes from guest memory, all of it or it is an error. A file that has become too short does not grow again: it would
-    /// have zeros where there was data.
+    /// Writes all of `from`, out of guest memory. A file that has become too short does not grow again,
+    /// because it would have zeros in place of data.
     pub fn write(&self, at: u64, from: &Buffers<'_>) -> io::Result<()> {
         self.check_len(at + from.len() as u64)?;
         // SAFETY: as above.
         unsafe { self.transfer(Direction::Write, at, &mut from.iovecs()) }
     }
 
-    /// Whether the file still has its first `end` bytes, or had them when that was last looked at.
+    /// Checks that the file has its first `end` bytes, or had them at the last look.
     pub fn check_len(&self, end: u64) -> io::Result<()> {
         if self.is_block_device || self.known_len.load(Ordering::Relaxed) >= end {
             return Ok(());
@@ -232,15 +235,15 @@ impl HostFile {
         if len >= end { Ok(()) } else { Err(file_shrunk()) }
     }
 
-    /// Its length is to be looked at again before the next write.
+    /// Forces a new look at the length before the next write.
     pub fn forget_len(&self) {
         self.known_len.store(0, Ordering::Relaxed);
     }
 
-    /// Reads or writes all of `pieces` or it is an error.
+    /// Transfers all of `pieces`.
     ///
     /// # Safety
-    /// They are memory that stays where it is during the call, and that may be read and written.
+    /// The pieces are memory that stays mapped during the call, and that may be read and written.
     pub unsafe fn transfer(
         &self,
         direction: Direction,
@@ -248,7 +251,7 @@ impl HostFile {
         pieces: &mut [libc::iovec],
     ) -> io::Result<()> {
         if self.needs_bounce(direction) {
-            // SAFETY: as the caller has it.
+            // SAFETY: as the caller promises.
             return unsafe { self.read_by_bounce(at, pieces) };
         }
         let (fd, mut rest) = (self.file.as_raw_fd(), pieces);
@@ -256,7 +259,7 @@ impl HostFile {
         while !rest.is_empty() {
             let (pieces, count) = (rest.as_ptr(), rest.len().min(MAX_PIECES) as libc::c_int);
             let done = match direction {
-                // SAFETY: as the caller has it.
+                // SAFETY: as the caller promises.
                 Direction::Read => unsafe { libc::preadv(fd, pieces, count, at) },
                 // SAFETY: as above.
                 Direction::Write => unsafe { libc::pwritev(fd, pieces, count, at) },
@@ -276,35 +279,35 @@ impl HostFile {
         Ok(())
     }
 
-    /// Reads through memory of the VMM's own.
+    /// Reads through memory of the VMM.
     ///
     /// # Safety
     /// As for [`HostFile::transfer`].
     unsafe fn read_by_bounce(&self, at: u64, pieces: &[libc::iovec]) -> io::Result<()> {
         let len: usize = pieces.iter().map(|piece| piece.iov_len).sum();
-        let mut bounce = BounceBuffer::new(len.min(bounce::MOST));
+        let mut bounce = BounceBuffer::new(len.min(bounce::MAX_TRANSFER));
         let mut done = 0;
         while done < len {
-            let bytes = &mut bounce.bytes()[..(len - done).min(bounce::MOST)];
+            let bytes = &mut bounce.bytes()[..(len - done).min(bounce::MAX_TRANSFER)];
             self.file.read_exact_at(bytes, at + done as u64).map_err(|error| match error.kind() {
                 ErrorKind::UnexpectedEof => file_shrunk(),
                 _ => error,
             })?;
-            // SAFETY: as the caller has it; there are `len` bytes.
+            // SAFETY: as the caller promises; the pieces have `len` bytes.
             unsafe { bounce::scatter(bytes, pieces, done) };
             done += bytes.len();
         }
         Ok(())
     }
 
-    /// Lets a stretch read as zeros, in whichever way the host knows.
-    pub fn write_zeroes(&self, stretch: DiskRange) -> io::Result<()> {
-        let DiskRange { at, len, unmap } = stretch;
+    /// Makes a range read as zeros, in the first way that the host supports.
+    pub fn write_zeroes(&self, range: DiskRange) -> io::Result<()> {
+        let DiskRange { at, len, unmap } = range;
         self.check_len(at + len)?;
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-        for way in [punch, zero].into_iter().skip(usize::from(!unmap)) {
-            match fallocate(&self.file, way, at, len) {
+        for mode in [punch, zero].into_iter().skip(usize::from(!unmap)) {
+            match fallocate(&self.file, mode, at, len) {
                 Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
                 done => return Ok(done?),
             }
@@ -318,7 +321,7 @@ impl HostFile {
         Ok(())
     }
 
-    /// Gives the place of a stretch back to the host.
+    /// Frees the space of a range on the host.
     pub fn discard(&self, DiskRange { at, len, unmap: _ }: DiskRange) -> io::Result<()> {
         if !self.is_block_device {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -336,21 +339,21 @@ impl HostFile {
 impl Drop for HostFile {
     fn drop(&mut self) {
         if self.lock.take().is_some_and(|lock| Arc::into_inner(lock).is_some()) {
-            let _ = self.set_lock(libc::F_UNLCK); // if not now, then with the last descriptor
+            let _ = self.set_lock(libc::F_UNLCK); // a failed unlock ends with the last descriptor
         }
     }
 }
 
 pub fn file_shrunk() -> io::Error {
-    io::Error::new(ErrorKind::UnexpectedEof, "the file has become shorter")
+    io::Error::new(ErrorKind::UnexpectedEof, "the file has shrunk")
 }
 
-/// What is left of `pieces` after `done` bytes.
+/// Returns the part of `pieces` after `done` bytes.
 pub fn advance(pieces: &mut [libc::iovec], mut done: usize) -> &mut [libc::iovec] {
     let mut whole = 0;
     while let Some(piece) = pieces.get_mut(whole) {
         if done < piece.iov_len {
-            // SAFETY: still within the piece.
+            // SAFETY: the address stays within the piece.
             piece.iov_base = unsafe { piece.iov_base.byte_add(done) };
             piece.iov_len -= done;
             break;

@@ -1,4 +1,5 @@
-//! An image that a guest uses without a layer, for those who sync it or look whether it has changed while the device works.
+//! An image that a guest uses without a layer. A snapshot syncs it and records its content and time; a
+//! restore compares them.
 
 use std::fs::File;
 use std::io;
@@ -16,73 +17,73 @@ use crate::config::DiskContent;
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
-/// The image, open once more. When it was written last is known from the start.
+/// The image, opened once more. Its modification time is known from the start.
 #[derive(Debug)]
 pub struct Image {
     file: HostFile,
     is_written: bool,
     modified: Option<Timestamp>,
-    /// Of the instant, if [`Image::hold_instant`] took it.
+    /// The digest at the instant of [`Image::pin_content`], if it took one.
     digest: Option<u64>,
 }
 
-/// When a file was written last. Seconds since 1970, and nanoseconds.
+/// Modification time of a file: seconds since 1970, and nanoseconds.
 type Timestamp = (i64, i64);
 
 impl Image {
-    /// Of this file, now.
+    /// Opens the image once more and reads its modification time.
     ///
     /// # Errors
-    /// The host does not let it be looked at.
+    /// The host refuses to duplicate the descriptor or to read the metadata.
     pub(super) fn of(file: &HostFile, is_written: bool) -> Result<Self> {
-        let failed = |source| Error::file("look at disk", file.name(), source);
+        let failed = |source| Error::file("read metadata of disk", file.name(), source);
         let file = file.duplicate().map_err(failed)?;
         let has_time = is_written && !file.is_block_device();
         let modified = has_time.then(|| modified(file.file())).transpose().map_err(failed)?;
         Ok(Self { file, is_written, modified, digest: None })
     }
 
-    /// Whether it is the file at `path`.
+    /// Returns whether the image is the file at `path`.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
-        let there = rustix::fs::stat(path);
+        let found = rustix::fs::stat(path);
         let own = rustix::fs::fstat(self.file.file());
-        there.is_ok_and(|there| own.is_ok_and(|own| (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)))
+        found.is_ok_and(|found| own.is_ok_and(|own| (own.st_dev, own.st_ino) == (found.st_dev, found.st_ino)))
     }
 
-    /// Makes sure that [`Image::content`] is of this instant, in which nobody writes, though the guest may
-    /// write before it is asked:
+    /// Makes [`Image::content`] describe this instant, in which the image is not written. The guest may
+    /// write before the content is read:
     ///
-    /// - The time of a file tells a later write apart. A file's time comes from the kernel's tick before
-    ///   Linux 6.13, so a write in the same tick would not show: a time that is this tick's becomes one
-    ///   within the tick, or seconds before it on a file system that does not keep nanoseconds.
+    /// - The modification time tells a later write apart. Before Linux 6.13 a file's time comes from the
+    ///   kernel's tick, so a write in the same tick would not show. A time of this tick therefore becomes
+    ///   one within the tick, or seconds before it if the file system does not keep nanoseconds.
     /// - A block device has no time, so its digest is taken.
     ///
     /// # Errors
-    /// The host does not let it be read.
-    pub fn hold_instant(&mut self) -> Result<()> {
-        let held = match self.modified {
+    /// The host refuses to read the image or its metadata.
+    pub fn pin_content(&mut self) -> Result<()> {
+        let pinned = match self.modified {
             Some(then) if is_time_of_write(then, tick()) => self.leave_tick(),
             None if self.is_written => self.samples().map(|digest| self.digest = Some(digest)),
             _ => Ok(()),
         };
-        held.map_err(|source| Error::file("look at disk", self.name(), source))?;
+        pinned.map_err(|source| Error::file("read metadata of disk", self.name(), source))?;
         if let Some((seconds, nanos)) = self.modified
             && nanos % FINEST_ROUNDED == 0
         {
-            lock(&RECORDED).note(seconds);
+            lock(&RECORDED).record(seconds);
         }
         Ok(())
     }
 
-    /// Gives the file a time that no later write has, or waits until none has its time where only its owner
-    /// may do that.
+    /// Gives the file a time that no later write has. If only the file's owner may do that, waits until new
+    /// writes get another time.
     fn leave_tick(&mut self) -> io::Result<()> {
         let now = rustix::time::clock_gettime(ClockId::Realtime);
         let unlike_a_tick = (now.tv_sec, now.tv_nsec | 1);
         if self.set_modified(unlike_a_tick)? {
             if let Some((seconds, nanos)) = self.modified.filter(|kept| *kept != unlike_a_tick) {
-                // The file system rounds down, and would round the time of a write now to the same.
+                // The file system rounds down, and would round the time of a write now to the same value.
                 self.set_modified((lock(&RECORDED).take_before(seconds), nanos))?;
             }
             return Ok(());
@@ -93,7 +94,7 @@ impl Image {
         Ok(())
     }
 
-    /// Sets when the file was written last, and looks what the file system made of that. False if only the
+    /// Sets the modification time, and reads back what the file system made of it. Returns false if only the
     /// file's owner may do that.
     fn set_modified(&mut self, (tv_sec, tv_nsec): Timestamp) -> io::Result<bool> {
         let unchanged = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
@@ -105,10 +106,10 @@ impl Image {
         Ok(true)
     }
 
-    /// Reads what a digest taken in the pause is going to read, so that it is in the page cache then.
+    /// Reads what a digest in the pause will read, so that the page cache has it.
     ///
     /// # Errors
-    /// The host does not let it be read.
+    /// The host refuses to read the image.
     pub fn warm(&self) -> Result<()> {
         match self.is_written && self.file.is_block_device() {
             true => self.samples().map(drop).map_err(|source| Error::file("read disk", self.name(), source)),
@@ -120,16 +121,16 @@ impl Image {
         digest::of_base(self.file.file(), self.file.len()?)
     }
 
-    /// Its name, as the user gave it.
+    /// Returns the name that the user gave.
     #[must_use]
     pub fn name(&self) -> &str {
         self.file.name()
     }
 
-    /// What it is, or was when [`Image::hold_instant`] was called.
+    /// Returns the content now, or at the instant of [`Image::pin_content`].
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The image cannot be read.
     pub fn content(&self) -> Result<DiskContent> {
         let content = || -> io::Result<DiskContent> {
             let digest = self.digest.map_or_else(|| self.samples(), Ok)?;
@@ -144,19 +145,19 @@ fn modified(file: &File) -> io::Result<Timestamp> {
     file.metadata().map(|found| (found.mtime(), found.mtime_nsec()))
 }
 
-/// The times that snapshots of this process recorded, of any image.
+/// Modification times that snapshots of this process recorded, of any image.
 static RECORDED: Mutex<RecordedTimes> = Mutex::new(RecordedTimes(Vec::new()));
 
-/// Seconds that snapshots recorded as times of images, as found or as given: of two snapshots in a second
-/// the image may have been written between. They are ranges in order, few of them: the earliest swallow the
-/// gaps between them.
+/// Seconds that snapshots recorded as times of images, as found or as given. The image may have been written
+/// between two snapshots of one second. The seconds are a few ranges in order: the earliest ranges swallow
+/// the gaps between them.
 #[derive(Debug)]
 struct RecordedTimes(Vec<(i64, i64)>);
 
 impl RecordedTimes {
-    const MOST: usize = 64;
+    const MAX_RANGES: usize = 64;
 
-    fn note(&mut self, second: i64) {
+    fn record(&mut self, second: i64) {
         let (mut first, mut last) = (second, second);
         self.0.retain(|range| {
             let is_near = range.0 <= last + 1 && first - 1 <= range.1;
@@ -167,39 +168,39 @@ impl RecordedTimes {
         });
         let at = self.0.partition_point(|range| range.0 < first);
         self.0.insert(at, (first, last));
-        if self.0.len() > Self::MOST {
+        if self.0.len() > Self::MAX_RANGES {
             let (first, _) = self.0.remove(0);
             self.0[0].0 = first;
         }
     }
 
-    /// Notes and returns a time before this one that is not noted: two seconds before it or, where that is
-    /// noted, an even one. FAT keeps even seconds.
+    /// Records and returns a time that was not recorded: two seconds before `second` or, if that is
+    /// recorded, an earlier even second. FAT keeps even seconds.
     fn take_before(&mut self, second: i64) -> i64 {
         let ranges = self.0.iter().rev();
         let time = ranges.fold(second - 2, |time, (first, last)| match time > *last {
             true => time,
             false => time.min((first - 2) & !1),
         });
-        self.note(time);
+        self.record(time);
         time
     }
 }
 
-/// Nanoseconds to which file systems round times down: those of NTFS and SMB, microseconds, those of exFAT,
-/// and the seconds of ext4 with inodes of 128 bytes and of FAT.
+/// Nanoseconds to which file systems round times down: 100 ns (NTFS, SMB), microseconds, 10 ms (exFAT), and
+/// the seconds of ext4 with inodes of 128 bytes and of FAT.
 const ROUNDED_TO: [i128; 6] = [1, 100, 1000, 10_000_000, 1_000_000_000, 2_000_000_000];
 
-/// The least of those above one: a time that is no multiple was not rounded.
+/// The least step above one: a time that is not a multiple was not rounded.
 const FINEST_ROUNDED: i64 = 100;
 
-/// Whether a write in this tick gives a file the time `then` on some file system.
-fn is_time_of_write(then: Timestamp, tick: Timestamp) -> bool {
+/// Returns whether a write in this tick gives a file the time `then` on some file system.
+fn is_time_of_write(time: Timestamp, tick: Timestamp) -> bool {
     let nanos = |(seconds, nanos): Timestamp| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
-    ROUNDED_TO.iter().any(|step| nanos(tick) / step * step == nanos(then))
+    ROUNDED_TO.iter().any(|step| nanos(tick) / step * step == nanos(time))
 }
 
-/// The time that a write gets now, before Linux 6.13.
+/// Returns the time that a write gets now, before Linux 6.13.
 fn tick() -> Timestamp {
     let now = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
     (now.tv_sec, now.tv_nsec)
@@ -213,54 +214,54 @@ mod tests {
     use crate::config::FileRef;
     use std::os::unix::fs::FileExt;
 
-    /// Gives a file the time that a write in this tick does before Linux 6.13.
+    /// Gives a file the time that a write in this tick has before Linux 6.13.
     fn write_in_tick(file: &File, (tv_sec, tv_nsec): Timestamp) {
         let time = Timespec { tv_sec, tv_nsec };
         rustix::fs::futimens(file, &Timestamps { last_access: time, last_modification: time }).unwrap();
     }
 
     #[test]
-    fn write_in_the_tick_of_the_pause_shows() {
+    fn write_in_the_tick_of_the_pause_changes_the_content() {
         let dir = TestDir::new();
         let path = dir.file("image", &[1; 4096]);
         let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
-        // A tick may end in between, and then nothing was tried.
+        // A tick that ends in between makes the attempt void.
         let tried = (0..10_000).any(|_| {
             let tick_before = tick();
             write_in_tick(file.file(), tick_before);
             let mut image = Image::of(&file, true).unwrap();
-            image.hold_instant().unwrap();
+            image.pin_content().unwrap();
             if tick() != tick_before {
                 return false;
             }
             let then = image.content().unwrap();
             let again = Image::of(&file, true).unwrap().content().unwrap();
-            assert_eq!(then.difference(&again, false), None, "nobody has written since");
+            assert_eq!(then.difference(&again, false), None, "no write since");
             write_in_tick(file.file(), tick_before);
             let now = Image::of(&file, true).unwrap().content().unwrap();
             assert!(then.difference(&now, false).is_some(), "{then:?} and {now:?}");
             true
         });
-        assert!(tried, "each time a tick ended meanwhile");
+        assert!(tried, "a tick ended during each attempt");
     }
 
     /// ext4 with inodes of 128 bytes keeps seconds.
     #[test]
-    fn write_in_the_second_of_the_pause_shows_where_the_file_system_keeps_seconds() {
+    fn write_in_the_second_of_the_pause_changes_the_content_if_the_file_system_keeps_seconds() {
         let Some(coarse) = Ext4InSeconds::mount() else {
             return crate::testing::skip("mounting an ext4 takes root");
         };
         let path = coarse.0.file("disk", &[1; 4096]);
         let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
-        // A second may end in between, and then nothing was tried.
+        // A second that ends in between makes the attempt void.
         let tried = (0..100).any(|_| {
             let (second, _) = tick();
             file.file().write_all_at(&[2; 512], 512).unwrap();
             let mut image = Image::of(&file, true).unwrap();
-            image.hold_instant().unwrap();
+            image.pin_content().unwrap();
             let then = image.content().unwrap();
             let again = Image::of(&file, true).unwrap().content().unwrap();
-            assert_eq!(then.difference(&again, false), None, "nobody has written since");
+            assert_eq!(then.difference(&again, false), None, "no write since");
             file.file().write_all_at(&[2; 512], 512).unwrap();
             let now = Image::of(&file, true).unwrap().content().unwrap();
             if tick().0 != second {
@@ -269,23 +270,23 @@ mod tests {
             assert!(then.difference(&now, false).is_some(), "{then:?} and {now:?}");
             true
         });
-        assert!(tried, "each time a second ended meanwhile");
+        assert!(tried, "a second ended during each attempt");
     }
 
     #[test]
-    fn instants_of_a_second_differ_if_there_was_a_write_between_them() {
+    fn contents_of_a_second_differ_if_a_write_lies_between_them() {
         let Some(coarse) = Ext4InSeconds::mount() else {
             return crate::testing::skip("mounting an ext4 takes root");
         };
         let path = coarse.0.file("disk", &[1; 4096]);
         let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
-        // A second may end in between, and then nothing was tried.
+        // A second that ends in between makes the attempt void.
         let tried = (0..100).any(|_| {
             let (second, _) = tick();
             let written = || {
                 file.file().write_all_at(&[2; 512], 512).unwrap();
                 let mut image = Image::of(&file, true).unwrap();
-                image.hold_instant().unwrap();
+                image.pin_content().unwrap();
                 image.content().unwrap()
             };
             let all = [written(), written(), written()];
@@ -297,48 +298,48 @@ mod tests {
             }
             true
         });
-        assert!(tried, "each time a second ended meanwhile");
+        assert!(tried, "a second ended during each attempt");
     }
 
-    /// The first one leaves the time as it is, and that is the one that the second would give.
+    /// The first snapshot leaves the time as it is, which is the time that the second one would give.
     #[test]
-    fn instants_of_a_second_differ_where_the_first_leaves_the_time_as_it_is() {
+    fn contents_of_a_second_differ_if_the_first_keeps_the_time() {
         let Some(coarse) = Ext4InSeconds::mount() else {
             return crate::testing::skip("mounting an ext4 takes root");
         };
         let path = coarse.0.file("disk", &[1; 4096]);
         let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
-        // A second may end in between, and then nothing was tried.
+        // A second that ends in between makes the attempt void.
         let tried = (0..100).any(|_| {
             let (second, _) = tick();
-            file.file().write_all_at(&[2; 512], 512).unwrap(); // as later: samples do not tell
+            file.file().write_all_at(&[2; 512], 512).unwrap(); // samples do not differ
             write_in_tick(file.file(), (second - 2, 0));
-            let held = || {
+            let pinned = || {
                 let mut image = Image::of(&file, true).unwrap();
-                image.hold_instant().unwrap();
+                image.pin_content().unwrap();
                 image.content().unwrap()
             };
-            let first = held();
+            let first = pinned();
             file.file().write_all_at(&[2; 512], 512).unwrap();
-            let second_one = held();
+            let second_one = pinned();
             if tick().0 != second {
                 return false;
             }
             assert_eq!(
                 first.modified,
                 Some(format!("{}.000000000", second - 2)),
-                "it is no time of this tick"
+                "the time is not of this tick"
             );
             assert!(first.difference(&second_one, false).is_some(), "{first:?} and {second_one:?}");
             true
         });
-        assert!(tried, "each time a second ended meanwhile");
+        assert!(tried, "a second ended during each attempt");
     }
 
     #[test]
-    fn times_that_files_are_given_differ() {
+    fn given_times_differ() {
         let mut recorded = RecordedTimes(Vec::new());
-        // The last one: the host's clock was set back.
+        // The last second: the host's clock was set back.
         let seconds = [3_000_000_000, 3_000_000_000, 3_000_000_001, 3_000_000_001, 2_999_999_000];
         let mut given: Vec<_> =
             seconds.iter().map(|second| (recorded.take_before(*second), *second)).collect();
@@ -347,31 +348,31 @@ mod tests {
         assert!(given.windows(2).all(|pair| pair[0].0 < pair[1].0), "{given:?}");
     }
 
-    /// Against a set: times that were found and given, in any order, more of them than are kept apart.
+    /// Compares with a set: times that were found and given, in any order, more of them than are kept apart.
     #[test]
-    fn time_that_a_file_is_given_is_none_that_was_recorded() {
+    fn given_time_was_not_recorded_before() {
         let (mut recorded, mut all) = (RecordedTimes(Vec::new()), std::collections::BTreeSet::new());
         let mut random = Random(2);
         for now in (0..3000).map(|step| step / 3) {
             if random.below(2) == 0 {
                 let age = 1 << random.below(12);
                 let found = now - 2 - random.below(age) as i64;
-                recorded.note(found);
+                recorded.record(found);
                 all.insert(found);
             } else {
                 let given = recorded.take_before(now);
                 assert!(given <= now - 2 && all.insert(given), "{given} is recorded: {recorded:?}");
             }
-            assert!(recorded.0.len() <= RecordedTimes::MOST);
+            assert!(recorded.0.len() <= RecordedTimes::MAX_RANGES);
             assert!(recorded.0.windows(2).all(|pair| pair[0].1 < pair[1].0), "{recorded:?}");
         }
     }
 
-    /// An image that was last written years ago is not a reason to give years ago.
+    /// An image that was last written years ago must not make the given time years old.
     #[test]
-    fn time_that_a_file_is_given_is_near_though_an_early_one_was_recorded() {
+    fn given_time_is_recent_after_an_old_one_was_recorded() {
         let mut recorded = RecordedTimes(Vec::new());
-        recorded.note(1_000_000_000);
+        recorded.record(1_000_000_000);
         assert_eq!(
             [(); 3].map(|()| recorded.take_before(3_000_000_000)),
             [2_999_999_998, 2_999_999_996, 2_999_999_994]
@@ -379,35 +380,35 @@ mod tests {
     }
 
     #[test]
-    fn time_of_a_write_is_known_however_it_is_rounded() {
+    fn rounded_time_of_a_write_is_recognized() {
         let tick = (1_000_001, 123_456_789);
         for nanos in [123_456_789, 123_456_700, 123_456_000, 120_000_000, 0] {
             assert!(is_time_of_write((1_000_001, nanos), tick), "{nanos}");
         }
-        assert!(is_time_of_write((1_000_000, 0), tick), "of FAT");
+        assert!(is_time_of_write((1_000_000, 0), tick), "FAT");
         for other in [(1_000_001, 123_456_788), (1_000_000, 123_456_789), (999_999, 0)] {
             assert!(!is_time_of_write(other, tick), "{other:?}");
         }
     }
 
     #[test]
-    fn instant_that_is_held_twice_is_the_same() {
+    fn content_pinned_twice_is_the_same() {
         let dir = TestDir::new();
         let path = dir.file("image", &[1; 4096]);
         let file = HostFile::open("disk0", &FileRef::Path(path), OpenMode::Write).unwrap();
         for _ in 0..100 {
             write_in_tick(file.file(), tick());
-            let held = || {
+            let pinned = || {
                 let mut image = Image::of(&file, true).unwrap();
-                image.hold_instant().unwrap();
+                image.pin_content().unwrap();
                 image.content().unwrap()
             };
-            assert_eq!(held(), held());
+            assert_eq!(pinned(), pinned());
         }
     }
 
     #[test]
-    fn content_of_a_block_device_is_that_of_the_instant() {
+    fn content_of_a_block_device_is_that_of_the_pin() {
         let dir = TestDir::new();
         let Some(device) = LoopDevice::over(&dir.file("image", &pattern(1 << 20, 3))) else {
             return crate::testing::skip("a loop device takes root");
@@ -415,7 +416,7 @@ mod tests {
         let file = HostFile::open("disk0", &FileRef::Path(device.0.clone()), OpenMode::Write).unwrap();
         let before = Image::of(&file, true).unwrap().content().unwrap();
         let mut image = Image::of(&file, true).unwrap();
-        image.hold_instant().unwrap();
+        image.pin_content().unwrap();
         file.file().write_all_at(&[7; 512], 0).unwrap();
         let kept = image.content().unwrap();
         assert_eq!(kept, before);

@@ -1,41 +1,42 @@
-//! A disk of several files: what lies below is only read and may be shared by any number of VMs, and a layer over it has what
-//! this VM wrote. What is in the layer, by clusters of 64 KiB, its map says.
+//! A disk of several files: lower files, which are only read and may be shared by any number of VMs, and a
+//! layer with the writes of this VM. The layer's map says which clusters of 64 KiB the layer has.
 //!
 //! ```text
-//!   read     ──> the layer where it has the cluster, else what lies below
-//!   write    ──> the layer, after what the write leaves of its first and last cluster was copied there from below;
-//!                then the cluster's bit in the live map
-//!   zeros    ──> a hole in the layer, likewise; a discard leaves parts of clusters alone that the layer does not have
+//!   read     ──> the layer if it has the cluster, else the lower files
+//!   write    ──> the rest of the first and last cluster is copied up from the lower files; then the data is
+//!                written to the layer; then the clusters' bits are set in the live map
+//!   zeros    ──> a hole in the layer, in the same steps; a discard leaves parts of clusters alone that the
+//!                layer does not have
 //!   flush    ──> fdatasync, then the synced map, then fdatasync
-//!   end      ──> a flush of what the synced map lacks: once the VM has ended, however it did
-//!   copy     ──> one layer over the base, with what there is in the layer below and in this one (see [`super::copy`])
+//!   end      ──> once the VM has ended, in whatever way: a flush of what the synced map lacks
+//!   copy     ──> one layer over the base, with the content of both layers (see [`super::copy`])
 //! ```
 //!
-//! # What is on disk, and in which order
+//! # Contents of the disk and their order
 //!
-//! These hold for a layer with a name. Nobody can open one without a name once this process has gone: it has no live map and is
-//! never synced.
+//! These rules hold for a layer with a name. A layer without a name cannot be opened once this process has
+//! gone, so it has no live map and is never synced.
 //!
 //! 1. A cluster's bit is set in memory and in the live map after all of the cluster was written to the file.
 //! 2. A bit reaches the synced map only after an fdatasync that began after the bit was set in memory.
-//! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits the first one is enough.
-//! 4. The first flush syncs the files below before it succeeds, and the directory of a layer that was opened
-//!    by its path, or the layer with its metadata where the directory cannot be read. The map is true
-//!    whether these syncs succeed or fail: an end writes it first, and so does a flush by io_uring when one of
-//!    them fails.
-//! 5. After a sync that failed no flush succeeds any more, not even one that was under way, and the synced
-//!    map stays as it is. The live map is revoked, so whoever opens the layer later finds it as after a power
-//!    cut.
-//! 6. A flush begins once the one before has ended, and a sync succeeds only if those that overlap it do (see
-//!    [`super::sync_tracker`]).
-//! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with another
-//!    id.
-//! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. What it
-//!    has beyond the synced map is written to that by the next flush or end, or before another layer is
-//!    written over this one, in the order of 2.
+//! 3. A flush succeeds after a second fdatasync has followed the write of the synced map. Without new bits
+//!    the first one is enough.
+//! 4. The first flush syncs the lower files before it succeeds, and the directory of a layer that was opened
+//!    by its path. If the directory cannot be read, the flush syncs the layer with its metadata instead. The
+//!    map is true whether these syncs succeed or fail: an end writes it first, and so does a flush by
+//!    io_uring if one of them fails.
+//! 5. After a failed sync no flush succeeds any more, not even one in progress, and the synced map stays as
+//!    it is. The live map is revoked, so a later open finds the layer as after a power cut.
+//! 6. A flush begins once the previous one has ended, and a sync succeeds only if the overlapping syncs do
+//!    (see [`super::sync_tracker`]).
+//! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with
+//!    another id.
+//! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. The
+//!    bits that it has beyond the synced map are written there by the next flush or end, or before another
+//!    layer is written over this one, in the order of rule 2.
 //!
-//! So after a power cut each cluster is as it was at some time after the last flush that succeeded, or is the one below if it was
-//! not in the layer then; after a kill of the process nothing is lost at all.
+//! After a power cut each cluster is therefore as it was at some time after the last successful flush, or is
+//! the lower one if the layer did not have it then. After a kill of the process nothing is lost.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
@@ -57,52 +58,53 @@ use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result};
 use crate::memory::files::sparse;
 
-/// A layer, and what it lies over.
+/// A layer over lower files.
 #[derive(Debug)]
 pub struct Overlay {
     lower: LowerFiles,
     layer: HostFile,
     map: ClusterMap,
-    /// The most that it may take of the host's disk.
-    bound: Option<LayerQuota>,
-    /// Whether its file system punches holes, where a guest has discarded something and there is no bound.
+    /// The limit of the layer's space on the host.
+    quota: Option<LayerQuota>,
+    /// Returns whether the file system punches holes.
     has_holes: Option<bool>,
-    /// Someone can open the layer once this process has gone.
+    /// Another process can open the layer later.
     has_name: bool,
-    /// Where the layer lies: to be synced by the first flush. The process that made it may have been killed
-    /// before it had synced that.
+    /// The layer's directory until the first flush syncs it. The process that made the layer may have been
+    /// killed before it synced the directory.
     directory: Option<LayerDirectory>,
-    /// The files below were synced since they were opened.
+    /// The lower files were synced since they were opened.
     is_lower_synced: bool,
-    /// Blocks of the map that were taken for a flush, and that are not written yet.
-    blocks: VecDeque<DirtyBlocks>,
-    /// Clusters that the layer has once the writes under way to them have ended.
-    pending: BTreeSet<u64>,
-    /// It was made when it was opened, and the guest's writes are all there is in it.
+    /// Blocks of the map that were taken for a flush and are not written yet.
+    blocks_to_write: VecDeque<DirtyBlocks>,
+    /// Clusters that the layer gets when the writes in flight have ended.
+    pending_clusters: BTreeSet<u64>,
+    /// The layer was empty when it was opened, so it has nothing but the guest's writes.
     was_empty: bool,
-    /// What is written while a copy is made.
+    /// Clusters written while a copy is made.
     write_log: WriteLog,
-    /// For a part of a cluster on its way up. Empty before the first: to touch it costs a restore as much as all else here.
+    /// Buffer to copy a part of a cluster up. Empty before the first use: touching it costs as much of a
+    /// restore as all else here.
     scratch: Vec<u8>,
 }
 
 impl Overlay {
-    /// Opens a layer; an empty or missing file becomes an empty layer unless it is only read.
+    /// Opens a layer. An empty or missing file becomes an empty layer unless it is only read.
     ///
     /// # Errors
-    /// Those of [`HostFile::open`]; the layer is none, or lies over something else.
+    /// Those of [`HostFile::open`]; the file is not a layer, or belongs to other lower files.
     pub fn open(
         id: &str,
         lower: LowerFiles,
         (layer, size): (&FileRef, Option<u64>),
         wanted: OpenMode,
     ) -> Result<Self> {
-        let place = layer;
+        let file_ref = layer;
         let layer = open_layer(id, layer, wanted)?;
         let name = layer.name().to_owned();
         let name = &name;
         let failed = |act| move |source| Error::file(act, name, source);
-        let found = layer.file().metadata().map_err(failed("look at layer"))?;
+        let found = layer.file().metadata().map_err(failed("read metadata of layer"))?;
         let has_name = found.nlink() > 0;
         let mut was_empty = wanted == OpenMode::Create && found.len() == 0;
         if wanted == OpenMode::Create
@@ -129,15 +131,15 @@ impl Overlay {
         {
             layer.syncs().revoke_on_failure(live_map);
         }
-        let directory = match place {
+        let directory = match file_ref {
             FileRef::Path(path) if wanted != OpenMode::Read => {
                 Some(LayerDirectory::of(path).map_err(failed("open the directory of layer"))?)
             }
             _ => None,
         };
-        let bound = match size {
+        let quota = match size {
             Some(size) if wanted != OpenMode::Read => {
-                Some(LayerQuota::new(layer.file(), &map, size).map_err(failed("look at layer"))?)
+                Some(LayerQuota::new(layer.file(), &map, size).map_err(failed("read metadata of layer"))?)
             }
             _ => None,
         };
@@ -145,25 +147,25 @@ impl Overlay {
             lower,
             layer,
             map,
-            bound,
+            quota,
             has_holes: None,
             has_name,
             directory,
             is_lower_synced: false,
-            blocks: VecDeque::new(),
-            pending: BTreeSet::new(),
+            blocks_to_write: VecDeque::new(),
+            pending_clusters: BTreeSet::new(),
             was_empty,
             write_log: WriteLog::default(),
             scratch: Vec::new(),
         })
     }
 
-    /// Whether there was nothing in the layer when it was opened.
+    /// Returns whether the layer was empty when it was opened.
     pub fn was_empty(&self) -> bool {
         self.was_empty
     }
 
-    /// The digest of the map of the layer beneath, or of this one if that `is_read_only`.
+    /// Returns the digest of the lower layer's map, or of this layer's map if it `is_read_only`.
     pub fn digest_of_frozen_layer(&self, is_read_only: bool) -> Option<u64> {
         let identity = match is_read_only {
             true => Some(self.map.identity()),
@@ -172,21 +174,21 @@ impl Overlay {
         identity.map(|identity| identity.digest)
     }
 
-    /// How many of `len` bytes from `at` on lie in the same file, and whether that is the layer.
+    /// Returns how many of `len` bytes from `at` on lie in one file, and whether that file is the layer.
     fn same_file_len(&self, at: u64, len: u64) -> (u64, bool) {
         let first = at / CLUSTER;
-        let there = self.map.has(first);
+        let in_layer = self.map.has(first);
         let mut end = (first + 1) * CLUSTER;
         while end < at + len
-            && self.map.has(end / CLUSTER) == there
-            && (there || self.lower.is_in_same_file(first, end / CLUSTER))
+            && self.map.has(end / CLUSTER) == in_layer
+            && (in_layer || self.lower.is_in_same_file(first, end / CLUSTER))
         {
             end += CLUSTER;
         }
-        (len.min(end - at), there)
+        (len.min(end - at), in_layer)
     }
 
-    /// Notes from now on which clusters are written, and returns what a copy is made from.
+    /// Starts to log writes, and returns the source of a copy.
     ///
     /// # Errors
     /// The host has no descriptor left, or a sync failed.
@@ -199,67 +201,67 @@ impl Overlay {
         let layer = self.layer.file().try_clone()?;
         let clusters: Clusters = match below {
             Some(_) => self.map.present(0..self.lower.len().div_ceil(CLUSTER)).collect(),
-            None => Clusters::new(), // copied as a whole
+            None => Clusters::new(), // the layer is copied as a whole
         };
         clusters.iter().for_each(|range| map.include(range.clone()));
-        self.write_log.begin();
+        self.write_log.start();
         Ok(LayerSource { below, layer, clusters, map })
     }
 
-    /// Whether no sync failed: what one was for may be lost, and a read may find it as it was before.
+    /// Checks that no sync failed: its data may be lost, and a read may find the content before it.
     ///
     /// # Errors
-    /// One did.
+    /// A sync failed.
     pub fn check_syncs(&self) -> io::Result<()> {
         self.files().into_iter().try_for_each(|file| file.syncs().check())
     }
 
-    /// The clusters that the layer has and that were written since the last call.
+    /// Takes the clusters that the layer has and that were written since the last call.
     pub fn take_written(&mut self) -> Clusters {
         let written = self.write_log.take();
-        // A cluster that was not written in full, or is under way, is still that below. It is noted again
-        // later.
+        // A cluster that was not written in full, or is still in flight, is the lower one. It is logged
+        // again later.
         written.iter().flat_map(|range| self.map.present(range.clone())).collect()
     }
 
-    /// Ends what [`Overlay::begin_copy`] began.
+    /// Stops the log that [`Overlay::begin_copy`] started.
     pub fn end_copy(&mut self) {
-        self.write_log.end();
+        self.write_log.stop();
     }
 
-    /// A write that is under way in the layer's file.
+    /// Logs a write in flight, by its offset in the layer's file.
     pub fn log_in_flight_write(&mut self, at: u64, len: u64) {
         self.write_log.add(at - self.map.data(), len);
     }
 
-    /// Brings the map to the disk after the data.
+    /// Writes the map to disk after the data.
     fn write_map(&mut self) -> io::Result<()> {
         self.take_blocks();
         self.sync()?;
         if self.write_blocks()? { self.sync() } else { Ok(()) }
     }
 
-    /// Takes what the synced map lacks, for a flush whose sync begins after this.
+    /// Takes the blocks that the synced map lacks, for a flush whose sync begins after this call.
     fn take_blocks(&mut self) {
         let dirty = self.map.take_dirty();
         if !dirty.is_empty() {
-            self.blocks.push_back(dirty);
+            self.blocks_to_write.push_back(dirty);
         }
     }
 
-    /// Writes to the synced map what was taken, after the data was synced. In the order in which it was
-    /// taken: a flush that was abandoned may have left a block as it was before. Returns whether there was
-    /// any.
+    /// Writes the taken blocks to the synced map, after the data was synced. Writes them in the order in
+    /// which they were taken, because an abandoned flush may have left an older version of a block. Returns
+    /// whether there were any.
     fn write_blocks(&mut self) -> io::Result<bool> {
-        let any = !self.blocks.is_empty();
-        while let Some(blocks) = self.blocks.front() {
+        let any = !self.blocks_to_write.is_empty();
+        while let Some(blocks) = self.blocks_to_write.front() {
             blocks.write(self.layer.file())?;
-            self.blocks.pop_front();
+            self.blocks_to_write.pop_front();
         }
         Ok(any)
     }
 
-    /// Syncs once what flushes need beside the layer itself.
+    /// Syncs once the files that flushes need beside the layer itself.
     fn sync_surroundings(&mut self) -> io::Result<()> {
         if !self.is_lower_synced {
             self.lower.sync()?;
@@ -272,7 +274,8 @@ impl Overlay {
         Ok(())
     }
 
-    /// After an error the kernel takes the pages that it could not write for written: the next sync would succeed.
+    /// Syncs the layer. After an error the kernel counts the pages that it could not write as written, so
+    /// the next sync would succeed.
     fn sync(&mut self) -> io::Result<()> {
         if !self.has_name {
             return Ok(());
@@ -280,64 +283,64 @@ impl Overlay {
         self.layer.sync(File::sync_data)
     }
 
-    /// Lets `put` write a stretch to the layer, with the clusters it lies in.
+    /// Writes a range to the layer with `write`, and adds its clusters to the map.
     fn write_clusters(
         &mut self,
         at: u64,
         len: u64,
-        put: impl FnOnce(&HostFile, u64) -> io::Result<()>,
+        write: impl FnOnce(&HostFile, u64) -> io::Result<()>,
     ) -> io::Result<()> {
         if len == 0 {
             return Ok(());
         }
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
         self.copy_up_around(at, len)?;
-        // A write that fails may have been done in part.
+        // A failed write may have been executed in part.
         self.write_log.add(at, len);
-        put(&self.layer, self.map.data() + at)?;
-        // Only now: a cluster that could not be written in full is still that below.
+        write(&self.layer, self.map.data() + at)?;
+        // Only now: a cluster that was not written in full is still the lower one.
         self.map.add(self.layer.file(), first..=last)
     }
 
-    /// Counts the clusters of a write in the layer's size.
+    /// Counts the clusters of a write against the layer's size.
     fn reserve_quota(&mut self, at: u64, len: u64) -> io::Result<()> {
-        match &mut self.bound {
-            Some(bound) if len > 0 => bound.take(at / CLUSTER..(at + len).div_ceil(CLUSTER)),
+        match &mut self.quota {
+            Some(quota) if len > 0 => quota.take(at / CLUSTER..(at + len).div_ceil(CLUSTER)),
             _ => Ok(()),
         }
     }
 
-    /// Whether the file system punches holes.
+    /// Returns whether the file system punches holes.
     fn has_holes(&mut self) -> io::Result<bool> {
-        let known = self.bound.as_ref().map(LayerQuota::has_holes).or(self.has_holes);
+        let known = self.quota.as_ref().map(LayerQuota::has_holes).or(self.has_holes);
         let found = known.map_or_else(|| sparse::punches(self.layer.file()), Ok)?;
         self.has_holes = Some(found);
         Ok(found)
     }
 
-    /// The end of the last whole sector. No guest sees a part of a sector behind it.
+    /// Returns the end of the last whole sector. Guests do not see a partial sector behind it.
     fn end(&self) -> u64 {
         self.lower.len() / SECTOR * SECTOR
     }
 
-    /// The clusters that lie in a stretch as a whole, or as far as the disk goes.
+    /// Returns the clusters that lie in a range as a whole, or up to the end of the disk.
     fn whole_clusters(&self, at: u64, len: u64) -> Range<u64> {
         let end = at + len;
         let end = if end == self.end() { end.div_ceil(CLUSTER) } else { end / CLUSTER };
         at.div_ceil(CLUSTER)..end
     }
 
-    /// Whether a change of a part of this cluster copies the rest of it from below.
+    /// Returns whether a change of a part of this cluster copies the rest of it up.
     fn is_copied_up(&self, cluster: u64, whole: &Range<u64>) -> bool {
         !whole.contains(&cluster) && !self.map.has(cluster)
     }
 
-    /// The layer's number among the files.
+    /// Returns the layer's number among the files.
     fn layer_number(&self) -> usize {
         self.lower.files().count()
     }
 
-    /// Copies what a write leaves of its first and last cluster, where the layer does not have them yet.
+    /// Copies up the rest of a write's first and last cluster, if the layer does not have them yet.
     fn copy_up_around(&mut self, at: u64, len: u64) -> io::Result<()> {
         let end = at + len;
         let (first, last) = (at / CLUSTER, (end - 1) / CLUSTER);
@@ -350,7 +353,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// Copies a part of a cluster from below.
+    /// Copies a part of a cluster up from the lower files.
     fn copy_up(&mut self, from: u64, to: u64) -> io::Result<()> {
         self.scratch.resize(CLUSTER as usize, 0);
         let bytes = &mut self.scratch[..to.saturating_sub(from) as usize];
@@ -386,31 +389,31 @@ impl Storage for Overlay {
         if !self.has_name {
             return Ok(());
         }
-        // The map first: it promises nothing of the surroundings, which may not be there to be synced.
+        // The map first: it promises nothing about the files around the layer, which may fail to sync.
         self.write_map()?;
         self.sync_surroundings()
     }
 
-    /// Zeros are holes: a layer promises no place to anyone. There may be something from before a crash even where the map says
-    /// there is nothing.
+    /// Writes zeros as holes, because a layer reserves no space. A hole is needed even if the map does not
+    /// have the cluster: a crash may have left data there.
     fn write_zeroes(&mut self, DiskRange { at, len, unmap: _ }: DiskRange) -> io::Result<()> {
         let whole = self.whole_clusters(at, len);
-        if let Some(mut bound) = self.bound.take() {
-            let has_holes = bound.has_holes();
-            let takes_room = |cluster: &u64| !has_holes || self.is_copied_up(*cluster, &whole);
-            let clusters = (at / CLUSTER..(at + len).div_ceil(CLUSTER)).filter(takes_room);
-            let room = bound.take(clusters);
-            self.bound = Some(bound);
-            room?;
+        if let Some(mut quota) = self.quota.take() {
+            let has_holes = quota.has_holes();
+            let takes_space = |cluster: &u64| !has_holes || self.is_copied_up(*cluster, &whole);
+            let clusters = (at / CLUSTER..(at + len).div_ceil(CLUSTER)).filter(takes_space);
+            let reserved = quota.take(clusters);
+            self.quota = Some(quota);
+            reserved?;
         }
         self.write_clusters(at, len, |layer, at| layer.write_zeroes(DiskRange { at, len, unmap: true }))?;
-        let bound = self.bound.iter_mut().filter(|bound| bound.has_holes());
-        bound.for_each(|bound| bound.give_back(whole.clone()));
+        let quota = self.quota.iter_mut().filter(|quota| quota.has_holes());
+        quota.for_each(|quota| quota.release(whole.clone()));
         Ok(())
     }
 
-    /// Takes no place: parts of clusters that the layer does not have keep their bytes. Does nothing on a file
-    /// system without holes, where it would write as many zeros as a guest asks for.
+    /// Takes no space: parts of clusters that the layer does not have keep their bytes. Does nothing on a
+    /// file system without holes, which would have to write as many zeros as a guest asks for.
     fn discard(&mut self, DiskRange { at, len, unmap }: DiskRange) -> io::Result<()> {
         if len == 0 || !self.has_holes()? {
             return Ok(());
@@ -430,18 +433,18 @@ impl Storage for Overlay {
     }
 
     fn settle(&mut self) -> io::Result<()> {
-        if self.map.is_dirty() || !self.blocks.is_empty() { self.flush() } else { Ok(()) }
+        if self.map.is_dirty() || !self.blocks_to_write.is_empty() { self.flush() } else { Ok(()) }
     }
 
     fn empty(&mut self) -> io::Result<()> {
-        // Should it fail midway, the bits of the old map must never get behind the new header: they would
-        // stand for zeros.
+        // If this fails midway, bits of the old map must never follow the new header: they would stand for
+        // zeros.
         self.layer.syncs().refuse();
         let _ = self.map.take_dirty();
-        self.blocks.clear();
+        self.blocks_to_write.clear();
         self.layer.file().set_len(0)?;
         self.map = ClusterMap::make(self.layer.file(), self.lower.identity(), self.has_name)?;
-        self.bound.iter_mut().for_each(LayerQuota::clear);
+        self.quota.iter_mut().for_each(LayerQuota::clear);
         self.layer.syncs().forget_failures();
         Ok(())
     }
@@ -450,7 +453,8 @@ impl Storage for Overlay {
         self.lower.files().chain([&self.layer]).collect()
     }
 
-    /// Layers are copied into a snapshot. A sync of this one tells whether the host lost some of it before.
+    /// Lower layers are copied into a snapshot. A sync of this one shows whether the host lost some of it
+    /// before.
     fn files_to_sync(&self) -> Vec<&HostFile> {
         iter::once(self.lower.base()).chain(self.has_name.then_some(&self.layer)).collect()
     }
@@ -467,7 +471,7 @@ impl Storage for Overlay {
         self.write_log.add(at, len);
     }
 
-    /// The layer has new clusters when the write has ended. Until then reads find what lies below.
+    /// The layer has the new clusters once the write has ended. Until then reads find the lower files.
     fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<FileOffset>> {
         let end = self.map.data() + at + len;
         if len == 0 || self.layer.check_len(end).is_err() {
@@ -476,24 +480,24 @@ impl Storage for Overlay {
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
         self.reserve_quota(at, len)?;
         self.copy_up_around(at, len)?;
-        self.pending.extend((first..=last).filter(|cluster| !self.map.has(*cluster)));
+        self.pending_clusters.extend((first..=last).filter(|cluster| !self.map.has(*cluster)));
         Ok(Some(FileOffset { file: self.layer_number(), at: self.map.data() + at }))
     }
 
     fn end_write(&mut self, at: u64, len: u64, done: io::Result<()>) -> io::Result<()> {
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
-        match (first..=last).filter(|cluster| self.pending.remove(cluster)).count() {
+        match (first..=last).filter(|cluster| self.pending_clusters.remove(cluster)).count() {
             0 => done,
             _ => done.and_then(|()| self.map.add(self.layer.file(), first..=last)),
         }
     }
 
     fn is_pending(&self, at: u64, len: u64) -> bool {
-        len > 0 && self.pending.range(at / CLUSTER..=(at + len - 1) / CLUSTER).next().is_some()
+        len > 0 && self.pending_clusters.range(at / CLUSTER..=(at + len - 1) / CLUSTER).next().is_some()
     }
 
     fn abandon(&mut self) {
-        self.pending.clear();
+        self.pending_clusters.clear();
     }
 
     fn begin_flush(&mut self) -> io::Result<Option<PendingFlush>> {

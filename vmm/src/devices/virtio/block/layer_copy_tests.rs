@@ -1,4 +1,4 @@
-//! Copies of layers, made while the disk is written.
+//! Tests of copies of layers that are made while the disk is written.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -14,7 +14,7 @@ fn empty_file(path: &Path) -> File {
     File::options().read(true).write(true).create_new(true).open(path).unwrap()
 }
 
-/// Copies in passes while a driver writes. Returns the bytes of the disk as they were when it was halted last.
+/// Copies in passes while a driver writes. `model` gets the disk's bytes at the last halt.
 fn copy_while_written(
     (driver, disk): (&mut Driver, &Arc<Mutex<Block>>),
     model: &mut [u8],
@@ -36,15 +36,15 @@ fn copy_while_written(
     scribble(driver, model, random, 1);
     driver.transport.halt();
     copy.add(lock(disk).take_written());
-    // A write that was under way at the last pass counts again, so these may be all six.
-    assert!(copy.left() > 0, "nothing was written since the last pass");
-    let before = copy.left();
+    // A write in flight at the last pass counts again, so these may be all six.
+    assert!(copy.remaining() > 0, "nothing was written since the last pass");
+    let before = copy.remaining();
     let all = copy.pass(RunState::Paused, &|_| (), |left| left == before).unwrap();
-    assert!(all == (copy.left() == 0) && copy.left() < before, "stopped after one step");
+    assert!(all == (copy.remaining() == 0) && copy.remaining() < before, "stopped after one step");
     assert!(copy.pass(RunState::Paused, &|_| (), |_| true).unwrap());
     lock(disk).end_copy();
     driver.transport.go_on().unwrap();
-    // What is written from now on is not in the copy.
+    // Later writes are not in the copy.
     scribble(driver, &mut model.to_vec(), random, 4);
     copy.finish(&|_| ()).unwrap();
     assert!(lock(disk).take_written().is_empty());
@@ -73,7 +73,7 @@ fn copy_made_while_the_disk_is_written_is_the_disk_of_the_last_halt() {
 }
 
 #[test]
-fn nothing_is_noted_unless_a_copy_is_made() {
+fn writes_are_logged_only_while_a_copy_is_made() {
     let based = LayerFixture::new();
     let mut disk = Block::open(&based.layer("layer")).unwrap();
     disk.storage.log_write(0, 1 << 16);
@@ -82,10 +82,10 @@ fn nothing_is_noted_unless_a_copy_is_made() {
     assert!(Block::open(&super::disk(&based.base)).unwrap().begin_copy().unwrap().is_none(), "no layer");
 }
 
-/// The base is this long, most of it a hole.
+/// Length of the base, most of it a hole.
 const BIG: u64 = 2 << 30;
 
-/// A discard of 1 GiB would be 16,384 clusters to note, and as many to copy in the pause.
+/// A discard of 1 GiB would be 16,384 clusters to log, and as many to copy in the pause.
 #[test]
 fn large_discard_is_copied_as_one_range() {
     on_both_engines(|engine| {
@@ -126,12 +126,12 @@ fn large_discard_is_copied_as_one_range() {
     });
 }
 
-/// Each pass finds more than memory may hold.
+/// Each pass finds more than the memory limit.
 #[test]
-fn copy_of_a_disk_that_is_written_faster_stays_below_its_bound() {
+fn copy_of_a_disk_that_is_written_faster_stays_within_its_memory_limit() {
     const MIB: u64 = 160;
     let based = LayerFixture::new();
-    let (big, bound) = (based.dir.path("big"), MAX_BUFFERED * CLUSTER);
+    let (big, limit) = (based.dir.path("big"), MAX_BUFFERED * CLUSTER);
     File::create(&big).unwrap().set_len(MIB << 20).unwrap();
     let config = |name| DiskConfig { path: big.as_path().into(), ..based.layer(name) };
     let mut driver = start(&config("layer"));
@@ -152,32 +152,32 @@ fn copy_of_a_disk_that_is_written_faster_stays_below_its_bound() {
     let pass = |copy: &mut LayerCopy, guest| {
         copy.add(lock(&disk).take_written());
         if guest == RunState::Running {
-            reserved.set(reserved.get() + copy.place_left().unwrap());
+            reserved.set(reserved.get() + copy.reserve_remaining().unwrap());
         }
         let about_to_write = |bytes| written.set(written.get() + bytes);
         assert!(copy.pass(guest, &about_to_write, |_| true).unwrap());
         let in_memory = copy.pause_buffer.memory().metadata().unwrap().blocks() * 512;
-        assert!(in_memory <= bound && copy.buffered() <= bound, "{in_memory} bytes in memory");
+        assert!(in_memory <= limit && copy.buffered() <= limit, "{in_memory} bytes in memory");
         in_memory
     };
-    // Many clusters go to the file at once.
+    // Many clusters go straight to the file.
     fill(0, 100, 2);
     assert_eq!(pass(&mut copy, RunState::Running), 0);
-    assert_eq!((reserved.get(), written.get()), (84 << 20, 84 << 20), "16 MiB had their place");
-    // Few are held, up to a half of the bound.
+    assert_eq!((reserved.get(), written.get()), (84 << 20, 84 << 20), "16 MiB had space already");
+    // Few clusters are buffered, up to half of the limit.
     (0..4).for_each(|step| {
         fill(80 + step * 20, 100 + step * 20, 3);
         pass(&mut copy, RunState::Running);
     });
-    assert_eq!(copy.buffered(), bound / 2);
+    assert_eq!(copy.buffered(), limit / 2);
     assert_eq!(reserved.get(), (MIB - 16) << 20);
-    // The rest is the pause's.
+    // The pause may use the rest.
     fill(0, MIB, 4);
     fill(50, 60, 5);
-    assert_eq!(pass(&mut copy, RunState::Paused), bound);
+    assert_eq!(pass(&mut copy, RunState::Paused), limit);
     lock(&disk).end_copy();
     copy.finish(&|bytes| written.set(written.get() + bytes)).unwrap();
-    assert_eq!(written.get(), reserved.get(), "all that was reserved is told of as it is written");
+    assert_eq!(written.get(), reserved.get(), "all reserved space is reported as it is written");
     let mut copied = start(&config("copy"));
     for mib in 0..MIB {
         let expected = if (50..60).contains(&mib) { 5 } else { 4 };

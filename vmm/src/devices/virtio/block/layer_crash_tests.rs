@@ -1,4 +1,4 @@
-//! What of a layer is left after the process was killed, after a crash of the host, and after an orderly end.
+//! Tests of the content of a layer after a kill of the process, a crash of the host, and an orderly end.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -22,23 +22,24 @@ use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 use crate::testing::{apart, refuse_calls};
 
-/// What a live map of these bases takes at the end of a layer's file.
+/// Bytes of a live map of these bases at the end of a layer's file.
 pub(super) const LIVE_LEN: usize = 4096 + 4096;
 
-/// What a killed process leaves: the file as it is, with none of what was only in memory.
+/// Returns a disk on a copy of the layer's file, as a killed process leaves it.
 pub(super) fn killed(based: &LayerFixture) -> DiskConfig {
     fs::copy(based.dir.path("layer"), based.dir.path("left")).unwrap();
     based.layer("left")
 }
 
-/// The same after a crash of the host that left all of the file: what counts of it is what was synced.
+/// Returns a disk on a copy of the layer's file, as a crash of the host leaves it if all of the file was
+/// written: only synced clusters count.
 pub(super) fn crashed(based: &LayerFixture) -> DiskConfig {
     let left = killed(based);
     reboot(&based.dir.path("left"));
     left
 }
 
-/// Makes a layer's live map one of another boot.
+/// Changes a layer's live map to one of another boot.
 pub(super) fn reboot(layer: &Path) {
     let file = fs::File::options().read(true).write(true).open(layer).unwrap();
     let mut id = [0; 8];
@@ -58,7 +59,7 @@ fn host_crash_takes_nothing_that_was_flushed() {
         let mut after = start(&crashed(&based));
         assert_eq!(read(&mut after, 1, 512).unwrap(), [1; 512]);
         assert!(read(&mut after, 300, 512).unwrap() == based.content[300 * 512..301 * 512]);
-        // What the lost write left in the file is not seen where zeros or the base's bytes are wanted.
+        // Data of the lost write stays invisible to reads of zeros and of the base's bytes.
         assert_eq!(write(&mut after, 301, &[3; 512]), DONE);
         assert!(read(&mut after, 300, 512).unwrap() == based.content[300 * 512..301 * 512]);
         drop(after);
@@ -78,7 +79,7 @@ fn killed_process_leaves_all_that_was_written() {
             scribble(&mut driver, &mut model, &mut Random(40), 3);
             let left = killed(&based);
             assert!(read(&mut start(&left), 0, LEN).unwrap() == model, "{cache:?}");
-            // Whoever only reads it finds as much, and writes nothing.
+            // A reader finds the same content, and writes nothing.
             let before = fs::read(based.dir.path("left")).unwrap();
             let mut reader = start(&DiskConfig { read_only: true, ..left });
             assert!(read(&mut reader, 0, LEN).unwrap() == model, "{cache:?}");
@@ -88,7 +89,7 @@ fn killed_process_leaves_all_that_was_written() {
     });
 }
 
-/// What only the live map had is in the synced one after the next flush, and after the next orderly end.
+/// Clusters of the live map are in the synced map after the next flush, and after the next orderly end.
 #[test]
 fn clusters_of_a_killed_process_survive_a_reboot_once_they_were_taken_over() {
     for ends in [false, true] {
@@ -107,7 +108,7 @@ fn clusters_of_a_killed_process_survive_a_reboot_once_they_were_taken_over() {
     }
 }
 
-/// The layer above names all clusters of the one below by their digest, so these must count after a reboot
+/// The upper layer's identity covers all clusters of the lower layer, so these must count after a reboot,
 /// too.
 #[test]
 fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
@@ -118,7 +119,7 @@ fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
         killed(&based);
         drop(driver);
         let over = based.over("left", "over");
-        // A disk that is only read needs no more than the live map, and writes nothing.
+        // A read-only disk is content with the live map, and writes nothing.
         let before = fs::read(based.dir.path("left")).unwrap();
         let reader = DiskConfig { read_only: true, ..over.clone() };
         drop(start(&over));
@@ -137,7 +138,7 @@ fn layer_over_one_of_a_killed_process_is_opened_after_a_reboot() {
     });
 }
 
-/// The data before the map, and both before anybody reads through it.
+/// The data is synced before the map, and both before they are read.
 #[test]
 fn layer_of_a_killed_process_is_synced_before_its_map_and_after() {
     let based = LayerFixture::new();
@@ -158,7 +159,7 @@ fn layer_of_a_killed_process_is_synced_before_its_map_and_after() {
     assert_eq!(below.syncs().begun(), 2, "one for the data and one for the map");
 }
 
-/// Bits of an earlier boot do not count again because there are some of this one.
+/// Bits of an earlier boot do not count beside bits of this boot.
 #[test]
 fn live_map_starts_empty_after_a_reboot() {
     let based = LayerFixture::new();
@@ -209,7 +210,7 @@ fn orderly_end_brings_everything_into_the_synced_map() {
     });
 }
 
-/// Made by volt-vmm f290a97: 3 sectors of 1 to 3 in the one cluster of a base of 4 KiB of sevens.
+/// Made by volt-vmm f290a97: 3 sectors of ones to threes in the only cluster of a base of 4 KiB of sevens.
 fn layer_of_version_1(based: &LayerFixture) -> DiskConfig {
     let header = [
         &b"VOLTLAYR\x01\0\0\0\0\0\x01\0\0\x10\0\0\0\0\0\0"[..],
@@ -240,7 +241,7 @@ fn layer_of_version_1_is_read_and_becomes_one_of_this_version_when_it_is_written
     assert!(read(&mut reader, 0, 4096).unwrap() == expected);
     drop(reader);
     assert!(fs::read(&path).unwrap() == old);
-    // It lies below others as before, and they know it by what it was called.
+    // It lies below other layers as before, and its identity has not changed.
     let over = DiskConfig {
         beneath: Some(path.as_path().into()),
         ..DiskConfig { path: config.path.clone(), ..based.layer("over") }
@@ -271,7 +272,7 @@ fn rewind_that_fails_midway_leaves_no_zeros() {
     let mut driver = Driver::with_memory(Arc::clone(&disk) as _, ram, !0);
     assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
     driver.transport.halt();
-    // There is room for the header of the new layer and for none of its maps.
+    // There is room for the header of the new layer, and not for its maps.
     let file = fs::File::options().write(true).open(&layer).unwrap();
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     fallocate(&file, punch, 0, file.metadata().unwrap().len()).unwrap();
@@ -317,7 +318,7 @@ fn writes_do_not_ask_for_the_length_of_the_file() {
                 storage.write_zeroes(DiskRange { at, len: 512, unmap: true })
             };
             (0..100).for_each(|number| write(number % 16 * 512).unwrap());
-            // It is looked at again from time to time.
+            // The device looks at the length again from time to time.
             storage.forget_len();
             storage.write_zeroes(DiskRange { at: 0, len: 512, unmap: true }).unwrap_err();
         });
@@ -334,7 +335,7 @@ fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
     for fails in [true, false] {
         let place = storage.begin_write(at, len).unwrap().unwrap();
         assert!(storage.is_pending(CLUSTER, 512) && !storage.is_pending(CLUSTER - 512, 512));
-        assert_eq!(storage.locate(at, len), before, "reads find what lies below");
+        assert_eq!(storage.locate(at, len), before, "reads find the lower files");
         storage.begin_write(0, 512).unwrap_err(); // no room for another
         let done = if fails { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) };
         assert_eq!(storage.end_write(at, len, done).is_err(), fails);
@@ -343,7 +344,7 @@ fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
     }
 }
 
-/// The file's length may be on disk before its header is.
+/// The file's length may reach the disk before its header does.
 #[test]
 fn layer_that_a_power_cut_left_without_its_header_is_an_empty_layer() {
     let based = LayerFixture::new();
@@ -354,18 +355,18 @@ fn layer_that_a_power_cut_left_without_its_header_is_an_empty_layer() {
     for left in [len, len - LIVE_LEN as u64] {
         file.set_len(0).unwrap();
         file.set_len(left).unwrap();
-        // Nothing is written to a file that is only read.
+        // A file that is only read is not written.
         Block::open(&DiskConfig { read_only: true, ..based.layer("layer") }).unwrap_err();
         let mut driver = start(&based.layer("layer"));
         assert!(read(&mut driver, 0, LEN).unwrap() == based.content[..LEN]);
     }
-    // So is a copy without its header, whatever of its map is there.
+    // A copy without its header is an empty layer, too, whatever its map has.
     file.set_len(0).unwrap();
     file.set_len(len).unwrap();
     file.write_all_at(b"VOLTCOPY", 0).unwrap();
     file.write_all_at(&[1], 4096).unwrap();
     assert!(read(&mut start(&based.layer("layer")), 0, LEN).unwrap() == based.content[..LEN]);
-    // Another file is no layer.
+    // Another file is not a layer.
     for (len, at) in [(len - 1, None), (len, Some(100)), (len, Some(4096))] {
         file.set_len(0).unwrap();
         file.set_len(len).unwrap();

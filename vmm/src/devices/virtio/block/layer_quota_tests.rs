@@ -1,4 +1,4 @@
-//! Layers of a limited size.
+//! Tests of layers with a limited size.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,7 +20,7 @@ const SECTORS: u64 = CLUSTER / 512;
 
 /// A guest sees an I/O error, as from a full disk of the host.
 #[test]
-fn write_beyond_the_layers_size_is_an_error_and_all_else_goes_on() {
+fn write_beyond_the_layers_size_fails_and_other_requests_succeed() {
     on_both_engines(|engine| {
         let based = LayerFixture { engine, ..LayerFixture::new() };
         let config = DiskConfig { layer_size: Some(2 * CLUSTER + 5), ..based.layer("layer") };
@@ -30,7 +30,7 @@ fn write_beyond_the_layers_size_is_an_error_and_all_else_goes_on() {
         assert_eq!(two_more, FAILED, "there is room for one");
         assert_eq!(write(&mut driver, SECTORS, &[3; 512]), DONE);
         assert_eq!(write_zeroes(&mut driver, 2 * SECTORS, 8, true), FAILED, "a part of a cluster");
-        assert_eq!(write(&mut driver, 1, &[4; 512]), DONE, "there already");
+        assert_eq!(write(&mut driver, 1, &[4; 512]), DONE, "the layer has the cluster");
         assert_eq!(flush(&mut driver), DONE);
         let mut expected = based.content[..LEN].to_vec();
         for (sector, byte) in [(0, 1), (SECTORS as usize, 3), (1, 4)] {
@@ -38,7 +38,7 @@ fn write_beyond_the_layers_size_is_an_error_and_all_else_goes_on() {
         }
         assert!(read(&mut driver, 0, LEN).unwrap() == expected);
         drop(driver);
-        // It counts what the layer holds when it is opened, and may be given more.
+        // The limit counts the clusters of the opened layer, and may grow.
         assert_eq!(write(&mut start(&config), 2 * SECTORS, &[5; 512]), FAILED);
         let more = DiskConfig { layer_size: Some(3 * CLUSTER), ..config };
         assert_eq!(write(&mut start(&more), 2 * SECTORS, &[5; 512]), DONE);
@@ -69,9 +69,9 @@ fn zeros_and_discards_take_nothing_of_the_layers_size_and_give_it_back() {
         assert_eq!(write_zeroes(&mut driver, 5 * SECTORS, 9, false), DONE);
         expected[5 * CLUSTER as usize..].fill(0);
         assert!(read(&mut driver, 0, LEN).unwrap() == expected);
-        // A hole takes place once it is written.
+        // A hole takes space once it is written.
         assert_eq!(write(&mut driver, SECTORS, &[2; 512]), FAILED);
-        // A cluster that was discarded makes room for another.
+        // A discarded cluster makes room for another.
         assert_eq!(discard(&mut driver, 0, SECTORS as u32), DONE);
         expected[..CLUSTER as usize].fill(0);
         drop(driver);
@@ -105,14 +105,14 @@ fn failed_write_counts_until_its_cluster_is_discarded() {
 fn emptied_layer_has_its_size_again() {
     let based = LayerFixture::new();
     let mut block = Block::open(&DiskConfig { layer_size: Some(CLUSTER), ..based.layer("layer") }).unwrap();
-    let stretch = |at| DiskRange { at, len: 512, unmap: true };
-    block.storage.write_zeroes(stretch(0)).unwrap();
-    assert_eq!(block.storage.write_zeroes(stretch(CLUSTER)).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    let range = |at| DiskRange { at, len: 512, unmap: true };
+    block.storage.write_zeroes(range(0)).unwrap();
+    assert_eq!(block.storage.write_zeroes(range(CLUSTER)).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
     block.storage.empty().unwrap();
-    block.storage.write_zeroes(stretch(CLUSTER)).unwrap();
+    block.storage.write_zeroes(range(CLUSTER)).unwrap();
 }
 
-/// The write may only have been handed to the kernel when the discard is done, and must not land after it.
+/// The kernel may still have the write when the discard is done; the write must not land after the discard.
 #[test]
 fn write_that_is_sent_with_a_discard_of_its_cluster_leaves_a_hole() {
     on_both_engines(|engine| {
@@ -132,7 +132,7 @@ fn write_that_is_sent_with_a_discard_of_its_cluster_leaves_a_hole() {
     });
 }
 
-/// Zeros that are written take place on the host, and a discard must not take any.
+/// Written zeros take space on the host, and a discard must not take any.
 #[test]
 fn zeros_count_where_no_hole_can_be_punched() {
     apart(|| {
@@ -158,7 +158,7 @@ fn clusters_of_the_map_count_where_a_file_shows_no_hole() {
     let mut driver = start(&config);
     assert_eq!((write(&mut driver, 0, &[1; 512]), flush(&mut driver)), (DONE, DONE));
     drop(driver);
-    // As a file system without holes shows it: data from its beginning to its end.
+    // A file system without holes reports data from the beginning of the file to its end.
     let layer = based.dir.path("layer");
     fs::write(&layer, fs::read(&layer).unwrap()).unwrap();
     let mut driver = start(&config);

@@ -1,4 +1,4 @@
-//! In which order a layer and what lies around it are synced, and what a failed sync leaves.
+//! Tests of the order in which a layer and the files around it are synced, and of failed syncs.
 
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -25,7 +25,7 @@ use crate::devices::virtio::testing::Driver;
 use crate::error::report;
 use crate::testing::{apart, limited, refuse_calls};
 
-/// What lies below may still be in the page cache: a copy that was just made, or the layer of a VM that has
+/// Lower files may still be in the page cache only: a copy that was just made, or the layer of a VM that has
 /// just ended.
 #[test]
 fn first_flush_needs_the_files_below_to_be_synced() {
@@ -45,7 +45,7 @@ fn first_flush_needs_the_files_below_to_be_synced() {
         }
     });
     let mut storage = Block::open(&over).unwrap().storage;
-    storage.begin_flush().unwrap().unwrap().sync.note(true);
+    storage.begin_flush().unwrap().unwrap().sync.record(true);
     apart(move || {
         refuse_calls(&[libc::SYS_fdatasync, libc::SYS_fsync], libc::EIO);
         assert!(storage.begin_flush().unwrap().is_some(), "once is enough");
@@ -62,7 +62,7 @@ fn orderly_end_syncs_the_map_that_it_writes() {
     assert_eq!(syncs, 2, "one for the data and one for the map");
 }
 
-/// An image that is only read may have been made a moment ago, as a base may.
+/// A read-only image may have been made a moment ago, like a base.
 #[test]
 fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
     let based = LayerFixture::new();
@@ -84,7 +84,7 @@ fn snapshot_needs_every_file_that_it_does_not_copy_to_be_synced() {
     }
 }
 
-/// A nameless layer has no live map, costs no sync, and is whole for whoever has its descriptor.
+/// A nameless layer has no live map and costs no sync. Its descriptor sees all writes.
 #[test]
 fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
     let based = LayerFixture::new();
@@ -109,9 +109,9 @@ fn layer_without_a_name_is_never_synced_and_has_no_live_map() {
     });
 }
 
-/// The process that made a layer may have been killed before anything was flushed.
+/// The process that made the layer may have been killed before a flush.
 #[test]
-fn first_flush_of_a_layer_that_was_there_syncs_its_directory_once() {
+fn first_flush_of_an_existing_layer_syncs_its_directory_once() {
     let based = LayerFixture::new();
     drop(start(&based.layer("layer")));
     let config = based.layer("layer");
@@ -129,7 +129,7 @@ fn first_flush_of_a_layer_that_was_there_syncs_its_directory_once() {
     });
 }
 
-/// The kernel reports it once, and io_uring's engine tries a flush again that could not begin.
+/// The kernel reports the failure once, and a flush that could not begin on io_uring is executed at once.
 #[test]
 fn failed_sync_of_a_directory_fails_every_later_flush() {
     let based = LayerFixture::new();
@@ -162,7 +162,7 @@ fn layer_whose_directory_was_moved_is_flushed() {
     });
 }
 
-/// A directory of mode 0711, for a user who is not its owner, cannot be opened to be synced.
+/// A directory of mode 0711 cannot be opened by a user who does not own it.
 #[test]
 fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
     let based = LayerFixture::new();
@@ -187,7 +187,7 @@ fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
                 drop(storage);
                 Block::open(&config).unwrap().storage
             };
-            // It would report the errors of other files, and wait for what others wrote.
+            // syncfs would report the errors of other files, and wait for the writes of others.
             refuse_calls(&[libc::SYS_syncfs], libc::EIO);
             storage.flush().unwrap();
             let mut storage = {
@@ -202,7 +202,7 @@ fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
     assert_eq!(synced_clusters(&place.join("layer")), 1);
 }
 
-/// The map promises that the layer's data is on disk, and nothing of the files around it.
+/// The map promises that the layer's data is on disk, and nothing about the files around the layer.
 #[test]
 fn map_is_written_though_what_lies_around_the_layer_cannot_be_synced() {
     let based = LayerFixture::new();
@@ -242,7 +242,7 @@ fn zero(cluster: u64) -> DiskRange {
     DiskRange { at: cluster * CLUSTER, len: CLUSTER, unmap: true }
 }
 
-/// A layer with one cluster, and a flush of it that is under way.
+/// Returns a layer with one cluster, and a flush of it in progress.
 fn flushing() -> (LayerFixture, Medium, PendingFlush) {
     let based = LayerFixture::new();
     let mut storage = Block::open(&based.layer("layer")).unwrap().storage;
@@ -255,7 +255,7 @@ fn flushing() -> (LayerFixture, Medium, PendingFlush) {
 fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
     let (based, mut storage, mut first) = flushing();
     let layer = based.dir.path("layer");
-    // Not the first one's: its sync may have begun before this was written.
+    // The first flush must not write this cluster: its sync may have begun before.
     storage.write_zeroes(zero(1)).unwrap();
     assert_eq!(synced_clusters(&layer), 0);
     assert!(storage.sync_done(&mut first, Ok(())).unwrap(), "the map is not on disk yet");
@@ -269,25 +269,25 @@ fn flush_writes_the_map_after_the_data_is_synced_and_ends_after_another_sync() {
     assert_eq!(synced_clusters(&layer), 2);
 }
 
-/// A flush that was abandoned took blocks of the map, which the next one writes.
+/// An abandoned flush took blocks of the map, which the next one writes.
 #[test]
 fn flush_after_an_abandoned_one_loses_no_cluster() {
     let (based, mut storage, mut first) = flushing();
     let layer = based.dir.path("layer");
-    first.sync.note(true);
+    first.sync.record(true);
     storage.abandon();
     storage.write_zeroes(zero(1)).unwrap();
     let mut second = storage.begin_flush().unwrap().unwrap();
     assert_eq!(synced_clusters(&layer), 0);
     assert!(storage.sync_done(&mut second, Ok(())).unwrap());
     assert_eq!(synced_clusters(&layer), 2);
-    // Abandoned before the map was synced: the next one syncs after it was written.
-    second.sync.note(true);
+    // Abandoned before the map was synced, so the next flush syncs after it was written.
+    second.sync.record(true);
     let mut third = storage.begin_flush().unwrap().unwrap();
     assert!(!storage.sync_done(&mut third, Ok(())).unwrap());
 }
 
-/// The kernel takes the pages that it could not write for written.
+/// The kernel counts the pages that it could not write as written.
 #[test]
 fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
     let (based, mut storage, mut flush) = flushing();
@@ -299,7 +299,7 @@ fn failed_sync_fails_every_later_flush_and_leaves_the_synced_map_as_it_is() {
     assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
 }
 
-/// The copy would be of what the host has left, and be restored as if nothing were lost.
+/// The copy would have what the host has left, and be restored as if nothing were lost.
 #[test]
 fn layer_is_not_copied_after_a_failed_sync() {
     let based = LayerFixture::new();
@@ -314,7 +314,7 @@ fn layer_is_not_copied_after_a_failed_sync() {
     }
 }
 
-/// The next process would take what only the live map has for written, and sync what is left of it.
+/// The next process would count clusters of the live map as written, and sync what is left of them.
 #[test]
 fn layer_is_opened_after_a_failed_sync_as_after_a_power_cut() {
     let (based, mut storage, mut flush) = flushing();
@@ -329,12 +329,12 @@ fn layer_is_opened_after_a_failed_sync_as_after_a_power_cut() {
     let expected = [&[0; CLUSTER as usize], &based.content[CLUSTER as usize..LEN]].concat();
     assert!(read(&mut reader, 0, LEN).unwrap() == expected, "only what was flushed before");
     drop(reader);
-    // A layer over it names only that, too.
+    // The identity of a layer over it covers only the flushed clusters, too.
     drop(start(&based.over("layer", "over")));
     let mut storage = Block::open(&config).unwrap().storage;
     storage.flush().unwrap();
     assert_eq!(synced_clusters(&layer), 1);
-    // What is written from now on survives a kill of the process as ever.
+    // Later writes survive a kill of the process as before.
     storage.write_zeroes(zero(3)).unwrap();
     let left = killed(&based);
     assert!(read(&mut start(&left), 3 * CLUSTER / SECTOR, 512).unwrap() == [0; 512]);
@@ -345,9 +345,9 @@ fn raw(based: &LayerFixture) -> DiskConfig {
     DiskConfig { path: image.into(), layer: None, ..based.layer("none") }
 }
 
-/// The kernel reports a failed writeback to one of two syncs that are under way at once.
+/// The kernel reports a failed writeback to one of two concurrent syncs.
 #[test]
-fn failed_sync_fails_the_flush_that_is_under_way_beside_it() {
+fn failed_sync_fails_the_flush_in_progress_beside_it() {
     let based = LayerFixture::new();
     for config in [raw(&based), based.layer("layer")] {
         let mut storage = Block::open(&config).unwrap().storage;
@@ -360,7 +360,7 @@ fn failed_sync_fails_the_flush_that_is_under_way_beside_it() {
 
 /// A flush's completion may wait in io_uring while a snapshot's sync succeeds.
 #[test]
-fn snapshots_sync_fails_with_a_flush_whose_failure_is_not_noted_yet() {
+fn snapshots_sync_fails_with_a_flush_whose_failure_is_not_recorded_yet() {
     let based = LayerFixture::new();
     for config in [raw(&based), based.layer("layer")] {
         let mut disk = Block::open(&config).unwrap();
@@ -381,14 +381,14 @@ fn snapshots_sync_fails_with_a_flush_whose_failure_is_not_noted_yet() {
     }
 }
 
-/// The kernel tells of it only once: the next driver's flush would succeed.
+/// The kernel reports the failure only once, so the next driver's flush would succeed.
 #[test]
 fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {
     let based = LayerFixture::new();
     for config in [raw(&based), based.layer("layer")] {
         let mut storage = Block::open(&config).unwrap().storage;
         storage.write_zeroes(zero(0)).unwrap();
-        storage.begin_flush().unwrap().unwrap().sync.note(false);
+        storage.begin_flush().unwrap().unwrap().sync.record(false);
         storage.abandon();
         storage.begin_flush().unwrap_err();
         storage.flush().unwrap_err();
@@ -396,9 +396,9 @@ fn failed_sync_of_an_abandoned_flush_fails_every_later_flush() {
     assert_eq!(synced_clusters(&based.dir.path("layer")), 0);
 }
 
-/// A driver that has no flush is told of nothing that could still be lost.
+/// A driver without flush sees no completion of a write that could still be lost.
 #[test]
-fn zeros_and_discards_of_a_driver_without_flush_are_synced_before_it_is_told() {
+fn zeros_and_discards_of_a_driver_without_flush_are_synced_before_completion() {
     on_both_engines(|engine| {
         let based = LayerFixture::new();
         let config = DiskConfig { engine, ..based.layer("layer") };

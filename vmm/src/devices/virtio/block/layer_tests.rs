@@ -1,4 +1,4 @@
-//! Layers over bases.
+//! Tests of layers over bases.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -29,7 +29,7 @@ mod quota;
 #[path = "layer_sync_tests.rs"]
 mod synced;
 
-/// Five clusters and a part of one, and half a sector that no guest sees.
+/// Five clusters, a part of one, and half a sector that guests do not see.
 const LEN: usize = 5 * CLUSTER as usize + 9 * 512;
 const FILE_LEN: usize = LEN + 256;
 
@@ -51,7 +51,7 @@ impl LayerFixture {
         DiskConfig { layer: Some(self.dir.path(name).as_path().into()), ..disk_on(self.engine, &self.base) }
     }
 
-    /// A layer with the given name over another.
+    /// A disk with the layer `name` over the layer `beneath`.
     fn over(&self, beneath: &str, name: &str) -> DiskConfig {
         DiskConfig { beneath: Some(self.dir.path(beneath).as_path().into()), ..self.layer(name) }
     }
@@ -61,7 +61,7 @@ impl LayerFixture {
     }
 }
 
-/// Halts the device, and goes on with one that is opened only when the old one is gone.
+/// Halts the device, drops it, opens another one and resumes the driver on that.
 fn reopen(driver: &mut Driver, open: impl FnOnce() -> Block) {
     reopen_shared(driver, || Arc::new(Mutex::new(open())));
 }
@@ -77,7 +77,7 @@ fn reopen_shared(driver: &mut Driver, open: impl FnOnce() -> Arc<Mutex<Block>>) 
 }
 
 #[test]
-fn clones_of_a_base_write_apart() {
+fn clones_of_a_base_do_not_see_each_others_writes() {
     let based = LayerFixture::new();
     let (mut one, mut other) = (start(&based.layer("one")), start(&based.layer("other")));
     assert_eq!(write(&mut one, 3, &[1; 512]), DONE);
@@ -92,7 +92,7 @@ fn clones_of_a_base_write_apart() {
 }
 
 #[test]
-fn a_layer_costs_what_was_written() {
+fn layer_takes_the_space_of_its_written_clusters() {
     let based = LayerFixture::new();
     let big = based.dir.path("big");
     fs::File::create(&big).unwrap().set_len(1 << 30).unwrap();
@@ -106,7 +106,7 @@ fn a_layer_costs_what_was_written() {
 }
 
 #[test]
-fn what_a_write_leaves_of_a_cluster_is_the_bases() {
+fn rest_of_a_written_cluster_comes_from_the_base() {
     let based = LayerFixture::new();
     for (number, (at, len)) in [
         (0, 512),                     // the start of a cluster
@@ -138,7 +138,7 @@ fn what_a_write_leaves_of_a_cluster_is_the_bases() {
 }
 
 #[test]
-fn a_disk_with_a_layer_is_one_disk() {
+fn disk_with_a_layer_reads_as_one_disk() {
     on_both_engines(one_disk);
 }
 
@@ -176,7 +176,7 @@ fn one_disk(engine: Engine) {
                 assert!(read == model[from..from + len], "turn {turn}: {at} {count}");
             }
             _ if random.below(3) > 0 => assert_eq!(flush(&mut driver), DONE),
-            // The clusters fill up soon; a fresh start is worth more than a long end.
+            // The clusters fill up soon, so a fresh start tests more than further turns.
             _ if random.below(3) == 0 => {
                 drop(driver);
                 fs::remove_file(based.dir.path("layer")).unwrap();
@@ -190,7 +190,7 @@ fn one_disk(engine: Engine) {
     based.assert_untouched();
 }
 
-/// Writes and zeros at random, which `model` goes along with.
+/// Writes data and zeros at random, to the driver and to `model`.
 fn scribble(driver: &mut Driver, model: &mut [u8], random: &mut Random, turns: u64) {
     let sectors = (LEN / 512) as u64;
     for turn in 0..turns {
@@ -215,7 +215,7 @@ fn scribble(driver: &mut Driver, model: &mut [u8], random: &mut Random, turns: u
 }
 
 #[test]
-fn a_layer_over_a_layer_is_one_disk_and_both_are_captured_as_one() {
+fn layer_over_a_layer_reads_and_is_copied_as_one_disk() {
     on_both_engines(one_disk_of_two_layers);
 }
 
@@ -228,7 +228,7 @@ fn one_disk_of_two_layers(engine: Engine) {
         scribble(&mut driver, &mut model, &mut random, 3);
         driver.transport.halt();
         drop(driver);
-        // A layer of a killed process would be written once more before another lies over it.
+        // A layer of a killed process is completed before another layer lies over it.
         Block::open(&based.layer("first")).unwrap().settle().unwrap();
         let frozen = fs::read(based.dir.path("first")).unwrap();
         let mut capture = "first".to_owned();
@@ -247,7 +247,7 @@ fn one_disk_of_two_layers(engine: Engine) {
                 copy.finish(&|_| ()).unwrap();
                 disk
             });
-            // It has taken nothing from the disk that it is of.
+            // The copy has not changed the disk.
             assert!(read(&mut driver, 0, LEN).unwrap() == model, "generation {generation}");
             capture = format!("capture-{generation}");
         }
@@ -257,9 +257,9 @@ fn one_disk_of_two_layers(engine: Engine) {
     }
 }
 
-/// The map has not a bit more than this base has clusters.
+/// The map has exactly as many bits as this base has clusters.
 #[test]
-fn nothing_is_read_and_written_at_the_very_end() {
+fn empty_request_at_the_end_of_the_disk_succeeds() {
     on_both_engines(|engine| {
         let based = LayerFixture { engine, ..LayerFixture::new() };
         let big = based.dir.path("big");
@@ -276,7 +276,7 @@ fn nothing_is_read_and_written_at_the_very_end() {
 }
 
 #[test]
-fn a_layer_over_a_layer_knows_which() {
+fn layer_over_another_lower_layer_is_refused() {
     let based = LayerFixture::new();
     for (name, byte) in [("one", 1), ("other", 2)] {
         let mut driver = start(&based.layer(name));
@@ -291,11 +291,11 @@ fn a_layer_over_a_layer_knows_which() {
     }
     let error = refusal(&based.over("missing", "new"));
     assert!(error.contains("missing"), "{error}");
-    assert!(!based.dir.path("new").exists(), "made for nothing");
+    assert!(!based.dir.path("new").exists(), "the refused disk made a layer");
 }
 
 #[test]
-fn it_goes_on_over_a_copy_of_its_layer() {
+fn disk_resumes_on_a_copy_of_its_layer() {
     let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 100, &[1; 512]), DONE);
@@ -310,7 +310,7 @@ fn it_goes_on_over_a_copy_of_its_layer() {
 }
 
 #[test]
-fn a_driver_that_breaks_the_rules_loses_nothing_that_it_wrote() {
+fn invalid_chain_loses_no_write() {
     let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 7, &[7; 512]), DONE);
@@ -323,7 +323,7 @@ fn a_driver_that_breaks_the_rules_loses_nothing_that_it_wrote() {
 }
 
 #[test]
-fn a_layer_of_another_base_is_refused() {
+fn layer_of_another_base_is_refused() {
     let based = LayerFixture::new();
     let config = based.layer("layer");
     drop(start(&config));
@@ -341,7 +341,7 @@ fn a_layer_of_another_base_is_refused() {
 }
 
 #[test]
-fn what_is_not_a_layer_is_refused() {
+fn file_that_is_not_a_layer_is_refused() {
     let based = LayerFixture::new();
     drop(start(&based.layer("layer")));
     let whole = fs::read(based.dir.path("layer")).unwrap();
@@ -378,7 +378,7 @@ fn nobody_writes_to_what_is_in_use() {
     Block::open(&DiskConfig { read_only: true, ..disk(&based.base) }).unwrap();
 }
 
-/// A device looks at its files' lengths now and then, not before each write.
+/// A device looks at its files' lengths from time to time, not before each write.
 fn shorten(path: &Path, len: u64) {
     fs::File::options().write(true).open(path).unwrap().set_len(len).unwrap();
     std::thread::sleep(super::super::serve::TURN);
@@ -400,7 +400,7 @@ fn files_that_shrank_give_errors_and_never_zeros() {
 }
 
 #[test]
-fn a_layer_that_is_only_read() {
+fn read_only_layer_keeps_its_content() {
     let based = LayerFixture::new();
     let mut driver = start(&based.layer("layer"));
     assert_eq!(write(&mut driver, 0, &[1; 512]), DONE);
@@ -430,7 +430,7 @@ fn digests_tell_bases_apart() {
         assert!(!digests[..at].contains(one), "{digests:x?}");
     }
     assert_eq!(digest(&long), digests[0]);
-    // Every byte of a short one counts.
+    // Every byte of a short base counts.
     let mut short = long[..4096 + 16 * 512 - 100].to_vec();
     let before = digest(&short);
     for at in [4095, 4096, 9_999, 4096 + 15 * 512, 4096 + 16 * 512 - 101] {
@@ -438,7 +438,7 @@ fn digests_tell_bases_apart() {
         assert_ne!(digest(&short), before, "{at}");
         short[at] ^= 1;
     }
-    // And of a long one the first and the last, and those in between that are looked at.
+    // In a long base the first, the last and the sampled bytes count.
     let before = digest(&long);
     for at in [1024, 4096, (1 << 20) - 512, (1 << 20) - 1] {
         let mut changed = long.clone();

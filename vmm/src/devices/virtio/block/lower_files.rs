@@ -1,5 +1,5 @@
-//! What a layer lies over, which is only read and may be shared by any number of VMs: a base, or in a clone a base and the layer
-//! of the snapshot that it comes from.
+//! The files that a layer lies over: a base, or in a clone a base and the layer of its snapshot. They are
+//! only read, and may be shared by any number of VMs.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -14,23 +14,23 @@ use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
 use crate::error::{Error, Result, report};
 
-/// The files, and what is where.
+/// The base, and the layer over it if there is one.
 #[derive(Debug)]
 pub struct LowerFiles {
     base: HostFile,
     layer: Option<(HostFile, ClusterMap)>,
-    /// What the layer above knows it by.
+    /// The identity that the upper layer records.
     identity: BaseIdentity,
 }
 
 impl LowerFiles {
-    /// Opens a base, and the layer over it if there is one. `wanted` is the use of what lies above: before a
-    /// layer above is written, the clusters that count in this boot only are brought into the synced map,
-    /// because that layer names them too.
+    /// Opens a base, and the layer over it if there is one. `wanted` is the use of the upper layer. Before
+    /// an upper layer is written, the clusters that count in this boot only are added to the synced map,
+    /// because the upper layer's identity covers them.
     ///
     /// # Errors
-    /// Those of [`HostFile::open`]; the layer is none, belongs to another base, or cannot be written where
-    /// its synced map lacks clusters.
+    /// Those of [`HostFile::open`]; the file is not a layer, belongs to another base, or cannot be written
+    /// although its synced map lacks clusters.
     pub fn open(id: &str, base: &FileRef, layer: Option<&FileRef>, wanted: OpenMode) -> Result<Self> {
         let base = HostFile::open(id, base, OpenMode::Read)?;
         let unreadable = |source| Error::file("read disk", base.name(), source);
@@ -42,14 +42,14 @@ impl LowerFiles {
         }
         let digest = digest::of_base(base.file(), len).map_err(unreadable)?;
         let mut lower = Self { base, layer: None, identity: BaseIdentity { len, digest } };
-        if let Some(place) = layer {
-            let layer = open_layer(id, place, OpenMode::Read)?;
+        if let Some(layer_ref) = layer {
+            let layer = open_layer(id, layer_ref, OpenMode::Read)?;
             let mut map = lower.map_of(id, &layer)?;
             if wanted != OpenMode::Read && map.is_dirty() {
-                settle(place, &layer, &mut map).map_err(|error| {
+                complete_synced_map(layer_ref, &layer, &mut map).map_err(|error| {
                     let problem = format!(
-                        "{id}: {} was left by a process that was killed, and must be written once before a \
-                         layer lies over it: {}; run a VM with it as layer= and end that in order",
+                        "{id}: cannot complete layer {}, which a killed process left: {}; run a \
+                         VM with it as layer= and end that VM in order",
                         layer.name(),
                         report(&error)
                     );
@@ -63,20 +63,20 @@ impl LowerFiles {
         Ok(lower)
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.identity.len
     }
 
-    /// What a layer over it is to name.
+    /// Returns the identity that a layer over these files records.
     pub fn identity(&self) -> BaseIdentity {
         self.identity
     }
 
-    /// The map of a layer over it.
+    /// Reads the map of a layer over these files.
     ///
     /// # Errors
-    /// The file is no layer, or one over something else.
+    /// The file is not a layer, or lies over other files.
     pub fn map_of(&self, id: &str, layer: &HostFile) -> Result<ClusterMap> {
         let found = ClusterMap::load(layer.file(), self.identity);
         let found = found.map_err(|source| Error::file("read layer", layer.name(), source))?;
@@ -85,34 +85,34 @@ impl LowerFiles {
         })
     }
 
-    /// The layer's file and its map.
+    /// Returns the layer's file and map.
     pub fn layer(&self) -> Option<(&HostFile, &ClusterMap)> {
         self.layer.as_ref().map(|(file, map)| (file, map))
     }
 
-    /// Reads what lies in one file.
+    /// Reads a range that lies in one file into guest memory.
     pub fn read(&self, at: u64, into: &Buffers<'_>) -> io::Result<()> {
         let (file, at) = self.find(at);
         file.read(at, into)
     }
 
-    /// As [`LowerFiles::read`], to the VMM's memory.
+    /// Reads a range that lies in one file into the VMM's memory.
     pub fn read_exact(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
         let (file, at) = self.find(at);
         file.file().read_exact_at(into, at)
     }
 
-    /// Whether two clusters lie in the same file.
+    /// Returns whether two clusters lie in the same file.
     pub fn is_in_same_file(&self, one: u64, other: u64) -> bool {
         self.layer.as_ref().is_none_or(|(_, map)| map.has(one) == map.has(other))
     }
 
-    /// The files that [`LowerFiles::locate`] speaks of.
+    /// Returns the files by the numbers of [`LowerFiles::locate`].
     pub fn files(&self) -> impl Iterator<Item = &HostFile> {
         iter::once(&self.base).chain(self.layer.iter().map(|(file, _)| file))
     }
 
-    /// The file beneath all layers.
+    /// Returns the base.
     pub fn base(&self) -> &HostFile {
         &self.base
     }
@@ -122,7 +122,7 @@ impl LowerFiles {
         self.files().try_for_each(|file| file.sync(File::sync_data))
     }
 
-    /// The file that has a byte, and where.
+    /// Returns the file of a byte and its offset there.
     pub fn locate(&self, at: u64) -> FileOffset {
         match &self.layer {
             Some((_, map)) if map.has(at / CLUSTER) => FileOffset { file: 1, at: map.data() + at },
@@ -138,11 +138,11 @@ impl LowerFiles {
     }
 }
 
-/// Brings all clusters of a layer, which is open for reading, into its synced map. Nobody writes it: others
-/// that have it open do the same at most.
-fn settle(place: &FileRef, layer: &HostFile, map: &mut ClusterMap) -> Result<()> {
+/// Adds all clusters of a layer, which is open for reading, to its synced map. No other process changes the
+/// layer, except by doing the same.
+fn complete_synced_map(layer_ref: &FileRef, layer: &HostFile, map: &mut ClusterMap) -> Result<()> {
     let failed = |source| Error::file("write layer", layer.name(), source);
-    let writable = place.open_writable("write layer", false)?;
+    let writable = layer_ref.open_writable("write layer", false)?;
     let identity = |file: &File| file.metadata().map(|found| (found.dev(), found.ino()));
     if identity(&writable).map_err(failed)? != identity(layer.file()).map_err(failed)? {
         return Err(failed(io::Error::other("it was replaced meanwhile")));
@@ -157,7 +157,7 @@ fn settle(place: &FileRef, layer: &HostFile, map: &mut ClusterMap) -> Result<()>
 /// Opens the file of a layer.
 ///
 /// # Errors
-/// Those of [`HostFile::open`]; it is a block device.
+/// Those of [`HostFile::open`]; the file is a block device.
 pub fn open_layer(id: &str, layer: &FileRef, wanted: OpenMode) -> Result<HostFile> {
     let layer = HostFile::open(id, layer, wanted)?;
     match layer.is_block_device() {

@@ -282,7 +282,8 @@ impl Block {
 
     /// Returns the number of whole sectors.
     fn sectors(&self) -> Result<u64> {
-        let len = self.storage.len().map_err(|source| Error::file("look at disk", &self.name, source))?;
+        let len =
+            self.storage.len().map_err(|source| Error::file("read metadata of disk", &self.name, source))?;
         match len / SECTOR {
             0 => {
                 let problem =

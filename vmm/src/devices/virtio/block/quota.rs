@@ -1,8 +1,8 @@
-//! The most that a layer may take of the host's disk, so that a guest cannot fill it.
+//! The limit of a layer's space on the host's disk, so that a guest cannot fill the disk.
 //!
-//! A cluster counts from the first write to it, also one that fails and may have been done in part. It counts
-//! no longer once all of it was discarded or zeroed, on a file system that punches holes: a hole takes no
-//! place. On another one zeros count as other writes do, and a discard does nothing.
+//! A cluster counts from the first write to it, even if that write failed: it may have been executed in
+//! part. A cluster counts no longer once all of it was discarded or zeroed, if the file system punches
+//! holes: a hole takes no space. On other file systems zeros count as writes, and a discard does nothing.
 
 use std::fs::File;
 use std::io;
@@ -11,11 +11,11 @@ use std::ops::Range;
 use super::cluster_map::{CLUSTER, ClusterMap};
 use crate::memory::files::sparse;
 
-/// The clusters of a layer that may take place, and how many may.
+/// The clusters of a layer that may take space, and their limit.
 #[derive(Debug)]
 pub struct LayerQuota {
-    most: u64,
-    taken: u64,
+    max_clusters: u64,
+    used: u64,
     /// A bit for each cluster.
     bits: Vec<u8>,
     /// Whether the file system punches holes.
@@ -23,29 +23,30 @@ pub struct LayerQuota {
 }
 
 impl LayerQuota {
-    /// Bounds the layer in `file` to `size` bytes in whole clusters. Clusters that take place already count;
-    /// where the file system tells of no hole, those of the map.
+    /// Limits the layer in `file` to `size` bytes, rounded down to whole clusters. Clusters that take space
+    /// count from the start; if the file system reports no holes, the clusters of the map do.
     ///
     /// # Errors
-    /// The host does not tell where the file has data.
+    /// The host does not report where the file has data.
     pub fn new(file: &File, map: &ClusterMap, size: u64) -> io::Result<Self> {
         let data = map.data()..map.end();
         let clusters = (data.end - data.start) / CLUSTER;
         let bits = vec![0; clusters.div_ceil(8) as usize];
-        let mut bound = Self { most: size / CLUSTER, taken: 0, bits, has_holes: sparse::punches(file)? };
+        let mut quota =
+            Self { max_clusters: size / CLUSTER, used: 0, bits, has_holes: sparse::punches(file)? };
         sparse::each_with_data(file, data.clone(), |found| {
             let (start, end) = (found.start - data.start, found.end - data.start);
-            (start / CLUSTER..end.div_ceil(CLUSTER)).for_each(|cluster| bound.set(cluster));
+            (start / CLUSTER..end.div_ceil(CLUSTER)).for_each(|cluster| quota.set(cluster));
             Ok(())
         })?;
-        if bound.taken == clusters || !bound.has_holes {
-            bound.clear();
-            (0..clusters).filter(|cluster| map.has(*cluster)).for_each(|cluster| bound.set(cluster));
+        if quota.used == clusters || !quota.has_holes {
+            quota.clear();
+            (0..clusters).filter(|cluster| map.has(*cluster)).for_each(|cluster| quota.set(cluster));
         }
-        Ok(bound)
+        Ok(quota)
     }
 
-    /// Whether clusters that are zeroed or discarded take no place.
+    /// Returns whether zeroed and discarded clusters take no space.
     pub fn has_holes(&self) -> bool {
         self.has_holes
     }
@@ -53,30 +54,30 @@ impl LayerQuota {
     /// Counts these clusters, before they are written.
     ///
     /// # Errors
-    /// ENOSPC, as a full disk gives it, if they are more than there is room for. Then no cluster counts.
+    /// ENOSPC, as from a full disk, if the clusters exceed the limit. Then none of them counts.
     pub fn take(&mut self, clusters: impl Iterator<Item = u64> + Clone) -> io::Result<()> {
         let new = clusters.clone().filter(|cluster| !self.has(*cluster)).count() as u64;
-        if new > 0 && self.taken + new > self.most {
+        if new > 0 && self.used + new > self.max_clusters {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         clusters.for_each(|cluster| self.set(cluster));
         Ok(())
     }
 
-    /// These clusters are holes now.
-    pub fn give_back(&mut self, clusters: Range<u64>) {
+    /// Stops counting these clusters, which are holes now.
+    pub fn release(&mut self, clusters: Range<u64>) {
         for cluster in clusters {
             if self.has(cluster) {
                 self.bits[(cluster / 8) as usize] &= !(1 << (cluster % 8));
-                self.taken -= 1;
+                self.used -= 1;
             }
         }
     }
 
-    /// The layer is empty.
+    /// Stops counting all clusters: the layer is empty.
     pub fn clear(&mut self) {
         self.bits.fill(0);
-        self.taken = 0;
+        self.used = 0;
     }
 
     fn has(&self, cluster: u64) -> bool {
@@ -86,7 +87,7 @@ impl LayerQuota {
     fn set(&mut self, cluster: u64) {
         if !self.has(cluster) {
             self.bits[(cluster / 8) as usize] |= 1 << (cluster % 8);
-            self.taken += 1;
+            self.used += 1;
         }
     }
 }

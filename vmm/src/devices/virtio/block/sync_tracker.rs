@@ -1,13 +1,13 @@
-//! Says whether a sync of a file succeeded. The kernel reports a failed writeback to one sync of an open file
-//! and its duplicates: of those under way at once, one gets the error of all. A sync has therefore succeeded
-//! if the kernel says so, no earlier one failed, and none that overlaps it fails.
+//! Decides whether a sync of a file succeeded. The kernel reports a failed writeback to one sync of an open
+//! file and its duplicates: of several syncs in progress, one gets the error of all. A sync has therefore
+//! succeeded if the kernel says so, no earlier sync failed, and no overlapping sync fails.
 //!
 //! ```text
-//!   begin ──> fsync, by this thread or io_uring ──> end: note the result, then wait for those that overlap to be noted
+//!   begin ──> fsync, by this thread or io_uring ──> end: record the result, then wait for overlapping syncs
 //! ```
 //!
-//! Nothing but [`PendingSync::end`] says that a sync succeeded. A thread that has a sync under way notes its
-//! result before it waits for one of another thread, and has no two under way.
+//! Only [`PendingSync::end`] reports success. A thread records the result of its sync before it waits for
+//! the sync of another thread, and never has two syncs in progress.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -19,27 +19,28 @@ use crate::sync::{lock, wait_while};
 /// The syncs of an open file and its duplicates.
 #[derive(Debug, Default)]
 pub struct SyncTracker {
-    ledger: Mutex<SyncState>,
-    noted: Condvar,
-    /// For a layer that is written: whoever opens it later cannot ask this process whether a sync failed.
+    state: Mutex<SyncState>,
+    recorded: Condvar,
+    /// Set for a layer that is written: a process that opens the layer later cannot ask this one for failed
+    /// syncs.
     on_failure: OnceLock<Revocation>,
 }
 
 #[derive(Debug, Default)]
 struct SyncState {
-    /// The number of syncs that began.
+    /// Syncs that began.
     begun: u64,
-    /// Those whose results are not noted yet, numbered as they began.
+    /// Syncs without a recorded result, numbered as they began.
     under_way: BTreeSet<u64>,
-    /// One failed: what it was for may be lost, though the next may succeed.
+    /// A sync failed: its data may be lost even if the next sync succeeds.
     failed: bool,
 }
 
-/// A sync that began. One that is dropped before its result is noted counts as failed.
+/// A sync in progress. Dropping it without a recorded result counts as a failure.
 #[derive(Debug)]
 pub struct PendingSync {
     syncs: Arc<SyncTracker>,
-    /// `None` once the result is noted.
+    /// `None` once the result is recorded.
     number: Option<u64>,
 }
 
@@ -47,97 +48,96 @@ impl SyncTracker {
     /// Begins a sync.
     ///
     /// # Errors
-    /// An earlier one failed.
+    /// An earlier sync failed.
     pub fn begin(self: &Arc<Self>) -> io::Result<PendingSync> {
-        let mut ledger = lock(&self.ledger);
-        ledger.check()?;
-        ledger.begun += 1;
-        let number = ledger.begun;
-        ledger.under_way.insert(number);
+        let mut state = lock(&self.state);
+        state.check()?;
+        state.begun += 1;
+        let number = state.begun;
+        state.under_way.insert(number);
         Ok(PendingSync { syncs: Arc::clone(self), number: Some(number) })
     }
 
     /// Returns an error if a sync failed.
     pub fn check(&self) -> io::Result<()> {
-        lock(&self.ledger).check()
+        lock(&self.state).check()
     }
 
-    /// Has a layer's live map revoked when a sync fails.
+    /// Revokes a layer's live map when a sync fails.
     pub fn revoke_on_failure(&self, live_map: Revocation) {
         self.on_failure.get_or_init(|| live_map);
     }
 
-    /// Lets no sync succeed from now on. A layer's live map stays: no sync failed.
+    /// Makes all further syncs fail. A layer's live map stays, because no sync has failed.
     pub fn refuse(&self) {
-        lock(&self.ledger).failed = true;
+        lock(&self.state).failed = true;
     }
 
-    fn note_failure(&self, ledger: &mut SyncState) {
-        ledger.failed = true;
+    fn record_failure(&self, state: &mut SyncState) {
+        state.failed = true;
         if let Some(live_map) = self.on_failure.get()
             && let Err(error) = live_map.revoke()
         {
             log::error!(
-                "cannot mark layer {} as failed after a failed sync: {error}; once this VM has ended remove the \
-                 layer, which may have lost writes that it counts as done",
+                "cannot mark layer {} as failed after a failed sync: {error}; remove the layer once this VM \
+                 has ended, because it may have lost completed writes",
                 live_map.name()
             );
         }
     }
 
-    /// Lets syncs succeed again: what failed or refused ones were for is not in the file any more.
+    /// Lets syncs succeed again: the data of failed and refused syncs is not in the file any more.
     pub fn forget_failures(&self) {
-        lock(&self.ledger).failed = false;
+        lock(&self.state).failed = false;
     }
 
     /// The number of syncs that began.
     #[cfg(test)]
     pub fn begun(&self) -> u64 {
-        lock(&self.ledger).begun
+        lock(&self.state).begun
     }
 }
 
 impl SyncState {
     fn check(&self) -> io::Result<()> {
         match self.failed {
-            true => Err(io::Error::other("an earlier sync failed, and what it was for may be lost")),
+            true => Err(io::Error::other("an earlier sync failed, so its data may be lost")),
             false => Ok(()),
         }
     }
 }
 
 impl PendingSync {
-    /// Notes the result, and waits for those of the syncs that overlap this one.
+    /// Records the result, and waits for the results of overlapping syncs.
     ///
     /// # Errors
-    /// This one failed, or another did.
+    /// This sync failed, or another one did.
     pub fn end(&mut self, done: io::Result<()>) -> io::Result<()> {
-        let last = self.note(done.is_ok());
+        let last = self.record(done.is_ok());
         done?;
-        let overlapped = |ledger: &mut SyncState| {
-            !ledger.failed && ledger.under_way.first().is_some_and(|first| *first <= last)
+        let overlapped = |state: &mut SyncState| {
+            !state.failed && state.under_way.first().is_some_and(|first| *first <= last)
         };
-        wait_while(&self.syncs.noted, lock(&self.syncs.ledger), overlapped).check()
+        wait_while(&self.syncs.recorded, lock(&self.syncs.state), overlapped).check()
     }
 
-    /// Notes the result of a sync whose success nobody is told of. Returns the number of the last one that
-    /// began.
-    pub fn note(&mut self, succeeded: bool) -> u64 {
-        let mut ledger = lock(&self.syncs.ledger);
+    /// Records the result without reporting success. Returns the number of the last sync that began.
+    pub fn record(&mut self, succeeded: bool) -> u64 {
+        let mut state = lock(&self.syncs.state);
         if let Some(number) = self.number.take() {
-            ledger.under_way.remove(&number);
+            state.under_way.remove(&number);
             if !succeeded {
-                self.syncs.note_failure(&mut ledger);
+                self.syncs.record_failure(&mut state);
             }
-            self.syncs.noted.notify_all();
+            self.syncs.recorded.notify_all();
         }
-        ledger.begun
+        state.begun
     }
 }
 
 impl Drop for PendingSync {
     fn drop(&mut self) {
-        self.note(false);
+        self.record(false);
     }
 }
 
@@ -146,15 +146,15 @@ mod tests {
     use super::*;
     use crate::testing::limited;
 
-    /// Two threads whose syncs overlap, of which the first to end has no error.
+    /// The syncs of two threads overlap, and the first to end has no error.
     #[test]
-    fn sync_succeeds_when_all_that_overlap_it_have() {
+    fn sync_succeeds_if_all_overlapping_syncs_do() {
         for other_succeeds in [true, false] {
             let syncs = Arc::<SyncTracker>::default();
             let (mut one, mut other) = (syncs.begin().unwrap(), syncs.begin().unwrap());
             let thread = std::thread::spawn(move || one.end(Ok(())));
-            limited("the first result is noted", || {
-                drop(wait_while(&syncs.noted, lock(&syncs.ledger), |ledger| ledger.under_way.contains(&1)));
+            limited("the first result is recorded", || {
+                drop(wait_while(&syncs.recorded, lock(&syncs.state), |state| state.under_way.contains(&1)));
             });
             let done = if other_succeeds { Ok(()) } else { Err(io::ErrorKind::Other.into()) };
             assert_eq!(limited("the other sync ends", || other.end(done)).is_ok(), other_succeeds);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn sync_whose_result_nobody_notes_counts_as_failed() {
+    fn sync_without_a_recorded_result_counts_as_failed() {
         let syncs = Arc::<SyncTracker>::default();
         drop(syncs.begin().unwrap());
         syncs.begin().unwrap_err();

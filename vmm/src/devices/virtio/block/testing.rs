@@ -1,4 +1,4 @@
-//! What the tests of disks are made from: files, disks over them, and requests.
+//! Fixtures for tests of disks: files, disks over them, and requests.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -22,9 +22,9 @@ pub(super) const DONE: u8 = 0;
 pub(super) const FAILED: u8 = 1;
 pub(super) const UNSUPPORTED: u8 = 2;
 
-// ---- What disks are made from ----
+// ---- Files and disks ----
 
-/// A directory that goes away with the test.
+/// A directory that is removed on drop.
 #[derive(Debug)]
 pub(super) struct TestDir(PathBuf);
 
@@ -41,7 +41,7 @@ impl TestDir {
         self.0.join(name)
     }
 
-    /// A file of this content.
+    /// Makes a file with this content.
     pub(super) fn file(&self, name: &str, content: &[u8]) -> PathBuf {
         fs::write(self.path(name), content).unwrap();
         self.path(name)
@@ -54,7 +54,7 @@ impl Drop for TestDir {
     }
 }
 
-/// A block device over a file, while it is there.
+/// A block device over a file, detached on drop.
 #[derive(Debug)]
 pub(super) struct LoopDevice(pub PathBuf);
 
@@ -72,7 +72,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// A file system of 1 MiB, while it is there.
+/// A tmpfs of 1 MiB, unmounted on drop.
 #[derive(Debug)]
 pub(super) struct SmallTmpfs(pub TestDir);
 
@@ -91,7 +91,7 @@ impl Drop for SmallTmpfs {
     }
 }
 
-/// A file system of 8 MiB that keeps times in seconds, while it is there.
+/// An ext4 of 8 MiB that keeps times in seconds, unmounted on drop.
 #[derive(Debug)]
 pub(super) struct Ext4InSeconds(pub TestDir);
 
@@ -117,7 +117,7 @@ impl Drop for Ext4InSeconds {
     }
 }
 
-/// Bytes that are nowhere the same.
+/// Returns pseudo-random bytes.
 pub(super) fn pattern(len: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
     (0..len.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).take(len).collect()
@@ -157,7 +157,7 @@ pub(super) fn disk_on(engine: Engine, path: impl Into<FileRef>) -> DiskConfig {
     DiskConfig { engine, ..disk(path) }
 }
 
-/// A test that must come to the same with either engine.
+/// Runs a test with both engines.
 pub(super) fn on_both_engines(test: impl Fn(Engine)) {
     test(Engine::Sync);
     match io_uring::IoUring::new(1) {
@@ -176,7 +176,7 @@ pub(super) fn refusal(config: &DiskConfig) -> String {
     report(&Block::open(config).unwrap_err())
 }
 
-// ---- What a driver asks ----
+// ---- Requests ----
 
 pub(super) fn header(kind: u32, sector: u64) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()

@@ -1,4 +1,4 @@
-//! Disks under a driver, over real files.
+//! Tests of disks under a driver, over real files.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -14,14 +14,15 @@ use crate::error::report;
 // ---- Requests ----
 
 #[test]
-fn what_is_written_is_read_however_it_is_split() {
+fn written_data_is_read_back_however_requests_are_split() {
     on_both_engines(|engine| {
         let dir = TestDir::new();
         let path = dir.file("image", &[0; 64 << 10]);
         let mut driver = start(&disk_on(engine, &path));
         let data = pattern(4096, 1);
         let out = [&header(OUT, 7)[..], &data].concat();
-        // The header in three parts, the last of them with data; data in odd pieces; the status at the end of what is unused.
+        // The header in three parts, the last one with data; data in odd pieces; the status at the end of
+        // unused bytes.
         let parts = [&out[..5], &out[5..15], &out[15..600], &out[600..601], &out[601..]].map(Part::Out);
         let used = driver.ask(0, &[&parts[..], &[Part::In(3)]].concat());
         assert_eq!((status(&used), used.len), (DONE, 0), "two bytes before the status were not written");
@@ -39,7 +40,7 @@ fn what_is_written_is_read_however_it_is_split() {
 }
 
 #[test]
-fn a_disk_says_what_it_is() {
+fn configuration_describes_the_disk() {
     let dir = TestDir::new();
     let path = dir.file("image", &[0; 10 * 512 + 100]);
     let mut driver = start(&disk(&path));
@@ -60,7 +61,7 @@ fn a_disk_says_what_it_is() {
 }
 
 #[test]
-fn what_is_not_on_the_disk_is_refused() {
+fn request_outside_the_disk_fails() {
     on_both_engines(|engine| {
         let dir = TestDir::new();
         let content = pattern(16 * 512 + 511, 2);
@@ -112,7 +113,7 @@ fn what_is_not_on_the_disk_is_refused() {
 }
 
 #[test]
-fn a_read_only_disk_stays_as_it_is() {
+fn read_only_disk_refuses_writes() {
     on_both_engines(|engine| {
         let dir = TestDir::new();
         let content = pattern(8192, 3);
@@ -131,7 +132,7 @@ fn a_read_only_disk_stays_as_it_is() {
 }
 
 #[test]
-fn what_is_discarded_or_zeroed_reads_as_zeros() {
+fn discarded_and_zeroed_ranges_read_as_zeros() {
     on_both_engines(|engine| {
         let dir = TestDir::new();
         let content = pattern(1 << 20, 4);
@@ -151,7 +152,7 @@ fn what_is_discarded_or_zeroed_reads_as_zeros() {
 }
 
 #[test]
-fn a_driver_that_cannot_flush_and_one_that_need_not() {
+fn writes_succeed_without_flush_and_with_an_unsafe_cache() {
     on_both_engines(|engine| {
         let dir = TestDir::new();
         let path = dir.file("image", &[0; 4096]);
@@ -174,7 +175,7 @@ fn dropped_disk_can_be_opened_again_while_a_child_inherits_its_descriptor() {
     let path = dir.file("image", &[0; 4096]);
     let open = || HostFile::open("disk0", &path.clone().into(), OpenMode::Write);
     let file = open().unwrap();
-    // Shares the open file as a child does between fork and exec.
+    // A child shares the open file like this between fork and exec.
     let inherited = file.file().try_clone().unwrap();
     let duplicate = file.duplicate().unwrap();
     drop(file);
@@ -199,7 +200,7 @@ fn disk_that_is_dropped_leaves_the_lock_of_a_callers_descriptor() {
 }
 
 #[test]
-fn a_file_that_shrank_gives_errors_and_never_zeros() {
+fn file_that_shrank_fails_requests_and_never_reads_as_zeros() {
     on_both_engines(|engine| {
         let dir = TestDir::new();
         let content = pattern(64 << 10, 5);
@@ -217,7 +218,7 @@ fn a_file_that_shrank_gives_errors_and_never_zeros() {
 }
 
 #[test]
-fn a_file_that_grew_is_a_larger_disk_once_it_is_looked_at() {
+fn file_that_grew_is_a_larger_disk_after_resize() {
     let dir = TestDir::new();
     let path = dir.file("image", &[0; 4096]);
     let mut block = Block::open(&disk(&path)).unwrap();
@@ -232,7 +233,7 @@ fn a_file_that_grew_is_a_larger_disk_once_it_is_looked_at() {
 }
 
 #[test]
-fn what_cannot_be_a_disk_is_refused_by_name() {
+fn file_that_cannot_be_a_disk_is_refused_by_name() {
     let dir = TestDir::new();
     for (path, why) in [
         (dir.path("nothing"), "No such file"),
@@ -249,7 +250,7 @@ fn what_cannot_be_a_disk_is_refused_by_name() {
 }
 
 #[test]
-fn a_writer_is_alone() {
+fn writer_excludes_other_users() {
     let dir = TestDir::new();
     let path = dir.file("image", &[0; 4096]);
     let (writable, read_only) = (disk(&path), DiskConfig { read_only: true, ..disk(&path) });
@@ -264,7 +265,7 @@ fn a_writer_is_alone() {
 }
 
 #[test]
-fn a_full_host_is_an_error_and_what_was_there_stays() {
+fn full_host_fails_the_write_and_keeps_the_data() {
     on_both_engines(|engine| {
         let Some(small) = SmallTmpfs::mount() else {
             return crate::testing::skip("mounting a tmpfs takes root");
@@ -278,14 +279,14 @@ fn a_full_host_is_an_error_and_what_was_there_stays() {
         assert_eq!(read(&mut driver, 0, data.len()).unwrap(), data);
         assert_eq!(discard(&mut driver, 4096, 2048), DONE);
         assert_eq!(write(&mut driver, 4096, &data[..4096]), DONE, "there is room again");
-        // tmpfs can punch holes but knows no zeroed range.
+        // tmpfs can punch holes but not zero ranges.
         assert_eq!(write_zeroes(&mut driver, 0, 3, false), DONE);
         assert_eq!(read(&mut driver, 0, 2048).unwrap(), [&[0; 1536], &data[1536..2048]].concat());
     });
 }
 
 #[test]
-fn a_block_device_is_a_disk_too() {
+fn block_device_serves_as_a_disk() {
     on_both_engines(|engine| {
         let dir = TestDir::new();
         let mut content = pattern(1 << 20, 8);
@@ -310,7 +311,7 @@ fn a_block_device_is_a_disk_too() {
     });
 }
 
-/// The kernel reports a failed writeback to one sync of an open file: where that is a snapshot's, the guest
+/// The kernel reports a failed writeback to one sync of an open file: if that is the snapshot's, the guest
 /// would not learn of it.
 #[test]
 fn flush_fails_after_a_snapshots_sync_has_failed() {
@@ -332,7 +333,7 @@ fn flush_fails_after_a_snapshots_sync_has_failed() {
         let error = report(&files.sync().unwrap_err());
         assert!(error.contains("cannot sync disk"), "{error}");
         assert_eq!(flush(&mut driver), FAILED);
-        assert_eq!(flush(&mut driver), FAILED, "what was lost is not there the second time either");
+        assert_eq!(flush(&mut driver), FAILED, "the second flush cannot bring lost data back");
     });
 }
 
@@ -360,7 +361,7 @@ fn snapshots_sync_fails_after_a_flush_has_failed() {
 // ---- Snapshots ----
 
 #[test]
-fn it_goes_on_in_another_process() {
+fn disk_resumes_in_another_process() {
     let dir = TestDir::new();
     let file = open_both_ways(&dir.file("image", &pattern(8192, 7)));
     let mut driver = start(&by_descriptor(&file));
@@ -373,7 +374,7 @@ fn it_goes_on_in_another_process() {
 }
 
 #[test]
-fn it_does_not_go_on_over_another_kind_of_disk() {
+fn restore_on_a_smaller_or_read_only_disk_is_refused() {
     let dir = TestDir::new();
     let file = open_both_ways(&dir.file("image", &[0; 8192]));
     let state = Block::open(&by_descriptor(&file)).unwrap().save().unwrap();

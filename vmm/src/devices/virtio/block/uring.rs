@@ -1,9 +1,10 @@
-//! The io_uring engine: as many requests under way as the queue holds. What it has taken it brings to an end before anything
-//! else may happen to guest memory.
+//! The io_uring engine, with as many requests in flight as the queue holds. The engine ends all of them
+//! before anything else may happen to guest memory.
 //!
 //! ```text
-//!   BlockRequest ──take──> slot, entry ──submit──> kernel ──completion──> finished ──> Block answers
-//!      └── what is not worth an entry goes back to be done at once
+//!   BlockRequest ──prepare──> UringRequest ──enqueue──> slot, entry ──submit──> kernel
+//!       │                                                                          │
+//!       └── None: executed at once       respond <── CompletedRequest <──completion┘
 //! ```
 #![allow(unsafe_code)]
 
@@ -26,30 +27,31 @@ use crate::error::{Error, Result};
 use crate::memory::own_writes::GuestMemory;
 use crate::memory::ram::GuestRam;
 
-/// What the device is woken with when something is finished.
-pub const FINISHED: u64 = 0;
-/// How long to wait before the kernel is asked again what it could not do for want of memory.
+/// Number of the io_uring's descriptor in the watch.
+pub const COMPLETION: u64 = 0;
+/// Time until the next submission after the kernel had no memory for one.
 pub const RETRY: Duration = Duration::from_millis(1);
 
-/// The engine.
+/// The engine of one disk.
 pub struct UringEngine {
     io_uring: IoUring,
     files: Vec<HostFile>,
-    /// What is under way, by the number that its entry carries.
+    /// Requests in flight, by the number in their entries.
     slots: Vec<Option<InFlight>>,
     free: Vec<u16>,
-    /// Keeps what the requests point into.
+    /// Keeps the guest memory that requests point into.
     ram: Option<GuestRam>,
 }
 
-/// A request under way. Its pointers lead into guest memory, which [`UringEngine::ram`] keeps.
+/// A request in flight, in its slot.
 #[derive(Debug)]
 struct InFlight {
     responder: DeferredResponder,
     request: UringRequest,
 }
 
-/// A request that the storage has begun, and what the kernel is to do for it.
+/// A request that the storage has begun. Its pointers lead into guest memory, which [`UringEngine::ram`]
+/// keeps.
 #[derive(Debug)]
 pub struct UringRequest {
     operation: Operation,
@@ -57,18 +59,18 @@ pub struct UringRequest {
     at: u64,
     location: FileOffset,
     len: usize,
-    /// The kernel reads them until the request is completed.
+    /// The kernel reads the pieces until the request is completed.
     pieces: Vec<libc::iovec>,
 }
 
-/// The kinds of requests.
+/// Work of the kernel for a request.
 #[derive(Debug)]
 enum Operation {
     Transfer(Direction),
     Flush(PendingFlush),
 }
 
-/// [`Responder`] for later.
+/// A [`Responder`] that holds no reference to guest memory.
 #[derive(Debug)]
 struct DeferredResponder {
     head: u16,
@@ -76,26 +78,26 @@ struct DeferredResponder {
     data: usize,
 }
 
-// SAFETY: the pointers of its requests lead into guest memory, which any thread may access.
+// SAFETY: the pointers of the requests lead into guest memory, which any thread may access.
 unsafe impl Send for UringEngine {}
 
-/// A request that came to an end and is to be answered.
+/// A completed request, which is to be responded to.
 #[derive(Debug)]
 pub struct CompletedRequest {
     pub name: &'static str,
-    /// How many bytes of data the driver got.
+    /// Bytes of data that the driver got.
     pub done: io::Result<usize>,
     responder: DeferredResponder,
 }
 
 impl UringEngine {
-    /// Makes the engine for `entries` requests to the files of `storage`, a power of two.
+    /// Makes the engine for `entries` requests, a power of two, on the files of `storage`.
     ///
     /// # Errors
-    /// The host's kernel does not let this process have it.
+    /// The host's kernel refuses io_uring to this process.
     pub fn new(id: &str, storage: &dyn Storage, entries: u16) -> Result<Self> {
-        let refused = |source: io::Error| Error::host(format!("make an io_uring for disk {id}"), source);
-        let io_uring = IoUring::new(entries.into()).map_err(refused)?;
+        let failed = |source: io::Error| Error::host(format!("make an io_uring for disk {id}"), source);
+        let io_uring = IoUring::new(entries.into()).map_err(failed)?;
         Ok(Self {
             io_uring,
             files: storage
@@ -103,20 +105,22 @@ impl UringEngine {
                 .into_iter()
                 .map(HostFile::duplicate)
                 .collect::<io::Result<_>>()
-                .map_err(refused)?,
+                .map_err(failed)?,
             slots: (0..entries).map(|_| None).collect(),
             free: (0..entries).collect(),
             ram: None,
         })
     }
 
-    /// Begins to take requests over `ram`. The device is woken while there are completions: what has come to an end by the
-    /// time it was submitted, as reads from the page cache have, costs no waking.
+    /// Starts to take requests on `ram`. The device is woken while there are completions. A request that
+    /// completes while it is submitted, such as a read from the page cache, wakes nothing.
     pub fn begin(&mut self, ram: &GuestRam, watch: &Watch) -> std::result::Result<(), Broken> {
         self.ram = Some(ram.clone());
-        // SAFETY: it is open for as long as the ring is borrowed.
+        // SAFETY: the descriptor is open for as long as the io_uring is borrowed.
         let ring = unsafe { BorrowedFd::borrow_raw(self.io_uring.as_raw_fd()) };
-        watch.add(&ring, FINISHED, EventFlags::IN).map_err(|_| Broken("the host cannot watch an io_uring"))
+        watch
+            .add(&ring, COMPLETION, EventFlags::IN)
+            .map_err(|_| Broken("the host cannot watch the io_uring of a disk"))
     }
 
     pub fn is_full(&self) -> bool {
@@ -182,7 +186,7 @@ impl UringEngine {
         self.slots[usize::from(slot)] = Some(in_flight);
     }
 
-    /// Gives the kernel what was taken. False when it has to be asked again, later.
+    /// Submits the enqueued requests. Returns false if the kernel has to be asked again later.
     pub fn submit(&mut self) -> bool {
         while !self.io_uring.submission().is_empty() {
             match self.io_uring.submit() {
@@ -194,7 +198,7 @@ impl UringEngine {
         true
     }
 
-    /// Waits until something is finished. Only while something is under way.
+    /// Waits for a completion. At least one request must be in flight.
     pub fn wait(&mut self) {
         let waited = self.io_uring.submit_and_wait(1);
         if waited.is_err_and(|error| error.kind() != io::ErrorKind::Interrupted) {
@@ -202,7 +206,7 @@ impl UringEngine {
         }
     }
 
-    /// The next request that came to an end. One that has to sync once more goes on.
+    /// Returns the next completed request. A flush that needs another sync continues instead.
     pub fn next_completed(&mut self, storage: &mut dyn Storage) -> Option<CompletedRequest> {
         loop {
             let (slot, mut in_flight, result) = self.take_completion()?;
@@ -257,8 +261,8 @@ impl UringEngine {
         self.slots.iter().flatten().map(|in_flight| &in_flight.request)
     }
 
-    /// Brings everything to an end, unanswered. The storage has to give up what it began. The result of a
-    /// sync is noted: the kernel tells only once of one that failed.
+    /// Waits for all requests in flight without responding to them. The storage has to drop what it began.
+    /// The result of a sync is recorded, because the kernel reports a failure only once.
     pub fn abandon(&mut self) {
         while !self.is_idle() {
             self.wait();
@@ -270,7 +274,7 @@ impl UringEngine {
                 if let Operation::Flush(flush) = &mut request.operation {
                     let file = &self.files[request.location.file];
                     let done = if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) };
-                    flush.sync.note(is_interrupted(result) || file.outcome_of_sync(done).is_ok());
+                    flush.sync.record(is_interrupted(result) || file.outcome_of_sync(done).is_ok());
                 }
                 self.free.push(slot);
             }
@@ -313,7 +317,7 @@ impl UringRequest {
         }
     }
 
-    /// Finishes a request for which the kernel gave `result`, and does what the kernel left over.
+    /// Finishes a request for which the kernel gave `result`, including the bytes that the kernel left out.
     fn outcome(&mut self, file: &HostFile, ram: &GuestRam, result: i32) -> io::Result<()> {
         self.mark_pages_written(ram);
         let interrupted = is_interrupted(result);
@@ -330,7 +334,7 @@ impl UringRequest {
         }
     }
 
-    /// Does what the kernel left over: it may stop anywhere.
+    /// Transfers what the kernel left out: the kernel may stop at any byte.
     fn transfer_rest(
         &mut self,
         file: &HostFile,
@@ -342,13 +346,13 @@ impl UringRequest {
             return Ok(());
         }
         let rest = host_file::advance(&mut self.pieces, done);
-        // SAFETY: they are guest memory, which the engine keeps until the request is finished.
+        // SAFETY: the pieces are guest memory, which the engine keeps until the request is completed.
         let result = unsafe { file.transfer(direction, self.location.at + done as u64, rest) };
         self.mark_pages_written(ram);
         result
     }
 
-    /// The pieces may have been written.
+    /// Marks the pages that a read may have written.
     fn mark_pages_written(&self, ram: &GuestRam) {
         if matches!(self.operation, Operation::Transfer(Direction::Read)) {
             for piece in &self.pieces {
@@ -359,7 +363,7 @@ impl UringRequest {
     }
 }
 
-/// Whether the kernel did nothing, and may be asked again.
+/// Returns whether the kernel did nothing and the request can be repeated.
 fn is_interrupted(result: i32) -> bool {
     [libc::EINTR, libc::EAGAIN].contains(&-result)
 }
@@ -374,10 +378,10 @@ impl DeferredResponder {
 }
 
 impl CompletedRequest {
-    /// As [`Responder::respond`], with the head.
+    /// Responds as [`Responder::respond`] does. Returns the chain's head, too.
     pub fn respond(self, memory: &GuestMemory, status: RequestStatus, filled: usize) -> (u16, usize) {
         let DeferredResponder { head, status: at, data } = self.responder;
-        memory.write_obj(status as u8, at).expect("it was in memory when it was taken, and still is");
+        memory.write_obj(status as u8, at).expect("the status was in memory when the chain was parsed");
         (head, super::request::written(filled, data))
     }
 }

@@ -1,4 +1,5 @@
-//! Many requests under way at once. What a single one gets, the device's tests compare between the engines.
+//! Tests of the engine with many requests in flight. The device's tests compare single requests between
+//! engines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,7 +24,7 @@ use crate::testing::{apart, refuse_calls};
 const CHAINS: u64 = 21;
 const LEN: usize = 8192;
 
-fn is_there() -> bool {
+fn has_io_uring() -> bool {
     let there = io_uring::IoUring::new(1);
     if let Err(error) = &there {
         crate::testing::skip(&format!("no io_uring here ({error})"));
@@ -40,22 +41,22 @@ fn send_all(driver: &mut Driver, kind: u32) {
     }
 }
 
-/// What came back, by the order in which it was sent.
+/// Takes all responses, by the order in which the requests were sent.
 fn take_all(driver: &mut Driver, first_head: u16) -> BTreeMap<u16, Vec<u8>> {
-    let mut came = BTreeMap::new();
+    let mut responses = BTreeMap::new();
     for _ in 0..CHAINS {
         let mut used = driver.wait(0);
         assert_eq!(used.written.pop(), Some(DONE));
         let number = (used.head + 64 - first_head) % 64 / 3;
-        assert!(came.insert(number, used.written).is_none(), "answered twice");
+        assert!(responses.insert(number, used.written).is_none(), "completed twice");
     }
     assert!(driver.poll(0).is_none());
-    came
+    responses
 }
 
 #[test]
-fn many_are_under_way_and_each_gets_its_own() {
-    if !is_there() {
+fn requests_in_flight_transfer_their_own_data() {
+    if !has_io_uring() {
         return;
     }
     let dir = TestDir::new();
@@ -79,10 +80,10 @@ fn many_are_under_way_and_each_gets_its_own() {
     assert!(fs::read(&path).unwrap()[LEN..2 * LEN] == pattern(LEN, 2));
 }
 
-/// Some of what they write is in the layer already, most of it must be copied there from below first.
+/// Some of the written clusters are in the layer; most have to be copied up first.
 #[test]
-fn many_are_under_way_on_layers_and_each_gets_its_own() {
-    if !is_there() {
+fn requests_in_flight_on_layers_transfer_their_own_data() {
+    if !has_io_uring() {
         return;
     }
     let dir = TestDir::new();
@@ -103,8 +104,8 @@ fn many_are_under_way_on_layers_and_each_gets_its_own() {
     for _ in 0..5 {
         for kind in [OUT, IN] {
             send_all(&mut driver, kind);
-            let came = take_all(&mut driver, first_head);
-            for (number, data) in came.iter().filter(|_| kind == IN) {
+            let responses = take_all(&mut driver, first_head);
+            for (number, data) in responses.iter().filter(|_| kind == IN) {
                 assert!(*data == pattern(LEN, u64::from(*number) + 1), "{number}");
             }
             first_head = (first_head + 63) % 64;
@@ -120,8 +121,8 @@ fn many_are_under_way_on_layers_and_each_gets_its_own() {
 }
 
 #[test]
-fn what_is_under_way_is_answered_before_a_snapshot() {
-    if !is_there() {
+fn requests_in_flight_are_completed_before_a_snapshot() {
+    if !has_io_uring() {
         return;
     }
     let dir = TestDir::new();
@@ -132,17 +133,17 @@ fn what_is_under_way_is_answered_before_a_snapshot() {
     for kind in [OUT, IN, OUT, IN, IN, IN] {
         send_all(&mut driver, kind);
         driver.move_to(Block::open(&config).unwrap());
-        let came = take_all(&mut driver, first_head);
+        let responses = take_all(&mut driver, first_head);
         if kind == IN {
-            assert!(came.iter().all(|(number, data)| *data == pattern(LEN, u64::from(*number) + 1)));
+            assert!(responses.iter().all(|(number, data)| *data == pattern(LEN, u64::from(*number) + 1)));
         }
         first_head = (first_head + 63) % 64;
     }
 }
 
 #[test]
-fn good_and_bad_ones_are_told_apart() {
-    if !is_there() {
+fn failed_and_successful_requests_in_flight_get_their_own_status() {
+    if !has_io_uring() {
         return;
     }
     let dir = TestDir::new();
@@ -152,20 +153,20 @@ fn good_and_bad_ones_are_told_apart() {
     file.set_len(32 << 10).unwrap();
     let sent: Vec<(u16, u8)> = (0..CHAINS)
         .map(|number| {
-            let sector = number * 8; // every fourth is beyond the disk's end too
+            let sector = number * 8; // every fourth lies beyond the disk's end, too
             let good = sector < 64;
             let chain = [Part::Out(&header(IN, sector)), Part::In(512), Part::In(1)];
             (driver.send(0, &chain), if good { DONE } else { FAILED })
         })
         .collect();
-    let came: BTreeMap<u16, u8> =
+    let statuses: BTreeMap<u16, u8> =
         sent.iter().map(|_| driver.wait(0)).map(|used| (used.head, status(&used))).collect();
-    assert_eq!(came, sent.into_iter().collect());
+    assert_eq!(statuses, sent.into_iter().collect());
 }
 
 #[test]
-fn a_driver_that_breaks_the_rules_leaves_nothing_under_way() {
-    if !is_there() {
+fn invalid_chain_ends_requests_in_flight() {
+    if !has_io_uring() {
         return;
     }
     let dir = TestDir::new();
@@ -181,12 +182,12 @@ fn a_driver_that_breaks_the_rules_leaves_nothing_under_way() {
         driver.wait_broken();
         driver.set_up(!feature::EVENT_IDX);
         assert_eq!(read(&mut driver, 0, 512).unwrap(), [7; 512]);
-        assert!(driver.poll(0).is_none(), "an answer to the driver before");
+        assert!(driver.poll(0).is_none(), "a response to the previous driver");
         driver.set_up(!feature::EVENT_IDX);
     }
 }
 
-/// What a flush of a file comes to for which the kernel gave a result.
+/// Returns the outcome of a flush of a file for each result that the kernel may give.
 fn outcome_of_flush(wanted: OpenMode) -> impl Fn(i32) -> std::io::Result<()> + Clone + Send {
     let dir = TestDir::new();
     let file = HostFile::open("disk0", &FileRef::Path(dir.file("image", &[0; 512])), wanted).unwrap();
@@ -197,12 +198,12 @@ fn outcome_of_flush(wanted: OpenMode) -> impl Fn(i32) -> std::io::Result<()> + C
         let mut request = UringRequest { operation, at: 0, location, len: 0, pieces: Vec::new() };
         let done = request.outcome(&file, &ram, result);
         let Operation::Flush(flush) = &mut request.operation else { unreachable!() };
-        flush.sync.note(true);
+        flush.sync.record(true);
         done
     }
 }
 
-/// The kernel gives EINVAL where a file system has no sync: erofs, squashfs, iso9660.
+/// The kernel gives EINVAL if a file system has no sync: erofs, squashfs, iso9660.
 #[test]
 fn flush_of_a_file_that_is_only_read_succeeds_where_the_file_system_has_no_sync() {
     let (read, written) = (outcome_of_flush(OpenMode::Read), outcome_of_flush(OpenMode::Write));
