@@ -44,7 +44,8 @@ NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/chec
 CLEAN=(
     README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md _typos.toml tests/golden/README.md tests/mutants/README.md
     docs
-    scripts/checks scripts/docs.sh benches
+    scripts/checks scripts/docs.sh benches vmm/examples
+    .cargo api/Cargo.toml vmm/Cargo.toml kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml
 )
 # The version that scripts/install-deps.sh installs.
 TYPOS=1.52.0

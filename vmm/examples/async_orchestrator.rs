@@ -33,7 +33,7 @@ async fn session(snapshot: Arc<Snapshot>, limit: Duration) -> Fallible<Ending> {
         vm.stop();
         let _readable = ended.readable().await?;
     }
-    // The guest has ended. What it wrote still goes to its disks.
+    // The guest has ended, and its last writes still go to its disks.
     Ok(spawn_blocking(move || vm.wait_ending()).await??)
 }
 
