@@ -1,14 +1,14 @@
-//! A hardware address: from the configuration, or made up.
+//! Ethernet addresses, from the configuration or derived from the device's id.
 
 use crate::error::{Error, Result};
 
 /// An Ethernet address.
 pub(super) type Mac = [u8; 6];
 
-/// The address that `text` spells.
+/// Parses an address.
 ///
 /// # Errors
-/// It is none, or one that no single interface can have.
+/// `text` is not an address, or not one that a single interface can have.
 pub(super) fn parse(text: &str) -> Result<Mac> {
     let refused = |problem: &str| {
         Err(Error::config("networks", format!("mac {text:?}: {problem}, such as 02:00:00:00:00:01")))
@@ -30,7 +30,7 @@ pub(super) fn parse(text: &str) -> Result<Mac> {
     Ok(mac)
 }
 
-/// The same address for the same id always: locally administered, of one interface.
+/// Derives an address from an id: always the same one, locally administered, unicast.
 pub(super) fn from_id(id: &str) -> Mac {
     // FNV-1a
     let hash = id
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_others_refused() {
+    fn valid_addresses_are_parsed_and_others_refused() {
         assert_eq!(parse("02:00:5e:10:0A:ff").unwrap(), [2, 0, 0x5e, 0x10, 0x0a, 0xff]);
         for wrong in [
             "",
@@ -65,11 +65,11 @@ mod tests {
     }
 
     #[test]
-    fn an_address_made_up_is_the_same_again_and_another_for_another_id() {
+    fn derived_address_depends_only_on_the_id() {
         assert_eq!(from_id("eth0"), from_id("eth0"));
         assert_ne!(from_id("eth0"), from_id("eth1"));
         for id in ["", "a", "eth0", "a-long-name-of-an-interface"] {
-            assert_eq!(from_id(id)[0] & 3, 2, "locally administered, and of one interface");
+            assert_eq!(from_id(id)[0] & 3, 2, "locally administered and unicast");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a network device is connected to: frames in, frames out.
+//! Backends of network devices.
 
 use std::fmt::Debug;
 use std::io::{self, ErrorKind};
@@ -7,59 +7,63 @@ use std::os::fd::BorrowedFd;
 use super::address::Mac;
 use super::pieces::Pieces;
 
-/// A connection that carries Ethernet frames, each with a [`super::header::Header`] in front. It never blocks.
+/// A connection that carries Ethernet frames, each after a [`super::header::Header`]. It never blocks.
 pub(super) trait Backend: Debug + Send {
-    /// What is ready to read when there is a frame, and ready to write when there is room for one.
+    /// Returns the descriptor that is readable when there is a frame, and writable when there is room for
+    /// one.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Whether it takes and gives frames whose checksum is missing, and segments too long for the wire.
+    /// Returns whether frames may lack checksums and be longer than the wire allows.
     fn offloads(&self) -> bool;
 
-    /// The driver took these features, and has this address.
+    /// Starts with the driver's features and address.
     ///
     /// # Errors
-    /// The host cannot do with that.
+    /// The host refuses them.
     fn begin(&mut self, _features: u64, _mac: Mac) -> io::Result<()> {
         Ok(())
     }
 
-    /// Reads a frame, header first, and says how long it is. What there is no room for is lost.
+    /// Reads a frame, header first. Returns its length. Bytes that do not fit are lost.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; `UnexpectedEof` when there never will be; what the host says. [`is_gone`] tells whether
-    /// the connection has ended; any other error is about this frame, or passes.
+    /// `WouldBlock` if there is no frame; `UnexpectedEof` if there never will be; errors of the host.
+    /// [`is_gone`] tells whether the connection has ended; any other error is about this frame, or
+    /// temporary.
     fn receive(&mut self, into: Pieces<'_>) -> io::Result<usize>;
 
-    /// Whether there may be a frame. A backend that can say no saves the device the preparations for a long one.
+    /// Returns whether there may be a frame. A backend that can return false saves the device the
+    /// preparations for a long frame.
     fn may_have_frame(&self) -> bool {
         true
     }
 
-    /// Writes a frame, of which the first piece is the header.
+    /// Writes a frame, whose first piece is the header.
     ///
     /// # Errors
-    /// `WouldBlock` when there is no room, and nothing of it was written; what the host says.
+    /// `WouldBlock` if there is no room and nothing was written; errors of the host.
     fn send(&mut self, frame: Pieces<'_>) -> io::Result<()>;
 
-    /// Writes what it could not write before of frames that it took.
+    /// Writes the rest of frames that were written in part.
     ///
     /// # Errors
-    /// `WouldBlock` when there is still no room for all; what the host says.
+    /// `WouldBlock` if there is still no room for everything; errors of the host.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Whether a part of a frame that it took waits for [`Backend::flush`].
+    /// Returns whether a part of a frame waits for [`Backend::flush`].
     fn has_unsent(&self) -> bool {
         false
     }
 }
 
-/// Whether an error says that the connection has ended. A tap gives EBADFD when its interface was deleted.
+/// Returns whether an error means that the connection has ended. A tap gives EBADFD when its interface was
+/// deleted.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     let has_ended = [
         ErrorKind::UnexpectedEof,
-        ErrorKind::InvalidData, // a stream out of step stays so
+        ErrorKind::InvalidData, // a stream that is out of step stays out of step
         ErrorKind::BrokenPipe,
         ErrorKind::ConnectionReset,
         ErrorKind::NotConnected,

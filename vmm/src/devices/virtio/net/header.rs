@@ -1,12 +1,12 @@
-//! The header in front of each frame (virtio 1.2, section 5.1.6): what of the work on it is left to the other side. Only as
-//! much passes as the two sides agreed on.
+//! The header in front of each frame (virtio 1.2, section 5.1.6), which leaves work on the frame to the
+//! other side. A header passes only as far as the two sides agreed.
 
 use super::feature;
 
-/// Bytes of it.
+/// Bytes of the header.
 pub(super) const LEN: usize = 12;
 
-/// `flags`: the checksum is to be filled in; it has been checked.
+/// `flags`: the checksum has to be filled in; it has been verified.
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
 /// `gso_type`: TCP over IPv4 and IPv6.
@@ -49,8 +49,8 @@ impl Header {
         bytes
     }
 
-    /// What the backend gets of the header of a frame of `len` bytes that the guest sends. None if the guest asks for what it
-    /// did not agree on, or for what cannot be done.
+    /// Returns the header for the backend of a frame of `len` bytes from the guest. Returns `None` if the
+    /// guest asks for an offload that was not negotiated or is impossible.
     pub fn for_host(self, features: u64, len: usize) -> Option<Self> {
         let (tso4, tso6) = (features & feature::HOST_TSO4 != 0, features & feature::HOST_TSO6 != 0);
         let mut passed = self.checked(features & feature::CSUM != 0, tso4, tso6, len)?;
@@ -58,8 +58,8 @@ impl Header {
         Some(passed)
     }
 
-    /// What the guest gets of the header of a frame of `len` bytes from the backend. None if the guest could make nothing of
-    /// the frame: one that came in before the guest's driver last changed its mind.
+    /// Returns the header for the guest of a frame of `len` bytes from the backend. Returns `None` if the
+    /// guest cannot use the frame, because it arrived before the driver last changed its features.
     pub fn for_guest(self, features: u64, len: usize) -> Option<Self> {
         let (tso4, tso6) = (features & feature::GUEST_TSO4 != 0, features & feature::GUEST_TSO6 != 0);
         let checksums = features & feature::GUEST_CSUM != 0;
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_agreed_on_passes() {
+    fn negotiated_offloads_pass() {
         for (gso_type, feature) in [(TCPV4, feature::HOST_TSO4), (TCPV6, feature::HOST_TSO6)] {
             let header = segments(gso_type);
             let passed = Header { num_buffers: 0, ..header };
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_done_does_not() {
+    fn impossible_offloads_are_refused() {
         let header = segments(TCPV4);
         assert_eq!(header.for_host(ALL, 51), None, "the checksum lies behind the end");
         assert_eq!(header.for_host(ALL, 53), None, "the headers end behind the end");
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asked_for_is_cleared() {
+    fn unused_fields_are_cleared() {
         let odd = Header::from_bytes([0xfe, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!(odd.for_host(ALL, 60), Some(Header::default()));
         assert_eq!(odd.for_guest(0, 60), Some(Header::default()));

@@ -1,4 +1,4 @@
-//! The network device (virtio 1.2, section 5.1): frames between the guest's two queues and a connection of the host.
+//! The network device (virtio 1.2, section 5.1): frames between the guest's two queues and a host backend.
 //!
 //! ```text
 //!            queue 1 ──transmit──>            ┌── tap: the host's network stack
@@ -6,9 +6,10 @@
 //!            queue 0 <──receive───            └── passt: a process that needs no privileges
 //! ```
 //!
-//! The backend is watched for frames while the guest has buffers, and for room while a frame of the guest's waits. Frames
-//! stay in the queues or in the backend, so there is nothing under way to be saved, but for one that came in and waits for the
-//! guest to make room: a clone does not have it, as it has none of those that came in afterwards.
+//! The device watches the backend for frames while the guest has buffers, and for room while a frame of the
+//! guest waits. Frames stay in the queues or in the backend, so nothing in flight has to be saved. The
+//! exception is a received frame that waits for buffers of the guest: a clone does not get it, as it gets no
+//! later frame either.
 
 use std::io;
 use std::time::Instant;
@@ -56,22 +57,22 @@ mod feature {
     pub const HOST_TSO6: u64 = 1 << 12;
     pub const MRG_RXBUF: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
-    /// Work that may be left to the other side.
+    /// Work that one side may leave to the other.
     pub const OFFLOAD: u64 = CSUM | GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | HOST_TSO4 | HOST_TSO6;
 }
 
 /// `status` in the configuration space.
 const LINK_UP: u16 = 1;
-/// Least bytes of a frame: an Ethernet header.
-const SHORTEST: usize = 14;
-/// The most frames of one turn, one way.
-const FRAMES: usize = 256;
-/// The shortest MTU that an IPv4 host may have.
-const LEAST_MTU: u16 = 68;
-/// The number of the backend's descriptor in the watch.
+/// Bytes of the shortest frame: an Ethernet header.
+const MIN_FRAME: usize = 14;
+/// Frames per turn and direction at most.
+const MAX_FRAMES_PER_TURN: usize = 256;
+/// Smallest MTU that IPv4 allows.
+const MIN_MTU: u16 = 68;
+/// Number of the backend's descriptor in the watch.
 const BACKEND: u64 = 0;
 
-/// The device.
+/// A network device.
 #[derive(Debug)]
 pub struct Net {
     // Configuration.
@@ -80,10 +81,10 @@ pub struct Net {
     // Glue.
     backend: Box<dyn Backend>,
     watch: Option<Watch>,
-    watched: EventFlags,
+    watched_events: EventFlags,
     receiver: Receiver,
     transmitter: Transmitter,
-    /// The backend has not gone away.
+    /// The backend is alive.
     connected: bool,
     log: LogLimit,
     // Volatile.
@@ -92,7 +93,7 @@ pub struct Net {
     link: bool,
 }
 
-/// What the guest was told.
+/// State that the guest knows.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetState {
@@ -101,31 +102,31 @@ pub struct NetState {
     link: bool,
 }
 
-/// Why a turn ended.
+/// Reason for the end of a turn.
 #[derive(Debug)]
-enum Pause {
-    /// There is nothing to do until the driver notifies or the backend is ready.
+enum TurnEnd {
+    /// Nothing to do until the driver notifies or the backend is ready.
     Ready,
-    /// The same, or until this time.
+    /// Nothing to do until then, the driver notifies or the backend is ready.
     At(Instant),
-    /// There is more to do.
+    /// More work is left.
     Again,
-    /// The backend is no more.
+    /// The backend has gone away.
     Gone(io::Error),
 }
 
 impl Net {
-    /// Connects to what `config` names.
+    /// Connects to the backend that `config` names.
     ///
     /// # Errors
-    /// [`Error::Config`] for a field that holds what it may not, and what the host refused.
+    /// [`Error::Config`] if a field has a value that is not allowed, and errors of the host.
     pub fn open(config: &NetConfig) -> Result<Self> {
         let mac = match &config.mac {
             Some(text) => address::parse(text)?,
             None => address::from_id(&config.id),
         };
-        if let Some(mtu) = config.mtu.filter(|mtu| *mtu < LEAST_MTU) {
-            return Err(Error::config("networks", format!("mtu {mtu}: {LEAST_MTU} at least")));
+        if let Some(mtu) = config.mtu.filter(|mtu| *mtu < MIN_MTU) {
+            return Err(Error::config("networks", format!("mtu {mtu} is less than {MIN_MTU}")));
         }
         let backend: Box<dyn Backend> = match &config.backend {
             NetBackend::Tap(name) => Box::new(Tap::open(name)?),
@@ -140,7 +141,7 @@ impl Net {
             offload: config.offload && backend.offloads(),
             backend,
             watch: None,
-            watched: EventFlags::empty(),
+            watched_events: EventFlags::empty(),
             receiver: Receiver::new(&config.receive_limit),
             transmitter: Transmitter::new(&config.transmit_limit),
             connected: true,
@@ -151,39 +152,39 @@ impl Net {
         }
     }
 
-    /// Changes how fast the guest may receive and send.
+    /// Changes the rate limits of both directions.
     pub fn limit(&mut self, receive: &RateLimit, transmit: &RateLimit) {
         self.receiver.limiter.change(receive);
         self.transmitter.limiter.change(transmit);
     }
 
-    /// Connects to a socket, of which the other end comes back too.
+    /// Connects to one end of a socket. Returns the other end, too.
     #[cfg(feature = "fuzzing")]
     pub(crate) fn on_wire(config: &NetConfig) -> (Self, std::os::unix::net::UnixDatagram) {
         let (wire, other) = wire::wire();
         (Self::new(config, address::from_id(&config.id), Box::new(wire)), other)
     }
 
-    /// Both ways, as far as `cause` makes it worth a look.
+    /// Transmits and receives, as far as `cause` makes either useful.
     fn exchange(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         let ready = matches!(cause, Cause::Ready(_));
         let mut next = Next::Wait;
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
-            let pause = self.transmitter.turn(&mut *self.backend, self.connected, io)?;
-            next = self.follow(pause, io);
+            let turn_end = self.transmitter.turn(&mut *self.backend, self.connected, io)?;
+            next = self.apply(turn_end, io);
         }
-        // The host may have answered what was sent already. One interrupt for both is cheaper than one for each.
+        // The host may have answered the sent frames already. One interrupt for both is cheaper than two.
         if self.connected && (ready || self.receiver.due || self.transmitter.has_sent) {
-            let pause = self.receiver.turn(&mut *self.backend, io)?;
-            next = sooner(next, self.follow(pause, io));
+            let turn_end = self.receiver.turn(&mut *self.backend, io)?;
+            next = sooner(next, self.apply(turn_end, io));
         }
         io.announce()?;
         self.log_errors();
         Ok(next)
     }
 
-    /// The backend has a part of a frame yet to send.
+    /// Returns whether the backend has to send the rest of a frame.
     fn has_unsent(&self) -> bool {
         self.connected && self.backend.has_unsent()
     }
@@ -197,22 +198,22 @@ impl Net {
         }
     }
 
-    fn follow(&mut self, pause: Pause, io: &mut Io<'_>) -> Next {
-        match pause {
-            Pause::Ready => Next::Wait,
-            Pause::At(time) => Next::At(time),
-            Pause::Again => Next::Again,
-            Pause::Gone(error) => {
+    fn apply(&mut self, turn_end: TurnEnd, io: &mut Io<'_>) -> Next {
+        match turn_end {
+            TurnEnd::Ready => Next::Wait,
+            TurnEnd::At(time) => Next::At(time),
+            TurnEnd::Again => Next::Again,
+            TurnEnd::Gone(error) => {
                 log::warn!("{}: the link is down: {}", self.name, report(&error));
                 self.connected = false;
                 self.show_link(io);
-                // What waited for room in the backend waits for nothing now.
+                // Frames that waited for room in the backend are dropped now.
                 Next::Again
             }
         }
     }
 
-    /// Tells the guest whether the link is up, if it does not know.
+    /// Updates the link state that the guest sees.
     fn show_link(&mut self, io: &mut Io<'_>) {
         if self.link != self.connected {
             self.link = self.connected;
@@ -220,35 +221,36 @@ impl Net {
         }
     }
 
-    /// Watches nothing any more. A device that is broken is not asked when what it watches is ready, however often.
-    fn look_away(&mut self) {
-        if let Some(watch) = self.watch.take().filter(|_| !self.watched.is_empty()) {
-            let _ = watch.remove(&self.backend.descriptor()); // it is watched
+    /// Stops watching the backend. The worker does not ask a failed device, so an event would repeat without
+    /// end.
+    fn stop_watching(&mut self) {
+        if let Some(watch) = self.watch.take().filter(|_| !self.watched_events.is_empty()) {
+            let _ = watch.remove(&self.backend.descriptor()); // cannot fail: it is watched
         }
-        self.watched = EventFlags::empty();
+        self.watched_events = EventFlags::empty();
     }
 
-    /// Watches the backend for what there is use for, and nothing else: what is ready and not taken would wake the device
-    /// again and again, and what has gone away is ready for ever.
-    fn attend(&mut self) -> std::result::Result<(), Broken> {
+    /// Watches the backend for the events that the device can use, and for nothing else. A ready event that
+    /// is not used would wake the device again and again, and a backend that has gone away stays ready.
+    fn update_watch(&mut self) -> std::result::Result<(), Broken> {
         let Some(watch) = &self.watch else { return Ok(()) };
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.connected && !self.receiver.starved && !self.receiver.limited);
         let room = self.transmitter.blocked || self.has_unsent();
         wanted.set(EventFlags::OUT, self.connected && room && !self.transmitter.failing);
-        if wanted == self.watched {
+        if wanted == self.watched_events {
             return Ok(());
         }
         let fd = self.backend.descriptor();
-        let done = if self.watched.is_empty() {
+        let done = if self.watched_events.is_empty() {
             watch.add(&fd, BACKEND, wanted)
         } else if wanted.is_empty() {
             watch.remove(&fd)
         } else {
             watch.change(&fd, BACKEND, wanted)
         };
-        self.watched = wanted;
-        done.map_err(|_| Broken("its connection cannot be watched"))
+        self.watched_events = wanted;
+        done.map_err(|_| Broken("the host cannot watch the network backend"))
     }
 }
 
@@ -271,7 +273,7 @@ impl VirtioDevice for Net {
         feature::MAC | feature::STATUS | feature::MRG_RXBUF | offload | mtu
     }
 
-    /// `struct virtio_net_config`, as far as `mtu`.
+    /// `struct virtio_net_config`, up to `mtu`.
     fn config(&self) -> Vec<u8> {
         let status = if self.link { LINK_UP } else { 0 };
         let queue_pairs = 1;
@@ -283,27 +285,27 @@ impl VirtioDevice for Net {
     }
 
     fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
-        (self.watch, self.watched) = (Some(watch.clone()), EventFlags::empty());
+        (self.watch, self.watched_events) = (Some(watch.clone()), EventFlags::empty());
         self.receiver.begin();
         if self.connected
             && let Err(error) = self.backend.begin(io.features & feature::OFFLOAD, self.mac)
         {
-            self.follow(Pause::Gone(error), io);
+            self.apply(TurnEnd::Gone(error), io);
         }
         self.show_link(io);
-        self.attend()
+        self.update_watch()
     }
 
     fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        let done = self.exchange(cause, io).and_then(|next| self.attend().map(|()| next));
+        let done = self.exchange(cause, io).and_then(|next| self.update_watch().map(|()| next));
         if done.is_err() {
-            self.look_away();
+            self.stop_watching();
         }
         done
     }
 
     fn end(&mut self, _: &mut Io<'_>) -> std::result::Result<(), Broken> {
-        self.look_away();
+        self.stop_watching();
         let (received, sent) = (self.receiver.dropped, self.transmitter.dropped);
         if received + sent > 0 {
             log::debug!("{}: dropped so far: {received} frames to the guest, {sent} from it", self.name);
@@ -312,7 +314,7 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
-        self.look_away();
+        self.stop_watching();
         self.receiver.reset();
     }
 }
@@ -326,7 +328,7 @@ impl Persist for Net {
             offload: _,
             backend: _,
             watch: _,
-            watched: _,
+            watched_events: _,
             receiver: _,
             transmitter: _,
             connected: _,

@@ -1,5 +1,5 @@
-//! passt (<https://passt.top>): a process of the host that takes the guest's frames apart and makes sockets' traffic of them, so
-//! that a network needs no privileges. One process serves one device, and ends with it.
+//! passt (<https://passt.top>): a host process that translates between the guest's frames and the host's
+//! sockets, so that a network needs no privileges. One process serves one device, and ends with it.
 //!
 //! ```text
 //!  frame, header stripped ──length, bytes──> unix stream socket ──> passt ──> sockets of the host
@@ -20,81 +20,83 @@ use super::pieces::Pieces;
 use crate::error::{Error, Result};
 
 const PROGRAM: &str = "passt";
-/// The longest frame that passt takes or gives.
-const LONGEST: usize = 0xffff;
-/// Bytes of the length in front of each.
+/// Bytes of the longest frame that passt accepts or sends.
+const MAX_FRAME: usize = 0xffff;
+/// Bytes of the length in front of each frame.
 const PREFIX: usize = 4;
-/// The shortest frame of an Ethernet.
-const SHORTEST_ON_WIRE: usize = 60;
-/// What is read of the socket at once.
-const INBOX: usize = 4 * (PREFIX + LONGEST);
+/// Bytes of the shortest Ethernet frame.
+const MIN_WIRE_FRAME: usize = 60;
+/// Bytes read from the socket at once.
+const INBOX: usize = 4 * (PREFIX + MAX_FRAME);
 
-/// A passt, and what is under way between it and the device. Dropped, it is ended.
+/// A passt process and its stream. The process ends on drop.
 #[derive(Debug)]
 pub(super) struct Passt {
     child: Child,
     socket: UnixStream,
-    complaints: PipeReader,
+    stderr_pipe: PipeReader,
     inbox: Box<[u8]>,
-    /// What of the inbox was read from the socket and is not taken yet.
+    /// The part of the inbox that was read from the socket and has not been delivered.
     filled: std::ops::Range<usize>,
-    /// The rest of a frame of which the socket took a part.
+    /// The rest of a frame that the socket took in part.
     outbox: Vec<u8>,
 }
 
 impl Passt {
-    /// Starts one for a guest whose address is `mac`, as far as is known. `forward` are TCP ports of 127.0.0.1 and the guest's ports that they lead to.
+    /// Starts a passt for a guest whose address is probably `mac`. `forward` lists TCP ports of 127.0.0.1
+    /// and the guest's ports that they lead to.
     ///
     /// # Errors
-    /// [`Error::Config`] for a port that cannot be forwarded; [`Error::Host`] when passt is missing or does not start.
+    /// [`Error::Config`] if a port cannot be forwarded; [`Error::Host`] if passt is missing or does not
+    /// start.
     pub fn start(forward: &[(u16, u16)], mtu: Option<u16>, mac: Mac) -> Result<Self> {
         check_ports(forward)?;
         let failed = |source| Error::host("start passt", source);
-        let (socket, its_socket) = UnixStream::pair().map_err(failed)?;
+        let (socket, child_socket) = UnixStream::pair().map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
-        let (complaints, its_complaints) = io::pipe().map_err(failed)?;
-        // Neither side waits for the other: nobody reads them while all is well.
-        for end in [complaints.as_fd(), its_complaints.as_fd()] {
+        let (stderr_pipe, child_stderr) = io::pipe().map_err(failed)?;
+        // Neither side may block: the pipe is read only after passt has ended.
+        for end in [stderr_pipe.as_fd(), child_stderr.as_fd()] {
             rustix::io::ioctl_fionbio(end, true).map_err(|source| failed(source.into()))?;
         }
-        let child = spawn(forward, mtu, &its_socket.into(), its_complaints.into()).map_err(|source| {
+        let child = spawn(forward, mtu, &child_socket.into(), child_stderr.into()).map_err(|source| {
             let missing = source.kind() == ErrorKind::NotFound;
             let advice = if missing { ": install it (Debian's package is passt)" } else { "" };
             Error::host(format!("start passt{advice}"), source)
         })?;
-        let mut passt = Self::with(child, socket, complaints);
-        // Before it listens anywhere. If it has ended already, that is noticed where it is used.
-        let _ = passt.introduce(mac);
+        let mut passt = Self::with(child, socket, stderr_pipe);
+        // Done before passt listens. If passt has ended already, its use shows that.
+        let _ = passt.announce_mac(mac);
         Ok(passt)
     }
 
-    /// A passt that is connected already.
-    pub(super) fn with(child: Child, socket: UnixStream, complaints: PipeReader) -> Self {
+    /// Wraps a connected passt.
+    pub(super) fn with(child: Child, socket: UnixStream, stderr_pipe: PipeReader) -> Self {
         let inbox = vec![0; INBOX].into();
-        Self { child, socket, complaints, inbox, filled: 0..0, outbox: Vec::new() }
+        Self { child, socket, stderr_pipe, inbox, filled: 0..0, outbox: Vec::new() }
     }
 
-    /// Lets passt see where the guest's frames come from. Before that it sends to everybody, and no TCP heeds what is sent to
-    /// everybody: a guest that goes on after a restore, and has nothing to say by itself, would not be reached.
-    fn introduce(&mut self, mac: Mac) -> io::Result<()> {
-        let frame = introduction(mac);
+    /// Shows passt the guest's address. Before that passt broadcasts, and TCP ignores broadcasts: a restored
+    /// guest that sends nothing by itself would not be reachable.
+    fn announce_mac(&mut self, mac: Mac) -> io::Result<()> {
+        let frame = announcement(mac);
         self.outbox.extend((frame.len() as u32).to_be_bytes());
         self.outbox.extend(frame);
         self.flush()
     }
 
-    /// The process.
+    /// Returns the id of the process.
     #[cfg(test)]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The next frame in the inbox, if all of it is there.
+    /// Returns the next frame in the inbox, if it is complete.
     fn next_frame(&mut self) -> io::Result<Option<std::ops::Range<usize>>> {
         let filled = &self.inbox[self.filled.clone()];
         let Some((prefix, rest)) = filled.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let len = u32::from_be_bytes(*prefix) as usize;
-        if len > LONGEST {
+        if len > MAX_FRAME {
             return Err(io::Error::new(ErrorKind::InvalidData, "passt sent an impossible length"));
         }
         if rest.len() < len {
@@ -118,23 +120,24 @@ impl Passt {
         }
     }
 
-    /// An error of the socket, or what passt said before it ended.
-    fn explained(&mut self, error: io::Error) -> io::Error {
+    /// Returns an error of the socket, with passt's last message if passt has ended.
+    fn explain(&mut self, error: io::Error) -> io::Error {
         if !backend::is_gone(&error) {
             return error;
         }
-        let mut said = [0; 4096];
-        let len = self.complaints.read(&mut said).unwrap_or(0);
-        let said = String::from_utf8_lossy(&said[..len]);
-        let telling = |line: &&str| !line.trim().is_empty() && !line.contains("syslog");
-        let last = said.lines().rfind(telling).unwrap_or("it says nothing about it").to_owned();
+        let mut output = [0; 4096];
+        let len = self.stderr_pipe.read(&mut output).unwrap_or(0);
+        let output = String::from_utf8_lossy(&output[..len]);
+        let is_message = |line: &&str| !line.trim().is_empty() && !line.contains("syslog");
+        let last = output.lines().rfind(is_message).unwrap_or("without a message").to_owned();
         io::Error::new(ErrorKind::BrokenPipe, format!("passt has ended: {last}"))
     }
 }
 
 impl Drop for Passt {
     fn drop(&mut self) {
-        // It ends by itself when the socket is closed, as it is if this process is killed; but not before this returns.
+        // passt ends by itself when the socket is closed, also if this process is killed, but perhaps after
+        // this call.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -150,8 +153,8 @@ impl Backend for Passt {
     }
 
     fn begin(&mut self, _: u64, mac: Mac) -> io::Result<()> {
-        match self.introduce(mac) {
-            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(self.explained(error)),
+        match self.announce_mac(mac) {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(self.explain(error)),
             _ => Ok(()),
         }
     }
@@ -162,14 +165,14 @@ impl Backend for Passt {
                 into.copy_in(&[&[0; header::LEN], &self.inbox[frame.clone()]]);
                 return Ok(header::LEN + frame.len());
             }
-            self.fill_inbox().map_err(|error| self.explained(error))?;
+            self.fill_inbox().map_err(|error| self.explain(error))?;
         }
     }
 
     fn send(&mut self, frame: Pieces<'_>) -> io::Result<()> {
         self.flush()?;
         let len = frame.len() - header::LEN;
-        if len > LONGEST {
+        if len > MAX_FRAME {
             return Err(ErrorKind::InvalidInput.into());
         }
         let mut prefix = (len as u32).to_be_bytes();
@@ -197,26 +200,26 @@ impl Backend for Passt {
     }
 }
 
-/// A frame that says nothing but where it is from, of the ethertype for experiments.
-fn introduction(mac: Mac) -> [u8; SHORTEST_ON_WIRE] {
-    let mut frame = [0; SHORTEST_ON_WIRE];
+/// Returns a frame that shows nothing but its sender, with the ethertype for experiments.
+fn announcement(mac: Mac) -> [u8; MIN_WIRE_FRAME] {
+    let mut frame = [0; MIN_WIRE_FRAME];
     frame[..6].fill(0xff);
     frame[6..12].copy_from_slice(&mac);
     frame[12..14].copy_from_slice(&[0x88, 0xb5]);
     frame
 }
 
-/// passt would say so only when it has started, and to nobody.
+/// Checks the ports, because passt would report a bad one only after its start.
 fn check_ports(forward: &[(u16, u16)]) -> Result<()> {
     for (at, &(host, guest)) in forward.iter().enumerate() {
         let refused = |problem: &str| {
             Err(Error::config("networks", format!("forward {host} to port {guest} of the guest: {problem}")))
         };
         if host == 0 || guest == 0 {
-            return refused("0 is no port");
+            return refused("0 is not a port");
         }
         if forward[..at].iter().any(|(other, _)| *other == host) {
-            return refused("the port of the host is there twice");
+            return refused("another rule forwards the same port of the host");
         }
         TcpListener::bind((Ipv4Addr::LOCALHOST, host))
             .map_err(|source| Error::host(format!("forward port {host} of 127.0.0.1"), source))?;
@@ -229,12 +232,12 @@ fn spawn(
     forward: &[(u16, u16)],
     mtu: Option<u16>,
     socket: &OwnedFd,
-    complaints: OwnedFd,
+    stderr_pipe: OwnedFd,
 ) -> io::Result<Child> {
     let fd = socket.as_raw_fd();
     let mut command = Command::new(PROGRAM);
     command.args(["--foreground", "--quiet", "--stderr", "--fd", &fd.to_string()]);
-    // Otherwise the gateway's address leads to what listens on this host's 127.0.0.1.
+    // Without this the gateway's address leads to the listeners on this host's 127.0.0.1.
     command.arg("--no-map-gw");
     for (host, guest) in forward {
         command.args(["--tcp-ports", &format!("127.0.0.1/{host}:{guest}")]);
@@ -242,7 +245,7 @@ fn spawn(
     if let Some(mtu) = mtu {
         command.args(["--mtu", &mtu.to_string()]);
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr_pipe);
     let inherit = move || {
         // SAFETY: the descriptor is open in the parent until the child has called exec.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) };

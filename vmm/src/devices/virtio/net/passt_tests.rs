@@ -1,4 +1,4 @@
-//! The stream to passt, cut anywhere, and its end.
+//! Tests of the stream to passt, cut at any byte, and of its end.
 
 use super::*;
 
@@ -15,18 +15,18 @@ fn passt_ends_with_its_socket_as_when_its_owner_is_killed() {
 }
 
 #[test]
-fn frames_come_whole_out_of_a_stream_that_is_cut_anywhere() {
+fn frames_are_whole_after_a_stream_that_is_cut_anywhere() {
     let (device, mut other) = UnixStream::pair().unwrap();
     device.set_nonblocking(true).unwrap();
     let mut passt = Passt::with(Command::new("true").spawn().unwrap(), device, io::pipe().unwrap().0);
-    let mut buffer = vec![0; header::LEN + LONGEST];
+    let mut buffer = vec![0; header::LEN + MAX_FRAME];
     let mut receive = |passt: &mut Passt| {
         let mut into = Pieces::default();
-        into.own(&mut buffer);
+        into.push_own(&mut buffer);
         passt.receive(into).map(|len| buffer[header::LEN..len].to_vec())
     };
     let frames: Vec<Vec<u8>> =
-        [60, 14, LONGEST, 1514, LONGEST].iter().map(|len| vec![*len as u8; *len]).collect();
+        [60, 14, MAX_FRAME, 1514, MAX_FRAME].iter().map(|len| vec![*len as u8; *len]).collect();
     let prefixed = frames.iter().flat_map(|frame| [&(frame.len() as u32).to_be_bytes(), &frame[..]].concat());
     let mut got = Vec::new();
     for part in prefixed.collect::<Vec<u8>>().chunks(997) {
@@ -39,7 +39,7 @@ fn frames_come_whole_out_of_a_stream_that_is_cut_anywhere() {
     other.write_all(&0x1_0000_u32.to_be_bytes()).unwrap();
     assert_eq!(receive(&mut passt).unwrap_err().kind(), ErrorKind::InvalidData);
 
-    // The other way, through a socket that takes a part.
+    // The sending direction, through a socket that takes a part.
     other.set_nonblocking(true).unwrap();
     let (mut sent, mut seen, mut full) = (Vec::new(), Vec::<u8>::new(), 0);
     for number in 0..40_u8 {
@@ -47,8 +47,8 @@ fn frames_come_whole_out_of_a_stream_that_is_cut_anywhere() {
         loop {
             let mut frame = Pieces::default();
             let (first, rest) = bytes.split_at_mut(header::LEN);
-            frame.own(first);
-            frame.own(rest);
+            frame.push_own(first);
+            frame.push_own(rest);
             match passt.send(frame) {
                 Ok(()) => break,
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),

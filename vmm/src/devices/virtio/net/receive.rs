@@ -1,14 +1,14 @@
-//! The backend's frames to the guest.
+//! Frames from the backend to the guest.
 //!
 //! ```text
-//!                                 fits ──> chains are given back
+//!                                 fits ──> chains are given to the guest
 //!  backend ──readv──> window ───<
-//!                + spill          too long ──queue is empty──> held ──more chains, or time──> window, or dropped
+//!                + spill          too long ──queue is empty──> waiting ──chains or time──> window, or dropped
 //! ```
 //!
-//! A frame is read into a window of chains that were taken off the queue; what was not used of it goes back to the queue at
-//! the end of the turn. Behind the window lies memory of the device's own, for the end of a frame that is longer than the
-//! last ones were.
+//! A frame is read into a window of chains that were taken off the queue; unused chains return to the queue
+//! at the end of the turn. The device's own spill memory follows the window, for the end of a frame that is
+//! longer than the previous ones.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -20,75 +20,75 @@ use super::backoff::Backoff;
 use super::header;
 use super::header::Header;
 use super::pieces::Pieces;
-use super::{FRAMES, Pause, SHORTEST, feature};
+use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::devices::virtio::{Broken, Io};
 use crate::memory::own_writes::GuestMemory;
 
-/// The queue.
+/// Number of the queue.
 const QUEUE: usize = 0;
-/// The longest frame that there can be, with its header (virtio 1.2, section 5.1.6.3.1).
-const LONGEST: usize = 65_562;
-/// Room for it, and to see that one was longer.
-const SPILL: usize = LONGEST + 64;
-/// Beyond this a window takes so many chains that it is asked first whether there is another frame for them.
-const LONG: usize = 8192;
-/// Chains that a guest may begin to work on while the device goes on.
-const ENOUGH: u16 = 64;
-/// For how long a frame waits for the guest to make room.
+/// Bytes of the longest possible frame, with its header (virtio 1.2, section 5.1.6.3.1).
+const MAX_FRAME: usize = 65_562;
+/// Room for the longest frame, and to detect a longer one.
+const SPILL: usize = MAX_FRAME + 64;
+/// Expected length beyond which a window takes many chains, so the backend is first asked for another frame.
+const LONG_FRAME: usize = 8192;
+/// Chains after which the guest is interrupted while the device continues.
+const INTERRUPT_AFTER: u16 = 64;
+/// Time that a frame waits for buffers of the guest.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
-/// The way in.
+/// The receiving direction.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    /// There may be work though the backend says nothing: it has just begun, or chains were missing.
+    /// There may be work without an event of the backend: the device has just begun, or chains were missing.
     pub due: bool,
-    /// The guest has too few buffers: there is no use in hearing of frames.
+    /// The guest has too few buffers, so frames are of no use.
     pub starved: bool,
-    /// No more is to be received for now.
+    /// The rate limit or a failing backend forbids receiving for now.
     pub limited: bool,
     pub limiter: RateLimiter,
-    /// Frames that the guest had no room for, or that could not be read.
+    /// Frames that did not fit the guest's buffers or could not be read.
     pub dropped: u64,
-    /// The last error of a read that did not end the connection, until someone takes note of it.
+    /// The last read error that did not end the connection, until it is logged.
     pub error: Option<io::Error>,
     backoff: Backoff,
-    /// Empty before the first frame: to touch it costs a restore as much as all else of an interface.
+    /// Empty before the first frame: touching it costs as much of a restore as all else of an interface.
     spill: Vec<u8>,
-    held: Option<Held>,
-    /// How long the next frame is, by those before it.
+    waiting: Option<WaitingFrame>,
+    /// Expected length of the next frame, from the previous ones.
     expected: usize,
 }
 
 /// A frame that waits for chains.
 #[derive(Debug)]
-struct Held {
+struct WaitingFrame {
     header: Header,
     bytes: Vec<u8>,
-    until: Instant,
+    deadline: Instant,
 }
 
 /// Chains that were taken off the queue, in order.
 #[derive(Default)]
-struct Window<'m> {
+struct ChainWindow<'m> {
     chains: VecDeque<Chain<'m>>,
-    /// Where the header goes: the first bytes of the first chain.
+    /// Place of the header: the first bytes of the first chain.
     header: Buffers<'m>,
-    /// Bytes of all chains behind the header.
+    /// Bytes of all chains after the header.
     room: usize,
 }
 
-/// What was read: a header, and how many bytes with it, of which up to `room` lie in the window.
-struct Read {
+/// A frame as read: a header and the length with it. Up to `room` bytes lie in the window.
+struct ReadFrame {
     header: [u8; header::LEN],
     len: usize,
     room: usize,
 }
 
-/// A frame for the guest: its first `in_place` bytes lie in the window, the others in `tail`.
-struct Frame<'a> {
+/// A frame for the guest: its first `in_place` bytes lie in the window, the rest in `tail`.
+struct GuestFrame<'a> {
     header: Header,
     in_place: usize,
     tail: &'a [u8],
@@ -106,61 +106,61 @@ impl Receiver {
             error: None,
             backoff: Backoff::default(),
             spill: Vec::new(),
-            held: None,
+            waiting: None,
             expected: 0,
         }
     }
 
-    /// Forgets frames of a driver that is no more.
+    /// Drops the frames of a previous driver.
     pub fn reset(&mut self) {
-        (self.held, self.due, self.starved, self.expected) = (None, true, false, 0);
+        (self.waiting, self.due, self.starved, self.expected) = (None, true, false, 0);
     }
 
-    /// The guest runs, or runs again: while it stood still it could make no room.
+    /// Starts again after a pause. The guest could not post buffers while it was paused.
     pub fn begin(&mut self) {
         self.due = true;
-        if let Some(held) = &mut self.held {
-            held.until = Instant::now() + PATIENCE;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.deadline = Instant::now() + PATIENCE;
         }
     }
 
-    /// One turn.
-    pub fn turn(&mut self, backend: &mut dyn Backend, io: &mut Io<'_>) -> Result<Pause, Broken> {
+    /// Receives frames for one turn.
+    pub fn turn(&mut self, backend: &mut dyn Backend, io: &mut Io<'_>) -> Result<TurnEnd, Broken> {
         let memory = io.ram.guest();
         (self.due, self.starved, self.limited) = (false, false, false);
         io.queues[QUEUE].hush(memory)?;
-        let mut window = Window::default();
+        let mut window = ChainWindow::default();
         let mut frames = 0;
-        let pause = loop {
-            if frames == FRAMES {
-                break Pause::Again;
+        let turn_end = loop {
+            if frames == MAX_FRAMES_PER_TURN {
+                break TurnEnd::Again;
             }
-            let starved = match self.held.take() {
-                Some(held) => !self.deliver_held(held, &mut window, io)?,
+            let starved = match self.waiting.take() {
+                Some(waiting) => !self.deliver_waiting(waiting, &mut window, io)?,
                 None => {
-                    if frames > 0 && self.expected > LONG && !backend.may_have_frame() {
-                        break Pause::Ready;
+                    if frames > 0 && self.expected > LONG_FRAME && !backend.may_have_frame() {
+                        break TurnEnd::Ready;
                     }
                     window.widen(self.expected, io)?;
                     if window.chains.is_empty() {
                         true
                     } else {
-                        // How long a frame is it is known by reading it: a long one leaves a debt.
+                        // The length of a frame is known only after the read, so a long frame leaves a debt.
                         if let Err(at) = self.limiter.check(Instant::now(), 1) {
                             self.limited = true;
-                            break Pause::At(at);
+                            break TurnEnd::At(at);
                         }
                         match self.read(backend, &window) {
                             Ok(read) => !self.deliver_read(&read, &mut window, io)?,
                             Err(error) if error.kind() == ErrorKind::Interrupted => false,
                             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                                 self.backoff.succeeded();
-                                break Pause::Ready;
+                                break TurnEnd::Ready;
                             }
-                            Err(error) if backend::is_gone(&error) => break Pause::Gone(error),
+                            Err(error) if backend::is_gone(&error) => break TurnEnd::Gone(error),
                             Err(error) => match self.note_error(error) {
                                 None => false,
-                                Some(at) => break Pause::At(at),
+                                Some(at) => break TurnEnd::At(at),
                             },
                         }
                     }
@@ -173,17 +173,17 @@ impl Receiver {
                     continue;
                 }
                 self.starved = true;
-                break self.held.as_ref().map_or(Pause::Ready, |held| Pause::At(held.until));
+                break self.waiting.as_ref().map_or(TurnEnd::Ready, |waiting| TurnEnd::At(waiting.deadline));
             }
         };
         for _ in &window.chains {
             io.queues[QUEUE].unpop();
         }
-        self.due = self.starved || self.limited || matches!(pause, Pause::Again);
-        Ok(pause)
+        self.due = self.starved || self.limited || matches!(turn_end, TurnEnd::Again);
+        Ok(turn_end)
     }
 
-    /// Counts a frame that could not be read. Returns when to try again, if not at once.
+    /// Counts a frame that could not be read. Returns the time of the next attempt, or `None` for at once.
     fn note_error(&mut self, error: io::Error) -> Option<Instant> {
         self.dropped += 1;
         self.error = Some(error);
@@ -192,15 +192,15 @@ impl Receiver {
         at
     }
 
-    /// Reads a frame into the window and what lies behind it, and its header elsewhere.
-    fn read(&mut self, backend: &mut dyn Backend, window: &Window<'_>) -> io::Result<Read> {
+    /// Reads a frame into the window and the spill memory, and its header apart.
+    fn read(&mut self, backend: &mut dyn Backend, window: &ChainWindow<'_>) -> io::Result<ReadFrame> {
         let mut header = [0; header::LEN];
         let mut into = Pieces::with_capacity(window.chains.len() + 2);
-        into.own(&mut header);
+        into.push_own(&mut header);
         let room = window.add_to(&mut into);
         self.spill.resize(SPILL, 0);
-        into.own(&mut self.spill);
-        // An error may come after some of the window was written.
+        into.push_own(&mut self.spill);
+        // An error may follow after a part of the window was written.
         let received = backend.receive(into).inspect_err(|_| window.written(room))?;
         self.backoff.succeeded();
         window.written(received.saturating_sub(header::LEN));
@@ -208,116 +208,117 @@ impl Receiver {
             0 => Err(ErrorKind::UnexpectedEof.into()),
             len => {
                 self.limiter.spend(len.saturating_sub(header::LEN) as u64);
-                Ok(Read { header, len, room })
+                Ok(ReadFrame { header, len, room })
             }
         }
     }
 
-    /// What is to be done with a frame that was read. False if the guest has to make room first.
+    /// Delivers, keeps or drops a frame that was read. Returns false if the guest has to post buffers first.
     fn deliver_read<'m>(
         &mut self,
-        read: &Read,
-        window: &mut Window<'m>,
+        read: &ReadFrame,
+        window: &mut ChainWindow<'m>,
         io: &mut Io<'m>,
     ) -> Result<bool, Broken> {
         let body = read.len.saturating_sub(header::LEN);
-        // A window that is too small costs a copy, one that is too large the chains that are taken for nothing. Long frames
-        // come with short ones between them.
+        // A window that is too small costs a copy; one that is too large costs chains taken for nothing.
+        // Short frames come between long ones.
         self.expected = body.max(self.expected / 2);
         let features = io.features & feature::OFFLOAD;
         let header = Header::from_bytes(read.header).for_guest(features, body);
-        let Some(header) = header.filter(|_| body >= SHORTEST && read.len <= LONGEST) else {
+        let Some(header) = header.filter(|_| body >= MIN_FRAME && read.len <= MAX_FRAME) else {
             self.dropped += 1;
             return Ok(true);
         };
         let in_place = read.room.min(body);
         let tail = &self.spill[..body - in_place];
         if window.widen(body, io)? {
-            window.deliver(&Frame { header, in_place, tail }, io)?;
+            window.deliver(&GuestFrame { header, in_place, tail }, io)?;
             return Ok(true);
         }
-        if window.is_all_there_can_be(io) {
+        if window.is_at_maximum(io) {
             self.dropped += 1;
             return Ok(true);
         }
         let mut bytes = window.copy(in_place);
         bytes.extend(tail);
-        self.held = Some(Held { header, bytes, until: Instant::now() + PATIENCE });
+        self.waiting = Some(WaitingFrame { header, bytes, deadline: Instant::now() + PATIENCE });
         Ok(false)
     }
 
-    /// The same with a frame that was held.
-    fn deliver_held<'m>(
+    /// Delivers, keeps or drops the waiting frame. Returns false if the guest has to post buffers first.
+    fn deliver_waiting<'m>(
         &mut self,
-        held: Held,
-        window: &mut Window<'m>,
+        waiting: WaitingFrame,
+        window: &mut ChainWindow<'m>,
         io: &mut Io<'m>,
     ) -> Result<bool, Broken> {
-        if window.widen(held.bytes.len(), io)? {
-            window.deliver(&Frame { header: held.header, in_place: 0, tail: &held.bytes }, io)?;
-        } else if window.is_all_there_can_be(io) || Instant::now() >= held.until {
+        if window.widen(waiting.bytes.len(), io)? {
+            window.deliver(&GuestFrame { header: waiting.header, in_place: 0, tail: &waiting.bytes }, io)?;
+        } else if window.is_at_maximum(io) || Instant::now() >= waiting.deadline {
             self.dropped += 1;
         } else {
-            self.held = Some(held);
+            self.waiting = Some(waiting);
             return Ok(false);
         }
         Ok(true)
     }
 }
 
-impl<'m> Window<'m> {
-    /// Takes chains off the queue until there is room for `bytes`, or nothing left. Says whether there is room.
+impl<'m> ChainWindow<'m> {
+    /// Takes chains off the queue until there is room for `bytes` or the queue is empty. Returns whether
+    /// there is room.
     fn widen(&mut self, bytes: usize, io: &mut Io<'m>) -> Result<bool, Broken> {
         let ram: &'m GuestMemory = io.ram.guest();
         let mergeable = io.features & feature::MRG_RXBUF != 0;
         while self.chains.is_empty() || self.room < bytes && mergeable {
             let Some(chain) = io.queues[QUEUE].pop(ram)? else { break };
             if chain.writable.is_empty() {
-                return Err(Broken("a receive buffer that cannot be written"));
+                return Err(Broken("a receive buffer is not writable"));
             }
             self.room += chain.writable.len();
             self.chains.push_back(chain);
             if self.chains.len() == 1 {
-                self.set_header_apart()?;
+                self.split_off_header()?;
             }
         }
         Ok(!self.chains.is_empty() && self.room >= bytes)
     }
 
-    /// The first chain is where the next frame begins.
-    fn set_header_apart(&mut self) -> Result<(), Broken> {
+    /// Sets the room for the header apart from the first chain, where the next frame begins.
+    fn split_off_header(&mut self) -> Result<(), Broken> {
         if let Some(first) = self.chains.front_mut() {
             self.header = first.writable.take(header::LEN);
             self.room -= self.header.len();
             if self.header.len() < header::LEN {
-                return Err(Broken("a receive buffer shorter than a header"));
+                return Err(Broken("a receive buffer is shorter than a header"));
             }
         }
         Ok(())
     }
 
-    /// Whether no driver could add to the window, however long it is waited.
-    fn is_all_there_can_be(&self, io: &Io<'_>) -> bool {
+    /// Returns whether the driver cannot extend the window, however long the frame waits.
+    fn is_at_maximum(&self, io: &Io<'_>) -> bool {
         io.features & feature::MRG_RXBUF == 0 || self.chains.len() >= usize::from(io.queues[QUEUE].size())
     }
 
-    /// Adds the chains to what is read into, as many whole ones as one call takes, with one piece more behind them. Says how much
-    /// room they have.
+    /// Adds whole chains to `into`, as many as one call takes with one more piece behind them. Returns their
+    /// room.
     fn add_to(&self, into: &mut Pieces<'m>) -> usize {
-        let fitting = self.chains.iter().take_while(|chain| into.guest(&chain.writable, 1));
+        let fitting = self.chains.iter().take_while(|chain| into.push_guest(&chain.writable, 1));
         fitting.map(|chain| chain.writable.len()).sum()
     }
 
-    /// The backend wrote so many bytes to it.
+    /// Marks the first `count` bytes of the window as written.
     fn written(&self, mut count: usize) {
         for chain in &self.chains {
-            let here = count.min(chain.writable.len());
-            chain.writable.written(here);
-            count -= here;
+            let len = count.min(chain.writable.len());
+            chain.writable.written(len);
+            count -= len;
         }
     }
 
-    /// What a frame that was read left in the window.
+    /// Copies the first `bytes` bytes of a frame out of the window.
     fn copy(&self, bytes: usize) -> Vec<u8> {
         let mut pieces = Pieces::default();
         self.add_to(&mut pieces);
@@ -326,10 +327,10 @@ impl<'m> Window<'m> {
         copy
     }
 
-    /// Gives the guest a frame that there is room for. It hears of it at the end of the turn, unless there is enough to begin
-    /// with.
-    fn deliver(&mut self, frame: &Frame<'_>, io: &mut Io<'m>) -> Result<(), Broken> {
-        let Frame { mut header, mut in_place, mut tail } = *frame;
+    /// Gives the guest a frame for which the window has room. The guest is interrupted at the end of the
+    /// turn, or earlier after [`INTERRUPT_AFTER`] chains.
+    fn deliver(&mut self, frame: &GuestFrame<'_>, io: &mut Io<'m>) -> Result<(), Broken> {
+        let GuestFrame { mut header, mut in_place, mut tail } = *frame;
         let mut given = Vec::new();
         let mut before = header::LEN;
         while given.is_empty() || in_place > 0 || !tail.is_empty() {
@@ -338,7 +339,7 @@ impl<'m> Window<'m> {
             self.room -= room;
             let mut written = in_place.min(room);
             in_place -= written;
-            // The tail begins with a chain: what was read in place filled all that were read into.
+            // The tail begins at a chain, because the bytes read in place fill all their chains.
             if written == 0 {
                 written = chain.writable.write(tail);
                 tail = &tail[written..];
@@ -349,9 +350,9 @@ impl<'m> Window<'m> {
         self.header.write(&header.to_bytes());
         let (memory, queue) = (io.ram.guest(), &mut io.queues[QUEUE]);
         queue.put_together(memory, &given)?;
-        if queue.unannounced() >= ENOUGH && queue.wants_interrupt(memory)? {
+        if queue.unannounced() >= INTERRUPT_AFTER && queue.wants_interrupt(memory)? {
             io.interrupt.queue();
         }
-        self.set_header_apart()
+        self.split_off_header()
     }
 }

@@ -1,4 +1,4 @@
-//! A tap device of the host: whatever is routed or bridged to it on the host is the guest's network.
+//! A tap device of the host. The guest's network is the one to which the host routes or bridges the tap.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -16,33 +16,33 @@ use crate::error::{Error, Result};
 
 const DRIVER: &str = "/dev/net/tun";
 
-/// A tap device. Dropped, it is let go of; one that was made here is no more then.
+/// A tap device, released on drop. A tap that this process made is deleted then.
 #[derive(Debug)]
 pub(super) struct Tap(OwnedFd);
 
 /// `struct ifreq` as TUNSETIFF takes it.
 #[repr(C)]
-struct Request {
+struct IfReq {
     name: [u8; libc::IFNAMSIZ],
     flags: libc::c_short,
-    rest: [u8; 22],
+    unused: [u8; 22],
 }
 
-const _: () = assert!(size_of::<Request>() == 40);
+const _: () = assert!(size_of::<IfReq>() == 40);
 
 impl Tap {
-    /// Connects to the tap of this name, and makes it if there is none.
+    /// Connects to the tap of this name, and makes it if it is missing.
     ///
     /// # Errors
-    /// [`Error::Config`] for what cannot be a name; [`Error::Host`] says what is wrong with the tap.
+    /// [`Error::Config`] if `name` cannot be an interface name; [`Error::Host`] if the tap cannot be used.
     pub fn open(name: &str) -> Result<Self> {
-        // The kernel would put a number in the place of %d.
-        let odd = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
+        // The kernel would replace %d with a number.
+        let is_invalid = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
         if name.is_empty()
             || name.len() >= libc::IFNAMSIZ
             || name == "."
             || name == ".."
-            || name.contains(odd)
+            || name.contains(is_invalid)
         {
             let problem =
                 format!("tap {name:?}: the name of an interface has 1 to 15 characters, no /, : or %");
@@ -52,23 +52,23 @@ impl Tap {
         let fd = rustix::fs::open(DRIVER, flags, Mode::empty())
             .map_err(|source| Error::file("open", format!("{DRIVER} for tap {name}"), source))?;
         let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        let mut request = Request { name: [0; _], flags: flags as libc::c_short, rest: [0; 22] };
+        let mut request = IfReq { name: [0; _], flags: flags as libc::c_short, unused: [0; 22] };
         request.name[..name.len()].copy_from_slice(name.as_bytes());
-        let refused = |source: io::Error| {
-            let why = match source.raw_os_error() {
-                Some(libc::EBUSY) => ", which someone else uses",
-                Some(libc::EPERM) => ": it is neither this user's, nor has this process CAP_NET_ADMIN",
-                Some(libc::EINVAL) => ": an interface of that name is no tap, or one of many queues",
+        let failed = |source: io::Error| {
+            let cause = match source.raw_os_error() {
+                Some(libc::EBUSY) => ": another process uses it",
+                Some(libc::EPERM) => ": this user does not own it and lacks CAP_NET_ADMIN",
+                Some(libc::EINVAL) => ": it is not a tap, or has several queues",
                 _ => "",
             };
-            Error::host(format!("use tap {name}{why}"), source)
+            Error::host(format!("use tap {name}{cause}"), source)
         };
-        // SAFETY: TUNSETIFF takes an ifreq, which `Request` is laid out as.
-        call(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }).map_err(refused)?;
+        // SAFETY: TUNSETIFF takes an ifreq, which has the layout of `IfReq`.
+        check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) }).map_err(failed)?;
         let len = header::LEN as libc::c_int;
         // SAFETY: TUNSETVNETHDRSZ reads an int.
-        call(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) })
-            .map_err(refused)?;
+        check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const len) })
+            .map_err(failed)?;
         Ok(Self(fd))
     }
 }
@@ -82,7 +82,7 @@ impl Backend for Tap {
         true
     }
 
-    /// The host's network stack gives no more than the guest takes.
+    /// Limits the offloads of the host's network stack to those of the guest.
     fn begin(&mut self, features: u64, _: Mac) -> io::Result<()> {
         let when = |feature: u64, flag: libc::c_uint| if features & feature == 0 { 0 } else { flag };
         let mut offload = when(feature::GUEST_CSUM, libc::TUN_F_CSUM);
@@ -91,7 +91,7 @@ impl Backend for Tap {
                 when(feature::GUEST_TSO4, libc::TUN_F_TSO4) | when(feature::GUEST_TSO6, libc::TUN_F_TSO6);
         }
         // SAFETY: TUNSETOFFLOAD takes its flags by value.
-        call(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(offload)) })
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(offload)) })
     }
 
     fn receive(&mut self, mut into: Pieces<'_>) -> io::Result<usize> {
@@ -108,6 +108,6 @@ impl Backend for Tap {
     }
 }
 
-fn call(answer: libc::c_int) -> io::Result<()> {
-    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

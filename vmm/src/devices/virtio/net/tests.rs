@@ -1,4 +1,4 @@
-//! A driver, the device, and the other end of its connection: a socket that keeps frames apart.
+//! Tests with a driver, the device, and the other end of its wire.
 #![allow(unsafe_code)]
 
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -20,7 +20,7 @@ mod tap;
 
 const IN: usize = 0;
 const OUT: usize = 1;
-/// A header that asks for nothing.
+/// A header without offloads.
 const PLAIN: [u8; header::LEN] = [0; header::LEN];
 
 fn config(backend: NetBackend) -> NetConfig {
@@ -39,7 +39,7 @@ fn net(wire: Wire) -> Net {
     Net::new(&config(NetBackend::Tap("unused".into())), address::from_id("eth0"), Box::new(wire))
 }
 
-/// The bytes of a frame, different for each number.
+/// Returns the bytes of a frame, different for each number.
 fn frame(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 7 + at / 251 + number * 31) as u8).collect()
 }
@@ -48,7 +48,7 @@ fn with_header(frame: &[u8]) -> Vec<u8> {
     [&PLAIN, frame].concat()
 }
 
-/// What comes out at the other end.
+/// Receives the next frame at the other end.
 fn next_on(other: &UnixDatagram) -> Vec<u8> {
     let mut bytes = vec![0; 0x2_0000];
     let len = other.recv(&mut bytes).expect("a frame");
@@ -56,7 +56,7 @@ fn next_on(other: &UnixDatagram) -> Vec<u8> {
     bytes
 }
 
-/// The next frame that the guest gets, from as many chains as its header says.
+/// Receives the next frame of the guest, from as many chains as its header says.
 fn next_in(driver: &mut Driver) -> Vec<u8> {
     received(driver).1
 }
@@ -66,7 +66,7 @@ fn received(driver: &mut Driver) -> (u16, Vec<u8>) {
     let chains = u16::from_le_bytes([first.written[10], first.written[11]]);
     let mut bytes = content(&first);
     for _ in 1..chains {
-        // They come together.
+        // All chains of a frame come together.
         bytes.extend(content(&driver.poll(IN).expect("the rest of the frame")));
     }
     (chains, bytes.split_off(header::LEN))
@@ -83,7 +83,7 @@ fn status(driver: &mut Driver) -> u16 {
 }
 
 #[test]
-fn the_configuration_says_who_it_is() {
+fn configuration_and_features_follow_the_config() {
     let mut asked = config(NetBackend::Tap("unused".into()));
     asked.mtu = Some(1400);
     let (end, _other) = wire();
@@ -94,25 +94,25 @@ fn the_configuration_says_who_it_is() {
     let net = Net::new(&asked, [2, 0, 0, 0, 0, 9], Box::new(wire().0));
     assert_eq!(net.features(), 0x1_8028);
     (asked.mtu, asked.mac) = (Some(67), Some("02:00:00:00:00:01".into()));
-    assert_eq!(Net::open(&asked).unwrap_err().to_string(), "networks: mtu 67: 68 at least");
+    assert_eq!(Net::open(&asked).unwrap_err().to_string(), "networks: mtu 67 is less than 68");
     asked.mac = Some("03:00:00:00:00:01".into());
     assert!(Net::open(&asked).unwrap_err().to_string().contains("mac \"03:"));
 }
 
 #[test]
-fn without_the_other_end_the_link_is_down_and_all_else_lives() {
+fn link_is_down_after_the_other_end_has_gone() {
     let (end, other) = wire();
     let mut driver = Driver::new(net(end));
     assert_eq!(status(&mut driver), 1);
     driver.send(IN, &[Part::In(2000)]);
     drop(other);
     driver.until("the link is down", |driver| (status(driver) == 0).then_some(()));
-    driver.until("it is told so", |driver| (driver.get(0x60) & 2 != 0).then_some(()));
+    driver.until("the driver is notified", |driver| (driver.get(0x60) & 2 != 0).then_some(()));
     for number in 0..100 {
         driver.ask(OUT, &[Part::Out(&with_header(&frame(number, 60)))]);
     }
     assert!(driver.poll(IN).is_none() && !driver.needs_reset());
-    // Restored with a connection, it has one again.
+    // After a restore with a connection the link is up again.
     let (end, other) = wire();
     driver.move_to(net(end));
     driver.until("the link is up", |driver| (status(driver) == 1).then_some(()));
@@ -121,7 +121,7 @@ fn without_the_other_end_the_link_is_down_and_all_else_lives() {
 }
 
 #[test]
-fn a_snapshot_keeps_the_address_and_loses_no_chain() {
+fn snapshot_keeps_the_address_and_all_chains() {
     let (end, other) = wire();
     let same = end.0.try_clone().unwrap();
     let mut driver = Driver::new(net(end));

@@ -1,5 +1,5 @@
-//! The guest's frames to the backend. A chain is given back when the backend has its frame, or when there is nothing to be
-//! done with it; a frame that the backend has no room for stays in the queue.
+//! Frames from the guest to the backend. A chain is given back when the backend has its frame, or when the
+//! frame is dropped. A frame for which the backend has no room stays in the queue.
 
 use std::io::{self, ErrorKind};
 use std::time::Instant;
@@ -10,18 +10,18 @@ use super::backoff::Backoff;
 use super::header;
 use super::header::Header;
 use super::pieces::Pieces;
-use super::{FRAMES, Pause, SHORTEST, feature};
+use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::Chain;
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::devices::virtio::{Broken, Io};
 
-/// The queue.
+/// Number of the queue.
 const QUEUE: usize = 1;
-/// The longest frame: 64 KiB and an Ethernet header.
-const LONGEST: usize = 0x1_0000 + 14;
+/// Bytes of the longest frame: 64 KiB and an Ethernet header.
+const MAX_FRAME: usize = 0x1_0000 + 14;
 
-/// The way out.
+/// The sending direction.
 #[derive(Debug)]
 pub(super) struct Transmitter {
     pub limiter: RateLimiter,
@@ -31,16 +31,16 @@ pub(super) struct Transmitter {
     pub has_sent: bool,
     /// Frames that no backend would have taken, or not in this state.
     pub dropped: u64,
-    /// The backend fails: it is asked again at a time that was named, whatever it is ready for.
+    /// The backend fails: the next attempt is at a fixed time, whatever the backend is ready for.
     pub failing: bool,
-    /// The last error of the rest of a frame, until someone takes note of it.
+    /// The last error of sending the rest of a frame, until it is logged.
     pub error: Option<io::Error>,
     backoff: Backoff,
 }
 
-/// What became of a frame.
-enum Sent {
-    Yes,
+/// Outcome of sending a frame.
+enum SendOutcome {
+    Sent,
     Dropped,
     NoRoom,
     Gone(io::Error),
@@ -59,91 +59,91 @@ impl Transmitter {
         }
     }
 
-    /// One turn. Frames to a backend that is not `connected` lead nowhere.
+    /// Sends frames for one turn. Drops them unless the backend is `connected`.
     pub fn turn(
         &mut self,
         backend: &mut dyn Backend,
         connected: bool,
         io: &mut Io<'_>,
-    ) -> Result<Pause, Broken> {
+    ) -> Result<TurnEnd, Broken> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[QUEUE]);
         (self.blocked, self.has_sent, self.failing) = (false, false, false);
         match if connected { backend.flush() } else { Ok(()) } {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 self.blocked = true;
-                return Ok(Pause::Ready);
+                return Ok(TurnEnd::Ready);
             }
-            Err(error) if backend::is_gone(&error) => return Ok(Pause::Gone(error)),
+            Err(error) if backend::is_gone(&error) => return Ok(TurnEnd::Gone(error)),
             Err(error) => {
                 (self.failing, self.error) = (true, Some(error));
-                return Ok(self.backoff.failed(Instant::now()).map_or(Pause::Again, Pause::At));
+                return Ok(self.backoff.failed(Instant::now()).map_or(TurnEnd::Again, TurnEnd::At));
             }
             Ok(()) => self.backoff.succeeded(),
         }
         queue.hush(memory)?;
         let mut done = 0;
-        let pause = loop {
-            if done == FRAMES {
-                break Pause::Again;
+        let turn_end = loop {
+            if done == MAX_FRAMES_PER_TURN {
+                break TurnEnd::Again;
             }
             let Some(chain) = queue.pop(memory)? else {
                 if queue.listen(memory)? {
                     queue.hush(memory)?;
                     continue;
                 }
-                break Pause::Ready;
+                break TurnEnd::Ready;
             };
             let head = chain.head;
             let bytes = chain.readable.len().saturating_sub(header::LEN) as u64;
             if let Err(at) = self.limiter.check(Instant::now(), bytes) {
                 queue.unpop();
-                break Pause::At(at);
+                break TurnEnd::At(at);
             }
-            let sent = if connected { send(backend, chain, io.features) } else { Sent::Dropped };
+            let sent = if connected { send(backend, chain, io.features) } else { SendOutcome::Dropped };
             match sent {
-                Sent::Yes => self.limiter.spend(bytes),
-                Sent::Dropped | Sent::Gone(_) => self.dropped += 1,
-                Sent::NoRoom => {
+                SendOutcome::Sent => self.limiter.spend(bytes),
+                SendOutcome::Dropped | SendOutcome::Gone(_) => self.dropped += 1,
+                SendOutcome::NoRoom => {
                     queue.unpop();
                     self.blocked = true;
-                    break Pause::Ready;
+                    break TurnEnd::Ready;
                 }
             }
             queue.put(memory, head, 0)?;
             done += 1;
-            if let Sent::Gone(error) = sent {
-                break Pause::Gone(error);
+            if let SendOutcome::Gone(error) = sent {
+                break TurnEnd::Gone(error);
             }
         };
         self.has_sent = done > 0;
-        Ok(pause)
+        Ok(turn_end)
     }
 }
 
-fn send(backend: &mut dyn Backend, mut chain: Chain<'_>, features: u64) -> Sent {
-    // Taken once: the guest may write to it while it is looked at.
+fn send(backend: &mut dyn Backend, mut chain: Chain<'_>, features: u64) -> SendOutcome {
+    // Read once: the guest may write to the header while it is checked.
     let mut header = [0; header::LEN];
     let whole = chain.readable.read(&mut header) == header::LEN;
     let len = chain.readable.len();
-    if !whole || !(SHORTEST..=LONGEST).contains(&len) {
-        return Sent::Dropped;
+    if !whole || !(MIN_FRAME..=MAX_FRAME).contains(&len) {
+        return SendOutcome::Dropped;
     }
     let Some(passed) = Header::from_bytes(header).for_host(features & feature::OFFLOAD, len) else {
-        return Sent::Dropped;
+        return SendOutcome::Dropped;
     };
     loop {
         let mut header = passed.to_bytes();
         let mut frame = Pieces::default();
-        frame.own(&mut header);
-        if !frame.guest(&chain.readable, 0) {
-            return Sent::Dropped; // more descriptors than any queue of this device has
+        frame.push_own(&mut header);
+        if !frame.push_guest(&chain.readable, 0) {
+            return SendOutcome::Dropped; // more descriptors than any queue of the device has
         }
         match backend.send(frame) {
-            Ok(()) => return Sent::Yes,
+            Ok(()) => return SendOutcome::Sent,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Sent::NoRoom,
-            Err(error) if backend::is_gone(&error) => return Sent::Gone(error),
-            Err(_) => return Sent::Dropped,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return SendOutcome::NoRoom,
+            Err(error) if backend::is_gone(&error) => return SendOutcome::Gone(error),
+            Err(_) => return SendOutcome::Dropped,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A connection for tests and fuzzing: one end of a socket that keeps frames apart.
+//! A backend for tests and fuzzing: one end of a socket that keeps frames apart.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -31,11 +31,11 @@ impl Backend for Wire {
     }
 }
 
-/// A wire for the device, and the other end. What is not read of it fills it.
+/// Makes a wire for the device, and its other end. Frames that are not read fill the wire.
 pub(super) fn wire() -> (Wire, UnixDatagram) {
     let mut fds = [0; 2];
     let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: there is room for two descriptors, which are nobody else's.
+    // SAFETY: the array has room for two descriptors, which nothing else owns.
     let [device, other] = unsafe {
         assert_eq!(libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()), 0);
         fds.map(|fd| UnixDatagram::from(OwnedFd::from_raw_fd(fd)))

@@ -1,4 +1,4 @@
-//! A backend that fails: for one frame, for a while, or for good.
+//! Tests with a backend that fails: for one frame, for a while, or for good.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use super::pieces::Pieces;
 use super::*;
 use crate::sync::lock;
 
-/// What the next reads end with.
+/// Errors of the next reads.
 #[derive(Debug, Default)]
 struct Script {
     /// One error for each read.
@@ -21,11 +21,11 @@ struct Script {
     reads: usize,
 }
 
-/// A wire that fails to read by a script.
+/// A wire whose reads fail by a script.
 #[derive(Debug)]
-struct Failing(Wire, Arc<Mutex<Script>>);
+struct FailingBackend(Wire, Arc<Mutex<Script>>);
 
-impl Backend for Failing {
+impl Backend for FailingBackend {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.descriptor()
     }
@@ -51,7 +51,7 @@ impl Backend for Failing {
 fn failing() -> (Driver, UnixDatagram, Arc<Mutex<Script>>) {
     let (end, other) = wire();
     let script = Arc::new(Mutex::new(Script::default()));
-    let backend = Box::new(Failing(end, Arc::clone(&script)));
+    let backend = Box::new(FailingBackend(end, Arc::clone(&script)));
     let net = Net::new(&config(NetBackend::Tap("unused".into())), address::from_id("eth0"), backend);
     (Driver::new(net), other, script)
 }
@@ -86,7 +86,7 @@ fn errors_that_persist_are_retried_at_a_falling_rate_until_they_end() {
     let reads = lock(&script).reads;
     assert!(reads < 100, "{reads} reads of a tap that fails: the device spins");
     assert_eq!(status(&mut driver), 1);
-    // The other way is open all the while.
+    // Sending works all the while.
     driver.ask(OUT, &[Part::Out(&with_header(&frame(1, 60)))]);
     assert_eq!(next_on(&other), with_header(&frame(1, 60)));
     lock(&script).always = None;
@@ -96,7 +96,7 @@ fn errors_that_persist_are_retried_at_a_falling_rate_until_they_end() {
 }
 
 #[test]
-fn tap_that_is_gone_takes_the_link_down() {
+fn deleted_tap_takes_the_link_down() {
     for errno in [libc::ENODEV, libc::EBADFD] {
         let (mut driver, other, script) = failing();
         lock(&script).once.push_back(errno);
@@ -107,7 +107,7 @@ fn tap_that_is_gone_takes_the_link_down() {
     }
 }
 
-/// A device at a passt that is nothing but the other end of a socket, which takes a few KiB.
+/// Returns a device whose passt is a bare socket that takes a few KiB.
 fn at_slow_passt() -> (Driver, UnixStream) {
     let (socket, other) = UnixStream::pair().unwrap();
     socket.set_nonblocking(true).unwrap();
@@ -141,7 +141,7 @@ fn tail_of_a_partly_written_frame_follows_without_another_send() {
         driver.ask(OUT, &[Part::Out(&with_header(&frame(number, 60_000)))]);
         assert!(frame_of_stream(&mut other) == frame(number, 60_000), "frame {number}");
     }
-    // The tail survives a pause, in front of what passt is told afterwards.
+    // The tail survives a pause, and precedes the announcement after it.
     driver.ask(OUT, &[Part::Out(&with_header(&frame(3, 60_000)))]);
     driver.transport.halt();
     driver.transport.go_on().unwrap();

@@ -1,10 +1,10 @@
-//! Frames: long and short, in odd pieces, more than there is room for, and wrong ones.
+//! Tests of frames: long and short, in odd pieces, more than fit, and invalid ones.
 
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
 
-/// Chains for the guest to receive into.
+/// Posts chains for the guest to receive into.
 fn post(driver: &mut Driver, chains: usize, len: usize) {
     for _ in 0..chains {
         driver.send(IN, &[Part::In(len)]);
@@ -12,7 +12,7 @@ fn post(driver: &mut Driver, chains: usize, len: usize) {
 }
 
 #[test]
-fn frames_go_both_ways_byte_for_byte_however_they_are_cut() {
+fn frames_arrive_unchanged_both_ways_however_they_are_cut() {
     let (end, other) = wire();
     let mut driver = Driver::new(net(end));
     for (number, len) in [14, 60, 61, 1514, 9000, 65_550].into_iter().enumerate() {
@@ -36,7 +36,7 @@ fn frames_go_both_ways_byte_for_byte_however_they_are_cut() {
 }
 
 #[test]
-fn a_long_frame_takes_as_many_chains_as_it_needs() {
+fn long_frame_takes_as_many_chains_as_it_needs() {
     for wanted in [!EVENT_IDX, u64::MAX] {
         let (end, other) = wire();
         let mut driver = Driver::with_features(net(end), wanted);
@@ -48,7 +48,7 @@ fn a_long_frame_takes_as_many_chains_as_it_needs() {
         // One chain is left, which the header and 88 bytes fill.
         other.send(&with_header(&frame(9, 88))).unwrap();
         assert_eq!(received(&mut driver), (1, frame(9, 88)));
-        // The first is longer than the device thought, the others are not.
+        // The first frame is longer than the device expects, the others are not.
         for number in 0..6 {
             post(&mut driver, 33, 2000);
             other.send(&with_header(&frame(number, 65_550))).unwrap();
@@ -58,7 +58,7 @@ fn a_long_frame_takes_as_many_chains_as_it_needs() {
 }
 
 #[test]
-fn a_chain_that_only_the_header_fills_is_used_too() {
+fn chain_that_only_the_header_fills_is_used() {
     let (end, other) = wire();
     let mut driver = Driver::new(net(end));
     post(&mut driver, 2, 12);
@@ -86,7 +86,7 @@ fn frames_wait_until_the_guest_has_buffers() {
 }
 
 #[test]
-fn a_frame_longer_than_all_buffers_waits_for_more_of_them() {
+fn frame_longer_than_all_buffers_waits_for_more_buffers() {
     let (end, other) = wire();
     let mut driver = Driver::new(net(end));
     post(&mut driver, 2, 1000);
@@ -98,14 +98,14 @@ fn a_frame_longer_than_all_buffers_waits_for_more_of_them() {
         let (chains, bytes) = received(&mut driver);
         assert!(bytes == frame(number, 4000) && chains == 5, "frame {number} in {chains}");
     }
-    // Two are left; nobody waits for ever for more.
+    // Two chains are left; the device does not wait for more of them forever.
     other.send(&with_header(&frame(2, 4000))).unwrap();
     other.send(&with_header(&frame(3, 400))).unwrap();
     assert_eq!(received(&mut driver), (1, frame(3, 400)));
 }
 
 #[test]
-fn a_frame_that_waits_does_not_grow_old_while_the_guest_stands_still() {
+fn waiting_frame_does_not_expire_during_a_pause() {
     use rustix::net::{RecvFlags, recv};
     let (end, other) = wire();
     let arrived = end.0.try_clone().unwrap();
@@ -135,7 +135,7 @@ fn without_merging_each_frame_has_a_chain_of_its_own() {
 }
 
 #[test]
-fn what_is_no_frame_does_not_reach_the_guest() {
+fn invalid_frame_does_not_reach_the_guest() {
     let (end, other) = wire();
     let mut driver = Driver::with_features(net(end), !(EVENT_IDX | feature::GUEST_TSO4));
     post(&mut driver, 40, 2000);
@@ -153,12 +153,12 @@ fn what_is_no_frame_does_not_reach_the_guest() {
 }
 
 #[test]
-fn a_backend_that_is_full_gets_the_rest_later_in_order() {
+fn full_backend_gets_later_frames_in_order() {
     let (end, other) = wire();
     let mut driver = Driver::new(net(end));
     let mut sent = 0;
     for round in 0..3 {
-        // Far more than a socket takes.
+        // Far more than the socket takes.
         for _ in 0..60 {
             driver.send(OUT, &[Part::Out(&with_header(&frame(sent, 20_000)))]);
             sent += 1;
@@ -175,7 +175,7 @@ fn a_backend_that_is_full_gets_the_rest_later_in_order() {
 }
 
 #[test]
-fn a_full_backend_does_not_lose_frames_over_a_snapshot() {
+fn full_backend_loses_no_frames_over_a_snapshot() {
     let (end, other) = wire();
     let same = end.0.try_clone().unwrap();
     let mut driver = Driver::new(net(end));
@@ -190,7 +190,7 @@ fn a_full_backend_does_not_lose_frames_over_a_snapshot() {
 }
 
 #[test]
-fn what_the_guest_may_not_send_comes_back_and_goes_nowhere() {
+fn invalid_frame_of_the_guest_is_dropped_and_its_chain_given_back() {
     let (end, other) = wire();
     let mut driver = Driver::with_features(net(end), !(EVENT_IDX | feature::HOST_TSO6));
     let mut segments = with_header(&frame(0, 3000));
@@ -209,7 +209,7 @@ fn what_the_guest_may_not_send_comes_back_and_goes_nowhere() {
 }
 
 #[test]
-fn a_buffer_that_no_header_fits_into_breaks_the_device_until_its_reset() {
+fn buffer_shorter_than_a_header_fails_the_device_until_its_reset() {
     for wrong in [&[Part::In(11)][..], &[Part::Out(&[0; 64])]] {
         let (end, other) = wire();
         let mut driver = Driver::new(net(end));
@@ -223,7 +223,7 @@ fn a_buffer_that_no_header_fits_into_breaks_the_device_until_its_reset() {
 }
 
 #[test]
-fn frames_and_buffers_of_all_lengths_fit_together() {
+fn frames_of_all_lengths_arrive_in_buffers_of_all_lengths() {
     for wanted in [!EVENT_IDX, u64::MAX] {
         let (end, other) = wire();
         let mut driver = Driver::with_features(net(end), wanted);
@@ -249,7 +249,7 @@ fn frames_and_buffers_of_all_lengths_fit_together() {
                 posted += 2; // at most two descriptors of the 64
             }
             for (at, sent) in sent.into_iter().enumerate() {
-                // The numbers are the same each time, and what is posted is always enough.
+                // The numbers are the same in each run, and the posted chains always suffice.
                 let (chains, bytes) = received(&mut driver);
                 assert!(bytes == sent, "frame {number}.{at} of {} bytes in {chains} chains", sent.len());
                 posted -= 2 * usize::from(chains);
@@ -259,16 +259,16 @@ fn frames_and_buffers_of_all_lengths_fit_together() {
 }
 
 #[test]
-fn the_driver_is_interrupted_where_it_wants_to_be() {
+fn driver_is_interrupted_at_its_used_event() {
     let (end, other) = wire();
     let mut driver = Driver::with_features(net(end), u64::MAX);
-    // As testing.rs lays the rings out, of 64 entries: `used_event` lies behind the available ring.
+    // As in testing.rs, with rings of 64 entries: `used_event` lies behind the available ring.
     let used_event = |driver: &Driver, queue: u64, index: u16| {
         let at = 0x1_0000 + queue * 0x8000 + 0x2000 + 4 + 2 * 64;
         driver.ram.guest().write_obj(index, GuestAddress(at)).unwrap();
     };
     let interrupted = |driver: &mut Driver| {
-        // The answer to another frame: the turn that gave the last one is over.
+        // The completion of another frame: the turn that gave the last one is over.
         driver.ask(OUT, &[Part::Out(&with_header(&frame(0, 60)))]);
         driver.ask(OUT, &[Part::Out(&with_header(&frame(0, 60)))]);
         let is = driver.get(0x60) & 1 != 0;
@@ -286,7 +286,7 @@ fn the_driver_is_interrupted_where_it_wants_to_be() {
 }
 
 #[test]
-fn frames_that_came_together_are_one_interrupt() {
+fn frames_that_arrive_together_cause_one_interrupt() {
     for wanted in [!EVENT_IDX, u64::MAX] {
         let (end, other) = wire();
         let mut driver = Driver::with_features(net(end), wanted);

@@ -1,4 +1,4 @@
-//! Nothing to do is nothing done: what is ready and cannot be taken does not keep the device busy.
+//! Tests that the device stays idle if a ready event cannot be used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,9 +7,9 @@ use super::*;
 
 /// Counts the device's turns.
 #[derive(Debug)]
-struct Counted(Net, Arc<AtomicUsize>);
+struct TurnCounter(Net, Arc<AtomicUsize>);
 
-impl VirtioDevice for Counted {
+impl VirtioDevice for TurnCounter {
     fn kind(&self) -> Kind {
         self.0.kind()
     }
@@ -28,7 +28,7 @@ impl VirtioDevice for Counted {
     }
 }
 
-impl Persist for Counted {
+impl Persist for TurnCounter {
     type State = NetState;
 
     fn save(&self) -> Result<NetState> {
@@ -40,9 +40,9 @@ impl Persist for Counted {
     }
 }
 
-/// A device that spins has thousands of turns in the meantime.
+/// Asserts few turns: a device that spins has thousands.
 fn assert_idle(turns: &AtomicUsize) {
-    std::thread::sleep(Duration::from_millis(300)); // a frame that waits for buffers has been given up
+    std::thread::sleep(Duration::from_millis(300)); // longer than a frame waits for buffers
     let before = turns.load(Ordering::SeqCst);
     std::thread::sleep(Duration::from_millis(50));
     let more = turns.load(Ordering::SeqCst) - before;
@@ -50,10 +50,10 @@ fn assert_idle(turns: &AtomicUsize) {
 }
 
 #[test]
-fn frames_without_buffers_and_buffers_without_frames_are_rest() {
+fn device_is_idle_with_frames_but_no_buffers_and_with_buffers_but_no_frames() {
     let turns = Arc::new(AtomicUsize::new(0));
     let (end, other) = wire();
-    let mut driver = Driver::new(Counted(net(end), Arc::clone(&turns)));
+    let mut driver = Driver::new(TurnCounter(net(end), Arc::clone(&turns)));
     assert_idle(&turns);
     for number in 0..3 {
         other.send(&with_header(&frame(number, 1000))).unwrap();
@@ -66,7 +66,7 @@ fn frames_without_buffers_and_buffers_without_frames_are_rest() {
     }
     assert_eq!(next_in(&mut driver), frame(1, 1000), "the first was given up");
     assert_idle(&turns);
-    // The other end is full, and then gone.
+    // The other end is full, and then closed.
     for _ in 0..60 {
         driver.send(OUT, &[Part::Out(&with_header(&frame(0, 20_000)))]);
     }

@@ -1,4 +1,4 @@
-//! A real passt, on a host that has a network. The guest's side of ARP and TCP is played by hand.
+//! Tests with a real passt, on a host with a network. The tests play the guest's side of ARP and TCP.
 
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::Command;
@@ -7,27 +7,27 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use super::*;
 use crate::testing::{limited, wait_until};
 
-/// Says so where the program is missing, or a network for it to use.
-fn is_there() -> bool {
+/// Returns whether the program and a network are available, and skips the test otherwise.
+fn has_passt() -> bool {
     let routes = std::fs::read_to_string("/proc/net/route").unwrap_or_default();
     let default = routes.lines().any(|route| route.split_whitespace().nth(1) == Some("00000000"));
-    let there = default && Command::new("passt").arg("--version").output().is_ok();
-    if !there {
+    let available = default && Command::new("passt").arg("--version").output().is_ok();
+    if !available {
         crate::testing::skip("needs passt and a default route");
     }
-    there
+    available
 }
 
-/// A port below those that the kernel chooses by itself, another one each time. Asking the kernel for one would hold it for a
-/// moment, and in a child of another test that has not called exec yet even longer.
+/// Returns a new port below the kernel's ephemeral range. The kernel would hold a port of its choice for a
+/// moment, and for longer in a child of another test that has not called exec yet.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = std::process::id() as u16 % 1000 * 10;
     20_000 + first + NEXT.fetch_add(1, Ordering::SeqCst) % 10
 }
 
-/// Who has 169.254.2.2? passt says that it has, whatever is asked for.
-fn question(mac: &[u8]) -> Vec<u8> {
+/// Returns an ARP request for 169.254.2.2. passt answers for every address.
+fn arp_request(mac: &[u8]) -> Vec<u8> {
     let about = [&[0, 1, 8, 0, 6, 4, 0, 1][..], mac, &[169, 254, 2, 1], &[0; 6], &[169, 254, 2, 2]].concat();
     [&[0xff; 6][..], mac, &[8, 6], &about].concat()
 }
@@ -36,9 +36,9 @@ fn is_answer(bytes: &[u8], mac: &[u8]) -> bool {
     bytes.len() >= 42 && bytes[..6] == *mac && bytes[12..14] == [8, 6] && bytes[20..22] == [0, 2]
 }
 
-/// Waits for a frame.
-fn look_for(driver: &mut Driver, found: impl Fn(&[u8]) -> bool) -> Vec<u8> {
-    driver.until("the frame comes that is looked for", |driver| {
+/// Waits for a frame that matches.
+fn wait_for_frame(driver: &mut Driver, found: impl Fn(&[u8]) -> bool) -> Vec<u8> {
+    driver.until("the expected frame comes", |driver| {
         driver.send(IN, &[Part::In(2000)]);
         Some(next_in(driver)).filter(|bytes| found(bytes))
     })
@@ -50,15 +50,15 @@ fn mac(driver: &mut Driver) -> Vec<u8> {
     bytes
 }
 
-fn ask_around(driver: &mut Driver) {
+fn assert_arp_works(driver: &mut Driver) {
     let mac = mac(driver);
-    driver.ask(OUT, &[Part::Out(&with_header(&question(&mac)))]);
-    look_for(driver, |bytes| is_answer(bytes, &mac));
+    driver.ask(OUT, &[Part::Out(&with_header(&arp_request(&mac)))]);
+    wait_for_frame(driver, |bytes| is_answer(bytes, &mac));
 }
 
 #[test]
-fn passt_answers_and_leads_ports_of_this_host_into_the_guest() {
-    if !is_there() {
+fn passt_answers_arp_and_forwards_ports_of_this_host() {
+    if !has_passt() {
         return;
     }
     let (one, other) = (free_port(), free_port());
@@ -66,11 +66,11 @@ fn passt_answers_and_leads_ports_of_this_host_into_the_guest() {
     let net = Net::open(&config(passt.clone())).unwrap();
     assert_eq!(net.features() & feature::OFFLOAD, 0);
     let mut driver = Driver::new(net);
-    ask_around(&mut driver);
+    assert_arp_works(&mut driver);
     for (port, inside) in [(one, 80), (other, 2222_u16)] {
         let caller = std::thread::spawn(move || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap());
-        // TCP over IPv4, to the port, with SYN.
-        look_for(&mut driver, |bytes| {
+        // A TCP SYN over IPv4 to the port.
+        wait_for_frame(&mut driver, |bytes| {
             bytes.len() > 47
                 && bytes[12..14] == [8, 0]
                 && bytes[23] == 6
@@ -82,14 +82,14 @@ fn passt_answers_and_leads_ports_of_this_host_into_the_guest() {
     let taken = report(&Net::open(&config(passt)).unwrap_err());
     assert!(taken.starts_with(&format!("cannot forward port {one} of 127.0.0.1: ")), "{taken}");
 
-    // Where the guest goes on it has another passt.
+    // The guest has another passt after the move.
     driver.move_to(Net::open(&config(NetBackend::Passt { forward: vec![] })).unwrap());
-    ask_around(&mut driver);
+    assert_arp_works(&mut driver);
 }
 
 #[test]
-fn a_guest_that_goes_on_is_reached_before_it_has_said_anything() {
-    if !is_there() {
+fn restored_guest_is_reachable_before_it_sends() {
+    if !has_passt() {
         return;
     }
     let ports = [free_port(), free_port()];
@@ -100,19 +100,19 @@ fn a_guest_that_goes_on_is_reached_before_it_has_said_anything() {
             driver.move_to(passt(port));
         }
         let mac = mac(&mut driver);
-        // As soon as it listens.
+        // As soon as passt listens.
         let caller = std::thread::spawn(move || {
             wait_until("passt listens", || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok());
         });
-        // Whatever it is that passt sends for it: it is to the guest, not to everybody.
-        look_for(&mut driver, |bytes| bytes.len() > 47 && bytes[23] == 6 && bytes[..6] == mac[..]);
+        // passt may send any frame for the connection, if it is addressed to the guest and not a broadcast.
+        wait_for_frame(&mut driver, |bytes| bytes.len() > 47 && bytes[23] == 6 && bytes[..6] == mac[..]);
         limited("the caller is connected", || caller.join()).unwrap();
     }
 }
 
 #[test]
 fn passt_ends_with_its_owner() {
-    if !is_there() {
+    if !has_passt() {
         return;
     }
     let passt = Passt::start(&[], Some(1400), [2; 6]).unwrap();
@@ -123,18 +123,19 @@ fn passt_ends_with_its_owner() {
 }
 
 #[test]
-fn without_its_passt_the_link_is_down() {
-    if !is_there() {
+fn link_is_down_after_passt_has_ended() {
+    if !has_passt() {
         return;
     }
     let passt = Passt::start(&[], None, [2; 6]).unwrap();
     let process = passt.id() as i32;
     let asked = config(NetBackend::Passt { forward: vec![] });
     let mut driver = Driver::new(Net::new(&asked, address::from_id("eth0"), Box::new(passt)));
-    ask_around(&mut driver);
-    // SAFETY: it is the child that was just started, and still is, since nobody has waited for it.
+    assert_arp_works(&mut driver);
+    // SAFETY: the process is the child that was just started; it still exists, because it was not waited
+    // for.
     assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0);
-    // It is noticed when there is something to receive into, or to send.
+    // The device notices when it receives or sends.
     driver.send(IN, &[Part::In(2000)]);
     driver.until("the link is down", |driver| (status(driver) == 0).then_some(()));
     driver.ask(OUT, &[Part::Out(&with_header(&frame(0, 60)))]);
@@ -145,10 +146,11 @@ fn without_its_passt_the_link_is_down() {
 fn ports_that_cannot_be_forwarded_are_refused() {
     let refused =
         |forward: Vec<_>| Net::open(&config(NetBackend::Passt { forward })).unwrap_err().to_string();
-    assert_eq!(refused(vec![(0, 80)]), "networks: forward 0 to port 80 of the guest: 0 is no port");
-    assert_eq!(refused(vec![(8080, 0)]), "networks: forward 8080 to port 0 of the guest: 0 is no port");
+    assert_eq!(refused(vec![(0, 80)]), "networks: forward 0 to port 80 of the guest: 0 is not a port");
+    assert_eq!(refused(vec![(8080, 0)]), "networks: forward 8080 to port 0 of the guest: 0 is not a port");
     let port = free_port();
-    let twice =
-        format!("networks: forward {port} to port 81 of the guest: the port of the host is there twice");
+    let twice = format!(
+        "networks: forward {port} to port 81 of the guest: another rule forwards the same port of the host"
+    );
     assert_eq!(refused(vec![(port, 80), (port, 81)]), twice);
 }

@@ -1,4 +1,4 @@
-//! A real tap, in a network namespace of the test's own thread. These need root and /dev/net/tun.
+//! Tests with a real tap, in a network namespace of the test's thread. They need root and /dev/net/tun.
 
 use std::process::Command;
 use std::thread;
@@ -6,14 +6,14 @@ use std::thread;
 use super::*;
 use crate::testing::limited;
 
-/// An ethertype for experiments, which the host's own stack leaves alone.
+/// An ethertype for experiments, which the host's stack ignores.
 const OURS: [u8; 2] = [0x88, 0xb5];
 
-/// Runs `test` where there is no network but what it makes, if this host lets it.
+/// Runs `test` in a network namespace of its own, if this host allows it.
 fn isolated(test: impl FnOnce() + Send + 'static) {
     let name = crate::testing::running();
     let body = move || {
-        // SAFETY: this thread, and those it starts, get a network namespace of their own; nothing else changes.
+        // SAFETY: only this thread, and those that it starts, move to a new network namespace.
         let alone = unsafe { libc::unshare(libc::CLONE_NEWNET) } == 0;
         if !alone || std::fs::metadata("/dev/net/tun").is_err() {
             return crate::testing::skip_test(&name, "needs root and /dev/net/tun");
@@ -33,13 +33,13 @@ fn tap(name: &str) -> NetConfig {
     config(NetBackend::Tap(name.into()))
 }
 
-/// A socket that sees what the host gets from the tap, and sends to it.
+/// Returns a socket that receives the host's frames from the tap, and sends to it.
 fn host_side(name: &str) -> UnixDatagram {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     let name = std::ffi::CString::new(name).unwrap();
     let everything = (libc::ETH_P_ALL as u16).to_be();
-    // SAFETY: plain system calls; the address is initialised in full, and the descriptor is nobody else's. std's type only
-    // stands for send(2) and recv(2) on it.
+    // SAFETY: plain system calls; the address is initialised in full, and nothing else owns the descriptor.
+    // std's type is only used for send(2) and recv(2) on it.
     let socket = unsafe {
         let fd = libc::socket(libc::AF_PACKET, kind, i32::from(everything));
         assert!(fd >= 0, "a packet socket");
@@ -67,7 +67,7 @@ fn is_ours(bytes: &[u8]) -> bool {
     bytes[12..14] == OURS
 }
 
-/// Sends frames both ways and sees them arrive. What the host's own stack says in between is not looked at.
+/// Sends frames both ways and checks that they arrive. Ignores frames of the host's own stack.
 fn exchange(driver: &mut Driver, host: &UnixDatagram) {
     for (number, len) in [60, 200, 1514].into_iter().enumerate() {
         driver.ask(OUT, &[Part::Out(&with_header(&ours(number, len)))]);
@@ -89,7 +89,7 @@ fn exchange(driver: &mut Driver, host: &UnixDatagram) {
 #[test]
 fn frames_go_through_a_tap_with_offloads_and_without() {
     isolated(|| {
-        // Names of their own: a child of another test that has not called exec yet may still hold the first.
+        // Different names: a child of another test that has not called exec yet may still hold the first.
         for (name, offload) in [("volt0", true), ("volt1", false)] {
             let asked = NetConfig { offload, ..tap(name) };
             let mut driver = Driver::new(Net::open(&asked).unwrap());
@@ -102,7 +102,7 @@ fn frames_go_through_a_tap_with_offloads_and_without() {
 }
 
 #[test]
-fn a_guest_goes_on_at_another_tap() {
+fn guest_resumes_at_another_tap() {
     isolated(|| {
         let mut driver = Driver::new(Net::open(&tap("volt0")).unwrap());
         let device = Net::open(&tap("volt1")).unwrap();
@@ -113,7 +113,7 @@ fn a_guest_goes_on_at_another_tap() {
 }
 
 #[test]
-fn a_tap_that_goes_away_takes_the_link_down_and_nothing_else() {
+fn deleted_tap_takes_only_the_link_down() {
     isolated(|| {
         for buffers in [0, 3] {
             let mut driver = Driver::new(Net::open(&tap("volt0")).unwrap());
@@ -132,16 +132,16 @@ fn a_tap_that_goes_away_takes_the_link_down_and_nothing_else() {
 }
 
 #[test]
-fn what_is_wrong_with_a_tap_is_said() {
+fn tap_errors_name_their_cause() {
     isolated(|| {
         let refused = |name: &str| report(&Net::open(&tap(name)).unwrap_err());
         let _first = Net::open(&tap("volt0")).unwrap();
         let busy = refused("volt0");
-        assert!(busy.starts_with("cannot use tap volt0, which someone else uses: "), "{busy}");
+        assert!(busy.starts_with("cannot use tap volt0: another process uses it: "), "{busy}");
         let no_tap = refused("lo");
-        assert!(no_tap.starts_with("cannot use tap lo: an interface of that name is no tap"), "{no_tap}");
+        assert!(no_tap.starts_with("cannot use tap lo: it is not a tap"), "{no_tap}");
         let unprivileged = thread::spawn(|| {
-            // SAFETY: the calls themselves, unlike libc's functions, change this thread's credentials only.
+            // SAFETY: the bare calls, unlike libc's functions, change this thread's credentials only.
             let dropped = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
             assert_eq!(dropped, 0);
             let forbidden = report(&Net::open(&tap("volt9")).unwrap_err());
