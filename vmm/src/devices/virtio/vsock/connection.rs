@@ -1,15 +1,15 @@
-//! One connection between a unix socket and a port of the guest.
+//! A connection between a unix socket and a port of the guest.
 //!
 //! ```text
-//!   host: CONNECT ──> Asked ──RESPONSE──> Open <── guest: REQUEST
-//!                       │                  │
-//!   refused, a rule broken, peer gone      ├── both ways at an end, a rule broken, peer gone ──> Over ──RST──> Gone
-//!                       ├──> Over, Gone    └── the guest's RST ──> Gone, or before that, as long as the host
-//!                                                                  has bytes to take that the guest sent: Lingers
+//!   host: CONNECT ──> Requested ──RESPONSE──> Open <── guest: REQUEST
+//!                        │                     │
+//!    refused, violation, peer gone             ├── both ways ended, violation, peer gone ──> Resetting ──RST──> Closed
+//!                        ├──> Resetting,Closed └── the guest's RST ──> Closed, or first Draining, as long as the
+//!                                                                      host has to take bytes that the guest sent
 //! ```
 //!
-//! What is to be said to the guest is a flag each, for a guest that does not listen. Bytes wait for it in the unix socket,
-//! and for the host in a buffer that the guest's credit bounds.
+//! Each kind of packet for the guest is a flag, so a guest that takes no packets costs no memory. Bytes for
+//! the guest wait in the unix socket. Bytes for the host wait in a buffer that the guest's credit bounds.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,12 +20,12 @@ use std::sync::Arc;
 use rustix::event::epoll::EventFlags;
 
 use super::credit::Credit;
-use super::packet::{HOST_CID, Header, STREAM, op, shut};
+use super::packet::{HOST_CID, PacketHeader, STREAM, op, shut};
 use super::stream;
 use crate::devices::log_limit::LogLimit;
 use crate::devices::virtio::chain::Buffers;
 
-/// Which connection it is.
+/// Ports of a connection, which identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Ports {
     pub host: u32,
@@ -33,20 +33,20 @@ pub(super) struct Ports {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// The guest is to be asked whether it accepts, or has been.
-    Asked,
+enum ConnectionState {
+    /// The guest has to be asked for the connection, or has been.
+    Requested,
     Open,
-    /// The guest has forgotten it, the host has bytes to take.
-    Lingers,
-    /// The guest is to be told that it is no more.
-    Over,
-    Gone,
+    /// The guest has closed it, and the host has bytes to take.
+    Draining,
+    /// The guest has to be told that it is closed.
+    Resetting,
+    Closed,
 }
 
-/// What is to be said to the guest.
+/// Packets that the guest has to get.
 #[derive(Debug, Default)]
-struct Due {
+struct PendingPackets {
     request: bool,
     response: bool,
     credit_update: bool,
@@ -57,36 +57,37 @@ struct Due {
 pub(super) struct Connection {
     pub ports: Ports,
     guest_cid: u64,
-    state: State,
-    /// None when the host has nothing more to do with it.
+    state: ConnectionState,
+    /// `None` once the host's side has ended.
     stream: Option<UnixStream>,
     credit: Credit,
-    /// What the host has yet to take.
+    /// Bytes that the host has yet to take.
     to_host: VecDeque<u8>,
-    due: Due,
-    /// The guest knows that there is more than it has room for.
-    credit_wanted: bool,
-    /// There may be something to read, or the end.
+    pending: PendingPackets,
+    /// The guest was told that more bytes wait than it has room for.
+    credit_requested: bool,
+    /// The socket may have bytes or its end to read.
     readable: bool,
-    /// What guest and host will do no more, as flags of [`shut`], and what the guest has heard of it.
+    /// Directions that guest and host have shut down, as flags of [`shut`], and the host's flags that the
+    /// guest knows.
     guest_shut: u32,
     host_shut: u32,
-    host_shut_told: u32,
+    announced_host_shut: u32,
     /// The host left bytes of the guest unread.
-    lost: bool,
-    /// It is in the list of those that have something for the guest.
-    pub is_listed: bool,
-    /// Epoll has been asked about room.
+    lost_bytes: bool,
+    /// The connection is in the table's list of connections with packets for the guest.
+    pub is_ready: bool,
+    /// Epoll reports room in the socket.
     pub is_watched_for_room: bool,
-    /// That of the device.
+    /// Log of the device.
     log: Arc<LogLimit>,
 }
 
-/// The host's side: its socket, and where the device logs.
-pub type Host<'a> = (UnixStream, &'a Arc<LogLimit>);
+/// The host's socket, and the log of the device.
+pub type HostSide<'a> = (UnixStream, &'a Arc<LogLimit>);
 
 impl Connection {
-    fn new(state: State, ports: Ports, guest_cid: u64, (stream, log): Host<'_>) -> Self {
+    fn new(state: ConnectionState, ports: Ports, guest_cid: u64, (stream, log): HostSide<'_>) -> Self {
         Self {
             ports,
             guest_cid,
@@ -94,48 +95,49 @@ impl Connection {
             stream: Some(stream),
             credit: Credit::default(),
             to_host: VecDeque::new(),
-            due: Due::default(),
-            credit_wanted: false,
+            pending: PendingPackets::default(),
+            credit_requested: false,
             readable: false,
             guest_shut: 0,
             host_shut: 0,
-            host_shut_told: 0,
-            lost: false,
-            is_listed: false,
+            announced_host_shut: 0,
+            lost_bytes: false,
+            is_ready: false,
             is_watched_for_room: false,
             log: Arc::clone(log),
         }
     }
 
-    /// The host wants it.
-    pub fn from_host(ports: Ports, guest_cid: u64, host: Host<'_>) -> Self {
-        let due = Due { request: true, ..Due::default() };
-        // What follows the caller's line has been announced already.
-        Self { due, readable: true, ..Self::new(State::Asked, ports, guest_cid, host) }
+    /// Makes a connection that the host requests.
+    pub fn from_host(ports: Ports, guest_cid: u64, host: HostSide<'_>) -> Self {
+        let pending = PendingPackets { request: true, ..PendingPackets::default() };
+        // Epoll has reported the bytes after the caller's line already.
+        Self { pending, readable: true, ..Self::new(ConnectionState::Requested, ports, guest_cid, host) }
     }
 
-    /// The guest wants it, and the host has somebody there.
-    pub fn from_guest(ports: Ports, request: &Header, host: Host<'_>) -> Self {
-        let due = Due { response: true, ..Due::default() };
-        let mut connection = Self { due, ..Self::new(State::Open, ports, request.src_cid, host) };
-        connection.credit.hear(request);
+    /// Makes a connection that the guest requested and that a host program has accepted.
+    pub fn from_guest(ports: Ports, request: &PacketHeader, host: HostSide<'_>) -> Self {
+        let pending = PendingPackets { response: true, ..PendingPackets::default() };
+        let mut connection =
+            Self { pending, ..Self::new(ConnectionState::Open, ports, request.src_cid, host) };
+        connection.credit.update_from_guest(request);
         connection
     }
 
-    // ---- What the table asks ----
+    // ---- Queries of the table ----
 
-    /// Whether both sides have said that they want it.
+    /// Returns whether both sides have agreed to the connection.
     pub fn is_established(&self) -> bool {
-        self.state == State::Open && !self.due.response
+        self.state == ConnectionState::Open && !self.pending.response
     }
 
-    pub fn is_gone(&self) -> bool {
-        self.state == State::Gone
+    pub fn is_closed(&self) -> bool {
+        self.state == ConnectionState::Closed
     }
 
-    /// Whether the ports are free for another.
-    pub fn is_forgotten(&self) -> bool {
-        matches!(self.state, State::Lingers | State::Gone)
+    /// Returns whether another connection may use the ports.
+    pub fn has_free_ports(&self) -> bool {
+        matches!(self.state, ConnectionState::Draining | ConnectionState::Closed)
     }
 
     pub fn stream(&self) -> Option<&UnixStream> {
@@ -146,73 +148,75 @@ impl Connection {
         self.stream.is_some() && !self.to_host.is_empty()
     }
 
-    /// Whether there may be a packet for the guest.
+    /// Returns whether there may be a packet for the guest.
     pub fn has_packet(&self) -> bool {
         match self.state {
-            State::Asked => self.due.request,
-            State::Open => {
-                self.due.response || self.due.credit_update || self.has_shutdown() || self.may_read()
+            ConnectionState::Requested => self.pending.request,
+            ConnectionState::Open => {
+                self.pending.response || self.pending.credit_update || self.has_shutdown() || self.may_read()
             }
-            State::Over => true,
-            State::Lingers | State::Gone => false,
+            ConnectionState::Resetting => true,
+            ConnectionState::Draining | ConnectionState::Closed => false,
         }
     }
 
     fn has_shutdown(&self) -> bool {
-        self.host_shut & !self.host_shut_told != 0
+        self.host_shut & !self.announced_host_shut != 0
     }
 
     fn may_read(&self) -> bool {
-        let wanted = self.host_shut & shut::SEND == 0 && self.guest_shut & shut::RECEIVE == 0;
-        self.readable && wanted && (self.credit.left() > 0 || !self.credit_wanted)
+        let is_wanted = self.host_shut & shut::SEND == 0 && self.guest_shut & shut::RECEIVE == 0;
+        self.readable && is_wanted && (self.credit.available() > 0 || !self.credit_requested)
     }
 
     // ---- The guest's packets ----
 
-    /// Takes a packet with as much payload as its header says, or None if its chain has less.
-    pub fn take(&mut self, header: &Header, payload: Option<Buffers<'_>>) {
-        if matches!(self.state, State::Over | State::Gone) {
+    /// Handles a packet with the payload that its header names, or `None` if its chain is shorter.
+    pub fn handle_packet(&mut self, header: &PacketHeader, payload: Option<Buffers<'_>>) {
+        if matches!(self.state, ConnectionState::Resetting | ConnectionState::Closed) {
             if header.op == op::RST {
-                self.state = State::Gone;
+                self.state = ConnectionState::Closed;
             }
-            return; // what the guest sent before it has heard
+            return; // sent before the guest knew of the end
         }
-        self.credit.hear(header);
-        self.credit_wanted &= self.credit.left() == 0;
-        let Some(payload) = payload else { return self.break_off("a packet longer than its chain") };
+        self.credit.update_from_guest(header);
+        self.credit_requested &= self.credit.available() == 0;
+        let Some(payload) = payload else {
+            return self.abort("the guest sent a packet longer than its chain");
+        };
         match (self.state, header.op) {
-            (_, op::RST) => self.forget(),
-            (State::Asked, op::RESPONSE) if !self.due.request => self.accept(),
+            (_, op::RST) => self.close_by_guest(),
+            (ConnectionState::Requested, op::RESPONSE) if !self.pending.request => self.accept(),
             (_, op::CREDIT_UPDATE) => {}
-            (_, op::CREDIT_REQUEST) => self.due.credit_update = true,
-            (State::Open, op::RW) if !self.due.response => self.take_data(payload),
-            (State::Open, op::SHUTDOWN) => {
+            (_, op::CREDIT_REQUEST) => self.pending.credit_update = true,
+            (ConnectionState::Open, op::RW) if !self.pending.response => self.take_data(payload),
+            (ConnectionState::Open, op::SHUTDOWN) => {
                 self.guest_shut |= header.flags & shut::BOTH;
                 if self.guest_shut & shut::RECEIVE != 0 {
                     self.shut_down(Shutdown::Read);
                 }
                 self.finish();
             }
-            _ => self.break_off("a packet that makes no sense now"),
+            _ => self.abort("the guest sent a packet that is invalid in this state"),
         }
     }
 
     fn accept(&mut self) {
-        self.state = State::Open;
-        let answer = format!("OK {}\n", self.ports.host);
-        let sent = self.stream.as_ref().map(|stream| stream::write_two(stream, (answer.as_bytes(), &[])));
-        if !matches!(sent, Some(Ok(count)) if count == answer.len()) {
-            self.break_off("the host does not wait for the answer any more");
+        self.state = ConnectionState::Open;
+        let response = format!("OK {}\n", self.ports.host);
+        let sent = self.stream.as_ref().map(|stream| stream::write_two(stream, (response.as_bytes(), &[])));
+        if !matches!(sent, Some(Ok(count)) if count == response.len()) {
+            self.abort("the host program left before the response");
         }
     }
 
     fn take_data(&mut self, mut payload: Buffers<'_>) {
-        let len = payload.len() as u32; // as the header said
+        let len = payload.len() as u32; // the payload has the header's length
         if self.guest_shut & shut::SEND != 0 {
-            return self.break_off("data after its end");
+            return self.abort("the guest sent data after its shutdown");
         }
         if !self.credit.receive(len) {
-            return self.break_off("data beyond the guest's credit");
+            return self.abort("the guest sent data beyond its credit");
         }
         if self.to_host.is_empty() && self.host_shut & shut::RECEIVE == 0 {
             let sent = self.stream.as_ref().map_or(Ok(0), |stream| stream::write(stream, &payload));
@@ -221,7 +225,7 @@ impl Connection {
             }
         }
         if self.host_shut & shut::RECEIVE != 0 {
-            self.lost = true;
+            self.lost_bytes = true;
             self.forward(payload.len());
         } else if !payload.is_empty() {
             let mut rest = vec![0; payload.len()];
@@ -230,24 +234,24 @@ impl Connection {
         }
     }
 
-    /// The guest knows nothing of it any more.
-    fn forget(&mut self) {
-        let lingers = self.guest_shut & shut::SEND != 0 && !self.to_host.is_empty();
-        self.state = if lingers { State::Lingers } else { State::Gone };
+    /// Closes the connection after the guest's RST.
+    fn close_by_guest(&mut self) {
+        let drains = self.guest_shut & shut::SEND != 0 && !self.to_host.is_empty();
+        self.state = if drains { ConnectionState::Draining } else { ConnectionState::Closed };
     }
 
-    /// Ends it for both.
-    fn break_off(&mut self, why: &str) {
-        log::debug!("vsock: {:?}: {why}", self.ports);
-        self.state = State::Over;
+    /// Ends the connection for both sides.
+    fn abort(&mut self, cause: &str) {
+        log::debug!("vsock: {:?}: {cause}", self.ports);
+        self.state = ConnectionState::Resetting;
         self.stream = None;
         self.to_host = VecDeque::new();
     }
 
     // ---- The host's socket ----
 
-    /// The socket is ready.
-    pub fn look(&mut self, events: EventFlags) {
+    /// Handles events of the host's socket.
+    pub fn handle_events(&mut self, events: EventFlags) {
         let end = EventFlags::HUP | EventFlags::ERR;
         if events.intersects(EventFlags::IN | EventFlags::RDHUP | end) {
             self.readable = true;
@@ -256,11 +260,11 @@ impl Connection {
             if self.host_shut & shut::SEND != 0 || self.guest_shut & shut::RECEIVE != 0 {
                 self.host_shut = shut::BOTH;
             }
-            if self.state == State::Asked {
-                let asked = !self.due.request;
-                self.break_off("the host does not wait for an answer");
-                if !asked {
-                    self.state = State::Gone;
+            if self.state == ConnectionState::Requested {
+                let was_requested = !self.pending.request;
+                self.abort("the host program left before the response");
+                if !was_requested {
+                    self.state = ConnectionState::Closed;
                 }
             }
         }
@@ -283,21 +287,19 @@ impl Connection {
         }
     }
 
-    /// What came of writing: bytes of the guest that are the host's now.
+    /// Handles the result of a write of guest bytes to the host. Returns the bytes written.
     fn written(&mut self, result: io::Result<usize>) -> Option<usize> {
         match result {
             Ok(sent) => self.forward(sent),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
             Err(error) => {
                 let ports = self.ports;
-                self.log.warn(format_args!(
-                    "vsock: {ports:?}: the host does not take what the guest sends: {error}"
-                ));
+                self.log.warn(format_args!("vsock: {ports:?}: cannot write to the host program: {error}"));
                 let unsent = std::mem::take(&mut self.to_host);
                 self.forward(unsent.len());
-                self.lost = true;
+                self.lost_bytes = true;
                 self.host_shut |= shut::RECEIVE;
-                self.readable = true; // what it has said before is there yet, and its end
+                self.readable = true; // earlier bytes and the end are still to be read
                 self.finish();
                 return None;
             }
@@ -306,48 +308,51 @@ impl Connection {
     }
 
     fn forward(&mut self, bytes: usize) {
-        self.credit.forward(bytes as u32); // no more than were received
-        self.due.credit_update |= self.credit.is_worth_telling() && self.guest_shut & shut::SEND == 0;
+        self.credit.forward(bytes as u32); // at most the bytes received
+        self.pending.credit_update |= self.credit.is_update_due() && self.guest_shut & shut::SEND == 0;
     }
 
-    /// All that the guest sent has reached the host, or never will: what was to come after that comes now.
+    /// Continues the shutdown once all bytes of the guest have reached the host, or never will.
     fn finish(&mut self) {
         if !self.to_host.is_empty() {
             return;
         }
         let nothing_to_guest = self.guest_shut & shut::RECEIVE != 0 || self.host_shut & shut::SEND != 0;
-        if self.state == State::Lingers {
-            self.state = State::Gone;
-        } else if self.guest_shut == shut::BOTH || self.lost && nothing_to_guest {
-            self.break_off("at an end both ways");
+        if self.state == ConnectionState::Draining {
+            self.state = ConnectionState::Closed;
+        } else if self.guest_shut == shut::BOTH || self.lost_bytes && nothing_to_guest {
+            self.abort("both directions have ended");
         } else if self.guest_shut & shut::SEND != 0 {
             self.shut_down(Shutdown::Write);
         }
     }
 
-    fn shut_down(&self, what: Shutdown) {
+    fn shut_down(&self, direction: Shutdown) {
         if let Some(stream) = &self.stream {
-            let _ = stream.shutdown(what); // of a peer that has gone there is nothing to shut
+            let _ = stream.shutdown(direction); // fails only if the peer has gone
         }
     }
 
     // ---- Packets for the guest ----
 
-    /// The next packet, its payload in the front of `room`. None when there is none after all.
-    pub fn give(&mut self, room: &Buffers<'_>) -> Option<Header> {
+    /// Returns the next packet, with its payload at the front of `room`. Returns `None` if there is none
+    /// after all.
+    pub fn next_packet(&mut self, room: &Buffers<'_>) -> Option<PacketHeader> {
         let (op, flags, len) = match self.state {
-            State::Over => {
-                self.state = State::Gone;
+            ConnectionState::Resetting => {
+                self.state = ConnectionState::Closed;
                 (op::RST, 0, 0)
             }
-            State::Asked if std::mem::take(&mut self.due.request) => (op::REQUEST, 0, 0),
-            State::Open if std::mem::take(&mut self.due.response) => (op::RESPONSE, 0, 0),
-            State::Open if std::mem::take(&mut self.due.credit_update) => (op::CREDIT_UPDATE, 0, 0),
-            State::Open if self.has_shutdown() => self.say_shutdown(),
-            State::Open if self.may_read() => self.read(room)?,
+            ConnectionState::Requested if std::mem::take(&mut self.pending.request) => (op::REQUEST, 0, 0),
+            ConnectionState::Open if std::mem::take(&mut self.pending.response) => (op::RESPONSE, 0, 0),
+            ConnectionState::Open if std::mem::take(&mut self.pending.credit_update) => {
+                (op::CREDIT_UPDATE, 0, 0)
+            }
+            ConnectionState::Open if self.has_shutdown() => self.announce_shutdown(),
+            ConnectionState::Open if self.may_read() => self.read(room)?,
             _ => return None,
         };
-        let mut header = Header {
+        let mut header = PacketHeader {
             src_cid: HOST_CID,
             dst_cid: self.guest_cid,
             src_port: self.ports.host,
@@ -356,21 +361,21 @@ impl Connection {
             socket_type: STREAM,
             op,
             flags,
-            ..Header::default()
+            ..PacketHeader::default()
         };
-        self.credit.tell(&mut header);
+        self.credit.fill_header(&mut header);
         Some(header)
     }
 
-    fn say_shutdown(&mut self) -> (u16, u32, u32) {
-        self.host_shut_told = self.host_shut;
+    fn announce_shutdown(&mut self) -> (u16, u32, u32) {
+        self.announced_host_shut = self.host_shut;
         (op::SHUTDOWN, self.host_shut, 0)
     }
 
     fn read(&mut self, room: &Buffers<'_>) -> Option<(u16, u32, u32)> {
-        let left = self.credit.left();
+        let left = self.credit.available();
         if left == 0 {
-            self.credit_wanted = true;
+            self.credit_requested = true;
             return Some((op::CREDIT_REQUEST, 0, 0));
         }
         match stream::read(self.stream.as_ref()?, room, left as usize) {
@@ -379,8 +384,8 @@ impl Connection {
                 self.host_shut |= if closed { shut::BOTH } else { shut::SEND };
                 self.finish();
                 match self.state {
-                    State::Open => Some(self.say_shutdown()),
-                    _ => None, // it stays listed for its RST
+                    ConnectionState::Open => Some(self.announce_shutdown()),
+                    _ => None, // it stays ready for its RST
                 }
             }
             Ok(count) => {
@@ -392,8 +397,11 @@ impl Connection {
                 None
             }
             Err(error) => {
-                self.log.warn(format_args!("vsock: {:?}: cannot read from the host: {error}", self.ports));
-                self.break_off("the host has gone");
+                self.log.warn(format_args!(
+                    "vsock: {:?}: cannot read from the host program: {error}",
+                    self.ports
+                ));
+                self.abort("the host program has gone");
                 None
             }
         }

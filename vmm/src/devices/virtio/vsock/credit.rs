@@ -1,67 +1,67 @@
-//! Credit (virtio 1.2, section 5.10.6.3): nobody sends more than the other side has buffer for. The counters count all bytes
-//! there ever were and wrap, so only their differences mean something.
+//! Credit (virtio 1.2, section 5.10.6.3): a side sends no more than the other has buffer for. The counters
+//! count all bytes since the start and wrap, so only their differences have a meaning.
 
-use super::packet::Header;
+use super::packet::PacketHeader;
 
-/// The most bytes from the guest that are kept for a host that does not take them.
+/// Bytes of the guest that are kept at most for a host that does not take them.
 pub(super) const BUFFER: u32 = 256 << 10;
-/// So many bytes may be free again before the guest is told, which sends no sooner than it knows.
-const WORTH_TELLING: u32 = BUFFER / 4;
+/// Freed bytes after which the guest is told. It sends only as much as it knows of.
+const UPDATE_AFTER: u32 = BUFFER / 4;
 
-/// One connection's credit, both ways.
+/// Credit of one connection, in both directions.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Credit {
-    /// From the guest in all.
+    /// Bytes received from the guest.
     received: u32,
-    /// Of which to the host.
+    /// Received bytes that were forwarded to the host.
     forwarded: u32,
-    /// Of which the guest has heard.
-    told: u32,
-    /// To the guest in all.
+    /// Forwarded bytes that the guest knows of.
+    announced: u32,
+    /// Bytes sent to the guest.
     sent: u32,
     guest_buffer: u32,
-    /// Of which it has passed on.
+    /// Sent bytes that the guest has forwarded.
     guest_forwarded: u32,
 }
 
 impl Credit {
-    /// The guest says what it has.
-    pub fn hear(&mut self, header: &Header) {
+    /// Takes over the guest's credit from a packet.
+    pub fn update_from_guest(&mut self, header: &PacketHeader) {
         (self.guest_buffer, self.guest_forwarded) = (header.buf_alloc, header.fwd_cnt);
     }
 
-    /// How many bytes the guest takes. None when it says that it passed on more than it got.
-    pub fn left(&self) -> u32 {
+    /// Returns how many bytes the guest can take. Returns 0 if it claims to have forwarded more than it got.
+    pub fn available(&self) -> u32 {
         self.guest_buffer.saturating_sub(self.sent.wrapping_sub(self.guest_forwarded))
     }
 
-    /// These go to the guest.
+    /// Counts bytes for the guest.
     pub fn send(&mut self, bytes: u32) {
         self.sent = self.sent.wrapping_add(bytes);
     }
 
-    /// These come from the guest. False when it was not told that there is room for them.
+    /// Counts bytes from the guest. Returns false if they exceed the credit that it knows of.
     #[must_use]
     pub fn receive(&mut self, bytes: u32) -> bool {
-        let unanswered = self.received.wrapping_sub(self.told);
+        let unanswered = self.received.wrapping_sub(self.announced);
         self.received = self.received.wrapping_add(bytes);
         bytes <= BUFFER.saturating_sub(unanswered)
     }
 
-    /// These are the host's now, or nobody's.
+    /// Counts bytes that the host has taken, or that are lost.
     pub fn forward(&mut self, bytes: u32) {
         self.forwarded = self.forwarded.wrapping_add(bytes);
     }
 
-    /// What a header to the guest says.
-    pub fn tell(&mut self, header: &mut Header) {
-        self.told = self.forwarded;
+    /// Sets the credit in a header to the guest.
+    pub fn fill_header(&mut self, header: &mut PacketHeader) {
+        self.announced = self.forwarded;
         (header.buf_alloc, header.fwd_cnt) = (BUFFER, self.forwarded);
     }
 
-    /// Whether it is time to tell even without another reason for a packet.
-    pub fn is_worth_telling(&self) -> bool {
-        self.forwarded.wrapping_sub(self.told) >= WORTH_TELLING
+    /// Returns whether the guest needs an update even without another packet.
+    pub fn is_update_due(&self) -> bool {
+        self.forwarded.wrapping_sub(self.announced) >= UPDATE_AFTER
     }
 }
 
@@ -69,13 +69,13 @@ impl Credit {
 mod tests {
     use super::*;
 
-    /// Counters that are about to wrap.
-    fn late() -> Credit {
+    /// Returns counters that are about to wrap.
+    fn about_to_wrap() -> Credit {
         let near = u32::MAX - 100;
         Credit {
             received: near,
             forwarded: near,
-            told: near,
+            announced: near,
             sent: near,
             guest_forwarded: near,
             guest_buffer: 0,
@@ -83,33 +83,49 @@ mod tests {
     }
 
     #[test]
-    fn the_guest_gets_no_more_than_it_has_room_for() {
-        for (mut credit, start) in [(Credit::default(), 0), (late(), u32::MAX - 100)] {
-            assert_eq!(credit.left(), 0);
-            credit.hear(&Header { buf_alloc: 1000, fwd_cnt: start, ..Header::default() });
+    fn guest_gets_no_more_than_its_credit() {
+        for (mut credit, start) in [(Credit::default(), 0), (about_to_wrap(), u32::MAX - 100)] {
+            assert_eq!(credit.available(), 0);
+            credit.update_from_guest(&PacketHeader {
+                buf_alloc: 1000,
+                fwd_cnt: start,
+                ..PacketHeader::default()
+            });
             credit.send(900);
-            assert_eq!(credit.left(), 100);
-            credit.hear(&Header { buf_alloc: 1000, fwd_cnt: start.wrapping_add(500), ..Header::default() });
-            assert_eq!(credit.left(), 600);
-            credit.hear(&Header { buf_alloc: 10, fwd_cnt: start.wrapping_add(500), ..Header::default() });
-            assert_eq!(credit.left(), 0, "a buffer that shrank");
-            credit.hear(&Header { buf_alloc: 1000, fwd_cnt: start.wrapping_add(901), ..Header::default() });
-            assert_eq!(credit.left(), 0, "more than it got");
+            assert_eq!(credit.available(), 100);
+            credit.update_from_guest(&PacketHeader {
+                buf_alloc: 1000,
+                fwd_cnt: start.wrapping_add(500),
+                ..PacketHeader::default()
+            });
+            assert_eq!(credit.available(), 600);
+            credit.update_from_guest(&PacketHeader {
+                buf_alloc: 10,
+                fwd_cnt: start.wrapping_add(500),
+                ..PacketHeader::default()
+            });
+            assert_eq!(credit.available(), 0, "a buffer that shrank");
+            credit.update_from_guest(&PacketHeader {
+                buf_alloc: 1000,
+                fwd_cnt: start.wrapping_add(901),
+                ..PacketHeader::default()
+            });
+            assert_eq!(credit.available(), 0, "the guest claims more than it got");
         }
     }
 
     #[test]
-    fn the_guest_may_send_what_it_was_told() {
-        for mut credit in [Credit::default(), late()] {
+    fn guest_may_send_its_known_credit() {
+        for mut credit in [Credit::default(), about_to_wrap()] {
             assert!(credit.receive(BUFFER - 1) && credit.receive(1));
-            credit.forward(WORTH_TELLING - 1);
-            assert!(!credit.is_worth_telling());
+            credit.forward(UPDATE_AFTER - 1);
+            assert!(!credit.is_update_due());
             credit.forward(1);
-            assert!(credit.is_worth_telling());
-            assert!(!credit.clone().receive(1), "it has not heard of it");
-            credit.tell(&mut Header::default());
-            assert!(!credit.is_worth_telling() && !credit.clone().receive(WORTH_TELLING + 1));
-            assert!(credit.receive(WORTH_TELLING));
+            assert!(credit.is_update_due());
+            assert!(!credit.clone().receive(1), "the guest does not know of the credit");
+            credit.fill_header(&mut PacketHeader::default());
+            assert!(!credit.is_update_due() && !credit.clone().receive(UPDATE_AFTER + 1));
+            assert!(credit.receive(UPDATE_AFTER));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The host's side: the socket that leads into the guest, and those that the guest reaches.
+//! The host's sockets: the one that leads into the guest, and those that the guest connects to.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,25 +8,25 @@ use crate::config::SocketPath;
 use crate::devices::virtio::listener::{Listener, connect_to_file};
 use crate::error::Result;
 
-/// The socket where programs of the host connect to the guest.
+/// The socket where host programs connect to the guest.
 #[derive(Debug)]
-pub(super) struct Host(Listener);
+pub(super) struct HostSocket(Listener);
 
-impl Host {
-    /// Listens at `path`, in place of a socket file that nobody listens at any more.
+impl HostSocket {
+    /// Listens at `path`, in place of an abandoned socket file.
     ///
     /// # Errors
-    /// Something else has the name, or the directory is closed to this user.
+    /// Another file has the name, another process listens there, or the directory is closed to this user.
     pub fn listen(path: &SocketPath) -> Result<Self> {
         Listener::open("listen at vsock socket", path).map(Self)
     }
 
-    /// The next program of the host that wants something, if one does.
+    /// Accepts the next host program, if one waits.
     pub fn accept(&self) -> io::Result<Option<UnixStream>> {
         self.0.accept()
     }
 
-    /// Connects to whoever listens for the guest at `port`. One whose queue is full does not.
+    /// Connects to the program that listens for the guest at `port`, unless its queue is full.
     ///
     /// # Errors
     /// As [`connect_to_file`].
@@ -35,7 +35,7 @@ impl Host {
     }
 }
 
-impl AsFd for Host {
+impl AsFd for HostSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -50,36 +50,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_abandoned_socket_is_replaced_and_ours_goes_with_us() {
+    fn abandoned_socket_is_replaced_and_removed_on_drop() {
         let dir = TempDir::new();
         let path = dir.join("vsock");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        let host = Host::listen(&path.clone().into()).unwrap();
+        let host = HostSocket::listen(&path.clone().into()).unwrap();
         UnixStream::connect(&path).unwrap();
         drop(host);
         assert!(!path.exists());
     }
 
     #[test]
-    fn one_in_use_is_an_error_that_names_it_and_stays() {
+    fn socket_in_use_is_refused_by_name_and_stays() {
         let dir = TempDir::new();
         let path = dir.join("vsock");
-        let _first = Host::listen(&path.clone().into()).unwrap();
-        let error = Host::listen(&path.clone().into()).unwrap_err();
+        let _first = HostSocket::listen(&path.clone().into()).unwrap();
+        let error = HostSocket::listen(&path.clone().into()).unwrap_err();
         assert_eq!(error.to_string(), format!("cannot listen at vsock socket {}", path.display()));
         UnixStream::connect(&path).unwrap();
 
         let file = dir.join("no socket");
         fs::write(&file, "precious").unwrap();
-        Host::listen(&file.clone().into()).unwrap_err();
+        HostSocket::listen(&file.clone().into()).unwrap_err();
         assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
     }
 
     #[test]
     fn link_to_another_socket_is_not_followed() {
         let dir = TempDir::new();
-        let host = Host::listen(&dir.join("vsock").into()).unwrap();
+        let host = HostSocket::listen(&dir.join("vsock").into()).unwrap();
         let daemon = UnixListener::bind(dir.join("daemon")).unwrap();
         daemon.set_nonblocking(true).unwrap();
         std::os::unix::fs::symlink("daemon", dir.join("vsock_1")).unwrap();
@@ -97,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_another_s_by_now_stays() {
+    fn name_taken_over_by_another_socket_stays() {
         let dir = TempDir::new();
         let path = dir.join("vsock");
-        let first = Host::listen(&path.clone().into()).unwrap();
+        let first = HostSocket::listen(&path.clone().into()).unwrap();
         fs::remove_file(&path).unwrap();
-        let _second = Host::listen(&path.clone().into()).unwrap();
+        let _second = HostSocket::listen(&path.clone().into()).unwrap();
         drop(first);
         assert!(path.exists());
     }

@@ -1,47 +1,47 @@
-//! The device and a guest that breaks the rules.
+//! Tests of the device with a guest that violates the protocol.
 
 use std::io::{Read, Write};
 
 use super::super::testing::Part;
 use super::packet;
-use super::packet::{Header, op};
-use super::testing::{Guest, noise, read_to_end};
+use super::packet::{PacketHeader, op};
+use super::testing::{TestGuest, noise, read_to_end};
 use super::{RX, TX};
 
 #[test]
 fn packets_to_no_connection_are_refused_once() {
-    let mut guest = Guest::new();
+    let mut guest = TestGuest::new();
     for op in [op::RESPONSE, op::SHUTDOWN, op::RW, op::CREDIT_UPDATE, op::CREDIT_REQUEST, 0, 8, 0xffff] {
-        guest.say(op, (1, 2));
+        guest.send_op(op, (1, 2));
         guest.expect(op::RST);
     }
-    guest.say(op::RST, (1, 2));
+    guest.send_op(op::RST, (1, 2));
     guest.expect_silence();
 }
 
 #[test]
-fn packets_with_the_wrong_addresses_reach_nobody() {
-    let mut guest = Guest::new();
+fn packets_with_wrong_addresses_are_ignored_or_refused() {
+    let mut guest = TestGuest::new();
     let listener = guest.listen(80);
     let right = guest.header(op::REQUEST, (80, 1));
     for dst_cid in [0, 1, 3, 4, 1 << 32 | 2, u64::MAX] {
-        guest.send(Header { dst_cid, ..right }, &[]);
+        guest.send(PacketHeader { dst_cid, ..right }, &[]);
     }
     guest.expect_silence();
     for socket_type in [0, 2, 0xffff] {
-        guest.send(Header { socket_type, ..right }, &[]);
+        guest.send(PacketHeader { socket_type, ..right }, &[]);
         assert_eq!(guest.expect(op::RST).socket_type, socket_type);
     }
-    guest.send(Header { src_cid: 9, ..right }, &[]);
+    guest.send(PacketHeader { src_cid: 9, ..right }, &[]);
     let (refusal, _) = guest.receive();
     assert_eq!((refusal.op, refusal.dst_cid), (op::RST, 9));
     guest.connect(&listener, (80, 1));
 }
 
 #[test]
-fn packets_that_make_no_sense_end_the_connection() {
-    let wrong = |guest: &Guest, ports| {
-        let header = |op, len| Header { len, ..guest.header(op, ports) };
+fn invalid_packets_end_the_connection() {
+    let wrong = |guest: &TestGuest, ports| {
+        let header = |op, len| PacketHeader { len, ..guest.header(op, ports) };
         [
             header(op::REQUEST, 0),
             header(op::RESPONSE, 0),
@@ -52,7 +52,7 @@ fn packets_that_make_no_sense_end_the_connection() {
             header(op::CREDIT_UPDATE, 1 << 20),
         ]
     };
-    let mut guest = Guest::new();
+    let mut guest = TestGuest::new();
     for case in 0..7 {
         let (mut host, ports) = guest.accept(1);
         let header = wrong(&guest, ports)[case];
@@ -60,7 +60,7 @@ fn packets_that_make_no_sense_end_the_connection() {
         guest.expect(op::RST);
         assert_eq!(read_to_end(&mut host), b"", "{header:?}");
     }
-    // Not yet accepted, the same and more.
+    // The same before the connection is accepted.
     let mut host = guest.call("CONNECT 1\n");
     let request = guest.expect(op::REQUEST);
     guest.send_data((request.src_port, 1), b"too soon");
@@ -70,29 +70,29 @@ fn packets_that_make_no_sense_end_the_connection() {
 }
 
 #[test]
-fn credit_that_cannot_be_stops_only_the_data() {
-    let mut guest = Guest::new();
+fn impossible_credit_stops_only_the_data() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     host.write_all(b"data").unwrap();
     assert_eq!(guest.receive_data(4), b"data");
-    // That it passed on more than it got.
+    // The guest claims to have forwarded more than it got.
     for fwd_cnt in [5, 1000, u32::MAX / 2] {
-        let lie = Header { fwd_cnt, buf_alloc: 10, ..guest.header(op::CREDIT_UPDATE, ports) };
+        let lie = PacketHeader { fwd_cnt, buf_alloc: 10, ..guest.header(op::CREDIT_UPDATE, ports) };
         guest.send(lie, &[]);
     }
     guest.drain();
     host.write_all(b"more").unwrap();
-    let answers = guest.answers();
-    assert!(answers.iter().all(|answer| answer.op == op::CREDIT_REQUEST), "{answers:?}");
-    let truth = Header { fwd_cnt: 4, ..guest.header(op::CREDIT_UPDATE, ports) };
+    let responses = guest.responses();
+    assert!(responses.iter().all(|response| response.op == op::CREDIT_REQUEST), "{responses:?}");
+    let truth = PacketHeader { fwd_cnt: 4, ..guest.header(op::CREDIT_UPDATE, ports) };
     guest.send(truth, &[]);
     while guest.receive().0.op != op::RW {}
 }
 
-/// Packets that are near to right, in an order that makes no sense.
+/// Packets that are nearly valid, in an invalid order.
 #[test]
-fn whatever_the_guest_says_the_device_stays() {
-    let mut guest = Guest::new();
+fn random_packets_do_not_fail_the_device() {
+    let mut guest = TestGuest::new();
     let listener = guest.listen(80);
     listener.set_nonblocking(true).unwrap();
     let mut hosts = Vec::new();
@@ -113,51 +113,51 @@ fn whatever_the_guest_says_the_device_stays() {
             guest.post(1);
         }
     }
-    guest.answers();
+    guest.responses();
     assert!(!guest.driver.needs_reset());
 }
 
 #[test]
-fn chains_that_break_the_rules_break_the_device() {
-    let mut guest = Guest::new();
+fn invalid_chains_fail_the_device() {
+    let mut guest = TestGuest::new();
     guest.driver.send(TX, &[Part::Out(&[0; packet::LEN - 1])]);
     guest.driver.wait_broken();
 
-    let mut guest = Guest::with_buffers(&[packet::LEN], 1);
-    guest.say(op::RW, (1, 1));
+    let mut guest = TestGuest::with_buffers(&[packet::LEN], 1);
+    guest.send_op(op::RW, (1, 1));
     guest.driver.wait_broken();
 }
 
 #[test]
-fn a_broken_device_works_again_after_a_reset() {
-    let mut guest = Guest::new();
+fn failed_device_works_again_after_a_reset() {
+    let mut guest = TestGuest::new();
     let (mut host, _) = guest.accept(1);
     guest.driver.send(TX, &[Part::In(4)]);
     guest.driver.wait_broken();
     host.write_all(b"to nobody").unwrap();
     guest.driver.set_up(!0);
-    assert!(!matches!(host.read(&mut [0]), Ok(1)), "it is gone");
+    assert!(!matches!(host.read(&mut [0]), Ok(1)), "the connection is closed");
     guest.post(32);
     guest.accept(1);
 }
 
 #[test]
-fn a_guest_that_takes_no_packets_misses_only_old_refusals() {
-    let mut guest = Guest::with_buffers(&[4096], 0);
+fn guest_that_takes_no_packets_misses_only_old_refusals() {
+    let mut guest = TestGuest::with_buffers(&[4096], 0);
     let mut hosts: Vec<_> = (0..20).map(|port| guest.call(&format!("CONNECT {port}\n"))).collect();
     for number in 0..3000 {
-        guest.say(op::RW, (number, 1));
+        guest.send_op(op::RW, (number, 1));
     }
     guest.drain();
     guest.post(32);
     let (mut refused, mut asked) = (Vec::new(), 0);
     while asked < 20 {
         match guest.receive().0 {
-            Header { op: op::REQUEST, src_port, dst_port, .. } => {
+            PacketHeader { op: op::REQUEST, src_port, dst_port, .. } => {
                 asked += 1;
-                guest.say(op::RST, (src_port, dst_port));
+                guest.send_op(op::RST, (src_port, dst_port));
             }
-            Header { op: op::RST, src_port, .. } => refused.push(src_port),
+            PacketHeader { op: op::RST, src_port, .. } => refused.push(src_port),
             header => panic!("{header:?}"),
         }
     }

@@ -1,7 +1,9 @@
-//! A socket between host and guest (virtio 1.2, section 5.10), with the conventions of Firecracker's: the host connects to a
-//! unix socket and says `CONNECT <port>`; where the guest connects to port N of the host, `<socket>_N` listens.
+//! A socket between host and guest (virtio 1.2, section 5.10), with the conventions of Firecracker's. The
+//! host connects to a unix socket and sends `CONNECT <port>`. For a connection of the guest to port N of the
+//! host, a program listens at `<socket>_N`.
 //!
-//! Connections are the host's and do not outlive the process: after a restore the guest is told that they are gone.
+//! Connections belong to the host and do not outlive the process: after a restore the guest is told that
+//! they are gone.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,29 +29,29 @@ mod testing;
 #[cfg(test)]
 mod tests;
 
-use host::Host;
-use reset::{Reset, Seen};
-use table::Table;
+use host::HostSocket;
+use reset::{ResetStatus, TransportReset};
+use table::ConnectionTable;
 
-/// Queues.
+/// Numbers of the queues.
 const RX: usize = 0;
 const TX: usize = 1;
 const EVENT: usize = 2;
 /// `VIRTIO_VSOCK_F_STREAM`
 const F_STREAM: u64 = 1;
 
-/// The device.
+/// A vsock device.
 #[derive(Debug)]
 pub struct Vsock {
     // Configuration.
     cid: u64,
     // Glue.
-    table: Table,
+    table: ConnectionTable,
     // Volatile.
-    reset: Reset,
+    reset: TransportReset,
 }
 
-/// What the guest was told.
+/// State that the guest knows.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VsockState {
@@ -61,28 +63,28 @@ impl Vsock {
     /// Listens at the configured socket.
     ///
     /// # Errors
-    /// Something else listens there, or the host has no descriptor left.
+    /// Another process listens there, or the host has no descriptor left.
     pub fn open(config: &VsockConfig) -> Result<Self> {
-        let host = Host::listen(&config.socket)?;
+        let host = HostSocket::listen(&config.socket)?;
         let cid = config.cid.into();
-        let table =
-            Table::new(host, cid).map_err(|source| Error::host("watch the vsock's connections", source))?;
-        Ok(Self { cid, table, reset: Reset::Settled })
+        let table = ConnectionTable::new(host, cid)
+            .map_err(|source| Error::host("watch the vsock's connections", source))?;
+        Ok(Self { cid, table, reset: TransportReset::Settled })
     }
 
-    /// Has something done when a connection is established, whoever began it.
+    /// Calls `act` when a connection is established, in whichever direction.
     pub fn at_connection(&mut self, act: impl FnOnce() + Send + 'static) {
-        self.table.at_connection(act);
+        self.table.on_connection(act);
     }
 
-    /// Gives the guest what there is for it, for one turn, without an interrupt.
-    fn give(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    /// Fills the receive queue for one turn, without an interrupt.
+    fn fill_receive_queue(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         let memory = io.ram.guest();
         let queue = &mut io.queues[RX];
-        let (mut given, mut next) = (0, Next::Wait);
+        let (mut filled, mut next) = (0, Next::Wait);
         queue.hush(memory)?;
         while self.table.has_packet() {
-            if given == queue.size() {
+            if filled == queue.size() {
                 next = Next::Again;
                 break;
             }
@@ -95,16 +97,16 @@ impl Vsock {
             };
             let (head, mut room) = (chain.head, chain.writable);
             if room.len() <= packet::LEN {
-                return Err(Broken("a buffer to receive in that has no room for data"));
+                return Err(Broken("a receive buffer has no room for data"));
             }
             let mut front: Buffers<'_> = room.take(packet::LEN);
-            let Some(header) = self.table.give(&room) else {
+            let Some(header) = self.table.next_packet(&room) else {
                 queue.unpop();
                 break;
             };
             front.write(&header.bytes());
             queue.put(memory, head, packet::LEN + header.len as usize)?;
-            given += 1;
+            filled += 1;
         }
         Ok(next)
     }
@@ -127,23 +129,23 @@ impl VirtioDevice for Vsock {
         use rustix::event::epoll::EventFlags;
         watch
             .add(self.table.events(), 0, EventFlags::IN)
-            .map_err(|_| Broken("the host cannot watch its connections"))
+            .map_err(|_| Broken("the host cannot watch the vsock's connections"))
     }
 
     fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
         if cause != Cause::Notified {
-            self.table.look();
+            self.table.handle_events();
         }
-        match self.reset.look(io, EVENT)? {
-            Seen::Clear => {}
-            Seen::Told => {
+        match self.reset.check(io, EVENT)? {
+            ResetStatus::Clear => {}
+            ResetStatus::ConnectionsLost => {
                 self.table.clear();
                 return Ok(Next::Again);
             }
-            Seen::Busy(next) => return Ok(next),
+            ResetStatus::InProgress(next) => return Ok(next),
         }
-        let taken = io.serve_quietly(TX, |chain| self.table.take(chain).map(|()| 0))?;
-        let turns = [taken, self.table.let_in(), self.give(io)?];
+        let taken = io.serve_quietly(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
+        let turns = [taken, self.table.accept_callers(), self.fill_receive_queue(io)?];
         io.announce()?;
         let later = turns.iter().find(|next| matches!(next, Next::At(_))).copied().unwrap_or(Next::Wait);
         Ok(if turns.contains(&Next::Again) { Next::Again } else { later })
@@ -151,7 +153,7 @@ impl VirtioDevice for Vsock {
 
     fn reset(&mut self) {
         self.table.clear();
-        self.reset = Reset::Settled;
+        self.reset = TransportReset::Settled;
     }
 }
 
@@ -163,14 +165,14 @@ impl Persist for Vsock {
         Ok(VsockState { guest_cid: *cid, transport_reset_pending: reset.is_pending() })
     }
 
-    /// Another CID than the guest's takes effect with the event that is pending from now on, if it was not before.
+    /// A CID other than the guest's takes effect with the reset event, which is pending from now on.
     fn restore(&mut self, state: &VsockState) -> Result<()> {
         let VsockState { guest_cid, transport_reset_pending: _ } = state;
         if *guest_cid != self.cid {
             log::info!("vsock: the guest's CID was {guest_cid} and becomes {}", self.cid);
         }
         self.table.clear();
-        self.reset = Reset::Pending;
+        self.reset = TransportReset::Pending;
         Ok(())
     }
 }

@@ -1,13 +1,13 @@
-//! A packet's header (virtio 1.2, section 5.10.6): what every packet between guest and host begins with.
+//! The header of every packet between guest and host (virtio 1.2, section 5.10.6).
 
 /// Bytes of a header.
 pub(super) const LEN: usize = 44;
-/// The host's address.
+/// CID of the host.
 pub(super) const HOST_CID: u64 = 2;
-/// The one type of socket that is served.
+/// The only socket type that is served.
 pub(super) const STREAM: u16 = 1;
 
-/// What a packet is for.
+/// Operations of packets (`VIRTIO_VSOCK_OP_*`).
 pub(super) mod op {
     pub const REQUEST: u16 = 1;
     pub const RESPONSE: u16 = 2;
@@ -18,31 +18,31 @@ pub(super) mod op {
     pub const CREDIT_REQUEST: u16 = 7;
 }
 
-/// What the sender of a SHUTDOWN will do no more, its flags.
+/// Flags of a SHUTDOWN: directions that the sender has shut down.
 pub(super) mod shut {
     pub const RECEIVE: u32 = 1;
     pub const SEND: u32 = 2;
     pub const BOTH: u32 = RECEIVE | SEND;
 }
 
-/// A header.
+/// A packet's header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct PacketHeader {
     pub src_cid: u64,
     pub dst_cid: u64,
     pub src_port: u32,
     pub dst_port: u32,
-    /// Bytes that follow.
+    /// Bytes of payload.
     pub len: u32,
     pub socket_type: u16,
     pub op: u16,
     pub flags: u32,
-    /// The sender's whole buffer, and what of all it received it has passed on.
+    /// The sender's buffer, and the bytes that it has forwarded in all.
     pub buf_alloc: u32,
     pub fwd_cnt: u32,
 }
 
-impl Header {
+impl PacketHeader {
     pub fn parse(bytes: &[u8; LEN]) -> Self {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let u32_at = |at: usize| u32::from(u16_at(at)) | u32::from(u16_at(at + 2)) << 16;
@@ -77,7 +77,7 @@ impl Header {
         bytes
     }
 
-    /// The packet that says to this one's sender that there is no such connection.
+    /// Returns the RST that tells the sender of this packet that there is no such connection.
     pub fn refusal(&self) -> Self {
         Self {
             src_cid: self.dst_cid,
@@ -96,10 +96,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_is_laid_out_as_the_specification_says() {
+    fn header_has_the_layout_of_the_specification() {
         let mut bytes = [0; LEN];
         bytes.iter_mut().zip(1..).for_each(|(byte, value)| *byte = value);
-        let header = Header::parse(&bytes);
+        let header = PacketHeader::parse(&bytes);
         assert_eq!((header.src_cid, header.dst_cid), (0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09));
         assert_eq!((header.src_port, header.dst_port, header.len), (0x1413_1211, 0x1817_1615, 0x1c1b_1a19));
         assert_eq!((header.socket_type, header.op), (0x1e1d, 0x201f));

@@ -1,15 +1,16 @@
-//! The transport-reset event (virtio 1.2, section 5.10.6.7): the guest hears that its connections are gone and its CID may be
-//! another.
+//! The transport-reset event (virtio 1.2, section 5.10.6.7): it tells the guest that its connections are
+//! gone and that its CID may have changed.
 //!
 //! ```text
-//!   restore ──> Pending ──a buffer is posted: event, connections dropped──> Told ──another is posted──> Settled
-//!                                                                            └──time──> Overdue ──another is posted:
-//!                                                                                       connections dropped──> Settled
+//!   restore ──> Pending ──a buffer is posted: event, connections dropped──> Delivered ──another is posted──> Settled
+//!                                                                                └──time──> Overdue ──another is posted:
+//!                                                                                           connections dropped──> Settled
 //! ```
 //!
-//! A guest drops its connections as it handles the event, whenever they were made, and says nothing of it. So while it is told,
-//! nothing else goes either way; Linux posts the event's buffer again when it is done. From one that takes its time connections
-//! that were made meanwhile are dropped on this side too, or their other ends would wait for ever.
+//! When a guest handles the event it drops all its connections, new ones too, and does not report that.
+//! While the event is handled, no packet goes either way; Linux posts the event's buffer again when it is
+//! done. If the guest takes too long, the device continues. It then drops the connections made meanwhile
+//! when the guest posts the buffer, because their other ends would wait forever.
 
 use std::time::{Duration, Instant};
 
@@ -19,88 +20,89 @@ use crate::memory::ram::GuestRam;
 
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`
 const TRANSPORT_RESET: [u8; 4] = 0u32.to_le_bytes();
-/// How long a guest that may never post a buffer again keeps others waiting.
+/// Longest wait for a guest that may never post a buffer again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How far the guest has come to know of it.
+/// Progress of the event.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Reset {
+pub(super) enum TransportReset {
     Settled,
     Pending,
-    /// When there were so many buffers.
-    Told {
+    /// The guest has the event; so many buffers were posted then.
+    Delivered {
         posted: u16,
-        until: Instant,
+        deadline: Instant,
     },
-    /// As above, a while ago.
+    /// As [`TransportReset::Delivered`], after the deadline.
     Overdue {
         posted: u16,
     },
 }
 
-/// What a look at the event queue came to.
+/// Result of a check of the event queue.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// Nothing stands in the way of connections.
+pub(super) enum ResetStatus {
+    /// Connections may work.
     Clear,
-    /// What connections there are the guest has not, or will not have: it has just been told, or was slow to handle it.
-    Told,
-    /// It handles the event; go on then.
-    Busy(Next),
+    /// The guest has lost all connections, or will: it has just got the event, or was slow to handle it.
+    ConnectionsLost,
+    /// The guest handles the event; continue at this time.
+    InProgress(Next),
 }
 
-impl Reset {
-    /// Whether the guest has yet to learn of it.
+impl TransportReset {
+    /// Returns whether the guest has yet to get the event.
     pub fn is_pending(self) -> bool {
         matches!(self, Self::Pending)
     }
 
-    /// Looks at the event queue.
-    pub fn look(&mut self, io: &mut Io<'_>, queue: usize) -> Result<Seen, Broken> {
+    /// Checks the event queue, and delivers a pending event.
+    pub fn check(&mut self, io: &mut Io<'_>, queue: usize) -> Result<ResetStatus, Broken> {
         match *self {
-            Self::Settled => Ok(Seen::Clear),
+            Self::Settled => Ok(ResetStatus::Clear),
             Self::Pending => {
-                // Counted before the guest is told: a quick one has the buffer posted again before this goes on.
-                let Some(left) = posted(&mut io.queues[queue], io.ram)?.checked_sub(1) else {
-                    return Ok(Seen::Clear);
+                // Counted before the delivery: a quick guest posts the buffer again before this function
+                // continues.
+                let Some(left) = posted_buffers(&mut io.queues[queue], io.ram)?.checked_sub(1) else {
+                    return Ok(ResetStatus::Clear);
                 };
-                tell(io, queue)?;
-                *self = Self::Told { posted: left, until: Instant::now() + PATIENCE };
-                Ok(Seen::Told)
+                deliver(io, queue)?;
+                *self = Self::Delivered { posted: left, deadline: Instant::now() + PATIENCE };
+                Ok(ResetStatus::ConnectionsLost)
             }
-            Self::Told { posted: before, until } => {
-                if posted(&mut io.queues[queue], io.ram)? > before {
-                    self.settle(io, queue)?;
-                    return Ok(Seen::Clear);
+            Self::Delivered { posted: before, deadline } => {
+                if posted_buffers(&mut io.queues[queue], io.ram)? > before {
+                    self.finish(io, queue)?;
+                    return Ok(ResetStatus::Clear);
                 }
-                if Instant::now() < until {
-                    return Ok(Seen::Busy(Next::At(until)));
+                if Instant::now() < deadline {
+                    return Ok(ResetStatus::InProgress(Next::At(deadline)));
                 }
                 *self = Self::Overdue { posted: before };
-                Ok(Seen::Clear)
+                Ok(ResetStatus::Clear)
             }
             Self::Overdue { posted: before } => {
-                if posted(&mut io.queues[queue], io.ram)? > before {
-                    self.settle(io, queue)?;
-                    return Ok(Seen::Told);
+                if posted_buffers(&mut io.queues[queue], io.ram)? > before {
+                    self.finish(io, queue)?;
+                    return Ok(ResetStatus::ConnectionsLost);
                 }
-                Ok(Seen::Clear)
+                Ok(ResetStatus::Clear)
             }
         }
     }
 
-    fn settle(&mut self, io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
+    fn finish(&mut self, io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
         *self = Self::Settled;
         io.queues[queue].hush(io.ram.guest())
     }
 }
 
-fn tell(io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
+fn deliver(io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
     let memory = io.ram.guest();
     let queue = &mut io.queues[queue];
     let Some(mut chain) = queue.pop(memory)? else { return Ok(()) };
     if chain.writable.write(&TRANSPORT_RESET) < TRANSPORT_RESET.len() {
-        return Err(Broken("an event buffer that holds no event"));
+        return Err(Broken("an event buffer is shorter than an event"));
     }
     queue.put(memory, chain.head, TRANSPORT_RESET.len())?;
     if queue.wants_interrupt(memory)? {
@@ -109,12 +111,12 @@ fn tell(io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
     Ok(())
 }
 
-/// How many buffers the guest has posted. It notifies when it posts one more.
-fn posted(queue: &mut VirtQueue, ram: &GuestRam) -> Result<u16, Broken> {
+/// Returns how many buffers the guest has posted, and enables notifications for the next one.
+fn posted_buffers(queue: &mut VirtQueue, ram: &GuestRam) -> Result<u16, Broken> {
     let memory = ram.guest();
     let mut posted = 0;
     loop {
-        // With event indices the guest notifies for what comes after the last that was taken.
+        // With event indices the guest notifies for buffers after the last one that was taken.
         while queue.pop(memory)?.is_some() {
             posted += 1;
         }
@@ -142,7 +144,7 @@ mod tests {
     const RINGS: u32 = 0x2000;
     const BUFFER: u64 = 0x3000;
 
-    /// The memory of a guest that has posted a buffer, and the queue, its used ring at `used`.
+    /// Returns the memory of a guest that has posted a buffer, and the queue with its used ring at `used`.
     fn guest(used: u32) -> (GuestRam, VirtQueue) {
         let ram = GuestRam::reserve(1 << 20).unwrap();
         Backing::Fresh.map(&ram).unwrap();
@@ -160,41 +162,41 @@ mod tests {
         (ram, queue)
     }
 
-    /// So many buffers have been posted, all the same one.
+    /// Posts the same buffer `count` times.
     fn post(ram: &GuestRam, count: u16) {
         ram.guest().write_obj(count, GuestAddress(u64::from(RINGS) + 2)).unwrap();
     }
 
     #[test]
-    fn a_guest_that_posts_the_buffer_again_at_once_is_not_waited_for() {
-        // The used ring lies where the available ring does, and is one ahead of it: with the event in it, the buffer is
-        // available once more, before the device has done anything else.
+    fn guest_that_posts_the_buffer_again_at_once_causes_no_wait() {
+        // The used ring overlaps the available ring and is one ahead. With the event in it, the buffer is
+        // available again before the device has done anything else.
         let (ram, mut queue) = guest(RINGS);
         queue.ring.set_next_used(1);
         let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
         let mut io =
             Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0, config_changed: false };
-        let mut reset = Reset::Pending;
-        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
-        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
+        let mut reset = TransportReset::Pending;
+        assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::ConnectionsLost);
+        assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::Clear);
     }
 
     #[test]
-    fn what_was_connected_before_a_slow_guest_handled_the_event_is_dropped() {
+    fn connections_made_before_a_slow_guest_handles_the_event_are_dropped() {
         let (ram, queue) = guest(RINGS + 0x800);
         let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
         let mut io =
             Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0, config_changed: false };
-        let mut reset = Reset::Pending;
-        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
-        assert!(matches!(reset.look(&mut io, 0).unwrap(), Seen::Busy(Next::At(_))));
-        // Its time is over.
-        reset = Reset::Told { posted: 0, until: Instant::now() };
-        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
-        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
+        let mut reset = TransportReset::Pending;
+        assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::ConnectionsLost);
+        assert!(matches!(reset.check(&mut io, 0).unwrap(), ResetStatus::InProgress(Next::At(_))));
+        // The deadline has passed.
+        reset = TransportReset::Delivered { posted: 0, deadline: Instant::now() };
+        assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::Clear);
+        assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::Clear);
         post(&ram, 2);
-        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Told);
-        assert_eq!(reset.look(&mut io, 0).unwrap(), Seen::Clear);
-        assert!(matches!(reset, Reset::Settled));
+        assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::ConnectionsLost);
+        assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::Clear);
+        assert!(matches!(reset, TransportReset::Settled));
     }
 }

@@ -1,4 +1,4 @@
-//! Bytes between guest memory and a unix socket, without a copy in between.
+//! Transfers between guest memory and a unix socket, without a copy in between.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -9,46 +9,48 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::devices::virtio::chain::Buffers;
 
-/// The most pieces that the kernel takes at once (`UIO_MAXIOV`).
-const MOST_PIECES: usize = 1024;
+/// Pieces of one call at most (`UIO_MAXIOV`).
+const MAX_PIECES: usize = 1024;
 
-/// Fills the front of `to`, with at most `most` bytes, which is more than none. 0 is the end of the stream.
-pub(super) fn read(stream: &UnixStream, to: &Buffers<'_>, most: usize) -> io::Result<usize> {
+/// Fills the front of `to` with at most `max_len` bytes, which is more than 0. Returns 0 at the end of the
+/// stream.
+pub(super) fn read(stream: &UnixStream, to: &Buffers<'_>, max_len: usize) -> io::Result<usize> {
     let mut pieces = to.iovecs();
-    shorten(&mut pieces, most);
+    shorten(&mut pieces, max_len);
     let read = uninterrupted(|| {
-        // SAFETY: the pieces lie in guest memory, which is mapped for as long as `to` borrows it and belongs to nobody in
-        // this process; the kernel writes there as a device would.
+        // SAFETY: the pieces lie in guest memory, which stays mapped while `to` borrows it and which nothing
+        // in this process owns; the kernel writes there as a device would.
         unsafe { libc::readv(stream.as_raw_fd(), pieces.as_ptr(), pieces.len() as _) }
     })?;
     to.written(read);
     Ok(read)
 }
 
-/// Sends from the front of `from`, as much as the socket takes.
+/// Sends from the front of `from` as much as the socket takes.
 pub(super) fn write(stream: &UnixStream, from: &Buffers<'_>) -> io::Result<usize> {
     send(stream, from.iovecs())
 }
 
-/// Sends from two stretches, as much as the socket takes.
+/// Sends from two slices as much as the socket takes.
 pub(super) fn write_two(stream: &UnixStream, (one, other): (&[u8], &[u8])) -> io::Result<usize> {
     let piece =
         |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     send(stream, vec![piece(one), piece(other)])
 }
 
-/// Whether the other end is closed both ways, not only for what it sends.
+/// Returns whether the other end is closed in both directions, not only for sending.
 pub(super) fn is_closed(stream: &UnixStream) -> bool {
     let mut polled = [PollFd::new(stream, PollFlags::empty())];
-    // It cannot fail with one descriptor and no time to wait; if it did, the guest would hear of the rest later.
+    // This cannot fail with one descriptor and no timeout. If it did, the guest would learn of the rest
+    // later.
     let _ = poll(&mut polled, Some(&Timespec::default()));
     polled[0].revents().contains(PollFlags::HUP)
 }
 
-/// The pieces are readable until it returns: guest memory that is borrowed, or slices.
+/// Sends the pieces, which are readable until it returns: borrowed guest memory, or slices.
 fn send(stream: &UnixStream, mut pieces: Vec<libc::iovec>) -> io::Result<usize> {
-    pieces.truncate(MOST_PIECES);
-    // SAFETY: a message of zeroes is one without name, pieces and control data; its padding differs between C libraries.
+    pieces.truncate(MAX_PIECES);
+    // SAFETY: a zeroed message has no name, pieces or control data; its padding differs between C libraries.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.as_mut_ptr();
     message.msg_iovlen = pieces.len() as _;
@@ -56,11 +58,11 @@ fn send(stream: &UnixStream, mut pieces: Vec<libc::iovec>) -> io::Result<usize> 
     uninterrupted(|| unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
 }
 
-fn shorten(pieces: &mut Vec<libc::iovec>, mut most: usize) {
-    pieces.truncate(MOST_PIECES);
+fn shorten(pieces: &mut Vec<libc::iovec>, mut max_len: usize) {
+    pieces.truncate(MAX_PIECES);
     for piece in pieces.iter_mut() {
-        piece.iov_len = piece.iov_len.min(most);
-        most -= piece.iov_len;
+        piece.iov_len = piece.iov_len.min(max_len);
+        max_len -= piece.iov_len;
     }
     pieces.retain(|piece| piece.iov_len > 0);
 }

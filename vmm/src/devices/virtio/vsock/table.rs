@@ -1,12 +1,13 @@
-//! Which connections there are, and which of them have something for the guest.
+//! The table of connections, and the list of those with packets for the guest.
 //!
 //! ```text
-//!   epoll ──look──> callers, connections ──listed──> give ──> receive queue
-//!                         ^   └── <socket>_N                  transmit queue ──> take
+//!   epoll ──handle_events──> callers, connections ──ready──> next_packet ──> receive queue
+//!                                ^   └── <socket>_N         transmit queue ──> handle_packet
 //! ```
 //!
-//! The table has an epoll of its own, which the worker watches as one descriptor: connections come and go while it works
-//! and stay when it pauses. Events are edges, so a connection that the guest has no room for does not wake anyone twice.
+//! The table has an epoll of its own, which the worker watches as one descriptor: connections come and go
+//! while it works and stay when it pauses. Events are edges, so a connection for which the guest has no room
+//! wakes the worker only once.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -20,67 +21,68 @@ use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-use super::caller::{Caller, Wish};
+use super::caller::{Caller, CallerRequest};
 use super::connection::{Connection, Ports};
-use super::host::Host;
+use super::host::HostSocket;
 use super::packet;
-use super::packet::{HOST_CID, Header, STREAM, op};
+use super::packet::{HOST_CID, PacketHeader, STREAM, op};
 use crate::devices::log_limit::LogLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::{Broken, Next};
 
-/// The most connections.
-const MOST_CONNECTIONS: usize = 8192;
-/// The most programs that have connected and said nothing.
-const MOST_CALLERS: usize = 1024;
-/// The most refusals that wait for the guest; one that takes none misses the oldest.
-const MOST_REFUSALS: usize = 1024;
-/// The most events of one look, and callers of one turn.
+/// Connections at most.
+const MAX_CONNECTIONS: usize = 8192;
+/// Callers without a complete line at most.
+const MAX_CALLERS: usize = 1024;
+/// Refusals that wait for the guest at most; a guest that takes none misses the oldest.
+const MAX_REFUSALS: usize = 1024;
+/// Events of one call, and callers of one turn, at most.
 const EVENTS: usize = 256;
-/// How long to wait when the host has no descriptor left.
+/// Time until the next attempt after the host had no descriptor left.
 const WAIT_FOR_DESCRIPTORS: Duration = Duration::from_millis(100);
-/// Ports for connections from the host, as Firecracker's; the one after the last means any.
+/// Ports for connections from the host, as Firecracker's; the one after the last means any port.
 const FIRST_PORT: u32 = 1 << 30;
 const LAST_PORT: u32 = u32::MAX - 1;
 
 const LISTENER: u64 = 0;
 
-/// The table.
+/// The connections of a device.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct ConnectionTable {
     // Configuration.
     guest_cid: u64,
     // Glue.
-    host: Host,
+    host: HostSocket,
     epoll: OwnedFd,
-    // Volatile; none of it outlives this process. Callers and connections are known by tokens that are never used again.
+    // Volatile; none of it outlives this process. Each caller and connection has a token that is never used
+    // again.
     next_token: u64,
     next_port: u32,
     callers: BTreeMap<u64, Caller>,
     connections: HashMap<u64, Connection>,
     by_ports: HashMap<Ports, u64>,
-    /// Those with something for the guest, and some that are gone since.
-    listed: VecDeque<u64>,
-    refusals: VecDeque<Header>,
-    /// Somebody may be waiting at the listener.
-    calls: bool,
-    /// Limits what a guest can have logged by connecting again and again.
+    /// Connections with packets for the guest, and some that are closed since.
+    ready: VecDeque<u64>,
+    refusals: VecDeque<PacketHeader>,
+    /// A caller may be waiting at the listener.
+    has_callers: bool,
+    /// Limits the log lines that a guest can cause by connecting again and again.
     log: Arc<LogLimit>,
-    /// What is done when a connection is established.
-    at_connection: AtConnection,
+    /// Called when a connection is established.
+    on_connection: OnConnection,
 }
 
 #[derive(Default)]
-struct AtConnection(Option<Box<dyn FnOnce() + Send>>);
+struct OnConnection(Option<Box<dyn FnOnce() + Send>>);
 
-impl fmt::Debug for AtConnection {
+impl fmt::Debug for OnConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("AtConnection").field(&self.0.is_some()).finish()
+        f.debug_tuple("OnConnection").field(&self.0.is_some()).finish()
     }
 }
 
-impl Table {
-    pub fn new(host: Host, guest_cid: u64) -> io::Result<Self> {
+impl ConnectionTable {
+    pub fn new(host: HostSocket, guest_cid: u64) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         let table = Self {
             guest_cid,
@@ -91,25 +93,25 @@ impl Table {
             callers: BTreeMap::new(),
             connections: HashMap::new(),
             by_ports: HashMap::new(),
-            listed: VecDeque::new(),
+            ready: VecDeque::new(),
             refusals: VecDeque::new(),
-            calls: true,
+            has_callers: true,
             log: Arc::new(LogLimit::new()),
-            at_connection: AtConnection::default(),
+            on_connection: OnConnection::default(),
         };
-        let what = EventFlags::IN | EventFlags::ET;
-        epoll::add(&table.epoll, &table.host, EventData::new_u64(LISTENER), what)?;
+        let interest = EventFlags::IN | EventFlags::ET;
+        epoll::add(&table.epoll, &table.host, EventData::new_u64(LISTENER), interest)?;
         Ok(table)
     }
 
-    /// Readable when [`Table::look`] has something to see.
+    /// Returns a descriptor that is readable when [`ConnectionTable::handle_events`] has work.
     pub fn events(&self) -> &OwnedFd {
         &self.epoll
     }
 
-    /// Has something done when the next connection is established.
-    pub fn at_connection(&mut self, act: impl FnOnce() + Send + 'static) {
-        self.at_connection.0 = Some(Box::new(act));
+    /// Calls `act` when the next connection is established.
+    pub fn on_connection(&mut self, act: impl FnOnce() + Send + 'static) {
+        self.on_connection.0 = Some(Box::new(act));
     }
 
     /// Drops all connections.
@@ -117,41 +119,41 @@ impl Table {
         self.callers.clear();
         self.connections.clear();
         self.by_ports.clear();
-        self.listed.clear();
+        self.ready.clear();
         self.refusals.clear();
-        self.calls = true;
+        self.has_callers = true;
     }
 
     // ---- From the host ----
 
-    /// Looks at what happened at the host's sockets. Not all at once: the rest shows again.
-    pub fn look(&mut self) {
+    /// Handles events of the host's sockets. Not all at once: the rest is reported again.
+    pub fn handle_events(&mut self) {
         let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
         let now = Timespec::default();
-        // Interrupted, it shows again.
+        // An interrupted wait reports the events again.
         let _ = epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&now));
         for event in events {
-            let (token, what) = (event.data.u64(), event.flags);
+            let (token, flags) = (event.data.u64(), event.flags);
             if token == LISTENER {
-                self.calls = true;
+                self.has_callers = true;
             } else if let Some(connection) = self.connections.get_mut(&token) {
-                connection.look(what);
+                connection.handle_events(flags);
                 self.update(token);
             } else {
-                self.listen_to(token, what);
+                self.read_caller(token, flags);
             }
         }
     }
 
-    /// Lets callers in, for one turn.
-    pub fn let_in(&mut self) -> Next {
+    /// Accepts callers for one turn.
+    pub fn accept_callers(&mut self) -> Next {
         for _ in 0..EVENTS {
-            if !self.calls {
+            if !self.has_callers {
                 return Next::Wait;
             }
             match self.host.accept() {
                 Ok(Some(stream)) => self.add_caller(stream),
-                Ok(None) => self.calls = false,
+                Ok(None) => self.has_callers = false,
                 Err(error) => {
                     self.warn("accept a connection", &error);
                     return Next::At(Instant::now() + WAIT_FOR_DESCRIPTORS);
@@ -167,30 +169,30 @@ impl Table {
             return self.warn("watch a connection", &error);
         }
         self.next_token += 1;
-        if self.callers.len() >= MOST_CALLERS {
+        if self.callers.len() >= MAX_CALLERS {
             self.callers.pop_first();
         }
         self.callers.insert(token, Caller::new(stream));
     }
 
-    fn listen_to(&mut self, token: u64, what: EventFlags) {
+    fn read_caller(&mut self, token: u64, flags: EventFlags) {
         let Some(caller) = self.callers.get_mut(&token) else { return };
-        let wish = caller.listen();
-        if wish == Wish::Unsaid {
+        let request = caller.read_line();
+        if request == CallerRequest::Incomplete {
             return;
         }
         let Some(Caller { stream, .. }) = self.callers.remove(&token) else { return };
-        if let Wish::Port(guest) = wish
-            && self.connections.len() < MOST_CONNECTIONS
+        if let CallerRequest::Port(guest) = request
+            && self.connections.len() < MAX_CONNECTIONS
         {
             let ports = self.free_ports(guest);
             let mut connection = Connection::from_host(ports, self.guest_cid, (stream, &self.log));
-            connection.look(what);
+            connection.handle_events(flags);
             self.insert(token, connection);
         }
     }
 
-    /// A port for the host's end, whatever ports the guest has connected to by itself.
+    /// Returns a port for the host's end that no other connection to the guest's port uses.
     fn free_ports(&mut self, guest: u32) -> Ports {
         loop {
             let host = self.next_port;
@@ -204,15 +206,15 @@ impl Table {
 
     // ---- From the guest ----
 
-    /// Takes a packet.
-    pub fn take(&mut self, mut chain: Chain<'_>) -> Result<(), Broken> {
+    /// Handles a packet of the guest.
+    pub fn handle_packet(&mut self, mut chain: Chain<'_>) -> Result<(), Broken> {
         let mut bytes = [0; packet::LEN];
         if chain.readable.read(&mut bytes) < packet::LEN {
-            return Err(Broken("a packet shorter than its header"));
+            return Err(Broken("a packet is shorter than its header"));
         }
-        let header = Header::parse(&bytes);
+        let header = PacketHeader::parse(&bytes);
         if header.dst_cid != HOST_CID {
-            return Ok(()); // there is nobody else here
+            return Ok(()); // no other CID is reachable
         }
         if header.socket_type != STREAM || header.src_cid != self.guest_cid {
             self.refuse(&header);
@@ -224,7 +226,7 @@ impl Table {
                 let len = header.len as usize;
                 let payload = (len <= chain.readable.len()).then(|| chain.readable.take(len));
                 if let Some(connection) = self.connections.get_mut(&token) {
-                    connection.take(&header, payload);
+                    connection.handle_packet(&header, payload);
                 }
                 self.update(token);
             }
@@ -234,8 +236,8 @@ impl Table {
         Ok(())
     }
 
-    fn connect(&mut self, ports: Ports, request: &Header) {
-        if self.connections.len() >= MOST_CONNECTIONS {
+    fn connect(&mut self, ports: Ports, request: &PacketHeader) {
+        if self.connections.len() >= MAX_CONNECTIONS {
             return self.refuse(request);
         }
         let token = self.next_token;
@@ -246,8 +248,8 @@ impl Table {
                 self.insert(token, Connection::from_guest(ports, request, (stream, &self.log)));
             }
             Err(error) => {
-                let nobody = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
-                if !nobody.contains(&error.kind()) {
+                let no_listener = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
+                if !no_listener.contains(&error.kind()) {
                     self.warn("connect for the guest", &error);
                 }
                 self.refuse(request);
@@ -255,11 +257,11 @@ impl Table {
         }
     }
 
-    fn refuse(&mut self, header: &Header) {
+    fn refuse(&mut self, header: &PacketHeader) {
         if header.op == op::RST {
-            return; // or both sides would refuse for ever
+            return; // or both sides would refuse forever
         }
-        if self.refusals.len() >= MOST_REFUSALS {
+        if self.refusals.len() >= MAX_REFUSALS {
             self.refusals.pop_front();
         }
         self.refusals.push_back(header.refusal());
@@ -267,21 +269,22 @@ impl Table {
 
     // ---- To the guest ----
 
-    /// Whether there may be a packet for the guest.
+    /// Returns whether there may be a packet for the guest.
     pub fn has_packet(&self) -> bool {
-        !self.refusals.is_empty() || !self.listed.is_empty()
+        !self.refusals.is_empty() || !self.ready.is_empty()
     }
 
-    /// The next packet for the guest, its payload in the front of `room`. None when there is none after all.
-    pub fn give(&mut self, room: &Buffers<'_>) -> Option<Header> {
+    /// Returns the next packet for the guest, with its payload at the front of `room`. Returns `None` if
+    /// there is none after all.
+    pub fn next_packet(&mut self, room: &Buffers<'_>) -> Option<PacketHeader> {
         if let Some(refusal) = self.refusals.pop_front() {
             return Some(refusal);
         }
-        while let Some(token) = self.listed.pop_front() {
+        while let Some(token) = self.ready.pop_front() {
             let Some(connection) = self.connections.get_mut(&token) else { continue };
-            connection.is_listed = false;
-            let header = connection.give(room);
-            self.update(token); // to the end of the list, if there is more
+            connection.is_ready = false;
+            let header = connection.next_packet(room);
+            self.update(token); // to the end of the list, if it has more packets
             if header.is_some() {
                 return header;
             }
@@ -297,35 +300,35 @@ impl Table {
         self.update(token);
     }
 
-    /// Brings the table in line with a connection that something has happened to.
+    /// Updates the table after a change of a connection.
     fn update(&mut self, token: u64) {
         let Some(connection) = self.connections.get_mut(&token) else { return };
         if connection.is_established()
-            && let Some(act) = self.at_connection.0.take()
+            && let Some(act) = self.on_connection.0.take()
         {
             act();
         }
-        if connection.is_forgotten() && self.by_ports.get(&connection.ports) == Some(&token) {
+        if connection.has_free_ports() && self.by_ports.get(&connection.ports) == Some(&token) {
             self.by_ports.remove(&connection.ports);
         }
-        if connection.is_gone() {
+        if connection.is_closed() {
             self.connections.remove(&token);
             return;
         }
-        if connection.has_packet() && !connection.is_listed {
-            connection.is_listed = true;
-            self.listed.push_back(token);
+        if connection.has_packet() && !connection.is_ready {
+            connection.is_ready = true;
+            self.ready.push_back(token);
         }
         let wants_room = connection.wants_room();
         if wants_room != connection.is_watched_for_room
             && let Some(stream) = connection.stream()
         {
-            // To change what an edge is makes one if there is reason, so none is missed.
+            // A change of the events reports those that are ready, so none is missed.
             let changed = epoll::modify(&self.epoll, stream, EventData::new_u64(token), interest(wants_room));
             connection.is_watched_for_room = changed.is_ok() && wants_room;
         }
-        if self.listed.len() > 2 * self.connections.len() + EVENTS {
-            self.listed.retain(|token| self.connections.contains_key(token));
+        if self.ready.len() > 2 * self.connections.len() + EVENTS {
+            self.ready.retain(|token| self.connections.contains_key(token));
         }
     }
 

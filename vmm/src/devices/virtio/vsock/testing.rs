@@ -1,4 +1,4 @@
-//! A guest's end for tests: a driver that speaks packets, and the directory where its host's sockets are.
+//! Fixtures for tests: a driver that speaks packets, and the directory of the host's sockets.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,18 +10,18 @@ use std::time::Duration;
 use super::super::testing::{Driver, Part};
 use super::credit::BUFFER;
 use super::packet;
-use super::packet::{HOST_CID, Header, STREAM, op};
+use super::packet::{HOST_CID, PacketHeader, STREAM, op};
 use super::{EVENT, RX, TX, Vsock};
 use crate::config::devices::VsockConfig;
 
-/// The guest's address, unless a test gives it another.
+/// CID of the guest, unless a test gives another.
 pub(super) const CID: u32 = 3;
-/// The guest's buffer, unless a packet says otherwise.
+/// Bytes of the guest's buffer, unless a packet says otherwise.
 pub(super) const ROOM: u32 = 64 << 10;
-/// Host programs wait no longer than this.
+/// Longest wait of a host program.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A directory that goes when the test is over.
+/// A directory that is removed on drop.
 #[derive(Debug)]
 pub(super) struct TempDir(PathBuf);
 
@@ -48,25 +48,25 @@ impl Drop for TempDir {
     }
 }
 
-/// The guest.
+/// A guest with a vsock.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct TestGuest {
     pub driver: Driver,
     pub cid: u32,
     pub dir: TempDir,
-    /// How a buffer to receive in is split.
+    /// Lengths of the descriptors of a receive buffer.
     split: Vec<usize>,
     /// Packets that the device has yet to take.
     outstanding: usize,
 }
 
-/// A device at a socket of this name.
+/// Makes a device at a socket of this name.
 pub(super) fn device(dir: &Path, name: &str, cid: u32) -> Vsock {
     Vsock::open(&VsockConfig { cid, socket: dir.join(name).into() }).unwrap()
 }
 
-impl Guest {
-    /// With buffers to receive in.
+impl TestGuest {
+    /// Makes a guest with receive buffers.
     pub fn new() -> Self {
         Self::with_buffers(&[4096], 32)
     }
@@ -84,7 +84,7 @@ impl Guest {
         guest
     }
 
-    /// Gives buffers to receive in.
+    /// Posts receive buffers.
     pub fn post(&mut self, count: usize) {
         let parts: Vec<_> = self.split.iter().map(|len| Part::In(*len)).collect();
         for _ in 0..count {
@@ -92,16 +92,16 @@ impl Guest {
         }
     }
 
-    /// Gives a buffer for an event.
+    /// Posts an event buffer.
     pub fn post_event(&mut self) {
         self.driver.send(EVENT, &[Part::In(4)]);
     }
 
     // ---- Packets ----
 
-    /// A packet's header, as a connection's from `guest` to `host`.
-    pub fn header(&self, op: u16, (host, guest): (u32, u32)) -> Header {
-        Header {
+    /// Returns the header of a packet from port `guest` to port `host`.
+    pub fn header(&self, op: u16, (host, guest): (u32, u32)) -> PacketHeader {
+        PacketHeader {
             src_cid: self.cid.into(),
             dst_cid: HOST_CID,
             src_port: guest,
@@ -109,16 +109,16 @@ impl Guest {
             socket_type: STREAM,
             op,
             buf_alloc: ROOM,
-            ..Header::default()
+            ..PacketHeader::default()
         }
     }
 
-    pub fn send(&mut self, header: Header, payload: &[u8]) {
+    pub fn send(&mut self, header: PacketHeader, payload: &[u8]) {
         self.send_split(header, payload, packet::LEN);
     }
 
     /// Sends a packet in three descriptors: up to `at`, one byte, the rest.
-    pub fn send_split(&mut self, header: Header, payload: &[u8], at: usize) {
+    pub fn send_split(&mut self, header: PacketHeader, payload: &[u8], at: usize) {
         let mut bytes = header.bytes().to_vec();
         bytes.extend(payload);
         let at = at.min(bytes.len() - 1);
@@ -135,13 +135,13 @@ impl Guest {
         }
     }
 
-    pub fn say(&mut self, op: u16, ports: (u32, u32)) {
+    pub fn send_op(&mut self, op: u16, ports: (u32, u32)) {
         let header = self.header(op, ports);
         self.send(header, &[]);
     }
 
     pub fn send_data(&mut self, ports: (u32, u32), payload: &[u8]) {
-        let header = Header { len: payload.len() as u32, ..self.header(op::RW, ports) };
+        let header = PacketHeader { len: payload.len() as u32, ..self.header(op::RW, ports) };
         self.send(header, payload);
     }
 
@@ -153,42 +153,43 @@ impl Guest {
         }
     }
 
-    /// Waits for the next packet. Its buffer is given back.
-    pub fn receive(&mut self) -> (Header, Vec<u8>) {
+    /// Waits for the next packet, and posts its buffer again.
+    pub fn receive(&mut self) -> (PacketHeader, Vec<u8>) {
         let used = self.driver.until("a packet comes", |driver| driver.poll(RX));
         self.post(1);
-        let header = Header::parse(used.written[..packet::LEN].try_into().unwrap());
+        let header = PacketHeader::parse(used.written[..packet::LEN].try_into().unwrap());
         assert_eq!((header.src_cid, used.len), (HOST_CID, packet::LEN as u32 + header.len), "{header:?}");
         (header, used.written[packet::LEN..used.len as usize].to_vec())
     }
 
-    /// Waits for a packet of this kind and no other.
-    pub fn expect(&mut self, op: u16) -> Header {
+    /// Waits for a packet, which has this operation.
+    pub fn expect(&mut self, op: u16) -> PacketHeader {
         let (header, _) = self.receive();
         assert_eq!((header.op, header.dst_cid), (op, self.cid.into()), "{header:?}");
         header
     }
 
-    /// What comes in answer to all that was sent.
-    pub fn answers(&mut self) -> Vec<Header> {
-        let mut answers = Vec::new();
-        // A packet to nobody is answered before what else there is to say in the same turn: with the second that is said.
+    /// Returns the responses to everything that was sent.
+    pub fn responses(&mut self) -> Vec<PacketHeader> {
+        let mut responses = Vec::new();
+        // A packet without a connection is refused before other packets of the same turn are sent. The
+        // refusal of the second marker therefore follows all responses.
         for marker in [u32::MAX - 1, u32::MAX] {
-            self.say(op::CREDIT_REQUEST, (marker, marker));
+            self.send_op(op::CREDIT_REQUEST, (marker, marker));
             loop {
                 let (header, _) = self.receive();
                 if (header.op, header.src_port) == (op::RST, marker) {
                     break;
                 }
-                answers.push(header);
+                responses.push(header);
             }
         }
-        answers
+        responses
     }
 
-    /// Nothing comes in answer to all that was sent.
+    /// Asserts that nothing that was sent gets a response.
     pub fn expect_silence(&mut self) {
-        assert_eq!(self.answers(), []);
+        assert_eq!(self.responses(), []);
     }
 
     /// Waits for so many bytes of data.
@@ -209,7 +210,7 @@ impl Guest {
         self.dir.join("vsock")
     }
 
-    /// A program of the host that connects and says `line`.
+    /// Connects a host program that sends `line`.
     pub fn call(&self, line: &str) -> UnixStream {
         let mut stream = UnixStream::connect(self.socket()).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -217,23 +218,23 @@ impl Guest {
         stream
     }
 
-    /// A connection from the host to this port of the guest, and its ports.
+    /// Makes a connection from the host to this port of the guest. Returns its ports, too.
     pub fn accept(&mut self, guest: u32) -> (UnixStream, (u32, u32)) {
         let mut stream = self.call(&format!("CONNECT {guest}\n"));
         let request = self.expect(op::REQUEST);
         assert_eq!(request.dst_port, guest);
         let ports = (request.src_port, guest);
-        self.say(op::RESPONSE, ports);
+        self.send_op(op::RESPONSE, ports);
         assert_eq!(read_line(&mut stream), format!("OK {}\n", ports.0));
         (stream, ports)
     }
 
-    /// Fills the device's buffer for a host that does not read, and says with how much.
+    /// Fills the device's buffer for a host that does not read. Returns the bytes sent.
     pub fn fill(&mut self, ports: (u32, u32), data: &[u8]) -> usize {
         let (mut sent, mut before) = (0, None);
         loop {
-            self.say(op::CREDIT_REQUEST, ports);
-            let told = self.answers().last().map(|update| update.fwd_cnt);
+            self.send_op(op::CREDIT_REQUEST, ports);
+            let told = self.responses().last().map(|update| update.fwd_cnt);
             if told == before {
                 return sent;
             }
@@ -249,9 +250,9 @@ impl Guest {
         UnixListener::bind(self.dir.join(format!("vsock_{host}"))).unwrap()
     }
 
-    /// A connection from the guest to somebody at the host's port.
+    /// Makes a connection from the guest to a listener at the host's port.
     pub fn connect(&mut self, listener: &UnixListener, ports: (u32, u32)) -> UnixStream {
-        self.say(op::REQUEST, ports);
+        self.send_op(op::REQUEST, ports);
         self.expect(op::RESPONSE);
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -266,14 +267,14 @@ pub(super) fn read_line(stream: &mut UnixStream) -> String {
     line
 }
 
-/// Everything up to the end. A connection that was reset has no end but an error.
+/// Reads up to the end. A connection that was reset ends in an error instead.
 pub(super) fn read_to_end(stream: &mut UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     bytes
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Returns pseudo-random bytes of a seed.
 pub(super) fn noise(seed: u32, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
     let next = || {
@@ -283,11 +284,11 @@ pub(super) fn noise(seed: u32, len: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// A test has both ends of its connections, more than the usual 1024 descriptors.
+/// Raises the limit: a test has both ends of its connections, more than the usual 1024 descriptors.
 #[allow(unsafe_code)]
 pub(super) fn raise_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: both calls get a valid struct, and raising the limit touches nothing else.
+    // SAFETY: both calls get a valid struct, and raising the limit changes nothing else.
     unsafe {
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
         limit.rlim_cur = limit.rlim_max.min(65_536);

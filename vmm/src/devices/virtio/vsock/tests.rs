@@ -1,24 +1,24 @@
-//! The device between a guest that speaks packets and programs of the host.
+//! Tests of the device between a guest that speaks packets and host programs.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use super::credit::BUFFER;
-use super::packet::{Header, STREAM, op, shut};
-use super::testing::{CID, Guest, ROOM, device, noise, raise_descriptor_limit, read_line, read_to_end};
+use super::packet::{PacketHeader, STREAM, op, shut};
+use super::testing::{CID, ROOM, TestGuest, device, noise, raise_descriptor_limit, read_line, read_to_end};
 use super::*;
 use crate::testing::limited;
 
 #[test]
-fn the_guest_learns_its_cid() {
-    let mut guest = Guest::new();
+fn configuration_has_the_guests_cid() {
+    let mut guest = TestGuest::new();
     assert_eq!((guest.driver.get(0x08), guest.driver.get(0x100), guest.driver.get(0x104)), (19, CID, 0));
 }
 
 #[test]
-fn it_works_with_event_indices() {
-    let mut guest = Guest::new();
+fn data_flows_with_event_indices() {
+    let mut guest = TestGuest::new();
     guest.driver.set_up(!0);
     guest.post(32);
     let (mut host, ports) = guest.accept(1);
@@ -33,8 +33,8 @@ fn it_works_with_event_indices() {
 // ---- Connecting ----
 
 #[test]
-fn the_host_connects_and_both_talk() {
-    let mut guest = Guest::new();
+fn connection_from_the_host_carries_data_both_ways() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1024);
     host.write_all(b"hello guest").unwrap();
     assert_eq!(guest.receive_data(11), b"hello guest");
@@ -47,21 +47,21 @@ fn the_host_connects_and_both_talk() {
 }
 
 #[test]
-fn what_the_host_says_at_once_waits_for_the_answer() {
-    let mut guest = Guest::new();
+fn early_data_of_the_host_waits_for_the_response() {
+    let mut guest = TestGuest::new();
     let mut host = guest.call("CONNECT 5\nat once");
     host.shutdown(Shutdown::Write).unwrap();
     let request = guest.expect(op::REQUEST);
     guest.expect_silence();
-    guest.say(op::RESPONSE, (request.src_port, 5));
+    guest.send_op(op::RESPONSE, (request.src_port, 5));
     assert_eq!(guest.receive_data(7), b"at once");
     assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::SEND);
     assert_eq!(read_line(&mut host), format!("OK {}\n", request.src_port));
 }
 
 #[test]
-fn the_guest_connects_and_both_talk() {
-    let mut guest = Guest::new();
+fn connection_from_the_guest_carries_data_both_ways() {
+    let mut guest = TestGuest::new();
     let listener = guest.listen(80);
     let mut host = guest.connect(&listener, (80, 5000));
     guest.send_data((80, 5000), b"GET /");
@@ -73,32 +73,32 @@ fn the_guest_connects_and_both_talk() {
 }
 
 #[test]
-fn where_nobody_is_the_guest_is_refused() {
-    let mut guest = Guest::new();
-    drop(guest.listen(81)); // its file is still there
+fn connection_to_a_port_without_listener_is_refused() {
+    let mut guest = TestGuest::new();
+    drop(guest.listen(81)); // its socket file stays
     for port in [80, 81] {
-        guest.say(op::REQUEST, (port, 5000));
+        guest.send_op(op::REQUEST, (port, 5000));
         let refusal = guest.expect(op::RST);
         assert_eq!((refusal.src_port, refusal.dst_port), (port, 5000));
     }
 }
 
 #[test]
-fn what_the_guest_refuses_is_closed() {
-    let mut guest = Guest::new();
+fn connection_that_the_guest_refuses_is_closed() {
+    let mut guest = TestGuest::new();
     let mut host = guest.call("CONNECT 9\n");
     let request = guest.expect(op::REQUEST);
-    guest.say(op::RST, (request.src_port, 9));
+    guest.send_op(op::RST, (request.src_port, 9));
     assert_eq!(read_to_end(&mut host), b"");
     guest.expect_silence();
 }
 
 #[test]
-fn callers_that_make_no_sense_or_leave_are_dropped() {
-    let mut guest = Guest::new();
+fn invalid_and_leaving_callers_are_dropped() {
+    let mut guest = TestGuest::new();
     for line in ["HELLO\n", "CONNECT me\n", "CONNECT 4294967296\n", &"x".repeat(100)] {
         let mut host = guest.call(line);
-        // Closed with bytes unread, it is reset.
+        // A socket that is closed with unread bytes is reset.
         assert!(!matches!(host.read(&mut [0]), Ok(1)), "{line}");
     }
     drop(guest.call(""));
@@ -112,9 +112,9 @@ fn callers_that_make_no_sense_or_leave_are_dropped() {
 }
 
 #[test]
-fn of_too_many_callers_the_oldest_goes() {
+fn oldest_of_too_many_callers_is_dropped() {
     raise_descriptor_limit();
-    let mut guest = Guest::new();
+    let mut guest = TestGuest::new();
     let mut oldest = guest.call("");
     let others: Vec<_> = (0..1024).map(|_| guest.call("")).collect();
     assert_eq!(read_to_end(&mut oldest), b"");
@@ -125,8 +125,8 @@ fn of_too_many_callers_the_oldest_goes() {
 // ---- Data ----
 
 #[test]
-fn the_guest_gets_no_more_than_it_has_room_for() {
-    let mut guest = Guest::new();
+fn guest_gets_no_more_than_it_has_room_for() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     let data = noise(1, 100_000);
     host.write_all(&data).unwrap();
@@ -134,13 +134,13 @@ fn the_guest_gets_no_more_than_it_has_room_for() {
     guest.expect(op::CREDIT_REQUEST);
     guest.expect_silence();
     for (room, more) in [(ROOM + 1, 1), (ROOM + 4000, 3999), (ROOM + 10_000, 6000)] {
-        let update = Header { buf_alloc: room, ..guest.header(op::CREDIT_UPDATE, ports) };
+        let update = PacketHeader { buf_alloc: room, ..guest.header(op::CREDIT_UPDATE, ports) };
         guest.send(update, &[]);
         got.extend(guest.receive_data(more));
         guest.expect(op::CREDIT_REQUEST);
     }
-    // Passing on is as good as a larger buffer.
-    let passed = Header { fwd_cnt: ROOM, ..guest.header(op::CREDIT_UPDATE, ports) };
+    // Forwarded bytes make as much room as a larger buffer.
+    let passed = PacketHeader { fwd_cnt: ROOM, ..guest.header(op::CREDIT_UPDATE, ports) };
     guest.send(passed, &[]);
     got.extend(guest.receive_data(data.len() - got.len()));
     assert!(got == data);
@@ -148,8 +148,8 @@ fn the_guest_gets_no_more_than_it_has_room_for() {
 }
 
 #[test]
-fn data_comes_through_whatever_way_it_is_split() {
-    let mut guest = Guest::with_buffers(&[1, 42, 2, 7, 100], 8);
+fn data_arrives_unchanged_however_it_is_split() {
+    let mut guest = TestGuest::with_buffers(&[1, 42, 2, 7, 100], 8);
     let (mut host, ports) = guest.accept(1);
     let data = noise(2, 5000);
     host.write_all(&data).unwrap();
@@ -157,7 +157,7 @@ fn data_comes_through_whatever_way_it_is_split() {
     let mut back = Vec::new();
     for (number, len) in [1, 2, 43, 44, 45, 100, 1000, 3000].into_iter().enumerate() {
         let payload = noise(number as u32, len);
-        let header = Header { len: len as u32, ..guest.header(op::RW, ports) };
+        let header = PacketHeader { len: len as u32, ..guest.header(op::RW, ports) };
         guest.send_split(header, &payload, [1, 20, 43, 44, 45, 60, 1000, 5000][number]);
         back.extend(payload);
     }
@@ -167,8 +167,8 @@ fn data_comes_through_whatever_way_it_is_split() {
 }
 
 #[test]
-fn a_host_that_does_not_read_loses_nothing_when_it_does() {
-    let mut guest = Guest::new();
+fn slow_host_loses_no_bytes() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     let data = noise(3, 1 << 20);
     let sent = guest.fill(ports, &data);
@@ -176,13 +176,13 @@ fn a_host_that_does_not_read_loses_nothing_when_it_does() {
     let mut got = vec![0; sent];
     host.read_exact(&mut got).unwrap();
     assert!(got == data[..sent]);
-    // The guest hears that there is room again, without asking.
+    // The guest gets its credit back without asking.
     while sent - guest.expect(op::CREDIT_UPDATE).fwd_cnt as usize >= BUFFER as usize / 4 {}
 }
 
 #[test]
 fn data_beyond_its_credit_ends_the_connection() {
-    let mut guest = Guest::new();
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     let data = noise(4, 1 << 20);
     guest.send_data(ports, &data[..BUFFER as usize + 1]);
@@ -196,7 +196,7 @@ fn data_beyond_its_credit_ends_the_connection() {
 #[test]
 fn five_hundred_connections_move_data_at_once() {
     raise_descriptor_limit();
-    let mut guest = Guest::new();
+    let mut guest = TestGuest::new();
     let (mut all, mut echoed) = (0, 0);
     let mut clients: Vec<Vec<_>> = Vec::new();
     clients.resize_with(4, Vec::new);
@@ -231,15 +231,15 @@ fn five_hundred_connections_move_data_at_once() {
 // ---- Ends ----
 
 #[test]
-fn the_host_ends_its_half_and_listens_on() {
-    let mut guest = Guest::new();
+fn host_receives_after_it_has_shut_down_its_half() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     host.write_all(b"last words").unwrap();
     host.shutdown(Shutdown::Write).unwrap();
     assert_eq!(guest.receive_data(10), b"last words");
     assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::SEND);
     guest.send_data(ports, b"answer");
-    let end = Header { flags: shut::BOTH, ..guest.header(op::SHUTDOWN, ports) };
+    let end = PacketHeader { flags: shut::BOTH, ..guest.header(op::SHUTDOWN, ports) };
     guest.send(end, &[]);
     guest.expect(op::RST);
     assert_eq!(read_to_end(&mut host), b"answer");
@@ -247,11 +247,11 @@ fn the_host_ends_its_half_and_listens_on() {
 }
 
 #[test]
-fn the_guest_ends_its_half_and_listens_on() {
-    let mut guest = Guest::new();
+fn guest_receives_after_it_has_shut_down_its_half() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     guest.send_data(ports, b"last words");
-    let end = Header { flags: shut::SEND, ..guest.header(op::SHUTDOWN, ports) };
+    let end = PacketHeader { flags: shut::SEND, ..guest.header(op::SHUTDOWN, ports) };
     guest.send(end, &[]);
     assert_eq!(read_to_end(&mut host), b"last words");
     host.write_all(b"answer").unwrap();
@@ -264,10 +264,10 @@ fn the_guest_ends_its_half_and_listens_on() {
 }
 
 #[test]
-fn to_a_guest_that_listens_no_more_the_host_cannot_write() {
-    let mut guest = Guest::new();
+fn host_cannot_write_to_a_guest_that_has_shut_down_receiving() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
-    let deaf = Header { flags: shut::RECEIVE, ..guest.header(op::SHUTDOWN, ports) };
+    let deaf = PacketHeader { flags: shut::RECEIVE, ..guest.header(op::SHUTDOWN, ports) };
     guest.send(deaf, &[]);
     guest.expect_silence();
     assert_eq!(host.write(b"?").unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
@@ -279,15 +279,15 @@ fn to_a_guest_that_listens_no_more_the_host_cannot_write() {
 }
 
 #[test]
-fn what_the_guest_sent_before_it_closed_reaches_a_slow_host() {
-    let mut guest = Guest::new();
+fn bytes_sent_before_the_guest_closed_reach_a_slow_host() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     let data = noise(5, 1 << 20);
     let sent = guest.fill(ports, &data);
-    let end = Header { flags: shut::BOTH, ..guest.header(op::SHUTDOWN, ports) };
+    let end = PacketHeader { flags: shut::BOTH, ..guest.header(op::SHUTDOWN, ports) };
     guest.send(end, &[]);
-    // The guest has no patience, and uses the ports for another.
-    guest.say(op::RST, ports);
+    // The guest does not wait, and uses the ports for another connection.
+    guest.send_op(op::RST, ports);
     guest.expect_silence();
     assert!(read_to_end(&mut host) == data[..sent]);
     guest.send_data(ports, b"?");
@@ -295,25 +295,25 @@ fn what_the_guest_sent_before_it_closed_reaches_a_slow_host() {
 }
 
 #[test]
-fn hosts_that_vanish_are_reset() {
-    let mut guest = Guest::new();
-    // With nothing on its way.
+fn connection_of_a_vanished_host_program_is_reset() {
+    let mut guest = TestGuest::new();
+    // Without bytes in flight.
     let (host, ports) = guest.accept(1);
     drop(host);
     assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::BOTH);
-    guest.say(op::RST, ports);
-    // With bytes that it has not read.
+    guest.send_op(op::RST, ports);
+    // With bytes that the host has not read.
     let (host, ports) = guest.accept(1);
     guest.send_data(ports, b"unread");
     guest.expect_silence();
     drop(host);
     guest.expect(op::RST);
-    // With bytes that it has not read and more that wait.
+    // With bytes that the host has not read, and more that wait.
     let (host, ports) = guest.accept(1);
     guest.fill(ports, &noise(6, 1 << 20));
     drop(host);
     while guest.receive().0.op != op::RST {}
-    // With bytes unread, and the guest has no room to hear of the end but does not care for it.
+    // With unread bytes of the host, for which the guest has no credit and which it then declines.
     let (mut host, ports) = guest.accept(1);
     host.write_all(&noise(8, ROOM as usize + 1)).unwrap();
     guest.receive_data(ROOM as usize);
@@ -321,7 +321,7 @@ fn hosts_that_vanish_are_reset() {
     drop(host);
     guest.send_data(ports, b"to nobody");
     while guest.receive().0.op != op::SHUTDOWN {}
-    let deaf = Header { flags: shut::RECEIVE, ..guest.header(op::SHUTDOWN, ports) };
+    let deaf = PacketHeader { flags: shut::RECEIVE, ..guest.header(op::SHUTDOWN, ports) };
     guest.send(deaf, &[]);
     while guest.receive().0.op != op::RST {}
     // While the guest writes.
@@ -330,15 +330,15 @@ fn hosts_that_vanish_are_reset() {
     drop(host);
     assert_eq!(guest.expect(op::SHUTDOWN).flags, shut::BOTH);
     guest.send_data((80, 5), b"?");
-    guest.say(op::RST, (80, 5));
+    guest.send_op(op::RST, (80, 5));
     guest.expect_silence();
 }
 
 // ---- Pauses and snapshots ----
 
 #[test]
-fn a_pause_leaves_connections_alone() {
-    let mut guest = Guest::new();
+fn pause_keeps_connections() {
+    let mut guest = TestGuest::new();
     let (mut host, ports) = guest.accept(1);
     guest.driver.transport.halt();
     host.write_all(b"while it was paused").unwrap();
@@ -351,7 +351,7 @@ fn a_pause_leaves_connections_alone() {
         request = request.or((header.op == op::REQUEST).then_some(header));
     }
     assert_eq!(data, b"while it was paused");
-    guest.say(op::RESPONSE, (request.unwrap().src_port, 2));
+    guest.send_op(op::RESPONSE, (request.unwrap().src_port, 2));
     assert!(read_line(&mut caller).starts_with("OK "));
     guest.send_data(ports, b"on");
     let mut on = [0; 2];
@@ -359,8 +359,8 @@ fn a_pause_leaves_connections_alone() {
 }
 
 #[test]
-fn a_reset_drops_all() {
-    let mut guest = Guest::new();
+fn reset_drops_all_connections() {
+    let mut guest = TestGuest::new();
     let (mut host, _) = guest.accept(1);
     let mut caller = guest.call("CONN");
     guest.expect_silence();
@@ -369,30 +369,30 @@ fn a_reset_drops_all() {
 }
 
 #[test]
-fn after_a_restore_the_guest_is_told_and_connects_again() {
+fn restored_guest_gets_the_reset_event_and_connects_again() {
     for posted_before in [true, false] {
-        let mut guest = Guest::new();
+        let mut guest = TestGuest::new();
         let (mut host, ports) = guest.accept(1);
         if posted_before {
             guest.post_event();
         }
         let next = device(&guest.dir, "next", 77);
         guest.driver.move_to(next);
-        // The old process's end of it.
+        // The old device has closed its end.
         assert_eq!(read_to_end(&mut host), b"");
         assert_eq!(guest.driver.get(0x100), 77);
         if !posted_before {
-            let held = guest.header(op::RW, ports);
-            guest.send(held, &[]);
-            assert_eq!(guest.receive().0.op, op::RST, "with nobody to be told, it goes on");
+            let early = guest.header(op::RW, ports);
+            guest.send(early, &[]);
+            assert_eq!(guest.receive().0.op, op::RST, "the device continues until it can deliver the event");
             guest.post_event();
         }
         let event = guest.driver.wait(EVENT);
         assert_eq!((event.len, event.written), (4, vec![0; 4]));
         let mut caller = UnixStream::connect(guest.dir.join("next")).unwrap();
         caller.write_all(b"CONNECT 1\n").unwrap();
-        // What the guest asks while it handles the event waits.
-        let asked = Header { src_cid: 77, ..guest.header(op::CREDIT_REQUEST, (9, 9)) };
+        // Packets of the guest wait while it handles the event.
+        let asked = PacketHeader { src_cid: 77, ..guest.header(op::CREDIT_REQUEST, (9, 9)) };
         guest.send(asked, &[]);
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert_eq!(guest.driver.poll(RX), None);
@@ -400,23 +400,23 @@ fn after_a_restore_the_guest_is_told_and_connects_again() {
         guest.cid = 77;
         assert_eq!(guest.expect(op::RST).src_port, 9);
         let request = guest.expect(op::REQUEST);
-        guest.say(op::RESPONSE, (request.src_port, 1));
+        guest.send_op(op::RESPONSE, (request.src_port, 1));
         assert_eq!(read_line(&mut caller), format!("OK {}\n", request.src_port));
         assert_eq!((request.dst_cid, request.socket_type), (77, STREAM));
-        assert_eq!(guest.driver.poll(EVENT), None, "it is told once");
+        assert_eq!(guest.driver.poll(EVENT), None, "the event is delivered once");
     }
 }
 
 #[test]
-fn an_event_that_was_not_delivered_is_so_in_the_next_process() {
-    let mut guest = Guest::new();
+fn undelivered_event_is_delivered_in_the_next_process() {
+    let mut guest = TestGuest::new();
     for name in ["second", "third"] {
         let next = device(&guest.dir, name, CID);
         guest.driver.move_to(next);
     }
     guest.post_event();
     assert_eq!(guest.driver.wait(EVENT).len, 4);
-    // A guest that posts no buffer again is not waited for for ever.
-    guest.say(op::RW, (1, 1));
+    // The device does not wait forever for a guest that posts no buffer again.
+    guest.send_op(op::RW, (1, 1));
     guest.expect(op::RST);
 }
