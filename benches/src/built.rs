@@ -1,10 +1,24 @@
 //! Files that this tree builds for benchmarks: the program, the guest's kernel and init, and the memory of a
 //! guest that has run.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use crate::{OrSay, Result};
+
+/// The source tree: cargo names it, or the current directory is in it. Known only at run time: two trees may
+/// share a target directory, and the program in it is the one that either of them built.
+///
+/// # Errors
+/// The current directory is in no source tree.
+pub fn source_tree() -> Result<PathBuf> {
+    if let Some(manifest_dir) = std::env::var_os("CARGO_MANIFEST_DIR") {
+        return Ok(PathBuf::from(manifest_dir).join(".."));
+    }
+    let here = std::env::current_dir().or_say("find the current directory")?;
+    let tree = here.ancestors().find(|directory| directory.join("benches/Cargo.toml").exists());
+    tree.map(PathBuf::from).ok_or_else(|| "run this benchmark by cargo, or in the source tree".to_owned())
+}
 
 /// The static release binary of this tree.
 ///
@@ -13,7 +27,7 @@ use crate::{OrSay, Result};
 pub fn volt_vmm() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);
-    build.args(["build", "--release", "--package", "volt-api"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    build.args(["build", "--locked", "--release", "--package", "volt-api"]).current_dir(source_tree()?);
     let status = build.status().or_say("run cargo")?;
     if !status.success() {
         return Err("volt-vmm does not build".to_owned());
@@ -50,7 +64,7 @@ pub fn memory_image() -> Result<PathBuf> {
 
 /// Returns the path that a script of this tree prints when it has built something.
 fn path_from(script: &str) -> Result<PathBuf> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(script);
+    let script = source_tree()?.join(script);
     let run = Command::new(&script).stderr(std::process::Stdio::inherit()).output();
     let output = run.or_say(&format!("run {}", script.display()))?;
     match output.status.success() {

@@ -1,8 +1,6 @@
 //! The report of a benchmark: on standard output at once, and as a page of docs/ if the command asks for it.
 
-use std::path::Path;
-
-use crate::{OrSay, Result, host};
+use crate::{OrSay, Result, built, host};
 
 /// Columns of a line of a page, at most.
 const COLUMNS: usize = 108;
@@ -30,7 +28,7 @@ impl Document {
     /// # Errors
     /// The file system refuses.
     pub fn write(&self, name: &str) -> Result<()> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name);
+        let path = built::source_tree()?.join(name);
         std::fs::write(&path, wrapped(self.0.trim_end())).or_say(&format!("write {name}"))
     }
 }

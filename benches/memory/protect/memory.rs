@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use volt_benches::{OrSay, Result};
+use volt_benches::{OrSay, Result, built};
 
 /// Kinds of memory that a VM can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ pub fn memfd(len: u64) -> Result<File> {
 /// A file on the disk of this directory, without a name.
 fn nameless(len: u64) -> Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
-    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/../target");
+    let here = built::source_tree()?.join("target");
     let file = File::options().read(true).write(true).custom_flags(libc::O_TMPFILE).open(here);
     let file = file.or_say("make a file without a name")?;
     file.set_len(len).or_say("make room in a file")?;
