@@ -62,7 +62,9 @@ build() {
     local programs
     programs=$(
         cd "$work/tree"
-        cargo build --release --package volt-api --bin volt-vmm --message-format json-render-diagnostics
+        cargo build --locked --release --package volt-api --bin volt-vmm \
+            --message-format json-render-diagnostics
+        # Not --locked: this benches/ may need what the lock file of that revision does not list.
         cargo bench --no-run --package volt-benches --bench compare --message-format json-render-diagnostics
     )
     mkdir -p "$kept/$2"

@@ -17,8 +17,8 @@ case ${1-} in
 esac
 bench=${what/instructions/devices}
 
-cargo build --release -p volt-api
-program=$(cargo bench -p volt-benches --bench "$bench" --no-run --message-format=json |
+cargo build --locked --release -p volt-api
+program=$(cargo bench --locked -p volt-benches --bench "$bench" --no-run --message-format=json |
     sed -n 's/.*"name":"'"$bench"'".*"executable":"\([^"]*\)".*/\1/p')
 volt=${program%/deps/*}/volt-vmm
 

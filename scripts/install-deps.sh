@@ -1,27 +1,36 @@
 #!/usr/bin/env bash
-# Installs what the project's scripts need, on Debian and Ubuntu. Says nothing, and asks for no rights, where all is there.
+# Installs what the project's scripts need, on Debian and Ubuntu. Says nothing and asks for no rights if all is installed.
 set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# Only this script installs toolchains; a call of cargo never does.
+export PATH=$PATH:$HOME/.cargo/bin RUSTUP_AUTO_INSTALL=0
 
-# The compiler and what the guest kernel's build wants; then the lab; then what the tests and the checks use.
-PACKAGES=(
-    build-essential musl-tools flex bison bc libelf-dev libssl-dev xz-utils
-    qemu-system-x86 busybox-static cpio kmod e2fsprogs util-linux dmsetup
-    curl jq ca-certificates passt shellcheck python3-venv
+GROUPS_KNOWN=(build lab kernel test bench fuzz)
+declare -A PACKAGES=(
+    [build]="gcc libc6-dev ca-certificates cpio"
+    [lab]="qemu-system-x86 busybox-static kmod e2fsprogs util-linux binutils cpio xz-utils zstd"
+    [stock-kernel]="kmod xz-utils zstd"
+    [kernel]="gcc libc6-dev make flex bison bc libelf-dev libssl-dev xz-utils"
+    [test]="git jq e2fsprogs dmsetup passt shellcheck"
+    [bench]="musl-tools"
+    [fuzz]="g++"
 )
-# Only Debian 12 has it; elsewhere the kernel's source is named in VOLT_KERNEL_SOURCE (kernel/build.sh says so).
-WHERE_IT_EXISTS=(linux-source-6.1)
-RUST=1.95
-# As in scripts/check.sh. From PyPI, because no distribution has it.
-TYPOS=1.52.0
+# One of them is enough (kernel/build.sh takes the first that is installed).
+KERNEL_SOURCES=(linux-source-6.1 linux-source-6.12)
 TARGET=x86_64-unknown-linux-musl
+CARGO_FUZZ=0.13.2
 
 usage() {
-    cat <<'END'
-Usage: scripts/install-deps.sh
+    cat <<END
+Usage: scripts/install-deps.sh [--yes] [GROUP]...
 
-Installs the Debian or Ubuntu packages that the project's scripts need, with sudo if not root, and sees that there is a
-Rust toolchain that is new enough and builds static programs. Where rustup is there, also a nightly toolchain and cargo-fuzz,
-without which the devices cannot be fuzzed. Does nothing where all of that is there.
+Installs the Debian or Ubuntu packages and the Rust toolchain that the project's scripts need, with sudo if not root.
+Does nothing if all of them are installed. Your default Rust toolchain stays as it is.
+
+Groups (default: all): build (the program), stock-kernel (to fetch the distribution's kernel), lab (an emulated
+processor), kernel (our own guest kernel), test, bench, fuzz (a nightly Rust toolchain and cargo-fuzz).
+
+  --yes    where the distribution has no package rustup, run rustup's own installer without a question
 END
 }
 
@@ -31,6 +40,8 @@ fail() {
     say "$*"
     exit 1
 }
+
+# ---- Packages --------------------------------------------------------------------------------------------------------
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then
@@ -42,114 +53,147 @@ as_root() {
     fi
 }
 
-installed() {
-    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
-}
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-available() {
-    apt-cache show "$1" >/dev/null 2>&1
+available() { apt-cache show "$1" >/dev/null 2>&1; }
+
+# Package lists that are older than a day name files that the mirror has dropped.
+update_lists() {
+    [ -z "$updated" ] || return 0
+    updated=yes
+    say "updating the package lists"
+    as_root apt-get -qq update >&2 || say "apt-get update failed; going on with the present lists"
 }
 
 apt_install() {
+    local log
+    update_lists
     say "installing $*"
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y --no-install-recommends "$@" >&2 ||
-        fail "apt-get could not install: $*"
+    log=$(mktemp)
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y --no-install-recommends "$@" \
+        >"$log" 2>&1 </dev/null || { tail -n 30 "$log" >&2 && rm -f "$log" && fail "apt-get could not install: $*"; }
+    rm -f "$log"
 }
 
 install_packages() {
-    local package missing=() sometimes=()
-    for package in "${PACKAGES[@]}"; do installed "$package" || missing+=("$package"); done
-    for package in "${WHERE_IT_EXISTS[@]}"; do installed "$package" || sometimes+=("$package"); done
-    if [ ${#missing[@]} -eq 0 ]; then
-        # Nothing to install but what this distribution may not have: no new lists for that.
-        for package in "${sometimes[@]}"; do if available "$package"; then missing+=("$package"); fi; done
-        [ ${#missing[@]} -gt 0 ] || return 0
-    fi
-    say "updating the package lists"
-    as_root apt-get -qq update >&2 || say "apt-get update failed; going on with the lists there are"
-    for package in "${sometimes[@]}"; do
-        if [[ " ${missing[*]} " != *" $package "* ]] && available "$package"; then missing+=("$package"); fi
+    local group package missing=()
+    for group in "$@"; do
+        for package in ${PACKAGES[$group]}; do installed "$package" || missing+=("$package"); done
     done
-    apt_install "${missing[@]}"
+    [ ${#missing[@]} -eq 0 ] || apt_install "${missing[@]}"
 }
 
-# at_least A B: is version A at least B?
-at_least() {
-    [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]
+install_kernel_source() {
+    local package
+    [ -z "${VOLT_KERNEL_SOURCE-}" ] || return 0
+    for package in "${KERNEL_SOURCES[@]}"; do ! installed "$package" || return 0; done
+    # Lists are needed before one can tell which package exists.
+    [ -n "$(apt-cache pkgnames linux-source 2>/dev/null)" ] || update_lists
+    for package in "${KERNEL_SOURCES[@]}"; do
+        if available "$package"; then apt_install "$package" && return; fi
+    done
+    say "no package of ${KERNEL_SOURCES[*]}: the distribution's stock kernel is the guest (VOLT_KERNEL_SOURCE names a source)"
 }
 
-rust_version() {
-    PATH=$PATH:$HOME/.cargo/bin rustc --version 2>/dev/null | awk '{ print $2 }'
+# ---- Rust ------------------------------------------------------------------------------------------------------------
+
+# channel DIRECTORY: the toolchain that its rust-toolchain.toml names.
+channel() { sed -n 's/^channel = "\(.*\)"$/\1/p' "$1/rust-toolchain.toml"; }
+
+# has_toolchain NAME FILE...: whether rustup has it, with these files in it.
+has_toolchain() {
+    local root file
+    root=$(rustup run "$1" rustc --print sysroot 2>/dev/null) || return 1
+    for file in "${@:2}"; do [ -e "$root/$file" ] || return 1; done
 }
 
-check_rust() {
+# A Rust without rustup serves as well if it is new enough.
+own_rust_serves() {
     local version
-    version=$(rust_version || :)
-    if [ -n "$version" ] && at_least "$version" "$RUST"; then return 0; fi
-    if ! PATH=$PATH:$HOME/.cargo/bin command -v rustup >/dev/null; then
-        available rustup || fail "Rust ${version:-(none found)} is older than $RUST: install rustup (https://rustup.rs), then run this again"
-        apt_install rustup
+    ! command -v rustup >/dev/null && version=$(rustc --version 2>/dev/null | cut -d ' ' -f 2) && [ -n "$version" ] &&
+        [ "$(printf '%s\n%s\n' "$version" "$1" | sort -V | head -n 1)" = "$1" ] &&
+        [ -d "$(rustc --print sysroot)/lib/rustlib/$TARGET" ]
+}
+
+install_rustup() {
+    ! command -v rustup >/dev/null || return 0
+    available rustup || update_lists
+    if available rustup; then apt_install rustup; else run_rustup_installer; fi
+}
+
+# For Debian 12 and other systems without a package rustup. Not tried: no machine of the project's reaches the address.
+run_rustup_installer() {
+    local answer="" command="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
+        sh -s -- -y --no-modify-path --profile minimal --default-toolchain none"
+    say "this system has no package rustup. Rust's own installer brings it to ~/.cargo and ~/.rustup:"
+    say "    $command"
+    if [ -z "$yes" ] && [ -t 0 ]; then
+        read -r -p "Run it? [y/N] " answer
+        case $answer in [yY]*) yes=yes ;; esac
     fi
-    say "installing the stable Rust toolchain"
-    {
-        PATH=$PATH:$HOME/.cargo/bin rustup toolchain install stable --profile minimal --component clippy,rustfmt
-        PATH=$PATH:$HOME/.cargo/bin rustup default stable
-    } >&2 || fail "rustup could not install the stable toolchain"
-    version=$(rust_version || :)
-    at_least "${version:-0}" "$RUST" || fail "the project needs Rust $RUST or newer, and rustup brought ${version:-none}"
+    [ -n "$yes" ] || fail "install rustup, or give --yes to have this script run the command above"
+    installed curl || apt_install curl ca-certificates
+    eval "$command" >&2 || fail "rustup's installer failed"
 }
 
-has_target() {
-    [ -d "$(PATH=$PATH:$HOME/.cargo/bin rustc --print sysroot)/lib/rustlib/$TARGET" ]
+# install_toolchain NAME OPTION...: rustup makes the first toolchain the default one; that is undone.
+install_toolchain() {
+    local before
+    before=$(rustup default 2>/dev/null || :)
+    say "installing the Rust toolchain $1"
+    rustup toolchain install "$1" --profile minimal --no-self-update "${@:2}" >&2 ||
+        fail "rustup could not install the toolchain $1"
+    [ -n "$before" ] || rustup default none >/dev/null 2>&1 || :
 }
 
-check_target() {
-    if has_target; then return 0; fi
-    PATH=$PATH:$HOME/.cargo/bin command -v rustup >/dev/null ||
-        fail "this Rust has no target $TARGET: install Rust with rustup (https://rustup.rs), then run this again"
-    say "installing the Rust target $TARGET"
-    PATH=$PATH:$HOME/.cargo/bin rustup target add "$TARGET" >&2 || fail "rustup could not install the target $TARGET"
-    has_target || fail "rustup installed the target $TARGET for another toolchain than the one in use: see 'rustup show'"
+# check_rust [checks]: with clippy and rustfmt if "checks" is given.
+check_rust() {
+    local rust files=("lib/rustlib/$TARGET") options=(--target "$TARGET")
+    rust=$(channel .)
+    if [ -n "${1-}" ]; then
+        files+=(bin/cargo-clippy bin/rustfmt)
+        options+=(--component clippy --component rustfmt)
+    fi
+    ! own_rust_serves "$rust" || return 0
+    install_rustup
+    has_toolchain "$rust" "${files[@]}" || install_toolchain "$rust" "${options[@]}"
 }
 
-# Only fuzzing wants these: without them everything else works.
 install_fuzzing() {
-    local PATH=$PATH:$HOME/.cargo/bin rustup=""
-    ! command -v rustup >/dev/null || rustup=yes
-    if ! cargo +nightly --version >/dev/null 2>&1; then
-        [ -n "$rustup" ] || { say "no fuzzing: there is no rustup (https://rustup.rs), which brings the nightly toolchain" && return 0; }
-        say "installing the nightly Rust toolchain"
-        rustup toolchain install nightly --profile minimal >&2 ||
-            { say "no fuzzing: rustup could not install the nightly toolchain" && return 0; }
-    fi
-    if ! cargo fuzz --version >/dev/null 2>&1; then
-        [ -n "$rustup" ] || { say "no fuzzing: there is no cargo-fuzz (cargo install cargo-fuzz --locked)" && return 0; }
-        say "installing cargo-fuzz"
-        # In its own place: the project's configuration builds for another target.
-        (cd / && cargo install --quiet cargo-fuzz --locked >&2) || say "no fuzzing: cargo could not install cargo-fuzz"
-    fi
+    local nightly rust
+    command -v rustup >/dev/null || { say "no fuzzing: without rustup there is no nightly toolchain" && return 0; }
+    nightly=$(channel tests/fuzz)
+    has_toolchain "$nightly" || install_toolchain "$nightly"
+    ! cargo fuzz --version >/dev/null 2>&1 || return 0
+    say "installing cargo-fuzz $CARGO_FUZZ"
+    rust=$(channel .)
+    # The project's configuration builds for another target.
+    (cd / && cargo "+$rust" install --quiet cargo-fuzz --version "$CARGO_FUZZ" --locked >&2) ||
+        say "no fuzzing: cargo could not install cargo-fuzz"
 }
 
-# The check of spelling, in an environment of its own.
-install_typos() {
-    local place=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/typos-$TYPOS
-    [ ! -x "$place/bin/typos" ] || return 0
-    say "installing typos $TYPOS"
-    { python3 -m venv "$place" && "$place/bin/pip" --quiet --disable-pip-version-check install "typos==$TYPOS"; } >&2 ||
-        say "pip could not install typos: scripts/check.sh cannot check the spelling"
-}
+# ---- Arguments -------------------------------------------------------------------------------------------------------
 
-case ${1-} in
-    "") ;;
-    --help | -h) usage && exit 0 ;;
-    *) fail "unknown argument $1 (see --help)" ;;
-esac
+updated="" yes="" wanted=()
+while [ $# -gt 0 ]; do
+    case $1 in
+        --help | -h) usage && exit 0 ;;
+        --yes) yes=yes ;;
+        *) [ -n "${PACKAGES[$1]-}" ] || fail "unknown argument $1 (see --help)" && wanted+=("$1") ;;
+    esac
+    shift
+done
+[ ${#wanted[@]} -gt 0 ] || wanted=("${GROUPS_KNOWN[@]}")
 for program in dpkg-query apt-get; do
     command -v "$program" >/dev/null ||
-        fail "this is neither Debian nor Ubuntu: install the counterparts of ${PACKAGES[*]}, and Rust $RUST"
+        fail "this is neither Debian nor Ubuntu: install the counterparts of ${PACKAGES[*]}, and Rust $(channel .)"
 done
-install_packages
-check_rust
-check_target
-install_fuzzing
-install_typos
+install_packages "${wanted[@]}"
+for group in "${wanted[@]}"; do
+    case $group in
+        build) check_rust ;;
+        kernel) install_kernel_source ;;
+        test) check_rust checks ;;
+        fuzz) install_fuzzing ;;
+    esac
+done

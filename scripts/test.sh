@@ -24,6 +24,7 @@ TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
 FUZZ_TARGET=x86_64-unknown-linux-gnu
 FUZZ_SECONDS=10
+NIGHTLY=$(sed -n 's/^channel = "\(.*\)"$/\1/p' tests/fuzz/rust-toolchain.toml)
 FUZZERS=4 # at once, where there are processors for so many
 
 usage() {
@@ -245,8 +246,8 @@ one_lab() {
 
 # Why there can be no fuzzing, if there cannot.
 no_fuzzing() {
-    if ! cargo +nightly --version >/dev/null 2>&1; then
-        echo "nightly Rust toolchain"
+    if ! cargo "+$NIGHTLY" --version >/dev/null 2>&1; then
+        echo "toolchain $NIGHTLY"
     elif ! cargo fuzz --version >/dev/null 2>&1; then
         echo "cargo-fuzz"
     else
@@ -258,7 +259,7 @@ no_fuzzing() {
 cargo_fuzz() {
     local command=$1
     shift
-    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo +nightly fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
+    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo "+$NIGHTLY" fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
         --codegen-units 4 "$@"
 }
 
@@ -292,7 +293,7 @@ fuzz() {
         kept=tests/fuzz/artifacts/$target/${input##*/}
         mkdir -p "${kept%/*}" && cp "$input" "$kept"
         echo "fuzz: $target: the input is in $kept; once more:"
-        echo "fuzz:   cargo +nightly fuzz run --fuzz-dir tests/fuzz --target $FUZZ_TARGET $target $kept"
+        echo "fuzz:   cargo +$NIGHTLY fuzz run --fuzz-dir tests/fuzz --target $FUZZ_TARGET $target $kept"
     done
     echo "test result: FAILED. 0 passed; 1 failed"
     return 1
