@@ -12,6 +12,8 @@ set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
 LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net dm-log-writes"
+# The lab's own kernel: Debian's for virtual machines, Ubuntu's, or the one for any machine.
+KERNEL_PACKAGES=(linux-image-cloud-amd64 linux-image-virtual linux-image-amd64 linux-image-generic)
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
 MEMORY=2048
 KEPT_MEMORY=3072
@@ -83,11 +85,11 @@ prepare_kernel() {
     local base=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm package wanted
     apt=() stale=""
     [ "$level_1" = stable ] || use_backports "$base"
-    package=$(apt-cache "${apt[@]}" depends linux-image-cloud-amd64 2>/dev/null | awk '/Depends: linux-image/ { print $2; exit }')
+    package=$(kernel_package)
     if [ -z "$package" ]; then # not Debian, or no package lists: whatever was fetched before
         cache=$(fetched_before "$base")
         [ -n "$cache" ] || {
-            say "no package linux-image-cloud-amd64 for --level-1 $level_1 (Debian has one; is 'apt-get update' due?)"
+            say "no kernel package (${KERNEL_PACKAGES[*]}) for --level-1 $level_1 (is 'apt-get update' due?)"
             [ -z "$stale" ] || exit "$FAILED"
             exit "$NO_KERNEL"
         }
@@ -132,6 +134,16 @@ use_backports() {
     }
 }
 
+# The package that holds the kernel, by the first name in KERNEL_PACKAGES that this system's lists have.
+kernel_package() {
+    local name
+    for name in "${KERNEL_PACKAGES[@]}"; do
+        apt-cache "${apt[@]}" depends "$name" 2>/dev/null |
+            awk '/ Depends: linux-image-[0-9]/ { print $2; found = 1; exit } END { exit !found }' && return
+    done
+    return 0
+}
+
 # Downloads and unpacks PACKAGE into $cache, which appears whole or not at all.
 fetch_kernel() {
     local staging
@@ -142,11 +154,18 @@ fetch_kernel() {
     say "fetching $1 (once)"
     (
         cd "$staging"
-        apt-get -qq "${apt[@]}" -o APT::Sandbox::User=root download "$1" >&2
-        dpkg-deb -x ./*.deb unpacked
-        mv unpacked/boot unpacked/lib .
+        # Ubuntu has the modules in packages of their own.
+        mapfile -t packages < <(echo "$1" && apt-cache "${apt[@]}" depends "$1" 2>/dev/null |
+            awk '/ Depends: linux-modules-/ { print $2 }')
+        apt-get -qq "${apt[@]}" -o APT::Sandbox::User=root download "${packages[@]}" >&2
+        for package in ./*.deb; do dpkg-deb -x "$package" unpacked; done
+        mkdir lib
+        mv unpacked/boot .
+        # Debian 13 has them below /usr.
+        mv "$(find unpacked/lib/modules unpacked/usr/lib/modules -maxdepth 0 2>/dev/null | head -n 1)" lib/modules
         rm -rf unpacked ./*.deb
         find lib/modules -name '*.ko.xz' -exec unxz {} +
+        find lib/modules -name '*.ko.zst' -exec zstd -q -d --rm {} +
         depmod -b . "$(basename lib/modules/*)" 2>/dev/null
     ) || fail "cannot fetch the kernel package $1"
     mv -T "$staging" "$cache" 2>/dev/null || [ -d "$cache" ] || fail "cannot create $cache"
