@@ -1,35 +1,36 @@
 #!/usr/bin/env bash
-# Builds volt-vmm and a guest kernel, boots Linux, snapshots it and restores it twice. See --help.
+# Builds volt-vmm, boots Linux, snapshots it and restores it twice. See --help.
 set -euo pipefail
-
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH=$PATH:$HOME/.cargo/bin RUSTUP_AUTO_INSTALL=0
 
 usage() {
     cat <<'TEXT'
-Usage: scripts/quickstart.sh
+Usage: scripts/quickstart.sh [--kernel] [--yes]
 
-From a fresh Debian or Ubuntu machine to a restored Linux guest: installs what is needed (with sudo where you are not
-root), builds the binary and the guest kernel (5 to 10 minutes the first time, then never again), boots Linux, snapshots
-it while it runs, and restores it twice at once. Prints each step with its time.
+From a fresh Debian or Ubuntu machine to a restored Linux guest: installs what is needed (with sudo if you are not
+root), builds the program, boots the distribution's own kernel, snapshots it while it runs, and restores it twice at
+once. Prints each step with its time, and at the end which files to use and what to type next.
 
-Where the host's KVM cannot run Linux guests, the guest runs in the lab instead: a real kvm_amd under an emulated
-processor (scripts/lab.sh). Everything works there, slowly.
+Where the host's KVM cannot run Linux guests, the guest runs in the lab: a real kvm_amd under an emulated processor
+(scripts/lab.sh). Everything works there, slowly.
+
+  --kernel    build this project's guest kernel and boot that: it is smaller and boots faster, and its build takes
+              5 to 10 minutes, once
+  --yes       install Rust by its own installer, without a question, where the distribution has no package rustup
 TEXT
 }
 
-case ${1:-} in
--h | --help)
-    usage
-    exit
-    ;;
-'') ;;
-*)
-    usage >&2
-    exit 2
-    ;;
-esac
-
-cd "$here"
+own_kernel="" install=(scripts/install-deps.sh)
+while [ $# -gt 0 ]; do
+    case $1 in
+        -h | --help) usage && exit 0 ;;
+        --kernel) own_kernel=yes ;;
+        --yes) install+=(--yes) ;;
+        *) usage >&2 && exit 2 ;;
+    esac
+    shift
+done
 
 timed() {
     local what=$1 started=$SECONDS
@@ -39,28 +40,41 @@ timed() {
     printf '   %d s\n' $((SECONDS - started)) >&2
 }
 
-build_binary() { cargo build --release --quiet -p volt-api; }
-build_kernel() { kernel=$(kernel/build.sh); }
-build_initrd() { initrd=$(kernel/guest/build.sh); }
+# A profile of its own: optimized, and linked in seconds. scripts/test.sh and benches/ use the release program.
+build_program() { cargo build --profile quick --locked --quiet --package volt-api --bin volt-vmm; }
+build_initrd() { initrd=$(kernel/guest/build.sh --profile quick); }
+build_kernel() { "${install[@]}" kernel && kernel=$(kernel/build.sh); }
+fetch_kernel() { "${install[@]}" stock-kernel && kernel=$(scripts/lab.sh --kernel-image); }
 
-timed 'what the build needs: Debian packages, Rust' scripts/install-deps.sh
-timed 'the binary' build_binary
-timed 'the guest kernel (kept for the next time)' build_kernel
-timed "the guest's init" build_initrd
-target=${CARGO_TARGET_DIR:-$here/target}
-volt=$target/x86_64-unknown-linux-musl/release/volt-vmm
+timed 'install the packages and the Rust toolchain of the build' "${install[@]}" build
+timed 'build the program' build_program
+timed "build the guest's init" build_initrd
+if [ -n "$own_kernel" ]; then
+    timed "build the guest's kernel (kept for the next time)" build_kernel
+else
+    timed "fetch the distribution's kernel for the guest" fetch_kernel
+fi
+target=$(cd "${CARGO_TARGET_DIR:-target}" && pwd)
+volt=$target/x86_64-unknown-linux-musl/quick/volt-vmm
 
 if "$volt" doctor --can-run-linux; then
-    echo "== Linux on this host's KVM" >&2
+    echo "== run Linux on this host's KVM" >&2
     sh scripts/demo.sh "$volt" "$kernel" "$initrd"
 else
-    echo "== Linux in the lab: an emulated processor, so the times below are not what volt-vmm is capable of" >&2
-    scripts/lab.sh --file "$volt" --file "$kernel:/lab/vmlinux" --file "$initrd:/lab/initrd.cpio" \
-        --file scripts/demo.sh -- sh demo.sh /lab/volt-vmm /lab/vmlinux /lab/initrd.cpio
+    timed 'install the packages of the lab, because this KVM cannot run Linux' "${install[@]}" lab
+    echo '== run Linux in the lab. An emulated processor runs it: the figures below mean nothing' >&2
+    scripts/lab.sh --file "$volt" --file "$kernel:/lab/kernel" --file "$initrd:/lab/initrd.cpio" \
+        --file scripts/demo.sh -- sh demo.sh /lab/volt-vmm /lab/kernel /lab/initrd.cpio
 fi
 cat <<TEXT
 
-All of it worked. Next, try:
-  $volt --help
+All of it worked, in $SECONDS s. The files:
+  program  $volt
+  kernel   $kernel
+  initrd   $initrd
+
+Next, where /dev/kvm runs Linux (doctor says so), in two terminals:
   $volt doctor
+  $volt run --kernel $kernel --initrd $initrd --memory 256M --api-socket /tmp/vm.sock
+  $volt snapshot create /tmp/warm --api-socket /tmp/vm.sock
 TEXT

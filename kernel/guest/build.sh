@@ -4,17 +4,19 @@ set -euo pipefail
 
 usage() {
     cat <<'END'
-Usage: kernel/guest/build.sh
+Usage: kernel/guest/build.sh [--profile NAME]
 
 Builds volt-guest (a static /init that takes orders over the console) and packs it into an uncompressed initramfs.
 Prints the initramfs's path, <cargo target directory>/guest/initrd.cpio, and nothing else on standard output.
 
-Environment: CARGO_TARGET_DIR, as for cargo.
+--profile is the cargo profile, release unless given. Environment: CARGO_TARGET_DIR, as for cargo.
 END
 }
 
+profile=release
 case ${1-} in
     "") ;;
+    --profile) profile=${2:?--profile needs a value (see --help)} ;;
     --help | -h) usage && exit 0 ;;
     *) echo "guest: unknown argument $1 (see --help)" >&2 && exit 1 ;;
 esac
@@ -26,13 +28,13 @@ done
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 mkdir -p "${CARGO_TARGET_DIR:-$repository/target}"
 target=$(cd "${CARGO_TARGET_DIR:-$repository/target}" && pwd)
-(cd "$repository" && CARGO_TARGET_DIR=$target cargo build --quiet --release --locked --package volt-guest) >&2
+(cd "$repository" && CARGO_TARGET_DIR=$target cargo build --quiet --profile "$profile" --locked --package volt-guest) >&2
 
 mkdir -p "$target/guest"
 staging=$(mktemp -d "$target/guest/.staging.XXXXXX")
 trap 'rm -rf "$staging"' EXIT
 mkdir -p "$staging"/root/{dev,proc,sys,tmp,run}
-install -m 755 "$target/x86_64-unknown-linux-musl/release/init" "$staging/root/init"
+install -m 755 "$target/x86_64-unknown-linux-musl/$profile/init" "$staging/root/init"
 
 # An archive that is the same for the same init: fixed times and owner, sorted names.
 find "$staging/root" -exec touch -h -d @0 {} +
