@@ -1,4 +1,5 @@
-//! Where a VM comes from: what a diff of it is relative to, and the snapshot that it can be rewound to.
+//! The snapshots that a VM relates to: the one that a diff is relative to, and the one that a rewind returns
+//! to.
 //!
 //! Reading the dirty log clears it, so every result goes to both.
 
@@ -15,15 +16,15 @@ use crate::run_control::Control;
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::memory::LazyMemory;
 
-/// The vCPUs of a VM that has ended come to a stop within this, or never.
+/// The longest wait for the vCPUs of a VM that has ended. A healthy host needs less.
 const TO_STOP: Duration = Duration::from_secs(1);
 
-/// All of it.
+/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    /// What a diff would be relative to.
+    /// The snapshot that a diff would be relative to.
     pub lineage: Option<Lineage>,
-    /// What the VM can be rewound to.
+    /// The snapshot that a rewind returns to.
     pub origin: Option<RestoredFrom>,
 }
 
@@ -32,22 +33,22 @@ pub(crate) struct History {
 pub(crate) struct RestoredFrom {
     /// Its state file, for errors.
     pub path: PathBuf,
-    /// All but memory.
+    /// The machine's state, without memory.
     pub machine: Arc<MachineState>,
-    /// The memory that fills its base on touch, for its children; none if all of the base is there.
+    /// Memory that fills the VM's base on touch. A fork's children share it. Absent if the base is complete.
     pub lazy: Option<LazyMemory>,
-    /// What lies over its base.
+    /// Pages that lie over the base.
     pub over: Option<OverlayPages>,
-    /// The pages that were written since; none where the page tables have to be asked.
+    /// Pages written since the restore. Absent if only the page tables know them.
     pub changed: Option<PageSet>,
-    /// What its memory is made of.
+    /// The files that the VM's memory maps.
     pub files: Arc<Leases>,
-    /// Who is told when that is about to change, once somebody is.
+    /// Listeners for a lease that breaks, once [`RestoredFrom::hold`] took leases.
     pub listeners: Vec<Listener>,
 }
 
 impl RestoredFrom {
-    /// From now on the VM ends before the files change that its memory is made of.
+    /// Ends the VM before another program changes a file that its memory maps.
     pub fn hold(&mut self, control: &Arc<Control>) {
         if self.listeners.is_empty() {
             let control = Arc::downgrade(control);
@@ -62,13 +63,13 @@ impl RestoredFrom {
 }
 
 impl History {
-    /// The packed memory that fills the VM's base on touch, if some does.
+    /// The packed memory that fills the VM's base on touch, if there is one.
     pub fn lazy(&self) -> Option<&LazyMemory> {
         self.origin.as_ref().and_then(|origin| origin.lazy.as_ref())
     }
 
-    /// Lets `act` ask what was written to the VM, which has `bytes` of memory, since it was asked last. Even if it fails that is known
-    /// from then on.
+    /// Lets `act` add the pages written since the last call to a set over `bytes` of memory, and records them
+    /// here even if `act` fails.
     pub fn asking<T>(&mut self, bytes: u64, act: impl FnOnce(&mut PageSet) -> Result<T>) -> Result<T> {
         let mut written = PageSet::none(bytes);
         let done = act(&mut written);
@@ -79,7 +80,7 @@ impl History {
         done
     }
 
-    /// Pages are not what they were when the VM was captured last.
+    /// Records pages that changed since the last capture.
     pub fn changed(&mut self, changed: &PageSet) {
         if let Some(Lineage { may_differ: PagesToCapture::Written(pages), .. }) = &mut self.lineage {
             pages.add_all(changed);

@@ -1,4 +1,4 @@
-//! A snapshot that has a VM's memory but for pages that are known: what a diff of the VM is relative to.
+//! The snapshot that a diff of a VM is relative to, and the pages in which the VM may differ from it.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::snapshot::format::manifest::BaseSnapshot;
 pub(crate) struct Lineage {
     /// The snapshot.
     pub base: BaseSnapshot,
-    /// Which pages may differ from the snapshot's.
+    /// The pages in which the VM's memory may differ from the snapshot's.
     pub may_differ: PagesToCapture,
 }
 
 /// The pages that a capture copies.
 #[derive(Clone, Debug)]
 pub(crate) enum PagesToCapture {
-    /// Every page of the VM's memory that is not its base's, and these. The first capture of a VM copies them.
+    /// Every page of the VM's memory that differs from its base's, and these: for the first capture of a VM.
     NotBase(Option<Arc<PageSet>>),
-    /// These, and the pages written since the last capture, which KVM's dirty log and `memory::own_writes` know.
+    /// These, and the pages written since the last capture (KVM's dirty log and `memory::own_writes`).
     Written(PageSet),
 }
 
 impl PagesToCapture {
-    /// Those that are known already, if there are any.
+    /// The listed pages of either kind.
     pub fn pages(&self) -> Option<&PageSet> {
         match self {
             Self::NotBase(pages) => pages.as_deref(),

@@ -1,4 +1,4 @@
-//! The snapshot on disk: `state.json` beside `memory.snap` or `memory.pack` in a directory.
+//! Snapshots: a directory with `state.json` and one memory file.
 
 pub(crate) mod disks;
 pub(crate) mod history;
@@ -29,13 +29,13 @@ pub use crate::snapshot::transform::inspect::{
 pub use crate::snapshot::transform::merge::merge;
 pub use crate::snapshot::transform::verify::{Verified, verify};
 
-/// Everything but memory.
+/// The machine's state, the configuration and the metadata.
 pub const STATE_FILE: &str = "state.json";
-/// Raw guest memory, sparse: offsets are those of `memory::range::Region`.
+/// Raw guest memory, sparse. Offsets are those of `memory::range::Region`.
 pub const MEMORY_FILE: &str = "memory.snap";
-/// In its place, in a diff: the pages that are not those of the base (see [`format::diff`]).
+/// The memory file of a diff: the pages that differ from its base's ([`format::diff`]).
 pub const DIFF_FILE: &str = "memory.diff";
-/// Or this: the same memory in the format of [`format::pack`].
+/// Packed guest memory ([`format::pack`]).
 pub const PACK_FILE: &str = "memory.pack";
-/// Which pages a restored guest touches first, in any of them, once that has been recorded (see [`format::working_set`]).
+/// The pages that a restored guest touched first, once a restore recorded them ([`format::working_set`]).
 pub const WORKING_SET_FILE: &str = "working-set";

@@ -1,14 +1,15 @@
-//! `memory.diff`: the pages of a guest's memory that are not those of a base.
+//! `memory.diff`: the pages of a guest's memory that differ from a base's.
 //!
 //! ```text
 //!   0                                     memory length
 //!   pages, each at its offset, else holes | a bit for each page | trailer
 //! ```
 //!
-//! The pages lie as they do in a base, so that both are mapped alike. The bitmap says which pages there are: a page of zeros may be a
-//! hole. The trailer is the CRC-64/ECMA-182 of the bitmap and of the three words that follow: memory's length and the base's digest,
-//! which say what the diff is for, and the digest of its pages (see [`super::digest`]); then a magic. All words have 64 bits,
-//! little-endian. Diffs of the first format version have no digest of their pages.
+//! The pages lie at the offsets that they have in a base, so both files are mapped alike. The bitmap lists
+//! the pages, because a page of zeros may be a hole. The trailer is the CRC-64/ECMA-182 of the bitmap and of
+//! three words that follow, then these words and a magic: the length of memory and the base's digest, which
+//! identify the diff, and the digest of its pages ([`super::digest`]). All words have 64 bits, little-endian.
+//! Diffs of the first format version lack the digest of their pages.
 
 use std::fs::File;
 use std::io;
@@ -21,21 +22,21 @@ use crate::memory::page_set::{BYTES_STEP, PageSet};
 
 const MAGIC: &[u8; 8] = b"VOLTDIFF";
 const TRAILER: usize = 5 * 8;
-/// That of the first version.
+/// Length of the first version's trailer, in bytes.
 const TRAILER_1: usize = 4 * 8;
 
 /// The list of a diff's pages.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DiffPages {
-    /// Its pages.
+    /// The pages.
     pub pages: PageSet,
-    /// Their digest, if it is named.
+    /// Digest of the pages; absent in the first version.
     pub digest: Option<u64>,
-    /// The checksum of the list and of the digest.
+    /// Checksum of the list and of the digest.
     pub checksum: u64,
 }
 
-/// Adds the list to a diff whose pages are in the file, which is as long as memory. Returns its checksum.
+/// Appends the list to a file that has the pages and is as long as memory. Returns the list's checksum.
 ///
 /// # Errors
 /// The file system refuses.
@@ -53,11 +54,11 @@ pub fn finish(file: &File, memory: u64, base: u64, pages: &PageSet, digest: u64)
     Ok(checksum)
 }
 
-/// Which pages a diff of `memory` bytes has over the base with this digest. `Err` in the result says what is wrong with it. The list is
-/// read in steps, into as much memory as it has pages.
+/// Reads the list of a diff of `memory` bytes over the base with digest `base`. `Err` in the result names the
+/// fault of the list. The list is read in steps, so it takes memory only for pages that it has.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<DiffPages, String>> {
     let bitmap = PageSet::bytes_len(memory);
     let found = file.metadata()?.len();
@@ -83,7 +84,8 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<DiffPages,
     }
     if (of_memory, of_base) != (memory, base) {
         let problem = format!(
-            "is for a base of {of_memory} bytes with digest {of_base:016x}, not for one of {memory} with {base:016x}"
+            "is for a base of {of_memory} bytes with digest {of_base:016x}, not for one of {memory} with \
+             {base:016x}"
         );
         return Ok(Err(problem));
     }
@@ -93,7 +95,7 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<DiffPages,
     Ok(Ok(DiffPages { pages, digest, checksum: crc }))
 }
 
-/// The bitmap behind the pages, and its checksum so far.
+/// Reads the bitmap behind the pages. Returns it with its checksum so far.
 fn read_list(file: &File, memory: u64) -> io::Result<(PageSet, Digest<'static, u64, Table<16>>)> {
     let (mut pages, mut checksum) = (PageSet::none(memory), CRC.digest());
     let (len, mut buffer) = (PageSet::bytes_len(memory), vec![0; BYTES_STEP]);

@@ -1,8 +1,9 @@
-//! What guest memory is, in one number: the name by which a diff knows its base.
+//! The digest of guest memory: one number by which a diff identifies its base.
 //!
-//! It is the sum, modulo 2^64, of the CRC-64/ECMA-182 of each page that is not zero, its bytes and then its offset (64 bits,
-//! little-endian). So it depends on nothing but the content, however that is stored, and parts of it can be computed apart. It tells
-//! memories of different origin apart and notices damage; it does not stand against anyone who wants to deceive.
+//! It is the sum, modulo 2^64, of the CRC-64/ECMA-182 of each page that is not zero: the page's bytes, then
+//! its offset (64 bits, little-endian). It depends only on the content, not on how that is stored, and parts
+//! of it can be computed apart. It distinguishes memories of different origin and detects damage. It does not
+//! resist an attacker.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -19,10 +20,10 @@ use crate::threads;
 
 /// Bytes read at once.
 const STEP: u64 = 1 << 20;
-/// So many steps are worth a thread.
+/// A thread is worth starting for this many steps.
 const STEPS_OF_A_THREAD: usize = 16;
 
-/// The part of the digest that `bytes` at `offset` are, whole pages.
+/// Computes the share of the whole pages `bytes` at `offset` in the digest.
 #[must_use]
 pub fn of_pages(offset: u64, bytes: &[u8]) -> u64 {
     let pages = (offset..).step_by(PAGE as usize).zip(bytes.chunks(PAGE as usize));
@@ -34,13 +35,14 @@ pub fn of_pages(offset: u64, bytes: &[u8]) -> u64 {
     })
 }
 
-/// The digest that is written as 16 hex digits. Anything else is 0, which is the digest of memory that nothing was written to.
+/// Parses a digest of 16 hex digits. Returns 0, the digest of memory that was never written, for any other
+/// text.
 #[must_use]
 pub fn parse(text: &str) -> u64 {
     u64::from_str_radix(text, 16).unwrap_or(0)
 }
 
-/// The 16 hex digits of a digest.
+/// Formats a digest as 16 hex digits.
 #[must_use]
 pub fn format(digest: u64) -> String {
     format!("{digest:016x}")
@@ -62,7 +64,7 @@ pub(crate) fn of_source(source: &dyn MemorySource, progress: &Progress) -> Resul
             let read = progress.check().and_then(|()| source.read_at(step.start, bytes));
             if let Err(error) = read.and_then(|()| progress.add(len)) {
                 *lock(&failed) = Some(error);
-                // Nobody takes another.
+                // The other threads find no step left.
                 next.store(steps.len(), Ordering::Relaxed);
                 return;
             }
@@ -99,7 +101,7 @@ mod tests {
         assert_eq!(of_pages(0, &[page(0), page(2)].concat()), of_pages(PAGE, &page(2)), "zeros are nothing");
     }
 
-    /// So large that several threads compute it, with holes, and with an end within a step.
+    /// Several threads compute the digest of this source, which has holes and ends within a step.
     #[test]
     fn of_a_source_it_is_that_of_its_pages() {
         let len = 41 * STEP + 5 * PAGE;

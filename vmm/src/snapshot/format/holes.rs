@@ -1,4 +1,4 @@
-//! Pages of zeros, which a file of guest memory does not have.
+//! Pages of zeros: a file of guest memory has holes in their place.
 
 use std::fs::File;
 use std::io;
@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 
 use crate::memory::PAGE;
 
-/// Bytes looked at before the first decision: the compiler has vector instructions for so many.
+/// Bytes examined before the first decision. The compiler vectorizes this many.
 const BLOCK: usize = 256;
 
-/// Whether all bytes are zero. Blocks are not compared with `memcmp`: musl's compares one byte at a time.
+/// Whether all bytes are zero. `memcmp` is no alternative: musl's compares one byte at a time.
 #[must_use]
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (blocks, rest) = bytes.as_chunks::<BLOCK>();
@@ -18,7 +18,7 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     blocks.iter().all(|block| none(block)) && none(rest)
 }
 
-/// Writes the runs of those pages that are `wanted`. `bytes` is a whole number of pages.
+/// Writes the `wanted` pages of `bytes`, which is a whole number of pages.
 pub(crate) fn write_pages(
     file: &File,
     offset: u64,

@@ -5,11 +5,12 @@
 //! `------- 27 bytes --------'`------------------- what the checksum covers ------------------------'
 //! ```
 //!
-//! A state file that names anything on the host ends with a mark of the user that wrote it, `,"mark":"<64 hex digits>"}`: an HMAC-SHA-256
-//! of the bytes between the checksum and it (see [`crate::snapshot::opened::grant`]).
+//! A state file that names anything on the host ends with a mark of the user that wrote it, `,"mark":"<64 hex
+//! digits>"}`: an HMAC-SHA-256 of the bytes between the checksum and it (see
+//! [`crate::snapshot::opened::grant`]).
 //!
-//! The first 27 bytes are compared literally; the CRC-64/ECMA-182 of every byte after them is checked before anything
-//! is used.
+//! The first 27 bytes are compared literally; the CRC-64/ECMA-182 of every byte after them is checked before
+//! anything is used.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,79 +28,80 @@ use crate::machine::MachineState;
 use crate::snapshot::{DIFF_FILE, MEMORY_FILE, PACK_FILE};
 use crate::store::dir::random_hex;
 
-/// The format version this volt-vmm writes. It reads this one and every older one.
+/// The format version that this volt-vmm writes. It reads every older one too.
 pub const VERSION: u32 = 3;
-/// The first that says where the irqchip is.
+/// The first version that names the place of the irqchip.
 const VERSION_OF_IRQCHIP: u32 = 2;
-/// The only architecture there is.
+/// The only supported architecture.
 pub const ARCH: &str = "x86_64";
 
 const HEAD: &str = "{\"crc64\":\"";
 const HEAD_END: &str = "\",";
 const DIGITS: usize = 16;
-/// What stands before the digits of a mark, and how many there are.
+/// The text before the digits of a mark, and their number.
 const MARK: &str = ",\"mark\":\"";
 const MARK_DIGITS: usize = 64;
 /// Bytes before the checksummed part.
 const HEAD_LEN: usize = HEAD.len() + DIGITS + HEAD_END.len();
 
-/// What a snapshot says about itself, readable without its state.
+/// A snapshot's metadata, readable without its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Metadata {
     /// 128 random bits, 32 hex digits.
     pub id: String,
-    /// When it was taken, RFC 3339 in UTC.
+    /// Time of the snapshot, RFC 3339 in UTC.
     pub created: String,
-    /// Guest memory in bytes, and length of the memory file.
+    /// Guest memory in bytes, which is the length of the memory file.
     pub memory_bytes: u64,
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// The volt-vmm that took it.
+    /// Version of the volt-vmm that took the snapshot.
     pub volt_vmm: String,
-    /// The host it was taken on.
+    /// The host of the snapshot.
     pub host: Host,
-    /// What that host's KVM offered (see [`host::feature_digest`]). None before format version 3, and where KVM would not tell.
+    /// Digest of the features that the host's KVM offered ([`host::feature_digest`]). Absent before format
+    /// version 3, and if KVM did not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_features: Option<String>,
-    /// What memory is, of a snapshot that has all of it: 16 hex digits (see `snapshot::digest`).
+    /// Digest of all of memory: 16 hex digits (`snapshot::digest`). Absent in a diff.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_digest: Option<String>,
-    /// Which memory file belongs to this state. Versions before 3 do not say it.
+    /// The memory file that belongs to this state. Absent before version 3.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_file: Option<MemoryFile>,
-    /// What it lies over, if it is a diff.
+    /// The base, if the snapshot is a diff.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseSnapshot>,
-    /// What the images of disks without a layer were, by the ids of the disks. Versions before 3 do not say it.
+    /// Digests and times of the images of disks without a layer, by disk id. Absent before version 3.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub disks: BTreeMap<String, DiskContent>,
-    /// What names the layers of disks, by the ids of the disks: the digest of the base, of the layer's id and
-    /// of the list of clusters that it has, 16 hex digits. Not the data of the clusters. Missing in snapshots
-    /// of versions before 3, and early ones of 3.
+    /// Digests of the disks' layers, by disk id: 16 hex digits over the base, the layer's id and its list of
+    /// clusters. The clusters' data is not covered. Absent before version 3 and in early snapshots of version
+    /// 3.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<String, String>,
 }
 
-/// The kind of a snapshot's memory file, and what names its bytes where that can be checked when the file is opened.
+/// The kind of a snapshot's memory file, with a digest if opening the file can check it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum MemoryFile {
-    /// `memory.snap`. Only its length is checked when it is opened; [`Metadata::memory_digest`] names its content.
+    /// `memory.snap`. Opening it checks its length. [`Metadata::memory_digest`] covers its content.
     Raw,
     /// `memory.pack` with this digest: 32 hex digits.
     Pack(String),
-    /// `memory.diff` with this checksum of its list of pages and their digest: 16 hex digits.
+    /// `memory.diff` with this checksum of its list of pages and of their digest: 16 hex digits.
     Diff(String),
 }
 
 impl MemoryFile {
-    /// Names a pack by its digest.
+    /// A pack, identified by its digest.
     pub(crate) fn pack(digest: u128) -> Self {
         Self::Pack(format!("{digest:032x}"))
     }
 
-    /// Names a diff by the checksum of its list.
+    /// A diff, identified by the checksum of its list.
     pub(crate) fn diff(checksum: u64) -> Self {
         Self::Diff(format!("{checksum:016x}"))
     }
@@ -119,28 +121,28 @@ impl std::fmt::Display for MemoryFile {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BaseSnapshot {
-    /// Its `memory_digest`.
+    /// The base's `memory_digest`.
     pub memory_digest: String,
-    /// Where its directory was when the diff was taken. If it is not there any more, a directory of that name beside the diff's
-    /// is looked for.
+    /// The base's directory when the diff was taken. If it is gone, a directory of that name beside the
+    /// diff's is tried.
     pub path: PathBuf,
 }
 
 impl BaseSnapshot {
-    /// Of the snapshot at `path`.
+    /// The snapshot at `path`, with this digest of its memory.
     pub(crate) fn new(digest: u64, path: &Path) -> Self {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         Self { memory_digest: digest::format(digest), path }
     }
 
-    /// The digest; 0 where it is none, which no memory has that anything was written to.
+    /// The digest as a number; 0 if it is malformed, which matches only memory that was never written.
     pub(crate) fn digest(&self) -> u64 {
         digest::parse(&self.memory_digest)
     }
 }
 
 impl Metadata {
-    /// Of a snapshot taken here and now.
+    /// Metadata of a snapshot taken now, on this host.
     pub(crate) fn of(config: &VmConfig) -> Result<Self> {
         Ok(Self {
             id: random_hex()?,
@@ -159,7 +161,7 @@ impl Metadata {
     }
 }
 
-/// The whole file but its checksum.
+/// The file without its checksum.
 #[derive(Debug, Serialize)]
 struct ManifestBody<'a> {
     version: u32,
@@ -169,7 +171,7 @@ struct ManifestBody<'a> {
     machine: &'a MachineState,
 }
 
-/// What is decoded of a file that cannot be decoded as a whole: enough to say why.
+/// The fields that tell why a file cannot be decoded as a whole.
 #[derive(Debug, Deserialize)]
 struct Versioned<'a> {
     version: u32,
@@ -192,7 +194,7 @@ pub(crate) struct Manifest {
     _mark: Option<String>,
 }
 
-/// Encodes a state file. `mark` makes the mark of what stands between the checksum and the mark, if there is to be one.
+/// Encodes a state file. `mark` makes the mark of the bytes between checksum and mark, if the file gets one.
 pub(crate) fn encode(
     metadata: &Metadata,
     config: &VmConfig,
@@ -212,7 +214,7 @@ pub(crate) fn encode(
     Ok(file)
 }
 
-/// The marked part of a state file, and its mark. The mark stands last, so that nothing after it is unmarked.
+/// Returns the marked bytes of a state file, and the mark. The mark is last, so no byte after it is unmarked.
 pub(crate) fn marked(file: &[u8]) -> Option<(&[u8], Vec<u8>)> {
     let body = file.get(HEAD_LEN..)?.strip_suffix(b"\"}")?;
     let (body, digits) = body.split_at_checked(body.len().checked_sub(MARK_DIGITS)?)?;
@@ -221,10 +223,10 @@ pub(crate) fn marked(file: &[u8]) -> Option<(&[u8], Vec<u8>)> {
     Some((body.strip_suffix(MARK.as_bytes())?, bytes.collect::<Option<_>>()?))
 }
 
-/// Checks how a state file begins. Returns the digits of its checksum.
+/// Checks the start of a state file. Returns the digits of its checksum.
 ///
 /// # Errors
-/// Says what is wrong with it.
+/// The fault, in words.
 pub(crate) fn has_head(file: &[u8]) -> std::result::Result<&[u8], String> {
     if file.is_empty() {
         return Err("is empty".to_owned());
@@ -241,7 +243,7 @@ pub(crate) fn has_head(file: &[u8]) -> std::result::Result<&[u8], String> {
 /// Decodes a state file.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// The fault, in words.
 pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     let digits = has_head(file)?;
     let computed = format!("{:016x}", CRC.checksum(&file[HEAD_LEN..]));
@@ -253,7 +255,7 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     }
     let text = std::str::from_utf8(file).map_err(|_| "has a valid checksum but is no text".to_owned())?;
     let not_json = |error: serde_json::Error| format!("has a valid checksum but cannot be decoded: {error}");
-    // One pass over a file that is as it should be; another version may look like anything but for its number.
+    // An intact file takes one pass. Another version may have any form, except for its number.
     let mut manifest = serde_json::from_str::<Manifest>(text);
     let versioned = match &manifest {
         Ok(Manifest { version, arch, .. }) => Versioned { version: *version, arch: arch.as_str().into() },
@@ -261,7 +263,8 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     };
     if versioned.version > VERSION {
         return Err(format!(
-            "has format version {}; this volt-vmm {} reads versions up to {VERSION}: restore it with a newer volt-vmm",
+            "has format version {}; this volt-vmm {} reads versions up to {VERSION}: restore it with a newer \
+             volt-vmm",
             versioned.version,
             env!("CARGO_PKG_VERSION")
         ));
@@ -277,8 +280,8 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     manifest.map_err(not_json)
 }
 
-/// Seconds since 1970 as `2026-11-21T12:00:00Z`, after the calendar arithmetic for the proleptic Gregorian calendar in
-/// eras of 400 years.
+/// Formats seconds since 1970 as `2026-11-21T12:00:00Z`, by the arithmetic of the proleptic Gregorian
+/// calendar in eras of 400 years.
 fn rfc3339(time: SystemTime) -> String {
     let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
@@ -295,7 +298,7 @@ fn rfc3339(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// A diff without its base.
+/// The error for a diff whose base is missing.
 pub(crate) fn base_is_missing(snapshot: &Path, base: &Path) -> Error {
     Error::snapshot(snapshot, format!("is a diff, and its base {} is not there", base.display()))
 }

@@ -1,4 +1,4 @@
-//! The files of a snapshot, without a VM: how they are laid out, inspected, verified, converted and merged.
+//! Formats of a snapshot's files, independent of any VM.
 
 pub(crate) mod crc;
 pub mod diff;

@@ -1,4 +1,4 @@
-//! The directory of a snapshot, and how its files are opened.
+//! A snapshot's directory, and opening the files in it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,19 +8,19 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use crate::error::{Error, Result};
 
-/// The directory of a snapshot.
+/// A snapshot's directory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SnapshotDir<'a> {
     path: &'a Path,
     held: Option<&'a OwnedFd>,
 }
 
-/// The directory of a diff's base, which may be read.
+/// The directory of a diff's base that the restore may read.
 #[derive(Debug)]
 pub(crate) struct GrantedBase {
-    /// Where it is.
+    /// Path of the directory.
     pub path: PathBuf,
-    /// The directory itself, where its path had to be checked: another that is put there later is not read.
+    /// The open directory, if its path had to be checked. A directory put there later is not read.
     pub held: Option<OwnedFd>,
 }
 
@@ -41,19 +41,19 @@ impl<'a> SnapshotDir<'a> {
         self.path
     }
 
-    /// Whether there is a file of this name. Links are not followed: whether there is what they lead to is nobody's
-    /// to know.
+    /// Whether the directory has a file of this name. Links are not followed, so the answer reveals nothing
+    /// about their targets.
     pub fn has(&self, name: &str) -> bool {
         let path = self.path.join(name);
         let (directory, path) = self.at(name.as_ref(), &path);
         rustix::fs::statat(directory, path, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Opens a file of the snapshot, which must be a regular one, and tells its length. A pipe is not waited
-    /// for. A symbolic link could name any file of the host, so none is followed.
+    /// Opens a regular file of the snapshot, and returns it with its length. Opening does not block on a
+    /// pipe. Symbolic links are not followed, because they could name any file of the host.
     ///
     /// # Errors
-    /// Names the file, and what is wrong with it.
+    /// Names the file and its fault.
     pub fn open_regular(&self, name: impl AsRef<Path>) -> Result<(File, u64)> {
         let path = self.path.join(name.as_ref());
         let (directory, at) = self.at(name.as_ref(), &path);
@@ -67,12 +67,12 @@ impl<'a> SnapshotDir<'a> {
         Ok((file, metadata.len()))
     }
 
-    /// What to look a name up in, and by what path.
+    /// The directory for a lookup, and the path to look up in it.
     fn at<'b>(&'b self, name: &'b Path, path: &'b Path) -> (BorrowedFd<'b>, &'b Path) {
         self.held.map_or((CWD, path), |held| (held.as_fd(), name))
     }
 
-    /// A file that should be there and cannot be opened.
+    /// The error for a file that should exist and cannot be opened.
     fn missing(&self, file: &Path, source: std::io::Error) -> Error {
         match source.kind() {
             std::io::ErrorKind::NotFound if !self.path.exists() => {
@@ -117,7 +117,7 @@ mod tests {
         assert!(!checked.place().has("memory.snap"));
         let error = checked.place().open_regular("memory.snap").unwrap_err().to_string();
         assert!(error.contains("memory.snap") && error.contains("is missing"), "{error}");
-        // By its path it is the other.
+        // By path, it is the other directory.
         assert_eq!(read(SnapshotDir::from(&base)), "secret");
         fs::remove_dir_all(&place).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Guest memory in a file as it is, to be read: `memory.snap`, or the pages of a diff.
+//! Reads raw guest memory from a file: `memory.snap`, or the pages of a diff.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::memory::files::data::data_ranges;
 use crate::memory::page_set::PageSet;
 
-/// The file. Its holes are zeros.
+/// See the module. Holes of the file read as zeros.
 pub(crate) struct RawSource<'a> {
     file: &'a File,
     failed: &'a (dyn Fn(io::Error) -> Error + Sync),
@@ -18,16 +18,16 @@ pub(crate) struct RawSource<'a> {
 }
 
 impl<'a> RawSource<'a> {
-    /// All `len` bytes. `failed` says of what file an error is.
+    /// All `len` bytes of the file. `failed` makes the error, which names the file.
     ///
     /// # Errors
-    /// The host does not say where its data are.
+    /// The host cannot tell where the file has data.
     pub fn whole(file: &'a File, len: u64, failed: &'a (dyn Fn(io::Error) -> Error + Sync)) -> Result<Self> {
         let populated = data_ranges(file, len).map_err(failed)?;
         Ok(Self { file, failed, populated })
     }
 
-    /// These pages.
+    /// Only `pages` of the file.
     pub fn pages(file: &'a File, pages: &PageSet, failed: &'a (dyn Fn(io::Error) -> Error + Sync)) -> Self {
         Self { file, failed, populated: pages.runs().collect() }
     }

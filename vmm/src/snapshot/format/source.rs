@@ -1,4 +1,4 @@
-//! Guest memory to be read, however it is stored.
+//! A source of guest memory, in any storage format.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -6,19 +6,20 @@ use std::thread;
 
 use crate::error::Result;
 
-/// A memory. It must not change while it is packed.
+/// Guest memory that does not change while it is read.
 pub trait MemorySource: Sync {
-    /// Reads from `offset` on. What is outside of [`MemorySource::populated`] is never asked for.
+    /// Reads bytes from `offset` on. Callers stay within [`MemorySource::populated`].
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The memory cannot be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()>;
 
-    /// Ranges in order and apart, outside of which all is zero.
+    /// Disjoint ranges in ascending order. All memory outside them is zero.
     fn populated(&self) -> &[Range<u64>];
 }
 
-/// Threads to do so many runs on, unless a number is given: one a core, which takes a while to find out.
+/// The number of threads for so many runs: `given`, or one a core. Asking for the number of cores takes a
+/// while.
 pub(crate) fn threads_for(runs: u32, given: Option<NonZero<usize>>) -> usize {
     if runs < 2 {
         return 1;

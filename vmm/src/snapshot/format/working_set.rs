@@ -1,13 +1,13 @@
-//! `working-set`: the pages that a restored guest touched until it had done something, in the order in which it touched them first.
+//! `working-set`: the pages that a restored guest touched up to an event, in the order of their first touch.
 //!
 //! ```text
 //!   magic | CRC-64/ECMA-182 of the rest | snapshot's id | bytes of memory | runs: first page, pages; each of 32 bits …
 //!   8       8                             16              8                 8 each, to the end of the file
 //! ```
 //!
-//! All is little-endian, the runs as [`crate::memory::page_ranges`] has them. It is advice, not content: what it names is read ahead, and a page
-//! that it does not name is read when it is touched. It belongs to one snapshot and to those that have been converted from it, or merged
-//! of it and its base.
+//! All numbers are little-endian; the runs are those of [`crate::memory::page_ranges`]. The file is advice,
+//! not content: its pages are read ahead, and any other page is read when the guest touches it. It belongs to
+//! one snapshot, to those converted from it, and to those merged from it and its base.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -31,7 +31,7 @@ const MAGIC: &[u8; 8] = b"VOLTWSET";
 const HEAD: usize = 40;
 /// Bytes of ranges decoded at once.
 const STEP: usize = 64 << 10;
-/// Pieces that the ranges of a set are cut into, at most: 4 MiB of them.
+/// The most pieces into which the ranges of a set are cut: 4 MiB of them.
 const MOST_CUTS: usize = 1 << 18;
 const NOT_ONE: &str = "is no working set";
 const IMPOSSIBLE: &str = "names pages that there are not, or names one twice";
@@ -39,12 +39,13 @@ const IMPOSSIBLE: &str = "names pages that there are not, or names one twice";
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
-    /// Ranges of offsets in the order in which they were touched, none of them empty, no page in two.
+    /// Disjoint ranges of offsets in the order of their first touch, none of them empty.
     runs: Runs,
 }
 
 impl WorkingSet {
-    /// Of pages, by their offsets, in the order in which they were touched. One that comes again counts the first time.
+    /// Makes a set of pages, given by their offsets in the order of touch. A repeated page counts once, at
+    /// its first place.
     #[must_use]
     pub fn of(memory: u64, touched: impl IntoIterator<Item = u64>) -> Self {
         let (mut seen, mut runs) = (PageSet::none(memory), Vec::<std::ops::Range<u64>>::new());
@@ -61,19 +62,19 @@ impl WorkingSet {
         Self { runs: runs.into() }
     }
 
-    /// Ranges of offsets in the order in which they were touched: whole pages, none of them twice.
+    /// Disjoint ranges of whole pages, in the order of their first touch.
     #[must_use]
     pub fn runs(&self) -> &Runs {
         &self.runs
     }
 
-    /// How many pages it has.
+    /// Number of pages.
     #[must_use]
     pub fn pages(&self) -> u64 {
         self.runs.iter().map(|run| (run.end - run.start) / PAGE).sum()
     }
 
-    /// How many of its pages another set has too.
+    /// Number of pages that another set has too.
     #[must_use]
     pub fn shared_with(&self, other: &Self, memory: u64) -> u64 {
         let mut pages = PageSet::none(memory);
@@ -82,10 +83,11 @@ impl WorkingSet {
         all.filter(|page| pages.has(*page)).count() as u64
     }
 
-    /// The set that stands beside the snapshot in `directory`, which has this id and so many bytes of memory; none if none was recorded.
+    /// Opens the set beside the snapshot `id` in `directory`, whose memory has `memory` bytes. Returns
+    /// nothing if none was recorded.
     ///
     /// # Errors
-    /// It cannot be read, is damaged, or is another snapshot's.
+    /// The set cannot be read, is damaged, or belongs to another snapshot.
     pub fn open(directory: &Path, id: &str, memory: u64) -> Result<Option<Self>> {
         let path = directory.join(WORKING_SET_FILE);
         match path.symlink_metadata() {
@@ -94,15 +96,15 @@ impl WorkingSet {
         }
     }
 
-    /// The set in the file at `path`, of the snapshot that has this id and so many bytes of memory.
+    /// Reads the set in the file at `path`, of snapshot `id` with `memory` bytes of memory.
     ///
     /// # Errors
-    /// As [`WorkingSet::open`]; or there is no such file.
+    /// As [`WorkingSet::open`]; or the file is missing.
     pub fn read(path: &Path, id: &str, memory: u64) -> Result<Self> {
         let directory = SnapshotDir::from(path.parent().unwrap_or(path));
         let (file, len) = directory.open_regular(path.file_name().unwrap_or_default())?;
         let wrong = |problem| Error::snapshot(path, format!("{problem}; delete it, and record it again"));
-        // No set is longer.
+        // A longer file cannot be a set of this memory.
         if len > HEAD as u64 + page_ranges::longest(memory) {
             return Err(wrong(NOT_ONE.to_owned()));
         }
@@ -111,8 +113,8 @@ impl WorkingSet {
             .map_err(wrong)
     }
 
-    /// Its ranges without these pages, if there are any. A list of pages that cuts them into more than
-    /// [`MOST_CUTS`] pieces, as a forged one may, leaves the rest whole: they are advice.
+    /// The ranges without `pages`. If these would cut the ranges into more than [`MOST_CUTS`] pieces, as a
+    /// forged list may, the rest stays whole: a set is advice.
     #[must_use]
     pub fn runs_without(&self, pages: Option<&PageSet>) -> Runs {
         let Some(pages) = pages else { return Arc::clone(&self.runs) };
@@ -130,7 +132,7 @@ impl WorkingSet {
         left.into()
     }
 
-    /// Puts it beside the snapshot in `directory`, in the place of one that was there: whole, or not at all.
+    /// Writes the set beside the snapshot in `directory`, in place of any other. The replacement is atomic.
     ///
     /// # Errors
     /// The file system refuses.
@@ -152,7 +154,7 @@ impl WorkingSet {
         })
     }
 
-    /// Puts it into a snapshot that is being made, of the same id and memory.
+    /// Writes the set into a new snapshot with the same id and memory.
     ///
     /// # Errors
     /// The file system refuses.
@@ -173,7 +175,8 @@ impl WorkingSet {
         bytes
     }
 
-    /// Decodes it as it is read, and stops at the first range that cannot be: it takes as much memory as there are ranges.
+    /// Decodes a set while reading it, and stops at the first invalid range, so it takes memory only for
+    /// valid ranges.
     fn decode(mut from: impl Read, id: &str, memory: u64) -> io::Result<std::result::Result<Self, String>> {
         let mut head = [0; HEAD];
         match from.read_exact(&mut head) {
@@ -201,7 +204,8 @@ impl WorkingSet {
         if (of, word(32)) != (id_of(id), memory) {
             let other = word(32);
             return Ok(Err(format!(
-                "is the working set of another snapshot: of {of:032x} with {other} bytes of memory, not of {id} with {memory}"
+                "is the working set of another snapshot: of {of:032x} with {other} bytes of memory, not of \
+                 {id} with {memory}"
             )));
         }
         if !page_ranges::are_apart(&ranges) {
@@ -211,36 +215,37 @@ impl WorkingSet {
     }
 }
 
-/// What is to be read ahead of a VM. What of it lies under other pages is found out once its guest runs.
+/// A set to read ahead of a VM. Pages of it that lie under a diff's pages are left out once the guest runs.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub set: Arc<WorkingSet>,
-    /// Pages that lie over the base, if it is a diff's VM.
+    /// The pages over the base, for a VM of a diff.
     pub over: Option<Arc<PageSet>>,
 }
 
-/// Where the working set of a snapshot is, and what is known of it.
+/// The place of a snapshot's working set. Reads the set once, on demand.
 #[derive(Debug)]
 pub(crate) struct WorkingSetFile {
     directory: PathBuf,
     id: String,
     memory: u64,
-    /// Once it has been looked for.
+    /// The result of reading, once it was read.
     known: Mutex<Option<Option<Arc<WorkingSet>>>>,
 }
 
 impl WorkingSetFile {
-    /// That of the snapshot in `directory`, which has this id and so many bytes of memory. Nothing is looked at yet.
+    /// The place in `directory` of the set of snapshot `id`, with `memory` bytes of memory. Reads nothing
+    /// yet.
     pub fn of(directory: &Path, id: &str, memory: u64) -> Arc<Self> {
         Arc::new(Self { directory: directory.to_owned(), id: id.to_owned(), memory, known: Mutex::default() })
     }
 
-    /// Bytes of memory.
+    /// Bytes of the snapshot's memory.
     pub fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// The set, if one was recorded. It is read once.
+    /// The set, if one was recorded.
     ///
     /// # Errors
     /// As [`WorkingSet::open`].
@@ -253,7 +258,7 @@ impl WorkingSetFile {
         Ok(known.insert(set).clone())
     }
 
-    /// Puts this one in its place.
+    /// Replaces the set.
     ///
     /// # Errors
     /// As [`WorkingSet::keep`].
@@ -265,7 +270,7 @@ impl WorkingSetFile {
     }
 }
 
-/// A snapshot's id as a number. What is none is nobody's.
+/// A snapshot's id as a number; one that no snapshot has if `id` is malformed.
 fn id_of(id: &str) -> u128 {
     u128::from_str_radix(id, 16).unwrap_or(0)
 }

@@ -1,20 +1,21 @@
-//! A VM at one instant, for a snapshot or a fork: its state, and its memory as an immutable base plus pages. The VM runs but for
-//! a pause that does not grow with its memory.
+//! Captures a VM at one instant for a snapshot or a fork: its state, and its memory as an immutable base plus
+//! pages. The VM pauses for a time that does not grow with its memory.
 //!
 //! ```text
-//!   freeze ──> watch writes ──> copy the private pages ──> copy those written meanwhile ──┐ the guest runs
+//!   freeze ──> watch writes ──> copy the private pages ──> copy pages written meanwhile ──┐ the guest runs
 //!                                                 ^────────── while they become fewer ────┤
 //!   ┌─────────────────────────────────────────────────────────────────────────────────────┘
-//!   └─> pause: copy the last of them, save the state ──> resume ──> (the base is written by whoever wants it)
+//!   └─> pause: copy the last pages, save the state ──> resume ──> (a reader of the base writes it out)
 //! ```
 //!
-//! The layers of disks ([`SideCapture`]) are copied in the same passes: the pause has the clusters that were
-//! written since the last one. All but the first copies go to memory, and to the destination once the guest
-//! runs on ([`copies`]); of layers, only so much. A limit on the pause makes the passes go on until it can be
-//! kept, or gives up ([`limit`]).
+//! The same passes copy the layers of disks ([`SideCapture`]), so the pause has only the clusters written
+//! since the last pass. The first pass copies to the destination. Later passes copy to memory, and from there
+//! to the destination once the guest runs on ([`copies`]); layers keep a bounded amount in memory. With a
+//! limit on the pause, passes go on until a pause can keep it, or the capture fails ([`limit`]).
 //!
-//! What is private is found in the page tables, before the pause; what is written from then on, in KVM's dirty log and among the
-//! writes of this process ([`crate::memory::own_writes`]). A page that is copied while it is written is copied again.
+//! The page tables tell the private pages, before the pause. KVM's dirty log and this process's own writes
+//! ([`crate::memory::own_writes`]) tell the pages written from then on. A page that the guest writes during
+//! its copy is copied again.
 
 mod copies;
 mod limit;
@@ -39,104 +40,101 @@ use crate::progress::Progress;
 use crate::run_control::RunState;
 use crate::snapshot::lineage::PagesToCapture;
 
-/// So many pages left are copied in a third of a millisecond, and as many would be left by another pass.
+/// Copying this many pages takes a third of a millisecond, and another pass would leave as many.
 const FEW: u64 = 256;
-/// A guest that writes faster than it can be copied is paused all the same.
+/// The most passes before a pause. The guest may write faster than passes copy.
 const MOST_PASSES: u32 = 12;
 
-/// The instant.
+/// A captured instant.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    /// What lies under guest memory. It never changes.
+    /// The file under guest memory. It never changes.
     pub base: Arc<File>,
-    /// The pages that are not the base's.
+    /// The pages that differ from the base.
     pub pages: PageSet,
     /// Their content, at their offsets.
     pub copy: File,
-    /// Pages whose content the guest does not care for: it has given them back to the host. None of them is among `pages`.
+    /// Pages that the guest returned to the host, so their content does not matter. They are disjoint from
+    /// `pages`.
     pub unneeded: PageSet,
-    /// All but memory.
+    /// The machine's state, without memory.
     pub state: MachineState,
-    /// What it was like.
+    /// Times and page counts.
     pub stats: CaptureStats,
 }
 
-/// How a capture went.
+/// Times and page counts of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CaptureStats {
-    /// How long the vCPUs stood still. Nothing for a VM that was paused before.
+    /// The pause of the vCPUs. Zero for a VM that was paused before.
     pub paused: Duration,
-    /// How long the disks took no requests before that, while they finished those under way. A limit on the
-    /// pause is one on both together.
+    /// The time before the pause in which the disks accepted no requests and finished those under way. A
+    /// limit on the pause covers both times together.
     pub disks_stopped: Duration,
-    /// How often pages were copied while the guest ran.
+    /// Number of passes while the guest ran.
     pub passes: u32,
-    /// Pages that were copied: those that were not the base's, or in a diff those that it has.
+    /// Pages copied: those that differ from the base, or the pages of the diff.
     pub pages: u64,
-    /// Pages that were copied in the pause.
+    /// Pages copied in the pause.
     pub pages_in_pause: u64,
-    /// What was copied of disks' layers in the pause, in pages of 4 KiB.
+    /// Bytes of disks' layers copied in the pause, in pages of 4 KiB.
     pub disk_pages_in_pause: u64,
-    /// Pages whose copies were held in memory until the guest ran on: those that it wrote after the first pass began.
+    /// Pages whose copies stayed in memory until the guest ran on: those written after the first pass began.
     pub pages_in_memory: u64,
-    /// Pages of disks' layers whose copies were held so, at most 128 MiB for each disk.
+    /// The same for disks' layers, in pages: at most 128 MiB for each disk.
     pub disk_pages_in_memory: u64,
 }
 
-/// What is captured, and how.
+/// The pages to capture, and the conditions.
 pub(crate) struct CaptureRequest<'a> {
     /// The act, for errors.
     pub act: &'static str,
-    /// Pages.
+    /// The pages to copy.
     pub pages: &'a PagesToCapture,
-    /// The longest that the guest may stand still.
+    /// The longest pause of the guest.
     pub max_pause: Option<Duration>,
-    /// Whether what lies under the pages is read too.
+    /// Whether the caller also reads the base under the pages.
     pub reads_base: bool,
-    /// Counts the bytes of the bulk. Cancels the capture.
+    /// Counts the bytes of the first pass. Cancels the capture.
     pub progress: &'a Progress,
 }
 
-/// What belongs to the same instant as memory and is copied beside it, in the same passes.
+/// State outside memory that belongs to the same instant, copied in the same passes.
 pub(crate) trait SideCapture {
-    /// What it comes to.
+    /// The captured state.
     type Taken;
 
-    /// Copies the bulk. The guest runs; room was reserved for it.
-    ///
-    /// # Errors
-    /// The host refuses.
+    /// Copies the bulk into reserved space, while the guest runs.
     fn copy_bulk(&mut self) -> Result<()>;
 
-    /// Finds out what was written since the last time, and returns how many pages are to be copied, or how many that comes to.
+    /// Collects the writes since the last call. Returns the amount left to copy, in pages.
     fn look(&mut self) -> u64;
 
-    /// Bytes that were copied so far, the bulk's too.
+    /// Bytes copied so far, the bulk included.
     fn copied(&self) -> u64;
 
-    /// Bytes of copies that are in memory.
+    /// Bytes of copies in memory.
     fn held(&self) -> u64;
 
-    /// Copies them: to memory where `guest` stands still or they are few. Stops where `goes_on` says so of
-    /// the pages that are left, and returns whether it did not.
+    /// Copies the rest, to memory if the guest is paused or the rest is small. Stops when `goes_on` returns
+    /// false for the number of pages left. Returns whether everything was copied.
     ///
     /// # Errors
-    /// The host refuses, or has no memory or no room.
+    /// The host refuses, or memory or disk space runs out.
     fn pass(&mut self, guest: RunState, goes_on: &dyn Fn(u64) -> bool) -> Result<bool>;
 
-    /// Takes what is left: everything is copied, and the VM stands still. Again, if the pause took longer than it may.
-    ///
-    /// # Errors
-    /// The host refuses.
+    /// Returns the captured state. Everything is copied and the VM is paused. Called again if the pause took
+    /// too long and was repeated.
     fn take(&mut self, machine: &Machine) -> Result<Self::Taken>;
 }
 
-/// Captures a VM, with what is `beside` its memory. Nobody else captures it meanwhile.
-/// Whatever comes of it, `written` has the pages afterwards that were written since the VM was captured last: nobody else will hear of
-/// them.
+/// Captures a VM, with the state `beside` its memory. The caller keeps other captures out. Afterwards, even
+/// after an error, `written` contains the pages written since the last capture: reading the dirty log cleared
+/// it.
 ///
 /// # Errors
-/// The VM has ended, the host refuses, or the pause would be too long. The VM is as it was, and runs if it did.
+/// The VM has ended, the host refuses, the pause would be too long, or [`Error::Cancelled`]. The VM is as it
+/// was, and runs if it did.
 pub(crate) fn capture<B: SideCapture>(
     vm: &Running,
     request: &CaptureRequest<'_>,
@@ -148,7 +146,7 @@ pub(crate) fn capture<B: SideCapture>(
         return Err(Error::NotNow { act: request.act, state: "has ended" });
     }
     let ram = vm.on_machine(|machine| machine.shell().ram.clone());
-    // A base that is filled as it is touched never changes; its holes matter to those who read it.
+    // A base that faults fill never changes. Its holes matter only to readers of the base.
     if request.reads_base || ram.faults().is_none() {
         freeze(&ram)?;
     }
@@ -173,7 +171,7 @@ pub(crate) fn capture<B: SideCapture>(
     Ok((Capture { base: ram.base().file, pages, copy: copies.settle()?, unneeded, state, stats }, more))
 }
 
-/// The state, and what is beside memory.
+/// The machine's state, and the state beside memory.
 type Captured<B> = (MachineState, <B as SideCapture>::Taken);
 
 struct Passes<'a, B> {
@@ -181,15 +179,15 @@ struct Passes<'a, B> {
     beside: &'a mut B,
     ram: &'a GuestRam,
     copies: PageCopies<'a>,
-    /// All that were ever to be copied.
+    /// Every page that needed a copy so far.
     pages: PageSet,
-    /// Those of them that are still to be copied, or copied again.
+    /// Pages that still need a copy, or another one.
     left: PageSet,
     unneeded: PageSet,
     written: &'a mut PageSet,
-    /// What is left beside memory, in pages, as of the last look.
+    /// Pages left beside memory, as of the last sample.
     beside_left: u64,
-    /// When the guest's writes were asked for last.
+    /// Time of the last read of the dirty log.
     looked: Instant,
     stats: CaptureStats,
 }
@@ -209,7 +207,7 @@ impl<B: SideCapture> Passes<'_, B> {
                 (Some(done), Some(limit)) if limit.allows(stood.whole(), 0) => break (done, stood),
                 (_, Some(limit)) => {
                     if limit.overran(stood) {
-                        // Disks work for most of the time while another moment is looked for.
+                        // Disks work most of the time while the capture waits for a better moment.
                         std::thread::sleep((stood.disks * 4).min(Duration::from_millis(100)));
                     }
                 }
@@ -224,11 +222,12 @@ impl<B: SideCapture> Passes<'_, B> {
         Ok(done)
     }
 
-    /// What was written until now is found in the page tables too.
+    /// Copies the bulk. The page tables show pages written until now, so the dirty log so far counts only for
+    /// a diff.
     fn take_first(&mut self, to_capture: &PagesToCapture, progress: &Progress) -> Result<()> {
         self.look()?;
         let before = std::mem::replace(&mut self.left, PageSet::none(self.ram.len()));
-        // Before the page tables are read: what is written to one of these afterwards shows there, or in the log.
+        // Read before the page tables: a later write to one of these pages shows there or in the dirty log.
         self.unneeded = self.ram.given();
         self.pages = match to_capture {
             PagesToCapture::NotBase(None) => private_pages(self.ram)?,
@@ -240,7 +239,8 @@ impl<B: SideCapture> Passes<'_, B> {
         self.copies.take_first(&self.pages, progress)
     }
 
-    /// Copies what was written meanwhile, while the guest runs, until it becomes no less and fits into the pause.
+    /// Copies pages written meanwhile, while the guest runs, until their number stops falling and fits into
+    /// the pause.
     fn pass_until_ready(
         &mut self,
         request: &CaptureRequest<'_>,
@@ -250,8 +250,7 @@ impl<B: SideCapture> Passes<'_, B> {
         let most = self.stats.passes + MOST_PASSES;
         while self.vm.state() == RunState::Running {
             request.progress.check()?;
-            // Without a limit nobody wants to know what the pause will find: another look would only delay
-            // it.
+            // Without a limit, sampling what the pause will find would only delay it.
             if enough && limit.is_none() {
                 break;
             }
@@ -268,22 +267,23 @@ impl<B: SideCapture> Passes<'_, B> {
             self.beside_left = 0;
             limit.iter_mut().for_each(|limit| limit.copied(look.left, took));
             self.stats.passes += 1;
-            // No fewer than the last time: there is nothing to be won by another.
+            // Another pass gains nothing if this one had no fewer pages than the last.
             enough = look.left <= FEW || look.left >= before || self.stats.passes >= most;
             before = look.left;
         }
         Ok(())
     }
 
-    /// Gives what was captured in a pause, unless that was going to take too long, and how long the guest
-    /// stood still. Its vCPUs did not where its disks took too long to come to rest.
+    /// Pauses the guest and captures the rest. Returns the capture, or none if the pause would have exceeded
+    /// the limit, and the times for which vCPUs and disks stood still. The vCPUs ran on if the disks took too
+    /// long to drain.
     fn pause(
         &mut self,
         act: &'static str,
         limit: Option<&PauseLimit>,
     ) -> Result<(Option<Captured<B>>, PauseTimes)> {
         let vm = self.vm;
-        // Somebody who has paused the VM does not mind.
+        // No limit holds if the owner paused the VM.
         let limit = limit.filter(|_| vm.state() == RunState::Running);
         let for_disks = limit.map(|limit| limit.for_disks(self.left.len() + self.beside_left));
         let (done, stood) = vm.paused_within(act, for_disks, |machine, began| {
@@ -302,7 +302,7 @@ impl<B: SideCapture> Passes<'_, B> {
         Ok((done.flatten(), stood))
     }
 
-    /// Adds what was written since the last time to what is left.
+    /// Adds pages written since the last sample to the pages left.
     fn look(&mut self) -> Result<DirtySample> {
         let (vm, before) = (self.vm, self.left.len() + self.beside_left);
         vm.on_machine(|machine| self.newly_written(machine))?;
@@ -315,13 +315,13 @@ impl<B: SideCapture> Passes<'_, B> {
     fn newly_written(&mut self, machine: &Machine) -> Result<()> {
         let mut pages = PageSet::none(self.ram.len());
         let taken = machine.shell().take_dirty(&mut pages);
-        // What one slot's log gave is gone from it, even where the next one's cannot be read.
+        // Reading a slot's log clears it, so its pages count even if the next slot's log cannot be read.
         self.written.add_all(&pages);
         self.left.add_all(&pages);
         taken
     }
 
-    /// Copies what is left of memory, and beside it so many pages.
+    /// Copies the rest of memory, and then the `beside` pages beside memory.
     fn take(&mut self, guest: RunState, beside: u64, goes_on: impl Fn(u64) -> bool) -> Result<bool> {
         self.pages.add_all(&self.left);
         let goes_on_with = |left| goes_on(left + beside);

@@ -1,4 +1,4 @@
-//! What was captured of a VM's memory, as one memory again.
+//! A captured VM's memory as one memory: the base, with the captured pages over it.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use crate::snapshot::take::capture::Capture;
 /// Bytes copied at once.
 const STEP: u64 = 1 << 20;
 
-/// The base where no page lies over it, and else that page.
+/// See the module.
 #[derive(Debug)]
 pub(crate) struct CapturedMemory<'a> {
     captured: &'a Capture,
@@ -25,20 +25,21 @@ pub(crate) struct CapturedMemory<'a> {
 }
 
 impl<'a> CapturedMemory<'a> {
-    /// Of `len` bytes.
+    /// Wraps a capture of `len` bytes of memory.
     ///
     /// # Errors
-    /// The host does not say what the base has.
+    /// The host cannot tell where the base has data.
     pub fn new(captured: &'a Capture, len: u64) -> Result<Self> {
         let pages = populated(&captured.base, &captured.unneeded, &captured.pages, len)?;
         Ok(Self { captured, populated: pages.runs().map(|run| run.start..run.end.min(len)).collect() })
     }
 
-    /// Adds what is missing to the file of the pages, so that it is the whole memory. Pages of zeros stay holes. `each` sees all
-    /// that is there, step by step: an offset and the bytes from it on. `about_to_write` is told how many bytes come next, at most.
+    /// Completes the file of the captured pages to the whole memory. Pages of zeros stay holes. Calls `each`
+    /// with the offset and bytes of each step, and `about_to_write` with the most bytes that it writes next.
     ///
     /// # Errors
-    /// Memory cannot be read; the file cannot be written, which is as `failed` has it.
+    /// Memory cannot be read, the file cannot be written (`failed` makes that error), or
+    /// [`Error::Cancelled`].
     pub fn complete(
         &self,
         failed: &dyn Fn(io::Error) -> Error,
@@ -63,10 +64,11 @@ impl<'a> CapturedMemory<'a> {
     }
 }
 
-/// The pages of `len` bytes of memory that may hold something: those of the base that the guest needs, and those that lie over it.
+/// The pages of `len` bytes of memory that may hold data: those of the base that the guest needs, and those
+/// over it.
 ///
 /// # Errors
-/// The host does not say where the base has data.
+/// The host cannot tell where the base has data.
 pub(crate) fn populated(base: &File, unneeded: &PageSet, over: &PageSet, len: u64) -> Result<PageSet> {
     let data = data_ranges(base, len)
         .map_err(|source| Error::host("look for data in the base of guest memory", source))?;

@@ -1,4 +1,4 @@
-//! Takes a snapshot of a VM that runs: captures memory and disks in passes, and writes the files.
+//! Takes a snapshot of a running VM: captures memory and disks in passes, and writes the files.
 
 pub(crate) mod capture;
 pub(crate) mod captured;

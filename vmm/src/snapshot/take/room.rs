@@ -1,8 +1,8 @@
-//! Room for a snapshot's memory, reserved before the first page is copied.
+//! Disk space for a snapshot's memory, reserved before the first page is copied.
 //!
-//! Its size is not known before the work: pages of zeros become holes. So the room for every page that may hold something is
-//! reserved; only where there is less are the pages looked at. A packed memory's size nobody knows before it is packed: room is
-//! reserved for the unpacked pages that lie beside it meanwhile.
+//! The size is not known before: pages of zeros become holes. Space is reserved for every page that may
+//! hold data, and only if that fails are the pages read. The size of packed memory is unknown until it is
+//! packed: space is reserved for the unpacked pages, which lie beside the pack meanwhile.
 
 use std::cell::OnceCell;
 use std::fs::File;
@@ -22,17 +22,17 @@ use crate::snapshot::take::capture::SpaceOnDisk;
 use crate::store::dir::NewDir;
 use crate::store::reservation::Reservation;
 
-/// For all that a snapshot has beside memory and layers.
+/// Bytes for the files beside memory and layers.
 const STATE: u64 = 1 << 20;
 
-/// What of memory is going to be written.
+/// The part of memory that the snapshot will write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoryToWrite {
-    /// The pages that are captured.
+    /// The captured pages.
     Pages,
-    /// Those where they are few, else all of it.
+    /// The captured pages if they are few, otherwise all of memory.
     PagesIfFew,
-    /// All of it.
+    /// All of memory.
     Whole,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct DiskSpace<'a> {
     written: MemoryToWrite,
     /// Bytes of disks' layers.
     layers: u64,
-    /// What fills the VM's base on touch.
+    /// Memory that fills the VM's base on touch.
     lazy: Option<LazyMemory>,
     reserved: OnceCell<Reservation>,
 }
@@ -53,18 +53,17 @@ impl<'a> DiskSpace<'a> {
         Self { dir, written, layers, lazy, reserved: OnceCell::new() }
     }
 
-    /// Reserves so many more bytes, for clusters that were written meanwhile.
+    /// Reserves `bytes` more, for clusters written meanwhile.
     ///
     /// # Errors
-    /// The file system has fewer.
+    /// The file system lacks the space.
     pub fn reserve_more(&self, bytes: u64) -> Result<()> {
         let reserved = self.reserved.get().filter(|_| bytes > 0);
         reserved.map_or(Ok(()), |reserved| self.dir.grow(reserved, bytes))
     }
 
-    /// Reserves room for all of a memory whose base may have holes for chunks that are not fetched yet: its
-    /// pack says which pages it has. Where there is room for the captured pages and not for all of these, the base
-    /// is completed, and its pages are looked at.
+    /// Reserves space for all pages that a pack lists, because its base may have holes for chunks not fetched
+    /// yet. If there is space only for the captured pages, the base is completed and its pages are read.
     fn of_lazy(
         &self,
         lazy: &LazyMemory,
@@ -79,7 +78,7 @@ impl<'a> DiskSpace<'a> {
         self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|lacks_room| {
             let least = self.dir.reserve(pages.len() * PAGE + STATE + self.layers);
             drop(least.map_err(|_| lacks_room)?);
-            // The snapshot completes it anyway, once the pages are copied.
+            // The snapshot completes the base anyway, after the pages are copied.
             freeze::complete(ram)?;
             self.of_whole(ram, unneeded, pages)
         })
@@ -121,7 +120,7 @@ impl SpaceOnDisk for DiskSpace<'_> {
     }
 }
 
-/// How many of these pages of a file are all zeros.
+/// Counts the pages of a file that are all zeros.
 fn zeros(file: &File, pages: &PageSet) -> io::Result<u64> {
     let (mut found, mut buffer) = (0, vec![0; 1 << 20]);
     for step in pages.runs_of(buffer.len() as u64) {

@@ -1,4 +1,4 @@
-//! Decides whether a diff is small enough to be worth it.
+//! Decides whether a diff is small enough to be worth writing.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -8,14 +8,14 @@ use crate::memory::PAGE;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::opened::memory::LazyMemory;
 
-/// A diff of more than half of what its base has is not worth it; so little is always a diff.
+/// A diff up to this size is always worth writing; beyond it, one of at most half of its base.
 const SMALL_DIFF: u64 = 64 << 20;
 
-/// Whether pages are few beside what their base has. A base that is filled on touch counts as if all of it
-/// were there, and is not filled for that: its pack knows.
+/// Whether `pages` are few compared with their base. A base that faults fill counts as complete, by its
+/// pack's index, and is not filled for this.
 ///
 /// # Errors
-/// The index of the pack is damaged, or cannot be read.
+/// The index of the pack is damaged or cannot be read.
 pub(crate) fn is_small(pages: &PageSet, base: &File, lazy: Option<&LazyMemory>) -> Result<bool> {
     let bytes = pages.len() * PAGE;
     if bytes <= SMALL_DIFF {

@@ -1,5 +1,5 @@
-//! The capture that snapshots and forks share: memory, and beside it the layers of disks, the configuration
-//! and the images.
+//! The capture that snapshots and forks share: memory, and beside it the disks' layers, the configuration and
+//! the images.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,10 @@ use crate::snapshot::take::trim::BalloonTrim;
 /// A VM at one instant.
 pub(crate) struct VmAtInstant {
     pub captured: Capture,
-    /// The configuration at that instant: it may change before and after the pause.
+    /// The configuration at that instant. It may change before and after the pause.
     pub config: VmConfig,
     pub metadata: Metadata,
-    /// Copies of the disks' layers. They are not synced yet.
+    /// Copies of the disks' layers, not synced yet.
     pub layers: Vec<FinishedLayer>,
 }
 
@@ -34,13 +34,13 @@ pub(crate) struct VmAtInstant {
 pub(crate) struct DiskCapture<'a> {
     pub vm: &'a Running,
     pub layers: LayerCopies,
-    /// The disk that takes the layers, unless they go to memory.
+    /// The disk space that takes the layers, unless they go to memory.
     pub room: Option<&'a DiskSpace<'a>>,
-    /// The balloon, if it has taken what the guest can spare.
+    /// The inflated balloon, if the snapshot trims the guest.
     pub trimmed: Option<BalloonTrim<'a>>,
 }
 
-/// Captures a VM, which goes on. Only one capture runs at a time.
+/// Captures a running VM. The caller keeps other captures out.
 ///
 /// # Errors
 /// As [`capture`]; or an image cannot be read.
@@ -83,7 +83,7 @@ impl SideCapture for DiskCapture<'_> {
     }
 
     fn pass(&mut self, guest: RunState, goes_on: &dyn Fn(u64) -> bool) -> Result<bool> {
-        // A pause reserves nothing: it has little to copy, and file systems may take their time.
+        // A pause reserves nothing: it has little to copy, and file systems may be slow to reserve.
         if let Some(room) = self.room.filter(|_| guest == RunState::Running) {
             room.reserve_more(self.layers.place_left()?)?;
         }
@@ -96,7 +96,7 @@ impl SideCapture for DiskCapture<'_> {
     }
 }
 
-/// Nothing is reserved where there is no room.
+/// Releases reserved space, if any was reserved.
 fn about_to_write(room: Option<&DiskSpace<'_>>, bytes: u64) {
     room.into_iter().for_each(|room| room.about_to_write(bytes));
 }

@@ -1,9 +1,9 @@
-//! Trimming a guest before it is snapshotted: the balloon takes all that the guest can spare, its page cache goes, and what the balloon
-//! has is not saved. In the snapshot the balloon is asked for what it was asked for before, so that clones and the guest itself take
-//! the memory back as they go on.
+//! Trims a guest before its snapshot: the balloon takes all memory that the guest can spare, and the guest
+//! drops its page cache. The snapshot leaves out the balloon's pages. It saves the balloon's former target,
+//! so clones and the guest itself take the memory back as they run.
 //!
 //! ```text
-//!   target as it was ──> raised ──> the guest gives, as long as it does ──> snapshot; in its pause the target is as it was
+//!   former target ──> raised ──> the guest returns memory ──> snapshot; its pause restores the former target
 //! ```
 
 use std::thread;
@@ -16,26 +16,27 @@ use crate::machine::running::Running;
 use crate::run_control::RunState;
 use crate::sync::lock;
 
-/// What is left to the guest, beside what it cannot spare: for whatever it does meanwhile.
+/// Memory left to the guest beyond its own need, for its work during the snapshot.
 const LEAST_LEFT_MIB: u64 = 16;
 const LEFT: u64 = 16;
-/// A guest that has given nothing for so long gives no more.
+/// A guest that returned nothing for this long returns no more.
 const PATIENCE: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A balloon that was asked for more. Dropped, it is asked for what it was asked for before.
+/// A balloon with a raised target. Dropping it restores the former target.
 #[derive(Debug)]
 pub(crate) struct BalloonTrim<'a> {
     vm: &'a Running,
-    /// MiB.
+    /// The former target, in MiB.
     before: u64,
 }
 
 impl<'a> BalloonTrim<'a> {
-    /// Has the balloon take what the guest can spare, and waits for that.
+    /// Raises the balloon's target to all that the guest can spare, and waits for the guest.
     ///
     /// # Errors
-    /// The VM does not run, has no balloon, or one without statistics: nobody knows what the guest can spare.
+    /// The VM does not run, has no balloon, or its balloon has no statistics, which tell what the guest can
+    /// spare.
     pub fn of(vm: &'a Running) -> Result<Self> {
         let state = match vm.state() {
             RunState::Running => None,
@@ -61,7 +62,7 @@ impl<'a> BalloonTrim<'a> {
         Ok(trimmed)
     }
 
-    /// Until the guest has given so much, or gives no more.
+    /// Waits until the guest returned `goal` MiB, or returns no more.
     fn wait(&self, goal: u64) -> Result<()> {
         let (mut most, mut since) = (0, Instant::now());
         while self.vm.state() == RunState::Running && since.elapsed() < PATIENCE {
@@ -77,10 +78,10 @@ impl<'a> BalloonTrim<'a> {
         Ok(())
     }
 
-    /// In the pause of a snapshot: what is saved has the target that there was before.
+    /// Restores the former target in the pause of the snapshot, so that the snapshot has it.
     ///
     /// # Errors
-    /// It cannot be asked for.
+    /// The balloon refuses the target.
     pub fn undo(&self, machine: &Machine) -> Result<()> {
         let platform = machine.platform();
         if let Some(balloon) = platform.balloon() {

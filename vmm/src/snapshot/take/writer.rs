@@ -1,4 +1,4 @@
-//! Writes a snapshot of a VM, which goes on meanwhile but for the instant that is captured.
+//! Writes a snapshot of a VM. The VM runs meanwhile, except in the pause of the capture.
 
 use std::io::Write;
 use std::time::Duration;
@@ -31,37 +31,39 @@ use crate::snapshot::{DIFF_FILE, MEMORY_FILE, MemoryFile, PACK_FILE, STATE_FILE}
 use crate::store::dir::NewDir;
 use crate::store::writeback;
 
-/// How a snapshot is to be taken.
+/// Options of a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct SnapshotOptions {
-    /// All of memory, or what differs.
+    /// Full or diff.
     pub kind: SnapshotKind,
-    /// How guest memory is packed into `memory.pack`; unless given it goes into `memory.snap` as it is. Diffs are not packed.
+    /// Packs guest memory into `memory.pack`; otherwise it goes raw into `memory.snap`. Diffs cannot be
+    /// packed.
     pub packing: Option<Packing>,
-    /// The guest's balloon takes all that the guest can spare first, its page cache too, which is not saved then. The guest takes it
-    /// back as it goes on, and so does what is restored. It takes a balloon with statistics, and a VM that runs.
+    /// Inflates the guest's balloon first, so that the guest drops its page cache, which the snapshot then
+    /// leaves out. The guest and its clones take the memory back as they run. Needs a balloon with statistics
+    /// and a running VM.
     pub trim: bool,
-    /// The longest that the guest may stand still; no limit unless given. A guest that writes faster than its pages can be copied has up
-    /// to 10 s to write less; then the snapshot fails, and nothing is left of it. A VM that is paused before does not mind how long
-    /// it takes.
+    /// The longest pause of the guest; unlimited by default. A guest that writes faster than its pages can be
+    /// copied has up to 10 s to write less. Then the snapshot fails and leaves nothing. The limit does not
+    /// hold for a VM that was paused before.
     pub max_pause: Option<Duration>,
-    /// Counts the bytes that were copied and written. Cancels the snapshot: the VM is as it was then.
+    /// Counts copied and written bytes. Cancelling leaves the VM as it was.
     pub progress: Progress,
 }
 
-/// What of memory a snapshot has.
+/// The part of memory that a snapshot has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SnapshotKind {
-    /// All of it.
+    /// All of memory.
     #[default]
     Full,
-    /// The pages that differ from the snapshot that the VM was restored from, or from the last full one that was taken of it. Where
-    /// these are more than half of that, it is a full one instead, or the next one is.
+    /// The pages that differ from the snapshot that the VM was restored from, or from its last full snapshot.
+    /// If they are more than half of that snapshot, this snapshot or the next one is full instead.
     Diff,
 }
 
 impl SnapshotOptions {
-    /// Saves the pages that differ from the VM's last snapshot alone ([`SnapshotKind::Diff`]).
+    /// Saves only the pages that differ from the VM's last snapshot ([`SnapshotKind::Diff`]).
     #[must_use]
     pub fn diff(self) -> Self {
         Self { kind: SnapshotKind::Diff, ..self }
@@ -73,13 +75,13 @@ impl SnapshotOptions {
         Self { packing: Some(packing), ..self }
     }
 
-    /// Has the guest's balloon take the guest's page cache first.
+    /// Inflates the guest's balloon first, so that the guest drops its page cache.
     #[must_use]
     pub fn trim(self) -> Self {
         Self { trim: true, ..self }
     }
 
-    /// Fails if the guest would stand still for longer than `longest`.
+    /// Fails if the guest would be paused for longer than `longest`.
     #[must_use]
     pub fn max_pause(self, longest: Duration) -> Self {
         Self { max_pause: Some(longest), ..self }
@@ -91,10 +93,10 @@ impl SnapshotOptions {
         Self { progress: progress.clone(), ..self }
     }
 
-    /// Checks them, before anything is done, for a guest with this much memory.
+    /// Checks the options for a guest with `memory_bytes` of memory, before any work.
     ///
     /// # Errors
-    /// [`Error::Config`] names what makes no sense.
+    /// [`Error::Config`] names the option that is wrong.
     pub fn validate(&self, memory_bytes: u64) -> Result<()> {
         if self.kind == SnapshotKind::Diff && self.packing.is_some() {
             return Err(Error::config(
@@ -112,11 +114,12 @@ impl SnapshotOptions {
     }
 }
 
-/// Writes the state and memory of a VM into `dir`. The caller publishes it, and sees to it that nobody else captures the VM. Says
-/// what diffs of the VM are relative to once that is done.
+/// Writes a VM's state and memory into `dir`. The caller publishes `dir`, and keeps other captures out.
+/// Returns the lineage for the VM's next diff, valid once `dir` is published.
 ///
 /// # Errors
-/// The host refuses to tell a part of the state, or to take it (a full disk); the VM is as it was.
+/// The host refuses to save a part of the state, the disk is full, or [`Error::Cancelled`]. The VM is as it
+/// was.
 pub(crate) fn write(
     vm: &Running,
     history: &mut History,
@@ -126,7 +129,7 @@ pub(crate) fn write(
 ) -> Result<(CaptureStats, Lineage)> {
     let bytes = vm.config().memory_bytes();
     let progress = &options.progress;
-    // The pages are copied, and then all of memory is written, or packed and read for its digest.
+    // One phase copies the pages. Raw memory is written in a second; packing and its digest take two.
     progress.begin(bytes * if options.packing.is_some() { 3 } else { 2 });
     let over = match options.kind {
         SnapshotKind::Full => None,
@@ -146,14 +149,14 @@ pub(crate) fn write(
     let to =
         CopyTarget { file: memory, failed: &|source| dir.failed_to_write(name, source), disk: Some(&room) };
     let pages = over.as_ref().map_or(&PagesToCapture::NotBase(None), |lineage| &lineage.may_differ);
-    // While touches are recorded, pages that are read through the guest's memory would count as touched.
+    // While a recording runs, pages read through guest memory would count as touched.
     let reads_base = over.is_none() || is_recorded;
     let request =
         CaptureRequest { act: "take a snapshot", pages, max_pause: options.max_pause, reads_base, progress };
     let VmAtInstant { captured, config, mut metadata, layers } = take(history, &request, to, beside)?;
     progress.reach(bytes)?;
     let next = match over {
-        // Where not all of memory was captured there is no other way; the next one is a full one then.
+        // A capture of only written pages can only become a diff. The next snapshot is a full one then.
         Some(Lineage { base, may_differ })
             if matches!(may_differ, PagesToCapture::Written(_))
                 || is_small(&captured.pages, &captured.base, lazy.as_ref())? =>
@@ -165,7 +168,7 @@ pub(crate) fn write(
         over => {
             if over.is_some() {
                 dir.rename(DIFF_FILE, MEMORY_FILE)?;
-                // Nothing of the base was wanted for a diff.
+                // A diff did not need the base, so it was not frozen.
                 freeze::complete(&vm.on_machine(|machine| machine.shell().ram.clone()))?;
             }
             let (file, digest) = write_whole(&captured, options, &room, dir)?;
@@ -183,7 +186,8 @@ pub(crate) fn write(
     Ok((captured.stats, next))
 }
 
-/// What is going to be written into the snapshot's directory. A packed memory has the captured pages beside it while it is packed.
+/// The part of memory that the snapshot's directory will hold. While memory is packed, the captured pages lie
+/// beside the pack.
 fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> MemoryToWrite {
     match (over.map(|over| &over.may_differ), options.packing) {
         (Some(PagesToCapture::Written(_)), _) | (None, Some(_)) => MemoryToWrite::Pages,
@@ -192,7 +196,7 @@ fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> MemoryToWrite {
     }
 }
 
-/// What a diff of the VM is to be relative to.
+/// The lineage for a diff of the VM. Absent if the diff would be too large.
 fn relative_to(vm: &Running, history: &History) -> Result<Option<Lineage>> {
     let problem = "a diff is relative to a full snapshot: take one of this VM first";
     let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("snapshot_type", problem))?;
@@ -212,7 +216,7 @@ fn write_diff(
 ) -> Result<MemoryFile> {
     let failed = |source| dir.failed_to_write(DIFF_FILE, source);
     let Capture { copy, pages, .. } = captured;
-    // The disk and the digest take their time together.
+    // The disk writes while the digest is computed.
     writeback::start(copy);
     let digest = digest::of_source(&RawSource::pages(copy, pages, &failed), progress)?;
     let checksum = diff::finish(copy, bytes, base.digest(), pages, digest).map_err(failed)?;
@@ -220,7 +224,7 @@ fn write_diff(
     Ok(MemoryFile::diff(checksum))
 }
 
-/// Writes all of memory, from what was captured. Returns what names the file, and the digest of memory.
+/// Writes all of memory from a capture. Returns what identifies the file, and the digest of memory.
 fn write_whole(
     captured: &Capture,
     options: &SnapshotOptions,
@@ -250,7 +254,7 @@ fn write_whole(
     Ok((MemoryFile::pack(packed), digest))
 }
 
-/// Writes the state file, with this user's mark if that is `marked`.
+/// Writes the state file, with this user's mark if `marked`.
 ///
 /// # Errors
 /// The file system refuses it.

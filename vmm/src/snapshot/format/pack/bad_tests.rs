@@ -1,4 +1,4 @@
-//! Packs that are damaged, cut off or made to deceive: an error, or the content that there was. Never another content.
+//! Damaged, truncated and forged packs: reading one gives an error or the original content, never another.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -17,7 +17,7 @@ use super::walk::verify;
 use crate::progress::Progress;
 use crate::testing::{alone, most_memory};
 
-/// Of every kind: zero, compressed, raw, a repeat.
+/// A memory with chunks of every kind: zero, compressed, raw, a repeat.
 fn memory() -> Vec<u8> {
     let text: Vec<u8> = b"all work and no play ".iter().copied().cycle().take(4096).collect();
     [text.clone(), vec![0; 4096], noise(1, 4096), text, noise(1, 4096), noise(2, 100), vec![0; 3996]].concat()
@@ -27,7 +27,7 @@ fn small(compression: Compression) -> Vec<u8> {
     packed(&Bytes::of(memory()), &packing(compression, 4096))
 }
 
-/// All there is to get from a pack: what it takes for its memory.
+/// Everything that a pack yields: the content that it claims for its memory.
 fn all_of(bytes: &[u8]) -> crate::error::Result<Vec<u8>> {
     open(bytes).and_then(|pack| content(&pack))
 }
@@ -51,7 +51,8 @@ fn every_byte_flipped() {
             let verified = opened
                 .and_then(|pack| verify(&pack, &Progress::default()).map_err(|error| error.to_string()));
             match at {
-                // Some bits of a zstd frame or an LZ4 block decode to the same. Only the digest of what is stored notices.
+                // Some bits of a zstd frame or an LZ4 block decode to the same bytes. Only the digest of the
+                // stored bytes detects them.
                 _ if at < data => {
                     assert!(found.as_ref().map_or(true, |found| *found == memory()), "byte {at}, {flip:#x}");
                     assert!(verified.is_err(), "byte {at}, {flip:#x}");
@@ -112,7 +113,7 @@ impl Forged {
     }
 }
 
-/// Place, kind and length of what the first chunks of [`memory`] are.
+/// The stored length of [`memory`]'s first chunk.
 fn first_len(forged: &mut Forged) -> u32 {
     u32::from_le_bytes(forged.entry(0)[4..8].try_into().unwrap()) & 0xff_ffff
 }
@@ -130,42 +131,42 @@ fn an_index_that_lies() {
         assert!(all_of(&Forged::of(&good).bytes()).unwrap() == memory(), "unchanged, it is as it was");
 
         let impossible = "has an impossible entry in its index, for chunk";
-        // Outside of the file, and into another chunk: 2 is raw and follows 0.
+        // Outside the file, and into another chunk: chunk 2 is raw and follows chunk 0.
         for place in [u32::MAX, 1 << 30, 0, 1] {
             assert!(forged(&|f, _| f.stored(2, (place, 1, 4096))).contains(impossible), "{place}");
         }
-        // Longer or shorter than it can be.
+        // Lengths that no chunk can have.
         for len in [0, 4096, 4097, 0xff_ffff] {
             assert!(forged(&|f, _| f.stored(0, (0, kind, len))).contains(impossible), "{len}");
         }
         for len in [0, 4095, 0xff_ffff] {
             assert!(forged(&|f, first| f.stored(2, (first, 1, len))).contains(impossible), "{len}");
         }
-        // It takes a part of the next one's bytes, which then begins elsewhere than it says.
+        // The chunk takes a byte of the next one, which then begins elsewhere than its entry says.
         assert!(forged(&|f, first| f.stored(0, (0, kind, first + 1))).contains(impossible));
-        // More or less data than there is.
+        // More or less data than the file has.
         assert!(forged(&|f, _| f.entry(5).fill(0)).contains("contradicts itself"));
-        // Kinds that there are not, and zeros that are none.
+        // Unknown kinds, and zero entries with other bytes.
         for kind in [5, 0x80, 0xff] {
             assert!(forged(&|f, first| f.stored(0, (0, kind, first))).contains(impossible));
         }
         assert!(forged(&|f, _| f.entry(1)[15] = 1).contains(impossible));
-        // A repeat of a later one, of itself, of a zero, of a repeat.
+        // Repeats of a later chunk, of the chunk itself, of a zero chunk, of a repeat.
         for (of, words) in [(5, impossible), (3, impossible), (1, "cannot be"), (u32::MAX, impossible)] {
             assert!(forged(&|f, _| f.stored(3, (of, 4, 0))).contains(words), "{of}");
         }
         assert!(forged(&|f, _| f.stored(4, (3, 4, 0))).contains("cannot be"));
-        // A repeat of another content than it says.
+        // A repeat whose checksum is not that of the repeated chunk.
         assert!(forged(&|f, _| f.entry(3)[8] ^= 1).contains("cannot be"));
-        // An entry for a chunk that there is not.
+        // An entry for a chunk beyond the last.
         assert!(forged(&|f, _| f.stored(6, (0, 4, 0))).contains(impossible));
-        // Another codec's bytes, another content.
+        // The other codec's number: other content.
         assert!(forged(&|f, first| f.stored(0, (0, 5 - kind, first))).contains("is damaged in chunk 0"));
         assert!(
             forged(&|f, _| f.entry(0)[8] ^= 1)
                 .contains("is damaged in chunk 0 (guest memory at 0x0..0x1000): it has another checksum")
         );
-        // The table's own lies.
+        // Forged items of the table.
         assert!(forged(&|f, _| f.begins[0] = 1).contains("out of order"));
         assert!(forged(&|f, _| f.begins[0] = u64::MAX).contains("out of order"));
     }
@@ -173,7 +174,7 @@ fn an_index_that_lies() {
 
 #[test]
 fn a_chunk_that_lies_about_its_length() {
-    // A kilobyte, and 64 of them, in the place of four.
+    // A frame of one kilobyte, and one of 64, in place of one of four.
     for (compression, kind) in [(Compression::Lz4, 2_u8), (Compression::Zstd { level: 3 }, 3)] {
         for len in [1024, 65_536] {
             let mut encoder = super::codec::Encoder::new(compression, 65_536, 0).unwrap();
@@ -207,7 +208,7 @@ fn blocks_that_overlap_or_change_places() {
         forged.begins = begins.to_vec();
         assert!(forged.problem().contains("out of order"));
     }
-    // Two blocks of the same pack, each whole in itself.
+    // Two blocks of the same pack, each intact.
     let mut swapped = good.clone();
     let index = good.len() - open(&good).unwrap().index_len() as usize;
     swapped.copy_within(index + BLOCK..index + 2 * BLOCK, index);
@@ -216,7 +217,7 @@ fn blocks_that_overlap_or_change_places() {
 
 #[test]
 fn nothing_is_allocated_by_what_a_footer_says() {
-    // The memory of a small file's footer: 16 TiB in chunks of 64 KiB, which need an index of 4 GiB.
+    // A small file's footer that claims 16 TiB in chunks of 64 KiB, whose index has 4 GiB.
     let geometry = Geometry::new(16 << 40, 64 << 10).unwrap();
     let footer = Footer::new(geometry, 0, 0, &[]);
     let problem = open(&footer.to_bytes()).map(drop).unwrap_err().to_string();
@@ -236,7 +237,7 @@ fn the_first_bad_chunk_is_named() {
     }
 }
 
-/// A pack that is a hole but for its footer: 2^28 chunks, the index of which has 4 GiB.
+/// A pack that is a hole except for its footer: 2^28 chunks, whose index has 4 GiB.
 fn hole() -> File {
     let geometry = Geometry::new(1 << 40, 4 << 10).unwrap();
     let mut footer = Footer::new(geometry, 0, 0, &[]);
@@ -253,13 +254,13 @@ fn pack_that_is_a_hole_takes_no_memory() {
     if !alone("snapshot::format::pack::bad_tests::pack_that_is_a_hole_takes_no_memory") {
         return;
     }
-    // As much as the forgery takes itself is there before.
+    // The memory of the forgery itself is allocated before.
     let file = hole();
     let before = most_memory();
     let pack = Pack::open(file, Path::new(NAME)).unwrap();
     let problem = verify(&pack, &Progress::default()).unwrap_err().to_string();
     assert!(problem.contains("block 0 of its index has another checksum"), "{problem}");
-    // And where a reader comes to every block.
+    // A reader that comes to every block takes no more.
     (0..pack.geometry().chunks()).step_by(256).for_each(|chunk| assert!(pack.kind(chunk).is_err()));
     let taken = most_memory() - before;
     assert!(taken < 4 << 20, "{taken} bytes");

@@ -1,24 +1,25 @@
 //! The checksums of a pack.
 //!
-//! XXH3: a chunk is verified on the way of every page fault that it answers, so the time counts. 64 KiB take 6 us (`benches/pack`),
-//! where lz4 takes 26 to decode them; CRC-64 by tables, as in `state.json`, would take 42. 64 bits suffice against accidents, and
-//! nothing here is a defence against someone who can write the file.
+//! They are XXH3. Every page fault that a chunk answers verifies the chunk first, so the time counts: 64 KiB
+//! take 6 us (`benches/pack`), and lz4 takes 26 us to decode them. CRC-64 by tables, as in `state.json`,
+//! would take 42 us. 64 bits suffice against accidents. No checksum here defends against someone who can
+//! write the file.
 
 use std::fmt;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
-/// Of a chunk's content, or of the footer.
+/// Checksum of a chunk's content, or of the footer.
 pub fn of(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
 
-/// Of a block of the index. Its number is in it, so that no block passes for another.
+/// Checksum of a block of the index. It covers the block's number, so no block passes for another.
 pub fn of_block(number: u32, bytes: &[u8]) -> u64 {
     xxh3_64_with_seed(bytes, u64::from(number) + 1)
 }
 
-/// The digest of parts, one behind the other.
+/// Digest of parts, one after another.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn digest(parts: &[&[u8]]) -> u128 {
     let mut state = ByteDigest::default();
@@ -26,7 +27,7 @@ pub fn digest(parts: &[&[u8]]) -> u128 {
     state.finish()
 }
 
-/// A digest of bytes that come one after another.
+/// A running digest of bytes.
 #[derive(Clone, Default)]
 pub struct ByteDigest(Xxh3);
 
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn they_are_the_ones_named() {
-        // The reference implementation's values for nothing at all.
+        // The reference implementation's values for no bytes.
         assert_eq!(of(b""), 0x2d06_8005_38d3_94c2);
         assert_eq!(digest(&[]), 0x99aa_06d3_0147_98d8_6001_c324_468d_497f);
         assert_eq!(digest(&[b"ab", b"c"]), digest(&[b"abc"]));

@@ -1,5 +1,6 @@
-//! How the bytes of a chunk are stored: raw, lz4 or zstd. The one place that knows the libraries, which are both those of the codecs'
-//! authors, in C: what Rust has of lz4 takes one and a half times as long to decode a chunk, and without `unsafe` two and a half.
+//! Encodings of a chunk: raw, lz4 or zstd. Only this module uses the codecs' libraries, which are C and
+//! written by the codecs' authors. Rust's lz4 takes one and a half times as long to decode a chunk, and two
+//! and a half times without `unsafe`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +12,10 @@ use crate::error::{Error, Result};
 
 /// Zstd's own default.
 const ZSTD_LEVEL: i32 = 3;
-/// Zstd's highest. (Negative ones, which are faster, do worse than lz4 in both respects.)
+/// Levels up to zstd's highest. Negative levels are worse than lz4 in both speed and size.
 const ZSTD_LEVELS: std::ops::RangeInclusive<i32> = 1..=22;
 
-/// How memory is to be compressed. Written as `lz4` or `zstd:LEVEL`.
+/// Compression of memory, written as `lz4` or `zstd:LEVEL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Compression {
@@ -30,7 +31,7 @@ pub enum Compression {
 impl FromStr for Compression {
     type Err = Error;
 
-    /// `lz4`, `zstd` or `zstd:LEVEL`.
+    /// Parses `lz4`, `zstd` or `zstd:LEVEL`.
     fn from_str(text: &str) -> Result<Self> {
         let wrong = || {
             Error::config(
@@ -73,10 +74,10 @@ impl fmt::Display for Compression {
     }
 }
 
-/// How a stored chunk is stored. The numbers are those of the file.
+/// Encoding of a stored chunk, with its number in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Encoding {
-    /// As it is.
+    /// Uncompressed.
     Raw = 1,
     /// An LZ4 block.
     Lz4 = 2,
@@ -91,7 +92,7 @@ impl Encoding {
 }
 
 impl Encoding {
-    /// Its name.
+    /// Name of the encoding, for users.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -111,7 +112,7 @@ impl fmt::Display for Encoding {
 /// Compresses chunk after chunk, on one thread.
 pub struct Encoder {
     how: Method,
-    /// In percent of the chunk.
+    /// Least saving, in percent of the chunk, for which a chunk is stored compressed.
     least_saving: u8,
     room: usize,
 }
@@ -122,10 +123,10 @@ enum Method {
 }
 
 impl Encoder {
-    /// For chunks of up to `chunk_len` bytes.
+    /// Makes an encoder for chunks of up to `chunk_len` bytes.
     ///
     /// # Errors
-    /// There is no memory for it.
+    /// The host has no memory for it.
     pub fn new(compression: Compression, chunk_len: u32, least_saving: u8) -> Result<Self> {
         let how = match compression {
             Compression::Lz4 => Method::Lz4,
@@ -141,12 +142,13 @@ impl Encoder {
         self.room
     }
 
-    /// Writes the chunk to `out` as it is to be stored: as it is, where compression does not pay. Returns its length, too.
+    /// Writes the encoded chunk to `out`, uncompressed if compression saves too little. Returns encoding and
+    /// length.
     pub fn encode(&mut self, chunk: &[u8], out: &mut [u8]) -> (Encoding, u32) {
         let most = most_that_pays(chunk.len(), self.least_saving);
         let (encoding, len) = match &mut self.how {
             Method::Lz4 => (Encoding::Lz4, lz4::block::compress_to_buffer(chunk, None, false, out).ok()),
-            // It stops where it would not pay any more.
+            // The codec stops as soon as it would save too little.
             Method::Zstd(context, level) => {
                 (Encoding::Zstd, context.compress(&mut out[..most], chunk, *level).ok())
             }
@@ -159,16 +161,16 @@ impl Encoder {
     }
 }
 
-/// The most bytes that a chunk of `len` may be compressed to.
+/// The longest encoding of a chunk of `len` bytes that saves enough.
 fn most_that_pays(len: usize, least_saving: u8) -> usize {
     let left = 100_usize.saturating_sub(least_saving.into());
     (len * left / 100).min(len.saturating_sub(1))
 }
 
-/// What a thread needs to decode chunk after chunk.
+/// Decodes chunk after chunk, on one thread.
 #[derive(Default)]
 pub struct Decoder {
-    /// Room for a chunk as it is stored. It only grows: bytes that are about to be read over need no zeros first.
+    /// Buffer for a stored chunk. It only grows: a read overwrites it, so it needs no zeros.
     stored: Vec<u8>,
     zstd: Option<DCtx<'static>>,
 }
@@ -180,13 +182,13 @@ impl fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// Nothing is allocated before it is needed.
+    /// Makes a decoder. It allocates memory on first use.
     #[must_use]
     pub const fn new() -> Self {
         Self { stored: Vec::new(), zstd: None }
     }
 
-    /// Room for a chunk that is stored in `len` bytes.
+    /// A buffer for a chunk stored in `len` bytes.
     pub(crate) fn room(&mut self, len: usize) -> &mut [u8] {
         if self.stored.len() < len {
             self.stored.resize(len, 0);
@@ -197,7 +199,7 @@ impl Decoder {
     /// Decodes the first `stored_len` bytes of [`Decoder::room`] to all of `into`.
     ///
     /// # Errors
-    /// They come to another length than that of `into`, they are damaged, or there is no memory.
+    /// The bytes are damaged, decode to another length than `into`'s, or the host has no memory.
     pub(crate) fn decode(
         &mut self,
         encoding: Encoding,
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!(most_that_pays(4096, 1), 4055);
     }
 
-    /// `saved` percent of it can be saved.
+    /// A chunk of which compression saves about `saved` percent.
     fn chunk(saved: usize) -> Vec<u8> {
         let mut chunk = super::super::testing::noise(1, 4096 * (100 - saved) / 100);
         chunk.resize(4096, 0);

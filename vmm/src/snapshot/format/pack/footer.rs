@@ -1,16 +1,16 @@
-//! The end of a pack: 80 bytes, in version 1 it was 64. Its last 24 bytes have the same layout in every version: the length of the
-//! part before them, the version, the checksum of all that, and the magic.
+//! The footer of a pack: 80 bytes, 64 in version 1. Its last 24 bytes have the same layout in every version:
+//! the length of the part before them, the version, the checksum of all before it, and the magic.
 
 use super::checksum;
 use super::checksum::ByteDigest;
 use super::geometry::Geometry;
 use super::index::{BLOCK, ITEM, u32_at, u64_at};
 
-/// The format version this volt-vmm writes. It reads this one and every older one.
+/// The format version that this volt-vmm writes. It reads every older one too.
 pub const VERSION: u32 = 2;
-/// Bytes, of this version.
+/// Length of this version's footer, in bytes.
 pub const LEN: usize = BODY + TAIL;
-/// Bytes of the shortest footer, which is that of version 1.
+/// Length of the shortest footer, that of version 1.
 pub const SHORTEST: usize = BODY_1 + TAIL;
 
 /// Lengths, digest, and the digest of the stored bytes.
@@ -20,34 +20,34 @@ const BODY_1: usize = 40;
 const TAIL: usize = 24;
 const MAGIC: &[u8; 8] = b"voltpack";
 
-/// What the footer says.
+/// The decoded footer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footer {
     pub geometry: Geometry,
     /// Bytes of all stored chunks.
     pub data_len: u64,
-    /// Digest of these bytes as they are stored; version 1 has none.
+    /// Digest of the stored chunks' bytes; absent in version 1.
     pub stored: Option<u128>,
     /// Digest of the table and all fields above.
     pub digest: u128,
 }
 
 impl Footer {
-    /// Makes the footer of a pack with this table, the chunks of which have the digest `stored`.
+    /// Makes the footer of a pack with this table, whose stored chunks have the digest `stored`.
     pub fn new(geometry: Geometry, data_len: u64, stored: u128, table: &[u8]) -> Self {
         let mut footer = Self { geometry, data_len, stored: Some(stored), digest: 0 };
         footer.digest = footer.digest_with(table);
         footer
     }
 
-    /// What the digest should be.
+    /// The digest that a footer with this table should have.
     pub fn digest_with(&self, table: &[u8]) -> u128 {
         let mut digest = ByteDigest::default();
         digest.add(table);
         self.digest_after(digest)
     }
 
-    /// The same with a digest of the table so far.
+    /// As [`Footer::digest_with`], from a running digest of the table.
     pub fn digest_after(&self, mut table: ByteDigest) -> u128 {
         table.add(&self.lengths());
         self.stored.iter().for_each(|stored| table.add(&stored.to_le_bytes()));
@@ -62,12 +62,12 @@ impl Footer {
         bytes
     }
 
-    /// The version that has these fields.
+    /// The oldest version that has these fields.
     pub fn version(&self) -> u32 {
         if self.stored.is_some() { VERSION } else { 1 }
     }
 
-    /// Its bytes in the file.
+    /// Encodes the footer.
     pub fn to_bytes(self) -> Vec<u8> {
         let mut bytes = self.lengths().to_vec();
         bytes.extend(self.digest.to_le_bytes());
@@ -79,11 +79,11 @@ impl Footer {
         bytes
     }
 
-    /// Decodes the footer that ends a file of `file_len` bytes. `end` is at least [`SHORTEST`] bytes of the file's end, and [`LEN`]
-    /// where the file is that long.
+    /// Decodes the footer at the end of a file of `file_len` bytes. `end` is at least [`SHORTEST`] bytes of
+    /// the file's end, and [`LEN`] if the file is that long.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// The fault, in words.
     pub fn from_bytes(end: &[u8], file_len: u64) -> Result<Self, String> {
         let (before, tail) = end.split_at(end.len() - TAIL);
         if tail[16..] != *MAGIC {
@@ -92,12 +92,13 @@ impl Footer {
         let damaged = || "is damaged: its footer has another checksum".to_owned();
         let (body, version) = (u32_at(tail, 0) as usize, u32_at(tail, 4));
         let known = [(1, BODY_1), (VERSION, BODY)].contains(&(version, body));
-        // The checksum of a longer footer covers bytes that are not looked at here.
+        // The checksum of a longer footer also covers bytes that this version does not know.
         let start = before.len().checked_sub(if known { body } else { BODY });
         let sound = start.is_some_and(|start| checksum::of(&end[start..before.len() + 8]) == u64_at(tail, 8));
         if version > VERSION && (sound || body != BODY) {
             return Err(format!(
-                "has format version {version}; this volt-vmm {} reads versions up to {VERSION}: use a newer volt-vmm",
+                "has format version {version}; this volt-vmm {} reads versions up to {VERSION}: \
+                 use a newer volt-vmm",
                 env!("CARGO_PKG_VERSION")
             ));
         }
@@ -117,29 +118,29 @@ impl Footer {
         }
     }
 
-    /// Where the index begins.
+    /// Offset of the index.
     pub fn index_at(&self) -> u64 {
         self.data_len.next_multiple_of(BLOCK as u64)
     }
 
-    /// Where the table begins.
+    /// Offset of the table.
     pub fn table_at(&self) -> u64 {
         self.index_at() + u64::from(self.geometry.blocks()) * BLOCK as u64
     }
 
-    /// Bytes of the table.
+    /// Length of the table in bytes.
     pub fn table_len(&self) -> usize {
         self.geometry.blocks() as usize * ITEM
     }
 
-    /// Bytes of the footer itself.
+    /// Length of the footer in bytes.
     pub fn len(&self) -> usize {
         if self.stored.is_some() { LEN } else { SHORTEST }
     }
 
     fn file_len(&self) -> Option<u64> {
         self.data_len.checked_next_multiple_of(BLOCK as u64)?;
-        // What follows is at most 4 GiB and a bit.
+        // Index, table and footer take little more than 4 GiB.
         self.data_len.checked_add(1 << 33)?;
         Some(self.table_at() + (self.table_len() + self.len()) as u64)
     }
@@ -165,7 +166,7 @@ mod tests {
         let sum = checksum::of(&newer[..BODY + 8]);
         newer[BODY + 8..BODY + 16].copy_from_slice(&sum.to_le_bytes());
         assert!(Footer::from_bytes(&newer, len).unwrap_err().contains("format version 9"));
-        // A longer footer has its checksum over bytes that begin before these.
+        // The checksum of a longer footer begins before these bytes.
         newer[BODY] = 200;
         assert!(Footer::from_bytes(&newer, len).unwrap_err().contains("newer volt-vmm"));
         for byte in 0..LEN {

@@ -1,27 +1,27 @@
-//! Packs by someone who knows all their checksums, and lies: for tests and tests/fuzz (the feature `fuzzing`).
+//! Forged packs whose checksums are correct: for tests and tests/fuzz (the feature `fuzzing`).
 
 use super::checksum;
 use super::footer::Footer;
 use super::geometry::Geometry;
 use super::index::{BLOCK, ITEM};
 
-/// A pack with right checksums for blocks, table and footer, whatever they say.
+/// A pack with correct checksums of blocks, table and footer over arbitrary content.
 #[derive(Clone, Debug)]
 pub struct Forged {
-    /// What the footer says of memory and chunks.
+    /// The footer's lengths of memory and chunks.
     pub geometry: Geometry,
-    /// What stands before the index.
+    /// The bytes before the index.
     pub data: Vec<u8>,
-    /// What the footer says of how much of that is chunks.
+    /// The footer's length of the stored chunks.
     pub data_len: u64,
     /// The blocks.
     pub index: Vec<u8>,
-    /// For each block, where the table says that its data begins.
+    /// For each block, the table's offset of its data.
     pub begins: Vec<u64>,
 }
 
 impl Forged {
-    /// The file.
+    /// The file's bytes.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         let mut table = Vec::with_capacity(self.begins.len() * ITEM);

@@ -1,10 +1,10 @@
-//! How memory is cut into chunks, and chunks into blocks of the index.
+//! The division of memory into chunks, and of chunks into blocks of the index.
 
 use std::ops::{Range, RangeInclusive};
 
-/// Bytes of a chunk, which are a power of two.
+/// Possible chunk lengths in bytes: powers of two.
 pub const CHUNK_LENS: RangeInclusive<u32> = 4 << 10..=2 << 20;
-/// Keeps the table, which is read at once, at 16 MiB. 16 TiB of memory in chunks of 64 KiB.
+/// Limits the table, which is read at once, to 16 MiB. This is 16 TiB of memory in chunks of 64 KiB.
 const MOST_CHUNKS: u64 = 1 << 28;
 /// Entries of a block.
 pub const ENTRIES: u32 = 256;
@@ -17,10 +17,10 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// Checks that it is one that a pack can have.
+    /// Checks that a pack can have these lengths.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The fault, in words.
     pub fn new(memory_len: u64, chunk_len: u32) -> Result<Self, String> {
         if !CHUNK_LENS.contains(&chunk_len) || !chunk_len.is_power_of_two() {
             return Err(format!("chunks of {chunk_len} bytes: a power of two from 4 KiB to 2 MiB is needed"));
@@ -49,7 +49,7 @@ impl Geometry {
         self.memory_len.div_ceil(self.chunk_len.into()) as u32 // at most MOST_CHUNKS
     }
 
-    /// Where in memory a chunk lies.
+    /// Memory range of a chunk.
     #[must_use]
     pub fn range(&self, chunk: u32) -> Range<u64> {
         let len = u64::from(self.chunk_len);
@@ -69,12 +69,12 @@ impl Geometry {
         self.chunks().div_ceil(ENTRIES)
     }
 
-    /// How many of a block's entries stand for chunks.
+    /// Number of a block's entries that stand for chunks.
     pub(crate) fn entries_of(&self, block: u32) -> u32 {
         (self.chunks() - block * ENTRIES).min(ENTRIES)
     }
 
-    /// Chunks that are worked on together: a MiB, so that threads seldom meet.
+    /// Chunks that a thread processes together: 1 MiB, so that threads seldom contend.
     pub(crate) fn run(&self) -> u32 {
         ((1 << 20) / self.chunk_len).max(1)
     }

@@ -1,4 +1,4 @@
-//! The index of a pack: entries, blocks of them, and the table of blocks. See the drawing in the module.
+//! The index of a pack: entries, blocks of entries, and the table of blocks, as [`super`] draws them.
 
 use super::checksum;
 use super::codec::Encoding;
@@ -10,19 +10,19 @@ const ENTRY: usize = 16;
 pub const BLOCK: usize = ENTRY * ENTRIES as usize;
 /// Bytes of an item of the table.
 pub const ITEM: usize = 16;
-/// The longest chunk takes 22 bits of these.
+/// Bits of an entry's length. The longest chunk takes 22.
 const LEN_BITS: u32 = 24;
-/// After those of [`Encoding`].
+/// Kind of a repeated chunk. Smaller numbers are those of [`Encoding`].
 const SAME: u8 = 4;
 
 const _: () = assert!(BLOCK == 4096);
 const _: () = assert!(*super::geometry::CHUNK_LENS.end() < 1 << LEN_BITS);
 
-/// What a block's bytes say of one chunk.
+/// A decoded entry of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexEntry {
     Zero,
-    /// `place` is counted from where the block's data begins.
+    /// `place` counts from the start of the block's data.
     Stored {
         encoding: Encoding,
         place: u32,
@@ -49,7 +49,7 @@ impl IndexEntry {
         bytes
     }
 
-    /// Nothing if the bytes are none's.
+    /// Decodes an entry; nothing if the bytes are invalid.
     fn from_bytes(bytes: &[u8; ENTRY]) -> Option<Self> {
         let (place, word) = (u32_at(bytes, 0), u32_at(bytes, 4));
         let (kind, len) = ((word >> LEN_BITS) as u8, word & ((1 << LEN_BITS) - 1));
@@ -71,20 +71,20 @@ pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// A block, verified, with something in it.
+/// A verified block with at least one stored chunk.
 #[derive(Debug)]
 pub struct IndexBlock {
     bytes: Box<[u8; BLOCK]>,
-    /// Where its data begins in the file.
+    /// Offset of the block's data in the file.
     begins: u64,
 }
 
 impl IndexBlock {
-    /// Verifies block `number`. Returns none for a block of zeros: a hole in the file may hold any number of
-    /// these.
+    /// Verifies block `number`. Returns nothing for a block of zeros: a hole in the file may hold any number
+    /// of them.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The fault, in words.
     pub fn new(
         bytes: Box<[u8; BLOCK]>,
         number: u32,
@@ -133,12 +133,12 @@ impl IndexBlock {
         self.bytes[at..at + ENTRY].try_into().expect("an entry's bytes")
     }
 
-    /// The entry of a chunk of this block.
+    /// The entry of a chunk in this block.
     pub fn entry(&self, chunk: u32) -> IndexEntry {
         IndexEntry::from_bytes(self.bytes_of(chunk % ENTRIES)).expect("the block was verified")
     }
 
-    /// Where something lies in the file.
+    /// The file offset of a place in this block's data.
     pub fn offset(&self, place: u32) -> u64 {
         self.begins + u64::from(place)
     }
@@ -155,21 +155,21 @@ static NO_ITEMS: [u8; TABLE_STEP] = [0; TABLE_STEP];
 #[derive(Debug, Default)]
 pub struct BlockTable {
     leaves: Vec<Option<Box<[u8]>>>,
-    /// Blocks.
+    /// Number of blocks.
     count: usize,
 }
 
 impl BlockTable {
-    /// Adds the next [`TABLE_STEP`] bytes of the file's, or the rest.
+    /// Appends the file's next [`TABLE_STEP`] bytes, or the rest.
     pub fn push(&mut self, bytes: &[u8]) {
         self.count += bytes.len() / ITEM;
         self.leaves.push(bytes.iter().any(|byte| *byte != 0).then(|| bytes.into()));
     }
 
-    /// Checks its order.
+    /// Checks the order of the blocks' data.
     ///
     /// # Errors
-    /// What is wrong with it, in words.
+    /// The fault, in words.
     pub fn check(&self, data_len: u64) -> Result<(), String> {
         let blocks = self.count as u32;
         let first = (0..blocks.min(1)).all(|block| self.begins(block) == 0);
@@ -196,28 +196,28 @@ impl BlockTable {
     }
 }
 
-/// An index that is being written.
+/// Builds an index, chunk after chunk.
 #[derive(Debug, Default)]
 pub struct IndexBuilder {
     entries: Vec<u8>,
     begins: Vec<u64>,
-    /// Where the next stored chunk goes.
+    /// Offset for the next stored chunk.
     end: u64,
 }
 
 impl IndexBuilder {
-    /// The chunk is zero.
+    /// Adds a zero chunk.
     pub fn zero(&mut self) {
         self.push(|_| IndexEntry::Zero);
     }
 
-    /// The chunk's bytes come after those of the stored chunk before it.
+    /// Adds a chunk whose bytes follow those of the last stored chunk.
     pub fn stored(&mut self, encoding: Encoding, len: u32, checksum: u64) {
         self.push(|place| IndexEntry::Stored { encoding, place, len, checksum });
         self.end += u64::from(len);
     }
 
-    /// The chunk is the same as an earlier one that is stored.
+    /// Adds a chunk that repeats the earlier stored chunk `of`.
     pub fn same(&mut self, of: u32, checksum: u64) {
         self.push(|_| IndexEntry::Same { of, checksum });
     }
@@ -231,12 +231,12 @@ impl IndexBuilder {
         self.entries.extend(entry(place).to_bytes());
     }
 
-    /// Bytes of all that is stored so far.
+    /// Bytes stored so far.
     pub fn data_len(&self) -> u64 {
         self.end
     }
 
-    /// The blocks, and the table.
+    /// Returns the bytes of the blocks and of the table.
     pub fn finish(mut self) -> (Vec<u8>, Vec<u8>) {
         self.entries.resize(self.entries.len().next_multiple_of(BLOCK), 0);
         let mut table = Vec::with_capacity(self.begins.len() * ITEM);
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(IndexEntry::from_bytes(&[0, 0, 0, 0, 1, 0, 0, SAME, 0, 0, 0, 0, 0, 0, 0, 0]), None);
     }
 
-    /// A hole of 4 GiB in a file may be a million of them.
+    /// A hole of 4 GiB in a file may hold a million blocks of zeros.
     #[test]
     fn block_of_zeros_takes_no_memory() {
         let geometry = Geometry::new(2 << 20, 4096).unwrap();

@@ -1,5 +1,5 @@
-//! Decides, chunk after chunk in their order, what goes where in a pack: what it comes to depends on the memory alone, and not on
-//! which thread was done first.
+//! Places chunks in a pack, in their order. The result depends on the memory alone, not on the order in which
+//! threads finish.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -15,18 +15,18 @@ use crate::snapshot::format::holes::is_zero;
 use crate::snapshot::format::source::MemorySource;
 use crate::sync::lock;
 
-/// The chunk that each checksum was met in first.
+/// The first chunk with each checksum.
 pub type FirstChunks = Mutex<HashMap<u64, u32>>;
 
-/// What was made of the chunks of a run.
+/// The encoded chunks of a run.
 #[derive(Debug)]
 pub struct PackedRun {
-    /// Those that are stored, one behind the other, and room.
+    /// The stored chunks one after another, and unused space.
     bytes: Vec<u8>,
     chunks: Vec<PackedChunk>,
 }
 
-/// The room of runs that have been written, for others: memory that is new each time costs more than the copies in it.
+/// Buffers of runs that were written, for reuse: faulting in fresh memory costs more than copying into it.
 pub type SpareBuffers = Mutex<Vec<Vec<u8>>>;
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ enum PackedChunk {
     Stored { encoding: Encoding, len: u32, checksum: u64 },
 }
 
-/// A thread that makes runs.
+/// Encodes runs, on one thread.
 pub struct RunPacker<'a> {
     pub source: &'a dyn MemorySource,
     pub geometry: Geometry,
@@ -48,7 +48,7 @@ pub struct RunPacker<'a> {
 }
 
 impl RunPacker<'_> {
-    /// Makes the run of these chunks.
+    /// Encodes the run of these chunks.
     pub fn make(&mut self, chunks: std::ops::Range<u32>) -> Result<PackedRun> {
         let (mut run, mut filled) = (self.empty_run(), 0);
         for chunk in chunks {
@@ -74,7 +74,7 @@ impl RunPacker<'_> {
     }
 
     fn empty_run(&self) -> PackedRun {
-        // A chunk is never stored in more bytes than it has, but a codec wants more room than that.
+        // A chunk is never stored in more bytes than its length, but a codec needs more space than that.
         let chunks = self.geometry.run() as usize * self.geometry.chunk_len() as usize;
         let room = || vec![0; chunks + self.encoder.room()];
         let spare = lock(self.spare).pop();
@@ -90,18 +90,19 @@ impl RunPacker<'_> {
     }
 }
 
-/// The place of everything that has come so far.
+/// The places of all runs so far.
 pub struct PackLayout<'a> {
     pub source: &'a dyn MemorySource,
     pub geometry: Geometry,
     pub seen: &'a FirstChunks,
     pub index: IndexBuilder,
-    /// Of all bytes that have a place.
+    /// Digest of all placed bytes.
     pub stored: ByteDigest,
 }
 
 impl PackLayout<'_> {
-    /// Places the next run, which begins with chunk `first`. Returns its room and how much of that goes behind the runs before it.
+    /// Places the next run, whose first chunk is `first`. Returns its buffer, and the number of bytes to
+    /// append to the pack.
     pub fn place(&mut self, first: u32, run: PackedRun) -> Result<(Vec<u8>, usize)> {
         let PackedRun { mut bytes, chunks } = run;
         let (mut from, mut kept) = (0, 0);
@@ -112,12 +113,12 @@ impl PackLayout<'_> {
                 PackedChunk::Stored { encoding, len, checksum } => {
                     let end = from + len as usize;
                     match self.earlier(chunk, checksum)? {
-                        // It was on its way itself when this one was made.
+                        // The earlier chunk was not placed yet when this one was encoded.
                         Some(of) => self.index.same(of, checksum),
                         None => {
                             self.index.stored(encoding, len, checksum);
-                            // Nothing moves before the first repeat. musl's memmove would copy these bytes onto
-                            // themselves, backwards and one at a time.
+                            // Bytes before the first repeat stay in place. musl's memmove would copy them
+                            // onto themselves, backwards and one at a time.
                             if kept < from {
                                 bytes.copy_within(from..end, kept);
                             }
@@ -131,7 +132,8 @@ impl PackLayout<'_> {
         Ok((bytes, kept))
     }
 
-    /// The earlier chunk with the same content, if there is one. Otherwise later ones may be the same as this one.
+    /// The earlier chunk with the same content, if there is one. Otherwise remembers this chunk for later
+    /// ones.
     fn earlier(&mut self, chunk: u32, checksum: u64) -> Result<Option<u32>> {
         let of = *lock(self.seen).entry(checksum).or_insert(chunk);
         if of == chunk || self.geometry.len_of(of) != self.geometry.len_of(chunk) {

@@ -1,4 +1,5 @@
-//! `memory.pack`: guest memory in chunks of one size, compressed, each of which is found, decoded and verified by itself.
+//! `memory.pack`: guest memory in compressed chunks of one size. Each chunk is found, decoded and verified by
+//! itself.
 //!
 //! ```text
 //!  0                     data_len       4 KiB                                                             file's end
@@ -17,30 +18,33 @@
 //!           | length of what stands before this u32 | version u32 | checksum u64 | "voltpack"
 //! ```
 //!
-//! All numbers are little-endian, all checksums XXH3-64, the digests XXH3-128. Version 1 has no `stored`; it opens as before.
+//! All numbers are little-endian, all checksums XXH3-64, the digests XXH3-128. Version 1 has no `stored`; it
+//! opens as before.
 //!
-//! **What vouches for what.** The footer's checksum is of the footer, and says whether there is a pack at all. The digest is of
-//! the table and the footer's lengths; the table has the checksum of each block; a block has the checksum of each chunk, taken
-//! over its content *before* compression, so that it notices a damaged file and a codec's error alike. So the digest names the
-//! content of the whole memory, and names it as soon as the footer and the table have been read, which is when a pack is opened.
-//! A block is verified when it is first used, a chunk each time that it is read, before anyone sees a byte of it.
+//! **Verification.** The footer's checksum covers the footer, and identifies a pack. The digest covers the
+//! table and the footer's lengths; the table has the checksum of each block; a block has the checksum of each
+//! chunk. A chunk's checksum covers its content *before* compression, so it detects a damaged file and an
+//! error of the codec alike. The digest thus identifies the content of the whole memory, and opening a pack,
+//! which reads footer and table, knows it. A block is verified on its first use, and a chunk on each read,
+//! before any byte of it is used.
 //!
-//! `stored` is the digest of the bytes 0 to `data_len` as they lie in the file, and the digest covers it too. Only `snapshot verify`
-//! reads all these bytes: a changed byte of a compressed chunk may decode to the same content. `state.json` names the digest, so
-//! another snapshot's pack is refused when it is opened.
+//! `stored` is the digest of the bytes 0 to `data_len` as they lie in the file, and the digest covers it too.
+//! Only `snapshot verify` reads all these bytes: a changed byte of a compressed chunk may decode to the same
+//! content. `state.json` names the digest, so another snapshot's pack is refused when it is opened.
 //!
-//! **What an index cannot say.** Chunks are stored in their order, without gaps: the first of a block lies where the table says that
-//! the block's data begins, each other one where the one before it ends, and the last one ends where the next block's data begins.
-//! So there is no entry that points outside the data or into another chunk; whatever has one is refused. Nothing is allocated by
-//! what a file says of itself, but for the table (at most 16 MiB, and never longer than the file).
+//! **Limits of an index.** Chunks are stored in their order, without gaps. The first chunk of a block lies at
+//! the start of the block's data, which the table tells. Each other chunk begins where the one before it
+//! ends, and the last one ends where the next block's data begins. An entry that points outside the data or
+//! into another chunk is refused. No length in the file causes an allocation, except that of the table (at
+//! most 16 MiB, and never longer than the file).
 //!
-//! **Used as it lies there.** A block is read on its first use, checked, and then looked up in as it is: entries are never parsed
-//! into anything else. (It is read, not mapped. A file that is truncated while its index is mapped ends the whole process by
-//! SIGBUS, other VMs and an embedding program included, where a read has an error that names the file; and what has been
-//! verified in a mapping can change afterwards. A read costs 1 us for the 256 chunks of a block.)
+//! **Use in place.** A block is read and verified on its first use, and lookups then use it as it is; entries
+//! are not parsed into another form. A block is read and not mapped: truncating a mapped index would end the
+//! whole process by SIGBUS, with its other VMs and the embedding program, and a mapping can change after
+//! verification. A read reports an error that names the file, and costs 1 us for the 256 chunks of a block.
 //!
-//! What is equal is stored once. Equal checksums are only the reason to compare: XXH3 is fast and no secret, so a guest that wanted
-//! to could have two pages with the same one, and would find one of them in place of the other.
+//! Equal chunks are stored once. Equal checksums only prompt a comparison: XXH3 is fast and not secret, so a
+//! guest could make two pages with equal checksums, and would find one in place of the other.
 
 mod checksum;
 pub mod codec;

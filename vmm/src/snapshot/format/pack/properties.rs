@@ -1,5 +1,5 @@
-//! Whatever is in a memory, it comes out of its pack as it went in: with every codec, several chunk sizes, by one thread and by
-//! several.
+//! Property tests: packing and unpacking returns the same memory, with every codec, several chunk sizes, one
+//! thread and several.
 
 use std::num::NonZero;
 use std::path::Path;
@@ -54,9 +54,9 @@ fn page() -> impl Strategy<Value = Page> {
     ]
 }
 
-/// Pages, and which of them are known to be populated where others are zero.
+/// A memory's pages, some zero pages among the populated ones.
 fn memory() -> impl Strategy<Value = Vec<Page>> {
-    // Runs of pages, so that larger chunks have something to be equal in.
+    // Repeated pages, so that larger chunks can be equal too.
     proptest::collection::vec((page(), 1..20_usize), 1..12)
         .prop_map(|runs| runs.into_iter().flat_map(|(page, count)| vec![page; count]).collect())
 }
@@ -103,14 +103,14 @@ proptest! {
         prop_assert!(content(&first).unwrap() == source.bytes);
         verify(&first, &Progress::default()).unwrap();
 
-        // Written out, it is the same memory.
+        // Unpacking into a file gives the same memory.
         let file = file_of(b"");
         unpack(&first, (&file, Path::new("/s/memory.snap")), &Progress::default()).unwrap();
         let mut out = vec![0xee; source.bytes.len()];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut out, 0).unwrap();
         prop_assert!(out == source.bytes);
 
-        // Threads make no difference.
+        // The number of threads changes nothing.
         let other = Packing { threads: NonZero::new(1 + packing.threads.unwrap().get() % 3), ..packing };
         prop_assert!(packed(&source, &other) == bytes);
     }

@@ -1,4 +1,4 @@
-//! Opens a pack, and reads chunks from it: from any number of threads at once, each with a [`Decoder`] of its own.
+//! Opens a pack and reads its chunks, from any number of threads at once. Each thread has a [`Decoder`].
 
 use std::fs::File;
 use std::io;
@@ -17,16 +17,16 @@ use super::geometry::{ENTRIES, Geometry};
 use super::index::{BLOCK, BlockTable, IndexBlock, IndexEntry, TABLE_STEP};
 use crate::error::{Error, Result};
 
-/// Bytes read at once where all are read.
+/// Bytes of stored chunks read at once by [`Pack::verify_stored`].
 const STEP: usize = 1 << 20;
-/// Steps of a table that are read at once.
+/// Steps of a table read at once.
 const TABLE_STEPS: usize = 16;
 
 /// An open pack.
 #[derive(Debug)]
 pub struct Pack {
     file: File,
-    /// For errors.
+    /// Name of the file, for errors.
     name: PathBuf,
     footer: Footer,
     table: BlockTable,
@@ -36,16 +36,16 @@ pub struct Pack {
 /// Blocks of the index in a leaf of [`IndexBlocks`].
 const LEAF: u32 = 256;
 
-/// The blocks of the index that were used. The footer alone says how many there are, so a leaf of them takes
-/// memory from its first use on.
+/// Blocks of the index that were read. Only the footer tells their number, so a leaf of them takes memory
+/// from its first use on.
 #[derive(Debug)]
 struct IndexBlocks {
     leaves: Box<[OnceLock<Leaf>]>,
-    /// A bit a block: those of zeros.
+    /// A bit for each block that is known to be zeros.
     zeros: Box<[AtomicU64]>,
 }
 
-/// Blocks with something in them.
+/// Blocks with stored chunks.
 type Leaf = Box<[OnceLock<IndexBlock>]>;
 
 impl IndexBlocks {
@@ -54,7 +54,7 @@ impl IndexBlocks {
         Self { leaves, zeros: (0..count.div_ceil(64)).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// The block of this number, none if that is zeros. It is read the first time.
+    /// Block `number`, or nothing if it is zeros. The first call reads it.
     fn get(
         &self,
         number: u32,
@@ -75,28 +75,28 @@ impl IndexBlocks {
         };
         let leaf = || (0..LEAF).map(|_| OnceLock::new()).collect();
         let leaf = self.leaves[(number / LEAF) as usize].get_or_init(leaf);
-        // Another thread may have been first, with the same.
+        // Another thread may have read the same block first.
         Ok(Some(leaf[(number % LEAF) as usize].get_or_init(|| block)))
     }
 }
 
-/// What is stored of a chunk.
+/// Kind of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkKind {
-    /// Nothing: it is zero.
+    /// All zeros, and not stored.
     Zero,
-    /// Its content.
+    /// Stored in the file.
     Stored {
-        /// How.
+        /// Encoding of the bytes.
         encoding: Encoding,
         /// Bytes in the file.
         len: u32,
-        /// The chunk whose bytes these are, where it is not this one.
+        /// The earlier chunk whose bytes this chunk shares.
         same_as: Option<u32>,
     },
 }
 
-/// Where a chunk's stored bytes are.
+/// The place of a chunk's stored bytes.
 struct ChunkPlace {
     encoding: Encoding,
     offset: u64,
@@ -106,10 +106,11 @@ struct ChunkPlace {
 }
 
 impl Pack {
-    /// Opens the pack in `file`, which is called `name` in errors. What vouches for the rest of it is verified.
+    /// Opens the pack in `file`, called `name` in errors. Verifies the footer and the table, which cover the
+    /// rest.
     ///
     /// # Errors
-    /// [`Error::Snapshot`]: it is no pack, a damaged one, or one of a newer version.
+    /// [`Error::Snapshot`]: the file is no pack, is damaged, or has a newer version.
     pub fn open(file: File, name: &Path) -> Result<Self> {
         let failed = |source| Error::file("read", name.display(), source);
         let wrong = |problem| Error::snapshot(name, problem);
@@ -130,7 +131,7 @@ impl Pack {
         Ok(Self { file, name: name.to_owned(), footer, table, blocks })
     }
 
-    /// How its memory is cut.
+    /// The lengths of memory and chunks.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.footer.geometry
@@ -148,7 +149,7 @@ impl Pack {
         self.footer.geometry.memory_len()
     }
 
-    /// Bytes that all chunks take in the file.
+    /// Bytes of all stored chunks.
     #[must_use]
     pub fn data_len(&self) -> u64 {
         self.footer.data_len
@@ -160,44 +161,45 @@ impl Pack {
         self.footer.table_at() - self.footer.index_at() + (self.footer.table_len() + self.footer.len()) as u64
     }
 
-    /// The format version that it has.
+    /// Format version of the pack.
     #[must_use]
     pub fn version(&self) -> u32 {
         self.footer.version()
     }
 
-    /// Names its whole content, in version 2 every stored byte. Equal for equal memory that was packed in the same way.
+    /// Identifies the whole content; in version 2, every stored byte. Equal memory that is packed in the same
+    /// way has equal digests.
     #[must_use]
     pub fn digest(&self) -> u128 {
         self.footer.digest
     }
 
-    /// Its file.
+    /// The open file.
     #[must_use]
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Its file, as errors have it.
+    /// Name of the file in errors.
     #[must_use]
     pub fn name(&self) -> &Path {
         &self.name
     }
 
-    /// Bytes of the chunks that are not zero: what memory takes once all of it is unpacked.
+    /// Bytes of the chunks that are not zero: the memory that unpacking all of it takes.
     ///
     /// # Errors
-    /// The index is damaged, or cannot be read.
+    /// The index is damaged or cannot be read.
     pub fn populated(&self) -> Result<u64> {
         let mut bytes = 0;
         self.each_populated(|range| bytes += range.end - range.start)?;
         Ok(bytes)
     }
 
-    /// Calls `each` with the range of memory of every chunk that is not zero, in order.
+    /// Calls `each` with the memory range of every chunk that is not zero, in order.
     ///
     /// # Errors
-    /// The index is damaged, or cannot be read.
+    /// The index is damaged or cannot be read.
     pub fn each_populated(&self, mut each: impl FnMut(Range<u64>)) -> Result<()> {
         let geometry = self.footer.geometry;
         for number in 0..geometry.blocks() {
@@ -211,26 +213,27 @@ impl Pack {
         Ok(())
     }
 
-    /// What is stored of a chunk.
+    /// Kind of a chunk.
     ///
     /// # Errors
-    /// The index is damaged there, or cannot be read.
+    /// The chunk's block of the index is damaged or cannot be read.
     ///
     /// # Panics
-    /// There is no such chunk.
+    /// `chunk` is beyond the last one.
     pub fn kind(&self, chunk: u32) -> Result<ChunkKind> {
         Ok(self.place(chunk)?.map_or(ChunkKind::Zero, |ChunkPlace { encoding, len, same_as, .. }| {
             ChunkKind::Stored { encoding, len, same_as }
         }))
     }
 
-    /// Reads, decodes and verifies a chunk. `into` is as long as the chunk is. After an error it holds anything.
+    /// Reads, decodes and verifies a chunk. `into` has the chunk's length. After an error its content is
+    /// undefined.
     ///
     /// # Errors
     /// The chunk or its entry in the index is damaged, or cannot be read.
     ///
     /// # Panics
-    /// There is no such chunk, or `into` has another length.
+    /// `chunk` is beyond the last one, or `into` has another length.
     pub fn read_chunk(&self, chunk: u32, into: &mut [u8], decoder: &mut Decoder) -> Result<()> {
         if !self.read_unless_zero(chunk, into, decoder)? {
             into.fill(0);
@@ -238,7 +241,8 @@ impl Pack {
         Ok(())
     }
 
-    /// The same, but for a chunk that is zero: `into` then stays as it is. Says whether there is something in the chunk.
+    /// As [`Pack::read_chunk`], except that a zero chunk leaves `into` unchanged. Returns whether the chunk
+    /// is stored.
     ///
     /// # Errors
     /// As [`Pack::read_chunk`].
@@ -264,11 +268,12 @@ impl Pack {
         }
     }
 
-    /// Checks every byte before the index as it is stored: the chunks, and the zeros after them. A changed byte of a compressed chunk
-    /// may decode to the same content. A pack of version 1 has no digest of stored chunks.
+    /// Checks every byte before the index against the digest of stored bytes, and that zeros follow the
+    /// chunks. A changed byte of a compressed chunk may decode to the same content. A pack of version 1 has
+    /// no such digest.
     ///
     /// # Errors
-    /// One is another, or cannot be read.
+    /// A byte differs or cannot be read.
     pub fn verify_stored(&self) -> Result<()> {
         let mut zeros = vec![0; (self.footer.index_at() - self.footer.data_len) as usize];
         self.read(&mut zeros, self.footer.data_len)?;
@@ -286,7 +291,8 @@ impl Pack {
         if digest.finish() == stored {
             return Ok(());
         }
-        let problem = "is damaged: its chunks decode to the content that they should have, but are stored as other bytes";
+        let problem = "is damaged: its chunks decode to the content that they should have, but are \
+                       stored as other bytes";
         Err(Error::snapshot(&self.name, problem))
     }
 
@@ -322,7 +328,7 @@ impl Pack {
         self.footer.geometry.len_of(chunk) == self.footer.geometry.len_of(other)
     }
 
-    /// The block of a chunk, none if that is zeros. It is read and verified if this is its first use.
+    /// The block of a chunk, or nothing if it is zeros. The first use reads and verifies it.
     fn block(&self, chunk: u32) -> Result<Option<&IndexBlock>> {
         let geometry = &self.footer.geometry;
         assert!(chunk < geometry.chunks(), "there are {} chunks, and no number {chunk}", geometry.chunks());
@@ -353,7 +359,7 @@ impl Pack {
     }
 }
 
-/// Reads the table of a pack, and what its digest is.
+/// Reads the table of a pack, and computes its digest.
 fn read_table(file: &File, footer: &Footer) -> io::Result<(BlockTable, u128)> {
     let (mut table, mut digest) = (BlockTable::default(), ByteDigest::default());
     let (mut at, end) = (footer.table_at(), footer.table_at() + footer.table_len() as u64);

@@ -1,4 +1,4 @@
-//! Where memory that is to be packed comes from.
+//! Sources of memory to pack.
 
 use std::ops::Range;
 
@@ -7,7 +7,8 @@ use super::reader::Pack;
 use crate::error::Result;
 use crate::snapshot::format::source::MemorySource;
 
-/// Reads a stretch of a source, with zeros where nothing is. Says whether there was anything to read.
+/// Reads a range of a source, with zeros outside its populated ranges. Returns whether any byte of it is
+/// populated.
 pub(crate) fn read(source: &dyn MemorySource, offset: u64, into: &mut [u8]) -> Result<bool> {
     let (mut at, end) = (offset, offset + into.len() as u64);
     let populated = source.populated();
@@ -26,7 +27,7 @@ pub(crate) fn read(source: &dyn MemorySource, offset: u64, into: &mut [u8]) -> R
     Ok(true)
 }
 
-/// A pack that is to be packed otherwise.
+/// A pack as the source of another pack.
 #[derive(Debug)]
 pub struct Repack<'a> {
     pack: &'a Pack,
@@ -34,7 +35,7 @@ pub struct Repack<'a> {
 }
 
 impl<'a> Repack<'a> {
-    /// Looks at its index.
+    /// Reads the pack's index.
     ///
     /// # Errors
     /// The index is damaged.
@@ -51,7 +52,7 @@ impl<'a> Repack<'a> {
 impl MemorySource for Repack<'_> {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         thread_local! {
-            /// A decoder, and a chunk of which only a part is wanted.
+            /// A decoder, and a buffer for a chunk of which the caller needs a part.
             static WORK: std::cell::RefCell<(Decoder, Vec<u8>)> = const { std::cell::RefCell::new((Decoder::new(), Vec::new())) };
         }
         let geometry = self.pack.geometry();

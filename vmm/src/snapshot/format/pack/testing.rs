@@ -1,4 +1,4 @@
-//! What the tests of packs are made from: memories, and packs of them in files without a name.
+//! Memories, and packs of them in files without a name, for the tests of packs.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,7 +15,7 @@ use crate::snapshot::format::source::MemorySource;
 
 pub const NAME: &str = "/s/memory.pack";
 
-/// A memory.
+/// A memory of bytes, as a source.
 pub struct Bytes {
     pub bytes: Vec<u8>,
     pub populated: Vec<Range<u64>>,
@@ -65,7 +65,7 @@ pub fn packed(source: &Bytes, packing: &Packing) -> Vec<u8> {
     bytes
 }
 
-/// The pack that a file with these bytes is.
+/// Opens a pack of these bytes.
 pub fn open(bytes: &[u8]) -> Result<Pack> {
     Pack::open(file_of(bytes), Path::new(NAME))
 }
@@ -81,7 +81,7 @@ pub fn content(pack: &Pack) -> Result<Vec<u8>> {
     Ok(all)
 }
 
-/// Numbers that look random and are the same every time.
+/// Reproducible bytes that do not compress.
 pub fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let next = || {

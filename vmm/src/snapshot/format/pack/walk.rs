@@ -1,4 +1,4 @@
-//! Goes through all chunks of a pack, on all cores: to verify them, or to write the memory out.
+//! Walks through all chunks of a pack on all cores, to verify them or to write the memory out.
 
 use std::fs::File;
 use std::path::Path;
@@ -16,7 +16,8 @@ use crate::snapshot::format::source::threads_for;
 use crate::sync::lock;
 use crate::threads;
 
-/// Verifies every checksum and every stored byte. Returns the digest of the memory ([`crate::snapshot::format::digest`]).
+/// Verifies every checksum and every stored byte. Returns the digest of the memory
+/// ([`crate::snapshot::format::digest`]).
 ///
 /// # Errors
 /// Returns the error of the first chunk that is damaged or cannot be read.
@@ -34,8 +35,8 @@ pub fn verify(pack: &Pack, progress: &Progress) -> Result<u64> {
     Ok(digest.into_inner())
 }
 
-/// Writes the memory into a file without a byte in it yet, and leaves holes where pages are zero. `name` is for errors. Every chunk
-/// is verified.
+/// Writes the memory into an empty file, with holes for pages of zeros. Verifies every chunk. `name` is the
+/// file's name in errors.
 ///
 /// # Errors
 /// As [`verify`], and the file cannot be written.
@@ -52,7 +53,7 @@ pub fn unpack(pack: &Pack, (file, name): (&File, &Path), progress: &Progress) ->
     })
 }
 
-/// What a thread works with.
+/// A thread's decoder and buffer.
 #[derive(Default)]
 struct ChunkWorker {
     decoder: Decoder,
@@ -67,8 +68,8 @@ impl ChunkWorker {
     }
 }
 
-/// Does something with every chunk. Runs are taken in order, so once one fails, all before it have been taken, and the first error
-/// is known when they are done.
+/// Calls `each` for every chunk. Threads take runs in order, so when one fails, all runs before it have been
+/// taken, and the first error is known at the end.
 fn for_each(
     pack: &Pack,
     progress: &Progress,
@@ -81,7 +82,7 @@ fn for_each(
     let work = || {
         let mut work = ChunkWorker::default();
         loop {
-            // Looked at before a run is taken: each that is taken is done.
+            // Checked before taking a run: every run that is taken is finished.
             let failed = lock(&first).is_some();
             let run = if failed { runs } else { next.fetch_add(1, Ordering::Relaxed) };
             if run >= runs {

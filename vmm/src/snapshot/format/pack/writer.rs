@@ -1,11 +1,11 @@
-//! Packs a memory, on all cores.
+//! Packs a memory on all cores.
 //!
 //! ```text
 //!   every thread:   take the next run ──> read, look for zeros and repeats, compress ──> leave it with the others
 //!                   is it the next in the file, and nobody at it?  place (`layout`) and write what is there in a row
 //! ```
 //!
-//! No thread is more than a few runs ahead of what is written, so what is in memory at once is some MiB a thread.
+//! Each thread may be a few runs ahead of the writing, so runs take some MiB of memory per thread.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,35 +27,35 @@ use crate::snapshot::format::source::{MemorySource, threads_for};
 use crate::sync::{lock, wait_while};
 use crate::threads;
 
-/// Runs a thread may be ahead of what is written.
+/// Runs that each thread may be ahead of the writing.
 const AHEAD: u32 = 2;
 
-/// How a memory is to be packed.
+/// Options of packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// How chunks are compressed.
+    /// Compression of chunks.
     pub compression: Compression,
     /// Bytes of a chunk: a power of two from 4 KiB to 2 MiB.
     pub chunk_len: u32,
-    /// A chunk is stored compressed only where that saves at least so much of it, in percent.
+    /// A chunk is stored compressed if that saves at least this much of it, in percent.
     pub least_saving: u8,
-    /// Threads that compress; as many as there are cores unless given.
+    /// Number of threads; one a core by default.
     pub threads: Option<NonZero<usize>>,
 }
 
 impl Packing {
-    /// Bytes of a chunk, unless given: `benches/pack` says why.
+    /// Default bytes of a chunk; `benches/pack` shows why.
     pub const CHUNK_LEN: u32 = 64 << 10;
-    /// Percent, unless given. What saves less is not worth decoding.
+    /// Default in percent. A smaller saving is not worth decoding.
     pub const LEAST_SAVING: u8 = 5;
 
-    /// With everything else as it is best.
+    /// Packs with this compression, and defaults otherwise.
     #[must_use]
     pub fn new(compression: Compression) -> Self {
         Self { compression, chunk_len: Self::CHUNK_LEN, least_saving: Self::LEAST_SAVING, threads: None }
     }
 
-    /// With what a user has given, and everything else as it is best.
+    /// Packs with the values that the user gave, and defaults otherwise.
     #[must_use]
     pub fn with(compression: Compression, chunk_len: Option<u32>, least_saving: Option<u8>) -> Self {
         let best = Self::new(compression);
@@ -66,7 +66,7 @@ impl Packing {
         }
     }
 
-    /// Checks what a user may have given.
+    /// Checks the values for a memory of `memory_len` bytes.
     ///
     /// # Errors
     /// [`Error::Config`] names the field.
@@ -81,7 +81,8 @@ impl Packing {
     }
 }
 
-/// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. The file is not synced. Returns the pack's digest.
+/// Packs `memory_len` bytes of `source` into the empty `file`, which is called `name` in errors. The file is
+/// not synced. Returns the pack's digest.
 ///
 /// # Errors
 /// The packing makes no sense, the source cannot be read, the file cannot be written, or
@@ -117,7 +118,7 @@ pub fn pack(
     let data_len = index.data_len();
     let (index, table) = index.finish();
     let footer = Footer::new(geometry, data_len, stored.finish(), &table);
-    // What lies between is a hole, which reads as zeros.
+    // A hole lies between, and reads as zeros.
     out.write(&index, footer.index_at())?;
     out.write(&[&table[..], &footer.to_bytes()].concat(), footer.table_at())?;
     Ok(footer.digest)
@@ -129,7 +130,7 @@ pub(crate) fn chunks_of(geometry: &Geometry, run: u32) -> std::ops::Range<u32> {
     start..(start + geometry.run()).min(geometry.chunks())
 }
 
-/// Where runs go.
+/// The pack's file, with what writing runs to it needs.
 struct PackFile<'a> {
     file: &'a File,
     name: &'a Path,
@@ -142,7 +143,7 @@ impl PackFile<'_> {
         self.file.write_all_at(bytes, at).map_err(|source| Error::file("write", self.name.display(), source))
     }
 
-    /// The run that comes next.
+    /// Writes the next run.
     fn place(&self, layout: &mut PackLayout<'_>, number: u32, run: PackedRun) -> Result<()> {
         let chunks = chunks_of(&layout.geometry, number);
         let at = layout.index.data_len();
@@ -155,7 +156,7 @@ impl PackFile<'_> {
     }
 }
 
-/// Runs on their way into the file.
+/// The queue of encoded runs on their way into the file.
 struct RunQueue<'a> {
     state: Mutex<RunQueueState<'a>>,
     changed: Condvar,
@@ -164,14 +165,14 @@ struct RunQueue<'a> {
 }
 
 struct RunQueueState<'a> {
-    /// The next one to be made.
+    /// The next run to encode.
     next: u32,
-    /// The next one to be placed.
+    /// The next run to write.
     wanted: u32,
     made: BTreeMap<u32, PackedRun>,
-    /// Nobody has it who places.
+    /// Absent while a thread writes runs.
     layout: Option<PackLayout<'a>>,
-    /// By an error, the first one, or by a panic.
+    /// Set by the first error, or by a panic.
     closed: bool,
     error: Option<Error>,
 }
@@ -183,9 +184,9 @@ impl<'a> RunQueue<'a> {
         Self { state: Mutex::new(state), changed: Condvar::new(), runs, ahead }
     }
 
-    /// Makes runs until there are none left, or there is no use in them any more.
+    /// Encodes runs until all are taken or the queue is closed.
     fn work(&self, mut maker: RunPacker<'_>, out: &PackFile<'_>) {
-        // A thread that panics leaves a run unmade that the others would wait for.
+        // The other threads would wait for the run of a thread that panics.
         let _closing = OnPanic(self);
         loop {
             let too_far = |state: &mut RunQueueState<'_>| {
@@ -206,7 +207,8 @@ impl<'a> RunQueue<'a> {
         }
     }
 
-    /// Leaves a run, and places all that are there in a row, unless someone is at it. Who is at it looks once more after each.
+    /// Adds an encoded run. Then writes all runs that follow the file's last, unless another thread does so;
+    /// that thread checks again after each run.
     fn leave(&self, run: u32, made: PackedRun, out: &PackFile<'_>) -> Result<()> {
         let mut state = lock(&self.state);
         state.made.insert(run, made);
@@ -232,7 +234,7 @@ impl<'a> RunQueue<'a> {
         self.changed.notify_all();
     }
 
-    /// Once nobody works any more.
+    /// Returns the index and the digest of stored bytes. All threads have ended.
     fn finish(self) -> Result<(IndexBuilder, ByteDigest)> {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         let unfinished = || Error::host("pack memory", std::io::Error::other("not all of it was done"));

@@ -1,14 +1,15 @@
-//! Copies of a running guest's pages: the bulk goes to the destination, everything after it to memory until the guest runs on.
+//! Copies pages of a running guest: the first pass to the destination, later passes to memory until the guest
+//! runs on.
 //!
 //! ```text
 //!   first pass        ──> destination   the guest runs; a slow disk delays the capture, never the guest
 //!   later passes      ──> memfd         no file system, so no writeback and no throttling of this thread
-//!   pause, few pages  ──> log           memory that is there already: one system call, and no page is allocated
+//!   pause, few pages  ──> log           allocated before: one system call, and no page is allocated
 //!   after the pause   log ──> memfd ──> destination
 //! ```
 //!
-//! The memfd holds the pages that were written after the first pass began, each once: at most what the guest
-//! dirtied meanwhile, in the worst case all of its memory. It is charged to the memory cgroup of this process.
+//! The memfd holds each page written after the first pass began once: at worst all of guest memory. The
+//! kernel charges it to the memory cgroup of this process.
 
 use std::fs::File;
 use std::io;
@@ -26,55 +27,55 @@ use crate::progress::Progress;
 
 /// Bytes moved from memory to the destination at once.
 const STEP: u64 = 1 << 20;
-/// Bytes of the bulk that are copied at once: a cancelled capture ends after them.
+/// Bytes of the first pass that are copied at once. Cancelling takes effect after them.
 const FIRST_STEP: u64 = 16 << 20;
-/// Pages copied between two looks at the clock.
+/// Pages copied between two reads of the clock.
 const LOOK: u64 = 256;
-/// Pages that a log has room for.
+/// Pages that fit into the log.
 const LOG: u64 = 256;
-/// What failed, if a copy in memory does.
+/// The act, for errors of a copy in memory.
 const KEEP: &str = "keep a copy of guest memory";
 
-/// Where pages are copied to.
+/// The destination of a capture.
 pub(crate) struct CopyTarget<'a> {
     /// An empty file with room for all of the VM's memory.
     pub file: File,
-    /// The error of a write to the file that failed.
+    /// Makes the error of a failed write to the file.
     pub failed: &'a dyn Fn(io::Error) -> Error,
-    /// The file's file system, unless the file is memory itself.
+    /// The file's file system, unless the file is a memfd.
     pub disk: Option<&'a dyn SpaceOnDisk>,
 }
 
-/// A file system with room that was reserved.
+/// A file system with reserved space.
 pub(crate) trait SpaceOnDisk {
-    /// Reserves room for all that the capture is going to need, before the first copy.
+    /// Reserves space for the whole capture, before the first copy.
     ///
     /// # Errors
-    /// The file system has no such room.
+    /// The file system lacks the space.
     fn reserve(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<()>;
 
-    /// Releases so many bytes of the reservation, which are written next.
+    /// Releases `bytes` of the reservation. The caller writes them next.
     fn about_to_write(&self, bytes: u64);
 }
 
-/// The copies.
+/// Copies of a VM's pages, at their places in [`CopyTarget`] and in memory.
 pub(crate) struct PageCopies<'a> {
     ram: &'a GuestRam,
     to: CopyTarget<'a>,
-    /// Copies that are in memory, and which. Nothing where the target is memory itself.
+    /// Copies in memory, and their pages. Absent if the destination is a memfd itself.
     memory: Option<(File, PageSet)>,
     log: Option<PauseLog>,
 }
 
-/// The pages of a pause, one behind the other in the order of their offsets.
+/// The pages of a pause, one after another in the order of their offsets.
 struct PauseLog {
     file: File,
-    /// Those that are in it and not yet in the memfd, which has older copies.
+    /// Pages in the log that the memfd has only in older copies.
     pages: PageSet,
 }
 
 impl PauseLog {
-    /// Has room for [`LOG`] pages.
+    /// Makes a log with space for [`LOG`] pages.
     ///
     /// # Errors
     /// The host has no memory or descriptor left.
@@ -93,15 +94,15 @@ impl<'a> PageCopies<'a> {
         Ok(Self { ram, to, memory: memory.transpose()?, log: None })
     }
 
-    /// Reserves room for the capture, where it is on a disk.
+    /// Reserves space for the capture, if the destination is on a disk.
     ///
     /// # Errors
-    /// There is none.
+    /// The file system lacks the space.
     pub(crate) fn reserve(&self, pages: &PageSet, unneeded: &PageSet) -> Result<()> {
         self.to.disk.map_or(Ok(()), |disk| disk.reserve(self.ram, unneeded, pages))
     }
 
-    /// Copies the bulk, to the destination.
+    /// Copies the first pass to the destination.
     ///
     /// # Errors
     /// The destination cannot be written, or [`Error::Cancelled`].
@@ -116,7 +117,7 @@ impl<'a> PageCopies<'a> {
         Ok(())
     }
 
-    /// Makes the log, so that a pause has one.
+    /// Allocates the log before a pause uses it.
     ///
     /// # Errors
     /// The host has no memory for it.
@@ -127,11 +128,11 @@ impl<'a> PageCopies<'a> {
         Ok(())
     }
 
-    /// Copies pages while the guest stands still, to the log if they are few and there is one. Otherwise as
+    /// Copies pages during a pause: to the log if they fit and it is empty, otherwise as
     /// [`PageCopies::take`].
     ///
     /// # Errors
-    /// As those of that.
+    /// As [`PageCopies::take`].
     pub(crate) fn take_in_pause(
         &mut self,
         pages: &mut PageSet,
@@ -148,7 +149,7 @@ impl<'a> PageCopies<'a> {
         }
     }
 
-    /// Moves the copies of a pause to the memfd. A pass does it too, but one that is timed would look slow.
+    /// Moves the copies in the log to the memfd. Done apart from a pass, which is timed.
     ///
     /// # Errors
     /// The host has no memory for them.
@@ -168,7 +169,8 @@ impl<'a> PageCopies<'a> {
         Ok(())
     }
 
-    /// Copies pages, to memory, and removes from the set what is copied. Stops where `goes_on` says so of the pages that are left.
+    /// Copies `pages` to memory, and removes copied pages from the set. Stops when `goes_on` returns false
+    /// for the number of pages left. Returns whether all were copied.
     ///
     /// # Errors
     /// The host has no memory for them.
@@ -190,7 +192,7 @@ impl<'a> PageCopies<'a> {
             left -= (step.end - step.start) / PAGE;
         }
         let done = match stopped_at {
-            // A pause makes no set that it does not need.
+            // Building a set of the copied pages would lengthen the pause.
             None => std::mem::replace(pages, PageSet::none(self.ram.len())),
             Some(end) => {
                 let mut done = PageSet::none(self.ram.len());
@@ -208,7 +210,7 @@ impl<'a> PageCopies<'a> {
         Ok(stopped_at.is_none())
     }
 
-    /// Pages that are held in memory.
+    /// Number of pages whose copies are in memory.
     pub(crate) fn held(&self) -> u64 {
         let Some((_, held)) = &self.memory else { return 0 };
         self.log.as_ref().map_or(held.len(), |log| {
@@ -218,7 +220,7 @@ impl<'a> PageCopies<'a> {
         })
     }
 
-    /// Moves the copies in memory to the destination, and gives that.
+    /// Moves the copies in memory to the destination, and returns it.
     ///
     /// # Errors
     /// The destination cannot be written.
@@ -359,7 +361,7 @@ mod tests {
         assert!(written.is_empty());
         assert_eq!([3, 4, 700].map(|page| word(&memory, page)), [1, 1, 0], "the log has them");
         assert_eq!(copies.held(), 3);
-        // That pause was given up: the guest ran on, and wrote to one of them.
+        // The capture gave that pause up: the guest ran on and wrote to one of the pages.
         write(&ram, 4, 3);
         let mut many = pages(&[(4, 5), (100, 100 + LOG)]);
         assert!(copies.take_in_pause(&mut many, |_| true).unwrap());

@@ -1,12 +1,13 @@
-//! The longest pause that a capture may cause, and whether the next one would keep to it.
+//! The limit on a capture's pause: decides whether the next pause can keep it.
 //!
-//! A pause copies the pages that are left and saves the state. The pages are known before the pause begins, and passes have shown
-//! how long a page takes: a pause that cannot keep to the limit does not begin. A pause that turns out longer (the devices finish
-//! a slow transfer first, the host runs something else) ends as soon as that is known, and the passes go on.
+//! A pause copies the pages left and saves the state. The number of pages is known before, and passes have
+//! measured the time for a page, so a pause that cannot keep the limit does not begin. A pause that overruns
+//! (devices finish a slow transfer, the host schedules something else) ends as soon as the overrun is
+//! certain, and the passes go on.
 //!
-//! Before the vCPUs stand still the disks take no requests for as long as they finish those under way. The
-//! limit counts that too: a guest that waits for its disk stands still as well. The disks get what the limit
-//! leaves beside the pause itself. Disks that take longer are let go on, and asked again later.
+//! Before the vCPUs stop, the disks accept no requests until those under way have finished. The limit covers
+//! this time too, because a guest that waits for its disk stands still as well. The disks may use what the
+//! pause itself leaves of the limit. Disks that need longer resume, and the capture asks them again later.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,13 @@ use crate::error::Error;
 use crate::machine::running::PauseTimes;
 use crate::memory::PAGE;
 
-/// The guest is given so long, after the first pass, to write little enough.
+/// The time after the first pass within which the guest must write little enough.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Pauses that took too long, before there is no other.
+/// The most pauses that may overrun. The capture fails after them.
 const MOST_OVERRUNS: u32 = 5;
-/// A page's copy, before a pass has shown how long it takes.
+/// Assumed time to copy a page, until a pass has measured it.
 const USUAL_PAGE: Duration = Duration::from_micros(1);
-/// A pass of fewer pages shows little of how long one takes.
+/// The fewest pages from which a pass tells the time for one.
 const ENOUGH: u64 = 64;
 
 /// See the module.
@@ -32,27 +33,27 @@ pub(crate) struct PauseLimit {
     began: Instant,
     overruns: u32,
     last_overrun: Duration,
-    /// How often disks did not come to rest in time.
+    /// Number of times that disks did not drain in time.
     waits: u32,
-    /// How long the vCPUs stood still in the last pause that was too long.
+    /// Pause of the vCPUs in the last attempt that overran.
     standstill: Duration,
 }
 
-/// A look at a guest that runs.
+/// A sample of a running guest's writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DirtySample {
-    /// Pages that were written, and have not been copied since.
+    /// Pages written and not copied since.
     pub left: u64,
-    /// Pages that were written since the look before this one.
+    /// Pages written since the last sample.
     pub written: u64,
-    /// Time since the look before this one.
+    /// Time since the last sample.
     pub within: Duration,
-    /// Passes so far.
+    /// Passes until now.
     pub passes: u32,
 }
 
 impl PauseLimit {
-    /// Begins with the end of the first pass.
+    /// Starts the limit's clock at the end of the first pass.
     pub(crate) fn new(longest: Duration) -> Self {
         Self {
             longest,
@@ -65,30 +66,29 @@ impl PauseLimit {
         }
     }
 
-    /// A pass copied so many pages.
+    /// Records that a pass copied `pages` in the time `took`.
     pub(crate) fn copied(&mut self, pages: u64, took: Duration) {
         if let Ok(pages @ ENOUGH..) = u32::try_from(pages).map(u64::from) {
             self.page = took / pages as u32;
         }
     }
 
-    /// Whether a pause that has lasted so long can copy so many pages in time.
+    /// Whether a pause that has lasted for `lasted` can copy `pages` in time.
     pub(crate) fn allows(&self, lasted: Duration, pages: u64) -> bool {
         lasted + self.copying(pages) <= self.longest
     }
 
-    /// The time that disks may take to come to rest before a pause that copies so many pages. At least a
-    /// quarter of the limit: how long a pause takes is known from one pause, which the host may have held
-    /// up.
+    /// The time for disks to drain before a pause that copies `pages`. It is at least a quarter of the limit:
+    /// the cost of a pause is known from a single one, which the host may have delayed.
     pub(crate) fn for_disks(&self, pages: u64) -> Duration {
         let pause = self.copying(pages).saturating_add(self.standstill.min(self.longest / 2));
         self.longest.saturating_sub(pause).max(self.longest / 4)
     }
 
-    /// The guest stood still for too long, or would have. Returns whether its disks were the cause: another
+    /// Counts a pause that overran or would have. Returns whether the disks were the cause, so that another
     /// moment may suit them.
     pub(crate) fn overran(&mut self, stood: PauseTimes) -> bool {
-        // Without a pause the disks did not come to rest in time.
+        // Without a pause, the disks were too slow to drain.
         let for_disks =
             stood.vcpus.is_zero() || stood.disks > self.longest / 2 && stood.vcpus <= self.longest;
         if !stood.vcpus.is_zero() {
@@ -103,7 +103,7 @@ impl PauseLimit {
         for_disks
     }
 
-    /// The error, once there is no use in going on.
+    /// Returns the error once no further pass can help.
     pub(crate) fn hopeless(&self, act: &'static str, look: DirtySample) -> Option<Error> {
         let lasted = self.began.elapsed();
         if self.overruns < MOST_OVERRUNS && lasted < PATIENCE {
@@ -116,8 +116,8 @@ impl PauseLimit {
             format!("{} pauses took longer, the last {:.1?}", self.overruns, self.last_overrun)
         } else {
             format!(
-                "after {} passes in {lasted:.1?} the guest writes {} MiB/s where {} MiB/s are copied, and the {:.1} MiB \
-                 that are left take {:.1?}",
+                "after {} passes in {lasted:.1?} the guest writes {} MiB/s where {} MiB/s are copied, and the \
+                 {:.1} MiB that are left take {:.1?}",
                 look.passes,
                 mib_a_second(look.written, look.within),
                 mib_a_second(1, self.page),
@@ -166,9 +166,9 @@ mod tests {
         assert!(limit.hopeless("take a snapshot", look(10_000)).is_none(), "there is time left");
         limit.began -= PATIENCE;
         let text = limit.hopeless("take a snapshot", look(10_240)).unwrap().to_string();
-        let expected = "cannot take a snapshot within a pause of 5ms: after 7 passes in 10.0s the guest writes 300 MiB/s \
-                        where 976 MiB/s are copied, and the 40.0 MiB that are left take 41.0ms; allow a longer pause, or \
-                        wait until the guest does less";
+        let expected = "cannot take a snapshot within a pause of 5ms: after 7 passes in 10.0s the guest \
+                        writes 300 MiB/s where 976 MiB/s are copied, and the 40.0 MiB that are left take \
+                        41.0ms; allow a longer pause, or wait until the guest does less";
         assert_eq!(text, expected);
     }
 
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(limit.for_disks(1000), Duration::from_micros(3200), "there was no pause");
     }
 
-    /// A flush that takes a little less than the limit leaves too little of it for the pause.
+    /// A flush slightly shorter than the limit leaves too little of it for the pause.
     #[test]
     fn pauses_that_disks_made_too_long_leave_time_for_another_moment() {
         let mut limit = PauseLimit::new(FIVE);
