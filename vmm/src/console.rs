@@ -1,4 +1,4 @@
-//! Where a guest's serial output goes.
+//! Receivers of a guest's serial output.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,23 +8,23 @@ use std::os::fd::{AsRawFd, FromRawFd};
 /// The receiver of a guest's serial output.
 pub struct Console {
     sink: Sink,
-    /// Output that the guest has handed over and the sink has not taken yet.
+    /// Output that the sink has not taken yet.
     pending: Vec<u8>,
-    /// What is done at the end of the next line.
+    /// The act for the end of the guest's next line.
     at_line: AtLine,
 }
 
-/// Something to be done when a guest has written a whole line, once.
+/// An act that runs once, when the guest has written a whole line.
 #[derive(Default)]
 pub(crate) struct AtLine(Option<Box<dyn FnOnce() + Send>>);
 
 impl AtLine {
-    /// Has this done.
+    /// Sets the act.
     pub(crate) fn set(&mut self, act: impl FnOnce() + Send + 'static) {
         self.0 = Some(Box::new(act));
     }
 
-    /// The guest has written this.
+    /// Runs the act if these bytes of the guest end a line.
     pub(crate) fn written(&mut self, bytes: &[u8]) {
         if self.0.is_some()
             && bytes.contains(&b'\n')
@@ -43,13 +43,14 @@ impl std::fmt::Debug for AtLine {
 
 enum Sink {
     Nowhere,
-    /// A descriptor that may stall (a pipe nobody reads, a stopped terminal): waited for without losing the ability to
-    /// pause the VM. Not closed, because standard output is everyone's.
+    /// A descriptor that may stall, such as a pipe without a reader or a stopped terminal. A stalled write
+    /// can be interrupted, so that the VM can pause. Never closed, because the whole process shares standard
+    /// output.
     Stdout(ManuallyDrop<File>),
     Writer(Box<dyn Write + Send>),
 }
 
-/// How long one wait for a stalled descriptor takes before the vCPU looks up, in milliseconds.
+/// Milliseconds that a wait for a stalled descriptor takes before the vCPU checks for an interruption.
 const LOOK_UP_MS: i32 = 20;
 
 impl Console {
@@ -57,20 +58,20 @@ impl Console {
     #[must_use]
     #[allow(unsafe_code)]
     pub fn stdout() -> Self {
-        // SAFETY: never dropped, so the descriptor is only borrowed, from a process that keeps it open as Rust's own
-        // standard library expects.
+        // SAFETY: never dropped, so the descriptor is only borrowed, from a process that keeps it open as
+        // Rust's own standard library expects.
         let stdout = unsafe { File::from_raw_fd(io::stdout().as_raw_fd()) };
         Self::new(Sink::Stdout(ManuallyDrop::new(stdout)))
     }
 
-    /// Any writer. Each write carries what the guest sent since the last one, mostly a byte; the writer should not
-    /// block, for the vCPU that sends waits for it.
+    /// Sends the output to `writer`. Each write carries the bytes since the last one, mostly a single byte.
+    /// The writer should not block, because the vCPU waits for it.
     #[must_use]
     pub fn to(writer: impl Write + Send + 'static) -> Self {
         Self::new(Sink::Writer(Box::new(writer)))
     }
 
-    /// Nowhere.
+    /// Discards the output.
     #[must_use]
     pub fn discard() -> Self {
         Self::new(Sink::Nowhere)
@@ -80,13 +81,14 @@ impl Console {
         Self { sink, pending: Vec::new(), at_line: AtLine::default() }
     }
 
-    /// What is to be done at the end of a line.
+    /// The slot for an act at the end of a line.
     pub(crate) fn at_line(&mut self) -> &mut AtLine {
         &mut self.at_line
     }
 
-    /// Hands over output. While the sink stalls this waits, until `give_way` says to come back: what is then left goes
-    /// out before the next output. A sink that fails for good loses its output; the guest must not suffer for it.
+    /// Writes output. While the sink stalls, this waits until `give_way` interrupts it; the rest then goes
+    /// out before the next output. Output for a sink that failed for good is lost, so that the guest does not
+    /// suffer for it.
     pub(crate) fn write(&mut self, bytes: &[u8], give_way: impl Fn() -> bool) {
         self.at_line.written(bytes);
         self.pending.extend_from_slice(bytes);
@@ -112,7 +114,8 @@ fn write_some(file: &mut File, bytes: &[u8], give_way: impl Fn() -> bool) -> usi
             }
             continue;
         }
-        // A pipe with room takes at least a page without blocking, and the rest is rarely more than a byte.
+        // A pipe that is writable takes at least a page without blocking, and the rest is rarely longer than
+        // a byte.
         match file.write(&bytes[sent..]) {
             Ok(written) => sent += written,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
@@ -125,7 +128,8 @@ fn write_some(file: &mut File, bytes: &[u8], give_way: impl Fn() -> bool) -> usi
 #[allow(unsafe_code)]
 fn writable(file: &File) -> bool {
     let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one initialised entry, which the kernel fills in. An error counts as writable: the write will tell.
+    // SAFETY: one initialised entry, which the kernel fills in. An error counts as writable, because the
+    // write reports it.
     unsafe { libc::poll(&raw mut poll, 1, LOOK_UP_MS) != 0 }
 }
 

@@ -1,4 +1,4 @@
-//! Examines a host: what its KVM can do, what creating a VM costs, and what to do about each finding. It starts no guest and
+//! Examines a host: its KVM, the cost of creating a VM, and the cure of each finding. Starts no guest and
 //! changes nothing.
 
 use serde::Serialize;
@@ -11,7 +11,7 @@ pub use cost::Step;
 pub use host::Host;
 pub use kvm::{Capability, Kvm};
 
-/// What [`examine`] found.
+/// Result of [`examine`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Version of volt-vmm.
@@ -22,37 +22,38 @@ pub struct Report {
     pub can_run_linux: bool,
     /// The machine and its kernel.
     pub host: Host,
-    /// What `/dev/kvm` says about itself; absent where it cannot be opened.
+    /// Facts from `/dev/kvm`; absent if it cannot be opened.
     pub kvm: Option<Kvm>,
-    /// What creating and closing a VM costs, call by call, in the order of the calls; empty where it failed.
+    /// Cost of creating and closing a VM, call by call, in the order of the calls; empty if creating one
+    /// failed.
     pub creation: Vec<Step>,
-    /// What was looked at, and what to do about it.
+    /// Findings, with their cures.
     pub findings: Vec<Finding>,
 }
 
-/// One thing that was looked at.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How much it matters.
+    /// Severity.
     pub level: Level,
-    /// What was found.
+    /// The fact.
     pub what: String,
-    /// What to do about it, if anything.
+    /// The cure, if one is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
 }
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// No fault.
     Ok,
-    /// Something optional is missing, or could be faster.
+    /// An optional feature is missing, or the host could be faster.
     Note,
-    /// Something that is usually wanted does not work.
+    /// A common feature does not work.
     Warning,
-    /// No VM can be run until this is solved.
+    /// No VM can run until this is solved.
     Problem,
 }
 
@@ -66,7 +67,7 @@ impl Finding {
     }
 }
 
-/// Looks at this host. Takes a fraction of a second on most; it creates and closes a VM 20 times.
+/// Examines this host. Takes a fraction of a second on most hosts: it creates and closes a VM 20 times.
 #[must_use]
 pub fn examine() -> Report {
     let host = Host::examine();
@@ -92,7 +93,7 @@ pub fn examine() -> Report {
                 Err(error) => findings.push(Finding::new(
                     Level::Problem,
                     format!("no VM can be created: {}", crate::report(&error)),
-                    "the kernel's log (dmesg) may say why; is another hypervisor using the CPU's virtualization?",
+                    "dmesg may say why; another hypervisor may be using the CPU's virtualization",
                 )),
             }
             report.can_run_linux = report.can_create_vm && kvm.runs_linux();

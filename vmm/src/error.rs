@@ -1,5 +1,5 @@
-//! The one public error. Every variant names the act and the object; what lies below it is its source and is never
-//! repeated in its own text ([`report`] prints the whole chain).
+//! The library's error. Every variant names the act and the object. Its source tells the cause, which its own
+//! text never repeats: [`report`] prints the whole chain.
 
 use std::error::Error as StdError;
 use std::io;
@@ -9,16 +9,16 @@ use std::time::Duration;
 /// Result with volt-vmm's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong.
+/// An error of the library.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A field of a configuration or request holds what it may not.
+    /// A field of a configuration or request has an invalid value.
     #[error("{field}: {problem}")]
     Config {
         /// The field, as the user writes it.
         field: &'static str,
-        /// What is wrong, and what would be right.
+        /// The fault, and the cure.
         problem: String,
     },
     /// A file could not be opened, read, written or renamed.
@@ -37,7 +37,7 @@ pub enum Error {
     /// `/dev/kvm` is missing, closed to this user, or too old.
     #[error("cannot use /dev/kvm: {advice}")]
     NoKvm {
-        /// What to do about it.
+        /// The cure.
         advice: &'static str,
         /// The system's answer.
         source: io::Error,
@@ -45,7 +45,7 @@ pub enum Error {
     /// KVM refused a call.
     #[error("KVM refused {call}")]
     Kvm {
-        /// The ioctl, as the KVM API names it, and on what.
+        /// The ioctl, as the KVM API names it, and its object.
         call: String,
         /// The system's answer.
         source: io::Error,
@@ -58,20 +58,20 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
-    /// A snapshot is missing, damaged, or from another world.
+    /// A snapshot is missing, damaged, of a newer version, or not granted.
     #[error("snapshot {path}: {problem}")]
     Snapshot {
         /// The snapshot's directory, or the file in it.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         problem: String,
     },
-    /// A snapshot is what it should be, but its state does not go into a VM of this host.
+    /// A snapshot is intact, but its state does not fit into a VM of this host.
     #[error("cannot restore snapshot {path}")]
     Restore {
         /// The snapshot's state file.
         path: PathBuf,
-        /// The part that was refused.
+        /// The refusal, which names the part.
         source: Box<Error>,
     },
     /// A snapshot needs CPU features that this host's KVM does not offer.
@@ -87,7 +87,7 @@ pub enum Error {
     State {
         /// The device or vCPU.
         part: String,
-        /// Why, as serde says it.
+        /// The cause, from serde.
         source: Box<dyn StdError + Send + Sync>,
     },
     /// The VM is not in a state that allows the act.
@@ -95,25 +95,26 @@ pub enum Error {
     NotNow {
         /// The act.
         act: &'static str,
-        /// What the VM is, such as `has ended`.
+        /// The state of the VM, such as `has ended`.
         state: &'static str,
     },
-    /// The guest would have stood still for longer than it may. It runs on, and nothing is left of the act.
+    /// The guest would have been paused for too long. It runs on, and nothing is left of the act.
     #[error(
-        "cannot {act} within a pause of {limit:?}: {problem}; allow a longer pause, or wait until the guest does less"
+        "cannot {act} within a pause of {limit:?}: {problem}; allow a longer pause, or wait until the \
+         guest does less"
     )]
     PauseTooLong {
         /// The act.
         act: &'static str,
         /// The longest pause that was allowed.
         limit: Duration,
-        /// What was measured.
+        /// The measured times.
         problem: String,
     },
     /// The act was cancelled ([`crate::Progress::cancel`]). Nothing is left of what it made.
     #[error("cancelled")]
     Cancelled,
-    /// The guest ended by itself in a way that is not a poweroff or reboot.
+    /// The guest ended, and neither powered off nor rebooted.
     #[error("the guest crashed: {0}")]
     Crashed(String),
 }
@@ -140,7 +141,8 @@ impl Error {
     }
 }
 
-/// The error and all its sources on one line, outermost first: `cannot open kernel /k: No such file or directory`.
+/// Formats an error and its sources on one line, outermost first: `cannot open kernel /k: No such file or
+/// directory`.
 #[must_use]
 pub fn report(error: &dyn StdError) -> String {
     let mut text = error.to_string();

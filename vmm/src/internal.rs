@@ -1,5 +1,5 @@
-//! Parts for the command line, tests and benchmarks of this repository. They are no part of the library's API, and
-//! change without notice.
+//! Internal parts for the command line, tests and benchmarks of this repository. They are not part of the
+//! library's API, and change without notice.
 
 pub use crate::config::sharing;
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};

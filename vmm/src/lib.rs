@@ -13,19 +13,21 @@
 //! # }
 //! ```
 //!
-//! The library is synchronous and installs no signal handler. A process may hold any number of VMs; each has a thread
-//! a vCPU. `SIGRTMIN` is what brings a vCPU out of the guest; it is blocked on the vCPU threads and nowhere else.
+//! The library is synchronous and installs no signal handler. A process may hold any number of VMs, and each
+//! vCPU has a thread. `SIGRTMIN` brings a vCPU out of the guest. It is blocked on the vCPU threads, and on no
+//! other.
 //!
-//! Memory of a packed snapshot is unpacked as it is touched. What cannot be had ends its VM ([`Error::Crashed`]):
-//! vCPUs come out with an error, and devices, which ask before they touch memory, have one too. A thread that
-//! reads such memory itself gets SIGSEGV (or SIGBUS), because any content would be wrong: a program that wants
-//! to say why before it ends has a handler that asks [`unreadable_memory`]. [`Unpack::AtOnce`] avoids all that.
+//! Memory of a packed snapshot is unpacked on touch. Unavailable memory ends its VM ([`Error::Crashed`]):
+//! vCPUs leave the guest with an error, and devices check before they touch memory. A thread of the program
+//! that reads unavailable memory gets SIGSEGV or SIGBUS, because any content would be wrong. A signal handler
+//! that calls [`unreadable_memory`] can report the cause. [`Unpack::AtOnce`] avoids all of this.
 //!
 //! # Map
 //!
-//! [`Vm`] is the owner's handle, and `vm` assembles it. Below it, each room uses those to its right: `snapshot` (take,
-//! restore, transform), `machine` (an empty VM with its vCPU threads, then devices and memory), `devices`, `kvm`
-//! and `pager`, `memory`, `config`, leaves such as `persist` (the snapshot contract).
+//! [`Vm`] is the owner's handle, and `vm` assembles it. Below it, each room uses those to its right:
+//! `snapshot` (take, restore, transform), `machine` (an empty VM with its vCPU threads, then devices and
+//! memory), `devices`, `kvm` and `pager`, `memory`, `config`, leaves such as `persist` (the snapshot
+//! contract).
 
 pub mod config;
 mod console;
@@ -76,7 +78,7 @@ pub use store::Store;
 pub use vm::lent::LentVm;
 pub use vm::memory_usage::{Chunks, MemoryUsage};
 pub use vm::{Vm, VmBuilder};
-/// Why a kernel, initrd or command line cannot be loaded ([`Error::Payload`]).
+/// The source of [`Error::Payload`]: a kernel, initrd or command line that cannot be loaded.
 pub use volt_kernel::Error as PayloadError;
 
 /// Compiles the examples of the documentation.

@@ -1,15 +1,15 @@
-//! Directories and files on their way: named `.NAME.HEX.partial`, and locked (flock) for as long as their
-//! writer lives.
+//! Directories and files that are not published yet: named `.NAME.HEX.partial`, and locked (flock) while
+//! their writer lives.
 //!
 //! ```text
 //!   create ──> lock ──> write ──> rename to NAME          a writer that is killed leaves its name, and no lock
 //!   next act in that directory ──> removes what it can lock, and what the name still means then
 //! ```
 //!
-//! The kernel drops a lock with the last descriptor, however the process ends. The descriptors are closed at
-//! exec, so no child keeps one. A file system that other hosts may share (NFS, 9p, virtiofs and all that are
-//! not known here) keeps what was left: its locks may be those of this host alone, so nobody can tell what
-//! was left from a living writer's.
+//! The kernel drops a lock with the last descriptor, however the process ends. The descriptors close at exec,
+//! so no child keeps one. On a file system that other hosts may share (NFS, 9p, virtiofs and any that is not
+//! listed here), leftovers stay: its locks may be those of this host alone, so a leftover looks like a living
+//! writer's.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -23,7 +23,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-/// File systems, by their numbers (linux/magic.h), whose locks all writers see: they are of one host.
+/// Magic numbers (linux/magic.h) of file systems of one host, whose locks all writers see.
 const LOCAL: [u64; 8] = [
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // XFS
@@ -37,8 +37,7 @@ const LOCAL: [u64; 8] = [
 
 const SUFFIX: &str = ".partial";
 const HEX: usize = 32;
-/// How often another name is tried when a remover was faster than the lock. Each time takes a remover of its
-/// own.
+/// Number of further names tried when a remover was faster than the lock. Each attempt needs another remover.
 const ATTEMPTS: u32 = 100;
 
 /// Creates a directory of mode 0700 in `parent`, and locks it. The lock lasts as long as the descriptor.
@@ -66,7 +65,7 @@ fn create(
             Ok(file) if lock(&file) != Lock::Taken && means(CWD, &path, &rustix::fs::fstat(&file)?) => {
                 return Ok((path, file));
             }
-            // A remover has it, which found it before it was locked.
+            // A remover found it before it was locked, and has it now.
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound && parent.is_dir() => {}
             Err(error) => return Err(error),
@@ -75,19 +74,18 @@ fn create(
     Err(io::Error::other("other processes keep removing what is made there"))
 }
 
-/// Removes the directories of this user's in `parent` that writers left when they were killed. Files in them
-/// go too; a directory with anything else in it stays.
+/// Removes this user's directories in `parent` that killed writers left. Files in them go too. A directory
+/// with any other entry stays.
 pub fn remove_abandoned_dirs(parent: &Path) {
     remove_abandoned(parent, FileType::Directory, |name| base_of(name).is_some_and(|base| !base.is_empty()));
 }
 
-/// Removes the files of this user's in `parent` that were to become `name`, and that writers left when they
-/// were killed.
+/// Removes this user's files in `parent` that were to become `name` and that killed writers left.
 pub fn remove_abandoned_files(parent: &Path, name: &str) {
     remove_abandoned(parent, FileType::RegularFile, |found| base_of(found) == Some(name.as_bytes()));
 }
 
-/// Leaves what cannot be removed: nothing depends on it.
+/// Removal is best effort: nothing depends on it.
 fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> bool) {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(directory) = rustix::fs::open(parent, flags, Mode::empty()) else { return };
@@ -106,20 +104,21 @@ fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> 
     }
 }
 
-/// Removes an entry if it is of this kind, this user's, and nobody's. Says whether it was.
+/// Removes an entry if it has this kind, is this user's, and has no living writer. Returns whether it was
+/// removed.
 fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Result<bool> {
     let is_ours = |found: &Stat| {
         let own = found.st_uid == rustix::process::geteuid().as_raw();
         own && FileType::from_raw_mode(found.st_mode) == kind && found.st_mode & 0o077 == 0
     };
-    // Looked at before it is opened too: to open a device does something.
+    // Examined before it is opened too, because opening a device can have effects.
     if !is_ours(&rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?) {
         return Ok(false);
     }
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let opened = rustix::fs::fstat(&file)?;
-    // One that was published, or removed by another, between the two has another name by now, or none.
+    // An entry that was published or removed meanwhile has another name, or none.
     if !is_ours(&opened) || lock(&file) != Lock::Held || !means(parent, name, &opened) {
         return Ok(false);
     }
@@ -139,7 +138,7 @@ fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Re
         names.push(name);
     }
     names.iter().try_for_each(|name| rustix::fs::unlinkat(&file, name, AtFlags::empty()))?;
-    // Whatever the name means by now: only an empty directory goes.
+    // Removes only an empty directory, whatever the name means by now.
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map(|()| true)
 }
 
@@ -154,7 +153,7 @@ fn base_of(name: &[u8]) -> Option<&[u8]> {
 #[derive(Debug, PartialEq, Eq)]
 enum Lock {
     Held,
-    /// Another has it.
+    /// Another process holds the lock.
     Taken,
     /// The file system has no such locks.
     Unknown,
@@ -168,7 +167,7 @@ fn lock(file: impl AsFd) -> Lock {
     }
 }
 
-/// Says whether `name` in `parent` is the file that was opened.
+/// Whether `name` in `parent` is still the opened file.
 fn means(parent: BorrowedFd<'_>, name: &Path, opened: &Stat) -> bool {
     rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|found| (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino))

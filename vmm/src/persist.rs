@@ -1,12 +1,12 @@
-//! The whole snapshot contract: what can be saved, and how it is put back in place.
+//! The snapshot contract: saving an object's state, and restoring it in place.
 //!
 //! ```text
 //!            save()                               restore(state)
 //!  running ─────────> State ──> JSON ──> State ─────────────────> the same kind of object, newly made
 //! ```
 //!
-//! `save` destructures its subject exhaustively, so that a new field does not compile until someone has decided whether
-//! it is state.
+//! `save` destructures its subject exhaustively, so a new field does not compile until its author decides
+//! whether it is state.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -14,26 +14,26 @@ use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
 
-/// Something whose state outlives it.
+/// An object with state that a snapshot keeps.
 pub trait Persist {
-    /// The state, and nothing but the state: neither configuration nor handles to the host.
+    /// The state alone, without configuration and host handles.
     type State: Serialize + DeserializeOwned;
 
-    /// Reads the state out. The owner has been stopped: nothing changes during the call.
+    /// Returns the state. The owner is stopped, so nothing changes during the call.
     ///
     /// # Errors
-    /// What the host or KVM refused.
+    /// The host or KVM refuses.
     fn save(&self) -> Result<Self::State>;
 
-    /// Puts a saved state into an object that was newly made with the same configuration. The state is only borrowed:
-    /// it is decoded once and restored any number of times.
+    /// Restores a saved state into an object newly made with the same configuration. It borrows the state,
+    /// which is decoded once and restored any number of times.
     ///
     /// # Errors
-    /// What the host or KVM refused. The object is then half restored and must be dropped.
+    /// The host or KVM refuses. The object is partly restored then, and must be dropped.
     fn restore(&mut self, state: &Self::State) -> Result<()>;
 }
 
-/// State that is encoded and not looked into.
+/// Encoded state.
 pub type Blob = Box<RawValue>;
 
 /// [`Persist`] without its type, for collections of different devices.
@@ -41,13 +41,13 @@ pub trait PersistBlob {
     /// [`Persist::save`], encoded. `part` names the object in errors.
     ///
     /// # Errors
-    /// As [`Persist::save`], and when the state cannot be encoded.
+    /// As [`Persist::save`]; or the state cannot be encoded.
     fn save_blob(&self, part: &str) -> Result<Blob>;
 
-    /// [`Persist::restore`] from what [`PersistBlob::save_blob`] gave.
+    /// [`Persist::restore`] from the result of [`PersistBlob::save_blob`].
     ///
     /// # Errors
-    /// As [`Persist::restore`], and when the state cannot be decoded.
+    /// As [`Persist::restore`]; or the state cannot be decoded.
     fn restore_blob(&mut self, part: &str, state: &RawValue) -> Result<()>;
 }
 
@@ -62,12 +62,12 @@ impl<T: Persist> PersistBlob for T {
     }
 }
 
-/// The state of something that has none.
+/// The state of an object without state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoState {}
 
-/// Bytes that are written as base64: blobs with a layout of the CPU's or KVM's own.
+/// Bytes written as base64: a layout of the CPU's or of KVM's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bytes(pub Vec<u8>);
 

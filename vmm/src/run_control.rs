@@ -1,4 +1,4 @@
-//! Who runs and who waits: the one agreement between a VM's vCPU threads and everyone who starts, parks or ends them.
+//! Run control: the agreement between a VM's vCPU threads and the threads that start, park or end them.
 //!
 //! ```text
 //!              start()                 end()
@@ -8,7 +8,7 @@
 //!               park()                any state ── quit() ──> the threads return
 //! ```
 //!
-//! A vCPU that parks has left `KVM_RUN` and has finished the exit it was in.
+//! A parked vCPU has left `KVM_RUN` and finished its last exit.
 
 use std::fmt::{Debug, Formatter};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,31 +23,31 @@ use crate::sync::{lock, wait_while};
 pub enum Ending {
     /// The guest powered itself off.
     Poweroff,
-    /// The guest asked for a reset. A VM does not start over by itself.
+    /// The guest asked for a reset. The VM ends; its owner may boot another.
     Reboot,
-    /// The guest's CPU gave up: a fault in the handler of a fault in a handler.
+    /// The guest's CPU shut down: a fault in the handler of a double fault.
     TripleFault,
-    /// [`crate::Vm::stop`].
+    /// [`crate::Vm::stop`] ended the guest.
     Stopped,
 }
 
-/// What a VM is doing.
+/// State of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunState {
-    /// Its vCPUs run.
+    /// The vCPUs run.
     Running,
-    /// Its vCPUs are parked, and can go on.
+    /// The vCPUs are parked, and can resume.
     Paused,
-    /// Its guest has ended.
+    /// The guest has ended.
     Ended,
 }
 
-/// How long a thread takes turns at running its vCPU.
+/// The end of a thread's turns at running its vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// The VM's own threads.
+    /// [`Control::quit`], for the VM's own threads.
     Quit,
-    /// A lent one.
+    /// The guest's end, for a lent thread.
     GuestEnds,
 }
 
@@ -56,11 +56,11 @@ pub(crate) trait Kick: Debug + Send + Sync {
     /// Brings the vCPU out, now or when it next enters.
     fn send(&self);
 
-    /// Takes back what [`Kick::send`] did. On the vCPU's own thread.
+    /// Clears the effect of [`Kick::send`]. Called on the vCPU's thread.
     fn forget(&self);
 }
 
-/// What the vCPU threads are to do.
+/// The command to the vCPU threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Want {
     Park,
@@ -68,10 +68,10 @@ enum Want {
     Quit,
 }
 
-/// The agreement. Shared by the threads, the devices that can end a guest, and the VM.
+/// See the module. The threads, the devices that can end a guest, and the VM share it.
 #[derive(Debug)]
 pub struct Control {
-    /// Whether running vCPUs are asked to come out: `want != Run`, for a look without the lock.
+    /// Whether running vCPUs must leave the guest: `want != Run`, readable without the lock.
     come_out: AtomicBool,
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -80,11 +80,11 @@ pub struct Control {
 #[derive(Debug)]
 struct Inner {
     want: Want,
-    /// How the guest ended, once it has. A crash is its description.
+    /// The guest's ending, or a description of its crash.
     end: Option<std::result::Result<Ending, String>>,
-    /// vCPUs that are not parked.
+    /// Kicks of the vCPUs that are not parked.
     kicks: Vec<Arc<dyn Kick>>,
-    /// What is done once the guest has ended.
+    /// Acts that run when the guest ends.
     at_end: AtEnd,
 }
 
@@ -104,7 +104,7 @@ impl Control {
         Arc::new(Self { come_out: AtomicBool::new(true), inner: Mutex::new(inner), changed: Condvar::new() })
     }
 
-    /// What the VM is doing.
+    /// State of the VM.
     pub fn state(&self) -> RunState {
         let inner = lock(&self.inner);
         match (&inner.end, inner.want) {
@@ -122,7 +122,7 @@ impl Control {
         }
     }
 
-    /// Brings all vCPUs to a halt, and returns when they are.
+    /// Parks all vCPUs, and waits until they are parked.
     pub(crate) fn park(&self) {
         let mut inner = lock(&self.inner);
         if inner.want == Want::Run {
@@ -131,7 +131,8 @@ impl Control {
         drop(wait_while(&self.changed, inner, |inner| !inner.kicks.is_empty()));
     }
 
-    /// Ends the guest; the first end counts. Does not wait for the vCPUs: a device calls this on a vCPU's thread.
+    /// Ends the guest. The first ending counts. Does not wait for the vCPUs, because devices call this on a
+    /// vCPU's thread.
     pub(crate) fn end(&self, how: std::result::Result<Ending, String>) {
         let mut inner = lock(&self.inner);
         inner.end.get_or_insert(how);
@@ -148,7 +149,8 @@ impl Control {
         at_end.into_iter().for_each(|act| act());
     }
 
-    /// Has something done once the guest has ended, by whoever ends it, without waiting for its vCPUs: now, if it has.
+    /// Runs `act` when the guest ends, on the thread that ends it and before its vCPUs are parked; at once if
+    /// the guest has ended.
     pub(crate) fn at_end(&self, act: impl FnOnce() + Send + 'static) {
         let mut inner = lock(&self.inner);
         inner.at_end.0.push(Box::new(act));
@@ -157,14 +159,14 @@ impl Control {
         }
     }
 
-    /// Waits until all vCPUs are parked, at most so long, and says whether they are.
+    /// Waits at most `patience` until all vCPUs are parked. Returns whether they are.
     pub(crate) fn wait_parked(&self, patience: Duration) -> bool {
         let inner = lock(&self.inner);
         let wait = self.changed.wait_timeout_while(inner, patience, |inner| !inner.kicks.is_empty());
         wait.unwrap_or_else(PoisonError::into_inner).0.kicks.is_empty()
     }
 
-    /// Tells the threads to return. They are joined by whoever spawned them.
+    /// Tells the threads to return. The caller of their spawn joins them.
     pub(crate) fn quit(&self) {
         let mut inner = lock(&self.inner);
         inner.end.get_or_insert(Ok(Ending::Stopped));
@@ -175,26 +177,26 @@ impl Control {
     /// Waits until the guest has ended and its vCPUs are parked.
     ///
     /// # Errors
-    /// [`Error::Crashed`] when it did not end by itself.
+    /// [`Error::Crashed`] if the guest crashed.
     pub(crate) fn wait_end(&self) -> Result<Ending> {
         let inner = lock(&self.inner);
         let inner = wait_while(&self.changed, inner, |inner| inner.end.is_none() || !inner.kicks.is_empty());
         inner.end.clone().unwrap_or(Ok(Ending::Stopped)).map_err(Error::Crashed)
     }
 
-    /// Waits at most `timeout` until the guest has ended and its vCPUs are parked. Returns whether that is so.
+    /// Waits at most `timeout` until the guest has ended and its vCPUs are parked. Returns whether both hold.
     pub(crate) fn wait_end_for(&self, timeout: Duration) -> bool {
         let is_on = |inner: &mut Inner| inner.end.is_none() || !inner.kicks.is_empty();
         let wait = self.changed.wait_timeout_while(lock(&self.inner), timeout, is_on);
         !wait.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Whether running vCPUs are asked to come out.
+    /// Whether running vCPUs must leave the guest: `want != Run`, readable without the lock.
     pub(crate) fn come_out(&self) -> bool {
         self.come_out.load(Ordering::Relaxed)
     }
 
-    /// Waits for a turn of a vCPU's thread. Returns false when the thread is to return for good.
+    /// Waits for the next turn of a vCPU's thread. Returns false if the thread must return for good.
     pub(crate) fn wait_for_turn(&self, kick: &Arc<dyn Kick>, until: Until) -> bool {
         let over =
             |inner: &Inner| inner.want == Want::Quit || until == Until::GuestEnds && inner.end.is_some();
@@ -203,13 +205,14 @@ impl Control {
         if over(&inner) {
             return false;
         }
-        // Under the lock: a kick comes either before this, with `want` no longer Run, or after it and is not forgotten.
+        // Under the lock: a kick comes before this, and `want` is no longer Run, or it comes after this and
+        // stays.
         kick.forget();
         inner.kicks.push(Arc::clone(kick));
         true
     }
 
-    /// A vCPU's thread says that it has come out.
+    /// Marks a vCPU as parked. Called by its thread.
     pub(crate) fn parked(&self, kick: &Arc<dyn Kick>) {
         lock(&self.inner).kicks.retain(|other| !Arc::ptr_eq(other, kick));
         self.changed.notify_all();

@@ -1,6 +1,6 @@
-//! Turns at the unix sockets of a directory. A connection is refused by a socket that a dead process left,
-//! and by one that is bound and does not listen yet. Two processes that replace a dead socket at once would
-//! remove each other's, so each binds, listens and removes in its own turn.
+//! Mutual exclusion for the unix sockets of a directory. A socket refuses connections if a dead process left
+//! it, and also if it is bound and does not listen yet. Two processes that replace a dead socket at once
+//! would remove each other's, so each binds, listens and removes in its turn.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,9 +14,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 const LOOK: Duration = Duration::from_millis(2);
 const LOOKS: u32 = 500;
 
-/// Waits for the turn at the directory in which the socket `path` lies. It lasts as long as what is returned:
-/// a lock (flock) of the directory. Returns none if another program keeps that locked for a second, or it
-/// cannot be locked.
+/// Waits for the turn at the directory of the socket `path`. The turn lasts until the result is dropped: it
+/// is a lock (flock) of the directory. Returns nothing if another program holds the lock for a second, or if
+/// the directory cannot be locked.
 #[must_use]
 pub fn turn(path: &Path) -> Option<File> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -1,8 +1,8 @@
-//! Locks that outlive a panic: what a panicking thread left half-done is its VM's end, and that end still needs the lock.
+//! Locks that outlive a panic. The VM of a thread that panicked ends, and ending it still takes the lock.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Locks.
+/// Locks `mutex`, poisoned or not.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,8 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// Says that the running test is skipped for what the host lacks, and adds it to the file that `VOLT_SKIPPED` names, once.
+/// Says that the running test is skipped for what the host lacks, and adds it to the file that `VOLT_SKIPPED`
+/// names, once.
 pub fn skip(lack: &str) {
     skip_test(&running(), lack);
 }

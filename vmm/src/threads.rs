@@ -32,9 +32,9 @@ pub(crate) fn spawn_scoped<'scope, T: Send + 'scope>(
     thread.spawn_scoped(scope, body).map_err(|source| Error::host(format!("start thread {name}"), source))
 }
 
-/// Runs `workers`, which take their work from one queue: the last on the calling thread, each other on a thread
-/// `volt-NAME`. Returns when all have ended. The calling thread does all of the work if the host gives no
-/// thread.
+/// Runs `workers`, which take their work from one queue: the last on the calling thread, each other on a
+/// thread `volt-NAME`. Returns when all have ended. Without further threads the calling thread does all of
+/// the work.
 pub(crate) fn share_work<W: FnOnce() + Send>(name: &str, workers: impl IntoIterator<Item = W>) {
     let mut workers: Vec<W> = workers.into_iter().collect();
     let own = workers.pop();

@@ -1,4 +1,5 @@
-//! Where the time of a boot or restore goes: marks that cost a thread-local look unless someone records them.
+//! Times the steps of a boot or restore. A mark costs a read of a thread-local variable unless a recording
+//! runs.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -16,7 +17,8 @@ pub(crate) fn step_done(name: &'static str) {
     });
 }
 
-/// Does `work` and tells how long each of its steps on this thread took, in order. A name may come more than once.
+/// Runs `work` and returns the duration of each of its steps on this thread, in order. A name may come more
+/// than once.
 pub fn record<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, Duration)>) {
     RECORD.set(Some(Vec::with_capacity(32)));
     let mut last = Instant::now();

@@ -1,4 +1,4 @@
-//! What creating a VM costs on this host, call by call, in the order that is fastest: memory slots before any in-kernel
+//! Cost of creating a VM on this host, call by call, in the fastest order: memory slots before any in-kernel
 //! device.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 
-/// How often a VM is created.
+/// Number of VMs created.
 const RUNS: usize = 20;
 /// Memory of that VM.
 const MEMORY: usize = 128 << 20;
@@ -28,7 +28,7 @@ const STEPS: [&str; 6] = [
     "close",
 ];
 
-/// What one call costs.
+/// Cost of one call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
     /// The ioctl as the KVM API names it, or `close`.
@@ -71,7 +71,8 @@ fn create_and_close(kvm: &Kvm, memory: &Memory) -> Result<[Duration; 6]> {
         memory_size: MEMORY as u64,
         userspace_addr: memory.0 as u64,
     };
-    // SAFETY: the range is mapped for as long as `memory` lives, which is longer than the VM, and nothing else uses it.
+    // SAFETY: the range is mapped for as long as `memory` lives, which is longer than the VM, and nothing
+    // else uses it.
     unsafe { vm.set_user_memory_region(region) }.map_err(refused(STEPS[1]))?;
     let slot = lap.next();
     vm.create_irq_chip().map_err(refused(STEPS[2]))?;

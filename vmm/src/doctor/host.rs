@@ -1,4 +1,4 @@
-//! The doctor's look at the machine and its kernel: CPU, settings that slow KVM down, and what features need.
+//! Examines the machine and its kernel: CPU, settings that slow KVM down, and requirements of features.
 #![allow(unsafe_code)]
 
 use std::fs::{self, OpenOptions};
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Finding, Level};
 
-/// From this kernel on, KVM's huge page recovery thread is not moved between cgroups any more.
+/// The first kernel that does not move KVM's huge page recovery thread between cgroups.
 const CHEAP_RECOVERY_THREAD: (u32, u32) = (6, 13);
 
 /// The machine and its kernel.
@@ -56,7 +56,7 @@ impl Host {
     }
 }
 
-/// A file under /proc or /sys; empty where there is none.
+/// Reads a file under /proc or /sys; empty if it is missing.
 fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
 }
@@ -75,8 +75,8 @@ fn version(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// The setting that makes VM creation slow on older kernels: a thread per VM, moved into the caller's cgroups, for which
-/// every cgroup change of the machine is waited for.
+/// Examines the setting that slows VM creation on older kernels: KVM moves a thread of each VM into the
+/// caller's cgroups, and waits for every cgroup change of the machine.
 pub(super) fn nx_huge_pages(host: &Host, create_vm_us: Option<u64>) -> Finding {
     let setting = read("/sys/module/kvm/parameters/nx_huge_pages");
     judge_nx_huge_pages(&setting, version(&host.kernel), &read("/proc/mounts"), create_vm_us)
@@ -126,7 +126,7 @@ fn of_type<'a>(mounts: &'a str, wanted: &str) -> Vec<&'a str> {
     mounts.lines().filter_map(options).collect()
 }
 
-/// What features need from the host beside KVM.
+/// Examines requirements of features beside KVM.
 pub(super) fn findings() -> Vec<Finding> {
     vec![faults(), tun(), landlock(), seccomp(), overcommit(), huge_pages()]
 }

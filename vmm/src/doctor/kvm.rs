@@ -1,4 +1,4 @@
-//! The doctor's look at `/dev/kvm`: its module, its API and the capabilities that volt-vmm needs or uses.
+//! Examines `/dev/kvm`: its module, its API, and the capabilities that volt-vmm needs or uses.
 
 use kvm_bindings as b;
 use kvm_ioctls::Kvm as Handle;
@@ -9,18 +9,18 @@ use super::{Finding, Level};
 use crate::kvm::API_VERSION;
 use crate::kvm::host::kvm_module;
 
-/// What `/dev/kvm` says about itself.
+/// Facts from `/dev/kvm`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Kvm {
     /// Version of the KVM API.
     pub api_version: i32,
-    /// The module behind it, such as `kvm_intel`; absent where none can be seen.
+    /// The module behind it, such as `kvm_intel`; absent if none is visible.
     pub module: Option<&'static str>,
     /// Most vCPUs of a VM.
     pub max_vcpus: usize,
     /// Most memory slots of a VM.
     pub max_memory_slots: usize,
-    /// What volt-vmm needs or uses.
+    /// Capabilities that volt-vmm needs or uses.
     pub capabilities: Vec<Capability>,
 }
 
@@ -29,15 +29,15 @@ pub struct Kvm {
 pub struct Capability {
     /// As the KVM API names it, without `KVM_CAP_`.
     pub name: &'static str,
-    /// What KVM answers; 0 where it is missing.
+    /// KVM's answer; 0 if the capability is missing.
     pub value: i32,
-    /// Without it there is no VM; the others are for `what`.
+    /// Whether every VM needs it. The others serve `what`.
     pub needed: bool,
-    /// What volt-vmm does with it.
+    /// Its use in volt-vmm.
     pub what: &'static str,
 }
 
-/// Name, number, whether it is needed, what for.
+/// Name, number, whether every VM needs it, and its use.
 const CAPABILITIES: [(&str, u32, bool, &str); 23] = [
     ("USER_MEMORY", b::KVM_CAP_USER_MEMORY, true, "guest memory"),
     ("IRQCHIP", b::KVM_CAP_IRQCHIP, true, "interrupt chips in the kernel"),
@@ -81,13 +81,13 @@ impl Kvm {
         }
     }
 
-    /// Has what every VM of volt-vmm needs.
+    /// Whether KVM has all capabilities that every VM needs.
     pub(super) fn is_sufficient(&self) -> bool {
         self.api_version == API_VERSION
             && self.capabilities.iter().all(|found| found.value > 0 || !found.needed)
     }
 
-    /// Runs Linux as it is. Where the module cannot be seen (built in, another `/sys`), nothing speaks against it.
+    /// Whether KVM runs unmodified Linux. Assumed if the module is invisible (built in, or another `/sys`).
     pub(super) fn runs_linux(&self) -> bool {
         self.module != Some("kvm_pvm")
     }
@@ -155,7 +155,7 @@ impl Kvm {
     }
 }
 
-/// Why `/dev/kvm` cannot be opened.
+/// The finding for a `/dev/kvm` that cannot be opened.
 pub(super) fn no_kvm(error: &kvm_ioctls::Error, host: &Host) -> Finding {
     let what = format!("/dev/kvm cannot be opened: {}", std::io::Error::from_raw_os_error(error.errno()));
     let advice = match error.errno() {

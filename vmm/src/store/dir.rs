@@ -1,4 +1,4 @@
-//! A directory that appears whole or not at all: written under another name beside its place, synced, then renamed.
+//! A directory that appears atomically: written under another name beside its place, synced, then renamed.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -12,23 +12,22 @@ use crate::error::{Error, Result};
 use crate::partial;
 pub use crate::partial::random_hex;
 
-/// A directory on its way. Dropped before [`NewDir::publish`], it is removed again.
+/// A directory that is not published yet. Dropping it before [`NewDir::publish`] removes it.
 #[derive(Debug)]
 pub struct NewDir {
     place: PathBuf,
     parent: PathBuf,
     temporary: PathBuf,
     published: bool,
-    /// Keeps others from removing it.
+    /// The lock that keeps other processes from removing it.
     lock: File,
 }
 
 impl NewDir {
-    /// Begins a directory that is to appear at `place`. Removes what writers beside it left when they were
-    /// killed.
+    /// Creates a directory that will appear at `place`. Removes leftovers of killed writers beside it.
     ///
     /// # Errors
-    /// Something is there already, or the parent directory is missing or not writable.
+    /// The place is taken, or the parent directory is missing or not writable.
     pub fn begin(place: &Path) -> Result<Self> {
         if place.symlink_metadata().is_ok() {
             return Err(exists(place));
@@ -44,10 +43,10 @@ impl NewDir {
         Ok(Self { place: place.to_owned(), parent, temporary, published: false, lock })
     }
 
-    /// Creates a file in it, readable and writable by the owner alone.
+    /// Creates a file in the directory, of mode 0600.
     ///
     /// # Errors
-    /// The file system refuses it.
+    /// The file system refuses.
     pub fn create(&self, name: &str) -> Result<File> {
         OpenOptions::new()
             .read(true)
@@ -58,10 +57,10 @@ impl NewDir {
             .map_err(|source| Error::file("create", self.place.join(name).display(), source))
     }
 
-    /// A file in the same file system that is gone when it is closed.
+    /// Creates a file without a name in the same file system. Closing it removes it.
     ///
     /// # Errors
-    /// The file system refuses it.
+    /// The file system refuses.
     pub fn scratch(&self) -> Result<File> {
         const NAME: &str = "scratch";
         let file = self.create(NAME)?;
@@ -69,15 +68,15 @@ impl NewDir {
         Ok(file)
     }
 
-    /// Reserves so many bytes of its file system for files that are written into it.
+    /// Reserves `bytes` of the file system for files in the directory.
     ///
     /// # Errors
-    /// There are fewer, or a quota allows fewer.
+    /// The file system has fewer, or a quota allows fewer.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation> {
         Reservation::new(self.scratch()?, bytes).map_err(|source| self.failed_to_reserve(bytes, source))
     }
 
-    /// Reserves so many bytes more.
+    /// Reserves `bytes` more.
     ///
     /// # Errors
     /// As [`NewDir::reserve`].
@@ -90,30 +89,30 @@ impl NewDir {
         Error::host(format!("reserve {mib} MiB for snapshot {place}"), source)
     }
 
-    /// Gives a file in it another name.
+    /// Renames a file in the directory.
     ///
     /// # Errors
-    /// The file system refuses it.
+    /// The file system refuses.
     pub fn rename(&self, from: &str, to: &str) -> Result<()> {
         let (there, here) = (self.temporary.join(from), self.temporary.join(to));
         fs::rename(there, here).map_err(|source| self.failed_to_write(to, source))
     }
 
-    /// The error of a file in it that could not be written.
+    /// Makes the error for a file in the directory that cannot be written.
     pub fn failed_to_write(&self, name: &str, source: io::Error) -> Error {
         Error::file("write", self.place.join(name).display(), source)
     }
 
-    /// Where the directory is to appear, for errors.
+    /// The place where the directory will appear, for errors.
     #[must_use]
     pub fn place(&self) -> &Path {
         &self.place
     }
 
-    /// Lets it appear. Its files must have been synced; they are only for reading from then on.
+    /// Publishes the directory. Its files are synced before, and read-only from then on.
     ///
     /// # Errors
-    /// Something has come to be there meanwhile, or the file system refuses.
+    /// The place was taken meanwhile, or the file system refuses.
     pub fn publish(mut self) -> Result<()> {
         let place = self.place.clone();
         let failed = |act, source: io::Error| Error::file(act, place.display(), source);
@@ -132,7 +131,7 @@ impl NewDir {
 }
 
 impl NewDir {
-    /// Nobody is to change by mistake what VMs run from.
+    /// VMs map these files, so mode 0400 keeps users from changing them by mistake.
     fn make_read_only(&self) -> io::Result<()> {
         for entry in fs::read_dir(&self.temporary)? {
             fs::set_permissions(entry?.path(), Permissions::from_mode(0o400))?;
@@ -157,7 +156,7 @@ fn exists(place: &Path) -> Error {
 mod tests {
     use super::*;
 
-    /// rename(2) replaces a directory that is empty. The one who made it has a use for it.
+    /// rename(2) replaces an empty directory, which may belong to another program.
     #[test]
     fn directory_that_appears_meanwhile_is_not_replaced() {
         let parent = std::env::temp_dir().join(format!("volt-dir-{}", random_hex().unwrap()));

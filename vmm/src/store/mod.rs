@@ -1,4 +1,4 @@
-//! Where snapshots are kept. A store is a directory now; what stands above asks only for a name in it.
+//! Stores of snapshots. A store is a directory; callers use only names in it.
 
 pub mod dir;
 pub mod reservation;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// A place with named snapshots in it.
+/// A place with named snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Store {
     root: PathBuf,
@@ -18,7 +18,7 @@ impl Store {
     /// Opens the store at a URL: `file:///var/lib/volt`, or the path alone.
     ///
     /// # Errors
-    /// The scheme is not one that volt-vmm knows, or the path is not absolute where a URL needs it to be.
+    /// The URL's scheme is unknown, or its path is not absolute.
     pub fn open(url: &str) -> Result<Self> {
         let path = match url.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => path,
@@ -39,10 +39,10 @@ impl Store {
         Ok(Self { root: path.into() })
     }
 
-    /// The store and name that mean the snapshot directory at `path`.
+    /// Splits the path of a snapshot's directory into its store and its name.
     ///
     /// # Errors
-    /// The path has no last component that could be a name, such as `/` or `..`.
+    /// The path has no last component that can be a name, such as `/` or `..`.
     pub fn split(path: &Path) -> Result<(Self, String)> {
         let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| {
             Error::config("snapshot_path", format!("{}: does not name a snapshot directory", path.display()))
@@ -57,7 +57,7 @@ impl Store {
     /// The directory of the snapshot `name`.
     ///
     /// # Errors
-    /// A name that is not a single path component would reach outside the store.
+    /// The name is not a single path component, so it would reach outside the store.
     pub fn path_of(&self, name: &str) -> Result<PathBuf> {
         let path = Path::new(name);
         if path.file_name().is_none_or(|last| last != name) {

@@ -1,7 +1,9 @@
-//! Room in a file system, reserved before the work and released as files take it: a full disk is told first, not last.
+//! Disk space, reserved before the work and released as files take it: a full disk is reported first, not
+//! last.
 //!
-//! The blocks belong to a file without a name until they are released, so that neither another program nor another snapshot takes
-//! them meanwhile. A file system that lacks `fallocate` is only asked how much is free; so is tmpfs, which would fill the pages.
+//! The blocks belong to a file without a name until they are released, so no other program and no other
+//! snapshot takes them meanwhile. On a file system without `fallocate`, and on tmpfs, which would fill the
+//! pages, the reservation only checks the free space.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -10,25 +12,25 @@ use std::io;
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, fstatvfs, ftruncate};
 use rustix::io::Errno;
 
-/// Bytes released at once, ahead of what is written.
+/// Bytes released at once, ahead of the writes.
 const AHEAD: u64 = 16 << 20;
 /// statfs(2).
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
-/// See the module. Dropped, it releases what is left.
+/// See the module. Dropping it releases the rest.
 #[derive(Debug)]
 pub struct Reservation {
     file: File,
-    /// The file system holds room; otherwise it is only asked.
+    /// Whether the file system holds blocks; otherwise only its free space was checked.
     holds: bool,
-    /// Bytes that are reserved.
+    /// Bytes reserved.
     left: Cell<u64>,
-    /// Bytes that are released and not written yet.
+    /// Bytes released and not written yet.
     released: Cell<u64>,
 }
 
 impl Reservation {
-    /// Reserves so many bytes in the file system of an empty file without a name.
+    /// Reserves `bytes` in the file system of an empty file without a name.
     ///
     /// # Errors
     /// ENOSPC or EDQUOT: the file system has fewer, or this user may have fewer.
@@ -48,7 +50,7 @@ impl Reservation {
         Ok(Self { file, holds, left: Cell::new(left), released: Cell::new(0) })
     }
 
-    /// Reserves so many bytes more.
+    /// Reserves `bytes` more.
     ///
     /// # Errors
     /// As [`Reservation::new`].
@@ -59,20 +61,20 @@ impl Reservation {
         let left = self.left.get();
         match fallocate(&self.file, FallocateFlags::empty(), left, bytes) {
             Ok(()) => self.left.set(left + bytes),
-            // A reservation of no bytes has not asked whether the file system has `fallocate`.
+            // A reservation of 0 bytes does not show whether the file system has `fallocate`.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => check_free(&self.file, bytes)?,
             Err(errno) => return Err(errno.into()),
         }
         Ok(())
     }
 
-    /// Releases room for so many bytes that are written next.
+    /// Releases `bytes`, which the caller writes next.
     pub fn release(&self, bytes: u64) {
         let released = self.released.get();
         if released < bytes && self.left.get() > 0 {
             let more = (bytes - released).max(AHEAD).min(self.left.get());
             self.left.set(self.left.get() - more);
-            // Where this fails the room is there at the end, when the file goes.
+            // If this fails, the blocks are freed at the end, with the file.
             let _ = ftruncate(&self.file, self.left.get());
             self.released.set(released + more);
         }
@@ -80,7 +82,7 @@ impl Reservation {
     }
 }
 
-/// No blocks at all means a file system without a limit.
+/// A file system with 0 blocks has no limit.
 fn check_free(file: &File, bytes: u64) -> rustix::io::Result<()> {
     let found = fstatvfs(file)?;
     let free = found.f_bavail.saturating_mul(found.f_frsize);
@@ -118,8 +120,8 @@ mod tests {
         assert!((8 << 20..9 << 20).contains(&held()), "{}", held());
     }
 
-    /// A file system without `fallocate` refuses it as sockets and pipes do: with an error of its own kind.
-    /// A file of /proc gives the one of such file systems.
+    /// A file system without `fallocate` refuses it with an error of its own kind, as sockets and pipes do. A
+    /// file of /proc gives the kind of a file system.
     #[test]
     fn reservation_of_nothing_grows_where_fallocate_is_lacking() {
         let without = File::options().write(true).open("/proc/self/comm").unwrap();

@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-/// `SYNC_FILE_RANGE_WRITE` of `linux/fs.h`: starts the writes of dirty pages, and waits for none.
+/// `SYNC_FILE_RANGE_WRITE` of `linux/fs.h`: starts writing dirty pages, and waits for none.
 const WRITE: libc::c_uint = 2;
 
-/// Starts to write what a file holds, so that a later sync finds less to do. A file system that refuses
-/// leaves all of it to the sync.
+/// Starts writing a file's dirty pages, so a later sync has less to do. If the file system refuses, the sync
+/// writes all.
 #[allow(unsafe_code)]
 pub fn start(file: &File) {
     let all: libc::off64_t = 0;

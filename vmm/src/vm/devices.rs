@@ -1,4 +1,4 @@
-//! What an owner can change in a VM's devices, and ask of them, while it runs.
+//! Changing and querying the devices of a running VM.
 
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::balloon::Hinting;
@@ -8,7 +8,7 @@ use crate::sync::lock;
 use crate::vm::Vm;
 
 impl Vm {
-    /// How the balloon is.
+    /// State of the balloon.
     ///
     /// # Errors
     /// [`Error::Config`]: the VM has none.
@@ -16,7 +16,7 @@ impl Vm {
         self.running.balloon()
     }
 
-    /// Asks the guest for so much of its memory.
+    /// Sets the balloon's target: memory that the guest returns, in MiB.
     ///
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or less memory than that.
@@ -24,8 +24,9 @@ impl Vm {
         self.running.set_balloon(target_mib)
     }
 
-    /// Asks the guest for all its free pages, once. One that it takes back at the last moment may lose what was written to it
-    /// since (Linux does so when memory is very short); free page reporting has no such window.
+    /// Starts a run of free page hinting: the guest returns all its free pages once. Data written to a page
+    /// that the guest takes back at the last moment may be lost; Linux does so only when memory is very
+    /// short. Free page reporting has no such window.
     ///
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or one without hinting.
@@ -33,7 +34,7 @@ impl Vm {
         self.running.start_hinting()
     }
 
-    /// Lets the guest have back the pages that it hinted at.
+    /// Ends the run of hinting, so that the guest may use the pages again.
     ///
     /// # Errors
     /// As [`Vm::start_hinting`].
@@ -41,7 +42,7 @@ impl Vm {
         self.running.stop_hinting()
     }
 
-    /// How far hinting has come.
+    /// Progress of free page hinting.
     ///
     /// # Errors
     /// As [`Vm::start_hinting`].
@@ -49,10 +50,10 @@ impl Vm {
         self.running.hinting()
     }
 
-    /// Looks how long a disk's file is now, and lets the guest know.
+    /// Tells the guest the present length of a disk's file.
     ///
     /// # Errors
-    /// There is no such disk, or its file cannot be looked at.
+    /// There is no such disk, or its file cannot be examined.
     pub fn resize_disk(&self, id: &str) -> Result<()> {
         self.running.on_platform(|platform| {
             let disk = platform.disks().get(id).ok_or_else(|| unknown("disks", id))?;
@@ -63,7 +64,7 @@ impl Vm {
         })
     }
 
-    /// Changes how fast a disk may be used, as [`RateLimit::change`] has it. It stays so in what is restored from a snapshot.
+    /// Changes the rate limits of a disk ([`RateLimit::change`]). Snapshots keep them.
     ///
     /// # Errors
     /// There is no such disk.
@@ -81,7 +82,7 @@ impl Vm {
         })
     }
 
-    /// Changes how fast a network interface may receive and send, as [`Vm::limit_disk`].
+    /// Changes the rate limits of a network interface, as [`Vm::limit_disk`].
     ///
     /// # Errors
     /// There is no such interface.

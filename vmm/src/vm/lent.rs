@@ -11,16 +11,16 @@ use crate::run_control::Ending;
 use crate::threads;
 use crate::vm::Vm;
 
-/// The guest runs alone for this long, which covers some hundred page faults. Starting a thread takes the lock of the
-/// process's mappings, and a restored guest's first page faults take it too.
+/// The guest runs alone for this long, which covers some hundred page faults. Starting a thread takes the
+/// lock of the process's mappings, and a restored guest's first page faults take it too.
 const GUEST_FIRST: Duration = Duration::from_millis(2);
 
-/// A VM whose first vCPU waits for [`LentVm::run`]. Other threads may use [`LentVm::vm`] before and meanwhile.
-/// Dropping it before it ran ends the VM once the last [`Arc`] of the VM goes.
+/// A VM whose first vCPU waits for [`LentVm::run`]. Other threads may use [`LentVm::vm`] before and
+/// meanwhile. Dropping it before it ran ends the VM once the last [`Arc`] of the VM goes.
 #[derive(Debug)]
 pub struct LentVm {
     vm: Arc<Vm>,
-    /// None if the first vCPU has a thread, as after a boot.
+    /// Absent if the first vCPU has a thread, as after a boot.
     first_vcpu: Option<LentVcpu>,
 }
 
@@ -33,8 +33,8 @@ impl LentVm {
 
     /// Runs the first vCPU on the calling thread until the guest ends, and returns how it ended, as
     /// [`Vm::wait_ending`]. Meanwhile another thread reads ahead what an earlier restore recorded, gives the
-    /// guest 2 ms, takes read leases on the snapshot's files, and calls `beside`. A panic in `beside` goes on in
-    /// the caller.
+    /// guest 2 ms, takes read leases on the snapshot's files, and calls `beside`. A panic in `beside` goes on
+    /// in the caller.
     ///
     /// # Errors
     /// The host gives no thread; the guest has not run then. Or as [`Vm::wait_ending`].

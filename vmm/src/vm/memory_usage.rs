@@ -1,4 +1,4 @@
-//! What memory a VM holds on the host.
+//! Memory that a VM holds on the host.
 
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -15,36 +15,38 @@ use crate::sync::lock;
 use crate::vm::Vm;
 use crate::vm::working_set::PrefetchState;
 
-/// What there is, and what was fetched for it.
+/// Memory that a VM holds, and chunks fetched for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUsage {
-    /// In bytes, what the base has that lies under guest memory: of a VM that was never snapshotted all that the guest has touched; else
-    /// what was frozen, or the snapshot's memory file, which its clones share in the page cache.
+    /// Bytes of the base under guest memory. For a VM without snapshots, all memory that the guest touched;
+    /// otherwise the frozen memory, or the snapshot's memory file, which clones share in the page cache.
     pub base_bytes: u64,
-    /// In bytes, pages of the VM's own beside that. With a base of its own, what the VM holds can come to twice what the guest has touched.
+    /// Bytes of the VM's own pages over the base. A VM with a base of its own may hold up to twice the memory
+    /// that the guest touched.
     pub private_bytes: u64,
-    /// What was fetched of packed memory that is unpacked as it is touched. None of other memory, and none where a pager does not say.
+    /// Chunks fetched from packed memory that is unpacked on touch. Absent for other memory, and if a pager
+    /// does not tell.
     pub chunks: Option<Chunks>,
-    /// How far reading ahead is, if something is or was read ahead.
+    /// Progress of reading ahead, if a working set is or was read ahead.
     pub prefetch: Option<Reading>,
 }
 
-/// Chunks of packed memory that are in the base: for all VMs over it, each once.
+/// Chunks of packed memory in the base. All VMs over the base share the count of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunks {
     /// Bytes of a chunk.
     pub chunk_bytes: u64,
-    /// Those that a VM had to wait for.
+    /// Chunks for which a VM waited.
     pub on_touch: u64,
-    /// Those that were read ahead before anyone touched them.
+    /// Chunks read ahead before a VM touched them.
     pub ahead: u64,
-    /// Those of them that this VM has not touched. Chunks below 64 KiB may count as touched because one beside them was: the kernel maps
-    /// what is there around a page that is touched.
+    /// Chunks read ahead that this VM has not touched. Chunks below 64 KiB may count as touched with a
+    /// neighbour: the kernel maps present pages around a touched one.
     pub in_vain: u64,
 }
 
 impl Vm {
-    /// What memory it holds. Looks through the page tables: some milliseconds for each GiB.
+    /// Memory that the VM holds. Reads the page tables, which takes some milliseconds for each GiB.
     ///
     /// # Errors
     /// The host does not tell.
@@ -73,7 +75,7 @@ impl Vm {
 fn chunks(ram: &GuestRam, fetched: &Fetched) -> Result<Chunks> {
     let Fetched { chunk_len, touched, ahead, prefetch: _ } = fetched;
     let mut mapped = mapped_pages(ram)?;
-    // What lies over the base is there, and does not say that anything of the base was touched.
+    // Pages over the base are present, and do not show a touch of the base.
     ram.base().over.iter().for_each(|over| mapped.remove_all(over));
     let in_vain = |chunk: &&Range<u64>| !(*chunk).clone().step_by(PAGE as usize).any(|page| mapped.has(page));
     let in_vain = ahead.iter().filter(in_vain).count() as u64;

@@ -1,4 +1,4 @@
-//! A VM as its owner sees it.
+//! A VM: the owner's handle.
 
 pub mod devices;
 pub(crate) mod lent;
@@ -49,15 +49,15 @@ const _: () = {
     is_send::<RestoreOptions>();
 };
 
-/// A VM: running, paused, or ended. Every method can be called from any thread. Dropping it ends it.
+/// A VM: running, paused, or ended. Every method may be called from any thread. Dropping the VM ends it.
 #[derive(Debug)]
 pub struct Vm {
-    /// Held by whoever captures or rewinds the VM: one at a time. Taken before the machine.
+    /// Held during a capture or rewind, one at a time. Locked before the machine.
     history: Mutex<History>,
     pub(crate) running: Running,
-    /// What is read ahead of the guest.
+    /// The state of reading ahead.
     pub(crate) ahead: Mutex<PrefetchState>,
-    /// Last: it is over once the guest has ended.
+    /// Dropped last, after the guest's end.
     pub(crate) recording: Option<Recording>,
 }
 
@@ -77,37 +77,37 @@ impl Vm {
         }
     }
 
-    /// The same with something to be read ahead, and a recording of what it touches.
+    /// Adds a working set to read ahead, and a recording.
     pub(crate) fn with_working_set(mut self, ahead: Option<Plan>, recording: Option<Recording>) -> Self {
         self.ahead = Mutex::new(ahead.map_or(PrefetchState::Nothing, PrefetchState::Planned));
         self.recording = recording;
         self
     }
 
-    /// What it was made from, with the rate limits as they are now.
+    /// The VM's configuration, with its present rate limits.
     #[must_use]
     pub fn config(&self) -> VmConfig {
         self.running.config()
     }
 
-    /// What it is doing.
+    /// State of the VM.
     #[must_use]
     pub fn state(&self) -> RunState {
         self.running.state()
     }
 
-    /// Halts all vCPUs. No exit that one of them was in is lost. Pausing a paused VM is fine.
+    /// Pauses all vCPUs and devices. Each vCPU finishes its current exit first. Pausing a paused VM succeeds.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
+    /// [`Error::NotNow`] if the guest has ended.
     pub fn pause(&self) -> Result<()> {
         self.running.pause()
     }
 
-    /// Lets the vCPUs go on. Resuming a running VM is fine.
+    /// Resumes devices and vCPUs. Resuming a running VM succeeds.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
+    /// [`Error::NotNow`] if the guest has ended.
     pub fn resume(&self) -> Result<()> {
         self.running.resume()?;
         if let Some(recording) = &self.recording {
@@ -116,20 +116,20 @@ impl Vm {
         Ok(())
     }
 
-    /// Saves the VM as `name` in `store`. It runs all the while, unless it was paused, but for some milliseconds: what the
-    /// snapshot has is what was there then. The rest is written while the guest goes on.
+    /// Saves the VM as `name` in `store`. The VM pauses for some milliseconds, and the snapshot has its state
+    /// at that instant. The rest is written while the guest runs.
     ///
     /// # Errors
-    /// The snapshot exists already, the VM has ended, or the host refuses to write it; then nothing is left of the
-    /// snapshot, and the VM goes on as it was.
+    /// The snapshot exists, the VM has ended, or the host refuses to write it. Nothing is left of the
+    /// snapshot then, and the VM runs on.
     pub fn snapshot(&self, store: &Store, name: &str) -> Result<CaptureStats> {
         self.snapshot_with(store, name, &SnapshotOptions::default())
     }
 
-    /// As [`Vm::snapshot`], in another way.
+    /// As [`Vm::snapshot`], with options.
     ///
     /// # Errors
-    /// As [`Vm::snapshot`]; a diff is wanted and there is nothing that it could be relative to.
+    /// As [`Vm::snapshot`]; or the options ask for a diff and there is no base for it.
     pub fn snapshot_with(
         &self,
         store: &Store,
@@ -144,16 +144,16 @@ impl Vm {
             writer::write(&self.running, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
         log::info!(
-            "snapshot {name}: the guest stood still for {:.1?}, and its disks took no requests for {:.1?} before that",
+            "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before",
             stats.paused,
             stats.disks_stopped
         );
-        // Only now can a diff be relative to it.
+        // The snapshot becomes the base of diffs once it is published.
         history.lineage = Some(next);
         Ok(stats)
     }
 
-    /// A guest that goes on changes the disks that it writes to without a layer, and its snapshot with them.
+    /// Warns of disks without a layer: a running guest goes on writing to them, and their snapshot does not.
     fn warn_of_disks_that_go_on(&self) {
         if self.state() == RunState::Running {
             for disk in self.config().devices.disks.iter().filter(|disk| disk.is_written_in_place()) {
@@ -162,8 +162,8 @@ impl Vm {
         }
     }
 
-    /// A snapshot that is kept in memory alone, for VMs that are restored in this process while it lives. They share the memory
-    /// that this VM has, and each has what it writes. The VM goes on but for some milliseconds.
+    /// Takes a snapshot in memory, for VMs restored in this process. They share this VM's memory, and each
+    /// keeps its own writes. The VM pauses for some milliseconds.
     ///
     /// # Errors
     /// The VM has ended, or the host refuses.
@@ -171,11 +171,11 @@ impl Vm {
         in_memory::snapshot(&self.running, &mut lock(&self.history))
     }
 
-    /// Makes independent VMs of this one, each as its options say, which go on from the same instant as it does.
+    /// Forks the VM: makes a VM for each of `children`, which all run on from the same instant as this one.
     ///
     /// # Errors
-    /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`], and where two would have what only one can; then there is none
-    /// of them.
+    /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`]; or two VMs would share a resource that
+    /// serves one. No child is left then.
     pub fn fork(&self, children: impl IntoIterator<Item = RestoreOptions>) -> Result<Vec<Self>> {
         let children: Vec<_> = children.into_iter().collect();
         let overrides: Vec<_> = children.iter().map(|options| options.overrides.clone()).collect();
@@ -184,34 +184,35 @@ impl Vm {
         children.into_iter().map(|options| here.restore_with(options)).collect()
     }
 
-    /// Takes the VM back to the instant of the snapshot that it was restored from, in place: what it wrote to memory is undone, and so
-    /// is what it wrote to the layers of its disks. It runs afterwards if it did before. Connections over its vsock end. What took
-    /// place outside, as in a disk without a layer, cannot be undone: a VM that has such a disk to write to is not rewound.
+    /// Rewinds the VM in place to the snapshot that it was restored from: its memory, and the layers of its
+    /// disks. It runs afterwards if it ran before. Its vsock connections end. Effects outside the VM cannot
+    /// be undone, so a VM with a writable disk without a layer is not rewound.
     ///
     /// # Errors
-    /// The VM was not restored, has ended, or has such a disk: it goes on as it was. Or the host refuses midway: then it has ended.
+    /// The VM was not restored, has ended, or has such a disk; then it is as it was. Or the host refuses
+    /// midway; then the VM has ended.
     pub fn rewind(&self) -> Result<RewindStats> {
         rewind::rewind(&self.running, &mut lock(&self.history))
     }
 
-    /// Takes read leases on the files that a restored VM's memory is made of, where the host allows it. The VM
-    /// ends before another program changes one.
+    /// Takes read leases on the files that a restored VM's memory is made of, where the host allows it. The
+    /// VM ends before another program changes one.
     pub(crate) fn hold_files(&self) {
         if let Some(origin) = &mut lock(&self.history).origin {
             origin.hold(self.running.control());
         }
     }
 
-    /// Types into the guest's serial console. Waits while the port's FIFO is full.
+    /// Types `bytes` into the guest's serial console. Waits while the port's FIFO is full.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
+    /// [`Error::NotNow`] if the guest has ended.
     pub fn type_in(&self, bytes: &[u8]) -> Result<()> {
         self.running.type_in(bytes)
     }
 
-    /// Ends the VM, whatever its guest is doing. [`Vm::wait_ending`] then gives [`Ending::Stopped`], unless the guest
-    /// was first. This does not wait for the disks; that does.
+    /// Ends the VM at once. [`Vm::wait_ending`] then returns [`Ending::Stopped`], unless the guest ended
+    /// first. This does not wait for the disks; [`Vm::wait_ending`] does.
     pub fn stop(&self) {
         self.running.control().end(Ok(Ending::Stopped));
     }
@@ -219,7 +220,7 @@ impl Vm {
     /// Waits until the guest ends.
     ///
     /// # Errors
-    /// [`Error::Crashed`] when it ended in a triple fault or KVM could not go on with it.
+    /// [`Error::Crashed`] if the guest ended in a triple fault or KVM could not run it.
     pub fn wait(&self) -> Result<()> {
         match self.wait_ending()? {
             Ending::Poweroff | Ending::Reboot | Ending::Stopped => Ok(()),
@@ -227,17 +228,17 @@ impl Vm {
         }
     }
 
-    /// Waits until the guest has ended and its disks have all that it wrote, and says how it ended. A disk that the host does not
-    /// let have it is told in the log.
+    /// Waits until the guest has ended and its disks have all that it wrote. Returns how the guest ended.
+    /// Data that the host refuses to write is reported in the log.
     ///
     /// # Errors
-    /// [`Error::Crashed`] when KVM could not go on with it.
+    /// [`Error::Crashed`] if KVM could not run the guest.
     pub fn wait_ending(&self) -> Result<Ending> {
         self.running.wait_ending()
     }
 
-    /// As [`Vm::wait_ending`], if the guest ends within `timeout`, and none if it does not. Bringing what the guest
-    /// wrote to its disks may take longer than `timeout`.
+    /// As [`Vm::wait_ending`], if the guest ends within `timeout`, and none if it does not. Bringing what the
+    /// guest wrote to its disks may take longer than `timeout`.
     ///
     /// # Errors
     /// As [`Vm::wait_ending`].
@@ -245,9 +246,10 @@ impl Vm {
         self.running.wait_timeout(timeout)
     }
 
-    /// Returns a descriptor that becomes readable when the guest ends, and stays readable: an eventfd that nobody
-    /// reads. An event loop polls it in place of a thread that waits. [`Vm::wait_ending`] then says how
-    /// the guest ended, once its disks have what it wrote. Each call makes a descriptor, which the caller closes.
+    /// Returns a descriptor that becomes readable when the guest ends, and stays readable: an eventfd that
+    /// nobody reads. An event loop polls it in place of a thread that waits. [`Vm::wait_ending`] then says
+    /// how the guest ended, once its disks have what it wrote. Each call makes a descriptor, which the caller
+    /// closes.
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -255,16 +257,17 @@ impl Vm {
         self.running.ended_fd()
     }
 
-    /// Whether the guest has ended and [`Vm::wait_ending`] is bringing what it wrote into the files of its disks, or a
-    /// disk has a request under way, which a vCPU may wait for in its last exit. A process that exits meanwhile keeps what
-    /// the guest wrote for as long as the host runs; a crash of the host may then take what was not flushed.
+    /// Whether the guest has ended and its writes are still going to the disks' files: [`Vm::wait_ending`] is
+    /// at work, or a disk has a request under way, for which a vCPU may wait in its last exit. If the process
+    /// exits meanwhile, the writes survive as long as the host runs; a crash of the host may then lose writes
+    /// that were not flushed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
         self.running.is_settling()
     }
 }
 
-/// An end like any other.
+/// Ends the VM, as [`Vm::stop`], and waits for its disks.
 impl Drop for Vm {
     fn drop(&mut self) {
         self.stop();
@@ -272,7 +275,7 @@ impl Drop for Vm {
     }
 }
 
-/// A VM that is about to boot.
+/// Builds a VM that boots a kernel.
 #[derive(Debug)]
 pub struct VmBuilder {
     kernel: Option<FileRef>,
@@ -288,7 +291,7 @@ impl Default for VmBuilder {
 }
 
 impl VmBuilder {
-    /// Takes everything from a configuration.
+    /// Replaces the whole configuration.
     #[must_use]
     pub fn config(self, config: VmConfig) -> Self {
         Self { kernel: Some(config.boot.kernel.clone()), config, ..self }
@@ -307,28 +310,28 @@ impl VmBuilder {
         self
     }
 
-    /// The kernel command line; [`crate::config::DEFAULT_CMDLINE`] unless given.
+    /// The kernel command line; [`crate::config::DEFAULT_CMDLINE`] by default.
     #[must_use]
     pub fn cmdline(mut self, cmdline: impl Into<String>) -> Self {
         self.config.boot.cmdline = cmdline.into();
         self
     }
 
-    /// Number of vCPUs; 1 unless given.
+    /// Number of vCPUs; 1 by default.
     #[must_use]
     pub fn vcpus(mut self, vcpus: u8) -> Self {
         self.config.vcpus = vcpus;
         self
     }
 
-    /// Guest memory in MiB; 128 unless given.
+    /// Guest memory in MiB; 128 by default.
     #[must_use]
     pub fn memory_mib(mut self, mib: u64) -> Self {
         self.config.memory_mib = mib;
         self
     }
 
-    /// Where the interrupt controllers are; split unless given.
+    /// Place of the interrupt controllers; split by default.
     #[must_use]
     pub fn irqchip(mut self, irqchip: IrqchipKind) -> Self {
         self.config.irqchip = irqchip;
@@ -370,22 +373,23 @@ impl VmBuilder {
         self
     }
 
-    /// Where the guest's serial output goes; nowhere unless given.
+    /// Receiver of the guest's serial output; discarded by default.
     #[must_use]
     pub fn console(self, console: Console) -> Self {
         Self { console, ..self }
     }
 
-    /// Waits for [`Vm::resume`] before the first instruction.
+    /// Leaves the guest paused before its first instruction, until [`Vm::resume`].
     #[must_use]
     pub fn start_paused(self) -> Self {
         Self { paused: true, ..self }
     }
 
-    /// Boots it.
+    /// Boots the VM.
     ///
     /// # Errors
-    /// A setting is out of range, a file cannot be loaded, or the host refuses the VM. Nothing has run then.
+    /// A setting is out of range, a file cannot be loaded, or the host refuses the VM. The guest has not run
+    /// then.
     pub fn start(self) -> Result<Vm> {
         let Self { kernel, mut config, console, paused } = self;
         config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;

@@ -10,7 +10,7 @@ use crate::vm::Vm;
 use crate::vm::lent::LentVm;
 
 impl Snapshot {
-    /// Restores a VM, running, its serial output discarded.
+    /// Restores a VM with default options: running, its serial output discarded.
     ///
     /// # Errors
     /// As [`Snapshot::restore_with`].
@@ -29,8 +29,8 @@ impl Snapshot {
         Ok(vm)
     }
 
-    /// Restores a VM whose first vCPU will run on the calling thread, in [`LentVm::run`]. This saves the start of
-    /// a thread.
+    /// Restores a VM whose first vCPU will run on the calling thread, in [`LentVm::run`]. This saves the
+    /// start of a thread.
     ///
     /// # Errors
     /// As [`Snapshot::restore_with`].
@@ -43,8 +43,7 @@ impl Snapshot {
         let Restored { running, history, ahead, recording } = self.restored(options, first)?;
         let vm = Vm::of(running, history).with_working_set(ahead, recording);
         if resume {
-            // A device may have touched memory that cannot be had before any vCPU runs. The VM's end says
-            // why.
+            // A device may touch unavailable memory before a vCPU runs. The VM's end tells the cause.
             vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;
             step_done("resume");
         }

@@ -1,4 +1,4 @@
-//! What a VM touches first: recorded, or read ahead.
+//! Working sets of a VM: recording one, and reading one ahead.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use crate::snapshot::restore::record::Recording;
 use crate::sync::lock;
 use crate::vm::Vm;
 
-/// What is read ahead of a guest.
+/// The state of reading ahead.
 #[derive(Debug)]
 pub(crate) enum PrefetchState {
     /// Nothing.
     Nothing,
-    /// This, once somebody says so.
+    /// This plan, not started yet.
     Planned(Plan),
-    /// It is under way for this VM alone.
+    /// Under way for this VM alone.
     Begun(Arc<Progress>),
-    /// This list is under way, or was before, for all VMs over the same base that name it.
+    /// These ranges are under way or were read, for all VMs over the same base.
     Shared(Runs),
 }
 
@@ -29,7 +29,7 @@ impl Vm {
     pub(crate) fn prefetch(&self) {
         let mut ahead = lock(&self.ahead);
         let PrefetchState::Planned(plan) = &*ahead else { return };
-        // It is advice, and a VM runs without.
+        // A working set is advice: the VM runs without it.
         *ahead = self.begin(plan).unwrap_or_else(|error| {
             log::warn!("{}", report(&error));
             PrefetchState::Nothing
@@ -42,7 +42,7 @@ impl Vm {
             (shell.ram.clone(), Arc::clone(&shell.control))
         });
         if let Some(faults) = ram.faults() {
-            // The pages of a diff are there, and what lies under them nobody will touch.
+            // Pages under a diff's pages are never read, so they are left out.
             let runs = set.runs_without(over.as_deref());
             return faults.paging().prefetch(&runs).map(|()| PrefetchState::Shared(runs));
         }
@@ -52,10 +52,10 @@ impl Vm {
         Ok(PrefetchState::Begun(progress))
     }
 
-    /// Ends the recording of what it touches, if that has not ended by itself, keeps it, and says what it is.
+    /// Ends the recording, if it has not ended, keeps it, and returns its summary.
     ///
     /// # Errors
-    /// [`Error::Config`]: nothing is recorded of this VM. Or it ended before, or the file system refuses.
+    /// [`Error::Config`]: the VM is not recorded. Or the VM ended before, or the file system refuses.
     pub fn end_recording(&self) -> Result<RecordingSummary> {
         let recording = self.recording.as_ref().ok_or_else(|| {
             Error::config("record", "nothing is recorded of this VM: that is said when it is restored")
@@ -63,13 +63,14 @@ impl Vm {
         recording.finish()
     }
 
-    /// Whether what it touches is recorded, or was until the marker.
+    /// Whether the VM is recorded, or was up to the event.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         self.recording.is_some()
     }
 
-    /// Waits until a recording has ended by itself or was ended, and says what is kept of it. None where nothing is recorded.
+    /// Waits for the end of the recording, and returns its summary. Returns nothing if the VM is not
+    /// recorded.
     pub fn wait_recorded(&self) -> Option<Result<RecordingSummary>> {
         self.recording.as_ref().map(Recording::outcome)
     }

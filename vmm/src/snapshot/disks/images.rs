@@ -1,5 +1,5 @@
-//! The images of a VM's disks that have no layer. A snapshot does not hold them: it syncs them, says what they were, and a restore looks
-//! whether they still are that.
+//! Images of disks without a layer. A snapshot does not contain them. It syncs them and records their
+//! content, and a restore checks that they still have it.
 //!
 //! ```text
 //!   before  ──> reads a block device's samples        so that the pause finds them in the page cache
@@ -20,27 +20,27 @@ use crate::machine::Machine;
 use crate::machine::running::Running;
 use crate::sync::lock;
 
-/// What a restore does with an image that has changed since its snapshot.
+/// How a restore treats an image that changed since the snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangedImages {
-    /// It is an error, unless an override accepts it for its disk.
+    /// Fails, unless an override accepts the change for its disk.
     #[default]
     Refuse,
-    /// It is told in the log.
+    /// Logs a warning.
     Warn,
 }
 
-/// Those of a halted machine as they are at this instant, by the ids of their disks.
+/// Examines the images of a halted machine, by disk id.
 ///
 /// # Errors
-/// The host does not let one be looked at.
+/// The host refuses to examine one.
 pub fn of(machine: &Machine) -> Result<BTreeMap<String, Image>> {
     let mut images = open(machine.platform().disks())?;
     images.values_mut().try_for_each(Image::pin_content)?;
     Ok(images)
 }
 
-/// Reads ahead what [`of`] is going to read of a VM's disks.
+/// Reads the data into the page cache that [`of`] will read in the pause.
 ///
 /// # Errors
 /// One cannot be read.
@@ -57,18 +57,18 @@ fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, 
     disks.iter().filter_map(image).collect()
 }
 
-/// Syncs the files of all disks that a snapshot depends on, bases of layers too, so that its memory never
-/// believes what a crash of the host takes from a disk.
+/// Syncs the files of all disks that a snapshot depends on, bases of layers too. Without it, a crash of the
+/// host could take writes from a disk that the snapshot's guest relies on.
 ///
 /// # Errors
-/// The host cannot.
+/// A sync fails.
 pub(crate) fn sync(vm: &Running) -> Result<()> {
     let disks = vm.on_platform(|platform| platform.disks().clone());
     let files: Vec<_> = disks.values().map(|disk| lock(disk).files()).collect::<Result<_>>()?;
     files.iter().try_for_each(DiskFiles::sync)
 }
 
-/// What they are.
+/// The recorded content, by disk id.
 ///
 /// # Errors
 /// One cannot be read.
@@ -76,11 +76,12 @@ pub fn contents(images: &BTreeMap<String, Image>) -> Result<BTreeMap<String, Dis
     images.iter().map(|(id, image)| Ok((id.clone(), image.content()?))).collect()
 }
 
-/// Looks whether a machine's disks are what they were `then`, in the snapshot, which has them `recorded`. The machine
-/// has them locked. A copy has another time; the recorded image itself is none, whoever names it.
+/// Checks that a machine's disks have the content of `then`, the instant of the snapshot, whose disks were
+/// `recorded`. The machine holds their locks. A copy of an image has another time and passes by its digest;
+/// the recorded file itself must have the recorded time too, by whatever path.
 ///
 /// # Errors
-/// [`Error::Config`] says what has changed.
+/// [`Error::Config`] names the change.
 pub fn check(
     then: &BTreeMap<String, DiskContent>,
     recorded: &[DiskConfig],

@@ -1,10 +1,11 @@
-//! The writable layers of a VM's disks in its snapshot, as they were in the pause that the memory is from, so that a guest never
-//! finds a disk older or newer than what it remembers. They are copied as memory is, in passes while the guest runs. Each VM that is restored gets a fresh layer of its own over the snapshot's,
-//! which is only read from then on: nothing is copied at a restore.
+//! The writable layers of disks in a snapshot, as they were in the pause of the capture: a guest never finds
+//! a disk older or newer than its memory. Layers are copied in the same passes as memory, while the guest
+//! runs. Each restored VM gets a fresh layer over the snapshot's, which is only read from then on, so a
+//! restore copies nothing.
 //!
-//! The state names each layer by the digest of its map, so that another snapshot's layer over the same base
-//! is refused. The data of the clusters has no digest: it would have to be read for that, where a copy shares
-//! its blocks with the layer.
+//! The state identifies each layer by the digest of its map, so another snapshot's layer over the same base
+//! is refused. The clusters' data has no digest: computing one would have to read data that a copy shares
+//! with the layer by reflink.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -34,33 +35,33 @@ fn name_of(id: &str) -> String {
     format!("disk-{id}.layer")
 }
 
-/// Copies of the layers of a VM's disks, made while it runs. Dropped, nothing is noted for them any more.
+/// Copies of a running VM's layers. Dropping them stops noting the VM's writes for them.
 #[derive(Debug, Default)]
 pub struct LayerCopies(Vec<LayerBeingCopied>);
 
 #[derive(Debug)]
 struct LayerBeingCopied {
     id: String,
-    /// What the copy is called where it goes.
+    /// Name of the copy in its directory.
     name: String,
     disk: Arc<Mutex<Block>>,
     copy: LayerCopy,
 }
 
-/// A copy that is a layer by now.
+/// A completed copy.
 #[derive(Debug)]
 pub struct FinishedLayer {
-    /// Of its disk.
+    /// Id of the disk.
     pub id: String,
-    /// Of the file.
+    /// Name of the file.
     pub name: String,
-    /// To be synced.
+    /// The file, not synced yet.
     pub file: File,
-    /// As [`Metadata::layers`](crate::snapshot::Metadata::layers) has it.
+    /// The digest for [`Metadata::layers`](crate::snapshot::Metadata::layers).
     pub digest: String,
 }
 
-/// What names them, by the ids of their disks.
+/// Digests of layers, by disk id.
 pub fn digests(layers: &[FinishedLayer]) -> BTreeMap<String, String> {
     layers.iter().map(|layer| (layer.id.clone(), layer.digest.clone())).collect()
 }
@@ -74,7 +75,7 @@ impl LayerCopies {
         Self::begin(vm, |id| Ok((name_of(id), dir.create(&name_of(id))?)))
     }
 
-    /// Begins copies into files without a name. They have the disks' ids.
+    /// Begins copies into files without a name. The disks' ids identify them.
     ///
     /// # Errors
     /// The host refuses.
@@ -94,38 +95,38 @@ impl LayerCopies {
         Ok(copies)
     }
 
-    /// Bytes that they take of the host, at most, beside what is written later.
+    /// The most bytes of disk that the copies take, without later writes.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|one| one.copy.bytes()).sum()
     }
 
-    /// Bytes that were copied from layers so far.
+    /// Bytes copied so far.
     pub fn copied(&self) -> u64 {
         self.0.iter().map(|one| one.copy.copied()).sum()
     }
 
-    /// Copies the bulk of all.
+    /// Copies the bulk of all layers.
     ///
     /// # Errors
-    /// The host refuses to read or to take one.
+    /// The host refuses to read or to write one.
     pub fn copy_bulk(&mut self) -> Result<()> {
         self.0
             .iter_mut()
             .try_for_each(|LayerBeingCopied { id, copy, .. }| copy.copy_bulk().map_err(failed(id)))
     }
 
-    /// Finds out what was written since the last time. Returns how many pages that and what was left before come to.
+    /// Collects the writes since the last call. Returns the amount left to copy, in pages.
     pub fn look(&mut self) -> u64 {
         self.0.iter_mut().for_each(|LayerBeingCopied { disk, copy, .. }| copy.add(lock(disk).take_written()));
         self.left()
     }
 
-    /// Bytes of copies that are held in memory.
+    /// Bytes of copies in memory.
     pub fn held(&self) -> u64 {
         self.0.iter().map(|one| one.copy.buffered()).sum()
     }
 
-    /// Bytes to reserve for what the last look found. They count as reserved from now on.
+    /// Bytes to reserve for the writes found last. They count as reserved from now on.
     ///
     /// # Errors
     /// As [`LayerCopies::copy_bulk`].
@@ -136,8 +137,8 @@ impl LayerCopies {
             .sum()
     }
 
-    /// Copies them as [`LayerCopy::pass`] does, while `goes_on` says so of the pages that are left. Returns
-    /// whether none is.
+    /// Copies the rest, as [`LayerCopy::pass`]. Stops when `goes_on` returns false for the number of pages
+    /// left. Returns whether everything was copied.
     ///
     /// # Errors
     /// As [`LayerCopies::copy_bulk`].
@@ -158,7 +159,7 @@ impl LayerCopies {
         Ok(true)
     }
 
-    /// Brings what is in memory into the copies, as [`LayerCopy::finish`] does. They are to be synced.
+    /// Moves copies in memory into the files, as [`LayerCopy::finish`]. The caller syncs them.
     ///
     /// # Errors
     /// As [`LayerCopies::copy_bulk`]; or a sync of a layer failed.
@@ -190,21 +191,21 @@ fn pages(clusters: u64) -> u64 {
     clusters * (CLUSTER / PAGE)
 }
 
-/// Where the layers are that VMs are restored from.
+/// The layers that restored VMs lie over.
 #[derive(Debug)]
 pub enum LayerFiles {
-    /// In the snapshot's directory.
+    /// Files in the snapshot's directory.
     Directory(PathBuf),
-    /// Here, by the ids of their disks.
+    /// Open files, by disk id.
     Held(BTreeMap<String, File>),
 }
 
 impl LayerFiles {
-    /// Opens those of a VM with these devices, by the ids of their disks, and checks that they are what
-    /// `named` says. Returns with each what names it.
+    /// Opens the layers of a VM with these devices, by disk id, and checks that they have the digests
+    /// `named`. Returns each with its digest.
     ///
     /// # Errors
-    /// One is missing, is no regular file or no layer, or is another one.
+    /// One is missing, no regular file, no layer, or another layer.
     pub fn open(
         &self,
         devices: &Devices,
@@ -225,11 +226,11 @@ impl LayerFiles {
         layered.map(|disk| Ok((disk.id.clone(), open(&disk.id)?))).collect()
     }
 
-    /// Copies those of a VM with these devices into a snapshot at `to`, if they are what `named` says.
-    /// Returns what names them.
+    /// Copies the layers of a VM with these devices into a snapshot at `to`, if they have the digests
+    /// `named`. Returns their digests.
     ///
     /// # Errors
-    /// As [`LayerFiles::open`], and the host refuses.
+    /// As [`LayerFiles::open`]; or the host refuses to write one.
     pub fn carry(
         &self,
         devices: &Devices,
@@ -246,11 +247,11 @@ impl LayerFiles {
         self.open(devices, named)?.into_iter().map(carry).collect()
     }
 
-    /// Checks that a restored machine's disks lie over the layers that `named` says. The machine has them
+    /// Checks that a restored machine's disks lie over layers with the digests `named`. The machine has them
     /// open.
     ///
     /// # Errors
-    /// One is another one.
+    /// One lies over another layer.
     pub fn check(&self, named: &BTreeMap<String, String>, machine: &Machine) -> Result<()> {
         for (id, named) in named {
             let disk = machine.platform().disks().get(id);
@@ -262,10 +263,10 @@ impl LayerFiles {
         Ok(())
     }
 
-    /// The layer of a disk.
+    /// Opens the layer of a disk.
     ///
     /// # Errors
-    /// There is none.
+    /// The snapshot lacks it.
     pub fn find(&self, id: &str) -> Result<FileRef> {
         match self {
             Self::Directory(snapshot) => {
@@ -298,16 +299,17 @@ fn check_digest(place: &Path, named: Option<&String>, found: u64) -> Result<()> 
     Err(Error::snapshot(place, problem))
 }
 
-/// Fresh layers, until their VM has them. Dropped before [`FreshLayers::keep`], those that were made at a place are removed again.
+/// Fresh layers that no VM has yet. Dropping them before [`FreshLayers::keep`] removes those that were made
+/// at a path.
 #[derive(Debug, Default)]
 pub struct FreshLayers {
-    /// The configuration refers to these by number.
+    /// Open descriptors that the configuration refers to by number.
     unnamed: Vec<File>,
     made: Vec<PathBuf>,
 }
 
 impl FreshLayers {
-    /// The disks have them open.
+    /// Keeps the files: the disks have them open.
     pub fn keep(mut self) {
         self.made.clear();
     }
@@ -321,13 +323,13 @@ impl Drop for FreshLayers {
     }
 }
 
-/// Gives each disk of `devices` that has a layer a fresh one over the snapshot's: at the place that is named
-/// for it where `placed` has its id, otherwise in a file without a name that goes with the VM. A fork's layer
-/// goes with its VMs, too: a place that is named for a child's layer gets a copy of it, because nobody could
-/// open a layer over it later.
+/// Gives each disk of `devices` that has a layer a fresh layer over the snapshot's: at its configured path if
+/// `placed` has the disk's id, otherwise in a file without a name that ends with the VM. The layers of a fork
+/// have no names and end with its VMs too. A path given for a child's layer therefore gets a copy: a layer
+/// over a nameless one could not be opened later.
 ///
 /// # Errors
-/// A layer is missing in the snapshot, the file named for a fresh one is there already, or the host refuses.
+/// The snapshot lacks a layer, the file for a fresh one exists, or the host refuses.
 pub fn create_restore_layers(
     from: &LayerFiles,
     devices: &mut Devices,
@@ -368,8 +370,8 @@ pub fn create_restore_layers(
     Ok(fresh)
 }
 
-/// Makes an empty file a copy of a layer, with an id of its own. It is on disk then, unless it has no name:
-/// nobody can open such a file after a crash.
+/// Copies a layer into an empty file, with a fresh id, and syncs the copy unless it has no name: a crash
+/// removes such a file.
 fn copy_layer(from: &FileRef, to: &File) -> io::Result<()> {
     let found = to.metadata()?;
     if found.len() > 0 {
@@ -379,8 +381,8 @@ fn copy_layer(from: &FileRef, to: &File) -> io::Result<()> {
     copy_in_steps(from, to, || if has_name { to.sync_data() } else { Ok(()) })
 }
 
-/// Copies a layer, with a sync after each step. After a power cut the file is a whole copy, or an
-/// unfinished one that becomes an empty layer.
+/// Copies a layer, with a sync after each step. After a power cut the file is a complete copy, or an
+/// incomplete one that becomes an empty layer when a VM opens it.
 fn copy_in_steps(from: &FileRef, to: &File, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
     let invalid = |problem: String| io::Error::new(io::ErrorKind::InvalidData, problem);
     let from = from.open("open layer").map_err(io::Error::other)?;

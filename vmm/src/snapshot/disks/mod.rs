@@ -1,4 +1,4 @@
-//! Disks in snapshots: copies of their layers, and what images without a layer were at the instant.
+//! Disks in snapshots: copies of layers, and records of the images of disks without a layer.
 
 pub mod images;
 pub mod layers;

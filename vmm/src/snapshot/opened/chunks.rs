@@ -1,4 +1,4 @@
-//! A pack as the source of memory that is filled as it is needed.
+//! A pack as the source of memory that page faults fill.
 
 use std::fs::File;
 use std::path::Path;
@@ -29,16 +29,17 @@ impl PageSource for PackedChunks {
     }
 }
 
-/// A pack as such a source.
+/// Makes a source of a pack.
 pub(crate) fn source_of(pack: Arc<Pack>) -> Box<dyn PageSource> {
     Box::new(PackedChunks(pack))
 }
 
-/// Is the pager of the pack in `pack`, which is called `name` in errors, until it has had no VM for `linger`. Returns at once if there is
-/// one already. VMs of `group` find it in `directory`. `listening` is called once they can connect.
+/// Serves as the pager of the pack in `pack`, called `name` in errors, until it has had no VM for `linger`.
+/// Returns at once if another pager serves it. VMs of `group` find it in `directory`. Calls `listening` once
+/// VMs can connect.
 ///
 /// # Errors
-/// It is no pack, or the host refuses something.
+/// The file is no pack, or the host refuses a resource.
 pub fn serve_pager(
     pack: File,
     name: &Path,

@@ -1,4 +1,4 @@
-//! All of a snapshot's memory, page by page, whatever it is made of: raw or packed, and the pages of a diff over it.
+//! A snapshot's memory as a source of single pages: raw or packed, with the pages of a diff over it.
 //!
 //! ```text
 //!   page ──> in the diff? ──> its file
@@ -6,7 +6,7 @@
 //!                       packed: the chunk that it is in, decoded once for pages in a row
 //! ```
 //!
-//! What is filled from it tells which pages were touched, and not only which chunks: that is what it is for.
+//! Recordings use it: filling single pages shows which pages the guest touched, not only which chunks.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -35,7 +35,7 @@ enum BaseBelow {
 }
 
 impl ComposedMemory {
-    /// Of so many bytes of memory.
+    /// Wraps `len` bytes of memory.
     pub fn of(memory: &SnapshotMemory, len: u64, over: Option<OverlayPages>) -> Self {
         let below = match memory {
             SnapshotMemory::Raw(file, path) => BaseBelow::Raw(Arc::clone(file), path.clone()),
@@ -86,7 +86,7 @@ impl ChunkReader for ComposedReader<'_> {
     }
 }
 
-/// The pages of a file that is memory as it is.
+/// The pages of a raw memory file.
 struct RawPages<'c> {
     file: &'c File,
     path: &'c PathBuf,
@@ -100,11 +100,11 @@ impl ChunkReader for RawPages<'_> {
     }
 }
 
-/// The pages of chunks.
+/// The pages of a pack.
 struct PagesOf<'c> {
     source: &'c dyn PageSource,
     reader: Box<dyn ChunkReader + 'c>,
-    /// Which chunk was read last, and what it is.
+    /// Number and content of the chunk read last.
     last: Option<(u64, Chunk)>,
     bytes: Vec<u8>,
 }
@@ -142,7 +142,7 @@ mod tests {
 
     const PAGES: u64 = 150;
 
-    /// A word a page, but for every fifth page and a stretch of 32, which are zero.
+    /// Memory with a word in each page, except that every fifth page and a range of 32 are zero.
     fn memory() -> Vec<u8> {
         let mut bytes = noise(7, (PAGES * PAGE) as usize);
         for (number, page) in (0..PAGES).zip(bytes.chunks_mut(PAGE as usize)) {

@@ -1,4 +1,4 @@
-//! The memory of a snapshot, raw or packed, and the base that the VMs restored from it get.
+//! A snapshot's memory file, raw or packed, and the base that restored VMs map.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ use crate::timing::step_done;
 /// See the module.
 #[derive(Debug)]
 pub enum SnapshotMemory {
-    /// `memory.snap`, and where it is.
+    /// `memory.snap`, and its path.
     Raw(Arc<File>, PathBuf),
     /// `memory.pack`.
     Packed(Packed),
 }
 
-/// A pack, and its content once someone needs it: all of it, or what is touched.
+/// A pack, and its unpacked content once a VM needs it: all of it, or filled on touch.
 #[derive(Debug)]
 pub struct Packed {
     pub pack: Arc<Pack>,
@@ -40,50 +40,50 @@ pub struct Packed {
     paging: Mutex<Option<Arc<Service>>>,
 }
 
-/// How the memory of VMs is filled that are restored from a packed snapshot.
+/// How VMs restored from packed memory get their pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Unpack {
-    /// As it is touched, by a thread of this process that all VMs restored from one [`crate::snapshot::Snapshot`] share. A chunk that is damaged is
-    /// found when it is touched, and ends the VM. Takes userfaultfd.
+    /// On touch, by threads of this process that all VMs of one [`crate::snapshot::Snapshot`] share. A
+    /// touched chunk that is damaged ends its VM. Needs userfaultfd.
     #[default]
     OnTouch,
-    /// As it is touched, by a pager: a process that all VMs on this host share that run from the snapshot, whatever process they are
-    /// in. It is started if there is none.
+    /// On touch, by a pager: one process for all VMs on this host that run from the snapshot, in whatever
+    /// process. It is started on demand.
     ByPager(PagerOptions),
     /// All of it, verified, before the first VM runs.
     AtOnce,
 }
 
-/// Packed memory that VMs fill on touch, and by whom.
+/// Packed memory that is filled on touch, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct LazyMemory {
     pub memory: Arc<SnapshotMemory>,
-    /// Not [`Unpack::AtOnce`].
+    /// Any but [`Unpack::AtOnce`].
     pub unpack: Unpack,
 }
 
 impl LazyMemory {
-    /// Returns none for memory that is complete before a VM runs.
+    /// Returns nothing for memory that is complete before a VM runs.
     pub fn of(memory: &Arc<SnapshotMemory>, unpack: &Unpack) -> Option<Self> {
         let is_lazy = matches!(**memory, SnapshotMemory::Packed(_)) && *unpack != Unpack::AtOnce;
         is_lazy.then(|| Self { memory: Arc::clone(memory), unpack: unpack.clone() })
     }
 }
 
-/// The memory under the pages that were captured of a VM.
+/// The memory under a VM's captured pages.
 #[derive(Debug)]
 pub(crate) enum CapturedBase {
-    /// A file that has all of it and never changes.
+    /// A complete file that never changes.
     Whole(Arc<File>),
-    /// Memory that is still being filled.
+    /// Memory that faults still fill.
     Lazy(LazyMemory),
 }
 
 impl SnapshotMemory {
-    /// Opens the memory of the snapshot at `snapshot`, which has `len` bytes of it, in the file that its state names.
+    /// Opens the memory file of `snapshot`, with `len` bytes of memory, as its state names it.
     ///
     /// # Errors
-    /// It has none, or two, or one that does not belong to it or is no memory file at all.
+    /// The memory file is missing, ambiguous, of another snapshot, or invalid.
     pub(crate) fn open<'a>(
         snapshot: impl Into<SnapshotDir<'a>>,
         len: u64,
@@ -119,10 +119,10 @@ impl SnapshotMemory {
         Err(Error::snapshot(path, format!("{what}, but {STATE_FILE} says {expected}")))
     }
 
-    /// What the RAM of a restored VM is made of, with `pages` over it.
+    /// The backing for a restored VM's RAM, with the diff's pages over it.
     ///
     /// # Errors
-    /// As [`SnapshotMemory::base`]; or the host gives no userfaultfd.
+    /// As [`SnapshotMemory::base`]; or the host refuses a userfaultfd.
     pub fn backing(&self, unpack: &Unpack, pages: Option<OverlayPages>) -> Result<Backing> {
         match (self, unpack) {
             (Self::Packed(Packed { pack, paging, .. }), Unpack::OnTouch) => {
@@ -145,7 +145,7 @@ impl SnapshotMemory {
         }
     }
 
-    /// The file that VMs run from, where they do so directly.
+    /// The file that VMs map, if they map the snapshot's own.
     pub fn raw(&self) -> Option<&Arc<File>> {
         match self {
             Self::Raw(file, _) => Some(file),
@@ -153,7 +153,7 @@ impl SnapshotMemory {
         }
     }
 
-    /// Where it is, for errors.
+    /// Path of the memory file, for errors.
     pub fn name(&self) -> &Path {
         match self {
             Self::Raw(_, path) => path,
@@ -161,10 +161,10 @@ impl SnapshotMemory {
         }
     }
 
-    /// Bytes that a packed memory takes once all of it is unpacked; 0 of one that is not packed.
+    /// Bytes that packed memory takes when unpacked; 0 for raw memory.
     ///
     /// # Errors
-    /// The index of the pack is damaged, or cannot be read.
+    /// The index of the pack is damaged or cannot be read.
     pub fn populated(&self) -> Result<u64> {
         match self {
             Self::Raw(..) => Ok(0),
@@ -172,10 +172,10 @@ impl SnapshotMemory {
         }
     }
 
-    /// Adds the pages of a packed memory that may hold something to `pages`; none of one that is not packed.
+    /// Adds the pages of packed memory that may hold data to `pages`; none for raw memory.
     ///
     /// # Errors
-    /// The index of the pack is damaged, or cannot be read.
+    /// The index of the pack is damaged or cannot be read.
     pub fn add_populated(&self, pages: &mut PageSet) -> Result<()> {
         match self {
             Self::Raw(..) => Ok(()),
@@ -183,7 +183,7 @@ impl SnapshotMemory {
         }
     }
 
-    /// How many chunks of a packed memory have been fetched as they were touched.
+    /// Number of chunks of packed memory that were fetched on touch.
     pub fn chunks_fetched(&self) -> u64 {
         match self {
             Self::Raw(..) => 0,
@@ -193,11 +193,11 @@ impl SnapshotMemory {
         }
     }
 
-    /// What lies under the pages of a VM: all of it, and nobody writes to it. Of a packed memory, the first one to ask has it unpacked, all
-    /// of it and verified, into memory that is then sealed; those after it share that.
+    /// A complete base under VMs' pages, never written. The first call for packed memory unpacks and verifies
+    /// all of it into memory, which is then sealed. Later calls share that.
     ///
     /// # Errors
-    /// The pack is damaged, or the host has no memory for it.
+    /// The pack is damaged, or the host lacks memory for it.
     pub fn base(&self) -> Result<Arc<File>> {
         let packed = match self {
             Self::Raw(file, _) => return Ok(Arc::clone(file)),
@@ -213,10 +213,10 @@ impl SnapshotMemory {
     }
 }
 
-/// Checks that a memory file is the one that a state file names.
+/// Checks that a memory file is the one that its state file names.
 ///
 /// # Errors
-/// It is another one.
+/// It is another file.
 pub(crate) fn is_named(path: &Path, file: &MemoryFile, named: Option<&MemoryFile>) -> Result<()> {
     match named.filter(|named| *named != file) {
         None => Ok(()),
@@ -228,12 +228,12 @@ pub(crate) fn is_named(path: &Path, file: &MemoryFile, named: Option<&MemoryFile
 }
 
 impl Packed {
-    /// One of which nobody has needed anything yet.
+    /// A pack of which nothing is unpacked yet.
     pub fn of(pack: Arc<Pack>) -> Self {
         Self { pack, base: Mutex::default(), paging: Mutex::default() }
     }
 
-    /// All of the memory, verified and sealed, once more.
+    /// Unpacks all of the memory anew, verified and sealed.
     ///
     /// # Errors
     /// As [`SnapshotMemory::base`].

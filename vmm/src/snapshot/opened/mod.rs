@@ -1,4 +1,4 @@
-//! A snapshot's files once they are open: the state file, memory as a source of pages, and what is granted of the host.
+//! A snapshot's open files: the state, memory as a source of pages, and grants for host resources.
 
 pub(crate) mod chunks;
 pub(crate) mod composed;

@@ -1,4 +1,4 @@
-//! The memory of a snapshot that may be a diff: what lies below, which is a whole one's, and the pages over it.
+//! Opens the memory of a snapshot that may be a diff: a complete base, and the pages over it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,39 +17,39 @@ use crate::snapshot::{DIFF_FILE, MemoryFile, Metadata, STATE_FILE};
 
 /// The memory of a snapshot on disk.
 pub(crate) struct OpenedMemory {
-    /// All of it, or the base's.
+    /// The complete memory, or the base's.
     pub memory: SnapshotMemory,
     /// The pages of a diff.
     pub over: Option<OverlayPages>,
-    /// What a diff of a VM restored from it would be relative to.
+    /// The lineage of VMs restored from it.
     pub lineage: Option<Lineage>,
-    /// What the content of both should be.
+    /// Digests that the content of both must have.
     pub digests: Digests,
 }
 
 /// The digests that state files and diffs name.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Digests {
-    /// Of the memory that is there as a whole.
+    /// Digest of the complete memory.
     pub memory: Option<u64>,
-    /// Of the pages over it.
+    /// Digest of the pages over it.
     pub over: Option<u64>,
 }
 
-/// A base that was found.
+/// The base of a diff.
 struct Base {
-    /// Its digest and place.
+    /// Digest and path.
     snapshot: BaseSnapshot,
-    /// Its memory file.
+    /// The memory file.
     file: Option<MemoryFile>,
-    /// Its directory.
+    /// The directory.
     found: GrantedBase,
 }
 
-/// Opens the memory of the snapshot at `snapshot`. The directory of a base is looked into once `granted` agrees.
+/// Opens the memory of `snapshot`. Asks `granted` before it opens a base's directory.
 ///
 /// # Errors
-/// A file is missing or is not what it should be, or the base is not there or another one.
+/// A file is missing or wrong, or the base is missing or another one.
 pub(crate) fn open(
     snapshot: &Path,
     metadata: &Metadata,
@@ -74,10 +74,10 @@ pub(crate) fn open(
     Ok(OpenedMemory { memory, over, lineage, digests })
 }
 
-/// Opens the pages of a diff over `base`, which need not be there.
+/// Opens the pages of a diff over `base`. The base may be absent.
 ///
 /// # Errors
-/// They are not there, are damaged, or are another diff's.
+/// The file of the pages is missing, damaged, or another diff's.
 pub(crate) fn open_pages(
     snapshot: &Path,
     metadata: &Metadata,
@@ -92,11 +92,12 @@ pub(crate) fn open_pages(
     Ok((file, listed))
 }
 
-/// Finds a diff's base, where it was or beside the diff. One that is not granted, or another snapshot, does
-/// not hide the other. What is not granted is not looked at: an error does not tell whether it is there.
+/// Finds a diff's base, at its recorded path or beside the diff. A candidate that is not granted, or is
+/// another snapshot, does not hide the other. A path that is not granted is not examined, so errors do not
+/// tell whether it exists.
 ///
 /// # Errors
-/// Says of the first place why it is not used, or that there is no base.
+/// Why the first candidate is not used, or that the base is missing.
 fn find_base(
     snapshot: &Path,
     wanted: &BaseSnapshot,

@@ -8,9 +8,9 @@ use crate::snapshot::STATE_FILE;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::place::SnapshotDir;
 
-/// Bytes. 32 vCPUs with all their devices take a tenth of this.
+/// The longest state file, in bytes. 32 vCPUs with all devices take a tenth of it.
 const LARGEST_STATE: u64 = 32 << 20;
-/// Bytes that few state files have more than.
+/// First allocation for a state file, in bytes. Few files are longer.
 const USUAL_STATE: u64 = 256 << 10;
 
 /// Reads and verifies a snapshot's state file. Returns its bytes too.
@@ -23,7 +23,7 @@ pub(crate) fn read_manifest<'a>(
     Ok((decode(&path, &file)?, file))
 }
 
-/// Decodes a state file that is at `path`, and looks whether it makes sense.
+/// Decodes the state file at `path`, and validates its configuration.
 pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
     let manifest = manifest::decode(file).map_err(|problem| Error::snapshot(path, problem))?;
     let manifest::Manifest { metadata, config, .. } = &manifest;
@@ -42,7 +42,7 @@ fn read_state(snapshot: SnapshotDir<'_>, path: &Path) -> Result<Vec<u8>> {
     let failed = |source| Error::file("read", path.display(), source);
     let mut bytes = vec![0; len.min(USUAL_STATE) as usize];
     file.read_exact(&mut bytes).map_err(failed)?;
-    // A long file gets memory only if it begins like a state file; one of holes does not.
+    // Memory for a long file is allocated only if it begins like a state file. A sparse file does not.
     manifest::has_head(&bytes).map_err(|problem| Error::snapshot(path, problem))?;
     if len > USUAL_STATE {
         file.read_to_end(&mut bytes).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Restores a snapshot: opens its files, grants what it names on the host, maps memory, rewinds.
+//! Restores a snapshot: opens its files, grants host resources, maps memory, rewinds.
 
 pub mod open;
 pub(crate) mod record;

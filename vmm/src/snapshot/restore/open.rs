@@ -1,4 +1,4 @@
-//! Opens a snapshot, once, and restores any number of VMs from it.
+//! Opens a snapshot once, and restores any number of VMs from it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -41,29 +41,29 @@ use crate::snapshot::{Metadata, STATE_FILE};
 use crate::store::Store;
 use crate::timing::step_done;
 
-/// An opened snapshot: verified, and fit for this host. Shared by everything restored from it; nothing of it is ever
-/// modified.
+/// An opened snapshot: verified, and checked against this host. VMs restored from it share it. Nothing
+/// modifies it.
 #[derive(Debug)]
 pub struct Snapshot {
     path: PathBuf,
     metadata: Metadata,
     config: VmConfig,
-    /// Whether what the configuration names on the host is granted.
+    /// Author of the state file, which decides the grants.
     origin: grant::Authorship,
     machine: Arc<MachineState>,
     memory: Arc<SnapshotMemory>,
-    /// How children of a VM whose packed memory is filled on touch are filled too, unless they are unpacked
-    /// at once.
+    /// How a fork's children fill the packed memory that their parent fills on touch. Absent for a snapshot
+    /// on disk.
     fills: Option<Unpack>,
-    /// Those of a diff.
+    /// The pages of a diff.
     over: Option<OverlayPages>,
     lineage: Option<Lineage>,
-    /// What the content of both should be. Memory that is nowhere but here has none.
+    /// Digests that the content of both must have. A snapshot in memory has none.
     digests: Digests,
     layers: layers::LayerFiles,
-    /// What VMs run from.
+    /// The files that VMs map.
     files: Arc<Leases>,
-    /// What its VMs touch first. Nothing is known of one that is nowhere but here.
+    /// The working set. A snapshot in memory has none.
     working_set: Option<Arc<WorkingSetFile>>,
 }
 
@@ -71,42 +71,43 @@ pub struct Snapshot {
 pub(crate) struct Restored {
     pub running: Running,
     pub history: History,
-    /// Memory to read ahead, if something was recorded of an earlier restore.
+    /// The working set to read ahead, if an earlier restore recorded one.
     pub ahead: Option<Plan>,
-    /// The recording of the pages that the guest touches, if one was asked for.
+    /// The recording of the pages that the guest touches, if the options ask for one.
     pub recording: Option<Recording>,
 }
 
-/// How a VM is to come back.
+/// Options of a restore.
 #[derive(Debug)]
 pub struct RestoreOptions {
-    /// Where its serial output goes.
+    /// Receiver of the guest's serial output.
     pub console: Console,
-    /// Whether it runs at once, or waits for [`crate::Vm::resume`].
+    /// Whether the guest runs at once, or waits for [`crate::Vm::resume`].
     pub resume: bool,
-    /// What is different for this VM.
+    /// Changes to the snapshot's devices for this VM.
     pub overrides: Overrides,
-    /// What to do with the image of a disk without a layer that is not what it was when the snapshot was taken.
+    /// How to treat images of disks without a layer that changed since the snapshot.
     pub changed_images: ChangedImages,
-    /// Directories whose files may be the disks of a snapshot that this user's volt-vmm did not write, and in which its sockets may be
-    /// made. Such a snapshot gets nothing else of the host but what `overrides` gives it.
+    /// Directories for the disks and sockets of a snapshot that this user's volt-vmm did not write. The
+    /// snapshot gets no other host resource, except those in `overrides`.
     pub allowed: Vec<PathBuf>,
-    /// Whether [`crate::Vm::rewind`] is to be fast from the first time on: what is written is known from the start. Every page costs the guest
-    /// a little more when it first writes to it.
+    /// Makes the first [`crate::Vm::rewind`] as quick as later ones: writes are logged from the start, which
+    /// costs the guest a fault at the first write to each page.
     pub rewindable: bool,
-    /// Where a VM may be ready. Of another shape, or empty, it is left alone, and a VM is made.
+    /// A pool of empty VMs. If it is empty or of another shape, the restore makes a VM.
     pub pool: Option<Arc<Pool>>,
-    /// When memory that is packed is unpacked.
+    /// How packed memory is filled.
     pub unpack: Unpack,
-    /// Whether what an earlier restore recorded, if anything, is read ahead in the background.
+    /// Whether the working set that an earlier restore recorded, if any, is read ahead in the background.
     pub prefetch: bool,
-    /// Whether the pages that it touches are recorded, in their order, until this. They are kept beside the snapshot, in the place of what
-    /// was recorded before. Its memory is filled page by page for it, and nothing is read ahead: it is slow, and stays so.
+    /// Records the pages that the guest touches, in order, until this event, and keeps them beside the
+    /// snapshot in place of an earlier recording. Memory is then filled page by page and nothing is read
+    /// ahead, so the VM is slow and stays so.
     pub record: Option<RecordUntil>,
 }
 
 impl Default for RestoreOptions {
-    /// Running, its output discarded.
+    /// A running guest whose output is discarded.
     fn default() -> Self {
         Self {
             console: Console::discard(),
@@ -154,7 +155,7 @@ impl RestoreOptions {
         Self { unpack, ..self }
     }
 
-    /// Records the pages that the guest touches until `marker`.
+    /// Records the pages that the guest touches until the event.
     #[must_use]
     pub fn record(self, marker: RecordUntil) -> Self {
         Self { record: Some(marker), ..self }
@@ -171,14 +172,14 @@ impl Snapshot {
     /// Opens and verifies the snapshot `name`.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] when it is missing, damaged, of a newer version, or its files do not belong together;
-    /// [`Error::HostCpu`] when its guest was shown CPU features that this host lacks.
+    /// [`Error::Snapshot`] if it is missing, damaged, of a newer version, or its files do not belong
+    /// together; [`Error::HostCpu`] if its guest uses CPU features that this host lacks.
     pub fn open(store: &Store, name: &str) -> Result<Self> {
         Self::open_allowing(store, name, &[])
     }
 
-    /// Opens and verifies the snapshot `name`. If it is a diff that this user's volt-vmm did not write, its base must lie in one of the
-    /// directories `allowed`.
+    /// Opens and verifies the snapshot `name`. If it is a diff that this user's volt-vmm did not write, its
+    /// base must lie in one of the directories `allowed`.
     ///
     /// # Errors
     /// As [`Snapshot::open`].
@@ -209,7 +210,8 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// One that is nowhere but here: what VMs are forked from. `held` is what VMs run from already, which may have its memory too.
+    /// A snapshot in this process's memory, from which VMs are forked. `held` are the files that VMs map,
+    /// which may include its memory.
     pub(crate) fn in_memory(
         state: (Metadata, VmConfig, MachineState),
         (memory, over): (CapturedBase, Option<OverlayPages>),
@@ -230,7 +232,7 @@ impl Snapshot {
         Ok(Self { fills, ..Self::of_own(path, state, (memory, over), lineage, layers, files) })
     }
 
-    /// One of this process's own, of which nothing is on disk.
+    /// A snapshot of this process, with no files.
     fn of_own(
         path: PathBuf,
         (metadata, config, machine): (Metadata, VmConfig, MachineState),
@@ -258,7 +260,7 @@ impl Snapshot {
         }
     }
 
-    /// One that another process had in memory, if this host can run it.
+    /// A snapshot received from another process's memory, if this host can run it.
     ///
     /// # Errors
     /// [`Error::HostCpu`].
@@ -267,43 +269,43 @@ impl Snapshot {
         Ok(self)
     }
 
-    /// What a diff of a VM that is restored from it would be relative to.
+    /// The lineage of VMs restored from it.
     pub(crate) fn lineage(&self) -> Option<&Lineage> {
         self.lineage.as_ref()
     }
 
-    /// Where the layers of its disks are.
+    /// The layers of its disks.
     pub(crate) fn layers(&self) -> &layers::LayerFiles {
         &self.layers
     }
 
-    /// What it says about itself.
+    /// The snapshot's metadata.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// All but memory.
+    /// The machine's state, without memory.
     pub(crate) fn machine(&self) -> &MachineState {
         &self.machine
     }
 
-    /// Its memory, or its base's, and the pages over it if it is a diff.
+    /// The complete memory, or the base's with a diff's pages.
     pub(crate) fn memory(&self) -> (&SnapshotMemory, Option<&OverlayPages>) {
         (&self.memory, self.over.as_ref())
     }
 
-    /// How its memory is filled on touch, if the VM's is that it was taken of.
+    /// Memory that is filled on touch, if that of the captured VM was.
     pub(crate) fn fills(&self) -> Option<&Unpack> {
         self.fills.as_ref()
     }
 
-    /// What the content of its memory and of the pages over it should be.
+    /// Digests that memory and the pages over it must have.
     pub(crate) fn digests(&self) -> Digests {
         self.digests
     }
 
-    /// Who wrote it.
+    /// Author of the state file.
     pub(crate) fn origin(&self) -> &grant::Authorship {
         &self.origin
     }
@@ -313,28 +315,27 @@ impl Snapshot {
         &self.path
     }
 
-    /// What was recorded of a VM that was restored from it, if anything was.
+    /// The working set, if a restore recorded one.
     ///
     /// # Errors
-    /// That is damaged, or another snapshot's.
+    /// The set is damaged, or another snapshot's.
     pub(crate) fn working_set(&self) -> Result<Option<Arc<WorkingSet>>> {
         self.working_set.as_ref().map_or(Ok(None), |beside| beside.set())
     }
 
-    /// What its VM was made from.
+    /// The configuration of the captured VM.
     #[must_use]
     pub fn config(&self) -> &VmConfig {
         &self.config
     }
 
-    /// How many chunks of its packed memory have been fetched, each once, because a VM touched them or ahead of that
-    /// ([`Unpack::OnTouch`]).
+    /// Number of chunks of packed memory fetched so far, each once, on touch or ahead ([`Unpack::OnTouch`]).
     #[must_use]
     pub fn chunks_fetched(&self) -> u64 {
         self.memory.chunks_fetched()
     }
 
-    /// Makes a machine of the snapshot, halted, with what a VM needs beside it.
+    /// Makes a halted machine of the snapshot, with the other parts of a VM.
     ///
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
@@ -370,9 +371,9 @@ impl Snapshot {
         })?;
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
         layers.keep();
-        // Children of a recorded VM are filled by nothing that notes what they touch.
+        // Touches of a recorded VM's children are not recorded.
         let lazy = LazyMemory::of(&self.memory, unpack).filter(|_| recording.is_none());
-        // What is recorded is over nothing: the pages of a diff are among those that it is filled with.
+        // A recorded VM has no overlay: its source of pages includes the diff's.
         let over = self.over.clone().filter(|_| recording.is_none());
         let lineage = self.lineage.clone().map(|lineage| match (&recording, &self.over) {
             (Some(_), Some(over)) => {
@@ -393,8 +394,8 @@ impl Snapshot {
         Ok(Restored { running: Running::new(machine, config), history, ahead, recording })
     }
 
-    /// What is to be read ahead. Of memory that is there before the VM runs nothing is. A set that is wrong is found out here, before there
-    /// is a VM, unless nobody wants it.
+    /// The working set to read ahead. Complete memory needs none. A set that is wrong is an error here,
+    /// before there is a VM, unless the options use none.
     fn ahead(&self, options: &RestoreOptions) -> Result<Option<Plan>> {
         if options.record.is_none() && !options.prefetch {
             return Ok(None);
@@ -406,11 +407,11 @@ impl Snapshot {
         Ok(set.filter(|_| options.record.is_none() && !is_there).map(|set| Plan { set, over }))
     }
 
-    /// Memory of its own for a VM, in which what it touches is noted.
+    /// Memory of a VM's own that records touches.
     fn noting(&self, unpack: &Unpack, notes: &Arc<TouchLog>) -> Result<Backing> {
         if *unpack != Unpack::OnTouch {
-            let problem = "fills the VM's memory page by page in this process: neither a shared pager nor unpacking all of it \
-                           before goes with it";
+            let problem = "fills the VM's memory page by page in this process: neither a shared pager nor \
+                           unpacking all of it before goes with it";
             return Err(Error::config("record", problem));
         }
         let source = ComposedMemory::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
@@ -419,7 +420,7 @@ impl Snapshot {
         Ok(Backing::Lazy { paging: Arc::new(service), pages: None })
     }
 
-    /// Has what is noted kept once the marker is reached.
+    /// Starts the recording, which keeps the log at its end.
     fn record(&self, notes: Arc<TouchLog>, machine: &Machine) -> Result<Recording> {
         let beside = self.working_set.as_ref().ok_or_else(|| {
             Error::config("record", "only what is restored from a snapshot on disk can be recorded")
@@ -438,7 +439,7 @@ impl Snapshot {
         Recording::begin(notes, Arc::clone(beside))
     }
 
-    /// Where KVM offers what it did on the host of the snapshot, there is nothing to compare.
+    /// If this KVM offers the same features as that of the snapshot's host, no comparison is needed.
     fn check_host(&self) -> Result<()> {
         let taken_with = self.metadata.host_features.as_deref();
         if taken_with.is_some_and(|digest| host::feature_digest().is_ok_and(|here| here == digest)) {
@@ -457,13 +458,13 @@ impl Snapshot {
     }
 }
 
-/// What VMs run from that are restored from this.
+/// The files that VMs restored from this map.
 fn files(path: &Path, memory: &SnapshotMemory, over: Option<&OverlayPages>) -> Result<Arc<Leases>> {
     let files = Leases::of(memory.raw().into_iter().chain(over.map(|over| &over.file)));
     files.map(Arc::new).map_err(|source| Error::file("look at the memory of", path.display(), source))
 }
 
-/// An empty VM with this memory: one that was made ahead of time, or a new one.
+/// An empty VM with this memory: a pooled one, or a new one.
 fn shell(pooled: Option<Shell>, shape: VmShape, backing: Backing, first: FirstVcpu) -> Result<Shell> {
     if let Some(shell) = pooled {
         step_done("shell from the pool");
@@ -477,7 +478,8 @@ fn shell(pooled: Option<Shell>, shape: VmShape, backing: Backing, first: FirstVc
     Shell::new(ram, shape, first)
 }
 
-/// Lets the second vCPU's faults be answered during a cold read for the first. A VM with one vCPU pays nothing.
+/// Starts another thread for page faults, so that the second vCPU's are answered during a cold read for the
+/// first. A VM with one vCPU pays nothing.
 fn expect_faults_of(vcpus: u8, ram: &GuestRam) {
     if vcpus > 1
         && let Some(faults) = ram.faults()

@@ -1,12 +1,12 @@
-//! Recording which pages a restored guest touches, until a marker.
+//! Records the pages that a restored guest touches, up to an event.
 //!
 //! ```text
 //!   restore ──> touched, … ──> the marker: no more is noted ──> a thread: working-set beside the snapshot ──> Recorded
 //!                         └──> the VM ends before it: nothing is kept, and that is said
 //! ```
 //!
-//! The memory of such a VM is filled page by page as it is touched ([`crate::snapshot::opened::composed`]), which is what makes touches known, and slow. It
-//! stays so after the marker.
+//! The memory of a recorded VM is filled page by page ([`crate::snapshot::opened::composed`]). This reveals
+//! each touch, and is slow. It stays so after the event.
 
 use std::fmt;
 use std::io;
@@ -26,17 +26,17 @@ use crate::threads;
 
 const ACT: &str = "record the working set";
 
-/// What ends a recording. [`crate::Vm::end_recording`] ends any.
+/// The event that ends a recording. [`crate::Vm::end_recording`] ends any recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum RecordUntil {
-    /// The guest has written a whole line, to its serial port or its virtio console.
+    /// The guest wrote a whole line to its serial port or its virtio console.
     Console,
-    /// A connection over vsock is established, whoever began it.
+    /// A vsock connection is established, from either side.
     Vsock,
-    /// It has run for so long, in milliseconds at the finest.
+    /// The guest ran for this long, in whole milliseconds.
     After(Duration),
-    /// [`crate::Vm::end_recording`], and nothing else.
+    /// Only [`crate::Vm::end_recording`].
     Api,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for RecordUntil {
 impl FromStr for RecordUntil {
     type Err = String;
 
-    /// `console`, `vsock`, `api`, or a time as `500ms` or `2s`.
+    /// Parses `console`, `vsock`, `api`, or a time such as `500ms` or `2s`.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let time = || {
             let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
@@ -91,31 +91,31 @@ impl From<RecordUntil> for String {
     }
 }
 
-/// What was recorded.
+/// Summary of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RecordingSummary {
-    /// What the recording was to end at.
+    /// The event that ended the recording.
     pub marker: RecordUntil,
-    /// Pages that were touched.
+    /// Pages touched.
     pub pages: u64,
-    /// The same in bytes.
+    /// Bytes touched.
     pub bytes: u64,
-    /// Runs of pages that were touched one after another and lie so too.
+    /// Runs of adjacent pages touched in ascending order.
     pub runs: u64,
-    /// How good the set was that was there before, if there was one.
+    /// Hits of the former working set, if there was one.
     pub before: Option<WorkingSetHits>,
 }
 
-/// How well a working set foretold what was touched.
+/// How well a working set predicted the touches of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WorkingSetHits {
-    /// Pages that it named.
+    /// Pages in the set.
     pub pages: u64,
-    /// Pages that it named and that were touched.
+    /// Pages in the set that were touched.
     pub hits: u64,
-    /// Their share of all pages that were touched: 0 to 1.
+    /// Share of touched pages that were in the set: 0 to 1.
     pub hit_rate: f64,
-    /// Pages that it named and that were not touched.
+    /// Pages in the set that were not touched.
     pub in_vain: u64,
 }
 
@@ -131,14 +131,14 @@ impl RecordingSummary {
     }
 }
 
-/// A recording. Dropped, which its VM must be before, it has ended.
+/// A recording. It is dropped after its VM, and has ended then.
 #[derive(Debug)]
 pub(crate) struct Recording {
     notes: Arc<TouchLog>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is noted, by whoever is told.
+/// The log of touched pages.
 #[derive(Debug)]
 pub(crate) struct TouchLog {
     marker: RecordUntil,
@@ -148,13 +148,13 @@ pub(crate) struct TouchLog {
 
 #[derive(Debug)]
 struct Inner {
-    /// Offsets of pages in the order in which they were touched.
+    /// Offsets of pages in the order of their touch.
     touched: Vec<u64>,
     seen: PageSet,
     /// The guest has begun to run.
     runs: bool,
     end: Option<End>,
-    /// What came of it: a reason where nothing did.
+    /// The outcome, with a reason if nothing was kept.
     outcome: Option<std::result::Result<RecordingSummary, String>>,
 }
 
@@ -166,19 +166,19 @@ enum End {
 }
 
 impl TouchLog {
-    /// Nothing yet, of so many bytes of memory.
+    /// An empty log of a memory of `memory` bytes.
     pub fn new(marker: RecordUntil, memory: u64) -> Arc<Self> {
         let (touched, seen) = (Vec::new(), PageSet::none(memory));
         let inner = Inner { touched, seen, runs: false, end: None, outcome: None };
         Arc::new(Self { marker, inner: Mutex::new(inner), changed: Condvar::new() })
     }
 
-    /// What they end at.
+    /// The event that ends the log.
     pub fn marker(&self) -> RecordUntil {
         self.marker
     }
 
-    /// A page was touched.
+    /// Logs a touched page.
     pub fn touched(&self, offset: u64) {
         let mut inner = lock(&self.inner);
         if inner.end.is_none() && !inner.seen.has(offset) {
@@ -187,18 +187,18 @@ impl TouchLog {
         }
     }
 
-    /// The guest runs.
+    /// Starts the clock: the guest runs.
     pub fn runs(&self) {
         lock(&self.inner).runs = true;
         self.changed.notify_all();
     }
 
-    /// The marker is reached. No system call but a wake-up: this may be a vCPU's thread.
+    /// Ends the log at its event. Makes no system call except a wake-up: the caller may be a vCPU's thread.
     pub fn reached(&self) {
         self.end(End::RecordUntil);
     }
 
-    /// The VM has ended.
+    /// Ends the log with its VM.
     pub fn vm_ended(&self) {
         self.end(End::Vm);
     }
@@ -220,7 +220,7 @@ impl TouchLog {
         *inner.end.get_or_insert(End::RecordUntil)
     }
 
-    /// Keeps what was noted by the end.
+    /// Waits for the end, and writes the working set.
     fn keep(&self, beside: &WorkingSetFile) -> std::result::Result<RecordingSummary, String> {
         if self.wait_end() == End::Vm {
             let marker = self.marker;
@@ -243,7 +243,7 @@ impl TouchLog {
 }
 
 impl Recording {
-    /// Begins the thread that will keep what is noted.
+    /// Starts the thread that writes the working set.
     ///
     /// # Errors
     /// The host gives no thread.
@@ -258,12 +258,12 @@ impl Recording {
         Ok(Self { notes, thread: Some(thread) })
     }
 
-    /// What is noted.
+    /// The log.
     pub fn notes(&self) -> &Arc<TouchLog> {
         &self.notes
     }
 
-    /// Ends it, if it has not ended, and says what came of it.
+    /// Ends the recording, if it has not ended, and returns its outcome.
     ///
     /// # Errors
     /// The VM ended before, or the file system refuses.
@@ -272,7 +272,7 @@ impl Recording {
         self.outcome()
     }
 
-    /// Waits until it has ended, and says what came of it.
+    /// Waits for the end, and returns the outcome.
     ///
     /// # Errors
     /// As [`Recording::finish`].

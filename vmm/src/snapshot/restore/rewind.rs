@@ -1,8 +1,8 @@
-//! A restored VM goes back to its snapshot, in place: the pages that it has changed are put back, then its state, and its disks'
-//! layers are emptied. No process, no VM, no mapping is made anew.
+//! Rewinds a restored VM to its snapshot, in place: resets changed pages, restores the machine's state, and
+//! empties the disks' layers. It makes no process, VM or mapping anew.
 //!
-//! What it has changed is known from KVM's dirty log where that was on from the start ([`crate::snapshot::RestoreOptions::rewindable`]), and
-//! from the first time on; else the page tables are asked once.
+//! KVM's dirty log tells the changed pages, from the start ([`crate::snapshot::RestoreOptions::rewindable`])
+//! or from the first rewind on. Before that the page tables tell them.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ use crate::snapshot::history::{History, RestoredFrom};
 
 const ACT: &str = "rewind the VM";
 
-/// How it went.
+/// Times and page counts of a rewind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RewindStats {
-    /// How long the vCPUs stood still. Nothing for a VM that was paused before.
+    /// The pause of the vCPUs. Zero for a VM that was paused before.
     pub paused: Duration,
-    /// Pages that were put back.
+    /// Pages reset.
     pub pages: u64,
 }
 
-/// Rewinds a VM. Nobody captures it meanwhile.
+/// Rewinds a VM. The caller keeps captures out.
 ///
 /// # Errors
-/// It was not restored, has ended, or has a disk that cannot be rewound: it is as it was then. Or the host refuses midway: then it has
-/// ended.
+/// The VM was not restored, has ended, or has a disk that cannot be rewound; then it is as it was. Or the
+/// host refuses midway; then the VM has ended.
 pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<RewindStats> {
     if history.origin.is_none() {
         return Err(Error::config("snapshot", "only a VM that was restored from one can be rewound to it"));
@@ -41,7 +41,7 @@ pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<RewindStats>
     let (pages, paused) = vm.paused_for(ACT, |machine| {
         let pages = changed(machine, history)?;
         let Some(origin) = &mut history.origin else { unreachable!("looked at above") };
-        // From here on it is neither what it was nor what it is to be.
+        // From here on an error ends the VM: its memory is neither old nor new.
         put_all_back(machine, origin, &pages).inspect_err(|error| machine.give_up(ACT, error))?;
         origin.changed = Some(PageSet::none(machine.shell().ram.len()));
         history.changed(&pages);

@@ -1,12 +1,12 @@
-//! A snapshot that is only in this process's memory: what a running VM is forked from.
+//! A snapshot in this process's memory, from which a running VM is forked.
 //!
-//! The parent's base is the base of its children too. The parent's own pages are captured in memory of their own, which lies over the
-//! base in every child and is shared by them; where they are so many that this does not pay, they are made one with the base, and
-//! that is what the children have.
+//! The children share the parent's base. The parent's own pages are captured into a memfd, which lies over
+//! the base in every child. If these pages are too many for that, they are merged with the base into one
+//! file, which the children map.
 //!
-//! A base that is filled on touch is not fetched for a fork. The children fill it on: those of this process
-//! through the same service, those of the shared pager through that, and one in another process without a
-//! shared pager from the same pack.
+//! A fork does not fetch a base that is filled on touch. The children fill it further: in this process
+//! through the same service, with a shared pager through that, and in another process without one from the
+//! same pack.
 
 use std::sync::Arc;
 
@@ -26,16 +26,16 @@ use crate::snapshot::take::captured::CapturedMemory;
 use crate::snapshot::take::small_diff::is_small;
 use crate::snapshot::take::taken::{DiskCapture, VmAtInstant, take};
 
-/// Captures a VM, which goes on. Nobody else does meanwhile.
+/// Captures a running VM. The caller keeps other captures out.
 ///
 /// # Errors
-/// The host refuses, or has no memory for its pages.
+/// The host refuses, or has no memory for the pages.
 pub(crate) fn snapshot(vm: &Running, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = CopyTarget { file: fresh(bytes)?, failed: &failed, disk: None };
     let beside = DiskCapture { vm, layers: LayerCopies::without_names(vm)?, room: None, trimmed: None };
-    // Its children fetch what they touch, as it does: nothing is fetched for the fork.
+    // The children fetch pages on touch, so the fork fetches none.
     let lazy = history.lazy().cloned();
     let reads_base = lazy.is_none();
     let progress = &Progress::default();
@@ -61,7 +61,7 @@ pub(crate) fn snapshot(vm: &Running, history: &mut History) -> Result<Snapshot> 
     Snapshot::in_memory((metadata, config, captured.state), memory, lineage, layers, held)
 }
 
-/// A child differs from the snapshot where its parent does: where that has pages of its own, and where it had them once.
+/// The lineage of a child: it may differ where its parent has or had pages of its own.
 fn of_child(Lineage { base, may_differ }: &Lineage, captured: &Capture) -> Lineage {
     let mut pages = captured.pages.clone();
     may_differ.pages().into_iter().for_each(|once| pages.add_all(once));

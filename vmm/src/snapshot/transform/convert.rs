@@ -1,4 +1,4 @@
-//! Makes another snapshot of a snapshot: the same, but for how its memory is stored.
+//! Converts a snapshot: writes the same snapshot with its memory in another format.
 
 use std::fs::File;
 use std::path::Path;
@@ -22,13 +22,13 @@ use crate::snapshot::{MEMORY_FILE, MemoryFile, PACK_FILE, WorkingSet};
 use crate::store::Store;
 use crate::store::dir::NewDir;
 
-/// Writes the snapshot `from` once more as `to`, its memory packed as `packing` says, or raw without one. Layers of disks and the working
-/// set are carried along. The new memory is read back, and must have the digest that the old state names: damage is not carried
-/// along.
+/// Writes the snapshot `from` as `to`, with its memory packed as `packing` says, or raw without it. Keeps
+/// layers of disks and the working set. Reads the new memory back, which must have the digest that the old
+/// state names, so damage is not copied.
 ///
 /// # Errors
-/// The snapshot is damaged or a diff, the packing makes no sense, or the host refuses;
-/// [`Error::Cancelled`]. Then nothing is left of the new one.
+/// The snapshot is damaged or a diff, the packing is invalid, or the host refuses; [`Error::Cancelled`].
+/// Nothing is left of the new snapshot then.
 pub fn convert(
     (store, from): (&Store, &str),
     (to_store, to): (&Store, &str),
@@ -37,7 +37,7 @@ pub fn convert(
 ) -> Result<()> {
     let path = store.path_of(from)?;
     let (manifest::Manifest { mut metadata, config, machine, .. }, state) = state::read_manifest(&path)?;
-    // A snapshot of somebody else's does not become this user's by being written once more.
+    // Converting another user's snapshot does not make this user its author.
     let marked = grant::origin_of(&state, &metadata, &config).can_be_marked();
     let len = metadata.memory_bytes;
     progress.begin(2 * len);
@@ -51,7 +51,7 @@ pub fn convert(
     let memory = SnapshotMemory::open(&path, len, metadata.memory_file.as_ref())?;
     let dir = NewDir::begin(&to_store.path_of(to)?)?;
     if let Some(set) = WorkingSet::open(&path, &metadata.id, len)? {
-        // It is the same snapshot by its id, and its memory has the same pages.
+        // The new snapshot has the same id and the same pages.
         set.carry(&dir, &metadata.id, len)?;
     }
     metadata.layers = layers::LayerFiles::Directory(path).carry(&config.devices, &metadata.layers, &dir)?;
@@ -69,7 +69,7 @@ pub fn convert(
     dir.publish()
 }
 
-/// Verifies the memory that was written. Returns what names its file, and the digest of its content.
+/// Verifies the written memory. Returns what identifies its file, and the digest of its content.
 fn read_back(
     file: &File,
     place: &Path,

@@ -1,4 +1,4 @@
-//! What is in a snapshot, without a VM.
+//! Inspects a snapshot's files, without a VM.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,27 +19,27 @@ use crate::snapshot::opened::state;
 use crate::snapshot::{Metadata, WorkingSet};
 use crate::store::Store;
 
-/// What was found.
+/// Result of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Inspection {
-    /// What it says of itself.
+    /// The snapshot's metadata.
     pub metadata: Metadata,
-    /// Its memory file.
+    /// The memory file.
     pub memory_file: MemoryFile,
-    /// What is read ahead when it is restored, if that was recorded.
+    /// The working set that a restore reads ahead, if one was recorded.
     pub working_set: Option<NamedPages>,
-    /// What is in that, by kind.
+    /// The content of memory, by kind of storage.
     pub kinds: BTreeMap<&'static str, ChunkSum>,
-    /// The same, by pages of 4 KiB, in their order.
+    /// The same as ranges of pages of 4 KiB, in ascending order.
     pub pages: Vec<StoredRange>,
 }
 
-/// What a working set names.
+/// Size of a working set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct NamedPages {
     /// Pages.
     pub pages: u64,
-    /// The same in bytes.
+    /// The pages in bytes.
     pub bytes: u64,
     /// Runs of pages.
     pub runs: u64,
@@ -48,53 +48,53 @@ pub struct NamedPages {
 /// A memory file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryFile {
-    /// Its name.
+    /// Name of the file.
     pub name: &'static str,
-    /// How long it is.
+    /// Length in bytes.
     pub bytes: u64,
-    /// What it takes on disk, without holes.
+    /// Bytes on disk, without holes.
     pub disk_bytes: u64,
-    /// What only a packed one has.
+    /// Facts of packed memory.
     pub pack: Option<PackFacts>,
 }
 
-/// What a pack says of itself.
+/// Facts from a pack's footer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PackFacts {
-    /// Its format version.
+    /// Format version.
     pub version: u32,
-    /// What names its content: 32 hex digits.
+    /// Digest of the content: 32 hex digits.
     pub digest: String,
     /// Bytes of a chunk.
     pub chunk_bytes: u32,
-    /// Bytes of its index.
+    /// Bytes of the index.
     pub index_bytes: u64,
 }
 
-/// All chunks of a kind (of a raw memory and of a diff: all ranges).
+/// All chunks of one kind; of raw memory and of a diff, all ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChunkSum {
-    /// How many.
+    /// Number of chunks.
     pub count: u64,
-    /// What they hold of the guest's memory.
+    /// Bytes of guest memory.
     pub memory_bytes: u64,
-    /// What they take in the file.
+    /// Bytes in the file.
     pub stored_bytes: u64,
 }
 
-/// Pages that are stored in the same way.
+/// A range of pages with the same kind of storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoredRange {
-    /// How.
+    /// Kind of storage.
     pub kind: &'static str,
-    /// Their numbers.
+    /// Numbers of the pages.
     pub pages: Range<u64>,
 }
 
-/// Inspects the snapshot `name`. Of a packed memory only the index is read.
+/// Inspects the snapshot `name`. Reads only the index of packed memory.
 ///
 /// # Errors
-/// [`Error::Snapshot`]: it is missing or damaged.
+/// [`Error::Snapshot`]: the snapshot is missing or damaged.
 pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
     let path = store.path_of(name)?;
     let (manifest, _) = state::read_manifest(&path)?;
@@ -118,7 +118,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
     Ok(Inspection { metadata, memory_file, working_set, kinds: found.kinds, pages: found.pages })
 }
 
-/// Of a snapshot that has all of the memory.
+/// Inspects the memory of a full snapshot.
 fn of_whole(path: &Path, metadata: &Metadata, found: &mut Found) -> Result<MemoryFile> {
     let len = metadata.memory_bytes;
     match SnapshotMemory::open(path, len, metadata.memory_file.as_ref())? {
@@ -168,7 +168,7 @@ struct Found {
 }
 
 impl Found {
-    /// These ranges of `len` bytes, which are stored, and those between them, which are not.
+    /// The stored `ranges` of `len` bytes, and the gaps between them.
     fn add_ranges(
         &mut self,
         [between, stored]: [&'static str; 2],

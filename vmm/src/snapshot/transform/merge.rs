@@ -1,4 +1,4 @@
-//! Folds a diff into its base: a snapshot that stands for itself.
+//! Merges a diff and its base into a full snapshot.
 
 use std::fs::File;
 use std::io;
@@ -24,12 +24,13 @@ use crate::store::dir::NewDir;
 /// Bytes copied at once.
 const STEP: u64 = 1 << 20;
 
-/// Writes `name` of `to`: the snapshot `diff` and its base as one, which needs neither of them. A snapshot that is no diff is copied.
-/// The new memory must have the digest that follows from those of the base and of the diff's pages: damage is not carried along.
+/// Merges `diff` and its base into the snapshot `name` of `to`, which needs neither. A full snapshot is
+/// copied. The new memory must have the digest that follows from those of the base and of the diff's pages,
+/// so damage is not copied.
 ///
 /// # Errors
-/// The base or the diff is damaged, or the file system refuses; [`Error::Cancelled`]. Then
-/// nothing is left of the new one.
+/// The base or the diff is damaged, or the file system refuses; [`Error::Cancelled`]. Nothing is left of the
+/// new snapshot then.
 pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Result<()> {
     let len = diff.metadata().memory_bytes;
     progress.begin(2 * len);
@@ -41,7 +42,7 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
         SnapshotMemory::Raw(base, _) => {
             sparse::whole_while(base, &memory, |bytes| progress.add(bytes).is_ok()).map_err(failed)?;
         }
-        // Straight into its file: it may be larger than the host's memory.
+        // Unpacked into its file: it may be larger than the host's memory.
         SnapshotMemory::Packed(packed) => {
             unpack(&packed.pack, (&memory, &dir.place().join(MEMORY_FILE)), progress)?
         }
@@ -57,7 +58,7 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
     memory.sync_all().map_err(failed)?;
     metadata.layers = diff.layers().carry(&diff.config().devices, &metadata.layers, &dir)?;
     if let Some(set) = diff.working_set()? {
-        // It keeps the diff's id, and has the memory that a VM of the diff has.
+        // The new snapshot has the diff's id, and the memory of a VM of the diff.
         set.carry(&dir, &metadata.id, metadata.memory_bytes)?;
     }
     metadata.base = None;
@@ -68,8 +69,8 @@ pub fn merge(diff: &Snapshot, to: &Store, name: &str, progress: &Progress) -> Re
     dir.publish()
 }
 
-/// Checks the digest of a base with pages over it. It is the sum of what each page has to it, so it is known from those of the two and
-/// from the pages of the base that are covered.
+/// Checks the digest of the merged memory. A digest is the sum of its pages' shares, so it follows from the
+/// digests of base and diff, and of the base's covered pages.
 fn check(
     diff: &Snapshot,
     below: &SnapshotMemory,
@@ -94,7 +95,7 @@ fn check(
     let len = diff.metadata().memory_bytes;
     let base = match below {
         SnapshotMemory::Raw(base, _) => Arc::clone(base),
-        // Once more, and as little into memory as before.
+        // Unpacked again into a file, to keep memory small.
         SnapshotMemory::Packed(packed) => {
             let scratch = dir.scratch()?;
             unpack(&packed.pack, (&scratch, &dir.place().join(MEMORY_FILE)), progress)?;
@@ -106,7 +107,7 @@ fn check(
     Err(Error::snapshot(place, "or its base has changed while they were merged"))
 }
 
-/// Puts pages over those of a base.
+/// Writes the diff's pages over the base's.
 fn put(OverlayPages { pages, file }: &OverlayPages, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; STEP as usize];
     for run in pages.runs() {

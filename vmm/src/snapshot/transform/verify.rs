@@ -1,4 +1,4 @@
-//! Verifies a snapshot: every checksum that there is.
+//! Verifies every checksum of a snapshot.
 
 use std::path::{Path, PathBuf};
 
@@ -19,22 +19,23 @@ use crate::snapshot::opened::state;
 use crate::snapshot::{DIFF_FILE, WorkingSet};
 use crate::store::Store;
 
-/// What was verified.
+/// Extent of a verification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verified {
-    /// The state and all of the memory, of a diff its base's too.
+    /// The state and all of memory; for a diff, its base's too.
     Whole,
-    /// The state and what has a checksum. Its version had no digest of raw memory, or of the pages of a diff.
+    /// The state only, and packed parts of memory: the snapshot's version had no digest of raw memory, or of
+    /// a diff's pages.
     AllButMemory,
 }
 
-/// Verifies the snapshot `name`, on all cores. Of the layers of disks it verifies that they belong to the
-/// snapshot and have all their clusters, and not the clusters' data, which has no digest. If it is a diff
-/// that this user's volt-vmm did not write, its base must lie in one of the directories `allowed`, as for a
-/// restore: errors and durations tell of what is read.
+/// Verifies the snapshot `name` on all cores. Layers of disks must belong to the snapshot and have all their
+/// clusters; the clusters' data has no digest. The base of a diff that this user's volt-vmm did not write
+/// must lie in one of the directories `allowed`, as for a restore, because errors and durations reveal facts
+/// about files that are read.
 ///
 /// # Errors
-/// [`Error::Snapshot`] names the first thing that is wrong: the state, a file that is missing, or the first bad chunk.
+/// [`Error::Snapshot`] names the first fault: of the state, a missing file, or the first bad chunk.
 /// [`Error::Cancelled`].
 pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progress) -> Result<Verified> {
     let path = store.path_of(name)?;
@@ -63,7 +64,7 @@ pub fn verify(store: &Store, name: &str, allowed: &[PathBuf], progress: &Progres
     }
 }
 
-/// The memory of a snapshot that has all of it.
+/// Verifies complete memory.
 fn verify_whole(
     memory: &SnapshotMemory,
     len: u64,
@@ -84,18 +85,18 @@ fn verify_whole(
     Ok(Verified::Whole)
 }
 
-/// Checks the digest of a memory, or of pages.
+/// Computes and checks the digest of a memory, or of pages.
 ///
 /// # Errors
-/// It is another one, or cannot be computed because they cannot be read.
+/// The digest differs, or the memory cannot be read.
 pub(crate) fn compare(path: &Path, memory: &dyn MemorySource, named: u64, progress: &Progress) -> Result<()> {
     is_same(path, digest::of_source(memory, progress)?, named)
 }
 
-/// Checks a digest that was computed of the file at `path`.
+/// Checks a digest computed from the file at `path`.
 ///
 /// # Errors
-/// It is another one.
+/// The digest differs.
 pub(crate) fn is_same(path: &Path, found: u64, named: u64) -> Result<()> {
     if found == named {
         return Ok(());

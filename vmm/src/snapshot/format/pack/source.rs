@@ -1,5 +1,6 @@
 //! Sources of memory to pack.
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::codec::Decoder;
@@ -53,7 +54,7 @@ impl MemorySource for Repack<'_> {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         thread_local! {
             /// A decoder, and a buffer for a chunk of which the caller needs a part.
-            static WORK: std::cell::RefCell<(Decoder, Vec<u8>)> = const { std::cell::RefCell::new((Decoder::new(), Vec::new())) };
+            static WORK: RefCell<(Decoder, Vec<u8>)> = const { RefCell::new((Decoder::new(), Vec::new())) };
         }
         let geometry = self.pack.geometry();
         WORK.with_borrow_mut(|(decoder, whole)| {

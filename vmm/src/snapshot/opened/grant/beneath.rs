@@ -1,4 +1,4 @@
-//! Whether a path lies in a directory, as the kernel resolves it and not as it is spelled.
+//! Decides whether a path lies in a directory, as the kernel resolves it and not by its spelling.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -8,16 +8,16 @@ use rustix::io::Errno;
 
 use crate::config::{CheckedFile, SocketPath};
 
-/// How a path in a directory may be reached.
+/// Rule for links on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LinkPolicy {
-    /// Symbolic links are followed as long as they stay in the directory.
+    /// Follows symbolic links that stay in the directory.
     Inside,
-    /// By no link, and the file has no other name: another name may be a file of somebody else's.
+    /// Follows no link, and refuses a file with another name, which may be another user's.
     None,
 }
 
-/// The file at `path`, and its real path, if it lies in `directory`.
+/// Opens the file at `path` if it lies in `directory`. Returns it with its real path.
 pub(crate) fn file(directory: &Path, path: &Path, links: LinkPolicy) -> Option<CheckedFile> {
     let found = open(directory, path, links).ok()?;
     if links == LinkPolicy::None {
@@ -28,7 +28,7 @@ pub(crate) fn file(directory: &Path, path: &Path, links: LinkPolicy) -> Option<C
     Some(CheckedFile::new(real_path(&found)?, found))
 }
 
-/// The real path of a directory at `path` and the directory if it lies in `directory` or is it.
+/// Opens the directory at `path` if it is `directory` or lies in it. Returns its real path with it.
 pub(crate) fn dir(directory: &Path, path: &Path, links: LinkPolicy) -> Option<(PathBuf, OwnedFd)> {
     let found = open(directory, path, links).ok()?;
     let stat = rustix::fs::fstat(&found).ok()?;
@@ -36,12 +36,12 @@ pub(crate) fn dir(directory: &Path, path: &Path, links: LinkPolicy) -> Option<(P
     Some((real_path(&found)?, found))
 }
 
-/// Whether `path` lies in `directory` and there is nothing. False tells nothing of paths that lie elsewhere.
+/// Whether `path` lies in `directory` and does not exist. False reveals nothing about paths elsewhere.
 pub(crate) fn lacks(directory: &Path, path: &Path) -> bool {
     open(directory, path, LinkPolicy::Inside).is_err_and(|why| why == Errno::NOENT)
 }
 
-/// A socket that is to be made at `path`, by its real path, if it lies in `directory`.
+/// The real path for a socket to be made at `path`, if that lies in `directory`.
 pub(crate) fn socket(directory: &Path, path: &Path, links: LinkPolicy) -> Option<SocketPath> {
     let name = path.file_name()?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -49,13 +49,14 @@ pub(crate) fn socket(directory: &Path, path: &Path, links: LinkPolicy) -> Option
     Some(SocketPath::checked(real.join(name), held))
 }
 
-/// `XDEV` for a path that does not lie in `directory`, and where the path leaves it on the way.
+/// Opens a path beneath `directory`. Fails with `XDEV` if the path lies elsewhere or leaves `directory` on
+/// the way.
 fn open(directory: &Path, path: &Path, links: LinkPolicy) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let outside = Errno::XDEV;
     let root = rustix::fs::open(directory, flags | OFlags::DIRECTORY, Mode::empty()).map_err(|_| outside)?;
     let path = std::path::absolute(path).map_err(|_| outside)?;
-    // The directory may be named by links itself: those are the caller's own.
+    // The caller's path to the directory itself may have links.
     let spelled = std::path::absolute(directory).map_err(|_| outside)?;
     let within = path.strip_prefix(&spelled).ok().map(Path::to_owned);
     let real = || path.strip_prefix(real_path(&root)?).ok().map(Path::to_owned);
@@ -143,7 +144,7 @@ mod tests {
         fs::create_dir_all(&other).unwrap();
         let found = socket(&inside, &inside.join("vsock"), LinkPolicy::None).unwrap();
         assert_eq!(found.as_path(), inside.join("vsock"));
-        // Somebody puts another directory in its place between the check and the use.
+        // Another process replaces the directory between the check and the use.
         fs::rename(&inside, &moved).unwrap();
         symlink(&other, &inside).unwrap();
         let names = |directory: &Path| fs::read_dir(directory).unwrap().count();

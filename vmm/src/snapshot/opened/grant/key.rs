@@ -1,4 +1,4 @@
-//! This user's key, under which the state files that it writes are marked: 32 random bytes in a file of mode 0600.
+//! This user's key for the marks of its state files: 32 random bytes in a file of mode 0600.
 //!
 //! ```text
 //!   $XDG_DATA_HOME/volt-vmm/snapshot.key      or, for root, /var/lib/volt-vmm/snapshot.key
@@ -18,11 +18,11 @@ use crate::partial;
 const NAME: &str = "snapshot.key";
 const LEN: usize = 32;
 
-/// A key, ready to mark bytes or to check a mark.
+/// A key that marks bytes and checks marks.
 pub(crate) struct Key(Hmac<Sha256>);
 
 impl Key {
-    /// Reads the key. Says in words why there is none.
+    /// Reads the key. The error says in words why there is none.
     pub fn open() -> Result<Self, String> {
         let path = directory()?.join(NAME);
         read(&path).map_err(|error| match error.kind() {
@@ -31,7 +31,7 @@ impl Key {
         })
     }
 
-    /// Reads the key, or makes it if there is none. Says in words why that is not possible.
+    /// Reads the key, or makes one. The error says in words why that is impossible.
     pub fn open_or_make() -> Result<Self, String> {
         let directory = directory()?;
         let path = directory.join(NAME);
@@ -42,12 +42,12 @@ impl Key {
         key.map_err(|error| format!("the key {} cannot be used: {error}", path.display()))
     }
 
-    /// The mark of some bytes.
+    /// Computes the mark of `bytes`.
     pub fn mark(self, bytes: &[u8]) -> [u8; LEN] {
         self.0.chain_update(bytes).finalize().into_bytes().into()
     }
 
-    /// Whether this is the mark of these bytes. Takes the same time wherever it differs.
+    /// Checks the mark of `bytes` in constant time.
     pub fn has_marked(self, bytes: &[u8], mark: &[u8]) -> bool {
         self.0.chain_update(bytes).verify_slice(mark).is_ok()
     }
@@ -83,7 +83,7 @@ fn read(path: &Path) -> io::Result<Key> {
     Ok(Key(Hmac::new_from_slice(&bytes).expect("HMAC takes a key of any length")))
 }
 
-/// Makes a key that appears whole. Another process may be first, with its own.
+/// Makes a key file atomically. If another process was first, its key stays.
 fn make(directory: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(true).create(directory)?;
     partial::remove_abandoned_files(directory, NAME);

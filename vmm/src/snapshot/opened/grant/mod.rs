@@ -1,4 +1,4 @@
-//! What a snapshot names on the host is a request: disks, networks, sockets, and the base of a diff.
+//! Grants for the host resources that a snapshot names: disks, networks, sockets, and the base of a diff.
 //!
 //! ```text
 //!   granted:  all of it       if the state file has the mark of this user: an HMAC under a key of its own
@@ -6,8 +6,8 @@
 //!             one path        if it lies in a directory that the caller allows, or in the snapshot's own
 //! ```
 //!
-//! Owning a snapshot's files proves nothing: what was downloaded or unpacked is the caller's too. A state file that names nothing on
-//! the host has no mark, and needs none.
+//! File ownership proves nothing: a downloaded snapshot belongs to the caller too. A state file that names no
+//! host resource has no mark, and needs none.
 
 mod beneath;
 mod key;
@@ -25,26 +25,26 @@ use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::base_is_missing;
 use crate::snapshot::format::place::GrantedBase;
 
-/// Whether this user's volt-vmm wrote a state file.
+/// The author of a state file.
 #[derive(Clone, Debug)]
 pub(crate) enum Authorship {
-    /// It did, or the state was never in a file.
+    /// This user's volt-vmm, or the state was never in a file.
     Own,
-    /// It cannot be shown, for this reason.
+    /// Unproven, for this reason.
     Foreign(String),
-    /// Nothing on the host is named, so nobody has looked.
+    /// Unchecked: the state names no host resource.
     NoRequests,
 }
 
-/// Whether a VM with this configuration, or its snapshot, needs anything of the host.
+/// Whether a VM with this configuration, or its snapshot, names a host resource.
 fn has_requests(metadata: &Metadata, devices: &Devices) -> bool {
     let Devices { disks, networks, vsock, rng: _, balloon: _, console, on_cmdline: _ } = devices;
     let none = disks.is_empty() && networks.is_empty() && vsock.is_none() && console.is_none();
     metadata.base.is_some() || !none
 }
 
-/// The mark for a state file of this user's, if it names anything on the host. A user without a key has none: the snapshot is as good,
-/// but its resources have to be given at a restore.
+/// The mark for a state file of this user that names a host resource. Without a key there is no mark: the
+/// snapshot is complete, but a restore must be given its resources.
 pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Option<String> {
     if !has_requests(metadata, &config.devices) {
         return None;
@@ -58,7 +58,7 @@ pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Optio
     }
 }
 
-/// Looks who wrote the state file that `metadata` and `config` were decoded from.
+/// Finds the author of the state file from which `metadata` and `config` were decoded.
 pub(crate) fn origin_of(file: &[u8], metadata: &Metadata, config: &VmConfig) -> Authorship {
     if !has_requests(metadata, &config.devices) {
         return Authorship::NoRequests;
@@ -76,15 +76,15 @@ pub(crate) fn origin_of(file: &[u8], metadata: &Metadata, config: &VmConfig) -> 
 }
 
 impl Authorship {
-    /// Whether a state file made from this one may be marked as this user's.
+    /// Whether a state file derived from this one may have this user's mark.
     pub fn can_be_marked(&self) -> bool {
         !matches!(self, Self::Foreign(_))
     }
 }
 
-/// Decides about one restore.
+/// Decides the grants of one restore.
 pub(crate) struct Grants<'a> {
-    /// Where the state came from.
+    /// Author of the state file.
     pub origin: &'a Authorship,
     /// The snapshot's directory.
     pub snapshot: &'a Path,
@@ -92,14 +92,15 @@ pub(crate) struct Grants<'a> {
     pub allowed: &'a [PathBuf],
 }
 
-/// Looks for a path in a directory.
+/// Looks up a path in a directory.
 type PathLookup<T> = fn(&Path, &Path, LinkPolicy) -> Option<T>;
 
 impl Grants<'_> {
-    /// Checks the directory of a diff's base. Returns it as it is; or what was checked, and its real path.
+    /// Checks the directory of a diff's base. Returns its path; if it had to be checked, with the open
+    /// directory and its real path.
     ///
     /// # Errors
-    /// It is not granted, or an allowed directory lacks it.
+    /// The directory is not granted, or the allowed directory lacks it.
     pub fn check_base(&self, base: &Path) -> Result<GrantedBase> {
         if matches!(self.origin, Authorship::Foreign(_))
             && self.allowed.iter().any(|directory| beneath::lacks(directory, base))
@@ -113,11 +114,11 @@ impl Grants<'_> {
         })
     }
 
-    /// Checks what `devices`, as the snapshot has them, name on the host and `given` does not replace. What is granted by its path gets
-    /// the real one, without links.
+    /// Checks the host resources that the snapshot's `devices` name and `given` does not replace. A resource
+    /// granted by its path gets its real path, without links.
     ///
     /// # Errors
-    /// Names the first that is not granted, why, and how it is.
+    /// Names the first resource that is not granted, the reason, and how to grant it.
     pub fn check_devices(&self, devices: &mut Devices, given: &Overrides) -> Result<()> {
         let Authorship::Foreign(_) = self.origin else { return Ok(()) };
         for disk in &mut devices.disks {
@@ -176,8 +177,8 @@ impl Grants<'_> {
         Ok(())
     }
 
-    /// Looks for a path with `find` in the directories that are allowed and in the snapshot's own. Returns
-    /// none if everything is granted.
+    /// Looks up a path with `find` in the allowed directories and the snapshot's own. Returns nothing if the
+    /// whole snapshot is granted.
     fn find<T>(
         &self,
         path: &Path,

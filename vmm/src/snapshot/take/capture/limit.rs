@@ -116,8 +116,8 @@ impl PauseLimit {
             format!("{} pauses took longer, the last {:.1?}", self.overruns, self.last_overrun)
         } else {
             format!(
-                "after {} passes in {lasted:.1?} the guest writes {} MiB/s where {} MiB/s are copied, and the \
-                 {:.1} MiB that are left take {:.1?}",
+                "after {} passes in {lasted:.1?} the guest writes {} MiB/s where {} MiB/s are copied, \
+                 and the {:.1} MiB that are left take {:.1?}",
                 look.passes,
                 mib_a_second(look.written, look.within),
                 mib_a_second(1, self.page),

@@ -1,4 +1,5 @@
-//! A snapshot that is only in memory, handed over to another process: what a fork's children are restored from.
+//! A snapshot that is only in memory, handed over to another process: what a fork's children are restored
+//! from.
 //!
 //! ```text
 //!   parent                                          unix socket                          child
@@ -40,49 +41,50 @@ mod wire;
 /// Bytes of the state, or of the sets of pages. Memory is taken for what comes, not for what is announced.
 const LARGEST_PART: u64 = 256 << 20;
 
-/// A snapshot, ready to be sent to any number of processes.
+/// A snapshot that can be sent to any number of processes.
 #[derive(Debug)]
 pub struct Handover {
     message: Vec<u8>,
     files: Vec<File>,
 }
 
-/// What is neither state nor pages.
+/// The message's header: everything but state and pages.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HandoverHeader {
-    /// Whether pages lie over the base. Their set comes first among the pages.
+    /// Whether pages lie over the base. Their set is the first.
     over: bool,
-    /// What a diff would be relative to. The pages that may differ from it come last.
+    /// The base of the lineage. The set of pages that may differ from it is the last.
     lineage: Option<BaseSnapshot>,
-    /// The disks whose layers come last among the descriptors.
+    /// Disks whose layers are the last descriptors.
     layers: Vec<String>,
-    /// The pack that comes in the place of the base, where that is filled on touch.
+    /// The pack in place of the base, if the base is filled on touch.
     pack: Option<HandoverPack>,
 }
 
-/// A pack that memory is filled from on touch.
+/// A pack from which memory is filled on touch.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HandoverPack {
-    /// Its name in errors.
+    /// Name of the pack in errors.
     name: PathBuf,
-    /// Its digest.
+    /// Digest of the pack.
     file: MemoryFile,
     /// The shared pager, if one fills the memory.
     pager: Option<PagerOptions>,
 }
 
 impl Snapshot {
-    /// Prepares to hand it over to other processes of this host ([`Snapshot::receive`]). It may be gone by the time they have it.
+    /// Prepares a handover to other processes of this host ([`Snapshot::receive`]). The snapshot may be
+    /// dropped before they have it.
     ///
     /// # Errors
-    /// The host refuses descriptors, or somebody writes to what is to be shared.
+    /// The host refuses descriptors, or a writer has a file mapped that is to be shared.
     pub fn handover(&self) -> Result<Handover> {
         let refused = |source| Error::host("share guest memory with another process", source);
         let mut config = self.config().clone();
         for disk in &mut config.devices.disks {
-            // A number that means another file there. Whoever restores it names a file.
+            // Descriptor numbers mean other files in the receiver, which names a file of its own.
             if let FileRef::Fd(number) | FileRef::Untrusted(number) = disk.path {
                 disk.path = FileRef::Path(format!("fd:{number} of process {}", std::process::id()).into());
             }
@@ -117,10 +119,10 @@ impl Snapshot {
         Ok(Handover { message: wire::encode(&[&state, &about, &pages], files.len()), files })
     }
 
-    /// Takes what [`Handover::send`] sends. Nothing beyond it is read.
+    /// Receives a handover that [`Handover::send`] sent. Reads nothing beyond it.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] says what is wrong with what came; [`Error::HostCpu`] as for [`Snapshot::open`].
+    /// [`Error::Snapshot`] names the fault of the message; [`Error::HostCpu`] as for [`Snapshot::open`].
     pub fn receive(from: &UnixStream) -> Result<Self> {
         let received = wire::receive(from, LARGEST_PART);
         let received = received.map_err(|source| Error::host("receive a VM from its parent", source))?;
@@ -165,10 +167,10 @@ impl Snapshot {
 }
 
 impl Handover {
-    /// Sends it, and waits until the other side has taken it.
+    /// Sends the handover, and waits until the receiver has taken it.
     ///
     /// # Errors
-    /// The other side is gone.
+    /// The receiver is gone.
     pub fn send(&self, to: &UnixStream) -> Result<()> {
         wire::transmit(to, &self.message, &self.files)
             .map_err(|source| Error::host("hand a VM over to its child", source))
@@ -192,7 +194,7 @@ fn base_of(memory: &SnapshotMemory, fills: Option<&Unpack>) -> Result<(Arc<File>
 }
 
 impl HandoverPack {
-    /// Memory that is filled from the pack in `file`. A chunk is verified when it is fetched.
+    /// Memory that is filled from the pack in `file`. Fetching a chunk verifies it.
     fn open(self, file: Option<File>, len: u64) -> Result<LazyMemory> {
         let file = file.ok_or_else(|| wrong("lacks the pack of its memory"))?;
         let pack = Pack::open(file, &self.name)?;
@@ -224,8 +226,8 @@ impl Sets<'_> {
     }
 }
 
-/// A descriptor of a file that nobody changes. What cannot be sealed, because whoever fills it as it is needed has it mapped, all of it
-/// filled by now, is copied.
+/// A descriptor of a file that never changes. A memfd that cannot be sealed, because its filler maps it
+/// writable, is copied once it is complete.
 fn unchanging(file: &File) -> io::Result<File> {
     match seal(file) {
         Ok(()) => read_only(file),
@@ -239,7 +241,7 @@ fn unchanging(file: &File) -> io::Result<File> {
     }
 }
 
-/// A file that is as long as guest memory, and that nobody changes.
+/// A file of guest memory's length that never changes.
 fn memory_file(file: Option<File>, len: u64) -> Result<File> {
     let file = file.ok_or_else(|| wrong("lacks a file of its memory"))?;
     let unknown = |source| Error::host("look at shared guest memory", source);
@@ -247,7 +249,7 @@ fn memory_file(file: Option<File>, len: u64) -> Result<File> {
     if !metadata.is_file() {
         return Err(wrong("has memory that is no regular file"));
     }
-    // The pages of a diff have their list behind them.
+    // The file of a diff's pages has their list at its end.
     if metadata.len() < len {
         return Err(wrong(format!(
             "has a memory file of {} bytes for {len} bytes of memory",

@@ -1,4 +1,4 @@
-//! Handovers that are right, and all the ways to be wrong: none ends in a snapshot.
+//! Valid handovers, and forged ones: none of these gives a snapshot.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
@@ -47,7 +47,7 @@ fn snapshot() -> Snapshot {
     over(CapturedBase::Whole(Arc::new(file(b"base"))))
 }
 
-/// Memory that is filled on touch from a pack, which is `bytes`.
+/// Memory that is filled on touch from a pack with these `bytes`.
 fn lazy(bytes: &[u8]) -> Snapshot {
     let memory = Arc::new(SnapshotMemory::Packed(Packed::of(Arc::new(open(bytes).unwrap()))));
     over(CapturedBase::Lazy(LazyMemory { memory, unpack: Unpack::OnTouch }))
@@ -58,7 +58,7 @@ fn pack_of(seed: u64, len: u64) -> Vec<u8> {
     packed(&Bytes::of(noise(seed, len as usize)), &packing(BOTH[0], 64 << 10))
 }
 
-/// A snapshot over this.
+/// A snapshot over this memory.
 fn over(below: CapturedBase) -> Snapshot {
     let config = config();
     let over = OverlayPages { pages: set(&[3, 9]), file: Arc::new(file(b"over")) };
@@ -69,7 +69,7 @@ fn over(below: CapturedBase) -> Snapshot {
     Snapshot::in_memory(parts, (below, Some(over)), Some(lineage), layers, None).unwrap()
 }
 
-/// What the other side makes of what is sent.
+/// The receiver's result.
 fn received(send: impl FnOnce(UnixStream) + Send) -> Result<Snapshot> {
     let (here, there) = UnixStream::pair().unwrap();
     thread::scope(|scope| {
@@ -80,7 +80,7 @@ fn received(send: impl FnOnce(UnixStream) + Send) -> Result<Snapshot> {
 
 #[track_caller]
 fn refused(message: &[u8], files: &[File], words: &str) {
-    // What the other side does not take cannot be sent.
+    // Sending fails if the receiver takes nothing.
     let error = received(|socket| drop(wire::transmit(&socket, message, files))).unwrap_err();
     let error = crate::error::report(&error);
     assert!(error.contains(words), "{error}");
@@ -191,7 +191,7 @@ fn descriptors_that_are_missing_or_too_many_are_noticed() {
     refused(&message, &many, "came with 18 descriptors");
 }
 
-/// A message with one thing changed and a checksum that is right again.
+/// A message with one change and a correct checksum.
 struct Parts {
     state: Vec<u8>,
     about: Vec<u8>,
@@ -231,7 +231,7 @@ fn files_that_are_not_what_they_should_be_are_refused() {
     refused(&parts.message(&files), &with(0, short), "has a memory file of 8384512 bytes for 8388608");
     refused(&parts.message(&files), &with(0, File::open("/dev/null").unwrap()), "no regular file");
     refused(&parts.message(&files), &with(2, File::open("/dev/null").unwrap()), "a layer for layered");
-    // All are there, but fewer than what it says of itself needs.
+    // All descriptors arrive, but fewer than the header needs.
     refused(&parts.message(&files[..2]), &files[..2], "has 2 files, not 3");
 }
 
@@ -246,7 +246,7 @@ fn lists_of_pages_that_are_no_such_lists_are_refused() {
     let mut config = config();
     config.memory_mib = MIB - 1;
     let state = manifest::encode(&Metadata::of(&config).unwrap(), &config, &machine(), |_| None).unwrap();
-    // 2,048 pages are 32 whole words, and 1,792 are 28: the last words speak of pages that are not there.
+    // 2,048 pages take 32 whole words and 1,792 take 28: the last words would name pages beyond the memory.
     parts.pages = pages;
     parts.state = state;
     refused(&parts.message(&files), &files, "lists of pages");

@@ -1,11 +1,11 @@
-//! A message with descriptors, over a unix socket: the parts of it in one piece, checked as a whole.
+//! A message with descriptors over a unix socket: its parts in one piece, with a checksum of the whole.
 //!
 //! ```text
 //!   magic | version | length of each of three parts | descriptors | CRC-64 of all else     words of 8 bytes, little-endian
 //!   part | part | part
 //! ```
 //!
-//! The descriptors come with the first byte (SCM_RIGHTS). What follows the message is left in the socket.
+//! The descriptors come with the first byte (SCM_RIGHTS). Bytes after the message stay in the socket.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
@@ -25,16 +25,16 @@ use crate::snapshot::format::crc::CRC;
 const MAGIC: u64 = u64::from_le_bytes(*b"VOLTFORK");
 const VERSION: u64 = 1;
 pub const PARTS: usize = 3;
-/// Before the checksum: magic, version, parts, descriptors.
+/// Words before the checksum: magic, version, parts, descriptors.
 const WORDS: usize = 2 + PARTS + 1;
 const HEADER: usize = (WORDS + 1) * 8;
-/// A base, what lies over it, and a layer for each disk.
+/// The most descriptors: a base, the pages over it, and a layer for each disk.
 const MOST_DESCRIPTORS: usize = 2 + MAX_DEVICES;
 
-/// The message, ready to be sent.
+/// Encodes a message.
 ///
 /// # Panics
-/// More files than are ever sent.
+/// There are more files than a message can have.
 pub fn encode(parts: &[&[u8]; PARTS], files: usize) -> Vec<u8> {
     assert!(files <= MOST_DESCRIPTORS, "{files} descriptors");
     let mut message = Vec::with_capacity(HEADER + parts.iter().map(|part| part.len()).sum::<usize>());
@@ -50,10 +50,10 @@ pub fn encode(parts: &[&[u8]; PARTS], files: usize) -> Vec<u8> {
     message
 }
 
-/// Sends it, and waits until the other side has taken it.
+/// Sends the message, and waits until the receiver has taken it.
 ///
 /// # Errors
-/// The other side is gone.
+/// The receiver is gone.
 pub fn transmit(to: &UnixStream, message: &[u8], files: &[File]) -> io::Result<()> {
     let descriptors: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
@@ -77,14 +77,15 @@ pub fn transmit(to: &UnixStream, message: &[u8], files: &[File]) -> io::Result<(
     Ok(())
 }
 
-/// What was received.
+/// A received message.
 #[derive(Debug)]
 pub struct Received {
     pub parts: [Vec<u8>; PARTS],
     pub files: Vec<File>,
 }
 
-/// Receives a message, none of whose parts is longer than `longest`. `Err` in the result says what is wrong with it.
+/// Receives a message whose parts are no longer than `longest`. `Err` in the result names the fault of the
+/// message.
 ///
 /// # Errors
 /// The socket refuses.
@@ -127,7 +128,7 @@ pub fn receive(from: &UnixStream, longest: u64) -> io::Result<Result<Received, S
     Ok(Ok(Received { parts, files }))
 }
 
-/// Some bytes, and the descriptors that come with them.
+/// Reads some bytes, and the descriptors that come with them.
 fn receive_some(
     from: &UnixStream,
     into: &mut [u8],
@@ -138,7 +139,7 @@ fn receive_some(
     let got = loop {
         match recvmsg(from, &mut [IoSliceMut::new(into)], &mut rights, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
-            // As the end of it has been read: whoever sent it is gone.
+            // Reported like the end of the stream: the sender is gone.
             Err(Errno::CONNRESET) => return Err(ErrorKind::UnexpectedEof.into()),
             got => break got?,
         }
