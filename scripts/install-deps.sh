@@ -11,7 +11,7 @@ declare -A PACKAGES=(
     [lab]="qemu-system-x86 busybox-static kmod e2fsprogs util-linux binutils cpio xz-utils zstd"
     [stock-kernel]="kmod xz-utils zstd"
     [kernel]="gcc libc6-dev make flex bison bc libelf-dev libssl-dev xz-utils"
-    [test]="git jq e2fsprogs dmsetup passt shellcheck"
+    [test]="git jq e2fsprogs dmsetup passt shellcheck python3-venv"
     [bench]="musl-tools"
     [fuzz]="g++"
 )
@@ -19,6 +19,8 @@ declare -A PACKAGES=(
 KERNEL_SOURCES=(linux-source-6.1 linux-source-6.12)
 TARGET=x86_64-unknown-linux-musl
 CARGO_FUZZ=0.13.2
+# As in scripts/check.sh. No distribution has it.
+TYPOS=1.52.0
 
 usage() {
     cat <<END
@@ -172,6 +174,15 @@ install_fuzzing() {
         say "no fuzzing: cargo could not install cargo-fuzz"
 }
 
+# The check of spelling, from PyPI, in an environment of its own.
+install_typos() {
+    local place=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/typos-$TYPOS
+    [ ! -x "$place/bin/typos" ] || return 0
+    say "installing typos $TYPOS"
+    { python3 -m venv "$place" && "$place/bin/pip" --quiet --disable-pip-version-check install "typos==$TYPOS"; } >&2 ||
+        say "pip could not install typos: scripts/check.sh cannot check the spelling"
+}
+
 # ---- Arguments -------------------------------------------------------------------------------------------------------
 
 updated="" yes="" wanted=()
@@ -193,7 +204,7 @@ for group in "${wanted[@]}"; do
     case $group in
         build) check_rust ;;
         kernel) install_kernel_source ;;
-        test) check_rust checks ;;
+        test) check_rust checks && install_typos ;;
         fuzz) install_fuzzing ;;
     esac
 done
