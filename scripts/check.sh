@@ -46,6 +46,7 @@ CLEAN=(
     vmm/src/{snapshot,store,vm}
     docs
     scripts/checks scripts/docs.sh benches vmm/examples
+    vmm/src/devices/virtio/{block,net,vsock}
     .cargo api/Cargo.toml vmm/Cargo.toml kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml
 )
 # The version that scripts/install-deps.sh installs.

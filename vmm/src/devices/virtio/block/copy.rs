@@ -135,7 +135,7 @@ impl LayerCopy {
         }
         if self.from.below.is_some() {
             for range in self.from.clusters.iter() {
-                self.copied += sparse::stretch(&self.from.layer, &self.to, self.from.stretch(range))?;
+                self.copied += sparse::stretch(&self.from.layer, &self.to, self.from.file_range(range))?;
             }
         }
         // The copy of a file with a hole at its end lacks that hole.
@@ -147,7 +147,7 @@ impl LayerCopy {
             self.allocated = self.from.with_data(&self.to, all)?;
         } else if !self.from.shares_layer(&self.to, self.shares) {
             for range in self.from.clusters.iter() {
-                self.allocated.extend(self.from.with_data(&self.to, self.from.stretch(range))?);
+                self.allocated.extend(self.from.with_data(&self.to, self.from.file_range(range))?);
             }
         }
         Ok(())
@@ -181,7 +181,7 @@ impl LayerCopy {
     pub fn reserve_remaining(&mut self) -> io::Result<u64> {
         let mut new = Clusters::new();
         for gap in self.remaining.iter().flat_map(|range| self.allocated.gaps(range)) {
-            new.extend(self.from.with_data(&self.from.layer, self.from.stretch(&gap))?);
+            new.extend(self.from.with_data(&self.from.layer, self.from.file_range(&gap))?);
         }
         self.allocated.extend(new.clone());
         self.reserved.extend(new.clone());
@@ -211,15 +211,15 @@ impl LayerCopy {
                 return Ok(false);
             }
             let (step, is_hole) = self.from.step(range)?;
-            let place = self.from.stretch(&step);
+            let file_range = self.from.file_range(&step);
             if is_hole && max_buffered > 0 {
-                self.pause_buffer.add_hole(step.clone(), place)?;
+                self.pause_buffer.add_hole(step.clone(), file_range)?;
             } else if self.pause_buffer.len_with(&step) <= max_buffered {
-                self.copied += self.pause_buffer.add_data(step.clone(), &self.from.layer, place)?;
+                self.copied += self.pause_buffer.add_data(step.clone(), &self.from.layer, file_range)?;
             } else {
                 about_to_write(self.release(&step));
-                self.copied += sparse::stretch(&self.from.layer, &self.to, place.clone())?;
-                self.pause_buffer.remove(step.clone(), place)?;
+                self.copied += sparse::stretch(&self.from.layer, &self.to, file_range.clone())?;
+                self.pause_buffer.remove(step.clone(), file_range)?;
             }
             remaining -= step.end - step.start;
             self.remaining.remove(step.clone());
@@ -244,7 +244,7 @@ impl LayerCopy {
         let buffered: Vec<_> = self.pause_buffer.clusters().cloned().collect();
         for range in buffered {
             about_to_write(self.release(&range));
-            sparse::stretch(self.pause_buffer.memory(), &self.to, self.from.stretch(&range))?;
+            sparse::stretch(self.pause_buffer.memory(), &self.to, self.from.file_range(&range))?;
         }
         self.recopied.iter().for_each(|range| self.from.map.include(range.clone()));
         let identity = self.from.map.write_copy(&self.to)?;
@@ -276,23 +276,23 @@ impl LayerSource {
     }
 
     /// Returns the range of clusters in a layer's file.
-    fn stretch(&self, clusters: &Range<u64>) -> Range<u64> {
+    fn file_range(&self, clusters: &Range<u64>) -> Range<u64> {
         self.map.data() + clusters.start * CLUSTER..self.map.data() + clusters.end * CLUSTER
     }
 
     /// Returns the first of these clusters to copy in one step, and whether they are a hole. A step of data
     /// is short.
     fn step(&self, clusters: &Range<u64>) -> io::Result<(Range<u64>, bool)> {
-        let place = self.stretch(clusters);
-        let hole = (sparse::next_data(&self.layer, place.clone())? - place.start) / CLUSTER;
+        let file_range = self.file_range(clusters);
+        let hole = (sparse::next_data(&self.layer, file_range.clone())? - file_range.start) / CLUSTER;
         let len = if hole > 0 { hole } else { STEP };
         Ok((clusters.start..clusters.end.min(clusters.start + len), hole > 0))
     }
 
     /// Returns the clusters in a range of a layer's file that have data in `file`.
-    fn with_data(&self, file: &File, place: Range<u64>) -> io::Result<Clusters> {
+    fn with_data(&self, file: &File, file_range: Range<u64>) -> io::Result<Clusters> {
         let (mut found, first) = (Clusters::new(), self.map.data());
-        sparse::each_with_data(file, place, |data| {
+        sparse::each_with_data(file, file_range, |data| {
             found.insert((data.start - first) / CLUSTER..(data.end - first).div_ceil(CLUSTER));
             Ok(())
         })?;

@@ -333,14 +333,14 @@ fn cluster_is_in_the_layer_when_the_write_under_way_has_ended() {
     let (at, len) = (CLUSTER + 512, 512);
     let before = storage.locate(at, len);
     for fails in [true, false] {
-        let place = storage.begin_write(at, len).unwrap().unwrap();
+        let location = storage.begin_write(at, len).unwrap().unwrap();
         assert!(storage.is_pending(CLUSTER, 512) && !storage.is_pending(CLUSTER - 512, 512));
         assert_eq!(storage.locate(at, len), before, "reads find the lower files");
         storage.begin_write(0, 512).unwrap_err(); // no room for another
         let done = if fails { Err(std::io::ErrorKind::Other.into()) } else { Ok(()) };
         assert_eq!(storage.end_write(at, len, done).is_err(), fails);
         assert!(!storage.is_pending(CLUSTER, CLUSTER));
-        assert_eq!(storage.locate(at, len) == Some(place), !fails);
+        assert_eq!(storage.locate(at, len) == Some(location), !fails);
     }
 }
 

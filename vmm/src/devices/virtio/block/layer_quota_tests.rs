@@ -126,8 +126,8 @@ fn write_that_is_sent_with_a_discard_of_its_cluster_leaves_a_hole() {
             let discard = [Part::Out(&header(DISCARD, 0)), Part::Out(&whole), Part::In(1)];
             driver.send_together(0, &[&write, &discard]);
             (0..2).for_each(|_| assert_eq!(status(&driver.wait(0)), DONE));
-            let held = fs::metadata(based.dir.path("layer")).unwrap().blocks() * 512;
-            assert!(held < 3 * CLUSTER, "{held} bytes, and the maps take less than a cluster each");
+            let allocated = fs::metadata(based.dir.path("layer")).unwrap().blocks() * 512;
+            assert!(allocated < 3 * CLUSTER, "{allocated} bytes, and the maps take less than a cluster each");
         }
     });
 }

@@ -166,20 +166,20 @@ fn layer_whose_directory_was_moved_is_flushed() {
 #[test]
 fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
     let based = LayerFixture::new();
-    let place = based.dir.path("place");
-    fs::create_dir(&place).unwrap();
-    drop(start(&based.layer("place/layer")));
-    fs::set_permissions(place.join("layer"), PermissionsExt::from_mode(0o666)).unwrap();
-    fs::set_permissions(&place, PermissionsExt::from_mode(0o311)).unwrap();
-    let config = based.layer("place/layer");
+    let directory = based.dir.path("directory");
+    fs::create_dir(&directory).unwrap();
+    drop(start(&based.layer("directory/layer")));
+    fs::set_permissions(directory.join("layer"), PermissionsExt::from_mode(0o666)).unwrap();
+    fs::set_permissions(&directory, PermissionsExt::from_mode(0o311)).unwrap();
+    let config = based.layer("directory/layer");
     apart({
-        let place = place.clone();
+        let directory = directory.clone();
         move || {
             if geteuid().is_root() {
                 let nobody = Uid::from_raw(65534);
                 set_thread_res_uid(nobody, nobody, nobody).unwrap();
             }
-            fs::read_dir(&place).expect_err("nor listed");
+            fs::read_dir(&directory).expect_err("the directory is readable");
             let mut storage = Block::open(&config).unwrap().storage;
             storage.write_zeroes(zero(0)).unwrap();
             storage.flush().unwrap();
@@ -199,7 +199,7 @@ fn layer_in_a_directory_that_cannot_be_read_is_flushed() {
             storage.flush().unwrap_err();
         }
     });
-    assert_eq!(synced_clusters(&place.join("layer")), 1);
+    assert_eq!(synced_clusters(&directory.join("layer")), 1);
 }
 
 /// The map promises that the layer's data is on disk, and nothing about the files around the layer.

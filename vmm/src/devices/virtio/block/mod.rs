@@ -198,8 +198,8 @@ impl Block {
 
     fn log_in_flight_writes(&mut self) {
         let Some(overlay) = self.storage.overlay_mut() else { return };
-        for (place, len) in self.uring.iter().flat_map(UringEngine::in_flight_writes) {
-            overlay.log_in_flight_write(place.at, len);
+        for (location, len) in self.uring.iter().flat_map(UringEngine::in_flight_writes) {
+            overlay.log_in_flight_write(location.at, len);
         }
     }
 

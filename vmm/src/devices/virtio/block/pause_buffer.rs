@@ -47,28 +47,28 @@ impl PauseBuffer {
         self.len + clusters.end - clusters.start - overlap(&self.data, clusters)
     }
 
-    /// Copies the data of these clusters, which lie at `place`. Returns the bytes copied.
-    pub fn add_data(&mut self, clusters: Range<u64>, from: &File, place: Range<u64>) -> io::Result<u64> {
-        let copied = sparse::stretch(from, &self.memory, place)?;
+    /// Copies the data of these clusters, which lie at `file_range`. Returns the bytes copied.
+    pub fn add_data(&mut self, clusters: Range<u64>, from: &File, file_range: Range<u64>) -> io::Result<u64> {
+        let copied = sparse::stretch(from, &self.memory, file_range)?;
         self.len = self.len_with(&clusters);
         self.data.insert(clusters.clone());
         self.clusters.insert(clusters);
         Ok(copied)
     }
 
-    /// Records that these clusters, which lie at `place`, are a hole.
-    pub fn add_hole(&mut self, clusters: Range<u64>, place: Range<u64>) -> io::Result<()> {
-        self.remove(clusters.clone(), place)?;
+    /// Records that these clusters, which lie at `file_range`, are a hole.
+    pub fn add_hole(&mut self, clusters: Range<u64>, file_range: Range<u64>) -> io::Result<()> {
+        self.remove(clusters.clone(), file_range)?;
         self.clusters.insert(clusters);
         Ok(())
     }
 
-    /// Removes these clusters, which lie at `place`.
-    pub fn remove(&mut self, clusters: Range<u64>, place: Range<u64>) -> io::Result<()> {
+    /// Removes these clusters, which lie at `file_range`.
+    pub fn remove(&mut self, clusters: Range<u64>, file_range: Range<u64>) -> io::Result<()> {
         let data = overlap(&self.data, &clusters);
         if data > 0 {
             let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            fallocate(&self.memory, punch, place.start, place.end - place.start)?;
+            fallocate(&self.memory, punch, file_range.start, file_range.end - file_range.start)?;
             self.data.remove(clusters.clone());
             self.len -= data;
         }

@@ -369,7 +369,7 @@ fn disk_resumes_in_another_process() {
     file.set_len(16384).unwrap();
     driver.move_to(Block::open(&by_descriptor(&file)).unwrap());
     assert_eq!(read(&mut driver, 3, 1024).unwrap(), [3; 1024]);
-    assert_eq!(config(&mut driver, 0), 16, "the capacity that the guest was told");
+    assert_eq!(config(&mut driver, 0), 16, "the capacity that the guest knows");
     assert_eq!(read(&mut driver, 16, 512).unwrap_err(), FAILED);
 }
 

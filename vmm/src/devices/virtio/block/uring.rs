@@ -81,7 +81,7 @@ struct DeferredResponder {
 // SAFETY: the pointers of the requests lead into guest memory, which any thread may access.
 unsafe impl Send for UringEngine {}
 
-/// A completed request, which is to be responded to.
+/// A completed request, which needs a response.
 #[derive(Debug)]
 pub struct CompletedRequest {
     pub name: &'static str,

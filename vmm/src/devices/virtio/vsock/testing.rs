@@ -234,12 +234,12 @@ impl TestGuest {
         let (mut sent, mut before) = (0, None);
         loop {
             self.send_op(op::CREDIT_REQUEST, ports);
-            let told = self.responses().last().map(|update| update.fwd_cnt);
-            if told == before {
+            let forwarded = self.responses().last().map(|update| update.fwd_cnt);
+            if forwarded == before {
                 return sent;
             }
-            before = told;
-            let room = (told.unwrap() + BUFFER) as usize;
+            before = forwarded;
+            let room = (forwarded.unwrap() + BUFFER) as usize;
             self.send_data(ports, &data[sent..room]);
             sent = room;
         }
