@@ -235,7 +235,7 @@ fn what_cannot_be_taken_back_is_named_and_the_guest_goes_on() {
     drop(booted);
     let (said, vm) = restore(&warm, true);
     let error = vm.rewind().unwrap_err().to_string();
-    assert!(error.starts_with("disks: root: what is written to ") && error.contains("layer"), "{error}");
+    assert!(error.starts_with("disks: root: cannot rewind ") && error.contains("layer"), "{error}");
     goes_on(&said, "sector", 70);
     vm.stop();
     assert!(vm.rewind().is_err());
