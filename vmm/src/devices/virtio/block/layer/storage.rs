@@ -2,12 +2,12 @@
 
 use std::{io, iter};
 
-use super::super::cluster_map::{CLUSTER, ClusterMap};
-use super::super::host_file::HostFile;
-use super::super::quota::LayerQuota;
-use super::super::request::DiskRange;
-use super::super::storage::{FileOffset, PendingFlush, Storage};
 use super::Overlay;
+use crate::devices::virtio::block::cluster_map::{CLUSTER, ClusterMap};
+use crate::devices::virtio::block::host_file::HostFile;
+use crate::devices::virtio::block::quota::LayerQuota;
+use crate::devices::virtio::block::request::DiskRange;
+use crate::devices::virtio::block::storage::{FileOffset, PendingFlush, Storage};
 use crate::devices::virtio::chain::Buffers;
 
 impl Storage for Overlay {
