@@ -1,4 +1,4 @@
-//! How RAM fills: what is mapped over the reserved range. The one place that matches on [`Backing`].
+//! Maps guest memory over the reserved range. The only place that matches on [`Backing`].
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,35 +19,35 @@ use crate::memory::lazy::faults::{Faults, Refusal};
 use crate::memory::range::Region;
 use crate::timing::step_done;
 
-/// What a guest's RAM is made of.
+/// The content of a guest's RAM.
 #[derive(Clone, Debug)]
 pub enum Backing {
     /// Empty memory: a fresh memfd, mapped shared.
     Fresh,
-    /// An immutable base, mapped private: the guest's writes stay its own.
+    /// An immutable base, mapped private, so the guest's writes stay its own.
     Private {
-        /// The base, as long as guest memory is.
+        /// The base, of guest memory's length.
         base: Arc<File>,
-        /// Pages over it that are other than the base's.
+        /// Pages over the base.
         pages: Option<OverlayPages>,
     },
-    /// The same over a base that is filled as it is needed.
+    /// As `Private`, over a base that page faults fill.
     Lazy {
-        /// Who fills it.
+        /// The service that fills the base.
         paging: Arc<dyn Paging>,
-        /// Pages over it.
+        /// Pages over the base.
         pages: Option<OverlayPages>,
     },
 }
 
-/// Mappings beside those of the base that a VM may have. The kernel allows a process 65,530 unless told otherwise
+/// The most mappings of a VM beside the base's. The kernel allows a process 65,530 by default
 /// (Documentation/admin-guide/sysctl/vm.rst, `max_map_count`).
 const MOST_MAPPINGS: u32 = 4096;
-/// To map a run of fewer pages costs more than to copy it.
+/// The shortest run of pages that is mapped. Copying a shorter one costs less.
 const WORTH_MAPPING: u64 = 16 * PAGE;
 
 impl Backing {
-    /// Maps itself over all of `ram`.
+    /// Maps the backing over all of `ram`.
     ///
     /// # Errors
     /// The host refused the memory.
@@ -67,7 +67,8 @@ impl Backing {
         }
         if let Some(paging) = paging {
             never_huge(ram.host_address_of(0), ram.len());
-            // Before anyone touches it: what is missing where nobody watches, the kernel makes a page of zeros, in the base of all.
+            // Registered before the first touch: without it, the kernel would put a page of zeros into the
+            // shared base.
             let faults = Faults::of(ram.host_address_of(0), ram.len(), paging, Refusal::NoAccess)?;
             ram.keep(faults, pages.as_ref().map(|over| &*over.pages));
         }
@@ -78,14 +79,14 @@ impl Backing {
     }
 }
 
-/// Maps long runs of pages, and copies the others.
+/// Maps long runs of pages, and copies short ones.
 fn lay_over(ram: &GuestRam, OverlayPages { pages, file }: &OverlayPages) -> Result<()> {
-    // What is mapped in between splits a mapping in two.
+    // A run in the middle of a mapping splits that in two.
     let mut left = MOST_MAPPINGS / 2;
     for run in pages.runs() {
         if run.end - run.start >= WORTH_MAPPING && left > 0 {
             left -= 1;
-            // A run may go on from one region to the next: they lie side by side here.
+            // A run may continue into the next region: their offsets are adjacent.
             map(ram, run, file, MapFlags::PRIVATE)?;
         } else {
             copy_over(ram, run, file).map_err(|source| Error::host("read pages of guest memory", source))?;
@@ -94,10 +95,10 @@ fn lay_over(ram: &GuestRam, OverlayPages { pages, file }: &OverlayPages) -> Resu
     Ok(())
 }
 
-/// Puts pages from a file in the place of what is there.
+/// Copies pages from a file over the mapped ones.
 fn copy_over(ram: &GuestRam, run: Range<u64>, file: &File) -> io::Result<()> {
     let Some(faults) = ram.faults() else { return ram.copy_from(run, file) };
-    // To write to a page of a base that is not there yet would have it fetched first.
+    // Writing to a page that the base lacks would first fetch it, so an empty page is placed instead.
     let mut bytes = vec![0; (WORTH_MAPPING.min(run.end - run.start)) as usize];
     for start in run.clone().step_by(bytes.len()) {
         let part = &mut bytes[..(run.end - start).min(WORTH_MAPPING) as usize];
@@ -107,28 +108,29 @@ fn copy_over(ram: &GuestRam, run: Range<u64>, file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Maps `base` over a part of memory, at the same offsets, in place of what is there. No child of this process gets it, and
-/// no core dump has it in it.
+/// Maps `base` over a part of memory, at the same offsets. Excluded from forked processes and from core
+/// dumps.
 pub(super) fn map(ram: &GuestRam, range: Range<u64>, base: &File, sharing: MapFlags) -> Result<()> {
     let len = range.end - range.start;
     let refused = |source| Error::host(format!("map {} KiB of guest memory", len >> 10), source);
     let (start, len) = (ram.host_address_of(range.start), len as usize);
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::FIXED | MapFlags::NORESERVE | sharing;
-    // SAFETY: the range is part of that which `ram` reserved for exactly this, so that nothing else is replaced.
+    // SAFETY: the range is part of the one that `ram` reserved for this purpose, so nothing else is replaced.
     unsafe { rustix::mm::mmap(start.cast(), len, access, flags, base, range.start) }.map_err(refused)?;
     for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
-        // SAFETY: what children and core dumps get changes nothing here.
+        // SAFETY: this advice affects only forked processes and core dumps.
         unsafe { rustix::mm::madvise(start.cast(), len, advice) }.map_err(refused)?;
     }
     Ok(())
 }
 
-/// A kernel that boots touches its memory page by page, and each is an exit: in huge pages it touches hundreds at once. The
-/// host's policy decides (/sys/kernel/mm/transparent_hugepage/shmem_enabled: `advise` is enough, `never` is most hosts').
+/// A booting kernel touches its memory page by page, and each touch is an exit; with huge pages it touches
+/// hundreds of pages at once. The host's policy decides (/sys/kernel/mm/transparent_hugepage/shmem_enabled:
+/// `advise` suffices, most hosts have `never`).
 fn prefer_huge_pages(ram: &GuestRam, region: &Region) {
-    // SAFETY: advice about a mapping that was just made changes nothing that can be seen in it. A kernel without huge pages
-    // refuses it, and that is as well.
+    // SAFETY: advice about a new mapping does not change its content. A kernel without huge pages refuses it,
+    // which does no harm.
     let _ = unsafe {
         rustix::mm::madvise(ram.host_address(region).cast(), region.len as usize, Advice::LinuxHugepage)
     };

@@ -11,7 +11,8 @@ use crate::memory::lazy::filler::Window;
 use crate::memory::lazy::userfault::Userfault;
 use crate::memory::page_set::PageSet;
 
-/// The mappings of this process that `wanted` picks by address range and inode: their ranges and flags (proc(5), `VmFlags`).
+/// The mappings of this process that `wanted` picks by address range and inode: their ranges and flags
+/// (proc(5), `VmFlags`).
 fn mappings(wanted: impl Fn(&Range<u64>, u64) -> bool) -> Vec<(Range<u64>, String)> {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut found, mut current) = (Vec::new(), None);
@@ -76,7 +77,8 @@ fn children_and_core_dumps_get_no_guest_memory() {
     assert_kept_from_children_and_dumps(&found, "a base that is filled");
 }
 
-/// Of more runs than that the last are copied, or a process that restores such a snapshot would run out of mappings.
+/// If there are more runs than that, the last ones are copied. Otherwise a process that restores such a snapshot would run out of
+/// mappings.
 #[test]
 fn runs_of_pages_beyond_a_number_are_copied_and_not_mapped() {
     let count = u64::from(MOST_MAPPINGS / 2) + 200;

@@ -1,7 +1,7 @@
 //! Guest memory, and all of this crate's mmap.
 //!
-//! Guest RAM is an immutable base plus private dirty pages. A [`ram::GuestRam`] is a host range reserved once, when the
-//! VM's memory slots are registered; a [`backing::Backing`] says what is mapped over it.
+//! Guest RAM is an immutable base plus private dirty pages. A [`ram::GuestRam`] is a host range reserved
+//! once, when the VM's memory slots are registered. A [`backing::Backing`] decides the mapping over it.
 //!
 //! ```text
 //! guest physical   0 ......... 3 GiB | hole | 4 GiB ........
@@ -9,10 +9,10 @@
 //! base file        [ 0 ... 3 GiB    ][ 3 GiB ...............]   the same offsets
 //! ```
 //!
-//! A base may be filled as it is touched: a [`lazy::source::PageSource`] says what is in it, a [`lazy::filler::Filler`] puts that there, a
-//! [`lazy::fault_service::Service`] does so for the page faults of all VMs over it, and each VM has its [`lazy::faults::Faults`]. Where the service is in
-//! another process is nothing that a VM notices: it knows a [`lazy::faults::Paging`]. What a guest is likely to touch is read ahead of it
-//! ([`lazy::prefetch`]).
+//! Page faults may fill a base: a [`lazy::source::PageSource`] has its content, a [`lazy::filler::Filler`]
+//! copies that into the base, a [`lazy::fault_service::Service`] answers the page faults of all VMs over it,
+//! and each VM has its [`lazy::faults::Faults`]. A VM knows the service as [`lazy::faults::Paging`], in this
+//! process or in another. A working set is read ahead ([`lazy::prefetch`]).
 
 pub mod dirty;
 pub mod files;

@@ -1,9 +1,8 @@
-//! The one gate through which everything but the guest writes to guest memory, and what it remembers: KVM's dirty log knows only
-//! what the guest wrote.
+//! This process's own writes to guest memory. KVM's dirty log has only those of the guest.
 //!
-//! All access goes through vm-memory, whose slices of memory carry this bitmap and mark what is written through them, afterwards:
-//! a page that is copied between a write and its mark is copied again. What the kernel is asked to write (readv into a buffer)
-//! the slices cannot see: whoever asks says so with `Buffers::written`.
+//! All access goes through vm-memory, whose slices carry this bitmap and mark pages after writing them. A
+//! page that is copied between a write and its mark is copied again. The slices cannot see writes by the
+//! kernel (readv into a buffer), so callers report those with `Buffers::written`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,48 +14,48 @@ use vm_memory::GuestMemoryBackend;
 use crate::memory::PAGE;
 use crate::memory::lazy::presence::Presence;
 
-/// Guest memory as everyone has it.
+/// Guest memory with this bitmap.
 pub type GuestMemory = vm_memory::GuestMemoryMmap<OwnWrites>;
-/// A stretch of it.
+/// A slice of guest memory.
 pub type Slice<'m> = vm_memory::VolatileSlice<'m, RefSlice<'m, OwnWrites>>;
 
-/// Pages of a region that were written by other than the guest since it was asked last.
+/// Pages of a region that this process wrote since the last query.
 #[derive(Debug, Default)]
 pub struct OwnWrites {
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     len: u64,
-    /// Made when somebody first wants to know. What was written before is found in the page tables.
+    /// The bitmap, made at the first query. The page tables tell earlier writes.
     words: OnceLock<Box<[AtomicU64]>>,
-    /// Which pages are there, where they are filled as they are touched.
+    /// Present pages, if page faults fill the region.
     presence: OnceLock<Arc<Presence>>,
 }
 
-/// Which pages of memory are there. None where all are: nothing is to be asked then.
+/// Present pages of the region. Absent if all are present, so devices ask for none.
 #[must_use]
 pub fn presence(memory: &GuestMemory) -> Option<&Presence> {
     memory.iter().next()?.bitmap().presence.get().map(|presence| &**presence)
 }
 
 impl OwnWrites {
-    /// Of a region of `len` bytes. Nothing is remembered yet.
+    /// For a region of `len` bytes. Records nothing yet.
     pub(crate) fn new(len: u64) -> Self {
         Self { len, words: OnceLock::new(), presence: OnceLock::new() }
     }
 
-    /// Begins to remember.
+    /// Starts to record writes.
     pub(crate) fn begin(&self) {
         let words = self.len.div_ceil(PAGE * 64);
         self.words.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
     }
 
-    /// From now on pages are asked for before a device touches them.
+    /// Makes devices ask for pages before they touch them.
     pub(crate) fn ask_for(&self, presence: &Arc<Presence>) {
         let _ = self.presence.set(Arc::clone(presence));
     }
 
-    /// What was written, a bit a page; from now on it is forgotten.
+    /// Returns and clears the record: a bit for each page.
     pub(crate) fn take(&self) -> impl Iterator<Item = u64> + '_ {
-        // A look first: most words are empty, and to write them would take them from other CPUs' caches.
+        // Reads first: most words are empty, and writing them would invalidate other CPUs' caches.
         let take = |word: &AtomicU64| match word.load(Ordering::Relaxed) {
             0 => 0,
             _ => word.swap(0, Ordering::AcqRel),

@@ -1,4 +1,5 @@
-//! Ranges of memory in an order, as bytes: of each its first page and how many there are, in 32 bits each, little-endian.
+//! Encodes ordered ranges of memory: for each, its first page and its number of pages, in 32 bits each,
+//! little-endian.
 
 use std::ops::Range;
 
@@ -7,14 +8,14 @@ use super::PAGE;
 /// Bytes of a range.
 pub const LEN: usize = 8;
 
-/// The bytes of ranges of offsets, which are whole pages below 16 TiB.
+/// Encodes ranges of offsets: whole pages below 16 TiB.
 pub fn encode(runs: &[Range<u64>]) -> impl Iterator<Item = u8> + '_ {
     let numbers = runs.iter().flat_map(|run| [run.start / PAGE, (run.end - run.start) / PAGE]);
     numbers.flat_map(|number| (number as u32).to_le_bytes())
 }
 
-/// Decodes ranges that [`encode`] wrote, and appends them to `runs`. Returns none if a range is empty, lies
-/// beyond memory or is cut off.
+/// Decodes ranges that [`encode`] wrote, and appends them to `runs`. Returns nothing if a range is empty,
+/// lies beyond memory, or is incomplete.
 #[must_use]
 pub fn add(bytes: &[u8], memory: u64, runs: &mut Vec<Range<u64>>) -> Option<()> {
     let number = |bytes: &[u8]| Some(u64::from(u32::from_le_bytes(bytes.try_into().ok()?)));
@@ -30,7 +31,7 @@ pub fn add(bytes: &[u8], memory: u64, runs: &mut Vec<Range<u64>>) -> Option<()> 
     Some(())
 }
 
-/// Whether no page is in two of the ranges. Takes as much memory as the ranges, however long they are.
+/// Whether the ranges are disjoint. Needs memory in proportion to the number of ranges, not to their lengths.
 #[must_use]
 pub fn are_apart(runs: &[Range<u64>]) -> bool {
     let mut sorted = runs.to_vec();
@@ -38,7 +39,7 @@ pub fn are_apart(runs: &[Range<u64>]) -> bool {
     sorted.is_sorted_by(|one, next| one.end <= next.start)
 }
 
-/// The most bytes that ranges of so much memory have, no page in two of them.
+/// The most bytes that disjoint ranges of `memory` bytes encode to.
 #[must_use]
 pub fn longest(memory: u64) -> u64 {
     memory.div_ceil(PAGE) * LEN as u64

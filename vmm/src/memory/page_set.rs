@@ -1,34 +1,34 @@
-//! A set of pages of a guest's RAM, by their offset in it.
+//! A set of pages of guest memory, by their offset.
 //!
 //! ```text
 //!   PageSet ── leaf 0: none │ leaf 1: all │ leaf 2: a bit a page │ …     128 MiB of RAM each
 //! ```
 //!
-//! A leaf takes memory once it has some of its pages but not all, so a list of pages from a file costs about what the file takes on
-//! disk, whatever length of RAM it claims.
+//! A leaf takes memory once it has some of its pages but not all, so a list of pages from a file costs about
+//! what the file takes on disk, whatever length of RAM it claims.
 
 use std::ops::Range;
 
 use super::PAGE;
 
-/// Bits of a word.
+/// Bits in a word.
 const WORD: u64 = u64::BITS as u64;
-/// Words of a leaf: a page of them.
+/// Words in a leaf: one page.
 const LEAF: usize = 512;
-/// Bytes that the pages of a leaf have.
+/// Bytes of guest memory that a leaf covers.
 const LEAF_BYTES: u64 = LEAF as u64 * WORD * PAGE;
 static NO_WORDS: [u64; LEAF] = [0; LEAF];
 static ALL_WORDS: [u64; LEAF] = [u64::MAX; LEAF];
 
-/// Bytes of [`PageSet::bytes`] that are worth reading at once.
+/// Bytes of [`PageSet::bytes`] to read at once.
 pub const BYTES_STEP: usize = 4 * LEAF * 8;
 
-/// The set: at most a bit a page, 32 KiB for each GiB of RAM.
+/// The set. It takes at most a bit for each page: 32 KiB for each GiB of RAM.
 #[derive(Clone, Debug)]
 pub struct PageSet {
-    /// As many as are needed so far.
+    /// Leaves up to the last one with a page.
     leaves: Vec<Leaf>,
-    /// Words that RAM has.
+    /// Words for all of RAM.
     words: u64,
 }
 
@@ -69,7 +69,7 @@ impl PartialEq for PageSet {
 impl Eq for PageSet {}
 
 impl PageSet {
-    /// None of the pages of `bytes` of RAM.
+    /// An empty set over `bytes` of RAM.
     #[must_use]
     pub fn none(bytes: u64) -> Self {
         Self { leaves: Vec::new(), words: bytes.div_ceil(PAGE * WORD) }
@@ -87,8 +87,8 @@ impl PageSet {
         &mut self.leaves[at]
     }
 
-    /// Adds the pages of whole words: `words` as KVM and the bitmaps of the VMM's own writes have them, a bit a page from the page
-    /// at `offset` on, which is a multiple of 64 pages.
+    /// Adds the pages of `words`, a bit for each page from `offset` on, which is a multiple of 64 pages.
+    /// KVM's dirty log and [`super::own_writes`] have this form.
     pub fn add_words(&mut self, offset: u64, words: impl IntoIterator<Item = u64>) {
         let first = (offset / PAGE / WORD) as usize;
         for (at, more) in (first..).zip(words).filter(|(_, more)| *more != 0) {
@@ -99,7 +99,7 @@ impl PageSet {
         }
     }
 
-    /// Adds all pages that a range of offsets touches.
+    /// Adds all pages that overlap a range of offsets.
     pub fn add(&mut self, range: Range<u64>) {
         let (mut page, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
         while page < end {
@@ -115,7 +115,7 @@ impl PageSet {
         }
     }
 
-    /// Adds those of another set of the same RAM.
+    /// Adds the pages of another set over the same RAM.
     pub fn add_all(&mut self, other: &Self) {
         for (at, more) in other.leaves.iter().enumerate() {
             match (more, self.leaf_mut(at)) {
@@ -128,7 +128,7 @@ impl PageSet {
         }
     }
 
-    /// Removes those of another set of the same RAM.
+    /// Removes the pages of another set over the same RAM.
     pub fn remove_all(&mut self, other: &Self) {
         for (leaf, less) in self.leaves.iter_mut().zip(&other.leaves) {
             match (&*leaf, less) {
@@ -141,19 +141,20 @@ impl PageSet {
         }
     }
 
-    /// A bit a page, in words of 8 bytes, little-endian.
+    /// A bit for each page, in words of 8 bytes, little-endian.
     pub fn bytes(&self) -> impl Iterator<Item = u8> + '_ {
         let words = (0..self.words as usize).map(|at| self.leaf(at / LEAF)[at % LEAF]);
         words.flat_map(u64::to_le_bytes)
     }
 
-    /// Bytes of [`PageSet::bytes`] for so much RAM.
+    /// Length of [`PageSet::bytes`] for this much RAM.
     #[must_use]
     pub fn bytes_len(bytes: u64) -> u64 {
         bytes.div_ceil(PAGE * WORD) * 8
     }
 
-    /// What [`PageSet::bytes`] gave of a set for `bytes` of RAM. None where they are more or fewer, or name a page beyond its end.
+    /// Decodes [`PageSet::bytes`] of a set over `bytes` of RAM. Returns nothing if the length is wrong or a
+    /// page lies beyond the end.
     #[must_use]
     pub fn from_bytes(bytes: u64, given: &[u8]) -> Option<Self> {
         if given.len() as u64 != Self::bytes_len(bytes) {
@@ -166,7 +167,8 @@ impl PageSet {
         set.is_within(bytes).then_some(set)
     }
 
-    /// Adds what lies `at` so many bytes into [`PageSet::bytes`], a multiple of 8 as their number is.
+    /// Adds the pages of a part of [`PageSet::bytes`], from byte `at` on. Offset and length are multiples of
+    /// 8.
     pub fn add_bytes(&mut self, at: u64, given: &[u8]) {
         const STEP: usize = LEAF * 8;
         for (at, step) in (at..).step_by(STEP).zip(given.chunks(STEP)) {
@@ -183,20 +185,20 @@ impl PageSet {
         }
     }
 
-    /// Whether all of its pages lie in the first `bytes` of RAM.
+    /// Whether all pages lie in the first `bytes` of RAM.
     #[must_use]
     pub fn is_within(&self, bytes: u64) -> bool {
         self.runs().last().is_none_or(|run| run.end <= bytes)
     }
 
-    /// Both together.
+    /// The union of both sets.
     #[must_use]
     pub fn and(mut self, other: &Self) -> Self {
         self.add_all(other);
         self
     }
 
-    /// Whether the page at `offset` is in it.
+    /// Whether the set has the page at `offset`.
     #[must_use]
     pub fn has(&self, offset: u64) -> bool {
         let page = offset / PAGE;
@@ -215,7 +217,7 @@ impl PageSet {
         self.leaves.iter().map(count).sum()
     }
 
-    /// Whether there are none.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.leaves.iter().all(|leaf| match leaf {
@@ -225,7 +227,7 @@ impl PageSet {
         })
     }
 
-    /// Ranges of offsets, in order and apart.
+    /// Disjoint ranges of offsets, in ascending order.
     pub fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut page = 0;
         std::iter::from_fn(move || {
@@ -236,7 +238,7 @@ impl PageSet {
         })
     }
 
-    /// The same ranges in pieces of at most so many bytes.
+    /// The same ranges in pieces of at most `most` bytes.
     pub fn runs_of(&self, most: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let pieces = move |run: Range<u64>| {
             let end = run.end;
@@ -245,7 +247,7 @@ impl PageSet {
         self.runs().flat_map(pieces)
     }
 
-    /// The parts of a range of offsets, which are whole pages, that are not in the set.
+    /// The parts of a range of whole pages that are not in the set.
     pub fn gaps(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
         let (mut page, end) = (range.start / PAGE, range.end / PAGE);
         std::iter::from_fn(move || {
@@ -256,7 +258,7 @@ impl PageSet {
         })
     }
 
-    /// The first page from `page` on that is in the set, or is not. Beyond the last leaf that is needed there are none.
+    /// The first page from `page` on that is in the set, or is not. Pages beyond the last leaf are not.
     fn next(&self, page: u64, is_in: bool) -> Option<u64> {
         let flip = if is_in { 0 } else { u64::MAX };
         let mut at = (page / WORD) as usize;
@@ -277,7 +279,7 @@ impl PageSet {
     }
 }
 
-/// Sets a range of the bits of words.
+/// Sets a range of bits.
 fn add_bits(words: &mut [u64; LEAF], bits: Range<u64>) {
     let (mut bit, end) = (bits.start, bits.end);
     while bit < end {
@@ -310,7 +312,8 @@ mod tests {
             prop_assert_eq!(&listed, &model.iter().copied().collect::<Vec<_>>());
             let pieces: Vec<_> = set.runs_of(3 * PAGE).collect();
             prop_assert!(pieces.iter().all(|piece| piece.end - piece.start <= 3 * PAGE));
-            let in_pieces: Vec<u64> = pieces.into_iter().flat_map(|run| run.start / PAGE..run.end / PAGE).collect();
+            let pages = |run: Range<u64>| run.start / PAGE..run.end / PAGE;
+            let in_pieces: Vec<u64> = pieces.into_iter().flat_map(pages).collect();
             prop_assert_eq!(&in_pieces, &listed);
             prop_assert!((0..512).all(|page| set.has(page * PAGE) == model.contains(&page)));
             let apart = set.runs().zip(set.runs().skip(1)).all(|(one, next)| one.end < next.start);
@@ -340,7 +343,7 @@ mod tests {
         assert_eq!(PageSet::from_bytes(99 * PAGE, &bytes), None, "a page beyond the end");
     }
 
-    /// Ranges over leaves of all kinds, as a model of ranges has them.
+    /// Compares ranges over leaves of all kinds with a model.
     #[test]
     fn leaves_join_and_part() {
         let (memory, leaf) = (4 * LEAF_BYTES, LEAF_BYTES);

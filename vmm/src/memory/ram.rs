@@ -1,4 +1,4 @@
-//! The reserved host range that guest RAM lives in, and the guest's view of it.
+//! The reserved host range of guest RAM, and the guest's view of it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -26,8 +26,9 @@ use crate::memory::range::{AddressRange, Region};
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
-/// A guest may be promised more than the host has, for few touch all of theirs. But KVM allocates for every page of a
-/// slot at once, up to 0.25 % of it: past this factor the promise alone would eat the host.
+/// The most guest memory, as a multiple of the host's. Few guests touch all of their memory, but KVM
+/// allocates up to 0.25 % of a slot at once: beyond this factor, these allocations alone would exhaust the
+/// host.
 const MOST_OVERCOMMIT: u64 = 16;
 
 fn host_memory() -> u64 {
@@ -46,22 +47,23 @@ fn check_overcommit(bytes: u64, host: u64) -> Result<()> {
     ))
 }
 
-/// A huge page. KVM maps one in one piece only where host and guest address agree modulo this.
+/// Bytes of a huge page. KVM maps one in one piece only if host and guest address are equal modulo this.
 const HUGE: usize = 2 << 20;
 
-/// An address range that nothing else in the process gets, and that holds nothing until something is mapped over it.
+/// A reserved address range, empty until memory is mapped over it.
 #[derive(Debug)]
 struct Reservation {
     /// Aligned to [`HUGE`].
     start: *mut u8,
     len: usize,
-    /// What was reserved for it, with the rest that the alignment leaves over. Taken when this is dropped.
+    /// The whole reservation, with the rest that alignment leaves. Taken on drop.
     all: Option<AddressRange>,
-    /// Where what is mapped is filled as it is needed. Goes after the mapping, for the reason that [`Faults::userfault`] names.
+    /// The page faults of memory that they fill. Dropped after the mapping, for the reason that
+    /// [`Faults::userfault`] names.
     faults: OnceLock<Arc<Faults>>,
 }
 
-// SAFETY: as that of the range that it owns.
+// SAFETY: as for the range that it owns.
 unsafe impl Send for Reservation {}
 // SAFETY: as above.
 unsafe impl Sync for Reservation {}
@@ -81,8 +83,7 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        // The service of page faults ends first: a zero-fill that came late would land in another VM's
-        // memory.
+        // The service of page faults ends first: a late zero-fill would land in another VM's memory.
         if let (Some(faults), Some(range)) = (self.faults.get(), self.all.take()) {
             faults.end(range);
         }
@@ -94,11 +95,11 @@ impl Drop for Reservation {
 pub struct GuestRam {
     regions: Arc<[Region]>,
     guest: GuestMemory,
-    /// Read while something is done that depends on it, so that it does not change meanwhile.
+    /// The base, locked for reading while an act depends on it.
     base: Arc<RwLock<Option<Base>>>,
-    /// Pages that the guest gave back to the host.
+    /// Pages that the guest returned to the host.
     given: Arc<OnceLock<Mutex<PageSet>>>,
-    // Last: the regions above point into it.
+    // Dropped last: the regions point into it.
     reservation: Arc<Reservation>,
 }
 
@@ -106,7 +107,7 @@ impl GuestRam {
     /// Reserves address space for `bytes` of guest memory. Nothing is mapped yet.
     ///
     /// # Errors
-    /// The host has no such range free, or is far too small for that much.
+    /// The host has no such range free, or far too little memory.
     pub fn reserve(bytes: u64) -> Result<Self> {
         check_overcommit(bytes, host_memory())?;
         let reservation = Reservation::new(bytes)?;
@@ -121,8 +122,9 @@ impl GuestRam {
             .collect();
         let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_NORESERVE);
         let mapped = regions.iter().map(|region| {
-            // SAFETY: the region lies in the reservation, which outlives the returned object's regions; it stays
-            // mapped, and `Backing::map` makes it readable and writable before anyone has the object to access it.
+            // SAFETY: the region lies in the reservation, which outlives the regions of the returned object.
+            // It stays mapped, and `Backing::map` makes it readable and writable before the object is handed
+            // out.
             let view = unsafe {
                 let start = reservation.start.add(region.offset as usize);
                 MmapRegionBuilder::new_with_bitmap(region.len as usize, OwnWrites::new(region.len))
@@ -142,134 +144,134 @@ impl GuestRam {
         })
     }
 
-    /// The stretches of guest physical memory, in order.
+    /// The regions of guest physical memory, in order.
     #[must_use]
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
 
-    /// Bytes in all.
+    /// Bytes of RAM.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.reservation.len as u64
     }
 
-    /// The memory as the guest addresses it.
+    /// The memory by guest physical addresses.
     #[must_use]
     pub fn guest(&self) -> &GuestMemory {
         &self.guest
     }
 
-    /// The name of the file that lies under it, for errors.
+    /// Name of the base file, for errors.
     #[must_use]
     pub fn file_name(&self) -> PathBuf {
         self.with_base(|base| name_of(&base.file))
     }
 
-    /// Whether the file that lies under it has become too short.
+    /// Whether the base file was truncated.
     #[must_use]
     pub fn is_truncated(&self) -> bool {
         self.with_base(|base| base.file.metadata().is_ok_and(|metadata| metadata.len() < self.len()))
     }
 
-    /// What lies under it.
+    /// The base.
     #[must_use]
     pub fn base(&self) -> Base {
         self.with_base(Base::clone)
     }
 
-    /// Does something that depends on what lies under it, which stays as it is meanwhile.
+    /// Calls `act` with the base, which cannot change meanwhile.
     ///
     /// # Panics
-    /// When nothing was mapped yet, which comes before all else that is done with it.
+    /// Nothing was mapped yet.
     pub fn with_base<T>(&self, act: impl FnOnce(&Base) -> T) -> T {
         let base = self.base.read().unwrap_or_else(PoisonError::into_inner);
         act(base.as_ref().expect("memory is mapped first"))
     }
 
-    /// Maps something else over it.
+    /// Replaces the mapping, and with it the base.
     pub(super) fn change_base<T>(&self, change: impl FnOnce(&mut Option<Base>) -> T) -> T {
         change(&mut self.base.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Its page faults, where it is filled as it is needed.
+    /// The page faults that fill it, if it is filled on touch.
     #[must_use]
     pub fn faults(&self) -> Option<&Arc<Faults>> {
         self.reservation.faults.get()
     }
 
-    /// Keeps what answers its page faults until after nothing is mapped any more, and has devices ask for
-    /// pages before they touch them, but for those that lie `over` the base. A RAM is mapped once.
+    /// Keeps the page faults until after the memory is unmapped. Devices ask for pages before they touch
+    /// them, except for those that lie `over` the base. RAM is mapped once.
     pub(super) fn keep(&self, faults: Arc<Faults>, over: Option<&PageSet>) {
         let presence = Arc::new(Presence::new(&self.regions, &faults, over));
         self.guest.iter().for_each(|region| region.bitmap().ask_for(&presence));
         self.reservation.faults.set(faults).expect("memory is mapped once");
     }
 
-    /// From now on [`GuestRam::take_own_writes`] knows what this process writes to it.
+    /// Starts recording this process's writes, for [`GuestRam::take_own_writes`].
     pub fn watch_own_writes(&self) {
         self.guest.iter().for_each(|region| region.bitmap().begin());
     }
 
-    /// Adds the pages that this process wrote since it was asked last.
+    /// Adds the pages that this process wrote since the last call.
     pub fn take_own_writes(&self, to: &mut PageSet) {
         for (region, view) in self.regions.iter().zip(self.guest.iter()) {
             to.add_words(region.offset, view.bitmap().take());
         }
     }
 
-    /// This process changed memory in another way than through [`GuestRam::guest`]. Afterwards, as `writes` has it.
+    /// Records a change that did not go through [`GuestRam::guest`], after it was made.
     pub fn mark_written(&self, gpa: u64, len: u64) {
         if let Some((view, at)) = self.guest.to_region_addr(GuestAddress(gpa)) {
             view.bitmap().mark_dirty(at.0 as usize, len as usize);
         }
     }
 
-    /// The guest has given these pages back, which are private.
+    /// Records private pages that the guest returned to the host.
     pub(super) fn has_given(&self, range: Range<u64>) {
         let given = self.given.get_or_init(|| Mutex::new(PageSet::none(self.len())));
         lock(given).add(range);
     }
 
-    /// The pages that the guest has given back since [`GuestRam::forget_given`]: what is in one does not matter to it, unless it has
-    /// written to it since.
+    /// Pages that the guest returned since [`GuestRam::forget_given`]. Their content does not matter to the
+    /// guest, unless it wrote to them since.
     #[must_use]
     pub fn given(&self) -> PageSet {
         self.given.get().map_or_else(|| PageSet::none(self.len()), |given| lock(given).clone())
     }
 
-    /// What is in the pages that the guest gave back matters again.
+    /// Forgets the returned pages: their content matters again.
     pub(super) fn forget_given(&self) {
         self.given.get().into_iter().for_each(|given| *lock(given) = PageSet::none(self.len()));
     }
 
-    /// Whether a guest physical address is RAM.
+    /// Whether a guest physical address is in RAM.
     #[must_use]
     pub fn contains(&self, gpa: u64) -> bool {
         self.regions.iter().any(|region| (region.gpa..region.gpa + region.len).contains(&gpa))
     }
 
-    /// Whether the page of a guest physical address can be read. It is read, and memory that is filled as it
-    /// is needed must not be asked about: the call waits for the page there.
+    /// Whether the page at a guest physical address is readable, by reading it. Must not be called for memory
+    /// that page faults fill: the call would wait for the page.
     #[must_use]
     pub fn is_readable(&self, gpa: u64) -> bool {
         let Some((region, at)) = self.guest.to_region_addr(GuestAddress(gpa)) else { return false };
         let mut byte = 0_u8;
         let to = libc::iovec { iov_base: ptr::from_mut(&mut byte).cast(), iov_len: 1 };
         let from = libc::iovec { iov_base: region.as_ptr().wrapping_add(at.0 as usize).cast(), iov_len: 1 };
-        // SAFETY: the kernel writes a byte to `byte`, and answers EFAULT where it cannot read the other one.
+        // SAFETY: the kernel writes a byte to `byte`, and reports EFAULT if it cannot read the other one.
         let read = unsafe { libc::process_vm_readv(libc::getpid(), &raw const to, 1, &raw const from, 1, 0) };
-        // Any other error comes from a host that forbids the call: it tells nothing.
+        // Any other error means that the host forbids the call, which tells nothing about the page.
         read == 1 || io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
     }
 
-    /// Where a region lies in this process. What is there belongs to the guest.
+    /// Address of a region in this process. Its content belongs to the guest.
     #[must_use]
     pub fn host_address(&self, region: &Region) -> *mut u8 {
         self.host_address_of(region.offset)
     }
 
-    /// Copies a range of offsets to a file that has the same. Whoever may write to them goes on.
+    /// Copies a range of offsets to the same range of a file. Other threads may write meanwhile.
     ///
     /// # Errors
     /// The file system refuses, or a page cannot be read.
@@ -277,7 +279,7 @@ impl GuestRam {
         while range.start < range.end {
             let start = self.host_address_of(range.start).cast();
             let len = (range.end - range.start) as usize;
-            // SAFETY: the kernel reads from the reservation, and where that cannot be read it says so.
+            // SAFETY: the kernel reads from the reservation, and reports what it cannot read.
             let done = unsafe { libc::pwrite(to.as_raw_fd(), start, len, range.start as libc::off_t) };
             match done {
                 0 => return Err(io::ErrorKind::WriteZero.into()),
@@ -291,8 +293,8 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Copies ranges of offsets to a file, one behind the other from its start on, with one system call if the
-    /// kernel takes them at once. Whoever may write to them goes on.
+    /// Copies ranges of offsets to a file, one after another from its start, with one system call if the
+    /// kernel takes them at once. Other threads may write meanwhile.
     ///
     /// # Errors
     /// The file system refuses, or a page cannot be read.
@@ -305,7 +307,7 @@ impl GuestRam {
         let (mut next, mut at) = (0, 0);
         while next < pieces.len() {
             let some = &pieces[next..][..(pieces.len() - next).min(libc::UIO_MAXIOV as usize)];
-            // SAFETY: the kernel reads from the reservation, and where that cannot be read it says so.
+            // SAFETY: the kernel reads from the reservation, and reports what it cannot read.
             let done = unsafe { libc::pwritev(to.as_raw_fd(), some.as_ptr(), some.len() as i32, at) };
             if done < 0 {
                 match io::Error::last_os_error() {
@@ -330,7 +332,7 @@ impl GuestRam {
         Ok(())
     }
 
-    /// A page's content. Whoever may write to it goes on.
+    /// Content of a page. Other threads may write meanwhile.
     pub(super) fn read_page<'p>(
         &self,
         offset: u64,
@@ -344,12 +346,12 @@ impl GuestRam {
         Ok(into)
     }
 
-    /// Fills a range of offsets from a file, where it has the same. Nobody else uses them yet.
+    /// Fills a range of offsets from the same range of a file. Nothing else uses it yet.
     pub(crate) fn copy_from(&self, range: Range<u64>, file: &File) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
             let (start, len) = (self.host_address_of(at).cast(), (range.end - at) as usize);
-            // SAFETY: the kernel writes to the reservation, where nobody has Rust references to.
+            // SAFETY: the kernel writes to the reservation, into which no Rust reference points.
             match unsafe { libc::pread(file.as_raw_fd(), start, len, at as libc::off_t) } {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 done @ 1.. => at += done.cast_unsigned() as u64,
@@ -362,7 +364,7 @@ impl GuestRam {
         Ok(())
     }
 
-    /// Which guest physical address an address of this process is.
+    /// The guest physical address of an address of this process.
     #[must_use]
     pub fn guest_address(&self, host: u64) -> Option<u64> {
         self.regions.iter().find_map(|region| {
@@ -371,14 +373,14 @@ impl GuestRam {
         })
     }
 
-    /// Where the byte at an offset lies in this process.
+    /// Address in this process of the byte at an offset.
     ///
     /// # Panics
     /// The offset is beyond the end.
     #[must_use]
     pub fn host_address_of(&self, offset: u64) -> *mut u8 {
         assert!(offset <= self.len(), "{offset:#x} is beyond {:#x} bytes of memory", self.len());
-        // SAFETY: it lies in the reservation, or at its end.
+        // SAFETY: the address lies in the reservation, or at its end.
         unsafe { self.reservation.start.add(offset as usize) }
     }
 }

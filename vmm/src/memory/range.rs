@@ -1,16 +1,16 @@
-//! Ranges of memory: of the guest, and of addresses in this process.
+//! Ranges of guest memory, and of addresses in this process.
 #![allow(unsafe_code)]
 
 use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// One stretch of guest physical memory and where it lies in the host range (and in the base file).
+/// A region of guest physical memory, and its place in the host range and in the base file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// First guest physical address.
     pub gpa: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Offset in the reserved range and in the base file.
     pub offset: u64,
@@ -37,23 +37,23 @@ impl AddressRange {
         Ok(Self { start: start.cast(), len })
     }
 
-    /// Frees the memory that is mapped in it, and keeps the addresses: a userfaultfd call on them fails from
-    /// now on.
+    /// Frees the memory mapped in the range, and keeps the addresses reserved. Userfaultfd calls on them fail
+    /// from then on.
     ///
     /// # Errors
-    /// The kernel has no room for the mapping; the memory is as before.
+    /// The kernel has no memory for the mapping. The range is as before.
     pub fn vacate(&self) -> rustix::io::Result<()> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let (start, len) = (self.start.cast(), self.len);
-        // SAFETY: the range is this object's, and its owner has given it up: nothing points into it any more.
+        // SAFETY: the range belongs to this object and is unused: nothing points into it any more.
         unsafe { rustix::mm::mmap_anonymous(start, len, ProtFlags::empty(), flags) }.map(drop)
     }
 }
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        // SAFETY: the range is this object's, with whatever was mapped over it; everything that points into
-        // it holds an Arc of its owner. Unmapping a range that was mapped cannot fail.
+        // SAFETY: the range belongs to this object, with every mapping over it; all that points into it holds
+        // an Arc of its owner. Unmapping a mapped range cannot fail.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }
 }

@@ -1,7 +1,8 @@
-//! Guest memory that the guest does not need goes back to the host: the one gate for it.
+//! Returns guest memory that the guest does not need to the host. All of it goes through here.
 //!
-//! In a private mapping the guest's own page goes away, and the base's content comes back in its place; the base is never
-//! touched, for it may be anyone's. In the shared mapping of a memfd a hole is punched, and the page is zero.
+//! In a private mapping, the private page is dropped and the base's content shows again. The base is never
+//! touched, because others may share it. In the shared mapping of a memfd, a hole is punched, and the page is
+//! zero.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -16,11 +17,11 @@ use super::ram::GuestRam;
 use crate::error::{Error, Result};
 use crate::memory::own_writes::presence;
 
-/// Gives `len` bytes of guest memory at `gpa` back, and with them their content. What is mapped shared nothing else may have
-/// mapped.
+/// Returns `len` bytes of guest memory at `gpa`, and discards their content. The caller makes sure that
+/// nothing else maps shared memory.
 ///
 /// # Errors
-/// They are not whole pages, not all of them RAM, or the host refused.
+/// The range is not made of whole pages of RAM, or the host refuses.
 pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     let failed = |source: io::Error| {
         Error::host(format!("give {} KiB of guest memory at {gpa:#x} back", len >> 10), source)
@@ -41,24 +42,24 @@ pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
             presence.note_given_back(start..private_to);
         }
         drop_private(ram, start..private_to)?;
-        // Of what is shared a hole says the same, until it is written to.
+        // In shared memory, a hole tells the same until the page is written.
         ram.has_given(start..private_to);
         punch(&base.file, private_to..end)
     });
-    // For whoever has copied what was there.
+    // Recorded for captures that copied the old content.
     ram.mark_written(gpa, len);
     done.map_err(|errno| failed(errno.into()))
 }
 
-/// Drops what a stretch of a private mapping has of its own.
+/// Drops the private pages of a range.
 pub(super) fn drop_private(ram: &GuestRam, range: Range<u64>) -> rustix::io::Result<()> {
     if range.is_empty() {
         return Ok(());
     }
     let len = (range.end - range.start) as usize;
     let at = ram.host_address_of(range.start).cast();
-    // SAFETY: the pages are guest memory, which is mapped for as long as there is `ram`. What is in them is the guest's and may
-    // change at any time, which is how everyone who looks at guest memory treats it.
+    // SAFETY: the pages are guest memory, which is mapped as long as `ram` lives. Their content is the
+    // guest's and may change at any time, and all readers of guest memory allow for that.
     let drop = || unsafe { rustix::mm::madvise(at, len, Advice::LinuxDontNeed) };
     match presence(ram.guest()) {
         Some(presence) => presence.drop_pages(range, drop),
@@ -107,7 +108,7 @@ mod tests {
         ram.guest().write_obj(value, GuestAddress(gpa)).unwrap();
     }
 
-    /// Written to while it was shared, nothing would tell that from what was never given.
+    /// A page written while it was shared would look like one that was never returned.
     #[test]
     fn only_private_pages_are_remembered_as_given() {
         let ram = fresh();

@@ -1,4 +1,4 @@
-//! What tests of memory that is filled on touch share, in this module and above it.
+//! Helpers for tests of memory that page faults fill.
 #![allow(unsafe_code)]
 
 use std::os::fd::AsRawFd;
@@ -12,7 +12,7 @@ use super::ram::GuestRam;
 use crate::memory::files::memfd::fresh;
 use crate::sync::lock;
 
-/// Makes the readers of a page source hang for as long as a test wants.
+/// Makes readers of a page source hang until a test releases them.
 #[derive(Debug, Default)]
 pub struct Hangs {
     now: Mutex<bool>,
@@ -21,13 +21,13 @@ pub struct Hangs {
 }
 
 impl Hangs {
-    /// Makes every reader hang that passes from now on.
+    /// Makes every later reader hang.
     pub fn begin(&self) {
         self.seen.store(false, Ordering::SeqCst);
         *lock(&self.now) = true;
     }
 
-    /// Lets readers pass that come from now on. Those that hang stay.
+    /// Lets later readers pass. Those that hang stay.
     pub fn end_for_others(&self) {
         *lock(&self.now) = false;
     }
@@ -38,12 +38,12 @@ impl Hangs {
         self.changed.notify_all();
     }
 
-    /// Whether the reader that came last hangs, or did.
+    /// Whether the last reader hung.
     pub fn seen(&self) -> bool {
         self.seen.load(Ordering::SeqCst)
     }
 
-    /// Hangs if it has to. Readers call it before they read.
+    /// Hangs if a test asks for it. Readers call this before they read.
     pub fn pass(&self) {
         let now = lock(&self.now);
         self.seen.store(*now, Ordering::SeqCst);
@@ -51,12 +51,12 @@ impl Hangs {
     }
 }
 
-/// Has the kernel read a word of guest memory, as it does for KVM and in system calls, which have an error
-/// where a thread has a signal.
+/// Makes the kernel read a word of guest memory, as KVM and system calls do: they return an error where a
+/// thread would get a signal.
 pub fn kernel_reads(ram: &GuestRam, at: u64) -> rustix::io::Result<u64> {
     let file = fresh(PAGE).unwrap();
     let mut bytes = [0; 8];
-    // SAFETY: the kernel reads from guest memory, and says so where it cannot.
+    // SAFETY: the kernel reads from guest memory, and reports what it cannot read.
     let done = unsafe { libc::pwrite(file.as_raw_fd(), ram.host_address_of(at).cast(), 8, 0) };
     if done != 8 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap());

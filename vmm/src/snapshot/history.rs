@@ -52,7 +52,7 @@ impl RestoredFrom {
     pub fn hold(&mut self, control: &Arc<Control>) {
         if self.listeners.is_empty() {
             let control = Arc::downgrade(control);
-            self.listeners = self.files.tell(move |why| {
+            self.listeners = self.files.subscribe(move |why| {
                 if let Some(control) = control.upgrade() {
                     control.end(Err(why.to_owned()));
                     control.wait_parked(TO_STOP);
@@ -70,7 +70,7 @@ impl History {
 
     /// Lets `act` add the pages written since the last call to a set over `bytes` of memory, and records them
     /// here even if `act` fails.
-    pub fn asking<T>(&mut self, bytes: u64, act: impl FnOnce(&mut PageSet) -> Result<T>) -> Result<T> {
+    pub fn collect_dirty<T>(&mut self, bytes: u64, act: impl FnOnce(&mut PageSet) -> Result<T>) -> Result<T> {
         let mut written = PageSet::none(bytes);
         let done = act(&mut written);
         self.changed(&written);

@@ -1,5 +1,5 @@
-//! Freezing guest memory while the guest runs: what was mapped shared over a memfd is mapped private over it, step by step, and
-//! becomes the immutable base. From then on every page that is written is a private one.
+//! Freezes guest memory in 2 MiB steps while the guest runs: remaps a memfd that was mapped shared as
+//! private, and so makes it the immutable base. Every page written from then on is private.
 //!
 //! ```text
 //!   memfd    [ base, only read ........ | guest writes here ......... ]     before a step
@@ -7,11 +7,12 @@
 //!                               private_to ──> + STEP                       after it
 //! ```
 //!
-//! A step replaces the mapping at once: a thread that writes, the guest's or this process's, writes before it to the memfd or
-//! after it to a page of its own. A transfer that holds a page of the memfd, as direct I/O does, could write to the base afterwards.
-//! The device of a disk therefore lets no transfer hold pages of memory that is not private yet (`block/bounce.rs`).
+//! A step replaces its part of the mapping atomically: each write goes to the memfd before it, or to a
+//! private page after it. A transfer that pins a page of the memfd, as direct I/O does, could still write to
+//! the base later. Disks therefore pin no pages of memory that is not private yet (`block/bounce.rs`).
 //!
-//! The memory that is held can come to twice what the guest has touched: what it writes from now on is there beside the base.
+//! A VM may then hold up to twice the memory that the guest touched: pages written from now on lie beside the
+//! base.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -23,17 +24,18 @@ use crate::memory::backing::map;
 use crate::memory::files::sealing;
 use crate::memory::ram::GuestRam;
 
-/// Bytes mapped at once. 0.4 ms at the most for each, as long as a vCPU that wants a page waits.
+/// Bytes remapped at once. A vCPU that needs a page waits 0.4 ms at most.
 const STEP: u64 = 2 << 20;
 
-/// Freezes all that is not yet. A base that is filled as it is needed is filled: what is missing would be taken for zeros.
+/// Freezes the rest of memory. Completes a base that page faults fill, because its holes would count as
+/// zeros.
 ///
 /// # Errors
-/// A page cannot be had. The host refuses: the memory that is not frozen yet is as before. Somebody holds pages of the memory: it can
-/// be tried again.
+/// A page is unavailable; or the host refuses, and memory that is not frozen stays as it was; or a transfer
+/// pins pages, and the caller may try again.
 pub fn freeze(ram: &GuestRam) -> Result<()> {
     if ram.faults().is_some() {
-        // All of it is private. Whoever fills the base has it mapped to write to, so it is not sealed.
+        // All of it is private. The filler maps the base writable, so it cannot be sealed.
         return complete(ram);
     }
     for region in ram.regions() {
@@ -53,19 +55,19 @@ pub fn freeze(ram: &GuestRam) -> Result<()> {
     seal(&ram.base().file)
 }
 
-/// Fills a base that is filled as it is needed: from then on a hole is a page of zeros. Another base is
-/// complete.
+/// Completes a base that page faults fill: from then on its holes are pages of zeros. Does nothing for other
+/// bases.
 ///
 /// # Errors
-/// A page cannot be had.
+/// A page is unavailable.
 pub fn complete(ram: &GuestRam) -> Result<()> {
     ram.faults().map_or(Ok(()), |faults| faults.complete())
 }
 
-/// Nobody writes to this memory any more, whoever has its descriptor. A file that has no seals, which a snapshot's is, is left as it is.
+/// Seals the memfd against writes. A file without seals, such as a snapshot's, is left as it is.
 ///
 /// # Errors
-/// Somebody holds pages of it or has it mapped to write to it, or the host refuses.
+/// A transfer pins its pages, a process maps it writable, or the host refuses.
 pub fn seal(file: &File) -> Result<()> {
     sealing::seal(file).map_err(|source| {
         let why = if source.kind() == ErrorKind::ResourceBusy {
@@ -99,7 +101,7 @@ mod tests {
         ram
     }
 
-    /// The base as somebody else sees it.
+    /// The base through another descriptor.
     fn word_of_base(ram: &GuestRam, at: u64) -> u64 {
         use std::os::unix::fs::FileExt;
         let mut bytes = [0; 8];
@@ -126,7 +128,7 @@ mod tests {
         assert_eq!(word(0x5000), 7, "what is given back has the base's content");
     }
 
-    /// As a transfer would that still has pages of it.
+    /// Pins pages of the memory, as a transfer does.
     #[test]
     fn a_base_that_somebody_can_write_to_is_an_error_until_nobody_can() {
         let (ram, other) = (fresh(), GuestRam::reserve(SIZE).unwrap());
@@ -147,7 +149,7 @@ mod tests {
         seal(&File::open("/proc/self/exe").unwrap()).unwrap();
     }
 
-    /// Threads write all the while, each to words of its own, and in the end every one of them is there.
+    /// Threads write during the freeze, each to its own words, and no write is lost.
     #[test]
     fn no_write_is_lost_to_a_freeze() {
         let (ram, stop) = (fresh(), AtomicBool::new(false));

@@ -1,4 +1,4 @@
-//! Tracks which pages of guest memory were written, and puts them back.
+//! Tracks written pages of guest memory, and resets them.
 
 pub mod freeze;
 pub mod populated;

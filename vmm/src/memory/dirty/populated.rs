@@ -1,5 +1,5 @@
-//! Which pages of a guest's RAM may hold something: those with data in the base, and those that the guest has made its own. All
-//! others are zero and need not be looked at, let alone be brought into memory.
+//! Finds the pages of guest memory that may hold data: those with data in the base, and the guest's private
+//! pages. All others are zero, and reading them would only allocate memory.
 
 use std::fs::File;
 use std::io;
@@ -19,8 +19,8 @@ const FILE_OR_SHARED: u64 = 1 << 61;
 /// Entries read at once: 256 KiB of pagemap for 128 MiB of memory.
 const ENTRIES: usize = 32 << 10;
 
-/// The pages that are not the base's: private and written, or laid over it. While the guest runs, those that were so when this was
-/// called, and perhaps some that have become so since.
+/// The pages that differ from the base's: private and written, or laid over the base. While the guest runs,
+/// the result has all pages that differed at the call, and perhaps some that differ since.
 ///
 /// # Errors
 /// The pagemap cannot be read.
@@ -35,8 +35,9 @@ pub fn private_pages(ram: &GuestRam) -> Result<PageSet> {
     Ok(pages)
 }
 
-/// Where a base is filled as it is needed, its pages of zeros are the process's own: the zero page, which the pagemap has as any other.
-/// Without those; and those that the guest has filled with zeros, where the base has zeros too, are the same.
+/// Leaves out pages of zeros. A base that page faults fill maps its zero pages as private ones, which the
+/// pagemap shows like any other. Pages that the guest zeroed where the base has zeros are equal to the base's
+/// too.
 fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Result<PageSet> {
     let mut holes = PageSet::none(ram.len());
     let mut at = 0;
@@ -56,8 +57,8 @@ fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Re
     Ok(others)
 }
 
-/// The pages that are in the page tables, or were before they were swapped out: those that have been touched, and where memory is a
-/// file's some around them.
+/// The pages that are in the page tables or swapped out: touched pages and, in memory of a file, some
+/// neighbours.
 ///
 /// # Errors
 /// The pagemap cannot be read.
@@ -68,13 +69,13 @@ pub fn mapped_pages(ram: &GuestRam) -> Result<PageSet> {
     Ok(pages)
 }
 
-/// Pages of a private mapping that are the process's own: present and not the file's, or swapped out.
+/// Private pages of a mapping: present and not the file's, or swapped out.
 fn add_private(ram: &GuestRam, to: &mut PageSet) -> io::Result<()> {
     let is_private = |entry| entry & SWAPPED != 0 || entry & (PRESENT | FILE_OR_SHARED) == PRESENT;
     add_where(ram, ram.base().private_to, is_private, to)
 }
 
-/// Adds those of the first `bytes` whose entry of the pagemap is as it should be.
+/// Adds the pages of the first `bytes` whose pagemap entry satisfies `is_one`.
 fn add_where(ram: &GuestRam, bytes: u64, is_one: impl Fn(u64) -> bool, to: &mut PageSet) -> io::Result<()> {
     let pagemap = File::open(PAGEMAP)?;
     let mut buffer = vec![0; ENTRIES * 8];
@@ -111,7 +112,7 @@ mod tests {
         assert!(data(&ram).is_empty() && private_pages(&ram).unwrap().is_empty());
         ram.guest().write_obj(1u8, GuestAddress(0x10_0000)).unwrap();
         ram.guest().write_obj(1u8, GuestAddress(0x10_1fff)).unwrap();
-        // More than was written where the host makes huge pages of shared memory.
+        // On a host that makes huge pages of shared memory, more than was written.
         let found = data(&ram);
         assert!(found.len() == 1 && found[0].start <= 0x10_0000 && found[0].end >= 0x10_2000, "{found:x?}");
         assert!(found[0].end <= 0x20_0000, "{found:x?}");

@@ -1,4 +1,4 @@
-//! Guest memory as it was when something was mapped over it: the pages that have changed since are put back.
+//! Resets changed pages of guest memory to their backing's content.
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
@@ -8,15 +8,16 @@ use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::memory::reclaim::drop_private;
 
-/// So many pages are dropped instead, which costs less than to copy them, and gives back what they take. The guest faults those in
-/// again that it still wants: 2.3 us for each that it writes, where to copy one costs 0.4.
+/// Runs of at least this many pages are dropped and not copied, which costs less and frees them. The guest
+/// then faults in those that it needs: 2.3 us for each that it writes, while copying a page costs 0.4 us.
 const MANY: u64 = (64 << 20) / PAGE;
 
-/// Puts these pages back. Nobody else touches memory meanwhile; all of it is mapped private, over its base and what lies `over` that.
+/// Resets `pages`. The caller keeps all others from touching memory, which is mapped private over its base
+/// and the pages `over` it.
 ///
 /// # Errors
-/// A page cannot be read: memory is neither what it was nor what it is to be, and must not be used.
-pub fn put_back(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Result<()> {
+/// A page cannot be read. Memory is then partly reset and must not be used.
+pub fn reset(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Result<()> {
     let copy = |pages: &PageSet, from: &_| {
         let failed = |source| Error::host("read guest memory to put it back", source);
         pages.runs().try_for_each(|run| ram.copy_from(run, from)).map_err(failed)
@@ -32,7 +33,7 @@ pub fn put_back(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) ->
         of_over.remove_all(&of_base);
         copy(&of_over, file)?;
     }
-    // What a base that is filled as it is needed lacks is read as zeros, unless it is touched.
+    // Reading what a lazily filled base lacks gives zeros, so such pages are touched instead.
     if ram.faults().is_none() && of_base.len() <= MANY {
         return copy(&of_base, &ram.base().file);
     }
@@ -88,7 +89,7 @@ mod tests {
             for at in written.runs().flat_map(|run| run.step_by(PAGE as usize)) {
                 ram.guest().write_obj(3_u64, GuestAddress(at)).unwrap();
             }
-            put_back(&ram, &written, Some(&over)).unwrap();
+            reset(&ram, &written, Some(&over)).unwrap();
             for at in (0..len).step_by(PAGE as usize) {
                 prop_assert_eq!(word(&ram, at), if over.pages.has(at) { 2 } else { 1 }, "{:#x}", at);
             }
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(private(), 2 * MANY);
         let mut all = PageSet::none(len);
         all.add(0..len);
-        put_back(&ram, &all, None).unwrap();
+        reset(&ram, &all, None).unwrap();
         assert_eq!(private(), 0);
         assert!((0..len).step_by(PAGE as usize).all(|at| word(&ram, at) == 1));
     }
@@ -116,7 +117,7 @@ mod tests {
         let ram = ram(1 << 20, None);
         crate::memory::reclaim::give_back(&ram, 0x4000, 2 * PAGE).unwrap();
         assert!(ram.given().has(0x4000) && ram.given().len() == 2);
-        put_back(&ram, &PageSet::none(ram.len()), None).unwrap();
+        reset(&ram, &PageSet::none(ram.len()), None).unwrap();
         assert!(ram.given().is_empty());
     }
 
@@ -126,7 +127,7 @@ mod tests {
         let mut one = PageSet::none(ram.len());
         one.add(PAGE..2 * PAGE);
         ram.base().file.set_len(0).unwrap();
-        let error = put_back(&ram, &one, None).unwrap_err().to_string();
+        let error = reset(&ram, &one, None).unwrap_err().to_string();
         assert_eq!(error, "cannot read guest memory to put it back");
     }
 }

@@ -1,4 +1,4 @@
-//! Where a file has data, and where holes.
+//! Finds the data and the holes of a file.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::memory::PAGE;
 
-/// Where a file has data and not holes, in whole pages, in its first `len` bytes.
+/// The ranges of data among the first `len` bytes of a file, in whole pages.
 ///
 /// # Errors
 /// The file system cannot tell.

@@ -1,5 +1,5 @@
-//! A file that guest memory is made of, held under a read lease: whoever wants to open it for writing, or to truncate it, waits until
-//! those who run from it have been told and are no more (fcntl(2), `F_SETLEASE`; fs/locks.c).
+//! Read leases on files that guest memory maps: a program that opens such a file for writing, or truncates
+//! it, waits until the VMs that map it have been told and have ended (fcntl(2), `F_SETLEASE`; fs/locks.c).
 //!
 //! ```text
 //!   hold ──> a thread takes the lease, and looks whether the file is still what was opened
@@ -7,11 +7,11 @@
 //!                └── waits ── the kernel says that someone wants to write ──┴──> all are told ──> the lease is given up
 //! ```
 //!
-//! A lease belongs to an open file description, as does who is told: every [`Lease`] opens the file once more, so that neither another VM
-//! of this process nor a child that was given the descriptor takes it away.
+//! A lease and its listener belong to an open file description. Every [`Lease`] opens the file anew, so
+//! neither another VM of this process nor a child with a copy of the descriptor can give the lease up.
 //!
-//! Not every file can be held: another user's, one of a network file system, one that somebody has open for writing by now. That is
-//! logged, and such a file is trusted. One that fs-verity keeps from being written needs no lease.
+//! Some files cannot be leased: another user's, one on a network file system, one that is open for writing.
+//! This is logged, and the file is trusted. A file under fs-verity cannot change and needs no lease.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -43,22 +43,22 @@ struct Owner {
     pid: libc::pid_t,
 }
 
-/// What tells the thread of a lease that someone wants to write. Only that thread is sent it, and has it blocked.
+/// The signal for a lease that breaks. It is sent to the lease's thread alone, which blocks it.
 fn signal() -> libc::c_int {
     libc::SIGRTMIN() + 1
 }
 
-/// What is to be said of the first file.
+/// The message about the first truncated file.
 static FILE: OnceLock<String> = OnceLock::new();
 
-/// What SIGBUS means in a process whose guest memory is made of files: one has been truncated. Of several the first is named.
+/// The likely cause of SIGBUS: a truncated file of guest memory. Names the first of several.
 /// Async-signal-safe.
 #[must_use]
 pub fn truncated_memory() -> Option<&'static str> {
     FILE.get().map(String::as_str)
 }
 
-/// What a file was like when it was opened.
+/// Size and times of a file when it was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Content {
     len: u64,
@@ -72,7 +72,7 @@ impl Content {
     }
 }
 
-/// The files of a snapshot. They are held once somebody runs from them.
+/// Leases on a snapshot's files, taken once a VM maps them.
 #[derive(Debug, Default)]
 pub struct Leases {
     files: Vec<(Arc<File>, Content)>,
@@ -80,24 +80,24 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// Whether a file is among them.
+    /// Whether `file` is among them.
     #[must_use]
     pub fn cover(&self, file: &Arc<File>) -> bool {
         self.files.iter().any(|(held, _)| Arc::ptr_eq(held, file))
     }
 
-    /// Of these, which were just opened.
+    /// Leases for `files`, which were just opened.
     ///
     /// # Errors
-    /// The host does not say what one is like.
+    /// The host cannot tell the state of one.
     pub fn of<'f>(files: impl IntoIterator<Item = &'f Arc<File>>) -> io::Result<Self> {
         let files = files.into_iter().map(|file| Ok((Arc::clone(file), Content::of(file)?)));
         Ok(Self { files: files.collect::<io::Result<_>>()?, held: OnceLock::new() })
     }
 
-    /// Holds them from now on, and has `act` done, on another thread or at once, if one is about to change all the same or has changed:
-    /// it is told why. When `act` returns nothing may depend on the file any more.
-    pub fn tell(&self, act: impl Fn(&str) + Clone + Send + 'static) -> Vec<Listener> {
+    /// Subscribes to changes: takes the leases, and calls `act` with the reason, on another thread or at
+    /// once, if a file is about to change or has changed. When `act` returns, no VM may depend on the file.
+    pub fn subscribe(&self, act: impl Fn(&str) + Clone + Send + 'static) -> Vec<Listener> {
         if let Some((file, _)) = self.files.iter().find(|(file, _)| !is_sealed(file)) {
             FILE.get_or_init(|| format!("{} is gone or too short", name_of(file).display()));
         }
@@ -110,11 +110,11 @@ impl Leases {
             };
             self.files.iter().filter(|(file, _)| !is_sealed(file)).filter_map(hold).collect()
         });
-        held.iter().map(|lease| lease.tell(act.clone())).collect()
+        held.iter().map(|lease| lease.subscribe(act.clone())).collect()
     }
 }
 
-/// A file that is held. Dropped, it is let go.
+/// A lease on one file. Dropping it gives the lease up.
 #[derive(Debug)]
 struct Lease {
     shared: Arc<Shared>,
@@ -127,7 +127,7 @@ struct Shared {
     told: Mutex<Told>,
 }
 
-/// What is done when somebody is told.
+/// A subscriber's act.
 type Act = Box<dyn Fn(&str) + Send>;
 
 #[derive(Default)]
@@ -143,7 +143,7 @@ impl std::fmt::Debug for Told {
     }
 }
 
-/// Somebody who is told. Dropped, he is not any more.
+/// A subscription. Dropping it ends it.
 #[derive(Debug)]
 pub struct Listener {
     lease: Arc<Lease>,
@@ -151,7 +151,7 @@ pub struct Listener {
 }
 
 impl Lease {
-    /// Holds a file, soon, which was like this when it was opened.
+    /// Takes a lease on a file that had the state `opened`, on another thread.
     ///
     /// # Errors
     /// The host has no thread or descriptor left.
@@ -171,8 +171,8 @@ impl Lease {
         Ok(Self { shared, stop, thread: Some(thread) })
     }
 
-    /// As [`Leases::tell`].
-    fn tell(self: &Arc<Self>, act: impl Fn(&str) + Send + 'static) -> Listener {
+    /// As [`Leases::subscribe`].
+    fn subscribe(self: &Arc<Self>, act: impl Fn(&str) + Send + 'static) -> Listener {
         let mut told = lock(&self.shared.told);
         if let Some(why) = &told.broken {
             act(why);
@@ -200,7 +200,7 @@ impl Drop for Listener {
 }
 
 impl Shared {
-    /// Holds the file until it is told to stop, or somebody wants to write to it.
+    /// Holds the lease until `stop`, or until a program opens the file for writing.
     fn watch(&self, file: &File, opened: Content, stop: &EventFd) -> io::Result<()> {
         if has_verity(file) {
             return Ok(());
@@ -227,7 +227,7 @@ impl Shared {
     }
 }
 
-/// Waits for the signal, and says whether it came and not the end of waiting.
+/// Waits for the signal or `stop`. Returns whether the signal came.
 fn wait(signals: &OwnedFd, stop: &EventFd) -> io::Result<bool> {
     // SAFETY: `stop` is open as long as it is borrowed.
     let stop = unsafe { BorrowedFd::borrow_raw(stop.as_raw_fd()) };
@@ -241,10 +241,10 @@ fn wait(signals: &OwnedFd, stop: &EventFd) -> io::Result<bool> {
     }
 }
 
-/// Blocks the signal on this thread. Gives what is ready to be read when it is pending.
+/// Blocks the signal on this thread. Returns a descriptor that is readable while the signal is pending.
 fn block_signal() -> io::Result<OwnedFd> {
-    // SAFETY: the set is initialised by sigemptyset; a thread's own mask is its own to change; a descriptor that the kernel gives is
-    // nobody else's.
+    // SAFETY: the set is initialised by sigemptyset; a thread may change its own mask; a new descriptor has
+    // no other owner.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -260,7 +260,7 @@ fn block_signal() -> io::Result<OwnedFd> {
     }
 }
 
-/// Takes the lease, of which this thread is told.
+/// Takes the lease. Its signals go to this thread.
 fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
     let owner = Owner { kind: F_OWNER_TID, pid: rustix::thread::gettid().as_raw_nonzero().get() };
     // SAFETY: the calls take numbers, and one of them reads `owner`, which outlives it.
@@ -275,12 +275,12 @@ fn set_lease(file: &File, kind: libc::c_int) -> io::Result<()> {
     if done.contains(&-1) { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Where a file is.
+/// Path of an open file.
 pub(crate) fn name_of(file: &File) -> PathBuf {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_else(|_| "a file".into())
 }
 
-/// Whether it is memory that nobody can write to any more.
+/// Whether the file is a memfd sealed against writes.
 fn is_sealed(file: &File) -> bool {
     rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::WRITE))
 }
@@ -315,7 +315,7 @@ mod tests {
             Arc::new(Lease::hold(&self.file, self.opened).unwrap())
         }
 
-        /// Waits until it is held `times`, which is not at once.
+        /// Waits until `times` leases are held. Threads take them.
         fn wait_until_held(&self, times: usize) {
             let inode = format!(":{} ", self.file.metadata().unwrap().ino());
             let is_ours = |line: &&str| line.contains("LEASE") && line.contains(&inode);
@@ -333,7 +333,7 @@ mod tests {
 
     fn listen(lease: &Arc<Lease>) -> (Listener, Receiver<String>) {
         let (tell, told) = channel();
-        (lease.tell(move |why| tell.send(why.to_owned()).unwrap()), told)
+        (lease.subscribe(move |why| tell.send(why.to_owned()).unwrap()), told)
     }
 
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -346,9 +346,9 @@ mod tests {
         let (gone, not_told) = listen(&lease);
         drop(gone);
         held.wait_until_held(1);
-        // Those who read are let.
+        // Opening for reading succeeds.
         assert_eq!(std::fs::read(&held.path).unwrap(), b"memory");
-        // This one waits until all have been told.
+        // Opening for writing waits until all subscribers have been told.
         let truncated = File::create(&held.path);
         let why = told.try_recv().expect("told before");
         assert!(
@@ -389,7 +389,7 @@ mod tests {
         std::fs::write(&held.path, "other").unwrap();
     }
 
-    /// As a VM and one that was forked from it, which have the same descriptor.
+    /// As for a VM and its fork, which share a descriptor.
     #[test]
     fn who_lets_go_does_not_let_go_for_another() {
         let held = Held::new("two");

@@ -1,4 +1,4 @@
-//! Memory in a file without a name.
+//! Memory in a file without a name (memfd).
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -8,7 +8,7 @@ use rustix::mm::Advice;
 
 use crate::error::{Error, Result};
 
-/// Memory in a file without a name: nothing yet, `len` bytes long.
+/// Creates a memfd of `len` bytes of zeros.
 ///
 /// # Errors
 /// The host refuses it.
@@ -20,9 +20,10 @@ pub fn fresh(len: u64) -> Result<File> {
     Ok(memfd.into())
 }
 
-/// Has nobody make huge pages of a base with holes for what is not there yet. Before Linux 6.4 khugepaged would fill those with zeros.
+/// Disables transparent huge pages on partially filled bases. Before Linux 6.4 khugepaged would fill their
+/// holes with zeros.
 pub(crate) fn never_huge(start: *mut u8, len: u64) {
-    // SAFETY: advice about a mapping that was just made changes nothing that can be seen in it. A kernel without huge pages refuses
-    // it, and makes none.
+    // SAFETY: advice about a new mapping does not change its content. A kernel without huge pages refuses it,
+    // and makes none.
     let _ = unsafe { rustix::mm::madvise(start.cast(), len as usize, Advice::LinuxNoHugepage) };
 }

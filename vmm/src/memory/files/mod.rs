@@ -1,4 +1,4 @@
-//! Files that guest memory lies in: leases, seals and holes.
+//! Files of guest memory: leases, seals and holes.
 
 pub mod data;
 pub mod lease;

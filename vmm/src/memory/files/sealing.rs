@@ -1,4 +1,4 @@
-//! Files that never change any more, whoever has a descriptor of them: memory that is shared with other processes.
+//! Seals: files that no holder of a descriptor can change, for memory shared with other processes.
 
 use std::fs::File;
 use std::io;
@@ -12,17 +12,18 @@ use rustix::io::Errno;
 const ALL: SealFlags =
     SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// A page that somebody holds keeps a file from being sealed, and the kernel itself waits no longer than 0.15 s for it to be let go
-/// (`memfd_wait_for_pins` of mm/memfd.c). That is not long where a thread that is amidst a page fault has lost its processor to others.
+/// The longest wait for a pinned page, which keeps a file from being sealed. The kernel itself waits only
+/// 0.15 s (`memfd_wait_for_pins` of mm/memfd.c), which is short if a thread in a page fault lost its
+/// processor.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Between two attempts, of which the kernel refuses some at once.
+/// Time between two attempts. The kernel refuses some at once.
 const BETWEEN: Duration = Duration::from_millis(10);
 
-/// Sees to it that nobody changes a memfd any more. A file that cannot be sealed, such as one on a disk, stays as it is.
+/// Seals a memfd against all changes. A file that cannot be sealed, such as one on a disk, stays as it is.
 ///
 /// # Errors
-/// Somebody has it mapped to write to it, or has a transfer to it under way (EBUSY), and goes on for seconds.
+/// A process maps it writable, or a transfer pins its pages (EBUSY), for seconds.
 pub fn seal(file: &File) -> io::Result<()> {
     if !can_change(file)? {
         return Ok(());
@@ -36,21 +37,21 @@ pub fn seal(file: &File) -> io::Result<()> {
     }
 }
 
-/// Whether a file could be sealed and is not.
+/// Whether a file supports seals and has none.
 ///
 /// # Errors
 /// The host does not tell.
 pub fn can_change(file: &File) -> io::Result<bool> {
     match rustix::fs::fcntl_get_seals(file) {
-        // Sealed against seals alone is a file of a tmpfs: not one that was meant to be sealed.
+        // A file of a tmpfs has only the seal against seals: it was never meant to be sealed.
         Ok(seals) => Ok(!seals.contains(SealFlags::SEAL)),
-        // A file system without seals.
+        // The file system has no seals.
         Err(Errno::INVAL) => Ok(false),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// The same file, through a descriptor that cannot be written to.
+/// Opens the same file read-only.
 ///
 /// # Errors
 /// The host refuses.
@@ -61,7 +62,7 @@ pub fn read_only(file: &File) -> io::Result<File> {
     own_description(file)
 }
 
-/// The same file opened once more, to be read: an open file description that nobody shares (open(2)).
+/// Opens the same file anew for reading: an open file description of its own (open(2)).
 ///
 /// # Errors
 /// The host refuses.

@@ -1,4 +1,4 @@
-//! Copies of files that keep their holes, and share their blocks where the file system can: disk layers and snapshots.
+//! Copies files with their holes, by shared blocks if the file system can: disk layers and snapshots.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,12 @@ use rustix::io::Errno;
 /// Bytes copied at once.
 const STEP: usize = 1 << 20;
 
-/// Makes an empty file a copy of another, with the same blocks. Returns whether the file system can.
+/// Makes an empty file a reflink copy of another. Returns whether the file system can.
 pub fn share(from: &File, to: &File) -> bool {
     rustix::fs::ioctl_ficlone(to, from).is_ok()
 }
 
-/// Makes an empty file a copy of another. Returns how many bytes were copied.
+/// Copies a file to an empty one. Returns the number of bytes copied.
 pub fn whole(from: &File, to: &File) -> io::Result<u64> {
     whole_while(from, to, |_| true)
 }
@@ -44,7 +44,7 @@ pub fn whole_while(from: &File, to: &File, goes_on: impl Fn(u64) -> bool) -> io:
     Ok(copied)
 }
 
-/// Makes a stretch of a file what it is in another. Both have it. Returns how many bytes were copied.
+/// Copies a range of a file to the same range of another. Returns the number of bytes copied.
 pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
     if !punch(to, &at)? {
         bytes(from, to, at.clone())?;
@@ -53,14 +53,14 @@ pub fn stretch(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
     data(from, to, at)
 }
 
-/// Whether the file system of this file punches holes.
+/// Whether the file system of this file can punch holes.
 pub fn punches(file: &File) -> io::Result<bool> {
-    // Behind the end there is nothing to lose.
+    // A hole beyond the end changes nothing.
     let end = file.metadata()?.len();
     punch(file, &(end..end + STEP as u64))
 }
 
-/// Makes a stretch of a file a hole. Returns whether the file system can.
+/// Punches a hole. Returns whether the file system can.
 fn punch(file: &File, at: &Range<u64>) -> io::Result<bool> {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(file, punch, at.start, at.end - at.start) {
@@ -70,7 +70,7 @@ fn punch(file: &File, at: &Range<u64>) -> io::Result<bool> {
     }
 }
 
-/// Copies what is no hole in a stretch to a file with holes there. Returns how many bytes were copied.
+/// Copies the data of a range to a file with holes there. Returns the number of bytes copied.
 pub fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
     let mut copied = 0;
     each_with_data(from, at, |found| {
@@ -80,7 +80,7 @@ pub fn data(from: &File, to: &File, at: Range<u64>) -> io::Result<u64> {
     Ok(copied)
 }
 
-/// Shows what of a stretch is no hole, in order.
+/// Calls `act` for each range of data, in order.
 pub fn each_with_data(
     file: &File,
     Range { start, end }: Range<u64>,
@@ -98,7 +98,7 @@ pub fn each_with_data(
     Ok(())
 }
 
-/// Where the first data of a stretch begins: at its end, if all of it is a hole.
+/// Offset of the first data in a range, or its end.
 pub fn next_data(file: &File, Range { start, end }: Range<u64>) -> io::Result<u64> {
     match rustix::fs::seek(file, SeekFrom::Data(start)) {
         Ok(at) => Ok(at.min(end)),
@@ -107,7 +107,7 @@ pub fn next_data(file: &File, Range { start, end }: Range<u64>) -> io::Result<u6
     }
 }
 
-/// Leaves it to the file system, which may share blocks, or copies what that does not.
+/// Copies through the file system, which may share blocks, and by reading and writing if it cannot.
 fn bytes(from: &File, to: &File, Range { start, end }: Range<u64>) -> io::Result<()> {
     let (mut read, mut written) = (start, start);
     while read < end {
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use crate::testing::{apart, refuse_calls};
 
-    /// On a file system that has no copies that share blocks, so that all of this is seen.
+    /// Tests on a file system without reflinks, so that every path runs.
     fn files() -> [File; 2] {
         ["from", "to"]
             .map(|name| rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC).unwrap().into())

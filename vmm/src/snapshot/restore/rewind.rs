@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::machine::running::Running;
 use crate::memory::dirty::populated::private_pages;
-use crate::memory::dirty::reset::put_back;
+use crate::memory::dirty::reset::reset;
 use crate::memory::page_set::PageSet;
 use crate::snapshot::history::{History, RestoredFrom};
 
@@ -53,7 +53,7 @@ pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<RewindStats>
 /// The pages that may differ from the snapshot's.
 fn changed(machine: &Machine, history: &mut History) -> Result<PageSet> {
     let shell = machine.shell();
-    history.asking(shell.ram.len(), |written| shell.take_dirty(written))?;
+    history.collect_dirty(shell.ram.len(), |written| shell.take_dirty(written))?;
     match &history.origin {
         Some(RestoredFrom { changed: Some(pages), .. }) => Ok(pages.clone()),
         _ => private_pages(&shell.ram),
@@ -61,7 +61,7 @@ fn changed(machine: &Machine, history: &mut History) -> Result<PageSet> {
 }
 
 fn put_all_back(machine: &mut Machine, origin: &RestoredFrom, pages: &PageSet) -> Result<()> {
-    put_back(&machine.shell().ram, pages, origin.over.as_ref())?;
+    reset(&machine.shell().ram, pages, origin.over.as_ref())?;
     machine.rewind(&origin.machine).map_err(|source| {
         let path = origin.path.clone();
         Error::Restore { path, source: Box::new(source) }

@@ -53,7 +53,7 @@ pub(crate) fn take(
     let vm = beside.vm;
     let bytes = vm.config().memory_bytes();
     let (captured, (config, images)) =
-        history.asking(bytes, |written| capture(vm, request, to, written, &mut beside))?;
+        history.collect_dirty(bytes, |written| capture(vm, request, to, written, &mut beside))?;
     let layers = beside.layers.finish(&|bytes| about_to_write(beside.room, bytes))?;
     let mut metadata = Metadata::of(&config)?;
     metadata.disks = images::contents(&images)?;

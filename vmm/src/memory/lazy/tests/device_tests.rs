@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use super::super::presence::Unavailable;
 use super::*;
-use crate::memory::dirty::reset::put_back;
+use crate::memory::dirty::reset::reset;
 use crate::memory::own_writes::presence;
 
 type OnRead = Box<dyn Fn(u64) + Send + Sync>;
@@ -126,14 +126,14 @@ fn page_of_a_damaged_chunk_that_a_rewind_put_back_is_refused() {
         if is_given_back {
             give_back(&ram, at, PAGE).unwrap();
         }
-        put_back(&ram, &changed, None).unwrap();
+        reset(&ram, &changed, None).unwrap();
         assert!(kernel_reads(&ram, at).is_err(), "given back before: {is_given_back}");
         assert!(ram.faults().unwrap().has_failed());
     }
     // A guest that gives it back after a rewind has no content to lose.
     let (_, service) = service(LEN);
     let ram = vm(&service, None);
-    put_back(&ram, &changed, None).unwrap();
+    reset(&ram, &changed, None).unwrap();
     give_back(&ram, at, PAGE).unwrap();
     assert_eq!(kernel_reads(&ram, at), Ok(0));
 }
