@@ -12,7 +12,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_vmm::Progress;
 use volt_vmm::internal::pack::forging::Forged;
-use volt_vmm::internal::pack::{Compression, Decoder, Geometry, Pack, Packing, MemorySource, pack, walk};
+use volt_vmm::internal::pack::{Compression, Decoder, Geometry, MemorySource, Pack, Packing, pack, walk};
 
 const NAME: &str = "memory.pack";
 const PAGE: usize = 4096;
