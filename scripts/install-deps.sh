@@ -57,7 +57,8 @@ as_root() {
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-available() { apt-cache show "$1" >/dev/null 2>&1; }
+# `apt-cache show` also succeeds for a name that other packages only mention, as rustup is in Debian 12.
+available() { [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]; }
 
 # Package lists that are older than a day name files that the mirror has dropped.
 update_lists() {
