@@ -77,8 +77,8 @@ fn children_and_core_dumps_get_no_guest_memory() {
     assert_kept_from_children_and_dumps(&found, "a base that is filled");
 }
 
-/// If there are more runs than that, the last ones are copied. Otherwise a process that restores such a snapshot would run out of
-/// mappings.
+/// If there are more runs than that, the last ones are copied. Otherwise a process that restores such a
+/// snapshot would run out of mappings.
 #[test]
 fn runs_of_pages_beyond_a_number_are_copied_and_not_mapped() {
     let count = u64::from(MOST_MAPPINGS / 2) + 200;

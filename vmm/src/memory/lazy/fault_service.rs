@@ -1,4 +1,4 @@
-//! The threads that answer page faults of any number of VMs over one base, which they fill.
+//! Threads that answer the page faults of any number of VMs over one base, and fill the base.
 //!
 //! ```text
 //!   vCPU: fault ──> userfaultfd ──> read ──> chunk: bytes ──> Filler: into the memfd ──┐
@@ -7,18 +7,19 @@
 //!                                              └─ unreadable ──> the VM is told, which ends
 //! ```
 //!
-//! A VM's fault is read by one of them, and each chunk is fetched by one: whoever wants it meanwhile is
-//! woken with the first. A chunk that comes from a cold disk delays only the faults that want it, up to
-//! [`MOST_THREADS`] chunks at a time. A thread that takes a fault while no other is idle begins another
-//! before it reads the chunk. The number of threads follows the faults that wait at the same time, so vCPUs
-//! and devices limit it, and not the number of chunks.
+//! One thread reads a fault, and one thread fetches a chunk: faults for the same chunk meanwhile are woken
+//! with the first. A chunk from a cold disk delays only its own faults, up to [`MOST_THREADS`] chunks at a
+//! time. A thread that takes a fault while no other is idle starts another before it reads the chunk. The
+//! number of threads thus follows the faults that wait at the same time, which vCPUs and devices limit, and
+//! not the number of chunks.
 //!
 //! The first fault is an exception: a restore with one vCPU would wait for the second thread and not use it.
-//! It begins after that fault's answer. A VM that can have several faults at a time has it begun by the first
-//! thread before it runs ([`Service::expect_several`]), and the second VM by its own thread.
+//! The second thread starts after that fault's answer. For a VM that can have several faults at a time, the
+//! first thread starts it before the VM runs ([`Service::expect_several`]); for the second VM, that VM's own
+//! thread does.
 //!
-//! Beside them another may read ahead ([`super::prefetch`]) into the same memfd. It wakes nobody: who waits
-//! for what it has fetched has a fault under way to this thread, which finds that there and wakes.
+//! Another thread may read ahead ([`super::prefetch`]) into the same memfd. It wakes no waiter: a fault for a
+//! chunk that it fetched goes through one of these threads, which finds the chunk and wakes.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -47,36 +48,36 @@ use crate::memory::range::AddressRange;
 use crate::sync::lock;
 use crate::threads;
 
-/// Is told of a range of a VM's memory that cannot be had, and why. The fault stays unanswered.
+/// Called with an unavailable range of a VM's memory, and the reason. The fault stays unanswered.
 pub type Unreadable = Box<dyn Fn(Range<u64>, &Error) + Send + Sync>;
-/// Is told of the offset of each chunk that somebody waits for, on the thread that fetches it: in order, and a chunk perhaps again.
+/// Called with the offset of each chunk for which a fault waits, in order, on the thread that fetches it. A
+/// chunk may come again.
 pub type Touched = Box<dyn Fn(u64) + Send + Sync>;
 
-/// A VM whose faults are answered. Addresses are those of its process.
+/// A VM whose faults this service answers. Addresses are those of its process.
 ///
-/// `UFFDIO_ZEROPAGE` fills whatever is registered with any userfaultfd of the process by then
-/// (`validate_dst_vma` of mm/userfaultfd.c asks no more than that), so it is called only while the memory is
-/// known to be this VM's.
+/// `UFFDIO_ZEROPAGE` fills any range that is registered with any userfaultfd of the process
+/// (`validate_dst_vma` of mm/userfaultfd.c). Therefore it is called only while the memory is known to be this
+/// VM's.
 pub struct Served {
-    /// Where the faults come from.
+    /// The userfaultfd of the VM's memory.
     pub(crate) userfault: Arc<Userfault>,
-    /// Where the VM's memory lies. All of it is registered but for stretches that something else is mapped
-    /// over.
+    /// Address of the VM's memory. All of it is registered, except ranges over which other files are mapped.
     pub(crate) start: u64,
-    /// Is told which memory cannot be had.
+    /// Called with unavailable ranges.
     pub(crate) unreadable: Unreadable,
-    /// Whether the memory is the VM's no more. Read while something is done to it.
+    /// Whether the VM gave its memory up. Locked for reading during each act on it.
     is_over: RwLock<bool>,
 }
 
 impl Served {
-    /// A VM whose memory lies at `start`, of another process perhaps.
+    /// A VM whose memory lies at `start`, perhaps in another process.
     #[must_use]
     pub fn new(userfault: Arc<Userfault>, start: u64, unreadable: Unreadable) -> Self {
         Self { userfault, start, unreadable, is_over: RwLock::new(false) }
     }
 
-    /// A VM of this process: memory that cannot be had ends it.
+    /// A VM of this process. Unavailable memory ends it.
     pub(crate) fn of(faults: &Arc<Faults>) -> Self {
         let weak = Arc::downgrade(faults);
         let unreadable = move |range: Range<u64>, error: &Error| {
@@ -88,7 +89,7 @@ impl Served {
         Self::new(Arc::clone(faults.userfault()), faults.start(), Box::new(unreadable))
     }
 
-    /// Does something to the VM's memory, unless its service has ended.
+    /// Acts on the VM's memory, unless its service has ended.
     pub(crate) fn while_served(
         &self,
         act: impl FnOnce() -> rustix::io::Result<()>,
@@ -97,8 +98,7 @@ impl Served {
         if *is_over { Ok(()) } else { act() }
     }
 
-    /// Ends the service. Waits for what is being done to the VM's memory, which takes no longer than a call
-    /// of userfaultfd.
+    /// Ends the service. Waits for acts on the VM's memory, each of which is one call of userfaultfd.
     fn end(&self) {
         *self.is_over.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
@@ -110,13 +110,13 @@ impl fmt::Debug for Served {
     }
 }
 
-/// See the module. Dropped, the threads return.
+/// See the module. Dropping it ends the threads.
 #[derive(Debug)]
 pub struct Service {
     shared: Arc<Shared>,
     /// The base as VMs map it.
     base: Arc<File>,
-    /// The lists that are read ahead, or were.
+    /// Ranges that are read ahead, or were.
     ahead: Mutex<Vec<(Runs, Arc<Progress>)>>,
 }
 
@@ -127,14 +127,14 @@ struct Shared {
     stop: OwnedFd,
     served: Mutex<HashMap<u64, Arc<Served>>>,
     next: AtomicU64,
-    /// Chunks that are being fetched, at most one a thread, and the VMs that wait for them beside the one
-    /// they are fetched for.
+    /// Chunks being fetched, at most one per thread, and the VMs that wait for them besides the one that each
+    /// is fetched for.
     under_way: Mutex<Vec<(u64, Vec<Arc<Served>>)>>,
-    /// Faults that were read with others and that no thread has in hand yet, and what tells of them.
+    /// Faults read together with others that no thread handles yet, and the event that announces them.
     backlog: Mutex<VecDeque<(Arc<Served>, u64)>>,
     work: OwnedFd,
     threads: Mutex<Threads>,
-    /// Threads that wait for faults, or are about to.
+    /// Number of threads that wait for faults, or are about to.
     idle: AtomicUsize,
 }
 
@@ -153,18 +153,17 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Lists of memory that are read ahead at the same time, each on a thread.
+/// The most lists that are read ahead at the same time, each on a thread.
 const MOST_LISTS: usize = 8;
-/// What the events are known by that end the threads, and that tell of faults in the backlog; VMs have the
-/// numbers behind them.
+/// Numbers of the events that end the threads and that announce the backlog. VMs have larger numbers.
 const STOP: u64 = 0;
 const WORK: u64 = 1;
-/// Upper bound of the threads over one base: so many chunks are read at a time, and further faults wait. Each
-/// thread that has answered a fault keeps a chunk's buffer and a decoder until the service ends.
+/// Upper bound of the threads over one base, so also of chunks read at a time; further faults wait. Each
+/// thread that answered a fault keeps a chunk's buffer and a decoder until the service ends.
 const MOST_THREADS: usize = 32;
 
 impl Service {
-    /// Begins with an empty base for the VMs of this process. Nobody else can write to it.
+    /// Starts with an empty base for the VMs of this process, which alone can write to it.
     ///
     /// # Errors
     /// The host refuses memory, a userfaultfd or a thread.
@@ -172,7 +171,7 @@ impl Service {
         Self::sealed(source, None)
     }
 
-    /// The same, and `touched` is told of what is touched.
+    /// As [`Service::new`], and calls `touched` for each touched chunk.
     ///
     /// # Errors
     /// As [`Service::new`].
@@ -186,7 +185,7 @@ impl Service {
         Self::begin_with(filler, touched)
     }
 
-    /// Begins with a base that may hold something already.
+    /// Starts with a base that may already hold chunks.
     ///
     /// # Errors
     /// As [`Service::new`].
@@ -222,16 +221,16 @@ impl Service {
         Ok(service)
     }
 
-    /// What it fills.
+    /// The filler of the base.
     #[must_use]
     pub fn filler(&self) -> &Filler {
         &self.shared.filler
     }
 
-    /// Fills all that is not there yet, and seals the base: it can be given to anyone then.
+    /// Completes the base and seals it, so that any process may have it.
     ///
     /// # Errors
-    /// A chunk cannot be had. A base that cannot be sealed is complete all the same.
+    /// A chunk is unavailable; or the base cannot be sealed, though it is complete.
     pub fn complete_and_seal(&self) -> Result<()> {
         self.shared.filler.complete()?;
         if let Err(error) = self.shared.filler.seal() {
@@ -240,7 +239,7 @@ impl Service {
         Ok(())
     }
 
-    /// Begins to answer a VM's faults, and gives the number that it is known by.
+    /// Starts answering a VM's faults. Returns the VM's number.
     ///
     /// # Errors
     /// The host refuses.
@@ -253,33 +252,33 @@ impl Service {
             all.insert(number, Arc::new(served));
             all.len() == 1
         };
-        // One thread is told of a fault, and not all.
+        // Wakes one thread for a fault, not all.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(epoll, &*userfault, epoll::EventData::new_u64(number), flags).map_err(|errno| {
             lock(all).remove(&number);
             Error::host("answer a VM's page faults", errno)
         })?;
-        // The first thread may be in the middle of another VM's first fault.
+        // The first thread may be busy with another VM's first fault.
         if !is_first && lock(&self.shared.threads).running.len() == 1 {
             self.shared.begin_next();
         }
         Ok(number)
     }
 
-    /// Prepares for faults that wait at the same time: the first thread begins the second one, now and not
-    /// after the first fault's answer. Costs the caller one write to an eventfd.
+    /// Prepares for faults that wait at the same time: the first thread starts the second one now, and not
+    /// after the first fault's answer. The caller only writes to an eventfd.
     pub fn expect_several(&self) {
-        // Without a fault in the backlog the message only wakes a thread, which finds no other idle.
+        // Without a fault in the backlog, the event only wakes a thread, which finds no other idle.
         let _ = rustix::io::write(&self.shared.work, &1_u64.to_ne_bytes());
     }
 
-    /// Answers a VM's faults no more: when this returns, nothing is done to its memory.
+    /// Stops answering a VM's faults. Nothing changes its memory after this returns.
     pub fn remove(&self, number: u64) {
         let removed = lock(&self.shared.served).remove(&number);
         if let Some(served) = removed {
-            // In the kernel it would stay until the last descriptor of it is closed, wherever that is.
+            // The kernel would keep it until the last descriptor is closed, in whatever process.
             let _ = epoll::delete(&self.shared.epoll, &*served.userfault);
-            // A thread that has a fault of the VM's in hand answers it no more.
+            // A thread with one of the VM's faults drops it.
             served.end();
         }
     }
@@ -293,7 +292,7 @@ impl Drop for Service {
         threads.stops = true;
         let running = std::mem::take(&mut threads.running);
         drop(threads);
-        // The last VM may have gone while one of them told it of its end.
+        // A thread may drop the last VM while it reports that VM's end.
         for thread in running.into_iter().filter(|thread| thread.thread().id() != thread::current().id()) {
             let _ = thread.join();
         }
@@ -330,15 +329,14 @@ impl Paging for Service {
         self.shared.filler.complete()
     }
 
-    /// Once for all VMs that name the same, and beside what others name: diffs over one base have lists of
-    /// their own.
+    /// Reads a list ahead once for all VMs that name it. Diffs over one base have lists of their own.
     fn prefetch(&self, runs: &Runs) -> Result<()> {
         let mut ahead = lock(&self.ahead);
         if ahead.iter().any(|(known, _)| known == runs) {
             return Ok(());
         }
         if ahead.len() >= MOST_LISTS {
-            // A list that is over may be named again, and is read fast then.
+            // A finished list may be named again, and is read quickly then.
             let over = ahead.iter().position(|(_, progress)| progress.now().is_over).ok_or_else(|| {
                 let why = std::io::Error::other(format!("{MOST_LISTS} lists are being read already"));
                 Error::host("read memory ahead", why)
@@ -372,14 +370,14 @@ impl Paging for Service {
 }
 
 impl Shared {
-    /// Begins another thread, if there are not enough.
+    /// Starts another thread, up to the limit.
     fn begin_thread(self: &Arc<Self>) -> Result<()> {
         let mut threads = lock(&self.threads);
         if threads.stops || threads.running.len() >= MOST_THREADS {
             return Ok(());
         }
         let (shared, is_first) = (Arc::clone(self), threads.running.is_empty());
-        // Counted before it runs: a second fault begins no other in its place.
+        // Counted before it runs, so that a second fault does not start another.
         self.idle.fetch_add(1, Ordering::Relaxed);
         let thread = threads::spawn("pager", move || shared.run(is_first)).inspect_err(|_| {
             self.idle.fetch_sub(1, Ordering::Relaxed);
@@ -388,18 +386,18 @@ impl Shared {
         Ok(())
     }
 
-    /// The same where faults are only slower without it.
+    /// As `begin_thread`, if faults are only slower without the thread.
     fn begin_next(self: &Arc<Self>) {
         if let Err(error) = self.begin_thread() {
             log::debug!("no other thread answers page faults: {}", report(&error));
         }
     }
 
-    /// The first thread, or another.
+    /// The body of the first thread, and of others.
     fn run(self: &Arc<Self>, is_first: bool) {
         let _told = ToldOfPanic(self);
         let mut hands = None;
-        // One at a time: others may take what else there is.
+        // One event at a time, so other threads take the others.
         let mut events = Vec::with_capacity(1);
         loop {
             events.clear();
@@ -415,9 +413,9 @@ impl Shared {
                 if number == STOP {
                     return;
                 }
-                // The next fault may come while this thread reads from a disk.
+                // The next fault may come while this thread reads from disk.
                 let is_alone = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
-                // Beside a second thread the first fault may be one more, behind a cold read.
+                // With a second thread running, the first fault may be another one behind a cold read.
                 let is_only = || lock(&self.threads).running.len() == 1;
                 let answers_first = is_alone && is_first && hands.is_none() && number != WORK && is_only();
                 if is_alone && !answers_first {
@@ -449,11 +447,11 @@ impl Shared {
         }
     }
 
-    /// A userfaultfd that cannot be read would be reported as ready again and again.
+    /// Removes a userfaultfd that cannot be read, which would be reported as ready again and again.
     fn give_up(&self, number: u64, served: &Served, errno: Errno) {
         let _ = epoll::delete(&self.epoll, &*served.userfault);
-        // Before it is forgotten: a VM that is removed and not known any more unmaps its memory at once, and
-        // another thread may have one of its faults in hand.
+        // Ends the service before forgetting the VM: a removed VM unmaps its memory at once, and another
+        // thread may have one of its faults.
         served.end();
         lock(&self.served).remove(&number);
         let error = Error::host("read a VM's page faults", errno);
@@ -462,19 +460,19 @@ impl Shared {
 
     fn answer(&self, served: &Arc<Served>, hands: &mut Hands<'_>) -> rustix::io::Result<()> {
         let (len, chunk_len) = (self.filler.len(), self.filler.chunk_len());
-        // Most of the time there is one.
+        // There is mostly one.
         let (mut first, mut others) = (None, Vec::new());
         let each = |address: u64| match address.checked_sub(served.start) {
             Some(offset) if offset < len => {
                 let chunk = offset / chunk_len;
-                // Of one chunk there may be many.
+                // Many may be for one chunk.
                 if *first.get_or_insert(chunk) != chunk && others.last() != Some(&chunk) {
                     others.push(chunk);
                 }
             }
             _ => log::error!("a page fault at {address:#x}, which is not guest memory"),
         };
-        // All there are: of those that are left nobody is told again.
+        // Takes all, because the rest is not announced again.
         served.userfault.read_all(each)?;
         if !others.is_empty() {
             lock(&self.backlog).extend(others.iter().map(|chunk| (Arc::clone(served), *chunk)));
@@ -484,7 +482,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Puts a chunk in place, and wakes whoever waits for it by then.
+    /// Puts a chunk in place, and wakes all faults that wait for it by then.
     fn bring(&self, served: &Arc<Served>, chunk: u64, hands: &mut Hands<'_>) {
         if let Some(touched) = &self.touched {
             touched(self.filler.range(chunk).start);
@@ -509,7 +507,7 @@ impl Shared {
         let wake = || served.userfault.wake(served.start + range.start, range.end - range.start);
         match what {
             Ok(what) => match self.lay(served, &range, *what) {
-                // A process that is gone waits for nothing.
+                // A process that is gone has no waiting fault.
                 Ok(()) => drop(served.while_served(wake)),
                 Err(error) => (served.unreadable)(range, &error),
             },
@@ -517,7 +515,7 @@ impl Shared {
         }
     }
 
-    /// Has a chunk in place without a fault.
+    /// Fetches a chunk without a fault.
     fn put(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) -> Result<()> {
         let range = self.filler.range(chunk);
         if let Some(touched) = &self.touched {
@@ -527,7 +525,7 @@ impl Shared {
         self.lay(served, &range, what)
     }
 
-    /// What is zero is no part of the base, and each VM's own.
+    /// Zero chunks are not in the base: each VM maps its own zero pages.
     fn lay(&self, served: &Served, range: &Range<u64>, what: Chunk) -> Result<()> {
         if what == Chunk::Bytes {
             return Ok(());
@@ -538,7 +536,7 @@ impl Shared {
     }
 }
 
-/// Faults that nobody would answer any more end the VMs that wait in them.
+/// Ends the VMs whose faults a thread that panicked would have answered.
 struct ToldOfPanic<'s>(&'s Shared);
 
 impl Drop for ToldOfPanic<'_> {
@@ -552,11 +550,11 @@ impl Drop for ToldOfPanic<'_> {
     }
 }
 
-/// Pages of zeros in a VM's own memory, which take none.
+/// Maps zero pages into a VM's memory, which allocates none.
 pub(crate) fn zero(served: &Served, range: &Range<u64>) -> rustix::io::Result<()> {
     let at = |offset| served.start + offset;
     match served.userfault.zero(at(range.start), range.end - range.start) {
-        // A part of it has something else mapped over it.
+        // Another file is mapped over a part of it.
         Err(Errno::NOENT) => range.clone().step_by(PAGE as usize).try_for_each(|page| {
             match served.userfault.zero(at(page), PAGE) {
                 Err(Errno::NOENT) => Ok(()),

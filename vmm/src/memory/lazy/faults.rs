@@ -1,13 +1,14 @@
-//! The page faults of one VM's memory: answered by whoever fills its base, and refused once that has failed.
+//! The page faults of one VM's memory: answered by the service that fills its base, and refused after a
+//! failure.
 //!
 //! ```text
 //!   Answered ── fail() ──> Failed     the owner is told first, so that the VM ends for that reason; then each fault that
 //!                                     cannot be answered is refused: who waits in it goes on without ever having seen a byte
 //! ```
 //!
-//! A vCPU whose fault is refused comes out of `KVM_RUN` with EFAULT. A system call has EFAULT for an answer.
-//! Devices ask [`super::presence`] first. A thread of this process that reads or writes the page itself gets
-//! SIGSEGV (SIGBUS where the page is poisoned): there is no other answer that is not wrong content.
+//! A vCPU whose fault is refused leaves `KVM_RUN` with EFAULT, and a system call returns EFAULT. Devices
+//! check [`super::presence`] first. A thread of this process that accesses the page itself gets SIGSEGV, or
+//! SIGBUS if the page is poisoned: any other answer would be wrong content.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -28,93 +29,96 @@ use crate::memory::range::AddressRange;
 use crate::sync::lock;
 use crate::threads;
 
-/// Fills a base, as the VMs over it know it: threads of this process ([`super::fault_service`]), or a pager process.
+/// The service that fills a base, as VMs see it: threads of this process ([`super::fault_service`]), or a
+/// pager process.
 pub trait Paging: fmt::Debug + Send + Sync {
-    /// The base: a hole in it is a page that is zero, or not there yet. As long as memory.
+    /// The base, of guest memory's length. A hole in it is a zero page, or a missing one.
     fn base(&self) -> Arc<File>;
 
-    /// Begins to answer a VM's page faults. Its memory is registered. Gives what [`Paging::end`] knows it by.
+    /// Starts answering the page faults of a VM, whose memory is registered. Returns the number for
+    /// [`Paging::end`].
     ///
     /// # Errors
-    /// Nobody can.
+    /// The service cannot.
     fn begin(&self, faults: &Arc<Faults>) -> Result<u64>;
 
-    /// Ends the service of a VM. Its memory lies in `range`, which nobody accesses any more. It is dropped,
-    /// and so unmapped, once no late answer to a page fault can change what is mapped there next.
+    /// Ends the service of a VM. Its memory lies in `range`, which nothing accesses any more. `range` is
+    /// dropped, and so unmapped, once no late answer to a page fault can change memory that is mapped there
+    /// next.
     fn end(&self, number: u64, range: AddressRange);
 
-    /// Fetches what is in a range of a VM's memory and not there yet, on this thread: afterwards it is
-    /// touched without a message. Says whether that can be done here.
+    /// Fetches the missing pages of a range of a VM's memory on this thread, so that touching them sends no
+    /// message. Returns whether this process can do that.
     ///
     /// # Errors
-    /// A chunk cannot be had.
+    /// A chunk is unavailable.
     fn bring(&self, number: u64, range: Range<u64>) -> Result<bool> {
         let (_, _) = (number, range);
         Ok(false)
     }
 
-    /// Prepares for several faults at the same time, before a VM with more than one vCPU runs. A pager process
-    /// prepares by itself.
+    /// Prepares for several faults at the same time, before a VM with more than one vCPU runs. A pager
+    /// process prepares by itself.
     fn expect_several(&self) {}
 
-    /// Fills all that is not there yet: from then on a hole is a page of zeros.
+    /// Completes the base: from then on a hole is a page of zeros.
     ///
     /// # Errors
-    /// A chunk cannot be had.
+    /// A chunk is unavailable.
     fn complete(&self) -> Result<()>;
 
-    /// Begins to fetch what is in these ranges and not there yet, in their order. Returns at once; a chunk that cannot be had then is left
-    /// for whoever touches it.
+    /// Starts fetching the missing pages of these ranges, in their order, and returns at once. A chunk that
+    /// is unavailable then is left to the fault that touches it.
     ///
     /// # Errors
-    /// Nobody can.
+    /// The service cannot.
     fn prefetch(&self, runs: &Runs) -> Result<()>;
 
-    /// What has been fetched for all VMs over the base, and how far reading ahead is of the list that this
-    /// VM has named. None where whoever does it does not say.
+    /// Chunks fetched for all VMs over the base, and the progress of this VM's list. Absent if the service
+    /// does not tell.
     fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched>;
 }
 
-/// Chunks that are in a base.
+/// Chunks in a base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
     /// Bytes of a chunk.
     pub chunk_len: u64,
-    /// How many were fetched because somebody waited for them.
+    /// Number of chunks for which a fault waited.
     pub touched: u64,
-    /// Where those are that were fetched before.
+    /// Offsets of the chunks that were read ahead.
     pub ahead: Vec<Range<u64>>,
-    /// How far reading ahead of the VM's list is, once it has begun.
+    /// Progress of the VM's list, once reading it ahead has begun.
     pub prefetch: Option<Reading>,
 }
 
-/// Between two looks at who still waits.
+/// Time between two checks for threads that still wait.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The reason why memory of a VM of this process cannot be read: of the first one.
+/// Why memory of a VM of this process is unreadable: the first reason.
 static UNREADABLE: OnceLock<String> = OnceLock::new();
 
-/// Why guest memory cannot be read, if some of it in this process cannot. Async-signal-safe: for a handler of SIGSEGV and SIGBUS,
-/// which a thread gets that reads memory which is not to be had.
+/// Why guest memory is unreadable, if some of it in this process is. Async-signal-safe, for a handler of
+/// SIGSEGV and SIGBUS, which a thread gets that reads unavailable memory.
 #[must_use]
 pub fn unreadable_memory() -> Option<&'static str> {
     UNREADABLE.get().map(String::as_str)
 }
 
-/// How a page is made such that nobody reads it.
+/// The way to make a page unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No access to it: any kernel can. Who is in the kernel has EFAULT.
+    /// Removes access, on any kernel. The kernel's own accesses get EFAULT.
     NoAccess,
-    /// Poison (Linux 6.6). KVM takes it for broken hardware, and sends the vCPU's thread SIGBUS instead of an answer: only where a
-    /// mapping cannot be split any more.
+    /// Poisons it (Linux 6.6). KVM takes it for broken hardware and sends the vCPU's thread SIGBUS, so this
+    /// is used only if a mapping cannot be split.
     #[cfg_attr(not(test), expect(dead_code, reason = "the second choice"))]
     Poison,
 }
 
 type Tell = Box<dyn FnOnce(String) + Send>;
 
-/// See the module. The memory is mapped for as long as there is this, or a little less.
+/// See the module. The memory stays mapped as long as this lives, or slightly less.
 pub struct Faults {
     userfault: Arc<Userfault>,
     start: u64,
@@ -124,7 +128,7 @@ pub struct Faults {
     there: Arc<There>,
     paging: Arc<dyn Paging>,
     number: OnceLock<u64>,
-    /// Held while the mapping is changed.
+    /// Locked while the mapping is changed.
     is_mapped: Mutex<bool>,
 }
 
@@ -141,7 +145,8 @@ impl fmt::Debug for Faults {
 }
 
 impl Faults {
-    /// Has the faults of `len` bytes at `start`, where the base of `paging` is mapped, answered. Nobody has touched that memory yet.
+    /// Starts answering the faults of `len` bytes at `start`, where the base of `paging` is mapped. Nothing
+    /// has touched that memory yet.
     ///
     /// # Errors
     /// The host refuses.
@@ -165,37 +170,37 @@ impl Faults {
         Ok(faults)
     }
 
-    /// Where they come from. This process keeps it open for as long as the memory is mapped: were the last descriptor closed,
-    /// the kernel would make pages of zeros of all that is missing.
+    /// The userfaultfd. This process keeps it open as long as the memory is mapped: closing the last
+    /// descriptor would turn all missing pages into pages of zeros.
     #[must_use]
     pub fn userfault(&self) -> &Arc<Userfault> {
         &self.userfault
     }
 
-    /// Where the memory lies in this process.
+    /// Address of the memory in this process.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Bytes of it.
+    /// Length of the memory in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// The pages that are known to be there.
+    /// The pages known to be present.
     pub(crate) fn there(&self) -> &Arc<There> {
         &self.there
     }
 
-    /// Whether somebody waits for a page and no thread has read that yet.
+    /// Whether a fault waits that no thread has read yet.
     #[must_use]
     pub fn is_waited_for(&self) -> bool {
         self.userfault.has_faults()
     }
 
-    /// Has faults come again that were read and are not answered yet.
+    /// Makes faults that were read and not answered come again.
     pub fn ask_again(&self) {
         let is_mapped = lock(&self.is_mapped);
         if *is_mapped {
@@ -203,30 +208,29 @@ impl Faults {
         }
     }
 
-    /// Who answers them.
+    /// The service that answers them.
     #[must_use]
     pub fn paging(&self) -> &Arc<dyn Paging> {
         &self.paging
     }
 
-    /// Fetches all that is not in the base yet. From then on a hole in that is a page of zeros.
+    /// Completes the base. From then on a hole in it is a page of zeros.
     ///
     /// # Errors
-    /// A chunk cannot be had. The VM goes on.
+    /// A chunk is unavailable. The VM runs on.
     pub fn complete(&self) -> Result<()> {
         self.paging.complete()
     }
 
-    /// Fetches a range of memory on this thread, if whoever answers the faults is this process: says whether
-    /// it is.
+    /// Fetches a range of memory on this thread, if this process answers the faults. Returns whether it does.
     ///
     /// # Errors
-    /// Some of it cannot be had.
+    /// A part is unavailable.
     pub fn bring(&self, range: Range<u64>) -> Result<bool> {
         self.number.get().map_or(Ok(false), |number| self.paging.bring(*number, range))
     }
 
-    /// Says whom to tell when memory cannot be had, once: at once if that has happened.
+    /// Sets the act for unavailable memory, which runs once; at once if memory is unavailable already.
     pub fn when_unreadable(&self, tell: impl FnOnce(String) + Send + 'static) {
         let mut failure = lock(&self.failure);
         match failure.why.clone() {
@@ -238,7 +242,7 @@ impl Faults {
         }
     }
 
-    /// Some of the memory cannot be had. The first reason counts.
+    /// Records that memory is unavailable. The first reason counts.
     pub fn fail(&self, why: &str) {
         let mut failure = lock(&self.failure);
         if failure.why.is_some() {
@@ -254,21 +258,21 @@ impl Faults {
         }
     }
 
-    /// Why it has failed, if it has.
+    /// The reason of the failure, if there was one.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         lock(&self.failure).why.clone()
     }
 
-    /// Whether it has failed.
+    /// Whether memory is unavailable.
     #[cfg(test)]
     pub(crate) fn has_failed(&self) -> bool {
         lock(&self.failure).why.is_some()
     }
 
-    /// Makes a range such that nobody can read it, but for what a device may have in hand: pages that are known
-    /// to be there stay, and those that the guest gave back become zero. Lets those go that wait for it. The VM
-    /// must have been told.
+    /// Refuses a range: makes it unreadable, except pages that a device may be using. Pages known to be
+    /// present stay, and those that the guest returned become zero. Wakes the faults that wait for it. The VM
+    /// is told before.
     pub fn refuse(&self, range: Range<u64>) {
         let (from, to) = (range.start.min(self.len), range.end.min(self.len));
         let (start, len) = (self.start + from, to.saturating_sub(from));
@@ -278,14 +282,14 @@ impl Faults {
         }
         let no_access = |Range { start, end }: Range<u64>| {
             let at = (self.start + start) as *mut std::ffi::c_void;
-            // SAFETY: it is guest memory, still mapped, which nobody has Rust references to. Who accesses it gets a signal, which is
-            // what is wanted: the content cannot be had.
+            // SAFETY: the range is mapped guest memory, into which no Rust reference points. A thread that
+            // accesses it gets a signal, as intended: the content is unavailable.
             unsafe { rustix::mm::mprotect(at, (end - start) as usize, MprotectFlags::empty()) }
         };
         let pages = from / PAGE * PAGE..to;
         for run in runs(pages.clone(), |page| self.there.is_given_back(page)) {
             for page in run.step_by(PAGE as usize) {
-                // It fails where another file is mapped, whose pages are there.
+                // It fails if another file is mapped there, whose pages are present.
                 let _ = self.userfault.zero(self.start + page, PAGE);
             }
         }
@@ -293,20 +297,20 @@ impl Faults {
         let all_but_spared = || runs(pages.clone(), is_refused).try_for_each(no_access);
         let poison = || self.userfault.poison(start, len);
         let refused = match self.refusal {
-            // The last makes fewer mappings, if that is what is short.
+            // The last resort needs fewer mappings, in case these are short.
             Refusal::NoAccess => all_but_spared().or_else(|_| poison()).or_else(|_| no_access(from..to)),
             Refusal::Poison => poison().or_else(|_| all_but_spared()),
         };
         if let Err(errno) = refused {
-            // Who waits goes on waiting, which harms nobody's data.
+            // The faults go on waiting, which harms no data.
             log::error!("cannot take guest memory away: {errno}");
             return;
         }
         let _ = self.userfault.wake(start, len);
     }
 
-    /// Ends the service of the memory in `range`, which is unmapped once nothing can be done to it any more.
-    /// Nobody accesses it.
+    /// Ends the service of the memory in `range`, which is unmapped once no answer can change it. Nothing
+    /// accesses it.
     pub(crate) fn end(&self, range: AddressRange) {
         *lock(&self.is_mapped) = false;
         if let Some(number) = self.number.get() {
@@ -314,17 +318,19 @@ impl Faults {
         }
     }
 
-    /// Lets all go that wait for memory now, however it is filled. To be called again and again: who is woken comes back.
+    /// Wakes all threads that wait for memory now, in whatever way it is filled. Must be repeated: woken
+    /// threads fault again.
     pub fn let_go(&self, why: &str) {
         self.fail(why);
-        // Who filled it may have read faults, and have answered none of them: they are told anew.
+        // The service may have read faults without answering them, so they are announced anew.
         let _ = self.userfault.wake(self.start, self.len);
         let within = |address: u64| address.checked_sub(self.start).filter(|offset| *offset < self.len);
         let refuse = |address| within(address).into_iter().for_each(|page| self.refuse(page..page + PAGE));
         while self.userfault.read(refuse).is_ok_and(|count| count > 0) {}
     }
 
-    /// Waits for so long, unless what is given is dropped before; then lets all go that wait for memory, until it is dropped.
+    /// Waits for `patience`, then wakes all threads that wait for memory, again and again. Dropping the
+    /// result ends this.
     ///
     /// # Errors
     /// The host gives no thread.
@@ -352,7 +358,7 @@ impl Faults {
     }
 }
 
-/// The runs of those pages in a range of whole pages that `is_one` says are.
+/// Runs of the pages in a range for which `is_one` returns true.
 fn runs(range: Range<u64>, is_one: impl Fn(u64) -> bool) -> impl Iterator<Item = Range<u64>> {
     let mut pages = range.step_by(PAGE as usize).filter(move |page| is_one(*page)).peekable();
     std::iter::from_fn(move || {
@@ -365,7 +371,7 @@ fn runs(range: Range<u64>, is_one: impl Fn(u64) -> bool) -> impl Iterator<Item =
     })
 }
 
-/// What somebody does who may not wait for memory for ever; over when dropped.
+/// An act that must not wait for memory without limit. Dropping it ends the limit.
 #[derive(Debug)]
 pub struct LetGo {
     over: Arc<(Mutex<bool>, Condvar)>,

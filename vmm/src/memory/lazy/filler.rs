@@ -1,8 +1,8 @@
-//! Fills one memfd, chunk by chunk, from a [`PageSource`]: the base of all VMs that are restored from one snapshot.
+//! Fills one memfd, chunk by chunk, from a [`PageSource`]: the base of all VMs restored from one snapshot.
 //!
-//! A page gets into the memfd whole and at once, or not at all: by `UFFDIO_COPY` into a shared mapping of it that is registered with a
-//! userfaultfd of its own. Nothing ever writes to that mapping or to the file in another way: a store, or a `pwrite` that is cut
-//! short, would publish a page of zeros before its content. A chunk that is zero stays a hole for good.
+//! A page enters the memfd atomically: by `UFFDIO_COPY` into a shared mapping registered with a userfaultfd
+//! of its own. Nothing writes to that mapping or to the file in another way: a store, or a `pwrite` that is
+//! cut short, would publish a page of zeros before its content. A zero chunk stays a hole for good.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -33,29 +33,29 @@ pub struct Filler {
     source: Box<dyn PageSource>,
     memfd: File,
     len: u64,
-    /// Whether another process that has the memfd can punch holes in it.
+    /// Whether another process with the memfd can punch holes in it.
     can_lose_pages: bool,
-    /// Looks for the pages of a chunk in the file. None until the first look.
+    /// Finds the pages of a chunk in the file. Made at the first use.
     residence: OnceLock<Residence>,
-    /// None once all is there: then nobody writes to the file any more.
+    /// Absent once the base is complete and never written again.
     window: RwLock<Option<Window>>,
-    /// A bit a chunk: those known to be in the memfd, whole. What is not known is looked for there.
+    /// A bit for each chunk known to be complete in the memfd. Other chunks are looked for in the file.
     filled: Box<[AtomicU64]>,
-    /// Those of them that were fetched ahead.
+    /// The chunks that were read ahead.
     ahead: Box<[AtomicU64]>,
     touched: AtomicU64,
     decoded: AtomicU64,
     patience: Patience,
 }
 
-/// Why chunks are fetched.
+/// Reason for fetching a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Somebody waits for them.
+    /// A fault waits for it.
     Touched,
-    /// Somebody is likely to want them.
+    /// A VM will probably touch it.
     Ahead,
-    /// All are wanted.
+    /// The whole base is completed.
     All,
 }
 
@@ -63,7 +63,7 @@ fn lock_read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The shared mapping, and what its missing pages are filled through.
+/// The shared mapping, with the userfaultfd that fills its missing pages.
 #[derive(Debug)]
 pub(crate) struct Window {
     start: *mut u8,
@@ -71,7 +71,7 @@ pub(crate) struct Window {
     userfault: Userfault,
 }
 
-// SAFETY: nobody reads from or writes to the mapping; its address goes to the kernel.
+// SAFETY: no thread reads from or writes to the mapping; only the kernel gets its address.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
@@ -87,7 +87,7 @@ impl Window {
             .map_err(refused)?;
         let window = Self { start: start.cast(), len, userfault };
         for advice in [Advice::LinuxDontFork, Advice::LinuxDontDump] {
-            // SAFETY: what children and core dumps get changes nothing here.
+            // SAFETY: this advice affects only forked processes and core dumps.
             unsafe { rustix::mm::madvise(start, len as usize, advice) }.map_err(refused)?;
         }
         crate::memory::files::memfd::never_huge(window.start, len);
@@ -95,7 +95,7 @@ impl Window {
         Ok(window)
     }
 
-    /// Puts whole pages into the file at an offset, but for those that are there already. Wakes nobody.
+    /// Puts whole pages into the file at an offset, except present ones. Wakes nothing.
     pub(crate) fn put(&self, offset: u64, bytes: &[u8]) -> rustix::io::Result<()> {
         self.userfault.copy(self.start as u64 + offset, bytes)
     }
@@ -103,16 +103,18 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this object's, and nothing points into it. Before its userfaultfd goes, which is dropped next.
+        // SAFETY: the mapping belongs to this object, and nothing points into it. It goes before its
+        // userfaultfd, which is dropped next.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len as usize) };
     }
 }
 
-/// What a thread that fills works with.
+/// A thread's reader and buffer.
 pub struct Hands<'f> {
     why: Why,
     reader: Box<dyn ChunkReader + 'f>,
-    /// A chunk, with room to begin at a page: the kernel copies whole pages that way three times as fast.
+    /// Buffer for a chunk, with space to align it to a page: the kernel copies aligned pages three times as
+    /// fast.
     bytes: Vec<u8>,
 }
 
@@ -123,13 +125,13 @@ impl Hands<'_> {
 }
 
 impl Filler {
-    /// Fills `memfd`, which is as long as the source's memory, and may have some of it already.
+    /// Makes a filler of `memfd`, which is as long as the source's memory and may already hold chunks.
     ///
     /// # Errors
     /// The host refuses a mapping or a userfaultfd.
     pub fn new(memfd: File, source: Box<dyn PageSource>) -> Result<Self> {
         let len = source.memory_len();
-        // One that was sealed has all.
+        // A sealed memfd is complete.
         let is_sealed = fcntl_get_seals(&memfd).is_ok_and(|seals| seals.contains(SealFlags::WRITE));
         let window = if is_sealed { None } else { Some(Window::over(&memfd, len)?) };
         let window = RwLock::new(window);
@@ -152,8 +154,8 @@ impl Filler {
         })
     }
 
-    /// Seals the memfd against every writer but this filler, which has it mapped already. The kernel
-    /// refuses to punch holes then, so a chunk that was filled stays whole.
+    /// Seals the memfd against every writer but this filler, which has it mapped. The kernel then refuses to
+    /// punch holes, so a filled chunk stays complete.
     ///
     /// # Errors
     /// The memfd refuses seals.
@@ -165,13 +167,13 @@ impl Filler {
         Ok(())
     }
 
-    /// The file that is filled.
+    /// The memfd.
     #[must_use]
     pub fn memfd(&self) -> &File {
         &self.memfd
     }
 
-    /// Bytes in all.
+    /// Length of the memory in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
@@ -183,19 +185,19 @@ impl Filler {
         self.source.chunk_len()
     }
 
-    /// How many chunks have been read and put into the memfd.
+    /// Number of chunks read and put into the memfd.
     #[must_use]
     pub fn decoded(&self) -> u64 {
         self.decoded.load(Ordering::Relaxed)
     }
 
-    /// How many of them because somebody waited for them.
+    /// Number of chunks for which a fault waited.
     #[must_use]
     pub fn touched(&self) -> u64 {
         self.touched.load(Ordering::Relaxed)
     }
 
-    /// Where the chunks are that were fetched ahead, in order.
+    /// Offsets of the chunks that were read ahead, in ascending order.
     pub fn ahead(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let words = (0..).zip(&self.ahead);
         let chunks = words.flat_map(|(word, bits)| {
@@ -205,22 +207,23 @@ impl Filler {
         chunks.map(|chunk| self.range(chunk))
     }
 
-    /// What a thread needs to fill.
+    /// A thread's tools for filling.
     #[must_use]
     pub fn hands(&self, why: Why) -> Hands<'_> {
         Hands::new(why, self.source.reader(), self.chunk_len())
     }
 
-    /// Where a chunk lies in memory.
+    /// Memory range of a chunk.
     #[must_use]
     pub fn range(&self, chunk: u64) -> Range<u64> {
         chunk * self.chunk_len()..((chunk + 1) * self.chunk_len()).min(self.len())
     }
 
-    /// Sees to it that a chunk is in the memfd, unless it is zero.
+    /// Puts a chunk into the memfd, unless it is zero or present.
     ///
     /// # Errors
-    /// It cannot be read or is not what it should be, or the host has no memory for it: it is not in the memfd then, or not all of it.
+    /// The chunk cannot be read, fails verification, or the host has no memory for it. The memfd then lacks
+    /// it, or a part of it.
     pub fn fill(&self, chunk: u64, hands: &mut Hands<'_>) -> Result<Chunk> {
         let (word, bit) = (&self.filled[(chunk / 64) as usize], 1 << (chunk % 64));
         let Range { start, end } = self.range(chunk);
@@ -238,11 +241,12 @@ impl Filler {
         if hands.reader.read(chunk, bytes)? == Chunk::Zero {
             return Ok(Chunk::Zero);
         }
-        // Sealed meanwhile, it has the chunk.
+        // The memfd was sealed meanwhile, so it has the chunk.
         let put = || lock_read(&self.window).as_ref().map_or(Ok(()), |window| window.put(start, bytes));
         self.patiently(hands.why, put)
             .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
-        // Another may have fetched it at the same time: each of its pages is there once, whosesoever it is, and so it counts once.
+        // Another thread may have fetched the chunk at the same time. Each of its pages is there once, so it
+        // counts once.
         if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
             self.decoded.fetch_add(1, Ordering::Relaxed);
             match hands.why {
@@ -254,20 +258,20 @@ impl Filler {
         Ok(Chunk::Bytes)
     }
 
-    /// Whether a chunk that was filled is whole. A VM that has the memfd too may have punched a hole in it:
-    /// the chunk is filled again then, for a fault that finds a hole comes again and again. A device's
-    /// first touch of a page comes here too, so a base of this process alone costs no look.
+    /// Whether a filled chunk is still complete. A VM with the memfd may have punched a hole in it; the chunk
+    /// is then filled again, because a fault on a hole repeats without end. A device's first touch of a page
+    /// comes here too, so a base of this process alone skips the check.
     fn is_whole(&self, chunk: Range<u64>, hands: &mut Hands<'_>) -> Result<bool> {
         if self.can_lose_pages { self.has_all(&chunk, hands) } else { Ok(true) }
     }
 
-    /// Says what a chunk is in a base that is complete. A chunk with a hole is zero, even if some of its
-    /// pages are there: a fork that reads a hole publishes a page of zeros.
+    /// Kind of a chunk in a complete base. A chunk with a hole is zero, even if some of its pages are
+    /// present: a fork that reads a hole publishes a page of zeros.
     fn in_whole(&self, chunk: Range<u64>, hands: &mut Hands<'_>) -> Result<Chunk> {
         Ok(if self.has_all(&chunk, hands)? { Chunk::Bytes } else { Chunk::Zero })
     }
 
-    /// Whether the memfd has every page of a chunk. Overwrites the bytes in `hands`.
+    /// Whether the memfd has every page of a chunk. Overwrites the buffer in `hands`.
     fn has_all(&self, chunk: &Range<u64>, hands: &mut Hands<'_>) -> Result<bool> {
         let failed = |errno| Error::host("look for a chunk in guest memory", errno);
         let residence = match self.residence.get() {
@@ -280,16 +284,17 @@ impl Filler {
         residence.has_all(&self.memfd, chunk, &mut hands.bytes).map_err(failed)
     }
 
-    /// Seals the file against everyone, once [`Filler::complete`] is done: VMs that trust no other can have it then.
+    /// Seals the memfd against all writers, after [`Filler::complete`]: mutually distrusting VMs may have it
+    /// then.
     ///
     /// # Errors
-    /// Somebody else has it mapped to write to it.
+    /// Another process maps it writable.
     pub fn seal(&self) -> io::Result<()> {
         drop(self.window.write().unwrap_or_else(PoisonError::into_inner).take());
         seal(&self.memfd)
     }
 
-    /// Waits for memory that the host lacks, as [`Patience::retry`] does. Reading ahead does not wait.
+    /// Waits for memory that the host lacks, as [`Patience::retry`]. Reading ahead does not wait.
     pub(crate) fn patiently(
         &self,
         why: Why,
@@ -301,8 +306,8 @@ impl Filler {
         }
     }
 
-    /// Fills all that is not there yet, on all cores. Afterwards a hole in the memfd is a page of zeros, and the memfd as good a base as
-    /// any. Chunks are looked for in the file itself: a filler before this one may have filled it.
+    /// Completes the memfd on all cores: afterwards a hole is a page of zeros, and the memfd is an ordinary
+    /// base. Looks for chunks in the file itself, because another filler may have put some there.
     ///
     /// # Errors
     /// As [`Filler::fill`], of the first chunk that fails.

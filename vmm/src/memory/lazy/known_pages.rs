@@ -1,4 +1,4 @@
-//! The pages of a VM that are known to be there.
+//! The pages of a VM that are known to be present.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -6,31 +6,31 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::memory::PAGE;
 
-/// The pages that a refusal spares, and whether some cannot be had.
+/// The pages that a refusal spares, and whether memory is unavailable.
 ///
-/// A device notes pages before it looks whether the VM has failed; a refusal comes after the failure, and
-/// looks for noted pages then. So no device touches a page that is refused. A page that is dropped is
-/// forgotten after it is gone; a device that fetched it before and notes it after sees another `given`. One
-/// that a device holds meanwhile may be missing when it is touched: a refusal makes it a page of zeros.
+/// A device records pages before it checks for a failure, and a refusal comes after the failure and then
+/// reads the record. Thus no device touches a refused page. A dropped page is forgotten after it is gone; a
+/// device that fetched it before and records it after sees another `given`. A page that a device uses
+/// meanwhile may be missing when it is touched: a refusal makes it a page of zeros.
 #[derive(Debug)]
 pub(crate) struct There {
-    /// Those that are known to be there.
+    /// Pages known to be present.
     pub(super) known: Bits,
-    /// Those that the guest gave back since the last rewind, whose content is undefined unless they are known
+    /// Pages that the guest returned since the last rewind. Their content is undefined unless they are known
     /// again.
     pub(super) given_back: Bits,
     pub(super) has_failed: AtomicBool,
-    /// How many times pages were dropped.
+    /// Number of times that pages were dropped.
     pub(super) given: AtomicU64,
 }
 
-/// A bit a page.
+/// A bit for each page.
 #[derive(Debug)]
 pub(super) struct Bits(Box<[AtomicU64]>);
 
 impl Bits {
-    /// None set, for `len` bytes of memory. What is never set takes no memory: a forged snapshot may claim tens of
-    /// TiB, and a bit a page of those is GiBs.
+    /// An empty set for `len` bytes of memory. Unset parts take no memory: a forged snapshot may claim tens
+    /// of TiB, whose bits would take GiBs.
     pub(super) fn new(len: u64) -> Self {
         let zeros = Box::<[AtomicU64]>::new_zeroed_slice(len.div_ceil(PAGE * 64) as usize);
         // SAFETY: bytes of zeros are an AtomicU64.
@@ -63,13 +63,13 @@ impl Bits {
 }
 
 impl There {
-    /// Covers `len` bytes of memory, with no page known to be there.
+    /// Covers `len` bytes of memory, with no page known.
     pub fn new(len: u64) -> Self {
         let (known, given_back) = (Bits::new(len), Bits::new(len));
         Self { known, given_back, has_failed: AtomicBool::new(false), given: AtomicU64::new(0) }
     }
 
-    /// Some memory cannot be had. Called before it is refused.
+    /// Records that memory is unavailable, before it is refused.
     pub fn fail(&self) {
         self.has_failed.store(true, Ordering::SeqCst);
     }
@@ -82,7 +82,7 @@ impl There {
         self.known.has(offset)
     }
 
-    /// Whether the guest gave the page back, and nobody is known to have fetched it since.
+    /// Whether the guest returned the page, and no device is known to have fetched it since.
     pub fn is_given_back(&self, offset: u64) -> bool {
         self.given_back.has(offset) && !self.has(offset)
     }

@@ -1,4 +1,4 @@
-//! Fills guest memory when it is touched, from a pack and through userfaultfd.
+//! Fills guest memory on touch, from a pack and through userfaultfd.
 
 pub mod fault_service;
 pub mod faults;

@@ -1,4 +1,4 @@
-//! Waits for memory that the host lacks for a moment: reclaim may free some. The VM would end without it.
+//! Waits while the host briefly lacks memory, because reclaim may free some. Without it the VM would end.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-/// The first wait and the last; each is twice as long as the one before it, 2 s in all.
+/// The first wait and the last. Each is twice as long as the one before: 2 s in all.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LAST_WAIT: Duration = Duration::from_millis(1024);
-/// Milliseconds for which a host that had no memory is taken to have none.
+/// Milliseconds for which a host that lacked memory counts as still lacking it.
 const STARVED: u64 = 2000;
 
-/// Repeats calls that fail for want of memory. After one that waited in vain the next ones do not wait, until
-/// one succeeds or [`STARVED`] is over.
+/// Repeats calls that fail for lack of memory. After a wait in vain, later calls do not wait until one
+/// succeeds or [`STARVED`] has passed.
 #[derive(Debug, Default)]
 pub struct Patience {
-    /// When a wait ended in vain, in milliseconds of [`now`]; 0 for never.
+    /// Time of the last wait in vain, in milliseconds of [`now`]; 0 for never.
     starved_at: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Patience {
 
     /// Records that the host had memory.
     pub fn succeeded(&self) {
-        // A look first: to write would take the line from other CPUs' caches.
+        // Reads first: a write would invalidate other CPUs' caches.
         if self.starved_at.load(Ordering::Relaxed) != 0 {
             self.starved_at.store(0, Ordering::Relaxed);
         }
@@ -63,7 +63,7 @@ impl Patience {
     }
 }
 
-/// Milliseconds since the process first asked, and one.
+/// Milliseconds since the first call in the process, plus one.
 fn now() -> u64 {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     FIRST.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1

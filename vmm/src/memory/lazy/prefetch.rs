@@ -1,9 +1,10 @@
-//! Reading memory ahead: pages that a guest is likely to touch, in the order in which it did before, beside the guest and off the
-//! path of its faults.
+//! Reads memory ahead: pages that a guest will probably touch, in the order of an earlier restore, beside the
+//! guest and off the path of its faults.
 //!
-//! A thread of its own walks through them. It shares no lock with whoever answers faults: what is there already it skips, what two
-//! fetch at the same time is there once, and nobody waits for the other. Memory that is a file's is only mapped in ([`crate::memory::prefault::populate`]):
-//! the kernel reads what is not in its cache, as it would for a fault.
+//! A separate thread walks through them. It shares no lock with the threads that answer faults: it skips
+//! present pages, pages fetched twice at the same time are stored once, and no thread waits for another.
+//! Memory of a file is only mapped in ([`crate::memory::prefault::populate`]): the kernel reads what its
+//! cache lacks, as for a fault.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -16,28 +17,28 @@ use crate::error::{Result, report};
 use crate::memory::PAGE;
 use crate::threads;
 
-/// Ranges of offsets: whole pages, no page in two.
+/// Disjoint ranges of offsets, in whole pages.
 pub type Runs = Arc<[Range<u64>]>;
 
-/// Bytes read at once. Mapped in from the kernel's cache they take 20 us, for which a thread that begins, and so changes the
-/// process's mappings, may have to wait.
+/// Bytes read at once. Mapping them in from the page cache takes 20 us. A thread that starts, and so changes
+/// the process's mappings, may have to wait for that.
 const STEP: u64 = 256 << 10;
 
-/// How far reading ahead is.
+/// Progress of reading ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reading {
-    /// Pages that were to be read.
+    /// Pages of the list.
     pub pages: u64,
-    /// Pages that have been, or were there.
+    /// Pages read or found present.
     pub read: u64,
-    /// Whether it is over: no more are read.
+    /// Whether reading ahead has ended.
     pub is_over: bool,
 }
 
-/// The same while it goes on.
+/// The progress while it runs.
 #[derive(Debug)]
 pub struct Progress {
-    /// Pages that are to be read.
+    /// Pages of the list.
     of: u64,
     read: AtomicU64,
     is_over: AtomicBool,
@@ -51,31 +52,31 @@ impl Progress {
         Arc::new(Self { of, read, is_over, stops })
     }
 
-    /// How far it is now.
+    /// The present progress.
     #[must_use]
     pub fn now(&self) -> Reading {
-        // In this order: what is over does not change.
+        // Read first: once over, the counts do not change.
         let is_over = self.is_over.load(Ordering::Acquire);
         Reading { pages: self.of, read: self.read.load(Ordering::Relaxed), is_over }
     }
 
-    /// Has it end before the next step.
+    /// Stops before the next step.
     pub fn stop(&self) {
         self.stops.store(true, Ordering::Relaxed);
     }
 }
 
-/// What is left of it, for the thread that does it.
+/// The steps, for the thread that runs them.
 pub(crate) struct Steps {
     runs: Runs,
     progress: Arc<Progress>,
 }
 
 impl Steps {
-    /// Has `read` read range after range, none longer than [`STEP`], until it is to stop.
+    /// Calls `read` for range after range, none longer than [`STEP`], until it is told to stop.
     ///
     /// # Errors
-    /// The first of `read`.
+    /// The first error of `read`.
     pub fn each(&self, mut read: impl FnMut(Range<u64>) -> Result<()>) -> Result<()> {
         let steps = self.runs.iter().flat_map(|run| {
             run.clone().step_by(STEP as usize).map(|start| start..(start + STEP).min(run.end))
@@ -92,7 +93,7 @@ impl Steps {
     }
 }
 
-/// Begins a thread that reads ahead as `work` does.
+/// Starts a thread that reads ahead by `work`.
 ///
 /// # Errors
 /// The host gives no thread.
@@ -104,7 +105,7 @@ pub(crate) fn ahead(
     let steps = Steps { runs: Arc::clone(runs), progress: Arc::clone(&progress) };
     let work = move || {
         if let Err(error) = work(&steps) {
-            // Who touches it finds out too, and then it matters.
+            // A fault that touches the memory meets the same error, and handles it.
             log::warn!("memory is not read ahead any more: {}", report(&error));
         }
         steps.progress.is_over.store(true, Ordering::Release);

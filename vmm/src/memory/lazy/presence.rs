@@ -1,10 +1,10 @@
-//! Which pages of memory that is filled as it is touched are there: asked by the gate of [`crate::memory::own_writes`]
-//! before a device touches them.
+//! Presence of pages in memory that page faults fill. [`crate::memory::own_writes`] asks for pages before a
+//! device touches them.
 //!
-//! A device thread of this process that touched a chunk that cannot be had would get a signal, and take
-//! every VM of the process along. Here it fetches the chunk itself instead: an error is an error, and ends
-//! that VM alone. Where this process fills the base, no fault goes through userfaultfd. Over a shared pager
-//! each chunk that is missing costs one fault that the pager answers.
+//! A device thread that touched an unavailable chunk would get a signal, and end every VM of the process.
+//! Therefore it fetches the chunk itself first: an error ends its VM alone. If this process fills the base,
+//! no fault goes through userfaultfd. Over a shared pager, each missing chunk costs one fault that the pager
+//! answers.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -36,16 +36,16 @@ impl fmt::Debug for Presence {
     }
 }
 
-/// How often pages are fetched anew for a guest that gives others back all the time. After that, touching
+/// The most times that pages are fetched anew for a guest that keeps returning others. After that, touching
 /// them is a page fault.
 const ATTEMPTS: u32 = 16;
 
-/// The pages are not there and cannot be had. The VM has been told, and ends.
+/// The pages are unavailable. The VM has been told, and ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unavailable;
 
 impl Presence {
-    /// Of a VM's memory, with the pages that lie over its base.
+    /// For a VM's memory, with the pages over its base.
     pub(crate) fn new(regions: &Arc<[Region]>, faults: &Arc<Faults>, over: Option<&PageSet>) -> Self {
         let there = Arc::clone(faults.there());
         over.into_iter().flat_map(PageSet::runs).for_each(|run| there.note(run));
@@ -57,10 +57,10 @@ impl Presence {
         }
     }
 
-    /// Has `len` bytes at a guest physical address there. What is no memory is left to whoever touches it.
+    /// Makes `len` bytes at a guest physical address present. Addresses outside RAM are left to the access.
     ///
     /// # Errors
-    /// Some of them cannot be had.
+    /// Some of them are unavailable.
     pub fn ensure(&self, gpa: u64, len: u64) -> std::result::Result<(), Unavailable> {
         let end = gpa.saturating_add(len);
         for region in self.regions.iter() {
@@ -86,7 +86,7 @@ impl Presence {
             }
             self.fetch(start..at)?;
         }
-        // Looked at after the pages are noted: a VM that has failed ends, and no device touches its memory.
+        // Checked after the pages are recorded: a VM that has failed ends, and no device touches its memory.
         if self.there.has_failed.load(Ordering::SeqCst) { Err(Unavailable) } else { Ok(()) }
     }
 
@@ -94,7 +94,7 @@ impl Presence {
         self.fetch_with(range, populate)
     }
 
-    /// Fetches pages, with `populate` for the call that reads them in where another process fetches.
+    /// Fetches pages. `populate` reads them in if another process fetches.
     pub(crate) fn fetch_with(
         &self,
         range: Range<u64>,
@@ -114,18 +114,18 @@ impl Presence {
             if self.there.given.load(Ordering::SeqCst) == given {
                 break;
             }
-            // Some may have been given back after they were fetched.
+            // The guest may have returned some after they were fetched.
             self.there.known.clear(range.clone());
         }
         Ok(())
     }
 
-    /// Fetches pages on this thread, or has the kernel touch them where a pager process fills the base.
+    /// Fetches pages on this thread, or makes the kernel touch them if a pager process fills the base.
     ///
-    /// The second way takes a userfaultfd round trip for each missing chunk, one after the other: the kernel
-    /// touches pages in their order and waits for each. Only the pager may write to a base that several
-    /// processes share, so this process cannot fetch a chunk, and asking by a message is a round trip too. A
-    /// chunk that another VM has touched is in the base already and costs none, unless it is zero.
+    /// The second way takes a userfaultfd round trip for each missing chunk, one after another: the kernel
+    /// touches pages in their order and waits for each. Only the pager may write to a base that processes
+    /// share, so this process cannot fetch a chunk, and a message would be a round trip too. A chunk that
+    /// another VM touched is in the base and costs none, unless it is zero.
     fn bring(
         &self,
         faults: &Faults,
@@ -141,32 +141,33 @@ impl Presence {
         self.patience.retry(|| populate(start, len)).map_err(failed)
     }
 
-    /// Records that the guest gives pages back: their content is undefined. Called before they are dropped.
+    /// Records that the guest returns pages, whose content becomes undefined. Called before they are dropped.
     pub(crate) fn note_given_back(&self, range: Range<u64>) {
         self.there.given_back.set(range);
     }
 
-    /// Records that the content of pages that the guest gave back is defined again.
+    /// Records that returned pages have defined content again.
     pub(crate) fn forget_given_back(&self, range: Range<u64>) {
         self.there.given_back.clear(range);
     }
 
-    /// Drops pages with `act`, after which they may be missing again.
+    /// Drops pages with `act`. They may be missing afterwards.
     pub(crate) fn drop_pages<T>(&self, range: Range<u64>, act: impl FnOnce() -> T) -> T {
         self.there.known.clear(range.clone());
         let done = act();
         self.there.given.fetch_add(1, Ordering::SeqCst);
-        // Those that a device fetched and noted meanwhile.
+        // Pages that a device fetched and recorded meanwhile.
         self.there.known.clear(range);
         done
     }
 }
 
-/// Has the kernel touch `len` bytes at `start` (MADV_POPULATE_READ, Linux 5.14), which answers with an error
-/// where a thread has a signal.
+/// Makes the kernel touch `len` bytes at `start` (MADV_POPULATE_READ, Linux 5.14), which returns an error
+/// where a thread would get a signal.
 fn populate(start: u64, len: u64) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| {
-        // SAFETY: the range is guest memory, which the caller has mapped. Reading pages in changes nothing.
+        // SAFETY: the range is guest memory, which the caller has mapped. Reading pages in changes no
+        // content.
         unsafe { rustix::mm::madvise(start as *mut _, len as usize, Advice::LinuxPopulateRead) }
     })
 }
@@ -185,7 +186,7 @@ mod tests {
         let there = There::new(claimed);
         there.note(claimed - PAGE..claimed);
         assert!(there.has(claimed - PAGE) && !there.has(0));
-        // The bits of all of it are 4 GiB.
+        // The bits of all of it would take 4 GiB.
         assert!(resident() < before + (1 << 30));
     }
 }

@@ -1,13 +1,12 @@
-//! Which pages a memfd has, within one chunk. Both ways look at the chunk's pages only, whatever surrounds
-//! them.
+//! Finds the pages of one chunk that a memfd has. Both calls examine the chunk's pages alone.
 //!
 //! ```text
 //!   mincore(2)            the chunk's pages that are in memory, by one call
 //!   lseek(2), SEEK_DATA   a page that is not: swapped out, or a hole
 //! ```
 //!
-//! `SEEK_HOLE` would walk from page to page up to the next hole, under the file's lock: in a base without
-//! holes that is all of it (`mapping_seek_hole_data` of mm/filemap.c).
+//! `SEEK_HOLE` would walk from page to page up to the next hole under the file's lock: in a base without
+//! holes, through all of it (`mapping_seek_hole_data` of mm/filemap.c).
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -19,15 +18,15 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::memory::PAGE;
 
-/// A mapping of a memfd that only `mincore` uses. It is private and without access, so the file can be sealed
-/// beside it.
+/// A mapping of a memfd for `mincore` alone. It is private and without access, so it does not keep the file
+/// from being sealed.
 #[derive(Debug)]
 pub(crate) struct Residence {
     start: *mut u8,
     len: u64,
 }
 
-// SAFETY: no thread reads from or writes to the mapping; its address goes to the kernel.
+// SAFETY: no thread reads from or writes to the mapping; only the kernel gets its address.
 unsafe impl Send for Residence {}
 // SAFETY: as above.
 unsafe impl Sync for Residence {}
@@ -43,12 +42,12 @@ impl Residence {
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { rustix::mm::mmap(null, len as usize, ProtFlags::empty(), flags, memfd, 0) }?;
         let residence = Self { start: start.cast(), len };
-        // SAFETY: the mapping has no content of its own, so a child process can do without it.
+        // SAFETY: the mapping has no content of its own, so a forked process does not need it.
         unsafe { rustix::mm::madvise(start, len as usize, Advice::LinuxDontFork) }?;
         Ok(residence)
     }
 
-    /// Whether the memfd has every page of `chunk`. `scratch` has a byte for each page at least.
+    /// Whether the memfd has every page of `chunk`. `scratch` has at least a byte for each page.
     ///
     /// # Errors
     /// The host does not tell.
@@ -90,12 +89,12 @@ impl Residence {
 
 impl Drop for Residence {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this object's, and no pointer into it leaves this module.
+        // SAFETY: the mapping belongs to this object, and no pointer into it leaves this module.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len as usize) };
     }
 }
 
-/// Whether a page is no hole.
+/// Whether a page is data and no hole.
 fn is_data(memfd: &File, page: u64) -> rustix::io::Result<bool> {
     match seek(memfd, SeekFrom::Data(page)) {
         Ok(data) => Ok(data == page),
@@ -127,11 +126,11 @@ mod tests {
         }
         assert!(has_all(0..2) && has_all(3..6) && has_all(4..4));
         assert!(!has_all(0..4) && !has_all(2..3) && !has_all(4..8) && !has_all(7..8));
-        // A mapping that can write would keep the file from being sealed.
+        // A writable mapping would keep the file from being sealed.
         seal(&memfd).unwrap();
     }
 
-    /// The file is asked where `mincore` is silent, for one page after the other.
+    /// Pages that `mincore` does not show are looked up in the file, one after another.
     #[test]
     fn page_that_is_not_in_memory_is_looked_for_in_the_file() {
         let memfd = fresh(4 * PAGE).unwrap();

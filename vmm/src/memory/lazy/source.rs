@@ -1,47 +1,48 @@
-//! What memory is to hold that is filled as it is needed. Who stores it, and how, is not known here.
+//! Sources of memory that page faults fill. Their storage is unknown here.
 
 use std::fmt;
 
 use crate::error::Result;
 
-/// A memory in chunks of one size, the last of which may be shorter.
+/// A memory in chunks of one size. The last one may be shorter.
 pub trait PageSource: fmt::Debug + Send + Sync {
-    /// Bytes in all.
+    /// Length of the memory in bytes.
     fn memory_len(&self) -> u64;
 
     /// Bytes of a chunk: whole pages.
     fn chunk_len(&self) -> u64;
 
-    /// For one thread.
+    /// Makes a reader for one thread.
     fn reader(&self) -> Box<dyn ChunkReader + '_>;
 }
 
 /// Reads chunk after chunk.
 pub trait ChunkReader {
-    /// Says what a chunk is, and puts its bytes into `into`, which is as long as the chunk, unless it is zero.
+    /// Reads a chunk into `into`, which has the chunk's length. A zero chunk leaves `into` unchanged. Returns
+    /// the kind of the chunk.
     ///
     /// # Errors
-    /// It cannot be read, or is not what it should be. `into` then holds anything.
+    /// The chunk cannot be read or fails verification. The content of `into` is undefined then.
     fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk>;
 }
 
-/// What a chunk is.
+/// Kind of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunk {
     /// All zeros.
     Zero,
-    /// The bytes that were read.
+    /// Data, which was read.
     Bytes,
 }
 
 /// A memory for tests, whose chunks a closure reads.
 #[cfg(test)]
 pub struct TestSource<F> {
-    /// Bytes in all.
+    /// Length of the memory in bytes.
     pub len: u64,
     /// Bytes of a chunk.
     pub chunk_len: u64,
-    /// Does what [`ChunkReader::read`] says.
+    /// Implements [`ChunkReader::read`].
     pub read: F,
 }
 

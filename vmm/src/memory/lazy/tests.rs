@@ -41,7 +41,7 @@ mod starved_tests;
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
-/// Of these chunks, one is damaged.
+/// One of these chunks is damaged.
 const DAMAGED: u64 = 17;
 
 /// Every third chunk is zero; each word of another is its own address and something.
@@ -148,7 +148,7 @@ fn every_page_is_what_the_source_says_and_fetched_once_for_all() {
     assert!(source.reads.load(Ordering::SeqCst) >= stored);
     let blocks = service.base().metadata().unwrap().blocks() * 512;
     assert_eq!(blocks, stored * CHUNK, "zeros take no memory");
-    // What one writes, only that one has.
+    // Each VM alone has its own writes.
     for at in [0, CHUNK] {
         write(&vms[0], at, 7);
         assert_eq!([0, 1, 2].map(|vm| read(&vms[vm], at)), [7, word(at), word(at)]);
@@ -266,7 +266,7 @@ fn what_is_read_of_the_base_after_a_freeze_is_all_there() {
     );
     assert!(rustix::io::pwrite(&base, b"x", 0).is_err());
     assert_eq!(rustix::io::pwrite(service.filler().memfd(), b"x", 0), Err(Errno::PERM));
-    // What is mapped over it without anyone's help has all of it.
+    // A mapping without the service has all of it.
     let child = GuestRam::reserve(len).unwrap();
     Backing::Private { base, pages: None }.map(&child).unwrap();
     drop((ram, service));
@@ -388,7 +388,8 @@ fn a_message_that_was_read_and_forgotten_comes_again() {
     drop(ram);
 }
 
-/// What the design rests on: the kernel answers with zeros once the last descriptor is closed, and not before.
+/// The design rests on this: the kernel answers with zeros once the last descriptor is closed, and not
+/// before.
 #[test]
 fn a_userfaultfd_that_is_closed_is_pages_of_zeros_and_so_each_vm_keeps_its_own() {
     let memfd = fresh(LEN).unwrap();
@@ -406,7 +407,7 @@ fn a_userfaultfd_that_is_closed_is_pages_of_zeros_and_so_each_vm_keeps_its_own()
         told.send(unsafe { (start as *const u64).read_volatile() }).unwrap();
     });
     wait_until("the fault is told", || userfault.read(|_| ()).unwrap() != 0);
-    // What a pager has may go: the fault waits on.
+    // The pager's descriptor may be closed: the fault waits on.
     drop(copy);
     let waited = seen.recv_timeout(Duration::from_millis(100));
     assert!(waited.is_err(), "{waited:?}");

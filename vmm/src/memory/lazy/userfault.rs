@@ -1,7 +1,8 @@
-//! userfaultfd: page faults in a range of memory become messages, and whoever reads them fills the pages
-//! (Documentation/admin-guide/mm/userfaultfd.rst). Missing mode alone: a page that is in no page table and in no file.
+//! userfaultfd: page faults in a range of memory become messages, and the reader of the messages fills the
+//! pages (Documentation/admin-guide/mm/userfaultfd.rst). Only missing mode is used: a fault on a page that is
+//! in no page table and no file.
 //!
-//! No crate: the four calls that are used here, and their structures of linux/userfaultfd.h.
+//! The four calls and their structures are those of linux/userfaultfd.h. They need no crate.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -73,7 +74,7 @@ struct OnRange {
     done: i64,
 }
 
-/// `uffd_msg`, of which only page faults come.
+/// `uffd_msg`. Only page faults come.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Message {
@@ -95,7 +96,8 @@ const _: () = assert!(size_of::<Message>() == 32);
 /// Messages read at once.
 const MESSAGES: usize = 16;
 
-/// A userfaultfd of this process, or of another that has sent it. The calls work on the memory of whoever made it.
+/// A userfaultfd of this process, or of another that sent it. Its calls act on the memory of the process that
+/// made it.
 #[derive(Debug)]
 pub struct Userfault {
     fd: OwnedFd,
@@ -103,15 +105,15 @@ pub struct Userfault {
 }
 
 impl Userfault {
-    /// A new one for this process, which also serves the faults of the kernel: KVM's.
+    /// Makes one for this process that also serves faults in the kernel, as KVM's are.
     ///
     /// # Errors
-    /// The kernel has none, or not for this user.
+    /// The kernel has no userfaultfd, or refuses it to this user.
     pub fn new() -> Result<Self> {
         let fd = from_device().or_else(|_| from_call()).map_err(|errno| {
-            let why = "handle page faults of KVM: that takes read and write access to /dev/userfaultfd, CAP_SYS_PTRACE, or \
-                       vm.unprivileged_userfaultfd=1. What everyone may have, a userfaultfd for faults in user mode, does not \
-                       serve KVM's; to unpack all memory first needs none of them";
+            let why = "handle KVM's page faults: this takes read and write access to /dev/userfaultfd, \
+                       CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1 (the userfaultfd that any user may have \
+                       handles no faults of KVM); or unpack all memory first, which needs none of them";
             Error::host(why, errno)
         })?;
         let mut handshake = Handshake { api: API, features: 0, calls: 0 };
@@ -124,13 +126,13 @@ impl Userfault {
         Ok(Self { fd, poisons: handshake.features & FEATURE_POISON != 0 })
     }
 
-    /// One that nothing was agreed about, and which can do nothing.
+    /// One without an API handshake, which can do nothing.
     #[cfg(test)]
     pub(crate) fn without_agreement() -> Answer<Self> {
         Ok(Self { fd: from_device().or_else(|_| from_call())?, poisons: false })
     }
 
-    /// Takes over one that was made, and agreed about, in another process.
+    /// Takes over one that another process made and initialised.
     #[must_use]
     pub fn of_other(fd: OwnedFd) -> Self {
         Self { fd, poisons: false }
@@ -142,30 +144,32 @@ impl Userfault {
         self.poisons
     }
 
-    /// From now on a page that is missing in `len` bytes of memory at `start` makes a message.
+    /// Registers `len` bytes of memory at `start`: faults on missing pages become messages.
     ///
     /// # Errors
-    /// Something else is mapped there than what this works on.
+    /// The mapping there does not support it.
     pub fn register(&self, start: u64, len: u64) -> Answer<()> {
         let mut register = Register { range: Range { start, len }, mode: MODE_MISSING, calls: 0 };
-        // SAFETY: the call reads and writes the structure. A fault that nobody answers blocks, and does no other harm.
+        // SAFETY: the call reads and writes the structure. An unanswered fault blocks, and does no other
+        // harm.
         unsafe { ioctl(&self.fd, UFFDIO_REGISTER, &raw mut register) }
     }
 
-    /// Whoever waits for a page in the range looks again whether it is there.
+    /// Wakes the faults that wait for pages of the range. They fault again if the page is missing.
     ///
     /// # Errors
-    /// The range is no range, or the process is gone.
+    /// The range is invalid, or the process is gone.
     pub fn wake(&self, start: u64, len: u64) -> Answer<()> {
         let mut range = Range { start, len };
         // SAFETY: the call reads the structure.
         unsafe { ioctl(&self.fd, UFFDIO_WAKE, &raw mut range) }
     }
 
-    /// Puts `bytes`, whole pages, at `start`, but for pages that are there already. Wakes nobody.
+    /// Copies `bytes`, whole pages, to `start`, except over present pages. Wakes nothing.
     ///
     /// # Errors
-    /// `NOMEM`: the host has no memory. `NOENT`: the range is not, or not in one piece, registered. `SRCH`: the process is gone.
+    /// `NOMEM`: the host has no memory. `NOENT`: the range is not registered as one piece. `SRCH`: the
+    /// process is gone.
     pub fn copy(&self, start: u64, bytes: &[u8]) -> Answer<()> {
         over_what_is_there(bytes.len() as u64, |from, left| {
             let mut copy = Copy {
@@ -175,13 +179,14 @@ impl Userfault {
                 mode: DONT_WAKE,
                 done: 0,
             };
-            // SAFETY: the call reads and writes the structure, and reads from `bytes`, which is at least that long.
+            // SAFETY: the call reads and writes the structure, and reads from `bytes`, which is at least that
+            // long.
             let answer = unsafe { ioctl(&self.fd, UFFDIO_COPY, &raw mut copy) };
             (answer, copy.done)
         })
     }
 
-    /// Makes missing pages of a range the zero page. Wakes nobody.
+    /// Maps the zero page for missing pages of a range. Wakes nothing.
     ///
     /// # Errors
     /// As [`Userfault::copy`].
@@ -189,7 +194,7 @@ impl Userfault {
         self.mark(UFFDIO_ZEROPAGE, start, len)
     }
 
-    /// Makes missing pages of a range such that nobody can ever read them. Wakes nobody.
+    /// Poisons missing pages of a range, so that no thread can read them. Wakes nothing.
     ///
     /// # Errors
     /// As [`Userfault::copy`].
@@ -207,7 +212,7 @@ impl Userfault {
         })
     }
 
-    /// Whether there is a fault that has not been read.
+    /// Whether a fault waits that was not read.
     #[must_use]
     pub fn has_faults(&self) -> bool {
         let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
@@ -215,7 +220,7 @@ impl Userfault {
             && fds[0].revents().contains(PollFlags::IN)
     }
 
-    /// As [`Userfault::read`], until no more come.
+    /// As [`Userfault::read`], until no more faults come.
     ///
     /// # Errors
     /// As [`Userfault::read`].
@@ -224,16 +229,17 @@ impl Userfault {
         Ok(())
     }
 
-    /// Addresses of pages that somebody waits for, with `each`. Does not wait for any. An address may come more than once, and after
-    /// the page has been filled. Says how many came.
+    /// Calls `each` with the addresses of pages for which faults wait. Does not wait for faults. An address
+    /// may come more than once, and after its page was filled. Returns the number of addresses.
     ///
     /// # Errors
-    /// The descriptor is none that can be read.
+    /// The descriptor cannot be read.
     pub fn read(&self, mut each: impl FnMut(u64)) -> Answer<usize> {
         let nothing = Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 };
         let mut messages = [nothing; MESSAGES];
         let room = size_of_val(&messages);
-        // SAFETY: the kernel writes whole messages, any bytes of which are a `Message`, and at most as many as there is room for.
+        // SAFETY: the kernel writes whole messages, for which any bytes are a valid `Message`, and at most as
+        // many as the buffer holds.
         let read = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), room) };
         if read < 0 {
             return match std::io::Error::last_os_error().raw_os_error() {
@@ -254,15 +260,15 @@ impl AsFd for Userfault {
     }
 }
 
-/// Does `act` with the rest of a range until all is done. It stops at a page that is there, says how many bytes it has done before,
-/// and goes on behind it.
+/// Calls `act` with the rest of a range until all is done. `act` stops at a present page and returns the
+/// number of bytes done before; it goes on behind that page.
 fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (Answer<()>, i64)) -> Answer<()> {
     let mut at = 0;
     while at < len {
         let (answer, done) = act(at, len - at);
         match answer {
             Ok(()) => return Ok(()),
-            // Cut short, by a page that is there or by a change of the mapping meanwhile: what has been done is told.
+            // Cut short by a present page or by a change of the mapping: the call tells how much it did.
             Err(Errno::AGAIN) if done > 0 => at += done.cast_unsigned(),
             Err(Errno::EXIST) => at += PAGE,
             Err(Errno::AGAIN | Errno::INTR) => std::thread::yield_now(),
@@ -272,11 +278,11 @@ fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (Answer<()>, i6
     Ok(())
 }
 
-/// With whatever rights the device's file has, and without others.
+/// Opens through the device file, with its permissions alone.
 fn from_device() -> Answer<OwnedFd> {
     let device = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    // SAFETY: the call takes flags, and gives a new descriptor that nobody else has.
+    // SAFETY: the call takes flags, and returns a new descriptor without another owner.
     match unsafe { libc::ioctl(device.as_raw_fd(), NEW as libc::Ioctl, flags) } {
         ..0 => Err(last_error()),
         // SAFETY: as above.
@@ -285,7 +291,7 @@ fn from_device() -> Answer<OwnedFd> {
 }
 
 fn from_call() -> Answer<OwnedFd> {
-    // SAFETY: the call takes flags, and gives a new descriptor that nobody else has.
+    // SAFETY: the call takes flags, and returns a new descriptor without another owner.
     match unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) } {
         ..0 => Err(last_error()),
         // SAFETY: as above.
@@ -294,7 +300,7 @@ fn from_call() -> Answer<OwnedFd> {
 }
 
 /// # Safety
-/// `argument` is what the call takes.
+/// `argument` is a valid argument of the call.
 unsafe fn ioctl<T>(fd: &OwnedFd, call: libc::c_ulong, argument: *mut T) -> Answer<()> {
     // SAFETY: the caller's promise.
     match unsafe { libc::ioctl(fd.as_raw_fd(), call as libc::Ioctl, argument) } {

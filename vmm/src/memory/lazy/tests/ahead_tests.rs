@@ -18,7 +18,8 @@ fn of(progress: &Progress) -> Reading {
     wait_over(|| progress.now())
 }
 
-/// The numbers of chunks that were fetched ahead, and how many because they were touched: each chunk counts once.
+/// The numbers of chunks that were fetched ahead, and how many because they were touched: each chunk counts
+/// once.
 fn fetched(service: &Service) -> (Vec<u64>, u64) {
     let fetched = service.fetched(None).unwrap();
     assert_eq!(fetched.ahead.len() as u64 + fetched.touched, service.filler().decoded());
@@ -92,7 +93,7 @@ fn a_fault_does_not_wait_for_what_is_read_ahead() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
-    // Whoever reads ahead hangs in the source, and what is there or is zero nobody has to read.
+    // Reading ahead hangs in the source. Present and zero chunks need no read.
     source.hangs.begin();
     let runs = Runs::from([5 * CHUNK..6 * CHUNK, 4 * CHUNK..5 * CHUNK]);
     service.prefetch(&runs).unwrap();

@@ -28,7 +28,7 @@ fn a_device_fetches_what_it_touches_itself() {
     there.ensure(2 * CHUNK + 5, 2 * CHUNK).unwrap();
     let reads = source.reads.load(Ordering::SeqCst);
     assert_eq!((reads, service.filler().touched()), (3, 2));
-    // Whoever would answer a fault hangs.
+    // The thread that would answer a fault hangs.
     source.hangs.begin();
     for at in [2 * CHUNK, 3 * CHUNK, 3 * CHUNK + 7 * PAGE, 4 * CHUNK] {
         assert_eq!(read(&ram, at), word(at), "{at:#x}");

@@ -49,7 +49,7 @@ fn look_for_a_filled_chunk_ends_with_the_chunk() {
     }
 }
 
-/// Nobody can punch a hole in a base that only this process fills, so its filled chunks are not looked for.
+/// Only this process has the base, so no other can punch holes in it, and filled chunks are not looked for.
 #[test]
 fn hole_cannot_be_punched_in_a_base_of_one_process() {
     let (_, service) = service(LEN);

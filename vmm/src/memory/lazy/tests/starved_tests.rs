@@ -29,7 +29,7 @@ fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
             .open(place.join("memory"))
             .unwrap();
         file.set_len(len).unwrap();
-        // SAFETY: the string ends in a zero. What is open stays.
+        // SAFETY: the string ends in a zero. Open descriptors stay open.
         assert_eq!(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }, 0);
         file
     });
