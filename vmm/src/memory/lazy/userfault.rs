@@ -112,7 +112,7 @@ impl Userfault {
     pub fn new() -> Result<Self> {
         let fd = from_device().or_else(|_| from_call()).map_err(|errno| {
             let why = "handle KVM's page faults: this takes read and write access to /dev/userfaultfd, \
-                       CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1 (the userfaultfd that any user may have \
+                       CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1 (the userfaultfd of any user \
                        handles no faults of KVM); or unpack all memory first, which needs none of them";
             Error::host(why, errno)
         })?;
