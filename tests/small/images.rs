@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
-use volt_tests::{Boot, Guest, Scratch, Snapshot, needs};
+use volt_tests::{Boot, Guest, Scratch, Snapshot, needs, wait_until};
 
 const LEN: u64 = 4 << 20;
 
@@ -74,11 +74,12 @@ fn snapshot_syncs_the_images_that_are_written() {
 
 /// A snapshot of a paused guest with an image, its process gone.
 fn frozen(image: &Path, more: &str) -> Snapshot {
-    let guest = guest_of(image, more);
+    let mut guest = guest_of(image, more);
     guest.pause();
     let snapshot = guest.snapshot();
-    assert!(!guest.stderr().contains("unrestorable"), "{}", guest.stderr());
-    drop(guest);
+    assert_eq!(guest.ask("PUT", "/v1/stop", "").0, 204);
+    let stderr = guest.wait_exit().stderr;
+    assert!(!stderr.contains("unrestorable"), "{stderr}");
     snapshot
 }
 
@@ -174,7 +175,7 @@ fn guest_that_goes_on_makes_its_snapshot_unrestorable_and_is_warned_of() {
     assert!(taken.stderr.contains("disk root") && taken.stderr.contains("unrestorable"), "{}", taken.stderr);
     let number = guest.next_number("sector");
     while guest.next_number("sector") < number + 100 {}
-    assert!(guest.stderr().contains("unrestorable"), "{}", guest.stderr());
+    wait_until("the warning is logged", || guest.stderr().contains("unrestorable"));
     drop(guest);
     let snapshot = Snapshot::at(directory, &scratch);
     snapshot.try_restore().refused(&["root", "has changed since the snapshot"]);
@@ -196,9 +197,11 @@ fn changed_image_is_accepted_over_rest_without_a_warning() {
     };
     let (_waiting, (status, answer)) = load("ignore");
     assert!(status == 400 && answer.contains("accept"), "{status} {answer}");
-    let (waiting, answer) = load("accept");
+    let (mut waiting, answer) = load("accept");
     assert_eq!(answer, (204, String::new()));
-    assert!(!waiting.stderr().contains("has changed since the snapshot"), "{}", waiting.stderr());
+    assert_eq!(waiting.ask("PUT", "/v1/stop", "").0, 204);
+    let stderr = waiting.wait_exit().stderr;
+    assert!(!stderr.contains("has changed since the snapshot"), "{stderr}");
 }
 
 /// Firecracker's clients expect no refusal.
@@ -212,5 +215,5 @@ fn load_over_rest_takes_a_changed_image_and_warns() {
     let waiting = Guest::waiting();
     let load = format!(r#"{{"snapshot_path":{:?},"resume_vm":true}}"#, snapshot.directory());
     assert_eq!(waiting.ask("PUT", "/snapshot/load", &load), (204, String::new()));
-    assert!(waiting.stderr().contains("has changed since the snapshot"), "{}", waiting.stderr());
+    wait_until("the warning is logged", || waiting.stderr().contains("has changed since the snapshot"));
 }
