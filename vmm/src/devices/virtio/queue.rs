@@ -77,10 +77,21 @@ impl VirtQueue {
         }
         self.has_rings(memory)?;
         let size = self.ring.size();
+        let is_full = self.under_way() >= size;
         let mut available = self.ring.iter(memory).map_err(|_| Broken("an available index that jumped"))?;
         let Some(descriptors) = available.next() else { return Ok(None) };
         let head = descriptors.head_index();
+        // Each chain has a descriptor at least, which the driver may not use again before the chain comes back.
+        if is_full {
+            self.unpop();
+            return Err(Broken("more chains at a time than the queue has entries"));
+        }
         Chain::walk(GuestAddress(self.ring.desc_table()), size, head, memory).map(Some)
+    }
+
+    /// The number of chains that were taken and not put back.
+    pub(super) fn under_way(&self) -> u16 {
+        self.ring.next_avail().wrapping_sub(self.ring.next_used())
     }
 
     /// Has the rings there, where memory is filled as it is touched.

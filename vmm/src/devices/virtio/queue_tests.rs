@@ -86,6 +86,25 @@ fn queue_at(rings: [u64; 3]) -> (GuestRam, VirtQueue) {
     (ram, queue)
 }
 
+#[test]
+fn more_chains_than_the_queue_has_entries_break_it() {
+    let (ram, mut queue) = queue_at(RINGS);
+    let set = |at, bytes: &[u8]| ram.guest().write_slice(bytes, GuestAddress(at)).unwrap();
+    set(RINGS[0], &descriptor(BUFFER * CHUNK, 24, 0));
+    let offer = |index: u16| set(RINGS[1] + 2, &index.to_le_bytes());
+    offer(8);
+    for _ in 0..8 {
+        assert!(queue.pop(ram.guest()).unwrap().is_some());
+    }
+    assert!(queue.pop(ram.guest()).unwrap().is_none());
+    offer(9);
+    let error = queue.pop(ram.guest()).unwrap_err();
+    assert_eq!((error.0, queue.under_way()), ("more chains at a time than the queue has entries", 8));
+    // The driver may use an entry again that came back.
+    queue.put(ram.guest(), 0, 0).unwrap();
+    assert!(queue.pop(ram.guest()).unwrap().is_some());
+}
+
 type Call = fn(&mut VirtQueue, &GuestMemory) -> Result<(), Broken>;
 
 /// The process has many VMs: none of these calls may end in a signal.

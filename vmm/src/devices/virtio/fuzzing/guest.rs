@@ -81,7 +81,7 @@ impl Guest {
         self.transport.halt();
         self.check();
         for queue in self.transport.halted_queues() {
-            assert!(self.transport.is_broken() || under_way(queue) == 0, "halted with chains under way");
+            assert!(self.transport.is_broken() || queue.under_way() == 0, "halted with chains under way");
         }
         let Ok(state) = self.transport.save_blob("fuzz") else { return false };
         // A file can only be opened again when nobody has it locked.

@@ -153,12 +153,8 @@ impl Device {
     }
 }
 
-/// Chains that were taken and not given back.
-fn under_way(queue: &VirtQueue) -> u16 {
-    queue.ring.next_avail().wrapping_sub(queue.ring.next_used())
-}
-
 /// No more was given back than had been taken, and no more taken than there can be.
 fn check_order(queue: &VirtQueue) {
-    assert!(under_way(queue) <= queue.size(), "{} chains under way of {}", under_way(queue), queue.size());
+    let (under_way, size) = (queue.under_way(), queue.size());
+    assert!(under_way <= size, "{under_way} chains under way of {size}");
 }

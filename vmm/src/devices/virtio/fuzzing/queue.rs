@@ -3,7 +3,7 @@
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{MEMORY, Memory, PAGE, check_order, under_way};
+use super::{MEMORY, Memory, PAGE, check_order};
 use crate::devices::virtio::chain::Buffers;
 use crate::devices::virtio::queue::VirtQueue;
 
@@ -101,7 +101,7 @@ impl Queue {
 
     /// Takes back the last taking.
     pub fn untake(&mut self) {
-        if under_way(&self.queue) > 0 {
+        if self.queue.under_way() > 0 {
             self.queue.unpop();
         }
     }
@@ -110,7 +110,7 @@ impl Queue {
     pub fn put(&mut self, chains: &[(u16, usize)], together: bool) -> bool {
         let (memory, queue) = (self.memory.guest(), &mut self.queue);
         let before = queue.ring.next_used();
-        let room = usize::from(under_way(queue)).min(chains.len());
+        let room = usize::from(queue.under_way()).min(chains.len());
         let chains = &chains[..room];
         let done = match together {
             true => queue.put_together(memory, chains),
