@@ -41,9 +41,11 @@ pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
         if let Some(presence) = presence(ram.guest()) {
             presence.note_given_back(start..private_to);
         }
-        drop_private(ram, start..private_to)?;
-        // In shared memory, a hole tells the same until the page is written.
+        let dropped = drop_private(ram, start..private_to);
+        // In shared memory, a hole tells the same until the page is written. A failure may come halfway: RAM
+        // records what presence has recorded, because a rewind clears the one by the other.
         ram.has_given(start..private_to);
+        dropped?;
         punch(&base.file, private_to..end)
     });
     // Recorded for captures that copied the old content.

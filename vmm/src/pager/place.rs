@@ -25,6 +25,8 @@ const LONGEST_PATH: usize = 107;
 const LOCK: &str = ".lock";
 /// Prefix of the name of a group's directory.
 const GROUP: &str = "group-";
+/// Attempts to have a directory that other pagers remove at the same time.
+const ATTEMPTS: u32 = 16;
 
 /// The place of the pager of one pack.
 #[derive(Clone, Debug)]
@@ -112,14 +114,17 @@ impl Place {
     /// # Errors
     /// The host refuses a file for it.
     pub fn claim(&self) -> Result<Option<Claim>> {
-        loop {
-            match self.claim_in_directory() {
-                Err(source) if source.kind() == io::ErrorKind::NotFound && self.directory != self.root => {
-                    private(&self.directory)?;
-                }
-                claim => return claim.map_err(|why| Error::file("claim", self.lock_path().display(), why)),
+        let mut claim = self.claim_in_directory();
+        for _ in 0..ATTEMPTS {
+            match &claim {
+                Err(source) if source.kind() == io::ErrorKind::NotFound && self.directory != self.root => {}
+                _ => break,
             }
+            // It looks present, and takes no file, if it is mounted and was removed elsewhere.
+            private(&self.directory)?;
+            claim = self.claim_in_directory();
         }
+        claim.map_err(|why| Error::file("claim", self.lock_path().display(), why))
     }
 
     /// As [`Self::claim`], but fails with `NotFound` if the directory is gone.
@@ -142,8 +147,10 @@ impl Place {
         }
     }
 
-    /// Removes sockets and locks that killed pagers of any group left, and directories of groups that are empty
-    /// then. A pager that starts at this moment keeps its place: its lock keeps its directory.
+    /// Removes sockets and locks that killed pagers of any group left, and directories of groups that become
+    /// empty by that. A directory that was empty before stays: it may be another pager's, or be mounted in a
+    /// jail, where it would vanish. A pager that starts at this moment keeps its place: its lock keeps its
+    /// directory.
     pub fn remove_abandoned(&self) {
         self.remove_abandoned_in(&self.root);
         let Ok(entries) = fs::read_dir(&self.root) else { return };
@@ -153,16 +160,18 @@ impl Place {
             if !is_group || !is_private(&directory).unwrap_or(false) {
                 continue;
             }
-            self.remove_abandoned_in(&directory);
-            if directory != self.directory && fs::remove_dir(&directory).is_ok() {
+            let removed = self.remove_abandoned_in(&directory);
+            if removed && directory != self.directory && fs::remove_dir(&directory).is_ok() {
                 log::info!("removed {}, which no pager uses", directory.display());
             }
         }
     }
 
-    /// Removes abandoned sockets and locks in one directory. A place that cannot be claimed is in use.
-    fn remove_abandoned_in(&self, directory: &Path) {
-        let Ok(entries) = fs::read_dir(directory) else { return };
+    /// Removes abandoned sockets and locks in one directory, and returns whether there were any. A place that
+    /// cannot be claimed is in use.
+    fn remove_abandoned_in(&self, directory: &Path) -> bool {
+        let Ok(entries) = fs::read_dir(directory) else { return false };
+        let mut removed = false;
         let is_own = |name: &str| directory == self.directory && name == self.name;
         let names = entries.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
@@ -173,11 +182,15 @@ impl Place {
         for name in names.collect::<BTreeSet<_>>() {
             let place = Self { root: self.root.clone(), directory: directory.to_owned(), name };
             match place.claim_in_directory() {
-                Ok(Some(_)) => log::info!("removed {}, which a killed pager left", place.socket().display()),
+                Ok(Some(_)) => {
+                    log::info!("removed {}, which a killed pager left", place.socket().display());
+                    removed = true;
+                }
                 Ok(None) => {}
                 Err(error) => log::debug!("{} stays: {error}", place.socket().display()),
             }
         }
+        removed
     }
 }
 
@@ -225,18 +238,19 @@ impl Drop for Claim {
 /// Sees to it that there is such a directory, and that it is this user's alone.
 fn private(directory: &Path) -> Result<()> {
     let failed = |source| Error::file("make directory", directory.display(), source);
-    let is_private = loop {
-        match DirBuilder::new().mode(0o700).create(directory) {
-            Err(source) if source.kind() != io::ErrorKind::AlreadyExists => return Err(failed(source)),
-            _ => {}
-        }
-        match is_private(directory) {
-            // Another pager removed it between the two, because it was empty.
-            Err(source) if source.kind() == io::ErrorKind::NotFound => {}
-            is_private => break is_private.map_err(failed)?,
-        }
+    let make_and_check = || match DirBuilder::new().mode(0o700).create(directory) {
+        Err(source) if source.kind() != io::ErrorKind::AlreadyExists => Err(source),
+        _ => is_private(directory),
     };
-    if is_private {
+    let mut checked = make_and_check();
+    for _ in 0..ATTEMPTS {
+        // Another pager removed it between the two, because it was empty. Or its parent is missing.
+        if !matches!(&checked, Err(source) if source.kind() == io::ErrorKind::NotFound) {
+            break;
+        }
+        checked = make_and_check();
+    }
+    if checked.map_err(failed)? {
         return Ok(());
     }
     let problem =
@@ -255,16 +269,22 @@ fn is_private(directory: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn pager_claims_its_place_after_another_removed_its_empty_directory() {
-        let root = std::env::temp_dir().join(format!("volt-groups-{}", std::process::id()));
+    /// A directory for groups, and the place of a group in it.
+    fn groups(name: &str) -> (PathBuf, impl Fn(Option<&str>) -> Place) {
+        let root = std::env::temp_dir().join(format!("volt-groups-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         let pack = File::open("/proc/self/exe").unwrap();
-        let place = |group| Place::of(&pack, &root, group).unwrap();
+        let directory = root.clone();
+        (root, move |group| Place::of(&pack, &directory, group).unwrap())
+    }
+
+    #[test]
+    fn clean_up_removes_only_directories_that_it_empties() {
+        let (root, place) = groups("emptied");
         let (starting, cleaning) = (place(Some("a")), place(Some("b")));
         // The directory is empty until the lock is in it.
         cleaning.remove_abandoned();
-        assert!(!starting.directory.exists() && cleaning.directory.exists());
+        assert!(starting.directory.exists() && cleaning.directory.exists());
         let claim = starting.claim().unwrap().unwrap();
         cleaning.remove_abandoned();
         assert!(starting.is_claimed() && starting.lock_path().exists());
@@ -276,5 +296,23 @@ mod tests {
         place(None).remove_abandoned();
         assert!(!starting.directory.exists());
         fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn pager_claims_its_place_after_another_removed_its_directory() {
+        let (root, place) = groups("removed");
+        let starting = place(Some("a"));
+        fs::remove_dir(&starting.directory).unwrap();
+        assert!(starting.claim().unwrap().is_some());
+        fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn claim_fails_if_its_directory_cannot_be_made_again() {
+        let (root, place) = groups("parent");
+        let starting = place(Some("a"));
+        fs::remove_dir_all(&root).unwrap();
+        let error = starting.claim().unwrap_err().to_string();
+        assert!(error.contains("make directory"), "{error}");
     }
 }

@@ -338,6 +338,9 @@ impl<'s> Server<'s> {
             return Err(format!("{len} bytes at {start:#x} cannot be memory over a base of {memory}"));
         }
         let fd = beside.filter(is_userfaultfd).ok_or("no userfaultfd was given")?;
+        if has_events(&fd).map_err(|error| format!("its userfaultfd cannot be examined: {error}"))? {
+            return Err("its userfaultfd reports other events than page faults".to_owned());
+        }
         // A read of it must never wait.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
@@ -353,6 +356,9 @@ impl<'s> Server<'s> {
         let served = Served::new(Arc::clone(&userfault), start, Box::new(unreadable));
         // One that cannot be woken cannot be served. Not after it is served: it might be told both.
         userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))?;
+        // The VM may have several vCPUs. The service's own thread starts another one while the restore goes on,
+        // before a fault that waits already can take it.
+        service.expect_several();
         let number = service.add(served).map_err(|error| report(&error))?;
         // What a pager before this one had read comes again.
         if let Err(errno) = userfault.wake(start, len) {
@@ -360,8 +366,6 @@ impl<'s> Server<'s> {
             return Err(format!("it cannot be woken: {errno}"));
         }
         client.number = Some(number);
-        // The VM may have several vCPUs. The service's own thread does the work while the restore goes on.
-        service.expect_several();
         Ok(())
     }
 
@@ -474,6 +478,19 @@ fn same_file(one: &OwnedFd, other: &File) -> bool {
 fn is_userfaultfd(fd: &OwnedFd) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
         .is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
+}
+
+/// Whether a userfaultfd reports forks, moved, removed or unmapped memory. Reading a fork makes a descriptor
+/// in this process, and the other process waits until each event is read (`userfaultfd_ctx_read` of
+/// fs/userfaultfd.c).
+fn has_events(fd: &OwnedFd) -> io::Result<bool> {
+    /// `UFFD_FEATURE_EVENT_FORK`, `_REMAP`, `_REMOVE` and `_UNMAP`.
+    const EVENTS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    // "API:", then the version, the features that are on, and what the kernel has, by colons.
+    let features = info.lines().find_map(|line| line.strip_prefix("API:")?.trim().split(':').nth(1));
+    let features = features.and_then(|features| u64::from_str_radix(features, 16).ok());
+    features.map(|features| features & EVENTS != 0).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn shortened(mut why: String) -> String {

@@ -359,11 +359,14 @@ fn a_refused_service_is_not_registered_and_the_pager_goes_with_its_last_vm() {
         receive_until::<Answer>(&socket, Instant::now() + Duration::from_secs(60)).unwrap().unwrap().0
     };
     assert_eq!(say(&Ask::Base { version: VERSION, memory_len: LEN }, None), Answer::Done);
-    // Nothing was agreed about it with the kernel: it can be polled, and neither read nor woken.
-    let userfault = Userfault::without_agreement().unwrap();
-    for _ in 0..2 {
+    // Without an agreement with the kernel, one can be polled, and neither read nor woken.
+    let refused = [
+        (Userfault::without_agreement().unwrap(), "cannot be woken"),
+        (Userfault::reporting_forks().unwrap(), "reports other events than page faults"),
+    ];
+    for (userfault, reason) in refused.iter().chain(&refused) {
         let said = say(&Ask::Serve { start: 0, len: LEN }, Some(userfault.as_fd()));
-        assert!(matches!(&said, Answer::Refused(why) if why.contains("cannot be woken")), "{said:?}");
+        assert!(matches!(&said, Answer::Refused(why) if why.contains(reason)), "{said:?}");
     }
     assert_eq!(say(&Ask::Ping, None), Answer::Alive);
     drop(socket);

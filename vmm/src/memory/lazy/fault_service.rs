@@ -247,10 +247,10 @@ impl Service {
         let Shared { epoll, next, served: all, .. } = &*self.shared;
         let number = next.fetch_add(1, Ordering::Relaxed);
         let userfault = Arc::clone(&served.userfault);
-        let is_first = {
+        let has_others = {
             let mut all = lock(all);
             all.insert(number, Arc::new(served));
-            all.len() == 1
+            all.len() > 1
         };
         // Wakes one thread for a fault, not all.
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
@@ -258,8 +258,9 @@ impl Service {
             lock(all).remove(&number);
             Error::host("answer a VM's page faults", errno)
         })?;
-        // The first thread may be busy with another VM's first fault.
-        if !is_first && lock(&self.shared.threads).running.len() == 1 {
+        // The first thread may be busy with the first fault of another VM, or soon be. That VM may have ended.
+        let may_be_busy = has_others || self.shared.idle.load(Ordering::Relaxed) == 0;
+        if may_be_busy && lock(&self.shared.threads).running.len() == 1 {
             self.shared.begin_next();
         }
         Ok(number)
@@ -494,11 +495,9 @@ impl Shared {
         }
         under_way.push((chunk, Vec::new()));
         drop(under_way);
+        let fetched = UnderWay { shared: self, chunk };
         let what = self.filler.fill(chunk, hands);
-        let mut under_way = lock(&self.under_way);
-        let place = under_way.iter().position(|(other, _)| *other == chunk);
-        let waiting = place.map(|place| under_way.swap_remove(place).1).unwrap_or_default();
-        drop(under_way);
+        let waiting = fetched.end();
         [served].into_iter().chain(&waiting).for_each(|served| self.settle(served, chunk, &what));
     }
 
@@ -536,8 +535,39 @@ impl Shared {
     }
 }
 
-/// Ends the VMs whose faults a thread that panicked would have answered.
-struct ToldOfPanic<'s>(&'s Shared);
+/// A chunk that a thread fetches. Dropped, the chunk is under way no more: a fault after a panic fetches it
+/// again, and does not wait for a thread that is gone.
+struct UnderWay<'s> {
+    shared: &'s Shared,
+    chunk: u64,
+}
+
+impl UnderWay<'_> {
+    /// Ends the fetch. Returns the VMs that waited for it besides the one that it was for.
+    fn end(self) -> Vec<Arc<Served>> {
+        let waiting = self.take();
+        // Another thread may fetch the chunk again by now.
+        std::mem::forget(self);
+        waiting
+    }
+
+    fn take(&self) -> Vec<Arc<Served>> {
+        let mut under_way = lock(&self.shared.under_way);
+        let place = under_way.iter().position(|(other, _)| *other == self.chunk);
+        place.map(|place| under_way.swap_remove(place).1).unwrap_or_default()
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        // All VMs are told of a panic (`ToldOfPanic`).
+        self.take();
+    }
+}
+
+/// Ends the VMs whose faults a thread that panicked would have answered, and replaces the thread for VMs that
+/// come later.
+struct ToldOfPanic<'s>(&'s Arc<Shared>);
 
 impl Drop for ToldOfPanic<'_> {
     fn drop(&mut self) {
@@ -546,6 +576,10 @@ impl Drop for ToldOfPanic<'_> {
                 Error::host("answer page faults", std::io::Error::other("the thread that does has panicked"));
             let all: Vec<_> = lock(&self.0.served).values().cloned().collect();
             all.iter().for_each(|served| (served.unreadable)(0..self.0.filler.len(), &error));
+            // This thread does not count as idle, and never will again.
+            if self.0.idle.load(Ordering::Relaxed) == 0 {
+                self.0.begin_next();
+            }
         }
     }
 }

@@ -13,8 +13,8 @@ const LAST_WAIT: Duration = Duration::from_millis(1024);
 /// Milliseconds for which a host that lacked memory counts as still lacking it.
 const STARVED: u64 = 2000;
 
-/// Repeats calls that fail for lack of memory. After a wait in vain, later calls do not wait until one
-/// succeeds or [`STARVED`] has passed.
+/// Repeats calls that fail for lack of memory. After a wait in vain, calls that begin later do not wait until
+/// one succeeds or [`STARVED`] has passed.
 #[derive(Debug, Default)]
 pub struct Patience {
     /// Time of the last wait in vain, in milliseconds of [`now`]; 0 for never.
@@ -28,9 +28,13 @@ impl Patience {
     /// The last error of `act`.
     pub fn retry(&self, mut act: impl FnMut() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
         let mut wait = FIRST_WAIT;
+        // Asked once: a call that waits already goes on after another has waited in vain.
+        let mut waits = None;
         loop {
             match act() {
-                Err(lack @ (Errno::NOMEM | Errno::AGAIN)) if !self.is_starved() => {
+                Err(lack @ (Errno::NOMEM | Errno::AGAIN))
+                    if *waits.get_or_insert_with(|| !self.is_starved()) =>
+                {
                     if wait > LAST_WAIT {
                         self.starved_at.store(now(), Ordering::Relaxed);
                         return Err(lack);
@@ -67,4 +71,35 @@ impl Patience {
 fn now() -> u64 {
     static FIRST: OnceLock<Instant> = OnceLock::new();
     FIRST.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn call_that_waits_goes_on_after_another_waited_in_vain() {
+        let patience = Patience::default();
+        let mut calls = 0;
+        let done = patience.retry(|| {
+            calls += 1;
+            if calls == 2 {
+                patience.starved_at.store(now(), Ordering::Relaxed);
+            }
+            if calls < 4 { Err(Errno::NOMEM) } else { Ok(()) }
+        });
+        assert_eq!((done, calls), (Ok(()), 4));
+    }
+
+    #[test]
+    fn call_that_begins_after_a_wait_in_vain_does_not_wait() {
+        let patience = Patience::default();
+        patience.starved_at.store(now(), Ordering::Relaxed);
+        let mut calls = 0;
+        let done = patience.retry(|| {
+            calls += 1;
+            Err(Errno::NOMEM)
+        });
+        assert_eq!((done, calls), (Err(Errno::NOMEM), 1));
+    }
 }

@@ -116,10 +116,8 @@ impl Userfault {
                        handles no faults of KVM); or unpack all memory first, which needs none of them";
             Error::host(why, errno)
         })?;
-        let mut handshake = Handshake { api: API, features: 0, calls: 0 };
-        // SAFETY: the call reads and writes the structure that it is for.
-        unsafe { ioctl(&fd, UFFDIO_API, &raw mut handshake) }
-            .map_err(|errno| Error::host("agree with the kernel about userfaultfd", errno))?;
+        let handshake =
+            agree(&fd, 0).map_err(|errno| Error::host("agree with the kernel about userfaultfd", errno))?;
         if handshake.features & FEATURE_MISSING_SHMEM == 0 {
             return Err(Error::host("handle page faults of a memfd", Errno::NOTSUP));
         }
@@ -130,6 +128,15 @@ impl Userfault {
     #[cfg(test)]
     pub(crate) fn without_agreement() -> Answer<Self> {
         Ok(Self { fd: from_device().or_else(|_| from_call())?, poisons: false })
+    }
+
+    /// One that reports forks of its process, too.
+    #[cfg(test)]
+    pub(crate) fn reporting_forks() -> Answer<Self> {
+        const FEATURE_EVENT_FORK: u64 = 1 << 1;
+        let fd = from_device().or_else(|_| from_call())?;
+        agree(&fd, FEATURE_EVENT_FORK)?;
+        Ok(Self { fd, poisons: false })
     }
 
     /// Takes over one that another process made and initialised.
@@ -276,6 +283,14 @@ fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (Answer<()>, i6
         }
     }
     Ok(())
+}
+
+/// Agrees with the kernel on these features.
+fn agree(fd: &OwnedFd, features: u64) -> Answer<Handshake> {
+    let mut handshake = Handshake { api: API, features, calls: 0 };
+    // SAFETY: the call reads and writes the structure that it is for.
+    unsafe { ioctl(fd, UFFDIO_API, &raw mut handshake) }?;
+    Ok(handshake)
 }
 
 /// Opens through the device file, with its permissions alone.

@@ -156,3 +156,56 @@ fn second_vcpus_fault_is_answered_during_the_first_ones_cold_read() {
     source.hangs.end();
     assert_eq!(limited("the first vCPU's read ends", || first.join()).unwrap(), Ok(word(CHUNK)));
 }
+
+#[test]
+fn vm_does_not_wait_for_the_cold_read_of_one_that_ended() {
+    let (source, service) = service(LEN);
+    let ended = vm(&service, None);
+    let _let_go = LetGo(&source);
+    // The first fault over the base, on the only thread.
+    let cold = slow_read(&source, &ended, CHUNK);
+    source.hangs.end_for_others();
+    ended.faults().unwrap().let_go("it ended");
+    wait_until("the fault is let go", || {
+        ended.faults().unwrap().let_go("it ended");
+        cold.is_finished()
+    });
+    limited("the cold read ends", || cold.join()).unwrap().unwrap_err();
+    drop(ended);
+    let next = vm(&service, None);
+    let reading = thread::spawn(move || kernel_reads(&next, 2 * CHUNK));
+    assert_eq!(limited("the next VM's read ends", || reading.join()).unwrap(), Ok(word(2 * CHUNK)));
+    source.hangs.end();
+}
+
+/// Memory whose chunk 1 panics when it is read first.
+fn panics_once() -> Box<dyn PageSource> {
+    let has_panicked = AtomicBool::new(false);
+    let read = move |chunk: u64, into: &mut [u8]| {
+        let panics = chunk == 1 && !has_panicked.swap(true, Ordering::SeqCst);
+        assert!(!panics, "the source panics, as the test wants");
+        into.fill(0x11);
+        Ok(Chunk::Bytes)
+    };
+    Box::new(TestSource { len: LEN, chunk_len: CHUNK, read })
+}
+
+#[test]
+fn panic_ends_the_vm_and_a_later_one_gets_the_chunk() {
+    let service = Arc::new(Service::new(panics_once()).unwrap());
+    let (told, reasons) = mpsc::channel();
+    let ram = vm(&service, None);
+    ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
+    let reading = {
+        let ram = ram.clone();
+        thread::spawn(move || kernel_reads(&ram, CHUNK))
+    };
+    limited("the read ends", || reading.join()).unwrap().unwrap_err();
+    let why = limited("the VM is told", || reasons.recv()).unwrap();
+    assert!(why.contains("has panicked"), "{why}");
+    drop(ram);
+    let next = vm(&service, None);
+    let reading = thread::spawn(move || kernel_reads(&next, CHUNK));
+    let found = limited("the next VM's read ends", || reading.join()).unwrap();
+    assert_eq!(found, Ok(0x1111_1111_1111_1111));
+}
