@@ -126,13 +126,7 @@ impl Console {
                 next = Next::Again;
                 break;
             }
-            let Some(mut chain) = queue.pop(memory)? else {
-                if queue.listen(memory)? {
-                    queue.hush(memory)?;
-                    continue;
-                }
-                break;
-            };
+            let Some(mut chain) = queue.next_chain(memory)? else { break };
             let mut bytes = [0; PIECE];
             let room = chain.writable.len().min(PIECE);
             let got = match room {
@@ -164,9 +158,7 @@ impl Console {
                 }
             }
         }
-        if served > 0 && queue.wants_interrupt(memory)? {
-            io.interrupt.queue();
-        }
+        io.interrupt_for(RECEIVE)?;
         Ok((next, waiting))
     }
 

@@ -174,24 +174,25 @@ impl Io<'_> {
         mut answer: impl FnMut(Chain<'_>) -> Result<usize, Broken>,
     ) -> Result<Next, Broken> {
         let (memory, queue) = (self.ram.guest(), &mut self.queues[queue]);
-        let (mut served, mut next) = (0, Next::Again);
         queue.hush(memory)?;
-        while served < queue.size() {
-            match queue.pop(memory)? {
-                Some(chain) => {
-                    let head = chain.head;
-                    let written = answer(chain)?;
-                    queue.put(memory, head, written)?;
-                    served += 1;
-                }
-                None if queue.listen(memory)? => queue.hush(memory)?,
-                None => {
-                    next = Next::Wait;
-                    break;
-                }
-            }
+        for _ in 0..queue.size() {
+            let Some(chain) = queue.next_chain(memory)? else { return Ok(Next::Wait) };
+            let head = chain.head;
+            let written = answer(chain)?;
+            queue.put(memory, head, written)?;
         }
-        Ok(next)
+        Ok(Next::Again)
+    }
+
+    /// Interrupts for the chains that one queue gave back, if the driver wants that.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::put`].
+    pub fn interrupt_for(&mut self, queue: usize) -> Result<(), Broken> {
+        if self.queues[queue].wants_interrupt(self.ram.guest())? {
+            self.interrupt.queue();
+        }
+        Ok(())
     }
 
     /// One interrupt for all that the queues gave back, if the driver wants one.

@@ -89,6 +89,24 @@ impl VirtQueue {
         Chain::walk(GuestAddress(self.ring.desc_table()), size, head, memory).map(Some)
     }
 
+    /// Takes the next chain for a device that has disabled notifications. Enables them if there is none: the
+    /// driver notifies the device of the next chain.
+    ///
+    /// # Errors
+    /// As [`VirtQueue::pop`].
+    pub fn next_chain<'m>(&mut self, memory: &'m GuestMemory) -> Result<Option<Chain<'m>>, Broken> {
+        loop {
+            if let Some(chain) = self.pop(memory)? {
+                return Ok(Some(chain));
+            }
+            if !self.listen(memory)? {
+                return Ok(None);
+            }
+            // The driver made a chain available before it saw that notifications are enabled.
+            self.hush(memory)?;
+        }
+    }
+
     /// The number of chains that were taken and not put back.
     pub(super) fn under_way(&self) -> u16 {
         self.ring.next_avail().wrapping_sub(self.ring.next_used())

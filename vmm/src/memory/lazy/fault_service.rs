@@ -258,7 +258,7 @@ impl Service {
             lock(all).remove(&number);
             Error::host("answer a VM's page faults", errno)
         })?;
-        // The first thread may be busy with the first fault of another VM, or soon be. That VM may have ended.
+        // The first thread may be busy, now or soon, with the first fault of another VM, even of one that ended.
         let may_be_busy = has_others || self.shared.idle.load(Ordering::Relaxed) == 0;
         if may_be_busy && lock(&self.shared.threads).running.len() == 1 {
             self.shared.begin_next();

@@ -246,16 +246,12 @@ impl Balloon {
 
     /// Reads the statistics that have come, and asks for new ones when it is time.
     fn look_at_statistics(&mut self, io: &mut Io<'_>, queue: usize) -> std::result::Result<Next, Broken> {
-        let (memory, queue) = (io.ram.guest(), &mut io.queues[queue]);
-        if self.held.is_none() {
-            let mut chain = queue.pop(memory)?;
-            if chain.is_none() && queue.listen(memory)? {
-                chain = queue.pop(memory)?;
-            }
-            if let Some(mut chain) = chain {
-                self.statistics = Some(Statistics::read(&mut chain.readable));
-                self.held = Some(chain.head);
-            }
+        let memory = io.ram.guest();
+        if self.held.is_none()
+            && let Some(mut chain) = io.queues[queue].next_chain(memory)?
+        {
+            self.statistics = Some(Statistics::read(&mut chain.readable));
+            self.held = Some(chain.head);
         }
         let now = Instant::now();
         let due = *self.due.get_or_insert(now + self.interval);
@@ -263,11 +259,9 @@ impl Balloon {
             return Ok(Next::At(due));
         }
         if let Some(head) = self.held.take() {
-            queue.put(memory, head, 0)?;
-            if queue.wants_interrupt(memory)? {
-                io.interrupt.queue();
-            }
-            if queue.listen(memory)? {
+            io.queues[queue].put(memory, head, 0)?;
+            io.interrupt_for(queue)?;
+            if io.queues[queue].listen(memory)? {
                 self.due = Some(now + self.interval);
                 return Ok(Next::Again);
             }
@@ -292,33 +286,25 @@ fn serve(
     queue: usize,
     mut answer: impl FnMut(&mut Chain<'_>) -> std::result::Result<Served, Broken>,
 ) -> std::result::Result<Next, Broken> {
-    let (memory, queue) = (io.ram.guest(), &mut io.queues[queue]);
-    let (mut served, mut next) = (0, Next::Again);
-    queue.hush(memory)?;
-    while served < queue.size() {
-        match queue.pop(memory)? {
-            Some(mut chain) => {
-                let answered = answer(&mut chain)?;
-                if let Served::InPart = answered {
-                    queue.unpop();
-                    break;
-                }
-                queue.put(memory, chain.head, 0)?;
-                served += 1;
-                if let Served::AndEnough = answered {
-                    break;
-                }
-            }
-            None if queue.listen(memory)? => queue.hush(memory)?,
-            None => {
-                next = Next::Wait;
-                break;
-            }
+    let (memory, chains) = (io.ram.guest(), &mut io.queues[queue]);
+    let mut next = Next::Again;
+    chains.hush(memory)?;
+    for _ in 0..chains.size() {
+        let Some(mut chain) = chains.next_chain(memory)? else {
+            next = Next::Wait;
+            break;
+        };
+        let answered = answer(&mut chain)?;
+        if let Served::InPart = answered {
+            chains.unpop();
+            break;
+        }
+        chains.put(memory, chain.head, 0)?;
+        if let Served::AndEnough = answered {
+            break;
         }
     }
-    if served > 0 && queue.wants_interrupt(memory)? {
-        io.interrupt.queue();
-    }
+    io.interrupt_for(queue)?;
     Ok(next)
 }
 

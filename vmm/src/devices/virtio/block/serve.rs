@@ -35,7 +35,7 @@ impl Block {
         let write_through = io.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
         let limits = RequestLimits { capacity: self.capacity, read_only: self.read_only };
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
-        let mut responses = self.respond_to_completed(memory, queue)?;
+        self.respond_to_completed(memory, queue)?;
         let (mut taken, mut next) = (0, Next::Again);
         let now = Instant::now();
         let end = now + TURN;
@@ -53,43 +53,34 @@ impl Block {
                 next = Next::Wait; // until a request completes
                 break;
             }
-            match queue.pop(memory)? {
-                Some(chain) => {
-                    let head = chain.head;
-                    let (responder, request) = request::parse(chain, limits)?;
-                    // Parsing has no effects, so a request over the limit can go back to the queue.
-                    let cost = request.as_ref().map_or(0, BlockRequest::bytes);
-                    if let Err(at) = self.limiter.admit(Instant::now(), cost) {
-                        queue.unpop();
-                        next = Next::At(at);
-                        break;
-                    }
-                    taken += 1;
-                    if let Ok(request) = &request {
-                        let must_wait = |disk: &Self| disk.must_wait(request, write_through);
-                        responses += self.complete_while(must_wait, memory, queue)?;
-                    }
-                    if let Some(written) = self.start_request(responder, request, write_through) {
-                        queue.put(memory, head, written)?;
-                        responses += 1;
-                    }
-                }
-                None if queue.listen(memory)? => queue.hush(memory)?,
-                None => {
-                    next = Next::Wait;
-                    break;
-                }
+            let Some(chain) = queue.next_chain(memory)? else {
+                next = Next::Wait;
+                break;
+            };
+            let head = chain.head;
+            let (responder, request) = request::parse(chain, limits)?;
+            // Parsing has no effects, so a request over the limit can go back to the queue.
+            let cost = request.as_ref().map_or(0, BlockRequest::bytes);
+            if let Err(at) = self.limiter.admit(Instant::now(), cost) {
+                queue.unpop();
+                next = Next::At(at);
+                break;
+            }
+            taken += 1;
+            if let Ok(request) = &request {
+                self.complete_while(|disk| disk.must_wait(request, write_through), memory, queue)?;
+            }
+            if let Some(written) = self.start_request(responder, request, write_through) {
+                queue.put(memory, head, written)?;
             }
         }
         let submit = |uring: &mut Option<UringEngine>| uring.as_mut().is_none_or(UringEngine::submit);
         let _ = submit(&mut self.uring); // submitted again below
-        responses += self.respond_to_completed(memory, queue)?;
+        self.respond_to_completed(memory, queue)?;
         if !submit(&mut self.uring) && next == Next::Wait {
             next = Next::At(Instant::now() + uring::RETRY);
         }
-        if responses > 0 && queue.wants_interrupt(memory)? {
-            io.interrupt.queue();
-        }
+        io.interrupt_for(0)?;
         if self.gate.is_closed() && self.is_idle() {
             self.gate.notify_idle();
         }
@@ -127,16 +118,14 @@ impl Block {
         Some(responder.respond(status, filled))
     }
 
-    /// Responds to the requests that the engine has completed. Returns their number.
-    fn respond_to_completed(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<usize, Broken> {
-        let mut responses = 0;
+    /// Responds to the requests that the engine has completed.
+    fn respond_to_completed(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<(), Broken> {
         while let Some(completed) = self.next_completed() {
             let (status, filled) = self.status_of(completed.name, &completed.done);
             let (head, written) = completed.respond(memory, status, filled);
             queue.put(memory, head, written)?;
-            responses += 1;
         }
-        Ok(responses)
+        Ok(())
     }
 
     fn next_completed(&mut self) -> Option<CompletedRequest> {
@@ -169,30 +158,27 @@ impl Block {
         }
     }
 
-    /// Completes requests in flight while `must_wait` is true. Returns their number.
+    /// Completes requests in flight while `must_wait` is true.
     fn complete_while(
         &mut self,
         must_wait: impl Fn(&Self) -> bool,
         memory: &GuestMemory,
         queue: &mut VirtQueue,
-    ) -> Result<usize, Broken> {
-        let mut responses = 0;
+    ) -> Result<(), Broken> {
         while must_wait(self)
             && let Some(uring) = self.uring.as_mut().filter(|uring| !uring.is_idle())
         {
             uring.wait();
-            responses += self.respond_to_completed(memory, queue)?;
+            self.respond_to_completed(memory, queue)?;
         }
-        Ok(responses)
+        Ok(())
     }
 
     /// Completes and responds to all requests in flight.
     pub(super) fn drain(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
-        let responses = self.complete_while(|_| true, memory, queue)?;
-        if responses > 0 && queue.wants_interrupt(memory)? {
-            io.interrupt.queue();
-        }
+        self.complete_while(|_| true, memory, queue)?;
+        io.interrupt_for(0)?;
         self.gate.notify_idle();
         Ok(())
     }

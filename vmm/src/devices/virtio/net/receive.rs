@@ -168,8 +168,8 @@ impl Receiver {
             };
             frames += 1;
             if starved {
-                if io.queues[QUEUE].listen(memory)? {
-                    io.queues[QUEUE].hush(memory)?;
+                if let Some(chain) = io.queues[QUEUE].next_chain(memory)? {
+                    window.push(chain)?;
                     continue;
                 }
                 self.starved = true;
@@ -273,16 +273,22 @@ impl<'m> ChainWindow<'m> {
         let mergeable = io.features & feature::MRG_RXBUF != 0;
         while self.chains.is_empty() || self.room < bytes && mergeable {
             let Some(chain) = io.queues[QUEUE].pop(ram)? else { break };
-            if chain.writable.is_empty() {
-                return Err(Broken("a receive buffer is not writable"));
-            }
-            self.room += chain.writable.len();
-            self.chains.push_back(chain);
-            if self.chains.len() == 1 {
-                self.split_off_header()?;
-            }
+            self.push(chain)?;
         }
         Ok(!self.chains.is_empty() && self.room >= bytes)
+    }
+
+    /// Widens the window by a chain.
+    fn push(&mut self, chain: Chain<'m>) -> Result<(), Broken> {
+        if chain.writable.is_empty() {
+            return Err(Broken("a receive buffer is not writable"));
+        }
+        self.room += chain.writable.len();
+        self.chains.push_back(chain);
+        if self.chains.len() == 1 {
+            self.split_off_header()?;
+        }
+        Ok(())
     }
 
     /// Sets the room for the header apart from the first chain, where the next frame begins.

@@ -86,13 +86,7 @@ impl Transmitter {
             if done == MAX_FRAMES_PER_TURN {
                 break TurnEnd::Again;
             }
-            let Some(chain) = queue.pop(memory)? else {
-                if queue.listen(memory)? {
-                    queue.hush(memory)?;
-                    continue;
-                }
-                break TurnEnd::Ready;
-            };
+            let Some(chain) = queue.next_chain(memory)? else { break TurnEnd::Ready };
             let head = chain.head;
             let bytes = chain.readable.len().saturating_sub(header::LEN) as u64;
             if let Err(at) = self.limiter.check(Instant::now(), bytes) {

@@ -88,13 +88,7 @@ impl Vsock {
                 next = Next::Again;
                 break;
             }
-            let Some(chain) = queue.pop(memory)? else {
-                if queue.listen(memory)? {
-                    queue.hush(memory)?;
-                    continue;
-                }
-                break;
-            };
+            let Some(chain) = queue.next_chain(memory)? else { break };
             let (head, mut room) = (chain.head, chain.writable);
             if room.len() <= packet::LEN {
                 return Err(Broken("a receive buffer has no room for data"));

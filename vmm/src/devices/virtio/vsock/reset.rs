@@ -99,30 +99,22 @@ impl TransportReset {
 
 fn deliver(io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
     let memory = io.ram.guest();
-    let queue = &mut io.queues[queue];
-    let Some(mut chain) = queue.pop(memory)? else { return Ok(()) };
+    let events = &mut io.queues[queue];
+    let Some(mut chain) = events.pop(memory)? else { return Ok(()) };
     if chain.writable.write(&TRANSPORT_RESET) < TRANSPORT_RESET.len() {
         return Err(Broken("an event buffer is shorter than an event"));
     }
-    queue.put(memory, chain.head, TRANSPORT_RESET.len())?;
-    if queue.wants_interrupt(memory)? {
-        io.interrupt.queue();
-    }
-    Ok(())
+    events.put(memory, chain.head, TRANSPORT_RESET.len())?;
+    io.interrupt_for(queue)
 }
 
 /// Returns how many buffers the guest has posted, and enables notifications for the next one.
 fn posted_buffers(queue: &mut VirtQueue, ram: &GuestRam) -> Result<u16, Broken> {
     let memory = ram.guest();
     let mut posted = 0;
-    loop {
-        // With event indices the guest notifies for buffers after the last one that was taken.
-        while queue.pop(memory)?.is_some() {
-            posted += 1;
-        }
-        if !queue.listen(memory)? {
-            break;
-        }
+    // With event indices the guest notifies for buffers after the last one that was taken.
+    while queue.next_chain(memory)?.is_some() {
+        posted += 1;
     }
     for _ in 0..posted {
         queue.unpop();
