@@ -31,7 +31,7 @@ enum Act {
         together: bool,
         known: bool,
     },
-    Listen(bool),
+    Notifications(bool),
     Reload,
     /// An entry, and the index after it.
     Offer {
@@ -89,7 +89,7 @@ fuzz_target!(|program: Program| {
                     chains.iter().map(|(number, written)| (head(*number), *written as usize)).collect();
                 queue.put(&chains, together);
             }
-            Act::Listen(wanted) => queue.listen(wanted),
+            Act::Notifications(wanted) => queue.set_notifications(wanted),
             Act::Reload => queue.reload(),
             Act::Offer { head, by } => {
                 queue.poke(

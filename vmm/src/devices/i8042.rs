@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::bus::BusDevice;
-use super::{Device, Place};
+use super::{BusRange, Device};
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
 use crate::run_control::{Control, Ending};
@@ -44,7 +44,7 @@ impl BusDevice for I8042 {
 
 impl Device for I8042 {
     /// None: a keyboard that is announced is probed for, for half a second.
-    fn aml(&self, _place: &Place) -> Vec<u8> {
+    fn aml(&self, _place: &BusRange) -> Vec<u8> {
         Vec::new()
     }
 }

@@ -18,7 +18,7 @@ use crate::sync::lock;
 
 /// All lines of a machine.
 #[derive(Clone, Debug)]
-pub enum Lines {
+pub enum InterruptLines {
     /// They end in KVM.
     Kernel(VmHandle),
     /// They end in an IOAPIC of ours.
@@ -27,12 +27,12 @@ pub enum Lines {
 
 /// One of them, by the number that the guest knows it by.
 #[derive(Clone, Debug)]
-pub struct Line {
-    lines: Lines,
+pub struct InterruptLine {
+    lines: InterruptLines,
     gsi: u32,
 }
 
-impl Lines {
+impl InterruptLines {
     pub(super) fn of(vm: &VmHandle, irqchip: IrqchipKind) -> Self {
         match irqchip {
             IrqchipKind::Kernel => Self::Kernel(vm.clone()),
@@ -40,8 +40,8 @@ impl Lines {
         }
     }
 
-    pub(super) fn line(&self, gsi: u32) -> Line {
-        Line { lines: self.clone(), gsi }
+    pub(super) fn line(&self, gsi: u32) -> InterruptLine {
+        InterruptLine { lines: self.clone(), gsi }
     }
 
     /// A vCPU is done with an interrupt, which KVM leaves to an IOAPIC that is not its own.
@@ -52,27 +52,27 @@ impl Lines {
     }
 }
 
-impl Line {
+impl InterruptLine {
     /// Sends an edge.
     ///
     /// # Errors
     /// KVM refuses.
     pub(super) fn pulse(&self) -> Result<()> {
         match &self.lines {
-            Lines::Kernel(vm) => vm.pulse(self.gsi),
-            Lines::Split(ioapic) => lock(ioapic).pulse(self.gsi),
+            InterruptLines::Kernel(vm) => vm.pulse(self.gsi),
+            InterruptLines::Split(ioapic) => lock(ioapic).pulse(self.gsi),
         }
     }
 
-    /// Has KVM send an edge whenever the eventfd is written: a second way, for when [`Line::pulse`] fails. Our own IOAPIC has
+    /// Has KVM send an edge whenever the eventfd is written: a second way, for when [`InterruptLine::pulse`] fails. Our own IOAPIC has
     /// none. It would need a route in KVM that follows each change of the pin, and each of those waits for a grace period.
     ///
     /// # Errors
     /// KVM refuses.
     pub(super) fn connect(&self, eventfd: &EventFd) -> Result<()> {
         match &self.lines {
-            Lines::Kernel(vm) => vm.connect_interrupt(eventfd, self.gsi),
-            Lines::Split(_) => Ok(()),
+            InterruptLines::Kernel(vm) => vm.connect_interrupt(eventfd, self.gsi),
+            InterruptLines::Split(_) => Ok(()),
         }
     }
 }

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex};
 
 use crate::persist::PersistBlob;
 
-pub(crate) mod attendant;
 pub mod bus;
 pub mod i8042;
+pub(crate) mod idle_watcher;
 pub mod ioapic;
 pub mod lines;
 mod log_limit;
@@ -21,7 +21,7 @@ use bus::BusDevice;
 /// A device on a bus. Its state can be saved, or it does not compile.
 pub trait Device: BusDevice + PersistBlob + std::fmt::Debug {
     /// AML that describes the device to the guest, for `\_SB`; empty for one that needs none.
-    fn aml(&self, place: &Place) -> Vec<u8>;
+    fn aml(&self, place: &BusRange) -> Vec<u8>;
 }
 
 /// A device that the bus and the platform share.
@@ -29,7 +29,7 @@ pub type SharedDevice = Arc<Mutex<dyn Device>>;
 
 /// Where a device was put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct BusRange {
     /// First port or guest physical address.
     pub base: u64,
     /// Number of ports or bytes.

@@ -7,12 +7,12 @@ use std::time::Duration;
 use volt_kernel::Platform as AcpiPlatform;
 use volt_kernel::layout::{IO_APIC, LOCAL_APIC};
 
-use super::attendant::Attendant;
 use super::bus::Bus;
 use super::i8042;
 use super::i8042::I8042;
+use super::idle_watcher::IdleWatcher;
 use super::ioapic;
-use super::lines::Lines;
+use super::lines::InterruptLines;
 use super::power;
 use super::power::Power;
 use super::serial::Serial;
@@ -21,7 +21,7 @@ use super::virtio::block::{Block, ClosedGates};
 use super::virtio::net::Net;
 use super::virtio_slots;
 use super::virtio_slots::{Handles, Slot};
-use super::{Place, SharedDevice};
+use super::{BusRange, SharedDevice};
 use crate::config::{Devices, IrqchipKind};
 use crate::console::Console;
 use crate::error::{Error, Result};
@@ -31,30 +31,30 @@ use crate::persist::{Blob, Persist};
 use crate::run_control::Control;
 use crate::sync::lock;
 
-const COM1: Place = Place { base: 0x3f8, len: 8, gsi: Some(4) };
+const COM1: BusRange = BusRange { base: 0x3f8, len: 8, gsi: Some(4) };
 /// Port 0x61 in between is the PIT's gate, which the kernel answers for where it has one.
-const I8042: Place = Place { base: 0x60, len: 5, gsi: None };
-const IOAPIC: Place = Place { base: IO_APIC, len: ioapic::LEN, gsi: None };
-const POWER: Place = Place { base: 0x600, len: 2, gsi: None };
+const I8042: BusRange = BusRange { base: 0x60, len: 5, gsi: None };
+const IOAPIC: BusRange = BusRange { base: IO_APIC, len: ioapic::LEN, gsi: None };
+const POWER: BusRange = BusRange { base: 0x600, len: 2, gsi: None };
 
 /// A machine's devices.
 #[derive(Debug)]
 pub struct Platform {
     /// Where interrupts go: none or one, by name. The names are those of the snapshot, and stay what they are.
-    ioapic: BTreeMap<String, (Place, SharedDevice)>,
+    ioapic: BTreeMap<String, (BusRange, SharedDevice)>,
     /// At ports.
-    ports: BTreeMap<String, (Place, SharedDevice)>,
+    ports: BTreeMap<String, (BusRange, SharedDevice)>,
     /// At guest physical addresses: those of `virtio` once more.
-    mmio: BTreeMap<String, (Place, SharedDevice)>,
+    mmio: BTreeMap<String, (BusRange, SharedDevice)>,
     /// The serial port once more, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
-    lines: Lines,
+    lines: InterruptLines,
     /// Virtio devices, which have work of their own to begin and to end.
     virtio: Vec<Slot>,
     /// And some by what they are.
     handles: Handles,
     /// Who waits for those that are idle, after the VM was restored or paused.
-    attendant: Mutex<Option<Attendant>>,
+    idle_watcher: Mutex<Option<IdleWatcher>>,
     /// The kernel is told of `mmio` on its command line, and not through ACPI.
     mmio_on_cmdline: bool,
 }
@@ -67,7 +67,7 @@ pub(crate) struct Buses {
     /// Devices at guest physical addresses.
     pub mmio: Bus,
     /// Interrupt lines.
-    pub lines: Lines,
+    pub lines: InterruptLines,
 }
 
 impl Platform {
@@ -82,10 +82,12 @@ impl Platform {
         console: Console,
         devices: &Devices,
     ) -> Result<Self> {
-        let lines = Lines::of(vm, irqchip);
+        let lines = InterruptLines::of(vm, irqchip);
         let ioapic = match &lines {
-            Lines::Kernel(_) => BTreeMap::new(),
-            Lines::Split(ours) => [("ioapic".to_owned(), (IOAPIC, Arc::clone(ours) as SharedDevice))].into(),
+            InterruptLines::Kernel(_) => BTreeMap::new(),
+            InterruptLines::Split(ours) => {
+                [("ioapic".to_owned(), (IOAPIC, Arc::clone(ours) as SharedDevice))].into()
+            }
         };
         let line = lines.line(COM1.gsi.expect("COM1 interrupts"));
         let serial = Arc::new(Mutex::new(Serial::new(line, console, Arc::clone(control))));
@@ -106,7 +108,7 @@ impl Platform {
             serial,
             virtio,
             handles,
-            attendant: Mutex::default(),
+            idle_watcher: Mutex::default(),
             mmio_on_cmdline: devices.on_cmdline,
         })
     }
@@ -119,7 +121,7 @@ impl Platform {
         let transports = self.virtio.iter().map(|slot| &slot.transport);
         let waiting: Vec<_> = transports.filter(|transport| lock(transport).is_waiting()).cloned().collect();
         if !waiting.is_empty() {
-            *lock(&self.attendant) = Some(Attendant::start(waiting, Arc::clone(control))?);
+            *lock(&self.idle_watcher) = Some(IdleWatcher::start(waiting, Arc::clone(control))?);
         }
         Ok(())
     }
@@ -148,7 +150,7 @@ impl Platform {
 
     /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.
     pub(crate) fn halt(&self) {
-        drop(lock(&self.attendant).take());
+        drop(lock(&self.idle_watcher).take());
         self.virtio.iter().for_each(|slot| lock(&slot.transport).halt());
     }
 
@@ -200,7 +202,7 @@ impl Platform {
 
     /// Buses with all devices on them.
     pub(crate) fn buses(&self) -> Buses {
-        let bus = |devices: &[&BTreeMap<String, (Place, SharedDevice)>]| {
+        let bus = |devices: &[&BTreeMap<String, (BusRange, SharedDevice)>]| {
             let mut bus = Bus::default();
             for (place, device) in devices.iter().flat_map(|devices| devices.values()) {
                 bus.insert(place.base, place.len, Arc::clone(device) as _);
@@ -216,7 +218,7 @@ impl Platform {
 
     /// What the guest is told of it all.
     pub(crate) fn acpi(&self, vcpus: u8) -> AcpiPlatform {
-        let port = |place: Place, offset| (place.base + offset) as u16;
+        let port = |place: BusRange, offset| (place.base + offset) as u16;
         AcpiPlatform {
             vcpus,
             local_apic: LOCAL_APIC as u32,
@@ -247,10 +249,10 @@ impl Persist for Platform {
             serial: _,
             virtio: _,
             handles: _,
-            attendant: _,
+            idle_watcher: _,
             mmio_on_cmdline: _,
         } = self;
-        let save = |(name, (_, device)): (&String, &(Place, SharedDevice))| {
+        let save = |(name, (_, device)): (&String, &(BusRange, SharedDevice))| {
             Ok((name.clone(), lock(device).save_blob(name)?))
         };
         ioapic.iter().chain(ports).chain(mmio).map(save).collect()

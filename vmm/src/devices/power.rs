@@ -6,7 +6,7 @@ use std::sync::Arc;
 use volt_kernel::power::is_power_off;
 
 use super::bus::BusDevice;
-use super::{Device, Place};
+use super::{BusRange, Device};
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
 use crate::run_control::{Control, Ending};
@@ -43,7 +43,7 @@ impl BusDevice for Power {
 
 impl Device for Power {
     /// None: the FADT describes it.
-    fn aml(&self, _place: &Place) -> Vec<u8> {
+    fn aml(&self, _place: &BusRange) -> Vec<u8> {
         Vec::new()
     }
 }

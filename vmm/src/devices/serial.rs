@@ -10,8 +10,8 @@ use vm_superio::serial::{SerialEvents, SerialState as UartState};
 use volt_kernel::acpi_tables::aml;
 
 use super::bus::BusDevice;
-use super::lines::Line;
-use super::{Device, Place};
+use super::lines::InterruptLine;
+use super::{BusRange, Device};
 use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
@@ -24,11 +24,11 @@ const LOOK_UP: Duration = Duration::from_millis(100);
 /// The serial port.
 pub struct Serial {
     // Glue.
-    line: Line,
-    output: Output,
+    line: InterruptLine,
+    output: SerialOutput,
     room: Arc<Room>,
     // Volatile.
-    uart: vm_superio::Serial<Line, Arc<Room>, Output>,
+    uart: vm_superio::Serial<InterruptLine, Arc<Room>, SerialOutput>,
 }
 
 /// The registers and the receive FIFO of the UART.
@@ -52,7 +52,7 @@ struct Registers {
     in_buffer: Vec<u8>,
 }
 
-impl Trigger for Line {
+impl Trigger for InterruptLine {
     type E = Error;
 
     /// An edge, as on an ISA bus.
@@ -63,12 +63,12 @@ impl Trigger for Line {
 
 /// What the guest transmits.
 #[derive(Clone, Debug)]
-struct Output {
+struct SerialOutput {
     console: Arc<Mutex<Console>>,
     control: Arc<Control>,
 }
 
-impl Write for Output {
+impl Write for SerialOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         lock(&self.console).write(bytes, || self.control.come_out());
         Ok(bytes.len())
@@ -98,8 +98,8 @@ impl SerialEvents for Room {
 
 impl Serial {
     /// A port that interrupts on `line`.
-    pub(crate) fn new(line: Line, console: Console, control: Arc<Control>) -> Self {
-        let output = Output { console: Arc::new(Mutex::new(console)), control };
+    pub(crate) fn new(line: InterruptLine, console: Console, control: Arc<Control>) -> Self {
+        let output = SerialOutput { console: Arc::new(Mutex::new(console)), control };
         let room = Arc::new(Room::default());
         let uart = vm_superio::Serial::with_events(line.clone(), Arc::clone(&room), output.clone());
         Self { line, output, room, uart }
@@ -164,7 +164,7 @@ impl BusDevice for Serial {
 }
 
 impl Device for Serial {
-    fn aml(&self, place: &Place) -> Vec<u8> {
+    fn aml(&self, place: &BusRange) -> Vec<u8> {
         let base = place.base as u16;
         let gsi = place.gsi.unwrap_or(0);
         volt_kernel::guest_aml(&aml::Device::new(

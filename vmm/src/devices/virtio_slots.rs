@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use super::Place;
-use super::lines::Lines;
+use super::BusRange;
+use super::lines::InterruptLines;
 use super::virtio::VirtioDevice;
 use super::virtio::balloon::Balloon;
 use super::virtio::block::{Block, Gate};
@@ -40,7 +40,7 @@ pub(crate) fn disk_name(id: &str) -> String {
 pub(super) struct Slot {
     /// Its name: that of the snapshot, which stays what it is.
     pub name: String,
-    pub place: Place,
+    pub place: BusRange,
     pub transport: Arc<Mutex<Transport>>,
     /// The same without the transport's lock.
     pub view: Arc<View>,
@@ -66,7 +66,7 @@ pub(super) struct Handles {
 pub(super) fn fill(
     devices: &Devices,
     ram: &GuestRam,
-    (vm, lines): (&VmHandle, &Lines),
+    (vm, lines): (&VmHandle, &InterruptLines),
 ) -> Result<(Vec<Slot>, Handles)> {
     let mut handles = Handles::default();
     let named = make(devices, ram, &mut handles)?;
@@ -85,14 +85,14 @@ pub(super) fn fill(
 /// (Linux, Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
 pub(crate) fn cmdline(devices: &Devices) -> String {
     let word = |number| {
-        let Place { base, len, gsi } = place(number);
+        let BusRange { base, len, gsi } = place(number);
         format!(" virtio_mmio.device={len:#x}@{base:#x}:{}", gsi.unwrap_or(0))
     };
     if devices.on_cmdline { (0..devices.count()).map(word).collect() } else { String::new() }
 }
 
-fn place(number: usize) -> Place {
-    Place { base: BASE + number as u64 * transport::LEN, len: transport::LEN, gsi: Some(LINES[number]) }
+fn place(number: usize) -> BusRange {
+    BusRange { base: BASE + number as u64 * transport::LEN, len: transport::LEN, gsi: Some(LINES[number]) }
 }
 
 /// A device, not yet in a slot.
@@ -147,6 +147,6 @@ mod tests {
         let devices = Devices { rng: true, on_cmdline: true, ..Devices::default() };
         assert_eq!(cmdline(&devices), " virtio_mmio.device=0x1000@0xd0000000:5");
         assert_eq!(cmdline(&Devices { on_cmdline: false, ..devices }), "");
-        assert_eq!(place(15), Place { base: 0xd000_f000, len: 0x1000, gsi: Some(21) });
+        assert_eq!(place(15), BusRange { base: 0xd000_f000, len: 0x1000, gsi: Some(21) });
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::devices::bus::Bus;
-use crate::devices::lines::Lines;
+use crate::devices::lines::InterruptLines;
 use crate::memory::ram::GuestRam;
 use crate::run_control::Control;
 use crate::sync::lock;
@@ -16,7 +16,7 @@ pub(crate) struct Board {
     /// Devices at guest physical addresses.
     pub mmio: Bus,
     /// Interrupt lines, which are told of the end of an interrupt.
-    pub lines: Lines,
+    pub lines: InterruptLines,
     /// Memory slots, from which no access may come out of `KVM_RUN`.
     pub ram: GuestRam,
     /// Ends the guest.

@@ -32,7 +32,7 @@ use crate::kvm::vcpu::VcpuState;
 use crate::machine::board::Board;
 use crate::machine::shell::Shell;
 pub(crate) use crate::machine::vcpu_thread::LentVcpu;
-use crate::memory::lazy::faults::LetGo;
+use crate::memory::lazy::faults::FaultDeadline;
 use crate::persist::{Blob, Persist};
 use crate::sync::lock;
 use crate::timing::step_done;
@@ -47,7 +47,7 @@ pub struct Machine {
     // Everything above lives on it.
     shell: Shell,
     /// While it is dropped, where its threads may wait for memory: those are let go then.
-    let_go: Option<LetGo>,
+    let_go: Option<FaultDeadline>,
 }
 
 /// How long that may take where they wait for memory.
@@ -152,7 +152,7 @@ impl Machine {
     ///
     /// # Errors
     /// The host has no thread left.
-    pub(crate) fn halt_in_time(&self, for_disks: Duration) -> Result<Option<LetGo>> {
+    pub(crate) fn halt_in_time(&self, for_disks: Duration) -> Result<Option<FaultDeadline>> {
         let why = "waited for a page of memory for 10 s while it was to be paused";
         let patience = TO_HALT.saturating_add(for_disks);
         self.shell.ram.faults().map(|faults| faults.let_go_after(patience, why)).transpose()

@@ -52,7 +52,7 @@ const HUGE: usize = 2 << 20;
 
 /// A reserved address range, empty until memory is mapped over it.
 #[derive(Debug)]
-struct Reservation {
+struct RamReservation {
     /// Aligned to [`HUGE`].
     start: *mut u8,
     len: usize,
@@ -64,11 +64,11 @@ struct Reservation {
 }
 
 // SAFETY: as for the range that it owns.
-unsafe impl Send for Reservation {}
+unsafe impl Send for RamReservation {}
 // SAFETY: as above.
-unsafe impl Sync for Reservation {}
+unsafe impl Sync for RamReservation {}
 
-impl Reservation {
+impl RamReservation {
     fn new(len: u64) -> Result<Self> {
         let refused = |source| {
             Error::host(format!("reserve {} MiB of address space for guest memory", len >> 20), source)
@@ -81,7 +81,7 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for RamReservation {
     fn drop(&mut self) {
         // The service of page faults ends first: a late zero-fill would land in another VM's memory.
         if let (Some(faults), Some(range)) = (self.faults.get(), self.all.take()) {
@@ -100,7 +100,7 @@ pub struct GuestRam {
     /// Pages that the guest returned to the host.
     given: Arc<OnceLock<Mutex<PageSet>>>,
     // Dropped last: the regions point into it.
-    reservation: Arc<Reservation>,
+    reservation: Arc<RamReservation>,
 }
 
 impl GuestRam {
@@ -110,7 +110,7 @@ impl GuestRam {
     /// The host has no such range free, or far too little memory.
     pub fn reserve(bytes: u64) -> Result<Self> {
         check_overcommit(bytes, host_memory())?;
-        let reservation = Reservation::new(bytes)?;
+        let reservation = RamReservation::new(bytes)?;
         let mut offset = 0;
         let regions: Arc<[Region]> = ram_ranges(bytes)
             .into_iter()
@@ -410,7 +410,7 @@ mod tests {
     fn more_than_the_host_can_map_is_an_error_that_says_how_much() {
         let error = GuestRam::reserve(1 << 60).unwrap_err().to_string();
         assert!(error.starts_with("memory: 1099511627776 MiB asked for"), "{error}");
-        let error = Reservation::new(1 << 60).unwrap_err().to_string();
+        let error = RamReservation::new(1 << 60).unwrap_err().to_string();
         assert_eq!(error, "cannot reserve 1099511627776 MiB of address space for guest memory");
         check_overcommit(16 << 30, 1 << 30).unwrap();
         check_overcommit((16 << 30) + 1, 1 << 30).unwrap_err();

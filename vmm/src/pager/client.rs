@@ -18,7 +18,7 @@ use super::connection::{NotServed, Target};
 use super::list::list;
 use super::message::{Answer, Ask, send};
 use super::options::PagerOptions;
-use super::place::Place;
+use super::place::PagerPlace;
 use crate::error::{Error, Result, report};
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::{Fetched, Paging};
@@ -34,22 +34,22 @@ const TO_SAY: Duration = Duration::from_secs(1);
 
 /// The pager of one VM. See the module.
 #[derive(Debug)]
-pub struct Pager(pub(super) Arc<Inner>);
+pub struct Pager(pub(super) Arc<ClientState>);
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct ClientState {
     pub(super) target: Target,
     /// Until when a pager is waited for before the VM runs.
     deadline: Instant,
     /// The list of what is to be fetched ahead, if something is.
     ahead: OnceLock<File>,
-    pub(super) line: Mutex<Line>,
+    pub(super) connection: Mutex<Connection>,
     pub(super) changed: Condvar,
 }
 
 /// The connection, and what is awaited on it.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct Connection {
     /// None while there is none.
     pub(super) socket: Option<Arc<OwnedFd>>,
     pub(super) over: bool,
@@ -74,14 +74,14 @@ impl Pager {
     /// # Errors
     /// There is no pager, and none can be started.
     pub fn connect(options: &PagerOptions, pack: File, name: PathBuf, memory_len: u64) -> Result<Self> {
-        let place = Place::of(&pack, &options.directory, options.group.as_deref())?;
+        let place = PagerPlace::of(&pack, &options.directory, options.group.as_deref())?;
         let (options, base) = (options.clone(), OnceLock::new());
         let target = Target { options, place, pack, name, memory_len, base, started: Mutex::default() };
         let deadline = target.deadline();
         let socket = Arc::new(target.reach(deadline)?);
-        let line = Mutex::new(Line { socket: Some(socket), count: 1, ..Line::default() });
+        let connection = Mutex::new(Connection { socket: Some(socket), count: 1, ..Connection::default() });
         let (ahead, changed) = (OnceLock::new(), Condvar::new());
-        Ok(Self(Arc::new(Inner { target, deadline, ahead, line, changed })))
+        Ok(Self(Arc::new(ClientState { target, deadline, ahead, connection, changed })))
     }
 }
 
@@ -92,13 +92,13 @@ impl Paging for Pager {
 
     fn begin(&self, faults: &Arc<Faults>) -> Result<u64> {
         let (inner, weak) = (Arc::clone(&self.0), Arc::downgrade(faults));
-        let socket = lock(&inner.line).socket.clone().expect("it is connected until someone watches");
+        let socket = lock(&inner.connection).socket.clone().expect("it is connected until someone watches");
         // A pager that was about to go when it was reached is no reason to fail.
         if let Err(error) = inner.serve(&socket, faults, inner.deadline) {
             log::debug!("the pager went: {}", report(&error));
             let socket = Arc::new(inner.target.reach(inner.deadline)?);
             inner.serve(&socket, faults, inner.deadline)?;
-            lock(&inner.line).socket = Some(socket);
+            lock(&inner.connection).socket = Some(socket);
         }
         threads::spawn("pager-watch", move || inner.watch(&weak))?;
         Ok(0)
@@ -109,10 +109,10 @@ impl Paging for Pager {
         if let Err(errno) = range.vacate() {
             log::debug!("the memory of a VM is held until its pager ends: {errno}");
         }
-        let mut line = lock(&self.0.line);
-        line.over = true;
-        line.range = Some(range);
-        if let Some(socket) = line.socket.take() {
+        let mut connection = lock(&self.0.connection);
+        connection.over = true;
+        connection.range = Some(range);
+        if let Some(socket) = connection.socket.take() {
             // The pager hears of it, ends the service, and then the connection.
             let _ = rustix::net::shutdown(&*socket, Shutdown::Write);
         }
@@ -122,7 +122,7 @@ impl Paging for Pager {
     /// A pager that dies over it is asked again when there is another.
     fn complete(&self) -> Result<()> {
         let done = self.0.complete();
-        lock(&self.0.line).completes = false;
+        lock(&self.0.connection).completes = false;
         done
     }
 
@@ -132,7 +132,7 @@ impl Paging for Pager {
         let list = list(runs).map_err(failed)?;
         let inner = &*self.0;
         if inner.ahead.set(list).is_ok()
-            && let Some(socket) = lock(&inner.line).socket.clone()
+            && let Some(socket) = lock(&inner.connection).socket.clone()
         {
             inner.ask_ahead(&socket);
         }
@@ -142,24 +142,24 @@ impl Paging for Pager {
     /// One that stands still says nothing. It knows which list this VM has named.
     fn fetched(&self, _: Option<&Runs>) -> Option<Fetched> {
         let inner = &*self.0;
-        let mut line = lock(&inner.line);
-        let socket = line.socket.clone()?;
-        line.fetched = None;
+        let mut connection = lock(&inner.connection);
+        let socket = connection.socket.clone()?;
+        connection.fetched = None;
         send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).ok()?;
-        let waits = |line: &mut Line| line.fetched.is_none() && !line.over;
-        let waited = inner.changed.wait_timeout_while(line, TO_SAY, waits);
+        let waits = |connection: &mut Connection| connection.fetched.is_none() && !connection.over;
+        let waited = inner.changed.wait_timeout_while(connection, TO_SAY, waits);
         waited.unwrap_or_else(PoisonError::into_inner).0.fetched.take()
     }
 }
 
-impl Inner {
+impl ClientState {
     /// As [`Target::serve`]. The connection is remembered before: a pager may begin although it is not heard
     /// any more. One that refuses has not begun.
     pub(super) fn serve(&self, socket: &Arc<OwnedFd>, faults: &Faults, deadline: Instant) -> Result<()> {
-        lock(&self.line).served_by.push(Arc::clone(socket));
+        lock(&self.connection).served_by.push(Arc::clone(socket));
         self.target.serve(socket, faults, deadline).map_err(|not_served| match not_served {
             NotServed::Refused(error) => {
-                lock(&self.line).served_by.retain(|served| !Arc::ptr_eq(served, socket));
+                lock(&self.connection).served_by.retain(|served| !Arc::ptr_eq(served, socket));
                 error
             }
             NotServed::Unknown(error) => error,
@@ -175,29 +175,31 @@ impl Inner {
 
     fn complete(&self) -> Result<()> {
         let failed = |why: &str| Error::host("fetch all of a VM's memory", io::Error::other(why));
-        let mut line = lock(&self.line);
+        let mut connection = lock(&self.connection);
         loop {
             // While there is none, the one who watches looks for it, or ends the VM.
-            line = self
+            connection = self
                 .changed
-                .wait_while(line, |line| line.socket.is_none() && !line.over)
+                .wait_while(connection, |connection| connection.socket.is_none() && !connection.over)
                 .unwrap_or_else(PoisonError::into_inner);
-            let Some(socket) = line.socket.clone().filter(|_| !line.over) else {
+            let Some(socket) = connection.socket.clone().filter(|_| !connection.over) else {
                 return Err(failed("there is no pager"));
             };
-            let count = line.count;
-            (line.completed, line.completes) = (None, true);
+            let count = connection.count;
+            (connection.completed, connection.completes) = (None, true);
             let is_asked = send(&*socket, &Ask::Complete, None, SendFlags::DONTWAIT).is_ok();
             // One that is stopped has a full socket at some time: the one who watches says when that lasts
             // too long.
-            let waits = |line: &mut Line| line.completed.is_none() && line.count == count && !line.over;
-            line = if is_asked {
-                self.changed.wait_while(line, waits).unwrap_or_else(PoisonError::into_inner)
+            let waits = |connection: &mut Connection| {
+                connection.completed.is_none() && connection.count == count && !connection.over
+            };
+            connection = if is_asked {
+                self.changed.wait_while(connection, waits).unwrap_or_else(PoisonError::into_inner)
             } else {
-                let waited = self.changed.wait_timeout_while(line, ASK_AGAIN, waits);
+                let waited = self.changed.wait_timeout_while(connection, ASK_AGAIN, waits);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             };
-            match line.completed.take() {
+            match connection.completed.take() {
                 Some(Answer::Done) => return Ok(()),
                 Some(Answer::Refused(why)) => return Err(failed(&why)),
                 _ => {}

@@ -15,7 +15,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 
 use super::message::{Answer, Ask, VERSION, receive_until, send};
 use super::options::PagerOptions;
-use super::place::Place;
+use super::place::PagerPlace;
 use crate::error::{Error, Result};
 use crate::memory::lazy::faults::Faults;
 use crate::sync::lock;
@@ -39,7 +39,7 @@ pub(super) enum NotServed {
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) options: PagerOptions,
-    pub(super) place: Place,
+    pub(super) place: PagerPlace,
     pub(super) pack: File,
     /// What the pack is called in errors.
     pub(super) name: PathBuf,

@@ -30,7 +30,7 @@ const ATTEMPTS: u32 = 16;
 
 /// The place of the pager of one pack.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct PagerPlace {
     /// The directory of all groups.
     root: PathBuf,
     /// The directory of this place: the root or the directory of its group.
@@ -38,7 +38,7 @@ pub struct Place {
     name: String,
 }
 
-impl Place {
+impl PagerPlace {
     /// That of the pack in `file`, in a directory that is made if it is not there. A file that is changed or replaced has another
     /// place: this is of what the file system says of it, and nothing that is in it. A trust group has a
     /// directory of its own in that one, so that a VM that is confined to it reaches no other group's pager.
@@ -194,7 +194,7 @@ impl Place {
     }
 }
 
-/// `pager-` and the five numbers of [`Place::of`].
+/// `pager-` and the five numbers of [`PagerPlace::of`].
 fn is_name(name: &str) -> bool {
     let Some((numbers, nanoseconds)) = name.strip_prefix("pager-").and_then(|rest| rest.split_once('.'))
     else {
@@ -270,12 +270,12 @@ mod tests {
     use super::*;
 
     /// A directory for groups, and the place of a group in it.
-    fn groups(name: &str) -> (PathBuf, impl Fn(Option<&str>) -> Place) {
+    fn groups(name: &str) -> (PathBuf, impl Fn(Option<&str>) -> PagerPlace) {
         let root = std::env::temp_dir().join(format!("volt-groups-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);
         let pack = File::open("/proc/self/exe").unwrap();
         let directory = root.clone();
-        (root, move |group| Place::of(&pack, &directory, group).unwrap())
+        (root, move |group| PagerPlace::of(&pack, &directory, group).unwrap())
     }
 
     #[test]

@@ -16,12 +16,12 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix,
 
 use super::list::{list, listed};
 use super::message::{Answer, Ask, VERSION, receive, send};
-use super::place::{Claim, Place};
+use super::place::{Claim, PagerPlace};
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::can_change;
-use crate::memory::lazy::fault_service::{Served, Service};
+use crate::memory::lazy::fault_service::{ServedVm, Service};
 use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::prefetch::Runs;
 use crate::memory::lazy::source::PageSource;
@@ -45,7 +45,7 @@ const LONGEST_REASON: usize = 1024;
 /// # Errors
 /// The host refuses a socket, or something that is needed to fill memory.
 pub fn serve(
-    place: &Place,
+    place: &PagerPlace,
     source: &dyn Fn() -> Box<dyn PageSource>,
     linger: Duration,
     listening: impl FnOnce(),
@@ -73,7 +73,7 @@ struct Server<'s> {
     /// Those that VMs have brought, which were there before this pager. Nobody else gets one: it may hold
     /// anything.
     brought: Vec<Arc<Service>>,
-    clients: HashMap<i32, Client>,
+    clients: HashMap<i32, ConnectedVm>,
     /// Given up for a moment to refuse a connection where no descriptor is left.
     spare: Option<OwnedFd>,
     /// Until when no connection is taken.
@@ -81,7 +81,7 @@ struct Server<'s> {
 }
 
 /// A VM that is connected.
-struct Client {
+struct ConnectedVm {
     socket: Arc<OwnedFd>,
     /// Who fills its base, once it has asked for one.
     service: Option<Arc<Service>>,
@@ -164,7 +164,7 @@ impl<'s> Server<'s> {
         }
         if is_own {
             let client =
-                Client { socket: Arc::new(socket), service: None, number: None, ahead: Arc::default() };
+                ConnectedVm { socket: Arc::new(socket), service: None, number: None, ahead: Arc::default() };
             self.clients.insert(client.socket.as_raw_fd(), client);
         }
     }
@@ -189,7 +189,7 @@ impl<'s> Server<'s> {
 
     fn forget(&mut self, fd: i32) {
         let Some(client) = self.clients.remove(&fd) else { return };
-        let Client { socket, service, number, ahead: _ } = client;
+        let ConnectedVm { socket, service, number, ahead: _ } = client;
         if let (Some(service), Some(number)) = (&service, number) {
             service.remove(number);
         }
@@ -353,7 +353,7 @@ impl<'s> Server<'s> {
                 log::error!("a VM cannot be told that its memory is damaged, and waits: {error}");
             }
         };
-        let served = Served::new(Arc::clone(&userfault), start, Box::new(unreadable));
+        let served = ServedVm::new(Arc::clone(&userfault), start, Box::new(unreadable));
         // One that cannot be woken cannot be served. Not after it is served: it might be told both.
         userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))?;
         // The VM may have several vCPUs. The service's own thread starts another one while the restore goes on,

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 use super::client::Pager;
 use super::message::{Answer, Ask, VERSION, receive_until, send};
 use super::options::PagerOptions;
-use super::place::Place;
+use super::place::PagerPlace;
 use super::server::serve;
 use crate::error::{Result, report};
 use crate::memory::backing::Backing;
@@ -34,12 +34,12 @@ const LEN: u64 = 1 << 20;
 
 /// Every odd chunk is zero, every byte of another its number; read at once unless it hangs.
 #[derive(Debug, Default)]
-struct Source {
+struct PackSource {
     hangs: Hangs,
 }
 
 #[derive(Debug)]
-struct Shared(Arc<Source>);
+struct Shared(Arc<PackSource>);
 
 impl PageSource for Shared {
     fn memory_len(&self) -> u64 {
@@ -51,13 +51,13 @@ impl PageSource for Shared {
     }
 
     fn reader(&self) -> Box<dyn ChunkReader + '_> {
-        Box::new(Reader(&self.0))
+        Box::new(PackReader(&self.0))
     }
 }
 
-struct Reader<'s>(&'s Source);
+struct PackReader<'s>(&'s PackSource);
 
-impl ChunkReader for Reader<'_> {
+impl ChunkReader for PackReader<'_> {
     fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
         self.0.hangs.pass();
         into.fill(chunk as u8);
@@ -68,7 +68,7 @@ impl ChunkReader for Reader<'_> {
 /// A directory for pagers, and the pack of one, of which only the place counts.
 struct Here {
     directory: PathBuf,
-    source: Arc<Source>,
+    source: Arc<PackSource>,
     patience: Duration,
 }
 
@@ -83,8 +83,8 @@ impl Here {
         File::open("/proc/self/exe").unwrap()
     }
 
-    fn place(&self) -> Place {
-        Place::of(&self.pack(), &self.directory, None).unwrap()
+    fn place(&self) -> PagerPlace {
+        PagerPlace::of(&self.pack(), &self.directory, None).unwrap()
     }
 
     /// Begins a pager, which goes with its last VM.

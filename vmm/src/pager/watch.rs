@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{SendFlags, Shutdown};
 
-use super::client::Inner;
+use super::client::ClientState;
 use super::connection::PAUSE;
 use super::list::listed;
 use super::message::{Answer, Ask, receive_until, send};
@@ -37,7 +37,7 @@ enum Heard {
     Silence,
 }
 
-impl Inner {
+impl ClientState {
     /// Hears what the pager says, until the VM's memory is gone and no pager can act on it.
     pub(super) fn watch(&self, faults: &Weak<Faults>) {
         while self.watch_one(faults) {}
@@ -46,26 +46,26 @@ impl Inner {
 
     /// Hears one pager until its end. Says whether there is another.
     fn watch_one(&self, faults: &Weak<Faults>) -> bool {
-        let Some(socket) = lock(&self.line).socket.clone() else { return false };
+        let Some(socket) = lock(&self.connection).socket.clone() else { return false };
         let heard = self.hear(&socket, faults);
         // One that was killed leaves no zombie.
         if let Err(error) = self.target.started_ended() {
             log::debug!("{}", report(&error));
         }
-        let mut line = lock(&self.line);
-        if line.over {
+        let mut connection = lock(&self.connection);
+        if connection.over {
             return false;
         }
-        (line.socket, line.count) = (None, line.count + 1);
+        (connection.socket, connection.count) = (None, connection.count + 1);
         self.changed.notify_all();
         if matches!(heard, Heard::Silence) {
-            drop(line);
+            drop(connection);
             let why = format!("the pager is not to be had: {}", self.target.silent());
             self.give_up(faults, &why);
             return false;
         }
-        line.served_by.retain(|served| !Arc::ptr_eq(served, &socket));
-        drop(line);
+        connection.served_by.retain(|served| !Arc::ptr_eq(served, &socket));
+        drop(connection);
         self.replace(faults)
     }
 
@@ -79,7 +79,7 @@ impl Inner {
                     self.heard(said, beside, faults);
                 }
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                    if lock(&self.line).over {
+                    if lock(&self.connection).over {
                         return Heard::End;
                     }
                     if self.has_fallen_silent(socket, faults, &mut unanswered) {
@@ -108,8 +108,9 @@ impl Inner {
         faults.ask_again();
         match unanswered {
             Some(ticks) if *ticks >= UNANSWERED => {
-                if lock(&self.line).completes {
-                    lock(&self.line).completed = Some(Answer::Refused(self.target.silent().to_string()));
+                if lock(&self.connection).completes {
+                    lock(&self.connection).completed =
+                        Some(Answer::Refused(self.target.silent().to_string()));
                     self.changed.notify_all();
                 }
                 *unanswered = None;
@@ -120,7 +121,7 @@ impl Inner {
                 false
             }
             None => {
-                if is_waited_for || lock(&self.line).completes {
+                if is_waited_for || lock(&self.connection).completes {
                     let _ = send(socket, &Ask::Ping, None, SendFlags::DONTWAIT);
                     *unanswered = Some(1);
                 }
@@ -140,13 +141,13 @@ impl Inner {
             Answer::Fetched { chunk_len, touched, prefetch } => {
                 let ahead = beside.and_then(|list| listed(&list.into(), self.target.memory_len).ok());
                 let fetched = ahead.map(|ahead| Fetched { chunk_len, touched, ahead, prefetch });
-                lock(&self.line).fetched = fetched;
+                lock(&self.connection).fetched = fetched;
                 self.changed.notify_all();
             }
             Answer::NotPrefetched(why) => log::warn!("the pager fetches nothing ahead: {why}"),
             Answer::Alive => {}
             answer => {
-                lock(&self.line).completed = Some(answer);
+                lock(&self.connection).completed = Some(answer);
                 self.changed.notify_all();
             }
         }
@@ -165,20 +166,20 @@ impl Inner {
             drop(alive);
             let why = match found {
                 Ok(socket) => {
-                    let mut line = lock(&self.line);
+                    let mut connection = lock(&self.connection);
                     // Its end may have come meanwhile.
-                    if line.over {
+                    if connection.over {
                         return false;
                     }
-                    line.socket = Some(Arc::clone(&socket));
+                    connection.socket = Some(Arc::clone(&socket));
                     self.changed.notify_all();
-                    drop(line);
+                    drop(connection);
                     self.ask_ahead(&socket);
                     return true;
                 }
                 Err(error) => report(&error),
             };
-            if lock(&self.line).over {
+            if lock(&self.connection).over {
                 return false;
             }
             if Instant::now() > deadline {
@@ -193,7 +194,7 @@ impl Inner {
 
     /// Lets all who wait for memory go, for as long as there are any.
     fn give_up(&self, faults: &Weak<Faults>, why: &str) {
-        lock(&self.line).over = true;
+        lock(&self.connection).over = true;
         self.changed.notify_all();
         while let Some(alive) = faults.upgrade() {
             alive.let_go(why);
@@ -205,12 +206,12 @@ impl Inner {
     /// Waits until no pager can act on the VM's memory, and gives its addresses back then. A pager that is
     /// stopped keeps them.
     fn wait_until_unserved(&self) {
-        let line = lock(&self.line);
-        let waited = self.changed.wait_while(line, |line| line.range.is_none());
-        let mut line = waited.unwrap_or_else(PoisonError::into_inner);
-        let (range, served_by) = (line.range.take(), std::mem::take(&mut line.served_by));
-        line.socket = None;
-        drop(line);
+        let connection = lock(&self.connection);
+        let waited = self.changed.wait_while(connection, |connection| connection.range.is_none());
+        let mut connection = waited.unwrap_or_else(PoisonError::into_inner);
+        let (range, served_by) = (connection.range.take(), std::mem::take(&mut connection.served_by));
+        connection.socket = None;
+        drop(connection);
         for socket in served_by {
             let _ = rustix::net::shutdown(&*socket, Shutdown::Write);
             loop {

@@ -18,7 +18,7 @@ use crate::memory::backing::Backing;
 use crate::memory::files::data::data_ranges;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
-use crate::memory::lazy::fault_service::{Served, zero};
+use crate::memory::lazy::fault_service::{ServedVm, zero};
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::filler::Window;
@@ -88,7 +88,7 @@ impl Paging for Floor {
         let stop =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| Error::host("make an eventfd", errno))?;
         let stop = Arc::new(stop);
-        let (shared, served, until) = (Arc::clone(&self.shared), Served::of(faults), Arc::clone(&stop));
+        let (shared, served, until) = (Arc::clone(&self.shared), ServedVm::of(faults), Arc::clone(&stop));
         let thread = threads::spawn("floor", move || shared.answer(&served, &until))?;
         let number = faults.start();
         lock(&self.answering).insert(number, Answering { stop, thread });
@@ -121,7 +121,7 @@ impl Paging for Floor {
 }
 
 impl Shared {
-    fn answer(&self, served: &Served, stop: &OwnedFd) {
+    fn answer(&self, served: &ServedVm, stop: &OwnedFd) {
         loop {
             let mut fds = [PollFd::new(&*served.userfault, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
             let _ = poll(&mut fds, None);
@@ -138,7 +138,7 @@ impl Shared {
         }
     }
 
-    fn bring(&self, served: &Served, chunk: u64) {
+    fn bring(&self, served: &ServedVm, chunk: u64) {
         let start = chunk * self.chunk_len;
         let range = start..(start + self.chunk_len).min(self.image.len());
         let done = if self.holds[chunk as usize] {

@@ -63,7 +63,7 @@ fn packed() -> SnapshotMemory {
     for page in pages() {
         bytes[page as usize..][..8].copy_from_slice(&word(page, false).to_le_bytes());
     }
-    let bytes = testing::packed(&testing::Bytes::of(bytes), &packing(Compression::Lz4, CHUNK));
+    let bytes = testing::packed(&testing::TestMemory::of(bytes), &packing(Compression::Lz4, CHUNK));
     SnapshotMemory::Packed(Packed::of(Arc::new(testing::open(&bytes).unwrap())))
 }
 
@@ -127,7 +127,7 @@ fn each_page_is_touched_once_a_turn() {
 fn a_damaged_chunk_is_found_before_it_is_touched() {
     let mut bytes = vec![7; LEN as usize];
     bytes.iter_mut().zip(0_u8..=255).for_each(|(byte, other)| *byte = other);
-    let mut packed = testing::packed(&testing::Bytes::of(bytes), &packing(Compression::Lz4, CHUNK));
+    let mut packed = testing::packed(&testing::TestMemory::of(bytes), &packing(Compression::Lz4, CHUNK));
     packed[10] ^= 1;
     let memory = SnapshotMemory::Packed(Packed::of(Arc::new(testing::open(&packed).unwrap())));
     let error = subject(memory, None).read().unwrap_err().to_string();

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::machine::MachineState;
 use crate::memory::base::OverlayPages;
-use crate::memory::files::lease::{Leases, Listener};
+use crate::memory::files::lease::{LeaseListener, Leases};
 use crate::memory::page_set::PageSet;
 use crate::run_control::Control;
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
@@ -44,7 +44,7 @@ pub(crate) struct RestoredFrom {
     /// The files that the VM's memory maps.
     pub files: Arc<Leases>,
     /// Listeners for a lease that breaks, once [`RestoredFrom::hold`] took leases.
-    pub listeners: Vec<Listener>,
+    pub listeners: Vec<LeaseListener>,
 }
 
 impl RestoredFrom {

@@ -24,7 +24,7 @@ pub use crate::snapshot::take::writer::{SnapshotKind, SnapshotOptions};
 pub use crate::snapshot::transfer::handover::Handover;
 pub use crate::snapshot::transform::convert::convert;
 pub use crate::snapshot::transform::inspect::{
-    ChunkSum, Inspection, MemoryFile as InspectedMemory, NamedPages, PackFacts, StoredRange, inspect,
+    ChunkSum, InspectedMemory, Inspection, NamedPages, PackFacts, StoredRange, inspect,
 };
 pub use crate::snapshot::transform::merge::merge;
 pub use crate::snapshot::transform::verify::{Verified, verify};

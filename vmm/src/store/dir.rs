@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
 
-use super::reservation::Reservation;
+use super::reservation::SpaceReservation;
 use crate::error::{Error, Result};
 use crate::partial;
 pub use crate::partial::random_hex;
@@ -72,15 +72,15 @@ impl NewDir {
     ///
     /// # Errors
     /// The file system has fewer, or a quota allows fewer.
-    pub fn reserve(&self, bytes: u64) -> Result<Reservation> {
-        Reservation::new(self.scratch()?, bytes).map_err(|source| self.failed_to_reserve(bytes, source))
+    pub fn reserve(&self, bytes: u64) -> Result<SpaceReservation> {
+        SpaceReservation::new(self.scratch()?, bytes).map_err(|source| self.failed_to_reserve(bytes, source))
     }
 
     /// Reserves `bytes` more.
     ///
     /// # Errors
     /// As [`NewDir::reserve`].
-    pub fn grow(&self, reserved: &Reservation, bytes: u64) -> Result<()> {
+    pub fn grow(&self, reserved: &SpaceReservation, bytes: u64) -> Result<()> {
         reserved.grow(bytes).map_err(|source| self.failed_to_reserve(bytes, source))
     }
 

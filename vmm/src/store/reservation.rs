@@ -19,7 +19,7 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// See the module. Dropping it releases the rest.
 #[derive(Debug)]
-pub struct Reservation {
+pub struct SpaceReservation {
     file: File,
     /// Whether the file system holds blocks; otherwise only its free space was checked.
     holds: bool,
@@ -29,7 +29,7 @@ pub struct Reservation {
     released: Cell<u64>,
 }
 
-impl Reservation {
+impl SpaceReservation {
     /// Reserves `bytes` in the file system of an empty file without a name.
     ///
     /// # Errors
@@ -53,7 +53,7 @@ impl Reservation {
     /// Reserves `bytes` more.
     ///
     /// # Errors
-    /// As [`Reservation::new`].
+    /// As [`SpaceReservation::new`].
     pub(super) fn grow(&self, bytes: u64) -> io::Result<()> {
         if !self.holds {
             return Ok(check_free(&self.file, bytes)?);
@@ -105,7 +105,7 @@ mod tests {
         let file = nameless(&std::env::temp_dir());
         let blocks = file.try_clone().unwrap();
         let held = || blocks.metadata().unwrap().blocks() * 512;
-        let reservation = Reservation::new(file, 64 << 20).unwrap();
+        let reservation = SpaceReservation::new(file, 64 << 20).unwrap();
         if reservation.left.get() == 0 {
             return crate::testing::skip("this file system cannot hold room ahead, it is only asked for it");
         }
@@ -127,7 +127,7 @@ mod tests {
         let without = File::options().write(true).open("/proc/self/comm").unwrap();
         let refused = fallocate(&without, FallocateFlags::empty(), 0, 1);
         assert_eq!(refused, Err(Errno::OPNOTSUPP), "the kernel has fallocate for /proc");
-        let reservation = Reservation::new(without, 0).unwrap();
+        let reservation = SpaceReservation::new(without, 0).unwrap();
         reservation.grow(1 << 20).unwrap();
         assert_eq!(reservation.left.get(), 0, "nothing is held");
     }
@@ -135,12 +135,12 @@ mod tests {
     #[test]
     fn more_than_there_is_cannot_be_reserved() {
         let of_tmpfs = rustix::fs::memfd_create("tmpfs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        Reservation::new(of_tmpfs.into(), 1 << 60).unwrap(); // the kernel's own tmpfs has no limit
+        SpaceReservation::new(of_tmpfs.into(), 1 << 60).unwrap(); // the kernel's own tmpfs has no limit
         let free = fstatvfs(nameless(&std::env::temp_dir())).unwrap();
         let more = (free.f_blocks + 1) * free.f_frsize;
-        let little = Reservation::new(nameless(&std::env::temp_dir()), 1 << 20).unwrap();
+        let little = SpaceReservation::new(nameless(&std::env::temp_dir()), 1 << 20).unwrap();
         for error in [
-            Reservation::new(nameless(&std::env::temp_dir()), more).unwrap_err(),
+            SpaceReservation::new(nameless(&std::env::temp_dir()), more).unwrap_err(),
             little.grow(more).unwrap_err(),
         ] {
             assert!(

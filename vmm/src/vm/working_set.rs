@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result, report};
-use crate::memory::lazy::prefetch::{Progress, Runs};
+use crate::memory::lazy::prefetch::{PrefetchProgress, Runs};
 use crate::memory::prefault::populate;
 use crate::snapshot::RecordingSummary;
 use crate::snapshot::format::working_set::Plan;
@@ -19,7 +19,7 @@ pub(crate) enum PrefetchState {
     /// This plan, not started yet.
     Planned(Plan),
     /// Under way for this VM alone.
-    Begun(Arc<Progress>),
+    Begun(Arc<PrefetchProgress>),
     /// These ranges are under way or were read, for all VMs over the same base.
     Shared(Runs),
 }

@@ -8,13 +8,13 @@ mod registers;
 #[cfg(test)]
 mod tests;
 
-use registers::Registers;
+use registers::IoApicRegisters;
 
 use log::Level;
 
 use super::bus::BusDevice;
 use super::log_limit::LogLimit;
-use super::{Device, Place};
+use super::{BusRange, Device};
 use crate::error::{Result, report};
 use crate::kvm::msi::Message;
 use crate::kvm::vm::VmHandle;
@@ -34,12 +34,12 @@ pub struct IoApic {
     watched: Vec<(u32, Message)>,
     log: LogLimit,
     // Volatile.
-    registers: Registers,
+    registers: IoApicRegisters,
 }
 
 impl IoApic {
     pub(super) fn new(vm: VmHandle) -> Self {
-        Self { vm, watched: Vec::new(), log: LogLimit::new(), registers: Registers::default() }
+        Self { vm, watched: Vec::new(), log: LogLimit::new(), registers: IoApicRegisters::default() }
     }
 
     /// An edge on a line. As on the chip, and as in KVM's, one that finds the pin masked is lost, and so is one that finds it
@@ -91,7 +91,7 @@ impl BusDevice for IoApic {
 
 impl Device for IoApic {
     /// None: the MADT describes it.
-    fn aml(&self, _place: &Place) -> Vec<u8> {
+    fn aml(&self, _place: &BusRange) -> Vec<u8> {
         Vec::new()
     }
 }

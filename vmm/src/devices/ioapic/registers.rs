@@ -59,7 +59,7 @@ mod message {
 
 /// The registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Registers {
+pub(super) struct IoApicRegisters {
     select: u8,
     id: u8,
     pins: [u64; IO_APIC_PINS],
@@ -75,7 +75,7 @@ pub struct IoApicState {
     pins: [u64; IO_APIC_PINS],
 }
 
-impl Default for Registers {
+impl Default for IoApicRegisters {
     /// As after a reset.
     fn default() -> Self {
         Self { select: 0, id: 0, pins: [entry::MASKED; IO_APIC_PINS] }
@@ -89,7 +89,7 @@ fn pin_of(register: u8) -> Option<(usize, bool)> {
     (pin < IO_APIC_PINS).then_some((pin, half % 2 == 1))
 }
 
-impl Registers {
+impl IoApicRegisters {
     pub(super) fn read(&self, offset: u64) -> u32 {
         match (offset, self.select) {
             (IOREGSEL, select) => select.into(),
@@ -173,7 +173,7 @@ fn message_of(entry: u64) -> Option<Message> {
     })
 }
 
-impl Persist for Registers {
+impl Persist for IoApicRegisters {
     type State = IoApicState;
 
     fn save(&self) -> Result<IoApicState> {

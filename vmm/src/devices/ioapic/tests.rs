@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::registers::Registers;
+use super::registers::IoApicRegisters;
 use crate::kvm::msi::Message;
 use crate::kvm::vm::IO_APIC_PINS;
 use crate::persist::Persist;
@@ -12,12 +12,12 @@ const LEVEL: u32 = 1 << 15;
 const REMOTE_IRR: u32 = 1 << 14;
 const LOGICAL: u32 = 1 << 11;
 
-fn read(registers: &mut Registers, register: u32) -> u32 {
+fn read(registers: &mut IoApicRegisters, register: u32) -> u32 {
     registers.write(0, register);
     registers.read(0x10)
 }
 
-fn write(registers: &mut Registers, register: u32, value: u32) {
+fn write(registers: &mut IoApicRegisters, register: u32, value: u32) {
     registers.write(0, register);
     registers.write(0x10, value);
 }
@@ -27,13 +27,13 @@ fn low(pin: u32) -> u32 {
 }
 
 /// A pulse, with local APICs that take every message.
-fn pulse(registers: &mut Registers, pin: u32) -> Option<Message> {
+fn pulse(registers: &mut IoApicRegisters, pin: u32) -> Option<Message> {
     registers.message(pin).inspect(|_| registers.taken(pin))
 }
 
 #[test]
 fn after_a_reset_all_pins_are_masked() {
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     assert_eq!(read(&mut registers, 0), 0);
     assert_eq!(read(&mut registers, 1), 0x0017_0020, "24 pins, and a version with an EOI register");
     for pin in 0..24 {
@@ -45,7 +45,7 @@ fn after_a_reset_all_pins_are_masked() {
 
 #[test]
 fn registers_hold_what_they_can() {
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     write(&mut registers, 0, 0xffff_ffff);
     assert_eq!([read(&mut registers, 0), read(&mut registers, 2)], [0x0f00_0000; 2], "id and arbitration id");
     write(&mut registers, 1, 0);
@@ -68,7 +68,7 @@ fn registers_hold_what_they_can() {
 
 #[test]
 fn an_edge_becomes_a_message() {
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     for (entry, destination, address, data) in [
         (0x31, 0, 0xfee0_0000, 0x4031),
         (0x32, 5, 0xfee0_5000, 0x4032),
@@ -91,7 +91,7 @@ fn an_edge_becomes_a_message() {
 
 #[test]
 fn an_edge_at_a_masked_pin_is_lost() {
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     for entry in [0x31, 0x31 | LEVEL] {
         write(&mut registers, low(5), entry | MASKED);
         assert_eq!(pulse(&mut registers, 5), None);
@@ -103,7 +103,7 @@ fn an_edge_at_a_masked_pin_is_lost() {
 
 #[test]
 fn an_edge_triggered_pin_waits_for_nothing() {
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     write(&mut registers, low(5), 0x31);
     for _ in 0..3 {
         assert!(pulse(&mut registers, 5).is_some());
@@ -112,11 +112,11 @@ fn an_edge_triggered_pin_waits_for_nothing() {
 }
 
 /// A way for a guest to end an interrupt.
-type End = fn(&mut Registers);
+type End = fn(&mut IoApicRegisters);
 
 #[test]
 fn a_level_triggered_pin_waits_for_the_end() {
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     let message = |data| Message { address: 0xfee0_0000, data };
     write(&mut registers, low(5), 0x31 | LEVEL);
     write(&mut registers, low(6), 0x32 | LEVEL | MASKED);
@@ -143,7 +143,7 @@ fn a_level_triggered_pin_waits_for_the_end() {
 
 #[test]
 fn a_message_that_nobody_took_is_waited_for_by_nobody() {
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     write(&mut registers, low(5), 0x31 | LEVEL);
     assert_eq!(registers.message(5), registers.message(5));
     assert_eq!(read(&mut registers, low(5)), 0x31 | LEVEL);
@@ -153,7 +153,7 @@ fn a_message_that_nobody_took_is_waited_for_by_nobody() {
 fn a_state_with_bits_that_cannot_be_is_made_one_that_can() {
     let pins = vec![u64::MAX; IO_APIC_PINS];
     let state = serde_json::json!({ "select": 255, "id": 255, "pins": pins });
-    let mut registers = Registers::default();
+    let mut registers = IoApicRegisters::default();
     registers.restore(&serde_json::from_value(state).unwrap()).unwrap();
     assert_eq!([read(&mut registers, 0), read(&mut registers, low(0))], [0x0f00_0000, 0x1_afff]);
     for bad in [
@@ -190,7 +190,7 @@ proptest! {
     /// the original, but that it waits for nothing.
     #[test]
     fn saved_and_restored_it_goes_on_as_it_was(acts in prop::collection::vec(act(), 0..200)) {
-        let mut registers = Registers::default();
+        let mut registers = IoApicRegisters::default();
         for act in acts {
             match act {
                 Act::Write(offset, value) => registers.write(offset, value),
@@ -203,7 +203,7 @@ proptest! {
                 }
             }
         }
-        let mut restored = Registers::default();
+        let mut restored = IoApicRegisters::default();
         restored.restore(&registers.save().unwrap()).unwrap();
         prop_assert_eq!(restored.level_triggered(), registers.level_triggered());
         prop_assert_eq!(restored.read(0), registers.read(0));

@@ -11,10 +11,10 @@ use rustix::event::epoll::EventFlags;
 use super::super::rng::Rng;
 use super::super::testing::{Driver, Part};
 use super::super::watch::Watch;
-use super::super::{Broken, Cause, Io, Kind, Next};
+use super::super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, WakeReason};
 use super::*;
-use crate::devices::attendant::Attendant;
 use crate::devices::bus::Bus;
+use crate::devices::idle_watcher::IdleWatcher;
 use crate::persist::NoState;
 use crate::run_control::Control;
 use crate::testing::{apart, limited, refuse_calls, wait_until};
@@ -24,28 +24,28 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// A device each turn of which lasts until the test ends it, as that of a disk does until its data are synced.
 #[derive(Debug)]
-struct Slow {
+struct SlowDevice {
     begun: Sender<()>,
     go_on: Receiver<()>,
 }
 
-impl VirtioDevice for Slow {
-    fn kind(&self) -> Kind {
-        Kind { id: 4, queues: &[64] }
+impl VirtioDevice for SlowDevice {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 4, queues: &[64] }
     }
 
     fn config(&self) -> Vec<u8> {
         b"configuration".to_vec()
     }
 
-    fn work(&mut self, _: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(&mut self, _: WakeReason, _: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         self.begun.send(()).expect("the test waits for it");
         let _ = self.go_on.recv(); // an error ends the turn too
-        Ok(Next::Wait)
+        Ok(NextTurn::Wait)
     }
 }
 
-impl Persist for Slow {
+impl Persist for SlowDevice {
     type State = NoState;
 
     fn save(&self) -> Result<Self::State> {
@@ -59,7 +59,7 @@ impl Persist for Slow {
 
 fn slow() -> (Driver, Receiver<()>, Sender<()>) {
     let ((begun, is_begun), (end, go_on)) = (channel(), channel());
-    (Driver::new(Slow { begun, go_on }), is_begun, end)
+    (Driver::new(SlowDevice { begun, go_on }), is_begun, end)
 }
 
 /// The bus of a machine with this device.
@@ -111,11 +111,11 @@ fn registers_are_read_while_an_idle_device_takes_its_first_turn() {
     end.send(()).unwrap();
     driver.transport.halt();
     let (bus, transport) = bus_with(driver.take_transport());
-    let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    let idle_watcher = IdleWatcher::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
     is_begun.recv_timeout(LIMIT).unwrap();
     assert_readable(&bus);
     end.send(()).unwrap();
-    drop(attendant);
+    drop(idle_watcher);
     lock(&transport).halt();
 }
 
@@ -158,12 +158,12 @@ fn device_that_is_reset_in_its_first_turn_starts_anew() {
     end.send(()).unwrap();
     driver.transport.halt();
     let transport = Arc::new(Mutex::new(driver.take_transport()));
-    let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    let idle_watcher = IdleWatcher::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
     is_begun.recv_timeout(LIMIT).unwrap();
     let reset = begin_reset(&transport);
     end.send(()).unwrap();
     limited("the reset ends", || reset.join()).unwrap();
-    drop(attendant);
+    drop(idle_watcher);
     driver.transport = Arc::into_inner(transport).unwrap().into_inner().unwrap();
     driver.set_up(!0);
     is_begun.recv_timeout(LIMIT).unwrap();
@@ -172,7 +172,7 @@ fn device_that_is_reset_in_its_first_turn_starts_anew() {
 
 #[test]
 fn device_thread_that_panics_asks_for_a_reset_at_once() {
-    let mut driver = Driver::new(Panics { when: Panic::InItsTurn });
+    let mut driver = Driver::new(PanickingDevice { when: Panic::InItsTurn });
     driver.wait_broken();
     assert_eq!(driver.get(0x60), 2, "the driver is interrupted for it");
     assert!(driver.transport.interrupt_line().read().is_ok());
@@ -185,7 +185,7 @@ fn device_thread_that_panics_asks_for_a_reset_at_once() {
 
 #[test]
 fn panic_of_a_device_is_logged_once() {
-    let mut driver = Driver::new(Panics { when: Panic::InItsTurn });
+    let mut driver = Driver::new(PanickingDevice { when: Panic::InItsTurn });
     driver.wait_broken();
     for _ in 0..3 {
         driver.send(0, &[Part::In(8)]);
@@ -198,15 +198,15 @@ fn panic_of_a_device_is_logged_once() {
 
 #[test]
 fn device_that_panics_in_its_first_turn_asks_for_a_reset() {
-    let mut driver = Driver::new(Panics { when: Panic::InItsTurn });
+    let mut driver = Driver::new(PanickingDevice { when: Panic::InItsTurn });
     driver.transport.halt();
     driver.transport.view.interrupt.reset();
     let transport = Arc::new(Mutex::new(driver.take_transport()));
-    let attendant = Attendant::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
+    let idle_watcher = IdleWatcher::start(vec![Arc::clone(&transport)], Control::new()).unwrap();
     wait_until("the driver is told that the device needs a reset", || {
         lock(&transport).view.interrupt.is_reset_needed()
     });
-    drop(attendant);
+    drop(idle_watcher);
     lock(&transport).halt();
     assert_eq!(lock(&transport).queues.len(), 1);
 }
@@ -232,20 +232,24 @@ fn readable(count: u32) -> OwnedFd {
 }
 
 impl VirtioDevice for PanicsAtEach {
-    fn kind(&self) -> Kind {
-        Kind { id: 4, queues: &[64] }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 4, queues: &[64] }
     }
 
-    fn begin(&mut self, _: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+    fn begin(&mut self, _: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         for (fd, token) in self.ready.iter().zip(0..) {
             watch.add(fd, token, EventFlags::IN).unwrap();
         }
         Ok(())
     }
 
-    fn work(&mut self, cause: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        if cause == Cause::Notified {
-            return Ok(Next::Wait);
+    fn work(
+        &mut self,
+        cause: WakeReason,
+        _: &mut DeviceIo<'_>,
+    ) -> std::result::Result<NextTurn, DeviceFailed> {
+        if cause == WakeReason::Notified {
+            return Ok(NextTurn::Wait);
         }
         self.turns.fetch_add(1, Ordering::Relaxed);
         panic!("as it is to");
@@ -268,7 +272,7 @@ impl Persist for PanicsAtEach {
 #[test]
 fn device_that_panics_at_its_end_asks_for_a_reset() {
     for has_thread in [true, false] {
-        let mut driver = Driver::new(Panics { when: Panic::AtItsEnd });
+        let mut driver = Driver::new(PanickingDevice { when: Panic::AtItsEnd });
         if !has_thread {
             driver.transport.halt();
             driver.transport.view.interrupt.reset();
@@ -294,27 +298,27 @@ enum Panic {
 
 /// A device that is a bug.
 #[derive(Debug)]
-struct Panics {
+struct PanickingDevice {
     when: Panic,
 }
 
-impl VirtioDevice for Panics {
-    fn kind(&self) -> Kind {
-        Kind { id: 4, queues: &[64] }
+impl VirtioDevice for PanickingDevice {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 4, queues: &[64] }
     }
 
-    fn work(&mut self, _: Cause, _: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(&mut self, _: WakeReason, _: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         assert!(self.when == Panic::AtItsEnd, "as it is to");
-        Ok(Next::Wait)
+        Ok(NextTurn::Wait)
     }
 
-    fn end(&mut self, _: &mut Io<'_>) -> std::result::Result<(), Broken> {
+    fn end(&mut self, _: &mut DeviceIo<'_>) -> std::result::Result<(), DeviceFailed> {
         assert!(self.when == Panic::InItsTurn, "as it is to");
         Ok(())
     }
 }
 
-impl Persist for Panics {
+impl Persist for PanickingDevice {
     type State = NoState;
 
     fn save(&self) -> Result<Self::State> {

@@ -9,7 +9,7 @@ use virtio_queue::desc::split::Descriptor;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
 
-use super::Broken;
+use super::DeviceFailed;
 use crate::memory::own_writes::{GuestMemory, Slice, presence};
 
 /// A chain.
@@ -48,11 +48,11 @@ struct Position {
     is_indirect: bool,
 }
 
-const ENDLESS: Broken = Broken("a chain of descriptors that does not end");
+const ENDLESS: DeviceFailed = DeviceFailed("a chain of descriptors that does not end");
 
 impl Position {
     /// Reads the descriptor there.
-    fn read(&self, memory: &GuestMemory) -> Result<Descriptor, Broken> {
+    fn read(&self, memory: &GuestMemory) -> Result<Descriptor, DeviceFailed> {
         if self.index >= self.entries {
             return Err(ENDLESS);
         }
@@ -62,7 +62,7 @@ impl Position {
     }
 
     /// The start of the table that a descriptor names, which is there afterwards. A table names no other.
-    fn of_table(&self, named: Descriptor, memory: &GuestMemory) -> Result<Self, Broken> {
+    fn of_table(&self, named: Descriptor, memory: &GuestMemory) -> Result<Self, DeviceFailed> {
         let len = named.len() as usize;
         let entries = u16::try_from(len / size_of::<Descriptor>()).map_err(|_| ENDLESS)?;
         if self.is_indirect || !len.is_multiple_of(size_of::<Descriptor>()) {
@@ -78,14 +78,14 @@ impl<'m> Chain<'m> {
     /// queue's own table is there.
     ///
     /// # Errors
-    /// [`Broken`] for a chain that loops, has no descriptor, one of no length, one outside memory, one to read after one to
+    /// [`DeviceFailed`] for a chain that loops, has no descriptor, one of no length, one outside memory, one to read after one to
     /// write, more descriptors than the queue has entries (section 2.7.5.3.1), or more than 2^32 bytes.
     pub(super) fn walk(
         table: GuestAddress,
         queue_size: u16,
         head: u16,
         memory: &'m GuestMemory,
-    ) -> Result<Self, Broken> {
+    ) -> Result<Self, DeviceFailed> {
         let mut chain = Self { head, readable: Buffers::default(), writable: Buffers::default() };
         let mut position = Position { table, entries: queue_size, index: head, is_indirect: false };
         let (mut count, mut bytes) = (0, 0_u32);
@@ -97,7 +97,7 @@ impl<'m> Chain<'m> {
             }
             if count == queue_size {
                 // In the queue's own table it has come back to one of them.
-                let longer = Broken("a chain of more descriptors than the queue has");
+                let longer = DeviceFailed("a chain of more descriptors than the queue has");
                 return Err(if position.is_indirect { longer } else { ENDLESS });
             }
             count += 1;
@@ -110,9 +110,9 @@ impl<'m> Chain<'m> {
         }
     }
 
-    fn push(&mut self, descriptor: Descriptor, memory: &'m GuestMemory) -> Result<(), Broken> {
+    fn push(&mut self, descriptor: Descriptor, memory: &'m GuestMemory) -> Result<(), DeviceFailed> {
         if descriptor.len() == 0 {
-            return Err(Broken("a descriptor of no length"));
+            return Err(DeviceFailed("a descriptor of no length"));
         }
         #[cfg(feature = "fuzzing")]
         if descriptor.is_write_only() {
@@ -121,20 +121,20 @@ impl<'m> Chain<'m> {
         let to = match descriptor.is_write_only() {
             true => &mut self.writable,
             false if self.writable.is_empty() => &mut self.readable,
-            false => return Err(Broken("a descriptor to read after one to write")),
+            false => return Err(DeviceFailed("a descriptor to read after one to write")),
         };
         to.push(memory, descriptor.addr(), descriptor.len() as usize)
     }
 }
 
 /// The device stops, because the VM ends: that is told with the reason.
-pub(super) const UNAVAILABLE: Broken = Broken("guest memory that cannot be had");
+pub(super) const UNAVAILABLE: DeviceFailed = DeviceFailed("guest memory that cannot be had");
 
 /// Has memory that is filled as it is touched there before a device touches it.
 ///
 /// # Errors
 /// It cannot be had, and the VM ends.
-pub(super) fn has_page(memory: &GuestMemory, at: GuestAddress, len: u64) -> Result<(), Broken> {
+pub(super) fn has_page(memory: &GuestMemory, at: GuestAddress, len: u64) -> Result<(), DeviceFailed> {
     presence(memory).map_or(Ok(()), |presence| presence.ensure(at.0, len).map_err(|_| UNAVAILABLE))
 }
 
@@ -167,10 +167,10 @@ impl<'m> PieceQueue<'m> {
 }
 
 impl<'m> Buffers<'m> {
-    fn push(&mut self, memory: &'m GuestMemory, at: GuestAddress, len: usize) -> Result<(), Broken> {
+    fn push(&mut self, memory: &'m GuestMemory, at: GuestAddress, len: usize) -> Result<(), DeviceFailed> {
         has_page(memory, at, len as u64)?;
         for piece in memory.get_slices(at, len) {
-            let piece = piece.map_err(|_| Broken("a descriptor outside of memory"))?;
+            let piece = piece.map_err(|_| DeviceFailed("a descriptor outside of memory"))?;
             self.len += piece.len();
             self.pieces.push_back(piece);
         }
@@ -228,14 +228,14 @@ impl<'m> Buffers<'m> {
     /// Takes a value off the front.
     ///
     /// # Errors
-    /// [`Broken`] when there are not enough bytes.
-    pub fn read_value<T: ByteValued + Default>(&mut self) -> Result<T, Broken> {
+    /// [`DeviceFailed`] when there are not enough bytes.
+    pub fn read_value<T: ByteValued + Default>(&mut self) -> Result<T, DeviceFailed> {
         let mut value = T::default();
         let wanted = value.as_slice().len();
         if self.read(value.as_mut_slice()) == wanted {
             Ok(value)
         } else {
-            Err(Broken("a request that is too short"))
+            Err(DeviceFailed("a request that is too short"))
         }
     }
 

@@ -21,7 +21,7 @@ use rustix::net::SendFlags;
 use super::chain::Buffers;
 use super::listener::Listener;
 use super::watch::Watch;
-use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::ConsoleConfig;
 use crate::console::AtLine;
 use crate::error::{Error, Result};
@@ -49,13 +49,13 @@ pub struct Console {
     ready: OwnedFd,
     /// Until when nobody is let in.
     rest: Option<Instant>,
-    client: Option<Client>,
-    output: Output,
+    client: Option<ConsoleClient>,
+    output: PendingOutput,
 }
 
 /// Whoever is at the console.
 #[derive(Debug)]
-struct Client {
+struct ConsoleClient {
     stream: UnixStream,
     /// What it is waited for; nothing, and it is not in the epoll at all, where a hangup would wake the worker for ever.
     watched: EventFlags,
@@ -71,10 +71,10 @@ impl Console {
     pub fn open(config: &ConsoleConfig) -> Result<Self> {
         let ConsoleConfig { socket } = config;
         let failed = |errno: Errno| Error::file("watch", socket, errno);
-        let listener = Listener::open("listen at", socket)?;
+        let listener = Listener::open("watch_listener at", socket)?;
         let ready = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&ready, &listener, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
-        Ok(Self { listener, ready, rest: None, client: None, output: Output::default() })
+        Ok(Self { listener, ready, rest: None, client: None, output: PendingOutput::default() })
     }
 
     /// Has something done when the guest has written a whole line.
@@ -83,12 +83,12 @@ impl Console {
     }
 
     /// Lets in whoever connects, if nobody is there.
-    fn admit(&mut self) -> Next {
+    fn admit(&mut self) -> NextTurn {
         if let Some(until) = self.rest {
             if until > Instant::now() {
-                return Next::At(until);
+                return NextTurn::At(until);
             }
-            self.listen(EventFlags::IN);
+            self.watch_listener(EventFlags::IN);
             self.rest = None;
         }
         for _ in 0..CLIENTS {
@@ -96,34 +96,34 @@ impl Console {
                 // One too many is closed at once.
                 Ok(Some(_)) if self.client.as_ref().is_some_and(|client| !client.is_gone()) => {}
                 Ok(Some(stream)) => {
-                    self.client = Some(Client { stream, watched: EventFlags::empty(), mute: false });
+                    self.client = Some(ConsoleClient { stream, watched: EventFlags::empty(), mute: false });
                 }
-                Ok(None) => return Next::Wait,
+                Ok(None) => return NextTurn::Wait,
                 Err(error) => {
                     log::warn!("console: cannot let a client in: {error}");
-                    self.listen(EventFlags::empty());
+                    self.watch_listener(EventFlags::empty());
                     let until = Instant::now() + REST;
                     self.rest = Some(until);
-                    return Next::At(until);
+                    return NextTurn::At(until);
                 }
             }
         }
-        Next::Again
+        NextTurn::Again
     }
 
-    fn listen(&self, what: EventFlags) {
+    fn watch_listener(&self, what: EventFlags) {
         // It was added when it was opened; changing it takes nothing that could be lacking.
         let _ = epoll::modify(&self.ready, &self.listener, EventData::new_u64(0), what);
     }
 
     /// Brings what the client sends into the guest's buffers. Also says whether there are buffers that wait for it.
-    fn receive(&mut self, io: &mut Io<'_>) -> std::result::Result<(Next, bool), Broken> {
+    fn receive(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<(NextTurn, bool), DeviceFailed> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[RECEIVE]);
-        let (mut served, mut next, mut waiting) = (0, Next::Wait, false);
-        queue.hush(memory)?;
+        let (mut served, mut next, mut waiting) = (0, NextTurn::Wait, false);
+        queue.disable_notifications(memory)?;
         while let Some(client) = self.client.as_mut().filter(|client| !client.mute) {
             if served == queue.size() {
-                next = Next::Again;
+                next = NextTurn::Again;
                 break;
             }
             let Some(mut chain) = queue.next_chain(memory)? else { break };
@@ -183,7 +183,7 @@ impl Console {
     }
 }
 
-impl Client {
+impl ConsoleClient {
     /// Whether there is nobody at the other end any more, although what was sent may still be there to be read.
     fn is_gone(&self) -> bool {
         let mut end = [PollFd::new(&self.stream, PollFlags::empty())];
@@ -194,15 +194,15 @@ impl Client {
 
 /// What the guest said that nobody has read.
 #[derive(Debug, Default)]
-struct Output {
+struct PendingOutput {
     backlog: VecDeque<u8>,
     /// What is done at the end of the next line.
     at_line: AtLine,
 }
 
-impl Output {
+impl PendingOutput {
     /// Takes what a chain says, and sends it on as far as the client reads.
-    fn take(&mut self, said: &mut Buffers<'_>, client: &mut Option<Client>) {
+    fn take(&mut self, said: &mut Buffers<'_>, client: &mut Option<ConsoleClient>) {
         let beyond = said.len().saturating_sub(CHAIN);
         drop(said.take(beyond));
         let mut bytes = [0; PIECE];
@@ -219,7 +219,7 @@ impl Output {
         }
     }
 
-    fn send(&mut self, to: &mut Option<Client>) {
+    fn send(&mut self, to: &mut Option<ConsoleClient>) {
         while let (Some(client), false) = (to.as_ref(), self.backlog.is_empty()) {
             let (front, _) = self.backlog.as_slices();
             match rustix::net::send(&client.stream, front, SendFlags::NOSIGNAL) {
@@ -233,17 +233,17 @@ impl Output {
 }
 
 impl VirtioDevice for Console {
-    fn kind(&self) -> Kind {
-        Kind { id: 3, queues: &[64, 64] }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 3, queues: &[64, 64] }
     }
 
-    fn begin(&mut self, _: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+    fn begin(&mut self, _: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         watch
             .add(&self.ready, 0, EventFlags::IN)
-            .map_err(|_| Broken("the console's socket cannot be watched"))
+            .map_err(|_| DeviceFailed("the console's socket cannot be watched"))
     }
 
-    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(&mut self, _: WakeReason, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let admitted = self.admit();
         let Self { output, client, .. } = self;
         output.send(client);
@@ -253,7 +253,7 @@ impl VirtioDevice for Console {
         })?;
         let (heard, input) = self.receive(io)?;
         self.watch_client(input);
-        Ok(if [said, heard].contains(&Next::Again) { Next::Again } else { admitted })
+        Ok(if [said, heard].contains(&NextTurn::Again) { NextTurn::Again } else { admitted })
     }
 }
 

@@ -21,7 +21,7 @@ use super::chain::UNAVAILABLE;
 use super::queue::VirtQueue;
 use super::view::View;
 use super::watch::{NOTIFIED, STOP, Watch, borrowed};
-use super::{Broken, Cause, Io, Next, VirtioDevice};
+use super::{DeviceFailed, DeviceIo, NextTurn, VirtioDevice, WakeReason};
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
@@ -50,29 +50,29 @@ pub(crate) struct Task {
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: EventFd,
-    bench: Arc<Bench>,
+    idle_slot: Arc<IdleSlot>,
     thread: Option<JoinHandle<Option<Vec<VirtQueue>>>>,
 }
 
 /// Where the work lies while no thread has it: somebody else is to notice when the device wakes.
-pub(crate) type Bench = Mutex<Option<Box<Shift>>>;
+pub(crate) type IdleSlot = Mutex<Option<Box<DeviceLoop>>>;
 
 /// A worker that could not begin: why, and the queues that it was given.
-pub(crate) type NotBegun = (Error, Vec<VirtQueue>);
+pub(crate) type NotStarted = (Error, Vec<VirtQueue>);
 
 impl Worker {
     /// Begins to work on `queues`, on a thread.
     ///
     /// # Errors
     /// The host has no thread or descriptor left. The queues come back.
-    pub(crate) fn start(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotBegun> {
+    pub(crate) fn start(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotStarted> {
         let mut worker = Self::prepare(task, queues)?;
         #[cfg(feature = "fuzzing")]
         if super::fuzzing_hooks::is_driving() {
             worker.first_turn().take();
             return Ok(worker);
         }
-        match worker.hire() {
+        match worker.start_thread() {
             Ok(()) => Ok(worker),
             Err(error) => Err((error, worker.stop().expect("no thread has them"))),
         }
@@ -82,7 +82,7 @@ impl Worker {
     ///
     /// # Errors
     /// The host has no descriptor left. The queues come back.
-    pub(crate) fn prepare(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotBegun> {
+    pub(crate) fn prepare(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotStarted> {
         let descriptors = || -> std::io::Result<_> {
             let stop = EventFd::new(EFD_NONBLOCK)?;
             let watch = Watch::new(&task.notify, &stop)?;
@@ -94,13 +94,13 @@ impl Worker {
                 return Err((Error::host(format!("make descriptors for {}", task.name), source), queues));
             }
         };
-        let shift = Shift { task, queues, watch, begun: false, next: Next::Wait };
-        Ok(Self { stop, bench: Arc::new(Mutex::new(Some(Box::new(shift)))), thread: None })
+        let shift = DeviceLoop { task, queues, watch, begun: false, next: NextTurn::Wait };
+        Ok(Self { stop, idle_slot: Arc::new(Mutex::new(Some(Box::new(shift)))), thread: None })
     }
 
     /// The device's first turn, for the caller to take without any lock.
     pub(crate) fn first_turn(&self) -> FirstTurn {
-        FirstTurn(Arc::clone(&self.bench))
+        FirstTurn(Arc::clone(&self.idle_slot))
     }
 
     /// Gives the device a thread if the first turn left something to do. Returns what to watch for an idle device, which nobody
@@ -109,39 +109,39 @@ impl Worker {
     /// # Errors
     /// The host has no thread or descriptor left.
     pub(crate) fn settle(&mut self) -> Result<Option<Watch>> {
-        let (next, watch) = match &*lock(&self.bench) {
+        let (next, watch) = match &*lock(&self.idle_slot) {
             Some(shift) if self.thread.is_none() => {
                 let is_broken = shift.task.view.interrupt.is_reset_needed();
                 (shift.next, (!is_broken).then(|| shift.watch.clone()))
             }
             _ => return Ok(None),
         };
-        if next == Next::Wait {
+        if next == NextTurn::Wait {
             return Ok(watch);
         }
-        self.hire().map(|()| None)
+        self.start_thread().map(|()| None)
     }
 
     /// Gives it a thread, if it has none.
     ///
     /// # Errors
     /// The host has no thread or descriptor left. The work stays where it is.
-    pub(crate) fn hire(&mut self) -> Result<()> {
-        let name = match &*lock(&self.bench) {
+    pub(crate) fn start_thread(&mut self) -> Result<()> {
+        let name = match &*lock(&self.idle_slot) {
             Some(shift) if self.thread.is_none() => Arc::clone(&shift.task.name),
             _ => return Ok(()),
         };
         let failed = |source| Error::host(format!("start the worker of {name}"), source);
         let stop = self.stop.try_clone().map_err(failed)?;
-        let bench = Arc::clone(&self.bench);
-        self.thread = Some(threads::spawn(&name, move || work(&bench, &stop))?);
+        let idle_slot = Arc::clone(&self.idle_slot);
+        self.thread = Some(threads::spawn(&name, move || work(&idle_slot, &stop))?);
         Ok(())
     }
 
     /// Where the work is while no thread has it.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn bench(&self) -> &Arc<Bench> {
-        &self.bench
+    pub(crate) fn idle_slot(&self) -> &Arc<IdleSlot> {
+        &self.idle_slot
     }
 
     /// Brings what is under way to an end and gives the queues back. None when the worker itself panicked.
@@ -154,7 +154,7 @@ impl Worker {
             let _ = self.stop.write(1); // an eventfd that was never written takes a 1
             return thread.join().ok().flatten();
         }
-        let shift = lock(&self.bench).take()?;
+        let shift = lock(&self.idle_slot).take()?;
         Some(shift.end())
     }
 }
@@ -168,7 +168,7 @@ impl Drop for Worker {
 /// The first turn of a device that has no thread. It may last as long as I/O of the host does, so it is not taken under the
 /// transport's lock.
 #[derive(Debug)]
-pub(crate) struct FirstTurn(Arc<Bench>);
+pub(crate) struct FirstTurn(Arc<IdleSlot>);
 
 impl FirstTurn {
     /// Takes the turn on this thread, unless the device was stopped or has a thread by now. Who stops it waits for the turn's end.
@@ -186,11 +186,11 @@ impl Task {
     fn on_device<T>(
         &self,
         queues: &mut [VirtQueue],
-        act: impl FnOnce(&mut dyn VirtioDevice, &mut Io<'_>) -> std::result::Result<T, Broken>,
+        act: impl FnOnce(&mut dyn VirtioDevice, &mut DeviceIo<'_>) -> std::result::Result<T, DeviceFailed>,
     ) -> Option<T> {
         let Self { name, device, ram, view, notify: _, features, log } = self;
         let interrupt = &view.interrupt;
-        let mut io = Io { ram, queues, interrupt, features: *features, config_changed: false };
+        let mut io = DeviceIo { ram, queues, interrupt, features: *features, config_changed: false };
         let mut device = lock(device);
         let Ok(done) = catch_unwind(AssertUnwindSafe(|| act(&mut *device, &mut io))) else {
             interrupt.needs_reset();
@@ -219,15 +219,15 @@ impl Task {
 
 /// A device at work: it is woken, works, and waits again, a round at a time.
 #[derive(Debug)]
-pub(crate) struct Shift {
+pub(crate) struct DeviceLoop {
     task: Task,
     queues: Vec<VirtQueue>,
     watch: Watch,
     begun: bool,
-    next: Next,
+    next: NextTurn,
 }
 
-impl Shift {
+impl DeviceLoop {
     /// The first turn, at which it looks at all queues: what was notified before needs no other.
     fn begin(&mut self) {
         self.begun = true;
@@ -237,16 +237,16 @@ impl Shift {
     }
 
     /// Lets the device begin, or work.
-    fn turn(&mut self, cause: Option<Cause>) -> Next {
+    fn turn(&mut self, cause: Option<WakeReason>) -> NextTurn {
         if self.task.view.interrupt.is_reset_needed() {
-            return Next::Wait;
+            return NextTurn::Wait;
         }
         let watch = &self.watch;
         let next = self.task.on_device(&mut self.queues, |device, io| match cause {
             Some(cause) => device.work(cause, io),
-            None => device.begin(io, watch).and_then(|()| device.work(Cause::Notified, io)),
+            None => device.begin(io, watch).and_then(|()| device.work(WakeReason::Notified, io)),
         });
-        next.unwrap_or(Next::Wait)
+        next.unwrap_or(NextTurn::Wait)
     }
 
     /// Waits for something to do, and does it. False when it was told to stop.
@@ -262,16 +262,16 @@ impl Shift {
         }
         let mut look = is_due(self.next);
         if look {
-            self.next = Next::Wait;
+            self.next = NextTurn::Wait;
         }
         for event in events {
             match event.data.u64() {
                 NOTIFIED => look = true,
-                token => self.next = sooner(self.next, self.turn(Some(Cause::Ready(token)))),
+                token => self.next = sooner(self.next, self.turn(Some(WakeReason::Ready(token)))),
             }
         }
         if look {
-            self.next = sooner(self.next, self.turn(Some(Cause::Notified)));
+            self.next = sooner(self.next, self.turn(Some(WakeReason::Notified)));
         }
         true
     }
@@ -287,7 +287,7 @@ impl Shift {
 
 /// For fuzzing, which has no threads but its own.
 #[cfg(feature = "fuzzing")]
-impl Shift {
+impl DeviceLoop {
     pub(crate) fn queues(&self) -> &[VirtQueue] {
         &self.queues
     }
@@ -298,15 +298,15 @@ impl Shift {
             return false;
         }
         let mut events = Vec::with_capacity(EVENTS);
-        self.watch.wait(&mut events, Next::Again);
+        self.watch.wait(&mut events, NextTurn::Again);
         let any = !events.is_empty() || is_due(self.next);
         self.answer(&events);
         any
     }
 }
 
-fn work(bench: &Bench, stop: &EventFd) -> Option<Vec<VirtQueue>> {
-    let mut shift = lock(bench).take()?;
+fn work(idle_slot: &IdleSlot, stop: &EventFd) -> Option<Vec<VirtQueue>> {
+    let mut shift = lock(idle_slot).take()?;
     if !shift.begun {
         shift.begin();
     }
@@ -329,19 +329,19 @@ fn await_stop(stop: &EventFd) {
     while poll(&mut [PollFd::new(&stop, PollFlags::IN)], None).is_err() {} // interrupted
 }
 
-fn is_due(next: Next) -> bool {
+fn is_due(next: NextTurn) -> bool {
     match next {
-        Next::Again => true,
-        Next::At(time) => time <= Instant::now(),
-        Next::Wait => false,
+        NextTurn::Again => true,
+        NextTurn::At(time) => time <= Instant::now(),
+        NextTurn::Wait => false,
     }
 }
 
-fn sooner(one: Next, other: Next) -> Next {
+fn sooner(one: NextTurn, other: NextTurn) -> NextTurn {
     match (one, other) {
-        (Next::Again, _) | (_, Next::Again) => Next::Again,
-        (Next::At(one), Next::At(other)) => Next::At(one.min(other)),
-        (Next::At(time), Next::Wait) | (Next::Wait, Next::At(time)) => Next::At(time),
-        (Next::Wait, Next::Wait) => Next::Wait,
+        (NextTurn::Again, _) | (_, NextTurn::Again) => NextTurn::Again,
+        (NextTurn::At(one), NextTurn::At(other)) => NextTurn::At(one.min(other)),
+        (NextTurn::At(time), NextTurn::Wait) | (NextTurn::Wait, NextTurn::At(time)) => NextTurn::At(time),
+        (NextTurn::Wait, NextTurn::Wait) => NextTurn::Wait,
     }
 }

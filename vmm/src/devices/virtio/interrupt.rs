@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::devices::lines::Line;
+use crate::devices::lines::InterruptLine;
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
@@ -23,7 +23,7 @@ pub struct Interrupt {
     line: EventFd,
     /// KVM hands an irqfd of an IOAPIC's pin to a kernel thread. To go to the pin itself saves two switches from thread to
     /// thread. One at a time: an edge that begins before another has ended is none.
-    pin: OnceLock<Mutex<Line>>,
+    pin: OnceLock<Mutex<InterruptLine>>,
     // Volatile.
     status: AtomicU32,
     generation: AtomicU32,
@@ -52,7 +52,7 @@ impl Interrupt {
     }
 
     /// Sets the pin, once. The irqfd leads there too.
-    pub(super) fn connect(&self, pin: Line) {
+    pub(super) fn connect(&self, pin: InterruptLine) {
         let is_first = self.pin.set(Mutex::new(pin)).is_ok();
         debug_assert!(is_first, "a device has one pin");
     }

@@ -58,11 +58,11 @@ pub mod feature {
 /// The driver broke a rule of the specification, or the device can go on no more. The device stops until it is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Broken(pub &'static str);
+pub struct DeviceFailed(pub &'static str);
 
 /// What a device is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct DeviceKind {
     /// Its number (virtio 1.2, section 5).
     pub id: u32,
     /// The most entries of each of its queues, powers of two.
@@ -72,7 +72,7 @@ pub struct Kind {
 /// Request logic. The state is what the driver can tell apart; what the device was made from is not state.
 pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
     /// What it is.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> DeviceKind;
 
     /// The feature bits it offers beside [`feature::TRANSPORT`].
     fn features(&self) -> u64 {
@@ -91,7 +91,7 @@ pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
     ///
     /// # Errors
     /// It cannot work.
-    fn begin(&mut self, _io: &mut Io<'_>, _watch: &Watch) -> Result<(), Broken> {
+    fn begin(&mut self, _io: &mut DeviceIo<'_>, _watch: &Watch) -> Result<(), DeviceFailed> {
         Ok(())
     }
 
@@ -99,13 +99,13 @@ pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
     ///
     /// # Errors
     /// The driver broke the rules.
-    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> Result<Next, Broken>;
+    fn work(&mut self, cause: WakeReason, io: &mut DeviceIo<'_>) -> Result<NextTurn, DeviceFailed>;
 
     /// Stops working: brings what is under way to an end, after which nothing touches guest memory or the queues.
     ///
     /// # Errors
     /// The driver broke the rules.
-    fn end(&mut self, _io: &mut Io<'_>) -> Result<(), Broken> {
+    fn end(&mut self, _io: &mut DeviceIo<'_>) -> Result<(), DeviceFailed> {
         Ok(())
     }
 
@@ -115,7 +115,7 @@ pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
 
 /// Why a device is woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum WakeReason {
     /// The driver notified, time has come, or it has just begun: every queue is to be looked at.
     Notified,
     /// A descriptor that it watches is ready; the number is the one it gave.
@@ -124,7 +124,7 @@ pub enum Cause {
 
 /// When to go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub enum NextTurn {
     /// When something happens.
     Wait,
     /// At this time at the latest.
@@ -135,7 +135,7 @@ pub enum Next {
 
 /// What a device works on.
 #[derive(Debug)]
-pub struct Io<'a> {
+pub struct DeviceIo<'a> {
     /// Guest memory.
     pub ram: &'a GuestRam,
     /// In the device's order.
@@ -148,7 +148,7 @@ pub struct Io<'a> {
     pub config_changed: bool,
 }
 
-impl Io<'_> {
+impl DeviceIo<'_> {
     /// Answers what a queue holds, for one turn of at most as many chains as it has entries, and interrupts. `answer` gives how
     /// many bytes it wrote.
     ///
@@ -157,38 +157,38 @@ impl Io<'_> {
     pub fn serve(
         &mut self,
         queue: usize,
-        answer: impl FnMut(Chain<'_>) -> Result<usize, Broken>,
-    ) -> Result<Next, Broken> {
-        let next = self.serve_quietly(queue, answer)?;
-        self.announce()?;
+        answer: impl FnMut(Chain<'_>) -> Result<usize, DeviceFailed>,
+    ) -> Result<NextTurn, DeviceFailed> {
+        let next = self.serve_without_interrupt(queue, answer)?;
+        self.interrupt_if_wanted()?;
         Ok(next)
     }
 
-    /// The same without an interrupt: there is more to come before [`Io::announce`].
+    /// The same without an interrupt: there is more to come before [`DeviceIo::interrupt_if_wanted`].
     ///
     /// # Errors
     /// The driver broke the rules.
-    pub fn serve_quietly(
+    pub fn serve_without_interrupt(
         &mut self,
         queue: usize,
-        mut answer: impl FnMut(Chain<'_>) -> Result<usize, Broken>,
-    ) -> Result<Next, Broken> {
+        mut answer: impl FnMut(Chain<'_>) -> Result<usize, DeviceFailed>,
+    ) -> Result<NextTurn, DeviceFailed> {
         let (memory, queue) = (self.ram.guest(), &mut self.queues[queue]);
-        queue.hush(memory)?;
+        queue.disable_notifications(memory)?;
         for _ in 0..queue.size() {
-            let Some(chain) = queue.next_chain(memory)? else { return Ok(Next::Wait) };
+            let Some(chain) = queue.next_chain(memory)? else { return Ok(NextTurn::Wait) };
             let head = chain.head;
             let written = answer(chain)?;
             queue.put(memory, head, written)?;
         }
-        Ok(Next::Again)
+        Ok(NextTurn::Again)
     }
 
     /// Interrupts for the chains that one queue gave back, if the driver wants that.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn interrupt_for(&mut self, queue: usize) -> Result<(), Broken> {
+    pub fn interrupt_for(&mut self, queue: usize) -> Result<(), DeviceFailed> {
         if self.queues[queue].wants_interrupt(self.ram.guest())? {
             self.interrupt.queue();
         }
@@ -199,7 +199,7 @@ impl Io<'_> {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn announce(&mut self) -> Result<(), Broken> {
+    pub fn interrupt_if_wanted(&mut self) -> Result<(), DeviceFailed> {
         let memory = self.ram.guest();
         let mut wanted = false;
         for queue in &mut *self.queues {

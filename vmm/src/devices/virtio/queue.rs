@@ -8,7 +8,7 @@ use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueOwnedT, QueueState as State, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::Broken;
+use super::DeviceFailed;
 use super::chain::{Chain, has_page};
 use crate::memory::own_writes::{GuestMemory, presence};
 
@@ -23,12 +23,12 @@ pub struct VirtQueue {
 /// A queue's place in guest memory, and how far device and driver have come.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct QueueState(#[serde(with = "Ring")] State);
+pub struct QueueState(#[serde(with = "QueueFields")] State);
 
 /// virtio-queue's state as serde sees it, the one list of its fields: one that is added there does not compile here.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "State", deny_unknown_fields)]
-struct Ring {
+struct QueueFields {
     max_size: u16,
     size: u16,
     ready: bool,
@@ -70,21 +70,22 @@ impl VirtQueue {
     /// The next chain that the driver has made available.
     ///
     /// # Errors
-    /// [`Broken`] when the ring or the chain is not what the specification allows.
-    pub fn pop<'m>(&mut self, memory: &'m GuestMemory) -> Result<Option<Chain<'m>>, Broken> {
+    /// [`DeviceFailed`] when the ring or the chain is not what the specification allows.
+    pub fn pop<'m>(&mut self, memory: &'m GuestMemory) -> Result<Option<Chain<'m>>, DeviceFailed> {
         if !self.ring.ready() {
             return Ok(None);
         }
         self.has_rings(memory)?;
         let size = self.ring.size();
         let is_full = self.under_way() >= size;
-        let mut available = self.ring.iter(memory).map_err(|_| Broken("an available index that jumped"))?;
+        let mut available =
+            self.ring.iter(memory).map_err(|_| DeviceFailed("an available index that jumped"))?;
         let Some(descriptors) = available.next() else { return Ok(None) };
         let head = descriptors.head_index();
         // Each chain has a descriptor at least, which the driver may not use again before the chain comes back.
         if is_full {
             self.unpop();
-            return Err(Broken("more chains at a time than the queue has entries"));
+            return Err(DeviceFailed("more chains at a time than the queue has entries"));
         }
         Chain::walk(GuestAddress(self.ring.desc_table()), size, head, memory).map(Some)
     }
@@ -94,16 +95,16 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::pop`].
-    pub fn next_chain<'m>(&mut self, memory: &'m GuestMemory) -> Result<Option<Chain<'m>>, Broken> {
+    pub fn next_chain<'m>(&mut self, memory: &'m GuestMemory) -> Result<Option<Chain<'m>>, DeviceFailed> {
         loop {
             if let Some(chain) = self.pop(memory)? {
                 return Ok(Some(chain));
             }
-            if !self.listen(memory)? {
+            if !self.enable_notifications(memory)? {
                 return Ok(None);
             }
             // The driver made a chain available before it saw that notifications are enabled.
-            self.hush(memory)?;
+            self.disable_notifications(memory)?;
         }
     }
 
@@ -113,7 +114,7 @@ impl VirtQueue {
     }
 
     /// Has the rings there, where memory is filled as it is touched.
-    fn has_rings(&self, memory: &GuestMemory) -> Result<(), Broken> {
+    fn has_rings(&self, memory: &GuestMemory) -> Result<(), DeviceFailed> {
         if presence(memory).is_none() {
             return Ok(());
         }
@@ -136,20 +137,24 @@ impl VirtQueue {
     /// Gives a chain back, with the first `written` bytes of what was to be written in it written.
     ///
     /// # Errors
-    /// [`Broken`] when the used ring is not in memory any more, which a guest cannot bring about.
-    pub fn put(&mut self, memory: &GuestMemory, head: u16, written: usize) -> Result<(), Broken> {
+    /// [`DeviceFailed`] when the used ring is not in memory any more, which a guest cannot bring about.
+    pub fn put(&mut self, memory: &GuestMemory, head: u16, written: usize) -> Result<(), DeviceFailed> {
         self.has_rings(memory)?;
         // A chain has at most 2^32 - 1 bytes (`Chain::walk`).
         let written = u32::try_from(written).unwrap_or(u32::MAX);
         self.unannounced = self.unannounced.wrapping_add(1);
-        self.ring.add_used(memory, head, written).map_err(|_| Broken("a used ring outside of memory"))
+        self.ring.add_used(memory, head, written).map_err(|_| DeviceFailed("a used ring outside of memory"))
     }
 
     /// Gives chains back that belong together, each as [`VirtQueue::put`] does: the driver sees all of them or none.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn put_together(&mut self, memory: &GuestMemory, chains: &[(u16, usize)]) -> Result<(), Broken> {
+    pub fn put_together(
+        &mut self,
+        memory: &GuestMemory,
+        chains: &[(u16, usize)],
+    ) -> Result<(), DeviceFailed> {
         let Some(((head, written), before)) = chains.split_last() else { return Ok(()) };
         self.has_rings(memory)?;
         // The index, which says how far the ring counts, is only written with the last of them.
@@ -160,7 +165,7 @@ impl VirtQueue {
             let element = [u32::from(*head).to_le(), written.to_le()];
             memory
                 .write_obj(element, GuestAddress(self.ring.used_ring().wrapping_add(entry)))
-                .map_err(|_| Broken("a used ring outside of memory"))?;
+                .map_err(|_| DeviceFailed("a used ring outside of memory"))?;
             index += 1;
             self.unannounced = self.unannounced.wrapping_add(1);
         }
@@ -178,7 +183,7 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> Result<bool, Broken> {
+    pub fn wants_interrupt(&mut self, memory: &GuestMemory) -> Result<bool, DeviceFailed> {
         let unannounced = std::mem::take(&mut self.unannounced);
         if unannounced == 0 {
             return Ok(false);
@@ -189,7 +194,7 @@ impl VirtQueue {
         let load = |offset| {
             let at = GuestAddress(self.ring.avail_ring().wrapping_add(offset));
             let value: u16 =
-                memory.load(at, Ordering::Relaxed).map_err(|_| Broken("a ring outside of memory"))?;
+                memory.load(at, Ordering::Relaxed).map_err(|_| DeviceFailed("a ring outside of memory"))?;
             Ok(u16::from_le(value))
         };
         if self.ring.event_idx_enabled() {
@@ -203,12 +208,14 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn hush(&mut self, memory: &GuestMemory) -> Result<(), Broken> {
+    pub fn disable_notifications(&mut self, memory: &GuestMemory) -> Result<(), DeviceFailed> {
         if self.ring.ready() {
             self.has_rings(memory)?;
         }
         match self.ring.ready() {
-            true => self.ring.disable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
+            true => {
+                self.ring.disable_notification(memory).map_err(|_| DeviceFailed("a ring outside of memory"))
+            }
             false => Ok(()),
         }
     }
@@ -217,12 +224,14 @@ impl VirtQueue {
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
-    pub fn listen(&mut self, memory: &GuestMemory) -> Result<bool, Broken> {
+    pub fn enable_notifications(&mut self, memory: &GuestMemory) -> Result<bool, DeviceFailed> {
         if self.ring.ready() {
             self.has_rings(memory)?;
         }
         match self.ring.ready() {
-            true => self.ring.enable_notification(memory).map_err(|_| Broken("a ring outside of memory")),
+            true => {
+                self.ring.enable_notification(memory).map_err(|_| DeviceFailed("a ring outside of memory"))
+            }
             false => Ok(false),
         }
     }

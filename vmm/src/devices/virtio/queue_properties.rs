@@ -120,7 +120,7 @@ fn near(borders: &'static [u64]) -> impl Strategy<Value = u64> {
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum QueueStep {
     Offer(u16),
     Pop(u16),
     Unpop,
@@ -128,14 +128,14 @@ enum Step {
     Reload,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = QueueStep> {
     let count = || prop_oneof![0..9u16, any::<u16>().prop_map(|count| count % 700)];
     prop_oneof![
-        count().prop_map(Step::Offer),
-        count().prop_map(Step::Pop),
-        Just(Step::Unpop),
-        (count(), any::<bool>()).prop_map(|(count, together)| Step::Put(count, together)),
-        Just(Step::Reload),
+        count().prop_map(QueueStep::Offer),
+        count().prop_map(QueueStep::Pop),
+        Just(QueueStep::Unpop),
+        (count(), any::<bool>()).prop_map(|(count, together)| QueueStep::Put(count, together)),
+        Just(QueueStep::Reload),
     ]
 }
 
@@ -151,23 +151,23 @@ proptest! {
         let (mut waiting, mut taken, mut returned) = (VecDeque::new(), VecDeque::new(), start);
         for step in steps {
             match step {
-                Step::Offer(count) => {
+                QueueStep::Offer(count) => {
                     let room = usize::from(size) - waiting.len() - taken.len();
                     for _ in 0..room.min(count.into()) {
                         waiting.push_back(pair.slot(pair.offered) as u16 ^ (size - 1));
                         pair.offer();
                     }
                 }
-                Step::Pop(count) => for _ in 0..count.min(waiting.len() as u16 + 1) {
+                QueueStep::Pop(count) => for _ in 0..count.min(waiting.len() as u16 + 1) {
                     let next = waiting.pop_front();
                     prop_assert_eq!(pair.pop(), next);
                     taken.extend(next);
                 },
-                Step::Unpop => if let Some(last) = taken.pop_back() {
+                QueueStep::Unpop => if let Some(last) = taken.pop_back() {
                     pair.queue.unpop();
                     waiting.push_front(last);
                 },
-                Step::Put(count, together) => {
+                QueueStep::Put(count, together) => {
                     let heads: Vec<u16> = taken.drain(..taken.len().min(count.into())).collect();
                     let chains: Vec<_> = heads.iter().map(|head| (*head, usize::from(*head) + 1)).collect();
                     match together {
@@ -183,7 +183,7 @@ proptest! {
                         prop_assert_eq!(pair.read(USED + 2), returned as u16);
                     }
                 }
-                Step::Reload => pair.reload(),
+                QueueStep::Reload => pair.reload(),
             }
         }
     }
@@ -229,9 +229,9 @@ proptest! {
         pair.put(count, false);
         let wanted = count > 0 && flags.is_multiple_of(2);
         prop_assert_eq!(pair.queue.wants_interrupt(&pair.memory).unwrap(), wanted);
-        pair.queue.hush(&pair.memory).unwrap();
+        pair.queue.disable_notifications(&pair.memory).unwrap();
         prop_assert_eq!(pair.read(USED), 1);
-        pair.queue.listen(&pair.memory).unwrap();
+        pair.queue.enable_notifications(&pair.memory).unwrap();
         prop_assert_eq!(pair.read(USED), 0);
     }
 
@@ -245,7 +245,7 @@ proptest! {
         for _ in 0..popped {
             pair.pop().unwrap();
         }
-        prop_assert_eq!(pair.queue.listen(&pair.memory).unwrap(), popped < offered);
+        prop_assert_eq!(pair.queue.enable_notifications(&pair.memory).unwrap(), popped < offered);
         let named = pair.read(USED + 4 + 8 * u64::from(size));
         prop_assert_eq!(named, (start + u64::from(popped)) as u16);
     }

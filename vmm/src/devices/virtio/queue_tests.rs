@@ -105,7 +105,7 @@ fn more_chains_than_the_queue_has_entries_break_it() {
     assert!(queue.pop(ram.guest()).unwrap().is_some());
 }
 
-type Call = fn(&mut VirtQueue, &GuestMemory) -> Result<(), Broken>;
+type Call = fn(&mut VirtQueue, &GuestMemory) -> Result<(), DeviceFailed>;
 
 /// The process has many VMs: none of these calls may end in a signal.
 #[test]
@@ -115,8 +115,8 @@ fn ring_in_a_chunk_that_cannot_be_had_is_an_error_of_every_call() {
         ("put", |queue, memory| queue.put(memory, 0, 0)),
         ("put_together", |queue, memory| queue.put_together(memory, &[(0, 0), (1, 0)])),
         ("wants_interrupt", |queue, memory| queue.wants_interrupt(memory).map(drop)),
-        ("hush", |queue, memory| queue.hush(memory)),
-        ("listen", |queue, memory| queue.listen(memory).map(drop)),
+        ("disable_notifications", |queue, memory| queue.disable_notifications(memory)),
+        ("enable_notifications", |queue, memory| queue.enable_notifications(memory).map(drop)),
     ];
     for ((name, call), damaged) in calls.into_iter().flat_map(|call| (0..3).map(move |ring| (call, ring))) {
         // The last bytes of a ring may lie in the next chunk.

@@ -2,7 +2,7 @@
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
 
@@ -14,11 +14,11 @@ const MOST: usize = 4096;
 pub struct Rng;
 
 impl VirtioDevice for Rng {
-    fn kind(&self) -> Kind {
-        Kind { id: 4, queues: &[64] }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 4, queues: &[64] }
     }
 
-    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(&mut self, _: WakeReason, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         io.serve(0, |mut chain| {
             let mut random = [0; MOST];
             let wanted = &mut random[..chain.writable.len().min(MOST)];

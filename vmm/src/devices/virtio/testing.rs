@@ -52,13 +52,13 @@ pub(crate) struct Used {
 pub(crate) struct Driver {
     pub ram: GuestRam,
     pub transport: Transport,
-    queues: Vec<Ring>,
+    queues: Vec<TestRing>,
     next_buffer: u64,
     mirror: Mirror,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Ring {
+struct TestRing {
     size: u16,
     next_descriptor: u16,
     available: u16,
@@ -120,7 +120,11 @@ impl Driver {
                 self.set(register + 4, (address >> 32) as u32);
             }
             self.set(0x44, 1);
-            self.queues.push(Ring { size, to_write: vec![Vec::new(); size.into()], ..Ring::default() });
+            self.queues.push(TestRing {
+                size,
+                to_write: vec![Vec::new(); size.into()],
+                ..TestRing::default()
+            });
         }
         self.set(0x70, 15);
     }

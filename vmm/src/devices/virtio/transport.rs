@@ -19,12 +19,12 @@ use super::queue::{QueueState, VirtQueue};
 use super::registers::{reg, status};
 use super::view::View;
 use super::watch::Watch;
-use super::{Kind, VirtioDevice, feature};
+use super::{DeviceKind, VirtioDevice, feature};
 use crate::devices::bus::{BusDevice, BusView};
-use crate::devices::lines::Line;
+use crate::devices::lines::InterruptLine;
 use crate::devices::log_limit::LogLimit;
-use crate::devices::virtio::device_loop::{FirstTurn, NotBegun, Task, Worker};
-use crate::devices::{Device, Place};
+use crate::devices::virtio::device_loop::{FirstTurn, NotStarted, Task, Worker};
+use crate::devices::{BusRange, Device};
 use crate::error::{Error, Result};
 use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
@@ -40,7 +40,7 @@ pub const NOTIFY: u64 = reg::QUEUE_NOTIFY;
 pub struct Transport {
     // Configuration.
     name: Arc<str>,
-    kind: Kind,
+    kind: DeviceKind,
     // Glue.
     ram: GuestRam,
     notify: Arc<EventFd>,
@@ -52,7 +52,7 @@ pub struct Transport {
     // Volatile.
     device: Arc<Mutex<dyn VirtioDevice>>,
     view: Arc<View>,
-    registers: Registers,
+    registers: TransportRegisters,
     /// Here while no worker has them.
     queues: Vec<VirtQueue>,
 }
@@ -67,7 +67,7 @@ struct Working {
 /// What the driver wrote that is neither a queue's nor the interrupt's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Registers {
+struct TransportRegisters {
     status: u32,
     features: u64,
     device_features_sel: u32,
@@ -79,7 +79,7 @@ struct Registers {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransportState {
-    registers: Registers,
+    registers: TransportRegisters,
     interrupt: InterruptState,
     queues: Vec<QueueState>,
     device: Blob,
@@ -106,7 +106,7 @@ impl Transport {
             offered,
             device,
             view: Arc::new(view),
-            registers: Registers::default(),
+            registers: TransportRegisters::default(),
             queues: fresh_queues(kind),
         })
     }
@@ -125,7 +125,7 @@ impl Transport {
     ///
     /// # Errors
     /// KVM refuses the irqfd.
-    pub(crate) fn connect(&mut self, pin: Line) -> Result<()> {
+    pub(crate) fn connect(&mut self, pin: InterruptLine) -> Result<()> {
         pin.connect(self.view.interrupt.line())?;
         self.view.interrupt.connect(pin);
         Ok(())
@@ -182,12 +182,12 @@ impl Transport {
     /// # Errors
     /// The host has no thread left.
     pub(crate) fn wake(&mut self) -> Result<()> {
-        self.worker.as_mut().map_or(Ok(()), |working| working.worker.hire())
+        self.worker.as_mut().map_or(Ok(()), |working| working.worker.start_thread())
     }
 
     fn work_by(
         &mut self,
-        begin: fn(Task, Vec<VirtQueue>) -> std::result::Result<Worker, NotBegun>,
+        begin: fn(Task, Vec<VirtQueue>) -> std::result::Result<Worker, NotStarted>,
     ) -> Result<()> {
         if !self.is_waiting() {
             return Ok(());
@@ -237,8 +237,8 @@ impl Transport {
 
     /// Where the work is that no thread does, if there is some.
     #[cfg(any(test, feature = "fuzzing"))]
-    pub(super) fn bench(&self) -> Option<Arc<crate::devices::virtio::device_loop::Bench>> {
-        self.worker.as_ref().map(|working| Arc::clone(working.worker.bench()))
+    pub(super) fn idle_slot(&self) -> Option<Arc<crate::devices::virtio::device_loop::IdleSlot>> {
+        self.worker.as_ref().map(|working| Arc::clone(working.worker.idle_slot()))
     }
 
     #[cfg(feature = "fuzzing")]
@@ -260,7 +260,7 @@ impl Transport {
         drop(device);
         self.queues = fresh_queues(self.kind);
         self.view.interrupt.reset();
-        self.registers = Registers::default();
+        self.registers = TransportRegisters::default();
         self.view.set_status(self.registers.status);
     }
 
@@ -396,7 +396,7 @@ fn offered_by(device: &dyn VirtioDevice) -> u64 {
     feature::TRANSPORT | device.features()
 }
 
-fn fresh_queues(kind: Kind) -> Vec<VirtQueue> {
+fn fresh_queues(kind: DeviceKind) -> Vec<VirtQueue> {
     kind.queues.iter().map(|&max_size| VirtQueue::new(max_size)).collect()
 }
 
@@ -429,7 +429,7 @@ impl BusDevice for Transport {
 
 impl Device for Transport {
     /// As ACPI describes a virtio-mmio device (`LNRO0005`, Linux drivers/virtio/virtio_mmio.c).
-    fn aml(&self, place: &Place) -> Vec<u8> {
+    fn aml(&self, place: &BusRange) -> Vec<u8> {
         let (base, gsi) = (place.base as u32, place.gsi.unwrap_or(0));
         volt_kernel::guest_aml(&aml::Device::new(
             format!("V{gsi:03}").as_str().into(),

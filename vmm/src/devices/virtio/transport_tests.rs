@@ -242,7 +242,7 @@ fn an_idle_device_answers_what_waited_and_has_a_thread_only_when_it_is_woken() {
     assert!(is_ready(&watch.expect("it is idle")));
     driver.transport.wake().unwrap();
     driver.wait(0);
-    assert!(lock(&driver.transport.bench().unwrap()).is_none(), "it has a thread");
+    assert!(lock(&driver.transport.idle_slot().unwrap()).is_none(), "it has a thread");
     driver.transport.wake().unwrap();
     driver.ask(0, &[Part::In(8)]);
 }

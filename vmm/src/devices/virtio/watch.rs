@@ -9,7 +9,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::Next;
+use super::NextTurn;
 
 /// What the worker itself watches; a device numbers its own descriptors from 0.
 pub(super) const STOP: u64 = u64::MAX;
@@ -29,7 +29,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Wakes the device with [`super::Cause::Ready`] and `token` when `fd` is ready for `what`.
+    /// Wakes the device with [`super::WakeReason::Ready`] and `token` when `fd` is ready for `what`.
     ///
     /// # Errors
     /// The kernel refuses the descriptor.
@@ -54,11 +54,11 @@ impl Watch {
     }
 
     /// Waits for events until `next` says to go on anyway.
-    pub(super) fn wait(&self, events: &mut Vec<Event>, next: Next) {
+    pub(super) fn wait(&self, events: &mut Vec<Event>, next: NextTurn) {
         let timeout = match next {
-            Next::Wait => None,
-            Next::Again => Some(Timespec::default()),
-            Next::At(time) => {
+            NextTurn::Wait => None,
+            NextTurn::Again => Some(Timespec::default()),
+            NextTurn::At(time) => {
                 let left = time.saturating_duration_since(Instant::now());
                 Some(Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() })
             }

@@ -97,7 +97,7 @@ impl Leases {
 
     /// Subscribes to changes: takes the leases, and calls `act` with the reason, on another thread or at
     /// once, if a file is about to change or has changed. When `act` returns, no VM may depend on the file.
-    pub fn subscribe(&self, act: impl Fn(&str) + Clone + Send + 'static) -> Vec<Listener> {
+    pub fn subscribe(&self, act: impl Fn(&str) + Clone + Send + 'static) -> Vec<LeaseListener> {
         if let Some((file, _)) = self.files.iter().find(|(file, _)| !is_sealed(file)) {
             FILE.get_or_init(|| format!("{} is gone or too short", name_of(file).display()));
         }
@@ -117,13 +117,13 @@ impl Leases {
 /// A lease on one file. Dropping it gives the lease up.
 #[derive(Debug)]
 struct Lease {
-    shared: Arc<Shared>,
+    shared: Arc<LeaseState>,
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct LeaseState {
     told: Mutex<Told>,
 }
 
@@ -145,7 +145,7 @@ impl std::fmt::Debug for Told {
 
 /// A subscription. Dropping it ends it.
 #[derive(Debug)]
-pub struct Listener {
+pub struct LeaseListener {
     lease: Arc<Lease>,
     number: u64,
 }
@@ -158,7 +158,7 @@ impl Lease {
     fn hold(file: &Arc<File>, opened: Content) -> Result<Self> {
         let failed = |source| Error::host("make an eventfd", source);
         let stop = EventFd::new(EFD_NONBLOCK).map_err(failed)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(LeaseState::default());
         let (file, watched, until) =
             (Arc::clone(file), Arc::clone(&shared), stop.try_clone().map_err(failed)?);
         let body = move || {
@@ -172,7 +172,7 @@ impl Lease {
     }
 
     /// As [`Leases::subscribe`].
-    fn subscribe(self: &Arc<Self>, act: impl Fn(&str) + Send + 'static) -> Listener {
+    fn subscribe(self: &Arc<Self>, act: impl Fn(&str) + Send + 'static) -> LeaseListener {
         let mut told = lock(&self.shared.told);
         if let Some(why) = &told.broken {
             act(why);
@@ -180,7 +180,7 @@ impl Lease {
         let number = told.next;
         told.next += 1;
         told.who.insert(number, Box::new(act));
-        Listener { lease: Arc::clone(self), number }
+        LeaseListener { lease: Arc::clone(self), number }
     }
 }
 
@@ -193,13 +193,13 @@ impl Drop for Lease {
     }
 }
 
-impl Drop for Listener {
+impl Drop for LeaseListener {
     fn drop(&mut self) {
         lock(&self.lease.shared.told).who.remove(&self.number);
     }
 }
 
-impl Shared {
+impl LeaseState {
     /// Holds the lease until `stop`, or until a program opens the file for writing.
     fn watch(&self, file: &File, opened: Content, stop: &EventFd) -> io::Result<()> {
         if has_verity(file) {
@@ -331,7 +331,7 @@ mod tests {
         }
     }
 
-    fn listen(lease: &Arc<Lease>) -> (Listener, Receiver<String>) {
+    fn listen(lease: &Arc<Lease>) -> (LeaseListener, Receiver<String>) {
         let (tell, told) = channel();
         (lease.subscribe(move |why| tell.send(why.to_owned()).unwrap()), told)
     }

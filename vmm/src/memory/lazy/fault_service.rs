@@ -34,9 +34,9 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 
 use super::faults::Faults;
-use super::filler::{Filler, Hands, Why};
+use super::filler::{ChunkTools, FillReason, Filler};
 use super::prefetch;
-use super::prefetch::{Progress, Runs};
+use super::prefetch::{PrefetchProgress, Runs};
 use super::source::{Chunk, PageSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result, report};
@@ -59,7 +59,7 @@ pub type Touched = Box<dyn Fn(u64) + Send + Sync>;
 /// `UFFDIO_ZEROPAGE` fills any range that is registered with any userfaultfd of the process
 /// (`validate_dst_vma` of mm/userfaultfd.c). Therefore it is called only while the memory is known to be this
 /// VM's.
-pub struct Served {
+pub struct ServedVm {
     /// The userfaultfd of the VM's memory.
     pub(crate) userfault: Arc<Userfault>,
     /// Address of the VM's memory. All of it is registered, except ranges over which other files are mapped.
@@ -70,7 +70,7 @@ pub struct Served {
     is_over: RwLock<bool>,
 }
 
-impl Served {
+impl ServedVm {
     /// A VM whose memory lies at `start`, perhaps in another process.
     #[must_use]
     pub fn new(userfault: Arc<Userfault>, start: u64, unreadable: Unreadable) -> Self {
@@ -104,34 +104,34 @@ impl Served {
     }
 }
 
-impl fmt::Debug for Served {
+impl fmt::Debug for ServedVm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Served").field("start", &self.start).finish_non_exhaustive()
+        f.debug_struct("ServedVm").field("start", &self.start).finish_non_exhaustive()
     }
 }
 
 /// See the module. Dropping it ends the threads.
 #[derive(Debug)]
 pub struct Service {
-    shared: Arc<Shared>,
+    shared: Arc<ServiceState>,
     /// The base as VMs map it.
     base: Arc<File>,
     /// Ranges that are read ahead, or were.
-    ahead: Mutex<Vec<(Runs, Arc<Progress>)>>,
+    ahead: Mutex<Vec<(Runs, Arc<PrefetchProgress>)>>,
 }
 
-struct Shared {
+struct ServiceState {
     filler: Filler,
     touched: Option<Touched>,
     epoll: OwnedFd,
     stop: OwnedFd,
-    served: Mutex<HashMap<u64, Arc<Served>>>,
+    served: Mutex<HashMap<u64, Arc<ServedVm>>>,
     next: AtomicU64,
     /// Chunks being fetched, at most one per thread, and the VMs that wait for them besides the one that each
     /// is fetched for.
-    under_way: Mutex<Vec<(u64, Vec<Arc<Served>>)>>,
+    under_way: Mutex<Vec<(u64, Vec<Arc<ServedVm>>)>>,
     /// Faults read together with others that no thread handles yet, and the event that announces them.
-    backlog: Mutex<VecDeque<(Arc<Served>, u64)>>,
+    backlog: Mutex<VecDeque<(Arc<ServedVm>, u64)>>,
     work: OwnedFd,
     threads: Mutex<Threads>,
     /// Number of threads that wait for faults, or are about to.
@@ -144,9 +144,9 @@ struct Threads {
     stops: bool,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for ServiceState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
+        f.debug_struct("ServiceState")
             .field("filler", &self.filler)
             .field("served", &self.served)
             .finish_non_exhaustive()
@@ -203,7 +203,7 @@ impl Service {
         let work = eventfd(0, flags).map_err(refused)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN).map_err(refused)?;
         epoll::add(&epoll, &work, epoll::EventData::new_u64(WORK), epoll::EventFlags::IN).map_err(refused)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServiceState {
             filler,
             touched,
             epoll,
@@ -243,8 +243,8 @@ impl Service {
     ///
     /// # Errors
     /// The host refuses.
-    pub fn add(&self, served: Served) -> Result<u64> {
-        let Shared { epoll, next, served: all, .. } = &*self.shared;
+    pub fn add(&self, served: ServedVm) -> Result<u64> {
+        let ServiceState { epoll, next, served: all, .. } = &*self.shared;
         let number = next.fetch_add(1, Ordering::Relaxed);
         let userfault = Arc::clone(&served.userfault);
         let has_others = {
@@ -306,7 +306,7 @@ impl Paging for Service {
     }
 
     fn begin(&self, faults: &Arc<Faults>) -> Result<u64> {
-        self.add(Served::of(faults))
+        self.add(ServedVm::of(faults))
     }
 
     fn end(&self, number: u64, _: AddressRange) {
@@ -316,9 +316,9 @@ impl Paging for Service {
     fn bring(&self, number: u64, range: Range<u64>) -> Result<bool> {
         let Some(served) = lock(&self.shared.served).get(&number).cloned() else { return Ok(false) };
         let chunk_len = self.shared.filler.chunk_len();
-        let mut hands = self.shared.filler.hands(Why::Touched);
+        let mut tools = self.shared.filler.tools(FillReason::Touched);
         let mut chunks = range.start / chunk_len..range.end.div_ceil(chunk_len);
-        chunks.try_for_each(|chunk| self.shared.put(&served, chunk, &mut hands))?;
+        chunks.try_for_each(|chunk| self.shared.put(&served, chunk, &mut tools))?;
         Ok(true)
     }
 
@@ -347,10 +347,10 @@ impl Paging for Service {
         let shared = Arc::clone(&self.shared);
         let progress = prefetch::ahead(runs, move |steps| {
             let filler = &shared.filler;
-            let mut hands = filler.hands(Why::Ahead);
+            let mut tools = filler.tools(FillReason::Ahead);
             steps.each(|Range { start, end }| {
                 let mut chunks = start / filler.chunk_len()..end.div_ceil(filler.chunk_len());
-                chunks.try_for_each(|chunk| filler.fill(chunk, &mut hands).map(drop))
+                chunks.try_for_each(|chunk| filler.fill(chunk, &mut tools).map(drop))
             })
         })?;
         ahead.push((Arc::clone(runs), progress));
@@ -370,7 +370,7 @@ impl Paging for Service {
     }
 }
 
-impl Shared {
+impl ServiceState {
     /// Starts another thread, up to the limit.
     fn begin_thread(self: &Arc<Self>) -> Result<()> {
         let mut threads = lock(&self.threads);
@@ -397,7 +397,7 @@ impl Shared {
     /// The body of the first thread, and of others.
     fn run(self: &Arc<Self>, is_first: bool) {
         let _told = ToldOfPanic(self);
-        let mut hands = None;
+        let mut tools = None;
         // One event at a time, so other threads take the others.
         let mut events = Vec::with_capacity(1);
         loop {
@@ -418,11 +418,11 @@ impl Shared {
                 let is_alone = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
                 // With a second thread running, the first fault may be another one behind a cold read.
                 let is_only = || lock(&self.threads).running.len() == 1;
-                let answers_first = is_alone && is_first && hands.is_none() && number != WORK && is_only();
+                let answers_first = is_alone && is_first && tools.is_none() && number != WORK && is_only();
                 if is_alone && !answers_first {
                     self.begin_next();
                 }
-                self.take(number, &mut hands);
+                self.take(number, &mut tools);
                 if answers_first {
                     self.begin_next();
                 }
@@ -431,25 +431,25 @@ impl Shared {
         }
     }
 
-    fn take<'s>(&'s self, number: u64, hands: &mut Option<Hands<'s>>) {
-        let made = || self.filler.hands(Why::Touched);
+    fn take<'s>(&'s self, number: u64, tools: &mut Option<ChunkTools<'s>>) {
+        let made = || self.filler.tools(FillReason::Touched);
         if number == WORK {
             let mut count = [0; 8];
             let is_mine = rustix::io::read(&self.work, &mut count).is_ok();
             let fault = if is_mine { lock(&self.backlog).pop_front() } else { None };
             if let Some((served, chunk)) = fault {
-                self.bring(&served, chunk, hands.get_or_insert_with(made));
+                self.bring(&served, chunk, tools.get_or_insert_with(made));
             }
             return;
         }
         let Some(served) = lock(&self.served).get(&number).cloned() else { return };
-        if let Err(errno) = self.answer(&served, hands.get_or_insert_with(made)) {
+        if let Err(errno) = self.answer(&served, tools.get_or_insert_with(made)) {
             self.give_up(number, &served, errno);
         }
     }
 
     /// Removes a userfaultfd that cannot be read, which would be reported as ready again and again.
-    fn give_up(&self, number: u64, served: &Served, errno: Errno) {
+    fn give_up(&self, number: u64, served: &ServedVm, errno: Errno) {
         let _ = epoll::delete(&self.epoll, &*served.userfault);
         // Ends the service before forgetting the VM: a removed VM unmaps its memory at once, and another
         // thread may have one of its faults.
@@ -459,7 +459,7 @@ impl Shared {
         (served.unreadable)(0..self.filler.len(), &error);
     }
 
-    fn answer(&self, served: &Arc<Served>, hands: &mut Hands<'_>) -> rustix::io::Result<()> {
+    fn answer(&self, served: &Arc<ServedVm>, tools: &mut ChunkTools<'_>) -> rustix::io::Result<()> {
         let (len, chunk_len) = (self.filler.len(), self.filler.chunk_len());
         // There is mostly one.
         let (mut first, mut others) = (None, Vec::new());
@@ -479,12 +479,12 @@ impl Shared {
             lock(&self.backlog).extend(others.iter().map(|chunk| (Arc::clone(served), *chunk)));
             let _ = rustix::io::write(&self.work, &(others.len() as u64).to_ne_bytes());
         }
-        first.into_iter().for_each(|chunk| self.bring(served, chunk, hands));
+        first.into_iter().for_each(|chunk| self.bring(served, chunk, tools));
         Ok(())
     }
 
     /// Puts a chunk in place, and wakes all faults that wait for it by then.
-    fn bring(&self, served: &Arc<Served>, chunk: u64, hands: &mut Hands<'_>) {
+    fn bring(&self, served: &Arc<ServedVm>, chunk: u64, tools: &mut ChunkTools<'_>) {
         if let Some(touched) = &self.touched {
             touched(self.filler.range(chunk).start);
         }
@@ -496,12 +496,12 @@ impl Shared {
         under_way.push((chunk, Vec::new()));
         drop(under_way);
         let fetched = UnderWay { shared: self, chunk };
-        let what = self.filler.fill(chunk, hands);
+        let what = self.filler.fill(chunk, tools);
         let waiting = fetched.end();
         [served].into_iter().chain(&waiting).for_each(|served| self.settle(served, chunk, &what));
     }
 
-    fn settle(&self, served: &Served, chunk: u64, what: &Result<Chunk>) {
+    fn settle(&self, served: &ServedVm, chunk: u64, what: &Result<Chunk>) {
         let range = self.filler.range(chunk);
         let wake = || served.userfault.wake(served.start + range.start, range.end - range.start);
         match what {
@@ -515,22 +515,22 @@ impl Shared {
     }
 
     /// Fetches a chunk without a fault.
-    fn put(&self, served: &Served, chunk: u64, hands: &mut Hands<'_>) -> Result<()> {
+    fn put(&self, served: &ServedVm, chunk: u64, tools: &mut ChunkTools<'_>) -> Result<()> {
         let range = self.filler.range(chunk);
         if let Some(touched) = &self.touched {
             touched(range.start);
         }
-        let what = self.filler.fill(chunk, hands)?;
+        let what = self.filler.fill(chunk, tools)?;
         self.lay(served, &range, what)
     }
 
     /// Zero chunks are not in the base: each VM maps its own zero pages.
-    fn lay(&self, served: &Served, range: &Range<u64>, what: Chunk) -> Result<()> {
+    fn lay(&self, served: &ServedVm, range: &Range<u64>, what: Chunk) -> Result<()> {
         if what == Chunk::Bytes {
             return Ok(());
         }
         self.filler
-            .patiently(Why::Touched, || served.while_served(|| zero(served, range)))
+            .patiently(FillReason::Touched, || served.while_served(|| zero(served, range)))
             .map_err(|errno| Error::host("put pages of zeros in the place of guest memory", errno))
     }
 }
@@ -538,20 +538,20 @@ impl Shared {
 /// A chunk that a thread fetches. Dropped, the chunk is under way no more: a fault after a panic fetches it
 /// again, and does not wait for a thread that is gone.
 struct UnderWay<'s> {
-    shared: &'s Shared,
+    shared: &'s ServiceState,
     chunk: u64,
 }
 
 impl UnderWay<'_> {
     /// Ends the fetch. Returns the VMs that waited for it besides the one that it was for.
-    fn end(self) -> Vec<Arc<Served>> {
+    fn end(self) -> Vec<Arc<ServedVm>> {
         let waiting = self.take();
         // Another thread may fetch the chunk again by now.
         std::mem::forget(self);
         waiting
     }
 
-    fn take(&self) -> Vec<Arc<Served>> {
+    fn take(&self) -> Vec<Arc<ServedVm>> {
         let mut under_way = lock(&self.shared.under_way);
         let place = under_way.iter().position(|(other, _)| *other == self.chunk);
         place.map(|place| under_way.swap_remove(place).1).unwrap_or_default()
@@ -567,7 +567,7 @@ impl Drop for UnderWay<'_> {
 
 /// Ends the VMs whose faults a thread that panicked would have answered, and replaces the thread for VMs that
 /// come later.
-struct ToldOfPanic<'s>(&'s Arc<Shared>);
+struct ToldOfPanic<'s>(&'s Arc<ServiceState>);
 
 impl Drop for ToldOfPanic<'_> {
     fn drop(&mut self) {
@@ -585,7 +585,7 @@ impl Drop for ToldOfPanic<'_> {
 }
 
 /// Maps zero pages into a VM's memory, which allocates none.
-pub(crate) fn zero(served: &Served, range: &Range<u64>) -> rustix::io::Result<()> {
+pub(crate) fn zero(served: &ServedVm, range: &Range<u64>) -> rustix::io::Result<()> {
     let at = |offset| served.start + offset;
     match served.userfault.zero(at(range.start), range.end - range.start) {
         // Another file is mapped over a part of it.

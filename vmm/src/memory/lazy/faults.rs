@@ -23,7 +23,7 @@ use rustix::mm::MprotectFlags;
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::lazy::known_pages::There;
+use crate::memory::lazy::known_pages::KnownPages;
 use crate::memory::lazy::prefetch::{Reading, Runs};
 use crate::memory::range::AddressRange;
 use crate::sync::lock;
@@ -125,7 +125,7 @@ pub struct Faults {
     len: u64,
     refusal: Refusal,
     failure: Mutex<Failure>,
-    there: Arc<There>,
+    there: Arc<KnownPages>,
     paging: Arc<dyn Paging>,
     number: OnceLock<u64>,
     /// Locked while the mapping is changed.
@@ -162,7 +162,7 @@ impl Faults {
             .register(start, len)
             .map_err(|errno| Error::host("watch guest memory for pages that are missing", errno))?;
         let (failure, number) = (Mutex::default(), OnceLock::new());
-        let (there, is_mapped) = (Arc::new(There::new(len)), Mutex::new(true));
+        let (there, is_mapped) = (Arc::new(KnownPages::new(len)), Mutex::new(true));
         let faults =
             Arc::new(Self { userfault, start, len, refusal, failure, there, paging, number, is_mapped });
         let number = faults.paging.begin(&faults)?;
@@ -190,7 +190,7 @@ impl Faults {
     }
 
     /// The pages known to be present.
-    pub(crate) fn there(&self) -> &Arc<There> {
+    pub(crate) fn there(&self) -> &Arc<KnownPages> {
         &self.there
     }
 
@@ -334,7 +334,7 @@ impl Faults {
     ///
     /// # Errors
     /// The host gives no thread.
-    pub fn let_go_after(self: &Arc<Self>, patience: Duration, why: &'static str) -> Result<LetGo> {
+    pub fn let_go_after(self: &Arc<Self>, patience: Duration, why: &'static str) -> Result<FaultDeadline> {
         let over = Arc::new((Mutex::new(false), Condvar::new()));
         let (faults, ended) = (Arc::clone(self), Arc::clone(&over));
         let wait = move || {
@@ -354,7 +354,7 @@ impl Faults {
             }
         };
         let thread = threads::spawn("let-go", wait)?;
-        Ok(LetGo { over, thread: Some(thread) })
+        Ok(FaultDeadline { over, thread: Some(thread) })
     }
 }
 
@@ -373,12 +373,12 @@ fn runs(range: Range<u64>, is_one: impl Fn(u64) -> bool) -> impl Iterator<Item =
 
 /// An act that must not wait for memory without limit. Dropping it ends the limit.
 #[derive(Debug)]
-pub struct LetGo {
+pub struct FaultDeadline {
     over: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for LetGo {
+impl Drop for FaultDeadline {
     fn drop(&mut self) {
         *lock(&self.over.0) = true;
         self.over.1.notify_all();

@@ -50,7 +50,7 @@ pub struct Filler {
 
 /// Reason for fetching a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum FillReason {
     /// A fault waits for it.
     Touched,
     /// A VM will probably touch it.
@@ -110,17 +110,17 @@ impl Drop for Window {
 }
 
 /// A thread's reader and buffer.
-pub struct Hands<'f> {
-    why: Why,
+pub struct ChunkTools<'f> {
+    why: FillReason,
     reader: Box<dyn ChunkReader + 'f>,
     /// Buffer for a chunk, with space to align it to a page: the kernel copies aligned pages three times as
     /// fast.
     bytes: Vec<u8>,
 }
 
-impl Hands<'_> {
-    fn new<'f>(why: Why, reader: Box<dyn ChunkReader + 'f>, chunk_len: u64) -> Hands<'f> {
-        Hands { why, reader, bytes: vec![0; (chunk_len + PAGE) as usize] }
+impl ChunkTools<'_> {
+    fn new<'f>(why: FillReason, reader: Box<dyn ChunkReader + 'f>, chunk_len: u64) -> ChunkTools<'f> {
+        ChunkTools { why, reader, bytes: vec![0; (chunk_len + PAGE) as usize] }
     }
 }
 
@@ -209,8 +209,8 @@ impl Filler {
 
     /// A thread's tools for filling.
     #[must_use]
-    pub fn hands(&self, why: Why) -> Hands<'_> {
-        Hands::new(why, self.source.reader(), self.chunk_len())
+    pub fn tools(&self, why: FillReason) -> ChunkTools<'_> {
+        ChunkTools::new(why, self.source.reader(), self.chunk_len())
     }
 
     /// Memory range of a chunk.
@@ -224,35 +224,35 @@ impl Filler {
     /// # Errors
     /// The chunk cannot be read, fails verification, or the host has no memory for it. The memfd then lacks
     /// it, or a part of it.
-    pub fn fill(&self, chunk: u64, hands: &mut Hands<'_>) -> Result<Chunk> {
+    pub fn fill(&self, chunk: u64, tools: &mut ChunkTools<'_>) -> Result<Chunk> {
         let (word, bit) = (&self.filled[(chunk / 64) as usize], 1 << (chunk % 64));
         let Range { start, end } = self.range(chunk);
         if word.load(Ordering::Acquire) & bit != 0
-            && (hands.why == Why::Ahead || self.is_whole(start..end, hands)?)
+            && (tools.why == FillReason::Ahead || self.is_whole(start..end, tools)?)
         {
             return Ok(Chunk::Bytes);
         }
         let len = end - start;
         if lock_read(&self.window).is_none() {
-            return self.in_whole(start..end, hands);
+            return self.in_whole(start..end, tools);
         }
-        let first = hands.bytes.as_ptr().align_offset(PAGE as usize);
-        let bytes = &mut hands.bytes[first..][..len as usize];
-        if hands.reader.read(chunk, bytes)? == Chunk::Zero {
+        let first = tools.bytes.as_ptr().align_offset(PAGE as usize);
+        let bytes = &mut tools.bytes[first..][..len as usize];
+        if tools.reader.read(chunk, bytes)? == Chunk::Zero {
             return Ok(Chunk::Zero);
         }
         // The memfd was sealed meanwhile, so it has the chunk.
         let put = || lock_read(&self.window).as_ref().map_or(Ok(()), |window| window.put(start, bytes));
-        self.patiently(hands.why, put)
+        self.patiently(tools.why, put)
             .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
         // Another thread may have fetched the chunk at the same time. Each of its pages is there once, so it
         // counts once.
         if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
             self.decoded.fetch_add(1, Ordering::Relaxed);
-            match hands.why {
-                Why::Touched => drop(self.touched.fetch_add(1, Ordering::Relaxed)),
-                Why::Ahead => drop(self.ahead[(chunk / 64) as usize].fetch_or(bit, Ordering::Relaxed)),
-                Why::All => {}
+            match tools.why {
+                FillReason::Touched => drop(self.touched.fetch_add(1, Ordering::Relaxed)),
+                FillReason::Ahead => drop(self.ahead[(chunk / 64) as usize].fetch_or(bit, Ordering::Relaxed)),
+                FillReason::All => {}
             }
         }
         Ok(Chunk::Bytes)
@@ -261,18 +261,18 @@ impl Filler {
     /// Whether a filled chunk is still complete. A VM with the memfd may have punched a hole in it; the chunk
     /// is then filled again, because a fault on a hole repeats without end. A device's first touch of a page
     /// comes here too, so a base of this process alone skips the check.
-    fn is_whole(&self, chunk: Range<u64>, hands: &mut Hands<'_>) -> Result<bool> {
-        if self.can_lose_pages { self.has_all(&chunk, hands) } else { Ok(true) }
+    fn is_whole(&self, chunk: Range<u64>, tools: &mut ChunkTools<'_>) -> Result<bool> {
+        if self.can_lose_pages { self.has_all(&chunk, tools) } else { Ok(true) }
     }
 
     /// Kind of a chunk in a complete base. A chunk with a hole is zero, even if some of its pages are
     /// present: a fork that reads a hole publishes a page of zeros.
-    fn in_whole(&self, chunk: Range<u64>, hands: &mut Hands<'_>) -> Result<Chunk> {
-        Ok(if self.has_all(&chunk, hands)? { Chunk::Bytes } else { Chunk::Zero })
+    fn in_whole(&self, chunk: Range<u64>, tools: &mut ChunkTools<'_>) -> Result<Chunk> {
+        Ok(if self.has_all(&chunk, tools)? { Chunk::Bytes } else { Chunk::Zero })
     }
 
-    /// Whether the memfd has every page of a chunk. Overwrites the buffer in `hands`.
-    fn has_all(&self, chunk: &Range<u64>, hands: &mut Hands<'_>) -> Result<bool> {
+    /// Whether the memfd has every page of a chunk. Overwrites the buffer in `tools`.
+    fn has_all(&self, chunk: &Range<u64>, tools: &mut ChunkTools<'_>) -> Result<bool> {
         let failed = |errno| Error::host("look for a chunk in guest memory", errno);
         let residence = match self.residence.get() {
             Some(residence) => residence,
@@ -281,7 +281,7 @@ impl Filler {
                 self.residence.get_or_init(|| residence)
             }
         };
-        residence.has_all(&self.memfd, chunk, &mut hands.bytes).map_err(failed)
+        residence.has_all(&self.memfd, chunk, &mut tools.bytes).map_err(failed)
     }
 
     /// Seals the memfd against all writers, after [`Filler::complete`]: mutually distrusting VMs may have it
@@ -297,12 +297,12 @@ impl Filler {
     /// Waits for memory that the host lacks, as [`Patience::retry`]. Reading ahead does not wait.
     pub(crate) fn patiently(
         &self,
-        why: Why,
+        why: FillReason,
         mut act: impl FnMut() -> rustix::io::Result<()>,
     ) -> rustix::io::Result<()> {
         match why {
-            Why::Ahead => act().inspect(|()| self.patience.succeeded()),
-            Why::Touched | Why::All => self.patience.retry(act),
+            FillReason::Ahead => act().inspect(|()| self.patience.succeeded()),
+            FillReason::Touched | FillReason::All => self.patience.retry(act),
         }
     }
 
@@ -318,7 +318,7 @@ impl Filler {
         let chunks = self.len().div_ceil(self.chunk_len());
         let (next, failed) = (AtomicU64::new(0), Mutex::new(None));
         let work = || {
-            let mut hands = self.hands(Why::All);
+            let mut tools = self.tools(FillReason::All);
             while lock(&failed).is_none() {
                 let chunk = next.fetch_add(1, Ordering::Relaxed);
                 if chunk >= chunks {
@@ -330,7 +330,7 @@ impl Filler {
                 if is_there {
                     continue;
                 }
-                if let Err(error) = self.fill(chunk, &mut hands) {
+                if let Err(error) = self.fill(chunk, &mut tools) {
                     lock(&failed).get_or_insert(error);
                 }
             }

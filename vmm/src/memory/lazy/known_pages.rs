@@ -13,7 +13,7 @@ use crate::memory::PAGE;
 /// device that fetched it before and records it after sees another `given`. A page that a device uses
 /// meanwhile may be missing when it is touched: a refusal makes it a page of zeros.
 #[derive(Debug)]
-pub(crate) struct There {
+pub(crate) struct KnownPages {
     /// Pages known to be present.
     pub(super) known: Bits,
     /// Pages that the guest returned since the last rewind. Their content is undefined unless they are known
@@ -62,7 +62,7 @@ impl Bits {
     }
 }
 
-impl There {
+impl KnownPages {
     /// Covers `len` bytes of memory, with no page known.
     pub fn new(len: u64) -> Self {
         let (known, given_back) = (Bits::new(len), Bits::new(len));

@@ -37,7 +37,7 @@ pub struct Reading {
 
 /// The progress while it runs.
 #[derive(Debug)]
-pub struct Progress {
+pub struct PrefetchProgress {
     /// Pages of the list.
     of: u64,
     read: AtomicU64,
@@ -45,7 +45,7 @@ pub struct Progress {
     stops: AtomicBool,
 }
 
-impl Progress {
+impl PrefetchProgress {
     fn of(runs: &Runs) -> Arc<Self> {
         let of = runs.iter().map(|run| (run.end - run.start) / PAGE).sum();
         let (read, is_over, stops) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
@@ -69,7 +69,7 @@ impl Progress {
 /// The steps, for the thread that runs them.
 pub(crate) struct Steps {
     runs: Runs,
-    progress: Arc<Progress>,
+    progress: Arc<PrefetchProgress>,
 }
 
 impl Steps {
@@ -100,8 +100,8 @@ impl Steps {
 pub(crate) fn ahead(
     runs: &Runs,
     work: impl FnOnce(&Steps) -> Result<()> + Send + 'static,
-) -> Result<Arc<Progress>> {
-    let progress = Progress::of(runs);
+) -> Result<Arc<PrefetchProgress>> {
+    let progress = PrefetchProgress::of(runs);
     let steps = Steps { runs: Arc::clone(runs), progress: Arc::clone(&progress) };
     let work = move || {
         if let Err(error) = work(&steps) {

@@ -18,14 +18,14 @@ use super::faults::Faults;
 use super::patience::Patience;
 use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
-use crate::memory::lazy::known_pages::There;
+use crate::memory::lazy::known_pages::KnownPages;
 use crate::memory::page_set::PageSet;
 use crate::memory::range::Region;
 
 /// The pages of one VM. See the module.
 pub struct Presence {
     regions: Arc<[Region]>,
-    there: Arc<There>,
+    there: Arc<KnownPages>,
     faults: Weak<Faults>,
     patience: Patience,
 }
@@ -183,7 +183,7 @@ mod tests {
             text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * PAGE
         };
         let (claimed, before) = (64 << 40, resident());
-        let there = There::new(claimed);
+        let there = KnownPages::new(claimed);
         there.note(claimed - PAGE..claimed);
         assert!(there.has(claimed - PAGE) && !there.has(0));
         // The bits of all of it would take 4 GiB.

@@ -12,7 +12,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::faults::{Faults, Refusal};
-use super::filler::Why;
+use super::filler::FillReason;
 use super::source::{Chunk, ChunkReader, PageSource, TestSource};
 use super::userfault::Userfault;
 use crate::error::{Error, Result};
@@ -64,9 +64,9 @@ fn word(at: u64) -> u64 {
 }
 
 #[derive(Debug)]
-struct Shared(Arc<Source>);
+struct SharedSource(Arc<Source>);
 
-impl PageSource for Shared {
+impl PageSource for SharedSource {
     fn memory_len(&self) -> u64 {
         self.0.len
     }
@@ -102,7 +102,7 @@ impl ChunkReader for Reader<'_> {
 
 fn service(len: u64) -> (Arc<Source>, Arc<Service>) {
     let source = Arc::new(Source { len, ..Source::default() });
-    let service = Service::new(Box::new(Shared(Arc::clone(&source)))).unwrap();
+    let service = Service::new(Box::new(SharedSource(Arc::clone(&source)))).unwrap();
     (source, Arc::new(service))
 }
 
@@ -228,9 +228,9 @@ fn pages_that_lie_over_it_are_there_and_nothing_under_them_is_fetched() {
 
 /// The source without its damage, as one file.
 fn whole(service: &Service) -> Result<()> {
-    (0..LEN / CHUNK)
-        .filter(|chunk| *chunk != DAMAGED)
-        .try_for_each(|chunk| service.filler().fill(chunk, &mut service.filler().hands(Why::All)).map(drop))
+    (0..LEN / CHUNK).filter(|chunk| *chunk != DAMAGED).try_for_each(|chunk| {
+        service.filler().fill(chunk, &mut service.filler().tools(FillReason::All)).map(drop)
+    })
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn a_message_that_was_read_and_forgotten_comes_again() {
         }
         // A pager died with it. The next one wakes all.
         let number = service
-            .add(crate::memory::lazy::fault_service::Served::new(
+            .add(crate::memory::lazy::fault_service::ServedVm::new(
                 Arc::clone(&userfault),
                 ram.host_address_of(0) as u64,
                 Box::new(|range, error| panic!("{range:?}: {error}")),

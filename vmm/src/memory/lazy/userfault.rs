@@ -77,7 +77,7 @@ struct OnRange {
 /// `uffd_msg`. Only page faults come.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Message {
+struct UffdMessage {
     event: u8,
     reserved: [u8; 7],
     flags: u64,
@@ -91,7 +91,7 @@ const _: () = assert!(size_of::<Range>() == 16 && UFFDIO_WAKE == 0x8010_aa02);
 const _: () = assert!(size_of::<Copy>() == 40 && UFFDIO_COPY == 0xc028_aa03);
 const _: () = assert!(size_of::<OnRange>() == 32 && UFFDIO_ZEROPAGE == 0xc020_aa04);
 const _: () = assert!(UFFDIO_POISON == 0xc020_aa08);
-const _: () = assert!(size_of::<Message>() == 32);
+const _: () = assert!(size_of::<UffdMessage>() == 32);
 
 /// Messages read at once.
 const MESSAGES: usize = 16;
@@ -242,10 +242,10 @@ impl Userfault {
     /// # Errors
     /// The descriptor cannot be read.
     pub fn read(&self, mut each: impl FnMut(u64)) -> Answer<usize> {
-        let nothing = Message { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 };
+        let nothing = UffdMessage { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 };
         let mut messages = [nothing; MESSAGES];
         let room = size_of_val(&messages);
-        // SAFETY: the kernel writes whole messages, for which any bytes are a valid `Message`, and at most as
+        // SAFETY: the kernel writes whole messages, for which any bytes are a valid `UffdMessage`, and at most as
         // many as the buffer holds.
         let read = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), room) };
         if read < 0 {
@@ -254,7 +254,7 @@ impl Userfault {
                 other => Err(Errno::from_raw_os_error(other.unwrap_or(libc::EIO))),
             };
         }
-        let count = read.cast_unsigned() / size_of::<Message>();
+        let count = read.cast_unsigned() / size_of::<UffdMessage>();
         let faults = messages[..count].iter().filter(|message| message.event == EVENT_PAGEFAULT);
         faults.for_each(|fault| each(fault.address));
         Ok(count)

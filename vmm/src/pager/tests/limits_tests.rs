@@ -49,13 +49,13 @@ fn send_truncated(socket: &OwnedFd, message: &impl serde::Serialize) {
 }
 
 /// Memory of a test's own over a base, with a userfaultfd.
-struct Memory {
+struct RegisteredMemory {
     base: File,
     start: u64,
     userfault: Userfault,
 }
 
-impl Memory {
+impl RegisteredMemory {
     fn new() -> Self {
         let base = crate::memory::files::memfd::fresh(LEN).unwrap();
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -112,7 +112,7 @@ fn complete(ram: &GuestRam) -> Receiver<std::result::Result<(), String>> {
 
 /// A pager that is stopped takes nothing out of its socket.
 fn fill_socket(pager: &Pager) {
-    let socket = lock(&pager.0.line).socket.clone().unwrap();
+    let socket = lock(&pager.0.connection).socket.clone().unwrap();
     while send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).is_ok() {}
 }
 
@@ -134,7 +134,7 @@ fn pager_whose_socket_was_full_is_asked_to_complete_once_there_is_room() {
     let (pager, ram, (socket, _userfault)) = served(&here, &puppet);
     fill_socket(&pager);
     let outcome = complete(&ram);
-    wait_until("it has tried to ask", || lock(&pager.0.line).completes);
+    wait_until("it has tried to ask", || lock(&pager.0.connection).completes);
     let heard = || while !matches!(hear(&socket).expect("it is connected").0, Ask::Complete) {};
     limited("the VM asks for all of its memory", heard);
     send(&socket, &Answer::Done, None, SendFlags::empty()).unwrap();
@@ -147,7 +147,7 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
     let pager = here.begin_pager();
     let (client, other) = (Client::new(&here), Client::new(&here));
     assert_eq!(other.ask(&Ask::Ping, None), Some(Answer::Alive));
-    let memory = Memory::new();
+    let memory = RegisteredMemory::new();
     memory.serve(&client);
     here.source.hangs.begin();
     let toucher = memory.touch(2 * CHUNK);
@@ -223,7 +223,7 @@ fn served_vm_whose_list_does_not_arrive_is_told_and_served_on() {
     let here = Here::new("list");
     let pager = here.begin_pager();
     let client = Client::new(&here);
-    let memory = Memory::new();
+    let memory = RegisteredMemory::new();
     memory.serve(&client);
     send_truncated(&client.0, &Ask::Prefetch);
     let said = client.hear();
@@ -251,8 +251,9 @@ fn vm_that_cannot_take_a_descriptor_keeps_its_pager() {
 #[test]
 fn directory_too_long_for_a_socket_is_refused_at_once() {
     let directory = std::env::temp_dir().join("x".repeat(100));
-    let why =
-        report(&Place::of(&File::open("/proc/self/exe").unwrap(), &directory, Some("group")).unwrap_err());
+    let why = report(
+        &PagerPlace::of(&File::open("/proc/self/exe").unwrap(), &directory, Some("group")).unwrap_err(),
+    );
     assert!(why.contains("107") && why.contains(directory.to_str().unwrap()), "{why}");
     assert!(!directory.exists());
 }

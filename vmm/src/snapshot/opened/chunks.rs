@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
-use crate::pager::place::Place;
+use crate::pager::place::PagerPlace;
 use crate::pager::server;
 use crate::snapshot::format::pack::{Decoder, Pack};
 
@@ -47,7 +47,7 @@ pub fn serve_pager(
     linger: Duration,
     listening: impl FnOnce(),
 ) -> Result<()> {
-    let place = Place::of(&pack, directory, group)?;
+    let place = PagerPlace::of(&pack, directory, group)?;
     let pack = Arc::new(Pack::open(pack, name)?);
     server::serve(&place, &|| source_of(Arc::clone(&pack)), linger, listening)
 }

@@ -138,7 +138,7 @@ fn kind_of(page: &[u8]) -> Chunk {
 mod tests {
     use super::*;
     use crate::memory::page_set::PageSet;
-    use crate::snapshot::format::pack::testing::{BOTH, Bytes, file_of, noise, open, packed, packing};
+    use crate::snapshot::format::pack::testing::{BOTH, TestMemory, file_of, noise, open, packed, packing};
 
     const PAGES: u64 = 150;
 
@@ -167,7 +167,7 @@ mod tests {
         let raw = BaseBelow::Raw(Arc::new(file_of(&memory)), PathBuf::from("/s/memory.snap"));
         let lens = [4 << 10, 64 << 10, 2 << 20];
         let packings = BOTH.into_iter().flat_map(|codec| lens.map(|len| packing(codec, len)));
-        let packs = packings.map(|packing| open(&packed(&Bytes::of(memory.clone()), &packing)).unwrap());
+        let packs = packings.map(|packing| open(&packed(&TestMemory::of(memory.clone()), &packing)).unwrap());
         [raw].into_iter().chain(packs.map(|pack| BaseBelow::Packed(source_of(Arc::new(pack))))).collect()
     }
 
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_an_error_each_time_and_no_other_page_s() {
-        let mut bytes = packed(&Bytes::of(memory()), &packing(BOTH[0], 64 << 10));
+        let mut bytes = packed(&TestMemory::of(memory()), &packing(BOTH[0], 64 << 10));
         bytes[70_000] ^= 1; // in the second chunk
         let below = BaseBelow::Packed(source_of(Arc::new(open(&bytes).unwrap())));
         let damaged = ComposedMemory { below, len: PAGES * PAGE, over: None };

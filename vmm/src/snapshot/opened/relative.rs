@@ -37,7 +37,7 @@ pub(crate) struct Digests {
 }
 
 /// The base of a diff.
-struct Base {
+struct OpenedBase {
     /// Digest and path.
     snapshot: BaseSnapshot,
     /// The memory file.
@@ -65,7 +65,7 @@ pub(crate) fn open(
         let memory = SnapshotMemory::open(snapshot, len, metadata.memory_file.as_ref())?;
         return Ok(OpenedMemory { memory, over: None, lineage, digests });
     };
-    let Base { snapshot: base, file: memory_file, found } = find_base(snapshot, base, granted)?;
+    let OpenedBase { snapshot: base, file: memory_file, found } = find_base(snapshot, base, granted)?;
     let (file, DiffPages { pages, digest, .. }) = open_pages(snapshot, metadata, &base)?;
     let memory = SnapshotMemory::open(found.place(), len, memory_file.as_ref())?;
     let over = Some(OverlayPages { pages: Arc::new(pages), file: Arc::new(file) });
@@ -102,7 +102,7 @@ fn find_base(
     snapshot: &Path,
     wanted: &BaseSnapshot,
     granted: &dyn Fn(&Path) -> Result<GrantedBase>,
-) -> Result<Base> {
+) -> Result<OpenedBase> {
     let beside = snapshot.parent().zip(wanted.path.file_name()).map(|(parent, name)| parent.join(name));
     let places = [Some(wanted.path.clone()), beside].into_iter().flatten();
     let mut refused = None;
@@ -120,12 +120,12 @@ fn find_base(
     Err(refused.unwrap_or_else(|| base_is_missing(snapshot, &wanted.path)))
 }
 
-fn base_at(snapshot: &Path, wanted: &BaseSnapshot, found: GrantedBase) -> Result<Base> {
+fn base_at(snapshot: &Path, wanted: &BaseSnapshot, found: GrantedBase) -> Result<OpenedBase> {
     let (manifest, _) = read_manifest(found.place())?;
     match manifest.metadata.memory_digest {
         Some(digest) if digest == wanted.memory_digest => {
             let snapshot = BaseSnapshot { memory_digest: digest, path: absolute(&found.path) };
-            Ok(Base { snapshot, file: manifest.metadata.memory_file, found })
+            Ok(OpenedBase { snapshot, file: manifest.metadata.memory_file, found })
         }
         other => {
             let (wanted, other) = (&wanted.memory_digest, other.unwrap_or_else(|| "none".to_owned()));

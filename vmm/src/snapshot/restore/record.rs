@@ -142,12 +142,12 @@ pub(crate) struct Recording {
 #[derive(Debug)]
 pub(crate) struct TouchLog {
     marker: RecordUntil,
-    inner: Mutex<Inner>,
+    inner: Mutex<RecorderState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct RecorderState {
     /// Offsets of pages in the order of their touch.
     touched: Vec<u64>,
     seen: PageSet,
@@ -169,7 +169,7 @@ impl TouchLog {
     /// An empty log of a memory of `memory` bytes.
     pub fn new(marker: RecordUntil, memory: u64) -> Arc<Self> {
         let (touched, seen) = (Vec::new(), PageSet::none(memory));
-        let inner = Inner { touched, seen, runs: false, end: None, outcome: None };
+        let inner = RecorderState { touched, seen, runs: false, end: None, outcome: None };
         Arc::new(Self { marker, inner: Mutex::new(inner), changed: Condvar::new() })
     }
 

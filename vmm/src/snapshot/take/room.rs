@@ -20,7 +20,7 @@ use crate::snapshot::format::holes::is_zero;
 use crate::snapshot::opened::memory::LazyMemory;
 use crate::snapshot::take::capture::SpaceOnDisk;
 use crate::store::dir::NewDir;
-use crate::store::reservation::Reservation;
+use crate::store::reservation::SpaceReservation;
 
 /// Bytes for the files beside memory and layers.
 const STATE: u64 = 1 << 20;
@@ -45,7 +45,7 @@ pub(crate) struct DiskSpace<'a> {
     layers: u64,
     /// Memory that fills the VM's base on touch.
     lazy: Option<LazyMemory>,
-    reserved: OnceCell<Reservation>,
+    reserved: OnceCell<SpaceReservation>,
 }
 
 impl<'a> DiskSpace<'a> {
@@ -70,7 +70,7 @@ impl<'a> DiskSpace<'a> {
         ram: &GuestRam,
         unneeded: &PageSet,
         pages: &PageSet,
-    ) -> Result<Reservation> {
+    ) -> Result<SpaceReservation> {
         let mut all = PageSet::none(ram.len());
         lazy.memory.add_populated(&mut all)?;
         all.remove_all(unneeded);
@@ -84,7 +84,7 @@ impl<'a> DiskSpace<'a> {
         })
     }
 
-    fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<Reservation> {
+    fn of_whole(&self, ram: &GuestRam, unneeded: &PageSet, pages: &PageSet) -> Result<SpaceReservation> {
         let base = ram.base().file;
         let all = populated(&base, unneeded, pages, ram.len())?;
         self.dir.reserve(all.len() * PAGE + STATE + self.layers).or_else(|_| {

@@ -25,7 +25,7 @@ pub struct Inspection {
     /// The snapshot's metadata.
     pub metadata: Metadata,
     /// The memory file.
-    pub memory_file: MemoryFile,
+    pub memory_file: InspectedMemory,
     /// The working set that a restore reads ahead, if one was recorded.
     pub working_set: Option<NamedPages>,
     /// The content of memory, by kind of storage.
@@ -47,7 +47,7 @@ pub struct NamedPages {
 
 /// A memory file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct MemoryFile {
+pub struct InspectedMemory {
     /// Name of the file.
     pub name: &'static str,
     /// Length in bytes.
@@ -119,7 +119,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
 }
 
 /// Inspects the memory of a full snapshot.
-fn of_whole(path: &Path, metadata: &Metadata, found: &mut Found) -> Result<MemoryFile> {
+fn of_whole(path: &Path, metadata: &Metadata, found: &mut Found) -> Result<InspectedMemory> {
     let len = metadata.memory_bytes;
     match SnapshotMemory::open(path, len, metadata.memory_file.as_ref())? {
         SnapshotMemory::Raw(file, path) => {
@@ -155,10 +155,10 @@ fn facts(pack: &Pack) -> PackFacts {
     }
 }
 
-fn memory_file(name: &'static str, path: &Path, pack: Option<PackFacts>) -> Result<MemoryFile> {
+fn memory_file(name: &'static str, path: &Path, pack: Option<PackFacts>) -> Result<InspectedMemory> {
     let found = File::open(path).and_then(|file| file.metadata());
     let found = found.map_err(|source| Error::file("look at", path.display(), source))?;
-    Ok(MemoryFile { name, bytes: found.len(), disk_bytes: found.blocks() * 512, pack })
+    Ok(InspectedMemory { name, bytes: found.len(), disk_bytes: found.blocks() * 512, pack })
 }
 
 #[derive(Default)]

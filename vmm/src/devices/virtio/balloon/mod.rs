@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::chain::Chain;
-use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::BalloonConfig;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
@@ -199,7 +199,7 @@ impl Balloon {
     }
 
     /// A turn of the inflate queue. A list may be longer than a turn: it stays in the queue until all of it has been done.
-    fn inflate(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn inflate(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let Self { pages, begun, .. } = self;
         let ram = io.ram;
         let mut left = PFNS_PER_TURN;
@@ -212,11 +212,11 @@ impl Balloon {
             pages.listed(ram, list.take(now * PFN));
             if now < all {
                 *begun += now;
-                return Ok(Served::InPart);
+                return Ok(ChainOutcome::PartlyAnswered);
             }
             *begun = 0;
             pages.ignored += u64::from(odd);
-            Ok(if left == 0 { Served::AndEnough } else { Served::Whole })
+            Ok(if left == 0 { ChainOutcome::AnsweredLast } else { ChainOutcome::Answered })
         })
     }
 
@@ -224,10 +224,10 @@ impl Balloon {
     /// says which request they answer.
     fn take_free_pages(
         &mut self,
-        io: &mut Io<'_>,
+        io: &mut DeviceIo<'_>,
         queue: usize,
         hints: bool,
-    ) -> std::result::Result<Next, Broken> {
+    ) -> std::result::Result<NextTurn, DeviceFailed> {
         let Self { pages, hinting, .. } = self;
         let ram = io.ram;
         let (mut left, mut has_ended) = (BUFFERS_PER_TURN, false);
@@ -238,14 +238,18 @@ impl Balloon {
             if !hints || hinting.is_hinting() {
                 left = left.saturating_sub(pages.buffers(ram, &chain.writable));
             }
-            Ok(if left == 0 { Served::AndEnough } else { Served::Whole })
+            Ok(if left == 0 { ChainOutcome::AnsweredLast } else { ChainOutcome::Answered })
         });
         io.config_changed |= has_ended;
         done
     }
 
     /// Reads the statistics that have come, and asks for new ones when it is time.
-    fn look_at_statistics(&mut self, io: &mut Io<'_>, queue: usize) -> std::result::Result<Next, Broken> {
+    fn look_at_statistics(
+        &mut self,
+        io: &mut DeviceIo<'_>,
+        queue: usize,
+    ) -> std::result::Result<NextTurn, DeviceFailed> {
         let memory = io.ram.guest();
         if self.held.is_none()
             && let Some(mut chain) = io.queues[queue].next_chain(memory)?
@@ -256,51 +260,51 @@ impl Balloon {
         let now = Instant::now();
         let due = *self.due.get_or_insert(now + self.interval);
         if now < due {
-            return Ok(Next::At(due));
+            return Ok(NextTurn::At(due));
         }
         if let Some(head) = self.held.take() {
             io.queues[queue].put(memory, head, 0)?;
             io.interrupt_for(queue)?;
-            if io.queues[queue].listen(memory)? {
+            if io.queues[queue].enable_notifications(memory)? {
                 self.due = Some(now + self.interval);
-                return Ok(Next::Again);
+                return Ok(NextTurn::Again);
             }
         }
         self.due = Some(now + self.interval);
-        Ok(Next::At(now + self.interval))
+        Ok(NextTurn::At(now + self.interval))
     }
 }
 
 /// How a chain was answered.
-enum Served {
-    Whole,
+enum ChainOutcome {
+    Answered,
     /// In whole, and that is enough for this turn.
-    AndEnough,
+    AnsweredLast,
     /// It stays in the queue for the next turn.
-    InPart,
+    PartlyAnswered,
 }
 
-/// [`Io::serve`] for chains that are more than a turn's work. Nothing is ever written to them.
+/// [`DeviceIo::serve`] for chains that are more than a turn's work. Nothing is ever written to them.
 fn serve(
-    io: &mut Io<'_>,
+    io: &mut DeviceIo<'_>,
     queue: usize,
-    mut answer: impl FnMut(&mut Chain<'_>) -> std::result::Result<Served, Broken>,
-) -> std::result::Result<Next, Broken> {
+    mut answer: impl FnMut(&mut Chain<'_>) -> std::result::Result<ChainOutcome, DeviceFailed>,
+) -> std::result::Result<NextTurn, DeviceFailed> {
     let (memory, chains) = (io.ram.guest(), &mut io.queues[queue]);
-    let mut next = Next::Again;
-    chains.hush(memory)?;
+    let mut next = NextTurn::Again;
+    chains.disable_notifications(memory)?;
     for _ in 0..chains.size() {
         let Some(mut chain) = chains.next_chain(memory)? else {
-            next = Next::Wait;
+            next = NextTurn::Wait;
             break;
         };
         let answered = answer(&mut chain)?;
-        if let Served::InPart = answered {
+        if let ChainOutcome::PartlyAnswered = answered {
             chains.unpop();
             break;
         }
         chains.put(memory, chain.head, 0)?;
-        if let Served::AndEnough = answered {
+        if let ChainOutcome::AnsweredLast = answered {
             break;
         }
     }
@@ -316,9 +320,9 @@ fn queue_of(feature: u64, taken: u64) -> Option<usize> {
 }
 
 impl VirtioDevice for Balloon {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> DeviceKind {
         let more = feature::WITH_QUEUE.iter().filter(|feature| self.features & **feature != 0).count();
-        Kind { id: 5, queues: &QUEUES[..DEFLATE + 1 + more] }
+        DeviceKind { id: 5, queues: &QUEUES[..DEFLATE + 1 + more] }
     }
 
     fn features(&self) -> u64 {
@@ -343,7 +347,7 @@ impl VirtioDevice for Balloon {
         self.actual = u32::from_le_bytes(actual);
     }
 
-    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(&mut self, _: WakeReason, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let taken = io.features;
         let mut turns = vec![self.inflate(io)?, io.serve(DEFLATE, |_| Ok(0))?];
         if let Some(queue) = queue_of(feature::FREE_PAGE_HINT, taken) {
@@ -354,13 +358,13 @@ impl VirtioDevice for Balloon {
         }
         let next = match queue_of(feature::STATS_VQ, taken) {
             Some(queue) => self.look_at_statistics(io, queue)?,
-            None => Next::Wait,
+            None => NextTurn::Wait,
         };
-        Ok(if turns.contains(&Next::Again) { Next::Again } else { next })
+        Ok(if turns.contains(&NextTurn::Again) { NextTurn::Again } else { next })
     }
 
     /// The buffer for statistics goes back to where it came from: whoever goes on finds it there.
-    fn end(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
+    fn end(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<(), DeviceFailed> {
         if let (Some(_), Some(queue)) = (self.held.take(), queue_of(feature::STATS_VQ, io.features)) {
             io.queues[queue].unpop();
         }

@@ -28,13 +28,13 @@ fn all() -> BalloonConfig {
 }
 
 /// A driver and its balloon in fresh memory of which every page from [`FREE`] on says so.
-struct Guest {
+struct BalloonDriver {
     driver: Driver,
     balloon: Arc<Mutex<Balloon>>,
     ram: GuestRam,
 }
 
-impl Guest {
+impl BalloonDriver {
     fn new(config: &BalloonConfig) -> Self {
         Self::with_features(config, !EVENT_IDX)
     }
@@ -119,7 +119,7 @@ fn only(features: u64) -> u64 {
 
 #[test]
 fn inflated_pages_go_back_to_the_host() {
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     let before = guest.blocks();
     // As Linux lists them: from the last to the first.
     let pfns: Vec<u32> = (pfn(FREE)..pfn(MEMORY)).rev().collect();
@@ -144,7 +144,7 @@ fn a_clone_gets_its_bases_pages_back_and_its_sibling_keeps_its_own() {
     let mut clones = [0, 1].map(|_| {
         let ram = GuestRam::reserve(MEMORY).unwrap();
         Backing::Private { base: original.base().file, pages: None }.map(&ram).unwrap();
-        Guest::in_memory(&all(), !EVENT_IDX, ram)
+        BalloonDriver::in_memory(&all(), !EVENT_IDX, ram)
     });
     clones[0].inflate(&[pfn(FREE), pfn(FREE) + 1]);
     let [one, other] = clones;
@@ -155,7 +155,7 @@ fn a_clone_gets_its_bases_pages_back_and_its_sibling_keeps_its_own() {
 
 #[test]
 fn page_numbers_of_no_page_are_passed_over() {
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     let end = pfn(MEMORY);
     guest.inflate(&[u32::MAX, pfn(FREE), end, end - 1, pfn(FREE), end, u32::MAX - 1]);
     assert_eq!((guest.read(FREE), guest.read(MEMORY - PAGE), guest.read(FREE + PAGE)), (0, 0, FREE + PAGE));
@@ -164,7 +164,7 @@ fn page_numbers_of_no_page_are_passed_over() {
 
 #[test]
 fn a_list_comes_in_any_pieces_and_may_be_odd() {
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     let list = [pfn(FREE).to_le_bytes(), pfn(FREE + 2 * PAGE).to_le_bytes()].concat();
     guest.driver.ask(INFLATE, &[Part::Out(&list[..1]), Part::Out(&list[1..6]), Part::Out(&list[6..])]);
     let odd = [&pfn(FREE + 4 * PAGE).to_le_bytes()[..], &[1, 2, 3]].concat();
@@ -178,7 +178,7 @@ fn a_list_comes_in_any_pieces_and_may_be_odd() {
 
 #[test]
 fn a_list_of_many_turns_is_done_to_its_end() {
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     let mut pfns = vec![pfn(MEMORY); 3 * PFNS_PER_TURN + 5];
     *pfns.last_mut().unwrap() = pfn(FREE);
     pfns[0] = pfn(FREE + PAGE);
@@ -197,7 +197,7 @@ fn statistic(tag: u16, value: u64) -> Vec<u8> {
 #[test]
 fn statistics_are_asked_for_and_read() {
     for wanted in [!EVENT_IDX, !0] {
-        let mut guest = Guest::with_features(&all(), wanted);
+        let mut guest = BalloonDriver::with_features(&all(), wanted);
         assert_eq!(lock(&guest.balloon).statistics(), None);
         let buffer =
             [statistic(4, 4096), statistic(0x7777, 1), statistic(5, 1 << 24), vec![6, 0, 1]].concat();
@@ -216,7 +216,7 @@ fn statistics_are_asked_for_and_read() {
 
 #[test]
 fn statistics_survive_a_move_with_the_drivers_buffer() {
-    let mut guest = Guest::new(&BalloonConfig { statistics_interval: 3600, ..all() });
+    let mut guest = BalloonDriver::new(&BalloonConfig { statistics_interval: 3600, ..all() });
     guest.driver.send(STATISTICS, &[Part::Out(&statistic(7, 9))]);
     let balloon = Arc::clone(&guest.balloon);
     guest.driver.until("they are read", |_| lock(&balloon).statistics());
@@ -228,7 +228,7 @@ fn statistics_survive_a_move_with_the_drivers_buffer() {
 
 #[test]
 fn reported_pages_go_back_and_only_whole_ones() {
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     let before = guest.blocks();
     guest.give(
         4,
@@ -247,11 +247,11 @@ fn a_feature_that_the_driver_does_not_take_has_no_queue() {
         (feature::REPORTING | feature::STATS_VQ, 3),
         (feature::REPORTING | feature::FREE_PAGE_HINT, 3),
     ] {
-        let mut guest = Guest::with_features(&all(), only(taken));
+        let mut guest = BalloonDriver::with_features(&all(), only(taken));
         guest.give(queue, &[(FREE, PAGE as u32)]);
         assert_eq!(guest.read(FREE), 0, "{taken:#x}");
     }
-    let mut guest = Guest::new(&BalloonConfig { reporting: true, ..BalloonConfig::default() });
+    let mut guest = BalloonDriver::new(&BalloonConfig { reporting: true, ..BalloonConfig::default() });
     guest.driver.set(0x30, 3);
     assert_eq!(guest.driver.get(0x34), 0, "a fourth queue without a feature for it");
     guest.give(2, &[(FREE, PAGE as u32)]);
@@ -261,7 +261,7 @@ fn a_feature_that_the_driver_does_not_take_has_no_queue() {
 #[test]
 fn hints_are_taken_from_start_to_stop() {
     const HINTS: usize = 3;
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     let page = |number| (FREE + number * PAGE, PAGE as u32);
     guest.give(HINTS, &[page(0)]);
     assert_eq!(guest.read(FREE), FREE, "nobody asked");
@@ -295,14 +295,14 @@ fn hints_are_taken_from_start_to_stop() {
 
     guest.driver.send(HINTS, &[Part::Out(&[1, 2])]);
     guest.driver.wait_broken();
-    let without = Guest::new(&BalloonConfig::default());
+    let without = BalloonDriver::new(&BalloonConfig::default());
     let error = lock(&without.balloon).start_hinting().unwrap_err().to_string();
     assert_eq!(error, "balloon hinting: the balloon was made without it");
 }
 
 #[test]
 fn a_new_target_reaches_the_driver_and_may_not_exceed_memory() {
-    let mut guest = Guest::new(&BalloonConfig { target_mib: 3, ..all() });
+    let mut guest = BalloonDriver::new(&BalloonConfig { target_mib: 3, ..all() });
     assert_eq!(guest.config()[0], 3 * 256);
     guest.change(|balloon| balloon.set_target(16));
     guest.wait_for_config_interrupt();
@@ -318,7 +318,7 @@ fn a_new_target_reaches_the_driver_and_may_not_exceed_memory() {
 
 #[test]
 fn target_actual_and_hinting_survive_a_move_and_a_reset_forgets_the_drivers() {
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     guest.change(|balloon| balloon.set_target(5));
     guest.change(Balloon::start_hinting);
     guest.driver.set(0x104, 1000);
@@ -334,7 +334,7 @@ fn target_actual_and_hinting_survive_a_move_and_a_reset_forgets_the_drivers() {
 
 #[test]
 fn only_the_drivers_field_can_be_written_by_it() {
-    let mut guest = Guest::new(&all());
+    let mut guest = BalloonDriver::new(&all());
     for register in [0x100, 0x108, 0x10c, 0xffc] {
         guest.driver.set(register, 0xffff_ffff);
     }

@@ -19,7 +19,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 
 use super::watch::Watch;
-use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::{Cache, DiskConfig, Engine, RateLimit};
 use crate::devices::virtio::limiter::RateLimiter;
 use crate::error::{Error, Result};
@@ -296,8 +296,8 @@ impl Block {
 }
 
 impl VirtioDevice for Block {
-    fn kind(&self) -> Kind {
-        Kind { id: 2, queues: &[QUEUE] }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 2, queues: &[QUEUE] }
     }
 
     fn features(&self) -> u64 {
@@ -324,17 +324,17 @@ impl VirtioDevice for Block {
         config
     }
 
-    fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+    fn begin(&mut self, io: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         self.uring.as_mut().map_or(Ok(()), |uring| uring.begin(io.ram, watch))
     }
 
-    fn work(&mut self, _: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(&mut self, _: WakeReason, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         self.allow_direct(io.ram);
         // The worker does not call `end` on a failed device.
         self.serve(io).inspect_err(|_| self.abandon())
     }
 
-    fn end(&mut self, io: &mut Io<'_>) -> std::result::Result<(), Broken> {
+    fn end(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<(), DeviceFailed> {
         let drained = self.drain(io);
         self.abandon();
         drained

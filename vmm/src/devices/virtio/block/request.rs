@@ -7,7 +7,7 @@ use virtio_bindings::bindings::virtio_blk::{
 };
 use vm_memory::ByteValued;
 
-use crate::devices::virtio::Broken;
+use crate::devices::virtio::DeviceFailed;
 use crate::devices::virtio::chain::{Buffers, Chain};
 
 /// Bytes of a sector.
@@ -117,13 +117,13 @@ unsafe impl ByteValued for Segment {}
 /// Parses a chain into the place of its response and its request, or the status that rejects the request.
 ///
 /// # Errors
-/// [`Broken`] if the chain has no room for a status.
+/// [`DeviceFailed`] if the chain has no room for a status.
 pub fn parse(
     chain: Chain<'_>,
     limits: RequestLimits,
-) -> Result<(Responder<'_>, std::result::Result<BlockRequest<'_>, RequestStatus>), Broken> {
+) -> Result<(Responder<'_>, std::result::Result<BlockRequest<'_>, RequestStatus>), DeviceFailed> {
     let Chain { head, readable, mut writable } = chain;
-    let data = writable.len().checked_sub(1).ok_or(Broken("a disk request has no status byte"))?;
+    let data = writable.len().checked_sub(1).ok_or(DeviceFailed("a disk request has no status byte"))?;
     // The status is the last writable byte, at whatever descriptor boundary the driver puts it.
     let into = writable.take(data);
     let responder = Responder { head, status: writable, data };

@@ -18,7 +18,7 @@ use super::uring;
 use super::uring::{CompletedRequest, UringEngine};
 use crate::config::devices::Cache;
 use crate::devices::virtio::queue::VirtQueue;
-use crate::devices::virtio::{Broken, Io, Next};
+use crate::devices::virtio::{DeviceFailed, DeviceIo, NextTurn};
 use crate::memory::own_writes::GuestMemory;
 
 /// Name of the one operation that a host may not support.
@@ -29,32 +29,32 @@ pub(super) const TURN: Duration = Duration::from_millis(10);
 
 impl Block {
     /// Takes requests for one turn and responds to completed ones.
-    pub(super) fn serve(&mut self, io: &mut Io<'_>) -> Result<Next, Broken> {
+    pub(super) fn serve(&mut self, io: &mut DeviceIo<'_>) -> Result<NextTurn, DeviceFailed> {
         // A driver without VIRTIO_BLK_F_FLUSH relies on completed writes being safe (virtio 1.2, section
         // 5.2.6.2).
         let write_through = io.features & (1 << VIRTIO_BLK_F_FLUSH) == 0;
         let limits = RequestLimits { capacity: self.capacity, read_only: self.read_only };
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
         self.respond_to_completed(memory, queue)?;
-        let (mut taken, mut next) = (0, Next::Again);
+        let (mut taken, mut next) = (0, NextTurn::Again);
         let now = Instant::now();
         let end = now + TURN;
         if now >= self.next_len_check {
             self.storage.forget_len();
             self.next_len_check = end;
         }
-        queue.hush(memory)?;
+        queue.disable_notifications(memory)?;
         while taken < queue.size() && (taken == 0 || Instant::now() < end) {
             if self.gate.is_closed() {
-                next = Next::Wait; // until the halt, after which the worker looks at the queue again
+                next = NextTurn::Wait; // until the halt, after which the worker looks at the queue again
                 break;
             }
             if self.uring.as_ref().is_some_and(UringEngine::is_full) {
-                next = Next::Wait; // until a request completes
+                next = NextTurn::Wait; // until a request completes
                 break;
             }
             let Some(chain) = queue.next_chain(memory)? else {
-                next = Next::Wait;
+                next = NextTurn::Wait;
                 break;
             };
             let head = chain.head;
@@ -63,7 +63,7 @@ impl Block {
             let cost = request.as_ref().map_or(0, BlockRequest::bytes);
             if let Err(at) = self.limiter.admit(Instant::now(), cost) {
                 queue.unpop();
-                next = Next::At(at);
+                next = NextTurn::At(at);
                 break;
             }
             taken += 1;
@@ -77,8 +77,8 @@ impl Block {
         let submit = |uring: &mut Option<UringEngine>| uring.as_mut().is_none_or(UringEngine::submit);
         let _ = submit(&mut self.uring); // submitted again below
         self.respond_to_completed(memory, queue)?;
-        if !submit(&mut self.uring) && next == Next::Wait {
-            next = Next::At(Instant::now() + uring::RETRY);
+        if !submit(&mut self.uring) && next == NextTurn::Wait {
+            next = NextTurn::At(Instant::now() + uring::RETRY);
         }
         io.interrupt_for(0)?;
         if self.gate.is_closed() && self.is_idle() {
@@ -119,7 +119,11 @@ impl Block {
     }
 
     /// Responds to the requests that the engine has completed.
-    fn respond_to_completed(&mut self, memory: &GuestMemory, queue: &mut VirtQueue) -> Result<(), Broken> {
+    fn respond_to_completed(
+        &mut self,
+        memory: &GuestMemory,
+        queue: &mut VirtQueue,
+    ) -> Result<(), DeviceFailed> {
         while let Some(completed) = self.next_completed() {
             let (status, filled) = self.status_of(completed.name, &completed.done);
             let (head, written) = completed.respond(memory, status, filled);
@@ -164,7 +168,7 @@ impl Block {
         must_wait: impl Fn(&Self) -> bool,
         memory: &GuestMemory,
         queue: &mut VirtQueue,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), DeviceFailed> {
         while must_wait(self)
             && let Some(uring) = self.uring.as_mut().filter(|uring| !uring.is_idle())
         {
@@ -175,7 +179,7 @@ impl Block {
     }
 
     /// Completes and responds to all requests in flight.
-    pub(super) fn drain(&mut self, io: &mut Io<'_>) -> Result<(), Broken> {
+    pub(super) fn drain(&mut self, io: &mut DeviceIo<'_>) -> Result<(), DeviceFailed> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[0]);
         self.complete_while(|_| true, memory, queue)?;
         io.interrupt_for(0)?;

@@ -21,7 +21,7 @@ use super::host_file;
 use super::host_file::{Direction, HostFile, MAX_PIECES};
 use super::request::{BlockRequest, RequestStatus, Responder};
 use super::storage::{FileOffset, PendingFlush, Storage};
-use crate::devices::virtio::Broken;
+use crate::devices::virtio::DeviceFailed;
 use crate::devices::virtio::watch::Watch;
 use crate::error::{Error, Result};
 use crate::memory::own_writes::GuestMemory;
@@ -114,13 +114,13 @@ impl UringEngine {
 
     /// Starts to take requests on `ram`. The device is woken while there are completions. A request that
     /// completes while it is submitted, such as a read from the page cache, wakes nothing.
-    pub fn begin(&mut self, ram: &GuestRam, watch: &Watch) -> std::result::Result<(), Broken> {
+    pub fn begin(&mut self, ram: &GuestRam, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         self.ram = Some(ram.clone());
         // SAFETY: the descriptor is open for as long as the io_uring is borrowed.
         let ring = unsafe { BorrowedFd::borrow_raw(self.io_uring.as_raw_fd()) };
         watch
             .add(&ring, COMPLETION, EventFlags::IN)
-            .map_err(|_| Broken("the host cannot watch the io_uring of a disk"))
+            .map_err(|_| DeviceFailed("the host cannot watch the io_uring of a disk"))
     }
 
     pub fn is_full(&self) -> bool {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Device, MEMORY, Memory, PIECE, check_order, granted, under_way};
+use super::{FuzzMemory, FuzzedDevice, MEMORY, PIECE, check_order, granted};
 use crate::devices::bus::BusDevice;
 use crate::devices::virtio::fuzzing_hooks::{DRIVING, GRANTED, grant};
 use crate::devices::virtio::transport::Transport;
@@ -25,7 +25,7 @@ thread_local! {
 /// A guest and its device.
 #[derive(Debug)]
 pub struct Guest {
-    memory: Memory,
+    memory: FuzzMemory,
     transport: Transport,
     /// What memory holds by all that was allowed.
     shadow: Vec<u8>,
@@ -36,11 +36,11 @@ impl Guest {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn new(make: impl FnOnce() -> Result<Device>) -> Result<Self> {
+    pub fn new(make: impl FnOnce() -> Result<FuzzedDevice>) -> Result<Self> {
         DRIVING.set(true);
         GRANTED.with_borrow_mut(Vec::clear);
-        let memory = Memory::new();
-        let Device(device) = make()?;
+        let memory = FuzzMemory::new();
+        let FuzzedDevice(device) = make()?;
         let transport = Transport::new("fuzz", device, memory.ram.clone())?;
         let mut shadow = SHADOW.take();
         shadow.resize(MEMORY as usize, 0);
@@ -77,7 +77,7 @@ impl Guest {
     /// Looks at memory, saves the device, drops it, and goes on with the one that `make` makes, restored. False if it could not
     /// be: the host had brought that about, and the guest is at its end.
     #[must_use]
-    pub fn move_to(&mut self, make: impl FnOnce() -> Result<Device>) -> bool {
+    pub fn move_to(&mut self, make: impl FnOnce() -> Result<FuzzedDevice>) -> bool {
         self.transport.halt();
         self.check();
         for queue in self.transport.halted_queues() {
@@ -85,9 +85,9 @@ impl Guest {
         }
         let Ok(state) = self.transport.save_blob("fuzz") else { return false };
         // A file can only be opened again when nobody has it locked.
-        let nothing = Transport::new("fuzz", Device::rng().0, self.memory.ram.clone());
+        let nothing = Transport::new("fuzz", FuzzedDevice::rng().0, self.memory.ram.clone());
         drop(std::mem::replace(&mut self.transport, nothing.expect("a descriptor")));
-        let Ok(Device(device)) = make() else { return false };
+        let Ok(FuzzedDevice(device)) = make() else { return false };
         self.transport = Transport::new("fuzz", device, self.memory.ram.clone()).expect("a descriptor");
         if self.transport.restore_blob("fuzz", &state).is_err() || self.transport.go_on().is_err() {
             return false;
@@ -98,8 +98,8 @@ impl Guest {
 
     /// Lets the device do all that there is to do.
     pub fn work(&mut self) {
-        if let Some(bench) = self.transport.bench()
-            && let Some(shift) = &mut *lock(&bench)
+        if let Some(idle_slot) = self.transport.idle_slot()
+            && let Some(shift) = &mut *lock(&idle_slot)
         {
             let rounds = (0..ROUNDS).take_while(|_| shift.try_round()).count();
             assert!(rounds < ROUNDS, "the device works without end");

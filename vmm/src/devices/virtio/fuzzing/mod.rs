@@ -11,7 +11,6 @@ use std::ops::Range;
 use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
 
-use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
 mod guest;
@@ -43,7 +42,7 @@ const PIECE: usize = 1 << 15;
 
 thread_local! {
     /// Memory that no guest has.
-    static SPARE: RefCell<Option<Memory>> = const { RefCell::new(None) };
+    static SPARE: RefCell<Option<FuzzMemory>> = const { RefCell::new(None) };
 }
 
 /// Where the device has had leave to write, in order and apart.
@@ -61,11 +60,11 @@ fn granted() -> Vec<Range<u64>> {
 
 /// Guest memory, which holds zeros at first.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
+pub(super) struct FuzzMemory {
     ram: GuestRam,
 }
 
-impl Memory {
+impl FuzzMemory {
     /// What the last program used, with zeros in it: a new mapping takes longer than most programs.
     fn new() -> Self {
         let Some(used) = SPARE.take() else {
@@ -100,9 +99,9 @@ impl Memory {
 
 /// A device, as it is made from the host's side.
 #[derive(Debug)]
-pub struct Device(Arc<Mutex<dyn VirtioDevice>>);
+pub struct FuzzedDevice(Arc<Mutex<dyn VirtioDevice>>);
 
-impl Device {
+impl FuzzedDevice {
     fn new(device: impl VirtioDevice + 'static) -> Self {
         Self(Arc::new(Mutex::new(device)))
     }

@@ -3,7 +3,7 @@
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{MEMORY, Memory, PAGE, check_order};
+use super::{FuzzMemory, MEMORY, PAGE, check_order};
 use crate::devices::virtio::chain::Buffers;
 use crate::devices::virtio::queue::VirtQueue;
 
@@ -17,7 +17,7 @@ const MOST_PIECES: usize = 2000;
 /// The queue and its memory.
 #[derive(Debug)]
 pub struct Queue {
-    memory: Memory,
+    memory: FuzzMemory,
     queue: VirtQueue,
 }
 
@@ -25,7 +25,7 @@ impl Queue {
     /// A queue with its rings anywhere, its indices anywhere. None where no device would begin to work on it.
     #[must_use]
     pub fn new(max: u16, size: u16, rings: [u64; 3], event_idx: bool, index: u16) -> Option<Self> {
-        let memory = Memory::new();
+        let memory = FuzzMemory::new();
         let mut queue = VirtQueue::new(max);
         let ring = &mut queue.ring;
         ring.set_size(size);
@@ -135,11 +135,11 @@ impl Queue {
     }
 
     /// Asks the driver to notify, or not to.
-    pub fn listen(&mut self, wanted: bool) {
+    pub fn set_notifications(&mut self, wanted: bool) {
         let memory = self.memory.guest();
         match wanted {
-            true => drop(self.queue.listen(memory).expect("rings in memory")),
-            false => self.queue.hush(memory).expect("rings in memory"),
+            true => drop(self.queue.enable_notifications(memory).expect("rings in memory")),
+            false => self.queue.disable_notifications(memory).expect("rings in memory"),
         }
     }
 

@@ -18,7 +18,7 @@ use rustix::event::epoll::EventFlags;
 use serde::{Deserialize, Serialize};
 
 use super::watch::Watch;
-use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::{NetBackend, NetConfig, RateLimit};
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
@@ -166,9 +166,13 @@ impl Net {
     }
 
     /// Transmits and receives, as far as `cause` makes either useful.
-    fn exchange(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        let ready = matches!(cause, Cause::Ready(_));
-        let mut next = Next::Wait;
+    fn exchange(
+        &mut self,
+        cause: WakeReason,
+        io: &mut DeviceIo<'_>,
+    ) -> std::result::Result<NextTurn, DeviceFailed> {
+        let ready = matches!(cause, WakeReason::Ready(_));
+        let mut next = NextTurn::Wait;
         let has_room = self.transmitter.blocked || self.has_unsent();
         if !ready || has_room && !self.transmitter.failing {
             let turn_end = self.transmitter.turn(&mut *self.backend, self.connected, io)?;
@@ -179,7 +183,7 @@ impl Net {
             let turn_end = self.receiver.turn(&mut *self.backend, io)?;
             next = sooner(next, self.apply(turn_end, io));
         }
-        io.announce()?;
+        io.interrupt_if_wanted()?;
         self.log_errors();
         Ok(next)
     }
@@ -198,23 +202,23 @@ impl Net {
         }
     }
 
-    fn apply(&mut self, turn_end: TurnEnd, io: &mut Io<'_>) -> Next {
+    fn apply(&mut self, turn_end: TurnEnd, io: &mut DeviceIo<'_>) -> NextTurn {
         match turn_end {
-            TurnEnd::Ready => Next::Wait,
-            TurnEnd::At(time) => Next::At(time),
-            TurnEnd::Again => Next::Again,
+            TurnEnd::Ready => NextTurn::Wait,
+            TurnEnd::At(time) => NextTurn::At(time),
+            TurnEnd::Again => NextTurn::Again,
             TurnEnd::Gone(error) => {
                 log::warn!("{}: the link is down: {}", self.name, report(&error));
                 self.connected = false;
                 self.show_link(io);
                 // Frames that waited for room in the backend are dropped now.
-                Next::Again
+                NextTurn::Again
             }
         }
     }
 
     /// Updates the link state that the guest sees.
-    fn show_link(&mut self, io: &mut Io<'_>) {
+    fn show_link(&mut self, io: &mut DeviceIo<'_>) {
         if self.link != self.connected {
             self.link = self.connected;
             io.config_changed = true;
@@ -232,7 +236,7 @@ impl Net {
 
     /// Watches the backend for the events that the device can use, and for nothing else. A ready event that
     /// is not used would wake the device again and again, and a backend that has gone away stays ready.
-    fn update_watch(&mut self) -> std::result::Result<(), Broken> {
+    fn update_watch(&mut self) -> std::result::Result<(), DeviceFailed> {
         let Some(watch) = &self.watch else { return Ok(()) };
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.connected && !self.receiver.starved && !self.receiver.limited);
@@ -250,21 +254,21 @@ impl Net {
             watch.change(&fd, BACKEND, wanted)
         };
         self.watched_events = wanted;
-        done.map_err(|_| Broken("the host cannot watch the network backend"))
+        done.map_err(|_| DeviceFailed("the host cannot watch the network backend"))
     }
 }
 
-fn sooner(one: Next, other: Next) -> Next {
+fn sooner(one: NextTurn, other: NextTurn) -> NextTurn {
     match (one, other) {
-        (Next::Wait, next) | (next, Next::Wait) => next,
-        (Next::At(one), Next::At(other)) => Next::At(one.min(other)),
-        _ => Next::Again,
+        (NextTurn::Wait, next) | (next, NextTurn::Wait) => next,
+        (NextTurn::At(one), NextTurn::At(other)) => NextTurn::At(one.min(other)),
+        _ => NextTurn::Again,
     }
 }
 
 impl VirtioDevice for Net {
-    fn kind(&self) -> Kind {
-        Kind { id: 1, queues: &[256, 256] }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 1, queues: &[256, 256] }
     }
 
     fn features(&self) -> u64 {
@@ -284,7 +288,7 @@ impl VirtioDevice for Net {
         config
     }
 
-    fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+    fn begin(&mut self, io: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         (self.watch, self.watched_events) = (Some(watch.clone()), EventFlags::empty());
         self.receiver.begin();
         if self.connected
@@ -296,7 +300,11 @@ impl VirtioDevice for Net {
         self.update_watch()
     }
 
-    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(
+        &mut self,
+        cause: WakeReason,
+        io: &mut DeviceIo<'_>,
+    ) -> std::result::Result<NextTurn, DeviceFailed> {
         let done = self.exchange(cause, io).and_then(|next| self.update_watch().map(|()| next));
         if done.is_err() {
             self.stop_watching();
@@ -304,7 +312,7 @@ impl VirtioDevice for Net {
         done
     }
 
-    fn end(&mut self, _: &mut Io<'_>) -> std::result::Result<(), Broken> {
+    fn end(&mut self, _: &mut DeviceIo<'_>) -> std::result::Result<(), DeviceFailed> {
         self.stop_watching();
         let (received, sent) = (self.receiver.dropped, self.transmitter.dropped);
         if received + sent > 0 {

@@ -24,7 +24,7 @@ use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
 use crate::devices::virtio::limiter::RateLimiter;
-use crate::devices::virtio::{Broken, Io};
+use crate::devices::virtio::{DeviceFailed, DeviceIo};
 use crate::memory::own_writes::GuestMemory;
 
 /// Number of the queue.
@@ -125,10 +125,14 @@ impl Receiver {
     }
 
     /// Receives frames for one turn.
-    pub fn turn(&mut self, backend: &mut dyn Backend, io: &mut Io<'_>) -> Result<TurnEnd, Broken> {
+    pub fn turn(
+        &mut self,
+        backend: &mut dyn Backend,
+        io: &mut DeviceIo<'_>,
+    ) -> Result<TurnEnd, DeviceFailed> {
         let memory = io.ram.guest();
         (self.due, self.starved, self.limited) = (false, false, false);
-        io.queues[QUEUE].hush(memory)?;
+        io.queues[QUEUE].disable_notifications(memory)?;
         let mut window = ChainWindow::default();
         let mut frames = 0;
         let turn_end = loop {
@@ -218,8 +222,8 @@ impl Receiver {
         &mut self,
         read: &ReadFrame,
         window: &mut ChainWindow<'m>,
-        io: &mut Io<'m>,
-    ) -> Result<bool, Broken> {
+        io: &mut DeviceIo<'m>,
+    ) -> Result<bool, DeviceFailed> {
         let body = read.len.saturating_sub(header::LEN);
         // A window that is too small costs a copy; one that is too large costs chains taken for nothing.
         // Short frames come between long ones.
@@ -251,8 +255,8 @@ impl Receiver {
         &mut self,
         waiting: WaitingFrame,
         window: &mut ChainWindow<'m>,
-        io: &mut Io<'m>,
-    ) -> Result<bool, Broken> {
+        io: &mut DeviceIo<'m>,
+    ) -> Result<bool, DeviceFailed> {
         if window.widen(waiting.bytes.len(), io)? {
             window.deliver(&GuestFrame { header: waiting.header, in_place: 0, tail: &waiting.bytes }, io)?;
         } else if window.is_at_maximum(io) || Instant::now() >= waiting.deadline {
@@ -268,7 +272,7 @@ impl Receiver {
 impl<'m> ChainWindow<'m> {
     /// Takes chains off the queue until there is room for `bytes` or the queue is empty. Returns whether
     /// there is room.
-    fn widen(&mut self, bytes: usize, io: &mut Io<'m>) -> Result<bool, Broken> {
+    fn widen(&mut self, bytes: usize, io: &mut DeviceIo<'m>) -> Result<bool, DeviceFailed> {
         let ram: &'m GuestMemory = io.ram.guest();
         let mergeable = io.features & feature::MRG_RXBUF != 0;
         while self.chains.is_empty() || self.room < bytes && mergeable {
@@ -279,9 +283,9 @@ impl<'m> ChainWindow<'m> {
     }
 
     /// Widens the window by a chain.
-    fn push(&mut self, chain: Chain<'m>) -> Result<(), Broken> {
+    fn push(&mut self, chain: Chain<'m>) -> Result<(), DeviceFailed> {
         if chain.writable.is_empty() {
-            return Err(Broken("a receive buffer is not writable"));
+            return Err(DeviceFailed("a receive buffer is not writable"));
         }
         self.room += chain.writable.len();
         self.chains.push_back(chain);
@@ -292,19 +296,19 @@ impl<'m> ChainWindow<'m> {
     }
 
     /// Sets the room for the header apart from the first chain, where the next frame begins.
-    fn split_off_header(&mut self) -> Result<(), Broken> {
+    fn split_off_header(&mut self) -> Result<(), DeviceFailed> {
         if let Some(first) = self.chains.front_mut() {
             self.header = first.writable.take(header::LEN);
             self.room -= self.header.len();
             if self.header.len() < header::LEN {
-                return Err(Broken("a receive buffer is shorter than a header"));
+                return Err(DeviceFailed("a receive buffer is shorter than a header"));
             }
         }
         Ok(())
     }
 
     /// Returns whether the driver cannot extend the window, however long the frame waits.
-    fn is_at_maximum(&self, io: &Io<'_>) -> bool {
+    fn is_at_maximum(&self, io: &DeviceIo<'_>) -> bool {
         io.features & feature::MRG_RXBUF == 0 || self.chains.len() >= usize::from(io.queues[QUEUE].size())
     }
 
@@ -335,7 +339,7 @@ impl<'m> ChainWindow<'m> {
 
     /// Gives the guest a frame for which the window has room. The guest is interrupted at the end of the
     /// turn, or earlier after [`INTERRUPT_AFTER`] chains.
-    fn deliver(&mut self, frame: &GuestFrame<'_>, io: &mut Io<'m>) -> Result<(), Broken> {
+    fn deliver(&mut self, frame: &GuestFrame<'_>, io: &mut DeviceIo<'m>) -> Result<(), DeviceFailed> {
         let GuestFrame { mut header, mut in_place, mut tail } = *frame;
         let mut given = Vec::new();
         let mut before = header::LEN;

@@ -14,7 +14,7 @@ use super::{MAX_FRAMES_PER_TURN, MIN_FRAME, TurnEnd, feature};
 use crate::config::devices::RateLimit;
 use crate::devices::virtio::chain::Chain;
 use crate::devices::virtio::limiter::RateLimiter;
-use crate::devices::virtio::{Broken, Io};
+use crate::devices::virtio::{DeviceFailed, DeviceIo};
 
 /// Number of the queue.
 const QUEUE: usize = 1;
@@ -64,8 +64,8 @@ impl Transmitter {
         &mut self,
         backend: &mut dyn Backend,
         connected: bool,
-        io: &mut Io<'_>,
-    ) -> Result<TurnEnd, Broken> {
+        io: &mut DeviceIo<'_>,
+    ) -> Result<TurnEnd, DeviceFailed> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[QUEUE]);
         (self.blocked, self.has_sent, self.failing) = (false, false, false);
         match if connected { backend.flush() } else { Ok(()) } {
@@ -80,7 +80,7 @@ impl Transmitter {
             }
             Ok(()) => self.backoff.succeeded(),
         }
-        queue.hush(memory)?;
+        queue.disable_notifications(memory)?;
         let mut done = 0;
         let turn_end = loop {
             if done == MAX_FRAMES_PER_TURN {

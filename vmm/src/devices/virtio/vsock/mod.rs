@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chain::Buffers;
 use super::watch::Watch;
-use super::{Broken, Cause, Io, Kind, Next, VirtioDevice};
+use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::VsockConfig;
 use crate::error::{Error, Result};
 use crate::persist::Persist;
@@ -78,20 +78,20 @@ impl Vsock {
     }
 
     /// Fills the receive queue for one turn, without an interrupt.
-    fn fill_receive_queue(&mut self, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn fill_receive_queue(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let memory = io.ram.guest();
         let queue = &mut io.queues[RX];
-        let (mut filled, mut next) = (0, Next::Wait);
-        queue.hush(memory)?;
+        let (mut filled, mut next) = (0, NextTurn::Wait);
+        queue.disable_notifications(memory)?;
         while self.table.has_packet() {
             if filled == queue.size() {
-                next = Next::Again;
+                next = NextTurn::Again;
                 break;
             }
             let Some(chain) = queue.next_chain(memory)? else { break };
             let (head, mut room) = (chain.head, chain.writable);
             if room.len() <= packet::LEN {
-                return Err(Broken("a receive buffer has no room for data"));
+                return Err(DeviceFailed("a receive buffer has no room for data"));
             }
             let mut front: Buffers<'_> = room.take(packet::LEN);
             let Some(header) = self.table.next_packet(&room) else {
@@ -107,8 +107,8 @@ impl Vsock {
 }
 
 impl VirtioDevice for Vsock {
-    fn kind(&self) -> Kind {
-        Kind { id: 19, queues: &[256, 256, 64] }
+    fn kind(&self) -> DeviceKind {
+        DeviceKind { id: 19, queues: &[256, 256, 64] }
     }
 
     fn features(&self) -> u64 {
@@ -119,30 +119,35 @@ impl VirtioDevice for Vsock {
         self.cid.to_le_bytes().to_vec()
     }
 
-    fn begin(&mut self, _: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+    fn begin(&mut self, _: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         use rustix::event::epoll::EventFlags;
         watch
             .add(self.table.events(), 0, EventFlags::IN)
-            .map_err(|_| Broken("the host cannot watch the vsock's connections"))
+            .map_err(|_| DeviceFailed("the host cannot watch the vsock's connections"))
     }
 
-    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
-        if cause != Cause::Notified {
+    fn work(
+        &mut self,
+        cause: WakeReason,
+        io: &mut DeviceIo<'_>,
+    ) -> std::result::Result<NextTurn, DeviceFailed> {
+        if cause != WakeReason::Notified {
             self.table.handle_events();
         }
         match self.reset.check(io, EVENT)? {
             ResetStatus::Clear => {}
             ResetStatus::ConnectionsLost => {
                 self.table.clear();
-                return Ok(Next::Again);
+                return Ok(NextTurn::Again);
             }
             ResetStatus::InProgress(next) => return Ok(next),
         }
-        let taken = io.serve_quietly(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
+        let taken = io.serve_without_interrupt(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
         let turns = [taken, self.table.accept_callers(), self.fill_receive_queue(io)?];
-        io.announce()?;
-        let later = turns.iter().find(|next| matches!(next, Next::At(_))).copied().unwrap_or(Next::Wait);
-        Ok(if turns.contains(&Next::Again) { Next::Again } else { later })
+        io.interrupt_if_wanted()?;
+        let later =
+            turns.iter().find(|next| matches!(next, NextTurn::At(_))).copied().unwrap_or(NextTurn::Wait);
+        Ok(if turns.contains(&NextTurn::Again) { NextTurn::Again } else { later })
     }
 
     fn reset(&mut self) {

@@ -15,7 +15,7 @@
 use std::time::{Duration, Instant};
 
 use crate::devices::virtio::queue::VirtQueue;
-use crate::devices::virtio::{Broken, Io, Next};
+use crate::devices::virtio::{DeviceFailed, DeviceIo, NextTurn};
 use crate::memory::ram::GuestRam;
 
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET`
@@ -47,7 +47,7 @@ pub(super) enum ResetStatus {
     /// The guest has lost all connections, or will: it has just got the event, or was slow to handle it.
     ConnectionsLost,
     /// The guest handles the event; continue at this time.
-    InProgress(Next),
+    InProgress(NextTurn),
 }
 
 impl TransportReset {
@@ -57,7 +57,7 @@ impl TransportReset {
     }
 
     /// Checks the event queue, and delivers a pending event.
-    pub fn check(&mut self, io: &mut Io<'_>, queue: usize) -> Result<ResetStatus, Broken> {
+    pub fn check(&mut self, io: &mut DeviceIo<'_>, queue: usize) -> Result<ResetStatus, DeviceFailed> {
         match *self {
             Self::Settled => Ok(ResetStatus::Clear),
             Self::Pending => {
@@ -76,7 +76,7 @@ impl TransportReset {
                     return Ok(ResetStatus::Clear);
                 }
                 if Instant::now() < deadline {
-                    return Ok(ResetStatus::InProgress(Next::At(deadline)));
+                    return Ok(ResetStatus::InProgress(NextTurn::At(deadline)));
                 }
                 *self = Self::Overdue { posted: before };
                 Ok(ResetStatus::Clear)
@@ -91,25 +91,25 @@ impl TransportReset {
         }
     }
 
-    fn finish(&mut self, io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
+    fn finish(&mut self, io: &mut DeviceIo<'_>, queue: usize) -> Result<(), DeviceFailed> {
         *self = Self::Settled;
-        io.queues[queue].hush(io.ram.guest())
+        io.queues[queue].disable_notifications(io.ram.guest())
     }
 }
 
-fn deliver(io: &mut Io<'_>, queue: usize) -> Result<(), Broken> {
+fn deliver(io: &mut DeviceIo<'_>, queue: usize) -> Result<(), DeviceFailed> {
     let memory = io.ram.guest();
     let events = &mut io.queues[queue];
     let Some(mut chain) = events.pop(memory)? else { return Ok(()) };
     if chain.writable.write(&TRANSPORT_RESET) < TRANSPORT_RESET.len() {
-        return Err(Broken("an event buffer is shorter than an event"));
+        return Err(DeviceFailed("an event buffer is shorter than an event"));
     }
     events.put(memory, chain.head, TRANSPORT_RESET.len())?;
     io.interrupt_for(queue)
 }
 
 /// Returns how many buffers the guest has posted, and enables notifications for the next one.
-fn posted_buffers(queue: &mut VirtQueue, ram: &GuestRam) -> Result<u16, Broken> {
+fn posted_buffers(queue: &mut VirtQueue, ram: &GuestRam) -> Result<u16, DeviceFailed> {
     let memory = ram.guest();
     let mut posted = 0;
     // With event indices the guest notifies for buffers after the last one that was taken.
@@ -166,8 +166,13 @@ mod tests {
         let (ram, mut queue) = guest(RINGS);
         queue.ring.set_next_used(1);
         let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
-        let mut io =
-            Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0, config_changed: false };
+        let mut io = DeviceIo {
+            ram: &ram,
+            queues: &mut queues,
+            interrupt: &interrupt,
+            features: 0,
+            config_changed: false,
+        };
         let mut reset = TransportReset::Pending;
         assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::ConnectionsLost);
         assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::Clear);
@@ -177,11 +182,16 @@ mod tests {
     fn connections_made_before_a_slow_guest_handles_the_event_are_dropped() {
         let (ram, queue) = guest(RINGS + 0x800);
         let (mut queues, interrupt) = ([queue], Interrupt::new().unwrap());
-        let mut io =
-            Io { ram: &ram, queues: &mut queues, interrupt: &interrupt, features: 0, config_changed: false };
+        let mut io = DeviceIo {
+            ram: &ram,
+            queues: &mut queues,
+            interrupt: &interrupt,
+            features: 0,
+            config_changed: false,
+        };
         let mut reset = TransportReset::Pending;
         assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::ConnectionsLost);
-        assert!(matches!(reset.check(&mut io, 0).unwrap(), ResetStatus::InProgress(Next::At(_))));
+        assert!(matches!(reset.check(&mut io, 0).unwrap(), ResetStatus::InProgress(NextTurn::At(_))));
         // The deadline has passed.
         reset = TransportReset::Delivered { posted: 0, deadline: Instant::now() };
         assert_eq!(reset.check(&mut io, 0).unwrap(), ResetStatus::Clear);

@@ -28,7 +28,7 @@ use super::packet;
 use super::packet::{HOST_CID, PacketHeader, STREAM, op};
 use crate::devices::log_limit::LogLimit;
 use crate::devices::virtio::chain::{Buffers, Chain};
-use crate::devices::virtio::{Broken, Next};
+use crate::devices::virtio::{DeviceFailed, NextTurn};
 
 /// Connections at most.
 const MAX_CONNECTIONS: usize = 8192;
@@ -146,21 +146,21 @@ impl ConnectionTable {
     }
 
     /// Accepts callers for one turn.
-    pub fn accept_callers(&mut self) -> Next {
+    pub fn accept_callers(&mut self) -> NextTurn {
         for _ in 0..EVENTS {
             if !self.has_callers {
-                return Next::Wait;
+                return NextTurn::Wait;
             }
             match self.host.accept() {
                 Ok(Some(stream)) => self.add_caller(stream),
                 Ok(None) => self.has_callers = false,
                 Err(error) => {
                     self.warn("accept a connection", &error);
-                    return Next::At(Instant::now() + WAIT_FOR_DESCRIPTORS);
+                    return NextTurn::At(Instant::now() + WAIT_FOR_DESCRIPTORS);
                 }
             }
         }
-        Next::Again
+        NextTurn::Again
     }
 
     fn add_caller(&mut self, stream: UnixStream) {
@@ -207,10 +207,10 @@ impl ConnectionTable {
     // ---- From the guest ----
 
     /// Handles a packet of the guest.
-    pub fn handle_packet(&mut self, mut chain: Chain<'_>) -> Result<(), Broken> {
+    pub fn handle_packet(&mut self, mut chain: Chain<'_>) -> Result<(), DeviceFailed> {
         let mut bytes = [0; packet::LEN];
         if chain.readable.read(&mut bytes) < packet::LEN {
-            return Err(Broken("a packet is shorter than its header"));
+            return Err(DeviceFailed("a packet is shorter than its header"));
         }
         let header = PacketHeader::parse(&bytes);
         if header.dst_cid != HOST_CID {

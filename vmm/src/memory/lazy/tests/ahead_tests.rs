@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::memory::dirty::populated::mapped_pages;
-use crate::memory::lazy::prefetch::{Progress, Reading, Runs};
+use crate::memory::lazy::prefetch::{PrefetchProgress, Reading, Runs};
 use crate::memory::prefault::populate;
 
 fn wait_over(now: impl Fn() -> Reading) -> Reading {
@@ -14,7 +14,7 @@ fn of_service(service: &Service, runs: &Runs) -> Reading {
     wait_over(|| service.fetched(Some(runs)).unwrap().prefetch.unwrap())
 }
 
-fn of(progress: &Progress) -> Reading {
+fn of(progress: &PrefetchProgress) -> Reading {
     wait_over(|| progress.now())
 }
 

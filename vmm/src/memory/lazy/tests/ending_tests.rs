@@ -12,9 +12,9 @@ fn ones() -> Box<dyn PageSource> {
 }
 
 /// A test that fails ends.
-struct LetGo<'s>(&'s Source);
+struct EndHang<'s>(&'s Source);
 
-impl Drop for LetGo<'_> {
+impl Drop for EndHang<'_> {
     fn drop(&mut self) {
         self.0.hangs.end();
     }
@@ -50,7 +50,7 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
     });
     limited("the waiting read ends", || waiting.join()).unwrap().unwrap_err();
     drop(ram);
-    let _let_go = LetGo(&source);
+    let _let_go = EndHang(&source);
 
     map_at(start, &ones.base());
     let paging = Arc::clone(&ones) as Arc<dyn Paging>;
@@ -71,7 +71,7 @@ fn faults_that_cannot_be_read_are_told_once_and_the_others_are_answered() {
     let tell = move |range, error: &Error| told.send((range, crate::error::report(error))).unwrap();
     let userfault = Arc::new(Userfault::without_agreement().unwrap());
     let number =
-        service.add(crate::memory::lazy::fault_service::Served::new(userfault, 0, Box::new(tell))).unwrap();
+        service.add(crate::memory::lazy::fault_service::ServedVm::new(userfault, 0, Box::new(tell))).unwrap();
     let (range, why) = reasons.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(range == (0..LEN) && why.contains("cannot read a VM's page faults"), "{why}");
     assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
@@ -85,7 +85,7 @@ fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
     let (ram, other) = (vm(&service, None), vm(&service, None));
     // More than one thread answers from the first fault on.
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
-    let _let_go = LetGo(&source);
+    let _let_go = EndHang(&source);
     source.hangs.begin();
     let slow: Vec<_> = [&ram, &other]
         .map(|ram| {
@@ -121,7 +121,7 @@ fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rus
 fn thirty_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
     let (source, service) = service(LEN);
     let (ram, other) = (vm(&service, None), vm(&service, None));
-    let _let_go = LetGo(&source);
+    let _let_go = EndHang(&source);
     let slow: Vec<_> = (18..48)
         .map(|chunk| {
             let (ram, at) = (if chunk % 2 == 0 { &ram } else { &other }, chunk * CHUNK);
@@ -143,7 +143,7 @@ fn second_vcpus_fault_is_answered_during_the_first_ones_cold_read() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
     ram.faults().unwrap().paging().expect_several();
-    let _let_go = LetGo(&source);
+    let _let_go = EndHang(&source);
     let first = slow_read(&source, &ram, CHUNK);
     source.hangs.end_for_others();
     let second = {
@@ -161,7 +161,7 @@ fn second_vcpus_fault_is_answered_during_the_first_ones_cold_read() {
 fn vm_does_not_wait_for_the_cold_read_of_one_that_ended() {
     let (source, service) = service(LEN);
     let ended = vm(&service, None);
-    let _let_go = LetGo(&source);
+    let _let_go = EndHang(&source);
     // The first fault over the base, on the only thread.
     let cold = slow_read(&source, &ended, CHUNK);
     source.hangs.end_for_others();

@@ -16,7 +16,7 @@ fn position(service: &Service) -> u64 {
 #[test]
 fn look_for_a_filled_chunk_ends_with_the_chunk() {
     let len = DAMAGED * CHUNK;
-    let source = || Box::new(Shared(Arc::new(Source { len, ..Source::default() })));
+    let source = || Box::new(SharedSource(Arc::new(Source { len, ..Source::default() })));
     for shared in [false, true] {
         let service =
             if shared { Service::over(fresh(len).unwrap(), source()) } else { Service::new(source()) };
@@ -25,7 +25,8 @@ fn look_for_a_filled_chunk_ends_with_the_chunk() {
         for chunk in [1, 2, 4, 5] {
             assert_eq!(read(&ram, chunk * CHUNK), word(chunk * CHUNK));
         }
-        let fill = |chunk| service.filler().fill(chunk, &mut service.filler().hands(Why::Touched)).unwrap();
+        let fill =
+            |chunk| service.filler().fill(chunk, &mut service.filler().tools(FillReason::Touched)).unwrap();
         for chunk in [1, 4] {
             rustix::fs::seek(service.filler().memfd(), rustix::fs::SeekFrom::Start(0)).unwrap();
             assert_eq!(fill(chunk), Chunk::Bytes);
@@ -40,7 +41,7 @@ fn look_for_a_filled_chunk_ends_with_the_chunk() {
         service.complete_and_seal().unwrap();
         let memfd = service.filler().memfd().try_clone().unwrap();
         let next = Service::over(memfd, source()).unwrap();
-        let fill = |chunk| next.filler().fill(chunk, &mut next.filler().hands(Why::Touched)).unwrap();
+        let fill = |chunk| next.filler().fill(chunk, &mut next.filler().tools(FillReason::Touched)).unwrap();
         rustix::fs::seek(next.filler().memfd(), rustix::fs::SeekFrom::Start(0)).unwrap();
         assert_eq!(fill(1), Chunk::Bytes);
         let found = position(&next);
@@ -68,7 +69,7 @@ fn hole_that_is_punched_in_the_base_is_filled_again() {
     let len = DAMAGED * CHUNK;
     let source = Arc::new(Source { len, ..Source::default() });
     // As a pager makes it: not sealed against writes.
-    let service = Arc::new(Service::over(fresh(len).unwrap(), Box::new(Shared(source))).unwrap());
+    let service = Arc::new(Service::over(fresh(len).unwrap(), Box::new(SharedSource(source))).unwrap());
     let (ram, other) = (vm(&service, None), vm(&service, None));
     let chunk = |at: u64| at..at + CHUNK;
     for at in [CHUNK, 2 * CHUNK, 4 * CHUNK] {

@@ -21,12 +21,12 @@ fn fork_of(ram: &GuestRam) -> GuestRam {
 fn fork_that_reads_a_hole_leaves_the_rest_of_the_chunk_to_its_parent() {
     let len = DAMAGED * CHUNK;
     let source = Arc::new(Source { len, ..Source::default() });
-    let service = Service::over(fresh(len).unwrap(), Box::new(Shared(Arc::clone(&source)))).unwrap();
+    let service = Service::over(fresh(len).unwrap(), Box::new(SharedSource(Arc::clone(&source)))).unwrap();
     let service = Arc::new(service);
     let ram = vm(&service, None);
     service.complete_and_seal().unwrap();
     let memfd = service.filler().memfd().try_clone().unwrap();
-    let next = Arc::new(Service::over(memfd, Box::new(Shared(source))).unwrap());
+    let next = Arc::new(Service::over(memfd, Box::new(SharedSource(source))).unwrap());
     let adopter = vm(&next, None);
     let child = fork_of(&ram);
     for (chunk, reader) in [(3, &ram), (6, &adopter)] {

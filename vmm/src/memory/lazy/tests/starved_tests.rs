@@ -43,7 +43,7 @@ fn memory_that_the_host_does_not_have_is_told_and_no_page_of_zeros() {
         return crate::testing::skip("may not mount a file system");
     };
     let source = Arc::new(Source { len: LEN, ..Source::default() });
-    let service = Arc::new(Service::over(file, Box::new(Shared(source))).unwrap());
+    let service = Arc::new(Service::over(file, Box::new(SharedSource(source))).unwrap());
     let ram = vm(&service, None);
     let (told, reasons) = mpsc::channel();
     ram.faults().unwrap().when_unreadable(move |why| told.send(why).unwrap());
@@ -64,7 +64,7 @@ fn a_fault_waits_for_memory_that_the_host_lacks_for_a_moment() {
         return crate::testing::skip("may not mount a file system");
     };
     let source = Arc::new(Source { len: LEN, ..Source::default() });
-    let service = Arc::new(Service::over(file, Box::new(Shared(source))).unwrap());
+    let service = Arc::new(Service::over(file, Box::new(SharedSource(source))).unwrap());
     let ram = vm(&service, None);
     // Chunks until there is room for no more: one of them waits for what is given back here.
     let chunks = [1, 2, 4, 5, 7, 8].map(|chunk| chunk * CHUNK);
@@ -92,12 +92,12 @@ fn host_that_lacked_memory_once_is_waited_for_again_after_success_or_some_second
             if tries < 3 { Err(Errno::NOMEM) } else { Ok(()) }
         }
     };
-    assert_eq!(filler.patiently(Why::Touched, never), Err(Errno::NOMEM));
-    filler.patiently(Why::Touched, || Ok(())).unwrap();
-    assert_eq!(filler.patiently(Why::Touched, in_a_moment()), Ok(()));
-    assert_eq!(filler.patiently(Why::Touched, never), Err(Errno::NOMEM));
+    assert_eq!(filler.patiently(FillReason::Touched, never), Err(Errno::NOMEM));
+    filler.patiently(FillReason::Touched, || Ok(())).unwrap();
+    assert_eq!(filler.patiently(FillReason::Touched, in_a_moment()), Ok(()));
+    assert_eq!(filler.patiently(FillReason::Touched, never), Err(Errno::NOMEM));
     thread::sleep(Duration::from_secs(3));
-    assert_eq!(filler.patiently(Why::Touched, in_a_moment()), Ok(()));
+    assert_eq!(filler.patiently(FillReason::Touched, in_a_moment()), Ok(()));
 }
 
 /// A base that another process fills, as a VM knows it: no thread of the VM can fetch a chunk.

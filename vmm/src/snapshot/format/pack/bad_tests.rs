@@ -12,7 +12,7 @@ use super::forging::Forged;
 use super::geometry::Geometry;
 use super::index::BLOCK;
 use super::reader::Pack;
-use super::testing::{BOTH, Bytes, NAME, content, file_of, noise, open, packed, packing};
+use super::testing::{BOTH, NAME, TestMemory, content, file_of, noise, open, packed, packing};
 use super::walk::verify;
 use crate::progress::Progress;
 use crate::testing::{alone, most_memory};
@@ -24,7 +24,7 @@ fn memory() -> Vec<u8> {
 }
 
 fn small(compression: Compression) -> Vec<u8> {
-    packed(&Bytes::of(memory()), &packing(compression, 4096))
+    packed(&TestMemory::of(memory()), &packing(compression, 4096))
 }
 
 /// Everything that a pack yields: the content that it claims for its memory.
@@ -182,7 +182,7 @@ fn a_chunk_that_lies_about_its_length() {
             let mut bytes = vec![0; encoder.room()];
             let (_, stored) = encoder.encode(&content, &mut bytes);
             bytes.truncate(stored as usize);
-            let mut forged = Forged::of(&packed(&Bytes::of(vec![7; 4096]), &packing(compression, 4096)));
+            let mut forged = Forged::of(&packed(&TestMemory::of(vec![7; 4096]), &packing(compression, 4096)));
             forged.data.clone_from(&bytes);
             forged.data.resize(4096, 0);
             forged.data_len = bytes.len() as u64;
@@ -196,7 +196,7 @@ fn a_chunk_that_lies_about_its_length() {
 #[test]
 fn blocks_that_overlap_or_change_places() {
     let pages: Vec<u8> = (0..600).flat_map(|seed| noise(seed, 4096)).collect();
-    let good = packed(&Bytes::of(pages.clone()), &packing(Compression::Lz4, 4096));
+    let good = packed(&TestMemory::of(pages.clone()), &packing(Compression::Lz4, 4096));
     let mut forged = Forged::of(&good);
     forged.begins = vec![0, 256 << 12, 512 << 12];
     assert!(all_of(&forged.bytes()).unwrap() == pages);
@@ -227,7 +227,7 @@ fn nothing_is_allocated_by_what_a_footer_says() {
 #[test]
 fn the_first_bad_chunk_is_named() {
     let pages: Vec<u8> = (0..4000).flat_map(|seed| noise(seed, 4096)).collect();
-    let mut bytes = packed(&Bytes::of(pages), &packing(Compression::Lz4, 4096));
+    let mut bytes = packed(&TestMemory::of(pages), &packing(Compression::Lz4, 4096));
     for chunk in [3999, 1700, 612, 611, 2100] {
         bytes[chunk << 12] ^= 4;
     }

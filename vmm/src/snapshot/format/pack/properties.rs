@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::codec::{Compression, Encoding};
 use super::reader::ChunkKind;
 use super::source::Repack;
-use super::testing::{BOTH, Bytes, NAME, content, file_of, noise, open, packed, packing};
+use super::testing::{BOTH, NAME, TestMemory, content, file_of, noise, open, packed, packing};
 use super::walk::{unpack, verify};
 use super::writer::{Packing, pack};
 use crate::progress::Progress;
@@ -61,7 +61,7 @@ fn memory() -> impl Strategy<Value = Vec<Page>> {
         .prop_map(|runs| runs.into_iter().flat_map(|(page, count)| vec![page; count]).collect())
 }
 
-fn source(pages: &[Page]) -> Bytes {
+fn source(pages: &[Page]) -> TestMemory {
     let mut populated: Vec<std::ops::Range<u64>> = Vec::new();
     for (at, page) in (0_u64..).step_by(4096).zip(pages) {
         match (page, populated.last_mut()) {
@@ -70,7 +70,7 @@ fn source(pages: &[Page]) -> Bytes {
             _ => populated.push(at..at + 4096),
         }
     }
-    Bytes { bytes: pages.iter().flat_map(Page::bytes).collect(), populated }
+    TestMemory { bytes: pages.iter().flat_map(Page::bytes).collect(), populated }
 }
 
 fn any_packing() -> impl Strategy<Value = Packing> {
@@ -141,7 +141,7 @@ fn zeros_are_nothing_and_what_is_equal_is_stored_once() {
             noise(1, 4096),
             noise(2, 4096),
         ];
-        let pack = open(&packed(&Bytes::of(pages.concat()), &packing(compression, 4096))).unwrap();
+        let pack = open(&packed(&TestMemory::of(pages.concat()), &packing(compression, 4096))).unwrap();
         let kinds: Vec<_> = (0..7).map(|chunk| pack.kind(chunk).unwrap()).collect();
         assert_eq!((kinds[0], kinds[3]), (ChunkKind::Zero, ChunkKind::Zero));
         let stored = |kind: ChunkKind| match kind {
@@ -160,7 +160,7 @@ fn zeros_are_nothing_and_what_is_equal_is_stored_once() {
 
 #[test]
 fn the_index_of_16_gib_in_the_smallest_default_chunks_is_less_than_a_twentieth_of_a_percent() {
-    let source = Bytes { bytes: Vec::new(), populated: Vec::new() };
+    let source = TestMemory { bytes: Vec::new(), populated: Vec::new() };
     let file = file_of(b"");
     let packing = packing(Compression::Lz4, 32 << 10);
     pack(&source, 16 << 30, &packing, (&file, Path::new(NAME)), &Progress::default()).unwrap();
@@ -173,7 +173,7 @@ fn the_index_of_16_gib_in_the_smallest_default_chunks_is_less_than_a_twentieth_o
 
 #[test]
 fn many_threads_read_one_pack() {
-    let source = Bytes::of((0..64).flat_map(|seed| Page::Text(seed).bytes()).collect());
+    let source = TestMemory::of((0..64).flat_map(|seed| Page::Text(seed).bytes()).collect());
     let pack = open(&packed(&source, &packing(Compression::Zstd { level: 3 }, 4096))).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..8 {

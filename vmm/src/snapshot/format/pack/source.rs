@@ -86,12 +86,12 @@ impl MemorySource for Repack<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Bytes;
+    use super::super::testing::TestMemory;
     use super::*;
 
     #[test]
     fn only_what_is_populated_is_read() {
-        let mut source = Bytes::of((0..100).collect());
+        let mut source = TestMemory::of((0..100).collect());
         source.populated = vec![10..20, 30..40];
         let stretch = |offset, len| {
             let mut into = vec![0xff; len];

@@ -16,19 +16,19 @@ use crate::snapshot::format::source::MemorySource;
 pub const NAME: &str = "/s/memory.pack";
 
 /// A memory of bytes, as a source.
-pub struct Bytes {
+pub struct TestMemory {
     pub bytes: Vec<u8>,
     pub populated: Vec<Range<u64>>,
 }
 
-impl Bytes {
+impl TestMemory {
     pub fn of(bytes: Vec<u8>) -> Self {
         let all = 0..bytes.len() as u64;
         Self { bytes, populated: vec![all] }
     }
 }
 
-impl MemorySource for Bytes {
+impl MemorySource for TestMemory {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
         Ok(())
@@ -57,7 +57,7 @@ pub fn file_of(bytes: &[u8]) -> File {
 }
 
 /// The bytes of a pack of this memory.
-pub fn packed(source: &Bytes, packing: &Packing) -> Vec<u8> {
+pub fn packed(source: &TestMemory, packing: &Packing) -> Vec<u8> {
     let mut file = nameless();
     pack(source, source.bytes.len() as u64, packing, (&file, Path::new(NAME)), &Progress::default()).unwrap();
     let mut bytes = Vec::new();

@@ -19,9 +19,9 @@ const NAME: &str = "snapshot.key";
 const LEN: usize = 32;
 
 /// A key that marks bytes and checks marks.
-pub(crate) struct Key(Hmac<Sha256>);
+pub(crate) struct GrantKey(Hmac<Sha256>);
 
-impl Key {
+impl GrantKey {
     /// Reads the key. The error says in words why there is none.
     pub fn open() -> Result<Self, String> {
         let path = directory()?.join(NAME);
@@ -65,7 +65,7 @@ fn directory() -> Result<PathBuf, String> {
     Ok(home.join(".local/share/volt-vmm"))
 }
 
-fn read(path: &Path) -> io::Result<Key> {
+fn read(path: &Path) -> io::Result<GrantKey> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     let metadata = file.metadata()?;
@@ -80,7 +80,7 @@ fn read(path: &Path) -> io::Result<Key> {
     if bytes.len() != LEN {
         return Err(io::Error::other(format!("it has {} bytes, not {LEN}; remove it", bytes.len())));
     }
-    Ok(Key(Hmac::new_from_slice(&bytes).expect("HMAC takes a key of any length")))
+    Ok(GrantKey(Hmac::new_from_slice(&bytes).expect("HMAC takes a key of any length")))
 }
 
 /// Makes a key file atomically. If another process was first, its key stays.

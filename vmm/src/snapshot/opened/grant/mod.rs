@@ -15,7 +15,7 @@ mod key;
 use std::path::{Path, PathBuf};
 
 use beneath::LinkPolicy;
-use key::Key;
+use key::GrantKey;
 
 use crate::config::devices::{Devices, NetBackend};
 use crate::config::{FileRef, Overrides, SocketPath, VmConfig};
@@ -49,7 +49,7 @@ pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Optio
     if !has_requests(metadata, &config.devices) {
         return None;
     }
-    match Key::open_or_make() {
+    match GrantKey::open_or_make() {
         Ok(key) => Some(key.mark(body).iter().map(|byte| format!("{byte:02x}")).collect()),
         Err(why) => {
             log::warn!("the snapshot will need its disks, networks and sockets given at a restore: {why}");
@@ -66,7 +66,7 @@ pub(crate) fn origin_of(file: &[u8], metadata: &Metadata, config: &VmConfig) -> 
     let Some((body, mark)) = manifest::marked(file) else {
         return Authorship::Foreign("its state.json has no mark of a user".to_owned());
     };
-    match Key::open().map(|key| key.has_marked(body, &mark)) {
+    match GrantKey::open().map(|key| key.has_marked(body, &mark)) {
         Ok(true) => Authorship::Own,
         Ok(false) => {
             Authorship::Foreign("its state.json was changed, or written by another user or host".to_owned())

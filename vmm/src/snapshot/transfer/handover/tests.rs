@@ -11,7 +11,9 @@ use crate::machine::MachineState;
 use crate::memory::PAGE;
 use crate::memory::files::memfd::fresh;
 use crate::snapshot::Metadata;
-use crate::snapshot::format::pack::testing::{BOTH, Bytes, content, file_of, noise, open, packed, packing};
+use crate::snapshot::format::pack::testing::{
+    BOTH, TestMemory, content, file_of, noise, open, packed, packing,
+};
 
 const MIB: u64 = 8;
 const LEN: u64 = MIB << 20;
@@ -55,7 +57,7 @@ fn lazy(bytes: &[u8]) -> Snapshot {
 
 /// A pack of `len` bytes of memory.
 fn pack_of(seed: u64, len: u64) -> Vec<u8> {
-    packed(&Bytes::of(noise(seed, len as usize)), &packing(BOTH[0], 64 << 10))
+    packed(&TestMemory::of(noise(seed, len as usize)), &packing(BOTH[0], 64 << 10))
 }
 
 /// A snapshot over this memory.

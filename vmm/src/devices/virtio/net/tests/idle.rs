@@ -10,7 +10,7 @@ use super::*;
 struct TurnCounter(Net, Arc<AtomicUsize>);
 
 impl VirtioDevice for TurnCounter {
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> DeviceKind {
         self.0.kind()
     }
 
@@ -18,11 +18,15 @@ impl VirtioDevice for TurnCounter {
         self.0.features()
     }
 
-    fn begin(&mut self, io: &mut Io<'_>, watch: &Watch) -> std::result::Result<(), Broken> {
+    fn begin(&mut self, io: &mut DeviceIo<'_>, watch: &Watch) -> std::result::Result<(), DeviceFailed> {
         self.0.begin(io, watch)
     }
 
-    fn work(&mut self, cause: Cause, io: &mut Io<'_>) -> std::result::Result<Next, Broken> {
+    fn work(
+        &mut self,
+        cause: WakeReason,
+        io: &mut DeviceIo<'_>,
+    ) -> std::result::Result<NextTurn, DeviceFailed> {
         self.1.fetch_add(1, Ordering::SeqCst);
         self.0.work(cause, io)
     }

@@ -25,12 +25,12 @@ const EVENTS: usize = crate::config::devices::MAX_DEVICES + 1;
 
 /// The thread. Dropped, it is stopped; devices that are idle stay so.
 #[derive(Debug)]
-pub(super) struct Attendant {
+pub(super) struct IdleWatcher {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Attendant {
+impl IdleWatcher {
     /// Lets `devices` go on, and waits for them. A guest that its devices cannot follow is ended.
     ///
     /// # Errors
@@ -49,7 +49,7 @@ impl Attendant {
     }
 }
 
-impl Drop for Attendant {
+impl Drop for IdleWatcher {
     fn drop(&mut self) {
         // One that was never written takes it.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
