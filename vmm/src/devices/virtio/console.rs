@@ -71,7 +71,7 @@ impl Console {
     pub fn open(config: &ConsoleConfig) -> Result<Self> {
         let ConsoleConfig { socket } = config;
         let failed = |errno: Errno| Error::file("watch", socket, errno);
-        let listener = Listener::open("watch_listener at", socket)?;
+        let listener = Listener::open("listen at", socket)?;
         let ready = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&ready, &listener, EventData::new_u64(0), EventFlags::IN).map_err(failed)?;
         Ok(Self { listener, ready, rest: None, client: None, output: PendingOutput::default() })

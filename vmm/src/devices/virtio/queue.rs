@@ -53,7 +53,8 @@ impl VirtQueue {
     /// The queue that a state describes, if it is one of `max_size`.
     pub(super) fn restored(state: &QueueState, max_size: u16) -> Option<Self> {
         let ring = Queue::try_from(state.0).ok()?;
-        (ring.max_size() == max_size).then_some(Self { ring, unannounced: 0 })
+        let queue = Self { ring, unannounced: 0 };
+        (queue.ring.max_size() == max_size && queue.under_way() <= queue.size()).then_some(queue)
     }
 
     /// Entries, as many as the driver chose.
@@ -77,7 +78,7 @@ impl VirtQueue {
         }
         self.has_rings(memory)?;
         let size = self.ring.size();
-        let is_full = self.under_way() >= size;
+        let is_full = self.under_way() == size;
         let mut available =
             self.ring.iter(memory).map_err(|_| DeviceFailed("an available index that jumped"))?;
         let Some(descriptors) = available.next() else { return Ok(None) };

@@ -100,6 +100,10 @@ fn more_chains_than_the_queue_has_entries_break_it() {
     offer(9);
     let error = queue.pop(ram.guest()).unwrap_err();
     assert_eq!((error.0, queue.under_way()), ("more chains at a time than the queue has entries", 8));
+    let mut state = queue.save();
+    assert!(VirtQueue::restored(&state, 8).is_some());
+    state.0.next_used = state.0.next_used.wrapping_sub(1);
+    assert!(VirtQueue::restored(&state, 8).is_none());
     // The driver may use an entry again that came back.
     queue.put(ram.guest(), 0, 0).unwrap();
     assert!(queue.pop(ram.guest()).unwrap().is_some());
