@@ -1,30 +1,30 @@
-//! A bus: which device answers at an address. One serves ports, one MMIO.
+//! A bus finds the device at an address. One bus serves ports, one MMIO.
 
 use std::sync::{Arc, Mutex};
 
 use crate::sync::lock;
 
-/// What a device does when the guest touches it.
+/// A device's answer to the guest's accesses.
 pub trait BusDevice: Send {
-    /// Fills `data` (1, 2, 4 or 8 bytes) with what the guest reads at `offset` from the device's start.
+    /// Reads `data` (1, 2, 4 or 8 bytes) at `offset` from the device's start.
     fn read(&mut self, offset: u64, data: &mut [u8]);
-    /// Takes what the guest writes.
+    /// Writes `data` at `offset` from the device's start.
     fn write(&mut self, offset: u64, data: &[u8]);
 }
 
-/// What can be accessed of a device without its lock, because the lock may be held while the device waits for
-/// its host.
+/// The registers of a device that are accessible without its lock, which may be held while the device waits
+/// for the host.
 pub trait BusView: Send + Sync {
-    /// As [`BusDevice::read`], or returns false for what it does not know.
+    /// As [`BusDevice::read`]. Returns false for a register that needs the lock.
     fn read(&self, offset: u64, data: &mut [u8]) -> bool;
-    /// As [`BusDevice::write`], likewise.
+    /// As [`BusDevice::write`]. Returns false for a register that needs the lock.
     fn write(&self, offset: u64, data: &[u8]) -> bool;
 }
 
-/// Devices by address. Cloning shares them.
+/// Devices by address. Clones share the devices.
 #[derive(Clone, Default)]
 pub struct Bus {
-    /// Sorted by start, and apart.
+    /// Sorted by start, without overlaps.
     entries: Vec<Entry>,
 }
 
@@ -37,12 +37,12 @@ struct Entry {
 }
 
 impl Bus {
-    /// Puts a device at `base..base + len`, which must be free.
+    /// Inserts a device at `base..base + len`, which must be free.
     pub fn insert(&mut self, base: u64, len: u64, device: Arc<Mutex<dyn BusDevice>>) {
         self.insert_entry(Entry { base, len, device, view: None });
     }
 
-    /// The same with a view, which answers what it can.
+    /// As [`Bus::insert`], with a view that is asked first.
     pub fn insert_with_view(
         &mut self,
         base: u64,
@@ -63,7 +63,7 @@ impl Bus {
         self.entries.insert(at, new);
     }
 
-    /// Reads from the device at `address`; where there is none, all bits are set, as on a real bus.
+    /// Reads from the device at `address`. Without a device all bits are set, as on a real bus.
     pub fn read(&self, address: u64, data: &mut [u8]) {
         match self.find(address) {
             Some((offset, Entry { view: Some(view), .. })) if view.read(offset, data) => {}
@@ -72,7 +72,7 @@ impl Bus {
         }
     }
 
-    /// Writes to the device at `address`; where there is none, the write is lost.
+    /// Writes to the device at `address`. Without a device the write is lost.
     pub fn write(&self, address: u64, data: &[u8]) {
         match self.find(address) {
             Some((offset, Entry { view: Some(view), .. })) if view.write(offset, data) => {}

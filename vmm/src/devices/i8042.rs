@@ -1,5 +1,5 @@
-//! The keyboard controller, of which only the wire to the CPU's reset pin is left: command 0xFE at port 0x64. ACPI's
-//! reset register points here too.
+//! The keyboard controller, reduced to its wire to the CPU's reset pin: command 0xFE at port 0x64. ACPI's
+//! reset register points here, too.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::run_control::{Control, Ending};
 
 /// Offset of the command register from the data port.
 pub const COMMAND_OFFSET: u64 = 4;
-/// Offset of the port in between that is no register of this controller.
+/// Offset of the PIT's gate, a port between the two that is no register of this controller.
 const PIT_GATE_OFFSET: u64 = 1;
 /// Pulses the reset line.
 pub const COMMAND_RESET: u8 = 0xfe;
@@ -29,8 +29,9 @@ impl I8042 {
 }
 
 impl BusDevice for I8042 {
-    /// Status 0: input buffer empty, nothing to read. A guest that waits for either sees at once that it may go on. The same
-    /// for one that waits at the gate of the PIT, which comes here where there is none: all bits are set, as on a free bus.
+    /// Status 0 means that the input buffer is empty and there is nothing to read, so a guest that polls
+    /// continues at once. A read of the PIT's gate comes here if the machine has no PIT: all bits are set, as
+    /// on a free bus.
     fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(if offset == PIT_GATE_OFFSET { 0xff } else { 0 });
     }
@@ -43,7 +44,7 @@ impl BusDevice for I8042 {
 }
 
 impl Device for I8042 {
-    /// None: a keyboard that is announced is probed for, for half a second.
+    /// Empty: a guest probes an announced keyboard for half a second.
     fn aml(&self, _place: &BusRange) -> Vec<u8> {
         Vec::new()
     }

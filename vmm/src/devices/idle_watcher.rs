@@ -1,9 +1,9 @@
-//! Who waits for all the devices of a VM that have nothing to do.
+//! Watches all idle devices of a VM on one thread.
 //!
-//! A VM that goes on, from a snapshot or from a pause, lets each of its devices look at its queues once, on this one thread. A
-//! device that is at rest then gets a thread of its own when its driver or the host first wants something of it. So a clone does
-//! not make threads while its guest makes its first steps, which would wait for each other in the kernel (both change the process's
-//! memory map), and it never has those of devices that it does not use.
+//! After a restore or a pause, each device takes its first turn on this thread and looks at its queues once.
+//! An idle device then gets its own thread when its driver or the host first needs it. A clone thus starts no
+//! threads during its guest's first steps: a new thread and a page fault both need the lock of the process's
+//! memory map. Devices that the clone does not use never get a thread.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -20,10 +20,10 @@ use crate::sync::lock;
 use crate::threads;
 
 const STOP: u64 = u64::MAX;
-/// The most events of one look: those of all devices that a VM can have, and the word to stop.
+/// The most events taken at once: one for each device that a VM can have, and the stop event.
 const EVENTS: usize = crate::config::devices::MAX_DEVICES + 1;
 
-/// The thread. Dropped, it is stopped; devices that are idle stay so.
+/// The thread. Dropping it stops the thread; idle devices stay idle.
 #[derive(Debug)]
 pub(super) struct IdleWatcher {
     stop: OwnedFd,
@@ -31,7 +31,7 @@ pub(super) struct IdleWatcher {
 }
 
 impl IdleWatcher {
-    /// Lets `devices` go on, and waits for them. A guest that its devices cannot follow is ended.
+    /// Resumes `devices` and watches them. Ends the VM if a device cannot resume.
     ///
     /// # Errors
     /// The host has no thread or descriptor left.
@@ -51,7 +51,7 @@ impl IdleWatcher {
 
 impl Drop for IdleWatcher {
     fn drop(&mut self) {
-        // One that was never written takes it.
+        // An eventfd that was never written accepts a 1.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join(); // it does not panic, and if it did the devices would be idle
@@ -64,14 +64,14 @@ fn attend(devices: &[Arc<Mutex<Transport>>], stop: &OwnedFd) -> Result<()> {
     let idle = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
     epoll::add(&idle, stop, EventData::new_u64(STOP), EventFlags::IN).map_err(failed)?;
     for (number, device) in (0..).zip(devices) {
-        // Not under the transport's lock: the turn may last as long as a disk takes to sync, and vCPUs need the lock.
+        // Outside the transport's lock: the turn may last as long as a disk's sync, and vCPUs need the lock.
         let first = lock(device).stand_by()?;
         if let Some(first) = first {
             first.take();
         }
         let watch = lock(device).settle()?;
         if let Some(watch) = watch {
-            // Once: from then on the device looks for itself.
+            // Reported once: from then on the device watches itself.
             let once = EventFlags::IN | EventFlags::ONESHOT;
             epoll::add(&idle, &watch, EventData::new_u64(number), once).map_err(failed)?;
         }

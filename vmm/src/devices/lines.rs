@@ -1,4 +1,4 @@
-//! Interrupt lines: how a device's edge reaches the guest, wherever the IOAPIC is.
+//! Interrupt lines take a device's edge to the guest, by KVM's IOAPIC or by ours.
 //!
 //! ```text
 //!                 Kernel: KVM_IRQ_LINE ──> KVM's IOAPIC and PICs ─┐
@@ -19,13 +19,13 @@ use crate::sync::lock;
 /// All lines of a machine.
 #[derive(Clone, Debug)]
 pub enum InterruptLines {
-    /// They end in KVM.
+    /// Lines of KVM's interrupt controllers.
     Kernel(VmHandle),
-    /// They end in an IOAPIC of ours.
+    /// Lines of our IOAPIC.
     Split(Arc<Mutex<IoApic>>),
 }
 
-/// One of them, by the number that the guest knows it by.
+/// One line, by the number that the guest uses.
 #[derive(Clone, Debug)]
 pub struct InterruptLine {
     lines: InterruptLines,
@@ -44,7 +44,7 @@ impl InterruptLines {
         InterruptLine { lines: self.clone(), gsi }
     }
 
-    /// A vCPU is done with an interrupt, which KVM leaves to an IOAPIC that is not its own.
+    /// Handles the end of an interrupt on a vCPU, which KVM reports for an IOAPIC in user space.
     pub(crate) fn end_of_interrupt(&self, vector: u8) {
         if let Self::Split(ioapic) = self {
             lock(ioapic).end_of_interrupt(vector);
@@ -64,8 +64,9 @@ impl InterruptLine {
         }
     }
 
-    /// Has KVM send an edge whenever the eventfd is written: a second way, for when [`InterruptLine::pulse`] fails. Our own IOAPIC has
-    /// none. It would need a route in KVM that follows each change of the pin, and each of those waits for a grace period.
+    /// Makes KVM send an edge after each write to the eventfd: a second way, for when
+    /// [`InterruptLine::pulse`] fails. Our IOAPIC has no second way. KVM would need a route that follows each
+    /// change of the pin, and each change of a route waits for a grace period.
     ///
     /// # Errors
     /// KVM refuses.

@@ -1,4 +1,5 @@
-//! A limit for log lines that a guest can cause. A guest that breaks its devices in a loop must not fill the host's disk.
+//! A limit for log lines that a guest can cause. A guest that misuses its devices in a loop must not fill the
+//! host's disk.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -8,9 +9,9 @@ use log::Level;
 
 use crate::sync::lock;
 
-/// Lines that may follow each other at once.
+/// Number of lines logged without a wait.
 const BURST: u32 = 8;
-/// After this time, one more line may follow.
+/// Time that earns one more line.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 /// The limit of one device. It outlives the device's resets.
@@ -20,9 +21,9 @@ pub(crate) struct LogLimit(Mutex<Budget>);
 #[derive(Debug)]
 struct Budget {
     left: u32,
-    /// The time up to which `left` was counted.
+    /// Time at which `left` was last updated.
     counted_to: Instant,
-    /// Lines left out since the last one that was written.
+    /// Number of lines omitted since the last one that was logged.
     left_out: u64,
     #[cfg(test)]
     written: u64,
@@ -33,7 +34,7 @@ impl LogLimit {
         Self(Mutex::new(Budget::from(Instant::now())))
     }
 
-    /// Logs a line, unless there were too many. The next line says how many were left out.
+    /// Logs a line if the limit allows one. Adds the number of lines omitted before it.
     pub fn log(&self, level: Level, line: fmt::Arguments<'_>) {
         match lock(&self.0).admit(Instant::now()) {
             None => {}
@@ -44,7 +45,7 @@ impl LogLimit {
         }
     }
 
-    /// Lines that were written.
+    /// The logged lines.
     #[cfg(test)]
     pub fn written(&self) -> u64 {
         lock(&self.0).written
@@ -72,12 +73,12 @@ impl Budget {
         }
     }
 
-    /// Says whether a line may be written, and how many were left out before it.
+    /// Returns the number of lines omitted before this one, or `None` if the limit does not allow it.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         let intervals = now.saturating_duration_since(self.counted_to).as_nanos() / INTERVAL.as_nanos();
         let earned = u32::try_from(intervals).unwrap_or(BURST).min(BURST);
         self.left = BURST.min(self.left + earned);
-        // A full budget earns nothing; otherwise the part of an interval that has passed counts on.
+        // A full budget earns nothing. Otherwise a part of an interval counts towards the next line.
         self.counted_to = if self.left == BURST { now } else { self.counted_to + INTERVAL * earned };
         if self.left == 0 {
             self.left_out += 1;

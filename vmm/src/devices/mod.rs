@@ -1,4 +1,5 @@
-//! Devices: what a guest reaches through ports and MMIO. A device never knows its address; the [`platform`] places it.
+//! Devices that a guest reaches through ports and MMIO. A device never knows its address; the [`platform`]
+//! places it.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,22 +19,23 @@ pub mod virtio_slots;
 
 use bus::BusDevice;
 
-/// A device on a bus. Its state can be saved, or it does not compile.
+/// A device on a bus. A device without state to save does not compile.
 pub trait Device: BusDevice + PersistBlob + std::fmt::Debug {
-    /// AML that describes the device to the guest, for `\_SB`; empty for one that needs none.
+    /// AML that describes the device to the guest, for `\_SB`. Empty for a device that the guest finds in
+    /// another way.
     fn aml(&self, place: &BusRange) -> Vec<u8>;
 }
 
 /// A device that the bus and the platform share.
 pub type SharedDevice = Arc<Mutex<dyn Device>>;
 
-/// Where a device was put.
+/// Addresses of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BusRange {
     /// First port or guest physical address.
     pub base: u64,
     /// Number of ports or bytes.
     pub len: u64,
-    /// Interrupt line, for a device that has one.
+    /// Interrupt line, if the device has one.
     pub gsi: Option<u32>,
 }

@@ -1,4 +1,4 @@
-//! Which devices a machine has, and where: the one table that boot, restore, save and ACPI read.
+//! The devices of a machine and their addresses: the one table that boot, restore, save and ACPI read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -32,7 +32,7 @@ use crate::run_control::Control;
 use crate::sync::lock;
 
 const COM1: BusRange = BusRange { base: 0x3f8, len: 8, gsi: Some(4) };
-/// Port 0x61 in between is the PIT's gate, which the kernel answers for where it has one.
+/// Port 0x61 in the middle is the PIT's gate. The kernel answers it on machines with a PIT.
 const I8042: BusRange = BusRange { base: 0x60, len: 5, gsi: None };
 const IOAPIC: BusRange = BusRange { base: IO_APIC, len: ioapic::LEN, gsi: None };
 const POWER: BusRange = BusRange { base: 0x600, len: 2, gsi: None };
@@ -40,26 +40,26 @@ const POWER: BusRange = BusRange { base: 0x600, len: 2, gsi: None };
 /// A machine's devices.
 #[derive(Debug)]
 pub struct Platform {
-    /// Where interrupts go: none or one, by name. The names are those of the snapshot, and stay what they are.
+    /// Our IOAPIC, or nothing, by name. Names are those of the snapshot and never change.
     ioapic: BTreeMap<String, (BusRange, SharedDevice)>,
-    /// At ports.
+    /// Devices at ports.
     ports: BTreeMap<String, (BusRange, SharedDevice)>,
-    /// At guest physical addresses: those of `virtio` once more.
+    /// Devices at guest physical addresses, with those of `virtio`.
     mmio: BTreeMap<String, (BusRange, SharedDevice)>,
-    /// The serial port once more, for typing into it.
+    /// The serial port, for typing into it.
     pub(crate) serial: Arc<Mutex<Serial>>,
     lines: InterruptLines,
-    /// Virtio devices, which have work of their own to begin and to end.
+    /// Virtio devices, which have threads to start and stop.
     virtio: Vec<Slot>,
-    /// And some by what they are.
+    /// Virtio devices by their type.
     handles: Handles,
-    /// Who waits for those that are idle, after the VM was restored or paused.
+    /// Watches idle devices after a restore or a pause.
     idle_watcher: Mutex<Option<IdleWatcher>>,
-    /// The kernel is told of `mmio` on its command line, and not through ACPI.
+    /// Whether the kernel finds `mmio` by its command line and not through ACPI.
     mmio_on_cmdline: bool,
 }
 
-/// What a vCPU's exits lead to.
+/// The devices that answer a vCPU's exits.
 #[derive(Debug)]
 pub(crate) struct Buses {
     /// Devices at ports.
@@ -71,10 +71,10 @@ pub(crate) struct Buses {
 }
 
 impl Platform {
-    /// The devices of a new machine.
+    /// Makes the devices of a new machine.
     ///
     /// # Errors
-    /// What a device is made from cannot be opened, or KVM refuses.
+    /// A device's file or socket cannot be opened, or KVM refuses.
     pub(crate) fn new(
         (vm, irqchip): (&VmHandle, IrqchipKind),
         ram: &GuestRam,
@@ -113,7 +113,7 @@ impl Platform {
         })
     }
 
-    /// Lets the devices work that the guest has set to work: soon, and on other threads.
+    /// Resumes the devices that the guest has started, soon and on other threads.
     ///
     /// # Errors
     /// The host has no thread left.
@@ -126,9 +126,11 @@ impl Platform {
         Ok(())
     }
 
-    /// Keeps the disks from taking requests until the result is dropped, and waits for those under way: a
-    /// second at most, and then the halt waits for the rest. Drop the result after a halt. With `longest` the
-    /// disks have that time instead; returns none if they take longer, and they work on.
+    /// Keeps the disks from taking requests until the result is dropped, and waits for requests in flight.
+    /// Drop the result after a halt.
+    ///
+    /// Without `longest`, this waits a second at most, and the halt waits for the rest. With `longest`, the
+    /// disks have that time; `None` is returned if they take longer, and they continue.
     pub(crate) fn close_gates(&self, longest: Option<Duration>) -> Option<ClosedGates> {
         let closed = ClosedGates::within(&self.handles.gates, longest);
         if closed.is_none() {
@@ -137,18 +139,18 @@ impl Platform {
         closed
     }
 
-    /// Lets the disks take requests again where no halt has followed.
+    /// Lets the disks take requests again if no halt followed.
     pub(crate) fn open_gates(&self, closed: ClosedGates) {
         drop(closed);
         self.wake_disks();
     }
 
-    /// Disks may have missed notifications while their gates were closed.
+    /// Wakes the disks, which may have missed notifications while their gates were closed.
     fn wake_disks(&self) {
         self.disks().keys().for_each(|id| self.wake(&virtio_slots::disk_name(id)));
     }
 
-    /// Brings the devices' own work to an end: nothing of theirs changes afterwards. The vCPUs are parked.
+    /// Stops the devices' threads: afterwards no device changes. The vCPUs are parked.
     pub(crate) fn halt(&self) {
         drop(lock(&self.idle_watcher).take());
         self.virtio.iter().for_each(|slot| lock(&slot.transport).halt());
@@ -164,12 +166,13 @@ impl Platform {
         &self.handles.networks
     }
 
-    /// The balloon, if there is one.
+    /// The balloon, if the VM has one.
     pub(crate) fn balloon(&self) -> Option<&Arc<Mutex<Balloon>>> {
         self.handles.balloon.as_ref()
     }
 
-    /// Has something done when the guest has written a whole line, to its serial port or its virtio console. Perhaps to both at once.
+    /// Calls `act` when the guest has written a whole line to its serial port or its virtio console, perhaps
+    /// for both at once.
     pub(crate) fn at_line(&self, act: impl Fn() + Clone + Send + 'static) {
         if let Some(console) = &self.handles.console {
             lock(console).at_line(act.clone());
@@ -177,19 +180,19 @@ impl Platform {
         lock(&self.serial).at_line(act);
     }
 
-    /// Has something done when a connection over vsock is established. Says whether there is a vsock.
+    /// Calls `act` when a vsock connection is established. Returns false if the VM has no vsock.
     pub(crate) fn at_connection(&self, act: impl FnOnce() + Send + 'static) -> bool {
         self.handles.vsock.as_ref().map(|vsock| lock(vsock).at_connection(act)).is_some()
     }
 
-    /// Lets the driver of a virtio device know that its configuration changed.
+    /// Tells the driver of a virtio device that the device's configuration changed.
     pub(crate) fn configuration_changed(&self, name: &str) {
         if let Some(slot) = self.slot(name) {
             slot.view.config_changed(&*lock(&slot.device));
         }
     }
 
-    /// Has a virtio device look at its queues, as if its driver had notified.
+    /// Makes a virtio device look at its queues, as after a notification of its driver.
     pub(crate) fn wake(&self, name: &str) {
         if let Some(slot) = self.slot(name) {
             let _ = lock(&slot.transport).notifications().write(1); // fails only when it is woken anyway
@@ -200,7 +203,7 @@ impl Platform {
         self.virtio.iter().find(|slot| slot.name == name)
     }
 
-    /// Buses with all devices on them.
+    /// The buses with all devices.
     pub(crate) fn buses(&self) -> Buses {
         let bus = |devices: &[&BTreeMap<String, (BusRange, SharedDevice)>]| {
             let mut bus = Bus::default();
@@ -216,7 +219,7 @@ impl Platform {
         Buses { ports: bus(&[&self.ports]), mmio, lines: self.lines.clone() }
     }
 
-    /// What the guest is told of it all.
+    /// The description of the machine for ACPI.
     pub(crate) fn acpi(&self, vcpus: u8) -> AcpiPlatform {
         let port = |place: BusRange, offset| (place.base + offset) as u16;
         AcpiPlatform {
@@ -258,20 +261,20 @@ impl Persist for Platform {
         ioapic.iter().chain(ports).chain(mmio).map(save).collect()
     }
 
-    /// Every device must find its state, and every state its device. The IOAPIC comes first, because the others may interrupt
-    /// once more.
+    /// Fails unless each device has a state and each state a device. The IOAPIC is restored first, because
+    /// other devices may interrupt again.
     fn restore(&mut self, states: &Self::State) -> Result<()> {
         let all = [&self.ioapic, &self.ports, &self.mmio];
         for (name, (_, device)) in all.into_iter().flatten() {
-            let state = states.get(name.as_str()).ok_or_else(|| {
-                Error::config("devices", format!("no state of {name}, which this machine has"))
-            })?;
+            let state = states
+                .get(name.as_str())
+                .ok_or_else(|| Error::config("devices", format!("the state of {name} is missing")))?;
             lock(device).restore_blob(name, state)?;
         }
         let known = |name: &str| all.iter().any(|devices| devices.contains_key(name));
         match states.keys().find(|name| !known(name)) {
             Some(name) => {
-                Err(Error::config("devices", format!("state of {name}, which this machine has not")))
+                Err(Error::config("devices", format!("the state names {name}, which this machine lacks")))
             }
             None => Ok(()),
         }

@@ -1,5 +1,5 @@
-//! ACPI's sleep control and sleep status registers (ACPI 6.5, section 4.8.3.7): all that hardware-reduced ACPI has for
-//! power management, and here only good for switching off.
+//! ACPI's sleep control and sleep status registers (ACPI 6.5, section 4.8.3.7), the power management of
+//! hardware-reduced ACPI. Here they only switch the machine off.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl Power {
 }
 
 impl BusDevice for Power {
-    /// Both read as 0: never asleep, so never woken.
+    /// Both registers read as 0: the machine never sleeps, so it never wakes.
     fn read(&mut self, _offset: u64, data: &mut [u8]) {
         data.fill(0);
     }
@@ -42,7 +42,7 @@ impl BusDevice for Power {
 }
 
 impl Device for Power {
-    /// None: the FADT describes it.
+    /// Empty: the FADT describes the registers.
     fn aml(&self, _place: &BusRange) -> Vec<u8> {
         Vec::new()
     }

@@ -18,7 +18,7 @@ use crate::persist::Persist;
 use crate::run_control::{Control, RunState};
 use crate::sync::lock;
 
-/// How long typing waits for room before it looks whether the guest has ended.
+/// Interval at which typing that waits for room checks whether the guest has ended.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
 /// The serial port.
@@ -36,7 +36,7 @@ pub struct Serial {
 #[serde(transparent)]
 pub struct SerialState(#[serde(with = "Registers")] UartState);
 
-/// vm-superio's state as serde sees it, the one list of its fields: one that is added there does not compile here.
+/// Serde's view of vm-superio's state. A field that vm-superio adds does not compile until it is listed here.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "UartState", deny_unknown_fields)]
 struct Registers {
@@ -55,13 +55,13 @@ struct Registers {
 impl Trigger for InterruptLine {
     type E = Error;
 
-    /// An edge, as on an ISA bus.
+    /// Sends an edge, as on an ISA bus.
     fn trigger(&self) -> Result<()> {
         self.pulse()
     }
 }
 
-/// What the guest transmits.
+/// The guest's output.
 #[derive(Clone, Debug)]
 struct SerialOutput {
     console: Arc<Mutex<Console>>,
@@ -79,7 +79,7 @@ impl Write for SerialOutput {
     }
 }
 
-/// Room in the receive FIFO, for those who wait for it.
+/// Room in the receive FIFO, with the threads that wait for it.
 #[derive(Debug, Default)]
 struct Room {
     emptied: Mutex<u64>,
@@ -97,7 +97,7 @@ impl SerialEvents for Room {
 }
 
 impl Serial {
-    /// A port that interrupts on `line`.
+    /// Makes a port that interrupts on `line`.
     pub(crate) fn new(line: InterruptLine, console: Console, control: Arc<Control>) -> Self {
         let output = SerialOutput { console: Arc::new(Mutex::new(console)), control };
         let room = Arc::new(Room::default());
@@ -105,20 +105,20 @@ impl Serial {
         Self { line, output, room, uart }
     }
 
-    /// Has something done when the guest has written a whole line.
+    /// Calls `act` when the guest has written a whole line.
     pub(crate) fn at_line(&self, act: impl FnOnce() + Send + 'static) {
         lock(&self.output.console).at_line().set(act);
     }
 
-    /// Gives output that a stalled console left behind another chance.
+    /// Tries again to write output that a stalled console has not taken.
     pub(crate) fn flush(&self) {
         lock(&self.output.console).write(&[], || true);
     }
 
-    /// Types into a port, waiting while its FIFO is full and the guest has not ended.
+    /// Types into a port. Waits while its FIFO is full and the guest runs.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
+    /// [`Error::NotNow`] if the guest has ended.
     pub(crate) fn type_in(port: &Mutex<Self>, mut bytes: &[u8]) -> Result<()> {
         let (room, control) = {
             let port = lock(port);
@@ -139,7 +139,7 @@ impl Serial {
         Ok(())
     }
 
-    /// Puts as many bytes into the receive FIFO as fit, and says how many.
+    /// Puts as many bytes into the receive FIFO as fit. Returns their number.
     fn receive(&mut self, bytes: &[u8]) -> Result<usize> {
         let fitting = &bytes[..bytes.len().min(self.uart.fifo_capacity())];
         if fitting.is_empty() {
@@ -158,7 +158,8 @@ impl BusDevice for Serial {
     }
 
     fn write(&mut self, offset: u64, data: &[u8]) {
-        // Fails only if KVM refuses the interrupt, which it does not for a line that exists; the console never fails.
+        // Fails only if KVM refuses the interrupt, which it does not for an existing line. The console never
+        // fails.
         let _ = self.uart.write(offset as u8, data[0]);
     }
 }
@@ -193,7 +194,7 @@ impl Persist for Serial {
         Ok(SerialState(uart.state()))
     }
 
-    /// An interrupt that the state says is pending is sent again.
+    /// Sends an interrupt that is pending in the state again.
     fn restore(&mut self, state: &SerialState) -> Result<()> {
         let room = Arc::clone(&self.room);
         self.uart = vm_superio::Serial::from_state(&state.0, self.line.clone(), room, self.output.clone())

@@ -1,4 +1,4 @@
-//! Where virtio devices lie: each has a slot of its own, a page of addresses and an interrupt line.
+//! Slots of virtio devices: each has a page of addresses and an interrupt line.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -24,10 +24,10 @@ use crate::timing::step_done;
 
 /// The first slot, in the hole below 4 GiB.
 const BASE: u64 = 0xd000_0000;
-/// Lines of the IOAPIC that no device of a PC has: not COM1's (4), the RTC's (8) nor those below.
+/// Lines of the IOAPIC that no device of a PC uses: without COM1's (4), the RTC's (8) and those below 4.
 const LINES: [u32; MAX_DEVICES] = [5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21];
 
-/// The balloon's name; there is one at most.
+/// The balloon's name. A VM has one at most.
 pub(crate) const BALLOON: &str = "balloon";
 
 /// The name of a disk.
@@ -38,20 +38,20 @@ pub(crate) fn disk_name(id: &str) -> String {
 /// A device in its slot.
 #[derive(Debug)]
 pub(super) struct Slot {
-    /// Its name: that of the snapshot, which stays what it is.
+    /// Name in snapshots, which never changes.
     pub name: String,
     pub place: BusRange,
     pub transport: Arc<Mutex<Transport>>,
-    /// The same without the transport's lock.
+    /// The registers that need no lock of the transport.
     pub view: Arc<View>,
     pub device: Arc<Mutex<dyn VirtioDevice>>,
 }
 
-/// Devices once more, by their ids: for those who ask more of them than a guest can.
+/// Devices by type and id, for acts of the host that a guest has no access to.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     pub disks: BTreeMap<String, Arc<Mutex<Block>>>,
-    /// The same with their gates.
+    /// The disks with their gates.
     pub gates: Vec<(Arc<Gate>, Arc<Mutex<Block>>)>,
     pub networks: BTreeMap<String, Arc<Mutex<Net>>>,
     pub balloon: Option<Arc<Mutex<Balloon>>>,
@@ -59,10 +59,11 @@ pub(super) struct Handles {
     pub console: Option<Arc<Mutex<Console>>>,
 }
 
-/// Makes the devices of a configuration and connects them to the VM, in the order in which the guest is to number them.
+/// Makes the devices of a configuration and connects them to the VM, in the order in which the guest numbers
+/// them.
 ///
 /// # Errors
-/// What a device is made from cannot be opened, or KVM refuses.
+/// A device's file or socket cannot be opened, or KVM refuses.
 pub(super) fn fill(
     devices: &Devices,
     ram: &GuestRam,
@@ -81,7 +82,7 @@ pub(super) fn fill(
     Ok((slots.collect::<Result<_>>()?, handles))
 }
 
-/// What a kernel that does not find the devices through ACPI is told on its command line, each word after a space
+/// Words of the kernel's command line that announce the devices to a kernel without ACPI, each after a space
 /// (Linux, Documentation/admin-guide/kernel-parameters.txt, `virtio_mmio.device`).
 pub(crate) fn cmdline(devices: &Devices) -> String {
     let word = |number| {
@@ -95,7 +96,7 @@ fn place(number: usize) -> BusRange {
     BusRange { base: BASE + number as u64 * transport::LEN, len: transport::LEN, gsi: Some(LINES[number]) }
 }
 
-/// A device, not yet in a slot.
+/// A device without a slot, and its name.
 type Named = (String, Arc<Mutex<dyn VirtioDevice>>);
 
 fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<Named>> {

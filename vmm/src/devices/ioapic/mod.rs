@@ -1,7 +1,9 @@
-//! An IOAPIC for a machine whose kernel has none: it turns edges on interrupt lines into messages to the local APICs.
+//! An IOAPIC for a machine without one in the kernel. It turns edges on interrupt lines into messages to the
+//! local APICs.
 //!
-//! It is an 82093AA with the EOI register of its successors (version 0x20): KVM's local APICs offer a guest to keep the end of
-//! interrupts to itself where the IOAPIC is not KVM's, and then that register is the only way to say it.
+//! The model is an 82093AA with the EOI register of its successors (version 0x20). KVM's local APICs let a
+//! guest suppress the broadcast of ends of interrupts if the IOAPIC is not KVM's. The EOI register is then
+//! the guest's only way to report an end.
 
 mod registers;
 
@@ -22,7 +24,7 @@ use crate::persist::Persist;
 
 pub use registers::IoApicState;
 
-/// Bytes of guest physical addresses that it takes.
+/// Length of its range of guest physical addresses.
 pub const LEN: u64 = 0x100;
 
 /// The IOAPIC.
@@ -30,7 +32,7 @@ pub const LEN: u64 = 0x100;
 pub struct IoApic {
     // Glue.
     vm: VmHandle,
-    /// What KVM reports the end of.
+    /// Interrupts whose ends KVM reports.
     watched: Vec<(u32, Message)>,
     log: LogLimit,
     // Volatile.
@@ -42,8 +44,8 @@ impl IoApic {
         Self { vm, watched: Vec::new(), log: LogLimit::new(), registers: IoApicRegisters::default() }
     }
 
-    /// An edge on a line. As on the chip, and as in KVM's, one that finds the pin masked is lost, and so is one that finds it
-    /// waiting for the end of the interrupt before.
+    /// Sends an edge on a line. As on the chip and in KVM's model, an edge is lost if the pin is masked, or
+    /// still waits for the end of the interrupt before.
     ///
     /// # Errors
     /// KVM refuses the message.
@@ -55,13 +57,13 @@ impl IoApic {
         Ok(())
     }
 
-    /// A vCPU is done with the interrupt of this vector.
+    /// Handles the end of an interrupt with this vector on a vCPU.
     pub(super) fn end_of_interrupt(&mut self, vector: u8) {
         self.registers.end_of_interrupt(vector);
     }
 
-    /// Only level-triggered pins wait for the end of their interrupts. No device of ours has any, so this is nearly always
-    /// nothing; otherwise it takes a grace period.
+    /// Makes KVM report the ends of interrupts on level-triggered pins. No device of ours has one, so this
+    /// mostly does nothing; otherwise it takes a grace period.
     fn watch_ends(&mut self) -> Result<()> {
         let wanted = self.registers.level_triggered();
         if wanted != self.watched {
@@ -90,7 +92,7 @@ impl BusDevice for IoApic {
 }
 
 impl Device for IoApic {
-    /// None: the MADT describes it.
+    /// Empty: the MADT describes it.
     fn aml(&self, _place: &BusRange) -> Vec<u8> {
         Vec::new()
     }

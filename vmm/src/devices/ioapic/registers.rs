@@ -1,9 +1,9 @@
-//! The registers of the IOAPIC (Intel 82093AA datasheet, section 3), and what they make of an edge.
+//! The registers of the IOAPIC (Intel 82093AA datasheet, section 3), and the message for an edge.
 //!
 //! ```text
-//! 0x00 IOREGSEL: which register    0: id    1: version    2: arbitration id    0x10 + 2n, 0x11 + 2n: redirection of pin n
+//! 0x00 IOREGSEL: register number    0: id    1: version    2: arbitration id    0x10 + 2n, 0x11 + 2n: redirection of pin n
 //! 0x10 IOWIN: that register
-//! 0x40 EOI: a vector that is done with
+//! 0x40 EOI: the vector of a finished interrupt
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ const REDIRECTION: u8 = 0x10;
 
 /// Version 0x20: the first with an EOI register.
 const VERSION_VALUE: u32 = (IO_APIC_PINS as u32 - 1) << 16 | 0x20;
-/// Four bits, at the top of their register.
+/// The id has four bits, at the top of its register.
 const ID_SHIFT: u32 = 24;
 const ID_MASK: u8 = 0xf;
 
@@ -40,12 +40,12 @@ mod entry {
     pub const MASKED: u64 = 1 << 16;
     pub const DESTINATION_SHIFT: u32 = 56;
     pub const DESTINATION: u64 = 0xff << DESTINATION_SHIFT;
-    /// What a guest can write. The delivery status is always 0: a message is gone as soon as it is sent.
+    /// Bits that a guest can write. The delivery status is always 0, because a message is sent at once.
     pub const WRITABLE: u64 = VECTOR | DELIVERY | LOGICAL | POLARITY | LEVEL | MASKED | DESTINATION;
 }
 
-/// Delivery modes that a local APIC understands: fixed, lowest priority, SMI, NMI, INIT. An external interrupt would have to come
-/// from a PIC, and there is none.
+/// Delivery modes that a local APIC accepts: fixed, lowest priority, SMI, NMI, INIT. An external interrupt
+/// would need a PIC, which the machine lacks.
 const DELIVERABLE: [u64; 5] = [0, 1, 2, 4, 5];
 
 /// Fields of a message.
@@ -65,7 +65,7 @@ pub(super) struct IoApicRegisters {
     pins: [u64; IO_APIC_PINS],
 }
 
-/// What a guest wrote to the IOAPIC.
+/// The registers that a guest wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IoApicState {
@@ -76,13 +76,13 @@ pub struct IoApicState {
 }
 
 impl Default for IoApicRegisters {
-    /// As after a reset.
+    /// State after a reset.
     fn default() -> Self {
         Self { select: 0, id: 0, pins: [entry::MASKED; IO_APIC_PINS] }
     }
 }
 
-/// The pin that a register selects, and whether its upper half.
+/// The pin that a register selects, and whether the register is its upper half.
 fn pin_of(register: u8) -> Option<(usize, bool)> {
     let half = register.checked_sub(REDIRECTION)?;
     let pin = usize::from(half / 2);
@@ -118,7 +118,8 @@ impl IoApicRegisters {
         }
     }
 
-    /// A pin that is made edge-triggered waits for no end: guests use that in place of an EOI register.
+    /// An edge-triggered pin waits for no end: guests switch a pin to edge and back where there is no EOI
+    /// register.
     fn redirect(&mut self, pin: usize, upper: bool, value: u64) {
         let before = self.pins[pin];
         let (half, kept) = if upper { (value << 32, 0xffff_ffff) } else { (value, 0xffff_ffff << 32) };
@@ -127,13 +128,13 @@ impl IoApicRegisters {
         self.pins[pin] = after | if waits { before & entry::REMOTE_IRR } else { 0 };
     }
 
-    /// What an edge on a line is to send, if it is to send anything.
+    /// The message for an edge on a line, unless the edge is lost.
     pub(super) fn message(&self, gsi: u32) -> Option<Message> {
         let entry = *self.pins.get(gsi as usize)?;
         if entry & (entry::MASKED | entry::REMOTE_IRR) != 0 { None } else { message_of(entry) }
     }
 
-    /// The message has reached a local APIC.
+    /// Records that the message has reached a local APIC.
     pub(super) fn taken(&mut self, gsi: u32) {
         if let Some(entry) = self.pins.get_mut(gsi as usize)
             && *entry & entry::LEVEL != 0
@@ -142,13 +143,14 @@ impl IoApicRegisters {
         }
     }
 
-    /// An interrupt of this vector is done with. Lines are never held, so nothing follows.
+    /// Ends the interrupts of this vector. Devices send edges and never hold a line, so no interrupt follows.
     pub(super) fn end_of_interrupt(&mut self, vector: u8) {
         let ended = |entry: &&mut u64| **entry & entry::VECTOR == u64::from(vector);
         self.pins.iter_mut().filter(ended).for_each(|entry| *entry &= !entry::REMOTE_IRR);
     }
 
-    /// What pins send whose interrupts' ends matter. A masked one may be in service still.
+    /// Messages of the pins that wait for the ends of their interrupts. The interrupt of a masked pin may
+    /// still be in service.
     pub(super) fn level_triggered(&self) -> Vec<(u32, Message)> {
         let level = self.pins.iter().zip(0..).filter(|(entry, _)| **entry & entry::LEVEL != 0);
         level.filter_map(|(entry, pin)| Some((pin, message_of(*entry)?))).collect()
@@ -166,7 +168,7 @@ fn message_of(entry: u64) -> Option<Message> {
         address: message::ADDRESS
             | destination << message::DESTINATION_SHIFT
             | bit(entry::LOGICAL, message::LOGICAL),
-        // Vector and delivery mode stand where they stand in the entry.
+        // Vector and delivery mode have the same bits as in the entry.
         data: (entry & (entry::VECTOR | entry::DELIVERY)) as u32
             | message::ASSERT
             | bit(entry::LEVEL, message::LEVEL),
@@ -181,8 +183,8 @@ impl Persist for IoApicRegisters {
         Ok(IoApicState { select, id, pins })
     }
 
-    /// No pin waits afterwards. The end that one waited for may have been on its way in KVM when the state was saved, where nobody
-    /// can read it, and a pin that waits for ever is worse than an interrupt too many.
+    /// No pin waits for an end after a restore. The end may have been on its way in KVM when the state was
+    /// saved, where it cannot be read. One interrupt too many is better than a pin that waits without end.
     fn restore(&mut self, state: &IoApicState) -> Result<()> {
         let IoApicState { select, id, pins } = state;
         *self = Self { select: *select, id: id & ID_MASK, pins: pins.map(|entry| entry & entry::WRITABLE) };

@@ -1,4 +1,4 @@
-//! The IOAPIC as a guest sees it through its window.
+//! The IOAPIC through the guest's window.
 
 use proptest::prelude::*;
 
@@ -26,7 +26,7 @@ fn low(pin: u32) -> u32 {
     0x10 + 2 * pin
 }
 
-/// A pulse, with local APICs that take every message.
+/// A pulse, with local APICs that accept every message.
 fn pulse(registers: &mut IoApicRegisters, pin: u32) -> Option<Message> {
     registers.message(pin).inspect(|_| registers.taken(pin))
 }
@@ -111,7 +111,7 @@ fn an_edge_triggered_pin_waits_for_nothing() {
     }
 }
 
-/// A way for a guest to end an interrupt.
+/// A guest's way to end an interrupt.
 type End = fn(&mut IoApicRegisters);
 
 #[test]
@@ -165,7 +165,7 @@ fn a_state_with_bits_that_cannot_be_is_made_one_that_can() {
     }
 }
 
-/// What a guest and its devices do to an IOAPIC.
+/// An act of a guest or of its devices on an IOAPIC.
 #[derive(Clone, Debug)]
 enum Act {
     Write(u64, u32),
@@ -175,7 +175,7 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let offset = prop_oneof![Just(0), Just(0x10), Just(0x40), any::<u64>()];
-    // Values that select pins, few vectors, and the bits that matter.
+    // Values that select pins, a few vectors, and the bits that matter.
     let value =
         prop_oneof![0..0x45u32, (0..4u32, any::<u32>()).prop_map(|(vector, bits)| bits & !0xff | vector)];
     prop_oneof![
@@ -186,8 +186,8 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// Whatever a guest writes: of two edges a level-triggered pin sends one, any other both; and one that is saved and restored is
-    /// the original, but that it waits for nothing.
+    /// For any values that a guest writes: a level-triggered pin sends one of two edges, another pin sends
+    /// both. A saved and restored IOAPIC equals the original, except that no pin waits.
     #[test]
     fn saved_and_restored_it_goes_on_as_it_was(acts in prop::collection::vec(act(), 0..200)) {
         let mut registers = IoApicRegisters::default();

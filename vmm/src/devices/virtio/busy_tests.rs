@@ -1,4 +1,4 @@
-//! Devices that are busy, fail or have given up, and what their drivers can do meanwhile.
+//! Drivers of devices that are busy, fail or have failed.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,10 +19,10 @@ use crate::persist::NoState;
 use crate::run_control::Control;
 use crate::testing::{apart, limited, refuse_calls, wait_until};
 
-/// The longest that anything here may take. What hangs takes longer.
+/// Limit for each act. A hang takes longer.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A device each turn of which lasts until the test ends it, as that of a disk does until its data are synced.
+/// A device whose turn lasts until the test ends it, like a disk's turn until its data are synced.
 #[derive(Debug)]
 struct SlowDevice {
     begun: Sender<()>,
@@ -62,7 +62,7 @@ fn slow() -> (Driver, Receiver<()>, Sender<()>) {
     (Driver::new(SlowDevice { begun, go_on }), is_begun, end)
 }
 
-/// The bus of a machine with this device.
+/// A bus with this device.
 fn bus_with(transport: Transport) -> (Bus, Arc<Mutex<Transport>>) {
     let (mut bus, view) = (Bus::default(), transport.view());
     let transport = Arc::new(Mutex::new(transport));
@@ -70,7 +70,7 @@ fn bus_with(transport: Transport) -> (Bus, Arc<Mutex<Transport>>) {
     (bus, transport)
 }
 
-/// Does what a vCPU does, and gives up after [`LIMIT`].
+/// Acts as a vCPU does. Gives up after [`LIMIT`].
 fn as_vcpu<T: Send + 'static>(bus: &Bus, act: impl FnOnce(&Bus) -> T + Send + 'static) -> T {
     let bus = bus.clone();
     let (done, is_done) = channel();
@@ -89,7 +89,7 @@ fn read_as_vcpu(bus: &Bus) -> [Vec<u8>; 5] {
     })
 }
 
-/// Resets a device whose turn lasts, as another vCPU does, and returns when that waits for the turn's end
+/// Resets a device during its turn, as another vCPU does. Returns when the reset waits for the turn's end
 /// with the transport's lock.
 fn begin_reset(transport: &Arc<Mutex<Transport>>) -> thread::JoinHandle<()> {
     let resetting = Arc::clone(transport);
@@ -176,7 +176,7 @@ fn device_thread_that_panics_asks_for_a_reset_at_once() {
     driver.wait_broken();
     assert_eq!(driver.get(0x60), 2, "the driver is interrupted for it");
     assert!(driver.transport.interrupt_line().read().is_ok());
-    // Over a pause and a snapshot too.
+    // After a pause and a snapshot, too.
     driver.move_to(Rng);
     assert!(driver.needs_reset());
     driver.set_up(!0);
@@ -220,7 +220,7 @@ fn device_that_panicked_takes_no_other_turn_of_its_round() {
     assert_eq!(turns.load(Ordering::Relaxed), 1);
 }
 
-/// A device that panics at each of its descriptors, which are ready at once.
+/// A device that panics for each of its descriptors, which are ready at once.
 #[derive(Debug)]
 struct PanicsAtEach {
     ready: [OwnedFd; 2],
@@ -268,7 +268,7 @@ impl Persist for PanicsAtEach {
     }
 }
 
-/// At a pause, with a thread and without one.
+/// At a pause, with and without a thread.
 #[test]
 fn device_that_panics_at_its_end_asks_for_a_reset() {
     for has_thread in [true, false] {
@@ -296,7 +296,7 @@ enum Panic {
     AtItsEnd,
 }
 
-/// A device that is a bug.
+/// A device with a bug.
 #[derive(Debug)]
 struct PanickingDevice {
     when: Panic,
@@ -355,7 +355,7 @@ fn device_that_cannot_begin_keeps_its_queues() {
     driver.ask(0, &[Part::In(8)]);
     driver.transport.halt();
     driver.send(0, &[Part::In(8)]);
-    // A file cannot be waited for with epoll.
+    // epoll refuses a regular file.
     let notify = std::mem::replace(&mut driver.transport.notify, no_eventfd());
     assert!(driver.transport.go_on().is_err());
     assert!(driver.transport.stand_by().is_err());
@@ -405,6 +405,7 @@ fn guest_that_breaks_its_device_in_a_loop_floods_no_log() {
 fn no_eventfd() -> Arc<EventFd> {
     use std::os::fd::{FromRawFd, IntoRawFd};
     let file = std::fs::File::open("/proc/self/exe").unwrap();
-    // SAFETY: the descriptor is open and nobody else's; nothing but epoll_ctl(2), which refuses it, is asked of it.
+    // SAFETY: the descriptor is open and has no other owner. Its only use is an epoll_ctl(2), which refuses
+    // it.
     Arc::new(unsafe { EventFd::from_raw_fd(file.into_raw_fd()) })
 }

@@ -1,6 +1,6 @@
-//! A descriptor chain, checked: the bytes of guest memory that a driver gives a device to read, and those it gives to write
-//! (virtio 1.2, section 2.7.4). Everything in a chain comes from the guest and may be wrong; once a [`Chain`] exists, all of
-//! it lies in guest memory.
+//! A checked descriptor chain: guest memory for a device to read, and memory for it to write (virtio 1.2,
+//! section 2.7.4). A driver may put anything into a chain. All memory of an existing [`Chain`] lies in guest
+//! memory.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -15,34 +15,34 @@ use crate::memory::own_writes::{GuestMemory, Slice, presence};
 /// A chain.
 #[derive(Debug)]
 pub struct Chain<'m> {
-    /// Its first descriptor, by which the driver knows it when it is given back.
+    /// The first descriptor, by which the driver recognises a returned chain.
     pub head: u16,
-    /// What the device may read.
+    /// Memory that the device may read.
     pub readable: Buffers<'m>,
-    /// What the device may write.
+    /// Memory that the device may write.
     pub writable: Buffers<'m>,
 }
 
-/// A stretch of bytes, in as many pieces as the driver likes. Reading and writing take from its front.
+/// A sequence of bytes in any number of pieces. Reads and writes take bytes from its front.
 #[derive(Debug, Default)]
 pub struct Buffers<'m> {
     pieces: PieceQueue<'m>,
     len: usize,
 }
 
-/// Pieces, in order. Most stretches are one piece, which needs no memory of its own.
+/// Pieces in order. Most sequences are one piece, which needs no allocation.
 #[derive(Debug, Default)]
 struct PieceQueue<'m> {
     first: Option<Slice<'m>>,
-    /// Where there is no first there may be others all the same.
+    /// May hold pieces even if `first` is empty.
     rest: VecDeque<Slice<'m>>,
 }
 
-/// The position of the next descriptor of a chain. Each descriptor is read once: a guest may change it at any
-/// time, and the value that is checked must be the one that is used.
+/// Position of the next descriptor of a chain. Each descriptor is read once: the guest may change it at any
+/// time, and the checked value must be the used one.
 struct Position {
     table: GuestAddress,
-    /// Descriptors in the table.
+    /// Number of descriptors in the table.
     entries: u16,
     index: u16,
     is_indirect: bool,
@@ -51,7 +51,7 @@ struct Position {
 const ENDLESS: DeviceFailed = DeviceFailed("a chain of descriptors that does not end");
 
 impl Position {
-    /// Reads the descriptor there.
+    /// Reads the descriptor at this position.
     fn read(&self, memory: &GuestMemory) -> Result<Descriptor, DeviceFailed> {
         if self.index >= self.entries {
             return Err(ENDLESS);
@@ -61,7 +61,8 @@ impl Position {
         memory.read_obj(GuestAddress(at)).map_err(|_| ENDLESS)
     }
 
-    /// The start of the table that a descriptor names, which is there afterwards. A table names no other.
+    /// Start of the indirect table that a descriptor names. Makes the table present. An indirect table names
+    /// no other.
     fn of_table(&self, named: Descriptor, memory: &GuestMemory) -> Result<Self, DeviceFailed> {
         let len = named.len() as usize;
         let entries = u16::try_from(len / size_of::<Descriptor>()).map_err(|_| ENDLESS)?;
@@ -74,12 +75,13 @@ impl Position {
 }
 
 impl<'m> Chain<'m> {
-    /// Walks the descriptors of the chain at `head` in the table of a queue, following an indirect table. The
-    /// queue's own table is there.
+    /// Walks the descriptors of the chain at `head` in the table of a queue, and follows an indirect table.
+    /// The queue's own table is present.
     ///
     /// # Errors
-    /// [`DeviceFailed`] for a chain that loops, has no descriptor, one of no length, one outside memory, one to read after one to
-    /// write, more descriptors than the queue has entries (section 2.7.5.3.1), or more than 2^32 bytes.
+    /// [`DeviceFailed`] for a chain that loops, has no descriptors, more descriptors than the queue has
+    /// entries (section 2.7.5.3.1), or more than 2^32 bytes. The same for a descriptor of length zero,
+    /// outside memory, or readable after a writable one.
     pub(super) fn walk(
         table: GuestAddress,
         queue_size: u16,
@@ -96,7 +98,7 @@ impl<'m> Chain<'m> {
                 continue;
             }
             if count == queue_size {
-                // In the queue's own table it has come back to one of them.
+                // In the queue's own table, such a chain has returned to an earlier descriptor.
                 let longer = DeviceFailed("a chain of more descriptors than the queue has");
                 return Err(if position.is_indirect { longer } else { ENDLESS });
             }
@@ -127,13 +129,13 @@ impl<'m> Chain<'m> {
     }
 }
 
-/// The device stops, because the VM ends: that is told with the reason.
+/// The device stops because its VM ends. The VM's end gives the reason.
 pub(super) const UNAVAILABLE: DeviceFailed = DeviceFailed("guest memory that cannot be had");
 
-/// Has memory that is filled as it is touched there before a device touches it.
+/// Makes memory that page faults fill present before a device touches it.
 ///
 /// # Errors
-/// It cannot be had, and the VM ends.
+/// The memory is unavailable, and the VM ends.
 pub(super) fn has_page(memory: &GuestMemory, at: GuestAddress, len: u64) -> Result<(), DeviceFailed> {
     presence(memory).map_or(Ok(()), |presence| presence.ensure(at.0, len).map_err(|_| UNAVAILABLE))
 }
@@ -177,19 +179,19 @@ impl<'m> Buffers<'m> {
         Ok(())
     }
 
-    /// Bytes left.
+    /// Number of bytes left.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is left.
+    /// Whether no bytes are left.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Takes the first `count` bytes off, or as many as there are.
+    /// Removes and returns the first `count` bytes, or as many as are left.
     pub fn take(&mut self, count: usize) -> Self {
         let mut taken = Self::default();
         while taken.len < count {
@@ -206,7 +208,7 @@ impl<'m> Buffers<'m> {
         taken
     }
 
-    /// Copies to `bytes` from the front, as many as there are, and says how many.
+    /// Copies from the front to `bytes`. Returns the number of bytes copied.
     pub fn read(&mut self, bytes: &mut [u8]) -> usize {
         let mut done = 0;
         for piece in self.take(bytes.len()).pieces.iter() {
@@ -215,7 +217,7 @@ impl<'m> Buffers<'m> {
         done
     }
 
-    /// Copies from `bytes` to the front, as many as there is room for, and says how many.
+    /// Copies from `bytes` to the front. Returns the number of bytes copied.
     pub fn write(&mut self, bytes: &[u8]) -> usize {
         let mut done = 0;
         for piece in self.take(bytes.len()).pieces.iter() {
@@ -225,10 +227,10 @@ impl<'m> Buffers<'m> {
         done
     }
 
-    /// Takes a value off the front.
+    /// Takes a value from the front.
     ///
     /// # Errors
-    /// [`DeviceFailed`] when there are not enough bytes.
+    /// [`DeviceFailed`] if too few bytes are left.
     pub fn read_value<T: ByteValued + Default>(&mut self) -> Result<T, DeviceFailed> {
         let mut value = T::default();
         let wanted = value.as_slice().len();
@@ -239,7 +241,7 @@ impl<'m> Buffers<'m> {
         }
     }
 
-    /// Somebody else than this wrote to the first `count` bytes.
+    /// Records that other code wrote the first `count` bytes.
     pub fn written(&self, mut count: usize) {
         for piece in self.pieces.iter() {
             let here = count.min(piece.len());
@@ -248,8 +250,8 @@ impl<'m> Buffers<'m> {
         }
     }
 
-    /// The pieces for a vectored system call; if it writes to them, [`Buffers::written`] is to hear of it afterwards. They are guest memory: whoever has them has the guest's memory borrowed, and
-    /// bytes in them change at any time.
+    /// The pieces for a vectored system call. If the call writes to them, [`Buffers::written`] must follow.
+    /// The pieces borrow guest memory, whose bytes change at any time.
     #[must_use]
     pub fn iovecs(&self) -> Vec<libc::iovec> {
         let mut iovecs = Vec::with_capacity(self.pieces.len());
@@ -257,7 +259,7 @@ impl<'m> Buffers<'m> {
         iovecs
     }
 
-    /// Appends them to others, which may then be `most`: all of them or none. Says whether it did.
+    /// Appends all pieces to `iovecs`, unless it would then have more than `most`. Returns whether it did.
     pub fn add_to(&self, iovecs: &mut Vec<libc::iovec>, most: usize) -> bool {
         let iovec = |piece: &Slice<'_>| libc::iovec {
             iov_base: piece.ptr_guard_mut().as_ptr().cast(),

@@ -1,11 +1,12 @@
-//! A console beside the serial port (virtio 1.2, section 5.3): one port, at a unix socket on the host for one client at a time.
+//! A console besides the serial port (virtio 1.2, section 5.3): one port, at a unix socket of the host, for
+//! one client at a time.
 //!
 //! ```text
-//!  guest ──transmit──> backlog, the last 64 KiB ──> client, if there is one and it reads
-//!  guest <──receive── client, while the guest has buffers for what it sends
+//!  guest ──transmit──> backlog, the last 64 KiB ──> a client that reads
+//!  guest <──receive── client, while the guest has buffers
 //! ```
 //!
-//! Nobody at the socket holds the guest up: what is not read in time is dropped, the oldest first.
+//! The guest never waits for a client: output that is not read in time is dropped, the oldest first.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -29,15 +30,15 @@ use crate::persist::{NoState, Persist};
 
 const RECEIVE: usize = 0;
 const TRANSMIT: usize = 1;
-/// The most output that is kept.
+/// Maximum of kept output, in bytes.
 const BACKLOG: usize = 64 << 10;
-/// The most of one chain: a guest may make 4 GiB of output out of the same few bytes.
+/// Maximum taken from one chain: a guest may describe 4 GiB of output with the same few bytes.
 const CHAIN: usize = 1 << 20;
-/// The most that is copied at once.
+/// Maximum copied at once.
 const PIECE: usize = 4096;
-/// The most clients of one turn.
+/// Maximum of connections accepted in one turn.
 const CLIENTS: usize = 16;
-/// How long a listener rests that the host has no descriptor for.
+/// Pause of the listener after the host had no descriptor for a connection.
 const REST: Duration = Duration::from_secs(1);
 
 /// The device.
@@ -45,21 +46,22 @@ const REST: Duration = Duration::from_secs(1);
 pub struct Console {
     // Glue.
     listener: Listener,
-    /// An epoll of its own in the worker's: what it waits for changes while it works.
+    /// An epoll inside the worker's. Its set of events changes while the device works.
     ready: OwnedFd,
-    /// Until when nobody is let in.
+    /// Time until which no connection is accepted.
     rest: Option<Instant>,
     client: Option<ConsoleClient>,
     output: PendingOutput,
 }
 
-/// Whoever is at the console.
+/// The connected client.
 #[derive(Debug)]
 struct ConsoleClient {
     stream: UnixStream,
-    /// What it is waited for; nothing, and it is not in the epoll at all, where a hangup would wake the worker for ever.
+    /// Events that the device waits for. Without any, the client is not in the epoll, where a hangup would
+    /// wake the worker again and again.
     watched: EventFlags,
-    /// It sends no more, but may still read.
+    /// The client has shut down its sending side, and may still read.
     mute: bool,
 }
 
@@ -67,7 +69,7 @@ impl Console {
     /// Listens at the configured socket.
     ///
     /// # Errors
-    /// Somebody else does, or the host refused.
+    /// Another process listens there, or the host refuses.
     pub fn open(config: &ConsoleConfig) -> Result<Self> {
         let ConsoleConfig { socket } = config;
         let failed = |errno: Errno| Error::file("watch", socket, errno);
@@ -77,12 +79,12 @@ impl Console {
         Ok(Self { listener, ready, rest: None, client: None, output: PendingOutput::default() })
     }
 
-    /// Has something done when the guest has written a whole line.
+    /// Calls `act` when the guest has written a whole line.
     pub fn at_line(&mut self, act: impl FnOnce() + Send + 'static) {
         self.output.at_line.set(act);
     }
 
-    /// Lets in whoever connects, if nobody is there.
+    /// Accepts a connection, if there is no client.
     fn admit(&mut self) -> NextTurn {
         if let Some(until) = self.rest {
             if until > Instant::now() {
@@ -93,7 +95,7 @@ impl Console {
         }
         for _ in 0..CLIENTS {
             match self.listener.accept() {
-                // One too many is closed at once.
+                // A second client is closed at once.
                 Ok(Some(_)) if self.client.as_ref().is_some_and(|client| !client.is_gone()) => {}
                 Ok(Some(stream)) => {
                     self.client = Some(ConsoleClient { stream, watched: EventFlags::empty(), mute: false });
@@ -112,11 +114,12 @@ impl Console {
     }
 
     fn watch_listener(&self, what: EventFlags) {
-        // It was added when it was opened; changing it takes nothing that could be lacking.
+        // The listener was added when it was opened, and a change needs no resources.
         let _ = epoll::modify(&self.ready, &self.listener, EventData::new_u64(0), what);
     }
 
-    /// Brings what the client sends into the guest's buffers. Also says whether there are buffers that wait for it.
+    /// Moves the client's input into the guest's buffers. The second value says whether buffers wait for
+    /// input.
     fn receive(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<(NextTurn, bool), DeviceFailed> {
         let (memory, queue) = (io.ram.guest(), &mut io.queues[RECEIVE]);
         let (mut served, mut next, mut waiting) = (0, NextTurn::Wait, false);
@@ -162,7 +165,7 @@ impl Console {
         Ok((next, waiting))
     }
 
-    /// Waits for what there is use for: input while the guest has buffers, room while there is output.
+    /// Waits for input while the guest has buffers, and for room while there is output.
     fn watch_client(&mut self, input: bool) {
         let Some(client) = &mut self.client else { return };
         let mut wanted = EventFlags::empty();
@@ -184,7 +187,7 @@ impl Console {
 }
 
 impl ConsoleClient {
-    /// Whether there is nobody at the other end any more, although what was sent may still be there to be read.
+    /// Whether the client has closed its end. Its input may still be unread.
     fn is_gone(&self) -> bool {
         let mut end = [PollFd::new(&self.stream, PollFlags::empty())];
         let polled = poll(&mut end, Some(&Timespec::default()));
@@ -192,16 +195,16 @@ impl ConsoleClient {
     }
 }
 
-/// What the guest said that nobody has read.
+/// The guest's output that the client has not read.
 #[derive(Debug, Default)]
 struct PendingOutput {
     backlog: VecDeque<u8>,
-    /// What is done at the end of the next line.
+    /// Called at the end of the next line.
     at_line: AtLine,
 }
 
 impl PendingOutput {
-    /// Takes what a chain says, and sends it on as far as the client reads.
+    /// Takes the output of a chain, and sends as much as the client reads.
     fn take(&mut self, said: &mut Buffers<'_>, client: &mut Option<ConsoleClient>) {
         let beyond = said.len().saturating_sub(CHAIN);
         drop(said.take(beyond));

@@ -21,7 +21,7 @@ fn guest(config: &ConsoleConfig) -> Driver {
     Driver::new(Console::open(config).unwrap())
 }
 
-/// A client that does not wait for ever.
+/// A client with a time limit for reads.
 fn client(socket: &SocketPath) -> UnixStream {
     let stream = UnixStream::connect(socket.as_path()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -38,7 +38,7 @@ fn is_closed(client: &mut UnixStream) -> bool {
     matches!(client.read(&mut [0]), Ok(0))
 }
 
-/// Says something and waits until it comes out, so that the console has let this client in.
+/// Writes a line as the guest and waits until the client reads it: the console has accepted the client then.
 fn greet(driver: &mut Driver, client: &mut UnixStream) {
     driver.ask(TRANSMIT, &[Part::Out(b"login: ")]);
     hears(client, b"login: ");
@@ -121,7 +121,7 @@ fn a_second_client_is_sent_away() {
 fn a_client_that_goes_away_makes_room_for_the_next() {
     let config = config("leave");
     let mut driver = guest(&config);
-    // One leaves while the guest has no buffers, one while it has, and one with input that nobody read.
+    // Clients leave while the guest has no buffers, while it has some, and with unread input.
     for round in 0..3 {
         let mut leaving = client(&config.socket);
         greet(&mut driver, &mut leaving);
@@ -183,7 +183,7 @@ fn a_client_that_never_reads_does_not_hold_the_guest_up() {
         driver.ask(TRANSMIT, &[Part::Out(&[b'-'; 8000])]);
     }
     driver.ask(TRANSMIT, &[Part::Out(b"the end")]);
-    // It hears the beginning and the end, when it reads at last.
+    // When the client reads at last, it gets the beginning and the end.
     let mut heard = Vec::new();
     while !heard.ends_with(b"the end") {
         let mut bytes = [0; 8000];

@@ -1,10 +1,9 @@
-//! Who works on a device, from the driver's go-ahead to its stop.
+//! The thread of a device, from the driver's `DRIVER_OK` to the stop.
 //!
 //! ```text
-//!   the driver says go ahead ───────────────────────────> a thread of its own ──stop──> the queues, as they are
-//!   a VM goes on ──first turn──> on the bench: it is idle ──────^                          ^
-//!                                        │   something wakes it                            │
-//!                                        └───────────────────── stop ──────────────────────┘
+//!   DRIVER_OK ──────────────────────────────────────> a thread of its own ──stop──> the queues
+//!   VM resumes ──first turn──> idle slot ──an event─────────^                          ^
+//!                                  └─────────────────── stop ──────────────────────────┘
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,10 +27,10 @@ use crate::memory::ram::GuestRam;
 use crate::sync::lock;
 use crate::threads;
 
-/// The most events of one look.
+/// The most events taken at once.
 const EVENTS: usize = 64;
 
-/// What a worker works with.
+/// Shared parts of a device for its thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     /// The device's name in the configuration.
@@ -41,12 +40,12 @@ pub(crate) struct Task {
     pub view: Arc<View>,
     /// The driver's notifications.
     pub notify: Arc<EventFd>,
-    /// The features that the driver took.
+    /// The features that the driver accepted.
     pub features: u64,
     pub log: Arc<LogLimit>,
 }
 
-/// A worker. Dropped, it is stopped.
+/// A started device. Dropping it stops the device.
 #[derive(Debug)]
 pub(crate) struct Worker {
     stop: EventFd,
@@ -54,17 +53,17 @@ pub(crate) struct Worker {
     thread: Option<JoinHandle<Option<Vec<VirtQueue>>>>,
 }
 
-/// Where the work lies while no thread has it: somebody else is to notice when the device wakes.
+/// The loop of a device without a thread. Another thread watches for the device's events.
 pub(crate) type IdleSlot = Mutex<Option<Box<DeviceLoop>>>;
 
-/// A worker that could not begin: why, and the queues that it was given.
+/// The reason why a worker did not start, and its queues.
 pub(crate) type NotStarted = (Error, Vec<VirtQueue>);
 
 impl Worker {
-    /// Begins to work on `queues`, on a thread.
+    /// Starts a device on a thread.
     ///
     /// # Errors
-    /// The host has no thread or descriptor left. The queues come back.
+    /// The host has no thread or descriptor left. Returns the queues.
     pub(crate) fn start(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotStarted> {
         let mut worker = Self::prepare(task, queues)?;
         #[cfg(feature = "fuzzing")]
@@ -78,10 +77,10 @@ impl Worker {
         }
     }
 
-    /// Takes `queues` and waits for [`Worker::first_turn`] and [`Worker::settle`].
+    /// Makes an idle worker of `queues`. [`Worker::first_turn`] and [`Worker::settle`] follow.
     ///
     /// # Errors
-    /// The host has no descriptor left. The queues come back.
+    /// The host has no descriptor left. Returns the queues.
     pub(crate) fn prepare(task: Task, queues: Vec<VirtQueue>) -> std::result::Result<Self, NotStarted> {
         let descriptors = || -> std::io::Result<_> {
             let stop = EventFd::new(EFD_NONBLOCK)?;
@@ -98,13 +97,13 @@ impl Worker {
         Ok(Self { stop, idle_slot: Arc::new(Mutex::new(Some(Box::new(shift)))), thread: None })
     }
 
-    /// The device's first turn, for the caller to take without any lock.
+    /// The device's first turn. The caller takes it without holding a lock.
     pub(crate) fn first_turn(&self) -> FirstTurn {
         FirstTurn(Arc::clone(&self.idle_slot))
     }
 
-    /// Gives the device a thread if the first turn left something to do. Returns what to watch for an idle device, which nobody
-    /// has to watch when it is broken.
+    /// Starts a thread if the first turn left work. Otherwise returns the descriptors that wake the idle
+    /// device, or nothing for a failed device.
     ///
     /// # Errors
     /// The host has no thread or descriptor left.
@@ -122,10 +121,10 @@ impl Worker {
         self.start_thread().map(|()| None)
     }
 
-    /// Gives it a thread, if it has none.
+    /// Starts the device's thread, unless it has one.
     ///
     /// # Errors
-    /// The host has no thread or descriptor left. The work stays where it is.
+    /// The host has no thread or descriptor left. The device stays idle.
     pub(crate) fn start_thread(&mut self) -> Result<()> {
         let name = match &*lock(&self.idle_slot) {
             Some(shift) if self.thread.is_none() => Arc::clone(&shift.task.name),
@@ -138,13 +137,13 @@ impl Worker {
         Ok(())
     }
 
-    /// Where the work is while no thread has it.
+    /// The place of the loop while no thread runs it.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn idle_slot(&self) -> &Arc<IdleSlot> {
         &self.idle_slot
     }
 
-    /// Brings what is under way to an end and gives the queues back. None when the worker itself panicked.
+    /// Completes work in flight and returns the queues, or `None` if the thread itself panicked.
     pub(crate) fn stop(mut self) -> Option<Vec<VirtQueue>> {
         self.end()
     }
@@ -165,13 +164,14 @@ impl Drop for Worker {
     }
 }
 
-/// The first turn of a device that has no thread. It may last as long as I/O of the host does, so it is not taken under the
-/// transport's lock.
+/// The first turn of a device without a thread. It may wait for I/O of the host, so the transport's lock must
+/// not be held.
 #[derive(Debug)]
 pub(crate) struct FirstTurn(Arc<IdleSlot>);
 
 impl FirstTurn {
-    /// Takes the turn on this thread, unless the device was stopped or has a thread by now. Who stops it waits for the turn's end.
+    /// Takes the turn on this thread, unless the device was stopped or has a thread. A stop waits for the end
+    /// of the turn.
     pub(crate) fn take(self) {
         if let Some(shift) = &mut *lock(&self.0)
             && !shift.begun
@@ -182,7 +182,7 @@ impl FirstTurn {
 }
 
 impl Task {
-    /// Lets the device act. After an error or a panic of it, neither of which goes further, the device wants to be reset.
+    /// Calls the device. An error or a panic ends here: the device then asks its driver for a reset.
     fn on_device<T>(
         &self,
         queues: &mut [VirtQueue],
@@ -200,7 +200,7 @@ impl Task {
                     "{name}: the device panicked, a bug of volt-vmm; it stops until its driver resets it"
                 ),
             );
-            // Nothing that it had under way may touch guest memory later.
+            // Work in flight must not touch guest memory later.
             let _ = catch_unwind(AssertUnwindSafe(|| device.reset()));
             return None;
         };
@@ -217,7 +217,7 @@ impl Task {
     }
 }
 
-/// A device at work: it is woken, works, and waits again, a round at a time.
+/// The loop of a device: wait, work, repeat.
 #[derive(Debug)]
 pub(crate) struct DeviceLoop {
     task: Task,
@@ -228,7 +228,7 @@ pub(crate) struct DeviceLoop {
 }
 
 impl DeviceLoop {
-    /// The first turn, at which it looks at all queues: what was notified before needs no other.
+    /// The first turn. The device looks at all queues, so earlier notifications need no turn of their own.
     fn begin(&mut self) {
         self.begun = true;
         let _ = self.task.notify.read(); // fails when there was nothing, which is fine
@@ -236,7 +236,7 @@ impl DeviceLoop {
         self.next = self.turn(None);
     }
 
-    /// Lets the device begin, or work.
+    /// Starts the device, or lets it work.
     fn turn(&mut self, cause: Option<WakeReason>) -> NextTurn {
         if self.task.view.interrupt.is_reset_needed() {
             return NextTurn::Wait;
@@ -249,13 +249,13 @@ impl DeviceLoop {
         next.unwrap_or(NextTurn::Wait)
     }
 
-    /// Waits for something to do, and does it. False when it was told to stop.
+    /// Waits for events and handles them. Returns false after a stop event.
     fn round(&mut self, events: &mut Vec<Event>) -> bool {
         self.watch.wait(events, self.next);
         self.answer(events)
     }
 
-    /// Does what the events ask for, and what is due.
+    /// Handles events, and takes a turn that is due. Returns false after a stop event.
     fn answer(&mut self, events: &[Event]) -> bool {
         if events.iter().any(|event| event.data.u64() == STOP) {
             return false;
@@ -276,7 +276,7 @@ impl DeviceLoop {
         true
     }
 
-    /// Nothing of the device touches the queues afterwards.
+    /// Stops the device. Afterwards it does not touch the queues.
     fn end(mut self) -> Vec<VirtQueue> {
         if self.begun && !self.task.view.interrupt.is_reset_needed() {
             self.task.on_device(&mut self.queues, |device, io| device.end(io));
@@ -285,14 +285,14 @@ impl DeviceLoop {
     }
 }
 
-/// For fuzzing, which has no threads but its own.
+/// Access for fuzzing, which drives all devices on one thread.
 #[cfg(feature = "fuzzing")]
 impl DeviceLoop {
     pub(crate) fn queues(&self) -> &[VirtQueue] {
         &self.queues
     }
 
-    /// A round without waiting. False when there was nothing to do.
+    /// Takes a round without waiting. Returns false if there was nothing to do.
     pub(crate) fn try_round(&mut self) -> bool {
         if self.task.view.interrupt.is_reset_needed() {
             return false;
@@ -323,7 +323,8 @@ fn work(idle_slot: &IdleSlot, stop: &EventFd) -> Option<Vec<VirtQueue>> {
     Some(shift.end())
 }
 
-/// A device that has given up takes nothing from what it watches, which would wake it for ever.
+/// Waits for the stop event. A failed device does not read its other descriptors, which would wake it again
+/// and again.
 fn await_stop(stop: &EventFd) {
     let stop = borrowed(stop);
     while poll(&mut [PollFd::new(&stop, PollFlags::IN)], None).is_err() {} // interrupted

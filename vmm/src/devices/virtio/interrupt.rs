@@ -1,4 +1,4 @@
-//! A device's interrupt: the two bits that say why, and the line.
+//! A device's interrupt: two status bits for the reason, and the line.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -10,19 +10,19 @@ use crate::devices::lines::InterruptLine;
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
-/// A queue has something for the driver (virtio 1.2, section 4.2.2, `InterruptStatus`).
+/// A queue has returned chains (virtio 1.2, section 4.2.2, `InterruptStatus`).
 const QUEUE: u32 = 1;
-/// The configuration changed, or the device wants to be reset.
+/// The configuration changed, or the device needs a reset.
 const CONFIG: u32 = 2;
 
-/// A device's interrupt. Any thread raises it.
+/// A device's interrupt. Any thread may raise it.
 #[derive(Debug)]
 pub struct Interrupt {
     // Glue.
-    /// An irqfd, for when the pin cannot be reached otherwise.
+    /// An irqfd, for when the pin cannot be reached directly.
     line: EventFd,
-    /// KVM hands an irqfd of an IOAPIC's pin to a kernel thread. To go to the pin itself saves two switches from thread to
-    /// thread. One at a time: an edge that begins before another has ended is none.
+    /// KVM passes an irqfd of an IOAPIC pin to a kernel thread. Raising the pin directly saves two switches
+    /// between threads. The lock keeps edges apart: an edge that begins before another has ended is lost.
     pin: OnceLock<Mutex<InterruptLine>>,
     // Volatile.
     status: AtomicU32,
@@ -30,7 +30,7 @@ pub struct Interrupt {
     needs_reset: AtomicBool,
 }
 
-/// What of it the driver can see.
+/// The part of an interrupt that the driver can see.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InterruptState {
@@ -51,7 +51,7 @@ impl Interrupt {
         })
     }
 
-    /// Sets the pin, once. The irqfd leads there too.
+    /// Sets the pin, once. The irqfd leads to the same pin.
     pub(super) fn connect(&self, pin: InterruptLine) {
         let is_first = self.pin.set(Mutex::new(pin)).is_ok();
         debug_assert!(is_first, "a device has one pin");
@@ -62,24 +62,24 @@ impl Interrupt {
         &self.line
     }
 
-    /// A queue has something for the driver.
+    /// Interrupts for returned chains.
     pub fn queue(&self) {
         self.status.fetch_or(QUEUE, Ordering::AcqRel);
         self.signal();
     }
 
-    /// The driver must see that the configuration space is another than before.
+    /// Advances the generation, by which the driver notices that the configuration space has changed.
     pub(super) fn next_generation(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The configuration space changed, or the device wants to be reset.
+    /// Interrupts because the configuration space changed or the device needs a reset.
     pub(super) fn config(&self) {
         self.status.fetch_or(CONFIG, Ordering::AcqRel);
         self.signal();
     }
 
-    /// The device can go on no more.
+    /// Marks the device as failed until its driver resets it.
     pub(super) fn needs_reset(&self) {
         self.needs_reset.store(true, Ordering::Release);
         self.config();
@@ -97,19 +97,19 @@ impl Interrupt {
         self.status.load(Ordering::Acquire)
     }
 
-    /// The driver has taken note of these bits.
+    /// Clears the reasons that the driver acknowledges.
     pub(super) fn acknowledge(&self, bits: u32) {
         self.status.fetch_and(!bits, Ordering::AcqRel);
     }
 
-    /// Interrupts once more if there is a reason: one may have been on its way when the VM was saved.
+    /// Interrupts again if there is a reason: an interrupt may have been on its way when the VM was saved.
     pub(super) fn repeat(&self) {
         if self.status() != 0 {
             self.signal();
         }
     }
 
-    /// As new, but for the generation, which a driver must never see go back.
+    /// Resets all but the generation, which must never go back.
     pub(super) fn reset(&self) {
         self.status.store(0, Ordering::Release);
         self.needs_reset.store(false, Ordering::Release);
@@ -118,13 +118,13 @@ impl Interrupt {
     fn signal(&self) {
         let raised = self.pin.get().is_some_and(|pin| lock(pin).pulse().is_ok());
         if !raised {
-            // Fails only when 2^64 - 2 signals are waiting to be read, and then one more changes nothing.
+            // A write fails only if 2^64 - 2 signals are unread. One more then changes nothing.
             let _ = self.line.write(1);
         }
     }
 }
 
-/// As [`crate::persist::Persist`], but in place: the transport, the worker and the bus share it.
+/// As [`crate::persist::Persist`], but in place, because transport, worker and bus share it.
 impl Interrupt {
     pub(super) fn save(&self) -> InterruptState {
         let Self { line: _, pin: _, status, generation, needs_reset } = self;

@@ -1,4 +1,4 @@
-//! How fast a device may be used: a token bucket for bytes and one for operations, as Firecracker's.
+//! A rate limit: a token bucket for bytes and one for operations, as in Firecracker.
 //!
 //! ```text
 //!            one_time_burst ──> burst ─┐ first          size tokens in refill_time
@@ -7,18 +7,19 @@
 //!                                ^────────────────────── refill
 //! ```
 //!
-//! A request that is larger than a whole bucket would wait for ever: it is admitted when the bucket is full and takes the level
-//! below zero, a debt that is paid before the next. Nothing is rounded: the part of a token that has come so far is kept.
+//! A request larger than a whole bucket is admitted when the bucket is full. It takes the level below zero, a
+//! debt that is paid before the next request. Without this rule it would never be admitted. Nothing is
+//! rounded: a fraction of a token is kept.
 
 use std::time::{Duration, Instant};
 
 use crate::config::devices::{Bucket, RateLimit};
 
-/// Times beyond this, 146 years, are not told apart. It keeps every product below within 128 bits.
+/// Longest wait, 146 years. It keeps every product below within 128 bits.
 const FOR_EVER: u64 = 1 << 62;
 const NANOS_PER_MILLI: u128 = 1_000_000;
 
-/// Both buckets of one user.
+/// The two buckets of one direction of a device.
 #[derive(Debug)]
 pub struct RateLimiter {
     bytes: Option<Tokens>,
@@ -26,7 +27,7 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// A limiter whose buckets are full.
+    /// Makes a limiter whose buckets are full.
     #[must_use]
     pub fn new(limit: &RateLimit) -> Self {
         let RateLimit { bandwidth, ops } = limit;
@@ -39,20 +40,20 @@ impl RateLimiter {
         self.bytes.is_none() && self.ops.is_none()
     }
 
-    /// Counts one operation of so many bytes.
+    /// Counts one operation of `bytes` bytes.
     ///
     /// # Errors
-    /// Not now, and nothing is counted: when to ask again.
+    /// The operation is over the limit. Nothing is counted. Returns the time to ask again.
     pub fn admit(&mut self, now: Instant, bytes: u64) -> Result<(), Instant> {
         self.check(now, bytes)?;
         self.spend(bytes);
         Ok(())
     }
 
-    /// Whether one operation of so many bytes would be admitted. Nothing is counted.
+    /// Checks whether one operation of `bytes` bytes would be admitted. Counts nothing.
     ///
     /// # Errors
-    /// Not now: when to ask again.
+    /// The operation is over the limit. Returns the time to ask again.
     pub fn check(&mut self, now: Instant, bytes: u64) -> Result<(), Instant> {
         let mut wait = 0;
         for (bucket, count) in [(self.bytes.as_mut(), bytes), (self.ops.as_mut(), 1)] {
@@ -64,7 +65,7 @@ impl RateLimiter {
         if wait > 0 { Err(now + Duration::from_nanos(wait)) } else { Ok(()) }
     }
 
-    /// Counts one operation of so many bytes, which may be more than there are: those who come later wait for it.
+    /// Counts one operation of `bytes` bytes, even over the limit: later operations wait for the debt.
     pub fn spend(&mut self, bytes: u64) {
         for (bucket, count) in [(self.bytes.as_mut(), bytes), (self.ops.as_mut(), 1)] {
             if let Some(bucket) = bucket {
@@ -73,7 +74,7 @@ impl RateLimiter {
         }
     }
 
-    /// Another limit from now on. A bucket that it changes is new and full; one that stays goes on as it is.
+    /// Sets another limit. A changed bucket starts full; an unchanged one continues.
     pub fn change(&mut self, limit: &RateLimit) {
         let Self { bytes, ops } = Self::new(limit);
         for (old, new) in [(&mut self.bytes, bytes), (&mut self.ops, ops)] {
@@ -88,18 +89,18 @@ impl RateLimiter {
 #[derive(Debug)]
 struct Tokens {
     bucket: Bucket,
-    /// What is left of the one-time burst.
+    /// Tokens left of the one-time burst.
     burst: u64,
-    /// At most the bucket's size; below zero it is a debt.
+    /// Tokens, at most the bucket's size. A level below zero is a debt.
     level: i128,
-    /// What has come of the next token, in tokens times nanoseconds of the refill time.
+    /// Fraction of the next token, in tokens times nanoseconds of the refill time.
     part: u128,
-    /// Until when the level is counted; none before the first request, when the bucket is full anyway.
+    /// Time of the last refill; `None` before the first request, when the bucket is full.
     counted: Option<Instant>,
 }
 
 impl Tokens {
-    /// None when the bucket limits nothing.
+    /// Makes a full bucket, or `None` for one without a limit.
     fn new(bucket: Bucket) -> Option<Self> {
         let Bucket { size, refill_time, one_time_burst } = bucket;
         (size > 0 && refill_time > 0).then(|| Self {
@@ -132,11 +133,11 @@ impl Tokens {
         }
     }
 
-    /// How long it takes until so many tokens may be taken, in nanoseconds.
+    /// Nanoseconds until `count` tokens may be taken.
     fn nanos_until(&self, count: u64) -> u64 {
         let of_level = count.saturating_sub(self.burst);
         let wanted = i128::from(of_level).min(self.size());
-        // What the burst pays for alone waits for no debt, and neither does what costs nothing.
+        // A request that the burst covers, or that costs nothing, does not wait for a debt.
         if of_level == 0 || wanted <= self.level {
             return 0;
         }

@@ -1,11 +1,11 @@
-//! What a rate limiter promises, over any bucket and any schedule. Time here is what the test says it is.
+//! Rules of a rate limiter for any bucket and any schedule, with times that the test chooses.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
 
-/// A bucket of everyday numbers, or of any.
+/// A bucket of usual numbers, or of any.
 fn bucket() -> impl Strategy<Value = Bucket> {
     let everyday = (1..1u64 << 24, 1..2000u64, 0..1u64 << 21);
     let any = (edge(), edge(), prop_oneof![Just(0), edge()]);
@@ -16,13 +16,13 @@ fn bucket() -> impl Strategy<Value = Bucket> {
     })
 }
 
-/// A number from 1 on, as often as not near a power of two or the largest there is.
+/// A number from 1 on, half of them near a power of two or the maximum.
 fn edge() -> impl Strategy<Value = u64> {
     let beside = (0..64u32, 0..3u64).prop_map(|(shift, by)| (1 << shift) - 1 + by);
     prop_oneof![1..=u64::MAX, beside.prop_map(|number: u64| number.max(1)), Just(u64::MAX)]
 }
 
-/// How much is asked for, in parts of the bucket's size or in numbers, and how long after the last time.
+/// The size of a request, in parts of the bucket's size or in bytes, and the time since the last request.
 #[derive(Clone, Debug)]
 struct Request {
     parts: Option<u8>,
@@ -50,7 +50,7 @@ fn limiter(of: Bucket) -> RateLimiter {
     RateLimiter::new(&RateLimit { bandwidth: Some(of), ops: None })
 }
 
-/// What was admitted, and when.
+/// The admitted requests and their times.
 #[derive(Debug)]
 struct Ledger {
     of: Bucket,
@@ -58,13 +58,13 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// Tokens that come in a time.
+    /// Tokens that come in `time`.
     fn come(&self, time: Duration) -> u128 {
         time.as_nanos() * u128::from(self.of.size) / (u128::from(self.of.refill_time) * NANOS_PER_MILLI)
     }
 
-    /// So much is admitted, which is not too much whatever moment one counts from. What is larger than the bucket counts as
-    /// a whole bucket then, and in full for those who come later.
+    /// Records an admitted request, and checks the rate since each earlier one. A request larger than the
+    /// bucket counts as a whole bucket at its own time, and in full for later ones.
     fn enter(&mut self, now: Instant, count: u64) -> Result<(), TestCaseError> {
         let Bucket { size, one_time_burst, .. } = self.of;
         let mut sum = u128::from(count.min(size));
@@ -82,7 +82,7 @@ impl Ledger {
     }
 }
 
-/// A time that no test waits for.
+/// Longer than any test waits.
 const TOO_LONG: Duration = Duration::from_nanos(FOR_EVER / 128);
 
 proptest! {
@@ -102,7 +102,7 @@ proptest! {
         }
     }
 
-    /// Not a nanosecond later, and not one earlier.
+    /// Neither a nanosecond later nor one earlier.
     #[test]
     fn it_says_the_first_moment_at_which_it_admits(of in bucket(), requests in vec(request(), 1..50)) {
         let mut limiter = limiter(of);
@@ -139,7 +139,7 @@ proptest! {
         }
     }
 
-    /// Whatever is asked for, of whatever bucket, by a clock that jumps.
+    /// For any request and any bucket, with a clock that jumps.
     #[test]
     fn the_largest_numbers_do_no_harm(
         of in bucket(), ops in bucket(), requests in vec((edge(), any::<i64>(), any::<bool>()), 1..50)

@@ -1,5 +1,5 @@
-//! The token buckets at work, and their edges. Time here is what the test says it is; what holds over any schedule is in
-//! `limiter_properties.rs`.
+//! Token buckets at work, with times that the test chooses. `limiter_properties.rs` tests rules for any
+//! schedule.
 
 use super::*;
 
@@ -19,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn a_year_of_single_tokens_drifts_by_none() {
-    // Three in seven milliseconds: no moment at which a token is there is a whole nanosecond.
+    // Three in seven milliseconds: no token comes at a whole nanosecond.
     let mut limiter = ops(bucket(3, 7, 0));
     let start = Instant::now();
     let mut now = start;

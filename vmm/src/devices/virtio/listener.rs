@@ -1,5 +1,5 @@
-//! A unix socket on the host at which others connect to a device. Its file is there for as long as it listens: one that somebody
-//! left behind is replaced, one that somebody listens at is an error.
+//! A unix socket of the host where others connect to a device. Its file exists as long as it listens. A stale
+//! file is replaced; a file at which another process listens is an error.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -14,26 +14,26 @@ use crate::config::SocketPath;
 use crate::error::{Error, Result};
 use crate::sockets::turn;
 
-/// A listening socket. Dropped, it takes its file with it.
+/// A listening socket. Dropping it removes its file.
 #[derive(Debug)]
 pub struct Listener {
     socket: UnixListener,
     path: SocketPath,
-    /// Device and inode: by the end the file may be another's.
+    /// Device and inode of the file. Another process may have replaced the file by the time it is removed.
     file: (u64, u64),
 }
 
 impl Listener {
-    /// Where it listens.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &SocketPath {
         &self.path
     }
 
-    /// Listens at `path`. `act` is what an error says of it, such as `listen at`.
+    /// Listens at `path`. `act` is the act that an error names, such as `listen at`.
     ///
     /// # Errors
-    /// Somebody else does, or there is something that is not a socket, or the host refused.
+    /// Another process listens there, the file is not a socket, or the host refuses.
     pub fn open(act: &'static str, path: &SocketPath) -> Result<Self> {
         let failed = |source: io::Error| Error::file(act, path, source);
         let on_host = path.on_host();
@@ -51,10 +51,10 @@ impl Listener {
         Ok(Self { socket, path: path.clone(), file })
     }
 
-    /// Whoever connected first of those that wait, if there is one. Neither this nor the stream blocks.
+    /// Accepts the first waiting connection, if there is one. Neither this call nor the stream blocks.
     ///
     /// # Errors
-    /// The host has no descriptor left: the same connection waits on.
+    /// The host has no descriptor left: the connection keeps waiting.
     pub fn accept(&self) -> io::Result<Option<UnixStream>> {
         loop {
             match self.socket.accept() {
@@ -63,7 +63,7 @@ impl Listener {
                     return Ok(Some(stream));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
-                // Interrupted, or it went away before it was its turn.
+                // The call was interrupted, or the client went away before it was accepted.
                 Err(error)
                     if [io::ErrorKind::Interrupted, io::ErrorKind::ConnectionAborted]
                         .contains(&error.kind()) => {}
@@ -83,7 +83,7 @@ impl Drop for Listener {
     fn drop(&mut self) {
         let on_host = self.path.on_host();
         if identity(&on_host).is_ok_and(|file| file == self.file) {
-            // Where it cannot be removed it stays, and the next who listens there replaces it.
+            // A file that cannot be removed stays, and the next listener replaces it.
             let _ = std::fs::remove_file(on_host);
         }
     }
@@ -106,12 +106,11 @@ fn remove_if_stale(path: &SocketPath) -> io::Result<()> {
     }
 }
 
-/// Connects to whoever listens at `path`. Never waits, as std's does for a listener that is busy: that is an
-/// error here.
+/// Connects to the listener at `path`. Fails where std would wait for a busy listener.
 ///
 /// # Errors
-/// No process listens; or the file is no socket, or a link to another one. A snapshot that was unpacked from
-/// an archive may have brought a link to a socket that nobody gave its guest.
+/// No process listens; or the file is not a socket. A link to a socket is refused, too: an unpacked snapshot
+/// may contain a link to a socket that its guest was not given.
 pub(crate) fn connect_to_file(path: &SocketPath) -> io::Result<UnixStream> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path.on_host(), flags, Mode::empty())?;
@@ -122,7 +121,7 @@ pub(crate) fn connect_to_file(path: &SocketPath) -> io::Result<UnixStream> {
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file that was looked at, and not what may have its name by now.
+    // Connects to the checked file, and not to one that has taken its name.
     connect(&socket, &SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?)?;
     Ok(socket.into())
 }
@@ -160,7 +159,7 @@ mod tests {
         let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
         assert_eq!(error, format!("cannot listen at {}: another process listens there", path.display()));
         assert!(UnixStream::connect(&path).is_ok());
-        // Somebody puts something else in its place, which is not the listener's to remove.
+        // Another process puts a file in its place, which the listener must not remove.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "precious").unwrap();
         drop(listener);
@@ -170,8 +169,8 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// Each would find the other's bound and not listening, or remove what it has found stale and is
-    /// another's by now.
+    /// A second listener could find the first one's socket bound and not yet listening, or remove a file that
+    /// was stale and is now another's.
     #[test]
     fn of_two_at_once_over_a_stale_socket_one_listens_and_can_be_reached() {
         let place = std::env::temp_dir().join(format!("volt-listeners-{}", std::process::id()));

@@ -1,5 +1,5 @@
-//! Guest memory as it would be if nobody but a test's driver wrote to it. Where memory is different, the device wrote, and what the
-//! device writes must go through the gate in [`crate::memory::own_writes`]: otherwise a snapshot that is taken meanwhile lacks it.
+//! A copy of guest memory with a test driver's writes alone. A difference is a write of the device, and must
+//! have gone through the gate in [`crate::memory::own_writes`]: otherwise a snapshot would miss it.
 
 use std::sync::Mutex;
 
@@ -13,17 +13,17 @@ use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::sync::lock;
 
-/// The first region of memory, twice.
+/// The first region of memory and its copy.
 #[derive(Debug)]
 pub(crate) struct Mirror {
     ram: GuestRam,
-    /// The memory, without the gate.
+    /// The memory without the gate.
     unmarked: GuestMemoryMmap,
     expected: Mutex<Vec<u8>>,
 }
 
 impl Mirror {
-    /// Of memory as it is now. From here on the driver writes through this.
+    /// Copies memory. From now on the driver writes through the mirror.
     #[allow(unsafe_code)]
     pub(crate) fn new(ram: &GuestRam) -> Self {
         ram.watch_own_writes();
@@ -40,14 +40,14 @@ impl Mirror {
         mirror
     }
 
-    /// The driver writes.
+    /// Writes as the driver.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
         let mut expected = lock(&self.expected);
         self.unmarked.write_slice(bytes, GuestAddress(at)).unwrap();
         expected[at as usize..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Every page in which the device has written is marked. The device does not work.
+    /// Asserts that each page that the device wrote is marked. The device must be idle.
     pub(crate) fn check(&self) {
         let mut marked = PageSet::none(self.ram.len());
         self.ram.take_own_writes(&mut marked);
@@ -57,7 +57,7 @@ impl Mirror {
         });
     }
 
-    /// Pages that may not be zero.
+    /// Calls `act` with each page that may not be zero.
     fn each_page(&self, mut act: impl FnMut(usize, &[u8])) {
         let end = self.ram.regions()[0].len;
         let mut pages = private_pages(&self.ram).unwrap();

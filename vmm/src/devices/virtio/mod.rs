@@ -1,13 +1,14 @@
-//! Virtio devices (virtio 1.2): what all of them are, and what the transport does for each.
+//! Virtio devices (virtio 1.2): their common trait, and the transport's services for each.
 //!
 //! ```text
 //!   vCPU threads ──registers──> Transport ──start(queues)──> Worker, a thread: Device::work(queues)
 //!        │ notify (ioeventfd) ─────────────────────────────────┘    │
-//!        └<─────── interrupt (the pin itself, or irqfd) ────────────┘      stop() gives the queues back
+//!        └<─────── interrupt (the pin itself, or irqfd) ────────────┘      stop() returns the queues
 //! ```
 //!
-//! The transport owns status, negotiation and queue registers; a device's file holds request logic and nothing else. While
-//! a device works its worker has the queues; a VM that is paused has no workers, so pausing already is saving.
+//! The transport owns status, negotiation and queue registers. A device's file contains request logic alone.
+//! A running device's worker owns the queues. A paused VM has no workers, so pausing is all that saving
+//! needs.
 
 pub mod device_loop;
 
@@ -47,61 +48,64 @@ use watch::Watch;
 pub mod feature {
     /// Indirect descriptors.
     pub const INDIRECT_DESC: u64 = 1 << 28;
-    /// `used_event` and `avail_event`.
+    /// The fields `used_event` and `avail_event`.
     pub const EVENT_IDX: u64 = 1 << 29;
-    /// Not the legacy interface.
+    /// The interface of virtio 1, not the legacy one.
     pub const VERSION_1: u64 = 1 << 32;
-    /// What the transport does for every device.
+    /// Features that the transport provides for every device.
     pub const TRANSPORT: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1;
 }
 
-/// The driver broke a rule of the specification, or the device can go on no more. The device stops until it is reset.
+/// The driver broke a rule of the specification, or the device cannot continue. The device stops until its
+/// driver resets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceFailed(pub &'static str);
 
-/// What a device is.
+/// The type of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceKind {
-    /// Its number (virtio 1.2, section 5).
+    /// Device id (virtio 1.2, section 5).
     pub id: u32,
-    /// The most entries of each of its queues, powers of two.
+    /// Maximum size of each queue, a power of two.
     pub queues: &'static [u16],
 }
 
-/// Request logic. The state is what the driver can tell apart; what the device was made from is not state.
+/// Request logic of a device. Its saved state is all that the driver can observe; files and sockets come from
+/// the configuration.
 pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
-    /// What it is.
+    /// The type of the device.
     fn kind(&self) -> DeviceKind;
 
-    /// The feature bits it offers beside [`feature::TRANSPORT`].
+    /// The feature bits that the device offers besides [`feature::TRANSPORT`].
     fn features(&self) -> u64 {
         0
     }
 
-    /// Its configuration space.
+    /// The configuration space.
     fn config(&self) -> Vec<u8> {
         Vec::new()
     }
 
-    /// The driver writes to its configuration space.
+    /// Handles the driver's write to the configuration space.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
-    /// Begins to work, at first and after each pause. Says on `watch` what else to wake up for.
+    /// Starts the device, the first time and after each pause. Adds the descriptors that wake it to `watch`.
     ///
     /// # Errors
-    /// It cannot work.
+    /// The device cannot work.
     fn begin(&mut self, _io: &mut DeviceIo<'_>, _watch: &Watch) -> Result<(), DeviceFailed> {
         Ok(())
     }
 
-    /// Does what there is to do, for a while.
+    /// Works for one turn of limited length.
     ///
     /// # Errors
     /// The driver broke the rules.
     fn work(&mut self, cause: WakeReason, io: &mut DeviceIo<'_>) -> Result<NextTurn, DeviceFailed>;
 
-    /// Stops working: brings what is under way to an end, after which nothing touches guest memory or the queues.
+    /// Stops the device: completes requests in flight. Afterwards the device touches neither guest memory nor
+    /// queues.
     ///
     /// # Errors
     /// The driver broke the rules.
@@ -109,48 +113,49 @@ pub trait VirtioDevice: PersistBlob + Send + std::fmt::Debug {
         Ok(())
     }
 
-    /// Forgets all that the driver told it. It is not working.
+    /// Forgets the driver's settings. Called on a stopped device.
     fn reset(&mut self) {}
 }
 
-/// Why a device is woken.
+/// Reason to wake a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WakeReason {
-    /// The driver notified, time has come, or it has just begun: every queue is to be looked at.
+    /// The driver notified, the time of [`NextTurn::At`] has come, or the device has just started: all queues
+    /// need a look.
     Notified,
-    /// A descriptor that it watches is ready; the number is the one it gave.
+    /// A descriptor that the device watches is ready. The number is the descriptor's token.
     Ready(u64),
 }
 
-/// When to go on.
+/// Time of a device's next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextTurn {
-    /// When something happens.
+    /// After the next event.
     Wait,
-    /// At this time at the latest.
+    /// After the next event, or at this time.
     At(std::time::Instant),
-    /// At once: there is more to do than for one turn.
+    /// At once, because one turn was not enough.
     Again,
 }
 
-/// What a device works on.
+/// The things that a device works with during a turn.
 #[derive(Debug)]
 pub struct DeviceIo<'a> {
     /// Guest memory.
     pub ram: &'a GuestRam,
-    /// In the device's order.
+    /// Queues in the device's order.
     pub queues: &'a mut [VirtQueue],
-    /// How the guest hears of it.
+    /// The device's interrupt.
     pub interrupt: &'a Interrupt,
-    /// The features that the driver took.
+    /// The features that the driver accepted.
     pub features: u64,
-    /// The device sets this when its configuration space has changed: the driver is interrupted for it after the turn.
+    /// Set by the device when its configuration space has changed. The driver is interrupted after the turn.
     pub config_changed: bool,
 }
 
 impl DeviceIo<'_> {
-    /// Answers what a queue holds, for one turn of at most as many chains as it has entries, and interrupts. `answer` gives how
-    /// many bytes it wrote.
+    /// Answers the chains of a queue for one turn, at most as many as the queue has entries, and interrupts.
+    /// `answer` returns the number of bytes that it wrote.
     ///
     /// # Errors
     /// The driver broke the rules.
@@ -164,7 +169,7 @@ impl DeviceIo<'_> {
         Ok(next)
     }
 
-    /// The same without an interrupt: there is more to come before [`DeviceIo::interrupt_if_wanted`].
+    /// As [`DeviceIo::serve`], without the interrupt. [`DeviceIo::interrupt_if_wanted`] follows.
     ///
     /// # Errors
     /// The driver broke the rules.
@@ -184,7 +189,7 @@ impl DeviceIo<'_> {
         Ok(NextTurn::Again)
     }
 
-    /// Interrupts for the chains that one queue gave back, if the driver wants that.
+    /// Interrupts for the returned chains of one queue, if the driver wants an interrupt.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
@@ -195,7 +200,7 @@ impl DeviceIo<'_> {
         Ok(())
     }
 
-    /// One interrupt for all that the queues gave back, if the driver wants one.
+    /// Interrupts once for the returned chains of all queues, if the driver wants an interrupt.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].

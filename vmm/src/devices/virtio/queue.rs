@@ -1,4 +1,5 @@
-//! A split virtqueue (virtio 1.2, section 2.7): virtio-queue's, with the chains checked and the state in words.
+//! A split virtqueue (virtio 1.2, section 2.7): the virtio-queue crate's, with checked chains and saved
+//! state.
 
 use std::num::Wrapping;
 use std::sync::atomic::{Ordering, fence};
@@ -16,16 +17,17 @@ use crate::memory::own_writes::{GuestMemory, presence};
 #[derive(Debug)]
 pub struct VirtQueue {
     pub(super) ring: Queue,
-    /// Chains put since the driver was asked last whether it wants to hear of them.
+    /// Number of chains put since the last check whether the driver wants an interrupt.
     unannounced: u16,
 }
 
-/// A queue's place in guest memory, and how far device and driver have come.
+/// Addresses of a queue in guest memory, and the positions of device and driver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct QueueState(#[serde(with = "QueueFields")] State);
 
-/// virtio-queue's state as serde sees it, the one list of its fields: one that is added there does not compile here.
+/// Serde's view of virtio-queue's state. A field that the crate adds does not compile until it is listed
+/// here.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "State", deny_unknown_fields)]
 struct QueueFields {
@@ -41,7 +43,7 @@ struct QueueFields {
 }
 
 impl VirtQueue {
-    /// A queue that the driver has not set up. `max_size` is a power of two.
+    /// Makes a queue that the driver has not set up. `max_size` is a power of two.
     pub(super) fn new(max_size: u16) -> Self {
         Self { ring: Queue::new(max_size).expect("a power of two"), unannounced: 0 }
     }
@@ -50,28 +52,28 @@ impl VirtQueue {
         QueueState(self.ring.state())
     }
 
-    /// The queue that a state describes, if it is one of `max_size`.
+    /// Restores a queue, unless its maximum size is another or its positions are impossible.
     pub(super) fn restored(state: &QueueState, max_size: u16) -> Option<Self> {
         let ring = Queue::try_from(state.0).ok()?;
         let queue = Self { ring, unannounced: 0 };
         (queue.ring.max_size() == max_size && queue.under_way() <= queue.size()).then_some(queue)
     }
 
-    /// Entries, as many as the driver chose.
+    /// Number of entries that the driver chose.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.ring.size()
     }
 
-    /// Whether the driver has set it up, and all of it lies in memory.
+    /// Whether the driver has set it up, and all rings lie in memory.
     pub(super) fn is_usable(&self, memory: &GuestMemory) -> bool {
         self.ring.is_valid(memory)
     }
 
-    /// The next chain that the driver has made available.
+    /// Takes the next chain that the driver has made available.
     ///
     /// # Errors
-    /// [`DeviceFailed`] when the ring or the chain is not what the specification allows.
+    /// [`DeviceFailed`] if the ring or the chain breaks the specification.
     pub fn pop<'m>(&mut self, memory: &'m GuestMemory) -> Result<Option<Chain<'m>>, DeviceFailed> {
         if !self.ring.ready() {
             return Ok(None);
@@ -83,7 +85,8 @@ impl VirtQueue {
             self.ring.iter(memory).map_err(|_| DeviceFailed("an available index that jumped"))?;
         let Some(descriptors) = available.next() else { return Ok(None) };
         let head = descriptors.head_index();
-        // Each chain has a descriptor at least, which the driver may not use again before the chain comes back.
+        // Each chain takes a descriptor at least, and the driver may reuse it only after the chain has come
+        // back.
         if is_full {
             self.unpop();
             return Err(DeviceFailed("more chains at a time than the queue has entries"));
@@ -109,12 +112,12 @@ impl VirtQueue {
         }
     }
 
-    /// The number of chains that were taken and not put back.
+    /// Number of chains that were taken and not put back.
     pub(super) fn under_way(&self) -> u16 {
         self.ring.next_avail().wrapping_sub(self.ring.next_used())
     }
 
-    /// Has the rings there, where memory is filled as it is touched.
+    /// Makes the rings present in memory that page faults fill.
     fn has_rings(&self, memory: &GuestMemory) -> Result<(), DeviceFailed> {
         if presence(memory).is_none() {
             return Ok(());
@@ -135,10 +138,10 @@ impl VirtQueue {
         self.ring.go_to_previous_position();
     }
 
-    /// Gives a chain back, with the first `written` bytes of what was to be written in it written.
+    /// Returns a chain to the driver, with the first `written` bytes of its writable part written.
     ///
     /// # Errors
-    /// [`DeviceFailed`] when the used ring is not in memory any more, which a guest cannot bring about.
+    /// [`DeviceFailed`] if the used ring is not in memory, which a guest cannot cause.
     pub fn put(&mut self, memory: &GuestMemory, head: u16, written: usize) -> Result<(), DeviceFailed> {
         self.has_rings(memory)?;
         // A chain has at most 2^32 - 1 bytes (`Chain::walk`).
@@ -147,7 +150,7 @@ impl VirtQueue {
         self.ring.add_used(memory, head, written).map_err(|_| DeviceFailed("a used ring outside of memory"))
     }
 
-    /// Gives chains back that belong together, each as [`VirtQueue::put`] does: the driver sees all of them or none.
+    /// Returns several chains as [`VirtQueue::put`] does. The driver sees all of them or none.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
@@ -158,7 +161,7 @@ impl VirtQueue {
     ) -> Result<(), DeviceFailed> {
         let Some(((head, written), before)) = chains.split_last() else { return Ok(()) };
         self.has_rings(memory)?;
-        // The index, which says how far the ring counts, is only written with the last of them.
+        // The index publishes the elements before it, so it is written with the last element.
         let mut index = Wrapping(self.ring.next_used());
         for (head, written) in before {
             let written = u32::try_from(*written).unwrap_or(u32::MAX);
@@ -174,13 +177,13 @@ impl VirtQueue {
         self.put(memory, *head, *written)
     }
 
-    /// Chains put since the driver was asked last whether it wants to hear of them.
+    /// Number of chains put since the last check whether the driver wants an interrupt.
     #[must_use]
     pub fn unannounced(&self) -> u16 {
         self.unannounced
     }
 
-    /// Whether the driver wants an interrupt for what was put since it was asked last.
+    /// Returns whether the driver wants an interrupt for the chains put since the last call.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
@@ -190,7 +193,7 @@ impl VirtQueue {
             return Ok(false);
         }
         self.has_rings(memory)?;
-        // What was put must be visible before the driver's wish is read (virtio 1.2, section 2.7.10).
+        // The elements must be visible before the driver's setting is read (virtio 1.2, section 2.7.10).
         fence(Ordering::SeqCst);
         let load = |offset| {
             let at = GuestAddress(self.ring.avail_ring().wrapping_add(offset));
@@ -205,7 +208,7 @@ impl VirtQueue {
         Ok(u32::from(load(0)?) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
 
-    /// Asks the driver not to notify: its chains are being looked for.
+    /// Tells the driver not to notify, while the device polls the queue.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].
@@ -221,7 +224,8 @@ impl VirtQueue {
         }
     }
 
-    /// Asks the driver to notify again. True when it made something available meanwhile, for which it may not have.
+    /// Tells the driver to notify. Returns true if a chain became available meanwhile, perhaps without a
+    /// notification.
     ///
     /// # Errors
     /// As [`VirtQueue::put`].

@@ -1,5 +1,5 @@
-//! The arithmetic of queues, held against models that count without end: an index there is a wide number, of which guest
-//! memory sees the low 16 bits.
+//! Arithmetic of queues, compared with models whose indices never wrap. Guest memory holds the low 16 bits of
+//! an index.
 
 use std::collections::VecDeque;
 
@@ -8,14 +8,14 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Guest memory of the largest queue there can be, and its rings in it.
+/// Guest memory for the largest queue, and the addresses of its rings.
 const MEMORY: u64 = 1 << 20;
 const TABLE: u64 = 0;
 const AVAILABLE: u64 = 0x8_0000;
 const USED: u64 = 0xa_0000;
 const BUFFER: u64 = 0xf_0000;
 
-/// A queue and its driver, who has offered `offered` chains since time began and lets the device have so many of them.
+/// A queue and its driver, which has offered `offered` chains in all.
 struct Pair {
     memory: GuestMemory,
     queue: VirtQueue,
@@ -24,7 +24,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// At work since `start` chains, all of which have come back.
+    /// A queue after `start` chains, all of which have come back.
     fn new(size: u16, start: u64, event_idx: bool) -> Self {
         let memory = GuestMemory::from_ranges(&[(GuestAddress(0), MEMORY as usize)]).unwrap();
         let mut queue = VirtQueue::new(size);
@@ -43,7 +43,7 @@ impl Pair {
         number % u64::from(self.size)
     }
 
-    /// Makes a chain available whose head says which one it is, as far as heads can.
+    /// Makes a chain available. Its head is its number, as far as heads reach.
     fn offer(&mut self) {
         let head = self.slot(self.offered) as u16 ^ (self.size - 1);
         self.describe(head, BUFFER, 1);
@@ -73,7 +73,7 @@ impl Pair {
         self.queue.pop(&self.memory).unwrap().map(|chain| chain.head)
     }
 
-    /// Gives `count` chains back, one by one or together.
+    /// Puts `count` chains back, one by one or together.
     fn put(&mut self, count: u16, together: bool) {
         let chains: Vec<_> = (0..count).map(|number| (number % self.size, 1)).collect();
         if together {
@@ -83,14 +83,14 @@ impl Pair {
         }
     }
 
-    /// The queue goes away, and one that is made from its saved state goes on.
+    /// Replaces the queue by one restored from its saved state.
     fn reload(&mut self) {
         let text = serde_json::to_string(&self.queue.save()).unwrap();
         self.queue = VirtQueue::restored(&serde_json::from_str(&text).unwrap(), self.size).unwrap();
     }
 }
 
-/// Writes the rings' addresses as drivers do, a half at a time.
+/// Writes the rings' addresses as drivers do, one half at a time.
 pub(super) fn place(queue: &mut VirtQueue, [table, available, used]: [u64; 3]) {
     let ring = &mut queue.ring;
     let (low, high) = (|at: u64| Some(at as u32), |at: u64| Some((at >> 32) as u32));
@@ -107,12 +107,12 @@ fn size() -> impl Strategy<Value = u16> {
     (0..16u32).prop_map(|shift| 1 << shift)
 }
 
-/// Chains since time began: indices that wrap at once, or soon.
+/// Numbers of chains before the test: indices that wrap at once, or soon.
 fn start() -> impl Strategy<Value = u64> {
     prop_oneof![any::<u16>().prop_map(u64::from), 0xffe0..=0x1_0000u64]
 }
 
-/// A number that has come near a border, or any.
+/// A number near one of `borders`, or any number.
 fn near(borders: &'static [u64]) -> impl Strategy<Value = u64> {
     let beside = (prop::sample::select(borders), -0x40..0x40i64, 0..=16u32)
         .prop_map(|(border, by, shift)| border.wrapping_add_signed(by << shift));
@@ -142,7 +142,7 @@ fn step() -> impl Strategy<Value = QueueStep> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Wherever indices wrap, whatever the size, and whenever the queue is saved and restored.
+    /// For any size and start, and for saves at any time.
     #[test]
     fn chains_come_and_go_in_the_order_in_which_they_were_offered(
         size in size(), start in start(), event_idx: bool, steps in vec(step(), 1..30)
@@ -203,8 +203,8 @@ proptest! {
         }
     }
 
-    /// `vring_need_event` (virtio 1.2, section 2.7.10): an interrupt, if the entry that the driver named is among those that
-    /// were put since the last look.
+    /// `vring_need_event` (virtio 1.2, section 2.7.10): interrupts if the driver's entry is among those put
+    /// since the last check.
     #[test]
     fn the_driver_hears_of_the_chain_that_it_named(
         size in size(), start in start(), batches in vec((0..600u16, any::<bool>(), -3..600i32), 1..5)
@@ -235,7 +235,8 @@ proptest! {
         prop_assert_eq!(pair.read(USED), 0);
     }
 
-    /// The device asks to hear of the first chain that it has not seen, and hears at once of one that is there already.
+    /// The device asks for a notification of the first chain that it has not taken, and learns at once of one
+    /// that is available.
     #[test]
     fn the_device_names_the_next_chain(size in size(), start in start(), offered in 0..600u16, popped: u16) {
         let mut pair = Pair::new(size, start, true);
@@ -257,7 +258,7 @@ proptest! {
         available in near(&[0, MEMORY, 2 * MEMORY, 3 * MEMORY, 1 << 32]),
         used in near(&[0, MEMORY, 2 * MEMORY, 3 * MEMORY, 1 << 32]),
     ) {
-        // Two stretches with a hole between them.
+        // Two regions with a hole between them.
         let ranges = [(GuestAddress(0), MEMORY as usize), (GuestAddress(2 * MEMORY), MEMORY as usize)];
         let memory = GuestMemory::from_ranges(&ranges).unwrap();
         let [table, available, used] = [table & !15, available & !1, used & !3];

@@ -1,4 +1,4 @@
-//! Queues in memory that is filled as it is touched, whose driver changes a chain while the device reads it.
+//! Queues in memory that page faults fill, whose driver changes a chain while the device reads it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,14 +17,14 @@ use crate::memory::ram::GuestRam;
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
 const RINGS: [u64; 3] = [0, 0x8000, 0xa000];
-/// Chunks: of an indirect table, of a buffer, and a damaged one.
+/// Chunks with an indirect table, with a buffer, and a damaged chunk.
 const TABLE: u64 = 5;
 const BUFFER: u64 = 6;
 const DAMAGED: u64 = 17;
 
 type OnTable = Box<dyn Fn() + Send + Sync>;
 
-/// Zeros, but for a descriptor at the start of the table's chunk. Calls its hook before it reads that.
+/// Zeros, except a descriptor at the start of the table's chunk. Calls `hook` before it reads that chunk.
 fn source(hook: &Arc<OnceLock<OnTable>>) -> Box<dyn PageSource> {
     let hook = Arc::clone(hook);
     let read = move |chunk: u64, into: &mut [u8]| match chunk {
@@ -70,12 +70,12 @@ fn head_that_changes_while_its_table_is_fetched_is_used_as_it_was_read() {
     queue.ring.set_ready(true);
     let chain = queue.pop(ram.guest()).unwrap().expect("a chain");
     assert_eq!((chain.readable.len(), chain.writable.len()), (24, 0));
-    // Read again, it is the damaged one, which ends the VM without a signal.
+    // A second read finds the damaged chunk, which ends the VM without a signal.
     queue.unpop();
     assert_eq!(queue.pop(ram.guest()).unwrap_err().0, UNAVAILABLE.0);
 }
 
-/// A queue with rings at these addresses, in memory of its own.
+/// A queue with rings at these addresses, in new memory.
 fn queue_at(rings: [u64; 3]) -> (GuestRam, VirtQueue) {
     let service = Arc::new(Service::new(source(&Arc::default())).unwrap());
     let ram = GuestRam::reserve(LEN).unwrap();
@@ -104,14 +104,14 @@ fn more_chains_than_the_queue_has_entries_break_it() {
     assert!(VirtQueue::restored(&state, 8).is_some());
     state.0.next_used = state.0.next_used.wrapping_sub(1);
     assert!(VirtQueue::restored(&state, 8).is_none());
-    // The driver may use an entry again that came back.
+    // The driver may reuse an entry that came back.
     queue.put(ram.guest(), 0, 0).unwrap();
     assert!(queue.pop(ram.guest()).unwrap().is_some());
 }
 
 type Call = fn(&mut VirtQueue, &GuestMemory) -> Result<(), DeviceFailed>;
 
-/// The process has many VMs: none of these calls may end in a signal.
+/// A process may hold many VMs, so none of these calls may end in a signal.
 #[test]
 fn ring_in_a_chunk_that_cannot_be_had_is_an_error_of_every_call() {
     let calls: [(&str, Call); 6] = [

@@ -1,4 +1,4 @@
-//! Randomness from the host (virtio 1.2, section 5.4): every buffer is filled by getrandom(2).
+//! Randomness from the host (virtio 1.2, section 5.4). getrandom(2) fills each buffer.
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -6,7 +6,7 @@ use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReas
 use crate::error::Result;
 use crate::persist::{NoState, Persist};
 
-/// The most that one buffer gets: what it asks for beyond that it may ask for again.
+/// Most bytes for one buffer. The driver may ask again for the rest.
 const MOST: usize = 4096;
 
 /// The device.
@@ -22,8 +22,8 @@ impl VirtioDevice for Rng {
         io.serve(0, |mut chain| {
             let mut random = [0; MOST];
             let wanted = &mut random[..chain.writable.len().min(MOST)];
-            // The kernel's generator was seeded before any program ran that could start a VM; it gives all or, interrupted,
-            // a part.
+            // The kernel's generator was seeded before any program could start a VM. The call returns all
+            // bytes, or a part if it is interrupted.
             let got = getrandom(&mut *wanted, GetRandomFlags::empty()).unwrap_or(0);
             Ok(chain.writable.write(&wanted[..got]))
         })

@@ -1,5 +1,5 @@
-//! A driver for tests, as simple as a driver can be: it sets a device up through its registers, gives it chains and reads what
-//! comes back. It can also do what no driver should.
+//! A simple driver for tests. It sets a device up through its registers, sends chains and reads returned
+//! ones. It can also break the rules.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,12 +16,12 @@ use crate::persist::PersistBlob;
 
 /// Guest memory of a test.
 pub(crate) const MEMORY: u64 = 16 << 20;
-/// Where a queue's rings lie: a stretch of this length each, from this address on.
+/// Address of the first queue's rings, and the distance to the next queue's.
 const RINGS: u64 = 0x10_000;
 const RING_LEN: u64 = 0x8000;
-/// From where on buffers lie.
+/// Address of the buffers.
 const BUFFERS: u64 = 0x10_0000;
-/// How long anything may take.
+/// Limit for each wait.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// Descriptor flags (virtio 1.2, section 2.7.5).
@@ -29,21 +29,21 @@ pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
-/// One descriptor of a chain to be sent.
+/// One descriptor of a chain to send.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part<'a> {
-    /// For the device to read.
+    /// Bytes for the device to read.
     Out(&'a [u8]),
-    /// For the device to write.
+    /// Length of memory for the device to write.
     In(usize),
 }
 
-/// A chain that the device has given back.
+/// A chain that the device has returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Used {
     pub head: u16,
     pub len: u32,
-    /// What lies in the chain's parts to write, in full.
+    /// Content of the chain's writable parts, in full.
     pub written: Vec<u8>,
 }
 
@@ -63,24 +63,25 @@ struct TestRing {
     next_descriptor: u16,
     available: u16,
     seen: u16,
-    /// By head: the parts to write.
+    /// Writable parts of each chain, by head.
     to_write: Vec<Vec<(u64, usize)>>,
 }
 
 impl Driver {
-    /// Sets the device up with all the features it offers but event indices.
+    /// Sets a device up with all the features that it offers, except event indices.
     pub(crate) fn new(device: impl VirtioDevice + 'static) -> Self {
         Self::with_features(device, !feature::EVENT_IDX)
     }
 
-    /// Sets the device up with those of `wanted` that it offers.
+    /// Sets a device up with the features of `wanted` that it offers.
     pub(crate) fn with_features(device: impl VirtioDevice + 'static, wanted: u64) -> Self {
         let ram = GuestRam::reserve(MEMORY).unwrap();
         Backing::Fresh.map(&ram).unwrap();
         Self::with_memory(Arc::new(Mutex::new(device)), ram, wanted)
     }
 
-    /// The same in memory of the test's own, which is at least [`MEMORY`], with a device that the test changes while it works.
+    /// As [`Driver::with_features`], in the caller's memory of at least [`MEMORY`] bytes, with a device that
+    /// the test changes while it works.
     pub(crate) fn with_memory(device: Arc<Mutex<dyn VirtioDevice>>, ram: GuestRam, wanted: u64) -> Self {
         let mut driver = Self {
             transport: Transport::new("test", device, ram.clone()).unwrap(),
@@ -93,7 +94,7 @@ impl Driver {
         driver
     }
 
-    /// From a reset device to a working one.
+    /// Takes a reset device to `DRIVER_OK`.
     pub(crate) fn set_up(&mut self, wanted: u64) {
         self.set(0x70, 0);
         self.set(0x70, 3);
@@ -147,14 +148,14 @@ impl Driver {
 
     // ---- Chains ----
 
-    /// Gives the device a chain, and notifies it. Returns the head.
+    /// Sends a chain and notifies the device. Returns the head.
     pub(crate) fn send(&mut self, queue: usize, parts: &[Part<'_>]) -> u16 {
         let head = self.lay(queue, parts);
         self.offer(queue, head);
         head
     }
 
-    /// Gives the device chains that it finds at once.
+    /// Makes several chains available at once, and notifies the device.
     pub(crate) fn send_together(&mut self, queue: usize, chains: &[&[Part<'_>]]) {
         for chain in chains {
             let head = self.lay(queue, chain);
@@ -190,7 +191,7 @@ impl Driver {
         head
     }
 
-    /// A stretch of guest memory that nothing else uses for a while.
+    /// Allocates guest memory that nothing else uses for a while.
     pub(crate) fn buffer(&mut self, len: usize) -> u64 {
         if self.next_buffer + len as u64 + 16 > MEMORY {
             self.next_buffer = BUFFERS;
@@ -200,7 +201,7 @@ impl Driver {
         address
     }
 
-    /// Writes a descriptor, whatever is in it.
+    /// Writes a descriptor of any content.
     pub(crate) fn describe(&self, queue: usize, index: u16, (at, len): (u64, u32), flags: u16, next: u16) {
         let entry = RINGS + queue as u64 * RING_LEN + u64::from(index) * 16;
         let mut bytes = [0; 16];
@@ -211,7 +212,7 @@ impl Driver {
         self.mirror.write(entry, &bytes);
     }
 
-    /// Makes the chain at `head` available, and notifies.
+    /// Makes the chain at `head` available and notifies the device.
     pub(crate) fn offer(&mut self, queue: usize, head: u16) {
         self.list(queue, head);
         self.publish(queue);
@@ -236,7 +237,7 @@ impl Driver {
         self.mirror.write(RINGS + queue as u64 * RING_LEN + 0x2002, &available.to_le_bytes());
     }
 
-    /// The next chain that has come back, if one has.
+    /// Returns the next chain that has come back.
     pub(crate) fn poll(&mut self, queue: usize) -> Option<Used> {
         let base = RINGS + queue as u64 * RING_LEN + 0x4000;
         let ring = &mut self.queues[queue];
@@ -270,12 +271,12 @@ impl Driver {
         used
     }
 
-    /// Waits until the device says that it wants to be reset.
+    /// Waits until the device asks for a reset.
     pub(crate) fn wait_broken(&mut self) {
         self.until("the device wants to be reset", |driver| driver.needs_reset().then_some(()));
     }
 
-    /// Waits until `look` finds something.
+    /// Waits until `look` returns a value.
     pub(crate) fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
         let start = Instant::now();
         loop {
@@ -287,7 +288,7 @@ impl Driver {
         }
     }
 
-    /// Gives the transport away. A new device takes its place, which nobody has set up.
+    /// Takes the transport out. A new device that is not set up takes its place.
     pub(crate) fn take_transport(&mut self) -> Transport {
         let device = Arc::new(Mutex::new(super::rng::Rng));
         let other = Transport::new("test", device, self.ram.clone()).unwrap();
@@ -296,13 +297,13 @@ impl Driver {
 
     // ---- Snapshots ----
 
-    /// Halts the device, saves it, and goes on with `device` in its place, restored.
+    /// Halts and saves the device, and continues with `device`, restored, in its place.
     pub(crate) fn move_to(&mut self, device: impl VirtioDevice + 'static) {
         self.replace(device);
         self.transport.go_on().unwrap();
     }
 
-    /// The same with a device that takes its first turn on this thread, and no thread.
+    /// As [`Driver::move_to`]. The device takes its first turn on this thread and gets none of its own.
     pub(crate) fn move_to_idle(&mut self, device: impl VirtioDevice + 'static) {
         self.replace(device);
         self.transport.stand_by().unwrap().expect("it is halted").take();
@@ -318,7 +319,7 @@ impl Driver {
     }
 }
 
-/// What is true of every device: a snapshot that is taken while it works does not miss what it writes.
+/// Checks a rule for every device: a snapshot taken while it works contains its writes.
 impl Drop for Driver {
     fn drop(&mut self) {
         if !std::thread::panicking() {

@@ -1,9 +1,10 @@
-//! Virtio over MMIO, version 2 (virtio 1.2, section 4.2): status, negotiation and queue registers of every device.
+//! Virtio over MMIO, version 2 (virtio 1.2, section 4.2): the registers for status, features and queues of
+//! every device.
 //!
 //! ```text
-//!  reset ──ACKNOWLEDGE, DRIVER──> features are negotiated ──FEATURES_OK──> queues are set up ──DRIVER_OK──> works
-//!    ^                                                                                                       │
-//!    └── 0 is written to the status (from anywhere) ────────────────────────────── the device is broken <─────┘
+//!  reset ──ACKNOWLEDGE, DRIVER──> features ──FEATURES_OK──> queues are set up ──DRIVER_OK──> the device works
+//!    ^                                                                                              │
+//!    └── the driver writes 0 to the status (in any state) ─────────────────── the device fails <────┘
 //! ```
 
 use std::sync::{Arc, Mutex};
@@ -30,9 +31,9 @@ use crate::memory::ram::GuestRam;
 use crate::persist::{Blob, Persist};
 use crate::sync::lock;
 
-/// Bytes of guest physical addresses that a device takes.
+/// Length of a device's range of guest physical addresses.
 pub const LEN: u64 = 0x1000;
-/// Where the driver notifies.
+/// Offset of the register that the driver notifies by.
 pub const NOTIFY: u64 = reg::QUEUE_NOTIFY;
 
 /// A device's transport.
@@ -45,26 +46,26 @@ pub struct Transport {
     ram: GuestRam,
     notify: Arc<EventFd>,
     worker: Option<Working>,
-    /// Limits what a guest can have logged by resetting and breaking the device.
+    /// Limits log lines that a guest causes by resetting and breaking the device.
     log: Arc<LogLimit>,
-    /// What the device offers: a copy, because the device's lock is held while it works.
+    /// Features that the device offers. A copy, because the device's lock is held while it works.
     offered: u64,
     // Volatile.
     device: Arc<Mutex<dyn VirtioDevice>>,
     view: Arc<View>,
     registers: TransportRegisters,
-    /// Here while no worker has them.
+    /// The queues, while no worker owns them.
     queues: Vec<VirtQueue>,
 }
 
-/// A worker, and which of the queues that it has are ready.
+/// A worker, and which of its queues are ready.
 #[derive(Debug)]
 struct Working {
     worker: Worker,
     ready: Vec<bool>,
 }
 
-/// What the driver wrote that is neither a queue's nor the interrupt's.
+/// The registers that the driver wrote, besides those of queues and interrupt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TransportRegisters {
@@ -75,7 +76,7 @@ struct TransportRegisters {
     queue_sel: u32,
 }
 
-/// A transport, its device, and how far both have come.
+/// State of a transport and its device.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransportState {
@@ -86,7 +87,7 @@ pub struct TransportState {
 }
 
 impl Transport {
-    /// Puts a transport before `device`.
+    /// Makes the transport of `device`.
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -111,7 +112,7 @@ impl Transport {
         })
     }
 
-    /// What can be read of the device without the transport's lock.
+    /// The registers that need no lock of the transport.
     pub(crate) fn view(&self) -> Arc<View> {
         Arc::clone(&self.view)
     }
@@ -121,7 +122,8 @@ impl Transport {
         &self.notify
     }
 
-    /// Lets the device raise its interrupt, directly or else through the irqfd. Before it works.
+    /// Connects the device's interrupt to its pin, and to the irqfd as the second way. Called before the
+    /// device works.
     ///
     /// # Errors
     /// KVM refuses the irqfd.
@@ -137,20 +139,21 @@ impl Transport {
         self.view.interrupt.line()
     }
 
-    /// Whether it would work, but for having been halted. A driver that said FAILED has given the device up until it resets it.
+    /// Whether only the halt keeps the device from working. A driver that sets FAILED has given the device up
+    /// until it resets it.
     pub(crate) fn is_waiting(&self) -> bool {
         self.registers.status & (status::DRIVER_OK | status::FAILED) == status::DRIVER_OK
             && self.worker.is_none()
             && !self.view.interrupt.is_reset_needed()
     }
 
-    /// The device's configuration space has changed by the host's will: the driver is to look at it.
+    /// Tells the driver that the host has changed the configuration space.
     #[cfg(test)]
     pub(crate) fn config_changed(&self) {
         self.view.config_changed(&*lock(&self.device));
     }
 
-    /// Lets the device work, if its driver has said so.
+    /// Resumes the device if its driver has started it.
     ///
     /// # Errors
     /// The host has no thread left.
@@ -158,8 +161,8 @@ impl Transport {
         self.work_by(Worker::start)
     }
 
-    /// As [`Transport::go_on`], but a device that has nothing to do gets no thread. The caller takes the first turn, without the
-    /// transport's lock, and then calls [`Transport::settle`].
+    /// As [`Transport::go_on`], without a thread for an idle device. The caller takes the first turn without
+    /// the transport's lock, and then calls [`Transport::settle`].
     ///
     /// # Errors
     /// The host has no descriptor left.
@@ -168,8 +171,8 @@ impl Transport {
         Ok(self.worker.as_ref().map(|working| working.worker.first_turn()))
     }
 
-    /// Gives a device a thread that has more to do after its first turn. Of an idle one it returns the watch: when it is ready,
-    /// the device is to be woken.
+    /// Starts a thread if the first turn left work. Otherwise returns the idle device's descriptors: an event
+    /// there calls for [`Transport::wake`].
     ///
     /// # Errors
     /// The host has no thread or descriptor left.
@@ -177,7 +180,7 @@ impl Transport {
         self.worker.as_mut().map_or(Ok(None), |working| working.worker.settle())
     }
 
-    /// Gives an idle device a thread. Any other stays as it is.
+    /// Starts the thread of an idle device. Does nothing for others.
     ///
     /// # Errors
     /// The host has no thread left.
@@ -223,7 +226,7 @@ impl Transport {
         }
     }
 
-    /// Brings the device's work to an end; its queues and its state stand still afterwards.
+    /// Stops the device: its queues and its state do not change afterwards.
     pub(crate) fn halt(&mut self) {
         let Some(Working { worker, ready: _ }) = self.worker.take() else { return };
         self.queues = worker.stop().unwrap_or_else(|| {
@@ -235,7 +238,7 @@ impl Transport {
         });
     }
 
-    /// Where the work is that no thread does, if there is some.
+    /// The loop of an idle device.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn idle_slot(&self) -> Option<Arc<crate::devices::virtio::device_loop::IdleSlot>> {
         self.worker.as_ref().map(|working| Arc::clone(working.worker.idle_slot()))
@@ -246,7 +249,7 @@ impl Transport {
         self.view.interrupt.is_reset_needed()
     }
 
-    /// The queues, while nothing works.
+    /// The queues, while no worker owns them.
     #[cfg(feature = "fuzzing")]
     pub(super) fn halted_queues(&self) -> &[VirtQueue] {
         &self.queues
@@ -264,7 +267,7 @@ impl Transport {
         self.view.set_status(self.registers.status);
     }
 
-    /// The selected queue, while the driver may set it up.
+    /// The selected queue, if the driver may set it up now.
     fn queue_to_set_up(&mut self) -> Option<&mut virtio_queue::Queue> {
         let settled = status::FEATURES_OK | status::DRIVER_OK;
         if self.registers.status & settled != status::FEATURES_OK {
@@ -274,7 +277,7 @@ impl Transport {
         Some(&mut queue.ring).filter(|ring| !ring.ready())
     }
 
-    /// The registers that the view does not know.
+    /// Reads a register that is not in the view.
     fn read_register(&self, offset: u64) -> u32 {
         let half = |value: u64, select: u32| match select {
             0 => value as u32,
@@ -316,7 +319,8 @@ impl Transport {
             _ => {
                 let Some(ring) = self.queue_to_set_up() else { return };
                 match offset {
-                    // An impossible size leaves the largest, with which the rings lie elsewhere than the driver thinks.
+                    // An impossible size selects the largest. The rings then lie elsewhere than the driver
+                    // thinks.
                     reg::QUEUE_NUM => ring.set_size(u16::try_from(value).unwrap_or(0)),
                     reg::QUEUE_READY => ring.set_ready(true),
                     reg::QUEUE_DESC_LOW | reg::QUEUE_DESC_HIGH => {
@@ -346,7 +350,7 @@ impl Transport {
         }
     }
 
-    /// Bits are only ever added, and 0 is a reset.
+    /// A driver only adds bits, or resets the device with 0.
     fn set_status(&mut self, value: u32) {
         if value == 0 {
             return self.reset();
@@ -372,7 +376,7 @@ impl Transport {
         }
     }
 
-    /// The driver takes a queue back.
+    /// Resets the selected queue for its driver.
     fn close_queue(&mut self) {
         let worked = self.worker.is_some();
         self.halt();
@@ -428,7 +432,7 @@ impl BusDevice for Transport {
 }
 
 impl Device for Transport {
-    /// As ACPI describes a virtio-mmio device (`LNRO0005`, Linux drivers/virtio/virtio_mmio.c).
+    /// Describes the device as ACPI does for virtio-mmio (`LNRO0005`, Linux drivers/virtio/virtio_mmio.c).
     fn aml(&self, place: &BusRange) -> Vec<u8> {
         let (base, gsi) = (place.base as u32, place.gsi.unwrap_or(0));
         volt_kernel::guest_aml(&aml::Device::new(
@@ -453,7 +457,7 @@ impl Device for Transport {
 impl Persist for Transport {
     type State = TransportState;
 
-    /// The device must have been halted.
+    /// Called on a halted device.
     fn save(&self) -> Result<TransportState> {
         let Self {
             name,

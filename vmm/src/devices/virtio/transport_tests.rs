@@ -1,4 +1,4 @@
-//! The transport under a driver that keeps the rules and one that does not.
+//! The transport with a driver that keeps the rules, and with one that breaks them.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -88,7 +88,7 @@ fn an_indirect_table_is_followed_once() {
     driver.describe(0, 0, (table, 16), INDIRECT, 0);
     driver.offer(0, 0);
     assert_eq!(driver.wait(0).len, 64);
-    // A table in a table.
+    // An indirect table inside an indirect table.
     write(&driver, &entry(table, 16, INDIRECT));
     driver.offer(0, 0);
     driver.wait_broken();
@@ -216,13 +216,13 @@ fn a_table_may_have_as_many_descriptors_as_the_queue_and_no_more() {
     }
 }
 
-/// Whether what would wake an idle device has come.
+/// Whether an event that wakes an idle device waits.
 fn is_ready(watch: &Watch) -> bool {
     let mut polled = [PollFd::new(watch, PollFlags::IN)];
     poll(&mut polled, Some(&Timespec::default())).unwrap() == 1
 }
 
-/// Lets a halted device go on as the attendant does.
+/// Resumes a halted device as the idle watcher does.
 fn stand_by(driver: &mut Driver) -> Option<Watch> {
     driver.transport.stand_by().unwrap().expect("it is halted").take();
     driver.transport.settle().unwrap()

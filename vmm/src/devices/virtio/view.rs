@@ -1,13 +1,13 @@
-//! What a driver accesses of a device that may be busy: it reads identity, interrupt status, device status
-//! and configuration space, and acknowledges interrupts.
+//! The registers of a device that a driver may access while the device is busy: identity, interrupt status,
+//! device status, configuration space and interrupt acknowledgement.
 //!
 //! ```text
-//!   vCPU ─────────> View ──any other register──> Transport, whose lock is held while the device is brought to a halt
+//!   vCPU ─────────> View ──any other register──> Transport, whose lock is held while the device halts
 //!                   ^
 //!                   └── the configuration space, copied after each change under the device's lock
 //! ```
 //!
-//! A vCPU in an interrupt handler must not wait for a disk to be synced. None of the locks here is held during I/O.
+//! A vCPU in an interrupt handler must not wait for a disk's sync. No lock of this module is held during I/O.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,13 +32,15 @@ pub struct View {
     device_id: u32,
     // Volatile.
     pub(super) interrupt: Interrupt,
-    /// What the transport has.
+    /// Copy of the transport's status register.
     status: AtomicU32,
-    /// What the device has.
+    /// Copy of the device's configuration space.
     config: Mutex<Vec<u8>>,
 }
 
 impl View {
+    /// Makes the view of a device.
+    ///
     /// # Errors
     /// The host has no descriptor left.
     pub(super) fn new(device: &dyn VirtioDevice) -> Result<Self> {
@@ -50,21 +52,22 @@ impl View {
         })
     }
 
-    /// The driver's status register has changed.
+    /// Sets the status register.
     pub(super) fn set_status(&self, status: u32) {
         self.status.store(status, Ordering::Release);
     }
 
-    /// Copies the device's configuration space. The caller holds the device's lock, so that no older copy comes last.
+    /// Copies the device's configuration space. The caller holds the device's lock, so that an older copy
+    /// cannot come last.
     pub(super) fn copy_config(&self, device: &dyn VirtioDevice) {
         *lock(&self.config) = device.config();
     }
 
-    /// The same after a change of which the driver does not know. Interrupts it.
+    /// As [`View::copy_config`], and interrupts the driver, which does not know of the change.
     pub(crate) fn config_changed(&self, device: &dyn VirtioDevice) {
         let mut config = lock(&self.config);
         *config = device.config();
-        // Under the lock: a driver that has seen a part of the new copy sees the new number.
+        // Under the lock: a driver that has read a part of the new copy reads the new generation, too.
         self.interrupt.next_generation();
         drop(config);
         self.interrupt.config();
@@ -81,7 +84,7 @@ impl View {
                 let needs_reset = if self.interrupt.is_reset_needed() { status::NEEDS_RESET } else { 0 };
                 self.status.load(Ordering::Acquire) | needs_reset
             }
-            // No shared memory: a length and an address of all ones.
+            // No shared memory: length and address are all ones.
             reg::SHM_LEN_LOW..=reg::SHM_BASE_HIGH => u32::MAX,
             reg::CONFIG_GENERATION => self.interrupt.generation(),
             _ => return None,

@@ -1,4 +1,4 @@
-//! What wakes a device: its driver's notifications, the word to stop, and whatever else it has to look at.
+//! The descriptors that wake a device: its driver's notifications, the stop event, and the device's own.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::NextTurn;
 
-/// What the worker itself watches; a device numbers its own descriptors from 0.
+/// Tokens of the worker's descriptors. A device numbers its own from 0.
 pub(super) const STOP: u64 = u64::MAX;
 pub(super) const NOTIFIED: u64 = u64::MAX - 1;
 
-/// The descriptors that wake a device. Cloning shares them: a device that watches more or less as it works keeps a clone
-/// until its end.
+/// The descriptors that wake a device. Clones share them: a device that changes its set while it works keeps
+/// a clone until its end.
 #[derive(Clone, Debug)]
 pub struct Watch(Arc<OwnedFd>);
 
 impl Watch {
     pub(super) fn new(notify: &EventFd, stop: &EventFd) -> std::io::Result<Self> {
         let watch = Self(Arc::new(epoll::create(CreateFlags::CLOEXEC)?));
-        // Each notification is an edge, so that nobody has to read the descriptor.
+        // Edge-triggered, so that the descriptor need not be read.
         watch.add(&borrowed(notify), NOTIFIED, EventFlags::IN | EventFlags::ET)?;
         watch.add(&borrowed(stop), STOP, EventFlags::IN)?;
         Ok(watch)
     }
 
-    /// Wakes the device with [`super::WakeReason::Ready`] and `token` when `fd` is ready for `what`.
+    /// Wakes the device with [`super::WakeReason::Ready`] and `token` when `fd` has one of the events.
     ///
     /// # Errors
     /// The kernel refuses the descriptor.
@@ -37,7 +37,7 @@ impl Watch {
         Ok(epoll::add(&*self.0, fd, EventData::new_u64(token), what)?)
     }
 
-    /// Changes what it is woken for.
+    /// Changes the events of a descriptor.
     ///
     /// # Errors
     /// The descriptor is not watched.
@@ -45,7 +45,7 @@ impl Watch {
         Ok(epoll::modify(&*self.0, fd, EventData::new_u64(token), what)?)
     }
 
-    /// No longer.
+    /// Removes a descriptor.
     ///
     /// # Errors
     /// The descriptor is not watched.
@@ -53,7 +53,7 @@ impl Watch {
         Ok(epoll::delete(&*self.0, fd)?)
     }
 
-    /// Waits for events until `next` says to go on anyway.
+    /// Waits for events, at most until the time of `next`.
     pub(super) fn wait(&self, events: &mut Vec<Event>, next: NextTurn) {
         let timeout = match next {
             NextTurn::Wait => None,
@@ -64,21 +64,21 @@ impl Watch {
             }
         };
         events.clear();
-        // Interrupted, it has no events, and the worker looks at its queues for nothing.
+        // An interrupted wait returns no events, and the worker looks at its queues without need.
         let _ = epoll::wait(&*self.0, spare_capacity(events), timeout.as_ref());
     }
 }
 
-/// Ready when there is something to wake the device for.
+/// Readable when an event waits.
 impl AsFd for Watch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// vmm-sys-util's descriptors know only the raw form.
+/// Borrows an eventfd of vmm-sys-util, which offers the raw form alone.
 #[allow(unsafe_code)]
 pub(super) fn borrowed(fd: &EventFd) -> BorrowedFd<'_> {
-    // SAFETY: it is open for as long as it is borrowed.
+    // SAFETY: the descriptor stays open while it is borrowed.
     unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }

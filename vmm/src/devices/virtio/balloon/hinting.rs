@@ -1,9 +1,9 @@
-//! Free page hinting (virtio 1.2, section 5.5.6.4): the host asks, the driver lends it the pages that are free, and gets them
-//! back, whatever is in them, when the host says that it is done.
+//! Free page hinting (virtio 1.2, section 5.5.6.4). The host requests hints, and the driver lends it free
+//! pages. The driver gets the pages back with any content when the host is done.
 //!
 //! ```text
 //!           start(): n, interrupt        driver sends n
-//!  at rest ─────────────────────> asked ───────────────> hinting: pages are given back
+//!  at rest ─────────────────────> asked ───────────────> hinting: pages are returned
 //!     ^  ^                          │                        │
 //!     │  └───── stop(): DONE ───────┴────────────────────────┤
 //!     └────────────── driver sends STOP: DONE, interrupt ────┘
@@ -11,22 +11,22 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The host asks for nothing, or the driver has no more.
+/// The host has no request, or the driver has no more pages.
 const STOP: u32 = 0;
-/// The driver may have its pages back.
+/// The driver may reuse its pages.
 const DONE: u32 = 1;
-/// From here on a number is a request of its own.
+/// First number of a request.
 const FIRST: u32 = 2;
 
-/// How far host and driver have come.
+/// Progress of host and driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hinting {
-    /// What the host tells the driver, in the configuration space: 0, 1 when it is done, or the number of its request.
+    /// The host's command in the configuration space: 0, 1 for done, or the number of a request.
     pub host_cmd: u32,
-    /// What the driver said last: the request that it answers, or 0 when it had no more.
+    /// The driver's last number: the request that it answers, or 0 if it has no more pages.
     pub guest_cmd: Option<u32>,
-    /// The number of the last request, so that none is used twice in a row.
+    /// Number of the last request, so that the next one gets another.
     last: u32,
 }
 
@@ -35,20 +35,20 @@ impl Hinting {
         Self { host_cmd: STOP, guest_cmd: None, last: FIRST - 1 }
     }
 
-    /// The host wants hints.
+    /// Requests hints.
     pub(super) fn start(&mut self) {
         self.last = self.last.checked_add(1).unwrap_or(FIRST);
         self.host_cmd = self.last;
     }
 
-    /// The host wants no more.
+    /// Ends the request.
     pub(super) fn stop(&mut self) {
         if self.host_cmd >= FIRST {
             self.host_cmd = DONE;
         }
     }
 
-    /// The driver sends a number. True when that ends what the host asked for, so that the driver is to be told.
+    /// Takes a number from the driver. Returns true if it ends the request: the driver must be told.
     pub(super) fn hear(&mut self, number: u32) -> bool {
         let ended = number == STOP && self.is_hinting();
         self.guest_cmd = Some(number);
@@ -58,13 +58,13 @@ impl Hinting {
         ended
     }
 
-    /// Whether pages that come now answer what the host asked for. Others the driver may be using again already.
+    /// Whether pages that come now answer the request. The driver may be using any others already.
     #[must_use]
     pub fn is_hinting(&self) -> bool {
         self.host_cmd >= FIRST && self.guest_cmd == Some(self.host_cmd)
     }
 
-    /// There is another driver, or none.
+    /// Forgets the driver's number.
     pub(super) fn reset(&mut self) {
         *self = Self { last: self.last, ..Self::new() };
     }

@@ -1,4 +1,4 @@
-//! The balloon (virtio 1.2, section 5.5): the guest gives memory back to the host, in three ways.
+//! The balloon (virtio 1.2, section 5.5): the guest returns memory to the host, in three ways.
 //!
 //! ```text
 //!  host: set_target ──num_pages──> driver ──page numbers──> inflate queue ──┐
@@ -7,8 +7,9 @@
 //!  host: start_hinting ──command──> driver ──free pages──> hinting queue ───┘
 //! ```
 //!
-//! What is in a page that was given is gone, unless the driver touches the page again first: it reads as zero, or as the base of
-//! a clone has it. So page poisoning, the promise of a certain content, is not offered.
+//! The content of a returned page is lost, unless the driver touches the page first. A returned page reads as
+//! zero, or as the base of a clone has it. Page poisoning promises a certain content, so the device does not
+//! offer it.
 
 use std::time::{Duration, Instant};
 
@@ -35,18 +36,18 @@ mod feature {
     pub const DEFLATE_ON_OOM: u64 = 1 << 2;
     pub const FREE_PAGE_HINT: u64 = 1 << 3;
     pub const REPORTING: u64 = 1 << 5;
-    /// Those that have a queue, in the order of the queues.
+    /// Features with a queue, in the order of the queues.
     pub const WITH_QUEUE: [u64; 3] = [STATS_VQ, FREE_PAGE_HINT, REPORTING];
 }
 
-/// Inflate, deflate, and as many of the others as there are features for.
+/// Sizes of the inflate queue, the deflate queue, and one queue for each feature with a queue.
 const QUEUES: [u16; 5] = [256, 256, 64, 64, 64];
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
-/// Where the driver writes how many pages it has given, in the configuration space.
+/// Offset in the configuration space at which the driver writes the number of pages it has given.
 const ACTUAL: u64 = 4;
 const PAGES_PER_MIB: u64 = (1 << 20) / PAGE;
-/// The most page numbers of one turn, and the most buffers but for the last chain's: each may be a system call.
+/// Most page numbers of one turn, and most buffers without the last chain's. Each may be a system call.
 const PFNS_PER_TURN: usize = 8192;
 const BUFFERS_PER_TURN: usize = 1024;
 
@@ -59,12 +60,12 @@ pub struct Balloon {
     memory_mib: u64,
     // Glue.
     pages: Pages,
-    /// When the driver is asked for statistics next.
+    /// Time of the next request for statistics.
     due: Option<Instant>,
-    /// The driver's buffer for statistics: giving it back asks for the next ones. While the device stands still it is in the
-    /// queue.
+    /// The driver's buffer for statistics. Returning it requests the next ones. A halted device has put it
+    /// back into the queue.
     held: Option<u16>,
-    /// How many pages of the first list in the inflate queue have been given back; doing it twice does no harm.
+    /// Number of returned pages of the first list in the inflate queue. Returning a page twice is harmless.
     begun: usize,
     // Volatile.
     target: u32,
@@ -73,7 +74,7 @@ pub struct Balloon {
     statistics: Option<Statistics>,
 }
 
-/// What of it the driver can see, and the statistics, which nobody wants to wait for after a restore.
+/// The state that the driver can see, and the statistics, so that they are available right after a restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BalloonState {
@@ -85,10 +86,10 @@ pub struct BalloonState {
 }
 
 impl Balloon {
-    /// A balloon for a guest of so much memory, which was mapped over `base`.
+    /// Makes a balloon for a guest with `memory_mib` MiB.
     ///
     /// # Errors
-    /// [`Error::Config`] for a target that is more than the guest has.
+    /// [`Error::Config`] for a target above the guest's memory.
     pub fn new(config: &BalloonConfig, memory_mib: u64) -> Result<Self> {
         let BalloonConfig { target_mib, deflate_on_oom, statistics_interval, reporting, hinting } = config;
         let offered = [
@@ -114,10 +115,10 @@ impl Balloon {
         Ok(balloon)
     }
 
-    /// Asks the guest for so much memory. Whoever calls this lets the driver know that the configuration changed.
+    /// Asks the guest for `mib` MiB in all. The caller then tells the driver that the configuration changed.
     ///
     /// # Errors
-    /// [`Error::Config`]: it is more than the guest has.
+    /// [`Error::Config`] if `mib` is more than the guest's memory.
     pub fn set_target(&mut self, mib: u64) -> Result<()> {
         let pages = mib.checked_mul(PAGES_PER_MIB).and_then(|pages| u32::try_from(pages).ok());
         let Some(pages) = pages.filter(|_| mib <= self.memory_mib) else {
@@ -128,50 +129,51 @@ impl Balloon {
         Ok(())
     }
 
-    /// How much the guest is asked for, in MiB.
+    /// The target in MiB.
     #[must_use]
     pub fn target(&self) -> u64 {
         u64::from(self.target) / PAGES_PER_MIB
     }
 
-    /// How much the guest says that it has given, in MiB.
+    /// Memory that the guest says it has given, in MiB.
     #[must_use]
     pub fn actual(&self) -> u64 {
         u64::from(self.actual) / PAGES_PER_MIB
     }
 
-    /// What the guest said last.
+    /// The guest's last statistics.
     #[must_use]
     pub fn statistics(&self) -> Option<Statistics> {
         self.statistics
     }
 
-    /// How many pages have gone back to the host since this device was made, in all three ways.
+    /// Number of pages returned to the host since this device was made, in all three ways.
     #[must_use]
     pub fn returned_pages(&self) -> u64 {
         self.pages.returned
     }
 
-    /// How many pages the guest named that cannot be given back.
+    /// Number of pages named by the guest that cannot be returned.
     #[must_use]
     pub fn ignored_pages(&self) -> u64 {
         self.pages.ignored
     }
 
-    /// Asks the guest for all its free pages, once. Whoever calls this lets the driver know that the configuration changed.
+    /// Asks the guest for all its free pages, once. The caller then tells the driver that the configuration
+    /// changed.
     ///
-    /// A page that the guest takes back before its hint has been looked at loses what the guest wrote since: Linux does that
-    /// when memory is very short meanwhile. Reporting has no such window.
+    /// A page that the guest reuses before its hint is handled loses the guest's writes. Linux does that when
+    /// memory is very short. Reporting has no such window.
     ///
     /// # Errors
-    /// [`Error::Config`]: the balloon was made without it.
+    /// [`Error::Config`] if the balloon was made without hinting.
     pub fn start_hinting(&mut self) -> Result<()> {
         self.check_hinting()?;
         self.hinting.start();
         Ok(())
     }
 
-    /// Lets the guest have back the pages that it hinted at. Whoever calls this lets the driver know that the configuration
+    /// Lets the guest reuse the pages of its hints. The caller then tells the driver that the configuration
     /// changed.
     ///
     /// # Errors
@@ -182,7 +184,7 @@ impl Balloon {
         Ok(())
     }
 
-    /// How far hinting has come.
+    /// Progress of hinting.
     ///
     /// # Errors
     /// As [`Balloon::start_hinting`].
@@ -198,7 +200,8 @@ impl Balloon {
         }
     }
 
-    /// A turn of the inflate queue. A list may be longer than a turn: it stays in the queue until all of it has been done.
+    /// Takes a turn of the inflate queue. A list that takes more than one turn stays in the queue until it is
+    /// done.
     fn inflate(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let Self { pages, begun, .. } = self;
         let ram = io.ram;
@@ -220,8 +223,8 @@ impl Balloon {
         })
     }
 
-    /// A turn of a queue whose buffers are free pages: of the reporting queue, or of the hinting queue, where the driver also
-    /// says which request they answer.
+    /// Takes a turn of a queue with buffers of free pages: the reporting queue, or the hinting queue. In the
+    /// hinting queue the driver also names the request that it answers.
     fn take_free_pages(
         &mut self,
         io: &mut DeviceIo<'_>,
@@ -244,7 +247,7 @@ impl Balloon {
         done
     }
 
-    /// Reads the statistics that have come, and asks for new ones when it is time.
+    /// Reads statistics that have come, and requests new ones when they are due.
     fn look_at_statistics(
         &mut self,
         io: &mut DeviceIo<'_>,
@@ -275,16 +278,16 @@ impl Balloon {
     }
 }
 
-/// How a chain was answered.
+/// Outcome of handling a chain.
 enum ChainOutcome {
     Answered,
-    /// In whole, and that is enough for this turn.
+    /// The chain is done, and the turn ends.
     AnsweredLast,
-    /// It stays in the queue for the next turn.
+    /// The chain stays in the queue for the next turn.
     PartlyAnswered,
 }
 
-/// [`DeviceIo::serve`] for chains that are more than a turn's work. Nothing is ever written to them.
+/// As [`DeviceIo::serve`], for chains that may take more than one turn. Writes nothing to them.
 fn serve(
     io: &mut DeviceIo<'_>,
     queue: usize,
@@ -312,8 +315,8 @@ fn serve(
     Ok(next)
 }
 
-/// The queue of a feature that the driver took. Linux does not count those of features that it did not take, and neither do other
-/// devices, whatever numbers virtio 1.2, section 5.5.2, gives them.
+/// Index of the queue of a feature that the driver accepted. Linux does not count the queues of other
+/// features, although virtio 1.2, section 5.5.2, numbers them. Other VMMs follow Linux.
 fn queue_of(feature: u64, taken: u64) -> Option<usize> {
     let before = feature::WITH_QUEUE.iter().filter(|other| **other < feature && taken & **other != 0).count();
     (taken & feature != 0).then_some(DEFLATE + 1 + before)
@@ -363,7 +366,7 @@ impl VirtioDevice for Balloon {
         Ok(if turns.contains(&NextTurn::Again) { NextTurn::Again } else { next })
     }
 
-    /// The buffer for statistics goes back to where it came from: whoever goes on finds it there.
+    /// Puts the buffer for statistics back into the queue, where the next start finds it.
     fn end(&mut self, io: &mut DeviceIo<'_>) -> std::result::Result<(), DeviceFailed> {
         if let (Some(_), Some(queue)) = (self.held.take(), queue_of(feature::STATS_VQ, io.features)) {
             io.queues[queue].unpop();

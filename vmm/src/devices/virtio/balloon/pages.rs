@@ -1,5 +1,5 @@
-//! The pages that a driver gives: as a list of page numbers, or as the buffers themselves. Whole pages of RAM among them go back
-//! to the host; what else is named there is left alone and counted.
+//! Pages that a driver gives, as a list of page numbers or as the buffers themselves. Whole pages of RAM are
+//! returned to the host; others are counted and left alone.
 
 use std::ops::Range;
 
@@ -9,22 +9,22 @@ use crate::memory::PAGE;
 use crate::memory::ram::GuestRam;
 use crate::memory::reclaim::give_back;
 
-/// Bytes of a page number in a list.
+/// Length of a page number in a list, in bytes.
 pub(super) const PFN: usize = 4;
 
-/// Where pages go back to.
+/// Returns pages and counts them.
 #[derive(Debug, Default)]
 pub(super) struct Pages {
-    /// How many have been given back.
+    /// Number of returned pages.
     pub returned: u64,
-    /// How many were named that cannot be given back.
+    /// Number of pages that cannot be returned.
     pub ignored: u64,
-    /// The host's refusal has been logged: a guest can bring about as many as it likes.
+    /// Whether a refusal of the host has been logged. A guest can cause any number of them.
     complained: bool,
 }
 
 impl Pages {
-    /// Gives back the pages of a list, a whole number of 32-bit page numbers in little-endian.
+    /// Returns the pages of a list of 32-bit little-endian page numbers.
     pub fn listed(&mut self, ram: &GuestRam, mut list: Buffers<'_>) {
         let mut bytes = vec![0; list.len()];
         list.read(&mut bytes);
@@ -33,7 +33,7 @@ impl Pages {
         #[cfg(feature = "fuzzing")]
         pfns.iter()
             .for_each(|pfn| crate::devices::virtio::fuzzing_hooks::grant(u64::from(*pfn) * PAGE, PAGE));
-        // A driver lists pages in the order in which it found them, which is often from the last to the first.
+        // A driver lists pages in the order in which it found them, often from the last to the first.
         pfns.sort_unstable();
         pfns.dedup();
         for run in pfns.chunk_by(|one, next| one + 1 == *next) {
@@ -42,7 +42,7 @@ impl Pages {
         }
     }
 
-    /// Gives back what buffers consist of. Says how many there were.
+    /// Returns the pages of buffers. Returns the number of buffers.
     pub fn buffers(&mut self, ram: &GuestRam, buffers: &Buffers<'_>) -> usize {
         let pieces = buffers.iovecs();
         for piece in &pieces {
@@ -57,7 +57,7 @@ impl Pages {
         pieces.len()
     }
 
-    /// Gives back those of some pages that are RAM.
+    /// Returns those pages of a range that are RAM.
     fn range(&mut self, ram: &GuestRam, pages: Range<u64>) {
         let mut outside = pages.end - pages.start;
         for region in ram.regions() {

@@ -6,10 +6,10 @@ use crate::devices::virtio::chain::Buffers;
 
 /// Bytes of a statistic: a tag of 16 bits and a value of 64, in little-endian.
 const LEN: usize = 10;
-/// The most that are read from one buffer; there are 11 kinds.
+/// Most statistics read from one buffer. Virtio defines 11.
 const MOST: usize = 64;
 
-/// What the driver said last, as far as it said it.
+/// The driver's last statistics. A driver may leave some out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Statistics {
@@ -19,22 +19,22 @@ pub struct Statistics {
     /// Bytes swapped out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swap_out: Option<u64>,
-    /// Page faults that needed a disk.
+    /// Page faults that read from a disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub major_faults: Option<u64>,
-    /// Page faults that needed none.
+    /// Page faults without I/O.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub minor_faults: Option<u64>,
-    /// Bytes that are used for nothing.
+    /// Unused bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub free_memory: Option<u64>,
     /// Bytes in all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_memory: Option<u64>,
-    /// Bytes that a new program could have without swapping.
+    /// Bytes available to a new program without swapping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_memory: Option<u64>,
-    /// Bytes of file cache that could be had without I/O.
+    /// Bytes of file cache that can be reclaimed without I/O.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_caches: Option<u64>,
     /// Huge pages allocated.
@@ -43,13 +43,13 @@ pub struct Statistics {
     /// Huge pages that could not be allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hugetlb_failures: Option<u64>,
-    /// Processes killed for want of memory.
+    /// Processes killed for lack of memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oom_kills: Option<u64>,
 }
 
 impl Statistics {
-    /// What a driver's buffer says. Tags that are not known are passed over, as is a statistic that is cut off.
+    /// Reads the statistics of a driver's buffer. Skips unknown tags and a statistic that is cut off.
     pub(super) fn read(buffer: &mut Buffers<'_>) -> Self {
         let mut statistics = Self::default();
         let mut bytes = [0; LEN * MOST];

@@ -1,4 +1,4 @@
-//! The balloon under a driver that gives memory, and one that gives what it does not have.
+//! The balloon with a driver that gives its memory, and with one that gives memory that it lacks.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::sync::lock;
 
 const MIB: u64 = MEMORY >> 20;
 const STATISTICS: usize = 2;
-/// Pages that neither rings nor buffers of the driver use.
+/// First page that neither rings nor buffers of the driver use.
 const FREE: u64 = 0xc0_0000;
 
 fn all() -> BalloonConfig {
@@ -27,7 +27,7 @@ fn all() -> BalloonConfig {
     }
 }
 
-/// A driver and its balloon in fresh memory of which every page from [`FREE`] on says so.
+/// A driver and its balloon in new memory. Each page from [`FREE`] on holds its own address.
 struct BalloonDriver {
     driver: Driver,
     balloon: Arc<Mutex<Balloon>>,
@@ -81,7 +81,7 @@ impl BalloonDriver {
         self.driver.ask(INFLATE, &[Part::Out(&list)]);
     }
 
-    /// Makes pages of the guest's memory a chain, as a driver does that reports them.
+    /// Sends pages of guest memory as a chain, as a driver reports them.
     fn give(&mut self, queue: usize, pages: &[(u64, u32)]) {
         for (number, page) in pages.iter().enumerate() {
             let (flags, next) = if number + 1 < pages.len() { (3, number as u16 + 1) } else { (2, 0) };
@@ -91,12 +91,12 @@ impl BalloonDriver {
         self.driver.wait(queue);
     }
 
-    /// The driver's look at the configuration: target, actual, hinting command.
+    /// Reads the configuration as the driver does: target, actual, hinting command.
     fn config(&mut self) -> [u32; 3] {
         [0x100, 0x104, 0x108].map(|register| self.driver.get(register))
     }
 
-    /// What the integrator does after a change.
+    /// Changes the balloon and tells the driver, as the VM does.
     fn change(&self, change: impl FnOnce(&mut Balloon) -> Result<()>) {
         change(&mut lock(&self.balloon)).unwrap();
         self.driver.transport.config_changed();
@@ -112,7 +112,7 @@ fn pfn(at: u64) -> u32 {
     (at / PAGE) as u32
 }
 
-/// Not the interrupt's features, and of the device's only these.
+/// Features without event indices, and of the device's only these.
 fn only(features: u64) -> u64 {
     0xffff_ffff_0000_0000 | features
 }
@@ -121,10 +121,10 @@ fn only(features: u64) -> u64 {
 fn inflated_pages_go_back_to_the_host() {
     let mut guest = BalloonDriver::new(&all());
     let before = guest.blocks();
-    // As Linux lists them: from the last to the first.
+    // In Linux's order, from the last to the first.
     let pfns: Vec<u32> = (pfn(FREE)..pfn(MEMORY)).rev().collect();
     guest.inflate(&pfns);
-    // But for the page that the list itself lies in.
+    // Without the page of the list itself.
     assert!(guest.blocks() + (MEMORY - FREE) / 512 <= before + 8, "{before} {}", guest.blocks());
     assert_eq!(guest.returned(), pfns.len() as u64);
     assert_eq!((guest.read(FREE), guest.read(MEMORY - PAGE), guest.ignored()), (0, 0, 0));
@@ -184,7 +184,7 @@ fn a_list_of_many_turns_is_done_to_its_end() {
     pfns[0] = pfn(FREE + PAGE);
     guest.inflate(&pfns);
     assert_eq!((guest.read(FREE), guest.read(FREE + PAGE)), (0, 0));
-    // Once a turn, for duplicates are found within one.
+    // Once for each turn, because duplicates are found within a turn.
     assert_eq!(guest.ignored(), 4);
     guest.inflate(&[pfn(FREE + 2 * PAGE)]);
     assert_eq!(guest.read(FREE + 2 * PAGE), 0, "the next list is read from its beginning");
@@ -278,14 +278,14 @@ fn hints_are_taken_from_start_to_stop() {
     guest.give(HINTS, &[page(2), page(3)]);
     assert_eq!((guest.read(FREE + 2 * PAGE), guest.read(FREE + 3 * PAGE)), (0, 0));
 
-    // The driver has no more, and is told that it may have them back.
+    // The driver has no more pages, and learns that it may reuse them.
     guest.driver.ask(HINTS, &[Part::Out(&0u32.to_le_bytes())]);
     guest.wait_for_config_interrupt();
     assert_eq!(guest.config()[2], 1);
     guest.give(HINTS, &[page(4)]);
     assert_eq!(guest.read(FREE + 4 * PAGE), FREE + 4 * PAGE);
 
-    // And the host may have had enough before.
+    // The host may end the request before.
     guest.change(Balloon::start_hinting);
     assert_eq!(guest.config()[2], asked + 1);
     guest.driver.ask(HINTS, &[Part::Out(&(asked + 1).to_le_bytes())]);

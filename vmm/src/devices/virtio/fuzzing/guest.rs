@@ -1,4 +1,4 @@
-//! A guest with a device behind the real transport, and what must hold after each of its acts.
+//! A guest with a device behind the real transport, and the checks after each of its acts.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use crate::error::Result;
 use crate::persist::PersistBlob;
 use crate::sync::lock;
 
-/// More rounds than any device has work for between two acts.
+/// More rounds than any device needs between two acts.
 const ROUNDS: usize = 2000;
 
 thread_local! {
-    /// A shadow that no guest has.
+    /// The shadow of the last guest, for the next one.
     static SHADOW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -27,12 +27,12 @@ thread_local! {
 pub struct Guest {
     memory: FuzzMemory,
     transport: Transport,
-    /// What memory holds by all that was allowed.
+    /// Memory with all allowed writes and no others.
     shadow: Vec<u8>,
 }
 
 impl Guest {
-    /// A guest that has not touched its device.
+    /// Makes a guest that has not touched its device.
     ///
     /// # Errors
     /// Those of `make`.
@@ -60,7 +60,7 @@ impl Guest {
         self.work();
     }
 
-    /// Writes memory, as far as there is some at `at`.
+    /// Writes to memory, as far as it exists at `at`.
     pub fn poke(&mut self, at: u64, bytes: &[u8]) {
         let written = self.memory.poke(at, bytes);
         if written > 0 {
@@ -68,14 +68,14 @@ impl Guest {
         }
     }
 
-    /// Reads a number of memory.
+    /// Reads a number from memory.
     #[must_use]
     pub fn peek(&self, at: u64) -> u16 {
         self.memory.guest().read_obj(GuestAddress(at)).unwrap_or(0)
     }
 
-    /// Looks at memory, saves the device, drops it, and goes on with the one that `make` makes, restored. False if it could not
-    /// be: the host had brought that about, and the guest is at its end.
+    /// Checks memory, saves and drops the device, and continues with a device of `make`, restored. Returns
+    /// false if the host made that impossible, which ends the guest.
     #[must_use]
     pub fn move_to(&mut self, make: impl FnOnce() -> Result<FuzzedDevice>) -> bool {
         self.transport.halt();
@@ -84,7 +84,7 @@ impl Guest {
             assert!(self.transport.is_broken() || queue.under_way() == 0, "halted with chains under way");
         }
         let Ok(state) = self.transport.save_blob("fuzz") else { return false };
-        // A file can only be opened again when nobody has it locked.
+        // A file can be opened again only while no device has it locked.
         let nothing = Transport::new("fuzz", FuzzedDevice::rng().0, self.memory.ram.clone());
         drop(std::mem::replace(&mut self.transport, nothing.expect("a descriptor")));
         let Ok(FuzzedDevice(device)) = make() else { return false };
@@ -96,7 +96,7 @@ impl Guest {
         true
     }
 
-    /// Lets the device do all that there is to do.
+    /// Lets the device do all its work.
     pub fn work(&mut self) {
         if let Some(idle_slot) = self.transport.idle_slot()
             && let Some(shift) = &mut *lock(&idle_slot)
@@ -115,7 +115,7 @@ impl Guest {
         }
     }
 
-    /// Whatever changed in memory since the last time, the guest had given leave.
+    /// Asserts that the device changed only memory that the guest let it write.
     fn check(&mut self) {
         let memory = self.memory.guest();
         for Range { start, end } in granted() {
@@ -123,7 +123,7 @@ impl Guest {
             let known = &mut self.shadow[start as usize..end as usize];
             memory.read_slice(known, GuestAddress(start)).expect("in memory");
         }
-        // By pages it would take longer than the program, and so would memory for all of it.
+        // Page by page would take longer than the program, and so would memory for all of it.
         let mut piece = [0; PIECE];
         for (start, known) in (0..).step_by(PIECE).zip(self.shadow.chunks(PIECE)) {
             memory.read_slice(&mut piece, GuestAddress(start)).expect("in memory");

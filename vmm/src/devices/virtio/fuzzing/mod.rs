@@ -1,9 +1,9 @@
-//! Virtio devices for tests/fuzz (the feature `fuzzing`): the real transport and devices, in front of a guest that may do
-//! anything, on one thread. It is seen to that all rules are kept.
+//! Virtio devices for tests/fuzz (the feature `fuzzing`): the real transport and devices, on one thread, with
+//! a guest that may do anything.
 //!
 //! ```text
-//!   input ──acts──> Guest ──registers, memory──> Transport, Shift, device <──acts── the host: files, sockets
-//!                     └── check: memory is as the guest left it but where it gave leave, indices in order, no endless work
+//!   input ──acts──> Guest ──registers, memory──> Transport, DeviceLoop, device <──acts── the host: files, sockets
+//!                     └── checks: the device wrote only where it may, indices are in order, work ends
 //! ```
 
 use std::cell::RefCell;
@@ -37,15 +37,15 @@ use crate::memory::ram::GuestRam;
 /// Bytes of guest memory.
 pub const MEMORY: u64 = 1 << 20;
 const PAGE: usize = 4096;
-/// Bytes of it that are looked at in one go.
+/// Bytes compared at once.
 const PIECE: usize = 1 << 15;
 
 thread_local! {
-    /// Memory that no guest has.
+    /// Memory of the last guest, for the next one.
     static SPARE: RefCell<Option<FuzzMemory>> = const { RefCell::new(None) };
 }
 
-/// Where the device has had leave to write, in order and apart.
+/// Memory that the device was allowed to write: ranges in order, without overlaps.
 fn granted() -> Vec<Range<u64>> {
     GRANTED.with_borrow_mut(|granted| {
         granted.sort_unstable_by_key(|range| range.start);
@@ -58,14 +58,14 @@ fn granted() -> Vec<Range<u64>> {
     })
 }
 
-/// Guest memory, which holds zeros at first.
+/// Guest memory, zero at first.
 #[derive(Clone, Debug)]
 pub(super) struct FuzzMemory {
     ram: GuestRam,
 }
 
 impl FuzzMemory {
-    /// What the last program used, with zeros in it: a new mapping takes longer than most programs.
+    /// Clears and takes the memory of the last guest: a new mapping takes longer than most programs.
     fn new() -> Self {
         let Some(used) = SPARE.take() else {
             let ram = GuestRam::reserve(MEMORY).expect("a little address space");
@@ -82,7 +82,7 @@ impl FuzzMemory {
         self.ram.guest()
     }
 
-    /// Writes, as far as there is memory at `at`. Says how much that was.
+    /// Writes as far as memory exists at `at`. Returns the number of bytes written.
     fn poke(&self, at: u64, bytes: &[u8]) -> usize {
         let room = MEMORY.saturating_sub(at).min(bytes.len() as u64) as usize;
         if room > 0 {
@@ -91,13 +91,13 @@ impl FuzzMemory {
         room
     }
 
-    /// Another program may have it.
+    /// Keeps the memory for the next guest.
     fn spare(&self) {
         SPARE.set(Some(self.clone()));
     }
 }
 
-/// A device, as it is made from the host's side.
+/// A device as the host makes it.
 #[derive(Debug)]
 pub struct FuzzedDevice(Arc<Mutex<dyn VirtioDevice>>);
 
@@ -106,7 +106,7 @@ impl FuzzedDevice {
         Self(Arc::new(Mutex::new(device)))
     }
 
-    /// Randomness.
+    /// The entropy device.
     #[must_use]
     pub fn rng() -> Self {
         Self::new(Rng)
@@ -120,7 +120,7 @@ impl FuzzedDevice {
         Block::open(config).map(Self::new)
     }
 
-    /// A network interface, and the other end of its connection, which takes and gives frames with headers.
+    /// A network interface, and the other end of its connection, which carries frames with headers.
     #[must_use]
     pub fn net(config: &NetConfig) -> (Self, UnixDatagram) {
         let (net, other) = Net::on_wire(config);
@@ -152,7 +152,7 @@ impl FuzzedDevice {
     }
 }
 
-/// No more was given back than had been taken, and no more taken than there can be.
+/// Asserts that no more chains were put back than taken, and no more taken than the queue has entries.
 fn check_order(queue: &VirtQueue) {
     let (under_way, size) = (queue.under_way(), queue.size());
     assert!(under_way <= size, "{under_way} chains under way of {size}");

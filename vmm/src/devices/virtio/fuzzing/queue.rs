@@ -1,4 +1,4 @@
-//! A queue by itself, in any state that a driver can bring it to.
+//! A queue without a device, in any state that a driver can cause.
 
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress};
@@ -11,7 +11,7 @@ use crate::devices::virtio::queue::VirtQueue;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-/// The most pieces of a chain that are read and written.
+/// Most pieces of a chain that are read and written.
 const MOST_PIECES: usize = 2000;
 
 /// The queue and its memory.
@@ -22,7 +22,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// A queue with its rings anywhere, its indices anywhere. None where no device would begin to work on it.
+    /// Makes a queue with any rings and indices, or `None` if no device would start to work on it.
     #[must_use]
     pub fn new(max: u16, size: u16, rings: [u64; 3], event_idx: bool, index: u16) -> Option<Self> {
         let memory = FuzzMemory::new();
@@ -41,18 +41,19 @@ impl Queue {
         queue.is_usable(memory.guest()).then_some(Self { memory, queue })
     }
 
-    /// Writes memory, as far as there is some at `at`.
+    /// Writes to memory, as far as it exists at `at`.
     pub fn poke(&self, at: u64, bytes: &[u8]) {
         self.memory.poke(at, bytes);
     }
 
-    /// Its entries.
+    /// Number of entries.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.queue.size()
     }
 
-    /// Takes a chain and uses it up, `step` bytes at a time. None if there is none, or one that breaks rules.
+    /// Takes a chain and uses it up, `step` bytes at a time. Returns its head, or `None` if there is no valid
+    /// chain.
     pub fn take(&mut self, step: usize) -> Option<u16> {
         let mut chain = self.queue.pop(self.memory.guest()).ok()??;
         assert_eq!([chain.readable.len(), chain.writable.len()], self.lengths(chain.head));
@@ -71,7 +72,7 @@ impl Queue {
         Some(chain.head)
     }
 
-    /// Bytes to read and to write of a chain, which has been found in order, by walking it once more.
+    /// Readable and writable bytes of a valid chain, by a second walk.
     fn lengths(&self, head: u16) -> [usize; 2] {
         let mut lengths = [0; 2];
         let (mut table, mut index) = (self.queue.ring.desc_table(), head);
@@ -99,14 +100,14 @@ impl Queue {
         }
     }
 
-    /// Takes back the last taking.
+    /// Undoes the last take.
     pub fn untake(&mut self) {
         if self.queue.under_way() > 0 {
             self.queue.unpop();
         }
     }
 
-    /// Gives chains back, one by one or together, and says whether the driver wants to hear of it.
+    /// Puts chains back, one by one or together. Returns whether the driver wants an interrupt.
     pub fn put(&mut self, chains: &[(u16, usize)], together: bool) -> bool {
         let (memory, queue) = (self.memory.guest(), &mut self.queue);
         let before = queue.ring.next_used();
@@ -116,7 +117,7 @@ impl Queue {
             true => queue.put_together(memory, chains),
             false => chains.iter().try_for_each(|(head, written)| queue.put(memory, *head, *written)),
         };
-        // A ring in memory takes any chain of the table, and none else.
+        // A used ring in memory accepts any head of the table, and no other.
         let known = chains.iter().all(|(head, _)| *head < queue.size());
         assert!(done.is_ok() || !known, "{done:?}");
         if known {
@@ -134,7 +135,7 @@ impl Queue {
         queue.wants_interrupt(memory).expect("rings in memory")
     }
 
-    /// Asks the driver to notify, or not to.
+    /// Enables or disables notifications.
     pub fn set_notifications(&mut self, wanted: bool) {
         let memory = self.memory.guest();
         match wanted {
@@ -143,7 +144,7 @@ impl Queue {
         }
     }
 
-    /// Saves the queue and goes on with what was saved.
+    /// Saves the queue and continues with the saved state.
     pub fn reload(&mut self) {
         let state = self.queue.save();
         let text = serde_json::to_string(&state).expect("numbers");
