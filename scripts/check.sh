@@ -43,7 +43,7 @@ NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/chec
 # prose has been read against STYLE.
 CLEAN=(
     README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md _typos.toml tests/golden/README.md tests/mutants/README.md
-    vmm/src/{devices,memory,snapshot,store,vm}
+    vmm/src/{devices,memory,pager,snapshot,store,vm}
     docs
     scripts/checks scripts/docs.sh benches vmm/examples
     .cargo api/Cargo.toml vmm/Cargo.toml kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml

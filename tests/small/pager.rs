@@ -192,7 +192,7 @@ fn without_a_pager_the_guest_ends_and_says_so() {
     let pagers = shared.pagers();
     rustix::process::kill_process(pagers[0], Signal::KILL).unwrap();
     let outcome = guest.wait_exit();
-    outcome.complained(&["its memory cannot be had: the pager has died, and there is no other"]);
+    outcome.complained(&["its memory cannot be had: the pager has died, and no other could be reached"]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
 }

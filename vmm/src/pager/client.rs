@@ -1,8 +1,8 @@
-//! A VM's side of its pager: finds or starts one, and another one when it dies.
+//! A VM's connection to its pager: finds or starts a pager, and another one when it dies.
 //!
 //! ```text
-//!   Connected ── the socket ends ──> Looking ── one is there ──> Connected      (faults wait meanwhile)
-//!                                       └────── none in time ──> the VM ends
+//!   Connected ── the socket ends ──> Searching ── found ──> Connected      (faults wait meanwhile)
+//!                                        └── not in time ──> the VM ends
 //! ```
 
 use std::fs::File;
@@ -27,9 +27,9 @@ use crate::memory::range::AddressRange;
 use crate::sync::lock;
 use crate::threads;
 
-/// Between two attempts to ask a pager whose socket is full.
+/// Time between two attempts to send to a pager whose socket is full.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
-/// How long a pager has to say what it has fetched, which nobody depends on.
+/// Longest wait for the pager's statistics, which are not essential.
 const TO_SAY: Duration = Duration::from_secs(1);
 
 /// The pager of one VM. See the module.
@@ -39,40 +39,41 @@ pub struct Pager(pub(super) Arc<ClientState>);
 #[derive(Debug)]
 pub(super) struct ClientState {
     pub(super) target: Target,
-    /// Until when a pager is waited for before the VM runs.
+    /// End of the wait for a pager before the VM runs.
     deadline: Instant,
-    /// The list of what is to be fetched ahead, if something is.
+    /// The list of pages to fetch ahead, if there is one.
     ahead: OnceLock<File>,
     pub(super) connection: Mutex<Connection>,
     pub(super) changed: Condvar,
 }
 
-/// The connection, and what is awaited on it.
+/// The connection, and the answers that threads wait for.
 #[derive(Debug, Default)]
 pub(super) struct Connection {
-    /// None while there is none.
+    /// `None` between two connections.
     pub(super) socket: Option<Arc<OwnedFd>>,
     pub(super) over: bool,
-    /// The VM's memory, once its service is to end.
+    /// The VM's memory, set when its service is to end.
     pub(super) range: Option<AddressRange>,
-    /// The connections over which a pager was asked for its service, and which it has not ended: it may act
-    /// on the memory.
+    /// Connections over which a pager was asked to serve and which it has not ended. It may act on the
+    /// memory.
     pub(super) served_by: Vec<Arc<OwnedFd>>,
-    /// What the pager said to [`Ask::Complete`], once it is asked for.
+    /// The pager's answer to [`Ask::Complete`].
     pub(super) completed: Option<Answer>,
-    /// Whether that is awaited.
+    /// Whether a thread waits for the answer to [`Ask::Complete`].
     pub(super) completes: bool,
-    /// What it said to [`Ask::Fetched`], once it is asked for.
+    /// The pager's answer to [`Ask::Fetched`].
     pub(super) fetched: Option<Fetched>,
-    /// How many connections there have been: an answer that is awaited from one does not come from the next.
+    /// Number of connections so far. An answer expected from one does not come from the next.
     pub(super) count: u64,
 }
 
 impl Pager {
-    /// Has the base of the pack in `pack`, which is called `name`, and `memory_len` bytes of memory.
+    /// Connects to the pager of the pack in `pack`, which errors call `name`, and gets the base of
+    /// `memory_len` bytes.
     ///
     /// # Errors
-    /// There is no pager, and none can be started.
+    /// No pager runs, and none can be started.
     pub fn connect(options: &PagerOptions, pack: File, name: PathBuf, memory_len: u64) -> Result<Self> {
         let place = PagerPlace::of(&pack, &options.directory, options.group.as_deref())?;
         let (options, base) = (options.clone(), OnceLock::new());
@@ -93,9 +94,9 @@ impl Paging for Pager {
     fn begin(&self, faults: &Arc<Faults>) -> Result<u64> {
         let (inner, weak) = (Arc::clone(&self.0), Arc::downgrade(faults));
         let socket = lock(&inner.connection).socket.clone().expect("it is connected until someone watches");
-        // A pager that was about to go when it was reached is no reason to fail.
+        // The pager may have been about to end when it was reached, so another is tried.
         if let Err(error) = inner.serve(&socket, faults, inner.deadline) {
-            log::debug!("the pager went: {}", report(&error));
+            log::debug!("the pager ended: {}", report(&error));
             let socket = Arc::new(inner.target.reach(inner.deadline)?);
             inner.serve(&socket, faults, inner.deadline)?;
             lock(&inner.connection).socket = Some(socket);
@@ -104,29 +105,29 @@ impl Paging for Pager {
         Ok(0)
     }
 
-    /// Does not wait for the pager, which may be stopped: the thread that watches it does.
+    /// Does not wait for the pager, which may be stopped. The watching thread waits.
     fn end(&self, _: u64, range: AddressRange) {
         if let Err(errno) = range.vacate() {
-            log::debug!("the memory of a VM is held until its pager ends: {errno}");
+            log::debug!("a VM's memory is kept until its pager ends: {errno}");
         }
         let mut connection = lock(&self.0.connection);
         connection.over = true;
         connection.range = Some(range);
         if let Some(socket) = connection.socket.take() {
-            // The pager hears of it, ends the service, and then the connection.
+            // The pager then ends the service, and after that the connection.
             let _ = rustix::net::shutdown(&*socket, Shutdown::Write);
         }
         self.0.changed.notify_all();
     }
 
-    /// A pager that dies over it is asked again when there is another.
+    /// If the pager dies meanwhile, the next one is asked again.
     fn complete(&self) -> Result<()> {
         let done = self.0.complete();
         lock(&self.0.connection).completes = false;
         done
     }
 
-    /// A pager that comes later is asked too.
+    /// A later pager is asked, too.
     fn prefetch(&self, runs: &Runs) -> Result<()> {
         let failed = |source| Error::host("list pages for the pager", source);
         let list = list(runs).map_err(failed)?;
@@ -139,7 +140,7 @@ impl Paging for Pager {
         Ok(())
     }
 
-    /// One that stands still says nothing. It knows which list this VM has named.
+    /// Returns nothing for a stopped pager. The pager knows the list that this VM has named.
     fn fetched(&self, _: Option<&Runs>) -> Option<Fetched> {
         let inner = &*self.0;
         let mut connection = lock(&inner.connection);
@@ -153,8 +154,8 @@ impl Paging for Pager {
 }
 
 impl ClientState {
-    /// As [`Target::serve`]. The connection is remembered before: a pager may begin although it is not heard
-    /// any more. One that refuses has not begun.
+    /// As [`Target::serve`]. Records the connection first: a pager may start to serve even if its answer is
+    /// lost. A pager that refuses has not started.
     pub(super) fn serve(&self, socket: &Arc<OwnedFd>, faults: &Faults, deadline: Instant) -> Result<()> {
         lock(&self.connection).served_by.push(Arc::clone(socket));
         self.target.serve(socket, faults, deadline).map_err(|not_served| match not_served {
@@ -166,7 +167,8 @@ impl ClientState {
         })
     }
 
-    /// Has the pager fetch ahead what is to be, if something is. One that is gone, or does not listen, is not waited for: it is advice.
+    /// Asks the pager to fetch the list ahead, if there is one. Does not wait for a pager that is gone or
+    /// does not read: the list is advice.
     pub(super) fn ask_ahead(&self, socket: &OwnedFd) {
         if let Some(list) = self.ahead.get() {
             let _ = send(socket, &Ask::Prefetch, Some(list.as_fd()), SendFlags::DONTWAIT);
@@ -177,19 +179,18 @@ impl ClientState {
         let failed = |why: &str| Error::host("fetch all of a VM's memory", io::Error::other(why));
         let mut connection = lock(&self.connection);
         loop {
-            // While there is none, the one who watches looks for it, or ends the VM.
+            // Without a connection, the watching thread looks for a pager or ends the VM.
             connection = self
                 .changed
                 .wait_while(connection, |connection| connection.socket.is_none() && !connection.over)
                 .unwrap_or_else(PoisonError::into_inner);
             let Some(socket) = connection.socket.clone().filter(|_| !connection.over) else {
-                return Err(failed("there is no pager"));
+                return Err(failed("no pager is connected"));
             };
             let count = connection.count;
             (connection.completed, connection.completes) = (None, true);
             let is_asked = send(&*socket, &Ask::Complete, None, SendFlags::DONTWAIT).is_ok();
-            // One that is stopped has a full socket at some time: the one who watches says when that lasts
-            // too long.
+            // The socket of a stopped pager fills up. The watching thread decides when that lasts too long.
             let waits = |connection: &mut Connection| {
                 connection.completed.is_none() && connection.count == count && !connection.over
             };

@@ -1,5 +1,5 @@
-//! How a VM reaches a pager: connects, starts one where there is none, and asks it for a base and for its
-//! service. No step waits longer than its deadline.
+//! Reaches a pager: connects, starts a pager if none runs, and asks for a base and for service. No step waits
+//! beyond its deadline.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,44 +20,44 @@ use crate::error::{Error, Result};
 use crate::memory::lazy::faults::Faults;
 use crate::sync::lock;
 
-/// Between two attempts to reach a pager that starts.
+/// Time between two attempts to reach a starting pager.
 pub(super) const PAUSE: Duration = Duration::from_millis(2);
-/// Between two that are started, at first; then longer and longer.
+/// Time between two started pagers, at first. It grows with each.
 const BETWEEN_STARTS: Duration = Duration::from_millis(50);
-/// Bytes of what a pager says that cannot start.
+/// Longest message taken from a pager that cannot start, in bytes.
 const LONGEST_COMPLAINT: u64 = 4096;
 
-/// Why a VM is not served.
+/// Reason why a VM is not served.
 pub(super) enum NotServed {
-    /// The pager says so, or has ended the connection: it does nothing to the VM's memory.
+    /// The pager refused or ended the connection. It does not act on the VM's memory.
     Refused(Error),
-    /// It may serve the VM, and has not said so.
+    /// The pager has not answered. It may serve the VM.
     Unknown(Error),
 }
 
-/// Whom a VM asks for its memory.
+/// The pager that a VM needs.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) options: PagerOptions,
     pub(super) place: PagerPlace,
     pub(super) pack: File,
-    /// What the pack is called in errors.
+    /// Name of the pack in errors.
     pub(super) name: PathBuf,
     pub(super) memory_len: u64,
     pub(super) base: OnceLock<Arc<File>>,
-    /// The pagers that this process has started, to be waited for.
+    /// The pagers that this process has started and must wait for.
     pub(super) started: Mutex<Vec<Child>>,
 }
 
 impl Target {
-    /// The end of a wait that begins now.
+    /// End of a wait that starts now.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.options.patience
     }
 
-    /// Connects, starting a pager if there is none, and has the base.
+    /// Connects and gets the base. Starts a pager if none runs.
     pub(super) fn reach(&self, deadline: Instant) -> Result<OwnedFd> {
-        // Not again and again: one that is about to listen needs the processor for it.
+        // Pauses between starts: a pager that is about to listen needs the processor.
         let (mut next_start, mut pause) = (Instant::now(), BETWEEN_STARTS);
         loop {
             let tried = self
@@ -80,16 +80,16 @@ impl Target {
                     next_start = Instant::now() + pause;
                     pause *= 2;
                 }
-                // Said by a pager, which would say it again.
+                // The pager's own answer, which would not change.
                 io::ErrorKind::Other | io::ErrorKind::InvalidData => return Err(failed(error)),
                 _ if Instant::now() > deadline => return Err(failed(self.explained(error))),
-                // One that is about to go, and has not taken its socket away yet; or that is about to come.
+                // The pager is ending and has not removed its socket, or it is starting.
                 _ => thread::sleep(PAUSE),
             }
         }
     }
 
-    /// A timeout as what it most likely is.
+    /// Gives a timeout its likely reason.
     fn explained(&self, error: io::Error) -> io::Error {
         match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.silent(),
@@ -97,7 +97,7 @@ impl Target {
         }
     }
 
-    /// The error for a pager that answers nothing.
+    /// The error for a pager that does not answer.
     pub(super) fn silent(&self) -> io::Error {
         let patience = self.options.patience.as_secs_f32();
         let why = format!("it has not answered for {patience} s: it is stopped, or its host is overloaded");
@@ -106,14 +106,14 @@ impl Target {
 
     fn connect(&self) -> io::Result<OwnedFd> {
         let address = SocketAddrUnix::new(self.place.socket())?;
-        // Without waiting for room in the queue of a pager that takes no connections.
+        // Does not wait for room in the queue of a pager that accepts no connections.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &address)?;
         let own = rustix::process::geteuid();
         match rustix::net::sockopt::socket_peercred(&socket)?.uid == own {
             true => Ok(socket),
-            false => Err(io::Error::other("it is another user's")),
+            false => Err(io::Error::other("another user owns its socket")),
         }
     }
 
@@ -122,8 +122,8 @@ impl Target {
         let brought = self.base.get().map(|base| base.as_fd());
         let asked = send(socket, &ask, brought, SendFlags::DONTWAIT);
         let answer = match receive_until::<Answer>(socket, deadline) {
-            // A pager that has refused without listening has ended the connection, which is told before what
-            // it said.
+            // A pager that refuses without reading ends the connection, and the kernel reports the end before
+            // the answer.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                 receive_until::<Answer>(socket, deadline)
             }
@@ -133,12 +133,12 @@ impl Target {
             Some((Answer::Refused(why), _)) => Err(io::Error::other(why)),
             Some((Answer::Done, Some(base))) => asked.map(|()| base.into()),
             Some((Answer::Done, None)) => Err(Errno::MFILE.into()),
-            Some(_) => Err(io::Error::other("it answers what was not asked")),
+            Some(_) => Err(io::Error::other("its answer does not fit the request")),
             None => Err(io::ErrorKind::ConnectionReset.into()),
         }
     }
 
-    /// Has a VM's faults answered.
+    /// Asks the pager to answer a VM's faults.
     pub(super) fn serve(
         &self,
         socket: &OwnedFd,
@@ -158,9 +158,9 @@ impl Target {
                 Some((Answer::Done, _)) => Ok(()),
                 Some((Answer::Refused(why), _)) => Err(Refused(failed(io::Error::other(why)))),
                 Some((Answer::Fetched { .. } | Answer::NotPrefetched(_) | Answer::Alive, _)) => {
-                    Err(Unknown(failed(io::Error::other("it answers what was not asked"))))
+                    Err(Unknown(failed(io::Error::other("its answer does not fit the request"))))
                 }
-                // A fault that was answered before this was.
+                // A fault that the pager handled before this request.
                 Some((Answer::Unreadable { start, end, why }, _)) => {
                     faults.fail(&why);
                     faults.refuse(start..end);
@@ -171,8 +171,8 @@ impl Target {
         }
     }
 
-    /// A process of its own, which outlives this one. It has the pack for standard input: the name may be
-    /// another file's by now.
+    /// Starts a pager, which outlives this process. The pack is its standard input, because the name may
+    /// belong to another file by now.
     fn start(&self) -> Result<()> {
         let failed = |source| Error::file("start the pager", self.options.program.display(), source);
         let pack = self.pack.try_clone().map_err(failed)?;
@@ -184,7 +184,7 @@ impl Target {
             .args(self.options.group.iter().flat_map(|group| ["--pager-group", group]))
             .stdin(pack)
             .stdout(Stdio::null())
-            // For why it could not start. It lets go of it once it listens.
+            // For its reason if it cannot start. It closes the pipe once it listens.
             .stderr(Stdio::piped())
             .spawn()
             .map_err(failed)?;
@@ -192,10 +192,10 @@ impl Target {
         Ok(())
     }
 
-    /// Whether no pager is left that this process has started: none that has ended stays as a zombie.
+    /// Whether all pagers that this process started have ended. Leaves no zombies.
     ///
     /// # Errors
-    /// One of them could not start: what it said.
+    /// A pager could not start: its message.
     pub(super) fn started_ended(&self) -> Result<bool> {
         let mut started = lock(&self.started);
         let mut complaint = None;

@@ -1,4 +1,5 @@
-//! Lists of ranges of memory, between a VM and its pager: in a file beside a message, for they may be longer than one.
+//! Lists of ranges of memory between a VM and its pager, in a file beside a message: a list may be longer
+//! than a message.
 
 use std::fs::File;
 use std::io;
@@ -12,10 +13,10 @@ use crate::memory::page_ranges;
 /// Bytes decoded at once.
 const STEP: usize = 64 << 10;
 
-/// A list, in memory.
+/// Writes a list to a memfd.
 ///
 /// # Errors
-/// The host gives none.
+/// The host has no memory for it.
 pub fn list(ranges: &[Range<u64>]) -> io::Result<File> {
     let file = File::from(rustix::fs::memfd_create("volt-pages", MemfdFlags::CLOEXEC)?);
     let bytes: Vec<u8> = page_ranges::encode(ranges).collect();
@@ -23,20 +24,20 @@ pub fn list(ranges: &[Range<u64>]) -> io::Result<File> {
     Ok(file)
 }
 
-/// The ranges that a list has, of so many bytes of memory. It is the other side's, and may change at any time: what has been read of it is
-/// looked at, and nothing else.
+/// Reads a list of ranges within `memory` bytes. The other process owns the file and may change it at any
+/// time, so only the copy is checked.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the list is invalid.
 pub fn listed(file: &File, memory: u64) -> Result<Vec<Range<u64>>, String> {
     let failed = |error: io::Error| format!("the list of pages cannot be read: {error}");
     let metadata = file.metadata().map_err(failed)?;
     if !metadata.is_file() || metadata.len() > page_ranges::longest(memory) {
-        return Err(format!("the list of pages, {} bytes long, cannot be one", metadata.len()));
+        return Err(format!("the list of pages has an invalid length, {} bytes", metadata.len()));
     }
     let impossible = || "the list names pages that there are not, or names one twice".to_owned();
     let (len, mut step, mut ranges) = (metadata.len(), vec![0; STEP], Vec::new());
-    // It stops at the first range that cannot be: a hole takes no memory, however long.
+    // Stops at the first invalid range: a hole takes no memory, however long.
     for at in (0..len).step_by(STEP) {
         let step = &mut step[..(len - at).min(STEP as u64) as usize];
         file.read_exact_at(step, at).map_err(failed)?;
@@ -63,14 +64,15 @@ mod tests {
         assert_eq!(listed(&list(&[]).unwrap(), MEMORY).unwrap(), []);
     }
 
-    /// 32 GiB of list would be a VM's end and its pager's. Memory for them cannot be had here.
+    /// A list of 32 GiB would take the memory of the VM and its pager. It must be refused without allocating
+    /// it.
     #[test]
     fn list_of_holes_is_refused_at_its_first_range() {
         let file = list(&[]).unwrap();
         file.set_len(page_ranges::longest(MEMORY)).unwrap();
         assert!(refused(&file).contains("names pages that there are not"), "{}", refused(&file));
         file.set_len(page_ranges::longest(MEMORY) + 8).unwrap();
-        assert!(refused(&file).contains("cannot be one"), "{}", refused(&file));
+        assert!(refused(&file).contains("invalid length"), "{}", refused(&file));
     }
 
     #[test]
@@ -86,6 +88,6 @@ mod tests {
         cut.set_len(12).unwrap();
         assert!(refused(&cut).contains("the list names pages"));
         let null = File::open("/dev/null").unwrap();
-        assert!(refused(&null).contains("cannot be one"));
+        assert!(refused(&null).contains("invalid length"));
     }
 }

@@ -1,4 +1,5 @@
-//! What is said between a VM and its pager: a message is a packet of a unix socket, in JSON, with descriptors beside it.
+//! Messages between a VM and its pager. Each is a packet of a unix socket, in JSON, with descriptors beside
+//! it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,78 +17,80 @@ use serde::{Deserialize, Serialize};
 
 use crate::memory::lazy::prefetch::Reading;
 
-/// Both ends must have the same: they are the same program, but for an update under running VMs.
+/// Version of the messages. Both ends are the same program, unless it is updated under running VMs.
 pub const VERSION: u32 = 3;
 
-/// Bytes of a message, at most.
+/// Longest message in bytes.
 const LONGEST: usize = 4096;
-/// Descriptors beside one, at most.
+/// Most descriptors beside a message.
 const MOST_FDS: usize = 1;
 
-/// What a VM asks for.
+/// A request of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Ask {
-    /// The base. With a memfd beside it if the VM has one already.
+    /// Asks for the base. A memfd lies beside it if the VM already has one.
     Base {
-        /// Of the one who asks.
+        /// Version of the VM's messages.
         version: u32,
-        /// Bytes that it must be long.
+        /// Length of the base in bytes.
         memory_len: u64,
     },
-    /// To have page faults answered, of the userfaultfd beside it.
+    /// Asks for answers to the page faults of the userfaultfd beside it.
     Serve {
-        /// Where the base is mapped in the VM's process.
+        /// Address of the base in the VM's process.
         start: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// To have the base filled.
+    /// Asks to fill the whole base.
     Complete,
-    /// To have what the file beside it names ([`crate::memory::page_ranges`]) fetched before it is touched. No answer, unless it is not.
+    /// Asks to fetch the pages of the list in the file beside it ([`crate::memory::page_ranges`]). The pager
+    /// answers only if it cannot.
     Prefetch,
-    /// What has been fetched.
+    /// Asks for the fetched chunks.
     Fetched,
-    /// To say that it is alive.
+    /// Asks for a sign of life.
     Ping,
 }
 
-/// What a pager says.
+/// A message of a pager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Answer {
-    /// It is done; after [`Ask::Base`] with the memfd beside it.
+    /// The request is done. After [`Ask::Base`], the memfd lies beside it.
     Done,
-    /// It is not, and why.
+    /// The request is refused, with the reason.
     Refused(String),
-    /// After [`Ask::Fetched`], as [`crate::memory::lazy::faults::Fetched`] has it. The file beside it lists the chunks that were fetched ahead.
+    /// Answer to [`Ask::Fetched`], as [`crate::memory::lazy::faults::Fetched`]. The file beside it lists the
+    /// chunks that were fetched ahead.
     Fetched {
-        /// Bytes of a chunk.
+        /// Length of a chunk in bytes.
         chunk_len: u64,
-        /// Chunks that somebody waited for.
+        /// Number of chunks that a fault waited for.
         touched: u64,
-        /// How far reading ahead is, once it has begun.
+        /// Progress of reading ahead, once it has begun.
         prefetch: Option<Reading>,
     },
-    /// Nothing is fetched ahead, and why.
+    /// No list is fetched ahead, with the reason.
     NotPrefetched(String),
-    /// After [`Ask::Ping`].
+    /// Answer to [`Ask::Ping`].
     Alive,
-    /// Not an answer: a range of the VM's memory cannot be had.
+    /// A range of the VM's memory is unavailable. This is not an answer.
     Unreadable {
-        /// Offset.
+        /// First offset.
         start: u64,
-        /// Offset behind it.
+        /// Offset after the last.
         end: u64,
-        /// Why.
+        /// Reason.
         why: String,
     },
 }
 
-/// Sends a message. `flags` says whether it waits for room.
+/// Sends a message. `flags` decide whether the call waits for room.
 ///
 /// # Errors
-/// The other end is gone, or there is no room.
+/// The other end is gone, or has no room.
 pub fn send(
     socket: impl AsFd,
     message: &impl Serialize,
@@ -109,10 +112,10 @@ pub fn send(
     Ok(())
 }
 
-/// Receives one; nothing when the other end is gone.
+/// Receives a message, or `None` if the other end is gone.
 ///
 /// # Errors
-/// It cannot be read, or is none.
+/// The socket cannot be read, or the packet is not a message.
 pub fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
     flags: RecvFlags,
@@ -136,7 +139,8 @@ pub fn receive<T: DeserializeOwned>(
         return Ok(None);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        let why = "a descriptor beside a message did not arrive: the limit of open files (RLIMIT_NOFILE) is reached, or it had several";
+        let why = "a descriptor beside a message did not arrive: the limit of open files (RLIMIT_NOFILE) is \
+                   reached, or it had several";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
     if received.flags.contains(ReturnFlags::TRUNC) {
@@ -145,10 +149,10 @@ pub fn receive<T: DeserializeOwned>(
     Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fd)))
 }
 
-/// Receives a message as [`receive`] does, and waits for it until `deadline`.
+/// As [`receive`], and waits until `deadline`.
 ///
 /// # Errors
-/// As [`receive`]; `TimedOut` if none has come by then.
+/// As [`receive`]; `TimedOut` after the deadline.
 pub fn receive_until<T: DeserializeOwned>(
     socket: impl AsFd,
     deadline: Instant,

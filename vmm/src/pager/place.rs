@@ -1,4 +1,4 @@
-//! Where pagers are found: a socket for each pack in a directory that only this user can enter.
+//! The places of pagers: a socket for each pack, in a directory that only this user can enter.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -10,42 +10,42 @@ use rustix::fs::FlockOperation;
 
 use crate::error::{Error, Result};
 
-/// The directory, unless another one is named.
+/// The default directory.
 #[must_use]
 pub fn default_directory() -> PathBuf {
     let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty());
     own.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("volt-vmm")
 }
 
-/// Bytes of a group's name: the path of a socket must be short.
+/// Longest name of a group, in bytes: the path of a socket must be short.
 const LONGEST_GROUP: usize = 32;
-/// Bytes of the path of a socket (unix(7)).
+/// Longest path of a socket, in bytes (unix(7)).
 const LONGEST_PATH: usize = 107;
-/// How the name of a place's lock ends.
+/// Suffix of a lock's name.
 const LOCK: &str = ".lock";
 /// Prefix of the name of a group's directory.
 const GROUP: &str = "group-";
-/// Attempts to have a directory that other pagers remove at the same time.
+/// Attempts to make a directory that other pagers remove at the same time.
 const ATTEMPTS: u32 = 16;
 
-/// The place of the pager of one pack.
+/// The socket and the lock of the pager of one pack.
 #[derive(Clone, Debug)]
 pub struct PagerPlace {
     /// The directory of all groups.
     root: PathBuf,
-    /// The directory of this place: the root or the directory of its group.
+    /// The directory of this place: the root, or the directory of its group.
     directory: PathBuf,
     name: String,
 }
 
 impl PagerPlace {
-    /// That of the pack in `file`, in a directory that is made if it is not there. A file that is changed or replaced has another
-    /// place: this is of what the file system says of it, and nothing that is in it. A trust group has a
-    /// directory of its own in that one, so that a VM that is confined to it reaches no other group's pager.
+    /// The place for the pack in `file`. Makes the directory if it is missing. The name follows from the file
+    /// system's data about the file, not from its content: a changed or replaced file has another place. A
+    /// trust group has its own directory, so that a VM confined to it reaches no other group's pager.
     ///
     /// # Errors
-    /// The group's name is none, the socket's path is too long, or the directory cannot be made, or others
-    /// can enter it.
+    /// The group's name is invalid, the socket's path is too long, the directory cannot be made, or other
+    /// users can enter it.
     pub fn of(file: &File, directory: &Path, group: Option<&str>) -> Result<Self> {
         let metadata = file.metadata().map_err(|source| Error::file("look at", "a packed memory", source))?;
         let name = format!(
@@ -82,22 +82,22 @@ impl PagerPlace {
             return Ok(());
         }
         let problem = format!(
-            "the path of its socket, {}, is {len} bytes long, and may be {LONGEST_PATH}: choose a shorter directory",
+            "the path of its socket, {}, has {len} bytes, over {LONGEST_PATH}: choose a shorter directory",
             socket.display()
         );
         Err(Error::config("pager", problem))
     }
 
-    /// Where its socket is.
+    /// The path of its socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.directory.join(&self.name)
     }
 
-    /// Whether somebody has claimed it: a pager that is there, or one that is about to be.
+    /// Whether a running or starting pager has claimed it.
     #[must_use]
     pub fn is_claimed(&self) -> bool {
-        // To look is to have a shared claim for a moment.
+        // The check itself holds a shared claim for a moment.
         File::open(self.lock_path()).is_ok_and(|file| {
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)
                 == Err(rustix::io::Errno::WOULDBLOCK)
@@ -108,11 +108,11 @@ impl PagerPlace {
         self.directory.join(format!("{}{LOCK}", self.name))
     }
 
-    /// Claims the place until the result is dropped; nothing if another process has it. Makes the group's
-    /// directory again if another pager removed it while it was empty.
+    /// Claims the place until the result is dropped. Returns `None` if another process has it. Makes the
+    /// group's directory again if another pager removed it.
     ///
     /// # Errors
-    /// The host refuses a file for it.
+    /// The host refuses a file for the lock.
     pub fn claim(&self) -> Result<Option<Claim>> {
         let mut claim = self.claim_in_directory();
         for _ in 0..ATTEMPTS {
@@ -120,7 +120,8 @@ impl PagerPlace {
                 Err(source) if source.kind() == io::ErrorKind::NotFound && self.directory != self.root => {}
                 _ => break,
             }
-            // It looks present, and takes no file, if it is mounted and was removed elsewhere.
+            // A directory that is mounted here and was removed elsewhere still looks present, but accepts no
+            // file.
             private(&self.directory)?;
             claim = self.claim_in_directory();
         }
@@ -139,7 +140,7 @@ impl PagerPlace {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 other => other?,
             }
-            // Whoever had it before may have removed it between the two.
+            // The owner before may have removed the file between the two calls.
             let inode = file.metadata()?.ino();
             if fs::metadata(&path).is_ok_and(|there| there.ino() == inode) {
                 return Ok(Some(Claim { lock: path, socket: self.socket(), _file: file }));
@@ -148,8 +149,8 @@ impl PagerPlace {
     }
 
     /// Removes sockets and locks that killed pagers of any group left, and directories of groups that become
-    /// empty by that. A directory that was empty before stays: it may be another pager's, or be mounted in a
-    /// jail, where it would vanish. A pager that starts at this moment keeps its place: its lock keeps its
+    /// empty by that. A directory that was empty before stays: it may belong to a starting pager, or be
+    /// mounted in a jail, where it would vanish. A starting pager keeps its place, because its lock keeps its
     /// directory.
     pub fn remove_abandoned(&self) {
         self.remove_abandoned_in(&self.root);
@@ -178,7 +179,7 @@ impl PagerPlace {
             let name = name.strip_suffix(LOCK).unwrap_or(&name);
             (is_name(name) && !is_own(name)).then(|| name.to_owned())
         });
-        // Its lock and its socket are two entries.
+        // A lock and its socket are two entries.
         for name in names.collect::<BTreeSet<_>>() {
             let place = Self { root: self.root.clone(), directory: directory.to_owned(), name };
             match place.claim_in_directory() {
@@ -194,7 +195,7 @@ impl PagerPlace {
     }
 }
 
-/// `pager-` and the five numbers of [`PagerPlace::of`].
+/// Whether a name is `pager-` and the five numbers of [`PagerPlace::of`].
 fn is_name(name: &str) -> bool {
     let Some((numbers, nanoseconds)) = name.strip_prefix("pager-").and_then(|rest| rest.split_once('.'))
     else {
@@ -205,7 +206,7 @@ fn is_name(name: &str) -> bool {
     numbers.len() == 4 && numbers.into_iter().all(is_number) && is_number(nanoseconds)
 }
 
-/// A claimed place. Dropped, nothing is left of it.
+/// A claimed place. Dropping it removes socket and lock.
 #[derive(Debug)]
 pub struct Claim {
     lock: PathBuf,
@@ -214,10 +215,10 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Where the socket belongs. None is there: one that a dead pager left is removed.
+    /// The path for the socket. Removes a socket that a dead pager left.
     ///
     /// # Errors
-    /// It cannot be removed.
+    /// The old socket cannot be removed.
     pub fn socket(&self) -> Result<&Path> {
         match fs::remove_file(&self.socket) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -235,7 +236,7 @@ impl Drop for Claim {
     }
 }
 
-/// Sees to it that there is such a directory, and that it is this user's alone.
+/// Makes a directory that only this user can enter, or checks an existing one.
 fn private(directory: &Path) -> Result<()> {
     let failed = |source| Error::file("make directory", directory.display(), source);
     let make_and_check = || match DirBuilder::new().mode(0o700).create(directory) {
@@ -244,7 +245,7 @@ fn private(directory: &Path) -> Result<()> {
     };
     let mut checked = make_and_check();
     for _ in 0..ATTEMPTS {
-        // Another pager removed it between the two, because it was empty. Or its parent is missing.
+        // Another pager removed the empty directory between the two calls, or its parent is missing.
         if !matches!(&checked, Err(source) if source.kind() == io::ErrorKind::NotFound) {
             break;
         }
@@ -254,11 +255,11 @@ fn private(directory: &Path) -> Result<()> {
         return Ok(());
     }
     let problem =
-        format!("{} must be a directory of this user's that nobody else can enter", directory.display());
+        format!("{} must be a directory of this user that no other user can enter", directory.display());
     Err(Error::config("pager", problem))
 }
 
-/// Whether a path is a directory of this user that nobody else can enter.
+/// Whether a path is a directory that only this user can enter.
 fn is_private(directory: &Path) -> io::Result<bool> {
     let metadata = fs::symlink_metadata(directory)?;
     let own = metadata.uid() == rustix::process::geteuid().as_raw();
@@ -269,7 +270,7 @@ fn is_private(directory: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// A directory for groups, and the place of a group in it.
+    /// A root directory, and the place of a group in it.
     fn groups(name: &str) -> (PathBuf, impl Fn(Option<&str>) -> PagerPlace) {
         let root = std::env::temp_dir().join(format!("volt-groups-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&root);

@@ -1,4 +1,4 @@
-//! The pager: its socket, its VMs, its end.
+//! The pager's process: its socket, its VMs and its end.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,29 +21,30 @@ use crate::error::{Error, Result, report};
 use crate::memory::PAGE;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::can_change;
-use crate::memory::lazy::fault_service::{ServedVm, Service};
+use crate::memory::lazy::fault_service::Service;
 use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::prefetch::Runs;
+use crate::memory::lazy::served_vm::ServedVm;
 use crate::memory::lazy::source::PageSource;
 use crate::memory::lazy::userfault::Userfault;
 use crate::sync::lock;
 use crate::threads;
 
-/// Connections that wait to be taken.
+/// Length of the queue of connections.
 const BACKLOG: i32 = 1024;
-/// How often a claimed place is looked at again, and when.
+/// Number of further attempts to claim a place, and the time between them.
 const LOOKS: u32 = 5;
 const LOOK: Duration = Duration::from_millis(5);
-/// How long no connection is taken after the host had nothing left for one.
+/// Pause in accepting connections after the host lacked resources for one.
 const BACK_OFF: Duration = Duration::from_millis(100);
-/// Bytes of a reason; the rest of the message is short.
+/// Longest reason in a message, in bytes. The rest of a message is short.
 const LONGEST_REASON: usize = 1024;
 
-/// Serves `source`, the pack that has this place, until no VM has wanted anything for `linger`. Returns at once if there is a pager already.
-/// `listening` is called once VMs can connect.
+/// Serves the pack `source` at `place`, until no VM has been connected for `linger`. Returns at once if a
+/// pager already runs. Calls `listening` once VMs can connect.
 ///
 /// # Errors
-/// The host refuses a socket, or something that is needed to fill memory.
+/// The host refuses a socket, or resources for filling memory.
 pub fn serve(
     place: &PagerPlace,
     source: &dyn Fn() -> Box<dyn PageSource>,
@@ -52,7 +53,7 @@ pub fn serve(
 ) -> Result<()> {
     let mut claim = place.claim()?;
     for _ in 0..LOOKS {
-        // Somebody may only have looked whether it is claimed.
+        // Another process may have held the claim only for a check.
         if claim.is_none() {
             thread::sleep(LOOK);
             claim = place.claim()?;
@@ -68,26 +69,26 @@ pub fn serve(
 struct Server<'s> {
     listener: OwnedFd,
     source: &'s dyn Fn() -> Box<dyn PageSource>,
-    /// The base that this pager has made, for VMs that bring none.
+    /// The base that this pager made, for VMs that bring none.
     own: Option<Arc<Service>>,
-    /// Those that VMs have brought, which were there before this pager. Nobody else gets one: it may hold
-    /// anything.
+    /// The bases that VMs brought from an earlier pager. Other VMs do not get them, because their content is
+    /// not verified.
     brought: Vec<Arc<Service>>,
     clients: HashMap<i32, ConnectedVm>,
-    /// Given up for a moment to refuse a connection where no descriptor is left.
+    /// Closed for a moment to accept and refuse a connection when no descriptor is left.
     spare: Option<OwnedFd>,
-    /// Until when no connection is taken.
+    /// Time until which no connection is accepted.
     rests_until: Option<Instant>,
 }
 
-/// A VM that is connected.
+/// A connected VM.
 struct ConnectedVm {
     socket: Arc<OwnedFd>,
-    /// Who fills its base, once it has asked for one.
+    /// The service that fills its base, once it has asked for one.
     service: Option<Arc<Service>>,
-    /// What [`Service::add`] said.
+    /// Its number in the service ([`Service::add`]).
     number: Option<u64>,
-    /// What it would have fetched ahead.
+    /// The list of pages that it wants to be fetched ahead.
     ahead: Arc<OnceLock<Runs>>,
 }
 
@@ -116,14 +117,14 @@ impl<'s> Server<'s> {
                 if fd == self.listener.as_raw_fd() {
                     self.accept();
                 } else if let Err(why) = self.hear(fd) {
-                    log::warn!("a VM is not served any more: {why}");
+                    log::warn!("a VM is no longer served: {why}");
                     self.forget(fd);
                 }
             }
         }
     }
 
-    /// Who has something to say. Nobody, after `linger`, if nobody is connected.
+    /// Waits for sockets to become readable. Returns none of them if no VM was connected for `linger`.
     fn wait(&mut self, linger: Duration) -> Result<Vec<i32>> {
         let rest = self.rests_until.take().map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = rest.or(self.clients.is_empty().then_some(linger)).map(|timeout| Timespec {
@@ -150,7 +151,7 @@ impl<'s> Server<'s> {
             Ok(socket) => socket,
             Err(Errno::MFILE | Errno::NFILE) => return self.refuse(flags),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
-            // It waits in the queue meanwhile, and would be reported as ready again and again.
+            // The connection stays in the queue, and would be reported again and again.
             Err(errno) => {
                 log::warn!("a VM cannot connect: {errno}");
                 self.rests_until = Some(Instant::now() + BACK_OFF);
@@ -169,13 +170,13 @@ impl<'s> Server<'s> {
         }
     }
 
-    /// Takes a connection where no descriptor is left, and says so to whoever made it.
+    /// Accepts a connection with the last descriptor, tells the reason, and closes it.
     fn refuse(&mut self, flags: SocketFlags) {
         drop(self.spare.take());
         if let Ok(socket) = rustix::net::accept_with(&self.listener, flags) {
             let why = format!(
-                "this pager has no descriptor left for another VM, with {} of them: raise the limit of open files \
-                 (RLIMIT_NOFILE)",
+                "this pager has no descriptor left for another VM, with {} VMs: raise the limit of open \
+                 files (RLIMIT_NOFILE)",
                 self.clients.len()
             );
             log::warn!("a VM is refused: {why}");
@@ -193,14 +194,14 @@ impl<'s> Server<'s> {
         if let (Some(service), Some(number)) = (&service, number) {
             service.remove(number);
         }
-        // Now that nothing is done to the VM's memory any more: it waits for this.
+        // The VM waits for this end: from now on its memory is not touched.
         let _ = rustix::net::shutdown(&*socket, Shutdown::Both);
         drop((socket, service));
         self.drop_unused();
     }
 
-    /// Drops the bases that VMs have brought and that nobody has any more: they are memory for nothing. On a
-    /// thread of its own, for it waits for what is being read.
+    /// Drops the bases brought by VMs that have all gone. Uses a thread, because it waits for reads in
+    /// progress.
     fn drop_unused(&mut self) {
         let unused = |service: &mut Arc<Service>| Arc::strong_count(service) == 1;
         let unused: Vec<_> = self.brought.extract_if(.., unused).collect();
@@ -210,12 +211,12 @@ impl<'s> Server<'s> {
         let unused = Arc::new(Mutex::new(unused));
         let theirs = Arc::clone(&unused);
         if let Err(error) = threads::spawn("pager-drop", move || drop(std::mem::take(&mut *lock(&theirs)))) {
-            log::debug!("a base that no VM has is kept for now: {}", report(&error));
+            log::debug!("an unused base is kept for now: {}", report(&error));
             self.brought.append(&mut lock(&unused));
         }
     }
 
-    /// Does what a VM asks for.
+    /// Handles a VM's request.
     fn hear(&mut self, fd: i32) -> std::result::Result<(), String> {
         let client = self.clients.get(&fd).ok_or("it is not connected")?;
         let socket = Arc::clone(&client.socket);
@@ -230,8 +231,7 @@ impl<'s> Server<'s> {
                 self.forget(fd);
                 return Ok(());
             }
-            // A VM that is served sends a descriptor only with a list of pages. This process may have no room
-            // for it.
+            // A served VM sends a descriptor only with a list of pages. This process may have no room for it.
             Err(error) if client.number.is_some() && is_no_message(&error) => {
                 tell(&socket, &Answer::NotPrefetched(shortened(error.to_string())), None);
                 return Ok(());
@@ -260,7 +260,7 @@ impl<'s> Server<'s> {
         Ok(())
     }
 
-    /// The base that a VM brings, or one for those that bring none.
+    /// Returns the base that a VM brings, or the pager's own.
     fn base(
         &mut self,
         fd: i32,
@@ -269,7 +269,7 @@ impl<'s> Server<'s> {
         brought: Option<OwnedFd>,
     ) -> std::result::Result<Arc<File>, String> {
         if version != VERSION {
-            return Err(format!("this pager speaks version {VERSION}, and not {version}"));
+            return Err(format!("this pager speaks version {VERSION}, not {version}"));
         }
         let known = match &brought {
             None => self.own.as_ref(),
@@ -283,7 +283,7 @@ impl<'s> Server<'s> {
             None => Arc::new(self.make(len, brought).inspect_err(|why| log::error!("{why}"))?),
         };
         if service.filler().len() != len {
-            return Err(format!("its base is {} bytes long, and not {len}", service.filler().len()));
+            return Err(format!("its base has {} bytes, not {len}", service.filler().len()));
         }
         let client = self.clients.get_mut(&fd).ok_or("it is not connected")?;
         if client.number.is_some() {
@@ -302,7 +302,7 @@ impl<'s> Server<'s> {
     fn make(&self, len: u64, brought: Option<OwnedFd>) -> std::result::Result<Service, String> {
         let source = (self.source)();
         if source.memory_len() != len {
-            return Err(format!("its base is {} bytes long, and not {len}", source.memory_len()));
+            return Err(format!("its base has {} bytes, not {len}", source.memory_len()));
         }
         let memfd = match brought {
             None => fresh(len).map_err(|error| report(&error))?,
@@ -311,9 +311,9 @@ impl<'s> Server<'s> {
         let private = Mode::RUSR | Mode::WUSR;
         rustix::fs::fchmod(&memfd, private)
             .map_err(|errno| format!("cannot close its memory to others: {errno}"))?;
-        // Not against writing: the pager after this one must be able to.
+        // Not against writing, which the next pager needs.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
-        // What is sealed against all changes already is complete.
+        // A base that is sealed against all changes is complete.
         if can_change(&memfd).map_err(|error| error.to_string())? {
             rustix::fs::fcntl_add_seals(&memfd, seals)
                 .map_err(|errno| format!("cannot seal its memory: {errno}"))?;
@@ -341,7 +341,7 @@ impl<'s> Server<'s> {
         if has_events(&fd).map_err(|error| format!("its userfaultfd cannot be examined: {error}"))? {
             return Err("its userfaultfd reports other events than page faults".to_owned());
         }
-        // A read of it must never wait.
+        // A read of it must never block.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
         flags.map_err(|errno| format!("its userfaultfd cannot be used: {errno}"))?;
@@ -350,17 +350,18 @@ impl<'s> Server<'s> {
         let unreadable = move |Range { start, end }: Range<u64>, error: &Error| {
             let told = Answer::Unreadable { start, end, why: shortened(report(error)) };
             if let Err(error) = send(&*socket, &told, None, SendFlags::DONTWAIT) {
-                log::error!("a VM cannot be told that its memory is damaged, and waits: {error}");
+                log::error!("cannot tell a VM that its memory is damaged, so it waits: {error}");
             }
         };
         let served = ServedVm::new(Arc::clone(&userfault), start, Box::new(unreadable));
-        // One that cannot be woken cannot be served. Not after it is served: it might be told both.
+        // Refuses a range that cannot be woken. Checked before the service starts: the VM must not be told of
+        // both.
         userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))?;
-        // The VM may have several vCPUs. The service's own thread starts another one while the restore goes on,
-        // before a fault that waits already can take it.
+        // The VM may have several vCPUs. The service's first thread starts a second one while the restore
+        // continues, before it can take a waiting fault.
         service.expect_several();
         let number = service.add(served).map_err(|error| report(&error))?;
-        // What a pager before this one had read comes again.
+        // Faults that an earlier pager had read come again.
         if let Err(errno) = userfault.wake(start, len) {
             service.remove(number);
             return Err(format!("it cannot be woken: {errno}"));
@@ -384,8 +385,8 @@ impl<'s> Server<'s> {
         let answer = Answer::Fetched { chunk_len, touched, prefetch };
         match list(&ahead) {
             Ok(list) => tell(socket, &answer, Some(&list)),
-            // It waits a second for an answer, and does without.
-            Err(error) => log::warn!("a VM cannot be told of its chunks: {error}"),
+            // The VM waits a second for the answer and then continues without it.
+            Err(error) => log::warn!("cannot send a VM its list of chunks: {error}"),
         }
         Ok(())
     }
@@ -408,8 +409,8 @@ impl<'s> Server<'s> {
         })
     }
 
-    /// Does what a VM asks for on a thread of its own: others are to be heard meanwhile. `refused` is the
-    /// answer if there is none.
+    /// Handles a VM's request on a thread of its own, so that other VMs are heard. Sends `refused` if the
+    /// host has no thread.
     fn apart(
         &self,
         fd: i32,
@@ -426,38 +427,38 @@ impl<'s> Server<'s> {
             }
         };
         if let Err(error) = threads::spawn("pager-act", work) {
-            let why = format!("the pager cannot do what it is asked for: {}", report(&error));
+            let why = format!("the pager cannot handle the request: {}", report(&error));
             tell(&socket, &refused(shortened(why)), None);
         }
         Ok(())
     }
 }
 
-/// Answers a VM. One that has no room for an answer, because it hears none, does without: it is served on.
-/// The end of one that is gone is heard from its socket.
+/// Answers a VM. A VM whose socket is full misses the answer and is still served. The end of its socket tells
+/// when it is gone.
 fn tell(socket: &OwnedFd, answer: &Answer, beside: Option<&File>) {
     let beside = beside.map(|file| file.as_fd());
     if let Err(error) = send(socket, answer, beside, SendFlags::DONTWAIT) {
-        log::debug!("a VM cannot be answered: {error}");
+        log::debug!("cannot answer a VM: {error}");
     }
 }
 
-/// Whether something came that is no message, or not all of one.
+/// Whether a packet was not a message, or only a part of one.
 fn is_no_message(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
 }
 
-/// A descriptor to be given up when no other is left.
+/// A descriptor to close when no other is left.
 fn spare() -> Option<OwnedFd> {
     rustix::fs::open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
 }
 
-/// A memfd that a VM has, as one that can be filled.
+/// Opens a VM's memfd for filling.
 fn adopted(brought: &OwnedFd, len: u64) -> std::result::Result<File, String> {
     let link = format!("/proc/self/fd/{}", brought.as_raw_fd());
     let target = std::fs::read_link(&link).map_err(|error| error.to_string())?;
     if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:volt-ram") {
-        return Err("what it brought is no memory of a VM".to_owned());
+        return Err("the descriptor that it brought is not a VM's memory".to_owned());
     }
     let memfd = rustix::fs::open(&link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let memfd =
@@ -466,7 +467,7 @@ fn adopted(brought: &OwnedFd, len: u64) -> std::result::Result<File, String> {
     if found == len {
         Ok(memfd)
     } else {
-        Err(format!("what it brought is {found} bytes long, and not {len}"))
+        Err(format!("the memory that it brought has {found} bytes, not {len}"))
     }
 }
 
@@ -480,14 +481,15 @@ fn is_userfaultfd(fd: &OwnedFd) -> bool {
         .is_ok_and(|target| target.as_os_str() == "anon_inode:[userfaultfd]")
 }
 
-/// Whether a userfaultfd reports forks, moved, removed or unmapped memory. Reading a fork makes a descriptor
-/// in this process, and the other process waits until each event is read (`userfaultfd_ctx_read` of
-/// fs/userfaultfd.c).
+/// Whether a userfaultfd reports forks, or moved, removed or unmapped memory. Reading a fork event makes a
+/// descriptor in this process, and the other process waits until each event is read (`userfaultfd_ctx_read`
+/// of fs/userfaultfd.c).
 fn has_events(fd: &OwnedFd) -> io::Result<bool> {
     /// `UFFD_FEATURE_EVENT_FORK`, `_REMAP`, `_REMOVE` and `_UNMAP`.
     const EVENTS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
-    // "API:", then the version, the features that are on, and what the kernel has, by colons.
+    // The line is "API:", then the version, the enabled features and the kernel's features, separated by
+    // colons.
     let features = info.lines().find_map(|line| line.strip_prefix("API:")?.trim().split(':').nth(1));
     let features = features.and_then(|features| u64::from_str_radix(features, 16).ok());
     features.map(|features| features & EVENTS != 0).ok_or_else(|| io::ErrorKind::InvalidData.into())

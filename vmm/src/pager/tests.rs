@@ -32,7 +32,8 @@ mod limits_tests;
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 1 << 20;
 
-/// Every odd chunk is zero, every byte of another its number; read at once unless it hangs.
+/// Odd chunks are zero; each byte of an even chunk is the chunk's number. Reads return at once unless they
+/// hang.
 #[derive(Debug, Default)]
 struct PackSource {
     hangs: Hangs,
@@ -65,7 +66,7 @@ impl ChunkReader for PackReader<'_> {
     }
 }
 
-/// A directory for pagers, and the pack of one, of which only the place counts.
+/// A directory for pagers, and a pack, which only determines the place.
 struct Here {
     directory: PathBuf,
     source: Arc<PackSource>,
@@ -87,7 +88,7 @@ impl Here {
         PagerPlace::of(&self.pack(), &self.directory, None).unwrap()
     }
 
-    /// Begins a pager, which goes with its last VM.
+    /// Starts a pager, which ends with its last VM.
     fn begin_pager(&self) -> thread::JoinHandle<Result<()>> {
         let (place, source) = (self.place(), Arc::clone(&self.source));
         let (told, listens) = mpsc::channel();
@@ -123,12 +124,12 @@ impl Drop for Here {
     }
 }
 
-/// A byte of guest memory, none where it cannot be had.
+/// Reads a byte of guest memory as the kernel, or `None` if it is unavailable.
 fn kernel_reads(ram: &GuestRam, at: u64) -> Option<u8> {
     testing::kernel_reads(ram, at).ok().map(|word| word as u8)
 }
 
-/// A thread that waits for a page whose chunk is being read.
+/// Starts a thread that waits for a page whose chunk is being read.
 fn waiting(here: &Here, ram: &GuestRam, at: u64) -> thread::JoinHandle<Option<u8>> {
     here.source.hangs.begin();
     let ram = ram.clone();
@@ -146,7 +147,7 @@ fn is_mapped(start: u64) -> bool {
     })
 }
 
-/// A pager that says what a test has it say.
+/// A pager whose answers the test chooses.
 struct Puppet {
     _claim: super::place::Claim,
     listener: OwnedFd,
@@ -168,7 +169,7 @@ impl Puppet {
         rustix::net::accept(&self.listener).unwrap()
     }
 
-    /// Gives a VM an empty base and the promise to serve it. What it keeps is its connection and userfaultfd.
+    /// Gives a VM an empty base and promises to serve it. Returns the connection and the userfaultfd.
     fn serve(&self) -> (OwnedFd, OwnedFd) {
         let socket = self.accept();
         let base = crate::memory::files::memfd::fresh(LEN).unwrap();
@@ -187,7 +188,7 @@ fn hear(socket: &OwnedFd) -> Option<(Ask, Option<OwnedFd>)> {
 }
 
 #[test]
-fn addresses_of_a_vm_that_ended_are_kept_until_its_pager_has_let_go() {
+fn addresses_of_an_ended_vm_are_kept_until_its_pager_ends_the_connection() {
     let here = Here::new("kept");
     let puppet = Puppet::new(&here);
     let (ram, (socket, userfault)) = thread::scope(|scope| {
@@ -208,10 +209,10 @@ fn addresses_of_a_vm_that_ended_are_kept_until_its_pager_has_let_go() {
 }
 
 #[test]
-fn addresses_of_a_vm_are_kept_until_every_pager_that_served_it_has_let_go() {
+fn addresses_of_an_ended_vm_are_kept_until_every_pager_ends_its_connection() {
     let here = Here::new("every");
     let puppet = Puppet::new(&here);
-    // The first one does not say whether it serves the VM. It may.
+    // The first pager does not answer whether it serves the VM. It may.
     let (ram, first, second) = thread::scope(|scope| {
         let served = scope.spawn(|| {
             let socket = puppet.accept();
@@ -245,7 +246,7 @@ fn addresses_of_a_vm_are_kept_until_every_pager_that_served_it_has_let_go() {
 }
 
 #[test]
-fn a_pager_ends_the_connection_of_a_vm_that_ended_in_the_middle_of_a_fault() {
+fn pager_ends_the_connection_of_a_vm_that_ended_during_a_fault() {
     let here = Here::new("middle");
     let pager = here.begin_pager();
     let ram = here.vm();
@@ -264,7 +265,7 @@ fn a_pager_ends_the_connection_of_a_vm_that_ended_in_the_middle_of_a_fault() {
 }
 
 #[test]
-fn a_pager_that_answers_nothing_is_waited_for_no_longer_than_the_patience() {
+fn silent_pager_fails_the_connection_after_the_patience() {
     let mut here = Here::new("nothing");
     here.patience = Duration::from_millis(200);
     let _puppet = Puppet::new(&here); // it takes no connection
@@ -273,7 +274,7 @@ fn a_pager_that_answers_nothing_is_waited_for_no_longer_than_the_patience() {
 }
 
 #[test]
-fn a_pager_that_gives_no_service_is_waited_for_no_longer_than_the_patience() {
+fn pager_that_never_serves_fails_the_restore_after_the_patience() {
     let mut here = Here::new("service");
     here.patience = Duration::from_millis(300);
     let puppet = Puppet::new(&here);
@@ -294,7 +295,7 @@ fn a_pager_that_gives_no_service_is_waited_for_no_longer_than_the_patience() {
 }
 
 #[test]
-fn a_vm_whose_faults_a_silent_pager_leaves_unanswered_ends() {
+fn unanswered_faults_of_a_silent_pager_end_the_vm() {
     let mut here = Here::new("silent");
     here.patience = Duration::from_millis(300);
     let puppet = Puppet::new(&here);
@@ -308,16 +309,16 @@ fn a_vm_whose_faults_a_silent_pager_leaves_unanswered_ends() {
         let ram = ram.clone();
         thread::spawn(move || kernel_reads(&ram, CHUNK))
     };
-    // One that was stopped after it had read the fault.
+    // A pager that was stopped after it had read the fault.
     let userfault = Userfault::of_other(userfault);
     wait_until("the fault is there", || userfault.read(|_| ()).unwrap() > 0);
     let why = reasons.recv_timeout(Duration::from_secs(60)).unwrap();
-    assert!(why.contains("the pager is not to be had: it has not answered for 0.3 s"), "{why}");
+    assert!(why.contains("the pager is unavailable: it has not answered for 0.3 s"), "{why}");
     assert_eq!(limited("the fault ends", || fault.join()).unwrap(), None);
 }
 
 #[test]
-fn a_pager_that_answers_is_not_taken_for_silent_while_a_chunk_is_read() {
+fn pager_that_answers_during_a_slow_read_does_not_end_the_vm() {
     let mut here = Here::new("slow");
     here.patience = Duration::from_millis(200);
     let pager = here.begin_pager();
@@ -332,7 +333,7 @@ fn a_pager_that_answers_is_not_taken_for_silent_while_a_chunk_is_read() {
 }
 
 #[test]
-fn a_pager_that_cannot_start_says_why() {
+fn pager_that_cannot_start_reports_the_reason() {
     let here = Here::new("start");
     let program = here.directory.with_extension("program");
     fs::write(&program, "#!/bin/sh\necho no such pack >&2\nexit 3\n").unwrap();
@@ -349,7 +350,7 @@ fn a_pager_that_cannot_start_says_why() {
 }
 
 #[test]
-fn a_refused_service_is_not_registered_and_the_pager_goes_with_its_last_vm() {
+fn refused_userfaultfd_is_not_registered_and_the_pager_ends_with_its_last_vm() {
     let here = Here::new("refused");
     let pager = here.begin_pager();
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
@@ -359,7 +360,7 @@ fn a_refused_service_is_not_registered_and_the_pager_goes_with_its_last_vm() {
         receive_until::<Answer>(&socket, Instant::now() + Duration::from_secs(60)).unwrap().unwrap().0
     };
     assert_eq!(say(&Ask::Base { version: VERSION, memory_len: LEN }, None), Answer::Done);
-    // Without an agreement with the kernel, one can be polled, and neither read nor woken.
+    // Without the API handshake, a userfaultfd can be polled, but neither read nor woken.
     let refused = [
         (Userfault::without_agreement().unwrap(), "cannot be woken"),
         (Userfault::reporting_forks().unwrap(), "reports other events than page faults"),
@@ -374,7 +375,7 @@ fn a_refused_service_is_not_registered_and_the_pager_goes_with_its_last_vm() {
 }
 
 #[test]
-fn a_complete_base_is_sealed_and_served_by_the_next_pager_too() {
+fn complete_base_is_sealed_and_the_next_pager_serves_it() {
     let here = Here::new("sealed");
     let pager = here.begin_pager();
     let first = here.vm();
@@ -386,7 +387,7 @@ fn a_complete_base_is_sealed_and_served_by_the_next_pager_too() {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&*base));
     let again = File::options().write(true).open(path);
     assert!(again.and_then(|file| std::os::unix::fs::FileExt::write_at(&file, b"x", 0)).is_err());
-    // It has what was missing, and zeros are still each VM's own.
+    // The base now has the missing chunks. Zeros are still each VM's own.
     let second = here.vm();
     for ram in [&first, &second] {
         for chunk in 0..LEN / CHUNK {

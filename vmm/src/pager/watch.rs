@@ -1,5 +1,6 @@
-//! The thread of a VM that hears what its pager says: looks for another when it dies, ends the VM when there
-//! is none or when it answers nothing, and outlives the VM until no pager can act on its memory any more.
+//! The thread of a VM that reads its pager's messages. It looks for another pager when one dies, and ends the
+//! VM when none is found or the pager does not answer. It outlives the VM until no pager can act on its
+//! memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,37 +19,37 @@ use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::Fetched;
 use crate::sync::lock;
 
-/// Between two looks at who waits for memory that will not come.
+/// Time between two attempts to release threads that wait for unavailable memory.
 const LOOK: Duration = Duration::from_millis(20);
-/// So many times within the patience it is looked whether anyone waits for the pager.
+/// Number of checks within the patience whether a thread waits for the pager.
 const TICKS: u32 = 6;
-/// A pager that has said nothing for so many of them after it was asked answers nothing.
+/// Number of checks without an answer after which a pager counts as silent.
 const UNANSWERED: u32 = 4;
-/// Between two looks, at least.
+/// Shortest time between two checks.
 const SHORTEST_TICK: Duration = Duration::from_millis(20);
-/// Between two attempts to find another pager, at most.
+/// Longest time between two attempts to find another pager.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Why a connection is not listened to any more.
+/// Reason to stop reading from a connection.
 enum Heard {
-    /// It has ended.
+    /// The connection has ended.
     End,
-    /// The pager answers nothing, and faults wait.
+    /// The pager does not answer, and faults wait.
     Silence,
 }
 
 impl ClientState {
-    /// Hears what the pager says, until the VM's memory is gone and no pager can act on it.
+    /// Reads the pagers' messages until the VM's memory is gone and no pager can act on it.
     pub(super) fn watch(&self, faults: &Weak<Faults>) {
         while self.watch_one(faults) {}
         self.wait_until_unserved();
     }
 
-    /// Hears one pager until its end. Says whether there is another.
+    /// Reads one pager's messages until its end. Returns whether another pager follows.
     fn watch_one(&self, faults: &Weak<Faults>) -> bool {
         let Some(socket) = lock(&self.connection).socket.clone() else { return false };
         let heard = self.hear(&socket, faults);
-        // One that was killed leaves no zombie.
+        // A killed pager leaves no zombie.
         if let Err(error) = self.target.started_ended() {
             log::debug!("{}", report(&error));
         }
@@ -60,7 +61,7 @@ impl ClientState {
         self.changed.notify_all();
         if matches!(heard, Heard::Silence) {
             drop(connection);
-            let why = format!("the pager is not to be had: {}", self.target.silent());
+            let why = format!("the pager is unavailable: {}", self.target.silent());
             self.give_up(faults, &why);
             return false;
         }
@@ -86,16 +87,16 @@ impl ClientState {
                         return Heard::Silence;
                     }
                 }
-                // A descriptor that this process has no room for is no reason to lose its pager.
+                // The process may lack room for a descriptor, which is no reason to lose the pager.
                 Err(error) if said_nothing_of_use(&error) => {
-                    log::warn!("what the pager said is lost: {error}");
+                    log::warn!("a message of the pager is lost: {error}");
                 }
                 Ok(None) | Err(_) => return Heard::End,
             }
         }
     }
 
-    /// Asks a pager that somebody waits for whether it is alive. Says whether it is not, and a fault waits.
+    /// Pings a pager that a thread waits for. Returns true if the pager is silent while a fault waits.
     fn has_fallen_silent(
         &self,
         socket: &OwnedFd,
@@ -104,7 +105,7 @@ impl ClientState {
     ) -> bool {
         let Some(faults) = faults.upgrade() else { return false };
         let is_waited_for = faults.is_waited_for();
-        // Faults that a pager has read show only once they come again.
+        // A fault that a pager has read becomes visible again only after it repeats.
         faults.ask_again();
         match unanswered {
             Some(ticks) if *ticks >= UNANSWERED => {
@@ -153,7 +154,7 @@ impl ClientState {
         }
     }
 
-    /// Looks for another pager. If there is none in time, the VM ends: says whether there is one.
+    /// Looks for another pager, and ends the VM if none is found in time. Returns whether one was found.
     fn replace(&self, faults: &Weak<Faults>) -> bool {
         let deadline = self.target.deadline();
         let mut pause = PAUSE;
@@ -167,7 +168,7 @@ impl ClientState {
             let why = match found {
                 Ok(socket) => {
                     let mut connection = lock(&self.connection);
-                    // Its end may have come meanwhile.
+                    // The VM may have ended meanwhile.
                     if connection.over {
                         return false;
                     }
@@ -183,7 +184,7 @@ impl ClientState {
                 return false;
             }
             if Instant::now() > deadline {
-                let why = format!("the pager has died, and there is no other: {why}");
+                let why = format!("the pager has died, and no other could be reached: {why}");
                 self.give_up(faults, &why);
                 return false;
             }
@@ -192,7 +193,7 @@ impl ClientState {
         }
     }
 
-    /// Lets all who wait for memory go, for as long as there are any.
+    /// Releases all threads that wait for memory, as long as there are any.
     fn give_up(&self, faults: &Weak<Faults>, why: &str) {
         lock(&self.connection).over = true;
         self.changed.notify_all();
@@ -203,8 +204,8 @@ impl ClientState {
         }
     }
 
-    /// Waits until no pager can act on the VM's memory, and gives its addresses back then. A pager that is
-    /// stopped keeps them.
+    /// Waits until no pager can act on the VM's memory, and then gives its addresses back. A stopped pager
+    /// keeps them.
     fn wait_until_unserved(&self) {
         let connection = lock(&self.connection);
         let waited = self.changed.wait_while(connection, |connection| connection.range.is_none());
@@ -218,7 +219,7 @@ impl ClientState {
                 let end = Instant::now() + Duration::from_secs(3600);
                 match receive_until::<Answer>(&*socket, end) {
                     Err(error) if said_nothing_of_use(&error) => {}
-                    // It is not over, whatever the pager says.
+                    // The connection goes on, whatever the message says.
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => break,
                 }
@@ -228,7 +229,7 @@ impl ClientState {
     }
 }
 
-/// Whether a connection with this error goes on.
+/// Whether a connection continues after this error.
 fn said_nothing_of_use(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, TimedOut, UnexpectedEof};
     matches!(error.kind(), InvalidData | TimedOut | UnexpectedEof)

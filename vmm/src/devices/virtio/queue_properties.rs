@@ -170,9 +170,10 @@ proptest! {
                 QueueStep::Put(count, together) => {
                     let heads: Vec<u16> = taken.drain(..taken.len().min(count.into())).collect();
                     let chains: Vec<_> = heads.iter().map(|head| (*head, usize::from(*head) + 1)).collect();
+                    let mut put = |head, len| pair.queue.put(&pair.memory, head, len).unwrap();
                     match together {
                         true => pair.queue.put_together(&pair.memory, &chains).unwrap(),
-                        false => chains.iter().for_each(|(head, len)| pair.queue.put(&pair.memory, *head, *len).unwrap()),
+                        false => chains.iter().for_each(|(head, len)| put(*head, *len)),
                     }
                     for head in heads {
                         let entry = USED + 4 + 8 * pair.slot(returned);
@@ -223,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn without_event_indices_a_flag_decides(size in size(), start in start(), flags: u16, count in 0..600u16) {
+    fn without_event_idx_a_flag_decides(size in size(), start in start(), flags: u16, count in 0..600u16) {
         let mut pair = Pair::new(size, start, false);
         pair.write(AVAILABLE, flags);
         pair.put(count, false);
@@ -266,7 +267,8 @@ proptest! {
         place(&mut queue, [table, available, used]);
         queue.ring.set_ready(true);
         let entries = u128::from(size);
-        let inside = [(table, 16 * entries), (available, 6 + 2 * entries), (used, 6 + 8 * entries)].iter().all(|(at, len)| {
+        let rings = [(table, 16 * entries), (available, 6 + 2 * entries), (used, 6 + 8 * entries)];
+        let inside = rings.iter().all(|(at, len)| {
             let (at, memory) = (u128::from(*at), u128::from(MEMORY));
             at + len <= memory || 2 * memory <= at && at + len <= 3 * memory
         });
@@ -274,7 +276,7 @@ proptest! {
     }
 
     #[test]
-    fn a_buffer_that_wraps_or_leaves_memory_is_refused(at in near(&[0, MEMORY, 1 << 32]), len in near(&[0, MEMORY])) {
+    fn buffer_outside_memory_is_refused(at in near(&[0, MEMORY, 1 << 32]), len in near(&[0, MEMORY])) {
         let mut pair = Pair::new(4, 0, false);
         pair.offer();
         let len = len as u32;
@@ -284,7 +286,7 @@ proptest! {
     }
 
     #[test]
-    fn a_size_is_a_power_of_two_and_not_above_the_most(most in size(), asked in prop_oneof![size(), any::<u16>()]) {
+    fn size_is_a_power_of_two_up_to_the_maximum(most in size(), asked in prop_oneof![size(), any::<u16>()]) {
         let mut queue = VirtQueue::new(most);
         queue.ring.set_size(asked);
         let fits = asked.is_power_of_two() && asked <= most;

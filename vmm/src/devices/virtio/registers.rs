@@ -1,4 +1,5 @@
-//! Numbers of the virtio-mmio registers (virtio 1.2, section 4.2.2) and bits of the status register (section 2.1).
+//! Offsets of the virtio-mmio registers (virtio 1.2, section 4.2.2) and bits of the status register
+//! (section 2.1).
 
 /// Offsets of the registers.
 pub(super) mod reg {

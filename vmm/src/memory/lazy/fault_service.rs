@@ -27,7 +27,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -37,10 +37,9 @@ use super::faults::Faults;
 use super::filler::{ChunkTools, FillReason, Filler};
 use super::prefetch;
 use super::prefetch::{PrefetchProgress, Runs};
+use super::served_vm::{ServedVm, zero};
 use super::source::{Chunk, PageSource};
-use super::userfault::Userfault;
 use crate::error::{Error, Result, report};
-use crate::memory::PAGE;
 use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::read_only;
 use crate::memory::lazy::faults::{Fetched, Paging};
@@ -48,67 +47,9 @@ use crate::memory::range::AddressRange;
 use crate::sync::lock;
 use crate::threads;
 
-/// Called with an unavailable range of a VM's memory, and the reason. The fault stays unanswered.
-pub type Unreadable = Box<dyn Fn(Range<u64>, &Error) + Send + Sync>;
 /// Called with the offset of each chunk for which a fault waits, in order, on the thread that fetches it. A
 /// chunk may come again.
 pub type Touched = Box<dyn Fn(u64) + Send + Sync>;
-
-/// A VM whose faults this service answers. Addresses are those of its process.
-///
-/// `UFFDIO_ZEROPAGE` fills any range that is registered with any userfaultfd of the process
-/// (`validate_dst_vma` of mm/userfaultfd.c). Therefore it is called only while the memory is known to be this
-/// VM's.
-pub struct ServedVm {
-    /// The userfaultfd of the VM's memory.
-    pub(crate) userfault: Arc<Userfault>,
-    /// Address of the VM's memory. All of it is registered, except ranges over which other files are mapped.
-    pub(crate) start: u64,
-    /// Called with unavailable ranges.
-    pub(crate) unreadable: Unreadable,
-    /// Whether the VM gave its memory up. Locked for reading during each act on it.
-    is_over: RwLock<bool>,
-}
-
-impl ServedVm {
-    /// A VM whose memory lies at `start`, perhaps in another process.
-    #[must_use]
-    pub fn new(userfault: Arc<Userfault>, start: u64, unreadable: Unreadable) -> Self {
-        Self { userfault, start, unreadable, is_over: RwLock::new(false) }
-    }
-
-    /// A VM of this process. Unavailable memory ends it.
-    pub(crate) fn of(faults: &Arc<Faults>) -> Self {
-        let weak = Arc::downgrade(faults);
-        let unreadable = move |range: Range<u64>, error: &Error| {
-            if let Some(faults) = weak.upgrade() {
-                faults.fail(&crate::error::report(error));
-                faults.refuse(range);
-            }
-        };
-        Self::new(Arc::clone(faults.userfault()), faults.start(), Box::new(unreadable))
-    }
-
-    /// Acts on the VM's memory, unless its service has ended.
-    pub(crate) fn while_served(
-        &self,
-        act: impl FnOnce() -> rustix::io::Result<()>,
-    ) -> rustix::io::Result<()> {
-        let is_over = self.is_over.read().unwrap_or_else(PoisonError::into_inner);
-        if *is_over { Ok(()) } else { act() }
-    }
-
-    /// Ends the service. Waits for acts on the VM's memory, each of which is one call of userfaultfd.
-    fn end(&self) {
-        *self.is_over.write().unwrap_or_else(PoisonError::into_inner) = true;
-    }
-}
-
-impl fmt::Debug for ServedVm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServedVm").field("start", &self.start).finish_non_exhaustive()
-    }
-}
 
 /// See the module. Dropping it ends the threads.
 #[derive(Debug)]
@@ -258,7 +199,7 @@ impl Service {
             lock(all).remove(&number);
             Error::host("answer a VM's page faults", errno)
         })?;
-        // The first thread may be busy, now or soon, with the first fault of another VM, even of one that ended.
+        // The first thread may be busy, now or soon, with another VM's first fault, even if that VM ended.
         let may_be_busy = has_others || self.shared.idle.load(Ordering::Relaxed) == 0;
         if may_be_busy && lock(&self.shared.threads).running.len() == 1 {
             self.shared.begin_next();
@@ -581,21 +522,5 @@ impl Drop for ToldOfPanic<'_> {
                 self.0.begin_next();
             }
         }
-    }
-}
-
-/// Maps zero pages into a VM's memory, which allocates none.
-pub(crate) fn zero(served: &ServedVm, range: &Range<u64>) -> rustix::io::Result<()> {
-    let at = |offset| served.start + offset;
-    match served.userfault.zero(at(range.start), range.end - range.start) {
-        // Another file is mapped over a part of it.
-        Err(Errno::NOENT) => range.clone().step_by(PAGE as usize).try_for_each(|page| {
-            match served.userfault.zero(at(page), PAGE) {
-                Err(Errno::NOENT) => Ok(()),
-                other => other,
-            }
-        }),
-        Err(Errno::SRCH) => Ok(()),
-        other => other,
     }
 }

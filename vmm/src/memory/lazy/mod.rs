@@ -8,6 +8,7 @@ pub(crate) mod patience;
 pub mod prefetch;
 pub mod presence;
 pub(crate) mod resident;
+pub mod served_vm;
 pub mod source;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -375,7 +375,7 @@ fn a_message_that_was_read_and_forgotten_comes_again() {
         }
         // A pager died with it. The next one wakes all.
         let number = service
-            .add(crate::memory::lazy::fault_service::ServedVm::new(
+            .add(crate::memory::lazy::served_vm::ServedVm::new(
                 Arc::clone(&userfault),
                 ram.host_address_of(0) as u64,
                 Box::new(|range, error| panic!("{range:?}: {error}")),

@@ -1,4 +1,4 @@
-//! Pagers and VMs that are at a limit: a full socket, no descriptor left, a slow disk.
+//! Pagers and VMs at a limit: a full socket, no descriptor left, a slow disk.
 #![allow(unsafe_code)]
 
 use std::io::IoSlice;
@@ -10,13 +10,13 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage};
 
 use super::*;
 
-/// How long anything may take.
+/// Limit for each wait.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// More descriptors than there is room for beside a message.
+/// More descriptors than a message has room for.
 const MANY: usize = 16;
 
-/// A VM that speaks to its pager in the test's own words.
+/// A VM whose messages the test chooses.
 struct Client(OwnedFd);
 
 impl Client {
@@ -37,8 +37,8 @@ impl Client {
     }
 }
 
-/// Says something with more descriptors beside it than the other end takes: it receives what it would if it
-/// had none left.
+/// Sends a message with more descriptors than the receiver takes. The receiver sees the same as if it had no
+/// descriptor left.
 fn send_truncated(socket: &OwnedFd, message: &impl serde::Serialize) {
     let text = serde_json::to_vec(message).unwrap();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MANY))];
@@ -48,7 +48,7 @@ fn send_truncated(socket: &OwnedFd, message: &impl serde::Serialize) {
     rustix::net::sendmsg(socket, &[IoSlice::new(&text)], &mut beside, SendFlags::NOSIGNAL).unwrap();
 }
 
-/// Memory of a test's own over a base, with a userfaultfd.
+/// Memory over a base, with a userfaultfd, without a VM.
 struct RegisteredMemory {
     base: File,
     start: u64,
@@ -60,7 +60,8 @@ impl RegisteredMemory {
         let base = crate::memory::files::memfd::fresh(LEN).unwrap();
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let (none, len) = (std::ptr::null_mut(), LEN as usize);
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists. It stays.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing one. It is never
+        // unmapped.
         let start =
             unsafe { rustix::mm::mmap(none, len, access, MapFlags::PRIVATE, &base, 0) }.unwrap() as u64;
         let userfault = Userfault::new().unwrap();
@@ -75,7 +76,7 @@ impl RegisteredMemory {
         assert_eq!(client.ask(&ask, Some(self.userfault.as_fd())), Some(Answer::Done));
     }
 
-    /// A thread of the kernel's that reads a byte.
+    /// Starts a thread in whose name the kernel reads a byte.
     fn touch(&self, at: u64) -> thread::JoinHandle<isize> {
         let address = self.start + at;
         thread::spawn(move || {
@@ -87,7 +88,7 @@ impl RegisteredMemory {
     }
 }
 
-/// A VM and its puppet's ends of the connection.
+/// A VM, and the test pager's ends of its connection and its userfaultfd.
 fn served(here: &Here, puppet: &Puppet) -> (Arc<Pager>, GuestRam, (OwnedFd, OwnedFd)) {
     thread::scope(|scope| {
         let served = scope.spawn(|| puppet.serve());
@@ -99,7 +100,7 @@ fn served(here: &Here, puppet: &Puppet) -> (Arc<Pager>, GuestRam, (OwnedFd, Owne
     })
 }
 
-/// Fetches all of a VM's memory, on a thread of its own.
+/// Fetches all of a VM's memory on a thread.
 fn complete(ram: &GuestRam) -> Receiver<std::result::Result<(), String>> {
     let (told, outcome) = mpsc::channel();
     let ram = ram.clone();
@@ -110,7 +111,7 @@ fn complete(ram: &GuestRam) -> Receiver<std::result::Result<(), String>> {
     outcome
 }
 
-/// A pager that is stopped takes nothing out of its socket.
+/// Fills the socket of a stopped pager.
 fn fill_socket(pager: &Pager) {
     let socket = lock(&pager.0.connection).socket.clone().unwrap();
     while send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).is_ok() {}
@@ -153,7 +154,7 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
     let toucher = memory.touch(2 * CHUNK);
     wait_until("the chunk is being read", || here.source.hangs.seen());
     drop(client);
-    // Whether it hears of the end before the first of these or not.
+    // The pager may hear of the end before or after the first of these.
     let answers: Vec<_> = (0..50)
         .map(|_| {
             thread::sleep(Duration::from_millis(1));
@@ -163,7 +164,7 @@ fn pager_that_ends_with_a_slow_read_in_hand_answers_others() {
         .take_while(|answer| answer.is_ok())
         .collect();
     here.source.hangs.end();
-    // No pager answers this fault: without its userfaultfd the page is zeros.
+    // No pager answers this fault. Without its userfaultfd the page would be zeros.
     drop(memory);
     let touched = limited("the touch ends", || toucher.join()).unwrap();
     assert_eq!((answers.len(), touched), (50, 1));
@@ -188,7 +189,7 @@ fn vm_lets_go_of_a_pager_that_refuses_to_serve_it() {
 }
 
 #[test]
-fn vm_that_reads_no_answers_is_not_thrown_out() {
+fn vm_that_reads_no_answers_stays_served() {
     let here = Here::new("deaf");
     let pager = here.begin_pager();
     let client = Client::new(&here);
@@ -205,7 +206,7 @@ fn vm_that_reads_no_answers_is_not_thrown_out() {
             }
         }
     }
-    // All are taken before the next can be answered, by an answer that there is room for.
+    // The VM takes all answers before the pager sends the next one that has room.
     let mut last = None;
     while last != Some(Answer::Done) {
         assert!(Instant::now() < until, "waited {LIMIT:?} in vain until the pager gives a base");
@@ -219,7 +220,7 @@ fn vm_that_reads_no_answers_is_not_thrown_out() {
 }
 
 #[test]
-fn served_vm_whose_list_does_not_arrive_is_told_and_served_on() {
+fn served_vm_whose_list_does_not_arrive_is_told_and_stays_served() {
     let here = Here::new("list");
     let pager = here.begin_pager();
     let client = Client::new(&here);

@@ -65,13 +65,13 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
 }
 
 #[test]
-fn faults_that_cannot_be_read_are_told_once_and_the_others_are_answered() {
+fn unreadable_userfaultfd_is_reported_once_and_other_vms_are_served() {
     let (_, service) = service(LEN);
     let (told, reasons) = mpsc::channel();
     let tell = move |range, error: &Error| told.send((range, crate::error::report(error))).unwrap();
     let userfault = Arc::new(Userfault::without_agreement().unwrap());
     let number =
-        service.add(crate::memory::lazy::fault_service::ServedVm::new(userfault, 0, Box::new(tell))).unwrap();
+        service.add(crate::memory::lazy::served_vm::ServedVm::new(userfault, 0, Box::new(tell))).unwrap();
     let (range, why) = reasons.recv_timeout(Duration::from_secs(60)).unwrap();
     assert!(range == (0..LEN) && why.contains("cannot read a VM's page faults"), "{why}");
     assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
@@ -80,7 +80,7 @@ fn faults_that_cannot_be_read_are_told_once_and_the_others_are_answered() {
 }
 
 #[test]
-fn a_chunk_that_is_read_slowly_keeps_no_other_fault_waiting() {
+fn slow_chunk_does_not_delay_other_faults() {
     let (source, service) = service(LEN);
     let (ram, other) = (vm(&service, None), vm(&service, None));
     // More than one thread answers from the first fault on.
@@ -118,7 +118,7 @@ fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rus
 }
 
 #[test]
-fn thirty_slow_reads_from_the_first_fault_on_keep_no_other_fault_waiting() {
+fn thirty_slow_reads_do_not_delay_other_faults() {
     let (source, service) = service(LEN);
     let (ram, other) = (vm(&service, None), vm(&service, None));
     let _let_go = EndHang(&source);

@@ -38,7 +38,7 @@ fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
 }
 
 #[test]
-fn memory_that_the_host_does_not_have_is_told_and_no_page_of_zeros() {
+fn lack_of_host_memory_is_reported_and_no_page_becomes_zero() {
     let Some(file) = file_with_room(4 * CHUNK, LEN) else {
         return crate::testing::skip("may not mount a file system");
     };
@@ -59,7 +59,7 @@ fn memory_that_the_host_does_not_have_is_told_and_no_page_of_zeros() {
 }
 
 #[test]
-fn a_fault_waits_for_memory_that_the_host_lacks_for_a_moment() {
+fn fault_waits_while_the_host_briefly_lacks_memory() {
     let Some(file) = file_with_room(4 * CHUNK, LEN) else {
         return crate::testing::skip("may not mount a file system");
     };
