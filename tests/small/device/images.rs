@@ -1,0 +1,219 @@
+//! A snapshot and the images of disks without a layer: they are synced before it is there, and a restore notices what has changed.
+#![allow(unsafe_code)]
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+use volt_tests::{Boot, Guest, Scratch, Snapshot, needs, wait_until};
+
+const LEN: u64 = 4 << 20;
+
+/// A guest that has written to its image and stands still in its own code.
+fn guest_of(image: &Path, more: &str) -> Guest {
+    let disk = format!("path={},id=root{more}", image.display());
+    let mut guest = Boot::small("disk takes-flush=1 stride=128 until=24").device(["--disk", &disk]).start();
+    guest.wait_for("done");
+    guest
+}
+
+fn image(scratch: &Scratch) -> PathBuf {
+    let image = scratch.fresh("image");
+    let content: Vec<u8> = (0..LEN).map(|at| (at / 512) as u8).collect();
+    fs::write(&image, content).unwrap();
+    File::open(&image).unwrap().sync_all().unwrap();
+    image
+}
+
+/// `struct cachestat` (linux/mman.h).
+#[repr(C)]
+#[derive(Default)]
+struct CacheStat {
+    cache: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// Pages of a file that are not on disk yet, where the kernel tells (Linux 6.5).
+fn unsynced_pages(path: &Path) -> std::io::Result<u64> {
+    const CACHESTAT: libc::c_long = 451;
+    let (file, range, mut found) = (File::open(path)?, [0_u64; 2], CacheStat::default());
+    // SAFETY: the kernel reads two numbers and fills one structure, which is laid out as it has it.
+    match unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), &raw mut found, 0) } {
+        0 => Ok(found.dirty + found.writeback),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn skip(lack: &str) {
+    volt_tests::need::skip("device::images::snapshot_syncs_the_images_that_are_written", lack);
+}
+
+#[test]
+fn snapshot_syncs_the_images_that_are_written() {
+    needs!(kvm);
+    for engine in ["sync", "io_uring"] {
+        for cache in ["writeback", "unsafe"] {
+            let scratch = Scratch::new();
+            let image = image(&scratch);
+            let guest = guest_of(&image, &format!(",engine={engine},cache={cache}"));
+            match unsynced_pages(&image) {
+                Ok(0) => return skip("this file system has nothing that is not on disk"),
+                Err(error) => return skip(&format!("no cachestat here ({error})")),
+                Ok(_) => {}
+            }
+            let _snapshot = guest.snapshot();
+            assert_eq!(unsynced_pages(&image).unwrap(), 0, "{engine} {cache}");
+        }
+    }
+}
+
+/// A snapshot of a paused guest with an image, its process gone.
+fn frozen(image: &Path, more: &str) -> Snapshot {
+    let mut guest = guest_of(image, more);
+    guest.pause();
+    let snapshot = guest.snapshot();
+    assert_eq!(guest.ask("PUT", "/v1/stop", "").0, 204);
+    let stderr = guest.wait_exit().stderr;
+    assert!(!stderr.contains("unrestorable"), "{stderr}");
+    snapshot
+}
+
+fn runs(guest: &Guest) {
+    let (status, said) = guest.ask("GET", "/v1/vm", "");
+    assert!(status == 200 && said.contains(r#""state":"running""#), "{said}");
+}
+
+fn change_byte(image: &Path, at: u64) {
+    let file = File::options().read(true).write(true).open(image).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
+#[test]
+fn changed_image_is_refused_until_it_is_accepted() {
+    needs!(kvm);
+    // In a sector that no digest looks at, and then in one.
+    for (at, words) in [(LEN - 5000, "was written at"), (LEN - 1, "has the digest")] {
+        let scratch = Scratch::new();
+        let image = image(&scratch);
+        let snapshot = frozen(&image, "");
+        runs(&snapshot.restore());
+        change_byte(&image, at);
+        let error = snapshot.try_restore();
+        error.refused(&[
+            "root",
+            image.to_str().unwrap(),
+            "has changed since the snapshot",
+            words,
+            "changed=accept",
+        ]);
+        runs(&snapshot.restore_as(&["--disk", "id=root,changed=accept"]));
+    }
+}
+
+#[test]
+fn longer_image_is_refused() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let snapshot = frozen(&image, "");
+    File::options().write(true).open(&image).unwrap().set_len(LEN + 512).unwrap();
+    snapshot.try_restore().refused(&["root", &format!("it has {} bytes, and had {LEN}", LEN + 512)]);
+}
+
+/// What the guest only reads may be touched, but not be another. A copy has another time, and is told from another image.
+#[test]
+fn copy_is_taken_and_another_image_is_not() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let snapshot = frozen(&image, "");
+    let copy = scratch.fresh("copy");
+    fs::copy(&image, &copy).unwrap();
+    let at = |path: &Path| format!("id=root,path={}", path.display());
+    runs(&snapshot.restore_as(&["--disk", &at(&copy)]));
+    change_byte(&copy, 0);
+    snapshot.try_restore_as(&["--disk", &at(&copy)]).refused(&["root", "has the digest"]);
+}
+
+#[test]
+fn image_that_is_given_by_its_own_path_is_no_copy() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let snapshot = frozen(&image, "");
+    let at = |path: &Path| format!("id=root,path={}", path.display());
+    runs(&snapshot.restore_as(&["--disk", &at(&image)]));
+    let link = scratch.fresh("link");
+    std::os::unix::fs::symlink(&image, &link).unwrap();
+    // The content is the same, and the time is not: a change where no sample is taken shows in nothing else.
+    let bytes = fs::read(&image).unwrap();
+    fs::write(&image, bytes).unwrap();
+    for path in [&image, &link] {
+        snapshot.try_restore_as(&["--disk", &at(path)]).refused(&["root", "has changed since the snapshot"]);
+    }
+    runs(&snapshot.restore_as(&["--disk", &format!("{},changed=accept", at(&image))]));
+}
+
+#[test]
+fn guest_that_goes_on_makes_its_snapshot_unrestorable_and_is_warned_of() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let disk = format!("path={},id=root", image.display());
+    let mut guest = Boot::small("disk takes-flush=1").device(["--disk", &disk]).start();
+    guest.next_number("sector");
+    let directory = scratch.fresh("snapshot");
+    let taken = guest.try_snapshot(&directory);
+    assert_eq!(taken.status, 0, "{}", taken.stderr);
+    assert!(taken.stderr.contains("disk root") && taken.stderr.contains("unrestorable"), "{}", taken.stderr);
+    let number = guest.next_number("sector");
+    while guest.next_number("sector") < number + 100 {}
+    wait_until("the warning is logged", || guest.stderr().contains("unrestorable"));
+    drop(guest);
+    let snapshot = Snapshot::at(directory, &scratch);
+    snapshot.try_restore().refused(&["root", "has changed since the snapshot"]);
+}
+
+#[test]
+fn changed_image_is_accepted_over_rest_without_a_warning() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let snapshot = frozen(&image, "");
+    change_byte(&image, LEN - 1);
+    let load = |changed: &str| {
+        let disk = json!({"id": "root", "changed": changed});
+        let load = json!({"snapshot_path": snapshot.directory(), "overrides": {"disks": [disk]}});
+        let waiting = Guest::waiting();
+        let answer = waiting.ask("PUT", "/snapshot/load", &load.to_string());
+        (waiting, answer)
+    };
+    let (_waiting, (status, answer)) = load("ignore");
+    assert!(status == 400 && answer.contains("accept"), "{status} {answer}");
+    let (mut waiting, answer) = load("accept");
+    assert_eq!(answer, (204, String::new()));
+    assert_eq!(waiting.ask("PUT", "/v1/stop", "").0, 204);
+    let stderr = waiting.wait_exit().stderr;
+    assert!(!stderr.contains("has changed since the snapshot"), "{stderr}");
+}
+
+/// Firecracker's clients expect no refusal.
+#[test]
+fn load_over_rest_takes_a_changed_image_and_warns() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    let snapshot = frozen(&image, "");
+    change_byte(&image, LEN - 1);
+    let waiting = Guest::waiting();
+    let load = format!(r#"{{"snapshot_path":{:?},"resume_vm":true}}"#, snapshot.directory());
+    assert_eq!(waiting.ask("PUT", "/snapshot/load", &load), (204, String::new()));
+    wait_until("the warning is logged", || waiting.stderr().contains("has changed since the snapshot"));
+}
