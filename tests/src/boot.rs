@@ -1,42 +1,20 @@
-//! What a guest is started with.
-#![allow(unsafe_code)]
+//! The boot of a kernel: what a guest is started with.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-
-use rustix::process::{Signal, set_parent_process_death_signal};
+use std::path::PathBuf;
+use std::process::Command;
 
 use crate::guest::Guest;
 use crate::held_syncs::HeldSyncs;
 use crate::kvm_shim::KvmShim;
+use crate::launch::{Input, Launch};
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
-use crate::pressure::Pressure;
+use crate::program::binary;
 use crate::scratch::Scratch;
-use crate::terminal::Terminal;
-use crate::transcript::Transcript;
 
 /// Where a machine's interrupt controllers can be, as `--irqchip` takes it.
 pub const IRQCHIPS: [&str; 2] = ["kernel", "split"];
-
-/// Where a guest's console input comes from.
-#[derive(Debug)]
-pub enum Input<'a> {
-    /// From the test ([`Guest::type_in`]).
-    Test,
-    /// From a pipe that is closed at once.
-    Ended,
-    /// From `/dev/null`.
-    Null,
-    /// From a file.
-    File(&'a Path),
-    /// From a terminal, which is standard output too.
-    Terminal(&'a Terminal),
-}
 
 /// A boot of a kernel that is about to happen.
 #[derive(Debug)]
@@ -211,92 +189,10 @@ impl<'a> Boot<'a> {
     }
 }
 
-/// A `volt-vmm` that is about to run.
-pub(crate) struct Launch<'a> {
-    pub(crate) arguments: Vec<OsString>,
-    pub(crate) input: Input<'a>,
-    pub(crate) namespace: Option<&'a Namespace>,
-    pub(crate) shim: KvmShim,
-    /// The control group that it is born in.
-    pub(crate) pressure: Option<&'a Pressure>,
-    /// What holds its syncs.
-    pub(crate) syncs: Option<&'a HeldSyncs>,
-}
-
-impl Launch<'_> {
-    /// With input from the test, and nothing special about its surroundings.
-    pub(crate) fn of(arguments: Vec<OsString>) -> Self {
-        let (input, shim) = (Input::Test, KvmShim::new());
-        Self { arguments, input, namespace: None, shim, pressure: None, syncs: None }
+impl Guest {
+    /// Boots the small guest with 64 MiB and one vCPU.
+    #[must_use]
+    pub fn boot(cmdline: &str) -> Self {
+        Boot::small(cmdline).start()
     }
-
-    pub(crate) fn start(self, scratch: Scratch, socket: PathBuf) -> Guest {
-        let mut command = Command::new(binary());
-        command.args(&self.arguments);
-        if let Some(pressure) = self.pressure {
-            pressure.apply(&mut command);
-        }
-        if let Some(namespace) = self.namespace {
-            namespace.apply(&mut command);
-        }
-        self.shim.apply(&mut command);
-        if let Some(syncs) = self.syncs {
-            syncs.apply(&mut command);
-        }
-        // SAFETY: between fork and exec only system calls are made.
-        unsafe { command.pre_exec(become_a_child) };
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let opened = |file: std::io::Result<File>| file.expect("open the console's input");
-        match &self.input {
-            Input::Test | Input::Ended => command.stdin(Stdio::piped()),
-            Input::Null => command.stdin(Stdio::null()),
-            Input::File(path) => command.stdin(opened(File::open(path))),
-            Input::Terminal(terminal) => terminal.own(&mut command),
-        };
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
-        let typed = child.stdin.take().map(OwnedFd::from);
-        let output = Transcript::of(match (child.stdout.take(), &self.input) {
-            (Some(stream), _) => File::from(OwnedFd::from(stream)),
-            (None, Input::Terminal(terminal)) => terminal.end(),
-            (None, _) => File::open("/dev/null").expect("open /dev/null"),
-        });
-        let stderr = child.stderr.take().map_or_else(Transcript::default, Transcript::of);
-        let on_terminal = matches!(self.input, Input::Terminal(_));
-        let typed = match self.input {
-            Input::Test => typed.map(File::from),
-            Input::Terminal(terminal) => Some(terminal.end()),
-            _ => None,
-        };
-        Guest::new(child, typed, (output, stderr), on_terminal, scratch, socket)
-    }
-}
-
-/// Dies with the test, and heeds the signals that nohup or a background job of a shell has us ignore: `volt-vmm` would
-/// take that for its user's wish.
-fn become_a_child() -> std::io::Result<()> {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
-        // SAFETY: the default action is valid for any signal.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
-    }
-    Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
-}
-
-/// The binary under test.
-///
-/// # Panics
-/// There is none.
-#[must_use]
-pub fn binary() -> PathBuf {
-    if let Some(path) = std::env::var_os("VOLT_VMM") {
-        return path.into();
-    }
-    // target/<triple>/debug/deps/<this test> beside target/<triple>/debug/volt-vmm
-    let this = std::env::current_exe().expect("this executable has a path");
-    let beside = this
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|directory| directory.join("volt-vmm"))
-        .find(|path| path.is_file());
-    beside.expect("no volt-vmm beside the tests: build it first (cargo build), or set VOLT_VMM")
 }

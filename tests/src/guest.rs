@@ -9,14 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use crate::boot::{Boot, Launch};
 use crate::outcome::{Outcome, number};
 use crate::patience::{limited, patience};
 use crate::progress::without_progress;
 use crate::rest;
 use crate::scratch::Scratch;
 use crate::silence;
-use crate::snapshot::Snapshot;
 use crate::transcript::Transcript;
 
 /// A guest. Dropped, its process is killed.
@@ -34,28 +32,6 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots the small guest with 64 MiB and one vCPU.
-    #[must_use]
-    pub fn boot(cmdline: &str) -> Self {
-        Boot::small(cmdline).start()
-    }
-
-    /// A process without a VM, which waits for one to be loaded or booted through its API.
-    #[must_use]
-    pub fn waiting() -> Self {
-        Self::waiting_with(&[])
-    }
-
-    /// The same with these options.
-    #[must_use]
-    pub fn waiting_with(options: &[&str]) -> Self {
-        let scratch = Scratch::new();
-        let socket = scratch.fresh("api");
-        let mut arguments = vec!["--api-socket".into(), socket.clone().into()];
-        arguments.extend(options.iter().map(Into::into));
-        Launch::of(arguments).start(scratch, socket)
-    }
-
     pub(crate) fn new(
         child: Child,
         input: Option<File>,
@@ -128,7 +104,7 @@ impl Guest {
     /// Tells what a guest that does not answer does: its threads, clocks, timers and interrupts.
     #[must_use]
     pub fn explain_silence(&self) -> String {
-        silence::explain(self)
+        silence::explain(self.pid(), &self.output, &self.scratch, |directory| self.try_snapshot(directory))
     }
 
     /// All that the guest has said.
@@ -244,24 +220,7 @@ impl Guest {
         &self.socket
     }
 
-    /// Takes a snapshot with `volt-vmm snapshot create`.
-    ///
-    /// # Panics
-    /// It fails.
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        self.snapshot_as(&[])
-    }
-
-    /// The same, with these options of `volt-vmm snapshot create`.
-    #[must_use]
-    pub fn snapshot_as(&self, options: &[&str]) -> Snapshot {
-        let directory = self.scratch.fresh("snapshot");
-        self.try_snapshot_as(&directory, options).succeeded();
-        Snapshot::at(directory, &self.scratch)
-    }
-
-    /// The same, to a place that may be a bad one.
+    /// What `volt-vmm snapshot create` says of a place that may be a bad one.
     #[must_use]
     pub fn try_snapshot(&self, directory: &Path) -> Outcome {
         self.try_snapshot_as(directory, &[])

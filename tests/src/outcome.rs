@@ -3,8 +3,8 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::boot::binary;
 use crate::patience::{limited, patience};
+use crate::program::binary;
 use crate::progress::without_progress;
 use crate::transcript::Transcript;
 

@@ -41,7 +41,7 @@ pub(crate) fn unavailable() -> Option<String> {
     if swaps.lines().count() < 2 && !in_lab() {
         return Some("this host has no swap".to_owned());
     }
-    crate::need::root()
+    groups_unavailable(GROUPS)
 }
 
 /// A control group, of version 2 or 1, whose processes have so much memory and no more: those that want more
@@ -69,7 +69,16 @@ pub(crate) fn limit_unavailable() -> Option<String> {
         return Some("the lab's emulated disk writes pages back too slowly for a small limit".to_owned());
     }
     let lack = || Some("no control groups that limit memory here".to_owned());
-    limits().map_or_else(lack, |_| crate::need::root())
+    limits().map_or_else(lack, |(groups, _)| groups_unavailable(groups))
+}
+
+/// Tries to make a group there. Returns why it cannot be made.
+fn groups_unavailable(groups: &str) -> Option<String> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let group = Path::new(groups).join(format!("volt-probe-{}-{number}", std::process::id()));
+    let made = fs::create_dir(&group).and_then(|()| fs::remove_dir(&group));
+    made.err().map(|error| format!("no control group can be made in {groups} ({error})"))
 }
 
 impl MemoryLimit {

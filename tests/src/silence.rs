@@ -12,7 +12,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use crate::guest::Guest;
+use crate::outcome::Outcome;
+use crate::scratch::Scratch;
+use crate::transcript::Transcript;
 
 // Registers of the local APIC, by their offset (Intel SDM volume 3, table 11-1).
 const PPR: usize = 0xa0;
@@ -31,20 +33,25 @@ const MOST_SAID: usize = 200;
 /// Characters of a device's state. What its driver reads comes first, and the map of a layer last.
 const MOST_OF_DEVICE: usize = 1000;
 
-/// Tells it. It never panics: that which cannot be asked says why.
-pub(crate) fn explain(guest: &Guest) -> String {
-    let mut told = threads(guest.pid());
+/// Returns the report. Never panics: what cannot be read says why. `snapshot` takes one in a directory.
+pub(crate) fn explain(
+    pid: u32,
+    output: &Transcript,
+    scratch: &Scratch,
+    snapshot: impl Fn(&Path) -> Outcome,
+) -> String {
+    let mut told = threads(pid);
     for _ in 0..2 {
-        let before = guest.output().len();
-        let look = catch_unwind(AssertUnwindSafe(|| machine(guest)));
+        let before = output.text().len();
+        let look = catch_unwind(AssertUnwindSafe(|| machine(&scratch.fresh("silent"), &snapshot)));
         told += &look.unwrap_or_else(|_| "no snapshot can be taken\n".to_owned());
         std::thread::sleep(BETWEEN);
-        let after = guest.output();
+        let after = output.text();
         let said = after.get(before..).unwrap_or_default();
         let start: String = said.chars().take(MOST_SAID).collect();
         let _ = writeln!(told, "it said {} bytes after that: {start:?}", said.len());
     }
-    told + &threads(guest.pid())
+    told + &threads(pid)
 }
 
 /// The threads of a process: state, processor time in ticks (user, kernel), and the place in the kernel that
@@ -71,13 +78,12 @@ pub(crate) fn threads(pid: u32) -> String {
 }
 
 /// The machine's state, of a snapshot that is taken for this.
-fn machine(guest: &Guest) -> String {
-    let directory = guest.scratch().fresh("silent");
-    let taken = guest.try_snapshot(&directory);
+fn machine(directory: &Path, snapshot: impl Fn(&Path) -> Outcome) -> String {
+    let taken = snapshot(directory);
     if taken.status != 0 {
         return format!("no snapshot: {}\n", taken.stderr);
     }
-    let state = read_state(&directory);
+    let state = read_state(directory);
     let memory = fs::read(directory.join("memory.snap"));
     // Its memory may be large.
     let _ = fs::remove_dir_all(directory);

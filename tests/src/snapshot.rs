@@ -10,12 +10,13 @@ use std::process::Command;
 use rustix::fs::SeekFrom;
 use serde_json::Value;
 
-use crate::boot::{Input, Launch};
 use crate::guest::Guest;
 use crate::kvm_shim::KvmShim;
+use crate::launch::{Input, Launch};
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
 use crate::pressure::Pressure;
+use crate::program::binary;
 use crate::scratch::Scratch;
 use crate::state_file;
 
@@ -148,20 +149,20 @@ impl Snapshot {
     /// The same for a snapshot that must be refused.
     #[must_use]
     pub fn try_restore(&self) -> Outcome {
-        Outcome::of_refusal(Command::new(crate::boot::binary()).arg("--restore").arg(&self.directory))
+        Outcome::of_refusal(Command::new(binary()).arg("--restore").arg(&self.directory))
     }
 
     /// The same with these options of `volt-vmm restore`.
     #[must_use]
     pub fn try_restore_as(&self, options: &[&str]) -> Outcome {
-        let mut command = Command::new(crate::boot::binary());
+        let mut command = Command::new(binary());
         Outcome::of_refusal(command.arg("restore").arg(&self.directory).args(options))
     }
 
     /// The same on another KVM.
     #[must_use]
     pub fn try_restore_on(&self, shim: &KvmShim) -> Outcome {
-        let mut command = Command::new(crate::boot::binary());
+        let mut command = Command::new(binary());
         command.arg("restore").arg(&self.directory);
         shim.apply(&mut command);
         Outcome::of_refusal(&mut command)
@@ -243,6 +244,25 @@ impl Snapshot {
             (metadata.len(), metadata.mtime(), metadata.mtime_nsec(), metadata.ino(), sum)
         };
         [self.state_path(), self.memory_path()].map(of).to_vec()
+    }
+}
+
+impl Guest {
+    /// Takes a snapshot with `volt-vmm snapshot create`.
+    ///
+    /// # Panics
+    /// It fails.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.snapshot_as(&[])
+    }
+
+    /// The same, with these options of `volt-vmm snapshot create`.
+    #[must_use]
+    pub fn snapshot_as(&self, options: &[&str]) -> Snapshot {
+        let directory = self.scratch().fresh("snapshot");
+        self.try_snapshot_as(&directory, options).succeeded();
+        Snapshot::at(directory, self.scratch())
     }
 }
 

@@ -103,7 +103,7 @@ fn output_that_nobody_reads_does_not_keep_a_guest_from_being_paused_and_ended() 
     use std::process::{Command, Stdio};
     let scratch = Scratch::new();
     let socket = scratch.path("api");
-    let mut command = Command::new(volt_tests::boot::binary());
+    let mut command = Command::new(volt_tests::program::binary());
     command.args(["run", "--memory", "64M", "--cmdline", "count", "--kernel"]).arg(volt_tests::small_guest());
     // A pipe that is never read: full after 64 KiB.
     command

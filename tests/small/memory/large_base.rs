@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use rustix::fs::SeekFrom;
-use volt_tests::boot::binary;
+use volt_tests::program::binary;
 use volt_tests::{MemoryLimit, Outcome, Recorder, Scratch, needs, small_guest};
 use volt_vmm::{Compression, Packing, RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Unpack, Vm};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal};
-use volt_tests::boot::binary;
 use volt_tests::child::Child;
+use volt_tests::program::binary;
 use volt_tests::scratch::list;
 use volt_tests::{Guest, Scratch, Snapshot, limited, needs, numbers, wait_until};
 

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use serde_json::Value;
-use volt_tests::boot::binary;
+use volt_tests::program::binary;
 use volt_tests::{
     Boot, Guest, Recorder, Scratch, Snapshot, limited, needs, numbers, processes_with, wait_until,
 };

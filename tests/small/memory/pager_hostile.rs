@@ -12,7 +12,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recv, recvmsg,
 };
-use volt_tests::boot::binary;
+use volt_tests::program::binary;
 use volt_tests::scratch::list;
 use volt_tests::{limited, needs, numbers, wait_until};
 

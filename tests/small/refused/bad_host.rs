@@ -10,7 +10,7 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, needs};
 /// The binary where anyone may run it.
 fn binary_for_everyone(scratch: &Scratch) -> std::path::PathBuf {
     let copy = scratch.path("volt-vmm");
-    fs::copy(volt_tests::boot::binary(), &copy).unwrap();
+    fs::copy(volt_tests::program::binary(), &copy).unwrap();
     for path in [scratch.directory(), &copy] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -42,7 +42,7 @@ fn no_kvm_for_a_snapshot() {
     let mut guest = Guest::boot("count");
     guest.wait_for("count");
     let snapshot = guest.snapshot();
-    let mut command = Command::new(volt_tests::boot::binary());
+    let mut command = Command::new(volt_tests::program::binary());
     command.arg("restore").arg(snapshot.directory());
     Namespace::WithoutKvm.apply(&mut command);
     Outcome::of_command(&mut command).refused(&["/dev/kvm", "there is none"]);
@@ -51,7 +51,7 @@ fn no_kvm_for_a_snapshot() {
 #[test]
 fn the_doctor_says_what_is_wrong() {
     needs!(root);
-    let mut command = Command::new(volt_tests::boot::binary());
+    let mut command = Command::new(volt_tests::program::binary());
     command.arg("doctor");
     Namespace::WithoutKvm.apply(&mut command);
     let report = Outcome::of_command(&mut command);

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use volt_tests::boot::binary;
+use volt_tests::program::binary;
 use volt_tests::state_file::CRC;
 use volt_tests::{Guest, Outcome, Snapshot, needs};
 

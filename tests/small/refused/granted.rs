@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
-use volt_tests::boot::binary;
+use volt_tests::program::binary;
 use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, output, wait_until};
 use volt_vmm::snapshot::{PACK_FILE, STATE_FILE};
 

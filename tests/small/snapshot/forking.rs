@@ -379,7 +379,7 @@ fn a_child_whose_parent_goes_away_goes_too_and_leaves_nothing() {
         [(&[][..], None), (&order, None), (&nothing_like_it, Some("nothing that this volt-vmm sends"))]
     {
         let (mut here, there) = UnixStream::pair().unwrap();
-        let mut command = Command::new(volt_tests::boot::binary());
+        let mut command = Command::new(volt_tests::program::binary());
         command.args(["forked", "--api-socket"]).arg(&socket).args(["--id", "f00"]);
         let mut child = command.stdin(OwnedFd::from(there)).stdout(Stdio::null()).spawn().unwrap();
         drop(command);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
-use volt_tests::boot::binary;
+use volt_tests::program::binary;
 use volt_tests::scratch::list;
 use volt_tests::{Guest, Outcome, Scratch, Snapshot, limited, needs, processes_with, wait_until};
 

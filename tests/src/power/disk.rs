@@ -1,17 +1,16 @@
 //! A file system on a disk whose writes are logged.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{UnmountFlags, unmount};
 
 use super::image::Image;
 use super::log;
+use super::mounted::{mount_ext4, unmount_from};
 use super::recording::Recording;
 use crate::host::{LoopDevice, run};
-use crate::patience::wait_until;
 use crate::scratch::Scratch;
 
 /// Room for the log of one recording.
@@ -120,22 +119,6 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         let _ = Command::new("dmsetup").args(["remove", "--noudevsync", "--force", &self.0]).output();
     }
-}
-
-/// Mounts an ext4 file system.
-pub(super) fn mount_ext4(device: &Path, place: &Path) {
-    wait_until("the block device has its node", || fs::metadata(device).is_ok_and(|found| found.rdev() != 0));
-    mount(device, place, "ext4", MountFlags::NOATIME, None)
-        .unwrap_or_else(|error| panic!("mount {} at {}: {error}", device.display(), place.display()));
-}
-
-/// Unmounts what a process that has just ended may hold for a moment yet.
-pub(super) fn unmount_from(place: &Path) {
-    wait_until("nobody holds the file system", || match unmount(place, UnmountFlags::empty()) {
-        Ok(()) => true,
-        Err(rustix::io::Errno::BUSY) => false,
-        Err(error) => panic!("unmount {}: {error}", place.display()),
-    });
 }
 
 fn dmsetup(arguments: &[&str]) -> String {

@@ -10,6 +10,7 @@
 mod disk;
 mod image;
 mod log;
+mod mounted;
 mod recording;
 mod writeback;
 

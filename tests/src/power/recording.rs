@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::disk::{mount_ext4, unmount_from};
 use super::image::{BLOCK, Image};
 use super::log::Entry;
+use super::mounted::{Unmounted, mount_ext4};
 use crate::host::LoopDevice;
 use crate::namespace;
 use crate::scratch::Scratch;
@@ -143,7 +143,7 @@ impl Recording {
         std::fs::create_dir(&place).expect("make a directory");
         let device = LoopDevice::over(&disk);
         mount_ext4(Path::new(device.path()), &place);
-        let unmounted = Unmounted(&place);
+        let unmounted = Unmounted::at(&place);
         check(&place);
         drop(unmounted);
         drop(device);
@@ -182,19 +182,6 @@ impl Drop for Said<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.0);
-        }
-    }
-}
-
-/// Unmounts, whatever comes.
-struct Unmounted<'a>(&'a Path);
-
-impl Drop for Unmounted<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
-        } else {
-            unmount_from(self.0);
         }
     }
 }
