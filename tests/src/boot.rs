@@ -33,7 +33,8 @@ pub struct Boot<'a> {
 }
 
 impl<'a> Boot<'a> {
-    /// The small guest, with 64 MiB and one vCPU. The first word of the command line says what it does (guests/guest.c).
+    /// The small guest, with 64 MiB and one vCPU. The first word of the command line says what it does
+    /// (guests/guest.c).
     #[must_use]
     pub fn small(cmdline: &str) -> Self {
         Self::kernel(crate::small_guest(), cmdline).memory("64M")

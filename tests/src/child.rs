@@ -21,8 +21,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Has a VM, whose API is at `socket`, forked into children that serve theirs at `NAME.sock` and say what they say in `NAME.out` of
-    /// `directory`, and which differ from it as the JSON beside their names has it.
+    /// Has a VM, whose API is at `socket`, forked into children that serve theirs at `NAME.sock` and say what
+    /// they say in `NAME.out` of `directory`, and which differ from it as the JSON beside their names has it.
     ///
     /// # Panics
     /// The API refuses.

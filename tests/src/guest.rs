@@ -119,8 +119,8 @@ impl Guest {
         self.output.text()
     }
 
-    /// Pauses it where it has said whole lines only, and gives all that it has said: a line that a snapshot cuts in two
-    /// would end in the restored guest's output.
+    /// Pauses it where it has said whole lines only, and gives all that it has said: a line that a snapshot
+    /// cuts in two would end in the restored guest's output.
     ///
     /// # Panics
     /// The line it is in does not end in time.
@@ -133,7 +133,8 @@ impl Guest {
                 return said;
             }
             self.resume();
-            // Not to be paused again before it has run at all, as happens where it shares a single processor with us.
+            // Not to be paused again before it has run at all, as happens where it shares a single processor
+            // with us.
             let ended = self.output.find(said.len(), |more| more.contains(&b'\n').then_some(()));
             ended.unwrap_or_else(|| self.give_up("the end of the line"));
         }

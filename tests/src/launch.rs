@@ -113,8 +113,8 @@ impl Guest {
     }
 }
 
-/// Dies with the test, and heeds the signals that nohup or a background job of a shell has us ignore: `volt-vmm` would
-/// take that for its user's wish.
+/// Dies with the test, and heeds the signals that nohup or a background job of a shell has us ignore:
+/// `volt-vmm` would take that for its user's wish.
 fn become_a_child() -> std::io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         // SAFETY: the default action is valid for any signal.

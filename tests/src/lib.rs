@@ -1,13 +1,14 @@
-//! The harness of the whole-program tests: it starts the real `volt-vmm` as a child, types into its guest, waits for what
-//! the guest says, takes snapshots and restores them.
+//! The harness of the whole-program tests: it starts the real `volt-vmm` as a child, types into its guest,
+//! waits for what the guest says, takes snapshots and restores them.
 //!
 //! ```text
 //! Boot ──start──> Guest ──snapshot──> Snapshot ──restore──> Guest     each keeps its Scratch directory alive
 //! ```
 //!
-//! Every child is killed when its `Guest` goes, or when this process does; every scratch directory is removed with the
-//! last that needs it. Environment: `VOLT_VMM` is the binary (otherwise the one beside the test executable), `VOLT_LAB`
-//! says that time is emulated, `VOLT_SKIPPED` names a file that gets a line for every test that could not be run.
+//! Every child is killed when its `Guest` goes, or when this process does; every scratch directory is removed
+//! with the last that needs it. Environment: `VOLT_VMM` is the binary (otherwise the one beside the test
+//! executable), `VOLT_LAB` says that time is emulated, `VOLT_SKIPPED` names a file that gets a line for every
+//! test that could not be run.
 
 pub mod boot;
 pub mod child;

@@ -1,5 +1,5 @@
-//! Another world for one child: a mount namespace in which a disk is small, or `/dev/kvm` is not what it was, which goes with
-//! the child; or a network namespace ([`crate::network`]).
+//! Another world for one child: a mount namespace in which a disk is small, or `/dev/kvm` is not what it was,
+//! which goes with the child; or a network namespace ([`crate::network`]).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -84,7 +84,8 @@ impl Namespace {
     }
 }
 
-/// Takes this thread to a mount namespace of its own, in which the host has the id of another boot. `file` is where that id is put.
+/// Takes this thread to a mount namespace of its own, in which the host has the id of another boot. `file` is
+/// where that id is put.
 ///
 /// # Panics
 /// The host refuses: the test must begin with `needs!(root)`.

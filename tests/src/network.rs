@@ -1,5 +1,6 @@
-//! A network of its own: a network namespace for VMs, their taps, and the sockets of the test that talk to them. Whatever else
-//! is on the host, addresses and names in it are free. It goes with the last that uses it.
+//! A network of its own: a network namespace for VMs, their taps, and the sockets of the test that talk to
+//! them. Whatever else is on the host, addresses and names in it are free. It goes with the last that uses
+//! it.
 #![allow(unsafe_code)]
 
 use std::fs::File;

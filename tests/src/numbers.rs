@@ -8,8 +8,9 @@ pub fn numbers(text: &str, name: &str) -> Vec<u64> {
     whole.lines().filter_map(number).collect()
 }
 
-/// The last number that a guest counted to, after a check that none is missing, twice there, or garbled: `text` must be
-/// all output since the guest started, over any number of snapshots and restores, each taken while it was paused.
+/// The last number that a guest counted to, after a check that none is missing, twice there, or garbled:
+/// `text` must be all output since the guest started, over any number of snapshots and restores, each taken
+/// while it was paused.
 ///
 /// # Panics
 /// One is.

@@ -101,8 +101,8 @@ impl Outcome {
         without_progress(&self.stderr)
     }
 
-    /// Checks that it was refused as bad input is: status 1, one line of error that contains all of `words`, no output of
-    /// a guest, no sign of a crash.
+    /// Checks that it was refused as bad input is: status 1, one line of error that contains all of `words`,
+    /// no output of a guest, no sign of a crash.
     ///
     /// # Panics
     /// It was not.

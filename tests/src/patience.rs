@@ -4,8 +4,9 @@ use std::io::Write;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// The longest that anything may take which does happen; `VOLT_PATIENCE` overrides it, in seconds. A kernel's own threads may wait for a
-/// processor that others keep busy: those that end SRCU's grace periods have been seen to, for a minute, and with them a snapshot.
+/// The longest that anything may take which does happen; `VOLT_PATIENCE` overrides it, in seconds. A kernel's
+/// own threads may wait for a processor that others keep busy: those that end SRCU's grace periods have been
+/// seen to, for a minute, and with them a snapshot.
 #[must_use]
 pub fn patience() -> Duration {
     let given = std::env::var("VOLT_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
@@ -18,8 +19,8 @@ pub fn in_lab() -> bool {
     std::env::var_os("VOLT_LAB").is_some()
 }
 
-/// Does something that blocks. Where it takes longer than [`patience`], this process says what it waited for and ends: no thread can be
-/// ended from outside.
+/// Does something that blocks. Where it takes longer than [`patience`], this process says what it waited for
+/// and ends: no thread can be ended from outside.
 pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     let (done, ended) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {

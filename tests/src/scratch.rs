@@ -32,7 +32,8 @@ impl Scratch {
         Self(Arc::new(Directory(path)))
     }
 
-    /// One for a static, which is never dropped: it takes the place of what earlier test processes, dead by now, left.
+    /// One for a static, which is never dropped: it takes the place of what earlier test processes, dead by
+    /// now, left.
     pub(crate) fn left_behind_by_statics() -> Self {
         for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
             let name = entry.file_name();

@@ -1,6 +1,6 @@
 //! What is told of a guest that does not answer: where the threads of its process wait, what nobody has read
-//! of its input, and its clocks, timers, interrupts and devices, twice, so that one sees what moves. All of it comes
-//! from `/proc` and from two snapshots.
+//! of its input, and its clocks, timers, interrupts and devices, twice, so that one sees what moves. All of
+//! it comes from `/proc` and from two snapshots.
 
 use std::fmt::Write;
 use std::fs;

@@ -57,8 +57,8 @@ impl Transcript {
         transcript
     }
 
-    /// Waits until nothing is left in the stream of what was written so far. It need not end: another process may
-    /// have its other end.
+    /// Waits until nothing is left in the stream of what was written so far. It need not end: another process
+    /// may have its other end.
     pub(crate) fn wait_read(&self) {
         wait_until("what was written is read", || {
             let state = self.lock();
@@ -102,7 +102,8 @@ impl Transcript {
         assert!(ended || thread::panicking(), "waited {:?} in vain until a stream ended", patience());
     }
 
-    /// Waits until `find` finds something in the bytes from `from` on. `None` when the stream ends first, or time does.
+    /// Waits until `find` finds something in the bytes from `from` on. `None` when the stream ends first, or
+    /// time does.
     pub(crate) fn find<T>(&self, from: usize, mut find: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + patience();
         let mut state = self.lock();

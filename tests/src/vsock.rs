@@ -40,7 +40,8 @@ pub fn try_connect(socket: &Path, port: u32) -> Option<UnixStream> {
     Some(stream)
 }
 
-/// Listens where connections of the guest to this port of the host arrive, in the place of whoever did so before.
+/// Listens where connections of the guest to this port of the host arrive, in the place of whoever did so
+/// before.
 ///
 /// # Panics
 /// The directory cannot be written.

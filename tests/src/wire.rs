@@ -1,5 +1,5 @@
-//! The host's end of a tap: a packet socket, through which a test sends Ethernet frames to the guest and sees what the guest
-//! sends, without an address or a route on the host.
+//! The host's end of a tap: a packet socket, through which a test sends Ethernet frames to the guest and sees
+//! what the guest sends, without an address or a route on the host.
 #![allow(unsafe_code)]
 
 use std::io::ErrorKind;

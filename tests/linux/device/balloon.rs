@@ -1,5 +1,5 @@
-//! The balloon: memory that goes back to the host, when it is asked for, when the guest frees it, and when the guest needs it
-//! back.
+//! The balloon: memory that goes back to the host, when it is asked for, when the guest frees it, and when
+//! the guest needs it back.
 
 use volt_tests::{Boot, Guest, needs, wait_until};
 
@@ -96,7 +96,8 @@ fn a_clones_balloon_touches_neither_the_snapshot_nor_another_clone() {
     inflate_to(giving, 70);
     wait_until("memory goes back", || giving.resident_kib() + (20 << 10) < before);
     is_whole(giving);
-    // What comes back out of the balloon has the base's content on the host, which is nobody's business in the guest.
+    // What comes back out of the balloon has the base's content on the host, which is nobody's business in
+    // the guest.
     inflate_to(giving, 0);
     giving.order("fill 48");
     is_whole(giving);

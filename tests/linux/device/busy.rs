@@ -1,5 +1,5 @@
-//! Snapshots of a guest whose devices are all busy: it writes and verifies on its disk, and streams over TCP and over vsock, while
-//! it goes from one generation to the next. Not one byte differs and no request hangs.
+//! Snapshots of a guest whose devices are all busy: it writes and verifies on its disk, and streams over TCP
+//! and over vsock, while it goes from one generation to the next. Not one byte differs and no request hangs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -29,8 +29,8 @@ struct Flow {
 }
 
 impl Flow {
-    /// Keeps some steps under way, none like the other, and compares what comes back: at whatever moment the guest is paused,
-    /// there are bytes on their way both ways. Ends when it is enough, or with the stream.
+    /// Keeps some steps under way, none like the other, and compares what comes back: at whatever moment the
+    /// guest is paused, there are bytes on their way both ways. Ends when it is enough, or with the stream.
     fn go_round<S>(&self, stream: &S) -> std::io::Result<()>
     where
         for<'a> &'a S: Read + Write,
@@ -121,7 +121,8 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize, (packing, restori
         scope.spawn(|| vsock.over_vsock(&socket));
         go_on(&mut guest, &tcp, &vsock);
         for generation in 0..generations {
-            // In the middle of whatever it does. It must not run on: who restores would not know what it has acknowledged.
+            // In the middle of whatever it does. It must not run on: who restores would not know what it has
+            // acknowledged.
             let start = Instant::now();
             guest.pause();
             let snapshot = guest.snapshot_as(packing);

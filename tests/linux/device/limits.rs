@@ -1,5 +1,5 @@
-//! Rate limits hold within a tenth, from above and from below. They are set while the guest runs, and far below what even an
-//! emulated processor can do.
+//! Rate limits hold within a tenth, from above and from below. They are set while the guest runs, and far
+//! below what even an emulated processor can do.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,8 +19,8 @@ const SECONDS: u32 = 6;
 /// What lifts a limit. One that a change does not name stays.
 const NONE: &str = r#"{"size":0,"refill_time":0}"#;
 
-/// A limit by a bucket that holds what comes in a second: whoever stands still for a moment can make up for it. Before anything
-/// is measured, what the bucket held at first is used up, and nothing comes between.
+/// A limit by a bucket that holds what comes in a second: whoever stands still for a moment can make up for
+/// it. Before anything is measured, what the bucket held at first is used up, and nothing comes between.
 fn limit(kind: &str, rate: u32) -> String {
     format!(r#"{{"{kind}":{{"size":{rate},"refill_time":1000}}}}"#)
 }
@@ -29,7 +29,8 @@ fn change(guest: &Guest, path: &str, change: &str) {
     assert_eq!(guest.ask("PATCH", path, change), (204, String::new()), "{path} {change}");
 }
 
-/// How often it is measured, at most: whoever is kept from running for a second is slow, but nothing makes anyone fast.
+/// How often it is measured, at most: whoever is kept from running for a second is slow, but nothing makes
+/// anyone fast.
 const ATTEMPTS: u32 = 3;
 
 fn assert_rate(what: &str, amount: u32, limit: u32, mut take: impl FnMut() -> Duration) {
@@ -45,7 +46,8 @@ fn assert_rate(what: &str, amount: u32, limit: u32, mut take: impl FnMut() -> Du
     }
 }
 
-/// How long the guest takes to read so many KiB from its disk, by so many at once, when it has read some already.
+/// How long the guest takes to read so many KiB from its disk, by so many at once, when it has read some
+/// already.
 fn reading(guest: &mut Guest, step: u32, first: u32, more: u32) -> Duration {
     guest.type_in(&format!("read-direct /dev/vda {step} {first} {more}\n")).wait_for("now the others");
     let start = Instant::now();
@@ -124,7 +126,8 @@ fn bandwidth_of_a_network_both_ways() {
     let steps = (BANDWIDTH * SECONDS) as usize / STEP;
     let amount = (steps * STEP) as u32;
 
-    // What is measured is the payload; the limit counts headers too, 66 bytes of at most 1514 or, with offloads, of 64 KiB.
+    // What is measured is the payload; the limit counts headers too, 66 bytes of at most 1514 or, with
+    // offloads, of 64 KiB.
     let at_first = 2 * BANDWIDTH as usize / STEP;
     let mut sink = network.connect("10.77.0.2:80");
     println!("without a limit: {amount} in {:?}", sending(&mut sink, steps));

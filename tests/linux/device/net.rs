@@ -62,8 +62,8 @@ fn clones_with_the_same_addresses_live_in_networks_of_their_own() {
     }
 }
 
-/// A network with a way out, as passt wants one. The guest has the host's address and gateway in it; `203.0.113.1` is another
-/// address of the host.
+/// A network with a way out, as passt wants one. The guest has the host's address and gateway in it;
+/// `203.0.113.1` is another address of the host.
 fn with_a_way_out() -> Network {
     let network = Network::new();
     network.add_tap("way", "192.0.2.1/24");

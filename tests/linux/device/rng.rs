@@ -1,4 +1,5 @@
-//! Linux finds its virtio devices, both ways, and goes on with them after a restore: shown with the simplest of them.
+//! Linux finds its virtio devices, both ways, and goes on with them after a restore: shown with the simplest
+//! of them.
 
 use volt_tests::{Boot, needs};
 

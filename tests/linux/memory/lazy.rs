@@ -67,7 +67,8 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
 const GONE_THROUGH: u64 = 48;
 const GIVEN: u64 = 32;
 
-/// What it has touched goes out and comes back: its own pages, and those of the base, which the pager has put there only once.
+/// What it has touched goes out and comes back: its own pages, and those of the base, which the pager has put
+/// there only once.
 #[test]
 fn it_finds_every_page_again_where_there_is_too_little_memory() {
     needs!(linux, pressure);

@@ -1,4 +1,5 @@
-//! Linux's clocks go on after a restore from where they stood: by the TSC itself, on all processors, and by kvmclock.
+//! Linux's clocks go on after a restore from where they stood: by the TSC itself, on all processors, and by
+//! kvmclock.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,8 @@ fn monotonic(guest: &mut Guest) -> Duration {
     Duration::from_nanos(line.expect("a clock").parse().expect("a number"))
 }
 
-/// Checks that the guest's clock has moved by no more than it ran, a tenth and a tenth of a second aside, and that it moves.
+/// Checks that the guest's clock has moved by no more than it ran, a tenth and a tenth of a second aside, and
+/// that it moves.
 fn goes_on(clocksource: &str, vcpus: u32, shim: &KvmShim) {
     let mut guest = Boot::linux().and(&format!("clocksource={clocksource}")).vcpus(vcpus).on(shim).start();
     guest.wait_until_ready();

@@ -1,5 +1,5 @@
-//! A Linux that steps through its memory all the while, checking and changing it, is snapshotted, forked and rewound without being
-//! stopped.
+//! A Linux that steps through its memory all the while, checking and changing it, is snapshotted, forked and
+//! rewound without being stopped.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -60,7 +60,8 @@ impl Linux {
         numbers()[0]
     }
 
-    /// All of its memory holds what it should, and all of it that it has stepped through since it was restored did.
+    /// All of its memory holds what it should, and all of it that it has stepped through since it was
+    /// restored did.
     fn is_whole(&self) {
         self.counts_on(MIB as usize / 2 + 1);
         self.order("check");

@@ -1,5 +1,6 @@
-//! Power cuts: a snapshot is there whole or not at all, and at the latest once its success was reported; a guest's records are there once its
-//! disk took a flush. Small guests, on a file system whose writes are logged; the log is then replayed in part, in many ways.
+//! Power cuts: a snapshot is there whole or not at all, and at the latest once its success was reported; a
+//! guest's records are there once its disk took a flush. Small guests, on a file system whose writes are
+//! logged; the log is then replayed in part, in many ways.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -45,7 +46,8 @@ fn image(path: &Path, stride: u64) -> PathBuf {
     path.to_owned()
 }
 
-/// A guest that knows what it wrote to a disk with a layer, beside its memory; the base lies where no power is cut.
+/// A guest that knows what it wrote to a disk with a layer, beside its memory; the base lies where no power
+/// is cut.
 fn busy(scratch: &Scratch) -> Guest {
     let base = image(&scratch.fresh("base"), FAR);
     let words = format!("path={},layer={},id=root", base.display(), scratch.fresh("layer").display());
@@ -63,7 +65,8 @@ fn goes_on(guest: &mut Guest, records: u64) {
     while guest.next_number("synced") < now + records {}
 }
 
-/// Has `act` make a snapshot at a place that a power cut hits, from what `prepare` left there, and looks at what is left of it.
+/// Has `act` make a snapshot at a place that a power cut hits, from what `prepare` left there, and looks at
+/// what is left of it.
 fn is_whole_or_absent(prepare: impl FnOnce(&Path), act: impl FnOnce(&Path)) {
     let disk = CrashDisk::new(DISK_MIB);
     prepare(&disk.place());
@@ -235,8 +238,8 @@ fn record(disk: &CrashDisk, words: &str, stride: u64, written: &Path) {
     guest.wait_exit();
 }
 
-/// Whether the numbers in the slots are possible after `promised` was synced: what is there is the last record promised for the slot or one
-/// that came after it.
+/// Whether the numbers in the slots are possible after `promised` was synced: what is there is the last
+/// record promised for the slot or one that came after it.
 fn has_kept(found: &[u64], promised: u64) {
     assert_eq!(found.len() as u64, SLOTS);
     for (slot, &found) in (0_u64..).zip(found) {

@@ -53,7 +53,8 @@ fn write_sparse(path: &Path, content: &[u8]) {
     }
 }
 
-/// The samples of a format version, on a host whose TSC may run at another rate than that of the host that wrote them.
+/// The samples of a format version, on a host whose TSC may run at another rate than that of the host that
+/// wrote them.
 struct Samples {
     scratch: Scratch,
     version: u32,
@@ -75,7 +76,8 @@ impl Samples {
         samples
     }
 
-    /// Says that this test is skipped, if this host lacks something of the CPU that the samples were taken on.
+    /// Says that this test is skipped, if this host lacks something of the CPU that the samples were taken
+    /// on.
     fn are_skipped(&self, test: &str) -> bool {
         let store = Store::open(self.scratch.path(&format!("v{}", self.version)).to_str().unwrap()).unwrap();
         let options = RestoreOptions { resume: false, ..RestoreOptions::default() };
@@ -93,7 +95,8 @@ impl Samples {
         Snapshot::at(self.scratch.path(&format!("v{}/{name}", self.version)), &self.scratch)
     }
 
-    /// Options that give the restored VM its disk: the base is not where it was, and the samples have no mark of this user.
+    /// Options that give the restored VM its disk: the base is not where it was, and the samples have no mark
+    /// of this user.
     fn disk(&self) -> [String; 2] {
         ["--disk".to_owned(), format!("id=root,path={}", self.scratch.path("base.img").display())]
     }

@@ -9,8 +9,8 @@ const MIB: u64 = 12;
 const PAGES_PER_MIB: u64 = 256;
 const KIB_PER_MIB: u64 = 1024;
 
-/// Asks the guest for so much, and waits until it has given it. Says how many of the pages that it took back for this were
-/// empty, and how many were as it wrote them first.
+/// Asks the guest for so much, and waits until it has given it. Says how many of the pages that it took back
+/// for this were empty, and how many were as it wrote them first.
 fn ask_for(guest: &mut Guest, mib: u64) -> (u64, u64) {
     let change = format!(r#"{{"amount_mib":{mib}}}"#);
     assert_eq!(guest.ask("PATCH", "/balloon", &change), (204, String::new()));

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rustix::io::ioctl_fionread;
 use volt_tests::{Boot, Guest, IRQCHIPS, Input, Scratch, needs, wait_until};
 
-/// A guest that sleeps until the serial port interrupts it: by way of the PIC in the kernel, or of our IOAPIC.
+/// A guest that sleeps until the serial port interrupts it: by way of the PIC in the kernel, or of our
+/// IOAPIC.
 fn echo(irqchip: &str) -> Guest {
     Boot::small("echo").irqchip(irqchip).start()
 }

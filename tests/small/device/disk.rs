@@ -25,7 +25,8 @@ fn a_disk_is_written_read_back_and_goes_on_in_a_clone() {
     assert!(!restored.output().contains("WRONG"), "{}", restored.output());
 }
 
-/// The guest knows what it wrote to each sector last, and looks before it writes there again. Each sector is a cluster of its own.
+/// The guest knows what it wrote to each sector last, and looks before it writes there again. Each sector is
+/// a cluster of its own.
 #[test]
 fn disk_in_a_live_snapshot_is_of_the_same_instant_as_memory() {
     needs!(kvm);

@@ -1,4 +1,5 @@
-//! A snapshot and the images of disks without a layer: they are synced before it is there, and a restore notices what has changed.
+//! A snapshot and the images of disks without a layer: they are synced before it is there, and a restore
+//! notices what has changed.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -127,7 +128,8 @@ fn longer_image_is_refused() {
     snapshot.try_restore().refused(&["root", &format!("it has {} bytes, and had {LEN}", LEN + 512)]);
 }
 
-/// What the guest only reads may be touched, but not be another. A copy has another time, and is told from another image.
+/// What the guest only reads may be touched, but not be another. A copy has another time, and is told from
+/// another image.
 #[test]
 fn copy_is_taken_and_another_image_is_not() {
     needs!(kvm);

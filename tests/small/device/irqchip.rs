@@ -1,5 +1,5 @@
-//! A guest cannot tell where its interrupt controllers are: in the kernel or split, its interrupts come, are lost where they are to
-//! be lost, and outlive a snapshot.
+//! A guest cannot tell where its interrupt controllers are: in the kernel or split, its interrupts come, are
+//! lost where they are to be lost, and outlive a snapshot.
 
 use serde_json::Value;
 use volt_tests::{Boot, Guest, IRQCHIPS, Snapshot, needs};

@@ -1,4 +1,5 @@
-//! A small guest answers Ethernet frames by looking, and goes on with that in clones, each on a tap of its own.
+//! A small guest answers Ethernet frames by looking, and goes on with that in clones, each on a tap of its
+//! own.
 
 use std::sync::mpsc::{TryRecvError, channel};
 
@@ -8,8 +9,8 @@ use volt_tests::{Boot, Guest, Wire, needs};
 const HEADER: usize = 14;
 const SHORTEST: usize = 60;
 const LONGEST: usize = 1514;
-/// The longest frame takes six of the eight. One that finds fewer than it needs is given up after a while, which on a busy host is
-/// not long.
+/// The longest frame takes six of the eight. One that finds fewer than it needs is given up after a while,
+/// which on a busy host is not long.
 const SMALL: (&str, usize) = ("net mergeable=1 buffer=256", 8);
 /// A frame takes one, and waits for it on the host.
 const WHOLE: (&str, usize) = ("net", usize::MAX);
@@ -42,8 +43,8 @@ fn answer_to(frame: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// Sends frames of these lengths, as many in a row as fit into so many of the small buffers, and looks for the answers, which come
-/// in the same order. Those of other streams are not looked at.
+/// Sends frames of these lengths, as many in a row as fit into so many of the small buffers, and looks for
+/// the answers, which come in the same order. Those of other streams are not looked at.
 fn exchange(wire: &Wire, stream: u8, lengths: &[usize], buffers: usize) {
     let frames: Vec<_> =
         lengths.iter().enumerate().map(|(number, len)| frame(stream, number, *len)).collect();

@@ -35,7 +35,8 @@ fn an_armed_tsc_deadline_wakes_its_sleeper_after_the_restore() {
         let snapshot = guest.snapshot();
         assert!(numbers(&guest.output(), "woke").is_empty(), "the snapshot came too late");
         drop(guest);
-        // The guest's time stood still meanwhile: it wakes after its deadline (it checks that itself), and in two clones.
+        // The guest's time stood still meanwhile: it wakes after its deadline (it checks that itself), and in
+        // two clones.
         std::thread::sleep(Duration::from_millis(500));
         for mut restored in [snapshot.restore(), snapshot.restore()] {
             restored.next_number("woke");
@@ -47,7 +48,8 @@ fn an_armed_tsc_deadline_wakes_its_sleeper_after_the_restore() {
 #[test]
 fn a_deadline_that_passes_around_the_snapshot_is_never_lost() {
     needs!(kvm);
-    // Deadlines from far before to far after the moment at which the snapshot is taken: so many that still slept by then.
+    // Deadlines from far before to far after the moment at which the snapshot is taken: so many that still
+    // slept by then.
     const SLEEPERS: usize = 16;
     let (mut megacycles, mut slept) = (0, 0);
     while slept < SLEEPERS {

@@ -1,11 +1,11 @@
-//! The memory file of a snapshot that VMs run from, and what becomes of them when somebody else lays hands on it.
+//! VMs end before another program can change the memory file that they run from.
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 
 use volt_tests::{Boot, Guest, Snapshot, needs, wait_until};
 
-/// A snapshot, and a clone that runs from it.
+/// Returns a snapshot and a clone that runs from it.
 fn clone() -> (Snapshot, Guest) {
     let mut guest = Boot::small("count mib=16").start();
     guest.wait_for("count 10");
@@ -15,16 +15,16 @@ fn clone() -> (Snapshot, Guest) {
     (snapshot, clone)
 }
 
-/// Waits until so many hold its memory, which they do some time after they have begun to run.
+/// Waits until `count` VMs hold a lease on the memory file. They take it some time after they begin to run.
 fn held_by(snapshot: &Snapshot, count: usize) {
     let inode = format!(":{} ", fs::metadata(snapshot.memory_path()).unwrap().ino());
     let is_held = |line: &&str| line.contains("LEASE") && line.contains(&inode);
-    wait_until("it is held", || {
+    wait_until("the memory file has its leases", || {
         fs::read_to_string("/proc/locks").unwrap().lines().filter(is_held).count() == count
     });
 }
 
-/// It has crashed, for a reason that names the file.
+/// Checks that the guest has crashed with an error that names the file.
 fn crashed(guest: &mut Guest, snapshot: &Snapshot, why: &str) {
     let outcome = guest.wait_exit();
     assert_eq!(outcome.status, 5, "{outcome:?}");
@@ -35,7 +35,7 @@ fn crashed(guest: &mut Guest, snapshot: &Snapshot, why: &str) {
 }
 
 #[test]
-fn a_guest_goes_on_from_a_snapshot_that_has_been_removed() {
+fn guest_survives_the_removal_of_its_snapshot() {
     needs!(kvm);
     let (snapshot, mut clone) = clone();
     snapshot.remove();
@@ -45,7 +45,7 @@ fn a_guest_goes_on_from_a_snapshot_that_has_been_removed() {
 }
 
 #[test]
-fn a_guest_ends_before_its_memory_can_be_overwritten_or_truncated() {
+fn guest_ends_before_its_memory_can_be_overwritten_or_truncated() {
     needs!(kvm);
     let (snapshot, mut guest) = clone();
     let mut second = snapshot.restore_as(&["--paused"]);
@@ -56,7 +56,7 @@ fn a_guest_ends_before_its_memory_can_be_overwritten_or_truncated() {
     crashed(&mut guest, &snapshot, "is about to be changed by another program");
     crashed(&mut second, &snapshot, "is about to be changed by another program");
     assert!(fs::read(snapshot.memory_path()).unwrap() == before);
-    // Nobody can be held off who could write to it before.
+    // A lease does not stop a writer that opened the file before.
     let mut late = snapshot.restore();
     late.next_number("count");
     writer.set_len(0).unwrap();

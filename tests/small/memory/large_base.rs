@@ -1,5 +1,5 @@
-//! Packed memory that is much larger than what an act on it may take: a merge takes no memory for it, and a
-//! diff of a guest over it fetches nothing.
+//! A packed base that is much larger than the memory that an act may use: a merge uses no memory for it, and
+//! a diff over it fetches nothing.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::snapshot::packed::flip_file;
 
 /// MiB that the guest's initrd fills with noise.
 const NOISE: usize = 200;
-/// Bytes that an act on it may take, its page cache included.
+/// Bytes of memory that an act may use, its page cache included.
 const LIMIT: u64 = 48 << 20;
-/// MiB that the guest writes to: more than what is always a diff, and less than half of the noise.
+/// MiB that the guest writes: more than the size that always makes a diff, and less than half of the noise.
 const WRITTEN: u64 = 72;
 
-/// A packed snapshot `base`, most of it noise, of a guest that has yet to write to its [`WRITTEN`] MiB.
+/// Takes a packed snapshot `base`, mostly noise, before the guest writes its [`WRITTEN`] MiB.
 fn base(scratch: &Scratch) -> Snapshot {
     let (initrd, recorder) = (scratch.path("initrd"), Recorder::default());
     let mut state = 1_u64;
@@ -41,7 +41,7 @@ fn base(scratch: &Scratch) -> Snapshot {
     Snapshot::open(&store(scratch), "base").unwrap()
 }
 
-/// A guest restored from it that has written to so many MiB.
+/// Restores a guest, lets it write `mib` MiB, and pauses it.
 fn written(snapshot: &Snapshot, mib: u64) -> Vm {
     let recorder = Recorder::default();
     let options =
@@ -57,7 +57,7 @@ fn merge(limit: &MemoryLimit, diff: &Path, to: &Path) -> Outcome {
 }
 
 #[test]
-fn merge_with_a_packed_base_takes_no_memory_for_it() {
+fn merge_uses_no_memory_for_its_packed_base() {
     needs!(kvm, memory_limit, scratch_on_disk);
     let scratch = Scratch::new();
     let vm = written(&base(&scratch), 1);
@@ -67,7 +67,7 @@ fn merge_with_a_packed_base_takes_no_memory_for_it() {
     let (diff, limit) = (scratch.path("diff"), MemoryLimit::of(LIMIT));
     merge(&limit, &diff, &scratch.path("merged")).succeeded();
     Outcome::of(["snapshot".as_ref(), "verify".as_ref(), scratch.path("merged").as_os_str()]).succeeded();
-    // To find out what is damaged takes no more.
+    // A merge that finds damage uses no more memory.
     let pages = diff.join("memory.diff");
     let at = rustix::fs::seek(File::open(&pages).unwrap(), SeekFrom::Data(0)).unwrap();
     flip_file(&pages, at);
@@ -77,7 +77,7 @@ fn merge_with_a_packed_base_takes_no_memory_for_it() {
 }
 
 #[test]
-fn diff_of_a_lazy_guest_fetches_nothing_however_many_pages_it_has() {
+fn large_diff_of_a_lazy_guest_fetches_nothing() {
     needs!(kvm);
     let scratch = Scratch::new();
     let snapshot = base(&scratch);

@@ -1,5 +1,5 @@
-//! Guests over packed memory that is unpacked as they touch it: right content, each chunk once, and an end with a reason where a
-//! chunk cannot be had.
+//! Guests over packed memory that is filled on touch. Content is right, each chunk is fetched once, and a
+//! chunk that cannot be fetched ends the guest with a reason.
 
 use std::fs::{self, File};
 use std::ops::Range;
@@ -19,15 +19,16 @@ use crate::snapshot::restoring::goes_on_from;
 
 pub(crate) const MIB: u64 = 8;
 
-/// A packed snapshot of a guest that counts over `mib` of checked memory, and all that the guest had said by then.
+/// Returns a packed snapshot of a guest that counts over `mib` of checked memory, and the guest's output so
+/// far.
 pub(crate) fn packed(mib: u64, options: &[&str]) -> (Snapshot, String) {
     let mut guest = Guest::boot(&format!("count mib={mib}"));
-    while guest.next_number("count") < mib * 4 + 4 {} // all of its memory has been written by then
+    while guest.next_number("count") < mib * 4 + 4 {} // by then the guest has written all of its memory
     guest.pause();
     (guest.snapshot_as(options), guest.settled_output())
 }
 
-/// The chunks of a pack that are stored, and where in the file.
+/// Lists the stored chunks of a pack with their ranges in the file.
 pub(crate) fn stored(snapshot: &Snapshot) -> Vec<(u32, Range<u64>)> {
     let path = snapshot.memory_path();
     let pack = Pack::open(File::open(&path).unwrap(), &path).unwrap();
@@ -42,7 +43,7 @@ pub(crate) fn stored(snapshot: &Snapshot) -> Vec<(u32, Range<u64>)> {
     found
 }
 
-/// The same in the library: a snapshot `warm`, taken in this process.
+/// A packed snapshot `warm` of a counting guest, taken through the library in this process.
 pub(crate) struct Warm {
     pub(crate) scratch: Scratch,
     pub(crate) snapshot: volt_vmm::Snapshot,
@@ -89,7 +90,7 @@ pub(crate) fn wait_for(recorder: &Recorder, count: u64) {
     assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
 }
 
-/// Goes through all of its memory, and changes it, and through all of it again.
+/// Waits until the guest has checked and changed all of its memory, and checked it again.
 pub(crate) fn goes_on(recorder: &Recorder) {
     wait_until("it says a number", || last(recorder) > 0);
     wait_for(recorder, last(recorder) + 2 * MIB * 4);
@@ -99,7 +100,7 @@ const PAUSED: fn(Unpack) -> RestoreOptions =
     |unpack| RestoreOptions { resume: false, unpack, ..RestoreOptions::default() };
 
 #[test]
-fn clones_share_what_each_of_them_touches_first() {
+fn clones_share_each_fetched_chunk() {
     needs!(kvm);
     let warm = Warm::new();
     let (first, one) = warm.restore(RestoreOptions::default());
@@ -115,7 +116,7 @@ fn clones_share_what_each_of_them_touches_first() {
 }
 
 #[test]
-fn nothing_is_fetched_that_is_not_touched() {
+fn untouched_chunks_are_not_fetched() {
     needs!(kvm);
     let warm = Warm::new();
     let (_, paused) = warm.restore(PAUSED(Unpack::OnTouch));
@@ -126,7 +127,7 @@ fn nothing_is_fetched_that_is_not_touched() {
 }
 
 #[test]
-fn it_is_rewound_before_all_of_its_memory_is_there() {
+fn lazy_vm_is_rewound_before_all_memory_is_fetched() {
     needs!(kvm);
     let warm = Warm::new();
     for rewindable in [true, false] {
@@ -152,7 +153,7 @@ fn it_is_rewound_before_all_of_its_memory_is_there() {
 }
 
 #[test]
-fn vms_made_ahead_are_filled_as_they_touch_memory_too() {
+fn pooled_vms_are_filled_on_touch() {
     needs!(kvm);
     let warm = Warm::new();
     let pool = Arc::new(Pool::new(VmShape::of(warm.snapshot.config()), 2).unwrap());
@@ -169,14 +170,14 @@ fn vms_made_ahead_are_filled_as_they_touch_memory_too() {
     assert!(warm.snapshot.chunks_fetched() <= warm.stored());
 }
 
-/// What a snapshot's memory file holds, and how much of it is no hole.
+/// Returns the content of a snapshot's memory file and its allocated blocks.
 fn memory(scratch: &Scratch, name: &str) -> (Vec<u8>, u64) {
     let path = scratch.path(name).join("memory.snap");
     (fs::read(&path).unwrap(), fs::metadata(&path).unwrap().blocks())
 }
 
 #[test]
-fn a_snapshot_a_diff_and_a_fork_are_those_of_a_vm_that_had_all_of_its_memory() {
+fn lazy_vm_gives_the_same_snapshot_diff_and_fork_as_an_eager_one() {
     needs!(kvm);
     let warm = Warm::new();
     let to = store(&warm.scratch);
@@ -198,14 +199,14 @@ fn a_snapshot_a_diff_and_a_fork_are_those_of_a_vm_that_had_all_of_its_memory() {
     }
     let diff = |name: &str| fs::read(warm.scratch.path(name).join("memory.diff")).unwrap();
     same(&diff("lazy-diff"), &diff("eager-diff"));
-    // And what they are is what is in the pack.
+    // Converting the pack gives the same memory.
     let [from, whole] = ["warm", "whole"].map(|name| warm.scratch.path(name).display().to_string());
     Outcome::of(["snapshot", "convert", &from, &whole, "--compress", "none"]).succeeded();
     same(&full, &memory(&warm.scratch, "whole").0);
 }
 
 #[test]
-fn a_diff_fetches_nothing_that_was_not_touched() {
+fn diff_fetches_no_untouched_chunk() {
     needs!(kvm);
     let warm = Warm::new();
     let (said, vm) = warm.restore(RestoreOptions::default());
@@ -225,12 +226,12 @@ fn a_diff_fetches_nothing_that_was_not_touched() {
 }
 
 #[test]
-fn one_that_has_run_is_snapshotted_forked_and_told_apart_from_its_base() {
+fn lazy_vm_that_has_run_is_snapshotted_forked_and_diffed() {
     needs!(kvm);
     let warm = Warm::new();
     let to = store(&warm.scratch);
     let (said, vm) = warm.restore(RestoreOptions::default());
-    // Somewhere on its way through memory: some of it has been touched, and some not.
+    // By then the guest has touched a part of its memory.
     wait_until("it says a number", || last(&said) > 0);
     let full =
         SnapshotOptions { packing: Some(Packing::new(Compression::Lz4)), ..SnapshotOptions::default() };
@@ -255,7 +256,7 @@ fn one_that_has_run_is_snapshotted_forked_and_told_apart_from_its_base() {
 }
 
 #[test]
-fn chunks_of_any_size_and_codec() {
+fn guest_runs_from_chunks_of_any_size_and_codec() {
     needs!(kvm);
     for options in [
         &["--compress", "zstd"][..],
@@ -273,7 +274,7 @@ fn chunks_of_any_size_and_codec() {
     }
 }
 
-/// Restores it, and says how it ended, unless it comes through all it touches.
+/// Restores the snapshot. Returns how the guest ended, or none if it counted `count` further.
 fn runs_through(snapshot: &Snapshot, word: &str, count: u64) -> Option<Outcome> {
     let mut guest = snapshot.restore();
     let mut has_ended = false;
@@ -289,12 +290,13 @@ fn runs_through(snapshot: &Snapshot, word: &str, count: u64) -> Option<Outcome> 
     None
 }
 
-/// Damages each chunk that is stored in turn.
+/// Damages each stored chunk in turn. The guest must end with an error or not touch the chunk.
 fn each_damaged(snapshot: &Snapshot, word: &str, count: u64) {
     let (path, chunks) = (snapshot.memory_path(), stored(snapshot));
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let (mut ended, mut tried) = (0, 0);
-    // An emulated processor takes its time: every second chunk is tried there, of which few may be touched.
+    // The lab's emulated processor is slow: there every second chunk is tried, and few of these may be
+    // touched.
     let (step, least) =
         if std::env::var_os("VOLT_LAB").is_some() { (2, 1) } else { (1, (chunks.len() / 4).max(1)) };
     for (chunk, place) in chunks.iter().step_by(step) {
@@ -317,13 +319,13 @@ fn each_damaged(snapshot: &Snapshot, word: &str, count: u64) {
 }
 
 #[test]
-fn a_damaged_chunk_ends_the_guest_when_it_is_touched_and_is_never_seen() {
+fn damaged_chunk_ends_the_guest_and_is_never_visible_to_it() {
     needs!(kvm);
     each_damaged(&packed(2, &["--compress", "lz4"]).0, "count", 20);
 }
 
 #[test]
-fn in_a_program_of_many_vms_a_damaged_chunk_ends_those_alone_that_touch_it() {
+fn damaged_chunk_ends_only_the_vms_that_touch_it() {
     needs!(kvm);
     let warm = Warm::new();
     let (said, sound) = warm.restore(RestoreOptions::default());
@@ -341,11 +343,11 @@ fn in_a_program_of_many_vms_a_damaged_chunk_ends_those_alone_that_touch_it() {
     }
     goes_on(&said);
     assert_eq!(sound.state(), RunState::Running);
-    // What has been fetched already is verified, and stays.
+    // Chunks that were fetched before are verified and stay.
     goes_on(&warm.restore(RestoreOptions::default()).0);
 }
 
-/// A packed snapshot of a guest that goes through its disk. Each VM restored from it has a layer of its own.
+/// Returns a packed snapshot of a guest that goes through its disk. Each restored VM has its own layer.
 fn guest_with_a_disk() -> (Scratch, Snapshot) {
     let scratch = Scratch::new();
     let image = scratch.fresh("image");
@@ -358,14 +360,14 @@ fn guest_with_a_disk() -> (Scratch, Snapshot) {
 }
 
 #[test]
-fn one_that_a_disk_touches_does_too() {
+fn disk_access_to_damaged_chunk_ends_guest() {
     needs!(kvm);
     let (_scratch, snapshot) = guest_with_a_disk();
     each_damaged(&snapshot, "sector", 40);
 }
 
 #[test]
-fn in_a_program_of_many_vms_one_that_a_disk_touches_ends_its_vm_alone() {
+fn disk_access_to_damaged_chunk_ends_only_its_vm() {
     needs!(kvm);
     let (_scratch, snapshot) = guest_with_a_disk();
     let warm = Warm::new();
@@ -396,7 +398,7 @@ fn in_a_program_of_many_vms_one_that_a_disk_touches_ends_its_vm_alone() {
 }
 
 #[test]
-fn a_file_that_is_cut_while_a_guest_runs_from_it_ends_the_guest() {
+fn truncated_pack_ends_its_guest() {
     needs!(kvm);
     let (snapshot, _) = packed(32, &["--compress", "lz4", "--chunk-size", "4K"]);
     let mut guest = snapshot.restore();
@@ -412,7 +414,7 @@ fn a_file_that_is_cut_while_a_guest_runs_from_it_ends_the_guest() {
 }
 
 #[test]
-fn a_file_that_is_removed_does_not_matter() {
+fn guest_survives_the_removal_of_its_pack() {
     needs!(kvm);
     let (snapshot, before) = packed(4, &["--compress", "lz4"]);
     let mut guest = snapshot.restore_as(&["--paused"]);
@@ -423,13 +425,13 @@ fn a_file_that_is_removed_does_not_matter() {
 }
 
 #[test]
-fn a_snapshot_of_damaged_memory_fails_and_the_guest_goes_on() {
+fn snapshot_of_damaged_memory_fails_and_the_guest_goes_on() {
     needs!(kvm);
-    // A chunk a page: the guest's other behaviours are pages that it never touches, so that the snapshot has to read them.
+    // One chunk per page: the guest never touches the code of its other behaviours, so the snapshot has to
+    // fetch it.
     let (snapshot, _) = packed(4, &["--compress", "lz4", "--chunk-size", "4K"]);
     let mut guest = snapshot.restore();
-    // Each number is 64 pages: twice through all that it touches, wherever it was when the snapshot was
-    // taken.
+    // Each number is 64 pages: the guest has gone twice through all that it touches.
     let first = guest.next_number("count");
     while guest.next_number("count") < first + 2 * 16 + 1 {}
     let chunks = stored(&snapshot);
@@ -445,7 +447,7 @@ fn a_snapshot_of_damaged_memory_fails_and_the_guest_goes_on() {
 }
 
 #[test]
-fn the_balloon_of_a_clone_gives_back_what_is_there_again_when_it_is_wanted() {
+fn deflated_balloon_of_a_clone_returns_the_pages_of_the_snapshot() {
     needs!(kvm);
     let mut guest = Boot::small("balloon mib=12").device(["--balloon"]).start();
     guest.wait_for("ready");
@@ -461,7 +463,7 @@ fn the_balloon_of_a_clone_gives_back_what_is_there_again_when_it_is_wanted() {
         found
     };
     ask(&mut clone, 8);
-    // It comes back as the snapshot has it, chunk by chunk.
+    // The pages come back with the snapshot's content, chunk by chunk.
     assert_eq!(ask(&mut clone, 0), (0, 8 * 256));
     clone.type_in("c");
     assert_eq!(clone.next_number("checked"), 12 * 256);

@@ -1,6 +1,5 @@
-//! Forks of guests over packed memory that is filled as they touch it: nothing is fetched for a fork, and the
-//! children go on with the right content, in this process and in others, over their parent's service, their
-//! parent's pager or their parent's pack.
+//! Forks of guests over packed memory that is filled on touch. A fork fetches nothing. The children go on
+//! with the right content in this process and in others, by their parent's service, pager or pack.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,14 +13,14 @@ use crate::memory::lazy::{MIB, Warm, goes_on, packed, store, wait_for};
 use crate::memory::pager::{Shared, base_of};
 use crate::snapshot::restoring::goes_on_from;
 
-/// Options for a child that stands still until it is resumed, and what it says then.
+/// Returns options for a child that stays paused, and the recorder of its output.
 fn paused() -> (Recorder, RestoreOptions) {
     let recorder = Recorder::default();
     let options = RestoreOptions { console: recorder.console(), resume: false, ..RestoreOptions::default() };
     (recorder, options)
 }
 
-/// A VM of `warm` that has touched some of its memory, and stands still.
+/// Returns a paused VM of `warm` that has touched a part of its memory.
 fn touched(warm: &Warm) -> Vm {
     let (said, vm) = warm.restore(RestoreOptions::default());
     wait_until("it says a number", || !numbers(&said.text(), "count").is_empty());
@@ -30,7 +29,7 @@ fn touched(warm: &Warm) -> Vm {
 }
 
 #[test]
-fn fork_fetches_nothing_and_its_children_share_what_they_touch() {
+fn fork_fetches_nothing_and_its_children_share_fetched_chunks() {
     needs!(kvm);
     let warm = Warm::new();
     let parent = touched(&warm);
@@ -38,7 +37,7 @@ fn fork_fetches_nothing_and_its_children_share_what_they_touch() {
     let ((first_said, first), (second_said, second)) = (paused(), paused());
     let children = parent.fork([first, second]).unwrap();
     let after = warm.snapshot.chunks_fetched();
-    // A restore touches a page or two to put the machine's state in place.
+    // A restore touches up to two pages to place the machine's state.
     assert!(after <= before + 2 && after < warm.stored(), "{before}, then {after} of {}", warm.stored());
     drop(parent);
     children[0].resume().unwrap();
@@ -49,7 +48,7 @@ fn fork_fetches_nothing_and_its_children_share_what_they_touch() {
     goes_on(&second_said);
     let by_both = warm.snapshot.chunks_fetched();
     assert!(by_both < by_first + 4, "{by_first}, then {by_both}");
-    // A grandchild is over what its parent wrote, and a diff of it is over the snapshot.
+    // A grandchild sees its parent's writes, and its diff has the snapshot as base.
     let (said, options) = paused();
     let grandchild = children[1].fork([options]).unwrap().remove(0);
     drop(children);
@@ -64,7 +63,7 @@ fn fork_fetches_nothing_and_its_children_share_what_they_touch() {
 }
 
 #[test]
-fn child_of_a_lazy_guest_can_be_rewound_unpacked_at_once_and_told_apart() {
+fn child_of_a_lazy_guest_is_restored_and_rewound_with_each_unpack_option() {
     needs!(kvm);
     let warm = Warm::new();
     let parent = touched(&warm);
@@ -91,7 +90,7 @@ fn child_in_another_process_is_filled_from_its_parents_pack() {
     let before = warm.snapshot.chunks_fetched();
     let (near, far) = UnixStream::pair().unwrap();
     let handover = parent.snapshot_in_memory().unwrap().handover().unwrap();
-    // To save the machine's state KVM may touch a page or two.
+    // KVM may touch up to two pages to save the machine's state.
     let after = warm.snapshot.chunks_fetched();
     assert!(
         after <= before + 2 && after < warm.stored(),
@@ -111,7 +110,7 @@ fn child_in_another_process_is_filled_from_its_parents_pack() {
     assert_eq!(warm.snapshot.chunks_fetched(), after);
 }
 
-/// Bytes that are there of the base under a guest's memory.
+/// Returns the allocated bytes of the base under a guest's memory.
 fn filled(pid: u32, base: &str) -> u64 {
     let all = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let files = all.filter_map(|entry| fs::metadata(entry.ok()?.path()).ok());
@@ -141,10 +140,10 @@ fn fork_of_a_guest_on_the_shared_pager_fetches_nothing_and_stays_on_it() {
         child.reaches("count", spoken(child) + 2 * MIB * 4);
         assert!(!child.output().contains("WRONG"), "{}", child.output());
     }
-    assert!(filled(guest.pid(), &base) > MIB << 20, "they have filled it");
+    assert!(filled(guest.pid(), &base) > MIB << 20, "the children have filled the base");
     guest.resume();
     goes_on_from(&shared.before, &mut guest);
-    // A child finds another pager as its parent does.
+    // A child finds a new pager just like its parent.
     shared.kill_pager();
     let late = shared.restore(&[]);
     let last = spoken(&children[0]);
@@ -153,7 +152,7 @@ fn fork_of_a_guest_on_the_shared_pager_fetches_nothing_and_stays_on_it() {
 }
 
 #[test]
-fn fork_of_a_guest_with_a_pager_of_its_own_leaves_its_children_on_their_own() {
+fn fork_of_a_guest_with_its_own_pager_leaves_its_children_independent() {
     needs!(kvm);
     let (snapshot, before) = packed(MIB, &["--compress", "lz4", "--chunk-size", "16K"]);
     let mut guest = snapshot.restore_as(&["--paused"]);

@@ -1,4 +1,5 @@
-//! VMs in processes of their own that share a pager: what it has read is there for all, it may die, and it can be fooled by nobody.
+//! VMs in separate processes that share a pager. Each page is read once for all, and VMs survive the pager's
+//! death.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -18,7 +19,7 @@ use crate::snapshot::restoring::goes_on_from;
 
 const MIB: u64 = 8;
 
-/// A packed snapshot, all that its guest had said, and a directory for pagers.
+/// A packed snapshot, its guest's output until then, and a directory for pagers.
 pub(crate) struct Shared {
     scratch: Scratch,
     pub(crate) snapshot: Snapshot,
@@ -32,7 +33,7 @@ impl Shared {
 
     fn of(mib: u64) -> Self {
         let mut guest = Guest::boot(&format!("count mib={mib}"));
-        while guest.next_number("count") < mib * 4 + 4 {} // all of its memory has been written by then
+        while guest.next_number("count") < mib * 4 + 4 {} // by then the guest has written all of its memory
         guest.pause();
         let snapshot = guest.snapshot_as(&["--compress", "lz4", "--chunk-size", "16K"]);
         Self { scratch: Scratch::new(), snapshot, before: guest.settled_output() }
@@ -48,12 +49,13 @@ impl Shared {
         self.snapshot.restore_as(&[&words, options].concat())
     }
 
-    /// The processes that are pagers here.
+    /// Lists the pagers of this directory.
     fn pagers(&self) -> Vec<Pid> {
         volt_tests::processes_with(&self.directory())
     }
 
-    /// The one that there is: another, started at the same time, finds the place claimed and goes.
+    /// Waits until one pager is left. A second one, started at the same time, finds the place claimed and
+    /// ends.
     fn pager(&self) -> Pid {
         wait_until("there is one pager", || self.pagers().len() == 1);
         self.pagers()[0]
@@ -70,7 +72,7 @@ impl Shared {
     }
 }
 
-/// The memfd under a guest's memory, by its number.
+/// Returns the inodes of the memfds under a guest's memory.
 pub(crate) fn base_of(guest: &Guest) -> Vec<String> {
     let maps = fs::read_to_string(format!("/proc/{}/maps", guest.pid())).unwrap();
     let mut bases: Vec<String> = maps
@@ -82,7 +84,7 @@ pub(crate) fn base_of(guest: &Guest) -> Vec<String> {
     bases
 }
 
-/// Through all of its memory, twice.
+/// Waits until the guest has gone twice through all of its memory.
 pub(crate) fn goes_on(guest: &mut Guest) {
     let first = guest.next_number("count");
     while guest.next_number("count") < first + 2 * MIB * 4 {}
@@ -94,7 +96,7 @@ fn counts(guest: &mut Guest, times: usize) {
 }
 
 #[test]
-fn processes_share_one_pager_and_what_it_has_read() {
+fn processes_share_one_pager_and_its_pages() {
     needs!(kvm);
     let shared = Shared::new();
     let mut guests: Vec<_> = (0..6).map(|_| shared.restore(&[])).collect();
@@ -102,7 +104,7 @@ fn processes_share_one_pager_and_what_it_has_read() {
     let pager = shared.pager();
     let bases: Vec<_> = guests.iter().map(base_of).collect();
     assert!(bases[0].len() == 1 && bases.iter().all(|base| *base == bases[0]), "{bases:?}");
-    // Nobody but its user can have to do with it, and it is no child of a VM's terminal.
+    // Other users cannot reach the pager, and it has a session of its own, apart from a VM's terminal.
     assert_eq!(fs::metadata(shared.directory()).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(rustix::process::getsid(Some(pager)).unwrap(), pager);
     for guest in &mut guests {
@@ -112,7 +114,7 @@ fn processes_share_one_pager_and_what_it_has_read() {
 }
 
 #[test]
-fn over_rest_it_is_an_object() {
+fn rest_load_takes_a_pager_object() {
     needs!(kvm);
     let shared = Shared::new();
     let load = |guest: &Guest, more: &str| {
@@ -130,7 +132,7 @@ fn over_rest_it_is_an_object() {
 }
 
 #[test]
-fn one_that_was_started_before_is_used_and_goes_after_its_last_vm() {
+fn pager_started_beforehand_is_used_and_ends_after_its_last_vm() {
     needs!(kvm);
     let shared = Shared::new();
     let directory = shared.directory();
@@ -146,7 +148,7 @@ fn one_that_was_started_before_is_used_and_goes_after_its_last_vm() {
     let mut guest = shared.restore(&[]);
     goes_on_from(&shared.before, &mut guest);
     assert_eq!(shared.pager(), Pid::from_child(&pager));
-    // Another finds that there is one, and goes.
+    // A second pager finds the first and ends.
     let mut again = Command::new(binary());
     again.arg("pager").arg(shared.snapshot.directory()).arg("--pager-dir").arg(&directory);
     assert!(limited("the second pager ends", || again.status()).unwrap().success());
@@ -156,7 +158,7 @@ fn one_that_was_started_before_is_used_and_goes_after_its_last_vm() {
 }
 
 #[test]
-fn a_pager_that_is_killed_is_replaced_and_no_page_is_wrong() {
+fn killed_pager_is_replaced_and_no_page_is_wrong() {
     needs!(kvm);
     let shared = Shared::of(32);
     let mut guests = [shared.restore(&[]), shared.restore(&[])];
@@ -165,10 +167,10 @@ fn a_pager_that_is_killed_is_replaced_and_no_page_is_wrong() {
         let killed = shared.pager();
         shared.kill_pager();
         guests.iter_mut().for_each(|guest| counts(guest, 5));
-        // One that comes meanwhile, before or after those that were there.
+        // A new guest may find the next pager before or after the old ones.
         let mut late = shared.restore(&[]);
         goes_on_from(&shared.before, &mut late);
-        wait_until("there is another", || shared.pagers().iter().any(|pager| *pager != killed));
+        wait_until("there is another pager", || shared.pagers().iter().any(|pager| *pager != killed));
     }
     for guest in &mut guests {
         goes_on(guest);
@@ -178,15 +180,15 @@ fn a_pager_that_is_killed_is_replaced_and_no_page_is_wrong() {
 }
 
 #[test]
-fn without_a_pager_the_guest_ends_and_says_so() {
+fn guest_without_a_pager_ends_with_an_error() {
     needs!(kvm);
     let shared = Shared::of(32);
-    // An emulated processor takes its time to start one.
+    // The lab's emulated processor starts a pager slowly.
     let patience = if std::env::var_os("VOLT_LAB").is_some() { "30" } else { "1" };
     let mut guest = shared.restore(&["--pager-patience", patience]);
     guest.next_number("count");
     guest.pause();
-    // Where it would be, nothing can be any more.
+    // A file in place of the directory keeps the guest from starting another pager.
     fs::remove_dir_all(shared.directory()).unwrap();
     File::create(shared.directory()).unwrap();
     let pagers = shared.pagers();
@@ -198,7 +200,7 @@ fn without_a_pager_the_guest_ends_and_says_so() {
 }
 
 #[test]
-fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
+fn damaged_chunk_ends_the_touching_guest_and_the_pager_serves_on() {
     needs!(kvm);
     let shared = Shared::new();
     let mut first = shared.restore(&[]);
@@ -206,7 +208,7 @@ fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
     let path = shared.snapshot.memory_path();
     let file = File::options().write(true).open(&path).unwrap();
     let end = fs::metadata(&path).unwrap().len() - 20 * 4096;
-    // Another file for the file system, for it was changed: another pager, with nothing read yet.
+    // The changed file gets another pager, which has read nothing yet.
     file.write_all_at(&vec![0x5a; end as usize], 0).unwrap();
     let mut damaged = shared.restore(&[]);
     let outcome = damaged.wait_exit();
@@ -216,14 +218,14 @@ fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
     goes_on(&mut first);
 }
 
-/// The sockets of this path: the one that listens and those that are connected to it, taken or not (proc(5)).
+/// Counts the sockets of this path: the listening one and its connections, accepted or not (proc(5)).
 fn connections_to(socket: &Path) -> usize {
     let sockets = fs::read_to_string("/proc/net/unix").unwrap();
     sockets.lines().filter(|line| line.ends_with(socket.to_str().unwrap())).count()
 }
 
 #[test]
-fn a_pager_that_is_stopped_keeps_no_restore_longer_than_the_patience() {
+fn stopped_pager_delays_a_restore_only_by_the_patience() {
     needs!(kvm);
     let shared = Shared::new();
     let mut first = shared.restore(&[]);
@@ -234,7 +236,7 @@ fn a_pager_that_is_stopped_keeps_no_restore_longer_than_the_patience() {
     let words = ["--pager", "shared", "--pager-dir", directory.to_str().unwrap(), "--pager-patience"];
     let refused = shared.snapshot.try_restore_as(&[&words[..], &["1"]].concat());
     refused.refused(&["cannot reach the pager at", "it has not answered for 1 s"]);
-    // Nor does it keep one from its end.
+    // A restore that waits for the pager can be ended.
     let socket = shared.socket();
     let connections = connections_to(&socket);
     let mut late = shared.restore(&["--pager-patience", "3600"]);
@@ -247,7 +249,7 @@ fn a_pager_that_is_stopped_keeps_no_restore_longer_than_the_patience() {
 }
 
 #[test]
-fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
+fn pager_without_descriptors_refuses_new_vms_and_serves_the_others() {
     needs!(kvm);
     let shared = Shared::new();
     let mut first = shared.restore(&[]);
@@ -258,7 +260,7 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
         (0_u64..).find(|number| !names.contains(&number.to_string())).unwrap()
     };
     let resource = rustix::process::Resource::Nofile;
-    // Started by a guest, it has the limits that this process has.
+    // A guest of this process started the pager, so it has the limits of this process.
     let maximum = rustix::process::getrlimit(resource).maximum;
     let limit_to = |count| {
         let limit = rustix::process::Rlimit { current: Some(count), maximum };
@@ -270,12 +272,12 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
     for _ in 0..3 {
         shared.snapshot.try_restore_as(&words).refused(&["no descriptor left", "RLIMIT_NOFILE"]);
     }
-    // It has none for the list of what is fetched, and serves on.
+    // The pager has no descriptor for the list of fetched chunks, and serves on.
     let (status, held) = first.ask("GET", "/v1/vm/memory", "");
     assert!(status == 200 && held.contains(r#""chunks":null"#), "{held}");
     goes_on(&mut first);
-    // Those that it can neither serve nor refuse cost it nothing while they wait. A loop over them would use a
-    // whole processor.
+    // Connections that the pager can neither serve nor refuse cost no processor time. Polling them in a loop
+    // would use a whole processor.
     limit_to(3);
     let _waiting: Vec<_> = (0..8).map(|_| connect(&shared.socket())).collect();
     let before = processor_ticks(pager);
@@ -285,7 +287,7 @@ fn a_pager_without_descriptors_refuses_vms_and_serves_those_it_has() {
     limit_to(64);
     let mut second = shared.restore(&[]);
     goes_on_from(&shared.before, &mut second);
-    // It can refuse again, too.
+    // The pager can refuse again, too.
     limit_to(first_unused());
     shared.snapshot.try_restore_as(&words).refused(&["no descriptor left", "RLIMIT_NOFILE"]);
 }
@@ -296,17 +298,17 @@ pub(crate) fn connect(place: &Path) -> OwnedFd {
     socket
 }
 
-/// Processor time that a process has used, in ticks of 10 ms (proc(5): utime and stime).
+/// Returns the processor time of a process in ticks of 10 ms (proc(5): utime and stime).
 fn processor_ticks(process: Pid) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero())).unwrap();
     let fields = stat.rsplit(") ").next().unwrap().split(' ').skip(11).take(2);
     fields.map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
-/// A guest whose pager stands still.
+/// Returns a guest that waits for memory, and its stopped pager.
 fn waits_for_memory(shared: &Shared) -> (Guest, Pid) {
     let guest = shared.restore(&["--paused", "--pager-patience", "3600"]);
-    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // it has its pager
+    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // the guest has its pager
     let pager = shared.pager();
     rustix::process::kill_process(pager, Signal::STOP).unwrap();
     guest.resume();
@@ -315,7 +317,7 @@ fn waits_for_memory(shared: &Shared) -> (Guest, Pid) {
 }
 
 #[test]
-fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
+fn guest_of_a_stopped_pager_can_be_ended() {
     needs!(kvm);
     let shared = Shared::new();
     let (mut guest, pager) = waits_for_memory(&shared);
@@ -325,14 +327,14 @@ fn a_pager_that_stands_still_does_not_keep_a_guest_from_its_end() {
 }
 
 #[test]
-fn a_pause_does_not_wait_for_memory_for_ever() {
+fn pause_does_not_wait_endlessly_for_memory() {
     needs!(kvm);
     let shared = Shared::new();
     let (mut guest, pager) = waits_for_memory(&shared);
     let (status, why) = guest.ask("PATCH", "/vm", r#"{"state":"Paused"}"#);
     if status == 204 {
-        // KVM lets a signal interrupt a vCPU that waits for memory since Linux 6.2 (FOLL_INTERRUPTIBLE), where
-        // it is the processor that finds the page missing: then the guest stands still at once.
+        // Since Linux 6.2 (FOLL_INTERRUPTIBLE) a signal interrupts a vCPU that waits for memory, if the
+        // processor found the page missing. Then the guest is paused at once.
         guest.signal(Signal::TERM);
         assert_eq!(guest.wait_exit().status, 143);
         rustix::process::kill_process(pager, Signal::KILL).unwrap();
@@ -346,7 +348,7 @@ fn a_pause_does_not_wait_for_memory_for_ever() {
 }
 
 #[test]
-fn a_snapshot_of_one_is_that_of_a_guest_that_had_all_of_its_memory() {
+fn snapshot_of_a_pager_guest_equals_that_of_an_unpacked_guest() {
     needs!(kvm);
     let shared = Shared::new();
     let of = |guest: &Guest| fs::read(guest.snapshot().memory_path()).unwrap();
@@ -355,7 +357,7 @@ fn a_snapshot_of_one_is_that_of_a_guest_that_had_all_of_its_memory() {
     assert!(of(&guest) == expected);
     let other = shared.restore(&["--paused"]);
     shared.kill_pager();
-    assert!(of(&other) == expected, "after its pager has died");
+    assert!(of(&other) == expected, "after the death of its pager");
     let diff = guest.snapshot_as(&["--diff"]);
     assert!(fs::read(diff.merged().memory_path()).unwrap() == expected);
 }
@@ -377,7 +379,7 @@ fn fork_shares_the_base_of_a_guest_on_the_shared_pager() {
         assert!(maps.lines().any(|line| line.split_whitespace().nth(4) == Some(inode)), "{maps}");
     }
     goes_on(&mut guest);
-    // So does one that is restored from now on.
+    // A guest that is restored now shares the base, too.
     let mut late = shared.restore(&[]);
     goes_on(&mut late);
     assert_eq!(base_of(&late), base_of(&guest));
@@ -386,7 +388,7 @@ fn fork_shares_the_base_of_a_guest_on_the_shared_pager() {
 }
 
 #[test]
-fn a_place_that_others_can_enter_is_refused() {
+fn pager_directory_open_to_others_is_refused() {
     needs!(kvm);
     let shared = Shared::of(2);
     fs::create_dir(shared.directory()).unwrap();

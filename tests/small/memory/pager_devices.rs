@@ -1,6 +1,6 @@
 //! Disks that touch damaged memory of a shared pager: in a request's data, and in a queue.
 //!
-//! The VMs are of this process. A signal for one of its threads would end the test.
+//! The VMs run in this process, so a fault signal for one of their threads would end the test.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,11 +15,10 @@ use volt_vmm::{PagerOptions, RestoreOptions, RunState, Store, Unpack, Vm};
 use crate::memory::lazy::stored;
 
 const CHUNK: u64 = 4096;
-/// The middle of the MiB that `disk-churn` has its disk write. No vCPU touches it after the guest has filled
-/// it.
+/// The middle of the MiB that the disk of `disk-churn` accesses. No vCPU touches it once it is filled.
 const DATA: u64 = 0x100_0000 + (512 << 10);
 
-/// A guest with a disk in a layer. Each VM restored from its snapshot has a layer of its own.
+/// Starts a guest with a disk on a layer. Each VM restored from its snapshot has its own layer.
 fn guest_with_a_disk(scratch: &Scratch, cmdline: &str) -> Guest {
     let image = scratch.fresh("image");
     File::create(&image).unwrap().set_len(4 << 20).unwrap();
@@ -27,8 +26,8 @@ fn guest_with_a_disk(scratch: &Scratch, cmdline: &str) -> Guest {
     Boot::small(cmdline).device(["--disk".to_owned(), words]).start()
 }
 
-/// Restores two VMs over one pager, and has one of them run into a damaged chunk. Mends it, resumes the
-/// other, and returns that with its output.
+/// Restores two VMs over one pager and lets one of them touch a damaged chunk. Then mends the chunk, resumes
+/// the other VM, and returns it with its output.
 fn other_after_damage(scratch: &Scratch, snapshot: &Snapshot, chunk: u64) -> (Recorder, Vm) {
     let (to, name) = Store::split(snapshot.directory()).unwrap();
     let opened = volt_vmm::Snapshot::open(&to, &name).unwrap();
@@ -65,7 +64,7 @@ fn other_after_damage(scratch: &Scratch, snapshot: &Snapshot, chunk: u64) -> (Re
 }
 
 #[test]
-fn disk_that_writes_a_damaged_chunk_of_a_shared_pager_ends_its_vm_alone() {
+fn disk_access_to_damaged_data_ends_only_its_vm() {
     needs!(kvm);
     let scratch = Scratch::new();
     let mut guest = guest_with_a_disk(&scratch, "disk-churn mib=4 filled=1");
@@ -78,7 +77,7 @@ fn disk_that_writes_a_damaged_chunk_of_a_shared_pager_ends_its_vm_alone() {
     assert_eq!(other.state(), RunState::Running);
 }
 
-/// The first number of this name in a JSON value.
+/// Returns the first number of this name in a JSON value.
 fn number_in(value: &Value, name: &str) -> Option<u64> {
     match value {
         Value::Object(fields) => {
@@ -90,9 +89,9 @@ fn number_in(value: &Value, name: &str) -> Option<u64> {
     }
 }
 
-/// The guest spins and touches its disk no more. The device looks into its queue once after a restore.
+/// The guest spins and does not use its disk again. The device reads its queue once after a restore.
 #[test]
-fn disk_whose_queue_lies_in_a_damaged_chunk_of_a_shared_pager_ends_its_vm_alone() {
+fn disk_queue_in_a_damaged_chunk_ends_only_its_vm() {
     needs!(kvm);
     let scratch = Scratch::new();
     let mut guest = guest_with_a_disk(&scratch, "disk until=8");

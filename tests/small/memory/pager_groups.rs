@@ -1,4 +1,4 @@
-//! Groups of VMs over REST: a shared pager serves one group alone.
+//! Groups of VMs over REST: each group has a shared pager of its own.
 
 use serde_json::json;
 use volt_tests::scratch::list;
@@ -7,7 +7,7 @@ use volt_tests::{Guest, Scratch, needs, numbers, wait_until};
 use crate::memory::pager::base_of;
 
 #[test]
-fn vms_of_a_group_given_over_rest_share_a_pager_and_no_other_group_does() {
+fn pager_serves_only_the_vms_of_its_group() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=1");
     guest.wait_for("count 10");

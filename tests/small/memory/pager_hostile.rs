@@ -1,4 +1,4 @@
-//! Clients of a shared pager that lie to it, and that spoil the memory that they share.
+//! Hostile clients of a shared pager: they send bad requests and spoil the memory that they share.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
@@ -18,7 +18,7 @@ use volt_tests::{limited, needs, numbers, wait_until};
 
 use crate::memory::pager::{Shared, base_of, connect, goes_on};
 
-/// Says something to a pager, and hears what it says.
+/// Sends a request to a pager. Returns the answer, or "gone" if the pager hangs up.
 fn say(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> String {
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = SendAncillaryBuffer::new(&mut room);
@@ -38,7 +38,7 @@ fn say(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> String {
     }
 }
 
-/// What any client can do to a base with holes.
+/// A way to spoil a base with holes, open to any client.
 #[derive(Clone, Copy, Debug)]
 enum Poison {
     Punch,
@@ -49,7 +49,7 @@ enum Poison {
 const POISONS: [Poison; 3] = [Poison::Punch, Poison::Write, Poison::FillWithZeros];
 
 impl Poison {
-    /// Does it to every page, which it reads before.
+    /// Reads each page of the base, then spoils it.
     fn spoil(self, base: &File, len: u64) {
         let mut page = [0; 4096];
         let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{}", base.as_raw_fd()));
@@ -68,7 +68,7 @@ impl Poison {
     }
 }
 
-/// Asks for a base, and has the descriptor beside the answer.
+/// Asks for a base. Returns the descriptor that comes with the answer.
 fn ask_for_base(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> File {
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = SendAncillaryBuffer::new(&mut room);
@@ -119,7 +119,7 @@ fn hostile_pager_client_cannot_affect_other_groups() {
 }
 
 #[test]
-fn memory_that_a_client_brings_is_given_to_no_other() {
+fn memory_of_a_client_is_given_to_no_other() {
     needs!(kvm);
     let shared = Shared::new();
     let directory = shared.directory();
@@ -143,11 +143,11 @@ fn memory_that_a_client_brings_is_given_to_no_other() {
 }
 
 #[test]
-fn nobody_s_lies_harm_another() {
+fn hostile_pager_client_cannot_affect_others() {
     needs!(kvm);
     let shared = Shared::new();
     let mut guest = shared.restore(&["--paused"]);
-    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // it has its pager
+    assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // the guest has its pager
     let connect = || connect(&shared.socket());
     let len = 64_u64 << 20;
     let base = format!(r#"{{"Base":{{"version":3,"memory_len":{len}}}}}"#);
@@ -178,7 +178,7 @@ fn nobody_s_lies_harm_another() {
         let said = say(&socket, last, fd);
         assert!(said.contains(answer), "{asks:?}: {said}");
     }
-    // What it would have fetched ahead is no list, or not of pages that there are, each once.
+    // The list of pages to prefetch is no list, names missing pages, or names a page twice.
     let list = |runs: &[[u32; 2]]| {
         let list = File::from(rustix::fs::memfd_create("list", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         let bytes: Vec<u8> = runs.iter().flatten().flat_map(|number| number.to_le_bytes()).collect();
@@ -202,7 +202,7 @@ fn nobody_s_lies_harm_another() {
         let said = say(&socket, r#""Prefetch""#, Some(list.as_fd()));
         assert!(said.contains("NotPrefetched") && said.contains(problem), "{said}");
     }
-    // What it brings as its memory is none.
+    // The descriptor that the client sends is no memory.
     let said = say(&connect(), &base, Some(file.as_fd()));
     assert!(said.contains("is no memory of a VM"), "{said}");
     guest.resume();

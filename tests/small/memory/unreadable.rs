@@ -1,5 +1,4 @@
-//! Guest memory that a vCPU may not access: `KVM_RUN` fails with EFAULT, and the VM's end names what
-//! happened.
+//! Guest memory that a vCPU may not access: `KVM_RUN` fails with EFAULT, and the VM ends with the cause.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -17,7 +16,7 @@ fn wait_until_it_counts(recorder: &Recorder, count: u64) {
     wait_until("it counts", || numbers(&recorder.text(), "count").last().is_some_and(|last| *last >= count));
 }
 
-/// The snapshot `warm` in `scratch`, of a guest that counts.
+/// Takes the snapshot `warm` of a counting guest in `scratch`.
 fn warm(scratch: &Scratch) -> Snapshot {
     let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
     let recorder = Recorder::default();
@@ -28,7 +27,7 @@ fn warm(scratch: &Scratch) -> Snapshot {
     Snapshot::open(&store, "warm").unwrap()
 }
 
-/// A VM that runs from the snapshot.
+/// Restores a VM that runs from the snapshot.
 fn clone(snapshot: &Snapshot) -> Vm {
     let recorder = Recorder::default();
     let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
@@ -37,7 +36,7 @@ fn clone(snapshot: &Snapshot) -> Vm {
     vm
 }
 
-/// Where a file is mapped for writing in this process, and so many bytes of it.
+/// Returns the address and length of this process's writable mapping of a file.
 fn mapping(file: &Path) -> (*mut c_void, usize) {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let of_file = |line: &&str| line.ends_with(file.to_str().unwrap()) && line.contains(" rw-p ");
@@ -47,22 +46,22 @@ fn mapping(file: &Path) -> (*mut c_void, usize) {
     (ptr::with_exposed_provenance_mut(start), end - start)
 }
 
-/// Why the VM ended.
+/// Waits until the VM ends and returns its error.
 fn ending(vm: &Vm) -> String {
     limited("the VM ends", || vm.wait()).unwrap_err().to_string()
 }
 
 #[test]
-fn a_vcpu_that_may_not_access_its_memory_ends_its_vm_with_the_files_name() {
+fn vcpu_without_access_to_memory_ends_its_vm_and_names_the_file() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (snapshot, file) = (warm(&scratch), scratch.path("warm/memory.snap"));
-    // The guest's next access decides how KVM notices: on kvm_pvm it is a triple fault in most clones, and an
-    // exit for MMIO in the others.
+    // The guest's next access decides how KVM notices. On kvm_pvm most clones end in a triple fault, and the
+    // others in an exit for MMIO.
     for _ in 0..8 {
         let vm = clone(&snapshot);
         let (start, len) = mapping(&file);
-        // SAFETY: it is guest memory, which in this process only the vCPU accesses: the guest has no devices.
+        // SAFETY: in this process only the vCPU accesses guest memory, for the guest has no devices.
         assert_eq!(unsafe { libc::mprotect(start, len, libc::PROT_NONE) }, 0);
         let why = ending(&vm);
         for words in
@@ -74,7 +73,7 @@ fn a_vcpu_that_may_not_access_its_memory_ends_its_vm_with_the_files_name() {
 }
 
 #[test]
-fn kvm_run_that_fails_with_efault_names_vcpu_address_and_file() {
+fn efault_of_kvm_run_names_vcpu_address_and_file() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.next_number("count");

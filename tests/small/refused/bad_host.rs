@@ -1,4 +1,4 @@
-//! Hosts without a KVM that this user may use.
+//! Hosts without a usable KVM.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::process::Command;
 use volt_tests::namespace::Namespace;
 use volt_tests::{Boot, Guest, Outcome, Scratch, needs};
 
-/// The binary where anyone may run it.
+/// Copies the binary to where any user may run it.
 fn binary_for_everyone(scratch: &Scratch) -> std::path::PathBuf {
     let copy = scratch.path("volt-vmm");
     fs::copy(volt_tests::program::binary(), &copy).unwrap();
@@ -18,14 +18,14 @@ fn binary_for_everyone(scratch: &Scratch) -> std::path::PathBuf {
 }
 
 #[test]
-fn no_kvm_at_all() {
+fn boot_without_kvm_is_refused() {
     needs!(root);
     let words = ["/dev/kvm", "there is none", "kvm_intel or kvm_amd"];
     Boot::small("hello").inside(&Namespace::WithoutKvm).outcome().refused(&words);
 }
 
 #[test]
-fn no_permission_for_kvm() {
+fn boot_without_permission_for_kvm_is_refused() {
     needs!(root);
     let scratch = Scratch::new();
     let kernel = scratch.path("kernel");
@@ -37,7 +37,7 @@ fn no_permission_for_kvm() {
 }
 
 #[test]
-fn no_kvm_for_a_snapshot() {
+fn restore_without_kvm_is_refused() {
     needs!(kvm, root);
     let mut guest = Guest::boot("count");
     guest.wait_for("count");
@@ -49,7 +49,7 @@ fn no_kvm_for_a_snapshot() {
 }
 
 #[test]
-fn the_doctor_says_what_is_wrong() {
+fn doctor_reports_a_host_without_kvm() {
     needs!(root);
     let mut command = Command::new(volt_tests::program::binary());
     command.arg("doctor");

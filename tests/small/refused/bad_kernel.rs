@@ -1,4 +1,4 @@
-//! Kernels and initrds that cannot be booted: an error that names the file, status 1, and no guest.
+//! Kernels and initrds that cannot be booted: an error names the file, the status is 1, and no guest runs.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ fn refused(kernel: &Path, words: &[&str]) {
 }
 
 #[test]
-fn a_kernel_that_is_not_there() {
+fn missing_kernel_is_refused() {
     needs!(kvm);
     refused(&Scratch::new().path("nothing"), &["open", "No such file"]);
 }
 
 #[test]
-fn a_directory_a_device_or_an_empty_file_as_kernel() {
+fn directory_device_or_empty_file_as_kernel_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     refused(scratch.directory(), &["is a directory"]);
@@ -28,7 +28,7 @@ fn a_directory_a_device_or_an_empty_file_as_kernel() {
 }
 
 #[test]
-fn a_file_that_is_no_kernel() {
+fn file_that_is_no_kernel_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     let file = scratch.path("text");
@@ -39,12 +39,12 @@ fn a_file_that_is_no_kernel() {
 }
 
 #[test]
-fn a_truncated_kernel() {
+fn truncated_kernel_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     let file = scratch.path("cut");
     let whole = fs::read(small_guest()).unwrap();
-    // The headers, and a byte of the one loaded segment, which ends before the section headers do.
+    // The cuts lie in the headers and in the one loaded segment. The section headers after it do not matter.
     for len in [10, 51, 63, 64, 100, 119, 4095, 4096, 5000] {
         fs::write(&file, &whole[..len]).unwrap();
         refused(&file, &[]);
@@ -52,7 +52,7 @@ fn a_truncated_kernel() {
 }
 
 #[test]
-fn an_initrd_that_is_larger_than_memory_or_not_there() {
+fn too_large_or_missing_initrd_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     let initrd = scratch.path("initrd");
@@ -65,7 +65,7 @@ fn an_initrd_that_is_larger_than_memory_or_not_there() {
 }
 
 #[test]
-fn a_command_line_that_is_too_long() {
+fn too_long_command_line_is_refused() {
     needs!(kvm);
     Boot::small(&"x".repeat(100_000)).outcome().refused(&["command line", "100000"]);
 }

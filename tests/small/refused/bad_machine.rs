@@ -1,11 +1,11 @@
-//! Machines that cannot be: the error names the option.
+//! Impossible machines: the error names the option.
 
 use std::fs;
 
 use volt_tests::{Boot, Outcome, Scratch, needs, small_guest};
 
 #[test]
-fn memory_of_0_or_not_whole_pages_or_without_sense() {
+fn bad_memory_size_is_refused() {
     for (memory, words) in [
         ("0", "needs memory"),
         ("0M", "needs memory"),
@@ -21,9 +21,9 @@ fn memory_of_0_or_not_whole_pages_or_without_sense() {
 }
 
 #[test]
-fn more_memory_than_a_host_can_map() {
+fn unmappable_memory_size_is_refused() {
     needs!(kvm);
-    // Which limit is met first is the host's affair: its memory, its address space, or any host's.
+    // The host decides which limit is met first: its memory, its address space, or that of any host.
     for tib in [256_u64, 1024, 1_000_000] {
         let outcome = Boot::small("hello").memory(&format!("{tib}T")).outcome();
         outcome.refused(&["memory", &format!("{} MiB", tib << 20)]);
@@ -31,21 +31,21 @@ fn more_memory_than_a_host_can_map() {
 }
 
 #[test]
-fn less_memory_than_the_kernel_needs() {
+fn memory_too_small_for_the_kernel_is_refused() {
     needs!(kvm);
     let kernel = small_guest();
     Boot::small("hello").memory("1M").outcome().refused(&[kernel.to_str().unwrap(), "1 MiB"]);
 }
 
 #[test]
-fn none_or_too_many_vcpus() {
+fn bad_number_of_vcpus_is_refused() {
     for vcpus in [0, 33, 255, 256, 1_000_000] {
         Boot::small("hello").vcpus(vcpus).outcome().refused(&["vcpus", "1 to 32"]);
     }
 }
 
 #[test]
-fn a_config_file_that_is_missing_broken_or_has_unknown_fields() {
+fn missing_broken_or_unknown_configuration_is_refused() {
     let scratch = Scratch::new();
     let file = scratch.path("vm.json");
     let name = file.to_str().unwrap();
@@ -74,7 +74,7 @@ fn a_config_file_that_is_missing_broken_or_has_unknown_fields() {
 }
 
 #[test]
-fn arguments_that_make_no_sense_end_with_status_2_and_say_so() {
+fn bad_arguments_end_with_status_2_and_an_error() {
     for arguments in [
         &["run"][..],
         &["restore"],
@@ -91,7 +91,7 @@ fn arguments_that_make_no_sense_end_with_status_2_and_say_so() {
 }
 
 #[test]
-fn devices_on_the_command_line_without_pics() {
+fn devices_on_cmdline_with_a_split_irqchip_are_refused() {
     let boot = |irqchip: &str| {
         Boot::small("hello").device(["--rng", "--devices-on-cmdline"]).irqchip(irqchip).outcome()
     };

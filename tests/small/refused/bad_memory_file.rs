@@ -18,7 +18,7 @@ fn refused(snapshot: &Snapshot, words: &[&str]) {
 }
 
 #[test]
-fn a_memory_file_that_is_missing_or_none() {
+fn missing_memory_file_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     fs::remove_file(snapshot.memory_path()).unwrap();
@@ -28,7 +28,7 @@ fn a_memory_file_that_is_missing_or_none() {
 }
 
 #[test]
-fn a_memory_file_that_is_shorter_or_longer() {
+fn memory_file_of_wrong_length_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     for len in [0, 1, 4096, (64 << 20) - 1, (64 << 20) + 1, (64 << 20) + 4096, 1 << 40] {
@@ -38,7 +38,7 @@ fn a_memory_file_that_is_shorter_or_longer() {
 }
 
 #[test]
-fn a_pipe_is_not_waited_for() {
+fn pipe_is_refused_without_waiting() {
     needs!(kvm);
     let snapshot = snapshot();
     let pipe_at = |path: &Path| {

@@ -1,4 +1,4 @@
-//! Places where no snapshot can be made: an error, nothing left behind, and a guest that goes on.
+//! Paths where no snapshot can be made: an error is given, nothing is left behind, and the guest goes on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn counting() -> Guest {
     guest
 }
 
-/// The snapshot is refused for `words`, and the guest counts on.
+/// Checks that the snapshot is refused with `words` and that the guest counts on.
 fn refused(guest: &mut Guest, place: &Path, words: &[&str]) {
     guest.try_snapshot(place).refused(words);
     guest.next_number("count");
@@ -22,7 +22,7 @@ fn refused(guest: &mut Guest, place: &Path, words: &[&str]) {
 }
 
 #[test]
-fn a_place_that_is_taken() {
+fn existing_path_is_refused() {
     needs!(kvm);
     let mut guest = counting();
     let (directory, file, link) =
@@ -43,7 +43,7 @@ fn a_place_that_is_taken() {
 }
 
 #[test]
-fn a_place_in_no_directory() {
+fn path_in_no_directory_is_refused() {
     needs!(kvm);
     let mut guest = counting();
     let file = guest.scratch().path("file");
@@ -60,7 +60,7 @@ fn a_place_in_no_directory() {
 }
 
 #[test]
-fn a_full_disk() {
+fn full_disk_fails_the_snapshot_and_stays_clean() {
     needs!(kvm, root);
     let scratch = Scratch::new();
     let disk = scratch.path("disk");
@@ -75,15 +75,15 @@ fn a_full_disk() {
         let seen_by_the_child =
             PathBuf::from(format!("/proc/{}/root", guest.pid())).join(disk.strip_prefix("/").unwrap());
         assert_eq!(list(&seen_by_the_child), [""; 0], "left on the full disk");
-        // Elsewhere there is room.
+        // Another disk has room.
         guest.snapshot().restore().next_number("count");
     }
     assert_eq!(list(&disk), [""; 0]);
 }
 
-/// Nothing is written before it is told: the room is asked for first.
+/// The room is reserved before anything is written.
 #[test]
-fn full_disk_is_told_before_the_first_page_is_written() {
+fn full_disk_is_reported_before_the_first_page_is_written() {
     needs!(kvm, root);
     let scratch = Scratch::new();
     let disk = scratch.path("disk");
@@ -102,9 +102,9 @@ fn full_disk_is_told_before_the_first_page_is_written() {
     guest.try_snapshot_as(&place, &["--diff"]).refused(&words);
 }
 
-/// 24 MiB of the guest's memory are zeros, which a snapshot does not have.
+/// 24 MiB of the guest's memory are zeros, which a snapshot leaves out.
 #[test]
-fn disk_with_room_for_what_is_written_is_not_taken_for_full() {
+fn disk_with_room_for_the_nonzero_pages_is_enough() {
     needs!(kvm, root);
     let scratch = Scratch::new();
     let (disk, zeros) = (scratch.path("disk"), scratch.path("zeros"));
@@ -118,9 +118,8 @@ fn disk_with_room_for_what_is_written_is_not_taken_for_full() {
     guest.next_number("count");
 }
 
-/// The guest writes to most pages of its base again: a diff would be large, and is a full snapshot. Each
-/// chunk of the initrd has one page that is not zero, so a smaller disk has room for pages and not for
-/// chunks.
+/// The guest writes most pages of its base again, so its diff becomes a full snapshot. Each chunk of the
+/// initrd has one page that is not zero: a smaller disk has room for these pages, but not for whole chunks.
 #[test]
 fn diff_of_a_lazy_guest_reserves_no_more_than_its_whole_memory() {
     needs!(kvm, root);
@@ -141,13 +140,13 @@ fn diff_of_a_lazy_guest_reserves_no_more_than_its_whole_memory() {
         while guest.next_number("count") < last + 2 * 72 * 4 {}
         guest.try_snapshot_as(&disk.join("snapshot"), &["--diff"]).succeeded();
         let seen = PathBuf::from(format!("/proc/{}/root", guest.pid())).join(disk.strip_prefix("/").unwrap());
-        assert!(seen.join("snapshot/memory.snap").exists(), "{mib} MiB: it is a full one");
+        assert!(seen.join("snapshot/memory.snap").exists(), "{mib} MiB: the snapshot is not a full one");
         guest.next_number("count");
     }
 }
 
 #[test]
-fn nobody_to_take_a_snapshot_of() {
+fn snapshot_through_a_dead_socket_is_refused() {
     let scratch = Scratch::new();
     let (socket, place) = (scratch.path("api"), scratch.path("snapshot"));
     let create = || {
@@ -170,7 +169,7 @@ fn nobody_to_take_a_snapshot_of() {
 }
 
 #[test]
-fn an_api_socket_that_is_taken_starts_no_guest() {
+fn api_socket_in_use_is_refused() {
     needs!(kvm);
     let guest = counting();
     let socket = guest.socket().to_str().unwrap();

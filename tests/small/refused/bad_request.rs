@@ -1,11 +1,11 @@
-//! What the API refuses, and that the guest does not notice.
+//! The API refuses bad requests, and the guest does not notice them.
 
 use std::io::{Read, Write};
 
 use volt_tests::{Guest, limited, needs, rest};
 
 #[test]
-fn unknown_paths_methods_fields_and_values() {
+fn unknown_paths_methods_fields_and_values_are_refused() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.wait_for("count");
@@ -44,7 +44,7 @@ fn unknown_paths_methods_fields_and_values() {
 }
 
 #[test]
-fn what_is_no_request_at_all() {
+fn malformed_request_is_refused() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.wait_for("count");
@@ -67,7 +67,7 @@ fn what_is_no_request_at_all() {
 }
 
 #[test]
-fn a_load_that_fails_leaves_the_process_ready_for_the_next() {
+fn failed_load_leaves_the_process_ready_for_the_next() {
     needs!(kvm);
     let mut original = Guest::boot("count");
     original.wait_for("count");

@@ -1,4 +1,4 @@
-//! A `state.json` that is damaged, from the future, or from a better CPU is refused before anything is made of it.
+//! A `state.json` that is damaged, of a newer format, or of a CPU with more features is refused before use.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn snapshot() -> Snapshot {
     guest.snapshot()
 }
 
-/// What the library says to it.
+/// Opens the snapshot through the library.
 fn opened(snapshot: &Snapshot) -> Result<volt_vmm::Snapshot, String> {
     let (store, name) = Store::split(snapshot.directory()).unwrap();
     volt_vmm::Snapshot::open(&store, &name).map_err(|error| volt_vmm::report(&error))
@@ -24,7 +24,7 @@ fn refused(snapshot: &Snapshot, words: &[&str]) {
 }
 
 #[test]
-fn a_state_file_that_is_missing_or_empty() {
+fn missing_or_empty_state_file_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     fs::write(snapshot.state_path(), "").unwrap();
@@ -36,7 +36,7 @@ fn a_state_file_that_is_missing_or_empty() {
 }
 
 #[test]
-fn a_snapshot_that_is_not_there() {
+fn missing_snapshot_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     fs::remove_dir_all(snapshot.directory()).unwrap();
@@ -46,7 +46,7 @@ fn a_snapshot_that_is_not_there() {
 }
 
 #[test]
-fn a_state_file_that_is_cut_off_anywhere() {
+fn truncated_state_file_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     let whole = fs::read(snapshot.state_path()).unwrap();
@@ -68,11 +68,11 @@ fn a_state_file_that_is_cut_off_anywhere() {
 }
 
 #[test]
-fn any_flipped_bit() {
+fn flipped_bit_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     let whole = fs::read(snapshot.state_path()).unwrap();
-    // Every bit of the head, and one of every few bytes after it, each time another.
+    // Each bit of the head, then one bit of every few bytes, at changing positions.
     let head = (0..40 * 8).map(|bit| (bit / 8, bit % 8));
     let rest = (40..whole.len()).step_by(whole.len() / 500).map(|byte| (byte, byte * 5 % 8));
     for (step, (byte, bit)) in head.chain(rest).enumerate() {
@@ -93,7 +93,7 @@ fn any_flipped_bit() {
 }
 
 #[test]
-fn a_newer_version_is_named() {
+fn newer_version_is_named() {
     needs!(kvm);
     let snapshot = snapshot();
     snapshot.edit(|state| state["version"] = 4.into());
@@ -102,13 +102,13 @@ fn a_newer_version_is_named() {
     opened(&snapshot).unwrap();
     snapshot.edit(|state| state["arch"] = "aarch64".into());
     refused(&snapshot, &["aarch64"]);
-    // Nothing but the version can be known of what a newer version looks like.
+    // Only the version field of a newer format is known.
     fs::write(snapshot.state_path(), sealed_text(r#""version":7,"arch":"x86_64","new":[]}"#)).unwrap();
     refused(&snapshot, &["format version 7"]);
 }
 
 #[test]
-fn what_has_a_right_checksum_but_no_sense() {
+fn meaningless_state_with_a_right_checksum_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     for body in
@@ -122,7 +122,7 @@ fn what_has_a_right_checksum_but_no_sense() {
 }
 
 #[test]
-fn parts_that_contradict_each_other() {
+fn contradictory_state_is_refused() {
     needs!(kvm);
     let mut guest = Boot::small("count").irqchip("kernel").start();
     guest.wait_for("count");
@@ -145,10 +145,10 @@ fn parts_that_contradict_each_other() {
 }
 
 #[test]
-fn a_cpu_feature_that_this_host_lacks_is_named() {
+fn cpu_feature_that_this_host_lacks_is_named() {
     needs!(kvm);
     let snapshot = snapshot();
-    // AVX-512ER was built into one family of processors, long gone, which no KVM of today offers.
+    // Only one family of processors, long gone, had AVX-512ER, and no KVM of today offers it.
     let show_avx512er = |state: &mut serde_json::Value| {
         let leaves = state["machine"]["vcpus"][0]["cpuid"].as_array_mut().unwrap();
         let mut leaf = leaves[0].clone();
@@ -167,7 +167,7 @@ fn a_cpu_feature_that_this_host_lacks_is_named() {
         leaves.push(leaf);
     };
     snapshot.edit(show_avx512er);
-    // The features of a host decide, whatever else is equal; an older snapshot does not say which they were.
+    // The host's features decide. An older snapshot does not record them.
     let of_another_host =
         |state: &mut serde_json::Value| state["metadata"]["host_features"] = "0".repeat(32).into();
     let of_before = |state: &mut serde_json::Value| {
@@ -182,7 +182,7 @@ fn a_cpu_feature_that_this_host_lacks_is_named() {
 }
 
 #[test]
-fn another_host_with_the_same_features_is_as_good_as_this_one() {
+fn host_with_the_same_features_is_accepted() {
     needs!(kvm);
     let snapshot = snapshot();
     snapshot.edit(|state| {

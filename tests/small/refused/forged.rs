@@ -1,4 +1,4 @@
-//! Snapshots that someone made who knows every checksum: they cost no more than they are worth.
+//! Forged snapshots with right checksums: they cost no more memory than they take on disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -9,12 +9,12 @@ use volt_tests::program::binary;
 use volt_tests::state_file::CRC;
 use volt_tests::{Guest, Outcome, Snapshot, needs};
 
-/// More memory than any test may take for it: its list of pages has 128 MiB.
+/// Memory that the forgery claims. Its list of pages would take 128 MiB.
 const CLAIMED: u64 = 4 << 40;
 /// KiB of data segment that a forgery may cost.
 const LIMIT: &str = "24576";
 
-/// A diff of a small guest, over its base.
+/// Returns a small guest, a base, and a diff over it.
 fn diff() -> (Guest, Snapshot, Snapshot) {
     let mut guest = Guest::boot("count mib=1");
     guest.wait_for("count");
@@ -23,7 +23,7 @@ fn diff() -> (Guest, Snapshot, Snapshot) {
     (guest, base, diff)
 }
 
-/// Has a state file say that the guest has much memory.
+/// Lets the state file claim [`CLAIMED`] bytes of guest memory.
 fn claim(snapshot: &Snapshot) {
     snapshot.edit(|state| {
         state["config"]["memory_mib"] = (CLAIMED >> 20).into();
@@ -32,7 +32,7 @@ fn claim(snapshot: &Snapshot) {
     });
 }
 
-/// Runs `volt-vmm snapshot` with little memory.
+/// Runs `volt-vmm snapshot` with at most [`LIMIT`] of memory.
 fn with_little_memory(act: &str, snapshot: &Path) -> Outcome {
     let mut command = Command::new("sh");
     command.args(["-c", r#"ulimit -d "$1" && exec "$2" snapshot "$3" "$4""#, "sh", LIMIT]);
@@ -40,7 +40,7 @@ fn with_little_memory(act: &str, snapshot: &Path) -> Outcome {
 }
 
 #[test]
-fn list_of_a_forged_diff_takes_as_much_memory_as_it_takes_disk() {
+fn sparse_list_of_a_forged_diff_takes_no_memory() {
     needs!(kvm);
     let (_guest, _base, diff) = diff();
     with_little_memory("inspect", diff.directory()).succeeded();

@@ -1,4 +1,5 @@
-//! What a snapshot names on the host is a request. It is granted to this user's own snapshots, and to others for what the restore gives.
+//! A snapshot's host paths are requests. They are granted to this user's own snapshots. Other snapshots get
+//! only the paths that the restore gives or allows.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +16,7 @@ use crate::snapshot::benching::record;
 
 const REFUSED: &str = "which is not granted, because its state.json";
 
-/// A snapshot of a guest that writes to a layer over `image`, so that any number of clones can go on.
+/// A snapshot of a guest that writes to a layer over `image`, so any number of clones can go on.
 struct WithDisk {
     scratch: Scratch,
     image: PathBuf,
@@ -36,14 +37,14 @@ impl WithDisk {
         Self { scratch, image, snapshot }
     }
 
-    /// The same snapshot, as someone made it who wants another file for its disk.
+    /// Copies the snapshot and forges the path of its disk.
     fn forged(&self, path: &str) -> Snapshot {
         let forged = self.snapshot.copy();
         forged.edit(|state| state["config"]["devices"]["disks"][0]["path"] = path.into());
         forged
     }
 
-    /// A file that no snapshot should get.
+    /// Makes a file that no snapshot should get.
     fn victim(&self) -> PathBuf {
         let directory = self.scratch.path("private");
         fs::create_dir(&directory).unwrap();
@@ -58,14 +59,14 @@ fn goes_on(mut guest: Guest) {
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }
 
-/// Runs `volt-vmm` as a user who keeps its key in this directory.
+/// Runs `volt-vmm` as a user with the key in this directory.
 fn as_user_of(data: &Path, arguments: &[&str]) -> Outcome {
     let mut command = Command::new(binary());
     Outcome::of_command(command.args(arguments).env("XDG_DATA_HOME", data))
 }
 
 #[test]
-fn forged_disk_is_opened_only_if_it_is_given_or_allowed() {
+fn forged_disk_is_opened_only_if_given_or_allowed() {
     needs!(kvm);
     let with_disk = WithDisk::new();
     let victim = with_disk.victim();
@@ -80,7 +81,7 @@ fn forged_disk_is_opened_only_if_it_is_given_or_allowed() {
     let given = format!("id=root,path={}", with_disk.image.display());
     goes_on(forged.restore_as(&["--disk", &given]));
     goes_on(forged.restore_as(&["--allow-path", victim.parent().unwrap().to_str().unwrap()]));
-    // Without its layer the guest would write to it.
+    // Without its layer the guest would write to the victim.
     forged
         .edit(|state| drop(state["config"]["devices"]["disks"][0].as_object_mut().unwrap().remove("layer")));
     forged.try_restore().refused(&words);
@@ -88,7 +89,7 @@ fn forged_disk_is_opened_only_if_it_is_given_or_allowed() {
 }
 
 #[test]
-fn directories_are_allowed_over_rest_as_on_the_command_line() {
+fn allow_paths_over_rest_grant_a_forged_disk() {
     needs!(kvm);
     let with_disk = WithDisk::new();
     let victim = with_disk.victim();
@@ -109,7 +110,7 @@ fn directories_are_allowed_over_rest_as_on_the_command_line() {
     goes_on(guest);
 }
 
-/// A copy of a snapshot that was packed with tar and unpacked at another place.
+/// Packs a snapshot with tar and unpacks it in another directory.
 fn untarred(snapshot: &Snapshot, scratch: &Scratch) -> Snapshot {
     let run = |command: &mut Command| assert!(output(command).status.success(), "{command:?}");
     let (archive, unpacked) = (scratch.fresh("archive.tar"), scratch.fresh("unpacked"));
@@ -120,7 +121,7 @@ fn untarred(snapshot: &Snapshot, scratch: &Scratch) -> Snapshot {
 }
 
 #[test]
-fn forgeries_that_were_unpacked_from_an_archive_get_nothing_of_this_host() {
+fn forgery_from_an_archive_gets_no_file_of_this_host() {
     needs!(kvm);
     let with_disk = WithDisk::new();
     let victim = with_disk.victim();
@@ -136,7 +137,7 @@ fn forgeries_that_were_unpacked_from_an_archive_get_nothing_of_this_host() {
             unpacked.edit(|state| state["config"]["devices"]["disks"][0]["path"] = path.to_str().into());
         }
         unpacked.try_restore().refused(&["asks for disk root: ", REFUSED]);
-        // So does one that has lost its mark altogether.
+        // A state without a mark gets nothing either.
         unpacked.edit(|state| drop(state.as_object_mut().unwrap().remove("mark")));
         unpacked.try_restore().refused(&["asks for disk root: ", "its state.json has no mark"]);
     }
@@ -146,13 +147,13 @@ fn forgeries_that_were_unpacked_from_an_archive_get_nothing_of_this_host() {
         state["config"]["devices"] = json!({"networks": [{"id": "eth0", "backend": backend}]});
     });
     untarred(&passt, &with_disk.scratch).try_restore().refused(&["with ports 2222", REFUSED]);
-    // Its own files came along, and nothing was taken from it.
+    // The archive has the snapshot's own files, so the genuine one goes on.
     goes_on(untarred(&with_disk.snapshot, &with_disk.scratch).restore());
     assert_eq!(fs::read(&victim).unwrap(), before);
 }
 
 #[test]
-fn base_of_a_forged_diff_that_was_unpacked_has_to_be_allowed() {
+fn forged_diff_from_an_archive_needs_its_base_allowed() {
     needs!(kvm);
     let scratch = Scratch::new();
     let mut guest = Guest::boot("count mib=1");
@@ -169,7 +170,7 @@ fn base_of_a_forged_diff_that_was_unpacked_has_to_be_allowed() {
 }
 
 #[test]
-fn own_snapshot_is_restored_wherever_it_is_copied_or_moved() {
+fn own_snapshot_is_restored_after_a_copy_or_move() {
     needs!(kvm);
     let WithDisk { scratch, snapshot, .. } = WithDisk::new();
     goes_on(snapshot.copy().restore());
@@ -180,7 +181,7 @@ fn own_snapshot_is_restored_wherever_it_is_copied_or_moved() {
 }
 
 #[test]
-fn snapshot_of_another_user_or_without_a_mark_is_not_this_users() {
+fn snapshot_of_another_user_or_without_a_mark_needs_grants() {
     needs!(kvm);
     let WithDisk { scratch, image, snapshot } = WithDisk::new();
     let directory = snapshot.directory().to_str().unwrap();
@@ -189,7 +190,7 @@ fn snapshot_of_another_user_or_without_a_mark_is_not_this_users() {
         as_user_of(&data, &["restore", directory]).refused(words);
     };
     restore(&["asks for disk root: ", "this user has no key"]);
-    // The other user's volt-vmm writes the snapshot once more: it is not its own by that.
+    // The other user's volt-vmm converts the snapshot, which does not make it its own.
     let again = scratch.path("again");
     let convert = ["snapshot", "convert", directory, again.to_str().unwrap(), "--compress", "none"];
     as_user_of(&data, &convert).succeeded();
@@ -203,7 +204,7 @@ fn snapshot_of_another_user_or_without_a_mark_is_not_this_users() {
     restore(&["snapshot.key cannot be used", "mode 0600"]);
     fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
     restore(&["its state.json was changed, or written by another user or host"]);
-    // Given once, the disk belongs to a snapshot of this user's from then on.
+    // Once the disk is given, this user's next snapshot is granted it.
     let given = format!("id=root,path={}", image.display());
     let mut guest = again.restore_as(&["--disk", &given]);
     guest.next_number("sector");
@@ -213,7 +214,7 @@ fn snapshot_of_another_user_or_without_a_mark_is_not_this_users() {
 }
 
 #[test]
-fn networks_and_sockets_of_a_forged_snapshot_have_to_be_given() {
+fn forged_snapshot_needs_its_networks_and_sockets_given() {
     needs!(kvm);
     let WithDisk { scratch, snapshot, .. } = WithDisk::new();
     let passt = json!([{"id": "eth0", "backend": {"passt": {"forward": [[2222, 22]]}}}]);
@@ -261,7 +262,7 @@ fn descriptor_is_never_taken_from_a_file_or_a_request() {
 }
 
 #[test]
-fn disk_in_the_snapshots_own_directory_needs_no_grant_but_may_not_be_a_link() {
+fn disk_inside_the_snapshot_needs_no_grant_unless_it_is_a_link() {
     needs!(kvm);
     let with_disk = WithDisk::new();
     let victim = with_disk.victim();
@@ -281,14 +282,14 @@ fn disk_in_the_snapshots_own_directory_needs_no_grant_but_may_not_be_a_link() {
     }
     name_disk("own");
     goes_on(forged.restore());
-    // Its own files are no way out either.
+    // A link in place of the memory file is refused, too.
     fs::rename(forged.memory_path(), with_disk.scratch.path("elsewhere")).unwrap();
     symlink(with_disk.scratch.path("elsewhere"), forged.memory_path()).unwrap();
     forged.try_restore().refused(&["memory.snap", "is a symbolic link"]);
 }
 
 #[test]
-fn base_of_a_forged_diff_has_to_be_allowed() {
+fn forged_diff_needs_its_base_allowed() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=1");
     guest.wait_for("count");
@@ -299,7 +300,7 @@ fn base_of_a_forged_diff_has_to_be_allowed() {
     diff.edit(|state| state["metadata"]["id"] = "0".repeat(32).into());
     let words = ["asks for its base ", base.directory().to_str().unwrap(), REFUSED, "--allow-path DIR"];
     diff.try_restore().refused(&words);
-    // The answer does not tell whether a directory that is not granted is there.
+    // The error does not reveal whether an ungranted directory exists.
     let moved = base.directory().with_extension("moved");
     fs::rename(base.directory(), &moved).unwrap();
     diff.try_restore().refused(&words);
@@ -330,7 +331,7 @@ fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
     guest.next_number("cid");
     let snapshot = guest.snapshot();
     drop(guest);
-    // As one would be packed that is to reach a daemon of the host's where it is unpacked.
+    // The archive has a link to a daemon's socket on the host that unpacks it.
     let daemon = UnixListener::bind(scratch.path("daemon")).unwrap();
     daemon.set_nonblocking(true).unwrap();
     let unpacked = Snapshot::at(scratch.path("unpacked"), &scratch);
@@ -354,7 +355,7 @@ fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
 }
 
 #[test]
-fn links_in_place_of_memory_do_not_tell_what_is_on_the_host() {
+fn links_in_place_of_memory_reveal_no_host_file() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.wait_for("count");
@@ -369,7 +370,7 @@ fn links_in_place_of_memory_do_not_tell_what_is_on_the_host() {
 }
 
 #[test]
-fn granted_base_beside_a_diff_is_used_where_the_recorded_one_is_not_granted_or_another() {
+fn granted_base_beside_a_diff_replaces_an_unusable_recorded_one() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=1");
     guest.wait_for("count");
@@ -383,12 +384,12 @@ fn granted_base_beside_a_diff_is_used_where_the_recorded_one_is_not_granted_or_a
     fs::rename(base.copy().directory(), &beside).unwrap();
     fs::rename(diff.directory(), near.join("diff")).unwrap();
     let diff = Snapshot::at(near.join("diff"), &Scratch::new());
-    // This user's own, but the recorded place has another snapshot by now.
+    // The diff is this user's own, but the recorded path holds another snapshot now.
     fs::rename(base.directory(), near.join("moved")).unwrap();
     fs::rename(other.directory(), base.directory()).unwrap();
     diff.restore().wait_for("count");
     diff.verify().succeeded();
-    // Not this user's.
+    // The diff is not this user's own.
     diff.edit(|state| state["metadata"]["id"] = "0".repeat(32).into());
     let words = ["asks for its base ", base.directory().to_str().unwrap(), REFUSED, "--allow-path DIR"];
     diff.try_restore().refused(&words);

@@ -1,4 +1,4 @@
-//! Bad hosts, options, requests and files: an error that names the cause, and no guest that suffers.
+//! Bad hosts, options, requests and files: an error names the cause, and no running guest is affected.
 
 mod bad_host;
 mod bad_kernel;

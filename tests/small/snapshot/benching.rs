@@ -26,7 +26,8 @@ const PACKED: [&str; 5] = [
     "unpacked at once, mapped",
 ];
 
-/// Keeps a recording of a snapshot in a directory: pages forth and back, some of which hold something and some of which do not.
+/// Keeps a recording of a snapshot in a directory: pages forth and back, some of which hold something and
+/// some of which do not.
 pub fn record(snapshot: &Snapshot, directory: &Path) {
     let forth = (0..PAGES / 2).map(|page| page * 7 * 4096);
     let back = (0..PAGES / 2).map(|page| MEMORY - 4096 - page * 4096);
@@ -44,7 +45,8 @@ fn bench(snapshot: &Snapshot, options: &[&str]) -> Outcome {
     Outcome::of(words.into_iter().chain(options.iter().copied()))
 }
 
-/// What it says in both of its ways: these strategies, each with as many touches as there are pages and rounds.
+/// What it says in both of its ways: these strategies, each with as many touches as there are pages and
+/// rounds.
 fn measures(snapshot: &Snapshot, strategies: &[&str]) {
     let found: Value =
         serde_json::from_str(&bench(snapshot, &["--json", "--rounds", "2"]).succeeded().stdout).unwrap();

@@ -54,7 +54,8 @@ fn answers((child, recorder): &(Vm, Recorder)) {
     recorder.wait_for("x");
 }
 
-/// How many forks are alive at once, and how many come in sequence: 50 and 300, or what `VOLT_FORKS` says, as in `1000,10000`.
+/// How many forks are alive at once, and how many come in sequence: 50 and 300, or what `VOLT_FORKS` says, as
+/// in `1000,10000`.
 fn forks() -> (usize, usize) {
     let given = std::env::var("VOLT_FORKS").ok().filter(|given| !given.is_empty());
     let given = given.unwrap_or_else(|| "50,300".to_owned());

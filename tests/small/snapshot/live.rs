@@ -1,5 +1,6 @@
-//! Snapshots of a guest that does not stop for them. The guest checks every page of its memory again and again, and changes it: a
-//! page that is missing in a snapshot, or from another time than the rest, is one that a restored guest complains about.
+//! Snapshots of a guest that does not stop for them. The guest checks every page of its memory again and
+//! again, and changes it: a page that is missing in a snapshot, or from another time than the rest, is one
+//! that a restored guest complains about.
 
 use volt_tests::{Boot, Guest, Snapshot, needs};
 

@@ -94,7 +94,8 @@ fn vm_that_is_paused_already_has_no_limit() {
     assert_eq!((course.paused, course.pages_in_memory), (Duration::ZERO, course.pages_in_pause));
 }
 
-/// The guest writes all the while: the bulk is in the first pass, and what is held in memory comes to what was written since.
+/// The guest writes all the while: the bulk is in the first pass, and what is held in memory comes to what
+/// was written since.
 #[test]
 fn copies_in_memory_are_of_pages_that_were_written_meanwhile() {
     needs!(kvm);

@@ -14,7 +14,8 @@ const INDEX: u64 = 4 * 4096;
 const TABLE: u64 = 4 * 16;
 const FOOTER: u64 = 80;
 
-/// A packed snapshot of a guest that counts over 8 MiB of checked memory, and all that the guest had said by then.
+/// A packed snapshot of a guest that counts over 8 MiB of checked memory, and all that the guest had said by
+/// then.
 fn packed(options: &[&str]) -> (Snapshot, String) {
     let mut guest = Guest::boot("count mib=8");
     guest.wait_for("count 40"); // all of its memory has been written by then

@@ -1,4 +1,5 @@
-//! What a restored guest touches first is recorded until a marker, over any memory, and kept beside the snapshot.
+//! What a restored guest touches first is recorded until a marker, over any memory, and kept beside the
+//! snapshot.
 
 use std::path::Path;
 
@@ -94,7 +95,8 @@ fn it_has_the_pages_that_are_touched_in_their_order_over_any_memory() {
         assert!((PAGES..PAGES + FEW).contains(&pages), "{recorded}");
         assert_eq!((recorded["marker"].as_str(), &recorded["before"]), (Some("api"), &Value::Null));
         assert_eq!((set.pages(), set.runs().len() as u64), (pages, recorded["runs"].as_u64().unwrap()));
-        // It goes up from where it was, and on from the start, but where it comes to code or data for the first time.
+        // It goes up from where it was, and on from the start, but where it comes to code or data for the
+        // first time.
         let mut longest: Vec<u64> = set.runs().iter().map(|run| (run.end - run.start) >> 12).collect();
         longest.sort_unstable();
         assert!(longest.iter().rev().take(5).sum::<u64>() + FEW > PAGES, "{longest:?}");

@@ -53,7 +53,8 @@ fn counting(mib: u64, memory_mib: u64, vcpus: u8, irqchip: IrqchipKind) -> Vm {
     vm
 }
 
-/// What it says from now on is `by` numbers on. Gives the second of them: where it was rewound the first may be what was left of two.
+/// What it says from now on is `by` numbers on. Gives the second of them: where it was rewound the first may
+/// be what was left of two.
 fn goes_on(said: &Recorder, what: &str, by: u64) -> u64 {
     let from = said.text().rfind('\n').map_or(0, |at| at + 1);
     let numbers = || numbers(&said.text()[from..], what);

@@ -1,4 +1,5 @@
-//! The TSC goes on from where it stood: in a young guest, in a VM from a pool that is about as old as the guest, and after a rewind.
+//! The TSC goes on from where it stood: in a young guest, in a VM from a pool that is about as old as the
+//! guest, and after a rewind.
 
 use std::fs;
 use std::sync::Arc;
@@ -51,8 +52,8 @@ impl Teller {
         numbers(&self.said.text(), "tsc")[before]
     }
 
-    /// Checks that not more time has passed for the guest since its snapshot than here since `began`, a tenth and a hundredth of a
-    /// second aside, and not less than none.
+    /// Checks that not more time has passed for the guest since its snapshot than here since `began`, a tenth
+    /// and a hundredth of a second aside, and not less than none.
     fn goes_on_from(&self, (cycles, khz): (u64, u64), began: Instant) {
         let tsc = self.tsc();
         let most = began.elapsed() + began.elapsed() / 10 + Duration::from_millis(10);

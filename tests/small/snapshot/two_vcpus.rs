@@ -1,5 +1,6 @@
-//! Two vCPUs that write to the same pages at the same time. Each checks its own half of every page, and the order in which the other
-//! wrote: a page that is missing in a snapshot, or from another instant than the rest, is one that the guest complains about.
+//! Two vCPUs that write to the same pages at the same time. Each checks its own half of every page, and the
+//! order in which the other wrote: a page that is missing in a snapshot, or from another instant than the
+//! rest, is one that the guest complains about.
 
 use volt_tests::{Boot, Guest, Recorder, Scratch, Snapshot, needs, numbers, small_guest, wait_until};
 use volt_vmm::{IrqchipKind, RestoreOptions, SnapshotKind, SnapshotOptions, Store, Vm};

@@ -1,4 +1,5 @@
-//! Every part of a vCPU's state and the VM's clock comes back, whether or not the guest would notice its loss.
+//! Every part of a vCPU's state and the VM's clock comes back, whether or not the guest would notice its
+//! loss.
 
 use std::sync::Arc;
 use std::time::Duration;

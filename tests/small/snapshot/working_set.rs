@@ -1,4 +1,5 @@
-//! What was recorded is read ahead at later restores, in the background; what is wrong with it is said before a guest runs.
+//! What was recorded is read ahead at later restores, in the background; what is wrong with it is said before
+//! a guest runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -324,7 +325,8 @@ fn vms_made_ahead_are_recorded_and_read_ahead_for_too() {
     assert_eq!(all_ahead(&restore(None)).prefetch.unwrap().pages, recorded.pages);
 }
 
-/// What a recorded VM is snapshotted, forked and rewound to is what any other is, and to do so is no touch of its guest's.
+/// What a recorded VM is snapshotted, forked and rewound to is what any other is, and to do so is no touch of
+/// its guest's.
 #[test]
 fn a_vm_that_is_recorded_is_a_vm_like_any_other() {
     needs!(kvm);

@@ -1,5 +1,5 @@
-//! The log of dm-log-writes, as Linux lays it out (drivers/md/dm-log-writes.c): a superblock, then entries, each in a sector of its own and
-//! followed by what was written.
+//! The log of dm-log-writes, as Linux lays it out (drivers/md/dm-log-writes.c): a superblock, then entries,
+//! each in a sector of its own and followed by what was written.
 
 use std::fs::File;
 use std::io;

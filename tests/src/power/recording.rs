@@ -40,8 +40,9 @@ impl Recording {
         Self { image, entries, log, scratch }
     }
 
-    /// So many states that are possible once the mark `from` was made: first, for every mark that begins with `promise`, the least that may be there
-    /// by then; for the rest by turns any prefix of the log, and parts of what one flush wrote.
+    /// So many states that are possible once the mark `from` was made: first, for every mark that begins with
+    /// `promise`, the least that may be there by then; for the rest by turns any prefix of the log, and parts
+    /// of what one flush wrote.
     ///
     /// # Panics
     /// There is no such mark.
@@ -94,8 +95,8 @@ impl Recording {
         groups
     }
 
-    /// Puts each state on a disk, mounts it, and has it checked: the directory, and the marks that were made before. To whatever `check`
-    /// starts, the host has booted again.
+    /// Puts each state on a disk, mounts it, and has it checked: the directory, and the marks that were made
+    /// before. To whatever `check` starts, the host has booted again.
     ///
     /// # Panics
     /// A state cannot be mounted; `check` panics, which says which state it was.

@@ -1,4 +1,5 @@
-//! Writes parts of a file back at random moments, as a host does that needs memory, without telling the disk to keep them.
+//! Writes parts of a file back at random moments, as a host does that needs memory, without telling the disk
+//! to keep them.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -9,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What is written is kept in memory by dm-log-writes until the disk is flushed, which a broken volt-vmm never does: 2 MiB a second at most.
+/// What is written is kept in memory by dm-log-writes until the disk is flushed, which a broken volt-vmm
+/// never does: 2 MiB a second at most.
 const PIECE: i64 = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(30);
 
