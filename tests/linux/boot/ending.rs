@@ -22,7 +22,7 @@ fn reboot_ends_with_status_3() {
 }
 
 #[test]
-fn a_triple_fault_ends_with_status_4() {
+fn triple_fault_ends_with_status_4() {
     needs!(linux);
     assert_eq!(status_after("triple-fault"), 4);
 }

@@ -1,4 +1,4 @@
-//! Every way that a guest ends has its documented exit status.
+//! Each ending of a guest has its documented exit status.
 
 use volt_tests::{Boot, Guest, needs};
 
@@ -17,27 +17,27 @@ fn reboot_ends_with_status_3() {
 }
 
 #[test]
-fn a_triple_fault_ends_with_status_4() {
+fn triple_fault_ends_with_status_4() {
     needs!(kvm);
     let ended = Guest::boot("triple-fault").wait_exit();
     assert_eq!((ended.status, ended.stdout.as_str()), (4, "faulting\n"));
 }
 
 #[test]
-fn as_many_vcpus_as_there_can_be() {
+fn guest_with_32_vcpus_runs() {
     needs!(kvm);
     for vcpus in [2, 32] {
         let ended = Boot::small("hello").vcpus(vcpus).start().wait_exit();
-        assert_eq!((ended.status, ended.stdout.as_str()), (0, "hello\n"), "{vcpus}");
+        assert_eq!((ended.status, ended.stdout.as_str()), (0, "hello\n"), "{vcpus} vCPUs");
     }
 }
 
 #[test]
-fn a_signal_ends_it_with_128_and_its_number() {
+fn signal_ends_the_vm_with_128_plus_its_number() {
     needs!(kvm);
     use rustix::process::Signal;
     for (signal, status) in [(Signal::TERM, 143), (Signal::INT, 130), (Signal::HUP, 129)] {
-        // The guest spins, or sleeps.
+        // The first guest spins, the second sleeps.
         for behaviour in ["stuck", "echo"] {
             let mut guest = Guest::boot(behaviour);
             guest.wait_for("ready");

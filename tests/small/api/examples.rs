@@ -22,14 +22,14 @@ fn store(scratch: &Scratch) -> Store {
     Store::open(&format!("file://{}", scratch.directory().display())).unwrap()
 }
 
-/// A snapshot of a guest that counts.
+/// Takes a snapshot of a guest that counts.
 fn warm(scratch: &Scratch) -> Snapshot {
     counting().snapshot(&store(scratch), "warm").unwrap();
     Snapshot::open(&store(scratch), "warm").unwrap()
 }
 
 #[test]
-fn boot_writes_the_guests_console_and_says_how_it_ended() {
+fn boot_example_writes_the_console_and_returns_the_ending() {
     needs!(kvm);
     let recorder = Recorder::default();
     let ending = boot::boot(&small_guest(), None, "hello", recorder.console()).unwrap();
@@ -37,7 +37,7 @@ fn boot_writes_the_guests_console_and_says_how_it_ended() {
 }
 
 #[test]
-fn a_hundred_clones_run_beside_each_other() {
+fn clones_example_runs_a_hundred_clones_at_once() {
     needs!(kvm);
     let scratch = Scratch::new();
     let vm = counting();
@@ -47,7 +47,7 @@ fn a_hundred_clones_run_beside_each_other() {
 }
 
 #[test]
-fn pool_gives_every_restore_a_vm() {
+fn pool_example_restores_five_vms() {
     needs!(kvm);
     let scratch = Scratch::new();
     let restored = pool::restore_from_pool(&warm(&scratch), 5).unwrap();
@@ -56,7 +56,7 @@ fn pool_gives_every_restore_a_vm() {
 }
 
 #[test]
-fn one_event_loop_ends_guests_at_their_limit_and_hears_of_others() {
+fn async_example_ends_guests_at_their_limit_and_reports_other_endings() {
     needs!(kvm);
     let scratch = Scratch::new();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

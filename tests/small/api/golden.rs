@@ -13,12 +13,12 @@ const FORMAT_1: &[u8] = include_bytes!("../../golden/format-1.tar.zst");
 const FORMAT_2: &[u8] = include_bytes!("../../golden/format-2.tar.zst");
 const FORMAT_3: &[u8] = include_bytes!("../../golden/format-3.tar.zst");
 
-/// Bytes of an archive's header, and what its files are padded to.
+/// Bytes of a header in an archive. Files are padded to a multiple of it.
 const BLOCK: usize = 512;
-/// More than any archive has.
+/// An upper bound for the unpacked size of an archive.
 const LARGEST: usize = 32 << 20;
 
-/// Unpacks a ustar archive of plain files. Blocks of zeros become holes, as they were.
+/// Unpacks a ustar archive of plain files. Blocks of zeros become holes again.
 fn unpack(archive: &[u8], into: &Path) {
     let mut bytes = Vec::with_capacity(LARGEST);
     zstd_safe::decompress(&mut bytes, archive).expect("decompress an archive");
@@ -53,8 +53,7 @@ fn write_sparse(path: &Path, content: &[u8]) {
     }
 }
 
-/// The samples of a format version, on a host whose TSC may run at another rate than that of the host that
-/// wrote them.
+/// The samples of a format version. Their TSC rate is set to that of this host.
 struct Samples {
     scratch: Scratch,
     version: u32,
@@ -76,8 +75,7 @@ impl Samples {
         samples
     }
 
-    /// Says that this test is skipped, if this host lacks something of the CPU that the samples were taken
-    /// on.
+    /// Reports the test as skipped if this host lacks a CPU feature of the samples.
     fn are_skipped(&self, test: &str) -> bool {
         let store = Store::open(self.scratch.path(&format!("v{}", self.version)).to_str().unwrap()).unwrap();
         let options = RestoreOptions { resume: false, ..RestoreOptions::default() };
@@ -95,8 +93,8 @@ impl Samples {
         Snapshot::at(self.scratch.path(&format!("v{}/{name}", self.version)), &self.scratch)
     }
 
-    /// Options that give the restored VM its disk: the base is not where it was, and the samples have no mark
-    /// of this user.
+    /// Returns options that give the restored VM its disk: the base has moved, and the samples lack this
+    /// user's mark.
     fn disk(&self) -> [String; 2] {
         ["--disk".to_owned(), format!("id=root,path={}", self.scratch.path("base.img").display())]
     }
@@ -108,12 +106,12 @@ impl Samples {
             disk.chain(options.iter().copied()).chain(["--allow-path", allowed.as_str()]).collect();
         let mut guest = sample.restore_as(&options);
         let first = guest.next_number("sector");
-        while guest.next_number("sector") < first + 130 {} // each of 64 sectors is written and read twice
+        while guest.next_number("sector") < first + 130 {} // writes and reads each of 64 sectors twice
         assert!(first > 64 && !guest.output().contains("WRONG"), "{}", guest.output());
     }
 }
 
-/// The rate of this host's TSC, as a snapshot has it.
+/// Returns the rate of this host's TSC as a snapshot records it.
 fn tsc_khz() -> Value {
     let mut guest = Boot::small("count mib=1").start();
     guest.wait_for("count");
@@ -125,7 +123,7 @@ fn restore_go_on_and_verify(samples: &Samples, names: &[&str]) {
         let sample = samples.named(name);
         let grants = if *name == "diff" { "--allow-path" } else { "--disk id=root,path=FILE" };
         sample.try_restore().refused(&["state.json", "is not granted", grants]);
-        // The base of a diff was elsewhere.
+        // The base of a diff has moved.
         let allowed = samples.scratch.directory().to_str().unwrap();
         sample.verify_as(&["--allow-path", allowed]).succeeded();
         samples.goes_on(&sample, &[]);

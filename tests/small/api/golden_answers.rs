@@ -1,5 +1,5 @@
-//! Answers of the REST API, `--json` outputs and the state file keep their fields: programs read them. Each
-//! is compared with tests/golden/answers: the path of every value, and its type.
+//! Answers of the REST API, `--json` outputs and the state file keep their fields, because programs read
+//! them. The path and type of each value are compared with tests/golden/answers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,8 +10,8 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, needs};
 
 const EXPECTED: &str = include_str!("../../golden/answers");
 
-/// Adds the path and the type of every value in `value`. All elements of a list count as one, and so do all
-/// MSRs: which ones there are is up to the host.
+/// Adds the path and type of each value in `value`. Elements of a list count as one. All MSRs count as one, too,
+/// because the host decides which exist.
 fn add_fields(of: &str, value: &Value, to: &mut BTreeSet<String>) {
     let mut add = |kind: &str| to.insert(format!("{of}: {kind}"));
     match value {
@@ -34,8 +34,8 @@ fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// Compares the fields of `answers` with those expected for `part`. `VOLT_GOLDEN` names a directory to which
-/// the fields that were found are written, for a change that is meant.
+/// Compares the fields of `answers` with those expected for `part`. For an intended change, `VOLT_GOLDEN`
+/// names a directory that receives the found fields.
 fn keep_their_fields(part: &str, answers: &[(&str, Value)]) {
     let mut fields = BTreeSet::new();
     for (name, answer) in answers {
@@ -55,7 +55,7 @@ fn keep_their_fields(part: &str, answers: &[(&str, Value)]) {
     assert!(gone.is_empty() && new.is_empty(), "gone: {gone:#?}\nnew: {new:#?}");
 }
 
-/// A guest with every device that needs no privilege.
+/// Starts a guest with each device that needs no privilege.
 fn guest() -> (Scratch, Guest) {
     let scratch = Scratch::new();
     let (base, layer) = (scratch.path("base.img"), scratch.path("layer"));

@@ -1,4 +1,4 @@
-//! The library in a program of its own: this one.
+//! The library embedded in this test program.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -26,25 +26,25 @@ fn store(scratch: &Scratch) -> Store {
 }
 
 #[test]
-fn two_vms_run_in_one_process_and_know_nothing_of_each_other() {
+fn two_vms_of_one_process_run_independently() {
     needs!(kvm);
     let recorders = [Recorder::default(), Recorder::default()];
     let vms = recorders.each_ref().map(counting);
     recorders.iter().for_each(|recorder| recorder.wait_for("count 10\n"));
     vms[0].pause().unwrap();
     let (first, second) = (recorders[0].text(), recorders[1].text());
-    wait_until("the other goes on", || recorders[1].text().len() > second.len() + 20);
+    wait_until("the second VM goes on", || recorders[1].text().len() > second.len() + 20);
     assert_eq!(recorders[0].text(), first);
     assert_eq!((vms[0].state(), vms[1].state()), (RunState::Paused, RunState::Running));
     vms[1].stop();
     assert_eq!(vms[1].wait_ending().unwrap(), Ending::Stopped);
     vms[0].resume().unwrap();
-    wait_until("the first goes on", || recorders[0].text().len() > first.len() + 20);
+    wait_until("the first VM goes on", || recorders[0].text().len() > first.len() + 20);
     assert!(recorders.iter().all(|recorder| !recorder.text().contains("WRONG")));
 }
 
 #[test]
-fn clones_run_beside_their_original() {
+fn clones_and_their_original_run_at_once() {
     needs!(kvm);
     let (scratch, recorder) = (Scratch::new(), Recorder::default());
     let vm = counting(&recorder);
@@ -70,12 +70,12 @@ fn clones_run_beside_their_original() {
 fn goes_on(recorder: &Recorder, by: u64) {
     let last = || numbers(&recorder.text(), "count").last().copied().unwrap_or(0);
     let first = last();
-    wait_until("it counts on", || last() >= first + by);
+    wait_until("the guest counts on", || last() >= first + by);
     assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
 }
 
 #[test]
-fn a_running_vm_becomes_many_and_they_do_too() {
+fn running_vm_and_its_children_can_be_forked() {
     needs!(kvm);
     let recorder = Recorder::default();
     let parent = counting(&recorder);
@@ -89,14 +89,14 @@ fn a_running_vm_becomes_many_and_they_do_too() {
         (recorders, children)
     };
     let (said, children) = fork(&parent, 4);
-    // Each goes through all of its memory, and changes it, and so does the parent.
+    // The children and the parent each check and change all of their memory.
     said.iter().chain([&recorder]).for_each(|said| goes_on(said, 40));
-    assert!(said.iter().all(|said| numbers(&said.text(), "count")[0] >= 10), "from where the parent was");
+    assert!(said.iter().all(|said| numbers(&said.text(), "count")[0] >= 10), "a child starts from zero");
     let (grandchildren_said, grandchildren) = fork(&children[1], 3);
     drop(children);
     drop(parent);
     grandchildren_said.iter().for_each(|said| goes_on(said, 40));
-    // Of one that has gone on there is a snapshot as of any other.
+    // A grandchild can be snapshotted like any VM.
     let scratch = Scratch::new();
     grandchildren[0].snapshot(&store(&scratch), "late").unwrap();
     let recorder = Recorder::default();
@@ -106,9 +106,9 @@ fn a_running_vm_becomes_many_and_they_do_too() {
 }
 
 #[test]
-fn what_a_child_has_from_its_parent_it_passes_on() {
+fn child_passes_inherited_memory_on() {
     needs!(kvm);
-    // All of it is private to the parent when the children are made: it was frozen before it was written.
+    // The parent's memory is all private when the child is made: it was frozen and then written.
     let recorder = Recorder::default();
     let parent = counting(&recorder);
     parent.snapshot_in_memory().unwrap();
@@ -138,7 +138,7 @@ fn what_a_child_has_from_its_parent_it_passes_on() {
 }
 
 #[test]
-fn any_snapshot_can_be_handed_over_and_runs_there() {
+fn snapshot_of_any_kind_runs_after_its_handover() {
     needs!(kvm);
     let (scratch, recorder) = (Scratch::new(), Recorder::default());
     let vm = counting(&recorder);
@@ -168,7 +168,7 @@ fn any_snapshot_can_be_handed_over_and_runs_there() {
 }
 
 #[test]
-fn vms_that_were_made_ahead_are_used_for_what_fits() {
+fn pool_serves_snapshots_of_its_shape_only() {
     needs!(kvm);
     let (scratch, recorder) = (Scratch::new(), Recorder::default());
     let vm = counting(&recorder);
@@ -189,11 +189,11 @@ fn vms_that_were_made_ahead_are_used_for_what_fits() {
         (recorder, vm.unwrap(), steps.iter().any(|(step, _)| *step == "shell from the pool"))
     };
     let clones: Vec<_> = (0..5).map(|_| restore(&warm, &pool)).collect();
-    assert!(clones[0].2 && clones[1].2 && clones[2].2, "from the pool as long as it has some");
+    assert!(clones[0].2 && clones[1].2 && clones[2].2, "a VM was made although the pool had one");
     clones.iter().for_each(|(recorder, ..)| goes_on(recorder, 40));
     pool.wait_ready().unwrap();
-    assert_eq!(pool.ready(), 3, "what was taken is replaced");
-    // By VMs whose vCPUs have the state of that snapshot already: for it, and for others.
+    assert_eq!(pool.ready(), 3, "the pool replaces the VMs that were taken");
+    // The new vCPUs have the state of the last snapshot already. They must serve other snapshots, too.
     clones[0].1.snapshot(&store(&scratch), "later").unwrap();
     let later = Snapshot::open(&store(&scratch), "later").unwrap();
     let first = |from| {
@@ -207,13 +207,13 @@ fn vms_that_were_made_ahead_are_used_for_what_fits() {
     for other in [VmShape { memory_bytes: 128 << 20, ..pool.shape() }, VmShape { vcpus: 2, ..pool.shape() }] {
         let pool = Arc::new(Pool::new(other, 1).unwrap());
         let (recorder, _vm, from_pool) = restore(&warm, &pool);
-        assert!(!from_pool && pool.ready() == 1, "one that does not fit stays where it is");
+        assert!(!from_pool && pool.ready() == 1, "a VM of another shape was taken from the pool");
         goes_on(&recorder, 40);
     }
 }
 
 #[test]
-fn timers_go_on_in_vms_whose_state_was_prepared_by_a_pool() {
+fn timers_go_on_in_vms_prepared_by_a_pool() {
     needs!(kvm);
     let scratch = Scratch::new();
     let guests = [
@@ -231,7 +231,7 @@ fn timers_go_on_in_vms_whose_state_was_prepared_by_a_pool() {
         drop(vm);
         let warm = Snapshot::open(&store(&scratch), &name).unwrap();
         let pool = Arc::new(Pool::new(VmShape::of(warm.config()), 1).unwrap());
-        // The second is the first that has the state before its restore.
+        // The pool prepares the state from the second restore on.
         for _ in 0..3 {
             pool.wait_ready().unwrap();
             let recorder = Recorder::default();
@@ -284,7 +284,7 @@ fn cancelled_acts_fail_and_leave_nothing() {
 }
 
 #[test]
-fn a_vm_that_is_dropped_is_gone() {
+fn dropped_vm_leaves_no_thread() {
     needs!(kvm);
     let threads = || {
         volt_tests::scratch::list("/proc/self/task".as_ref())
@@ -297,13 +297,13 @@ fn a_vm_that_is_dropped_is_gone() {
     };
     let builder = Vm::builder().kernel(small_guest()).cmdline("stuck").memory_mib(64).vcpus(10);
     let vm = builder.start().unwrap();
-    wait_until("its threads are there", || threads() == 1);
+    wait_until("the vCPU threads run", || threads() == 1);
     drop(vm);
-    wait_until("they are gone", || threads() == 0);
+    wait_until("the vCPU threads are gone", || threads() == 0);
 }
 
 #[test]
-fn a_vm_ends_by_itself_in_the_way_it_says() {
+fn vm_reports_how_its_guest_ended() {
     needs!(kvm);
     for (cmdline, ending) in
         [("hello", Ending::Poweroff), ("reboot", Ending::Reboot), ("triple-fault", Ending::TripleFault)]
@@ -319,7 +319,7 @@ fn a_vm_ends_by_itself_in_the_way_it_says() {
 }
 
 #[test]
-fn end_of_a_guest_is_seen_by_a_poll_and_by_a_wait_with_a_timeout() {
+fn end_of_a_guest_wakes_a_poll_and_a_wait_with_timeout() {
     needs!(kvm);
     let vm = Vm::builder().kernel(small_guest()).cmdline("hello").start_paused().start().unwrap();
     let before = vm.ended_fd().unwrap();
@@ -331,13 +331,16 @@ fn end_of_a_guest_is_seen_by_a_poll_and_by_a_wait_with_a_timeout() {
     assert!(!is_readable(&before, now));
     assert_eq!(vm.wait_timeout(Duration::from_millis(20)).unwrap(), None);
     vm.resume().unwrap();
-    assert!(is_readable(&before, patient), "the guest has ended");
+    assert!(is_readable(&before, patient), "the end does not wake the poll");
     assert_eq!(vm.wait_timeout(Duration::from_secs(60)).unwrap(), Some(Ending::Poweroff));
-    assert!(is_readable(&before, now) && is_readable(&vm.ended_fd().unwrap(), now), "it stays so");
+    assert!(
+        is_readable(&before, now) && is_readable(&vm.ended_fd().unwrap(), now),
+        "it is not readable later"
+    );
 }
 
 #[test]
-fn a_vm_can_be_started_paused() {
+fn vm_can_be_started_paused() {
     needs!(kvm);
     let recorder = Recorder::default();
     let builder = Vm::builder().kernel(small_guest()).cmdline("hello").console(recorder.console());

@@ -1,4 +1,4 @@
-//! The harness tells messages from lines of progress: a slow host adds the latter to any step.
+//! The harness separates messages from lines of progress, which a slow host adds to any step.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! What programs and users rely on: the library, REST, the command line, exit statuses and file formats.
+//! The interfaces: library, REST, terminal, messages, exit statuses and file formats.
 
 mod endings;
 mod examples;

@@ -1,4 +1,4 @@
-//! On a terminal: raw while the guest runs, put back however it ends.
+//! The terminal is raw while the guest runs and reset however the guest ends.
 
 use rustix::process::Signal;
 use volt_tests::{Boot, Guest, Input, Terminal, needs, wait_until};
@@ -17,7 +17,7 @@ fn on(terminal: &Terminal) -> Guest {
 }
 
 #[test]
-fn control_a_x_ends_the_vm_and_puts_the_terminal_back() {
+fn control_a_x_ends_the_vm_and_resets_the_terminal() {
     needs!(kvm);
     let terminal = Terminal::open();
     let found = terminal.modes();
@@ -38,7 +38,7 @@ fn control_c_goes_to_the_guest() {
 }
 
 #[test]
-fn a_guest_that_powers_off_leaves_the_terminal_as_it_was() {
+fn ended_guest_leaves_the_terminal_reset() {
     needs!(kvm);
     for (behaviour, status) in [("hello", 0), ("reboot", 3), ("triple-fault", 4)] {
         let terminal = Terminal::open();
@@ -49,7 +49,7 @@ fn a_guest_that_powers_off_leaves_the_terminal_as_it_was() {
 }
 
 #[test]
-fn signals_put_the_terminal_back() {
+fn signals_reset_the_terminal() {
     needs!(kvm);
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::SEGV, Signal::ABORT] {
         let terminal = Terminal::open();
@@ -64,7 +64,7 @@ fn signals_put_the_terminal_back() {
 }
 
 #[test]
-fn a_restored_guest_has_the_terminal_too() {
+fn restored_guest_uses_the_terminal() {
     needs!(kvm);
     let mut original = Guest::boot("echo");
     original.wait_for("ready");

@@ -1,4 +1,4 @@
-//! The file that keeps what this host's KVM offers is not believed once KVM's module was loaded again.
+//! Cached features of this host's KVM are not used after KVM's module was reloaded.
 
 use std::process::Command;
 
@@ -10,12 +10,12 @@ fn snapshot() -> Snapshot {
     guest.snapshot()
 }
 
-/// The digest of what KVM offered when the snapshot was taken.
+/// Returns the digest of KVM's features at the snapshot.
 fn features(snapshot: &Snapshot) -> String {
     snapshot.state()["metadata"]["host_features"].as_str().unwrap().to_owned()
 }
 
-/// Loads kvm_amd again, with these parameters.
+/// Reloads kvm_amd with these parameters.
 fn reload(parameters: &[&str]) {
     // The kernel may still be ending a VM.
     wait_until("kvm_amd is unloaded", || output(Command::new("rmmod").arg("kvm_amd")).status.success());
@@ -23,7 +23,7 @@ fn reload(parameters: &[&str]) {
     assert!(output(Command::new("insmod").arg(file).args(parameters)).status.success());
 }
 
-/// Leaves the module as it was.
+/// Reloads the module without parameters when dropped.
 struct Reload;
 
 impl Drop for Reload {
@@ -33,7 +33,7 @@ impl Drop for Reload {
 }
 
 #[test]
-fn kvm_is_asked_again_after_its_module_was_loaded_with_another_parameter() {
+fn reloaded_kvm_module_is_queried_again() {
     needs!(kvm, kvm_module);
     let with_nested = snapshot();
     assert_eq!(features(&snapshot()), features(&with_nested));
@@ -43,7 +43,7 @@ fn kvm_is_asked_again_after_its_module_was_loaded_with_another_parameter() {
         let without = snapshot();
         assert_ne!(features(&without), features(&with_nested));
         assert_eq!(features(&snapshot()), features(&without));
-        // Its guest was not shown what is missing now.
+        // Its guest did not see the feature that is missing now.
         with_nested.restore().next_number("count");
     }
     assert_eq!(features(&snapshot()), features(&with_nested));

@@ -1,9 +1,9 @@
-//! Pause and resume, over the API, never lose an exit that a vCPU is in.
+//! Pause and resume over the API never lose an exit of a vCPU.
 
 use volt_tests::{Boot, Guest, consecutive, needs};
 
 #[test]
-fn a_hundred_pauses_lose_no_port_or_mmio_access() {
+fn hundred_pauses_lose_no_port_or_mmio_access() {
     needs!(kvm);
     let mut guest = Guest::boot("ports");
     guest.wait_for("ready");
@@ -13,12 +13,12 @@ fn a_hundred_pauses_lose_no_port_or_mmio_access() {
     }
     guest.next_number("round");
     guest.pause();
-    // Not one access got a wrong answer, and no line is missing.
+    // The guest checks the answer to each access. No line is missing.
     assert!(consecutive(&guest.settled_output(), "round") > 10);
 }
 
 #[test]
-fn a_paused_guest_stands_still_and_goes_on_where_it_was() {
+fn paused_guest_makes_no_progress_until_resumed() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.wait_for("count 5");
@@ -35,7 +35,7 @@ fn a_paused_guest_stands_still_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn several_vcpus_are_paused_together() {
+fn vcpus_are_paused_together() {
     needs!(kvm);
     let mut guest = Boot::small("ticks").vcpus(4).irqchip("kernel").start();
     guest.wait_for("ready");
@@ -47,7 +47,7 @@ fn several_vcpus_are_paused_together() {
 }
 
 #[test]
-fn a_paused_guest_can_be_ended() {
+fn paused_guest_can_be_stopped() {
     needs!(kvm);
     for behaviour in ["stuck", "echo"] {
         let mut guest = Guest::boot(behaviour);

@@ -1,9 +1,9 @@
-//! What the harness tells of a guest that does not answer.
+//! The harness's report of a guest that does not answer.
 
 use volt_tests::{Boot, IRQCHIPS, needs};
 
 #[test]
-fn harness_tells_threads_clocks_and_interrupts_of_a_silent_guest() {
+fn harness_reports_threads_clocks_and_interrupts_of_a_silent_guest() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = Boot::small("count").irqchip(irqchip).vcpus(2).device(["--rng"]).start();

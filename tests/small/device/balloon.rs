@@ -1,16 +1,16 @@
-//! A small guest gives memory to its balloon and takes it back, and does the same in clones.
+//! A small guest inflates and deflates its balloon, in clones, too.
 
 use std::os::unix::fs::MetadataExt;
 
 use volt_tests::{Boot, Guest, Snapshot, needs};
 
-/// What the guest fills with a pattern.
+/// MiB that the guest fills with a pattern.
 const MIB: u64 = 12;
 const PAGES_PER_MIB: u64 = 256;
 const KIB_PER_MIB: u64 = 1024;
 
-/// Asks the guest for so much, and waits until it has given it. Says how many of the pages that it took back
-/// for this were empty, and how many were as it wrote them first.
+/// Sets the balloon's target and waits until the guest has reached it. Returns how many of the pages that the
+/// guest took back were empty, and how many had their first content.
 fn ask_for(guest: &mut Guest, mib: u64) -> (u64, u64) {
     let change = format!(r#"{{"amount_mib":{mib}}}"#);
     assert_eq!(guest.ask("PATCH", "/balloon", &change), (204, String::new()));
@@ -19,7 +19,7 @@ fn ask_for(guest: &mut Guest, mib: u64) -> (u64, u64) {
     found
 }
 
-/// Target and content of the balloon, in MiB.
+/// Returns target and content of the balloon in MiB.
 fn balloon(guest: &Guest) -> (u64, u64) {
     let (status, answer) = guest.ask("GET", "/balloon/statistics", "");
     assert_eq!(status, 200, "{answer}");
@@ -27,20 +27,20 @@ fn balloon(guest: &Guest) -> (u64, u64) {
     (answer["target_mib"].as_u64().unwrap(), answer["actual_mib"].as_u64().unwrap())
 }
 
-/// The guest finds what it wrote in all that it has kept.
+/// Checks that the guest finds its pattern in the memory outside the balloon.
 fn checks_what_it_kept(guest: &mut Guest, mib: u64) {
     guest.type_in("c");
     assert_eq!(guest.next_number("checked"), mib * PAGES_PER_MIB);
 }
 
-/// Checks that the host has so much more memory than when `guest` had `before`.
+/// Checks that the guest uses at least `mib` less than `before` KiB.
 fn has_less(guest: &Guest, before: u64, mib: u64) {
     let now = guest.resident_kib();
     assert!(now + (mib - 1) * KIB_PER_MIB <= before, "{before} KiB before, {now} now");
 }
 
 #[test]
-fn what_the_balloon_takes_is_the_hosts_and_costs_nothing_in_a_snapshot() {
+fn inflated_balloon_returns_memory_and_shrinks_the_snapshot() {
     needs!(kvm);
     let mut guest = Boot::small(&format!("balloon mib={MIB}")).device(["--balloon"]).start();
     guest.wait_for("ready");
@@ -51,14 +51,14 @@ fn what_the_balloon_takes_is_the_hosts_and_costs_nothing_in_a_snapshot() {
     let stored = std::fs::metadata(snapshot.memory_path()).unwrap().blocks() / 2;
     assert!((4 * KIB_PER_MIB..6 * KIB_PER_MIB).contains(&stored), "{stored} KiB");
 
-    // Fresh memory comes back empty, and is memory.
+    // The balloon gives back empty pages that can be written.
     assert_eq!(ask_for(&mut guest, 0), (8 * PAGES_PER_MIB, 0));
     checks_what_it_kept(&mut guest, MIB);
     assert!(guest.resident_kib() + KIB_PER_MIB >= full);
 }
 
 #[test]
-fn clones_have_the_balloon_of_the_snapshot_and_the_memory_of_its_base() {
+fn clones_keep_the_balloon_and_do_not_affect_each_other() {
     needs!(kvm);
     let mut guest = Boot::small(&format!("balloon mib={MIB}")).device(["--balloon"]).start();
     guest.wait_for("ready");
@@ -71,7 +71,7 @@ fn clones_have_the_balloon_of_the_snapshot_and_the_memory_of_its_base() {
         checks_what_it_kept(clone, 4);
         assert_eq!(balloon(clone), (8, 8));
     }
-    // One writes, and gives away what it wrote.
+    // One clone writes, and inflates its balloon with the written pages.
     one.type_in("w");
     assert_eq!(one.next_number("generation"), 2);
     let written = one.resident_kib();
@@ -79,14 +79,14 @@ fn clones_have_the_balloon_of_the_snapshot_and_the_memory_of_its_base() {
     has_less(&one, written, 2);
     assert_eq!(balloon(&one), (10, 10));
     checks_what_it_kept(&mut other, 4);
-    // A snapshot of it has none of that, not even what the base has there.
+    // Its snapshot has no page of the balloon, not even the base's.
     let stored = |snapshot: &Snapshot| std::fs::metadata(snapshot.memory_path()).unwrap().blocks() / 2;
     let late = one.snapshot();
     assert!(stored(&late) + KIB_PER_MIB < stored(&snapshot), "{} {}", stored(&late), stored(&snapshot));
     let mut of_late = late.restore();
     checks_what_it_kept(&mut of_late, 2);
     assert_eq!(ask_for(&mut of_late, 8), (2 * PAGES_PER_MIB, 0));
-    // What it wrote is gone, and the base is there again.
+    // The clone's writes are gone, and the pages have the base's content again.
     assert_eq!(ask_for(&mut one, 8), (0, 2 * PAGES_PER_MIB));
     for clone in [&mut one, &mut other] {
         assert_eq!(ask_for(clone, 0), (8 * PAGES_PER_MIB, 0));
@@ -96,7 +96,7 @@ fn clones_have_the_balloon_of_the_snapshot_and_the_memory_of_its_base() {
 }
 
 #[test]
-fn pages_that_the_guest_reports_as_free_are_the_hosts() {
+fn pages_reported_as_free_return_to_the_host() {
     needs!(kvm);
     let cmdline = format!("balloon mib={MIB} reporting=1");
     let mut guest = Boot::small(&cmdline).device(["--balloon", "reporting"]).start();

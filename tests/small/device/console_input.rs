@@ -1,18 +1,17 @@
-//! Standard input in all its forms. None of them spins, and none ends the guest.
+//! Standard input in all its forms: no form costs processor time or ends the guest.
 
 use std::time::Duration;
 
 use rustix::io::ioctl_fionread;
 use volt_tests::{Boot, Guest, IRQCHIPS, Input, Scratch, needs, wait_until};
 
-/// A guest that sleeps until the serial port interrupts it: by way of the PIC in the kernel, or of our
-/// IOAPIC.
+/// Starts a guest that sleeps until the serial port interrupts it, through the kernel's PIC or our IOAPIC.
 fn echo(irqchip: &str) -> Guest {
     Boot::small("echo").irqchip(irqchip).start()
 }
 
 #[test]
-fn what_is_typed_reaches_the_guest() {
+fn typed_text_reaches_the_guest() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = echo(irqchip);
@@ -21,7 +20,7 @@ fn what_is_typed_reaches_the_guest() {
 }
 
 #[test]
-fn more_than_the_fifo_holds_arrives_whole() {
+fn text_longer_than_the_fifo_arrives_whole() {
     needs!(kvm);
     let text: String = (0..500).map(|n| format!("{n} ")).collect();
     for irqchip in IRQCHIPS {
@@ -44,7 +43,7 @@ fn input_works_after_a_restore() {
 }
 
 #[test]
-fn input_that_the_guest_has_not_taken_is_part_of_the_snapshot() {
+fn snapshot_carries_input_that_the_guest_has_not_read() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = echo(irqchip);
@@ -57,7 +56,7 @@ fn input_that_the_guest_has_not_taken_is_part_of_the_snapshot() {
 }
 
 #[test]
-fn a_file_is_typed_in_and_its_end_is_no_end_of_the_guest() {
+fn end_of_an_input_file_does_not_end_the_guest() {
     needs!(kvm);
     let scratch = Scratch::new();
     let file = scratch.path("input");
@@ -70,7 +69,7 @@ fn a_file_is_typed_in_and_its_end_is_no_end_of_the_guest() {
 }
 
 #[test]
-fn an_idle_guest_costs_nearly_no_processor_time_whatever_its_input() {
+fn idle_guest_uses_little_processor_time_with_any_input() {
     needs!(kvm);
     let scratch = Scratch::new();
     let file = scratch.path("input");
@@ -88,7 +87,7 @@ fn an_idle_guest_costs_nearly_no_processor_time_whatever_its_input() {
     }
 }
 
-/// A child that does not outlive its test.
+/// A child that is killed when it is dropped.
 struct Killed(std::process::Child);
 
 impl Drop for Killed {
@@ -99,14 +98,14 @@ impl Drop for Killed {
 }
 
 #[test]
-fn output_that_nobody_reads_does_not_keep_a_guest_from_being_paused_and_ended() {
+fn guest_with_unread_output_can_be_paused_and_stopped() {
     needs!(kvm);
     use std::process::{Command, Stdio};
     let scratch = Scratch::new();
     let socket = scratch.path("api");
     let mut command = Command::new(volt_tests::program::binary());
     command.args(["run", "--memory", "64M", "--cmdline", "count", "--kernel"]).arg(volt_tests::small_guest());
-    // A pipe that is never read: full after 64 KiB.
+    // The test never reads the pipe, which is full after 64 KiB.
     command
         .arg("--api-socket")
         .arg(&socket)

@@ -1,11 +1,11 @@
-//! A small guest drives a disk by looking, and goes on with it after a restore.
+//! A small guest polls a disk and goes on with it after a restore.
 
 use std::path::Path;
 
 use volt_tests::{Boot, Guest, Outcome, Scratch, needs};
 
 #[test]
-fn a_disk_is_written_read_back_and_goes_on_in_a_clone() {
+fn disk_is_written_and_read_back_also_by_a_clone() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = scratch.fresh("image");
@@ -25,10 +25,9 @@ fn a_disk_is_written_read_back_and_goes_on_in_a_clone() {
     assert!(!restored.output().contains("WRONG"), "{}", restored.output());
 }
 
-/// The guest knows what it wrote to each sector last, and looks before it writes there again. Each sector is
-/// a cluster of its own.
+/// The guest checks its last write to a sector before it writes there again. Each sector has its own cluster.
 #[test]
-fn disk_in_a_live_snapshot_is_of_the_same_instant_as_memory() {
+fn live_snapshot_has_disk_and_memory_of_one_instant() {
     needs!(kvm);
     for engine in ["sync", "io_uring"] {
         let scratch = Scratch::new();
@@ -46,7 +45,7 @@ fn disk_in_a_live_snapshot_is_of_the_same_instant_as_memory() {
                 while clone.next_number("sector") < number + 100 {}
                 assert!(!clone.output().contains("WRONG"), "{}", clone.output());
             }
-            // What goes on is a clone, over a layer of the snapshot.
+            // A clone continues over the layer of the snapshot.
             guest = full.restore();
             let number = guest.next_number("sector");
             while guest.next_number("sector") < number + 60 {}
@@ -56,7 +55,7 @@ fn disk_in_a_live_snapshot_is_of_the_same_instant_as_memory() {
 }
 
 #[test]
-fn clones_go_on_over_the_layer_of_the_snapshot_each_with_its_own() {
+fn clones_write_to_their_own_layers_over_that_of_the_snapshot() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
@@ -69,7 +68,7 @@ fn clones_go_on_over_the_layer_of_the_snapshot_each_with_its_own() {
     let frozen = snapshot.fingerprint();
     let of_snapshot = || std::fs::read(snapshot.directory().join("disk-root.layer")).unwrap();
     let before = of_snapshot();
-    // While the original goes on writing to its own: what they find is what was there in the pause.
+    // The clones see the disk of the pause while the original writes on.
     guest.resume();
     let mut clones = [snapshot.restore(), snapshot.restore()];
     for clone in &mut clones {
@@ -88,7 +87,7 @@ fn clones_go_on_over_the_layer_of_the_snapshot_each_with_its_own() {
 }
 
 #[test]
-fn a_clone_puts_its_layer_where_it_is_told() {
+fn clone_puts_its_layer_at_the_given_path() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer, mine) = (scratch.fresh("base"), scratch.fresh("layer"), scratch.fresh("mine"));
@@ -117,7 +116,7 @@ fn a_clone_puts_its_layer_where_it_is_told() {
 }
 
 #[test]
-fn a_limit_stays_as_it_was_changed_until_a_clone_has_another() {
+fn changed_limit_lasts_until_a_clone_gets_another() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = scratch.fresh("image");

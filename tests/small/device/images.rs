@@ -1,5 +1,5 @@
-//! A snapshot and the images of disks without a layer: they are synced before it is there, and a restore
-//! notices what has changed.
+//! Images of disks without a layer: a snapshot syncs them before it is published, and a restore notices
+//! changes.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use volt_tests::{Boot, Guest, Scratch, Snapshot, needs, wait_until};
 
 const LEN: u64 = 4 << 20;
 
-/// A guest that has written to its image and stands still in its own code.
+/// Starts a guest that has written to its image and uses it no more.
 fn guest_of(image: &Path, more: &str) -> Guest {
     let disk = format!("path={},id=root{more}", image.display());
     let mut guest = Boot::small("disk takes-flush=1 stride=128 until=24").device(["--disk", &disk]).start();
@@ -39,11 +39,11 @@ struct CacheStat {
     recently_evicted: u64,
 }
 
-/// Pages of a file that are not on disk yet, where the kernel tells (Linux 6.5).
+/// Counts the pages of a file that are not on disk yet (from Linux 6.5 on).
 fn unsynced_pages(path: &Path) -> std::io::Result<u64> {
     const CACHESTAT: libc::c_long = 451;
     let (file, range, mut found) = (File::open(path)?, [0_u64; 2], CacheStat::default());
-    // SAFETY: the kernel reads two numbers and fills one structure, which is laid out as it has it.
+    // SAFETY: the kernel reads two numbers and fills one structure of its own layout.
     match unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), &raw mut found, 0) } {
         0 => Ok(found.dirty + found.writeback),
         _ => Err(std::io::Error::last_os_error()),
@@ -51,11 +51,11 @@ fn unsynced_pages(path: &Path) -> std::io::Result<u64> {
 }
 
 fn skip(lack: &str) {
-    volt_tests::need::skip("device::images::snapshot_syncs_the_images_that_are_written", lack);
+    volt_tests::need::skip("device::images::snapshot_syncs_written_images", lack);
 }
 
 #[test]
-fn snapshot_syncs_the_images_that_are_written() {
+fn snapshot_syncs_written_images() {
     needs!(kvm);
     for engine in ["sync", "io_uring"] {
         for cache in ["writeback", "unsafe"] {
@@ -63,7 +63,7 @@ fn snapshot_syncs_the_images_that_are_written() {
             let image = image(&scratch);
             let guest = guest_of(&image, &format!(",engine={engine},cache={cache}"));
             match unsynced_pages(&image) {
-                Ok(0) => return skip("this file system has nothing that is not on disk"),
+                Ok(0) => return skip("this file system keeps no unwritten pages"),
                 Err(error) => return skip(&format!("no cachestat here ({error})")),
                 Ok(_) => {}
             }
@@ -73,7 +73,7 @@ fn snapshot_syncs_the_images_that_are_written() {
     }
 }
 
-/// A snapshot of a paused guest with an image, its process gone.
+/// Takes a snapshot of a paused guest with an image, then ends the guest.
 fn frozen(image: &Path, more: &str) -> Snapshot {
     let mut guest = guest_of(image, more);
     guest.pause();
@@ -99,7 +99,7 @@ fn change_byte(image: &Path, at: u64) {
 #[test]
 fn changed_image_is_refused_until_it_is_accepted() {
     needs!(kvm);
-    // In a sector that no digest looks at, and then in one.
+    // The first change lies outside the sampled sectors, the second in one of them.
     for (at, words) in [(LEN - 5000, "was written at"), (LEN - 1, "has the digest")] {
         let scratch = Scratch::new();
         let image = image(&scratch);
@@ -128,10 +128,9 @@ fn longer_image_is_refused() {
     snapshot.try_restore().refused(&["root", &format!("it has {} bytes, and had {LEN}", LEN + 512)]);
 }
 
-/// What the guest only reads may be touched, but not be another. A copy has another time, and is told from
-/// another image.
+/// A copy has another time, so only its content is compared.
 #[test]
-fn copy_is_taken_and_another_image_is_not() {
+fn copy_is_accepted_and_another_image_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = image(&scratch);
@@ -145,7 +144,7 @@ fn copy_is_taken_and_another_image_is_not() {
 }
 
 #[test]
-fn image_that_is_given_by_its_own_path_is_no_copy() {
+fn rewritten_image_is_refused_under_its_own_path() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = image(&scratch);
@@ -154,7 +153,7 @@ fn image_that_is_given_by_its_own_path_is_no_copy() {
     runs(&snapshot.restore_as(&["--disk", &at(&image)]));
     let link = scratch.fresh("link");
     std::os::unix::fs::symlink(&image, &link).unwrap();
-    // The content is the same, and the time is not: a change where no sample is taken shows in nothing else.
+    // The content is equal, but the time differs: only the time shows a change outside the samples.
     let bytes = fs::read(&image).unwrap();
     fs::write(&image, bytes).unwrap();
     for path in [&image, &link] {
@@ -164,7 +163,7 @@ fn image_that_is_given_by_its_own_path_is_no_copy() {
 }
 
 #[test]
-fn guest_that_goes_on_makes_its_snapshot_unrestorable_and_is_warned_of() {
+fn snapshot_warns_if_the_running_guest_makes_it_unrestorable() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = image(&scratch);
@@ -208,7 +207,7 @@ fn changed_image_is_accepted_over_rest_without_a_warning() {
 
 /// Firecracker's clients expect no refusal.
 #[test]
-fn load_over_rest_takes_a_changed_image_and_warns() {
+fn load_over_rest_accepts_a_changed_image_with_a_warning() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = image(&scratch);

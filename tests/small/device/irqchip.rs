@@ -1,15 +1,15 @@
-//! A guest cannot tell where its interrupt controllers are: in the kernel or split, its interrupts come, are
-//! lost where they are to be lost, and outlive a snapshot.
+//! Interrupt controllers in the kernel and split behave alike: interrupts are delivered, masked edges are
+//! lost, and pending interrupts survive a snapshot.
 
 use serde_json::Value;
 use volt_tests::{Boot, Guest, IRQCHIPS, Snapshot, needs};
 
-/// The small guest, with its controllers there.
+/// Starts the small guest with this irqchip.
 fn boot(irqchip: &str, cmdline: &str) -> Guest {
     Boot::small(cmdline).irqchip(irqchip).device(["--rng"]).start()
 }
 
-/// Restores what was saved, and checks that it is no other machine.
+/// Restores the snapshot and checks that the machine has this irqchip.
 fn restored(snapshot: &Snapshot, irqchip: &str) -> Guest {
     let state = snapshot.state();
     assert_eq!(state["config"]["irqchip"], irqchip);
@@ -19,7 +19,7 @@ fn restored(snapshot: &Snapshot, irqchip: &str) -> Guest {
 }
 
 #[test]
-fn the_registers_of_the_ioapic_read_as_they_should() {
+fn ioapic_registers_survive_restores() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = boot(irqchip, "ioapic-registers");
@@ -34,7 +34,7 @@ fn the_registers_of_the_ioapic_read_as_they_should() {
 }
 
 #[test]
-fn a_sleeping_guest_is_woken_by_a_device_whatever_the_pin_is_set_to() {
+fn device_wakes_a_sleeping_guest_in_every_pin_mode() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         for entry in [
@@ -48,7 +48,7 @@ fn a_sleeping_guest_is_woken_by_a_device_whatever_the_pin_is_set_to() {
             let mut guest = boot(irqchip, &format!("ioapic-random {entry}"));
             let number = guest.next_number("drawn");
             assert_eq!(guest.next_number("drawn"), number + 1, "{irqchip} {entry}");
-            // Wherever the interrupt is that the guest waits for: it is neither lost nor is its pin stuck.
+            // The snapshot neither loses the interrupt that the guest waits for nor leaves its pin stuck.
             for _ in 0..3 {
                 let before = guest.next_number("drawn");
                 guest = restored(&guest.snapshot(), irqchip);
@@ -61,7 +61,7 @@ fn a_sleeping_guest_is_woken_by_a_device_whatever_the_pin_is_set_to() {
 }
 
 #[test]
-fn an_edge_at_a_masked_pin_is_lost() {
+fn edge_at_a_masked_pin_is_lost() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = boot(irqchip, "ioapic-masked");
@@ -80,7 +80,7 @@ fn an_edge_at_a_masked_pin_is_lost() {
 }
 
 #[test]
-fn an_interrupt_that_waits_in_the_local_apic_is_taken_after_the_restore() {
+fn pending_interrupt_of_the_local_apic_is_taken_after_the_restore() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = boot(irqchip, "ioapic-pending");
@@ -96,7 +96,7 @@ fn an_interrupt_that_waits_in_the_local_apic_is_taken_after_the_restore() {
 }
 
 #[test]
-fn a_snapshot_of_before_there_was_a_choice_has_its_controllers_in_the_kernel() {
+fn snapshot_without_irqchip_field_restores_with_controllers_in_the_kernel() {
     needs!(kvm);
     let mut guest = boot("kernel", "ioapic-random");
     guest.next_number("drawn");
@@ -112,7 +112,7 @@ fn a_snapshot_of_before_there_was_a_choice_has_its_controllers_in_the_kernel() {
 }
 
 #[test]
-fn a_state_of_another_machine_is_refused() {
+fn state_of_another_irqchip_is_refused() {
     needs!(kvm);
     for (irqchip, other) in [("kernel", "split"), ("split", "kernel")] {
         let mut guest = boot(irqchip, "ioapic-random");
@@ -129,7 +129,7 @@ fn a_state_of_another_machine_is_refused() {
 }
 
 #[test]
-fn an_irqchip_that_does_not_exist() {
+fn unknown_irqchip_is_refused() {
     let outcome = Boot::small("hello").irqchip("none").outcome();
     assert!(outcome.status == 2 && outcome.stderr.contains("--irqchip"), "{outcome:?}");
 }

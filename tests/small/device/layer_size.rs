@@ -1,4 +1,4 @@
-//! `layer-size=`: a guest cannot write more to its disk's layer, and so cannot fill the host's disk.
+//! `layer-size=` limits a guest's writes to its layer, so a guest cannot fill the host's disk.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use volt_tests::{Boot, Guest, Outcome, Scratch, needs};
 
-/// Bytes that lie in a layer together.
+/// Bytes of a cluster in a layer.
 const CLUSTER: u64 = 64 << 10;
-/// The option with which each sector that the guest writes lies in a cluster of its own.
+/// The option that puts each sector of the guest in its own cluster.
 const APART: &str = "sectors=48 stride=128";
 
 fn files(scratch: &Scratch) -> (PathBuf, PathBuf) {
@@ -17,7 +17,7 @@ fn files(scratch: &Scratch) -> (PathBuf, PathBuf) {
     (base, layer)
 }
 
-/// The guest writes one cluster after another, and ends at the first error.
+/// Checks that the guest gets an I/O error after this many clusters.
 fn assert_full_after(guest: &mut Guest, clusters: u64, layer: &Path) {
     guest.wait_for("WRONG disk write");
     guest.wait_exit();
@@ -32,7 +32,7 @@ fn assert_full_after(guest: &mut Guest, clusters: u64, layer: &Path) {
 }
 
 #[test]
-fn guest_gets_an_error_for_a_write_beyond_the_size_of_its_layer() {
+fn write_beyond_the_layer_size_fails_in_the_guest() {
     needs!(kvm);
     for engine in ["sync", "io_uring"] {
         let scratch = Scratch::new();
@@ -45,7 +45,7 @@ fn guest_gets_an_error_for_a_write_beyond_the_size_of_its_layer() {
 }
 
 #[test]
-fn layer_has_its_size_from_the_rest_api_too() {
+fn rest_api_sets_the_layer_size() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = files(&scratch);
@@ -69,7 +69,7 @@ fn layer_has_its_size_from_the_rest_api_too() {
 }
 
 #[test]
-fn clone_keeps_the_size_of_its_layer_until_it_is_given_another() {
+fn clone_keeps_the_layer_size_unless_it_gets_another() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = files(&scratch);
@@ -88,7 +88,7 @@ fn clone_keeps_the_size_of_its_layer_until_it_is_given_another() {
 }
 
 #[test]
-fn size_without_a_layer_or_for_no_cluster_is_refused() {
+fn layer_size_without_a_layer_or_below_a_cluster_is_refused() {
     let scratch = Scratch::new();
     let (base, layer) = files(&scratch);
     let kernel = volt_tests::small_guest();

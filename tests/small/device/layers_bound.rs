@@ -1,5 +1,5 @@
-//! A snapshot's state names the layers of its disks: what was put in their place is refused, though it lies
-//! over the same base.
+//! A snapshot's state names the layers of its disks. Another layer in their place is refused, even over the
+//! same base.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
 
 const REFUSED: &[&str] = &["disk-root.layer", "is not the layer of this snapshot", "and state.json names"];
 
-/// A guest with a layer over a base.
+/// Starts a guest with a layer over a base.
 fn guest_in(scratch: &Scratch) -> Guest {
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
     fs::write(&base, vec![7; 1 << 20]).unwrap();
@@ -22,7 +22,7 @@ fn layer_of(snapshot: &Snapshot) -> PathBuf {
     snapshot.directory().join("disk-root.layer")
 }
 
-/// Puts a layer of another snapshot in the place of one's own.
+/// Replaces the layer of a snapshot by that of another.
 fn give(snapshot: &Snapshot, other: &Snapshot) {
     fs::remove_file(layer_of(snapshot)).unwrap();
     fs::copy(layer_of(other), layer_of(snapshot)).unwrap();
@@ -39,7 +39,7 @@ fn layer_of_another_snapshot_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     let guest = guest_in(&scratch);
-    // Of one pause: the two layers have the same clusters with the same data.
+    // Both snapshots are of one pause, so their layers have the same clusters with the same data.
     guest.pause();
     let [first, second] = [guest.snapshot(), guest.snapshot()];
     drop(guest);
@@ -52,7 +52,7 @@ fn layer_of_another_snapshot_is_refused() {
     swapped.try_convert(&to, &["--compress", "lz4"]).refused(REFUSED);
     assert!(!to.exists());
     goes_on(first.restore());
-    // What is made of it has the same layer, and names it.
+    // A converted snapshot has the same layer and names it.
     let converted = first.converted(&["--compress", "lz4"]);
     converted.verify().succeeded();
     goes_on(converted.restore());
@@ -79,14 +79,14 @@ fn merge_refuses_the_layer_of_another_snapshot() {
 }
 
 #[test]
-fn layer_whose_list_of_clusters_was_changed_is_refused() {
+fn layer_with_a_changed_list_of_clusters_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     let guest = guest_in(&scratch);
     guest.pause();
     let snapshot = guest.snapshot();
     drop(guest);
-    // The synced map begins at 4 KiB: its last cluster is dropped, and would read as the base.
+    // The synced map begins at 4 KiB. Without its last cluster the guest would read the base there.
     let mut layer = fs::read(layer_of(&snapshot)).unwrap();
     let clusters = layer[4096];
     layer[4096] = clusters & !(1 << (7 - clusters.leading_zeros()));
@@ -97,7 +97,7 @@ fn layer_whose_list_of_clusters_was_changed_is_refused() {
 }
 
 #[test]
-fn state_without_names_of_layers_is_restored_and_named_when_it_is_converted() {
+fn conversion_names_the_layers_of_an_old_state() {
     needs!(kvm);
     let scratch = Scratch::new();
     let guest = guest_in(&scratch);

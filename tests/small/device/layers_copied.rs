@@ -1,4 +1,4 @@
-//! A snapshot copies nothing of an idle layer while the guest stands still.
+//! Copies of layers during a snapshot: none of an idle layer in the pause, and a bounded number in memory.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -8,10 +8,9 @@ use volt_vmm::{RestoreOptions, Snapshot, Store, Vm, VmConfig};
 /// Clusters of 64 KiB that the guest fills with a sector each.
 const CLUSTERS: u64 = 512;
 
-/// A VM that writes no more copies nothing of a layer in the pause, neither of its own nor of that of its
-/// snapshot.
+/// The original has a layer of its own, and the clone has one over that of the snapshot.
 #[test]
-fn pause_copies_nothing_of_a_layer_that_is_not_written() {
+fn pause_copies_nothing_of_an_idle_layer() {
     needs!(kvm);
     for engine in ["sync", "io_uring"] {
         let scratch = Scratch::new();
@@ -37,9 +36,9 @@ fn pause_copies_nothing_of_a_layer_that_is_not_written() {
     }
 }
 
-/// The guest writes to a layer all the while, as fast as it can.
+/// The guest writes to its layer as fast as it can during the snapshots.
 #[test]
-fn copies_of_clusters_in_memory_have_a_bound() {
+fn clusters_copied_to_memory_are_bounded() {
     needs!(kvm);
     const MIB: u64 = 192;
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! A layer keeps what its guest wrote however the VM ends. The guest neither resets its disk nor flushes.
+//! A layer keeps its guest's writes however the VM ends. The guest neither resets its disk nor flushes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use volt_tests::{
 };
 use volt_vmm::{Vm, VmConfig};
 
-/// Sectors that are written.
+/// Sectors that the guest writes.
 const SECTORS: u64 = 24;
-/// The options with which each of them lies in a cluster of its own.
+/// The options that put each sector in its own cluster.
 const APART: &str = "takes-flush=1 stride=128";
 
 /// How a VM ends.
@@ -80,7 +80,7 @@ fn write_end_and_look(cache: &str, engine: &str, ending: Ending) {
         Ending::Poweroff | Ending::Reboot | Ending::TripleFault => {}
     }
     guest.wait_exit();
-    // What counts after a crash of the host: a killed process had no time to sync.
+    // A killed process has no time to sync, so a crash of the host would lose its writes.
     let kept = if ending == Ending::Signal(Signal::KILL) { 0 } else { SECTORS };
     assert_eq!(synced_clusters(&layer), kept, "{cache} {engine} {ending:?}");
     let mut again = self::guest(&format!("{APART} check={SECTORS}"), &disk);
@@ -88,11 +88,11 @@ fn write_end_and_look(cache: &str, engine: &str, ending: Ending) {
     assert_eq!(std::fs::read(&base).unwrap(), vec![7; 4 << 20]);
 }
 
-/// How long a signal gives a guest to end, and more.
+/// Longer than a signal gives a guest to end.
 const BEYOND_THE_LIMIT: Duration = Duration::from_millis(4500);
 
 #[test]
-fn signal_leaves_a_layer_all_the_time_that_it_needs_to_settle() {
+fn signal_gives_a_layer_the_time_to_settle() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
@@ -104,7 +104,7 @@ fn signal_leaves_a_layer_all_the_time_that_it_needs_to_settle() {
     syncs.hold();
     guest.signal(Signal::TERM);
     syncs.wait_held();
-    // The sync that comes before the map is written takes so long.
+    // The sync before the write of the map takes this long.
     std::thread::sleep(BEYOND_THE_LIMIT);
     assert_eq!(synced_clusters(&layer), 0, "the map was written before its data was synced");
     syncs.release();
@@ -112,9 +112,9 @@ fn signal_leaves_a_layer_all_the_time_that_it_needs_to_settle() {
     assert_eq!(synced_clusters(&layer), SECTORS, "the signal ended the process while its layer settled");
 }
 
-/// A vCPU that resets a disk waits for what the disk has under way.
+/// A vCPU that resets a disk waits for the disk's requests.
 #[test]
-fn signal_leaves_a_guest_that_resets_its_disk_the_time_that_a_flush_takes() {
+fn signal_gives_a_guest_that_resets_its_disk_the_time_of_a_flush() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
@@ -128,7 +128,7 @@ fn signal_leaves_a_guest_that_resets_its_disk_the_time_that_a_flush_takes() {
     syncs.wait_held();
     guest.type_in("r");
     guest.wait_for("resets");
-    // A snapshot waits for that vCPU too, and keeps everybody else from pausing the VM meanwhile.
+    // A snapshot waits for that vCPU, too, and keeps other threads from pausing the VM meanwhile.
     std::thread::scope(|scope| {
         let snapshot = scope.spawn(|| guest.try_snapshot(&scratch.path("snapshot")));
         std::thread::sleep(Duration::from_millis(500));
@@ -143,7 +143,7 @@ fn signal_leaves_a_guest_that_resets_its_disk_the_time_that_a_flush_takes() {
 }
 
 #[test]
-fn layer_of_a_forks_child_keeps_unflushed_writes_however_the_child_ends() {
+fn layer_of_a_child_keeps_unflushed_writes_however_the_child_ends() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
@@ -159,7 +159,7 @@ fn layer_of_a_forks_child_keeps_unflushed_writes_however_the_child_ends() {
         let name = own.file_name().unwrap().to_str().unwrap();
         let mut children = Child::fork(guest.socket(), scratch.directory(), &[(name, different)], false);
         let child = children.pop().unwrap();
-        // It has written each of its 64 clusters by then.
+        // By then the child has written each of its 64 clusters.
         child.reaches("sector", last + 65);
         match signal {
             None => child.stop(),
@@ -169,14 +169,14 @@ fn layer_of_a_forks_child_keeps_unflushed_writes_however_the_child_ends() {
                 child.wait_gone();
             }
         }
-        // A kill leaves in the synced map what the parent had written, of which the child's layer began as a
-        // copy.
+        // The child's layer began as a copy of the parent's. After a kill its synced map has only the
+        // parent's clusters.
         let kept = synced_clusters(&own);
         assert_eq!(kept == 64, signal != Some(Signal::KILL), "{signal:?}: {kept} clusters");
     }
 }
 
-/// How many clusters a layer's synced map has, which follows on its header of 4 KiB.
+/// Counts the clusters in a layer's synced map, which follows the header of 4 KiB.
 fn synced_clusters(layer: &Path) -> u64 {
     std::fs::read(layer).unwrap()[4096..8192].iter().map(|byte| u64::from(byte.count_ones())).sum()
 }
@@ -203,7 +203,7 @@ fn layer_without_a_name_is_never_synced() {
 }
 
 #[test]
-fn dropped_vm_leaves_all_that_its_guest_wrote() {
+fn layer_of_a_dropped_vm_has_all_writes_synced() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));

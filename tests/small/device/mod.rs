@@ -1,4 +1,4 @@
-//! Devices of a small guest: what the guest sees, in clones too, and what a layer keeps.
+//! Devices of a small guest and its clones, and the layers and images of disks.
 
 mod balloon;
 mod console_input;

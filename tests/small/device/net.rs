@@ -1,5 +1,4 @@
-//! A small guest answers Ethernet frames by looking, and goes on with that in clones, each on a tap of its
-//! own.
+//! A small guest polls for Ethernet frames and answers them. Each clone does so on its own tap.
 
 use std::sync::mpsc::{TryRecvError, channel};
 
@@ -9,13 +8,12 @@ use volt_tests::{Boot, Guest, Wire, needs};
 const HEADER: usize = 14;
 const SHORTEST: usize = 60;
 const LONGEST: usize = 1514;
-/// The longest frame takes six of the eight. One that finds fewer than it needs is given up after a while,
-/// which on a busy host is not long.
+/// Small buffers: the longest frame takes six of the eight. A frame without enough buffers is soon dropped.
 const SMALL: (&str, usize) = ("net mergeable=1 buffer=256", 8);
-/// A frame takes one, and waits for it on the host.
+/// Buffers for whole frames: a frame takes one, and waits for it on the host.
 const WHOLE: (&str, usize) = ("net", usize::MAX);
 
-/// A name that no other test has.
+/// Returns a name for a tap that no other test uses.
 fn tap(name: &str) -> String {
     format!("v{}{name}", std::process::id())
 }
@@ -26,7 +24,7 @@ fn boot(cmdline: &str, tap: &str) -> Guest {
     guest
 }
 
-/// A frame of so many bytes, unlike any other.
+/// Returns a unique frame of `len` bytes.
 fn frame(stream: u8, number: usize, len: usize) -> Vec<u8> {
     let mut frame = vec![0x02, 0, 0, 0, 0, 1, 0x02, 0, 0, 0, 0, 2];
     frame.extend(KIND.to_be_bytes());
@@ -35,7 +33,7 @@ fn frame(stream: u8, number: usize, len: usize) -> Vec<u8> {
     frame
 }
 
-/// What the guest makes of it.
+/// Returns the guest's answer to a frame.
 fn answer_to(frame: &[u8]) -> Vec<u8> {
     let (addresses, carried) = (&frame[..12], &frame[HEADER..]);
     let mut answer = [&addresses[6..], &addresses[..6], &KIND.to_be_bytes()].concat();
@@ -43,8 +41,8 @@ fn answer_to(frame: &[u8]) -> Vec<u8> {
     answer
 }
 
-/// Sends frames of these lengths, as many in a row as fit into so many of the small buffers, and looks for
-/// the answers, which come in the same order. Those of other streams are not looked at.
+/// Sends frames of these lengths, at most as many at once as the buffers hold. Checks the answers, which come
+/// in the same order, and ignores those of other streams.
 fn exchange(wire: &Wire, stream: u8, lengths: &[usize], buffers: usize) {
     let frames: Vec<_> =
         lengths.iter().enumerate().map(|(number, len)| frame(stream, number, *len)).collect();
@@ -65,7 +63,7 @@ fn exchange(wire: &Wire, stream: u8, lengths: &[usize], buffers: usize) {
     }
 }
 
-/// How many of the small buffers a frame takes, with its virtio header.
+/// Counts the small buffers that a frame and its virtio header take.
 fn buffers_of(frame: &[u8]) -> usize {
     (frame.len() + 12).div_ceil(256)
 }
@@ -87,7 +85,7 @@ fn frames_of_all_lengths_come_in_order_and_are_answered() {
 }
 
 #[test]
-fn a_snapshot_between_frames_loses_none_and_clones_answer_on_their_own_taps() {
+fn snapshot_between_frames_loses_none_and_clones_answer_on_their_taps() {
     needs!(kvm, network);
     let names = [tap("orig"), tap("one"), tap("two")];
     let (cmdline, buffers) = SMALL;
@@ -117,7 +115,7 @@ fn a_snapshot_between_frames_loses_none_and_clones_answer_on_their_own_taps() {
         (clone, Wire::of(tap))
     });
     for (stream, (mut clone, wire)) in (2..).zip(clones.collect::<Vec<_>>()) {
-        // With its answer, all buffers are there again that were in use in the snapshot.
+        // After its answer, the buffers that were in use at the snapshot are free again.
         exchange(&wire, stream, &[SHORTEST], buffers);
         exchange(&wire, stream, &[LONGEST, SHORTEST, 100, LONGEST, 1000], buffers);
         assert!(clone.next_number("frame") > answered);

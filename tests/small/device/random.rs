@@ -1,9 +1,9 @@
-//! A small guest draws random numbers by looking, and goes on with that in clones.
+//! A small guest and its clones draw random numbers from a polled device.
 
 use volt_tests::{Boot, needs};
 
 #[test]
-fn random_numbers_come_and_differ_in_every_clone() {
+fn random_numbers_differ_in_every_clone() {
     needs!(kvm);
     let mut guest = Boot::small("random").device(["--rng"]).start();
     assert_eq!(guest.next_number("drawn"), 1);
@@ -11,7 +11,7 @@ fn random_numbers_come_and_differ_in_every_clone() {
     let snapshot = guest.snapshot();
     let mut drawn: Vec<String> = Vec::new();
     for mut clone in [snapshot.restore(), snapshot.restore()] {
-        // The first may have been drawn before the snapshot, and only be told after it.
+        // The first number may have been drawn before the snapshot and printed after it.
         let number = clone.next_number("drawn");
         assert_eq!(clone.next_number("drawn"), number + 1);
         drawn.push(clone.next_line("0x"));
@@ -23,7 +23,7 @@ fn random_numbers_come_and_differ_in_every_clone() {
 }
 
 #[test]
-fn a_device_that_a_snapshot_has_and_the_configuration_has_not_is_refused() {
+fn device_state_without_its_configuration_is_refused() {
     needs!(kvm);
     let mut guest = Boot::small("random").device(["--rng"]).start();
     guest.next_number("drawn");

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use volt_tests::{Boot, Guest, IRQCHIPS, consecutive, needs, numbers};
 
-/// A guest with both timers, which only the kernel's irqchip has.
+/// Starts a guest with both timers, which only the kernel's irqchip has.
 fn ticking() -> Guest {
     Boot::small("ticks").irqchip("kernel").start()
 }
 
 #[test]
-fn the_pit_and_the_apic_timer_tick_on() {
+fn pit_and_apic_timer_tick_on_after_the_restore() {
     needs!(kvm);
     let mut guest = ticking();
     guest.next_number("ticks");
@@ -27,7 +27,7 @@ fn the_pit_and_the_apic_timer_tick_on() {
 }
 
 #[test]
-fn an_armed_tsc_deadline_wakes_its_sleeper_after_the_restore() {
+fn armed_tsc_deadline_wakes_its_sleeper_after_the_restore() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = Boot::small("deadline megacycles=4000").irqchip(irqchip).start();
@@ -35,8 +35,7 @@ fn an_armed_tsc_deadline_wakes_its_sleeper_after_the_restore() {
         let snapshot = guest.snapshot();
         assert!(numbers(&guest.output(), "woke").is_empty(), "the snapshot came too late");
         drop(guest);
-        // The guest's time stood still meanwhile: it wakes after its deadline (it checks that itself), and in
-        // two clones.
+        // The guest's time stood still meanwhile. The guest checks that it wakes after its deadline.
         std::thread::sleep(Duration::from_millis(500));
         for mut restored in [snapshot.restore(), snapshot.restore()] {
             restored.next_number("woke");
@@ -46,10 +45,9 @@ fn an_armed_tsc_deadline_wakes_its_sleeper_after_the_restore() {
 }
 
 #[test]
-fn a_deadline_that_passes_around_the_snapshot_is_never_lost() {
+fn deadline_that_passes_during_the_snapshot_wakes_its_sleeper() {
     needs!(kvm);
-    // Deadlines from far before to far after the moment at which the snapshot is taken: so many that still
-    // slept by then.
+    // Deadlines from far before to far after the snapshot, until enough guests still slept at the pause.
     const SLEEPERS: usize = 16;
     let (mut megacycles, mut slept) = (0, 0);
     while slept < SLEEPERS {
@@ -62,7 +60,7 @@ fn a_deadline_that_passes_around_the_snapshot_is_never_lost() {
         guest.pause();
         let said = guest.settled_output();
         if said.split("armed").nth(1).is_some_and(|after| !after.trim().is_empty()) {
-            continue; // it has begun to say that it woke
+            continue; // the guest has begun to report that it woke
         }
         slept += 1;
         let mut restored = guest.snapshot().restore();
@@ -71,7 +69,7 @@ fn a_deadline_that_passes_around_the_snapshot_is_never_lost() {
 }
 
 #[test]
-fn a_guest_that_was_paused_gets_its_interrupts() {
+fn paused_guest_gets_its_interrupts_after_resume() {
     needs!(kvm);
     let mut guest = ticking();
     for _ in 0..10 {

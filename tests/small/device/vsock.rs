@@ -1,4 +1,4 @@
-//! A small guest talks over vsock by looking, and is told in a clone that its connections are gone.
+//! A small guest polls its vsock device, and a clone is told that its connections are gone.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -7,10 +7,10 @@ use volt_tests::streams::echoes;
 use volt_tests::vsock::{connect, listen};
 use volt_tests::{Boot, Guest, Scratch, limited, needs};
 
-/// Where the guest connects to when it is told to.
+/// The port that the guest connects to on request.
 const HOST_PORT: u32 = 2000;
 
-/// Data goes through connections both ways: one that the host opens, and one that the guest does.
+/// Checks that data goes both ways, through a connection of the host and through one of the guest.
 fn talks(guest: &mut Guest, socket: &Path) {
     let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at / 5) as u8).collect();
     echoes(&connect(socket, 1000), &bytes);
@@ -21,14 +21,14 @@ fn talks(guest: &mut Guest, socket: &Path) {
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }
 
-/// Waits until the guest has been told of the reset. Its CID then.
+/// Waits until the guest is told of the reset. Returns its CID.
 fn cid_after_reset(guest: &mut Guest) -> u64 {
     guest.next_line("reset");
     guest.next_number("cid")
 }
 
 #[test]
-fn connections_end_with_a_reset_in_a_clone_that_has_another_address() {
+fn clone_with_another_address_sees_its_connections_reset() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (socket, others) = (scratch.fresh("vsock"), scratch.fresh("other"));
@@ -36,21 +36,21 @@ fn connections_end_with_a_reset_in_a_clone_that_has_another_address() {
         Boot::small("vsock").device(["--vsock".into(), format!("cid=5,socket={}", socket.display())]).start();
     assert_eq!(guest.next_number("cid"), 5);
     talks(&mut guest, &socket);
-    // In the middle of what is under way.
+    // The snapshot is taken while data is under way.
     let mut stream = connect(&socket, 1000);
     let sent = [7; 20_000];
     stream.write_all(&sent).unwrap();
     let snapshot = guest.snapshot();
     let mut found = [0; 20_000];
     stream.read_exact(&mut found).unwrap();
-    assert!(found == sent, "the original goes on");
+    assert!(found == sent, "the original's connection lost data");
     echoes(&stream, b"and on");
 
     let words = format!("cid=7,socket={}", others.display());
     let mut clone = snapshot.restore_as(&["--vsock", &words]);
     assert_eq!(cid_after_reset(&mut clone), 7);
     talks(&mut clone, &others);
-    // Its own clone is told again, and keeps its address.
+    // A clone of the clone is told again and keeps the address.
     let again = clone.snapshot();
     drop(clone);
     let mut clone = again.restore();
