@@ -90,7 +90,7 @@ fn two_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
 }
 
 #[test]
-fn twenty_generations_of_snapshots() {
+fn twenty_generations_of_snapshots_lose_nothing() {
     needs!(linux);
     let mut guest = counting(Boot::linux(), 4);
     for _ in 0..20 {
@@ -114,7 +114,7 @@ fn a_guest_of_4_gib_comes_back_with_memory_above_the_hole() {
 }
 
 #[test]
-fn several_vcpus_come_back() {
+fn four_vcpus_are_restored() {
     needs!(linux);
     let guest = counting(Boot::linux().vcpus(4), 4);
     let count = paused_at(&guest);

@@ -10,8 +10,8 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, needs};
 
 const EXPECTED: &str = include_str!("../../golden/answers");
 
-/// Adds the path and type of each value in `value`. Elements of a list count as one. All MSRs count as one, too,
-/// because the host decides which exist.
+/// Adds the path and type of each value in `value`. Elements of a list count as one. All MSRs count as one,
+/// too, because the host decides which exist.
 fn add_fields(of: &str, value: &Value, to: &mut BTreeSet<String>) {
     let mut add = |kind: &str| to.insert(format!("{of}: {kind}"));
     match value {

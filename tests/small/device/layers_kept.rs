@@ -17,7 +17,7 @@ const APART: &str = "takes-flush=1 stride=128";
 
 /// How a VM ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ending {
+enum EndedBy {
     Poweroff,
     Reboot,
     TripleFault,
@@ -27,14 +27,14 @@ enum Ending {
     Escape,
 }
 
-const ENDINGS: [Ending; 7] = [
-    Ending::Poweroff,
-    Ending::Reboot,
-    Ending::TripleFault,
-    Ending::Signal(Signal::TERM),
-    Ending::Signal(Signal::KILL),
-    Ending::Stop,
-    Ending::Escape,
+const ENDINGS: [EndedBy; 7] = [
+    EndedBy::Poweroff,
+    EndedBy::Reboot,
+    EndedBy::TripleFault,
+    EndedBy::Signal(Signal::TERM),
+    EndedBy::Signal(Signal::KILL),
+    EndedBy::Stop,
+    EndedBy::Escape,
 ];
 
 fn boot<'a>(words: &str, disk: &str) -> Boot<'a> {
@@ -55,33 +55,33 @@ fn layer_keeps_unflushed_writes_however_the_vm_ends() {
     }
 }
 
-fn write_end_and_look(cache: &str, engine: &str, ending: Ending) {
+fn write_end_and_look(cache: &str, engine: &str, ending: EndedBy) {
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
     std::fs::write(&base, vec![7; 4 << 20]).unwrap();
     let disk = format!("path={},layer={},cache={cache},engine={engine}", base.display(), layer.display());
     let number = match ending {
-        Ending::Poweroff => 1,
-        Ending::Reboot => 2,
-        Ending::TripleFault => 3,
-        Ending::Signal(_) | Ending::Stop | Ending::Escape => 0,
+        EndedBy::Poweroff => 1,
+        EndedBy::Reboot => 2,
+        EndedBy::TripleFault => 3,
+        EndedBy::Signal(_) | EndedBy::Stop | EndedBy::Escape => 0,
     };
     let terminal = Terminal::open();
     let mut boot = boot(&format!("{APART} until={SECTORS} ending={number}"), &disk);
-    if ending == Ending::Escape {
+    if ending == EndedBy::Escape {
         boot = boot.input(Input::Terminal(&terminal));
     }
     let mut guest = boot.start();
     guest.wait_for("done");
     match ending {
-        Ending::Signal(signal) => guest.signal(signal),
-        Ending::Stop => assert_eq!(guest.ask("PUT", "/v1/stop", "").0, 204),
-        Ending::Escape => drop(guest.type_in("\x01x")),
-        Ending::Poweroff | Ending::Reboot | Ending::TripleFault => {}
+        EndedBy::Signal(signal) => guest.signal(signal),
+        EndedBy::Stop => assert_eq!(guest.ask("PUT", "/v1/stop", "").0, 204),
+        EndedBy::Escape => drop(guest.type_in("\x01x")),
+        EndedBy::Poweroff | EndedBy::Reboot | EndedBy::TripleFault => {}
     }
     guest.wait_exit();
     // A killed process has no time to sync, so a crash of the host would lose its writes.
-    let kept = if ending == Ending::Signal(Signal::KILL) { 0 } else { SECTORS };
+    let kept = if ending == EndedBy::Signal(Signal::KILL) { 0 } else { SECTORS };
     assert_eq!(synced_clusters(&layer), kept, "{cache} {engine} {ending:?}");
     let mut again = self::guest(&format!("{APART} check={SECTORS}"), &disk);
     assert_eq!(again.next_number("kept"), SECTORS, "{cache} {engine} {ending:?}");

@@ -1,4 +1,4 @@
-//! `volt-vmm snapshot bench`: what a recording takes by every strategy.
+//! `volt-vmm snapshot bench`: the times of a recording under each strategy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,8 +26,7 @@ const PACKED: [&str; 5] = [
     "unpacked at once, mapped",
 ];
 
-/// Keeps a recording of a snapshot in a directory: pages forth and back, some of which hold something and
-/// some of which do not.
+/// Keeps a recording of a snapshot in a directory. Its pages run forth and back, and some are empty.
 pub fn record(snapshot: &Snapshot, directory: &Path) {
     let forth = (0..PAGES / 2).map(|page| page * 7 * 4096);
     let back = (0..PAGES / 2).map(|page| MEMORY - 4096 - page * 4096);
@@ -45,8 +44,7 @@ fn bench(snapshot: &Snapshot, options: &[&str]) -> Outcome {
     Outcome::of(words.into_iter().chain(options.iter().copied()))
 }
 
-/// What it says in both of its ways: these strategies, each with as many touches as there are pages and
-/// rounds.
+/// Checks the JSON and the table: these strategies, each with a touch per page and round.
 fn measures(snapshot: &Snapshot, strategies: &[&str]) {
     let found: Value =
         serde_json::from_str(&bench(snapshot, &["--json", "--rounds", "2"]).succeeded().stdout).unwrap();
@@ -76,7 +74,7 @@ fn measures(snapshot: &Snapshot, strategies: &[&str]) {
 }
 
 #[test]
-fn every_strategy_for_memory_of_its_kind_is_measured() {
+fn bench_measures_each_strategy_for_its_kind_of_memory() {
     needs!(kvm);
     let (raw, _) = counting(8);
     let packed = raw.converted(&["--compress", "lz4"]);
@@ -90,7 +88,7 @@ fn every_strategy_for_memory_of_its_kind_is_measured() {
 }
 
 #[test]
-fn of_a_diff_its_pages_are_touched_over_its_base() {
+fn bench_of_a_diff_touches_pages_over_its_base() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=8");
     guest.wait_for("count 40");
@@ -116,7 +114,7 @@ fn of_a_diff_its_pages_are_touched_over_its_base() {
 }
 
 #[test]
-fn a_recording_that_is_not_this_snapshots_is_refused_by_name() {
+fn recording_of_another_snapshot_is_refused_by_name() {
     needs!(kvm);
     let ((raw, _), (other, _), scratch) = (counting(4), counting(4), Scratch::new());
     bench(&raw, &[]).refused(&[raw.directory().join("working-set").to_str().unwrap(), "is missing"]);
@@ -139,7 +137,7 @@ fn a_recording_that_is_not_this_snapshots_is_refused_by_name() {
 }
 
 #[test]
-fn memory_that_is_damaged_is_an_error_and_no_crash() {
+fn bench_of_damaged_memory_fails_without_a_crash() {
     needs!(kvm);
     let (raw, _) = counting(8);
     let packed = raw.converted(&["--compress", "lz4"]);

@@ -1,4 +1,4 @@
-//! Snapshots that have only what differs from another.
+//! Snapshots that have only the pages that differ from a base.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,9 +14,9 @@ fn counting(mib: u64) -> Guest {
     guest
 }
 
-/// Goes through `mib` of memory twice: a wrong page would be found.
+/// Waits until the guest has checked `mib` of memory twice.
 fn goes_on(guest: &mut Guest, mib: u64) {
-    // What it has said already may be older than the last snapshot.
+    // The output may begin before the last snapshot.
     let said = numbers(&guest.output(), "count").pop();
     let first = said.unwrap_or_else(|| guest.next_number("count"));
     while guest.next_number("count") < first + 2 * mib * 4 {}
@@ -29,7 +29,7 @@ fn same_memory(one: &Snapshot, other: &Snapshot) {
 }
 
 #[test]
-fn a_base_and_a_diff_are_the_full_snapshot_of_the_same_instant() {
+fn base_and_diff_equal_the_full_snapshot_of_the_same_instant() {
     needs!(kvm);
     let mut guest = counting(8);
     let base = guest.snapshot();
@@ -40,7 +40,7 @@ fn a_base_and_a_diff_are_the_full_snapshot_of_the_same_instant() {
     goes_on(&mut guest, 8);
     assert!(!diff.memory_path().exists() && diff.diff_path().exists());
     same_memory(&diff.merged(), &full);
-    // Restored it is the same memory again, and the guest finds no wrong page in any of them.
+    // A restored diff has the same memory, and no guest finds a wrong page.
     let of_diff = diff.restore_as(&["--paused"]);
     same_memory(&of_diff.snapshot(), &full);
     of_diff.resume();
@@ -50,7 +50,7 @@ fn a_base_and_a_diff_are_the_full_snapshot_of_the_same_instant() {
 }
 
 #[test]
-fn damage_to_base_or_diff_is_not_merged() {
+fn damaged_base_or_diff_is_not_merged() {
     needs!(kvm);
     let mut guest = counting(8);
     let base = guest.snapshot();
@@ -62,7 +62,7 @@ fn damage_to_base_or_diff_is_not_merged() {
         Outcome::of(["snapshot", "merge"].into_iter().chain(directories)).refused(words);
         assert!(!to.exists());
     };
-    // A page of the base that the diff has too is damage of the base all the same.
+    // The second page is also in the diff, but its damage still counts.
     for at in [9 << 20, 17 << 20] {
         flip_file(&base.memory_path(), at);
         merge(&[base.memory_path().to_str().unwrap(), "is damaged: the digest of its pages is "]);
@@ -89,9 +89,9 @@ fn another_diff_over_the_same_base_is_refused() {
     first.verify().refused(&words);
 }
 
-/// What KVM has told once it does not tell again.
+/// Reading KVM's dirty log clears it.
 #[test]
-fn what_a_failed_diff_would_have_had_the_next_one_has() {
+fn diff_after_a_failed_one_is_complete() {
     needs!(kvm, root);
     let scratch = Scratch::new();
     let disk = scratch.path("disk");
@@ -107,7 +107,7 @@ fn what_a_failed_diff_would_have_had_the_next_one_has() {
 }
 
 #[test]
-fn a_restored_guest_s_diff_has_what_it_wrote_and_no_more() {
+fn diff_of_a_restored_guest_has_only_written_pages() {
     needs!(kvm);
     let mut guest = Boot::small("count mib=32").start();
     guest.wait_for("count");
@@ -121,7 +121,7 @@ fn a_restored_guest_s_diff_has_what_it_wrote_and_no_more() {
 }
 
 #[test]
-fn a_diff_s_clone_makes_diffs_of_the_same_base() {
+fn clone_of_a_diff_makes_diffs_of_the_same_base() {
     needs!(kvm);
     let mut guest = counting(8);
     let base = guest.snapshot();
@@ -131,13 +131,13 @@ fn a_diff_s_clone_makes_diffs_of_the_same_base() {
         goes_on(&mut guest, 8);
         from = guest.snapshot_as(&["--diff"]);
         let named = from.state()["metadata"]["base"]["path"].as_str().unwrap().to_owned();
-        assert_eq!(named, base.directory().to_str().unwrap(), "a chain is never deeper");
+        assert_eq!(named, base.directory().to_str().unwrap(), "a diff has a diff as base");
     }
     goes_on(&mut from.merged().restore(), 8);
 }
 
 #[test]
-fn one_that_would_be_large_is_a_full_one() {
+fn large_diff_becomes_a_full_snapshot() {
     needs!(kvm);
     let mut guest = Boot::small("count mib=100").memory("128M").start();
     guest.wait_for("count");
@@ -151,7 +151,7 @@ fn one_that_would_be_large_is_a_full_one() {
 }
 
 #[test]
-fn without_its_base_it_is_nothing() {
+fn diff_without_its_base_is_refused() {
     needs!(kvm);
     let guest = counting(4);
     let nowhere = guest.scratch().fresh("first");
@@ -160,7 +160,7 @@ fn without_its_base_it_is_nothing() {
     let (base, other) = (guest.snapshot(), counting(3).snapshot());
     let diff = base.restore_as(&["--paused"]).snapshot_as(&["--diff"]);
     diff.edit(|state| state["metadata"]["base"]["path"] = other.directory().to_str().unwrap().into());
-    // An edited state file carries no mark of this user: the base has to be granted.
+    // An edited state file has no mark of this user, so the base needs a grant.
     let anywhere = ["--allow-path", "/"];
     let digest = base.state()["metadata"]["memory_digest"].as_str().unwrap().to_owned();
     diff.try_restore_as(&anywhere).refused(&[
@@ -179,7 +179,7 @@ fn without_its_base_it_is_nothing() {
 }
 
 #[test]
-fn it_is_inspected_verified_and_not_converted() {
+fn diff_is_inspected_and_verified_and_not_converted() {
     needs!(kvm);
     let mut guest = counting(4);
     let base = guest.snapshot();
@@ -204,7 +204,7 @@ fn it_is_inspected_verified_and_not_converted() {
 }
 
 #[test]
-fn a_damaged_one_is_refused() {
+fn damaged_diff_is_refused() {
     needs!(kvm);
     let guest = counting(4);
     let diff = guest.snapshot().restore_as(&["--paused"]).snapshot_as(&["--diff"]);

@@ -1,4 +1,4 @@
-//! A running guest becomes many, each in a process of its own that goes on by itself from the same instant.
+//! Forks of a running guest: each child has its own process and continues from the same instant.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -26,7 +26,7 @@ fn fork(guest: &Guest, names: &[&str]) -> Vec<Child> {
     Child::fork(guest.socket(), guest.scratch().directory(), &children, false)
 }
 
-/// Goes through all its memory twice: a wrong page would be found.
+/// Waits until the child has checked all of its memory twice.
 fn goes_on(child: &Child) {
     let first = numbers(&child.output(), "count").last().copied().unwrap_or(0);
     child.reaches("count", first + 40);
@@ -37,7 +37,7 @@ fn is_there(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// The processes that are children of forks of this scratch directory's VMs.
+/// Counts the children of this scratch directory's VMs.
 fn forked_in(scratch: &Scratch) -> usize {
     let of_ours = |id: &String| {
         let command = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
@@ -48,7 +48,7 @@ fn forked_in(scratch: &Scratch) -> usize {
 }
 
 #[test]
-fn eight_go_on_from_one_instant_and_so_does_their_parent() {
+fn eight_children_and_their_parent_continue_from_one_instant() {
     needs!(kvm);
     let mut guest = counting();
     let before = guest.paused_in_whole_lines();
@@ -56,9 +56,9 @@ fn eight_go_on_from_one_instant_and_so_does_their_parent() {
     let children = fork(&guest, &names);
     for child in &children {
         goes_on(child);
-        assert!(child.ask("GET", "/", "").1.contains(child.id()), "it knows its name");
+        assert!(child.ask("GET", "/", "").1.contains(child.id()), "the API has another id");
     }
-    // Not a number is missing or twice there, in any of them.
+    // No child lacks or repeats a number.
     guest.resume();
     while guest.next_number("count") < consecutive(&before, "count") + 40 {}
     for child in &children {
@@ -67,16 +67,16 @@ fn eight_go_on_from_one_instant_and_so_does_their_parent() {
     }
     guest.pause();
     consecutive(&guest.settled_output(), "count");
-    // Each has its own: one that stands still does not hold up another.
+    // A paused child does not hold up another.
     assert_eq!(children[3].ask("PATCH", "/vm", r#"{"state":"Resumed"}"#).0, 204);
     goes_on(&children[3]);
     let pids: Vec<_> = children.iter().map(Child::pid).collect();
     children.into_iter().for_each(Child::stop);
-    assert!(!pids.into_iter().any(is_there), "no process is left, and no zombie of its parent's");
+    assert!(!pids.into_iter().any(is_there), "a process or a zombie is left");
 }
 
 #[test]
-fn a_guest_that_runs_is_forked_and_its_children_are_too() {
+fn running_guest_and_its_children_can_be_forked() {
     needs!(kvm);
     let mut guest = counting();
     let before = guest.next_number("count");
@@ -93,7 +93,7 @@ fn a_guest_that_runs_is_forked_and_its_children_are_too() {
     let grandchildren = Child::fork(children[0].socket(), scratch.directory(), &named, false);
     grandchildren.iter().for_each(goes_on);
     let again = Child::fork(grandchildren[1].socket(), scratch.directory(), &[("fifth", json!({}))], false);
-    // They need none of those that they come from.
+    // Children need no living ancestor.
     drop(guest);
     drop(children);
     for child in grandchildren.iter().chain(&again) {
@@ -103,22 +103,22 @@ fn a_guest_that_runs_is_forked_and_its_children_are_too() {
 }
 
 #[test]
-fn children_run_on_when_their_parent_has_ended() {
+fn children_outlive_their_parent() {
     needs!(kvm);
     let mut guest = counting();
     let children = fork(&guest, &["one", "two"]);
     for child in &children {
-        // A session of its own: what is typed at the parent's terminal is not for it.
+        // The child has its own session, so the parent's terminal cannot signal it.
         assert_eq!(child.stat(6), child.pid().to_string());
         let name = fs::read_to_string(format!("/proc/{}/comm", child.pid())).unwrap();
-        assert_eq!(name, "volt-vmm\n", "it is found by its program's name");
+        assert_eq!(name, "volt-vmm\n", "the process has another name");
     }
     guest.signal(Signal::INT);
     assert_eq!(guest.wait_exit().status, 130);
     children.iter().for_each(goes_on);
     let scratch = guest.scratch().clone();
     drop(guest);
-    // Of one whose parent is gone there are children and snapshots as of any other, diffs among them.
+    // A child without a parent can be forked and snapshotted, as a diff, too.
     let child = Child::fork(children[0].socket(), scratch.directory(), &[("three", json!({}))], false);
     goes_on(&child[0]);
     let snapshot = |kind: &str| {
@@ -137,7 +137,7 @@ fn children_run_on_when_their_parent_has_ended() {
 }
 
 #[test]
-fn a_clones_children_make_diffs_of_the_snapshot_it_comes_from() {
+fn children_of_a_clone_make_diffs_of_its_snapshot() {
     needs!(kvm);
     let guest = counting();
     let base = guest.snapshot();
@@ -160,7 +160,7 @@ fn a_clones_children_make_diffs_of_the_snapshot_it_comes_from() {
 }
 
 #[test]
-fn children_stand_still_until_they_are_resumed_if_that_is_wanted() {
+fn paused_children_wait_until_they_are_resumed() {
     needs!(kvm);
     let guest = counting();
     let named = [("one", json!({})), ("two", json!({}))];
@@ -174,7 +174,7 @@ fn children_stand_still_until_they_are_resumed_if_that_is_wanted() {
     assert_eq!(children[0].output(), "");
 }
 
-/// A guest that writes to a disk `root` of 1 MiB, through a layer, and what lies under that.
+/// Starts a guest that writes to a disk `root` of 1 MiB through a layer. Returns the base and the guest.
 fn with_layer(scratch: &Scratch) -> (PathBuf, Guest) {
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
     fs::write(&base, vec![7; 1 << 20]).unwrap();
@@ -183,14 +183,14 @@ fn with_layer(scratch: &Scratch) -> (PathBuf, Guest) {
 }
 
 #[test]
-fn each_child_has_a_disk_layer_of_its_own_over_what_the_parent_had_written() {
+fn each_child_has_its_own_layer_over_the_parents_writes() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, mut guest) = with_layer(&scratch);
     while guest.next_number("sector") < 70 {}
     let places = [scratch.fresh("mine"), scratch.fresh("yours")];
     let at = |place: &Path| json!({"overrides": {"disks": [{"id": "root", "layer": place}]}});
-    // The third has a layer that nobody sees.
+    // The third child has a layer without a name.
     let named = [("one", at(&places[0])), ("two", at(&places[1])), ("three", json!({}))];
     let children = Child::fork(guest.socket(), scratch.directory(), &named, false);
     let on = |child: &Child| {
@@ -200,11 +200,11 @@ fn each_child_has_a_disk_layer_of_its_own_over_what_the_parent_had_written() {
     };
     children.iter().for_each(on);
     assert!(places.iter().all(|place| place.exists()));
-    // A child's layer is the snapshot's to its own children.
+    // A grandchild writes over its parent's layer.
     let fourth = Child::fork(children[0].socket(), scratch.directory(), &[("four", json!({}))], false);
     drop(children);
     on(&fourth[0]);
-    // A layer that was named can be opened once all VMs that it came from have ended.
+    // A layer with a name can be opened once all its VMs have ended.
     for kept in &places {
         let words = format!("path={},layer={},id=root", base.display(), kept.display());
         let mut next = Boot::small("disk").device(["--disk".to_owned(), words]).start();
@@ -217,7 +217,7 @@ fn each_child_has_a_disk_layer_of_its_own_over_what_the_parent_had_written() {
 }
 
 #[test]
-fn each_child_has_a_vsock_and_a_console_of_its_own() {
+fn each_child_has_its_own_vsock_and_console() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (socket, console) = (scratch.fresh("vsock"), scratch.fresh("console"));
@@ -246,7 +246,7 @@ fn each_child_has_a_vsock_and_a_console_of_its_own() {
 }
 
 #[test]
-fn what_two_cannot_share_is_to_be_given() {
+fn fork_without_own_socket_and_disk_is_refused() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = scratch.fresh("image");
@@ -274,7 +274,7 @@ fn what_two_cannot_share_is_to_be_given() {
 }
 
 #[test]
-fn one_that_cannot_be_leaves_none_of_them_and_no_file() {
+fn failed_child_leaves_no_other_child_and_no_file() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (_, mut guest) = with_layer(&scratch);
@@ -289,8 +289,8 @@ fn one_that_cannot_be_leaves_none_of_them_and_no_file() {
         let request = Child::request(scratch.directory(), &[good.clone(), bad, old.clone()], false);
         let (status, answer) = guest.ask("POST", "/v1/vm/fork", &request);
         assert!(status == 400 && words.iter().all(|word| answer.contains(word)), "{answer}");
-        assert_eq!(forked_in(&scratch), 0, "those that could be are ended");
-        assert_eq!(scratch.list(), before, "and their files removed");
+        assert_eq!(forked_in(&scratch), 0, "other children still run");
+        assert_eq!(scratch.list(), before, "files of other children are left");
     };
     refused(("bad", layer("taken")), &["child ", "bad.sock", "create layer", "taken", "exists"]);
     refused(("bad", layer("no/such")), &["bad.sock", "create layer", "no/such"]);
@@ -303,7 +303,7 @@ fn one_that_cannot_be_leaves_none_of_them_and_no_file() {
     refused(("good", json!({})), &["good.sock is there twice"]);
     assert_eq!(fs::read_to_string(scratch.path("taken")).unwrap(), "precious");
     assert_eq!(fs::read_to_string(scratch.path("old.out")).unwrap(), "before\n");
-    // The parent is none the worse for it.
+    // The parent goes on and can be forked.
     guest.next_number("sector");
     let children = Child::fork(guest.socket(), scratch.directory(), &[good, old], false);
     children[0].reaches("sector", 1);
@@ -311,7 +311,7 @@ fn one_that_cannot_be_leaves_none_of_them_and_no_file() {
 }
 
 #[test]
-fn a_tap_that_is_another_s_is_named() {
+fn fork_needs_a_tap_per_child() {
     needs!(kvm, network);
     let tap = format!("v{}f", std::process::id());
     let mut guest = Boot::small("net").device(["--net", &format!("id=eth0,tap={tap}")]).start();
@@ -325,12 +325,12 @@ fn a_tap_that_is_another_s_is_named() {
     let other = format!("{tap}o");
     let own = json!({"network_overrides": [{"iface_id": "eth0", "host_dev_name": other}]});
     let children = Child::fork(guest.socket(), guest.scratch().directory(), &[("one", own)], false);
-    assert!(Path::new(&format!("/sys/class/net/{other}")).exists(), "it has a tap of its own");
+    assert!(Path::new(&format!("/sys/class/net/{other}")).exists(), "the child has no tap of its own");
     drop(children);
 }
 
 #[test]
-fn the_command_line_forks_too() {
+fn command_line_forks_a_guest() {
     needs!(kvm);
     let guest = counting();
     let scratch = guest.scratch();
@@ -353,7 +353,7 @@ fn the_command_line_forks_too() {
     let quiet = Child::told(quiet.succeeded().stdout.trim_end(), &scratch.path("quiet.out"));
     assert!(quiet.ask("GET", "/v1/vm", "").1.contains(r#""state":"paused""#));
     let taken = fork(&["--child", &path("one.sock")]);
-    // On a busy host it says how long it takes.
+    // On a busy host standard error also has lines of progress.
     assert!(taken.status == 1 && taken.stderr.contains("one.sock: in use by process"), "{taken:?}");
     fork(&["--count", "3", "--child-dir", &path("no/such")]).refused(&["make directory", "no/such"]);
     fork(&["--count", "2", "--child-dir", &path("other"), "--vsock", "cid=4"])
@@ -367,7 +367,7 @@ fn the_command_line_forks_too() {
 }
 
 #[test]
-fn a_child_whose_parent_goes_away_goes_too_and_leaves_nothing() {
+fn child_without_its_parent_ends_and_leaves_nothing() {
     needs!(kvm);
     let scratch = Scratch::new();
     let socket = scratch.path("child.sock");
@@ -389,12 +389,12 @@ fn a_child_whose_parent_goes_away_goes_too_and_leaves_nothing() {
         }
         here.shutdown(Shutdown::Write).unwrap();
         let mut answer = Vec::new();
-        // What it did not read of what it was told is a reset of the connection, after its answer.
+        // If the child leaves input unread, its end resets the connection after the answer.
         let _ = limited("the child answers", || here.read_to_end(&mut answer));
         let answer = String::from_utf8_lossy(&answer);
         assert!(answer.contains("Failed") && answer.contains(why.unwrap_or("")), "{answer}");
         assert_eq!(limited("the child ends", || child.wait()).unwrap().code(), Some(1));
-        assert_eq!(scratch.list(), [""; 0], "no socket is left");
+        assert_eq!(scratch.list(), [""; 0], "a socket is left");
     }
 }
 

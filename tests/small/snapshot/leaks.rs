@@ -1,4 +1,4 @@
-//! Forks in quantity: what each took is given back when it goes.
+//! Many forks: each child's resources are freed when it ends.
 
 use std::fs;
 use std::process::Command;
@@ -8,10 +8,10 @@ use volt_tests::guest::resident_kib;
 use volt_tests::{Outcome, Recorder, needs, patience, wait_until};
 use volt_vmm::{IrqchipKind, RestoreOptions, Vm};
 
-/// Set in the process of the test's own: other tests of this one have descriptors and threads too.
+/// Set in a process of the test's own, because other tests of this process have descriptors and threads, too.
 const ALONE: &str = "VOLT_ALONE";
 
-/// What a process holds.
+/// The resources that a process holds.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: usize,
@@ -33,7 +33,7 @@ impl Held {
     }
 }
 
-/// Asleep, but for what is typed: that it sends back.
+/// Boots a guest that sleeps and echoes its input.
 fn sleeping(recorder: &Recorder) -> Vm {
     let builder = Vm::builder().kernel(volt_tests::small_guest()).cmdline("echo mib=8").memory_mib(64);
     let vm = builder.irqchip(IrqchipKind::Split).console(recorder.console()).start().unwrap();
@@ -41,7 +41,7 @@ fn sleeping(recorder: &Recorder) -> Vm {
     vm
 }
 
-/// One child, alive.
+/// Forks one child.
 fn one(parent: &Vm) -> (Vm, Recorder) {
     let recorder = Recorder::default();
     let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
@@ -54,8 +54,8 @@ fn answers((child, recorder): &(Vm, Recorder)) {
     recorder.wait_for("x");
 }
 
-/// How many forks are alive at once, and how many come in sequence: 50 and 300, or what `VOLT_FORKS` says, as
-/// in `1000,10000`.
+/// Returns how many children live at once and how many come in sequence: 50 and 300, or the numbers of
+/// `VOLT_FORKS`, such as `1000,10000`.
 fn forks() -> (usize, usize) {
     let given = std::env::var("VOLT_FORKS").ok().filter(|given| !given.is_empty());
     let given = given.unwrap_or_else(|| "50,300".to_owned());
@@ -64,7 +64,7 @@ fn forks() -> (usize, usize) {
     numbers.expect("VOLT_FORKS is two numbers with a comma between them")
 }
 
-/// As many as this user may have: a VM has some twenty.
+/// Raises the limit on descriptors to this user's maximum, because a VM has about twenty.
 fn allow_many_descriptors() {
     let most = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: most, maximum: most }).unwrap();

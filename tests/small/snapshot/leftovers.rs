@@ -1,4 +1,4 @@
-//! The next act in a directory removes what a killed process left there, and keeps what a living one has.
+//! The next act in a directory removes files of killed processes and keeps those of living ones.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,26 +10,26 @@ use volt_tests::program::binary;
 use volt_tests::scratch::list;
 use volt_tests::{Guest, Outcome, Scratch, Snapshot, limited, needs, processes_with, wait_until};
 
-/// So slow that there is time to stop it.
+/// Options that make packing slow enough to stop it.
 const SLOW: [&str; 4] = ["--compress", "zstd:19", "--chunk-size", "2M"];
 /// `ulimit -f` counts blocks of 512 bytes: 8 KiB.
 const SMALL_FILES: &str = "ulimit -c 0; ulimit -f 16; exec \"$0\" \"$@\"";
 
-/// A guest all of whose memory has been written.
+/// Boots a guest that has written all of its memory.
 fn counting() -> Guest {
     let mut guest = Guest::boot("count mib=16");
     guest.wait_for("count 68");
     guest
 }
 
-/// An empty directory for snapshots.
+/// Makes an empty directory for snapshots.
 fn store(scratch: &Scratch) -> PathBuf {
     let store = scratch.fresh("store");
     fs::create_dir(&store).unwrap();
     store
 }
 
-/// Temporary directories in one.
+/// Lists the temporary directories of a store.
 fn partial(store: &Path) -> Vec<String> {
     list(store).into_iter().filter(|name| name.starts_with('.') && name.ends_with(".partial")).collect()
 }
@@ -45,8 +45,8 @@ fn convert(snapshot: &Snapshot, to: &Path, options: &[&str]) -> Child {
     spawn(words.into_iter().chain(options.iter().map(OsStr::new)))
 }
 
-/// Stops the process that writes in `store` once packed memory is there, then kills it. `snapshot` is any
-/// other one.
+/// Stops the writer once packed memory is in `store`, checks that another act keeps it, then kills the
+/// writer. The other act converts `snapshot`.
 fn is_kept_while_its_writer_lives(writer: Pid, store: &Path, snapshot: &Snapshot) {
     let has_memory = || {
         let pack = |name: &String| fs::metadata(store.join(name).join("memory.pack"));
@@ -55,15 +55,15 @@ fn is_kept_while_its_writer_lives(writer: Pid, store: &Path, snapshot: &Snapshot
     wait_until("memory is written", has_memory);
     kill_process(writer, Signal::STOP).unwrap();
     let (left, before) = (partial(store), list(store));
-    assert_eq!((left.len(), before.len()), (1, 1), "stopped before it was done: {before:?}");
+    assert_eq!((left.len(), before.len()), (1, 1), "the writer was stopped too late: {before:?}");
     snapshot.try_convert(&store.join("other"), &["--compress", "lz4"]).succeeded();
-    assert_eq!(partial(store), left, "its writer lives");
+    assert_eq!(partial(store), left, "files of a living writer were removed");
     assert!(has_memory());
     kill_process(writer, Signal::KILL).unwrap();
 }
 
 #[test]
-fn snapshot_whose_vm_is_killed_is_removed_by_the_next_act_there() {
+fn next_act_removes_the_snapshot_of_a_killed_vm() {
     needs!(kvm);
     let guest = counting();
     let snapshot = guest.snapshot();
@@ -81,21 +81,21 @@ fn snapshot_whose_vm_is_killed_is_removed_by_the_next_act_there() {
 }
 
 #[test]
-fn conversion_that_is_killed_is_removed_by_the_next_act_there() {
+fn next_act_removes_a_killed_conversion() {
     needs!(kvm);
     let guest = counting();
     let (snapshot, store) = (guest.snapshot(), store(guest.scratch()));
     let mut writer = convert(&snapshot, &store.join("packed"), &SLOW);
     is_kept_while_its_writer_lives(Pid::from_child(&writer), &store, &snapshot);
-    limited("it ends", || writer.wait()).unwrap();
+    limited("the killed conversion ends", || writer.wait()).unwrap();
     assert_eq!(partial(&store).len(), 1);
     guest.try_snapshot(&store.join("packed")).succeeded();
     assert_eq!(list(&store), ["other", "packed"]);
 }
 
-/// SIGXFSZ kills a process where it writes, as SIGKILL does anywhere.
+/// SIGXFSZ kills a process during a write.
 #[test]
-fn merge_and_conversion_that_die_while_they_write_are_removed_by_the_next() {
+fn next_act_removes_a_merge_or_conversion_that_died() {
     needs!(kvm);
     let mut guest = counting();
     let base = guest.snapshot();
@@ -121,7 +121,7 @@ fn merge_and_conversion_that_die_while_they_write_are_removed_by_the_next() {
 }
 
 #[test]
-fn acts_at_once_remove_what_is_left_and_nothing_of_each_other() {
+fn concurrent_acts_remove_leftovers_and_keep_each_others_files() {
     needs!(kvm);
     let guest = counting();
     let (snapshot, store) = (guest.snapshot(), store(guest.scratch()));
@@ -132,13 +132,13 @@ fn acts_at_once_remove_what_is_left_and_nothing_of_each_other() {
     let names = ["a", "b", "c", "d"];
     let acts = names.map(|name| convert(&snapshot, &store.join(name), &["--compress", "zstd"]));
     for mut act in acts {
-        assert!(limited("it ends", || act.wait()).unwrap().success());
+        assert!(limited("a conversion ends", || act.wait()).unwrap().success());
     }
     assert_eq!(list(&store), names);
 }
 
 #[test]
-fn socket_and_lock_of_a_killed_pager_are_removed_by_the_next_pager() {
+fn next_pager_removes_socket_and_lock_of_a_killed_one() {
     needs!(kvm);
     let guest = counting();
     let snapshot = guest.snapshot();
@@ -162,7 +162,7 @@ fn socket_and_lock_of_a_killed_pager_are_removed_by_the_next_pager() {
     assert_eq!(list(&directory), left);
     fs::write(directory.join("pager-of-nobody"), "").unwrap();
     let mut living = restore();
-    wait_until("what the dead one left is removed", || {
+    wait_until("the files of the killed pager are removed", || {
         let names = list(&directory);
         names.len() == 3 && left.iter().all(|name| !names.contains(name))
     });
@@ -177,7 +177,7 @@ fn socket_and_lock_of_a_killed_pager_are_removed_by_the_next_pager() {
 }
 
 #[test]
-fn files_of_a_killed_pager_in_a_group_are_removed_by_the_pager_of_another_group() {
+fn pager_of_another_group_removes_files_of_a_killed_one() {
     needs!(kvm);
     let guest = counting();
     let snapshot = guest.snapshot();

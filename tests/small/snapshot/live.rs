@@ -1,10 +1,9 @@
-//! Snapshots of a guest that does not stop for them. The guest checks every page of its memory again and
-//! again, and changes it: a page that is missing in a snapshot, or from another time than the rest, is one
-//! that a restored guest complains about.
+//! Live snapshots of a guest that checks and changes each page of its memory in a loop. A restored guest
+//! reports each page that is missing or from another instant.
 
 use volt_tests::{Boot, Guest, Snapshot, needs};
 
-/// The guest goes through all of its memory once more, at least. Each count is 64 pages.
+/// Waits until the guest has gone twice through all of its memory, 64 pages a number.
 fn goes_through(guest: &mut Guest, mib: u64) {
     let first = guest.next_number("count");
     while guest.next_number("count") < first + 2 * mib * 256 / 64 {}
@@ -25,13 +24,13 @@ fn generations(mut guest: Guest, mib: u64, count: usize) -> Snapshot {
 }
 
 #[test]
-fn a_guest_that_writes_all_the_time_is_whole_in_every_snapshot() {
+fn writing_guest_is_consistent_in_each_live_snapshot() {
     needs!(kvm);
     generations(Boot::small("count mib=24").start(), 24, 6);
 }
 
 #[test]
-fn the_same_guest_is_snapshotted_again_and_again() {
+fn repeated_live_snapshots_of_one_guest_are_consistent() {
     needs!(kvm);
     let mut guest = Boot::small("count mib=16").start();
     guest.wait_for("count");
@@ -43,7 +42,7 @@ fn the_same_guest_is_snapshotted_again_and_again() {
 }
 
 #[test]
-fn above_3_gib_too() {
+fn live_snapshot_with_memory_above_3_gib_is_consistent() {
     needs!(kvm);
     let guest = Boot::small("count mib=16").memory("3500M").start();
     let snapshot = generations(guest, 16, 2);

@@ -1,4 +1,4 @@
-//! Snapshots with a limit on the pause: within it or not at all.
+//! Snapshots with a limit on the pause stay within it or fail.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use volt_vmm::{
     Vm, VmConfig,
 };
 
-/// No pause is as short as this.
+/// Shorter than any pause.
 const IMPOSSIBLE: Duration = Duration::from_nanos(1);
-/// Every pause is as short as this.
+/// Longer than any pause.
 const PLENTY: Duration = Duration::from_secs(60);
 
 struct Counting {
@@ -39,7 +39,7 @@ impl Counting {
     }
 }
 
-/// The guest goes through all of its 8 MiB twice.
+/// Waits until the guest has gone twice through its 8 MiB.
 fn goes_on(recorder: &Recorder) {
     let last = || numbers(&recorder.text(), "count").last().copied().unwrap_or(0);
     let first = last();
@@ -48,7 +48,7 @@ fn goes_on(recorder: &Recorder) {
 }
 
 #[test]
-fn pause_that_would_be_too_long_leaves_nothing_and_the_guest_runs_on() {
+fn too_long_pause_leaves_no_snapshot_and_the_guest_runs_on() {
     needs!(kvm);
     let counting = Counting::begin();
     for kind in [SnapshotKind::Full, SnapshotKind::Full, SnapshotKind::Diff] {
@@ -67,9 +67,9 @@ fn pause_that_would_be_too_long_leaves_nothing_and_the_guest_runs_on() {
     }
 }
 
-/// The dirty log tells of a page once: the passes of the snapshot that failed were told.
+/// Reading the dirty log clears it, and the failed snapshot has read it.
 #[test]
-fn snapshots_after_one_that_failed_lack_nothing() {
+fn snapshot_after_a_failed_one_is_complete() {
     needs!(kvm);
     let counting = Counting::begin();
     counting.take("full", SnapshotKind::Full, PLENTY).unwrap();
@@ -86,7 +86,7 @@ fn snapshots_after_one_that_failed_lack_nothing() {
 }
 
 #[test]
-fn vm_that_is_paused_already_has_no_limit() {
+fn paused_vm_has_no_pause_limit() {
     needs!(kvm);
     let counting = Counting::begin();
     counting.vm.pause().unwrap();
@@ -94,10 +94,9 @@ fn vm_that_is_paused_already_has_no_limit() {
     assert_eq!((course.paused, course.pages_in_memory), (Duration::ZERO, course.pages_in_pause));
 }
 
-/// The guest writes all the while: the bulk is in the first pass, and what is held in memory comes to what
-/// was written since.
+/// The first pass takes most pages. Copies in memory are limited to the pages written since.
 #[test]
-fn copies_in_memory_are_of_pages_that_were_written_meanwhile() {
+fn copies_in_memory_are_bounded_by_the_written_pages() {
     needs!(kvm);
     let counting = Counting::begin();
     counting.take("first", SnapshotKind::Full, PLENTY).unwrap();
@@ -106,13 +105,13 @@ fn copies_in_memory_are_of_pages_that_were_written_meanwhile() {
     goes_on(&counting.recorder);
     let course = counting.take("second", SnapshotKind::Full, PLENTY).unwrap();
     assert!(course.pages_in_memory >= course.pages_in_pause, "{course:?}");
-    // 8 MiB under test, and a few pages of the guest's own.
+    // The 8 MiB under test and a few pages of the guest's own.
     assert!(course.pages_in_memory <= course.pages && course.pages <= 2048 + 256, "{course:?}");
     assert!(course.paused <= PLENTY);
 }
 
 #[test]
-fn limit_is_given_on_the_command_line_and_over_rest() {
+fn pause_limit_is_given_on_the_command_line_and_over_rest() {
     needs!(kvm);
     let mut guest = Boot::small("count mib=4").start();
     guest.wait_for("count");
@@ -129,10 +128,10 @@ fn limit_is_given_on_the_command_line_and_over_rest() {
     assert!(!place.exists());
 }
 
-/// A guest that writes to its disk without end, so that a moment without requests has to be made. The time
-/// for that counts.
+/// The guest writes to its disk without end, so the snapshot has to stop the disk. The pause includes this
+/// time.
 #[test]
-fn time_that_disks_take_to_come_to_rest_counts() {
+fn pause_includes_the_time_to_stop_disks() {
     needs!(kvm);
     let scratch = Scratch::new();
     let image = scratch.fresh("image");

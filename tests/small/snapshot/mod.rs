@@ -1,4 +1,4 @@
-//! Snapshots, diffs, clones, forks and rewinds: the guest goes on, and files on disk stay whole.
+//! Snapshots, diffs, clones, forks and rewinds: guests continue, and files stay complete.
 
 pub mod benching;
 mod diffs;

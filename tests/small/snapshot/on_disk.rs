@@ -1,4 +1,4 @@
-//! What a snapshot looks like on disk.
+//! The files of a snapshot.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -19,7 +19,7 @@ fn state_json_begins_with_the_checksum_of_the_rest() {
 }
 
 #[test]
-fn state_json_is_json_that_says_what_it_is() {
+fn state_json_has_version_and_metadata() {
     needs!(kvm);
     let mut guest = Boot::small("count").memory("96M").vcpus(2).start();
     guest.wait_for("count");
@@ -36,7 +36,7 @@ fn state_json_is_json_that_says_what_it_is() {
     }
     let id = metadata["id"].as_str().unwrap();
     assert!(id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id}");
-    assert_ne!(snapshots[1].state()["metadata"]["id"], *id, "an id of its own for each");
+    assert_ne!(snapshots[1].state()["metadata"]["id"], *id, "two snapshots have one id");
     assert_eq!(state["config"]["boot"]["cmdline"], "count");
 }
 
@@ -70,7 +70,7 @@ fn registers_are_readable_and_blobs_are_base64() {
 }
 
 #[test]
-fn only_the_owner_can_read_it() {
+fn only_the_owner_can_read_a_snapshot() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.wait_for("count");
@@ -81,7 +81,7 @@ fn only_the_owner_can_read_it() {
 }
 
 #[test]
-fn memory_is_as_long_as_the_guests_and_zero_pages_are_holes() {
+fn memory_file_has_holes_for_zero_pages() {
     needs!(kvm);
     let mut guest = Boot::small("count mib=2").memory("1G").start();
     guest.wait_for("count");
@@ -89,7 +89,7 @@ fn memory_is_as_long_as_the_guests_and_zero_pages_are_holes() {
     let metadata = fs::metadata(snapshot.memory_path()).unwrap();
     assert_eq!(metadata.len(), 1 << 30);
     assert!(metadata.blocks() * 512 < 16 << 20, "{} bytes on disk", metadata.blocks() * 512);
-    // A second generation is no larger: what was mapped but not written stays a hole.
+    // A second generation is no larger: pages that were mapped but not written stay holes.
     let mut restored = snapshot.restore();
     restored.next_number("count");
     let blocks = fs::metadata(restored.snapshot().memory_path()).unwrap().blocks();

@@ -1,9 +1,9 @@
-//! A guest goes on under a KVM that lacks what this one has, or is refused with what is missing.
+//! A guest goes on under a KVM with fewer features, or is refused with the missing one.
 
 use serde_json::Value;
 use volt_tests::{Boot, Guest, KvmShim, Snapshot, needs};
 
-/// Parts of a million by which two TSC rates may differ: KVM's own tolerance is 250.
+/// Differences of TSC rates in parts per million. KVM's tolerance is 250.
 const WITHIN_TOLERANCE: [i64; 2] = [-240, 240];
 const BEYOND_TOLERANCE: [i64; 3] = [-260, 260, 100_000];
 
@@ -18,7 +18,7 @@ fn vcpu(state: &mut Value) -> &mut Value {
 }
 
 #[test]
-fn snapshots_are_taken_and_restored_where_kvm_knows_no_xsave2() {
+fn snapshots_work_without_xsave2() {
     needs!(kvm);
     let shim = KvmShim::new().without_xsave2();
     let mut guest = Boot::small("special").on(&shim).start();
@@ -27,7 +27,7 @@ fn snapshots_are_taken_and_restored_where_kvm_knows_no_xsave2() {
     drop(guest);
     let mut restored = old.restore_on(&shim, &[]);
     restored.next_number("round");
-    // There and back again.
+    // A snapshot taken with XSAVE2 restores without it.
     let new = old.restore().snapshot();
     for mut restored in [restored, new.restore_on(&shim, &[])] {
         restored.next_number("round");
@@ -37,7 +37,7 @@ fn snapshots_are_taken_and_restored_where_kvm_knows_no_xsave2() {
 }
 
 #[test]
-fn another_tsc_rate_is_refused_with_both_rates_where_the_tsc_cannot_be_scaled() {
+fn another_tsc_rate_is_refused_without_tsc_scaling() {
     needs!(kvm);
     let shim = KvmShim::new().without_tsc_scaling();
     let snapshot = snapshot();
@@ -59,7 +59,7 @@ fn another_tsc_rate_is_refused_with_both_rates_where_the_tsc_cannot_be_scaled() 
 }
 
 #[test]
-fn an_msr_that_this_kvm_lacks_is_no_loss_if_it_was_0_and_is_named_if_not() {
+fn unknown_msr_is_dropped_if_zero_and_refused_if_not() {
     needs!(kvm);
     const UNKNOWN: &str = "0x12345";
     let snapshot = snapshot();
@@ -70,13 +70,13 @@ fn an_msr_that_this_kvm_lacks_is_no_loss_if_it_was_0_and_is_named_if_not() {
     };
     with(UNKNOWN, 0).restore().next_number("count");
     with(UNKNOWN, 7).try_restore().refused(&["MSR 0x12345 = 0x7", "state.json"]);
-    // A register of Hyper-V, which Linux 6.1 has not and 6.3 has. The guest is shown no Hyper-V.
+    // Linux 6.3 has this register of Hyper-V, and 6.1 lacks it. The guest does not see Hyper-V.
     with("0x40000118", 0).restore().next_number("count");
     with("0x40000118", 1).restore().next_number("count");
 }
 
 #[test]
-fn registers_of_hyper_v_are_not_saved_for_a_guest_that_is_shown_none() {
+fn registers_of_hyper_v_are_not_saved_for_a_guest_without_it() {
     needs!(kvm);
     let state = snapshot().state();
     let msrs = state["machine"]["vcpus"][0]["msrs"].as_object().unwrap();

@@ -1,4 +1,4 @@
-//! Snapshots whose memory is packed: taken, restored, converted, verified, inspected; and damaged ones.
+//! Snapshots with packed memory, sound and damaged: taken, restored, converted, verified and inspected.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -9,16 +9,15 @@ use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
 
 use crate::snapshot::restoring::{counting, goes_on_from};
 
-/// The end of a pack of 64 MiB in chunks of 64 KiB: 4 blocks of an index, a table of as many, the footer.
+/// The end of a pack of 64 MiB in chunks of 64 KiB: 4 blocks of index, a table of 4 entries, the footer.
 const INDEX: u64 = 4 * 4096;
 const TABLE: u64 = 4 * 16;
 const FOOTER: u64 = 80;
 
-/// A packed snapshot of a guest that counts over 8 MiB of checked memory, and all that the guest had said by
-/// then.
+/// Returns a packed snapshot of a guest that counts over 8 MiB of checked memory, and its output so far.
 fn packed(options: &[&str]) -> (Snapshot, String) {
     let mut guest = Guest::boot("count mib=8");
-    guest.wait_for("count 40"); // all of its memory has been written by then
+    guest.wait_for("count 40"); // by then the guest has written all of its memory
     guest.pause();
     let snapshot = guest.snapshot_as(options);
     (snapshot, guest.settled_output())
@@ -31,7 +30,7 @@ fn same_files(one: &Snapshot, other: &Snapshot) -> bool {
     content(one) == content(other)
 }
 
-/// A state without what only one memory file has.
+/// Returns the state without the parts that depend on the memory file.
 fn all_but_memory_file(snapshot: &Snapshot) -> serde_json::Value {
     let mut state = snapshot.state();
     let file = state["metadata"].as_object_mut().unwrap().remove("memory_file");
@@ -41,7 +40,7 @@ fn all_but_memory_file(snapshot: &Snapshot) -> serde_json::Value {
 }
 
 #[test]
-fn a_guest_goes_on_from_a_packed_snapshot() {
+fn guest_goes_on_from_a_packed_snapshot() {
     needs!(kvm);
     for options in [
         &["--compress", "lz4"][..],
@@ -62,7 +61,7 @@ fn a_guest_goes_on_from_a_packed_snapshot() {
 }
 
 #[test]
-fn a_clone_of_a_packed_snapshot_is_snapshotted_in_turn() {
+fn clone_of_a_packed_snapshot_can_be_snapshotted() {
     needs!(kvm);
     let (snapshot, before) = packed(&["--compress", "lz4"]);
     let mut clone = snapshot.restore();
@@ -72,16 +71,16 @@ fn a_clone_of_a_packed_snapshot_is_snapshotted_in_turn() {
     drop(clone);
     goes_on_from(&said, &mut again.restore());
     goes_on_from(&said, &mut raw.restore());
-    // Taken in the same pause, they are of the same memory.
+    // Snapshots of one pause have the same memory.
     let unpacked = again.converted(&["--compress", "none"]);
     assert!(fs::read(unpacked.memory_path()).unwrap() == fs::read(raw.memory_path()).unwrap());
 }
 
 #[test]
-fn memory_above_4_gib_is_packed_too() {
+fn memory_above_4_gib_is_packed() {
     needs!(kvm);
     let mut guest = Boot::small("count mib=8").memory("4G").start();
-    guest.wait_for("count 40"); // half of the pages lie below 3 GiB, half at the top of the fifth
+    guest.wait_for("count 40"); // half of the pages lie below 3 GiB, half at the top of the fifth GiB
     guest.pause();
     let snapshot = guest.snapshot_as(&["--compress", "lz4"]);
     let before = guest.kill();
@@ -93,7 +92,7 @@ fn memory_above_4_gib_is_packed_too() {
 }
 
 #[test]
-fn a_snapshot_is_converted_there_and_back() {
+fn conversion_there_and_back_keeps_the_snapshot() {
     needs!(kvm);
     let (raw, before) = counting(8);
     let lz4 = raw.converted(&["--compress", "lz4"]);
@@ -105,22 +104,22 @@ fn a_snapshot_is_converted_there_and_back() {
         packed.verify().succeeded();
         goes_on_from(&before, &mut packed.restore());
     }
-    // However it came to be, what is packed in the same way is the same.
+    // Packing in the same way gives the same files, whatever the source.
     assert!(same_files(&small.converted(&["--compress", "lz4"]), &lz4));
     for back in [small.converted(&["--compress", "none"]), raw.converted(&["--compress", "none"])] {
         assert!(same_files(&back, &raw));
         assert_eq!(list(back.directory()), ["memory.snap", "state.json"]);
     }
-    // One that is packed already, in a pause: the same again.
+    // Unpacking a pack keeps the holes.
     let blocks = |snapshot: &Snapshot| {
         std::os::unix::fs::MetadataExt::blocks(&fs::metadata(snapshot.memory_path()).unwrap())
     };
     let back = lz4.converted(&["--compress", "none"]);
-    assert!(blocks(&back) <= blocks(&raw) + 64, "holes are holes: {} {}", blocks(&back), blocks(&raw));
+    assert!(blocks(&back) <= blocks(&raw) + 64, "holes were filled: {} {}", blocks(&back), blocks(&raw));
 }
 
 #[test]
-fn layers_of_disks_are_carried_along() {
+fn conversion_keeps_layers_of_disks() {
     needs!(kvm);
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
@@ -144,7 +143,7 @@ fn layers_of_disks_are_carried_along() {
 }
 
 #[test]
-fn a_conversion_leaves_nothing_behind_that_is_not_whole() {
+fn failed_conversion_leaves_nothing() {
     needs!(kvm);
     let (snapshot, _) = counting(4);
     let scratch = Scratch::new();
@@ -176,7 +175,7 @@ fn flip(snapshot: &Snapshot, at: u64) {
     flip_file(&snapshot.memory_path(), at);
 }
 
-/// Flips a bit.
+/// Flips a bit of a file.
 pub(crate) fn flip_file(path: &Path, at: u64) {
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
@@ -185,7 +184,7 @@ pub(crate) fn flip_file(path: &Path, at: u64) {
 }
 
 #[test]
-fn a_damaged_pack_is_named_and_never_run() {
+fn damaged_pack_is_named_and_never_run() {
     needs!(kvm);
     let (snapshot, _) = packed(&["--compress", "lz4"]);
     let path = snapshot.memory_path();
@@ -200,7 +199,7 @@ fn a_damaged_pack_is_named_and_never_run() {
         (len - 1, "does not end like one"),
     ] {
         let bad = snapshot.copy();
-        // One flipped bit of a chunk may decode to the same memory; a flipped stretch does not.
+        // One flipped bit of a chunk may decode to the same memory. A flipped stretch does not.
         let stretch = if words.contains("chunk") { 64 } else { 1 };
         (at..at + stretch).for_each(|at| flip(&bad, at));
         let file = bad.memory_path();
@@ -218,7 +217,7 @@ fn a_damaged_pack_is_named_and_never_run() {
 }
 
 #[test]
-fn a_pack_that_does_not_belong_to_its_state() {
+fn pack_of_another_state_is_refused() {
     needs!(kvm);
     let (snapshot, _) = packed(&["--compress", "lz4"]);
     let other = Boot::small("count").memory("96M").start();
@@ -227,14 +226,14 @@ fn a_pack_that_does_not_belong_to_its_state() {
     let bad = snapshot.copy();
     fs::copy(other.memory_path(), bad.memory_path()).unwrap();
     bad.try_restore().refused(&["memory.pack", "100663296", "67108864"]);
-    // Two memories, and which is it?
+    // A snapshot with two memory files is ambiguous.
     let bad = snapshot.copy();
     File::create(bad.directory().join("memory.snap")).unwrap().set_len(64 << 20).unwrap();
     bad.try_restore().refused(&["memory.pack", "memory.snap", "only one"]);
 }
 
 #[test]
-fn another_packs_content_is_refused_by_restore_verify_and_convert() {
+fn restore_verify_and_convert_refuse_the_content_of_another_pack() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=8");
     guest.wait_for("count 40");
@@ -249,7 +248,7 @@ fn another_packs_content_is_refused_by_restore_verify_and_convert() {
     mixed.verify().refused(&words);
     let to = guest.scratch().fresh("to");
     mixed.try_convert(&to, &["--compress", "none"]).refused(&words);
-    // Versions before 3 name no file, but the digest of its content.
+    // Versions before 3 do not name the file, but have a digest of its content.
     mixed.edit(|state| drop(state["metadata"].as_object_mut().unwrap().remove("memory_file")));
     let words = ["memory.pack", "is damaged: the digest of its pages is "];
     mixed.verify().refused(&words);
@@ -258,7 +257,7 @@ fn another_packs_content_is_refused_by_restore_verify_and_convert() {
 }
 
 #[test]
-fn verify_notices_every_flipped_bit_of_stored_chunks() {
+fn verify_notices_flipped_bits_of_stored_chunks() {
     needs!(kvm);
     let (snapshot, _) = packed(&["--compress", "lz4"]);
     let len = fs::metadata(snapshot.memory_path()).unwrap().len();
@@ -284,14 +283,14 @@ fn conversion_of_damaged_raw_memory_fails_and_leaves_nothing() {
 }
 
 #[test]
-fn verify_says_what_it_could_verify() {
+fn verify_reports_its_coverage() {
     needs!(kvm);
     let (snapshot, _) = counting(4);
     assert!(snapshot.verify().succeeded().stdout.contains("every checksum is right"));
     let bad = snapshot.copy();
     flip(&bad, 4096 * 300);
     bad.verify().refused(&["memory.snap", "is damaged: the digest of its pages is "]);
-    // As before there were digests.
+    // Old snapshots have no digest.
     bad.edit(|state| drop(state["metadata"].as_object_mut().unwrap().remove("memory_digest")));
     assert!(bad.verify().succeeded().stdout.contains("raw and without a digest"));
     let packed = snapshot.converted(&["--compress", "zstd"]);
@@ -303,7 +302,7 @@ fn verify_says_what_it_could_verify() {
 }
 
 #[test]
-fn inspect_says_what_is_in_it() {
+fn inspect_describes_memory() {
     needs!(kvm);
     let (raw, _) = counting(8);
     let text = raw.inspect(&[]);
@@ -333,7 +332,7 @@ fn inspect_says_what_is_in_it() {
 }
 
 #[test]
-fn options_that_make_no_sense_leave_the_guest_alone() {
+fn bad_packing_options_do_not_affect_the_guest() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.wait_for("count");

@@ -1,4 +1,4 @@
-//! A process has a VM ready before anyone knows what will run in it.
+//! A process prepares a VM (`--prewarm`) before it knows which snapshot will run in it.
 
 use std::fs;
 
@@ -6,13 +6,13 @@ use volt_tests::{Guest, Outcome, consecutive, needs, wait_until};
 
 use crate::snapshot::restoring::{counting, goes_on_from};
 
-/// As [`vcpu_threads`], once there are so many: a thread has its name when it first runs.
+/// Waits for this many [`vcpu_threads`] and returns them. A thread has no name before it first runs.
 fn ready_vcpu_threads(guest: &Guest, count: usize) -> Vec<String> {
-    wait_until("the VM is there", || vcpu_threads(guest).len() == count);
+    wait_until("the VM is ready", || vcpu_threads(guest).len() == count);
     vcpu_threads(guest)
 }
 
-/// The ids of the threads of the vCPUs that its process has.
+/// Lists the ids of the vCPU threads of a guest's process.
 fn vcpu_threads(guest: &Guest) -> Vec<String> {
     let tasks = format!("/proc/{}/task", guest.pid());
     let mut ids = volt_tests::scratch::list(tasks.as_ref());
@@ -28,23 +28,23 @@ fn load(guest: &Guest, directory: &std::path::Path) -> (u16, String) {
 }
 
 #[test]
-fn what_fits_runs_in_the_vm_that_was_ready() {
+fn snapshot_of_the_shape_runs_in_the_prewarmed_vm() {
     needs!(kvm);
     let (snapshot, before) = counting(4);
     let mut guest = Guest::waiting_with(&["--prewarm", "64M"]);
     assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Not started""#));
     let ready = ready_vcpu_threads(&guest, 1);
-    // One that cannot be loaded leaves it ready.
+    // A failed load leaves the VM ready.
     let (status, why) = load(&guest, "/nowhere/at all".as_ref());
     assert!(status == 400 && why.contains("no such directory"), "{why}");
     assert_eq!(vcpu_threads(&guest), ready);
     assert_eq!(load(&guest, snapshot.directory()), (204, String::new()));
     goes_on_from(&before, &mut guest);
-    assert_eq!(vcpu_threads(&guest), ready, "and no other was made");
+    assert_eq!(vcpu_threads(&guest), ready, "another VM was made");
 }
 
 #[test]
-fn what_does_not_fit_runs_in_another() {
+fn snapshot_of_another_shape_runs_in_a_new_vm() {
     needs!(kvm);
     let (snapshot, before) = counting(4);
     for (shape, vcpus) in [("128M", 1), ("64M,vcpus=2", 2), ("64M,irqchip=kernel", 1)] {
@@ -59,7 +59,7 @@ fn what_does_not_fit_runs_in_another() {
 }
 
 #[test]
-fn a_boot_does_without_it() {
+fn boot_drops_the_prewarmed_vm() {
     needs!(kvm);
     let mut guest = Guest::waiting_with(&["--prewarm", "64M"]);
     let kernel = volt_tests::small_guest();
@@ -68,11 +68,11 @@ fn a_boot_does_without_it() {
     guest.wait_for("count 3");
     guest.pause();
     consecutive(&guest.settled_output(), "count");
-    assert_eq!(vcpu_threads(&guest).len(), 1, "what is of no use is closed");
+    assert_eq!(vcpu_threads(&guest).len(), 1, "the prewarmed VM is still there");
 }
 
 #[test]
-fn a_shape_that_no_vm_has_is_refused() {
+fn impossible_shape_is_refused() {
     for (words, complaint) in [
         (vec!["--prewarm", "64M"], "--api-socket"),
         (vec!["--api-socket", "/a", "--prewarm", "64X"], "the unit must be"),

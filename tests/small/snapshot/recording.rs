@@ -1,5 +1,4 @@
-//! What a restored guest touches first is recorded until a marker, over any memory, and kept beside the
-//! snapshot.
+//! The pages that a restored guest touches first are recorded until a marker and kept beside the snapshot.
 
 use std::path::Path;
 
@@ -12,19 +11,19 @@ use volt_vmm::snapshot::WorkingSet;
 use crate::snapshot::restoring::goes_on_from;
 
 pub(crate) const MIB: u64 = 8;
-/// Pages that the guest goes through again and again.
+/// Pages that the guest goes through in a loop.
 const PAGES: u64 = MIB * 256;
-/// More than it touches beside those: code, stack, page tables.
+/// An upper bound for the other pages that the guest touches: code, stack, page tables.
 const FEW: u64 = 64;
 
-/// A guest that has written all of its memory.
+/// Boots a guest that has written all of its memory.
 fn counting() -> Guest {
     let mut guest = Guest::boot(&format!("count mib={MIB}"));
     while guest.next_number("count") < MIB * 4 + 4 {}
     guest
 }
 
-/// Snapshots of such a guest, of every kind, and what it had said before each.
+/// Takes a snapshot of each kind. Returns them with the guest's output before each.
 pub(crate) fn of_every_kind() -> Vec<(Snapshot, String)> {
     let mut guest = counting();
     let mut found = Vec::new();
@@ -38,53 +37,53 @@ pub(crate) fn of_every_kind() -> Vec<(Snapshot, String)> {
     };
     for options in [&[][..], &["--compress", "lz4", "--chunk-size", "16K"]] {
         take(&mut guest, options);
-        // A half of what the guest has, over it.
+        // The diff has half of the guest's memory.
         take(&mut guest, &["--diff"]);
     }
     take(&mut guest, &["--compress", "zstd", "--chunk-size", "2M"]);
     found
 }
 
-/// Through all of its memory, twice.
+/// Waits until the guest has gone twice through all of its memory.
 pub(crate) fn goes_on(guest: &mut Guest) {
     let first = guest.next_number("count");
     while guest.next_number("count") < first + 2 * MIB * 4 {}
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());
 }
 
-/// What an answer of the API says.
+/// Returns the API's answer in JSON.
 pub(crate) fn answer(guest: &Guest, method: &str, path: &str) -> Value {
     let (status, answer) = guest.ask(method, path, "");
     assert_eq!(status, 200, "{answer}");
     serde_json::from_str(&answer).unwrap()
 }
 
-/// The set beside a snapshot.
+/// Returns the working set beside a snapshot.
 fn set(snapshot: &Snapshot) -> Option<WorkingSet> {
     let state = snapshot.state();
     let id = state["metadata"]["id"].as_str().unwrap();
     WorkingSet::open(snapshot.directory(), id, 64 << 20).unwrap()
 }
 
-/// Records all that a guest needs to go through its memory, and says what is kept.
+/// Records a guest that goes through all of its memory. Returns the API's answer.
 pub(crate) fn record_all(snapshot: &Snapshot) -> Value {
     let mut guest = snapshot.restore_as(&["--record", "api"]);
     goes_on(&mut guest);
     let recorded = answer(&guest, "PUT", "/v1/vm/record");
-    // It is over, goes on filling its memory, and says the same again.
+    // The recording is over, the guest goes on, and a second request gets the same answer.
     goes_on(&mut guest);
     assert_eq!(answer(&guest, "PUT", "/v1/vm/record"), recorded);
     recorded
 }
 
-/// Waits for what a recording that ends by itself says.
+/// Waits for the message of a recording that ends by itself.
 fn said(guest: &Guest) -> String {
-    wait_until("it says what was recorded", || guest.stderr().contains("recorded"));
+    wait_until("the end of the recording is logged", || guest.stderr().contains("recorded"));
     guest.stderr()
 }
 
 #[test]
-fn it_has_the_pages_that_are_touched_in_their_order_over_any_memory() {
+fn recording_has_the_touched_pages_in_order_over_any_memory() {
     needs!(kvm);
     for (snapshot, before) in of_every_kind() {
         let (files, untouched) = (list(snapshot.directory()), fingerprint(&snapshot));
@@ -95,8 +94,8 @@ fn it_has_the_pages_that_are_touched_in_their_order_over_any_memory() {
         assert!((PAGES..PAGES + FEW).contains(&pages), "{recorded}");
         assert_eq!((recorded["marker"].as_str(), &recorded["before"]), (Some("api"), &Value::Null));
         assert_eq!((set.pages(), set.runs().len() as u64), (pages, recorded["runs"].as_u64().unwrap()));
-        // It goes up from where it was, and on from the start, but where it comes to code or data for the
-        // first time.
+        // The guest touches its memory in ascending order from its position and wraps. First touches of
+        // code and data interrupt the order.
         let mut longest: Vec<u64> = set.runs().iter().map(|run| (run.end - run.start) >> 12).collect();
         longest.sort_unstable();
         assert!(longest.iter().rev().take(5).sum::<u64>() + FEW > PAGES, "{longest:?}");
@@ -115,7 +114,7 @@ fn with_set(files: &[String]) -> Vec<String> {
     files
 }
 
-/// Of the files of a snapshot that may be a diff.
+/// Returns the content of the files of a snapshot or diff.
 fn fingerprint(snapshot: &Snapshot) -> Vec<Vec<u8>> {
     let read = |path: &Path| std::fs::read(path).ok();
     [snapshot.state_path(), snapshot.memory_path(), snapshot.diff_path()]
@@ -125,14 +124,14 @@ fn fingerprint(snapshot: &Snapshot) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn the_next_recording_says_how_good_the_last_one_was() {
+fn recording_reports_the_hit_rate_of_the_last_one() {
     needs!(kvm);
     let snapshot = counting().snapshot();
     record_all(&snapshot);
     let again = record_all(&snapshot);
     assert!(again["before"]["hit_rate"].as_f64().unwrap() > 0.98, "{again}");
     assert!(again["before"]["in_vain"].as_u64().unwrap() < FEW, "{again}");
-    // Until its first line: a few pages.
+    // Before its first line the guest touches a few pages.
     let guest = snapshot.restore_as(&["--record", "console"]);
     let said = said(&guest);
     assert!(said.contains("until console; the set before this one named 100.0 % of them, and "), "{said}");
@@ -144,7 +143,7 @@ fn the_next_recording_says_how_good_the_last_one_was() {
 }
 
 #[test]
-fn it_ends_with_the_first_connection_over_vsock_whoever_begins_it() {
+fn recording_ends_with_the_first_vsock_connection_of_either_side() {
     needs!(kvm);
     let scratch = Scratch::new();
     let socket = scratch.fresh("vsock");
@@ -153,7 +152,7 @@ fn it_ends_with_the_first_connection_over_vsock_whoever_begins_it() {
     guest.next_number("cid");
     let snapshot = guest.snapshot();
     drop(guest);
-    // It writes lines too, and those are no marker.
+    // The guest's lines are no marker here.
     let mut guest = snapshot.restore_as(&["--record", "vsock"]);
     guest.next_number("cid");
     assert_eq!(set(&snapshot), None);
@@ -172,20 +171,20 @@ fn it_ends_with_the_first_connection_over_vsock_whoever_begins_it() {
 }
 
 #[test]
-fn it_ends_after_a_time_that_the_guest_has_run() {
+fn recording_ends_after_a_running_time() {
     needs!(kvm);
     let snapshot = counting().snapshot_as(&["--compress", "lz4"]);
     let guest = snapshot.restore_as(&["--record", "50ms", "--paused"]);
     assert!(guest.ask("GET", "/", "").1.contains("Paused"));
     std::thread::sleep(std::time::Duration::from_millis(100));
-    assert_eq!(set(&snapshot), None, "it has not run");
+    assert_eq!(set(&snapshot), None, "the time of a pause counts");
     guest.resume();
     assert!(said(&guest).contains("until 50ms"));
     assert!(set(&snapshot).unwrap().pages() > 2);
 }
 
 #[test]
-fn over_rest_it_is_a_field_of_a_load() {
+fn rest_load_takes_a_record_field() {
     needs!(kvm);
     let snapshot = counting().snapshot();
     let mut guest = Guest::waiting();
@@ -202,13 +201,13 @@ fn over_rest_it_is_a_field_of_a_load() {
 }
 
 #[test]
-fn a_guest_that_ends_at_its_marker_is_recorded_and_one_that_ends_before_is_not() {
+fn guest_is_recorded_only_if_it_reaches_its_marker() {
     needs!(kvm);
     let mut guest = Guest::boot("deadline megacycles=3000");
     guest.wait_for("armed");
     let snapshot = guest.snapshot();
     drop(guest);
-    // It wakes, says so, and powers off.
+    // The guest wakes, prints a line, and powers off.
     let files = list(snapshot.directory());
     let outcome = snapshot.restore_as(&["--record", "console"]).wait_exit();
     assert!(outcome.succeeded().stderr.contains("pages") && set(&snapshot).is_some(), "{outcome:?}");
@@ -221,7 +220,7 @@ fn a_guest_that_ends_at_its_marker_is_recorded_and_one_that_ends_before_is_not()
 }
 
 #[test]
-fn what_does_not_go_with_it_is_refused() {
+fn recording_with_a_pager_or_unpack_is_refused() {
     needs!(kvm);
     let snapshot = counting().snapshot_as(&["--compress", "lz4"]);
     for options in [["--record", "api", "--pager", "shared"].as_slice(), &["--record", "console", "--unpack"]]

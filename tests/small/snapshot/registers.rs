@@ -1,9 +1,9 @@
-//! What a guest holds in registers survives pause, snapshot and restore. The guest checks it in a loop.
+//! Registers survive pause, snapshot and restore. The guest checks them in a loop.
 
 use volt_tests::{Guest, needs};
 
 #[test]
-fn all_general_registers_survive() {
+fn general_registers_survive_snapshots() {
     needs!(kvm);
     let mut guest = Guest::boot("registers");
     guest.wait_for("rrrr");
@@ -15,7 +15,7 @@ fn all_general_registers_survive() {
 }
 
 #[test]
-fn msrs_mtrrs_debug_registers_cr2_and_xmm_survive() {
+fn msrs_mtrrs_debug_registers_cr2_and_xmm_survive_snapshots() {
     needs!(kvm);
     let mut guest = Guest::boot("special");
     guest.next_number("round");

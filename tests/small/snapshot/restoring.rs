@@ -1,8 +1,8 @@
-//! A guest that is snapshotted, killed and restored goes on as if nothing had happened.
+//! A restored guest continues without a gap.
 
 use volt_tests::{Boot, Guest, Snapshot, consecutive, needs};
 
-/// A snapshot of a guest that counts over `mib` of checked memory, and all that the guest had said by then.
+/// Returns a snapshot of a guest that counts over `mib` of checked memory, and the guest's output so far.
 pub(crate) fn counting(mib: u32) -> (Snapshot, String) {
     let mut guest = Guest::boot(&format!("count mib={mib}"));
     guest.wait_for("count 3");
@@ -11,7 +11,7 @@ pub(crate) fn counting(mib: u32) -> (Snapshot, String) {
     (snapshot, guest.settled_output())
 }
 
-/// Checks that a restored guest says what follows on what was said before, without a gap.
+/// Checks that a restored guest's output continues `before` without a gap.
 pub(crate) fn goes_on_from(before: &str, restored: &mut Guest) {
     let count = consecutive(before, "count");
     while restored.next_number("count") < count + 10 {}
@@ -21,7 +21,7 @@ pub(crate) fn goes_on_from(before: &str, restored: &mut Guest) {
 }
 
 #[test]
-fn a_killed_guest_goes_on_from_its_count_with_its_memory() {
+fn killed_guest_continues_with_its_memory() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=8");
     guest.wait_for("count 20");
@@ -32,13 +32,13 @@ fn a_killed_guest_goes_on_from_its_count_with_its_memory() {
 }
 
 #[test]
-fn a_running_guest_is_snapshotted_and_goes_on_itself() {
+fn snapshot_of_a_running_guest_keeps_its_instant() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=8");
     let before = guest.next_number("count");
     let snapshot = guest.snapshot();
     let after = guest.next_number("count");
-    // The memory has since changed; what the snapshot holds has not.
+    // The guest changes its memory, and the snapshot must not change.
     for _ in 0..50 {
         guest.next_number("count");
     }
@@ -49,7 +49,7 @@ fn a_running_guest_is_snapshotted_and_goes_on_itself() {
 }
 
 #[test]
-fn two_run_from_one_snapshot_at_once() {
+fn two_clones_run_from_one_snapshot() {
     needs!(kvm);
     let (snapshot, before) = counting(8);
     let mut clones = [snapshot.restore(), snapshot.restore()];
@@ -59,7 +59,7 @@ fn two_run_from_one_snapshot_at_once() {
 }
 
 #[test]
-fn eight_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
+fn eight_clones_leave_their_snapshot_unchanged() {
     needs!(kvm);
     let (snapshot, before) = counting(8);
     let untouched = snapshot.fingerprint();
@@ -67,7 +67,7 @@ fn eight_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
     for clone in &mut clones {
         goes_on_from(&before, clone);
     }
-    // Each has written all of its memory under test by now: 8 MiB are 32 steps.
+    // By 80 each clone has written all of its memory under test: 8 MiB are 32 steps.
     for clone in &mut clones {
         clone.resume();
         while clone.next_number("count") < 80 {}
@@ -77,7 +77,7 @@ fn eight_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
 }
 
 #[test]
-fn twenty_generations_of_snapshots() {
+fn twenty_generations_of_snapshots_lose_nothing() {
     needs!(kvm);
     let (mut snapshot, mut said) = counting(4);
     for _ in 0..20 {
@@ -92,7 +92,7 @@ fn twenty_generations_of_snapshots() {
 }
 
 #[test]
-fn twenty_snapshots_of_one_running_guest_lose_no_access() {
+fn twenty_snapshots_of_a_running_guest_lose_no_access() {
     needs!(kvm);
     let mut guest = Guest::boot("ports");
     for _ in 0..20 {
@@ -107,10 +107,10 @@ fn twenty_snapshots_of_one_running_guest_lose_no_access() {
 }
 
 #[test]
-fn memory_above_4_gib_comes_back() {
+fn memory_above_4_gib_is_restored() {
     needs!(kvm);
     let mut guest = Boot::small("count mib=8").memory("4G").start();
-    guest.wait_for("count 40"); // a whole round: half of the pages lie below 3 GiB, half at the top of the fifth
+    guest.wait_for("count 40"); // a whole round: half of the pages lie below 3 GiB, half above 4 GiB
     guest.pause();
     let snapshot = guest.snapshot();
     let before = guest.kill();
@@ -122,7 +122,7 @@ fn memory_above_4_gib_comes_back() {
 }
 
 #[test]
-fn a_snapshot_of_a_paused_guest_leaves_it_paused() {
+fn snapshot_of_a_paused_guest_leaves_it_paused() {
     needs!(kvm);
     let mut guest = Guest::boot("count");
     guest.wait_for("count 2");
@@ -136,7 +136,7 @@ fn a_snapshot_of_a_paused_guest_leaves_it_paused() {
 }
 
 #[test]
-fn an_idle_process_loads_a_snapshot_through_its_api() {
+fn waiting_process_loads_a_snapshot_through_its_api() {
     needs!(kvm);
     let (snapshot, before) = counting(4);
     for resume in [false, true] {
@@ -156,7 +156,7 @@ fn an_idle_process_loads_a_snapshot_through_its_api() {
 }
 
 #[test]
-fn several_vcpus_come_back() {
+fn four_vcpus_are_restored() {
     needs!(kvm);
     for (irqchip, cmdline, word) in [("kernel", "ticks", "ticks"), ("split", "count", "count")] {
         let mut guest = Boot::small(cmdline).vcpus(4).irqchip(irqchip).start();

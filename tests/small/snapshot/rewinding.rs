@@ -1,4 +1,4 @@
-//! A restored VM goes back to its snapshot, in place.
+//! A rewind resets a restored VM to its snapshot in place.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,13 +11,13 @@ use volt_vmm::{
     IrqchipKind, Progress, RestoreOptions, RunState, Snapshot, SnapshotKind, SnapshotOptions, Store, Vm,
 };
 
-/// A guest, and where its snapshots go.
-struct Place {
+/// A directory for snapshots.
+struct Snapshots {
     scratch: Scratch,
     store: Store,
 }
 
-impl Place {
+impl Snapshots {
     fn new() -> Self {
         let scratch = Scratch::new();
         let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
@@ -34,7 +34,7 @@ impl Place {
         fs::read(self.scratch.path(name).join("memory.snap")).unwrap()
     }
 
-    /// What the vCPUs' registers are.
+    /// Returns the vCPUs' registers in a snapshot.
     fn registers(&self, name: &str) -> Vec<serde_json::Value> {
         let text = fs::read(self.scratch.path(name).join("state.json")).unwrap();
         let state: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -43,7 +43,7 @@ impl Place {
     }
 }
 
-/// A guest that goes through `mib` of memory, checks it and changes it, and has done so.
+/// Boots a guest that has checked and changed `mib` of memory.
 fn counting(mib: u64, memory_mib: u64, vcpus: u8, irqchip: IrqchipKind) -> Vm {
     let said = Recorder::default();
     let builder = Vm::builder().kernel(small_guest()).cmdline(format!("count mib={mib}"));
@@ -53,33 +53,32 @@ fn counting(mib: u64, memory_mib: u64, vcpus: u8, irqchip: IrqchipKind) -> Vm {
     vm
 }
 
-/// What it says from now on is `by` numbers on. Gives the second of them: where it was rewound the first may
-/// be what was left of two.
+/// Waits for `by` more numbers. Returns the second of them, because a rewind may have cut the first.
 fn goes_on(said: &Recorder, what: &str, by: u64) -> u64 {
     let from = said.text().rfind('\n').map_or(0, |at| at + 1);
     let numbers = || numbers(&said.text()[from..], what);
-    wait_until("it goes on", || numbers().len() as u64 > by + 1);
+    wait_until("the guest goes on", || numbers().len() as u64 > by + 1);
     assert!(!said.text().contains("WRONG"), "{}", said.text());
     numbers()[1]
 }
 
-/// Where the last whole line begins that it said.
+/// Returns where the last whole line of the output begins.
 fn last_line(said: &Recorder) -> usize {
     let text = said.text();
     let end = text.rfind('\n').unwrap_or(0);
     text[..end].rfind('\n').map_or(0, |at| at + 1)
 }
 
-/// Waits for a number that is smaller than the one before it, in what it says from `from` on. Gives the next
-/// one: in the line in between, what was left of two may have met.
+/// Waits until the numbers in the output after `from` go back. Returns the number after the smaller one,
+/// because a rewind may have cut that line.
 fn goes_back(said: &Recorder, from: usize) -> u64 {
     let again = || {
         let numbers = numbers(&said.text()[from..], "count");
         let back = numbers.windows(2).position(|two| two[1] < two[0])?;
         numbers.get(back + 2).copied()
     };
-    wait_until("it counts again from where it was", || again().is_some());
-    again().expect("what was said stays")
+    wait_until("the guest counts again from the snapshot", || again().is_some());
+    again().expect("the output stays")
 }
 
 fn restore(from: &Snapshot, rewindable: bool) -> (Recorder, Vm) {
@@ -89,17 +88,17 @@ fn restore(from: &Snapshot, rewindable: bool) -> (Recorder, Vm) {
 }
 
 #[test]
-fn it_is_again_what_it_was_as_often_as_one_likes() {
+fn rewound_vm_equals_its_snapshot_each_time() {
     needs!(kvm);
     for (rewindable, irqchip) in [(true, IrqchipKind::Kernel), (false, IrqchipKind::Split)] {
-        let place = Place::new();
+        let place = Snapshots::new();
         let warm = place.snapshot(&counting(4, 64, 1, irqchip), "warm", SnapshotKind::Full);
         let (said, vm) = restore(&warm, rewindable);
         let first = goes_on(&said, "count", 40);
         for round in 0..50 {
             let before = last_line(&said);
             let rewound = vm.rewind().unwrap();
-            assert!(rewound.pages >= 1024 || round > 0, "all that it goes through: {rewound:?}");
+            assert!(rewound.pages >= 1024 || round > 0, "written pages are missing: {rewound:?}");
             let again = goes_back(&said, before);
             assert!(again.abs_diff(first) <= 2, "{first}, and then {again}");
             goes_on(&said, "count", round % 5 * 10);
@@ -116,22 +115,22 @@ fn it_is_again_what_it_was_as_often_as_one_likes() {
 }
 
 #[test]
-fn nothing_but_what_was_written_is_put_back() {
+fn rewind_resets_only_written_pages() {
     needs!(kvm);
-    let place = Place::new();
+    let place = Snapshots::new();
     let warm = place.snapshot(&counting(32, 128, 1, IrqchipKind::Kernel), "warm", SnapshotKind::Full);
     let (said, vm) = restore(&warm, true);
     goes_on(&said, "count", 2);
-    // Of 8,192 pages that it has, each number is 64.
+    // Each number is 64 of the guest's 8,192 pages.
     let pages = vm.rewind().unwrap().pages;
     assert!((64..4096).contains(&pages), "{pages}");
     goes_on(&said, "count", 300);
 }
 
 #[test]
-fn vcpus_and_memory_above_4_gib_go_back_too() {
+fn rewind_resets_vcpus_and_memory_above_4_gib() {
     needs!(kvm);
-    let place = Place::new();
+    let place = Snapshots::new();
     let warm = place.snapshot(&counting(8, 4096, 2, IrqchipKind::Kernel), "warm", SnapshotKind::Full);
     let (said, vm) = restore(&warm, true);
     for _ in 0..3 {
@@ -146,12 +145,12 @@ fn vcpus_and_memory_above_4_gib_go_back_too() {
     goes_on(&said, "count", 80);
 }
 
-/// Snapshots, diffs and forks know what was put back, and a rewind what they asked for.
+/// Snapshots, diffs and forks include the pages that a rewind reset, and a rewind those that they read.
 #[test]
-fn between_rewinds_it_is_a_vm_like_any_other() {
+fn snapshots_and_forks_work_between_rewinds() {
     needs!(kvm);
-    let place = Place::new();
-    // So much that what it writes after one thing is not all that it had written before.
+    let place = Snapshots::new();
+    // With 16 MiB the guest does not write all pages again between two acts.
     let parent = counting(16, 64, 1, IrqchipKind::Kernel);
     place.snapshot(&parent, "base", SnapshotKind::Full);
     let (said, between) = restore(&Snapshot::open(&place.store, "base").unwrap(), false);
@@ -174,7 +173,7 @@ fn between_rewinds_it_is_a_vm_like_any_other() {
     }
     vm.resume().unwrap();
     goes_on(&said, "count", 40);
-    // A child goes back to where it was born.
+    // A rewind takes a child back to its fork.
     let child = &children[0];
     child.pause().unwrap();
     child.rewind().unwrap();
@@ -200,9 +199,9 @@ fn with_disk(path: PathBuf, layer: Option<PathBuf>) -> Vm {
 }
 
 #[test]
-fn what_was_written_to_the_layer_of_a_disk_is_taken_back() {
+fn rewind_undoes_writes_to_a_layer() {
     needs!(kvm);
-    let place = Place::new();
+    let place = Snapshots::new();
     let (path, layer) = (place.scratch.path("image"), place.scratch.path("layer"));
     fs::write(&path, vec![7; 1 << 20]).unwrap();
     let warm = place.snapshot(&with_disk(path, Some(layer)), "warm", SnapshotKind::Full);
@@ -217,14 +216,14 @@ fn what_was_written_to_the_layer_of_a_disk_is_taken_back() {
     vm.rewind().unwrap();
     place.snapshot(&vm, "again", SnapshotKind::Full);
     let layer = |name| fs::read(place.scratch.path(name).join("disk-root.layer")).unwrap();
-    // But for its header, where each layer's id is.
+    // The headers differ by the layers' ids.
     assert!(layer("again")[4096..] == layer("warm")[4096..]);
 }
 
 #[test]
-fn what_cannot_be_taken_back_is_named_and_the_guest_goes_on() {
+fn vm_that_cannot_be_rewound_goes_on() {
     needs!(kvm);
-    let place = Place::new();
+    let place = Snapshots::new();
     let path = place.scratch.path("image");
     fs::write(&path, vec![7; 1 << 20]).unwrap();
     let booted = with_disk(path, None);
@@ -243,11 +242,11 @@ fn what_cannot_be_taken_back_is_named_and_the_guest_goes_on() {
 }
 
 #[test]
-fn a_vm_that_could_not_be_rewound_is_ended() {
+fn failed_rewind_ends_the_vm() {
     needs!(kvm);
-    let place = Place::new();
+    let place = Snapshots::new();
     let warm = place.snapshot(&counting(4, 64, 1, IrqchipKind::Kernel), "warm", SnapshotKind::Full);
-    // Whoever could write to it before can do so still.
+    // A lease does not stop a writer that opened the file before.
     let memory = place.scratch.path("warm").join("memory.snap");
     let memory = fs::File::options().write(true).open(memory).unwrap();
     let (said, vm) = restore(&warm, true);
@@ -262,7 +261,7 @@ fn a_vm_that_could_not_be_rewound_is_ended() {
 }
 
 #[test]
-fn over_rest_and_on_the_command_line() {
+fn rewind_works_over_rest_and_on_the_command_line() {
     needs!(kvm);
     let mut guest = Guest::boot("count mib=4");
     guest.wait_for("count 40");
@@ -279,8 +278,8 @@ fn over_rest_and_on_the_command_line() {
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str::<serde_json::Value>(&answer).unwrap()[what].as_u64().unwrap() >> 20
     };
-    // What was frozen is the guest's, beside what it has written since, and a clone's base is the snapshot's.
-    assert!(held(&guest, "base_bytes") >= 4 && held(&guest, "private_bytes") >= 1, "twice for a while");
+    // The guest has its frozen memory and its writes since. A clone's base is the snapshot.
+    assert!(held(&guest, "base_bytes") >= 4 && held(&guest, "private_bytes") >= 1);
     assert!(held(&clone, "base_bytes") >= 4 && held(&clone, "private_bytes") >= 4);
     let socket = clone.socket().to_str().unwrap().to_owned();
     let inspected = |more: &[&str]| {
@@ -291,17 +290,17 @@ fn over_rest_and_on_the_command_line() {
     assert!(text.contains("state   running\n") && text.contains("private "), "{text}");
     let json: serde_json::Value = serde_json::from_str(&inspected(&["--json"])).unwrap();
     assert!(json["memory"]["private_bytes"].as_u64().unwrap() >= 4 << 20, "{json}");
-    // What was on its way out comes first, and its last line may be half of one.
+    // Output from before the rewind comes first, and its last line may be cut.
     let before = clone.output().len();
     let said = |clone: &Guest, from: usize| numbers(&clone.output()[from..], "count");
     rewind(&clone).succeeded();
-    wait_until("it is back", || said(&clone, before).iter().any(|number| *number <= first + 20));
+    wait_until("the guest is rewound", || said(&clone, before).iter().any(|number| *number <= first + 20));
     let (status, answer) = clone.ask("PUT", "/v1/vm/rewind", "");
     assert_eq!(status, 200, "{answer}");
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     assert!(answer["pages"].as_u64().unwrap() > 0 && answer["paused_us"].as_u64().unwrap() > 0, "{answer}");
     let before = clone.output().len();
-    wait_until("it goes on", || said(&clone, before).iter().any(|number| *number >= first + 40));
+    wait_until("the guest goes on", || said(&clone, before).iter().any(|number| *number >= first + 40));
     assert!(!clone.output().contains("WRONG"), "{}", clone.output());
 }
 
@@ -316,23 +315,23 @@ fn rewind_syncs_no_file() {
     while parent.next_number("sector") < 70 {}
     let warm = parent.snapshot();
     drop(parent);
-    // A layer with a name, which a flush and the end sync.
+    // A flush and the end of the VM sync a layer with a name.
     let own = format!("id=root,layer={}", mine.display());
     let mut guest = warm.restore_on(&KvmShim::new().killed_by_syncs(), &["--disk", &own]);
     for _ in 0..3 {
-        // A rewind may cut a line short, and the next one follows on it.
+        // A rewind may cut a line, and the next line follows on it.
         for _ in 0..20 {
             guest.wait_for("\nsector ");
         }
         let (status, answer) = guest.ask("PUT", "/v1/vm/rewind", "");
         assert_eq!(status, 200, "{answer}");
     }
-    // All that was said before the last rewind has arrived, and the guest writes once more.
+    // Output from before the last rewind has settled, and the guest must write again.
     guest.pause();
     let before = guest.settled_output().len();
     guest.resume();
     wait_until("the guest writes after the rewind", || guest.output()[before..].contains("\nsector "));
-    // The end does sync, and is noticed.
+    // The end syncs, which shows that the filter works.
     guest.signal(Signal::TERM);
     assert_eq!(guest.wait_exit().status, -Signal::SYS.as_raw(), "the filter lets syncs pass");
     assert!(!guest.output().contains("WRONG"), "{}", guest.output());

@@ -1,5 +1,5 @@
-//! The TSC goes on from where it stood: in a young guest, in a VM from a pool that is about as old as the
-//! guest, and after a rewind.
+//! The TSC continues from its saved value: in a young guest, in a pooled VM of about its age, and after a
+//! rewind.
 
 use std::fs;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use volt_tests::{KvmShim, Recorder, Scratch, limited, needs, numbers, small_guest, wait_until};
 use volt_vmm::{Pool, RestoreOptions, Snapshot, Store, Vm, VmShape};
 
-/// Cycles of a vCPU's TSC in a snapshot, and how many there are in a millisecond.
+/// Returns a vCPU's TSC in a snapshot, in cycles, and its cycles per millisecond.
 fn saved(scratch: &Scratch, name: &str, vcpu: usize) -> (u64, u64) {
     let state = fs::read(scratch.path(name).join("state.json")).unwrap();
     let state: Value = serde_json::from_slice(&state).unwrap();
@@ -17,7 +17,7 @@ fn saved(scratch: &Scratch, name: &str, vcpu: usize) -> (u64, u64) {
     (vcpu["msrs"]["0x10 tsc"].as_u64().unwrap(), vcpu["tsc_khz"].as_u64().unwrap())
 }
 
-/// A guest that tells its TSC, and what it said.
+/// A guest that prints its TSC on request.
 struct Teller {
     vm: Vm,
     said: Recorder,
@@ -43,22 +43,22 @@ impl Teller {
         Self { vm: snapshot.restore_with(options).unwrap(), said }
     }
 
-    /// What the TSC reads, in thousands of cycles.
+    /// Returns the TSC in thousands of cycles.
     fn tsc(&self) -> u64 {
         let before = numbers(&self.said.text(), "tsc").len();
         self.vm.type_in(b"?").unwrap();
-        wait_until("it tells the TSC", || numbers(&self.said.text(), "tsc").len() > before);
+        wait_until("the guest prints its TSC", || numbers(&self.said.text(), "tsc").len() > before);
         assert!(!self.said.text().contains("WRONG"), "{}", self.said.text());
         numbers(&self.said.text(), "tsc")[before]
     }
 
-    /// Checks that not more time has passed for the guest since its snapshot than here since `began`, a tenth
-    /// and a hundredth of a second aside, and not less than none.
+    /// Checks that the guest's time since its snapshot is not negative and at most the time since `began`,
+    /// plus a tenth and 10 ms.
     fn goes_on_from(&self, (cycles, khz): (u64, u64), began: Instant) {
         let tsc = self.tsc();
         let most = began.elapsed() + began.elapsed() / 10 + Duration::from_millis(10);
         let passed =
-            Duration::from_micros((tsc + 1).checked_sub(cycles / 1000).expect("it went back") * 1000 / khz);
+            Duration::from_micros((tsc + 1).checked_sub(cycles / 1000).expect("TSC went back") * 1000 / khz);
         assert!(passed <= most, "{passed:?} in {most:?}, from {cycles} at {khz} kHz");
     }
 }
@@ -80,7 +80,7 @@ fn goes_on(vcpus: u8) {
 
     let shape = VmShape { logs_writes: true, ..VmShape::of(snapshot.config()) };
     let pool = Arc::new(Pool::new(shape, 1).unwrap());
-    // The first shell is empty, the others have the vCPUs' state already.
+    // The first VM of the pool is empty, and the others are prepared with the vCPUs' state.
     for _ in 0..3 {
         pool.wait_ready().unwrap();
         std::thread::sleep(age + Duration::from_millis(500));
@@ -88,12 +88,12 @@ fn goes_on(vcpus: u8) {
         Teller::restore(&snapshot, Some(&pool)).goes_on_from(young, began);
     }
 
-    // A rewind comes soon after, too.
+    // The rewind comes soon after the restore.
     let began = Instant::now();
     restored.vm.rewind().unwrap();
     restored.goes_on_from(young, began);
 
-    // The vCPUs are together, though only one of them runs.
+    // The vCPUs' TSCs agree, although only one vCPU runs.
     let began = Instant::now();
     restored.vm.snapshot(&store, "later").unwrap();
     let most = began.elapsed();
@@ -105,13 +105,13 @@ fn goes_on(vcpus: u8) {
 }
 
 #[test]
-fn it_goes_on_by_offsets() {
+fn tsc_continues_by_offsets() {
     needs!(kvm, tsc);
     [1, 2].into_iter().for_each(goes_on);
 }
 
 #[test]
-fn it_goes_on_where_kvm_tells_no_offsets() {
+fn tsc_continues_without_offsets() {
     needs!(kvm, tsc);
     let on_shim = || {
         KvmShim::new().without_tsc_offset().enter();
@@ -124,7 +124,7 @@ fn it_goes_on_where_kvm_tells_no_offsets() {
 }
 
 #[test]
-fn vcpus_keep_one_offset() {
+fn vcpus_keep_equal_tsc_offsets() {
     needs!(kvm, tsc);
     let scratch = Scratch::new();
     let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();

@@ -1,19 +1,18 @@
-//! Two vCPUs that write to the same pages at the same time. Each checks its own half of every page, and the
-//! order in which the other wrote: a page that is missing in a snapshot, or from another instant than the
-//! rest, is one that the guest complains about.
+//! Two vCPUs write to the same pages at the same time. Each checks its own half of each page and the order of
+//! the other's writes, so the guest reports a page that is missing or from another instant.
 
 use volt_tests::{Boot, Guest, Recorder, Scratch, Snapshot, needs, numbers, small_guest, wait_until};
 use volt_vmm::{IrqchipKind, RestoreOptions, SnapshotKind, SnapshotOptions, Store, Vm};
 
 const MIB: u64 = 2;
-/// Numbers that each vCPU counts while it goes through its memory once: 64 pages a number.
+/// Numbers that a vCPU counts in one pass over its memory, 64 pages a number.
 const ROUND: u64 = MIB * 256 / 64;
 
 fn pair() -> Boot<'static> {
     Boot::small(&format!("pair mib={MIB}")).vcpus(2)
 }
 
-/// Both vCPUs go through all of their memory once more, at least.
+/// Waits until both vCPUs have gone twice through all of their memory.
 fn both_go_through(guest: &mut Guest) {
     for vcpu in ["first", "second"] {
         let from = guest.next_number(vcpu);
@@ -23,7 +22,7 @@ fn both_go_through(guest: &mut Guest) {
 }
 
 #[test]
-fn every_live_snapshot_of_two_writers_is_whole() {
+fn live_snapshots_of_two_writers_are_consistent() {
     needs!(kvm);
     for irqchip in ["split", "kernel"] {
         let mut guest = pair().irqchip(irqchip).start();
@@ -52,7 +51,7 @@ fn diffs_miss_no_page_of_two_writers() {
     for diff in &diffs {
         both_go_through(&mut diff.restore());
     }
-    // The same instant in full and as a diff is the same memory.
+    // A full snapshot and a diff of one instant have the same memory.
     guest.pause();
     let (diff, full) = (guest.snapshot_as(&["--diff"]), guest.snapshot());
     let memory = |snapshot: &Snapshot| std::fs::read(snapshot.memory_path()).unwrap();
@@ -70,7 +69,7 @@ fn pauses_hold_both_vcpus_and_lose_no_write() {
     }
     both_go_through(&mut guest);
     guest.pause();
-    // What the second vCPU wrote last is in both: it stands still too.
+    // The second vCPU is paused, too, so both snapshots have its last write.
     let (one, other) = (guest.snapshot(), guest.snapshot());
     let memory = |snapshot: &Snapshot| std::fs::read(snapshot.memory_path()).unwrap();
     assert!(memory(&one) == memory(&other), "memory changes in a pause");
@@ -79,7 +78,7 @@ fn pauses_hold_both_vcpus_and_lose_no_write() {
 }
 
 #[test]
-fn rewinds_put_back_what_two_writers_wrote() {
+fn rewinds_undo_writes_of_two_writers() {
     needs!(kvm);
     let scratch = Scratch::new();
     let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
@@ -90,7 +89,7 @@ fn rewinds_put_back_what_two_writers_wrote() {
     let goes_through = |said: &Recorder| {
         for vcpu in ["first", "second"] {
             let start = said.text().rfind('\n').map_or(0, |at| at + 1);
-            // The first number may have been cut by the rewind.
+            // The rewind may have cut the first number.
             let seen = || numbers(&said.text()[start..], vcpu);
             wait_until("both vCPUs go on", || {
                 let seen = seen();

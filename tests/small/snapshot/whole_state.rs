@@ -1,5 +1,4 @@
-//! Every part of a vCPU's state and the VM's clock comes back, whether or not the guest would notice its
-//! loss.
+//! Each part of a vCPU's state and the VM's clock are restored, even parts whose loss no guest would notice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +7,13 @@ use serde_json::{Value, json};
 use volt_tests::{Boot, IRQCHIPS, KvmShim, Snapshot, kvm_shim, needs};
 use volt_vmm::{Pool, RestoreOptions, Store, VmShape};
 
-/// What `snapshot` holds once it was restored, without running, and saved again.
+/// Restores `snapshot` without running it and returns the state of a new snapshot.
 fn saved_again(snapshot: &Snapshot) -> Value {
     snapshot.restore_as(&["--paused"]).snapshot().state()
 }
 
 #[test]
-fn a_vcpu_that_did_not_run_since_its_restore_is_saved_as_it_was() {
+fn restored_vcpu_that_did_not_run_is_saved_unchanged() {
     needs!(kvm);
     for irqchip in IRQCHIPS {
         let mut guest = Boot::small("special").vcpus(2).irqchip(irqchip).start();
@@ -33,9 +32,9 @@ fn a_vcpu_that_did_not_run_since_its_restore_is_saved_as_it_was() {
     }
 }
 
-/// In a VM from a pool most of the state is there before the restore, and events are not.
+/// A pooled VM has most of the state before the restore, but no events.
 #[test]
-fn a_vcpu_from_a_pool_is_saved_as_it_was() {
+fn pooled_vcpu_that_did_not_run_is_saved_unchanged() {
     needs!(kvm);
     let mut guest = Boot::small("special").vcpus(2).start();
     guest.next_number("round");
@@ -46,7 +45,7 @@ fn a_vcpu_from_a_pool_is_saved_as_it_was() {
     let (store, name) = Store::split(snapshot.directory()).unwrap();
     let opened = volt_vmm::Snapshot::open(&store, &name).unwrap();
     let pool = Arc::new(Pool::new(VmShape::of(opened.config()), 1).unwrap());
-    // The first VM is empty, the others have been prepared for the state that came before.
+    // The first VM is empty, and the others are prepared with the previous state.
     for round in 0..3 {
         pool.wait_ready().unwrap();
         let options =
@@ -59,7 +58,7 @@ fn a_vcpu_from_a_pool_is_saved_as_it_was() {
     }
 }
 
-/// Gives the second vCPU what no guest here has by itself: an NMI on its way into a vCPU that takes none now.
+/// Gives the second vCPU a pending NMI while NMIs are masked, which no guest here has by itself.
 fn hold_nmi_pending(snapshot: &Snapshot) {
     const VALID_NMI_PENDING: u64 = 1;
     snapshot.edit(|state| {
@@ -69,14 +68,14 @@ fn hold_nmi_pending(snapshot: &Snapshot) {
     });
 }
 
-/// The state of each vCPU, without what goes on by itself.
+/// Returns the state of each vCPU without its running time.
 fn vcpus(mut state: Value) -> Vec<Value> {
     let mut vcpus = state["machine"]["vcpus"].as_array_mut().unwrap().split_off(0);
     vcpus.iter_mut().for_each(without_time);
     vcpus
 }
 
-/// Takes out what goes on by itself.
+/// Removes the TSC and its offset.
 fn without_time(vcpu: &mut Value) {
     let vcpu = vcpu.as_object_mut().unwrap();
     vcpu.remove("tsc_offset");
@@ -84,7 +83,7 @@ fn without_time(vcpu: &mut Value) {
 }
 
 #[test]
-fn the_guests_clock_goes_on_from_where_it_stood_however_long_that_was_ago() {
+fn guest_clock_continues_whatever_the_age_of_the_snapshot() {
     needs!(kvm);
     const HOUR: Duration = Duration::from_hours(1);
     const REALTIME_AND_TSC_STABLE: u32 = 1 << 2 | 1 << 1;
@@ -101,26 +100,26 @@ fn the_guests_clock_goes_on_from_where_it_stood_however_long_that_was_ago() {
         clock["flags"] = REALTIME_AND_TSC_STABLE.into();
     });
     let restored = saved_again(&snapshot)["machine"]["clock"]["clock"].as_u64().unwrap();
-    let moved = Duration::from_nanos(restored.checked_sub(saved).expect("it does not go back"));
+    let moved = Duration::from_nanos(restored.checked_sub(saved).expect("the clock went back"));
     assert!(moved < HOUR / 2, "the clock leapt by {moved:?}");
 }
 
 #[test]
-fn a_guest_is_told_of_every_pause() {
+fn guest_is_told_of_each_pause() {
     needs!(kvm);
     let mut guest = Boot::small("stopped").start();
     guest.wait_for("ready");
     for times in 1..=2 {
         guest.pause();
         guest.resume();
-        assert_eq!(guest.type_in("?").next_number("stopped"), times, "pauses that the guest was told of");
+        assert_eq!(guest.type_in("?").next_number("stopped"), times, "the guest was not told of a pause");
     }
     let mut restored = guest.snapshot().restore();
-    assert_eq!(restored.type_in("?").next_number("stopped"), 3, "a restore is told as a pause is");
+    assert_eq!(restored.type_in("?").next_number("stopped"), 3, "the guest was not told of the restore");
 }
 
 #[test]
-fn a_guest_without_kvmclock_is_told_nothing_and_runs() {
+fn guest_without_kvmclock_runs_untold() {
     needs!(kvm);
     let shim = KvmShim::new().refuses(kvm_shim::KVMCLOCK_CTRL, libc::EINVAL);
     Boot::small("count").on(&shim).start().next_number("count");

@@ -1,5 +1,5 @@
-//! What was recorded is read ahead at later restores, in the background; what is wrong with it is said before
-//! a guest runs.
+//! Later restores read a recorded working set ahead in the background. A wrong working set is refused before
+//! the guest runs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,10 +19,10 @@ use volt_vmm::{
 use crate::snapshot::recording::{MIB, answer, goes_on, of_every_kind, record_all};
 use crate::snapshot::restoring::goes_on_from;
 
-/// Waits until all is read ahead that is to be, and says what the VM has then.
+/// Waits until the working set is read ahead. Returns the VM's memory usage.
 fn read_ahead(guest: &Guest) -> Value {
     let mut held = Value::Null;
-    wait_until("all is read ahead", || {
+    wait_until("the working set is read ahead", || {
         held = answer(guest, "GET", "/v1/vm/memory");
         held["prefetch"]["is_over"] == true
     });
@@ -34,21 +34,21 @@ fn file(snapshot: &Snapshot) -> PathBuf {
     snapshot.directory().join("working-set")
 }
 
-/// Resident memory of a paused guest's process, in KiB, once what is read ahead is there.
+/// Returns the resident memory of a paused guest's process in KiB, after the prefetch.
 fn resident(guest: &Guest) -> u64 {
     read_ahead(guest);
     guest.resident_kib()
 }
 
 #[test]
-fn a_guest_finds_what_it_touches_there_over_any_memory() {
+fn working_set_is_read_ahead_over_any_memory() {
     needs!(kvm);
     for (snapshot, before) in of_every_kind() {
         let pages = record_all(&snapshot)["pages"].as_u64().unwrap();
         let mut guest = snapshot.restore_as(&["--paused"]);
         let held = read_ahead(&guest);
         let of_diff = snapshot.diff_path().exists() && held["chunks"].is_object();
-        // What a diff has over packed memory is there, and nothing under it is fetched.
+        // Over packed memory, pages of the diff are present and not fetched from the base.
         let named = held["prefetch"]["pages"].as_u64().unwrap();
         assert!(if of_diff { named < pages * 3 / 4 } else { named == pages }, "{held} for {pages}");
         guest.resume();
@@ -57,7 +57,7 @@ fn a_guest_finds_what_it_touches_there_over_any_memory() {
         goes_on(&mut guest);
         let chunks = &answer(&guest, "GET", "/v1/vm/memory")["chunks"];
         if chunks.is_object() {
-            // But for what the restore itself touches, before anything is read ahead.
+            // The restore itself touches up to two chunks before the prefetch.
             let [touched, ahead, in_vain] =
                 ["on_touch", "ahead", "in_vain"].map(|what| chunks[what].as_u64().unwrap());
             assert!(touched <= 2 && ahead > 0 && in_vain <= 1, "{chunks}");
@@ -74,7 +74,7 @@ fn a_guest_finds_what_it_touches_there_over_any_memory() {
 }
 
 #[test]
-fn raw_memory_is_mapped_in() {
+fn working_set_of_raw_memory_is_mapped() {
     needs!(kvm);
     let (snapshot, _) = of_every_kind().swap_remove(0);
     let mib = record_all(&snapshot)["bytes"].as_u64().unwrap() >> 20;
@@ -85,7 +85,7 @@ fn raw_memory_is_mapped_in() {
 }
 
 #[test]
-fn over_rest_it_can_be_left_out() {
+fn rest_load_can_disable_prefetch() {
     needs!(kvm);
     let (snapshot, _) = of_every_kind().swap_remove(0);
     record_all(&snapshot);
@@ -98,7 +98,7 @@ fn over_rest_it_can_be_left_out() {
 }
 
 #[test]
-fn a_pager_reads_ahead_for_all_vms() {
+fn pager_reads_ahead_for_all_vms() {
     needs!(kvm);
     let scratch = Scratch::new();
     let snapshot = of_every_kind().swap_remove(2).0;
@@ -120,7 +120,7 @@ fn a_pager_reads_ahead_for_all_vms() {
         guest.resume();
         goes_on(guest);
     }
-    // All that they have touched had been named, but for what a restore touches.
+    // The guests touched only named pages, apart from those that a restore touches.
     let chunks = &read_ahead(&guests[1])["chunks"];
     let [touched, in_vain] = ["on_touch", "in_vain"].map(|what| chunks[what].as_u64().unwrap());
     assert!(touched <= 6 && in_vain <= 1, "{chunks}");
@@ -129,7 +129,7 @@ fn a_pager_reads_ahead_for_all_vms() {
 }
 
 #[test]
-fn one_that_is_wrong_is_an_error_that_names_it() {
+fn wrong_working_set_is_refused_by_name() {
     needs!(kvm);
     let mut all = of_every_kind();
     let ((other, _), (snapshot, _)) = (all.swap_remove(2), all.swap_remove(0));
@@ -165,7 +165,7 @@ fn one_that_is_wrong_is_an_error_that_names_it() {
 }
 
 #[test]
-fn it_goes_along_where_the_snapshot_stays_what_it_is() {
+fn conversion_and_merge_keep_the_working_set() {
     needs!(kvm);
     let all = of_every_kind();
     let (raw, diff) = (&all[0].0, &all[1].0);
@@ -174,7 +174,7 @@ fn it_goes_along_where_the_snapshot_stays_what_it_is() {
     let packed = raw.converted(&["--compress", "lz4"]);
     assert_eq!((bytes(&packed), bytes(&packed.converted(&["--compress", "none"]))), (bytes(raw), bytes(raw)));
     assert_eq!(fs::metadata(file(&packed)).unwrap().permissions().mode() & 0o777, 0o400);
-    // A base's is not its diff's, and a diff's is that of both as one.
+    // A diff does not take over its base's working set, and a merge takes over the diff's.
     assert!(!file(diff).exists() && !file(&diff.merged()).exists());
     record_all(diff);
     assert_eq!(bytes(&diff.merged()), bytes(diff));
@@ -182,16 +182,16 @@ fn it_goes_along_where_the_snapshot_stays_what_it_is() {
         let mut guest = snapshot.restore();
         read_ahead(&guest);
         goes_on(&mut guest);
-        assert!(!file(&guest.snapshot()).exists(), "of another snapshot nothing is known");
+        assert!(!file(&guest.snapshot()).exists(), "a new snapshot has a working set");
     }
 }
 
 // ---- In the library ----
 
-/// A snapshot `warm`, taken in this process.
-struct Warm(Scratch);
+/// A directory with a snapshot `warm`, taken in this process.
+struct WarmStore(Scratch);
 
-impl Warm {
+impl WarmStore {
     fn new(options: &SnapshotOptions) -> Self {
         let (warm, recorder) = (Self(Scratch::new()), Recorder::default());
         let cmdline = format!("count mib={MIB}");
@@ -217,11 +217,12 @@ impl Warm {
 }
 
 fn counts_to(recorder: &Recorder, count: u64) {
-    wait_until("it counts", || numbers(&recorder.text(), "count").last().is_some_and(|last| *last >= count));
+    let last = || numbers(&recorder.text(), "count").last().copied().unwrap_or(0);
+    wait_until("the guest counts", || last() >= count);
     assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
 }
 
-/// Through all of its memory, twice.
+/// Waits until the guest has gone twice through all of its memory.
 fn runs_on(recorder: &Recorder) {
     wait_until("it says a number", || !numbers(&recorder.text(), "count").is_empty());
     counts_to(recorder, numbers(&recorder.text(), "count")[0] + 2 * MIB * 4);
@@ -242,17 +243,17 @@ fn recorded(snapshot: &volt_vmm::Snapshot) -> u64 {
 
 fn all_ahead(vm: &Vm) -> MemoryUsage {
     let held = || vm.memory_usage().unwrap();
-    wait_until("all is read ahead", || held().prefetch.is_some_and(|prefetch| prefetch.is_over));
+    wait_until("the working set is read ahead", || held().prefetch.is_some_and(|prefetch| prefetch.is_over));
     held()
 }
 
 #[test]
 fn chunks_are_read_ahead_once_for_all_vms_of_a_snapshot() {
     needs!(kvm);
-    let warm = Warm::packed();
+    let warm = WarmStore::packed();
     let snapshot = warm.open();
     assert!(recorded(&snapshot) > MIB * 256);
-    assert_eq!(snapshot.chunks_fetched(), 0, "what is recorded has memory of its own");
+    assert_eq!(snapshot.chunks_fetched(), 0, "the recorded VM shares chunks with others");
     let (one, other) = (Recorder::default(), Recorder::default());
     let vm = snapshot.restore_with(RestoreOptions { resume: false, ..options(&one) }).unwrap();
     let held = all_ahead(&vm).chunks.unwrap();
@@ -261,7 +262,7 @@ fn chunks_are_read_ahead_once_for_all_vms_of_a_snapshot() {
     runs_on(&other);
     let of_second = all_ahead(&second).chunks.unwrap();
     assert!((of_second.ahead, of_second.in_vain <= 1) == (held.ahead, true), "{of_second:?}");
-    assert_eq!(all_ahead(&vm).chunks.unwrap().in_vain, held.in_vain, "the first has touched none of them");
+    assert_eq!(all_ahead(&vm).chunks.unwrap().in_vain, held.in_vain, "the paused VM touched a chunk");
     vm.resume().unwrap();
     runs_on(&one);
     assert!(all_ahead(&vm).chunks.unwrap().in_vain <= 1);
@@ -269,9 +270,9 @@ fn chunks_are_read_ahead_once_for_all_vms_of_a_snapshot() {
 }
 
 #[test]
-fn a_vm_that_ends_does_not_wait_for_it_and_one_that_is_shared_goes_on() {
+fn ended_vms_do_not_stop_the_prefetch_of_others() {
     needs!(kvm);
-    for warm in [Warm::packed(), Warm::new(&SnapshotOptions::default())] {
+    for warm in [WarmStore::packed(), WarmStore::new(&SnapshotOptions::default())] {
         let snapshot = warm.open();
         recorded(&snapshot);
         for _ in 0..20 {
@@ -286,17 +287,17 @@ fn a_vm_that_ends_does_not_wait_for_it_and_one_that_is_shared_goes_on() {
 }
 
 #[test]
-fn damage_in_what_is_read_ahead_is_for_whoever_touches_it() {
+fn damage_found_by_prefetch_ends_the_vm_that_touches_it() {
     needs!(kvm);
-    let warm = Warm::packed();
+    let warm = WarmStore::packed();
     recorded(&warm.open());
     let path = warm.0.path("warm/memory.pack");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let bytes = fs::read(&path).unwrap();
-    let end = bytes.len() - 8 * 4096; // the index is sound
+    let end = bytes.len() - 8 * 4096; // keeps the index sound
     fs::write(&path, [vec![0xa5; end], bytes[end..].to_vec()].concat()).unwrap();
     let vm = warm.open().restore_with(RestoreOptions { resume: false, ..RestoreOptions::default() }).unwrap();
-    wait_until("it gives up", || {
+    wait_until("the prefetch gives up", || {
         vm.memory_usage().unwrap().prefetch.is_some_and(|prefetch| prefetch.is_over)
     });
     vm.resume().unwrap();
@@ -305,9 +306,9 @@ fn damage_in_what_is_read_ahead_is_for_whoever_touches_it() {
 }
 
 #[test]
-fn vms_made_ahead_are_recorded_and_read_ahead_for_too() {
+fn pooled_vms_are_recorded_and_prefetched() {
     needs!(kvm);
-    let warm = Warm::packed();
+    let warm = WarmStore::packed();
     let snapshot = warm.open();
     let pool = Arc::new(Pool::new(VmShape::of(snapshot.config()), 1).unwrap());
     let restore = |record| {
@@ -325,12 +326,12 @@ fn vms_made_ahead_are_recorded_and_read_ahead_for_too() {
     assert_eq!(all_ahead(&restore(None)).prefetch.unwrap().pages, recorded.pages);
 }
 
-/// What a recorded VM is snapshotted, forked and rewound to is what any other is, and to do so is no touch of
-/// its guest's.
+/// Snapshots, forks and rewinds of a recorded VM equal those of others and do not count as touches of its
+/// guest.
 #[test]
-fn a_vm_that_is_recorded_is_a_vm_like_any_other() {
+fn recorded_vm_is_snapshotted_forked_and_rewound_like_others() {
     needs!(kvm);
-    let warm = Warm::packed();
+    let warm = WarmStore::packed();
     let to = warm.store();
     let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     let said = Recorder::default();
@@ -361,7 +362,7 @@ fn a_vm_that_is_recorded_is_a_vm_like_any_other() {
         for what in ["recorded-merged", "eager", "eager-merged"] {
             assert!(memory("recorded") == memory(what), "{name}: {what}");
         }
-        // It goes on, back, and on again, and so do its children.
+        // The VM and its child go on after a fork and a rewind.
         let recorder = Recorder::default();
         let vm = open()
             .restore_with(RestoreOptions { record: Some(RecordUntil::Api), ..options(&recorder) })
@@ -371,7 +372,8 @@ fn a_vm_that_is_recorded_is_a_vm_like_any_other() {
         let children = vm.fork([options(&child)]).unwrap();
         vm.rewind().unwrap();
         let before = recorder.text().len();
-        wait_until("it goes on", || numbers(&recorder.text()[before..], "count").len() > MIB as usize * 8);
+        let since = || numbers(&recorder.text()[before..], "count").len();
+        wait_until("the guest goes on", || since() > MIB as usize * 8);
         assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
         runs_on(&child);
         drop(children);
