@@ -1,4 +1,4 @@
-//! The library's own example, with a real guest.
+//! The example of the library with a Linux guest.
 
 use volt_tests::{Recorder, Scratch, limited, needs};
 use volt_vmm::{RestoreOptions, Snapshot, Store, Vm};

@@ -1,4 +1,4 @@
-//! Linux boots, on machines of several shapes.
+//! Linux boots on machines of several shapes.
 
 use volt_tests::{Boot, needs};
 
@@ -13,14 +13,14 @@ fn linux_boots_to_user_space_and_takes_orders() {
 }
 
 #[test]
-fn the_kernel_prints_on_the_console() {
+fn kernel_prints_on_the_console() {
     needs!(linux);
     let mut guest = Boot::linux_loud().start();
     guest.wait_for("Linux version 6.1.").wait_for("Hypervisor detected: KVM").wait_for("volt-init: ready");
 }
 
 #[test]
-fn it_runs_with_1_2_and_4_vcpus() {
+fn linux_runs_with_1_2_and_4_vcpus() {
     needs!(linux);
     for vcpus in [1, 2, 4] {
         let mut guest = Boot::linux().vcpus(vcpus).start();
@@ -30,14 +30,14 @@ fn it_runs_with_1_2_and_4_vcpus() {
 }
 
 #[test]
-fn a_guest_of_4_gib_has_them_and_can_use_them() {
+fn guest_of_4_gib_can_use_all_of_its_memory() {
     needs!(linux);
     let mut guest = Boot::linux().memory("4G").start();
     guest.wait_until_ready();
     let memory = guest.order("memory").concat();
     let kib: u64 = memory.strip_prefix("memory ").unwrap().parse().unwrap();
     assert!((3_900_000..=4 << 20).contains(&kib), "{kib} KiB");
-    // Linux takes memory above 4 GiB first, of which there is 1 GiB here; then below.
+    // Linux first takes the 1 GiB of memory above 4 GiB, then memory below.
     guest.order("fill 1280");
     guest.order("check");
     assert!(!guest.output().contains("corrupt"), "{}", guest.output());

@@ -1,4 +1,4 @@
-//! However Linux ends, the exit status says so.
+//! Each ending of Linux has its exit status.
 
 use volt_tests::{Boot, needs};
 
@@ -28,13 +28,13 @@ fn triple_fault_ends_with_status_4() {
 }
 
 #[test]
-fn a_panic_reboots() {
+fn panic_ends_with_status_3() {
     needs!(linux);
     assert_eq!(status_after("panic"), 3);
 }
 
 #[test]
-fn orders_on_the_kernel_command_line_are_carried_out() {
+fn init_carries_out_orders_of_the_kernel_command_line() {
     needs!(linux);
     let mut guest = Boot::linux().vcpus(2).and("volt.orders=cpus;poweroff").start();
     guest.wait_for("cpus 2").wait_for("ok cpus").wait_for("ok poweroff");

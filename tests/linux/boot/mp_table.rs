@@ -9,7 +9,7 @@ use crate::device::images::ext4;
 /// Devices that interrupt, by their names in `/proc/interrupts`: the serial port, a disk, a network.
 const DEVICES: [&str; 3] = ["ttyS0", "virtio0", "virtio1"];
 
-/// How many interrupts each of [`DEVICES`] has had, all by way of the IOAPIC.
+/// Counts the interrupts of each of [`DEVICES`], which all come through the IOAPIC.
 fn interrupts(guest: &mut Guest) -> [u64; 3] {
     let table = guest.order("read /proc/interrupts");
     DEVICES.map(|device| {
@@ -20,14 +20,13 @@ fn interrupts(guest: &mut Guest) -> [u64; 3] {
 }
 
 #[test]
-fn a_kernel_without_acpi_has_all_processors_and_interrupts_through_the_ioapic() {
+fn kernel_without_acpi_finds_all_processors_and_the_ioapic() {
     needs!(linux, network);
     for vcpus in [1, 4] {
         let (network, scratch) = (Network::new(), Scratch::new());
         network.add_tap("tap0", "10.77.0.1/24");
         let (image, layer) = (ext4(&scratch, "image", 32), scratch.path("layer"));
-        // The guest writes after its snapshot, too: an image without a layer would have changed by the
-        // restore.
+        // The guest also writes after its snapshot, and a restore refuses a changed image without a layer.
         let disk = format!("path={},layer={}", image.display(), layer.display());
         let devices = ["--disk", &disk, "--net", "tap=tap0", "--devices-on-cmdline"];
         let boot = Boot::linux_loud().vcpus(vcpus).irqchip("kernel").and("acpi=off").device(devices);
@@ -58,7 +57,7 @@ fn a_kernel_without_acpi_has_all_processors_and_interrupts_through_the_ioapic() 
 }
 
 #[test]
-fn the_table_has_room_for_32_processors() {
+fn mp_table_holds_32_processors() {
     needs!(linux);
     let boot = Boot::linux().vcpus(32).irqchip("kernel").and("acpi=off");
     let mut guest = boot.memory("512M").start();

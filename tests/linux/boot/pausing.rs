@@ -1,9 +1,9 @@
-//! Linux is paused and resumed without noticing more than that time passed.
+//! Pauses of Linux lose nothing.
 
 use volt_tests::{Boot, needs};
 
 #[test]
-fn it_pauses_and_resumes_a_hundred_times() {
+fn linux_survives_a_hundred_pauses() {
     needs!(linux);
     let mut guest = Boot::linux().vcpus(2).start();
     guest.wait_until_ready();

@@ -1,9 +1,9 @@
-//! Debian's own cloud kernel, a bzImage that finds its devices through ACPI, runs as well.
+//! Debian's cloud kernel, a bzImage, finds its devices through ACPI.
 
 use volt_tests::{Boot, needs};
 
 #[test]
-fn the_stock_kernel_boots_is_snapshotted_and_restored() {
+fn stock_kernel_boots_and_is_restored() {
     needs!(linux, stock_kernel);
     let mut guest = Boot::linux_of("VOLT_STOCK_KERNEL").memory("512M").vcpus(2).start();
     guest.wait_until_ready();

@@ -3,10 +3,10 @@
 
 use volt_tests::{Boot, Guest, needs, wait_until};
 
-/// Of most guests here, as little as does: each page of it is a fault on an emulated processor.
+/// Little memory, because each page costs a fault on an emulated processor.
 const MEMORY: &str = "128M";
 
-/// A number of the balloon's statistics; 0 while it has not come.
+/// Returns a number of the balloon's statistics, or 0 before the first report.
 fn number(guest: &Guest, name: &str) -> u64 {
     let (status, answer) = guest.ask("GET", "/balloon/statistics", "");
     assert_eq!(status, 200, "{answer}");
@@ -23,18 +23,18 @@ fn inflate_to(guest: &Guest, mib: u64) {
     wait_until(&format!("the balloon holds {mib} MiB"), || number(guest, "actual_mib") == mib);
 }
 
-/// The guest's memory under test is whole.
+/// Checks the guest's memory under test.
 fn is_whole(guest: &mut Guest) {
     guest.order("check");
     assert!(!guest.output().contains("corrupt"), "{}", guest.output());
 }
 
 #[test]
-fn a_balloon_takes_memory_and_gives_it_back() {
+fn balloon_takes_memory_and_gives_it_back() {
     needs!(linux);
     let mut guest = Boot::linux().memory(MEMORY).device(["--balloon", "statistics=1"]).start();
     guest.wait_until_ready();
-    // All of what the guest has is the host's, and then free again in the guest, but not on the host.
+    // The guest uses most of its memory and frees it, but the host does not get it back.
     guest.order("fill 48");
     guest.order("fill 4");
     let full = guest.resident_kib();
@@ -42,15 +42,15 @@ fn a_balloon_takes_memory_and_gives_it_back() {
     inflate_to(&guest, 70);
     let inflated = guest.resident_kib();
     assert!(inflated + (30 << 10) < full, "{full} KiB resident, then {inflated}");
-    wait_until("the guest tells of its memory", || number(&guest, "total_memory") > 0);
+    wait_until("the guest reports its memory", || number(&guest, "total_memory") > 0);
     is_whole(&mut guest);
     let snapshot = guest.snapshot();
     inflate_to(&guest, 0);
     guest.order("fill 48");
     is_whole(&mut guest);
-    // A restored guest keeps its balloon as it was.
+    // A restored guest keeps its balloon.
     let mut clone = snapshot.restore();
-    wait_until("the clone's API is there", || number(&clone, "actual_mib") == 70);
+    wait_until("the clone reports its balloon", || number(&clone, "actual_mib") == 70);
     assert_eq!(number(&clone, "target_mib"), 70);
     is_whole(&mut clone);
     inflate_to(&clone, 0);
@@ -59,25 +59,24 @@ fn a_balloon_takes_memory_and_gives_it_back() {
 }
 
 #[test]
-fn what_the_guest_frees_is_the_hosts_again_within_seconds() {
+fn freed_memory_returns_to_the_host_within_seconds() {
     needs!(linux);
     let mut guest = Boot::linux().memory("512M").device(["--balloon", "reporting"]).start();
     guest.wait_until_ready();
     guest.order("fill 256");
-    // Some of these pages the guest had touched while it booted, so the growth says less than the sum.
+    // The guest touched some of these pages during its boot, so the sum is compared and not the growth.
     let filled = guest.resident_kib();
     assert!(filled > 256 << 10, "the guest holds 256 MiB, and {filled} KiB are resident");
     guest.order("fill 0");
-    // Linux looks for free pages to report every 2 s.
-    // It reports blocks of 2 MiB that are free as a whole: what it has allocated in between keeps some.
+    // Every 2 s Linux reports blocks of 2 MiB that are wholly free. Allocations in between keep some blocks.
     wait_until("200 MiB are given back", || guest.resident_kib() + (200 << 10) < filled);
-    // And the guest has it again when it wants it.
+    // The guest can use the memory again.
     guest.order("fill 256");
     is_whole(&mut guest);
 }
 
 #[test]
-fn a_clones_balloon_touches_neither_the_snapshot_nor_another_clone() {
+fn balloon_of_a_clone_does_not_affect_the_snapshot_or_another_clone() {
     needs!(linux);
     let mut guest = Boot::linux().memory(MEMORY).device(["--balloon", "reporting"]).start();
     guest.wait_until_ready();
@@ -91,25 +90,24 @@ fn a_clones_balloon_touches_neither_the_snapshot_nor_another_clone() {
     }
     let [giving, keeping] = &mut clones;
     let before = giving.resident_kib();
-    // By freeing what the base holds, and by the balloon, until little else is left.
+    // The clone gives memory back by freeing pages of the base and by the balloon.
     giving.order("fill 4");
     inflate_to(giving, 70);
     wait_until("memory goes back", || giving.resident_kib() + (20 << 10) < before);
     is_whole(giving);
-    // What comes back out of the balloon has the base's content on the host, which is nobody's business in
-    // the guest.
+    // Pages that leave the balloon may have the base's content, which the guest does not rely on.
     inflate_to(giving, 0);
     giving.order("fill 48");
     is_whole(giving);
     is_whole(keeping);
     is_whole(&mut snapshot.restore());
-    // A page that was given back is not in the next snapshot, and not missed.
+    // The next snapshot lacks the pages that were given back, and its guest does not miss them.
     is_whole(&mut giving.snapshot().restore());
     assert_eq!(snapshot.fingerprint(), untouched);
 }
 
 #[test]
-fn the_guest_takes_memory_out_of_the_balloon_before_it_runs_out_of_it() {
+fn guest_short_of_memory_deflates_its_balloon() {
     needs!(linux);
     let mut guest = Boot::linux().memory(MEMORY).device(["--balloon", "deflate-on-oom"]).start();
     guest.wait_until_ready();

@@ -1,5 +1,5 @@
-//! Snapshots of a guest whose devices are all busy: it writes and verifies on its disk, and streams over TCP
-//! and over vsock, while it goes from one generation to the next. Not one byte differs and no request hangs.
+//! Snapshots of a guest whose devices are all busy: it writes and verifies its disk and streams over TCP and
+//! vsock through all generations. No byte differs and no request hangs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,12 +15,12 @@ use volt_tests::{Boot, Guest, Network, Scratch, generations, needs, wait_until};
 use crate::device::images::ext4;
 
 const STEP: usize = 8 << 10;
-/// Steps that are under way at any time.
+/// Steps under way at any time.
 const AHEAD: usize = 4;
-/// Between two steps, so that not all of an emulated processor goes into the stream.
+/// A pause between two steps, so the stream does not use all of an emulated processor.
 const BREATH: Duration = Duration::from_millis(5);
 
-/// A stream that goes round and round: to the guest, which echoes, and back.
+/// A stream of bytes that the guest echoes.
 #[derive(Default)]
 struct Flow {
     connections: AtomicUsize,
@@ -29,8 +29,8 @@ struct Flow {
 }
 
 impl Flow {
-    /// Keeps some steps under way, none like the other, and compares what comes back: at whatever moment the
-    /// guest is paused, there are bytes on their way both ways. Ends when it is enough, or with the stream.
+    /// Keeps some distinct steps under way and compares the echo, so a pause always finds bytes under way in
+    /// both directions. Ends on request or with the stream.
     fn go_round<S>(&self, stream: &S) -> std::io::Result<()>
     where
         for<'a> &'a S: Read + Write,
@@ -53,7 +53,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Waits until what was sent after now has come back.
+    /// Waits until bytes sent from now on have come back.
     fn goes_on(&self, name: &str) {
         let before = self.came_back.load(Ordering::Relaxed);
         wait_until(&format!("{name} goes on"), || {
@@ -66,7 +66,7 @@ impl Flow {
         self.go_round(stream).expect("a TCP connection that lasts");
     }
 
-    /// A restore resets the connection: then there is another.
+    /// A restore resets the connection, and a new one follows.
     fn over_vsock(&self, socket: &Path) {
         while !self.enough.load(Ordering::Relaxed) {
             if let Some(stream) = try_connect(socket, 1000) {
@@ -77,7 +77,7 @@ impl Flow {
     }
 }
 
-/// Says that it is enough, also when the test panics: the threads would go on for ever.
+/// Ends the streams, even if the test panics. Otherwise their threads would never end.
 struct Enough<'a>([&'a Flow; 2]);
 
 impl Drop for Enough<'_> {
@@ -121,8 +121,8 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize, (packing, restori
         scope.spawn(|| vsock.over_vsock(&socket));
         go_on(&mut guest, &tcp, &vsock);
         for generation in 0..generations {
-            // In the middle of whatever it does. It must not run on: who restores would not know what it has
-            // acknowledged.
+            // The pause may come at any moment. The original must not run on, because the clone would not
+            // know which bytes it has acknowledged.
             let start = Instant::now();
             guest.pause();
             let snapshot = guest.snapshot_as(packing);
@@ -145,7 +145,7 @@ fn stay_busy(boot: Boot<'_>, engine: &str, generations: usize, (packing, restori
     assert!(vsock.connections.into_inner() > generations, "a connection over vsock outlived a restore");
 }
 
-/// Every device has something to show for itself.
+/// Waits until each device has made progress.
 fn go_on(guest: &mut Guest, tcp: &Flow, vsock: &Flow) {
     guest.next_number("count");
     guest.order("random");
@@ -162,13 +162,13 @@ fn devices_stay_busy_through_generations_of_snapshots() {
 }
 
 #[test]
-fn devices_of_a_guest_with_two_vcpus_and_memory_above_3_gib_stay_busy_too() {
+fn devices_stay_busy_with_two_vcpus_and_memory_above_3_gib() {
     needs!(linux, network);
     stay_busy(Boot::linux().vcpus(2).memory("3500M"), "io_uring", 3, (&[], &[]));
 }
 
 #[test]
-fn devices_stay_busy_over_memory_that_is_unpacked_as_they_touch_it() {
+fn devices_stay_busy_over_memory_unpacked_on_touch() {
     needs!(linux, network);
     stay_busy(Boot::linux().vcpus(2), "io_uring", 3, (&["--compress", "lz4"], &[]));
     let scratch = Scratch::new();

@@ -1,4 +1,4 @@
-//! virtio-console: a terminal at a unix socket, beside the serial port.
+//! virtio-console: a terminal at a unix socket.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -30,7 +30,7 @@ fn hears(mut stream: &UnixStream, text: &str) {
     }
 }
 
-/// A line each way.
+/// Sends a line each way.
 fn talk(guest: &mut Guest, mut stream: &UnixStream, name: &str) {
     guest.order(&format!("write /dev/hvc0 this is {name}"));
     hears(stream, &format!("this is {name}\r\n"));
@@ -40,7 +40,7 @@ fn talk(guest: &mut Guest, mut stream: &UnixStream, name: &str) {
 }
 
 #[test]
-fn lines_go_both_ways_over_the_virtio_console_and_in_a_clone_at_its_own_socket() {
+fn virtio_console_carries_lines_both_ways_also_in_a_clone() {
     needs!(linux);
     let scratch = Scratch::new();
     let (socket, other) = (scratch.fresh("console"), scratch.fresh("other"));
@@ -53,7 +53,7 @@ fn lines_go_both_ways_over_the_virtio_console_and_in_a_clone_at_its_own_socket()
     let others = connect(&other);
     talk(&mut clone, &others, "the clone");
     talk(&mut guest, &stream, "the first again");
-    // Another client after the first has gone.
+    // A second client connects after the first has gone.
     drop(others);
     talk(&mut clone, &connect(&other), "the clone again");
 }

@@ -1,4 +1,5 @@
-//! Disks: files and block devices, written, checked, discarded and grown; clones on layers of their own.
+//! Disks over files and block devices are written, checked, discarded and grown. Clones have their own
+//! layers.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,7 +11,7 @@ use volt_tests::{Boot, Scratch, needs, wait_until};
 use crate::device::images::{blank, ext4};
 
 #[test]
-fn a_file_system_is_written_checked_and_discarded_with_either_engine() {
+fn file_system_is_written_checked_and_discarded_with_either_engine() {
     needs!(linux);
     for engine in ["sync", "io_uring"] {
         let scratch = Scratch::new();
@@ -22,14 +23,14 @@ fn a_file_system_is_written_checked_and_discarded_with_either_engine() {
         guest.order("put /mnt/file 4096 7");
         guest.order("verify /mnt/file 4096 7");
         guest.order("umount /mnt");
-        // What a guest flushed is in the file, for anyone to see.
+        // Flushed data is in the file.
         let blocks = std::fs::metadata(&image).unwrap().blocks();
         assert!(blocks >= 4096 * 2, "{engine}: {blocks}");
         guest.order("discard /dev/vda");
         assert!(std::fs::metadata(&image).unwrap().blocks() < blocks / 4, "{engine}");
         guest.order("put /dev/vda 1024 8");
         guest.order("verify /dev/vda 1024 8");
-        // A disk that grows while the guest runs.
+        // The disk grows while the guest runs.
         File::options().write(true).open(&image).unwrap().set_len(48 << 20).unwrap();
         let change = format!(r#"{{"drive_id":"disk0","path_on_host":"{}"}}"#, image.display());
         assert_eq!(guest.ask("PATCH", "/drives/disk0", &change).0, 204);
@@ -40,7 +41,7 @@ fn a_file_system_is_written_checked_and_discarded_with_either_engine() {
 }
 
 #[test]
-fn a_block_device_of_the_host_is_a_disk() {
+fn block_device_of_the_host_serves_as_disk() {
     needs!(linux, loop_device);
     for engine in ["sync", "io_uring"] {
         let scratch = Scratch::new();
@@ -52,14 +53,14 @@ fn a_block_device_of_the_host_is_a_disk() {
         assert_eq!(guest.order("size /dev/vda"), [format!("size {}", 24 << 20)]);
         guest.order("put /dev/vda 8192 3");
         guest.order("verify /dev/vda 8192 3");
-        // What a guest flushed is on the device, and in the file under it.
+        // Flushed data is on the device and in the file under it.
         let written = |path: &str| {
             let mut bytes = vec![0; 8 << 20];
             File::open(path).unwrap().read_exact(&mut bytes).unwrap();
             bytes
         };
         let found = written(file.to_str().unwrap());
-        assert!(found == written(device.path()), "{engine}: the file is not what the device is");
+        assert!(found == written(device.path()), "{engine}: the file differs from the device");
         let zeros = found.chunks(4096).filter(|page| page.iter().all(|byte| *byte == 0)).count();
         assert_eq!(zeros, 0, "{engine}: pages that were not written");
         guest.order("discard /dev/vda");
@@ -68,7 +69,7 @@ fn a_block_device_of_the_host_is_a_disk() {
 }
 
 #[test]
-fn clones_of_a_busy_disk_go_on_each_on_a_layer_of_its_own() {
+fn clones_of_a_busy_disk_write_to_their_own_layers() {
     needs!(linux);
     let scratch = Scratch::new();
     let (base, layer) = (ext4(&scratch, "base", 32), scratch.fresh("layer"));

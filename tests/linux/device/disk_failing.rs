@@ -1,4 +1,4 @@
-//! A host that fails a disk: the guest gets an I/O error, the log a line, and everything else lives on.
+//! A disk that fails on the host: the guest gets an I/O error, the log a line, and other devices go on.
 
 use std::fs::File;
 
@@ -13,18 +13,18 @@ fn fails(guest: &mut Guest, order: &str) {
     assert!(answer.contains("I/O error"), "{answer}");
 }
 
-/// A guest with a disk that is going to fail, and others that are not.
+/// Starts a guest with a disk that is going to fail and other sound devices.
 fn with_others(failing: &str, scratch: &Scratch, namespace: &Namespace) -> Guest {
     let other = blank(scratch, "other", 16);
     let words = format!("path={},id=other", other.display());
     let boot = Boot::linux().device(["--disk", failing, "--disk", &words, "--rng"]);
-    // What the kernel says of errors would come between the answers.
+    // Kernel messages about errors would mix with the answers.
     let mut guest = boot.and("loglevel=1").inside(namespace).start();
     guest.wait_until_ready();
     guest
 }
 
-/// The guest, its other disk and its other devices are there.
+/// Checks that the guest's other devices work.
 fn lives_on(guest: &mut Guest) {
     guest.order("put /dev/vdb 1024 5");
     guest.order("verify /dev/vdb 1024 5");
@@ -32,7 +32,7 @@ fn lives_on(guest: &mut Guest) {
 }
 
 #[test]
-fn a_full_disk_of_the_host_is_an_error_in_the_guest_until_there_is_room_again() {
+fn full_host_disk_fails_writes_until_it_has_room_again() {
     needs!(linux, root);
     for engine in ["sync", "io_uring"] {
         let scratch = Scratch::new();
@@ -47,7 +47,7 @@ fn a_full_disk_of_the_host_is_an_error_in_the_guest_until_there_is_room_again() 
         fails(&mut guest, "put /dev/vda 16384 2");
         wait_until("the error is logged", || guest.stderr().contains("cannot write"));
         lives_on(&mut guest);
-        // The guest makes room itself.
+        // The guest frees space itself.
         guest.order("discard /dev/vda");
         guest.order("put /dev/vda 1024 3");
         guest.order("verify /dev/vda 1024 3");
@@ -55,7 +55,7 @@ fn a_full_disk_of_the_host_is_an_error_in_the_guest_until_there_is_room_again() 
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error_in_the_guest_where_it_ends() {
+fn shrunk_image_fails_requests_beyond_its_end() {
     needs!(linux, root);
     for engine in ["sync", "io_uring"] {
         let scratch = Scratch::new();
@@ -71,10 +71,10 @@ fn a_file_that_shrinks_is_an_error_in_the_guest_where_it_ends() {
         guest.order("verify /dev/vda 2048 2");
         lives_on(&mut guest);
         assert_eq!(file.metadata().unwrap().len(), 4 << 20, "{engine}: the guest made the file longer");
-        // It is as good as new when it is as long as it was.
+        // The disk works again once the image has its old length.
         file.set_len(16 << 20).unwrap();
         guest.order("put /dev/vda 8192 3");
         guest.order("verify /dev/vda 8192 3");
-        wait_until("the log tells of a failed write", || guest.stderr().contains("cannot write"));
+        wait_until("the failed write is logged", || guest.stderr().contains("cannot write"));
     }
 }

@@ -1,15 +1,15 @@
-//! Linux with its interrupt controllers split: no PIC, no PIT, an IOAPIC of volt-vmm's.
+//! Linux with a split irqchip: no PIC, no PIT, and the IOAPIC in volt-vmm.
 
 use volt_tests::{Boot, Guest, needs, numbers};
 
-/// How many interrupts a device has had, on all processors.
+/// Counts the interrupts of a device on all processors.
 fn interrupts(guest: &mut Guest, device: &str) -> u64 {
     let table = guest.order("read /proc/interrupts");
     let line = table.iter().find(|line| line.ends_with(device)).unwrap_or_else(|| panic!("{table:#?}"));
     line.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum()
 }
 
-/// More random numbers than Linux has drawn ahead.
+/// Draws more random numbers than Linux keeps in reserve.
 fn draw(guest: &mut Guest) {
     for _ in 0..20 {
         guest.order("random");
@@ -17,7 +17,7 @@ fn draw(guest: &mut Guest) {
 }
 
 #[test]
-fn it_lives_on_its_best_clock_and_the_tsc_deadline_timer_and_complains_of_nothing() {
+fn split_irqchip_gives_the_best_clock_and_no_kernel_warning() {
     needs!(linux);
     let mut guest = Boot::linux_loud().irqchip("split").vcpus(2).start();
     guest.wait_until_ready();
@@ -25,7 +25,7 @@ fn it_lives_on_its_best_clock_and_the_tsc_deadline_timer_and_complains_of_nothin
     let steady = ["constant_tsc", "nonstop_tsc"].into_iter().all(|flag| processors.contains(flag));
     let clock = if steady { "tsc" } else { "kvm-clock" };
     let mut of = |what: &str| guest.order(&format!("read /sys/devices/system/{what}")).concat();
-    // A guest whose TSC never stops or changes its rate prefers it, as Linux's kvmclock_init has it.
+    // A guest prefers a TSC that never stops or changes its rate (kvmclock_init of Linux).
     assert_eq!(of("clocksource/clocksource0/current_clocksource"), clock);
     assert_eq!(of("clockevents/clockevent0/current_device"), "lapic-deadline");
     let said = guest.output().to_lowercase();
@@ -43,7 +43,7 @@ fn it_lives_on_its_best_clock_and_the_tsc_deadline_timer_and_complains_of_nothin
 }
 
 #[test]
-fn it_is_snapshotted_and_goes_on_with_1_and_2_vcpus() {
+fn interrupts_go_on_after_restores_with_1_and_2_vcpus() {
     needs!(linux);
     for (irqchip, vcpus) in [("split", 1), ("split", 2), ("kernel", 2)] {
         let mut guest = Boot::linux().irqchip(irqchip).vcpus(vcpus).device(["--rng"]).start();
@@ -79,7 +79,7 @@ fn it_is_snapshotted_and_goes_on_with_1_and_2_vcpus() {
 }
 
 #[test]
-fn an_interrupt_can_be_moved_to_another_processor() {
+fn interrupt_can_be_moved_to_another_processor() {
     needs!(linux);
     let mut guest = Boot::linux().irqchip("split").vcpus(2).device(["--rng"]).start();
     guest.wait_until_ready();
@@ -96,7 +96,7 @@ fn an_interrupt_can_be_moved_to_another_processor() {
 }
 
 #[test]
-fn the_stock_kernel_runs_split_too() {
+fn stock_kernel_runs_with_a_split_irqchip() {
     needs!(linux, stock_kernel);
     let mut guest = Boot::linux_of("VOLT_STOCK_KERNEL").memory("512M").vcpus(2).irqchip("split").start();
     guest.wait_until_ready();

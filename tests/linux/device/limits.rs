@@ -1,5 +1,5 @@
-//! Rate limits hold within a tenth, from above and from below. They are set while the guest runs, and far
-//! below what even an emulated processor can do.
+//! Rate limits hold within a tenth in both directions. They are set while the guest runs, far below the speed
+//! of an emulated processor.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,14 +13,14 @@ use crate::device::images::blank;
 const BANDWIDTH: u32 = 250_000;
 /// Requests a second.
 const OPS: u32 = 40;
-/// For about how long it is measured.
+/// Seconds of a measurement, roughly.
 const SECONDS: u32 = 6;
 
-/// What lifts a limit. One that a change does not name stays.
+/// Removes a limit. A change keeps the limits that it does not name.
 const NONE: &str = r#"{"size":0,"refill_time":0}"#;
 
-/// A limit by a bucket that holds what comes in a second: whoever stands still for a moment can make up for
-/// it. Before anything is measured, what the bucket held at first is used up, and nothing comes between.
+/// Returns a limit by a bucket with the tokens of one second, which evens out short stalls. Each measurement
+/// first uses the initial tokens up.
 fn limit(kind: &str, rate: u32) -> String {
     format!(r#"{{"{kind}":{{"size":{rate},"refill_time":1000}}}}"#)
 }
@@ -29,8 +29,7 @@ fn change(guest: &Guest, path: &str, change: &str) {
     assert_eq!(guest.ask("PATCH", path, change), (204, String::new()), "{path} {change}");
 }
 
-/// How often it is measured, at most: whoever is kept from running for a second is slow, but nothing makes
-/// anyone fast.
+/// The most measurements of a limit. A stalled guest may be too slow, but nothing makes it too fast.
 const ATTEMPTS: u32 = 3;
 
 fn assert_rate(what: &str, amount: u32, limit: u32, mut take: impl FnMut() -> Duration) {
@@ -46,8 +45,7 @@ fn assert_rate(what: &str, amount: u32, limit: u32, mut take: impl FnMut() -> Du
     }
 }
 
-/// How long the guest takes to read so many KiB from its disk, by so many at once, when it has read some
-/// already.
+/// Measures how long the guest takes to read `more` KiB in steps of `step` KiB, after `first` KiB.
 fn reading(guest: &mut Guest, step: u32, first: u32, more: u32) -> Duration {
     guest.type_in(&format!("read-direct /dev/vda {step} {first} {more}\n")).wait_for("now the others");
     let start = Instant::now();
@@ -56,7 +54,7 @@ fn reading(guest: &mut Guest, step: u32, first: u32, more: u32) -> Duration {
 }
 
 #[test]
-fn bandwidth_and_requests_of_a_disk() {
+fn disk_keeps_its_limits_of_bandwidth_and_requests() {
     needs!(linux);
     const STEP: u32 = 32;
     let scratch = Scratch::new();
@@ -80,16 +78,16 @@ fn bandwidth_and_requests_of_a_disk() {
     let requests = OPS * SECONDS;
     assert_rate("a disk's requests", requests, OPS, || reading(&mut guest, 4, 2 * OPS * 4, requests * 4));
 
-    // And none at all again.
+    // Without limits the disk is fast again.
     limited(&guest, &format!(r#"{{"ops":{NONE}}}"#));
     let again = reading(&mut guest, STEP, 0, steps * STEP);
     assert!(again < Duration::from_secs(u64::from(SECONDS) / 2), "{again:?}");
 }
 
-/// Bytes that a guest's sink tells of with one of its own.
+/// Bytes that the guest's sink acknowledges with one byte.
 const STEP: usize = 32 << 10;
 
-/// How long the guest takes to receive so many steps. It is always behind: some are under way.
+/// Measures how long the guest takes to receive `steps` steps. Some steps are always under way.
 fn sending(stream: &mut TcpStream, steps: usize) -> Duration {
     let step = [0x5a; STEP];
     let start = Instant::now();
@@ -110,7 +108,7 @@ fn receiving(stream: &mut TcpStream, steps: usize) -> Duration {
 }
 
 #[test]
-fn bandwidth_of_a_network_both_ways() {
+fn network_keeps_its_limit_of_bandwidth_both_ways() {
     needs!(linux, network);
     let network = Network::new();
     network.add_tap("tap0", "10.77.0.1/24");
@@ -126,13 +124,13 @@ fn bandwidth_of_a_network_both_ways() {
     let steps = (BANDWIDTH * SECONDS) as usize / STEP;
     let amount = (steps * STEP) as u32;
 
-    // What is measured is the payload; the limit counts headers too, 66 bytes of at most 1514 or, with
-    // offloads, of 64 KiB.
+    // The test measures the payload. The limit also counts headers: 66 bytes per frame of up to 1514 bytes
+    // or, with offloads, 64 KiB.
     let at_first = 2 * BANDWIDTH as usize / STEP;
     let mut sink = network.connect("10.77.0.2:80");
     println!("without a limit: {amount} in {:?}", sending(&mut sink, steps));
     limited("rx_rate_limiter");
-    // A few steps under way all the time, so that the guest never waits for the host.
+    // A few steps are always under way, so the guest never waits for the host.
     for _ in 0..4 {
         sink.write_all(&[0x5a; STEP]).unwrap();
     }

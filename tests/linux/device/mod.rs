@@ -1,4 +1,4 @@
-//! Devices under Linux's own drivers, alone, limited, failing and all busy at once.
+//! Devices under Linux's drivers: alone, limited, failing and all busy at once.
 
 mod balloon;
 mod busy;

@@ -1,4 +1,4 @@
-//! Networks: TCP both ways over taps and over passt, each test in a network namespace of its own.
+//! TCP both ways over taps and passt. Each test has its own network namespace.
 
 use std::thread::scope;
 
@@ -7,7 +7,7 @@ use volt_tests::{Boot, Guest, Network, limited, needs};
 
 const STREAM: usize = 500_000;
 
-/// The guest connects to `to`, where somebody listens in `network`, sends, and wants it back.
+/// Lets the guest connect to `to` in `network`, send, and compare the echo.
 fn guest_connects(guest: &mut Guest, network: &Network, to: &str) {
     let listener = network.listen(to);
     scope(|scope| {
@@ -18,12 +18,12 @@ fn guest_connects(guest: &mut Guest, network: &Network, to: &str) {
 }
 
 #[test]
-fn tcp_goes_both_ways_over_a_tap_with_offloads_and_without() {
+fn tcp_goes_both_ways_over_a_tap_with_and_without_offloads() {
     needs!(linux, network);
     for offload in ["on", "off"] {
         let network = Network::new();
         let words = format!("tap=tap0,offload={offload}");
-        // The tap is not there before the VM is.
+        // The VM makes the tap.
         let mut guest = Boot::linux().device(["--net", &words]).inside(network.namespace()).start();
         guest.wait_until_ready();
         network.configure("tap0", "10.77.0.1/24");
@@ -35,7 +35,7 @@ fn tcp_goes_both_ways_over_a_tap_with_offloads_and_without() {
 }
 
 #[test]
-fn clones_with_the_same_addresses_live_in_networks_of_their_own() {
+fn clones_with_equal_addresses_run_in_separate_networks() {
     needs!(linux, network);
     let networks = [(); 2].map(|()| Network::new());
     for network in &networks {
@@ -50,7 +50,7 @@ fn clones_with_the_same_addresses_live_in_networks_of_their_own() {
     let snapshot = guest.snapshot();
     drop(guest);
     let mut clones = networks.each_ref().map(|network| snapshot.restore_inside(network.namespace(), &[]));
-    // Both at once, over the same addresses.
+    // Both clones use the same addresses at once.
     let streams = networks.each_ref().map(|network| network.connect("10.77.0.2:80"));
     scope(|scope| {
         for (number, stream) in streams.iter().enumerate() {
@@ -62,8 +62,8 @@ fn clones_with_the_same_addresses_live_in_networks_of_their_own() {
     }
 }
 
-/// A network with a way out, as passt wants one. The guest has the host's address and gateway in it;
-/// `203.0.113.1` is another address of the host.
+/// Makes a network with a default route, which passt needs. In it the guest has the host's address and
+/// gateway. `203.0.113.1` is another address of the host.
 fn with_a_way_out() -> Network {
     let network = Network::new();
     network.add_tap("way", "192.0.2.1/24");
@@ -83,7 +83,7 @@ fn tcp_goes_both_ways_over_passt() {
     guest.order("tcp-echo 80");
     echoes(&network.connect("127.0.0.1:8080"), &bytes_of(1, STREAM));
     guest_connects(&mut guest, &network, "203.0.113.1:90");
-    // A clone has a passt of its own, and another port of the host leads into it.
+    // A clone has its own passt and another port on the host.
     let snapshot = guest.snapshot();
     let mut clone = snapshot.restore_inside(network.namespace(), &["--net", "id=eth0,passt,forward=8081:80"]);
     clone.order("echo there");

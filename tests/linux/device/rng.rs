@@ -1,16 +1,15 @@
-//! Linux finds its virtio devices, both ways, and goes on with them after a restore: shown with the simplest
-//! of them.
+//! Linux finds virtio devices through ACPI and the command line and uses them after a restore. The random
+//! device, the simplest one, stands for all.
 
 use volt_tests::{Boot, needs};
 
 #[test]
-fn virtio_devices_are_found_through_acpi_and_through_the_command_line() {
+fn virtio_devices_are_found_through_acpi_or_the_command_line() {
     needs!(linux);
     for on_cmdline in [false, true] {
         let mut boot = Boot::linux().device(["--rng"]);
         if on_cmdline {
-            // For a kernel without ACPI: one that has it, hardware-reduced, numbers its interrupts as it
-            // likes.
+            // A kernel with hardware-reduced ACPI chooses its interrupt numbers itself, so ACPI is off.
             boot = boot.device(["--devices-on-cmdline"]).irqchip("kernel").and("acpi=off");
         }
         let mut guest = boot.start();
@@ -18,7 +17,7 @@ fn virtio_devices_are_found_through_acpi_and_through_the_command_line() {
         let first = guest.order("random");
         assert!(first[0].starts_with("random virtio_rng.0 "), "{first:?}");
         assert_ne!(guest.order("random"), first);
-        // Told of it once, the guest has it once.
+        // The guest has found one device.
         assert!(
             guest
                 .type_in("read /sys/bus/virtio/devices/virtio1/device\n")
@@ -29,7 +28,7 @@ fn virtio_devices_are_found_through_acpi_and_through_the_command_line() {
 }
 
 #[test]
-fn a_device_goes_on_in_clones() {
+fn random_device_works_in_clones() {
     needs!(linux);
     let mut guest = Boot::linux().vcpus(2).device(["--rng"]).start();
     guest.wait_until_ready();
@@ -37,7 +36,7 @@ fn a_device_goes_on_in_clones() {
     let snapshot = guest.snapshot();
     let mut drawn = Vec::new();
     for guest in [&mut guest, &mut snapshot.restore(), &mut snapshot.restore()] {
-        // Linux draws ahead: what it had in memory already the clones have in common.
+        // Linux keeps random numbers in reserve, and the clones share the reserve of the snapshot.
         for _ in 0..40 {
             guest.order("random");
         }

@@ -1,11 +1,11 @@
-//! Who sleeps across a snapshot wakes on time.
+//! Sleepers across a snapshot wake on time.
 
 use std::time::Duration;
 
 use volt_tests::{Boot, needs, wait_until};
 
 #[test]
-fn an_armed_deadline_fires_after_the_restore() {
+fn armed_deadline_fires_after_the_restore() {
     needs!(linux);
     let mut guest = Boot::linux().start();
     guest.wait_until_ready();
@@ -15,7 +15,7 @@ fn an_armed_deadline_fires_after_the_restore() {
     let snapshot = guest.snapshot();
     assert!(!guest.output().contains("took"), "the snapshot came too late");
     drop(guest);
-    // Guest time stands still meanwhile, so that nobody is late.
+    // Guest time stands still meanwhile, so no sleeper is late.
     std::thread::sleep(Duration::from_secs(3));
     let restored = snapshot.restore();
     let woken: u64 = restored.line_of_all("deadline 2000 took ").parse().unwrap();
@@ -24,7 +24,7 @@ fn an_armed_deadline_fires_after_the_restore() {
 }
 
 #[test]
-fn a_deadline_that_passes_around_the_snapshot_is_not_lost() {
+fn deadline_that_passes_during_the_snapshot_fires() {
     needs!(linux);
     let mut guest = Boot::linux().start();
     guest.wait_until_ready();
@@ -33,7 +33,7 @@ fn a_deadline_that_passes_around_the_snapshot_is_not_lost() {
         guest.pause();
         let said = guest.settled_output();
         guest = guest.snapshot().restore();
-        // It woke before the snapshot or wakes after it, or said one half of the line before and one after.
+        // The sleeper wakes before or after the snapshot, and the snapshot may cut its line.
         let line = format!("deadline {ms} took ");
         wait_until("the sleeper wakes", || (said.clone() + &guest.output()).contains(&line));
     }

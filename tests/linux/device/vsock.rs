@@ -1,4 +1,4 @@
-//! Vsock: streams from both sides, many at once, and what a restore makes of them.
+//! Vsock: many streams from both sides at once, and their end at a restore.
 
 use std::os::unix::net::UnixListener;
 use std::thread::scope;
@@ -20,7 +20,7 @@ fn two_hundred_streams_move_data_both_ways_at_once() {
     let listener = UnixListener::bind(format!("{}_2000", socket.display())).unwrap();
     let streams: Vec<_> = (0..EACH_WAY).map(|_| connect(&socket, 1000)).collect();
     scope(|scope| {
-        // The guest's own streams are all connected before one of them sends, as the host's are.
+        // All streams are connected before one of them sends.
         guest.type_in(&format!("vsock-send 2000 128 {EACH_WAY}\n"));
         let accept = || (0..EACH_WAY).map(|_| listener.accept().unwrap().0).collect::<Vec<_>>();
         let accepted = limited("the guest's streams connect", accept);
@@ -38,7 +38,7 @@ fn two_hundred_streams_move_data_both_ways_at_once() {
 }
 
 #[test]
-fn connections_are_reset_by_a_restore_and_what_listens_still_does() {
+fn restore_resets_connections_and_keeps_listeners() {
     needs!(linux);
     let scratch = Scratch::new();
     let (socket, other) = (scratch.fresh("vsock"), scratch.fresh("other"));
@@ -51,7 +51,7 @@ fn connections_are_reset_by_a_restore_and_what_listens_still_does() {
     let snapshot = guest.snapshot();
     echoes(&stream, b"the original goes on");
     let mut clone = snapshot.restore_as(&["--vsock", &format!("socket={}", other.display())]);
-    // What was connected is not any more, what listens still does, for the clone at its own socket.
+    // The clone's connection is reset, and its listener serves the clone's own socket.
     wait_until("the clone's stream is reset", || clone.order("streams-reset") == ["reset 1"]);
     assert_eq!(guest.order("streams-reset"), ["reset 0"]);
     echoes(&connect(&other, 1000), b"anyone there?");

@@ -1,9 +1,9 @@
-//! A Linux whose packed memory is unpacked as it is touched.
+//! A Linux whose packed memory is filled on touch.
 
 use rustix::process::Signal;
 use volt_tests::{Boot, Guest, Pressure, Scratch, Snapshot, needs, wait_until};
 
-/// A snapshot of a guest that has filled so much memory with a pattern, which it goes through as it counts.
+/// Takes a snapshot of a guest that has filled `mib` of memory with a pattern and checks it while it counts.
 fn packed(mib: u64, options: &[&str]) -> Snapshot {
     let mut guest = Boot::linux().vcpus(2).start();
     guest.wait_until_ready();
@@ -13,7 +13,7 @@ fn packed(mib: u64, options: &[&str]) -> Snapshot {
     guest.snapshot_as(options)
 }
 
-/// All of its pattern is as it left it.
+/// Checks that the guest finds all of its pattern.
 fn checks(guest: &mut Guest) {
     let answer = guest.order("check");
     assert!(answer.iter().any(|line| line.starts_with("generation ")), "{answer:?}");
@@ -22,7 +22,7 @@ fn checks(guest: &mut Guest) {
 }
 
 #[test]
-fn it_finds_every_page_and_so_do_its_snapshots_and_clones() {
+fn lazy_guest_its_snapshots_and_its_clones_find_each_page() {
     needs!(linux);
     let snapshot = packed(16, &["--compress", "zstd", "--chunk-size", "32K"]);
     let mut clones = [snapshot.restore(), snapshot.restore()];
@@ -36,7 +36,7 @@ fn it_finds_every_page_and_so_do_its_snapshots_and_clones() {
 }
 
 #[test]
-fn its_pager_is_killed_while_it_waits_for_memory() {
+fn guest_survives_a_pager_killed_during_its_faults() {
     needs!(linux);
     let (snapshot, scratch) = (packed(16, &["--compress", "lz4"]), Scratch::new());
     let pagers = scratch.path("pagers");
@@ -45,7 +45,7 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
     for _ in 0..3 {
         let mut guest = snapshot.restore_as(&["--pager", "shared", "--pager-dir", pagers.to_str().unwrap()]);
         guest.next_number("count");
-        // Faults pile up in front of one that stands still.
+        // Faults pile up while the pager is stopped.
         send(Signal::STOP);
         guest.type_in("check\n");
         wait_until("the guest waits for memory", || guest.waits_for_memory());
@@ -54,23 +54,22 @@ fn its_pager_is_killed_while_it_waits_for_memory() {
         guest.next_line("ok check");
         checks(&mut guest);
         drop(guest);
-        // The next guest is to find nothing of what this one had read.
+        // The next guest must not find pages that this guest's pager has read.
         send(Signal::KILL);
         wait_until("there is no pager", || pager().is_none());
     }
 }
 
-/// MiB that its guest goes through, and MiB that the VM and its pager get. They cannot hold a third of what
-/// the guest goes through, which can be swapped and not dropped. The kernel cannot swap page tables, KVM's
-/// tables and a huge page that is being filled: with 24 MiB it ended the VM in one run of three where shared
-/// memory came in huge pages.
+/// MiB that the guest goes through. A third of it must be swapped out and in.
 const GONE_THROUGH: u64 = 48;
+/// MiB for the VM and its pager. The kernel cannot swap page tables, KVM's tables and a huge page that is
+/// being filled: with 24 MiB it ended the VM in one run of three with huge pages of shared memory.
 const GIVEN: u64 = 32;
 
-/// What it has touched goes out and comes back: its own pages, and those of the base, which the pager has put
-/// there only once.
+/// The kernel swaps the guest's own pages and those of the base. The pager fills a page of the base only
+/// once.
 #[test]
-fn it_finds_every_page_again_where_there_is_too_little_memory() {
+fn guest_under_memory_pressure_finds_each_page() {
     needs!(linux, pressure);
     let (snapshot, scratch) = (packed(GONE_THROUGH, &["--compress", "lz4"]), Scratch::new());
     let pagers = scratch.path("pagers");

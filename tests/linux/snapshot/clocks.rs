@@ -1,5 +1,4 @@
-//! Linux's clocks go on after a restore from where they stood: by the TSC itself, on all processors, and by
-//! kvmclock.
+//! Linux's clocks continue from their saved values after a restore: the TSC, on all processors, and kvmclock.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +10,8 @@ fn monotonic(guest: &mut Guest) -> Duration {
     Duration::from_nanos(line.expect("a clock").parse().expect("a number"))
 }
 
-/// Checks that the guest's clock has moved by no more than it ran, a tenth and a tenth of a second aside, and
-/// that it moves.
+/// Checks that the guest's clock moves, and by no more than the guest's running time, plus a tenth and 100
+/// ms.
 fn goes_on(clocksource: &str, vcpus: u32, shim: &KvmShim) {
     let mut guest = Boot::linux().and(&format!("clocksource={clocksource}")).vcpus(vcpus).on(shim).start();
     guest.wait_until_ready();
@@ -38,7 +37,7 @@ fn goes_on(clocksource: &str, vcpus: u32, shim: &KvmShim) {
 }
 
 #[test]
-fn they_go_on_by_tsc_offsets() {
+fn clocks_continue_by_tsc_offsets() {
     needs!(linux, tsc);
     for (clocksource, vcpus) in [("tsc", 1), ("tsc", 2), ("kvm-clock", 2)] {
         goes_on(clocksource, vcpus, &KvmShim::new());
@@ -46,7 +45,7 @@ fn they_go_on_by_tsc_offsets() {
 }
 
 #[test]
-fn they_go_on_where_kvm_tells_no_offsets() {
+fn clocks_continue_without_tsc_offsets() {
     needs!(linux, tsc);
     for (clocksource, vcpus) in [("tsc", 1), ("tsc", 2), ("kvm-clock", 2)] {
         goes_on(clocksource, vcpus, &KvmShim::new().without_tsc_offset());

@@ -1,5 +1,5 @@
-//! A Linux that steps through its memory all the while, checking and changing it, is snapshotted, forked and
-//! rewound without being stopped.
+//! A busy Linux, which checks and changes its memory in a loop, is snapshotted, forked and rewound while it
+//! runs.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use volt_tests::{
 };
 use volt_vmm::{Progress, RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Store, Vm, snapshot};
 
-/// MiB that it steps through, 2 at a time.
+/// MiB that the guest steps through, 2 at a time.
 const MIB: u64 = 8;
 
 /// A Linux in this process.
@@ -20,7 +20,7 @@ struct Linux {
 }
 
 impl Linux {
-    /// One that counts.
+    /// Boots a Linux that counts.
     fn counting() -> Self {
         let file = |variable| PathBuf::from(std::env::var_os(variable).unwrap());
         let said = Recorder::default();
@@ -40,7 +40,7 @@ impl Linux {
         Self { vm: snapshot.restore_with(options).unwrap(), said }
     }
 
-    /// Gives its init an order, waits until it is carried out, and gives what was said meanwhile.
+    /// Gives an order to the guest's init and waits until it is done. Returns the output.
     fn order(&self, order: &str) -> String {
         let from = self.said.text().len();
         let name = order.split(' ').next().unwrap();
@@ -52,16 +52,16 @@ impl Linux {
         answer
     }
 
-    /// Waits until it has counted so much further. Gives the first number that it came to.
+    /// Waits for `by` more numbers. Returns the first of them.
     fn counts_on(&self, by: usize) -> u64 {
         let from = self.said.text().rfind('\n').map_or(0, |at| at + 1);
         let numbers = || numbers(&self.said.text()[from..].replace('\r', ""), "count");
-        wait_until("it counts on", || numbers().len() >= by);
+        wait_until("the guest counts on", || numbers().len() >= by);
         numbers()[0]
     }
 
-    /// All of its memory holds what it should, and all of it that it has stepped through since it was
-    /// restored did.
+    /// Checks that the guest finds no corrupt memory, neither in its steps since the restore nor in a full
+    /// check.
     fn is_whole(&self) {
         self.counts_on(MIB as usize / 2 + 1);
         self.order("check");
@@ -74,7 +74,7 @@ fn store(scratch: &Scratch) -> Store {
 }
 
 #[test]
-fn many_diffs_in_a_row_of_a_guest_at_work() {
+fn busy_guest_survives_many_diffs_in_a_row() {
     needs!(linux);
     let scratch = Scratch::new();
     let store = store(&scratch);
@@ -102,7 +102,7 @@ fn many_diffs_in_a_row_of_a_guest_at_work() {
 }
 
 #[test]
-fn it_becomes_eight_that_go_their_own_ways() {
+fn eight_children_of_a_busy_guest_run_independently() {
     needs!(linux);
     let parent = Linux::counting();
     let fork = |parent: &Linux, count: usize| {
@@ -110,12 +110,12 @@ fn it_becomes_eight_that_go_their_own_ways() {
         let here = parent.vm.snapshot_in_memory().unwrap();
         let children: Vec<_> = (0..count).map(|_| Linux::of(&here)).collect();
         for (number, child) in children.iter().enumerate() {
-            assert!(child.counts_on(1) > before, "from where the parent was");
+            assert!(child.counts_on(1) > before, "a child went back");
             child.order(&format!("write /own {number}"));
         }
         for (number, child) in children.iter().enumerate() {
             child.is_whole();
-            assert!(child.order("read /own").contains(&format!("{number}\n")), "each has its own");
+            assert!(child.order("read /own").contains(&format!("{number}\n")), "two children share a file");
         }
         children
     };
@@ -132,7 +132,7 @@ fn it_becomes_eight_that_go_their_own_ways() {
 }
 
 #[test]
-fn it_is_rewound_many_times() {
+fn busy_guest_is_rewound_many_times() {
     needs!(linux);
     let scratch = Scratch::new();
     let parent = Linux::counting();
@@ -143,8 +143,8 @@ fn it_is_rewound_many_times() {
     for round in 0..50 {
         linux.order(&format!("write /round {round}"));
         linux.vm.rewind().unwrap();
-        // What was on its way out when it was rewound may come first.
-        wait_until("it counts from there again", || linux.counts_on(1).abs_diff(first) <= 2);
+        // Output from before the rewind may come first.
+        wait_until("the guest counts from the snapshot", || linux.counts_on(1).abs_diff(first) <= 2);
     }
     linux.is_whole();
     linux.vm.rewind().unwrap();
@@ -154,7 +154,7 @@ fn it_is_rewound_many_times() {
 }
 
 #[test]
-fn a_trimmed_snapshot_lacks_the_page_cache_and_nothing_else() {
+fn trimmed_snapshot_lacks_only_the_page_cache() {
     needs!(linux);
     const KIB: u64 = 48 << 10;
     let scratch = Scratch::new();
@@ -167,13 +167,13 @@ fn a_trimmed_snapshot_lacks_the_page_cache_and_nothing_else() {
     guest.order("fill 16");
     guest.order(&format!("put /dev/vda {KIB} 7"));
     let told = |guest: &Guest| guest.ask("GET", "/balloon/statistics", "").1.contains("available_memory");
-    wait_until("the guest tells of its memory", || told(&guest));
+    wait_until("the guest reports its memory", || told(&guest));
     let stored = |taken: &Taken| fs::metadata(taken.memory_path()).unwrap().blocks() / 2;
     let all = stored(&guest.snapshot());
     let trimmed = guest.snapshot_as(&["--trim"]);
-    // Some is left to it, for whatever it does meanwhile.
+    // The trim leaves the guest some memory to work with.
     assert!(stored(&trimmed) + KIB / 2 < all, "{} KiB trimmed, {all} without", stored(&trimmed));
-    // The guest gets its memory back, page by page, and its disk's content.
+    // The guest gets its memory back and can read its disk again.
     let is_empty =
         |guest: &Guest| guest.ask("GET", "/balloon/statistics", "").1.contains(r#""actual_pages":0,"#);
     wait_until("the guest's balloon is empty", || is_empty(&guest));

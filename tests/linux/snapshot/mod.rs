@@ -1,4 +1,4 @@
-//! Linux goes on after snapshots, forks and rewinds, and a power cut leaves whole files.
+//! Linux continues after snapshots, forks and rewinds, and power cuts leave complete files or none.
 
 mod clocks;
 mod memory;

@@ -1,6 +1,6 @@
-//! Power cuts: a snapshot is there whole or not at all, and at the latest once its success was reported; a
-//! guest's records are there once its disk took a flush. Small guests, on a file system whose writes are
-//! logged; the log is then replayed in part, in many ways.
+//! Power cuts: a snapshot is complete or absent, and complete once its success was reported. A guest's
+//! records survive once its disk has flushed them. Small guests run on a file system whose writes are logged,
+//! and parts of the log are replayed in many ways.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,15 +14,15 @@ use volt_vmm::snapshot::WORKING_SET_FILE;
 const DISK_MIB: u64 = 96;
 const SLOTS: u64 = 32;
 const SECTOR: u64 = 512;
-/// Sectors between the slots of a raw disk: a page each.
+/// Sectors between the slots of a raw disk: one page.
 const CLOSE: u64 = 8;
-/// And of one with a layer: more than one of its clusters.
+/// Sectors between the slots of a disk with a layer: more than a cluster.
 const FAR: u64 = 136;
-/// Marks in the log: the preparations are on the medium; what follows was promised.
+/// The mark in the log after the preparations, and the start of a mark for a reported success.
 const BEGIN: &str = "begin";
 const PROMISE: &str = "promised-";
 
-/// How many states of each recording are tried: 10, or what `VOLT_POWER_CUTS` says.
+/// Returns how many states of each recording are tried: 10, or the number in `VOLT_POWER_CUTS`.
 fn states() -> usize {
     std::env::var("VOLT_POWER_CUTS").map_or(10, |given| given.parse().expect("VOLT_POWER_CUTS is a number"))
 }
@@ -33,7 +33,7 @@ fn seed() -> u64 {
 
 // ---- Snapshots ----
 
-/// An image that holds record 0 in each slot.
+/// Makes an image with record 0 in each slot.
 fn image(path: &Path, stride: u64) -> PathBuf {
     let file = File::create(path).unwrap();
     file.set_len(SLOTS * stride * SECTOR).unwrap();
@@ -46,27 +46,25 @@ fn image(path: &Path, stride: u64) -> PathBuf {
     path.to_owned()
 }
 
-/// A guest that knows what it wrote to a disk with a layer, beside its memory; the base lies where no power
-/// is cut.
+/// Starts a guest that checks its records on a disk with a layer. The base lies outside the power cuts.
 fn busy(scratch: &Scratch) -> Guest {
     let base = image(&scratch.fresh("base"), FAR);
     let words = format!("path={},layer={},id=root", base.display(), scratch.fresh("layer").display());
     let boot = Boot::small(&format!("records verify=1 slots={SLOTS} stride={FAR}"));
-    // Writeback that was started early would hide a sync that is missing.
+    // Early writeback would hide a missing sync.
     let shim = KvmShim::new().without_early_writeback();
     let mut guest = boot.device(["--disk".to_owned(), words]).on(&shim).start();
     goes_on(&mut guest, 8);
     guest
 }
 
-/// So many more records are written, over ones that are what they should be.
+/// Waits until the guest has written `records` more records and checked those that they replace.
 fn goes_on(guest: &mut Guest, records: u64) {
     let now = guest.next_number("synced");
     while guest.next_number("synced") < now + records {}
 }
 
-/// Has `act` make a snapshot at a place that a power cut hits, from what `prepare` left there, and looks at
-/// what is left of it.
+/// Lets `prepare` and then `act` write to a disk, and checks the snapshot that `act` makes after power cuts.
 fn is_whole_or_absent(prepare: impl FnOnce(&Path), act: impl FnOnce(&Path)) {
     let disk = CrashDisk::new(DISK_MIB);
     prepare(&disk.place());
@@ -81,12 +79,12 @@ fn is_whole_or_absent(prepare: impl FnOnce(&Path), act: impl FnOnce(&Path)) {
         let made = Snapshot::at(place.join("made"), &scratch);
         let promised = marks.iter().any(|mark| mark.starts_with(PROMISE));
         if !made.directory().exists() {
-            assert!(!promised, "the snapshot is gone though its success was reported");
+            assert!(!promised, "the snapshot is gone, but its success was reported");
             return;
         }
         made.verify().succeeded();
         turn += 1;
-        // A restore takes its time, and shows what verify cannot: the layers' content.
+        // A restore is slow, but it checks the layers' content, which verify cannot.
         if promised || turn % 4 == 0 {
             let mut restored = made.restore();
             goes_on(&mut restored, SLOTS + 4);
@@ -94,7 +92,7 @@ fn is_whole_or_absent(prepare: impl FnOnce(&Path), act: impl FnOnce(&Path)) {
     });
 }
 
-/// Records what a guest touches first, which is then kept beside its snapshot.
+/// Records the working set of a guest beside its snapshot.
 fn record_working_set(snapshot: &Snapshot) {
     let mut guest = snapshot.restore_as(&["--record", "api"]);
     goes_on(&mut guest, 8);
@@ -111,17 +109,17 @@ fn command(words: &[&str], paths: &[&Path]) {
 }
 
 #[test]
-fn a_snapshot_survives_a_power_cut_whole_or_not_at_all() {
+fn snapshot_is_complete_or_absent_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let guest = busy(&scratch);
     is_whole_or_absent(|_| (), |to| snapshot(&guest, to, &[]));
 }
 
-/// A guest on a disk without a layer: the memory of the snapshot knows what it wrote, so that must be on the
-/// disk. No flush brings it there.
+/// The guest has a disk without a layer and never flushes. Its memory knows its writes, so the snapshot must
+/// sync them.
 #[test]
-fn a_snapshot_finds_the_disk_of_its_guest_as_it_was_after_a_power_cut() {
+fn restored_guest_finds_its_disk_unchanged_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let disk = CrashDisk::new(DISK_MIB);
@@ -148,7 +146,7 @@ fn a_snapshot_finds_the_disk_of_its_guest_as_it_was_after_a_power_cut() {
 }
 
 #[test]
-fn a_packed_snapshot_survives_a_power_cut_whole_or_not_at_all() {
+fn packed_snapshot_is_complete_or_absent_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let guest = busy(&scratch);
@@ -156,7 +154,7 @@ fn a_packed_snapshot_survives_a_power_cut_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_diff_survives_a_power_cut_whole_or_not_at_all() {
+fn diff_is_complete_or_absent_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let mut guest = busy(&scratch);
@@ -167,7 +165,7 @@ fn a_diff_survives_a_power_cut_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_merge_survives_a_power_cut_whole_or_not_at_all() {
+fn merge_is_complete_or_absent_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let mut guest = busy(&scratch);
@@ -181,7 +179,7 @@ fn a_merge_survives_a_power_cut_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_conversion_survives_a_power_cut_whole_or_not_at_all() {
+fn conversion_is_complete_or_absent_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let guest = busy(&scratch);
@@ -197,7 +195,7 @@ fn a_conversion_survives_a_power_cut_whole_or_not_at_all() {
 }
 
 #[test]
-fn a_working_set_survives_a_power_cut_whole_or_not_at_all() {
+fn working_set_is_complete_or_absent_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let guest = busy(&scratch);
@@ -215,14 +213,14 @@ fn a_working_set_survives_a_power_cut_whole_or_not_at_all() {
         made.verify().succeeded();
         let promised = marks.iter().any(|mark| mark.starts_with(PROMISE));
         let there = volt_tests::scratch::list(made.directory()).iter().any(|name| name == WORKING_SET_FILE);
-        assert!(there || !promised, "the working set is gone though it was kept");
+        assert!(there || !promised, "the working set is gone, but its success was reported");
     });
 }
 
 // ---- Records of a guest ----
 
-/// Records every flush of a guest as a promise, while the host writes its disk back as it likes. The guest
-/// writes on only once the promise is in the log: its next flush would keep what this one should have.
+/// Marks each flush of a guest as a promise, while the host writes its disk back at random. The guest goes on
+/// only after the mark, because its next flush could make up for this one.
 fn record(disk: &CrashDisk, words: &str, stride: u64, written: &Path) {
     let boot = Boot::small(&format!("records slots={SLOTS} stride={stride} paced=1"));
     let mut guest = boot.device(["--disk", words]).start();
@@ -238,8 +236,7 @@ fn record(disk: &CrashDisk, words: &str, stride: u64, written: &Path) {
     guest.wait_exit();
 }
 
-/// Whether the numbers in the slots are possible after `promised` was synced: what is there is the last
-/// record promised for the slot or one that came after it.
+/// Checks that each slot holds the last record promised for it or a later one.
 fn has_kept(found: &[u64], promised: u64) {
     assert_eq!(found.len() as u64, SLOTS);
     for (slot, &found) in (0_u64..).zip(found) {
@@ -254,7 +251,7 @@ fn last_promise(marks: &[&str]) -> u64 {
     marks.iter().filter_map(|mark| mark.strip_prefix(PROMISE)?.parse().ok()).max().unwrap_or(0)
 }
 
-/// The records of a raw image.
+/// Reads the records of a raw image.
 fn in_image(path: &Path, stride: u64) -> Vec<u64> {
     let file = File::open(path).unwrap();
     let read = |slot: u64| {
@@ -273,7 +270,7 @@ fn in_image(path: &Path, stride: u64) -> Vec<u64> {
 }
 
 #[test]
-fn a_raw_disk_keeps_every_record_that_its_guest_saw_synced() {
+fn raw_disk_keeps_each_synced_record_after_a_power_cut() {
     needs!(kvm, log_writes);
     for engine in ["sync", "io_uring"] {
         let disk = CrashDisk::new(DISK_MIB);
@@ -289,7 +286,7 @@ fn a_raw_disk_keeps_every_record_that_its_guest_saw_synced() {
 }
 
 #[test]
-fn a_disk_with_a_layer_keeps_every_record_that_its_guest_saw_synced() {
+fn layered_disk_keeps_each_synced_record_after_a_power_cut() {
     needs!(kvm, log_writes);
     let scratch = Scratch::new();
     let base = image(&scratch.fresh("base"), FAR);
@@ -305,7 +302,7 @@ fn a_disk_with_a_layer_keeps_every_record_that_its_guest_saw_synced() {
             let promised = last_promise(marks);
             let layer = place.join("root.layer");
             if promised == 0 {
-                return; // a layer that is not yet made in full is none
+                return; // the layer may be incomplete
             }
             let boot = Boot::small(&format!("records check=1 slots={SLOTS} stride={FAR}"));
             let outcome = boot.device(["--disk".to_owned(), words(&layer)]).outcome();

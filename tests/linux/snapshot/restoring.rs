@@ -1,8 +1,8 @@
-//! A Linux that is snapshotted, killed and restored goes on as if nothing had happened.
+//! A restored Linux continues with its memory, clocks and registers.
 
 use volt_tests::{Boot, Guest, needs, numbers};
 
-/// A guest that counts, stepping through `mib` of checked memory.
+/// Starts a guest that counts and steps through `mib` of checked memory.
 fn counting(boot: Boot<'_>, mib: u32) -> Guest {
     let mut guest = boot.start();
     guest.wait_until_ready();
@@ -12,7 +12,7 @@ fn counting(boot: Boot<'_>, mib: u32) -> Guest {
     guest
 }
 
-/// Checks that the guest counts on from `count` and that its memory is whole.
+/// Checks that the guest counts on from `count` and finds no corrupt memory.
 fn goes_on_from(guest: &mut Guest, count: u64) {
     assert_eq!(guest.next_number("count"), count + 1);
     assert_eq!(guest.next_number("count"), count + 2);
@@ -21,13 +21,13 @@ fn goes_on_from(guest: &mut Guest, count: u64) {
     assert!(!guest.output().contains("corrupt"), "{}", guest.output());
 }
 
-/// Pauses it, and says how far it has counted.
+/// Pauses the guest and returns its last number.
 fn paused_at(guest: &Guest) -> u64 {
     *numbers(&guest.paused_in_whole_lines(), "count").last().unwrap()
 }
 
 #[test]
-fn a_killed_guest_goes_on_from_its_count_with_its_memory_and_its_clock() {
+fn killed_guest_continues_with_its_memory_and_clocks() {
     needs!(linux);
     let mut guest = counting(Boot::linux().vcpus(2), 16);
     let clock = |guest: &mut Guest| -> Vec<u64> {
@@ -55,7 +55,7 @@ fn a_killed_guest_goes_on_from_its_count_with_its_memory_and_its_clock() {
 }
 
 #[test]
-fn a_running_guest_is_snapshotted_and_both_go_on() {
+fn running_guest_and_its_clone_both_go_on() {
     needs!(linux);
     let mut guest = counting(Boot::linux(), 8);
     let snapshot = guest.snapshot();
@@ -68,7 +68,7 @@ fn a_running_guest_is_snapshotted_and_both_go_on() {
 }
 
 #[test]
-fn two_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
+fn two_clones_leave_their_snapshot_unchanged() {
     needs!(linux);
     let guest = counting(Boot::linux(), 8);
     let count = paused_at(&guest);
@@ -79,9 +79,9 @@ fn two_run_from_one_snapshot_at_once_and_it_stays_as_it_is() {
     for clone in &mut clones {
         goes_on_from(clone, count);
     }
-    // They know nothing of each other.
+    // A clone does not see the files of another.
     clones[0].order("write /tmp/mine only here");
-    // Beside what it counts meanwhile.
+    // The answer may include numbers.
     let read = clones[0].order("read /tmp/mine");
     assert!(read.iter().any(|line| line == "only here"), "{read:?}");
     clones[1].type_in("read /tmp/mine\n").wait_for("error read: ");
@@ -104,7 +104,7 @@ fn twenty_generations_of_snapshots_lose_nothing() {
 }
 
 #[test]
-fn a_guest_of_4_gib_comes_back_with_memory_above_the_hole() {
+fn guest_of_4_gib_is_restored_with_memory_above_the_hole() {
     needs!(linux);
     let guest = counting(Boot::linux().memory("4G"), 64);
     let count = paused_at(&guest);
@@ -127,7 +127,7 @@ fn four_vcpus_are_restored() {
 }
 
 #[test]
-fn avx_registers_survive() {
+fn avx_registers_survive_snapshots() {
     needs!(linux);
     let mut guest = Boot::linux().start();
     guest.wait_until_ready();
@@ -142,7 +142,7 @@ fn avx_registers_survive() {
 }
 
 #[test]
-fn the_console_takes_input_after_a_restore() {
+fn console_takes_input_after_a_restore() {
     needs!(linux);
     let mut guest = Boot::linux().start();
     guest.wait_until_ready();

@@ -1,9 +1,9 @@
-//! What a Linux touches first is recorded, and found there by its clones.
+//! The working set of a Linux is recorded and read ahead for its clones.
 
 use serde_json::Value;
 use volt_tests::{Boot, Guest, needs, wait_until};
 
-/// All of its pattern is as it left it.
+/// Checks that the guest finds all of its pattern.
 fn checks(guest: &mut Guest) {
     let answer = guest.order("check");
     assert!(answer.iter().any(|line| line.starts_with("generation ")), "{answer:?}");
@@ -18,7 +18,7 @@ fn held(guest: &Guest) -> Value {
 }
 
 #[test]
-fn clones_find_what_was_recorded_of_the_first() {
+fn clones_prefetch_the_recorded_working_set() {
     needs!(linux);
     let mut guest = Boot::linux().vcpus(2).start();
     guest.wait_until_ready();
@@ -37,19 +37,19 @@ fn clones_find_what_was_recorded_of_the_first() {
         checks(&mut first);
         drop(first);
         let mut clone = snapshot.restore_as(&["--paused"]);
-        wait_until("all is read ahead", || held(&clone)["prefetch"]["is_over"] == true);
+        wait_until("the working set is read ahead", || held(&clone)["prefetch"]["is_over"] == true);
         clone.resume();
         checks(&mut clone);
         let held = held(&clone);
         assert_eq!(held["prefetch"]["read"].as_u64(), Some(pages), "{held}");
         if let Some(ahead) = held["chunks"]["ahead"].as_u64() {
-            // No Linux does twice the same, but most of it.
+            // Two runs of Linux touch mostly, but not exactly, the same pages.
             let [touched, in_vain] =
                 ["on_touch", "in_vain"].map(|what| held["chunks"][what].as_u64().unwrap());
             assert!(touched < ahead / 2 && in_vain < ahead / 2, "{held}");
         }
         let mut again = snapshot.restore_as(&["--record", "console"]);
         again.next_number("count");
-        wait_until("it says what was recorded", || again.stderr().contains("until console; the set before"));
+        wait_until("the recording is logged", || again.stderr().contains("until console; the set before"));
     }
 }
