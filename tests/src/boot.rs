@@ -1,4 +1,4 @@
-//! The boot of a kernel: what a guest is started with.
+//! Boots: the kernel, machine and devices that a guest is started with.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use crate::outcome::Outcome;
 use crate::program::binary;
 use crate::scratch::Scratch;
 
-/// Where a machine's interrupt controllers can be, as `--irqchip` takes it.
+/// The values of `--irqchip`: interrupt controllers in the kernel, or split.
 pub const IRQCHIPS: [&str; 2] = ["kernel", "split"];
 
-/// A boot of a kernel that is about to happen.
+/// A kernel that is about to boot.
 #[derive(Debug)]
 pub struct Boot<'a> {
     kernel: PathBuf,
@@ -33,14 +33,14 @@ pub struct Boot<'a> {
 }
 
 impl<'a> Boot<'a> {
-    /// The small guest, with 64 MiB and one vCPU. The first word of the command line says what it does
-    /// (guests/guest.c).
+    /// Boots the small guest with 64 MiB and one vCPU. The first word of the command line chooses its
+    /// behaviour (guests/guest.c).
     #[must_use]
     pub fn small(cmdline: &str) -> Self {
         Self::kernel(crate::small_guest(), cmdline).memory("64M")
     }
 
-    /// The Linux of this project, with its init, which takes orders ([`Guest::order`]).
+    /// Boots this project's Linux, whose init takes orders ([`Guest::order`]).
     ///
     /// # Panics
     /// `VOLT_KERNEL` is not set: the test must begin with `needs!(linux)`.
@@ -49,13 +49,13 @@ impl<'a> Boot<'a> {
         Self::linux_of("VOLT_KERNEL")
     }
 
-    /// The same with all of the kernel's messages.
+    /// Boots this project's Linux with all kernel messages on the console.
     #[must_use]
     pub fn linux_loud() -> Self {
         Self { cmdline: "console=ttyS0 reboot=k panic=-1".to_owned(), ..Self::linux() }
     }
 
-    /// The kernel that an environment variable names, with the project's init.
+    /// Boots the kernel that an environment variable names, with the project's init.
     ///
     /// # Panics
     /// The variable is not set.
@@ -67,7 +67,7 @@ impl<'a> Boot<'a> {
         Self { initrd: Some(file("VOLT_INITRD")), ..boot }
     }
 
-    /// Any kernel.
+    /// Boots any kernel.
     #[must_use]
     pub fn kernel(kernel: impl Into<PathBuf>, cmdline: &str) -> Self {
         Self {
@@ -85,75 +85,75 @@ impl<'a> Boot<'a> {
         }
     }
 
-    /// With an initrd.
+    /// Adds an initrd.
     #[must_use]
     pub fn initrd(self, initrd: impl Into<PathBuf>) -> Self {
         Self { initrd: Some(initrd.into()), ..self }
     }
 
-    /// With more words on the kernel command line.
+    /// Adds words to the kernel command line.
     #[must_use]
-    pub fn and(mut self, words: &str) -> Self {
+    pub fn cmdline_words(mut self, words: &str) -> Self {
         self.cmdline = format!("{} {words}", self.cmdline);
         self
     }
 
-    /// With this much memory, as `--memory` takes it.
+    /// Sets the memory, in the syntax of `--memory`.
     #[must_use]
     pub fn memory(self, memory: &str) -> Self {
         Self { memory: memory.to_owned(), ..self }
     }
 
-    /// With this many vCPUs.
+    /// Sets the number of vCPUs.
     #[must_use]
     pub fn vcpus(self, vcpus: u32) -> Self {
         Self { vcpus: vcpus.to_string(), ..self }
     }
 
-    /// With its interrupt controllers there: one of [`IRQCHIPS`].
+    /// Sets the irqchip: one of [`IRQCHIPS`].
     #[must_use]
     pub fn irqchip(self, kind: &str) -> Self {
         self.device(["--irqchip", kind])
     }
 
-    /// With a device, as an option of `volt-vmm run`: its words, such as `--disk` and `path=/root.img`.
+    /// Adds options of `volt-vmm run`, such as `--disk` and `path=/root.img`.
     #[must_use]
     pub fn device<S: Into<OsString>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
         self.devices.extend(words.into_iter().map(Into::into));
         self
     }
 
-    /// With this console input.
+    /// Sets the console input.
     #[must_use]
     pub fn input(self, input: Input<'a>) -> Self {
         Self { input, ..self }
     }
 
-    /// In a mount namespace.
+    /// Runs in this namespace.
     #[must_use]
     pub fn inside(self, namespace: &'a Namespace) -> Self {
         Self { namespace: Some(namespace), ..self }
     }
 
-    /// On another KVM.
+    /// Runs on another KVM.
     #[must_use]
-    pub fn on(self, shim: &KvmShim) -> Self {
+    pub fn on_kvm(self, shim: &KvmShim) -> Self {
         Self { shim: shim.clone(), ..self }
     }
 
-    /// With syncs that the test can hold.
+    /// Lets the test hold the VM's syncs.
     #[must_use]
     pub fn syncs(self, syncs: &'a HeldSyncs) -> Self {
         Self { syncs: Some(syncs), ..self }
     }
 
-    /// In this scratch directory.
+    /// Uses this scratch directory.
     #[must_use]
     pub fn scratch(self, scratch: &Scratch) -> Self {
         Self { scratch: scratch.clone(), ..self }
     }
 
-    /// Starts it.
+    /// Starts the guest.
     #[must_use]
     pub fn start(self) -> Guest {
         let socket = self.scratch.fresh("api");
@@ -163,7 +163,7 @@ impl<'a> Boot<'a> {
         Launch { input, namespace, shim, syncs, ..Launch::of(arguments) }.start(scratch, socket)
     }
 
-    /// Runs it to its end, without input.
+    /// Runs `volt-vmm` to its end, without input.
     #[must_use]
     pub fn outcome(self) -> Outcome {
         let mut command = Command::new(binary());

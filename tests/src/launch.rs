@@ -1,4 +1,4 @@
-//! The start of a `volt-vmm`: its console's input and its surroundings.
+//! Starts of `volt-vmm`: its console input and its surroundings.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -20,35 +20,35 @@ use crate::scratch::Scratch;
 use crate::terminal::Terminal;
 use crate::transcript::Transcript;
 
-/// Where a guest's console input comes from.
+/// The source of a guest's console input.
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// From the test ([`Guest::type_in`]).
+    /// The test types ([`Guest::type_in`]).
     Test,
-    /// From a pipe that is closed at once.
+    /// A pipe that is closed at once.
     Ended,
-    /// From `/dev/null`.
+    /// `/dev/null`.
     Null,
-    /// From a file.
+    /// A file.
     File(&'a Path),
-    /// From a terminal, which is standard output too.
+    /// A terminal, which is standard output, too.
     Terminal(&'a Terminal),
 }
 
-/// A `volt-vmm` that is about to run.
+/// A `volt-vmm` that is about to start.
 pub(crate) struct Launch<'a> {
     pub(crate) arguments: Vec<OsString>,
     pub(crate) input: Input<'a>,
     pub(crate) namespace: Option<&'a Namespace>,
     pub(crate) shim: KvmShim,
-    /// The control group that it is born in.
+    /// The control group of the process.
     pub(crate) pressure: Option<&'a Pressure>,
-    /// What holds its syncs.
+    /// The syncs that the test can hold.
     pub(crate) syncs: Option<&'a HeldSyncs>,
 }
 
 impl Launch<'_> {
-    /// With input from the test, and nothing special about its surroundings.
+    /// Starts `volt-vmm` with input from the test and no special surroundings.
     pub(crate) fn of(arguments: Vec<OsString>) -> Self {
         let (input, shim) = (Input::Test, KvmShim::new());
         Self { arguments, input, namespace: None, shim, pressure: None, syncs: None }
@@ -96,13 +96,13 @@ impl Launch<'_> {
 }
 
 impl Guest {
-    /// A process without a VM, which waits for one to be loaded or booted through its API.
+    /// Starts a process without a VM, which waits for a load or a boot through its API.
     #[must_use]
     pub fn waiting() -> Self {
         Self::waiting_with(&[])
     }
 
-    /// The same with these options.
+    /// Starts a waiting process with these options.
     #[must_use]
     pub fn waiting_with(options: &[&str]) -> Self {
         let scratch = Scratch::new();
@@ -113,8 +113,8 @@ impl Guest {
     }
 }
 
-/// Dies with the test, and heeds the signals that nohup or a background job of a shell has us ignore:
-/// `volt-vmm` would take that for its user's wish.
+/// Ties the child to the test's life, and resets signals that nohup or a background job ignores. `volt-vmm`
+/// would take an ignored signal for its user's wish.
 fn become_a_child() -> std::io::Result<()> {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {
         // SAFETY: the default action is valid for any signal.

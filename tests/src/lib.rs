@@ -62,10 +62,10 @@ pub use wire::Wire;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// How often a guest is to go through what it goes through many times: 10, or what `VOLT_GENERATIONS` says.
+/// Returns the number of generations of snapshots in a test: 10, or the number in `VOLT_GENERATIONS`.
 ///
 /// # Panics
-/// That is no number.
+/// `VOLT_GENERATIONS` is no number.
 #[must_use]
 pub fn generations() -> usize {
     let given = std::env::var("VOLT_GENERATIONS").ok();

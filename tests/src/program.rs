@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-/// The binary under test.
+/// Returns the path of the binary under test.
 ///
 /// # Panics
-/// There is none.
+/// The binary does not exist.
 #[must_use]
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("VOLT_VMM") {

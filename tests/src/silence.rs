@@ -1,6 +1,6 @@
-//! What is told of a guest that does not answer: where the threads of its process wait, what nobody has read
-//! of its input, and its clocks, timers, interrupts and devices, twice, so that one sees what moves. All of
-//! it comes from `/proc` and from two snapshots.
+//! Reports about guests that do not answer: the places where their threads wait, their clocks, timers,
+//! interrupts and devices. Two looks show which values move. The facts come from `/proc` and from two
+//! snapshots.
 
 use std::fmt::Write;
 use std::fs;
@@ -27,13 +27,15 @@ const CURRENT_COUNT: usize = 0x390;
 /// Long enough for a guest's clock and its timers to move.
 const BETWEEN: Duration = Duration::from_secs(1);
 
-/// Characters of what the guest says between two looks.
+/// Characters of output between two looks that the report has.
 const MOST_SAID: usize = 200;
 
-/// Characters of a device's state. What its driver reads comes first, and the map of a layer last.
+/// Characters of a device's state that the report has. The driver's part comes first, and the map of a layer
+/// last.
 const MOST_OF_DEVICE: usize = 1000;
 
-/// Returns the report. Never panics: what cannot be read says why. `snapshot` takes one in a directory.
+/// Returns the report. Never panics: a value that cannot be read gives the reason. `snapshot` takes one in a
+/// directory.
 pub(crate) fn explain(
     pid: u32,
     output: &Transcript,
@@ -54,8 +56,8 @@ pub(crate) fn explain(
     told + &threads(pid)
 }
 
-/// The threads of a process: state, processor time in ticks (user, kernel), and the place in the kernel that
-/// each waits at.
+/// Reports the threads of a process: state, processor time in ticks (user, kernel), and the kernel function
+/// where each waits.
 pub(crate) fn threads(pid: u32) -> String {
     let mut told = String::new();
     if !Path::new(&format!("/proc/{pid}")).exists() {
@@ -77,7 +79,7 @@ pub(crate) fn threads(pid: u32) -> String {
     told
 }
 
-/// The machine's state, of a snapshot that is taken for this.
+/// Reports the machine's state from a snapshot that is taken for this.
 fn machine(directory: &Path, snapshot: impl Fn(&Path) -> Outcome) -> String {
     let taken = snapshot(directory);
     if taken.status != 0 {
@@ -85,7 +87,7 @@ fn machine(directory: &Path, snapshot: impl Fn(&Path) -> Outcome) -> String {
     }
     let state = read_state(directory);
     let memory = fs::read(directory.join("memory.snap"));
-    // Its memory may be large.
+    // The memory file may be large.
     let _ = fs::remove_dir_all(directory);
     let machine = &state["machine"];
     let mut told = String::new();
@@ -94,7 +96,7 @@ fn machine(directory: &Path, snapshot: impl Fn(&Path) -> Outcome) -> String {
     }
     let _ = writeln!(told, "clock: {}", machine["clock"]);
     let kernels = hex(&bytes(&machine["irqchip"]["ioapic"]));
-    // KVM's, if the IOAPIC is none of the devices.
+    // The IOAPIC is KVM's unless it is among the devices.
     if !kernels.is_empty() {
         let _ = writeln!(told, "ioapic: {kernels}");
     }
@@ -132,8 +134,8 @@ fn of_vcpu(vcpu: &Value) -> String {
     };
     let regs = |name: &str| vcpu["regs"][name].as_u64().unwrap_or_default();
     format!(
-        "mp_state {}, rip {:#x}, rflags {:#x}, tsc {} at {} kHz (offset {}), deadline {}, timer {:#x} counts {} of {}, \
-         ppr {:#x}, in service {:?}, requested {:?}, events {}",
+        "mp_state {}, rip {:#x}, rflags {:#x}, tsc {} at {} kHz (offset {}), deadline {}, \
+         timer {:#x} counts {} of {}, ppr {:#x}, in service {:?}, requested {:?}, events {}",
         vcpu["mp_state"],
         regs("rip"),
         regs("rflags"),
@@ -151,7 +153,7 @@ fn of_vcpu(vcpu: &Value) -> String {
     )
 }
 
-/// The vectors that are set in eight registers of 32 bits, 16 bytes apart.
+/// Returns the vectors set in eight registers of 32 bits, 16 bytes apart.
 fn vectors(register: impl Fn(usize) -> u32, from: usize) -> Vec<u32> {
     (0..256).filter(|vector| register(from + *vector as usize / 32 * 16) >> (vector % 32) & 1 == 1).collect()
 }

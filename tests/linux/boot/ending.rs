@@ -36,7 +36,7 @@ fn panic_ends_with_status_3() {
 #[test]
 fn init_carries_out_orders_of_the_kernel_command_line() {
     needs!(linux);
-    let mut guest = Boot::linux().vcpus(2).and("volt.orders=cpus;poweroff").start();
+    let mut guest = Boot::linux().vcpus(2).cmdline_words("volt.orders=cpus;poweroff").start();
     guest.wait_for("cpus 2").wait_for("ok cpus").wait_for("ok poweroff");
     assert_eq!(guest.wait_exit().status, 0);
 }

@@ -29,7 +29,8 @@ fn kernel_without_acpi_finds_all_processors_and_the_ioapic() {
         // The guest also writes after its snapshot, and a restore refuses a changed image without a layer.
         let disk = format!("path={},layer={}", image.display(), layer.display());
         let devices = ["--disk", &disk, "--net", "tap=tap0", "--devices-on-cmdline"];
-        let boot = Boot::linux_loud().vcpus(vcpus).irqchip("kernel").and("acpi=off").device(devices);
+        let boot =
+            Boot::linux_loud().vcpus(vcpus).irqchip("kernel").cmdline_words("acpi=off").device(devices);
         let mut guest = boot.inside(network.namespace()).start();
         guest.wait_until_ready();
         assert!(guest.output().contains("Intel MultiProcessor Specification v1.4"), "{}", guest.output());
@@ -59,7 +60,7 @@ fn kernel_without_acpi_finds_all_processors_and_the_ioapic() {
 #[test]
 fn mp_table_holds_32_processors() {
     needs!(linux);
-    let boot = Boot::linux().vcpus(32).irqchip("kernel").and("acpi=off");
+    let boot = Boot::linux().vcpus(32).irqchip("kernel").cmdline_words("acpi=off");
     let mut guest = boot.memory("512M").start();
     guest.wait_until_ready();
     assert_eq!(guest.order("cpus"), ["cpus 32"]);

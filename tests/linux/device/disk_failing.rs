@@ -19,7 +19,7 @@ fn with_others(failing: &str, scratch: &Scratch, namespace: &Namespace) -> Guest
     let words = format!("path={},id=other", other.display());
     let boot = Boot::linux().device(["--disk", failing, "--disk", &words, "--rng"]);
     // Kernel messages about errors would mix with the answers.
-    let mut guest = boot.and("loglevel=1").inside(namespace).start();
+    let mut guest = boot.cmdline_words("loglevel=1").inside(namespace).start();
     guest.wait_until_ready();
     guest
 }

@@ -10,7 +10,7 @@ fn virtio_devices_are_found_through_acpi_or_the_command_line() {
         let mut boot = Boot::linux().device(["--rng"]);
         if on_cmdline {
             // A kernel with hardware-reduced ACPI chooses its interrupt numbers itself, so ACPI is off.
-            boot = boot.device(["--devices-on-cmdline"]).irqchip("kernel").and("acpi=off");
+            boot = boot.device(["--devices-on-cmdline"]).irqchip("kernel").cmdline_words("acpi=off");
         }
         let mut guest = boot.start();
         guest.wait_until_ready();

@@ -13,7 +13,8 @@ fn monotonic(guest: &mut Guest) -> Duration {
 /// Checks that the guest's clock moves, and by no more than the guest's running time, plus a tenth and 100
 /// ms.
 fn goes_on(clocksource: &str, vcpus: u32, shim: &KvmShim) {
-    let mut guest = Boot::linux().and(&format!("clocksource={clocksource}")).vcpus(vcpus).on(shim).start();
+    let mut guest =
+        Boot::linux().cmdline_words(&format!("clocksource={clocksource}")).vcpus(vcpus).on_kvm(shim).start();
     guest.wait_until_ready();
     let first = Instant::now();
     let before = monotonic(&mut guest);

@@ -53,7 +53,7 @@ fn busy(scratch: &Scratch) -> Guest {
     let boot = Boot::small(&format!("records verify=1 slots={SLOTS} stride={FAR}"));
     // Early writeback would hide a missing sync.
     let shim = KvmShim::new().without_early_writeback();
-    let mut guest = boot.device(["--disk".to_owned(), words]).on(&shim).start();
+    let mut guest = boot.device(["--disk".to_owned(), words]).on_kvm(&shim).start();
     goes_on(&mut guest, 8);
     guest
 }

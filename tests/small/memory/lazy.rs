@@ -307,7 +307,7 @@ fn each_damaged(snapshot: &Snapshot, word: &str, count: u64) {
         file.write_all_at(&[byte[0] ^ 0x40], at).unwrap();
         if let Some(outcome) = runs_through(snapshot, word, count) {
             let words = [path.to_str().unwrap(), &format!("is damaged in chunk {chunk} ")];
-            outcome.complained(&words);
+            outcome.failed_with(&words);
             assert_eq!(outcome.status, 5, "{outcome:?}");
             assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
             ended += 1;
@@ -408,7 +408,7 @@ fn truncated_pack_ends_its_guest() {
     file.set_len(4096).unwrap();
     guest.resume();
     let outcome = guest.wait_exit();
-    outcome.complained(&["its memory cannot be had", snapshot.memory_path().to_str().unwrap()]);
+    outcome.failed_with(&["its memory cannot be had", snapshot.memory_path().to_str().unwrap()]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
 }

@@ -340,17 +340,17 @@ fn command_line_forks_a_guest() {
         Outcome::of(common.iter().chain(words))
     };
     let one = fork(&["--child", &path("one.sock"), "--serial", &path("one.out")]);
-    let one = Child::told(one.succeeded().stdout.trim_end(), &scratch.path("one.out"));
+    let one = Child::from_line(one.succeeded().stdout.trim_end(), &scratch.path("one.out"));
     goes_on(&one);
     let three = fork(&["--count", "3", "--child-dir", &path("dir")]);
     let three: Vec<_> = (1..)
         .zip(three.succeeded().stdout.lines())
-        .map(|(number, line)| Child::told(line, &scratch.path(&format!("dir/{number}.out"))))
+        .map(|(number, line)| Child::from_line(line, &scratch.path(&format!("dir/{number}.out"))))
         .collect();
     assert_eq!(three.len(), 3);
     three.iter().for_each(goes_on);
     let quiet = fork(&["--child", &path("quiet.sock"), "--paused"]);
-    let quiet = Child::told(quiet.succeeded().stdout.trim_end(), &scratch.path("quiet.out"));
+    let quiet = Child::from_line(quiet.succeeded().stdout.trim_end(), &scratch.path("quiet.out"));
     assert!(quiet.ask("GET", "/v1/vm", "").1.contains(r#""state":"paused""#));
     let taken = fork(&["--child", &path("one.sock")]);
     // On a busy host standard error also has lines of progress.

@@ -21,7 +21,7 @@ fn vcpu(state: &mut Value) -> &mut Value {
 fn snapshots_work_without_xsave2() {
     needs!(kvm);
     let shim = KvmShim::new().without_xsave2();
-    let mut guest = Boot::small("special").on(&shim).start();
+    let mut guest = Boot::small("special").on_kvm(&shim).start();
     guest.next_number("round");
     let old = guest.snapshot();
     drop(guest);

@@ -215,7 +215,7 @@ fn guest_is_recorded_only_if_it_reaches_its_marker() {
     let outcome = snapshot.restore_as(&["--record", "api"]).wait_exit();
     outcome
         .succeeded()
-        .complained(&["cannot record the working set", "the VM ended before the marker (api)"]);
+        .failed_with(&["cannot record the working set", "the VM ended before the marker (api)"]);
     assert_eq!(list(snapshot.directory()), files);
 }
 

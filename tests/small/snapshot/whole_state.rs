@@ -122,8 +122,8 @@ fn guest_is_told_of_each_pause() {
 fn guest_without_kvmclock_runs_untold() {
     needs!(kvm);
     let shim = KvmShim::new().refuses(kvm_shim::KVMCLOCK_CTRL, libc::EINVAL);
-    Boot::small("count").on(&shim).start().next_number("count");
+    Boot::small("count").on_kvm(&shim).start().next_number("count");
     let shim = KvmShim::new().refuses(kvm_shim::KVMCLOCK_CTRL, libc::EIO);
-    let refused = Boot::small("count").on(&shim).outcome();
+    let refused = Boot::small("count").on_kvm(&shim).outcome();
     assert!(refused.status == 1 && refused.stderr.contains("KVM_KVMCLOCK_CTRL"), "{refused:?}");
 }

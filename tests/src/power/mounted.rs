@@ -1,4 +1,4 @@
-//! Mounted file systems.
+//! Mounts and unmounts of file systems.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ pub(super) fn mount_ext4(device: &Path, place: &Path) {
         .unwrap_or_else(|error| panic!("mount {} at {}: {error}", device.display(), place.display()));
 }
 
-/// Unmounts what a process that has just ended may hold for a moment yet.
+/// Unmounts a file system that a process may still hold for a moment after its end.
 pub(super) fn unmount_from(place: &Path) {
     wait_until("nobody holds the file system", || match unmount(place, UnmountFlags::empty()) {
         Ok(()) => true,
@@ -24,7 +24,7 @@ pub(super) fn unmount_from(place: &Path) {
     });
 }
 
-/// Unmounts, whatever comes.
+/// Unmounts on drop, even after a panic.
 pub(super) struct Unmounted<'a>(&'a Path);
 
 impl<'a> Unmounted<'a> {
