@@ -96,7 +96,7 @@ impl Guest {
         let unread = self.input.as_ref().and_then(|input| rustix::io::ioctl_fionread(input).ok());
         let silence = if self.output.has_ended() { String::new() } else { self.explain_silence() };
         panic!(
-            "the guest did not say {awaited:?}; it said:\n{output}\nstandard error:\n{stderr}\n\
+            "the guest did not say {awaited:?}, but said:\n{output}\nstandard error:\n{stderr}\n\
              unread bytes of its input: {unread:?}\n{silence}"
         )
     }
@@ -292,7 +292,7 @@ impl Guest {
             }
             assert!(
                 start.elapsed() < patience(),
-                "does not end; it said:\n{}\n{}",
+                "the process does not end; output:\n{}\n{}",
                 self.output(),
                 self.stderr()
             );

@@ -49,7 +49,7 @@ impl HeldSyncs {
     /// # Panics
     /// The host refuses a socket.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "it has a thread")]
+    #[expect(clippy::new_without_default, reason = "starts a thread")]
     pub fn new() -> Self {
         let (near, far) = UnixStream::pair().expect("make a socket");
         let state = Arc::<(Mutex<Holding>, Condvar)>::default();

@@ -51,7 +51,7 @@ pub(crate) fn explain(
         let after = output.text();
         let said = after.get(before..).unwrap_or_default();
         let start: String = said.chars().take(MOST_SAID).collect();
-        let _ = writeln!(told, "it said {} bytes after that: {start:?}", said.len());
+        let _ = writeln!(told, "the guest said {} bytes after that: {start:?}", said.len());
     }
     told + &threads(pid)
 }
@@ -61,7 +61,7 @@ pub(crate) fn explain(
 pub(crate) fn threads(pid: u32) -> String {
     let mut told = String::new();
     if !Path::new(&format!("/proc/{pid}")).exists() {
-        return "its process is gone\n".to_owned();
+        return "the process is gone\n".to_owned();
     }
     for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();

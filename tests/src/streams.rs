@@ -42,7 +42,7 @@ where
     std::thread::scope(|scope| {
         scope.spawn(move || sender.write_all(bytes).expect("the guest takes what is sent"));
         let mut found = vec![0; bytes.len()];
-        receiver.read_exact(&mut found).expect("what was sent comes back");
+        receiver.read_exact(&mut found).expect("the sent bytes come back");
         assert!(found == bytes, "other bytes came back");
     });
 }

@@ -60,7 +60,7 @@ impl Transcript {
     /// Waits until all written bytes are read. The stream need not end, because another process may have its
     /// other end.
     pub(crate) fn wait_read(&self) {
-        wait_until("what was written is read", || {
+        wait_until("written bytes are read", || {
             let state = self.lock();
             let left = state.stream.as_ref().map_or(Ok(0), rustix::io::ioctl_fionread);
             state.ended || left == Ok(0)

@@ -335,7 +335,7 @@ fn end_of_a_guest_wakes_a_poll_and_a_wait_with_timeout() {
     assert_eq!(vm.wait_timeout(Duration::from_secs(60)).unwrap(), Some(Ending::Poweroff));
     assert!(
         is_readable(&before, now) && is_readable(&vm.ended_fd().unwrap(), now),
-        "it is not readable later"
+        "the descriptor is not readable later"
     );
 }
 

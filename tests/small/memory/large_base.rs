@@ -86,7 +86,7 @@ fn large_diff_of_a_lazy_guest_fetches_nothing() {
     let options = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     vm.snapshot_with(&store(&scratch), "diff", &options).unwrap();
     let after = snapshot.chunks_fetched();
-    assert!(scratch.path("diff/memory.diff").exists(), "it is a diff");
+    assert!(scratch.path("diff/memory.diff").exists(), "the snapshot is no diff");
     assert!(after <= before + 2, "{before}, then {after}");
     vm.snapshot_with(&store(&scratch), "again", &options).unwrap();
     assert!(snapshot.chunks_fetched() <= before + 2 && scratch.path("again/memory.diff").exists());

@@ -86,13 +86,13 @@ fn last(recorder: &Recorder) -> u64 {
 }
 
 pub(crate) fn wait_for(recorder: &Recorder, count: u64) {
-    wait_until("it counts", || last(recorder) >= count);
+    wait_until("the guest counts on", || last(recorder) >= count);
     assert!(!recorder.text().contains("WRONG"), "{}", recorder.text());
 }
 
 /// Waits until the guest has checked and changed all of its memory, and checked it again.
 pub(crate) fn goes_on(recorder: &Recorder) {
-    wait_until("it says a number", || last(recorder) > 0);
+    wait_until("the guest counts", || last(recorder) > 0);
     wait_for(recorder, last(recorder) + 2 * MIB * 4);
 }
 
@@ -133,7 +133,7 @@ fn lazy_vm_is_rewound_before_all_memory_is_fetched() {
     for rewindable in [true, false] {
         let (recorder, vm) = warm.restore(RestoreOptions { rewindable, ..RestoreOptions::default() });
         for _ in 0..5 {
-            wait_until("it says a number", || last(&recorder) > 0);
+            wait_until("the guest counts", || last(&recorder) > 0);
             wait_for(&recorder, last(&recorder) + MIB);
             assert!(vm.rewind().unwrap().pages > 0);
         }
@@ -190,7 +190,7 @@ fn lazy_vm_gives_the_same_snapshot_diff_and_fork_as_an_eager_one() {
         child.snapshot(&to, &format!("{name}-fork")).unwrap();
         warm.restore(PAUSED(unpack.clone())).1.snapshot(&to, &format!("{name}-full")).unwrap();
     }
-    let same = |one: &[u8], other: &[u8]| assert!(one == other, "they differ");
+    let same = |one: &[u8], other: &[u8]| assert!(one == other, "the files differ");
     let (full, blocks) = memory(&warm.scratch, "eager-full");
     for name in ["lazy-full", "lazy-fork", "eager-fork"] {
         let (other, of_other) = memory(&warm.scratch, name);
@@ -210,7 +210,7 @@ fn diff_fetches_no_untouched_chunk() {
     needs!(kvm);
     let warm = Warm::new();
     let (said, vm) = warm.restore(RestoreOptions::default());
-    wait_until("it says a number", || last(&said) > 0);
+    wait_until("the guest counts", || last(&said) > 0);
     vm.pause().unwrap();
     let before = warm.snapshot.chunks_fetched();
     let to = store(&warm.scratch);
@@ -232,7 +232,7 @@ fn lazy_vm_that_has_run_is_snapshotted_forked_and_diffed() {
     let to = store(&warm.scratch);
     let (said, vm) = warm.restore(RestoreOptions::default());
     // By then the guest has touched a part of its memory.
-    wait_until("it says a number", || last(&said) > 0);
+    wait_until("the guest counts", || last(&said) > 0);
     let full =
         SnapshotOptions { packing: Some(Packing::new(Compression::Lz4)), ..SnapshotOptions::default() };
     let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
@@ -384,7 +384,7 @@ fn disk_access_to_damaged_chunk_ends_only_its_vm() {
         let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
         let vm = volt_vmm::Snapshot::open(&to, &name).unwrap().restore_with(options).unwrap();
         let is_through = || numbers(&recorder.text(), "sector").len() > 40;
-        wait_until("it ends or goes on", || vm.state() == RunState::Ended || is_through());
+        wait_until("the VM ends or goes on", || vm.state() == RunState::Ended || is_through());
         if vm.state() == RunState::Ended {
             let why = limited("a VM that has ended says why", || vm.wait()).unwrap_err().to_string();
             assert!(why.contains(&format!("is damaged in chunk {chunk} ")), "{why}");

@@ -23,7 +23,7 @@ fn paused() -> (Recorder, RestoreOptions) {
 /// Returns a paused VM of `warm` that has touched a part of its memory.
 fn touched(warm: &Warm) -> Vm {
     let (said, vm) = warm.restore(RestoreOptions::default());
-    wait_until("it says a number", || !numbers(&said.text(), "count").is_empty());
+    wait_until("the guest counts", || !numbers(&said.text(), "count").is_empty());
     vm.pause().unwrap();
     vm
 }
@@ -76,7 +76,7 @@ fn child_of_a_lazy_guest_is_restored_and_rewound_with_each_unpack_option() {
         goes_on(&said);
         let before = numbers(&said.text(), "count").len();
         child.rewind().unwrap();
-        wait_until("it goes on", || numbers(&said.text(), "count").len() > before);
+        wait_until("the guest goes on", || numbers(&said.text(), "count").len() > before);
         let now = numbers(&said.text(), "count").last().copied().unwrap();
         wait_for(&said, now + 2 * MIB * 4);
     }
@@ -99,7 +99,7 @@ fn child_in_another_process_is_filled_from_its_parents_pack() {
     drop(parent);
     let there = std::thread::scope(|scope| {
         scope.spawn(|| handover.send(&near).unwrap());
-        limited("it is received", || Snapshot::receive(&far)).unwrap()
+        limited("the snapshot is received", || Snapshot::receive(&far)).unwrap()
     });
     let (said, options) = paused();
     let child = there.restore_with(options).unwrap();
@@ -115,7 +115,7 @@ fn filled(pid: u32, base: &str) -> u64 {
     let all = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let files = all.filter_map(|entry| fs::metadata(entry.ok()?.path()).ok());
     let blocks = files.filter(|file| file.ino().to_string() == base).map(|file| file.blocks());
-    blocks.max().expect("it has a descriptor of its base") * 512
+    blocks.max().expect("the process has a descriptor of its base") * 512
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn fork_of_a_guest_on_the_shared_pager_fetches_nothing_and_stays_on_it() {
     needs!(kvm);
     let shared = Shared::new();
     let mut guest = shared.restore(&["--paused"]);
-    wait_until("its memory is mapped", || !base_of(&guest).is_empty());
+    wait_until("the guest's memory is mapped", || !base_of(&guest).is_empty());
     let base = base_of(&guest).remove(0);
     let before = filled(guest.pid(), &base);
     let names = ["a", "b"].map(|name| (name, serde_json::json!({})));
@@ -136,7 +136,7 @@ fn fork_of_a_guest_on_the_shared_pager_fetches_nothing_and_stays_on_it() {
         assert!(maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&base)), "{maps}");
         let (status, why) = child.ask("PATCH", "/vm", r#"{"state":"Resumed"}"#);
         assert!(status < 300, "{status} {why}");
-        wait_until("it speaks", || spoken(child) > 0);
+        wait_until("the child counts", || spoken(child) > 0);
         child.reaches("count", spoken(child) + 2 * MIB * 4);
         assert!(!child.output().contains("WRONG"), "{}", child.output());
     }
@@ -156,7 +156,7 @@ fn fork_of_a_guest_with_its_own_pager_leaves_its_children_independent() {
     needs!(kvm);
     let (snapshot, before) = packed(MIB, &["--compress", "lz4", "--chunk-size", "16K"]);
     let mut guest = snapshot.restore_as(&["--paused"]);
-    wait_until("its memory is mapped", || !base_of(&guest).is_empty());
+    wait_until("the guest's memory is mapped", || !base_of(&guest).is_empty());
     let base = base_of(&guest).remove(0);
     let children =
         Child::fork(guest.socket(), guest.scratch().directory(), &[("a", serde_json::json!({}))], false);
@@ -166,7 +166,7 @@ fn fork_of_a_guest_with_its_own_pager_leaves_its_children_independent() {
     goes_on_from(&before, &mut guest);
     drop(guest);
     let spoken = || numbers(&child.output(), "count").last().copied().unwrap_or(0);
-    wait_until("it speaks", || spoken() > 0);
+    wait_until("the child counts", || spoken() > 0);
     child.reaches("count", spoken() + 2 * MIB * 4);
     assert!(!child.output().contains("WRONG"), "{}", child.output());
 }

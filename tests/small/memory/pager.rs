@@ -144,7 +144,7 @@ fn pager_started_beforehand_is_used_and_ends_after_its_last_vm() {
         .arg(&directory)
         .args(["--linger", "1"]);
     let mut pager = command.stdin(Stdio::null()).spawn().unwrap();
-    wait_until("it listens", || directory.exists() && list(&directory).len() == 2);
+    wait_until("the pager listens", || directory.exists() && list(&directory).len() == 2);
     let mut guest = shared.restore(&[]);
     goes_on_from(&shared.before, &mut guest);
     assert_eq!(shared.pager(), Pid::from_child(&pager));
@@ -240,7 +240,7 @@ fn stopped_pager_delays_a_restore_only_by_the_patience() {
     let socket = shared.socket();
     let connections = connections_to(&socket);
     let mut late = shared.restore(&["--pager-patience", "3600"]);
-    wait_until("it is connected to the pager", || connections_to(&socket) > connections);
+    wait_until("the restore is connected to the pager", || connections_to(&socket) > connections);
     late.signal(Signal::TERM);
     let outcome = late.wait_exit();
     assert_eq!(outcome.status, 143, "{outcome:?}");

@@ -126,7 +126,7 @@ fn memory_of_a_client_is_given_to_no_other() {
     let mut command = Command::new(binary());
     command.arg("pager").arg(shared.snapshot.directory()).arg("--pager-dir").arg(&directory);
     let mut pager = command.stdin(Stdio::null()).spawn().unwrap();
-    wait_until("it listens", || directory.exists() && list(&directory).len() == 2);
+    wait_until("the pager listens", || directory.exists() && list(&directory).len() == 2);
     let socket = connect(&shared.socket());
     let len = 64_u64 << 20;
     let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;

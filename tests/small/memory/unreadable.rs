@@ -13,7 +13,9 @@ use volt_vmm::{RestoreOptions, Snapshot, Store, Vm};
 const KVM_RUN: u32 = 0xae80;
 
 fn wait_until_it_counts(recorder: &Recorder, count: u64) {
-    wait_until("it counts", || numbers(&recorder.text(), "count").last().is_some_and(|last| *last >= count));
+    wait_until("the guest counts on", || {
+        numbers(&recorder.text(), "count").last().is_some_and(|last| *last >= count)
+    });
 }
 
 /// Takes the snapshot `warm` of a counting guest in `scratch`.

@@ -74,7 +74,7 @@ fn next_act_removes_the_snapshot_of_a_killed_vm() {
     let vm = Pid::from_raw(guest.pid().try_into().unwrap()).unwrap();
     is_kept_while_its_writer_lives(vm, &store, &snapshot);
     guest.kill();
-    assert!(!limited("its client ends", || client.wait()).unwrap().success());
+    assert!(!limited("the client of the killed VM ends", || client.wait()).unwrap().success());
     assert_eq!(partial(&store).len(), 1);
     snapshot.try_convert(&place, &["--compress", "lz4"]).succeeded();
     assert_eq!(list(&store), ["other", "warm"]);

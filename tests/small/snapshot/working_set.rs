@@ -224,7 +224,7 @@ fn counts_to(recorder: &Recorder, count: u64) {
 
 /// Waits until the guest has gone twice through all of its memory.
 fn runs_on(recorder: &Recorder) {
-    wait_until("it says a number", || !numbers(&recorder.text(), "count").is_empty());
+    wait_until("the guest counts", || !numbers(&recorder.text(), "count").is_empty());
     counts_to(recorder, numbers(&recorder.text(), "count")[0] + 2 * MIB * 4);
 }
 
@@ -336,7 +336,7 @@ fn recorded_vm_is_snapshotted_forked_and_rewound_like_others() {
     let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
     let said = Recorder::default();
     let vm = warm.open().restore_with(options(&said)).unwrap();
-    wait_until("it says a number", || !numbers(&said.text(), "count").is_empty());
+    wait_until("the guest counts", || !numbers(&said.text(), "count").is_empty());
     vm.snapshot_with(&to, "diff", &diff).unwrap();
     drop(vm);
     let paused = |record| RestoreOptions { resume: false, record, ..RestoreOptions::default() };

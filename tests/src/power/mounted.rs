@@ -17,7 +17,7 @@ pub(super) fn mount_ext4(device: &Path, place: &Path) {
 
 /// Unmounts a file system that a process may still hold for a moment after its end.
 pub(super) fn unmount_from(place: &Path) {
-    wait_until("nobody holds the file system", || match unmount(place, UnmountFlags::empty()) {
+    wait_until("no process holds the file system", || match unmount(place, UnmountFlags::empty()) {
         Ok(()) => true,
         Err(rustix::io::Errno::BUSY) => false,
         Err(error) => panic!("unmount {}: {error}", place.display()),
