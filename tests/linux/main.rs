@@ -2,29 +2,8 @@
 //!
 //! The guest's init is the project's own (kernel/guest), which takes orders over the console.
 
-// What several files need.
-mod images;
-
-mod balloon;
-mod booting;
-mod busy;
-mod clocks;
-mod console;
-mod disk;
-mod disk_failing;
-mod ending;
-mod irqchip;
-mod lazy;
-mod library;
-mod limits;
+mod api;
+mod boot;
+mod device;
 mod memory;
-mod mp_table;
-mod net;
-mod pausing;
-mod power_cuts;
-mod restoring;
-mod rng;
-mod stock;
-mod timers;
-mod vsock;
-mod working_set;
+mod snapshot;

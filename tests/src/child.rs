@@ -1,4 +1,4 @@
-//! A child of a fork: a process that nobody's test started, known by what its parent says of it.
+//! Children of forks: processes that their parent's answer names and the test did not start.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::numbers::numbers;
 use crate::patience::{patience, wait_until};
 use crate::{rest, silence};
 
-/// A child. Dropped, its process is killed.
+/// A child of a fork. Its process is killed on drop.
 #[derive(Debug)]
 pub struct Child {
     pid: u32,
@@ -21,8 +21,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Has a VM, whose API is at `socket`, forked into children that serve theirs at `NAME.sock` and say what they say in `NAME.out` of
-    /// `directory`, and which differ from it as the JSON beside their names has it.
+    /// Forks the VM behind the API at `socket`. A child serves its API at `NAME.sock` and writes its output
+    /// to `NAME.out` in `directory`. The JSON beside a name holds further fields of the request.
     ///
     /// # Panics
     /// The API refuses.
@@ -45,7 +45,7 @@ impl Child {
             .collect()
     }
 
-    /// The request for them.
+    /// Returns the request for these children.
     #[must_use]
     pub fn request(directory: &Path, children: &[(&str, Value)], paused: bool) -> String {
         let child = |(name, different): &(&str, Value)| {
@@ -61,54 +61,54 @@ impl Child {
         serde_json::json!({ "children": children, "paused": paused }).to_string()
     }
 
-    /// One that `volt-vmm fork` has told of in a line of its output.
+    /// Reads a line of `volt-vmm fork`'s output.
     ///
     /// # Panics
-    /// That is no such line.
+    /// The line does not name a child.
     #[must_use]
-    pub fn told(line: &str, serial: &Path) -> Self {
+    pub fn from_line(line: &str, serial: &Path) -> Self {
         let [pid, socket, id] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line:?}") };
         let pid = pid.parse().expect("a pid");
         Self { pid, socket: socket.into(), id: id.to_owned(), serial: serial.to_owned() }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Its name.
+    /// Returns the VM's id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// Its API socket.
+    /// Returns the path of the API's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// A request to its API: status and body of the answer.
+    /// Sends a request to the API. Returns status and body of the answer.
     #[must_use]
     pub fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         rest::ask(&self.socket, method, path, body)
     }
 
-    /// All that its guest has said since it is one of its own.
+    /// Returns the child's output since the fork.
     ///
     /// # Panics
-    /// Its file is gone.
+    /// The output file cannot be read.
     #[must_use]
     pub fn output(&self) -> String {
         fs::read_to_string(&self.serial).unwrap_or_else(|error| panic!("{}: {error}", self.serial.display()))
     }
 
-    /// Waits until it has said `name N` with an N of at least `least`.
+    /// Waits until the child has said `name N` with an N of at least `least`.
     ///
     /// # Panics
-    /// It does not. Tells what it said last, and where its threads wait.
+    /// The child does not get there in time. The message has its last line and where its threads wait.
     pub fn reaches(&self, name: &str, least: u64) {
         let start = Instant::now();
         while numbers(&self.output(), name).last().is_none_or(|number| *number < least) {
@@ -124,21 +124,21 @@ impl Child {
         }
     }
 
-    /// Ends it, and waits until its process is gone altogether.
+    /// Stops the VM and waits until its process is gone.
     pub fn stop(self) {
         assert_eq!(self.ask("PUT", "/v1/stop", ""), (204, String::new()));
         self.wait_gone();
     }
 
-    /// Waits until its process is gone altogether.
+    /// Waits until the process is gone.
     pub fn wait_gone(&self) {
         wait_until("the child's process is gone", || !Path::new(&format!("/proc/{}", self.pid)).exists());
     }
 
-    /// A field of its line in `/proc/PID/stat`, as that numbers them (proc(5)).
+    /// Returns a field of `/proc/PID/stat`, numbered as in proc(5).
     ///
     /// # Panics
-    /// It is gone.
+    /// The process is gone.
     #[must_use]
     pub fn stat(&self, field: usize) -> String {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid)).expect("the process runs");
@@ -149,7 +149,7 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Only if the number is still that of what was started there.
+        // Another process may have the number by now.
         let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         if String::from_utf8_lossy(&command).contains(&self.id)
             && let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)

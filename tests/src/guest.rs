@@ -9,17 +9,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use crate::boot::{Boot, Launch};
 use crate::outcome::{Outcome, number};
 use crate::patience::{limited, patience};
 use crate::progress::without_progress;
 use crate::rest;
 use crate::scratch::Scratch;
 use crate::silence;
-use crate::snapshot::Snapshot;
 use crate::transcript::Transcript;
 
-/// A guest. Dropped, its process is killed.
+/// A guest. Its process is killed on drop.
 #[derive(Debug)]
 pub struct Guest {
     child: Child,
@@ -27,35 +25,13 @@ pub struct Guest {
     output: Transcript,
     on_terminal: bool,
     stderr: Transcript,
-    /// How much of the output has been waited for already.
+    /// How much of the output the test has waited for.
     seen: usize,
     scratch: Scratch,
     socket: PathBuf,
 }
 
 impl Guest {
-    /// Boots the small guest with 64 MiB and one vCPU.
-    #[must_use]
-    pub fn boot(cmdline: &str) -> Self {
-        Boot::small(cmdline).start()
-    }
-
-    /// A process without a VM, which waits for one to be loaded or booted through its API.
-    #[must_use]
-    pub fn waiting() -> Self {
-        Self::waiting_with(&[])
-    }
-
-    /// The same with these options.
-    #[must_use]
-    pub fn waiting_with(options: &[&str]) -> Self {
-        let scratch = Scratch::new();
-        let socket = scratch.fresh("api");
-        let mut arguments = vec!["--api-socket".into(), socket.clone().into()];
-        arguments.extend(options.iter().map(Into::into));
-        Launch::of(arguments).start(scratch, socket)
-    }
-
     pub(crate) fn new(
         child: Child,
         input: Option<File>,
@@ -69,10 +45,10 @@ impl Guest {
 
     // ---- Its console ----
 
-    /// Waits until the guest says `text`, in what was not waited for yet.
+    /// Waits until the guest says `text`. Output of earlier waits does not count.
     ///
     /// # Panics
-    /// It ends before, or does not say it in time.
+    /// The guest ends before, or does not say it in time.
     pub fn wait_for(&mut self, text: &str) -> &mut Self {
         let needle = text.as_bytes();
         let found = self
@@ -85,7 +61,7 @@ impl Guest {
         self
     }
 
-    /// Waits for the next whole line that starts with `start`, and gives the rest of it.
+    /// Waits for the next whole line that starts with `start`. Returns the rest of the line.
     ///
     /// # Panics
     /// As [`Guest::wait_for`].
@@ -97,7 +73,7 @@ impl Guest {
         rest
     }
 
-    /// The same for a line that may have come already, among the answers to orders.
+    /// Waits for a line among all output, such as answers to earlier orders.
     ///
     /// # Panics
     /// As [`Guest::wait_for`].
@@ -106,7 +82,7 @@ impl Guest {
         self.output.find(0, |bytes| line(bytes, start)).map_or_else(|| self.give_up(start), |(_, rest)| rest)
     }
 
-    /// Waits for the next line `name N`.
+    /// Waits for the next line `name N` and returns N.
     ///
     /// # Panics
     /// As [`Guest::wait_for`].
@@ -120,34 +96,34 @@ impl Guest {
         let unread = self.input.as_ref().and_then(|input| rustix::io::ioctl_fionread(input).ok());
         let silence = if self.output.has_ended() { String::new() } else { self.explain_silence() };
         panic!(
-            "the guest did not say {awaited:?}; it said:\n{output}\nstandard error:\n{stderr}\n\
+            "the guest did not say {awaited:?}, but said:\n{output}\nstandard error:\n{stderr}\n\
              unread bytes of its input: {unread:?}\n{silence}"
         )
     }
 
-    /// Tells what a guest that does not answer does: its threads, clocks, timers and interrupts.
+    /// Reports threads, clocks, timers and interrupts of a guest that does not answer.
     #[must_use]
     pub fn explain_silence(&self) -> String {
-        silence::explain(self)
+        silence::explain(self.pid(), &self.output, &self.scratch, |directory| self.try_snapshot(directory))
     }
 
-    /// All that the guest has said.
+    /// Returns all output of the guest.
     #[must_use]
     pub fn output(&self) -> String {
         self.output.text()
     }
 
-    /// All that the guest, paused, has said: waits until nothing comes any more.
+    /// Returns all output of a paused guest, once no more comes.
     pub fn settled_output(&self) -> String {
         self.output.settle();
         self.output.text()
     }
 
-    /// Pauses it where it has said whole lines only, and gives all that it has said: a line that a snapshot cuts in two
-    /// would end in the restored guest's output.
+    /// Pauses the guest between two lines and returns its output. A snapshot within a line would put the rest
+    /// of the line in the output of the restored guest.
     ///
     /// # Panics
-    /// The line it is in does not end in time.
+    /// The guest's line does not end in time.
     #[must_use]
     pub fn paused_in_whole_lines(&self) -> String {
         loop {
@@ -157,19 +133,19 @@ impl Guest {
                 return said;
             }
             self.resume();
-            // Not to be paused again before it has run at all, as happens where it shares a single processor with us.
+            // On a single processor the guest may not have run at all, so another pause has to wait.
             let ended = self.output.find(said.len(), |more| more.contains(&b'\n').then_some(()));
             ended.unwrap_or_else(|| self.give_up("the end of the line"));
         }
     }
 
-    /// All of volt-vmm's own messages.
+    /// Returns volt-vmm's messages.
     #[must_use]
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }
 
-    /// Returns volt-vmm's own messages without lines of progress.
+    /// Returns volt-vmm's messages without lines of progress.
     #[must_use]
     pub fn messages(&self) -> String {
         without_progress(&self.stderr.text())
@@ -178,14 +154,14 @@ impl Guest {
     /// Types on the guest's console.
     ///
     /// # Panics
-    /// Nobody reads.
+    /// The process does not read its input.
     pub fn type_in(&mut self, text: &str) -> &mut Self {
         let input = self.input.as_mut().expect("this guest's input does not come from the test");
         input.write_all(text.as_bytes()).expect("type on the console");
         self
     }
 
-    /// Waits until Linux's init takes orders, and gives the guest's uptime then, in seconds.
+    /// Waits until Linux's init takes orders. Returns the guest's uptime in seconds.
     ///
     /// # Panics
     /// As [`Guest::wait_for`].
@@ -193,11 +169,11 @@ impl Guest {
         self.next_line("volt-init: ready ").parse().expect("an uptime")
     }
 
-    /// Gives Linux's init an order, waits until it is carried out, and gives the lines of the answer, without
-    /// what a loud kernel says meanwhile.
+    /// Gives an order to Linux's init and waits until it is done. Returns the lines of the answer, without
+    /// messages of the kernel.
     ///
     /// # Panics
-    /// It answers with an error.
+    /// The answer is an error.
     pub fn order(&mut self, order: &str) -> Vec<String> {
         let name = order.split(' ').next().unwrap_or_default();
         self.type_in(&format!("{order}\n"));
@@ -217,12 +193,12 @@ impl Guest {
 
     // ---- Its API ----
 
-    /// A request to the API: status and body of the answer.
+    /// Sends a request to the API. Returns status and body of the answer.
     pub fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         rest::ask(&self.socket, method, path, body)
     }
 
-    /// Pauses it.
+    /// Pauses the guest.
     ///
     /// # Panics
     /// The API refuses.
@@ -230,7 +206,7 @@ impl Guest {
         assert_eq!(self.ask("PATCH", "/vm", r#"{"state":"Paused"}"#), (204, String::new()));
     }
 
-    /// Resumes it.
+    /// Resumes the guest.
     ///
     /// # Panics
     /// The API refuses.
@@ -238,36 +214,19 @@ impl Guest {
         assert_eq!(self.ask("PATCH", "/vm", r#"{"state":"Resumed"}"#), (204, String::new()));
     }
 
-    /// The API's socket.
+    /// Returns the path of the API's socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Takes a snapshot with `volt-vmm snapshot create`.
-    ///
-    /// # Panics
-    /// It fails.
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        self.snapshot_as(&[])
-    }
-
-    /// The same, with these options of `volt-vmm snapshot create`.
-    #[must_use]
-    pub fn snapshot_as(&self, options: &[&str]) -> Snapshot {
-        let directory = self.scratch.fresh("snapshot");
-        self.try_snapshot_as(&directory, options).succeeded();
-        Snapshot::at(directory, &self.scratch)
-    }
-
-    /// The same, to a place that may be a bad one.
+    /// Runs `volt-vmm snapshot create` with a path that may be refused.
     #[must_use]
     pub fn try_snapshot(&self, directory: &Path) -> Outcome {
         self.try_snapshot_as(directory, &[])
     }
 
-    /// The same, with these options.
+    /// Runs `volt-vmm snapshot create` with these options.
     #[must_use]
     pub fn try_snapshot_as(&self, directory: &Path, options: &[&str]) -> Outcome {
         drop(rest::connect(&self.socket));
@@ -281,7 +240,7 @@ impl Guest {
         Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
     }
 
-    /// The scratch directory that it lives in.
+    /// Returns the guest's scratch directory.
     #[must_use]
     pub fn scratch(&self) -> &Scratch {
         &self.scratch
@@ -289,25 +248,25 @@ impl Guest {
 
     // ---- Its process ----
 
-    /// Its process id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends its process a signal.
+    /// Sends a signal to the process.
     ///
     /// # Panics
-    /// There is no such process.
+    /// The process does not exist.
     pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("send a signal to a child");
     }
 
-    /// Kills its process on the spot, and gives all that the guest had said.
+    /// Kills the process and returns the guest's output.
     ///
     /// # Panics
-    /// It cannot be killed.
+    /// The process cannot be killed.
     pub fn kill(mut self) -> String {
         self.child.kill().expect("kill a child");
         limited("a killed volt-vmm is gone", || self.child.wait()).expect("wait for a child");
@@ -318,7 +277,7 @@ impl Guest {
     /// Waits until the process ends by itself.
     ///
     /// # Panics
-    /// It does not in time.
+    /// The process does not end in time.
     pub fn wait_exit(&mut self) -> Outcome {
         let start = Instant::now();
         loop {
@@ -333,7 +292,7 @@ impl Guest {
             }
             assert!(
                 start.elapsed() < patience(),
-                "does not end; it said:\n{}\n{}",
+                "the process does not end; output:\n{}\n{}",
                 self.output(),
                 self.stderr()
             );
@@ -341,7 +300,8 @@ impl Guest {
         }
     }
 
-    /// A pipe ends with the process; a terminal, of which the test keeps the other end, does not.
+    /// Waits for the end of the output. A pipe ends with the process. A terminal does not, because the test
+    /// has its other end.
     fn wait_output_end(&self) {
         if self.on_terminal {
             self.output.settle();
@@ -350,19 +310,19 @@ impl Guest {
         }
     }
 
-    /// Whether the process still runs.
+    /// Tells whether the process still runs.
     ///
     /// # Panics
-    /// It cannot be asked.
+    /// The process cannot be polled.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("wait for a child").is_none()
     }
 
-    /// Whether an access to its memory waits for a pager, whoever makes it: for a guest in user mode KVM has
-    /// a worker of the kernel wait, and halts the vCPU. The kernel's `userfaultfd_show_fdinfo` tells.
+    /// Tells whether an access to guest memory waits for a pager. KVM lets a kernel worker wait for a guest
+    /// in user mode and halts the vCPU, so the count comes from the kernel's `userfaultfd_show_fdinfo`.
     ///
     /// # Panics
-    /// It has ended.
+    /// The process has ended.
     #[must_use]
     pub fn waits_for_memory(&self) -> bool {
         let process = PathBuf::from(format!("/proc/{}", self.pid()));
@@ -378,19 +338,19 @@ impl Guest {
         fs::read_dir(process.join("fd")).expect("the process runs").flatten().any(has_waiting)
     }
 
-    /// Resident memory of its process, in KiB.
+    /// Returns the resident memory of the process in KiB.
     ///
     /// # Panics
-    /// It has ended.
+    /// The process has ended.
     #[must_use]
     pub fn resident_kib(&self) -> u64 {
         resident_kib(self.pid())
     }
 
-    /// Processor time that its process has used, in the kernel and out of it.
+    /// Returns the processor time of the process, in the kernel and in user mode.
     ///
     /// # Panics
-    /// It has ended.
+    /// The process has ended.
     #[must_use]
     pub fn processor_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("the process runs");
@@ -401,11 +361,11 @@ impl Guest {
     }
 }
 
-/// Resident memory of a process, in KiB, counted page by page: `VmRSS` in `/proc/PID/status` lacks what each
-/// processor has not added up yet, megabytes on a host of many (proc(5) calls it inaccurate).
+/// Returns the resident memory of a process in KiB, counted page by page. `VmRSS` in `/proc/PID/status` is
+/// inaccurate (proc(5)), by megabytes on a host with many processors.
 ///
 /// # Panics
-/// There is no such process.
+/// The process does not exist.
 #[must_use]
 pub fn resident_kib(pid: u32) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("the process runs");
@@ -413,7 +373,7 @@ pub fn resident_kib(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().expect("a number of kB")
 }
 
-/// The first whole line in `bytes` that starts with `start`: where it ends, and the rest of it.
+/// Finds the first whole line in `bytes` that starts with `start`. Returns where it ends, and the rest of it.
 fn line(bytes: &[u8], start: &str) -> Option<(usize, String)> {
     let mut at = 0;
     loop {
@@ -433,8 +393,8 @@ impl Drop for Guest {
     }
 }
 
-/// Whether a line of the console is the kernel's: they begin with a time, as in `[   17.346908] hrtimer:
-/// interrupt took 30126340 ns`.
+/// Tells whether a line of the console is the kernel's. It begins with a time: `[   17.346908]
+/// hrtimer: interrupt took 30126340 ns`.
 fn is_of_kernel(line: &str) -> bool {
     let time = line.strip_prefix('[').and_then(|rest| rest.split_once("] "));
     time.is_some_and(|(time, _)| time.trim_start().parse::<f64>().is_ok())

@@ -1,5 +1,5 @@
-//! Syncs of one child that wait for the test. A seccomp filter has the kernel tell the test of each one, and
-//! the child's thread waits until the test answers (seccomp_unotify(2)).
+//! Syncs of a child that wait for the test. A seccomp filter reports each sync to the test, and the child's
+//! thread waits for the test's answer (seccomp_unotify(2)).
 //!
 //! ```text
 //! HeldSyncs ──apply──> pre_exec: seccomp ──> listener ──SCM_RIGHTS──> the test's thread: lets each go on, unless held
@@ -30,29 +30,29 @@ const ANSWER: libc::Ioctl = 0xc018_2101_u32.cast_signed();
 const _: () =
     assert!(size_of::<libc::seccomp_notif>() == 0x50 && size_of::<libc::seccomp_notif_resp>() == 0x18);
 
-/// See the module. Dropped, it lets all syncs go on.
+/// See the module. On drop all syncs go on.
 #[derive(Debug)]
 pub struct HeldSyncs {
     far: UnixStream,
-    state: Arc<(Mutex<State>, Condvar)>,
+    state: Arc<(Mutex<Holding>, Condvar)>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Holding {
     is_holding: bool,
     held: u32,
 }
 
 impl HeldSyncs {
-    /// Holds none yet.
+    /// Makes a holder that holds no sync yet.
     ///
     /// # Panics
     /// The host refuses a socket.
     #[must_use]
-    #[expect(clippy::new_without_default, reason = "it has a thread")]
+    #[expect(clippy::new_without_default, reason = "starts a thread")]
     pub fn new() -> Self {
         let (near, far) = UnixStream::pair().expect("make a socket");
-        let state = Arc::<(Mutex<State>, Condvar)>::default();
+        let state = Arc::<(Mutex<Holding>, Condvar)>::default();
         let shared = Arc::clone(&state);
         thread::spawn(move || {
             if let Some(listener) = receive(&near) {
@@ -62,7 +62,7 @@ impl HeldSyncs {
         Self { far, state }
     }
 
-    /// Lets a command's syncs be held.
+    /// Lets the test hold a command's syncs.
     ///
     /// # Panics
     /// The host refuses a descriptor.
@@ -81,18 +81,18 @@ impl HeldSyncs {
     /// Waits until a sync is held.
     ///
     /// # Panics
-    /// None is in time.
+    /// No sync is held in time.
     pub fn wait_held(&self) {
         wait_until("the VM syncs", || self.lock().held > 0);
     }
 
-    /// Lets those that are held go on, and all others.
+    /// Lets held and later syncs go on.
     pub fn release(&self) {
         self.lock().is_holding = false;
         self.state.1.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Holding> {
         self.state.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -103,13 +103,13 @@ impl Drop for HeldSyncs {
     }
 }
 
-/// Installs the filter. Returns the descriptor on which the kernel tells of calls.
+/// Installs the filter. Returns the descriptor that reports calls.
 fn install(program: &[libc::sock_filter]) -> io::Result<OwnedFd> {
     use std::os::fd::FromRawFd;
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
     let (mode, flags) = (libc::SECCOMP_SET_MODE_FILTER, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER);
-    // SAFETY: the first call takes numbers only; the second reads the statements that `program` holds, and
-    // gives a descriptor that is nobody else's.
+    // SAFETY: the first call takes numbers only. The second reads the statements in `program` and returns a
+    // new descriptor.
     unsafe {
         if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 {
             return Err(io::Error::last_os_error());
@@ -130,7 +130,7 @@ fn send(far: &UnixStream, listener: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The listener, unless the command is never started.
+/// Returns the listener, or none if the command was never started.
 fn receive(near: &UnixStream) -> Option<OwnedFd> {
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = RecvAncillaryBuffer::new(&mut room);
@@ -142,18 +142,18 @@ fn receive(near: &UnixStream) -> Option<OwnedFd> {
     })
 }
 
-/// Lets one call go on, when it may. Returns an error when the child is gone.
-fn pass_on(listener: &OwnedFd, (state, changed): &(Mutex<State>, Condvar)) -> io::Result<()> {
+/// Lets one call go on when the test allows it. Returns an error when the child is gone.
+fn pass_on(listener: &OwnedFd, (state, changed): &(Mutex<Holding>, Condvar)) -> io::Result<()> {
     let mut polled = [PollFd::new(listener, PollFlags::IN)];
     poll(&mut polled, None)?;
     if !polled[0].revents().contains(PollFlags::IN) {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    // SAFETY: integers, for which zeros are valid, and which the kernel wants to be zeros.
+    // SAFETY: zeros are valid for these integers, and the kernel requires them.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel fills one structure.
     if unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE, &raw mut call) } != 0 {
-        return Ok(()); // the thread that called was killed meanwhile
+        return Ok(()); // the calling thread was killed meanwhile
     }
     let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
     state.held += u32::from(state.is_holding);
@@ -163,8 +163,8 @@ fn pass_on(listener: &OwnedFd, (state, changed): &(Mutex<State>, Condvar)) -> io
     drop(state);
     let flags = libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32;
     let mut answer = libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags };
-    // SAFETY: the kernel reads one structure. It refuses the answer to a thread that is gone, which is as
-    // good.
+    // SAFETY: the kernel reads one structure. It refuses the answer if the thread is gone, which does no
+    // harm.
     unsafe { libc::ioctl(listener.as_raw_fd(), ANSWER, &raw mut answer) };
     Ok(())
 }

@@ -1,16 +1,16 @@
-//! What tests use of the host's programs.
+//! Programs and devices of the host.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::patience::output;
 
-/// A block device over a file. Dropped, it is no more.
+/// A block device over a file. The device is removed on drop.
 #[derive(Debug)]
 pub struct LoopDevice(String);
 
 impl LoopDevice {
-    /// Makes one.
+    /// Makes a loop device.
     ///
     /// # Panics
     /// The host refuses: the test must begin with `needs!(loop_device)`.
@@ -21,7 +21,7 @@ impl LoopDevice {
         Self(device)
     }
 
-    /// Its path.
+    /// Returns the path.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.0
@@ -34,10 +34,10 @@ impl Drop for LoopDevice {
     }
 }
 
-/// What a program of the host prints.
+/// Runs a program of the host and returns its output.
 ///
 /// # Panics
-/// It is not there, or fails.
+/// The program does not exist, or fails.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     let done = output(Command::new(program).args(arguments));
     assert!(done.status.success(), "{program} {arguments:?}: {done:?}");

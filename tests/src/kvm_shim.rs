@@ -1,6 +1,6 @@
-//! Another KVM for one child or one thread: system calls of KVM that an older kernel lacks are refused by a
-//! seccomp filter, and capabilities that another processor lacks are reported as absent. Some other system
-//! calls are refused, or end the child.
+//! Another KVM for one child or one thread. A seccomp filter refuses calls of KVM that an older kernel lacks
+//! and reports capabilities of another processor as absent. The filter can also refuse other system calls or
+//! end the child at them.
 //!
 //! ```text
 //! child:   KvmShim ──apply──> pre_exec: prctl ──exec──> volt-vmm: every ioctl passes the filter
@@ -42,7 +42,7 @@ pub(crate) const SYNCS: [libc::c_long; 6] = [
     libc::SYS_msync,
 ];
 
-/// Which ioctls are answered by the filter, and how. An empty shim answers none.
+/// The system calls that the filter answers itself. An empty shim answers none.
 #[derive(Clone, Debug, Default)]
 pub struct KvmShim {
     rules: Vec<Rule>,
@@ -53,14 +53,14 @@ pub struct KvmShim {
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     request: u32,
-    /// The low half of the argument; none for any.
+    /// The low half of the argument, or none for any argument.
     argument: Option<u32>,
     /// 0 makes the call return 0.
     errno: i32,
 }
 
 impl KvmShim {
-    /// The host's own KVM.
+    /// Returns the host's own KVM.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -80,32 +80,32 @@ impl KvmShim {
         self
     }
 
-    /// Linux before 5.17: the plain XSAVE area only.
+    /// Simulates Linux before 5.17: only the plain XSAVE area.
     #[must_use]
     pub fn without_xsave2(self) -> Self {
         self.without_capability(CAP_XSAVE2).refuses(GET_XSAVE2, libc::EINVAL)
     }
 
-    /// Linux before 5.16: no attribute of a vCPU, so no TSC offset.
+    /// Simulates Linux before 5.16: a vCPU has no attributes, so no TSC offset.
     #[must_use]
     pub fn without_tsc_offset(self) -> Self {
         DEVICE_ATTRIBUTES.into_iter().fold(self, |shim, request| shim.refuses(request, libc::ENXIO))
     }
 
-    /// A processor that cannot scale its TSC.
+    /// Simulates a processor that cannot scale its TSC.
     #[must_use]
     pub fn without_tsc_scaling(self) -> Self {
         self.without_capability(CAP_TSC_CONTROL)
     }
 
-    /// The process is killed when it syncs a file. A sync that io_uring does is not seen.
+    /// Kills the process when it syncs a file. The filter does not see syncs through io_uring.
     #[must_use]
     pub fn killed_by_syncs(mut self) -> Self {
         self.others.extend(SYNCS.map(|number| (number, libc::SECCOMP_RET_KILL_PROCESS)));
         self
     }
 
-    /// A file system on which no writeback can be started ahead of a sync: all of it is left to the sync.
+    /// Simulates a file system without early writeback, which leaves all of it to the sync.
     #[must_use]
     pub fn without_early_writeback(mut self) -> Self {
         let refusal = libc::SECCOMP_RET_ERRNO | libc::EOPNOTSUPP.cast_unsigned();
@@ -113,14 +113,14 @@ impl KvmShim {
         self
     }
 
-    /// Lets a command run on it.
+    /// Runs a command on this KVM.
     pub fn apply(&self, command: &mut Command) {
         let program = self.program();
         // SAFETY: between fork and exec only system calls are made, on a program that exists already.
         unsafe { command.pre_exec(move || install(&program)) };
     }
 
-    /// Puts the calling thread on it, for good, with all threads that it starts.
+    /// Puts the calling thread and its later threads on this KVM, for the rest of their lives.
     ///
     /// # Panics
     /// The kernel refuses the filter.
@@ -156,7 +156,7 @@ impl KvmShim {
     }
 }
 
-/// A filter that gives this answer to these system calls, and lets all others pass.
+/// Returns a filter that gives `action` to these system calls and allows all others.
 pub(crate) fn answer_to(calls: &[libc::c_long], action: u32) -> Vec<libc::sock_filter> {
     let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
     let answer = |action| statement(libc::BPF_RET | libc::BPF_K, action);

@@ -1,13 +1,14 @@
-//! The harness of the whole-program tests: it starts the real `volt-vmm` as a child, types into its guest, waits for what
-//! the guest says, takes snapshots and restores them.
+//! The harness of the whole-program tests: it starts the real `volt-vmm` as a child, types into its guest,
+//! waits for what the guest says, takes snapshots and restores them.
 //!
 //! ```text
 //! Boot ──start──> Guest ──snapshot──> Snapshot ──restore──> Guest     each keeps its Scratch directory alive
 //! ```
 //!
-//! Every child is killed when its `Guest` goes, or when this process does; every scratch directory is removed with the
-//! last that needs it. Environment: `VOLT_VMM` is the binary (otherwise the one beside the test executable), `VOLT_LAB`
-//! says that time is emulated, `VOLT_SKIPPED` names a file that gets a line for every test that could not be run.
+//! Every child is killed when its `Guest` goes, or when this process does; every scratch directory is removed
+//! with the last that needs it. Environment: `VOLT_VMM` is the binary (otherwise the one beside the test
+//! executable), `VOLT_LAB` says that time is emulated, `VOLT_SKIPPED` names a file that gets a line for every
+//! test that could not be run.
 
 pub mod boot;
 pub mod child;
@@ -15,6 +16,7 @@ pub mod guest;
 pub mod held_syncs;
 pub mod host;
 pub mod kvm_shim;
+pub mod launch;
 pub mod namespace;
 pub mod need;
 pub mod network;
@@ -24,6 +26,7 @@ pub mod pagers;
 pub mod patience;
 pub mod power;
 pub mod pressure;
+pub mod program;
 pub mod progress;
 pub mod recorder;
 pub mod rest;
@@ -37,11 +40,12 @@ pub mod transcript;
 pub mod vsock;
 pub mod wire;
 
-pub use boot::{Boot, IRQCHIPS, Input};
+pub use boot::{Boot, IRQCHIPS};
 pub use child::Child;
 pub use guest::Guest;
 pub use held_syncs::HeldSyncs;
 pub use kvm_shim::KvmShim;
+pub use launch::Input;
 pub use namespace::Namespace;
 pub use network::Network;
 pub use numbers::{consecutive, numbers};
@@ -58,10 +62,10 @@ pub use wire::Wire;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// How often a guest is to go through what it goes through many times: 10, or what `VOLT_GENERATIONS` says.
+/// Returns the number of generations of snapshots in a test: 10, or the number in `VOLT_GENERATIONS`.
 ///
 /// # Panics
-/// That is no number.
+/// `VOLT_GENERATIONS` is no number.
 #[must_use]
 pub fn generations() -> usize {
     let given = std::env::var("VOLT_GENERATIONS").ok();

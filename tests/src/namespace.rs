@@ -1,5 +1,5 @@
-//! Another world for one child: a mount namespace in which a disk is small, or `/dev/kvm` is not what it was, which goes with
-//! the child; or a network namespace ([`crate::network`]).
+//! Namespaces for one child: a mount namespace with a small disk or another `/dev/kvm`, or a network
+//! namespace ([`crate::network`]).
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -24,23 +24,23 @@ use rustix::thread::{
 const KVM_DEVICE: (u32, u32) = (10, 232);
 const NOBODY: u32 = 65534;
 
-/// What is different in there.
+/// The difference from the host.
 #[derive(Clone, Debug)]
 pub enum Namespace {
-    /// At this directory lies a file system of this many KiB.
+    /// A file system of this many KiB at this directory.
     SmallDisk(CString, CString),
     /// `/dev` is empty.
     WithoutKvm,
-    /// `/dev/kvm` is root's alone, and the child is not root.
+    /// Only root can open `/dev/kvm`, and the child is not root.
     KvmOfAnother,
-    /// The network is this namespace's.
+    /// A network namespace.
     Network(Arc<File>),
-    /// Nothing.
+    /// No difference.
     Same,
 }
 
 impl Namespace {
-    /// A file system of this many KiB at `directory`.
+    /// Mounts a file system of this many KiB at `directory`.
     ///
     /// # Panics
     /// The path has a NUL in it.
@@ -50,10 +50,10 @@ impl Namespace {
         Self::SmallDisk(path, CString::new(format!("size={kib}k")).expect("an option"))
     }
 
-    /// Lets a command run in it.
+    /// Runs a command in the namespace.
     pub fn apply(&self, command: &mut Command) {
         let namespace = self.clone();
-        // SAFETY: between fork and exec only system calls are made, on strings that exist already.
+        // SAFETY: between fork and exec only system calls are made, on existing strings.
         unsafe { command.pre_exec(move || Ok(namespace.enter()?)) };
     }
 
@@ -61,7 +61,7 @@ impl Namespace {
         if let Self::Network(namespace) = self {
             return move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network));
         }
-        // SAFETY: a new mount namespace changes nothing that memory safety rests on.
+        // SAFETY: memory safety does not depend on the mount namespace.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS)? };
         mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
         let tmpfs = |place: &CStr, options: &CStr| {
@@ -84,20 +84,20 @@ impl Namespace {
     }
 }
 
-/// Takes this thread to a mount namespace of its own, in which the host has the id of another boot. `file` is where that id is put.
+/// Moves this thread to a mount namespace with another boot id, which is written to `file`.
 ///
 /// # Panics
 /// The host refuses: the test must begin with `needs!(root)`.
-pub(crate) fn boot_again(file: &Path) {
+pub(crate) fn enter_other_boot(file: &Path) {
     std::fs::write(file, "5c0ffee5-0b00-4b1d-8f00-b00700000000\n").expect("write a boot id");
-    // SAFETY: a new mount namespace changes nothing that memory safety rests on.
+    // SAFETY: memory safety does not depend on the mount namespace.
     unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("make a mount namespace");
     mount_change(c"/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .expect("keep mounts apart");
     mount_bind(file, "/proc/sys/kernel/random/boot_id").expect("take another boot id");
 }
 
-/// Why no child can be put in a mount namespace here.
+/// Tells why a child cannot have a mount namespace here.
 pub(crate) fn unavailable() -> Option<io::Error> {
     let mut command = Command::new("true");
     command.stdin(Stdio::null());

@@ -1,5 +1,5 @@
-//! A network of its own: a network namespace for VMs, their taps, and the sockets of the test that talk to them. Whatever else
-//! is on the host, addresses and names in it are free. It goes with the last that uses it.
+//! Network namespaces for VMs, their taps and the test's sockets. All addresses and names in one are free. A
+//! namespace ends with its last user.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::streams::Limited;
 pub struct Network(Namespace);
 
 impl Network {
-    /// A new one, in which there is 127.0.0.1 and nothing else.
+    /// Makes a network with 127.0.0.1 and nothing else.
     ///
     /// # Panics
     /// The host has none: the test must begin with `needs!(network)`.
@@ -34,7 +34,7 @@ impl Network {
 
     pub(crate) fn try_new() -> io::Result<Self> {
         let make = || {
-            // SAFETY: a new network namespace for this thread changes nothing that memory safety rests on.
+            // SAFETY: memory safety does not depend on the thread's network namespace.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
             File::open("/proc/thread-self/ns/net")
         };
@@ -42,16 +42,16 @@ impl Network {
         Ok(Self(Namespace::Network(Arc::new(made))))
     }
 
-    /// To start a VM in it.
+    /// Returns the namespace, for VMs in it.
     #[must_use]
     pub fn namespace(&self) -> &Namespace {
         &self.0
     }
 
-    /// Does something in it. What is opened there stays in it.
+    /// Calls `act` in the namespace. Sockets that it opens stay there.
     ///
     /// # Panics
-    /// As the act does.
+    /// The call panics.
     pub fn inside<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         let enter_and_act = || {
             self.0.enter().expect("enter a network namespace");
@@ -62,22 +62,22 @@ impl Network {
         })
     }
 
-    /// Runs `ip` in it.
+    /// Runs `ip` in the namespace.
     ///
     /// # Panics
-    /// It fails.
+    /// The command fails.
     pub fn ip(&self, words: &str) {
         let done = self.inside(|| output(Command::new("ip").args(words.split(' '))));
         assert!(done.status.success(), "ip {words}: {done:?}");
     }
 
-    /// Gives an interface an address, and brings it up.
+    /// Gives an interface an address and brings it up.
     pub fn configure(&self, interface: &str, address: &str) {
         self.ip(&format!("addr add {address} dev {interface}"));
         self.ip(&format!("link set {interface} up"));
     }
 
-    /// Makes a tap that stays whether or not a VM uses it, with an address.
+    /// Makes a persistent tap with an address.
     ///
     /// # Panics
     /// The host refuses.
@@ -86,10 +86,10 @@ impl Network {
         self.configure(name, address);
     }
 
-    /// Connects to a guest in it, as soon as that listens.
+    /// Connects to a guest in the network, as soon as the guest listens.
     ///
     /// # Panics
-    /// It does not in time.
+    /// The guest does not listen in time.
     #[must_use]
     pub fn connect(&self, address: &str) -> TcpStream {
         let address: SocketAddr = address.parse().expect("an address with a port");
@@ -104,10 +104,10 @@ impl Network {
         stream
     }
 
-    /// Listens in it.
+    /// Listens in the network.
     ///
     /// # Panics
-    /// The address is not one of its own, or taken.
+    /// The address is taken, or no interface has it.
     #[must_use]
     pub fn listen(&self, address: &str) -> TcpListener {
         self.inside(|| TcpListener::bind(address)).unwrap_or_else(|error| panic!("{address}: {error}"))

@@ -1,6 +1,6 @@
-//! Guests that count: `count 1`, `count 2`, …
+//! Numbers of guests that count: `count 1`, `count 2`, …
 
-/// The numbers of all whole lines `name N` in `text`, in their order.
+/// Returns the numbers of all whole lines `name N` in `text`, in order.
 #[must_use]
 pub fn numbers(text: &str, name: &str) -> Vec<u64> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -8,11 +8,12 @@ pub fn numbers(text: &str, name: &str) -> Vec<u64> {
     whole.lines().filter_map(number).collect()
 }
 
-/// The last number that a guest counted to, after a check that none is missing, twice there, or garbled: `text` must be
-/// all output since the guest started, over any number of snapshots and restores, each taken while it was paused.
+/// Returns the last number of a guest that counts from 1, and checks that no number is missing, repeated or
+/// garbled. `text` is all output since the guest's start, over any number of snapshots taken while the guest
+/// was paused.
 ///
 /// # Panics
-/// One is.
+/// A number is missing, repeated or garbled.
 pub fn consecutive(text: &str, name: &str) -> u64 {
     let found = numbers(text, name);
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);

@@ -1,14 +1,14 @@
-//! How a run of `volt-vmm` ended.
+//! Outcomes of `volt-vmm` runs.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::boot::binary;
 use crate::patience::{limited, patience};
+use crate::program::binary;
 use crate::progress::without_progress;
 use crate::transcript::Transcript;
 
-/// What is left of a process that has ended.
+/// The exit status and output of a process.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Exit status; -N when signal N killed it.
@@ -23,7 +23,7 @@ impl Outcome {
     /// Runs `volt-vmm` with these arguments to its end.
     ///
     /// # Panics
-    /// It cannot be started, or does not end.
+    /// The command cannot be started, or does not end.
     #[must_use]
     pub fn of<S: AsRef<std::ffi::OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
         let mut command = Command::new(binary());
@@ -34,7 +34,7 @@ impl Outcome {
     /// Runs any command to its end, without input.
     ///
     /// # Panics
-    /// It cannot be started, or does not end.
+    /// The command cannot be started, or does not end.
     #[must_use]
     pub fn of_command(command: &mut Command) -> Self {
         Self::of_command_within(command, patience())
@@ -43,8 +43,8 @@ impl Outcome {
     /// Runs a command that must be refused.
     ///
     /// # Panics
-    /// As [`Outcome::of_command`], and as soon as a guest says something: it would run on, and the test wait
-    /// for its end.
+    /// As [`Outcome::of_command`]. Also as soon as a guest says something, because the test would wait for
+    /// its end.
     #[must_use]
     pub fn of_refusal(command: &mut Command) -> Self {
         Self::run(command, patience(), |said| {
@@ -52,7 +52,7 @@ impl Outcome {
         })
     }
 
-    /// The same as [`Outcome::of_command`] for a command that may take longer than most.
+    /// Runs a command with a longer limit than [`Outcome::of_command`].
     ///
     /// # Panics
     /// As [`Outcome::of_command`].
@@ -61,7 +61,7 @@ impl Outcome {
         Self::run(command, limit, |_| ())
     }
 
-    /// `check` gets what was written to standard output so far, and panics where that must not be.
+    /// Runs a command. `check` gets standard output so far and panics if it must not be there.
     fn run(command: &mut Command, limit: Duration, check: impl Fn(&str)) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
@@ -86,10 +86,10 @@ impl Outcome {
         Self { status: number(status), stdout: stdout.text(), stderr: stderr.text() }
     }
 
-    /// Checks that it succeeded.
+    /// Checks that the command succeeded.
     ///
     /// # Panics
-    /// It did not.
+    /// The command failed.
     pub fn succeeded(&self) -> &Self {
         assert_eq!(self.status, 0, "{self:?}");
         self
@@ -101,23 +101,23 @@ impl Outcome {
         without_progress(&self.stderr)
     }
 
-    /// Checks that it was refused as bad input is: status 1, one line of error that contains all of `words`, no output of
-    /// a guest, no sign of a crash.
+    /// Checks that bad input was refused: status 1, one line of error with all of `words`, no output of a
+    /// guest, no sign of a crash.
     ///
     /// # Panics
-    /// It was not.
+    /// The command was not refused like that.
     pub fn refused(&self, words: &[&str]) -> &Self {
         assert_eq!(self.status, 1, "{self:?}");
-        self.complained(words);
+        self.failed_with(words);
         assert_eq!(self.stdout, "", "a guest ran");
         self
     }
 
-    /// Checks the error alone. A slow host is told of an act's progress before it, which is no error.
+    /// Checks the error, but not the status. Lines of progress before the error do not count.
     ///
     /// # Panics
-    /// It is not one line of volt-vmm's own with all of `words` in it.
-    pub fn complained(&self, words: &[&str]) -> &Self {
+    /// The error is not one line of volt-vmm's with all of `words`.
+    pub fn failed_with(&self, words: &[&str]) -> &Self {
         let messages = self.messages();
         let error = messages.trim_end();
         assert!(
@@ -134,18 +134,18 @@ impl Outcome {
     }
 }
 
-/// A process that ends with the test.
+/// A process that is killed on drop.
 struct Killed(Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // Both refuse if it has ended already.
+        // Both calls fail if the process has ended.
         let _ = self.0.kill();
         let _ = limited("a killed child is gone", || self.0.wait());
     }
 }
 
-/// The exit status as a shell shows it, but for signals, which are negative.
+/// Returns the exit status as a shell shows it, or the negative number of a signal.
 pub(crate) fn number(status: std::process::ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status.code().unwrap_or_else(|| -status.signal().unwrap_or(0))

@@ -1,4 +1,4 @@
-//! The pagers that guests have started, which are no children of a test.
+//! Pagers that guests have started, which are no children of the test.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use rustix::process::Pid;
 
 use crate::scratch::list;
 
-/// The processes that are pagers in this directory.
+/// Lists the processes that are pagers of this directory.
 #[must_use]
 pub fn processes_with(directory: &Path) -> Vec<Pid> {
     let is_one = |pid: &i32| {

@@ -1,31 +1,31 @@
-//! How long to wait: generously, for a test that fails late is better than one that fails on a busy machine.
+//! Limits of waits. They are generous: a test that fails late is better than one that fails on a busy host.
 
 use std::io::Write;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-/// The longest that anything may take which does happen; `VOLT_PATIENCE` overrides it, in seconds. A kernel's own threads may wait for a
-/// processor that others keep busy: those that end SRCU's grace periods have been seen to, for a minute, and with them a snapshot.
+/// Returns the limit of a wait. `VOLT_PATIENCE` overrides it in seconds. On a busy host a snapshot has waited
+/// a minute for kernel threads that end SRCU's grace periods.
 #[must_use]
 pub fn patience() -> Duration {
     let given = std::env::var("VOLT_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(given.unwrap_or(if in_lab() { 240 } else { 180 }))
 }
 
-/// Whether the processor is emulated.
+/// Tells whether the processor is emulated.
 #[must_use]
 pub fn in_lab() -> bool {
     std::env::var_os("VOLT_LAB").is_some()
 }
 
-/// Does something that blocks. Where it takes longer than [`patience`], this process says what it waited for and ends: no thread can be
-/// ended from outside.
+/// Calls `act`, which may block. After [`patience`] the process reports `what` and aborts, because a blocked
+/// thread cannot be ended from outside.
 pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     let (done, ended) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             if ended.recv_timeout(patience()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // Not by `eprintln!`: libtest keeps that for the end of the test, which does not come.
+                // `eprintln!` would keep the text for the end of the test, which does not come.
                 let _ = writeln!(std::io::stderr(), "waited {:?} in vain until {what}", patience());
                 std::process::abort();
             }
@@ -36,10 +36,10 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     })
 }
 
-/// What a program of the host comes to, which ends within the patience.
+/// Runs a program of the host, which must end within [`patience`].
 ///
 /// # Panics
-/// It cannot be started.
+/// The program cannot be started.
 pub fn output(command: &mut Command) -> Output {
     let what = format!("{} ends", command.get_program().display());
     let done = limited(&what, || command.output());
@@ -49,7 +49,7 @@ pub fn output(command: &mut Command) -> Output {
 /// Waits until `holds`.
 ///
 /// # Panics
-/// It does not within [`patience`].
+/// The condition does not hold within [`patience`].
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {

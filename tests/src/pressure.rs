@@ -1,8 +1,7 @@
-//! Too little memory: a control group with a limit, on a host that swaps. The kernel swaps out pages that are
-//! not in use, and in again when they are touched.
+//! Control groups with little memory. On a host with swap the kernel swaps their unused pages out.
 //!
-//! A page is charged to the group of the process that touches it first, and stays so when the process moves.
-//! So a process is born in the group: [`Pressure::apply`].
+//! A page is charged to the group of the process that first touches it, even if the process moves later.
+//! Therefore a process is started in the group: [`Pressure::apply`].
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -17,21 +16,21 @@ use crate::scratch::Scratch;
 
 /// Control groups version 2.
 const GROUPS: &str = "/sys/fs/cgroup";
-/// What the lab swaps to, which has nothing else to swap to.
+/// Size of the lab's swap file. The lab has no other swap.
 const SWAP_MIB: u64 = 256;
 
-/// See the module. Dropped, the limit is gone.
+/// A group under pressure. The limit ends on drop.
 #[derive(Debug)]
 pub struct Pressure {
     group: PathBuf,
     swap: Option<Swap>,
 }
 
-/// A swap file that is in use, in the lab.
+/// A swap file in use, in the lab.
 #[derive(Debug)]
 struct Swap(Scratch);
 
-/// What it lacks here, if anything.
+/// Tells why [`Pressure`] cannot work here.
 pub(crate) fn unavailable() -> Option<String> {
     let controllers = fs::read_to_string(Path::new(GROUPS).join("cgroup.controllers")).unwrap_or_default();
     if !controllers.split_whitespace().any(|controller| controller == "memory") {
@@ -41,18 +40,17 @@ pub(crate) fn unavailable() -> Option<String> {
     if swaps.lines().count() < 2 && !in_lab() {
         return Some("this host has no swap".to_owned());
     }
-    crate::need::root()
+    groups_unavailable(GROUPS)
 }
 
-/// A control group, of version 2 or 1, whose processes have so much memory and no more: those that want more
-/// are killed.
+/// A control group, version 2 or 1, with a limit on memory. The kernel kills processes that need more.
 #[derive(Debug)]
 pub struct MemoryLimit(PathBuf);
 
 /// Control groups version 1 that limit memory.
 const GROUPS_1: &str = "/sys/fs/cgroup/memory";
 
-/// Where such groups are made, and the file for the limit.
+/// Returns the directory of such groups and the file for the limit.
 fn limits() -> Option<(&'static str, &'static str)> {
     let controllers = fs::read_to_string(Path::new(GROUPS).join("cgroup.controllers")).unwrap_or_default();
     if controllers.split_whitespace().any(|controller| controller == "memory") {
@@ -62,28 +60,38 @@ fn limits() -> Option<(&'static str, &'static str)> {
     of_version_1.then_some((GROUPS_1, "memory.limit_in_bytes"))
 }
 
-/// What a limit lacks here, if anything.
+/// Tells why [`MemoryLimit`] cannot work here.
 pub(crate) fn limit_unavailable() -> Option<String> {
     if in_lab() {
-        // On Linux 6.12 a merge was killed there, or took more than a minute: its page cache counts too.
+        // On Linux 6.12 in the lab a merge was killed or took more than a minute, because its page cache
+        // counts.
         return Some("the lab's emulated disk writes pages back too slowly for a small limit".to_owned());
     }
     let lack = || Some("no control groups that limit memory here".to_owned());
-    limits().map_or_else(lack, |_| crate::need::root())
+    limits().map_or_else(lack, |(groups, _)| groups_unavailable(groups))
+}
+
+/// Tries to make a group there. Returns the error.
+fn groups_unavailable(groups: &str) -> Option<String> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let group = Path::new(groups).join(format!("volt-probe-{}-{number}", std::process::id()));
+    let made = fs::create_dir(&group).and_then(|()| fs::remove_dir(&group));
+    made.err().map(|error| format!("no control group can be made in {groups} ({error})"))
 }
 
 impl MemoryLimit {
-    /// Room for so many bytes.
+    /// Makes a group with this limit in bytes.
     ///
     /// # Panics
-    /// There are no such groups: the test must begin with `needs!(memory_limit)`.
+    /// The group cannot be made: the test must begin with `needs!(memory_limit)`.
     #[must_use]
     pub fn of(bytes: u64) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (groups, file) = limits().expect("groups that limit memory");
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let group = Path::new(groups).join(format!("volt-limit-{}-{number}", std::process::id()));
-        // With "io" the kernel writes pages of the group back in time, and slows down who writes.
+        // With "io" the kernel writes the group's pages back in time and throttles writers.
         for controller in ["+memory", "+io"] {
             let _ = fs::write(Path::new(groups).join("cgroup.subtree_control"), controller);
         }
@@ -94,7 +102,7 @@ impl MemoryLimit {
         limit
     }
 
-    /// A command that runs `program` in the group.
+    /// Returns a command that runs `program` in the group.
     #[must_use]
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("sh");
@@ -111,15 +119,15 @@ impl Drop for MemoryLimit {
 }
 
 impl Pressure {
-    /// Room for so many bytes.
+    /// Makes a group with this limit in bytes.
     ///
     /// # Panics
-    /// There are no such groups: the test must begin with `needs!(pressure)`.
+    /// The group cannot be made: the test must begin with `needs!(pressure)`.
     #[must_use]
     pub fn of(bytes: u64) -> Self {
         let swap = in_lab().then(Swap::new);
         let group = Path::new(GROUPS).join(format!("volt-test-{}", std::process::id()));
-        // Whether its children may have limits.
+        // Lets child groups have limits.
         let _ = fs::write(Path::new(GROUPS).join("cgroup.subtree_control"), "+memory");
         fs::create_dir(&group).unwrap_or_else(|error| panic!("make {}: {error}", group.display()));
         let pressure = Self { group, swap };
@@ -127,8 +135,7 @@ impl Pressure {
         pressure
     }
 
-    /// Starts a command in the group: all memory that it and its children touch counts, from the first page
-    /// on.
+    /// Starts a command in the group. All memory of the command and its children counts.
     ///
     /// # Panics
     /// The group is gone.
@@ -137,24 +144,24 @@ impl Pressure {
         let processes = File::options().write(true).open(&path);
         let processes = processes.unwrap_or_else(|error| panic!("open {}: {error}", path.display()));
         let enter = move || Ok(rustix::io::write(&processes, b"0").map(|_| ())?);
-        // SAFETY: between fork and exec one system call is made, on a descriptor that is open already.
+        // SAFETY: between fork and exec one system call is made, on an open descriptor.
         unsafe { command.pre_exec(enter) };
     }
 
-    /// Whether this process is in the group.
+    /// Tells whether a process is in the group.
     ///
     /// # Panics
-    /// The kernel does not tell.
+    /// The group cannot be read.
     #[must_use]
     pub fn holds(&self, pid: u32) -> bool {
         let processes = fs::read_to_string(self.group.join("cgroup.procs")).unwrap();
         processes.lines().any(|line| line == pid.to_string())
     }
 
-    /// Bytes that are swapped out by now.
+    /// Returns the bytes that are swapped out now.
     ///
     /// # Panics
-    /// The kernel does not tell.
+    /// The group cannot be read.
     #[must_use]
     pub fn swapped_out(&self) -> u64 {
         fs::read_to_string(self.group.join("memory.swap.current")).unwrap().trim().parse().unwrap()
@@ -169,12 +176,12 @@ impl Pressure {
 impl Drop for Pressure {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Tells whether the kernel ended a process of the group for want of memory.
+            // Shows whether the kernel killed a process of the group for lack of memory.
             for file in ["memory.events", "memory.stat"] {
                 eprintln!("{file}:\n{}", fs::read_to_string(self.group.join(file)).unwrap_or_default());
             }
         }
-        // A group goes when nobody is in it any more: who is left goes to the one above.
+        // Only an empty group can be removed, so its processes move to the parent group.
         for pid in fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default().lines() {
             let _ = fs::write(Path::new(GROUPS).join("cgroup.procs"), pid);
         }

@@ -1,5 +1,4 @@
-//! Lines of progress on standard error, apart from messages. A step that takes more than a second says
-//! `verifying… 40 %, 2 s`.
+//! Lines of progress on standard error. A step of more than a second prints `verifying… 40 %, 2 s`.
 
 /// Returns the text without its lines of progress.
 #[must_use]
@@ -7,8 +6,8 @@ pub fn without_progress(text: &str) -> String {
     text.split_inclusive('\n').filter(|line| !is_progress(line.trim_end())).collect()
 }
 
-/// Says whether a line is `STEP… SECONDS s` or `STEP… PERCENT %, SECONDS s`, as the program writes it where
-/// it has no terminal.
+/// Tells whether a line is `STEP… SECONDS s` or `STEP… PERCENT %, SECONDS s`, as the program writes it
+/// without a terminal.
 fn is_progress(line: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let Some((step, far)) = line.split_once("… ") else { return false };

@@ -1,4 +1,4 @@
-//! A console for VMs of the library, and what came out of it.
+//! A console that records the output of VMs of the library.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,13 +12,13 @@ use crate::patience::wait_until;
 pub struct Recorder(Arc<Mutex<Vec<u8>>>);
 
 impl Recorder {
-    /// The console that writes here.
+    /// Returns the console that writes here.
     #[must_use]
     pub fn console(&self) -> Console {
         Console::to(self.clone())
     }
 
-    /// All output so far.
+    /// Returns all output so far.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()

@@ -1,4 +1,4 @@
-//! The REST API as any program sees it: HTTP written by hand into the unix socket.
+//! A client of the REST API, which writes HTTP into the unix socket by hand.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -7,10 +7,10 @@ use std::path::Path;
 use crate::patience::wait_until;
 use crate::streams::Limited;
 
-/// Waits until someone listens at `socket`.
+/// Connects to `socket` as soon as a process listens.
 ///
 /// # Panics
-/// Nobody does in time.
+/// No process listens in time.
 #[must_use]
 pub fn connect(socket: &Path) -> UnixStream {
     let mut stream = None;
@@ -21,16 +21,17 @@ pub fn connect(socket: &Path) -> UnixStream {
     stream.expect("just connected")
 }
 
-/// Status and body of the answer to one request.
+/// Sends a request. Returns status and body of the answer.
 ///
 /// # Panics
-/// There is no whole answer.
+/// The answer is not whole.
 pub fn ask(socket: &Path, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = connect(socket);
     stream.limit().expect("set a time limit");
     let length = body.len();
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
     );
     stream.write_all(request.as_bytes()).expect("send a request");
     let mut answer = String::new();

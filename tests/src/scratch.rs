@@ -1,4 +1,4 @@
-//! A directory of its own for each test, gone with the last that uses it.
+//! Scratch directories of tests. A directory is removed with its last user.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ struct Directory(PathBuf);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl Scratch {
-    /// A new, empty one. Its path is short: unix sockets go in it.
+    /// Makes an empty directory. Its path is short enough for unix sockets.
     ///
     /// # Panics
     /// The temporary directory cannot be written.
@@ -24,7 +24,7 @@ impl Scratch {
         Self::within(&std::env::temp_dir())
     }
 
-    /// One in another place than the temporary directory.
+    /// Makes a directory in another place than the temporary directory.
     pub(crate) fn within(place: &Path) -> Self {
         let name = format!("volt-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = place.join(name);
@@ -32,7 +32,8 @@ impl Scratch {
         Self(Arc::new(Directory(path)))
     }
 
-    /// One for a static, which is never dropped: it takes the place of what earlier test processes, dead by now, left.
+    /// Makes a directory for a static, which is never dropped. Removes the directories of dead test processes
+    /// first.
     pub(crate) fn left_behind_by_statics() -> Self {
         for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -46,28 +47,28 @@ impl Scratch {
         Self::new()
     }
 
-    /// The path of `name` in it.
+    /// Returns the path of `name` in the directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.0.join(name)
     }
 
-    /// The directory itself.
+    /// Returns the directory's path.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.0.0
     }
 
-    /// A path in it that nothing has yet: `name-7`.
+    /// Returns a new path in the directory: `name-7`.
     #[must_use]
     pub fn fresh(&self, name: &str) -> PathBuf {
         self.path(&format!("{name}-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// What is in it, sorted: to see that nothing was left behind.
+    /// Lists the directory, sorted.
     ///
     /// # Panics
-    /// It cannot be read.
+    /// The directory cannot be read.
     #[must_use]
     pub fn list(&self) -> Vec<String> {
         list(self.directory())
@@ -80,10 +81,10 @@ impl Default for Scratch {
     }
 }
 
-/// The names in a directory, sorted.
+/// Lists the names in a directory, sorted.
 ///
 /// # Panics
-/// It cannot be read.
+/// The directory cannot be read.
 #[must_use]
 pub fn list(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));

@@ -1,6 +1,6 @@
-//! What is told of a guest that does not answer: where the threads of its process wait, what nobody has read
-//! of its input, and its clocks, timers, interrupts and devices, twice, so that one sees what moves. All of it comes
-//! from `/proc` and from two snapshots.
+//! Reports about guests that do not answer: the places where their threads wait, their clocks, timers,
+//! interrupts and devices. Two looks show which values move. The facts come from `/proc` and from two
+//! snapshots.
 
 use std::fmt::Write;
 use std::fs;
@@ -12,7 +12,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use crate::guest::Guest;
+use crate::outcome::Outcome;
+use crate::scratch::Scratch;
+use crate::transcript::Transcript;
 
 // Registers of the local APIC, by their offset (Intel SDM volume 3, table 11-1).
 const PPR: usize = 0xa0;
@@ -25,34 +27,41 @@ const CURRENT_COUNT: usize = 0x390;
 /// Long enough for a guest's clock and its timers to move.
 const BETWEEN: Duration = Duration::from_secs(1);
 
-/// Characters of what the guest says between two looks.
+/// Characters of output between two looks that the report has.
 const MOST_SAID: usize = 200;
 
-/// Characters of a device's state. What its driver reads comes first, and the map of a layer last.
+/// Characters of a device's state that the report has. The driver's part comes first, and the map of a layer
+/// last.
 const MOST_OF_DEVICE: usize = 1000;
 
-/// Tells it. It never panics: that which cannot be asked says why.
-pub(crate) fn explain(guest: &Guest) -> String {
-    let mut told = threads(guest.pid());
+/// Returns the report. Never panics: a value that cannot be read gives the reason. `snapshot` takes one in a
+/// directory.
+pub(crate) fn explain(
+    pid: u32,
+    output: &Transcript,
+    scratch: &Scratch,
+    snapshot: impl Fn(&Path) -> Outcome,
+) -> String {
+    let mut told = threads(pid);
     for _ in 0..2 {
-        let before = guest.output().len();
-        let look = catch_unwind(AssertUnwindSafe(|| machine(guest)));
+        let before = output.text().len();
+        let look = catch_unwind(AssertUnwindSafe(|| machine(&scratch.fresh("silent"), &snapshot)));
         told += &look.unwrap_or_else(|_| "no snapshot can be taken\n".to_owned());
         std::thread::sleep(BETWEEN);
-        let after = guest.output();
+        let after = output.text();
         let said = after.get(before..).unwrap_or_default();
         let start: String = said.chars().take(MOST_SAID).collect();
-        let _ = writeln!(told, "it said {} bytes after that: {start:?}", said.len());
+        let _ = writeln!(told, "the guest said {} bytes after that: {start:?}", said.len());
     }
-    told + &threads(guest.pid())
+    told + &threads(pid)
 }
 
-/// The threads of a process: state, processor time in ticks (user, kernel), and the place in the kernel that
-/// each waits at.
+/// Reports the threads of a process: state, processor time in ticks (user, kernel), and the kernel function
+/// where each waits.
 pub(crate) fn threads(pid: u32) -> String {
     let mut told = String::new();
     if !Path::new(&format!("/proc/{pid}")).exists() {
-        return "its process is gone\n".to_owned();
+        return "the process is gone\n".to_owned();
     }
     for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
         let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
@@ -70,16 +79,15 @@ pub(crate) fn threads(pid: u32) -> String {
     told
 }
 
-/// The machine's state, of a snapshot that is taken for this.
-fn machine(guest: &Guest) -> String {
-    let directory = guest.scratch().fresh("silent");
-    let taken = guest.try_snapshot(&directory);
+/// Reports the machine's state from a snapshot that is taken for this.
+fn machine(directory: &Path, snapshot: impl Fn(&Path) -> Outcome) -> String {
+    let taken = snapshot(directory);
     if taken.status != 0 {
         return format!("no snapshot: {}\n", taken.stderr);
     }
-    let state = read_state(&directory);
+    let state = read_state(directory);
     let memory = fs::read(directory.join("memory.snap"));
-    // Its memory may be large.
+    // The memory file may be large.
     let _ = fs::remove_dir_all(directory);
     let machine = &state["machine"];
     let mut told = String::new();
@@ -88,7 +96,7 @@ fn machine(guest: &Guest) -> String {
     }
     let _ = writeln!(told, "clock: {}", machine["clock"]);
     let kernels = hex(&bytes(&machine["irqchip"]["ioapic"]));
-    // KVM's, if the IOAPIC is none of the devices.
+    // The IOAPIC is KVM's unless it is among the devices.
     if !kernels.is_empty() {
         let _ = writeln!(told, "ioapic: {kernels}");
     }
@@ -126,8 +134,8 @@ fn of_vcpu(vcpu: &Value) -> String {
     };
     let regs = |name: &str| vcpu["regs"][name].as_u64().unwrap_or_default();
     format!(
-        "mp_state {}, rip {:#x}, rflags {:#x}, tsc {} at {} kHz (offset {}), deadline {}, timer {:#x} counts {} of {}, \
-         ppr {:#x}, in service {:?}, requested {:?}, events {}",
+        "mp_state {}, rip {:#x}, rflags {:#x}, tsc {} at {} kHz (offset {}), deadline {}, \
+         timer {:#x} counts {} of {}, ppr {:#x}, in service {:?}, requested {:?}, events {}",
         vcpu["mp_state"],
         regs("rip"),
         regs("rflags"),
@@ -145,7 +153,7 @@ fn of_vcpu(vcpu: &Value) -> String {
     )
 }
 
-/// The vectors that are set in eight registers of 32 bits, 16 bytes apart.
+/// Returns the vectors set in eight registers of 32 bits, 16 bytes apart.
 fn vectors(register: impl Fn(usize) -> u32, from: usize) -> Vec<u32> {
     (0..256).filter(|vector| register(from + *vector as usize / 32 * 16) >> (vector % 32) & 1 == 1).collect()
 }

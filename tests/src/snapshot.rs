@@ -1,4 +1,4 @@
-//! A snapshot on disk, and what tests do to one.
+//! Snapshots on disk: restores, conversions and edits.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -10,12 +10,13 @@ use std::process::Command;
 use rustix::fs::SeekFrom;
 use serde_json::Value;
 
-use crate::boot::{Input, Launch};
 use crate::guest::Guest;
 use crate::kvm_shim::KvmShim;
+use crate::launch::{Input, Launch};
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
 use crate::pressure::Pressure;
+use crate::program::binary;
 use crate::scratch::Scratch;
 use crate::state_file;
 
@@ -27,35 +28,35 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// One that is there already.
+    /// Refers to an existing snapshot.
     #[must_use]
     pub fn at(directory: PathBuf, scratch: &Scratch) -> Self {
         Self { directory, scratch: scratch.clone() }
     }
 
-    /// Its directory.
+    /// Returns the directory.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// The path of `state.json`.
+    /// Returns the path of `state.json`.
     #[must_use]
     pub fn state_path(&self) -> PathBuf {
         self.directory.join("state.json")
     }
 
-    /// The path of `memory.pack` if there is one, of `memory.snap` if not.
+    /// Returns the path of `memory.pack` if it exists, otherwise that of `memory.snap`.
     #[must_use]
     pub fn memory_path(&self) -> PathBuf {
         let packed = self.directory.join("memory.pack");
         if packed.exists() { packed } else { self.directory.join("memory.snap") }
     }
 
-    /// The snapshot that `volt-vmm snapshot convert` makes of it with these options.
+    /// Converts the snapshot with these options of `volt-vmm snapshot convert`.
     ///
     /// # Panics
-    /// It fails.
+    /// The conversion fails.
     #[must_use]
     pub fn converted(&self, options: &[&str]) -> Self {
         let converted = Self::at(self.scratch.fresh("converted"), &self.scratch);
@@ -63,7 +64,7 @@ impl Snapshot {
         converted
     }
 
-    /// The same, to a place that may be a bad one.
+    /// Converts the snapshot to a path that may be refused.
     #[must_use]
     pub fn try_convert(&self, to: &Path, options: &[&str]) -> Outcome {
         let words = ["snapshot", "convert"].map(OsStr::new);
@@ -71,51 +72,51 @@ impl Snapshot {
         Outcome::of(words.into_iter().chain(dirs).chain(options.iter().map(OsStr::new)))
     }
 
-    /// What `volt-vmm snapshot verify` says of it.
+    /// Runs `volt-vmm snapshot verify`.
     #[must_use]
     pub fn verify(&self) -> Outcome {
         self.verify_as(&[])
     }
 
-    /// The same with these options of `volt-vmm snapshot verify`.
+    /// Runs `volt-vmm snapshot verify` with these options.
     #[must_use]
     pub fn verify_as(&self, options: &[&str]) -> Outcome {
         let words = ["snapshot".as_ref(), "verify".as_ref(), self.directory.as_os_str()];
         Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new)))
     }
 
-    /// What `volt-vmm snapshot inspect` says of it, with these options.
+    /// Runs `volt-vmm snapshot inspect` with these options and returns its output.
     #[must_use]
     pub fn inspect(&self, options: &[&str]) -> String {
         let words = ["snapshot".as_ref(), "inspect".as_ref(), self.directory.as_os_str()];
         Outcome::of(words.into_iter().chain(options.iter().map(OsStr::new))).succeeded().stdout.clone()
     }
 
-    /// Runs what is in it.
+    /// Restores the snapshot.
     #[must_use]
     pub fn restore(&self) -> Guest {
         self.restore_with(Input::Test)
     }
 
-    /// Runs what is in it, with these options of `volt-vmm restore`.
+    /// Restores the snapshot with these options of `volt-vmm restore`.
     #[must_use]
     pub fn restore_as(&self, options: &[&str]) -> Guest {
         self.launch(None, &KvmShim::new(), options)
     }
 
-    /// The same in a namespace.
+    /// Restores the snapshot in a namespace.
     #[must_use]
     pub fn restore_inside(&self, namespace: &Namespace, options: &[&str]) -> Guest {
         self.launch(Some(namespace), &KvmShim::new(), options)
     }
 
-    /// The same on another KVM.
+    /// Restores the snapshot on another KVM.
     #[must_use]
     pub fn restore_on(&self, shim: &KvmShim, options: &[&str]) -> Guest {
         self.launch(None, shim, options)
     }
 
-    /// The same with as much memory as `pressure` leaves, for the VM and the pager that it may start.
+    /// Restores the snapshot with limited memory for the VM and a pager that it starts.
     #[must_use]
     pub fn restore_under(&self, pressure: &Pressure, options: &[&str]) -> Guest {
         let (arguments, socket) = self.restore_arguments(options);
@@ -127,7 +128,7 @@ impl Snapshot {
         Launch { namespace, shim: shim.clone(), ..Launch::of(arguments) }.start(self.scratch.clone(), socket)
     }
 
-    /// The arguments of `volt-vmm restore`, and its API's socket.
+    /// Returns the arguments of `volt-vmm restore` and the path of the API's socket.
     fn restore_arguments(&self, options: &[&str]) -> (Vec<OsString>, PathBuf) {
         let socket = self.scratch.fresh("api");
         let mut arguments: Vec<OsString> = vec!["restore".into(), self.directory.clone().into()];
@@ -136,7 +137,7 @@ impl Snapshot {
         (arguments, socket)
     }
 
-    /// Runs what is in it, with this console input.
+    /// Restores the snapshot with this console input.
     #[must_use]
     pub fn restore_with(&self, input: Input<'_>) -> Guest {
         let socket = self.scratch.fresh("api");
@@ -145,32 +146,32 @@ impl Snapshot {
         Launch { input, ..Launch::of(arguments.to_vec()) }.start(self.scratch.clone(), socket)
     }
 
-    /// The same for a snapshot that must be refused.
+    /// Restores a snapshot that must be refused.
     #[must_use]
     pub fn try_restore(&self) -> Outcome {
-        Outcome::of_refusal(Command::new(crate::boot::binary()).arg("--restore").arg(&self.directory))
+        Outcome::of_refusal(Command::new(binary()).arg("--restore").arg(&self.directory))
     }
 
-    /// The same with these options of `volt-vmm restore`.
+    /// Restores a snapshot that must be refused, with these options of `volt-vmm restore`.
     #[must_use]
     pub fn try_restore_as(&self, options: &[&str]) -> Outcome {
-        let mut command = Command::new(crate::boot::binary());
+        let mut command = Command::new(binary());
         Outcome::of_refusal(command.arg("restore").arg(&self.directory).args(options))
     }
 
-    /// The same on another KVM.
+    /// Restores a snapshot that must be refused, on another KVM.
     #[must_use]
     pub fn try_restore_on(&self, shim: &KvmShim) -> Outcome {
-        let mut command = Command::new(crate::boot::binary());
+        let mut command = Command::new(binary());
         command.arg("restore").arg(&self.directory);
         shim.apply(&mut command);
         Outcome::of_refusal(&mut command)
     }
 
-    /// A copy, to be damaged.
+    /// Copies the snapshot, so a test can damage the copy.
     ///
     /// # Panics
-    /// It cannot be made.
+    /// A file cannot be copied.
     #[must_use]
     pub fn copy(&self) -> Self {
         let copy = Self::at(self.scratch.fresh("copy"), &self.scratch);
@@ -186,7 +187,7 @@ impl Snapshot {
         copy
     }
 
-    /// This diff and its base as one, beside it.
+    /// Merges this diff with its base.
     #[must_use]
     pub fn merged(&self) -> Self {
         let merged = Self::at(self.scratch.fresh("merged"), &self.scratch);
@@ -196,41 +197,41 @@ impl Snapshot {
         merged
     }
 
-    /// The path of `memory.diff`.
+    /// Returns the path of `memory.diff`.
     #[must_use]
     pub fn diff_path(&self) -> PathBuf {
         self.directory.join("memory.diff")
     }
 
-    /// Removes it. Who was restored from it has what it needs open.
+    /// Removes the snapshot. Restored VMs keep its files open.
     ///
     /// # Panics
-    /// It cannot be removed.
+    /// The directory cannot be removed.
     pub fn remove(self) {
         fs::remove_dir_all(&self.directory).expect("remove a snapshot");
     }
 
-    /// `state.json`, decoded.
+    /// Returns the decoded `state.json`.
     ///
     /// # Panics
-    /// It is no JSON.
+    /// The file is no JSON.
     #[must_use]
     pub fn state(&self) -> Value {
         serde_json::from_slice(&fs::read(self.state_path()).expect("read state.json"))
             .expect("state.json is JSON")
     }
 
-    /// Changes `state.json` as someone would who knows its checksum.
+    /// Changes `state.json` and gives it a right checksum.
     ///
     /// # Panics
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     pub fn edit(&self, change: impl FnOnce(&mut Value)) {
         let mut state = self.state();
         change(&mut state);
         fs::write(self.state_path(), state_file::sealed(state)).expect("write state.json");
     }
 
-    /// What must stay the same, whatever is restored from it: length, times, inode and content of both files.
+    /// Returns the facts that a restore must not change: length, times, inode and content of both files.
     ///
     /// # Panics
     /// A file cannot be read.
@@ -246,7 +247,26 @@ impl Snapshot {
     }
 }
 
-/// A checksum over everything that is no hole, and where it lies.
+impl Guest {
+    /// Takes a snapshot with `volt-vmm snapshot create`.
+    ///
+    /// # Panics
+    /// The command fails.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.snapshot_as(&[])
+    }
+
+    /// Takes a snapshot with these options of `volt-vmm snapshot create`.
+    #[must_use]
+    pub fn snapshot_as(&self, options: &[&str]) -> Snapshot {
+        let directory = self.scratch().fresh("snapshot");
+        self.try_snapshot_as(&directory, options).succeeded();
+        Snapshot::at(directory, self.scratch())
+    }
+}
+
+/// Computes a checksum over all data between holes and its position.
 fn checksum_of_data(file: &mut File, len: u64) -> u64 {
     let mut digest = state_file::CRC.digest();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! What goes over a stream to or from the guest, over TCP or vsock.
+//! Data over TCP and vsock streams to and from the guest.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -29,10 +29,10 @@ impl Limited for UnixStream {
     }
 }
 
-/// Sends something to whoever echoes, and compares what comes back.
+/// Sends bytes to an echo and compares the answer.
 ///
 /// # Panics
-/// It is something else, the stream ends, or nothing comes in time.
+/// Other bytes come back, the stream ends, or nothing comes in time.
 pub fn echoes<S: Limited + Sync>(stream: &S, bytes: &[u8])
 where
     for<'a> &'a S: Read + Write,
@@ -42,15 +42,15 @@ where
     std::thread::scope(|scope| {
         scope.spawn(move || sender.write_all(bytes).expect("the guest takes what is sent"));
         let mut found = vec![0; bytes.len()];
-        receiver.read_exact(&mut found).expect("what was sent comes back");
+        receiver.read_exact(&mut found).expect("the sent bytes come back");
         assert!(found == bytes, "other bytes came back");
     });
 }
 
-/// Sends back what comes, to the end of the stream, and says how much that was; 0 of a stream that breaks.
+/// Echoes a stream to its end and returns the number of bytes, or 0 if the stream breaks.
 ///
 /// # Panics
-/// Nothing comes in time, or nobody takes what is sent back.
+/// The guest sends nothing, or does not read, in time.
 pub fn send_back<S: Limited>(stream: &S) -> u64
 where
     for<'a> &'a S: Read + Write,
@@ -64,7 +64,7 @@ where
     })
 }
 
-/// Bytes that no other number's stream has.
+/// Returns bytes that differ from those of other numbers.
 #[must_use]
 pub fn bytes_of(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 3 + at / 253 + number * 89) as u8).collect()

@@ -1,4 +1,4 @@
-//! A pseudo-terminal: the test holds one end, volt-vmm has the other as its terminal.
+//! Pseudo-terminals: the test has one end, and the other is volt-vmm's terminal.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::process::Command;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, tcgetattr};
 
-/// A terminal.
+/// A pseudo-terminal.
 #[derive(Debug)]
 pub struct Terminal {
     controller: OwnedFd,
@@ -17,10 +17,10 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// A new one, in the modes that terminals start with.
+    /// Opens one in the default modes.
     ///
     /// # Panics
-    /// The host has none.
+    /// The host has no pseudo-terminals.
     #[must_use]
     pub fn open() -> Self {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
@@ -32,10 +32,10 @@ impl Terminal {
         Self { controller, user }
     }
 
-    /// The modes it is in now, as text: to be compared.
+    /// Returns the current modes as text, for comparisons.
     ///
     /// # Panics
-    /// They cannot be read.
+    /// The modes cannot be read.
     #[must_use]
     pub fn modes(&self) -> String {
         let Termios { input_modes, output_modes, control_modes, local_modes, special_codes, .. } =
@@ -43,8 +43,8 @@ impl Terminal {
         format!("{input_modes:?} {output_modes:?} {control_modes:?} {local_modes:?} {special_codes:?}")
     }
 
-    /// Makes it the controlling terminal of a command, and its standard input and output. (Its messages come
-    /// apart, so that they do not get between the guest's.)
+    /// Makes the terminal the controlling terminal, standard input and standard output of a command. Messages
+    /// come separately, so they do not mix with the guest's output.
     pub(crate) fn own<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let stream = || self.user.try_clone().expect("duplicate a terminal");
         command.stdin(stream()).stdout(stream());
@@ -57,7 +57,7 @@ impl Terminal {
         unsafe { command.pre_exec(become_leader) }
     }
 
-    /// The test's end, to type and to read.
+    /// Returns the test's end, to type and to read.
     pub(crate) fn end(&self) -> File {
         self.controller.try_clone().expect("duplicate a terminal").into()
     }

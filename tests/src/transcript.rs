@@ -1,4 +1,4 @@
-//! Everything a child has written so far, collected by a thread.
+//! The output of a child, collected by a thread.
 
 use std::io::{ErrorKind, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,21 +10,21 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::patience::{patience, wait_until};
 
-/// The output of one stream. Cloning shares it.
+/// The output of a stream. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Transcript(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<Collected>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Collected {
     bytes: Vec<u8>,
     ended: bool,
-    /// The stream once more, to be asked what is in it.
+    /// A duplicate of the stream, for the number of unread bytes.
     stream: Option<OwnedFd>,
 }
 
@@ -40,7 +40,7 @@ impl Transcript {
                 if poll(&mut [PollFd::new(&stream, PollFlags::IN)], None).is_err() {
                     continue; // interrupted
                 }
-                // What is read under the lock is in the stream or in the bytes, and nowhere between.
+                // Reads under the lock, so each byte is either in the stream or in `bytes`.
                 let mut state = collected.lock();
                 match stream.read(&mut buffer) {
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -57,44 +57,44 @@ impl Transcript {
         transcript
     }
 
-    /// Waits until nothing is left in the stream of what was written so far. It need not end: another process may
-    /// have its other end.
+    /// Waits until all written bytes are read. The stream need not end, because another process may have its
+    /// other end.
     pub(crate) fn wait_read(&self) {
-        wait_until("what was written is read", || {
+        wait_until("written bytes are read", || {
             let state = self.lock();
             let left = state.stream.as_ref().map_or(Ok(0), rustix::io::ioctl_fionread);
             state.ended || left == Ok(0)
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Collected> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All of it so far.
+    /// Returns all output so far.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.lock().bytes).into_owned()
     }
 
-    /// How many bytes there are so far.
+    /// Returns the number of bytes so far.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().bytes.len()
     }
 
-    /// Whether nothing came yet.
+    /// Tells whether nothing has come yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether the stream has ended.
+    /// Tells whether the stream has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.lock().ended
     }
 
-    /// Waits for the stream's end.
+    /// Waits for the end of the stream.
     pub(crate) fn wait_end(&self) {
         let state = self.lock();
         let waited = self.0.changed.wait_timeout_while(state, patience(), |state| !state.ended);
@@ -102,7 +102,8 @@ impl Transcript {
         assert!(ended || thread::panicking(), "waited {:?} in vain until a stream ended", patience());
     }
 
-    /// Waits until `find` finds something in the bytes from `from` on. `None` when the stream ends first, or time does.
+    /// Waits until `find` finds something in the bytes after `from`. Returns `None` if the stream ends or
+    /// time is up.
     pub(crate) fn find<T>(&self, from: usize, mut find: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + patience();
         let mut state = self.lock();
@@ -118,7 +119,7 @@ impl Transcript {
         }
     }
 
-    /// Waits until nothing has come for a while.
+    /// Waits until no more output comes.
     pub(crate) fn settle(&self) {
         let quiet = patience() / 300;
         wait_until("nothing comes any more", || {

@@ -7,10 +7,10 @@ use std::path::Path;
 use crate::patience::wait_until;
 use crate::streams::Limited;
 
-/// Connects to a port of the guest whose vsock device has this socket, as soon as the guest accepts.
+/// Connects to a port of the guest behind this vsock socket, as soon as the guest accepts.
 ///
 /// # Panics
-/// It does not in time.
+/// The guest does not accept in time.
 #[must_use]
 pub fn connect(socket: &Path, port: u32) -> UnixStream {
     let mut found = None;
@@ -21,10 +21,10 @@ pub fn connect(socket: &Path, port: u32) -> UnixStream {
     found.expect("just found")
 }
 
-/// The same if it accepts now.
+/// Connects if the guest accepts now.
 ///
 /// # Panics
-/// The answer is none that a vsock device gives.
+/// The device gives a wrong answer.
 #[must_use]
 pub fn try_connect(socket: &Path, port: u32) -> Option<UnixStream> {
     let mut stream = UnixStream::connect(socket).ok()?;
@@ -40,7 +40,7 @@ pub fn try_connect(socket: &Path, port: u32) -> Option<UnixStream> {
     Some(stream)
 }
 
-/// Listens where connections of the guest to this port of the host arrive, in the place of whoever did so before.
+/// Listens for connections of the guest to this port of the host, and replaces an earlier listener.
 ///
 /// # Panics
 /// The directory cannot be written.

@@ -1,5 +1,5 @@
-//! The host's end of a tap: a packet socket, through which a test sends Ethernet frames to the guest and sees what the guest
-//! sends, without an address or a route on the host.
+//! The host's end of a tap: a packet socket that exchanges Ethernet frames with the guest, without an address
+//! or a route on the host.
 #![allow(unsafe_code)]
 
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::patience::{output, patience, wait_until};
 
-/// The type of the frames, one that is for experiments: no other is received.
+/// The type of the frames, one for experiments. Other frames are not received.
 pub const KIND: u16 = 0x88b5;
 
 /// A tap's end on the host.
@@ -21,13 +21,13 @@ pub const KIND: u16 = 0x88b5;
 pub struct Wire(OwnedFd);
 
 impl Wire {
-    /// The end of a tap that a VM has or is about to have; sets its link up.
+    /// Waits for a VM's tap and sets its link up.
     ///
     /// # Panics
-    /// There is none in time, or no packet sockets.
+    /// The tap does not appear in time, or the host has no packet sockets.
     #[must_use]
     pub fn of(tap: &str) -> Self {
-        // Of no protocol: until it is bound to the tap, it hears nothing from any interface.
+        // Without a protocol the socket receives nothing before it is bound to the tap.
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
         let socket = socket.expect("open a packet socket");
@@ -52,10 +52,10 @@ impl Wire {
         assert_eq!(sent, frame.len());
     }
 
-    /// The next frame from the guest.
+    /// Receives the next frame from the guest.
     ///
     /// # Panics
-    /// None comes in time.
+    /// No frame comes in time.
     #[must_use]
     pub fn receive(&self) -> Vec<u8> {
         let mut frame = vec![0; 65_536];

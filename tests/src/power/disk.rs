@@ -1,30 +1,29 @@
-//! A file system on a disk whose writes are logged.
+//! File systems on a disk whose writes are logged.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::{UnmountFlags, unmount};
 
 use super::image::Image;
 use super::log;
+use super::mounted::{mount_ext4, unmount_from};
 use super::recording::Recording;
 use crate::host::{LoopDevice, run};
-use crate::patience::wait_until;
 use crate::scratch::Scratch;
 
-/// Room for the log of one recording.
+/// MiB for the log of one recording.
 const LOG_MIB: u64 = 1024;
 
-/// A journaled ext4 on dm-log-writes. Dropped, it is gone.
+/// A journaled ext4 on dm-log-writes. The device is removed on drop.
 #[derive(Debug)]
 pub struct CrashDisk {
     scratch: Scratch,
     mapped: Mapped,
     mounted: bool,
     image: Image,
-    /// The disk, then its log.
+    /// The disk, and its log.
     _devices: [LoopDevice; 2],
 }
 
@@ -33,7 +32,7 @@ pub struct CrashDisk {
 struct Mapped(String);
 
 impl CrashDisk {
-    /// A new, empty one of so many MiB, in memory.
+    /// Makes an empty file system of `mib` MiB in memory.
     ///
     /// # Panics
     /// The host refuses: the test must begin with `needs!(log_writes)`.
@@ -44,7 +43,7 @@ impl CrashDisk {
         for (path, mib) in [(&disk, mib), (&log, LOG_MIB)] {
             fs::File::create(path).and_then(|file| file.set_len(mib << 20)).expect("make a file in memory");
         }
-        // Nothing is left for later: the log is to hold what the test does.
+        // Lazy initialisation would write to the log during the test.
         let lazy = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
         run("mke2fs", &["-q", "-F", "-t", "ext4", "-b", "4096", "-J", "size=4", "-E", lazy, text(&disk)]);
         let image = Image::read(&disk).expect("read a new file system");
@@ -59,24 +58,24 @@ impl CrashDisk {
         Self { scratch, mapped, mounted: true, image, _devices: devices }
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     #[must_use]
     pub fn place(&self) -> PathBuf {
         self.scratch.path("mounted")
     }
 
-    /// Puts a mark in the log: what was on the medium by now lies before it.
+    /// Marks the log. Writes that are on the medium by now come before the mark.
     pub fn mark(&self, text: &str) {
         dmsetup(&["message", &self.mapped.0, "0", "mark", text]);
     }
 
-    /// Puts everything on the medium.
+    /// Syncs the file system.
     pub fn sync(&self) {
         let place = fs::File::open(self.place()).expect("open a directory");
         rustix::fs::syncfs(place).expect("sync a file system");
     }
 
-    /// Ends the recording. Nobody may have a file on it open.
+    /// Ends the recording. No process may have a file on the disk open.
     ///
     /// # Panics
     /// The host refuses.
@@ -99,7 +98,7 @@ impl CrashDisk {
 impl Drop for CrashDisk {
     fn drop(&mut self) {
         if self.mounted {
-            // Who has a file open yet is a test that failed.
+            // Only a failed test still has a file open.
             let _ = unmount(self.place(), UnmountFlags::DETACH);
         }
     }
@@ -120,22 +119,6 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         let _ = Command::new("dmsetup").args(["remove", "--noudevsync", "--force", &self.0]).output();
     }
-}
-
-/// Mounts an ext4 file system.
-pub(super) fn mount_ext4(device: &Path, place: &Path) {
-    wait_until("the block device has its node", || fs::metadata(device).is_ok_and(|found| found.rdev() != 0));
-    mount(device, place, "ext4", MountFlags::NOATIME, None)
-        .unwrap_or_else(|error| panic!("mount {} at {}: {error}", device.display(), place.display()));
-}
-
-/// Unmounts what a process that has just ended may hold for a moment yet.
-pub(super) fn unmount_from(place: &Path) {
-    wait_until("nobody holds the file system", || match unmount(place, UnmountFlags::empty()) {
-        Ok(()) => true,
-        Err(rustix::io::Errno::BUSY) => false,
-        Err(error) => panic!("unmount {}: {error}", place.display()),
-    });
 }
 
 fn dmsetup(arguments: &[&str]) -> String {

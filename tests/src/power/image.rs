@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub const BLOCK: usize = 4096;
-/// The most that is written at once.
+/// The most bytes of one write.
 const LONGEST_WRITE: usize = 1 << 20;
 
-/// See the module. A clone shares its blocks.
+/// See the module. Clones share blocks.
 #[derive(Clone, Debug)]
 pub struct Image {
     len: u64,
@@ -36,7 +36,7 @@ impl Image {
         Ok(image)
     }
 
-    /// Puts bytes where they belong.
+    /// Writes bytes at an offset.
     pub fn put(&mut self, mut at: u64, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let within = (at % BLOCK as u64) as usize;
@@ -48,7 +48,7 @@ impl Image {
         }
     }
 
-    /// Writes a file that holds it.
+    /// Writes the content to a file.
     ///
     /// # Errors
     /// The host refuses.

@@ -1,5 +1,5 @@
-//! The log of dm-log-writes, as Linux lays it out (drivers/md/dm-log-writes.c): a superblock, then entries, each in a sector of its own and
-//! followed by what was written.
+//! The log of dm-log-writes in Linux's format (drivers/md/dm-log-writes.c): a superblock, then entries. Each
+//! entry has its own sector, and the written data follows.
 
 use std::fs::File;
 use std::io;
@@ -12,26 +12,26 @@ const FLUSH: u64 = 1;
 const FUA: u64 = 2;
 const DISCARD: u64 = 4;
 const MARK: u64 = 8;
-/// Bytes of an entry before a mark's text.
+/// Bytes of an entry before the text of a mark.
 const ENTRY: usize = 32;
 
-/// What happened on the disk.
+/// An event on the disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// A write: where, how many bytes, where they lie in the log; whether the disk could hold it back.
+    /// A write: its position, its length, its position in the log, and whether the disk could hold it back.
     Write { at: u64, len: u64, in_log: u64, held_back: bool },
-    /// Everything before is on the medium.
+    /// A flush: all earlier writes are on the medium.
     Flush,
-    /// Zeros from then on: where and how many bytes.
+    /// Zeros at a position, and their length.
     Discard { at: u64, len: u64 },
-    /// The test's own.
+    /// A mark of the test.
     Mark(String),
 }
 
 /// Reads all entries.
 ///
 /// # Errors
-/// The host refuses, or the file is no such log.
+/// The host refuses, or the file is no log of this version.
 pub fn read(path: &Path) -> io::Result<Vec<Entry>> {
     let file = File::open(path)?;
     let mut head = [0; 32];
@@ -54,7 +54,7 @@ pub fn read(path: &Path) -> io::Result<Vec<Entry>> {
         } else if flags & DISCARD != 0 {
             entries.push(Entry::Discard { at: start, len });
         } else {
-            // What a flush carries is written after it.
+            // The data of a flush is written after it.
             if flags & FLUSH != 0 {
                 entries.push(Entry::Flush);
             }

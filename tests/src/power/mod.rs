@@ -1,15 +1,17 @@
-//! Power cuts: what a disk may hold when its power goes, and what is made of it afterwards.
+//! Power cuts: the states in which they may leave a disk, and the checks of each state.
 //!
 //! ```text
 //! CrashDisk ── file system on dm-log-writes ──finish──> Recording ──states──> State ──after──> the mounted remains
 //! ```
 //!
-//! dm-log-writes logs a write only when a flush that began after it has completed, or at once where the write itself is forced to the medium.
-//! Everything before a point of the log is therefore on the medium by then, and the writes of the next flush may be there in any part.
+//! dm-log-writes logs a write when a flush that began after it completes, or at once if the write is forced
+//! to the medium. All writes before a point of the log are therefore on the medium by then. Any part of the
+//! writes of the next flush may be there, too.
 
 mod disk;
 mod image;
 mod log;
+mod mounted;
 mod recording;
 mod writeback;
 

@@ -1,4 +1,4 @@
-//! What was written to a disk, in order, and the states in which a power cut may have left it.
+//! The writes to a disk, in order, and the states in which a power cut may leave it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::disk::{mount_ext4, unmount_from};
 use super::image::{BLOCK, Image};
 use super::log::Entry;
+use super::mounted::{Unmounted, mount_ext4};
 use crate::host::LoopDevice;
 use crate::namespace;
 use crate::scratch::Scratch;
@@ -23,14 +23,14 @@ pub struct Recording {
     scratch: Scratch,
 }
 
-/// What of a recording is on the medium.
+/// A part of a recording that is on the medium.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct State {
-    /// So many entries are there in full.
+    /// The number of entries that are wholly on the medium.
     whole: usize,
-    /// Of those from there to this one each block is there or not, by chance.
+    /// From there to this entry, each block is on the medium or not, by chance.
     parts_until: usize,
-    /// That chance: a seed, and how many blocks of a hundred are there.
+    /// The chance: a seed, and how many blocks of a hundred are on the medium.
     chance: (u64, u64),
 }
 
@@ -40,11 +40,12 @@ impl Recording {
         Self { image, entries, log, scratch }
     }
 
-    /// So many states that are possible once the mark `from` was made: first, for every mark that begins with `promise`, the least that may be there
-    /// by then; for the rest by turns any prefix of the log, and parts of what one flush wrote.
+    /// Returns `count` states that are possible after the mark `from`. First come the least states at marks
+    /// that begin with `promise`. The others alternate between prefixes of the log and parts of the writes of
+    /// one flush.
     ///
     /// # Panics
-    /// There is no such mark.
+    /// The mark does not exist.
     #[must_use]
     pub fn states(&self, from: &str, promise: &str, count: usize, seed: u64) -> Vec<State> {
         let is = |entry: &Entry, start: &str| matches!(entry, Entry::Mark(text) if text.starts_with(start));
@@ -60,7 +61,7 @@ impl Recording {
         states.insert(State::prefix(promises[promises.len() - 1] + 1));
         let flushed = self.flushed(first);
         assert!(!flushed.is_empty(), "nothing was flushed after {from}");
-        // A short log has fewer states than were asked for.
+        // A short log may have fewer states than `count`.
         for turn in 0..count * 4 {
             if states.len() >= count {
                 break;
@@ -76,7 +77,7 @@ impl Recording {
         states.into_iter().collect()
     }
 
-    /// The writes that the disk could hold back until a flush, by flushes.
+    /// Groups the writes that the disk could hold back by the flush that they wait for.
     fn flushed(&self, first: usize) -> Vec<Range<usize>> {
         let held_back = |at: usize| matches!(self.entries[at], Entry::Write { held_back: true, .. });
         let mut groups = Vec::new();
@@ -94,15 +95,15 @@ impl Recording {
         groups
     }
 
-    /// Puts each state on a disk, mounts it, and has it checked: the directory, and the marks that were made before. To whatever `check`
-    /// starts, the host has booted again.
+    /// Writes each state to a disk, mounts it, and calls `check` with the directory and the earlier marks.
+    /// Processes that `check` starts see another boot id.
     ///
     /// # Panics
-    /// A state cannot be mounted; `check` panics, which says which state it was.
+    /// A state cannot be mounted, or `check` panics. The message names the state.
     pub fn after_each(&self, states: &[State], check: impl FnMut(&Path, &[&str]) + Send) {
         std::thread::scope(|scope| {
             let checked = scope.spawn(|| {
-                namespace::boot_again(&self.scratch.fresh("boot-id"));
+                namespace::enter_other_boot(&self.scratch.fresh("boot-id"));
                 self.check_each(states, check);
             });
             checked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -118,7 +119,7 @@ impl Recording {
                 state.whole,
                 self.entries.len()
             );
-            let at_panic = Said(&said);
+            let named = NamedState(&said);
             self.entries[applied..state.whole]
                 .iter()
                 .for_each(|entry| self.apply(entry, &mut image, |_| true));
@@ -133,7 +134,7 @@ impl Recording {
                 .filter_map(|entry| if let Entry::Mark(text) = entry { Some(text.as_str()) } else { None })
                 .collect();
             self.mounted(&torn, |place| check(place, &marks));
-            drop(at_panic);
+            drop(named);
         }
     }
 
@@ -143,14 +144,14 @@ impl Recording {
         std::fs::create_dir(&place).expect("make a directory");
         let device = LoopDevice::over(&disk);
         mount_ext4(Path::new(device.path()), &place);
-        let unmounted = Unmounted(&place);
+        let unmounted = Unmounted::at(&place);
         check(&place);
         drop(unmounted);
         drop(device);
         std::fs::remove_file(disk).expect("remove a disk");
     }
 
-    /// Applies an entry, as far as `chosen` has its blocks.
+    /// Applies the blocks of an entry that `chosen` selects.
     fn apply(&self, entry: &Entry, image: &mut Image, mut chosen: impl FnMut(u64) -> bool) {
         match *entry {
             Entry::Write { at, len, in_log, .. } => {
@@ -175,10 +176,10 @@ impl State {
     }
 }
 
-/// Says in which state the disk was when a check panicked.
-struct Said<'a>(&'a str);
+/// Prints the disk's state if a check panics.
+struct NamedState<'a>(&'a str);
 
-impl Drop for Said<'_> {
+impl Drop for NamedState<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.0);
@@ -186,20 +187,7 @@ impl Drop for Said<'_> {
     }
 }
 
-/// Unmounts, whatever comes.
-struct Unmounted<'a>(&'a Path);
-
-impl Drop for Unmounted<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
-        } else {
-            unmount_from(self.0);
-        }
-    }
-}
-
-/// Numbers by chance, the same for the same seed (xorshift).
+/// Random numbers, equal for equal seeds (xorshift).
 struct Chance(u64);
 
 impl Chance {

@@ -1,4 +1,4 @@
-//! Writes parts of a file back at random moments, as a host does that needs memory, without telling the disk to keep them.
+//! Writes parts of a file back at random moments, like a host that needs memory, without a flush of the disk.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// What is written is kept in memory by dm-log-writes until the disk is flushed, which a broken volt-vmm never does: 2 MiB a second at most.
+/// Bytes of one piece. dm-log-writes keeps written data in memory until a flush, which a broken volt-vmm
+/// never does, so at most 2 MiB are written per second.
 const PIECE: i64 = 64 << 10;
 const PAUSE: Duration = Duration::from_millis(30);
 
-/// See the module. Dropped, it ends.
+/// See the module. The writeback ends on drop.
 #[derive(Debug)]
 pub struct Writeback {
     ended: Arc<AtomicBool>,
@@ -21,10 +22,10 @@ pub struct Writeback {
 }
 
 impl Writeback {
-    /// Begins with this file.
+    /// Starts with this file.
     ///
     /// # Panics
-    /// It cannot be opened.
+    /// The file cannot be opened.
     #[must_use]
     pub fn of(path: &Path) -> Self {
         let file = File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -34,7 +35,7 @@ impl Writeback {
         let thread = std::thread::spawn(move || {
             let mut at = 0;
             while !seen.load(Ordering::Relaxed) {
-                // Far from the piece before: their order is to be another than that of the writes.
+                // Each piece is far from the last one, so their order differs from that of the writes.
                 at = (at + 37 * PIECE) % len;
                 let flags = libc::SYNC_FILE_RANGE_WRITE;
                 // SAFETY: no memory is passed.

@@ -1,0 +1,3 @@
+//! The library with a Linux guest.
+
+mod library;

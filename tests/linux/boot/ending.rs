@@ -1,0 +1,42 @@
+//! Each ending of Linux has its exit status.
+
+use volt_tests::{Boot, needs};
+
+fn status_after(order: &str) -> i32 {
+    let mut guest = Boot::linux().start();
+    guest.wait_until_ready();
+    guest.order(order);
+    guest.wait_exit().status
+}
+
+#[test]
+fn poweroff_ends_with_status_0() {
+    needs!(linux);
+    assert_eq!(status_after("poweroff"), 0);
+}
+
+#[test]
+fn reboot_ends_with_status_3() {
+    needs!(linux);
+    assert_eq!(status_after("reboot"), 3);
+}
+
+#[test]
+fn triple_fault_ends_with_status_4() {
+    needs!(linux);
+    assert_eq!(status_after("triple-fault"), 4);
+}
+
+#[test]
+fn panic_ends_with_status_3() {
+    needs!(linux);
+    assert_eq!(status_after("panic"), 3);
+}
+
+#[test]
+fn init_carries_out_orders_of_the_kernel_command_line() {
+    needs!(linux);
+    let mut guest = Boot::linux().vcpus(2).cmdline_words("volt.orders=cpus;poweroff").start();
+    guest.wait_for("cpus 2").wait_for("ok cpus").wait_for("ok poweroff");
+    assert_eq!(guest.wait_exit().status, 0);
+}

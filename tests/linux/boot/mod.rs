@@ -1,0 +1,7 @@
+//! Linux boots on machines of several shapes, pauses and ends.
+
+mod booting;
+mod ending;
+mod mp_table;
+mod pausing;
+mod stock;

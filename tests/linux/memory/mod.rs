@@ -1,0 +1,3 @@
+//! Linux over packed memory that is filled on access.
+
+mod lazy;

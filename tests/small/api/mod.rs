@@ -1,0 +1,9 @@
+//! The interfaces: library, REST, terminal, messages, exit statuses and file formats.
+
+mod endings;
+mod examples;
+mod golden;
+mod golden_answers;
+mod library;
+mod messages;
+mod terminal;

@@ -1,0 +1,5 @@
+//! A guest runs, pauses and answers on the KVM of this host.
+
+mod host_features;
+mod pausing;
+mod silence;

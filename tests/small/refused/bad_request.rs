@@ -1,0 +1,81 @@
+//! The API refuses bad requests, and the guest does not notice them.
+
+use std::io::{Read, Write};
+
+use volt_tests::{Guest, limited, needs, rest};
+
+#[test]
+fn unknown_paths_methods_fields_and_values_are_refused() {
+    needs!(kvm);
+    let mut guest = Guest::boot("count");
+    guest.wait_for("count");
+    for (method, path, body, status, words) in [
+        ("GET", "/nowhere", "", 404, "no such path"),
+        ("GET", "/../etc/passwd", "", 404, "no such path"),
+        ("PUT", "/vm", "{}", 405, "PUT is not allowed"),
+        ("DELETE", "/", "", 405, "DELETE is not allowed"),
+        ("GET", "/snapshot/create", "", 405, "GET is not allowed"),
+        ("PATCH", "/vm", r#"{"state":"Paused","now":true}"#, 400, "unknown field `now`"),
+        ("PATCH", "/vm", r#"{"state":"Asleep"}"#, 400, "unknown variant `Asleep`"),
+        ("PATCH", "/vm", r#"{"state":"#, 400, "EOF"),
+        ("PATCH", "/vm", "", 400, "empty"),
+        ("PATCH", "/vm", "\u{0}\u{1}", 400, "request body"),
+        (
+            "PUT",
+            "/snapshot/create",
+            r#"{"snapshot_path":"/x","compress":"gzip"}"#,
+            400,
+            "write lz4, zstd or zstd:LEVEL",
+        ),
+        ("PUT", "/snapshot/create", r#"{"snapshot_path":"/x","pack":1}"#, 400, "unknown field `pack`"),
+        ("PUT", "/snapshot/create", r#"{"snapshot_path":["/x"]}"#, 400, "invalid type"),
+        ("PUT", "/snapshot/create", r#"{"snapshot_path":""}"#, 400, "snapshot"),
+        ("PUT", "/snapshot/create", r#"{"snapshot_path":"/nowhere/x"}"#, 400, "/nowhere"),
+        ("PUT", "/snapshot/load", r#"{"snapshot_path":"/x","resume":true}"#, 400, "unknown field `resume`"),
+        ("PUT", "/snapshot/load", r#"{"snapshot_path":"/x"}"#, 400, "was started already"),
+    ] {
+        let (answered, fault) = guest.ask(method, path, body);
+        assert_eq!(answered, status, "{method} {path} {body}: {fault}");
+        let fault: serde_json::Value = serde_json::from_str(&fault).unwrap();
+        assert!(fault["fault_message"].as_str().unwrap().contains(words), "{method} {path} {body}: {fault}");
+    }
+    guest.next_number("count");
+    assert_eq!(guest.messages(), "");
+}
+
+#[test]
+fn malformed_request_is_refused() {
+    needs!(kvm);
+    let mut guest = Guest::boot("count");
+    guest.wait_for("count");
+    for nonsense in [
+        &b"\r\n\r\n"[..],
+        b"hello\n\n",
+        &[0xff; 1000],
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"PATCH /vm HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    ] {
+        let mut stream = rest::connect(guest.socket());
+        let _ = stream.write_all(nonsense);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let mut answer = Vec::new();
+        let _ = limited("the API answers nonsense", || stream.read_to_end(&mut answer));
+        assert!(!answer.starts_with(b"HTTP/1.1 2"), "{nonsense:?}");
+    }
+    assert_eq!(guest.ask("GET", "/", "").0, 200);
+    guest.next_number("count");
+}
+
+#[test]
+fn failed_load_leaves_the_process_ready_for_the_next() {
+    needs!(kvm);
+    let mut original = Guest::boot("count");
+    original.wait_for("count");
+    let snapshot = original.snapshot();
+    let mut guest = Guest::waiting();
+    let (status, fault) = guest.ask("PUT", "/snapshot/load", r#"{"snapshot_path":"/nowhere"}"#);
+    assert!(status == 400 && fault.contains("/nowhere"), "{fault}");
+    let load = format!(r#"{{"snapshot_path":{:?},"resume_vm":true}}"#, snapshot.directory());
+    assert_eq!(guest.ask("PUT", "/snapshot/load", &load).0, 204);
+    guest.next_number("count");
+}
