@@ -245,8 +245,8 @@ impl Userfault {
         let nothing = UffdMessage { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 };
         let mut messages = [nothing; MESSAGES];
         let room = size_of_val(&messages);
-        // SAFETY: the kernel writes whole messages, at most as many as the buffer holds. Any bytes are a valid
-        // `UffdMessage`.
+        // SAFETY: the kernel writes whole messages, as many as the buffer holds at most. Any bytes are a
+        // valid `UffdMessage`.
         let read = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), room) };
         if read < 0 {
             return match std::io::Error::last_os_error().raw_os_error() {
