@@ -2,6 +2,10 @@
 //!
 //! The guest's init is the project's own (kernel/guest), which takes orders over the console.
 
+// In place of the built-in attribute: it registers a test with the runner.
+#[macro_use]
+extern crate volt_test_macros;
+
 // What several files need.
 mod images;
 
@@ -28,3 +32,7 @@ mod stock;
 mod timers;
 mod vsock;
 mod working_set;
+
+fn main() {
+    volt_tests::suite("linux").main()
+}

@@ -1,5 +1,9 @@
 //! Tests with a small freestanding guest, on any KVM. A file per behaviour.
 
+// In place of the built-in attribute: it registers a test with the runner.
+#[macro_use]
+extern crate volt_test_macros;
+
 mod bad_host;
 mod bad_kernel;
 mod bad_machine;
@@ -60,3 +64,7 @@ mod unreadable;
 mod vsock;
 mod whole_state;
 mod working_set;
+
+fn main() {
+    volt_tests::suite("small").main()
+}
