@@ -60,6 +60,7 @@ the kind that --level-1 names, neither in the package lists nor in the cache, an
 
 Environment: VOLT_LAB_STALL_LIMIT is how many seconds the lab may give no sign of life (default 60). Past that it is called
 stalled and started once more, from a fresh disk: COMMAND then runs again from its beginning.
+VOLT_LAB_STALLS names a file that gets a line for each such start.
 END
 }
 
@@ -635,6 +636,8 @@ main() {
     if ! attempt; then
         show_console
         say "stalled: no sign of life for $STALL_LIMIT s; starting it once more"
+        [ -z "${VOLT_LAB_STALLS-}" ] ||
+            echo "the lab ($level_1) stalled, and was started once more: its first results are lost" >>"$VOLT_LAB_STALLS"
         make_disk
         attempt || { show_console && fail "stalled twice: no sign of life for $STALL_LIMIT s"; }
     fi

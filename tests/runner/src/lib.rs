@@ -140,11 +140,11 @@ const FAILED: i32 = 101;
 fn trial(case: &Arc<Case>, report: &Arc<Report>) -> Trial {
     let (case, report) = (Arc::clone(case), Arc::clone(report));
     Trial::ignorable_test(case.name.clone(), move || {
+        report.started(&case.name);
         if let Some(lack) = &case.lack {
             report.ended(&case.name, Duration::ZERO, Outcome::Skipped(lack.clone()));
             return Ok(Completion::ignored_with(lack));
         }
-        report.started(&case.name);
         let (outcome, took) = run_limited(&case);
         report.ended(&case.name, took, outcome.clone());
         match outcome {

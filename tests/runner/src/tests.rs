@@ -184,3 +184,34 @@ fn junit_is_well_formed_whatever_tests_say() {
     let failures = document.descendants().filter(|node| node.has_tag_name("failure"));
     assert_eq!(failures.map(|node| node.attribute("type").unwrap()).collect::<Vec<_>>(), ["panic", "limit"]);
 }
+
+#[test]
+fn every_file_of_both_suites_is_a_module() {
+    fn files(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+            let path = entry.path();
+            if path.is_dir() {
+                files(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    for suite in ["../small", "../linux"] {
+        let mut found = Vec::new();
+        files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(suite), &mut found);
+        let text: String = found.iter().map(|path| std::fs::read_to_string(path).unwrap()).collect();
+        let modules: BTreeSet<&str> =
+            text.lines().filter_map(|line| line.trim().split_once("mod ")?.1.strip_suffix(';')).collect();
+        for path in &found {
+            let directory = path.parent().and_then(Path::file_name).unwrap();
+            let stem = path.file_stem().unwrap();
+            let name = if stem == "mod" { directory } else { stem }.to_str().unwrap();
+            assert!(
+                name == "main" || modules.contains(name),
+                "no test of {} runs: no `mod {name};`",
+                path.display()
+            );
+        }
+    }
+}
