@@ -22,7 +22,8 @@ claim_kept() {
     exec 6>"$kept.lock"
     flock -n 6 && return
     say "another command uses the kept lab; waiting for it"
-    flock -w "$CLAIM_LIMIT" 6 || fail "another command has used the kept lab for $CLAIM_LIMIT s: end it first (--end)"
+    flock -w "$CLAIM_LIMIT" 6 ||
+        fail "another command has used the kept lab for $CLAIM_LIMIT s: end it first (--end)"
 }
 
 kept_runs() { [ -O "$kept" ] && [ -e "$kept/ready" ] && is_process "$(cat "$kept/keeper")"; }

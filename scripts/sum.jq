@@ -1,5 +1,5 @@
-# Sums up results of test suites for scripts/test.sh. Results are JSON lines, as tests/runner writes them: each start
-# and each end of a test, and the outcome of a second run of a test that failed.
+# Sums up results of test suites for scripts/test.sh. Results are JSON lines, as tests/runner writes them:
+# each start and each end of a test, and the outcome of a second run of a test that failed.
 def count: .count // 1;
 def total($outcome): map(select(.outcome == $outcome) | count) | add // 0;
 def lacked_kvm: .outcome == "skipped" and ((.reason // "") | startswith("this host's KVM "));
@@ -13,9 +13,10 @@ group_by([.suite, .test]) | map(
     | (if any($ended[]; lacked_kvm | not) then $ended | map(select(lacked_kvm | not)) else $ended[:1] end) as $counted
     # The process of a test that started and did not end is gone, and took the test with it.
     | ((map(select(.event == "started")) | length) - ($ended | length)) as $lost
+    | .[0] as {$suite, $test}
+    | {$suite, $test, outcome: "failed", count: $lost, reason: "it started and did not end"} as $gone
     | {
-        counted: ($counted + if $lost > 0 then
-            [.[0] | {suite, test, outcome: "failed", count: $lost, reason: "it started and did not end"}] else [] end),
+        counted: ($counted + if $lost > 0 then [$gone] else [] end),
         flakes: map(select(.event == "reran" and .outcome == "passed") | name)
     }
 )

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs them all: unit and documentation tests, whole-program tests with small guests on this
-# host's KVM, whole-program tests with Linux, natively where this KVM runs it and in the lab where not, and a little fuzzing.
+# Sets up what the tests need and runs them all: unit and documentation tests, whole-program tests with
+# small guests on this host's KVM, whole-program tests with Linux, natively where this KVM runs it and in
+# the lab where not, and a little fuzzing.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
@@ -26,7 +27,8 @@ SMALL_IN_LAB='^(tsc|host_features|unreadable)::'
 # Modules whose unit tests handle page faults of KVM, which takes root, /dev/userfaultfd or
 # vm.unprivileged_userfaultfd=1.
 USERFAULTFD_TESTS=(
-    memory::lazy::tests pager::tests replay::tests snapshot::transfer::handover::tests devices::virtio::queue::tests
+    memory::lazy::tests pager::tests replay::tests snapshot::transfer::handover::tests
+    devices::virtio::queue::tests
 )
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
@@ -42,29 +44,32 @@ Usage: scripts/test.sh [--lab] [--full] [--fuzz-seconds N] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
-A whole-program test that fails runs once more, alone: it is reported as a flake if it then passes, and counts as failed.
-JUnit reports of the whole-program tests are in target/junit.
+A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
+as failed. JUnit reports of the whole-program tests are in target/junit.
 
-  -k NAME           run only the tests of unit, small and linux whose names contain NAME, and build first what they need and
-                    what has changed, without optimisation; an error if no name contains it. Documentation tests and
-                    fuzzing are left out. On two processors: 2 s where nothing has changed, 15 s after a change in vmm
-                    (20 s more for unit tests), and 12 s for the lab that Linux tests boot, one for all of them
+  -k NAME           run only the tests of unit, small and linux whose names contain NAME, and build first what
+                    they need and what has changed, without optimisation; an error if no name contains it.
+                    Documentation tests and fuzzing are left out. On two processors: 2 s where nothing has
+                    changed, 15 s after a change in vmm (20 s more for unit tests), and 12 s for the lab that
+                    Linux tests boot, one for all of them
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
-  --full            take guests with all devices at work through $GENERATIONS_FULL generations of snapshots, not just $GENERATIONS,
-                    and replay $POWER_CUTS_FULL power cuts of each operation, not just $POWER_CUTS;
-                    fork ${FORKS_FULL#*,} times in sequence, with ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with
-                    shared memory in huge pages
+  --full            take guests with all devices at work through $GENERATIONS_FULL generations of
+                    snapshots, not just $GENERATIONS, and replay $POWER_CUTS_FULL power cuts of each
+                    operation, not just $POWER_CUTS; fork ${FORKS_FULL#*,} times in sequence, with
+                    ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with shared memory
+                    in huge pages
   --fuzz-seconds N  fuzz each target for so long (default $FUZZ_SECONDS)
 
-Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default $LAB_SECONDS,
-with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the newer kernel (by default they change with each
-commit); VOLT_GENERATIONS, a number of generations other than those.
+Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
+(default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
+newer kernel (by default they change with each commit); VOLT_GENERATIONS, a number of generations other than those.
 END
 }
 
 say() { echo "test: $*"; }
 
-# stage NAME COMMAND...: runs it in a shell of its own with its output on the screen, and says how long it took.
+# stage NAME COMMAND...: runs it in a shell of its own with its output on the screen, and says how long it
+# took.
 stage() {
     local name=$1 started=$SECONDS
     shift
@@ -119,10 +124,11 @@ finish() {
 # result SUITE TEST OUTCOME [REASON]: records the outcome of a test that volt-test-runner does not run.
 result() {
     jq -cn --arg suite "$1" --arg test "$2" --arg outcome "$3" --arg reason "${4-}" \
-        '{suite: $suite, test: $test, event: "ended", outcome: $outcome, reason: $reason}' >>"$results/others.jsonl"
+        '{suite: $suite, test: $test, event: "ended", outcome: $outcome, reason: $reason}' \
+        >>"$results/others.jsonl"
 }
 
-# ---- Set-up ----------------------------------------------------------------------------------------------------------
+# ---- Set-up --------------------------------------------------------------------------------------------
 
 # Each leaves the path of what it made in a file: a stage runs in a pipeline.
 make_kernel() { kernel/build.sh >"$work/kernel"; }
@@ -146,13 +152,14 @@ make_whole_program_tests() {
     cargo test --quiet --locked --package volt-tests --no-run --message-format=json >"$work/built" || return 1
     local test executable
     for test in small linux; do
-        executable=$(jq -r "select(.reason == \"compiler-artifact\" and .target.name == \"$test\" and .executable) | .executable" \
+        executable=$(jq -r --arg test "$test" \
+            'select(.reason == "compiler-artifact" and .target.name == $test and .executable) | .executable' \
             "$work/built")
         ln -sf "$executable" "$work/$test" || return 1
     done
 }
 
-# ---- Suites ----------------------------------------------------------------------------------------------------------
+# ---- Suites --------------------------------------------------------------------------------------------
 
 # Documentation tests are left out: to build them takes longer than all others together.
 matching_unit_tests() {
@@ -165,23 +172,22 @@ matching_unit_tests() {
     return "$status"
 }
 
-# Records the sums of unit and documentation tests. Stable libtest has no results but its closing lines, and counts a test
-# that skipped itself as passed.
+# Records the sums of unit and documentation tests. Stable libtest has no results but its closing lines,
+# and counts a test that skipped itself as passed.
 record_unit_tests() {
-    local word line test skips=0 passed failed
+    local line test skips=0
     while IFS= read -r line; do
         line=${line#SKIPPED: } test=${line%%: *}
         result unit "$test" skipped "${line#"$test": }"
         skips=$((skips + 1))
     done < <(cat "$work/unit-skipped" 2>/dev/null)
-    for word in passed failed ignored; do
-        grep -aoE '^test result: .*' "$work/unit.log" | grep -oE "[0-9]+ $word" |
-            awk -v word="$word" -v skips="$skips" '
-                { sum += $1 }
-                END { if (word == "passed") sum -= skips
-                      if (word == "ignored") word = "skipped"
-                      printf "{\"suite\":\"unit\",\"event\":\"ended\",\"outcome\":\"%s\",\"count\":%d}\n", word, sum }'
-    done >>"$results/unit.jsonl"
+    grep -aoE '^test result: .*' "$work/unit.log" | awk -v skips="$skips" '
+        { for (at = 1; at < NF; at++) sum[$(at + 1)] += $at }
+        END { print "passed", sum["passed;"] - skips
+              print "failed", sum["failed;"] + 0
+              print "skipped", sum["ignored;"] + 0 }' |
+        jq -cR 'split(" ") | {suite: "unit", event: "ended", outcome: .[0], count: (.[1] | tonumber)}' \
+            >>"$results/unit.jsonl"
 }
 
 may_handle_faults() {
@@ -193,7 +199,7 @@ may_handle_faults() {
 skip_userfaultfd_tests() {
     local patterns=() name
     for name in "${USERFAULTFD_TESTS[@]}"; do patterns+=(-e "$name"); done
-    cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- --list --format terse |
+    cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- --list |
         sed -n 's/: test$//p' | grep -F "${patterns[@]}" |
         while read -r name; do result unit "$name" skipped "this user may not handle page faults of KVM"; done
 }
@@ -220,11 +226,13 @@ natively() {
         --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
 
-# with_seconds WHO: each line with the seconds since the start, and who says it, before it: they show how far a run
-# that did not end had come.
+# with_seconds WHO: each line with the seconds since the start, and who says it, before it: they show how
+# far a run that did not end had come.
 with_seconds() {
     local started=$SECONDS line
-    while IFS= read -r line || [ -n "$line" ]; do printf '%5d s  %s%s\n' $((SECONDS - started)) "$1" "$line"; done
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%5d s  %s%s\n' $((SECONDS - started)) "$1" "$line"
+    done
 }
 
 # in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases,
@@ -271,15 +279,15 @@ keep_costs() {
     echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
 }
 
-# level_1 NUMBER: the kernel of the lab of this number. The labs take Debian's kernel and the one of its backports in turns, and change
-# over with each commit, so that every case meets both.
+# level_1 NUMBER: the kernel of the lab of this number. The labs take Debian's kernel and the one of its
+# backports in turns, and change over with each commit, so that every case meets both.
 level_1() {
     local turn=${VOLT_LAB_TURN:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
     if (((turn + $1) % 2)) || [ ! -e "$work/backports" ]; then echo stable; else echo backports; fi
 }
 
-# one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared memory, which guest memory is,
-# comes in huge pages.
+# one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
+# memory, which guest memory is, comes in huge pages.
 one_lab() {
     local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1
     shift
@@ -294,7 +302,9 @@ one_lab() {
         files+=(--file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd")
         files+=(--file "$(cat "$work/stock"):/lab/stock")
     fi
-    for tool in mke2fs dmsetup; do files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool"); done
+    for tool in mke2fs dmsetup; do
+        files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool")
+    done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     local how=(--level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY")
     if [ -n "$name_part" ] && scripts/lab.sh --status; then how+=(--keep); fi
@@ -314,7 +324,8 @@ one_lab() {
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
                 [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --rerun-failed ${limit:+--limit $limit} \
-                    --results /lab/results/$test.jsonl --junit /lab/results/$test.xml --exact $cases || status=1
+                    --results /lab/results/$test.jsonl --junit /lab/results/$test.xml --exact $cases ||
+                    status=1
             done
             exit $status
         ' sh "$generations" "$policy" "$power_cuts" "$forks" "${full:+$LIMIT_FULL}" "$@"
@@ -331,15 +342,16 @@ no_fuzzing() {
     fi
 }
 
-# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores. What takes longest is to build it.
+# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores. To build it takes
+# longest.
 cargo_fuzz() {
     local command=$1
     shift
-    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo "+$NIGHTLY" fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
-        --codegen-units 4 "$@"
+    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo "+$NIGHTLY" fuzz "$command" \
+        --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" --codegen-units 4 "$@"
 }
 
-# What the labs leave of the processors builds meanwhile what is to be fuzzed.
+# Builds the fuzz targets meanwhile, with what the labs leave of the processors.
 begin_to_build_fuzz_targets() {
     ! no_fuzzing >/dev/null || return 0
     begin fuzz-build cargo_fuzz build
@@ -359,8 +371,9 @@ fuzz() {
     # The corpus in tests/fuzz, if somebody has one, is only read: the first directory is where new inputs go.
     local corpora=("$work/corpus-$target")
     [ ! -d "tests/fuzz/corpus/$target" ] || corpora+=("tests/fuzz/corpus/$target")
-    if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" -timeout=10 \
-        -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$artifacts"; then
+    if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" \
+        -timeout=10 -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 \
+        -artifact_prefix="$artifacts"; then
         result fuzz "$target" passed
         return
     fi
@@ -391,11 +404,13 @@ fuzz_all() {
     while [ ${#targets[@]} -gt 0 ]; do
         some=("${targets[@]:0:at_once}") targets=("${targets[@]:at_once}")
         for target in "${some[@]}"; do begin "fuzz-$target" fuzz "$target"; done
-        for target in "${some[@]}"; do stage "fuzz $target, $fuzz_seconds s" finish "fuzz-$target" "$((fuzz_seconds + FUZZ_SLACK))"; done
+        for target in "${some[@]}"; do
+            stage "fuzz $target, $fuzz_seconds s" finish "fuzz-$target" "$((fuzz_seconds + FUZZ_SLACK))"
+        done
     done
 }
 
-# ---- The sum ---------------------------------------------------------------------------------------------------------
+# ---- The sum -------------------------------------------------------------------------------------------
 
 summary() {
     local passed failed skips name
@@ -404,8 +419,11 @@ summary() {
     echo
     for name in "${times[@]}"; do say "$name"; done
     say "all of it: $SECONDS s"
-    [ "$skips" -eq 0 ] || { say "SKIPPED, for want of something here:" && jq -r '.skips[] | "    \(.)"' "$work/sum"; }
-    jq -r '.flakes[] | "test: FLAKE: \(.): failed, and passed when it ran once more; it counts as failed"' "$work/sum"
+    if [ "$skips" -gt 0 ]; then
+        say "SKIPPED, for want of something here:"
+        jq -r '.skips[] | "    \(.)"' "$work/sum"
+    fi
+    jq -r '.flakes[] | "test: FLAKE: \(.): failed, then passed alone; it counts as failed"' "$work/sum"
     [ ! -s "$work/stalls" ] || sed 's/^/test: FLAKE: /' "$work/stalls"
     jq -r '.failures[] | "test: FAILED: \(.)"' "$work/sum"
     for name in "${broken[@]}"; do say "FAILED: $name"; done
@@ -424,9 +442,9 @@ give_up() {
     exit 1
 }
 
-# ---- Some tests by their name ----------------------------------------------------------------------------------------
+# ---- Some tests by their name --------------------------------------------------------------------------
 
-# Runs the tests whose names contain $name_part. What none of them needs is not built.
+# Runs the tests whose names contain $name_part. It builds only what they need.
 run_matching() {
     local suite
     if wants unit; then stage "unit tests with $name_part in their names" matching_unit_tests; fi
@@ -469,13 +487,15 @@ run_chosen() {
             emulated+=("$suite")
         fi
     done
-    if [ -z "$lab" ] && [ -e "$work/chosen-small" ] && [[ " ${emulated[*]} " != *" small "* ]] && ! can_run linux &&
+    if [ -z "$lab" ] && [ -e "$work/chosen-small" ] && [[ " ${emulated[*]} " != *" small "* ]] &&
+        ! can_run linux &&
         grep -E "$SMALL_IN_LAB" "$work/chosen-small" >"$work/chosen-small-in-lab"; then
         mv "$work/chosen-small-in-lab" "$work/chosen-small"
         echo "$SMALL_IN_LAB" >"$work/only-small"
         emulated+=(small)
     fi
-    [ ${#emulated[@]} -eq 0 ] || stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+    [ ${#emulated[@]} -eq 0 ] ||
+        stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
 }
 
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
@@ -558,7 +578,8 @@ main() {
     fi
     if [ ${#emulated[@]} -gt 0 ] || { [ -n "$full" ] && wants small; }; then
         stage "second kernel of the lab" make_second_kernel
-        [ -e "$work/backports" ] || where+=("the lab has one kernel only: Debian's backports could not be had")
+        [ -e "$work/backports" ] ||
+            where+=("the lab has one kernel only: Debian's backports could not be had")
     fi
     if [ ${#emulated[@]} -gt 0 ]; then
         if wants fuzz; then begin_to_build_fuzz_targets; fi

@@ -1,12 +1,12 @@
-//! Runs the whole-program tests: finds what `#[test]` registered, decides what is skipped, and hands the rest to
-//! libtest-mimic, each test with a limit of time.
+//! Runs the whole-program tests: finds what `#[test]` registered, decides what is skipped, and hands the
+//! rest to libtest-mimic, each test with a limit of time.
 //!
 //! ```text
 //! #[test] ──inventory──> select (names, shard) ──> skips ──> libtest-mimic ──> limit ──> report (screen, results, JUnit)
 //! ```
 //!
-//! A test that fails stays a failure. With `--rerun-failed` it runs once more, alone, only to be reported as a flake
-//! if it then passes.
+//! A test that fails stays a failure. With `--rerun-failed` it runs once more, alone, only to be reported
+//! as a flake if it then passes.
 
 mod limit;
 mod options;
@@ -73,8 +73,8 @@ struct Case {
 }
 
 impl Suite {
-    /// Runs the tests of this executable as its arguments say. Ends the process: a test past its limit still has its
-    /// thread.
+    /// Runs the tests of this executable as its arguments say. Ends the process: a test past its limit
+    /// still has its thread.
     pub fn main(&self) -> ! {
         let options = Options::parse();
         let tests = inventory::iter::<Test>.into_iter();
@@ -155,8 +155,8 @@ fn trial(case: &Arc<Case>, report: &Arc<Report>) -> Trial {
     })
 }
 
-/// Runs a test once more if it failed: one that passes now is a flake, and a failure all the same. A test past its
-/// limit may still run and is left alone.
+/// Runs a test once more if it failed: one that passes now is a flake, and a failure all the same. A test
+/// past its limit may still run and is left alone.
 fn rerun(case: &Case, report: &Report) {
     if report.has_failed(&case.name) {
         let (outcome, _) = run_limited(case);

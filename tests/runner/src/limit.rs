@@ -1,5 +1,5 @@
-//! Runs one test on a thread of its own, which is abandoned when the limit has passed: no thread can be ended from
-//! outside.
+//! Runs one test on a thread of its own, which is abandoned when the limit has passed: no thread can be
+//! ended from outside.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -30,7 +30,8 @@ thread_local! {
     static PANICKED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Counts the running test as skipped, for a reason that only the test itself could find. The test must return then.
+/// Counts the running test as skipped, for a reason that only the test itself could find. The test must
+/// return then.
 ///
 /// # Panics
 /// This is not the thread of a test.
@@ -45,8 +46,8 @@ pub fn needs() -> Vec<&'static str> {
     NEEDS.get().into_iter().flatten().map(|(name, _)| *name).collect()
 }
 
-/// Keeps the message of each panic for the report of its test. The message still goes to standard error at once:
-/// this process may end before the report.
+/// Keeps the message of each panic for the report of its test. The message still goes to standard error
+/// at once: this process may end before the report.
 pub(crate) fn keep_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -85,8 +86,8 @@ pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
         received = ended.recv_timeout(case.limit - LONG);
     }
     let outcome = received.unwrap_or_else(|_| {
-        let message = format!("{} did not end within its limit of {:?}", case.name, case.limit);
-        eprintln!("LIMIT: {message}");
+        let message = format!("did not end within its limit of {:?}", case.limit);
+        eprintln!("LIMIT: {} {message}", case.name);
         Outcome::TimedOut(message)
     });
     (outcome, start.elapsed())

@@ -25,12 +25,12 @@ pub(crate) struct Options {
     #[arg(long, value_name = "INDEX/COUNT")]
     pub(crate) shard: Option<Shard>,
 
-    /// What tests cost, for --shard: a file of lines "SECONDS NAME"
+    /// Costs of tests, for --shard: a file of lines "SECONDS NAME"
     #[arg(long, value_name = "FILE", requires = "shard")]
     costs: Option<PathBuf>,
 
-    /// Run each failed test once more, alone, after all others: one that then passes is reported as a flake, and
-    /// remains a failure
+    /// Run each failed test once more, alone, after all others: one that then passes is reported as a
+    /// flake, and remains a failure
     #[arg(long)]
     pub(crate) rerun_failed: bool,
 

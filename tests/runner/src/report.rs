@@ -1,4 +1,4 @@
-//! What is reported besides libtest-mimic's lines on the screen: results as JSON lines, JUnit, and flakes.
+//! Reports besides libtest-mimic's lines on the screen: results as JSON lines, JUnit, and flakes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

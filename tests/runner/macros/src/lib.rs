@@ -1,13 +1,13 @@
-//! The attribute `#[test]` of the whole-program tests: it registers a function with volt-test-runner, with the needs
-//! that the function begins with. A crate that imports these macros by `#[macro_use] extern crate` has this attribute
-//! in place of the built-in one, in all its modules.
+//! The attribute `#[test]` of the whole-program tests: it registers a function with volt-test-runner,
+//! with the needs that the function begins with. A crate that imports these macros by `#[macro_use]
+//! extern crate` has this attribute in place of the built-in one, in all its modules.
 
 use proc_macro::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
 
 /// Registers a test: `#[test]`, or `#[test(limit = 900)]` with a limit of its own in seconds.
 ///
-/// The function has no parameters and returns nothing. `needs!(kvm, root);` may only be its first statement: the
-/// runner looks for what a test needs before it runs any.
+/// The function has no parameters and returns nothing. `needs!(kvm, root);` may only be its first
+/// statement: the runner looks for what a test needs before it runs any.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, item: TokenStream) -> TokenStream {
     match register(arguments, &item) {
@@ -26,7 +26,8 @@ fn register(arguments: TokenStream, item: &TokenStream) -> Result<TokenStream, R
         needs.iter().map(|need| format!("(\"{need}\", ::volt_tests::need::{need}),")).collect();
     let registration = format!(
         "::volt_test_runner::inventory::submit! {{ ::volt_test_runner::Test {{
-             module: ::core::module_path!(), function: \"{name}\", run: {name}, limit: {limit}, needs: &[{needs}],
+             module: ::core::module_path!(), function: \"{name}\", run: {name}, limit: {limit},
+             needs: &[{needs}],
          }} }}"
     );
     Ok(registration.parse().expect("a registration is Rust"))
