@@ -1,13 +1,16 @@
-//! Needs of tests that a host may not meet. The runner asks for them before it runs any test, and skips the tests
-//! whose needs are not met.
+//! Needs of tests that a host may not meet. The runner asks for them before it runs any test, and skips
+//! the tests whose needs are not met.
 
 use std::fs::File;
 use std::process::Command;
 
+// For a lack that only the test itself can find.
+pub use volt_test_runner::skip;
+
 use crate::network::Network;
 
-/// Names what the host must have for this test: `needs!(kvm, root);`, as the first statement of a `#[test]` function.
-/// The attribute reads it.
+/// Names what the host must have for this test: `needs!(kvm, root);`, as the first statement of a
+/// `#[test]` function. The attribute reads it.
 #[macro_export]
 macro_rules! needs {
     ($($need:ident),+) => {
@@ -21,11 +24,6 @@ macro_rules! needs {
 /// It was not: `needs!` is in a function that is no test.
 pub fn assert_registered(name: &str, _need: fn() -> Option<String>) {
     assert!(volt_test_runner::needs().contains(&name), "needs!({name}) is not at the head of this test");
-}
-
-/// Counts the running test as skipped, for a lack that only the test itself could find. It must return then.
-pub fn skip(_test: &str, lack: &str) {
-    volt_test_runner::skip(lack);
 }
 
 /// `/dev/kvm`.
