@@ -62,7 +62,8 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
 (default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
-newer kernel (by default they change with each commit); VOLT_GENERATIONS, a number of generations other than those.
+newer kernel (by default they change with each commit); VOLT_GENERATIONS, a number of generations other than
+those.
 END
 }
 
