@@ -44,10 +44,11 @@ NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/chec
 CLEAN=(
     README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md _typos.toml tests/golden/README.md tests/mutants/README.md
     vmm/src/{devices,memory,pager,snapshot,store,vm}
-    tests/small/{api,boot,device,memory,refused,snapshot} tests/linux/{api,boot,device,memory,snapshot}
-    tests/src ':!tests/src/need.rs'
+    tests/small tests/linux
+    tests/src
     docs
     scripts/checks scripts/docs.sh benches vmm/examples
+    tests/runner scripts/test.sh scripts/lab-kept.sh
     .cargo api/Cargo.toml vmm/Cargo.toml kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml
 )
 # The version that scripts/install-deps.sh installs.

@@ -14,11 +14,16 @@ kept=${TMPDIR:-/tmp}/volt-lab-$UID-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd 
 kept_command="" # the number of the command that runs there
 booting="" # the keeper of a lab that is not up yet
 BOOT_LIMIT=300
+END_LIMIT=60
+CLAIM_LIMIT=7200
 
 # Waits until no other command uses the kept lab, until this script ends.
 claim_kept() {
     exec 6>"$kept.lock"
-    flock -n 6 || { say "another command uses the kept lab; waiting for it" && flock 6; }
+    flock -n 6 && return
+    say "another command uses the kept lab; waiting for it"
+    flock -w "$CLAIM_LIMIT" 6 ||
+        fail "another command has used the kept lab for $CLAIM_LIMIT s: end it first (--end)"
 }
 
 kept_runs() { [ -O "$kept" ] && [ -e "$kept/ready" ] && is_process "$(cat "$kept/keeper")"; }
@@ -36,10 +41,13 @@ kept_status() {
 
 end_kept() {
     kept_runs || { say "no lab is kept" && return 1; }
-    local keeper
+    local keeper deadline=$((SECONDS + END_LIMIT))
     keeper=$(cat "$kept/keeper")
     kill -TERM "${keeper%% *}"
-    while is_process "$keeper"; do sleep 0.1; done
+    while is_process "$keeper"; do
+        [ "$SECONDS" -lt "$deadline" ] || fail "the kept lab did not end within $END_LIMIT s"
+        sleep 0.1
+    done
 }
 
 # boot_kept OWNER: boots a lab and leaves it running, until the process OWNER ends.

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Runs a command in a small Linux that has a real kvm_amd, on any machine: QEMU emulates an AMD processor with SVM and
-# nested paging, and Debian's cloud kernel in it offers /dev/kvm. Slow, but whole: Linux guests run under it.
+# Runs a command in a small Linux that has a real kvm_amd, on any machine: QEMU emulates an AMD processor
+# with SVM and nested paging, and Debian's cloud kernel in it offers /dev/kvm. Slow, but whole: Linux
+# guests run under it.
 #
 #   host ── qemu (TCG) ── level 1: Debian's kernel, busybox, /dev/kvm ── level 2: the guest of the program under test
 #
-# What the command needs is put on a disk image made for this one run; the image is the root file system of level 1 and
-# goes away with it. Standard output, standard error and the exit status each come back through a virtio-serial port of
-# their own, so kernel messages never mix with them.
+# What the command needs is put on a disk image made for this one run; the image is the root file system
+# of level 1 and goes away with it. Standard output, standard error and the exit status each come back
+# through a virtio-serial port of their own, so kernel messages never mix with them.
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/sbin
@@ -60,6 +61,7 @@ the kind that --level-1 names, neither in the package lists nor in the cache, an
 
 Environment: VOLT_LAB_STALL_LIMIT is how many seconds the lab may give no sign of life (default 60). Past that it is called
 stalled and started once more, from a fresh disk: COMMAND then runs again from its beginning.
+VOLT_LAB_STALLS names a file that gets a line for each such start.
 END
 }
 
@@ -77,7 +79,8 @@ need() {
 
 # ---- The level-1 kernel, kept in the user's cache --------------------------------------------------------------------
 
-# Sets $cache, $version (as in lib/modules), $kernel and $modules. Fetches the kernel package unless the cache has it.
+# Sets $cache, $version (as in lib/modules), $kernel and $modules. Fetches the kernel package unless the
+# cache has it.
 prepare_kernel() {
     need apt-get apt
     need dpkg-deb dpkg
@@ -103,15 +106,16 @@ prepare_kernel() {
     version=${modules##*/}
 }
 
-# The newest kernel in the cache BASE of the kind that $level_1 names. Backports have a version of their own kind.
+# The newest kernel in the cache BASE of the kind that $level_1 names. Backports have a version of their
+# own kind.
 fetched_before() {
     local release=(-not -name '*~bpo*')
     [ "$level_1" = stable ] || release=(-name '*~bpo*')
     find "$1" -maxdepth 1 -type d -name 'lab-*' "${release[@]}" 2>/dev/null | sort -V | tail -n 1
 }
 
-# Sets $apt: options by which apt reads the backports of this Debian release, from the mirror that the system uses, with
-# lists in the cache BASE. The system's own sources and lists stay as they are.
+# Sets $apt: options by which apt reads the backports of this Debian release, from the mirror that the
+# system uses, with lists in the cache BASE. The system's own sources and lists stay as they are.
 use_backports() {
     local own=$1/backports keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed="" mirror codename
     # shellcheck disable=SC2016 # apt fills these in
@@ -181,8 +185,8 @@ modules_for() {
 
 # ---- What level 1 is made of -----------------------------------------------------------------------------------------
 
-# The initramfs: inserts the modules and goes over to the disk. Sets $initramfs; kept beside the kernel until this script
-# or busybox changes.
+# The initramfs: inserts the modules and goes over to the disk. Sets $initramfs; kept beside the kernel
+# until this script or busybox changes.
 make_initramfs() {
     local root=$work/initramfs module number=100
     initramfs=$cache/initrd-$(cat "${BASH_SOURCE[0]}" "$(command -v busybox)" | sha256sum | cut -c 1-16).cpio
@@ -201,9 +205,10 @@ b=/bin/busybox
 $b mount -t devtmpfs dev /dev
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
-# KVM remembers the TSC's rate as it is when it is inserted. The kernel measures that once more in its second second, and where both
-# differ by more than 250 ppm, on a processor without TSC scaling as this one, KVM of 6.1 takes every guest's TSC to be 0: its timers
-# then come as much too late as this machine is up. Afterwards the TSC becomes the clock.
+# KVM remembers the TSC's rate as it is when it is inserted. The kernel measures that once more in its
+# second second, and where both differ by more than 250 ppm, on a processor without TSC scaling as this
+# one, KVM of 6.1 takes every guest's TSC to be 0: its timers then come as much too late as this machine
+# is up. Afterwards the TSC becomes the clock.
 clock=/sys/devices/system/clocksource/clocksource0/current_clocksource
 for module in /modules/*; do
     case $module in *-kvm.ko)
@@ -375,7 +380,8 @@ in_lab() {
     esac
 }
 
-# What is to be copied out goes to a disk of its own, as an archive that knows of holes, which busybox's tar does not.
+# What is to be copied out goes to a disk of its own, as an archive that knows of holes, which busybox's
+# tar does not.
 prepare_outs() {
     local item path
     : >"$root/.lab/outs"
@@ -411,10 +417,11 @@ make_disk() {
 
 # ---- One run ---------------------------------------------------------------------------------------------------------
 
-# A byte every so often, an interrupt each. Once in some ten minutes of nested guests QEMU 7.2 loses its timer's interrupt: the
-# local APIC has it pending, nothing masks it, and the processor stays halted (as if two threads had changed its pending
-# interrupts at once, which entering and leaving a nested guest does without a lock). An idle kernel waits for it for ever.
-# The next interrupt, whichever it is, brings the lost one along.
+# A byte every so often, an interrupt each. Once in some ten minutes of nested guests QEMU 7.2 loses its
+# timer's interrupt: the local APIC has it pending, nothing masks it, and the processor stays halted (as
+# if two threads had changed its pending interrupts at once, which entering and leaving a nested guest
+# does without a lock). An idle kernel waits for it for ever. The next interrupt, whichever it is, brings
+# the lost one along.
 nudges() {
     trap - EXIT
     while sleep 0.5 && echo; do :; done 2>/dev/null
@@ -423,8 +430,8 @@ nudges() {
 # starved PID: for how many seconds its most neglected thread has waited for a processor of this machine.
 starved() { cat /proc/"$1"/task/*/schedstat 2>/dev/null | awk '$2 > most { most = $2 } END { print int(most / 1e9) }'; }
 
-# A sign of life. What QEMU waits for a processor from now on does not count as silence: on a machine with 30 runnable processes on 2
-# processors the lab was called stalled, and was only slow.
+# A sign of life. What QEMU waits for a processor from now on does not count as silence: on a machine with
+# 30 runnable processes on 2 processors the lab was called stalled, and was only slow.
 progressed() { progress=$SECONDS starved_then=$(starved "$qemu"); }
 
 # Sets $options: those of QEMU but for the chardev "orders". Without cx16: QEMU 7.2 computes the flags after
@@ -449,8 +456,8 @@ qemu_options() {
     )
 }
 
-# Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall: a boot that shows nothing new, or a lab
-# whose sign of life stays away; fails otherwise.
+# Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall: a boot that shows
+# nothing new, or a lab whose sign of life stays away; fails otherwise.
 attempt() {
     local line="" part="" partial="" started="" progress starved_then size=0 now limit more_disks=() options
     [ ! -e "$work/outs" ] ||
@@ -504,7 +511,8 @@ attempt() {
     done
 }
 
-# end_qemu SECONDS: waits this long for QEMU to end by itself, then ends it; afterwards all output has been passed on.
+# end_qemu SECONDS: waits this long for QEMU to end by itself, then ends it; afterwards all output has
+# been passed on.
 end_qemu() {
     local deadline=$((SECONDS + $1))
     [ -n "$qemu" ] || return 0
@@ -522,7 +530,8 @@ show_console() {
     { tail -n 30 "$work/console" | tr -d '\r' && cat "$work/qemu.log"; } >&2
 }
 
-# Unpacks what the lab copied out, and puts each item where it was asked for. Returns 1 if something is missing.
+# Unpacks what the lab copied out, and puts each item where it was asked for. Returns 1 if something is
+# missing.
 take_all() {
     local item guest host result=0
     [ ${#outs[@]} -gt 0 ] || return 0
@@ -635,6 +644,9 @@ main() {
     if ! attempt; then
         show_console
         say "stalled: no sign of life for $STALL_LIMIT s; starting it once more"
+        [ -z "${VOLT_LAB_STALLS-}" ] ||
+            echo "the lab ($level_1) stalled, and was started once more: its first results are lost" \
+                >>"$VOLT_LAB_STALLS"
         make_disk
         attempt || { show_console && fail "stalled twice: no sign of life for $STALL_LIMIT s"; }
     fi

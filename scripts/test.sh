@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs them all: unit and documentation tests, whole-program tests with small guests on this
-# host's KVM, whole-program tests with Linux, natively where this KVM runs it and in the lab where not, and a little fuzzing.
+# Sets up what the tests need and runs them all: unit and documentation tests, whole-program tests with
+# small guests on this host's KVM, whole-program tests with Linux, natively where this KVM runs it and in
+# the lab where not, and a little fuzzing.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
@@ -10,7 +11,10 @@ LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
 LABS=2 # an emulated processor takes one of the host's
 COSTS=scripts/lab-costs.txt
-USUAL_COST=8 # seconds, of a case that is not in that file
+LIMIT_FULL=3600 # seconds of one whole-program test with --full; otherwise the suites have limits of their own
+BUILD_LIMIT=3600 # seconds of a build that runs beside other stages
+FUZZ_SLACK=600 # seconds that a fuzzer may take to start and to end
+TIMED_OUT=124
 NO_KERNEL=126 # scripts/lab.sh: there is no such kernel
 GENERATIONS=10
 GENERATIONS_FULL=100
@@ -23,7 +27,8 @@ SMALL_IN_LAB='^(snapshot::tsc|boot::host_features|memory::unreadable)::'
 # Modules whose unit tests handle page faults of KVM, which takes root, /dev/userfaultfd or
 # vm.unprivileged_userfaultfd=1.
 USERFAULTFD_TESTS=(
-    memory::lazy::tests pager::tests replay::tests snapshot::transfer::handover::tests devices::virtio::queue::tests
+    memory::lazy::tests pager::tests replay::tests snapshot::transfer::handover::tests
+    devices::virtio::queue::tests
 )
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
@@ -39,33 +44,39 @@ Usage: scripts/test.sh [--lab] [--full] [--fuzz-seconds N] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
 The last line is the sum: "N passed, N failed, N skipped". Exit status 0 if none failed and every suite ran.
+A whole-program test that fails runs once more, alone, and is reported as a flake if it then passes. It counts
+as failed. JUnit reports of the whole-program tests are in target/junit.
 
-  -k NAME           run only the tests of unit, small and linux whose names contain NAME, and build first what they need and
-                    what has changed, without optimisation; an error if no name contains it. Documentation tests and
-                    fuzzing are left out. On two processors: 2 s where nothing has changed, 15 s after a change in vmm
-                    (20 s more for unit tests), and 12 s for the lab that Linux tests boot, one for all of them
+  -k NAME           run only the tests of unit, small and linux whose names contain NAME, and build first what
+                    they need and what has changed, without optimisation; an error if no name contains it.
+                    Documentation tests and fuzzing are left out. On two processors: 2 s where nothing has
+                    changed, 15 s after a change in vmm (20 s more for unit tests), and 12 s for the lab that
+                    Linux tests boot, one for all of them
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
-  --full            take guests with all devices at work through $GENERATIONS_FULL generations of snapshots, not just $GENERATIONS,
-                    and replay $POWER_CUTS_FULL power cuts of each operation, not just $POWER_CUTS;
-                    fork ${FORKS_FULL#*,} times in sequence, with ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with
-                    shared memory in huge pages
+  --full            take guests with all devices at work through $GENERATIONS_FULL generations of
+                    snapshots, not just $GENERATIONS, and replay $POWER_CUTS_FULL power cuts of each
+                    operation, not just $POWER_CUTS; fork ${FORKS_FULL#*,} times in sequence, with
+                    ${FORKS_FULL%,*} alive; run the small tests once more in the lab, with shared memory
+                    in huge pages
   --fuzz-seconds N  fuzz each target for so long (default $FUZZ_SECONDS)
 
-Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take (default $LAB_SECONDS,
-with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the newer kernel (by default they change with each
-commit); VOLT_GENERATIONS, a number of generations other than those.
+Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
+(default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
+newer kernel (by default they change with each commit); VOLT_GENERATIONS, a number of generations other than
+those.
 END
 }
 
 say() { echo "test: $*"; }
 
-# stage NAME COMMAND...: runs it with its output on the screen and in the log, and says how long it took.
+# stage NAME COMMAND...: runs it in a shell of its own with its output on the screen, and says how long it
+# took.
 stage() {
     local name=$1 started=$SECONDS
     shift
     echo
     say "$name"
-    if "$@" </dev/null 2>&1 | tee -a "$log"; then
+    if ("$@") </dev/null 2>&1; then
         say "$name: $((SECONDS - started)) s"
     else
         say "$name: FAILED after $((SECONDS - started)) s"
@@ -75,8 +86,8 @@ stage() {
     times+=("$name $((SECONDS - started)) s")
 }
 
-# begin NAME COMMAND...: runs it beside what follows. `finish NAME` waits for it and gives its output and
-# status.
+# begin NAME COMMAND...: runs it beside what follows. `finish NAME SECONDS` waits so long for it and gives its
+# output and status.
 begin() {
     local name=$1
     shift
@@ -87,6 +98,7 @@ begin() {
         echo $? >"$work/status-of-$name"
     } </dev/null &
     begun+=($!)
+    echo $! >"$work/group-of-$name"
     set +m
 }
 
@@ -97,13 +109,27 @@ end_begun() {
 }
 
 finish() {
+    local deadline=$((SECONDS + $2)) status=""
     # It is not this shell's child: a stage runs in one of its own.
-    while [ ! -s "$work/status-of-$1" ]; do sleep 0.2; done
+    while [ ! -s "$work/status-of-$1" ] && [ "$SECONDS" -lt "$deadline" ]; do sleep 0.2; done
+    [ -s "$work/status-of-$1" ] && status=$(cat "$work/status-of-$1")
     cat "$work/output-of-$1"
-    return "$(cat "$work/status-of-$1")"
+    [ -n "$status" ] || {
+        say "$1 did not end within its limit of $2 s"
+        kill -- "-$(cat "$work/group-of-$1")" 2>/dev/null
+        status=$TIMED_OUT
+    }
+    return "$status"
 }
 
-# ---- Set-up ----------------------------------------------------------------------------------------------------------
+# result SUITE TEST OUTCOME [REASON]: records the outcome of a test that volt-test-runner does not run.
+result() {
+    jq -cn --arg suite "$1" --arg test "$2" --arg outcome "$3" --arg reason "${4-}" \
+        '{suite: $suite, test: $test, event: "ended", outcome: $outcome, reason: $reason}' \
+        >>"$results/others.jsonl"
+}
+
+# ---- Set-up --------------------------------------------------------------------------------------------
 
 # Each leaves the path of what it made in a file: a stage runs in a pipeline.
 make_kernel() { kernel/build.sh >"$work/kernel"; }
@@ -117,9 +143,7 @@ make_second_kernel() {
     [ "$status" -ne 0 ] || return 0
     rm -f "$work/backports"
     [ "$status" -eq "$NO_KERNEL" ] || return "$status"
-    echo "SKIPPED: the lab with a second kernel: this system's packages have no backports" >>"$skipped"
-    # As libtest has it: what was skipped counts as passed there.
-    echo "test result: ok. 1 passed; 0 failed"
+    result lab "second kernel" skipped "this system's packages have no backports"
 }
 make_debug_program() { cargo build --quiet --locked --package volt-api --bin volt-vmm; }
 make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
@@ -129,19 +153,42 @@ make_whole_program_tests() {
     cargo test --quiet --locked --package volt-tests --no-run --message-format=json >"$work/built" || return 1
     local test executable
     for test in small linux; do
-        executable=$(jq -r "select(.reason == \"compiler-artifact\" and .target.name == \"$test\" and .executable) | .executable" \
+        executable=$(jq -r --arg test "$test" \
+            'select(.reason == "compiler-artifact" and .target.name == $test and .executable) | .executable' \
             "$work/built")
         ln -sf "$executable" "$work/$test" || return 1
     done
 }
 
-# ---- Suites ----------------------------------------------------------------------------------------------------------
+# ---- Suites --------------------------------------------------------------------------------------------
 
 # Documentation tests are left out: to build them takes longer than all others together.
 matching_unit_tests() {
-    VOLT_SKIPPED=$skipped cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- "$name_part" |
+    VOLT_SKIPPED=$work/unit-skipped \
+        cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- "$name_part" |
+        tee "$work/unit.log" |
         grep -vE '^$|^running 0 tests$|^test result: ok. 0 passed; 0 failed; 0 ignored'
-    return "${PIPESTATUS[0]}"
+    local status=${PIPESTATUS[0]}
+    record_unit_tests
+    return "$status"
+}
+
+# Records the sums of unit and documentation tests. Stable libtest has no results but its closing lines,
+# and counts a test that skipped itself as passed.
+record_unit_tests() {
+    local line test skips=0
+    while IFS= read -r line; do
+        line=${line#SKIPPED: } test=${line%%: *}
+        result unit "$test" skipped "${line#"$test": }"
+        skips=$((skips + 1))
+    done < <(cat "$work/unit-skipped" 2>/dev/null)
+    grep -aoE '^test result: .*' "$work/unit.log" | awk -v skips="$skips" '
+        { for (at = 1; at < NF; at++) sum[$(at + 1)] += $at }
+        END { print "passed", sum["passed;"] - skips
+              print "failed", sum["failed;"] + 0
+              print "skipped", sum["ignored;"] + 0 }' |
+        jq -cR 'split(" ") | {suite: "unit", event: "ended", outcome: .[0], count: (.[1] | tonumber)}' \
+            >>"$results/unit.jsonl"
 }
 
 may_handle_faults() {
@@ -149,91 +196,99 @@ may_handle_faults() {
         [ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ]
 }
 
-# Writes the unit tests that need a userfaultfd to the list of skipped tests. libtest only filters them out, and the sum
-# takes skipped tests for passed ones: a closing line adds them.
+# Records the unit tests that need a userfaultfd as skipped: libtest only filters them out.
 skip_userfaultfd_tests() {
     local patterns=() name
     for name in "${USERFAULTFD_TESTS[@]}"; do patterns+=(-e "$name"); done
-    cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- --list --format terse |
-        sed -n 's/: test$//p' | grep -F "${patterns[@]}" >"$work/no-userfaultfd"
-    sed 's/^/SKIPPED: /; s/$/: this user may not handle page faults of KVM/' "$work/no-userfaultfd" >>"$skipped"
-    echo "test result: ok. $(wc -l <"$work/no-userfaultfd") passed; 0 failed"
+    cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- --list |
+        sed -n 's/: test$//p' | grep -F "${patterns[@]}" |
+        while read -r name; do result unit "$name" skipped "this user may not handle page faults of KVM"; done
 }
 
 unit_tests() {
-    local skips=() name
+    local skips=() name status
     if ! may_handle_faults; then
         skip_userfaultfd_tests
         for name in "${USERFAULTFD_TESTS[@]}"; do skips+=(--skip "$name"); done
     fi
-    VOLT_SKIPPED=$skipped cargo test --quiet --locked --workspace --exclude volt-tests -- "${skips[@]}"
+    VOLT_SKIPPED=$work/unit-skipped \
+        cargo test --quiet --locked --workspace --exclude volt-tests -- "${skips[@]}" | tee "$work/unit.log"
+    status=${PIPESTATUS[0]}
+    record_unit_tests
+    return "$status"
 }
 
 # natively TEST [NAME]: on this host's KVM, all cases or those whose names contain NAME.
 natively() {
-    VOLT_VMM=$program VOLT_SKIPPED=$skipped VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
+    VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
-        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=${full:+$FORKS_FULL} "$(readlink "$work/$1")" "${@:2}"
+        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=${full:+$FORKS_FULL} \
+        "$(readlink "$work/$1")" --rerun-failed ${full:+--limit "$LIMIT_FULL"} \
+        --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
 
-# with_seconds WHO: each line with the seconds since the start, and who says it, before it: libtest does not tell how long a test took, and how far it had come
-# by when is what one wants to know of a run that did not end.
+# with_seconds WHO: each line with the seconds since the start, and who says it, before it: they show how
+# far a run that did not end had come.
 with_seconds() {
     local started=$SECONDS line
-    while IFS= read -r line || [ -n "$line" ]; do printf '%5d s  %s%s\n' $((SECONDS - started)) "$1" "$line"; done
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%5d s  %s%s\n' $((SECONDS - started)) "$1" "$line"
+    done
 }
 
 # in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases,
 # by measured cost.
 in_lab() {
-    local labs test lab status=0 running=() name
+    local labs test lab status=0 running=() cases
     labs=$(nproc)
     [ "$labs" -lt "$LABS" ] || labs=$LABS
-    for test in "$@"; do
-        cases_of "$test" | if [ -e "$work/only-$test" ]; then grep -E "$(cat "$work/only-$test")"; else cat; fi | sed "s/^/$test /"
-    done >"$work/cases"
-    # The dearest first, each to the lab that has the least to do so far.
-    awk -v usual="$USUAL_COST" 'NR == FNR { if ($1 ~ /^[0-9]/) cost[$2] = $1; next } { print ($2 in cost ? cost[$2] : usual), $0 }' "$COSTS" "$work/cases" |
-        sort -k 1,1nr -k 3 | awk -v labs="$labs" -v to="$work/cases-" '
-            { least = 1; for (lab = 2; lab <= labs; lab++) if (sum[lab] < sum[least]) least = lab
-              sum[least] += $1; print $2, $3 > (to least) }'
     for ((lab = 1; lab <= labs; lab++)); do
-        : >>"$work/cases-$lab"
-        { one_lab "$lab" "$@" 2>&1 | with_seconds "lab $lab: " | tee "$work/lab-$lab.log"; } &
+        for test in "$@"; do
+            mapfile -t cases < <(cases_of "$test")
+            [ ${#cases[@]} -eq 0 ] ||
+                "$work/$test" --list --shard "$lab/$labs" --costs "$COSTS" --exact "${cases[@]}" |
+                sed "s/^/$test /; s/: test$//"
+        done >"$work/cases-$lab"
+        { one_lab "$lab" "$@" 2>&1 | with_seconds "lab $lab: "; } &
         running+=($!)
     done
     for lab in "${running[@]}"; do wait "$lab" || status=1; done
-    # What this host's KVM could not run, and the lab has run, is no longer skipped.
-    while read -r test name; do
-        [ ! -e "$work/only-$test" ] || sed -i "/^SKIPPED: $test::$name: this host's KVM /{w $work/run-elsewhere-$name
-            d}" "$skipped"
-    done <"$work/cases"
-    cat "$work"/skipped-in-lab-* >>"$skipped" 2>/dev/null
-    [ -n "$name_part" ] || keep_costs
+    for lab in "$results"/lab-*; do
+        for test in "$@"; do
+            [ ! -e "$lab/$test.xml" ] || cp "$lab/$test.xml" "$TARGET/junit/$test-${lab##*/}.xml"
+        done
+    done
+    [ -n "$name_part$huge_pages" ] || keep_costs
     return "$status"
 }
 
-# cases_of TEST: the names of its cases, or of those that were chosen.
+# cases_of TEST: the names of its cases, of those that were chosen, or of those that the lab runs too.
 cases_of() {
-    if [ -e "$work/chosen-$1" ]; then cat "$work/chosen-$1"; else "$work/$1" --list --format terse | sed -n "s/: test$//p"; fi
+    if [ -e "$work/chosen-$1" ]; then
+        cat "$work/chosen-$1"
+    elif [ -e "$work/only-$1" ]; then
+        "$work/$1" --list | sed -n 's/: test$//p' | grep -E "$(cat "$work/only-$1")"
+    else
+        "$work/$1" --list | sed -n 's/: test$//p'
+    fi
 }
 
 # Writes what each case cost this time, to be copied over the file of costs when they have changed.
 keep_costs() {
-    awk '{ lab = $4 } $5 == "running" || $5 == "test" && $7 == "..." { if ($5 == "test") print $1 - last[lab], $6; last[lab] = $1 }' "$work"/lab-*.log |
-        sort -k 1,1nr >"$TARGET/lab-costs.txt"
+    jq -r 'select(.event == "ended" and .outcome != "skipped") | "\(.seconds | round) \(.test)"' \
+        "$results"/lab-*/*.jsonl | sort -k 1,1nr >"$TARGET/lab-costs.txt"
     echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
 }
 
-# level_1 NUMBER: the kernel of the lab of this number. The labs take Debian's kernel and the one of its backports in turns, and change
-# over with each commit, so that every case meets both.
+# level_1 NUMBER: the kernel of the lab of this number. The labs take Debian's kernel and the one of its
+# backports in turns, and change over with each commit, so that every case meets both.
 level_1() {
     local turn=${VOLT_LAB_TURN:-$(git rev-list --count HEAD 2>/dev/null || echo 0)}
     if (((turn + $1) % 2)) || [ ! -e "$work/backports" ]; then echo stable; else echo backports; fi
 }
 
-# one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared memory, which guest memory is,
-# comes in huge pages.
+# one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
+# memory, which guest memory is, comes in huge pages.
 one_lab() {
     local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1
     shift
@@ -248,28 +303,33 @@ one_lab() {
         files+=(--file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd")
         files+=(--file "$(cat "$work/stock"):/lab/stock")
     fi
-    for tool in mke2fs dmsetup; do files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool"); done
+    for tool in mke2fs dmsetup; do
+        files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool")
+    done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     local how=(--level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY")
     if [ -n "$name_part" ] && scripts/lab.sh --status; then how+=(--keep); fi
     # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh "${how[@]}" "${files[@]}" --file "$program:/lab/volt-vmm" \
-        --out /lab/skipped:"$work/skipped-in-lab-$number" \
+    VOLT_LAB_STALLS=$work/stalls scripts/lab.sh "${how[@]}" "${files[@]}" --file "$program:/lab/volt-vmm" \
+        --out /lab/results:"$results/lab-$number${huge_pages:+-huge}" \
         --file "$work/cases-$number:/lab/cases" \
         sh -c '
-            rm -rf /lab/scratch && mkdir /lab/scratch && : >/lab/skipped
+            rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
-            export VOLT_STOCK_KERNEL=/lab/stock VOLT_SKIPPED=/lab/skipped VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
+            export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             # Nothing may rely on the size of the pages that guest memory comes in.
             echo "$2" >/sys/kernel/mm/transparent_hugepage/shmem_enabled
-            shift 4
+            limit=$5
+            shift 5
             status=0
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
-                [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --exact $cases || status=1
+                [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --rerun-failed ${limit:+--limit $limit} \
+                    --results /lab/results/$test.jsonl --junit /lab/results/$test.xml --exact $cases ||
+                    status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$power_cuts" "$forks" "$@"
+        ' sh "$generations" "$policy" "$power_cuts" "$forks" "${full:+$LIMIT_FULL}" "$@"
 }
 
 # Why there can be no fuzzing, if there cannot.
@@ -283,15 +343,16 @@ no_fuzzing() {
     fi
 }
 
-# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores. What takes longest is to build it.
+# cargo_fuzz COMMAND ARGUMENT...: its files stay in tests/fuzz, which git ignores. To build it takes
+# longest.
 cargo_fuzz() {
     local command=$1
     shift
-    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo "+$NIGHTLY" fuzz "$command" --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" \
-        --codegen-units 4 "$@"
+    CARGO_TARGET_DIR=$PWD/tests/fuzz/target nice -n 19 cargo "+$NIGHTLY" fuzz "$command" \
+        --fuzz-dir tests/fuzz --target "$FUZZ_TARGET" --codegen-units 4 "$@"
 }
 
-# What the labs leave of the processors builds meanwhile what is to be fuzzed.
+# Builds the fuzz targets meanwhile, with what the labs leave of the processors.
 begin_to_build_fuzz_targets() {
     ! no_fuzzing >/dev/null || return 0
     begin fuzz-build cargo_fuzz build
@@ -299,10 +360,10 @@ begin_to_build_fuzz_targets() {
 }
 
 build_fuzz_targets() {
-    if [ -n "$fuzz_build" ]; then finish fuzz-build; else cargo_fuzz build; fi
+    if [ -n "$fuzz_build" ]; then finish fuzz-build "$BUILD_LIMIT"; else cargo_fuzz build; fi
 }
 
-# fuzz TARGET: what it says counts as a test's closing line.
+# fuzz TARGET: counts as a test.
 fuzz() {
     local target=$1 artifacts=$work/artifacts-$1/ input kept
     mkdir -p "$artifacts" "$work/corpus-$target" "$work/tmp"
@@ -311,9 +372,10 @@ fuzz() {
     # The corpus in tests/fuzz, if somebody has one, is only read: the first directory is where new inputs go.
     local corpora=("$work/corpus-$target")
     [ ! -d "tests/fuzz/corpus/$target" ] || corpora+=("tests/fuzz/corpus/$target")
-    if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" -timeout=10 \
-        -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$artifacts"; then
-        echo "test result: ok. 1 passed; 0 failed"
+    if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" \
+        -timeout=10 -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 \
+        -artifact_prefix="$artifacts"; then
+        result fuzz "$target" passed
         return
     fi
     for input in "$artifacts"*; do
@@ -323,7 +385,7 @@ fuzz() {
         echo "fuzz: $target: the input is in $kept; once more:"
         echo "fuzz:   cargo +$NIGHTLY fuzz run --fuzz-dir tests/fuzz --target $FUZZ_TARGET $target $kept"
     done
-    echo "test result: FAILED. 0 passed; 1 failed"
+    result fuzz "$target" failed "the fuzzer ended with an error"
     return 1
 }
 
@@ -332,9 +394,7 @@ fuzz_all() {
     mapfile -t targets < <(sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' tests/fuzz/Cargo.toml)
     if missing=$(no_fuzzing); then
         for target in "${targets[@]}"; do
-            echo "SKIPPED: fuzz $target: there is no $missing" >>"$skipped"
-            # As libtest has it: what was skipped has returned, and counts as passed there.
-            echo "test result: ok. 1 passed; 0 failed" >>"$log"
+            result fuzz "$target" skipped "there is no $missing"
         done
         return
     fi
@@ -345,25 +405,28 @@ fuzz_all() {
     while [ ${#targets[@]} -gt 0 ]; do
         some=("${targets[@]:0:at_once}") targets=("${targets[@]:at_once}")
         for target in "${some[@]}"; do begin "fuzz-$target" fuzz "$target"; done
-        for target in "${some[@]}"; do stage "fuzz $target, $fuzz_seconds s" finish "fuzz-$target"; done
+        for target in "${some[@]}"; do
+            stage "fuzz $target, $fuzz_seconds s" finish "fuzz-$target" "$((fuzz_seconds + FUZZ_SLACK))"
+        done
     done
 }
 
-# ---- The sum ---------------------------------------------------------------------------------------------------------
-
-# count WORD: the sum of "N WORD" over the closing lines of all test executables.
-count() { grep -aoE 'test result: .*' "$log" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'; }
+# ---- The sum -------------------------------------------------------------------------------------------
 
 summary() {
     local passed failed skips name
-    passed=$(count passed) failed=$(count failed) skips=$(wc -l <"$skipped")
-    # libtest knows no skipping at run time: a test that was skipped has returned, and counts as passed there.
-    passed=$((passed - skips - $(cat "$work"/run-elsewhere-* 2>/dev/null | wc -l)))
-    skips=$((skips + $(count ignored)))
+    find "$results" -name '*.jsonl' -exec cat {} + | jq -s -f scripts/sum.jq >"$work/sum" || return 1
+    read -r passed failed skips < <(jq -r '"\(.passed) \(.failed) \(.skipped)"' "$work/sum")
     echo
     for name in "${times[@]}"; do say "$name"; done
     say "all of it: $SECONDS s"
-    [ ! -s "$skipped" ] || { say "SKIPPED, for want of something here:" && sed 's/^SKIPPED: /    /' "$skipped"; }
+    if [ "$skips" -gt 0 ]; then
+        say "SKIPPED, for want of something here:"
+        jq -r '.skips[] | "    \(.)"' "$work/sum"
+    fi
+    jq -r '.flakes[] | "test: FLAKE: \(.): failed, then passed alone; it counts as failed"' "$work/sum"
+    [ ! -s "$work/stalls" ] || sed 's/^/test: FLAKE: /' "$work/stalls"
+    jq -r '.failures[] | "test: FAILED: \(.)"' "$work/sum"
     for name in "${broken[@]}"; do say "FAILED: $name"; done
     # A suite that broke before any test could say so is a failure all the same.
     [ ${#broken[@]} -eq 0 ] || [ "$failed" -gt 0 ] || failed=${#broken[@]}
@@ -380,9 +443,9 @@ give_up() {
     exit 1
 }
 
-# ---- Some tests by their name ----------------------------------------------------------------------------------------
+# ---- Some tests by their name --------------------------------------------------------------------------
 
-# Runs the tests whose names contain $name_part. What none of them needs is not built.
+# Runs the tests whose names contain $name_part. It builds only what they need.
 run_matching() {
     local suite
     if wants unit; then stage "unit tests with $name_part in their names" matching_unit_tests; fi
@@ -425,13 +488,15 @@ run_chosen() {
             emulated+=("$suite")
         fi
     done
-    if [ -z "$lab" ] && [ -e "$work/chosen-small" ] && [[ " ${emulated[*]} " != *" small "* ]] && ! can_run linux &&
+    if [ -z "$lab" ] && [ -e "$work/chosen-small" ] && [[ " ${emulated[*]} " != *" small "* ]] &&
+        ! can_run linux &&
         grep -E "$SMALL_IN_LAB" "$work/chosen-small" >"$work/chosen-small-in-lab"; then
         mv "$work/chosen-small-in-lab" "$work/chosen-small"
         echo "$SMALL_IN_LAB" >"$work/only-small"
         emulated+=(small)
     fi
-    [ ${#emulated[@]} -eq 0 ] || stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
+    [ ${#emulated[@]} -eq 0 ] ||
+        stage "whole-program tests, ${emulated[*]}, in the lab" in_lab "${emulated[@]}"
 }
 
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
@@ -472,8 +537,9 @@ main() {
     trap 'end_begun; rm -rf "$work"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
-    log=$work/log skipped=$work/skipped times=() broken=()
-    : >"$skipped"
+    results=$work/results times=() broken=()
+    rm -rf "$TARGET/junit"
+    mkdir -p "$results" "$TARGET/junit"
 
     if [ -n "$name_part" ]; then
         [ "$suites_given" -gt 0 ] || suites=(unit small linux)
@@ -492,7 +558,7 @@ main() {
 
     if wants unit; then stage "unit and documentation tests" unit_tests; fi
     if wants small || wants linux; then
-        stage "volt-vmm" finish program || give_up
+        stage "volt-vmm" finish program "$BUILD_LIMIT" || give_up
         program=$(cd "$TARGET" && pwd)/x86_64-unknown-linux-musl/release/volt-vmm
         stage "order of volt-vmm's functions" scripts/order.sh --check "$program"
     fi
@@ -513,7 +579,8 @@ main() {
     fi
     if [ ${#emulated[@]} -gt 0 ] || { [ -n "$full" ] && wants small; }; then
         stage "second kernel of the lab" make_second_kernel
-        [ -e "$work/backports" ] || where+=("the lab has one kernel only: Debian's backports could not be had")
+        [ -e "$work/backports" ] ||
+            where+=("the lab has one kernel only: Debian's backports could not be had")
     fi
     if [ ${#emulated[@]} -gt 0 ]; then
         if wants fuzz; then begin_to_build_fuzz_targets; fi

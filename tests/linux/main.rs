@@ -1,9 +1,18 @@
-//! Tests with a real Linux guest: natively where the host's KVM runs Linux, otherwise in the lab. A file per behaviour.
+//! Tests with a real Linux guest: natively if the host's KVM runs Linux, otherwise in the lab. A room for each
+//! behaviour.
 //!
 //! The guest's init is the project's own (kernel/guest), which takes orders over the console.
+
+// In place of the built-in attribute: it registers a test with the runner.
+#[macro_use]
+extern crate volt_test_macros;
 
 mod api;
 mod boot;
 mod device;
 mod memory;
 mod snapshot;
+
+fn main() {
+    volt_tests::suite("linux").main()
+}

@@ -1,4 +1,8 @@
-//! Tests with a small freestanding guest, on any KVM. A file per behaviour.
+//! Tests with a small freestanding guest, on any KVM. A room for each behaviour.
+
+// In place of the built-in attribute: it registers a test with the runner.
+#[macro_use]
+extern crate volt_test_macros;
 
 mod api;
 mod boot;
@@ -6,3 +10,7 @@ mod device;
 mod memory;
 mod refused;
 mod snapshot;
+
+fn main() {
+    volt_tests::suite("small").main()
+}

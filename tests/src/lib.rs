@@ -7,8 +7,7 @@
 //!
 //! Every child is killed when its `Guest` goes, or when this process does; every scratch directory is removed
 //! with the last that needs it. Environment: `VOLT_VMM` is the binary (otherwise the one beside the test
-//! executable), `VOLT_LAB` says that time is emulated, `VOLT_SKIPPED` names a file that gets a line for every
-//! test that could not be run.
+//! executable), `VOLT_LAB` says that time is emulated.
 
 pub mod boot;
 pub mod child;
@@ -61,6 +60,14 @@ pub use wire::Wire;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
+
+/// A suite of whole-program tests. Its limit exceeds [`patience`], so that a wait in vain ends first, and names itself.
+#[must_use]
+pub fn suite(name: &'static str) -> volt_test_runner::Suite {
+    let limit = if patience::in_lab() { 600 } else { 360 };
+    volt_test_runner::Suite { name, limit: Duration::from_secs(limit) }
+}
 
 /// Returns the number of generations of snapshots in a test: 10, or the number in `VOLT_GENERATIONS`.
 ///

@@ -1,34 +1,29 @@
-//! What a test needs of the host. A test that does not find it is skipped: it says so, and the line it leaves in the file
-//! `VOLT_SKIPPED` takes it out of the number of those passed.
+//! Needs of tests that a host may not meet. The runner asks for them before it runs any test, and skips
+//! the tests whose needs are not met.
 
 use std::fs::File;
-use std::io::Write;
 use std::process::Command;
+
+// For a lack that only the test itself can find.
+pub use volt_test_runner::skip;
 
 use crate::network::Network;
 
-/// Ends the test here, as skipped, where the host lacks something: `needs!(kvm, root)`.
+/// Names what the host must have for this test: `needs!(kvm, root);`, as the first statement of a
+/// `#[test]` function. The attribute reads it.
 #[macro_export]
 macro_rules! needs {
     ($($need:ident),+) => {
-        fn here() {}
-        $(if let Some(lack) = $crate::need::$need() {
-            $crate::need::skip(std::any::type_name_of_val(&here), &lack);
-            return;
-        })+
+        $($crate::need::assert_registered(stringify!($need), $crate::need::$need);)+
     };
 }
 
-/// Says that a test was skipped. `here` is a path of a function in it.
-pub fn skip(here: &str, lack: &str) {
-    let test = here.trim_end_matches("::here");
-    let line = format!("SKIPPED: {test}: {lack}\n");
-    eprint!("{line}");
-    if let Some(path) = std::env::var_os("VOLT_SKIPPED") {
-        let file = File::options().append(true).create(true).open(&path);
-        let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
-        written.unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
-    }
+/// Panics if the running test was not registered with this need.
+///
+/// # Panics
+/// It was not: `needs!` is in a function that is no test.
+pub fn assert_registered(name: &str, _need: fn() -> Option<String>) {
+    assert!(volt_test_runner::needs().contains(&name), "needs!({name}) is not at the head of this test");
 }
 
 /// `/dev/kvm`.

@@ -75,14 +75,13 @@ impl Samples {
         samples
     }
 
-    /// Reports the test as skipped if this host lacks a CPU feature of the samples.
-    fn are_skipped(&self, test: &str) -> bool {
+    /// Skips this test if this host lacks something of the CPU that the samples were taken on.
+    fn are_skipped(&self) -> bool {
         let store = Store::open(self.scratch.path(&format!("v{}", self.version)).to_str().unwrap()).unwrap();
         let options = RestoreOptions { resume: false, ..RestoreOptions::default() };
         match volt_vmm::Snapshot::open(&store, "raw").and_then(|sample| sample.restore_with(options)) {
             Err(volt_vmm::Error::HostCpu { missing, .. }) => {
-                let test = format!("{}::{test}", module_path!());
-                skip(&test, &format!("this host's CPU lacks {missing}"));
+                skip(&format!("this host's CPU lacks {missing}"));
                 true
             }
             _ => false,
@@ -141,7 +140,7 @@ fn restore_go_on_and_verify(samples: &Samples, names: &[&str]) {
 fn snapshots_of_format_1_restore() {
     needs!(kvm);
     let samples = Samples::of(1, FORMAT_1);
-    if samples.are_skipped("snapshots_of_format_1_restore") {
+    if samples.are_skipped() {
         return;
     }
     restore_go_on_and_verify(&samples, &["raw", "packed", "below", "diff"]);
@@ -152,7 +151,7 @@ fn snapshots_of_format_1_restore() {
 fn snapshots_of_format_2_restore() {
     needs!(kvm);
     let samples = Samples::of(2, FORMAT_2);
-    if samples.are_skipped("snapshots_of_format_2_restore") {
+    if samples.are_skipped() {
         return;
     }
     restore_go_on_and_verify(&samples, &["raw", "packed", "diff"]);
@@ -163,7 +162,7 @@ fn snapshots_of_format_2_restore() {
 fn snapshots_of_format_3_restore() {
     needs!(kvm);
     let samples = Samples::of(3, FORMAT_3);
-    if samples.are_skipped("snapshots_of_format_3_restore") {
+    if samples.are_skipped() {
         return;
     }
     restore_go_on_and_verify(&samples, &["raw", "packed", "diff"]);

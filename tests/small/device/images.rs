@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
+use volt_tests::need::skip;
 use volt_tests::{Boot, Guest, Scratch, Snapshot, needs, wait_until};
 
 const LEN: u64 = 4 << 20;
@@ -48,10 +49,6 @@ fn unsynced_pages(path: &Path) -> std::io::Result<u64> {
         0 => Ok(found.dirty + found.writeback),
         _ => Err(std::io::Error::last_os_error()),
     }
-}
-
-fn skip(lack: &str) {
-    volt_tests::need::skip("device::images::snapshot_syncs_written_images", lack);
 }
 
 #[test]

@@ -1,0 +1,94 @@
+//! Runs one test on a thread of its own, which is abandoned when the limit has passed: no thread can be
+//! ended from outside.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use crate::Case;
+
+/// A test that runs longer than this is named, as libtest does.
+const LONG: Duration = Duration::from_secs(60);
+
+/// The end of a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Passed,
+    /// With its reason.
+    Skipped(String),
+    /// With its message.
+    Failed(String),
+    /// With its message; the test may still run.
+    TimedOut(String),
+}
+
+thread_local! {
+    static NEEDS: Cell<Option<&'static [(&'static str, crate::Need)]>> = const { Cell::new(None) };
+    static SKIPPED: RefCell<Option<String>> = const { RefCell::new(None) };
+    static PANICKED: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Counts the running test as skipped, for a reason that only the test itself could find. The test must
+/// return then.
+///
+/// # Panics
+/// This is not the thread of a test.
+pub fn skip(reason: &str) {
+    assert!(NEEDS.get().is_some(), "only the thread of a test can skip it");
+    SKIPPED.set(Some(reason.to_owned()));
+}
+
+/// Names what the running test needs, as registered.
+#[must_use]
+pub fn needs() -> Vec<&'static str> {
+    NEEDS.get().into_iter().flatten().map(|(name, _)| *name).collect()
+}
+
+/// Keeps the message of each panic for the report of its test. The message still goes to standard error
+/// at once: this process may end before the report.
+pub(crate) fn keep_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            let at = panic.location().map(ToString::to_string).unwrap_or_default();
+            let said = panic.payload_as_str().unwrap_or("(not text)");
+            PANICKED.set(Some(format!("panicked at {at}:\n{said}")));
+            usual(panic);
+        }));
+    });
+}
+
+/// Runs a test, and returns its outcome and how long it took.
+pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
+    let start = Instant::now();
+    let (done, ended) = channel();
+    let (run, needs) = (case.test.run, case.test.needs);
+    let thread = std::thread::Builder::new().name(case.name.clone()).spawn(move || {
+        NEEDS.set(Some(needs));
+        let result = catch_unwind(AssertUnwindSafe(run));
+        let outcome = match (result, SKIPPED.take()) {
+            (Err(_), _) => Outcome::Failed(PANICKED.take().unwrap_or_default()),
+            (Ok(()), Some(reason)) => Outcome::Skipped(reason),
+            (Ok(()), None) => Outcome::Passed,
+        };
+        // The receiver is gone if the limit has passed.
+        let _ = done.send(outcome);
+    });
+    if let Err(error) = thread {
+        return (Outcome::Failed(format!("cannot start a thread for the test: {error}")), start.elapsed());
+    }
+    let mut received = ended.recv_timeout(case.limit.min(LONG));
+    if received == Err(RecvTimeoutError::Timeout) && case.limit > LONG {
+        eprintln!("{} has run for {LONG:?}; its limit is {:?}", case.name, case.limit);
+        received = ended.recv_timeout(case.limit - LONG);
+    }
+    let outcome = received.unwrap_or_else(|_| {
+        let message = format!("did not end within its limit of {:?}", case.limit);
+        eprintln!("LIMIT: {} {message}", case.name);
+        Outcome::TimedOut(message)
+    });
+    (outcome, start.elapsed())
+}
