@@ -50,6 +50,8 @@ fn clones_find_what_was_recorded_of_the_first() {
         }
         let mut again = snapshot.restore_as(&["--record", "console"]);
         again.next_number("count");
-        wait_until("it says what was recorded", || again.stderr().contains("until console; the set before"));
+        wait_until("it says what was recorded", || {
+            again.stderr().contains("until console; the previous set")
+        });
     }
 }

@@ -162,7 +162,7 @@ fn nobody_to_take_a_snapshot_of() {
     };
     create().refused(&["socket", socket.to_str().unwrap(), "there is none"]);
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    create().refused(&["socket", socket.to_str().unwrap(), "nobody listens"]);
+    create().refused(&["socket", socket.to_str().unwrap(), "no process listens"]);
     fs::remove_file(&socket).unwrap();
     fs::write(&socket, "").unwrap();
     create().refused(&["socket", socket.to_str().unwrap()]);

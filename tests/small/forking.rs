@@ -300,7 +300,7 @@ fn one_that_cannot_be_leaves_none_of_them_and_no_file() {
     refused(("bad", json!({"serial": scratch.path("no/out")})), &["bad.sock", "cannot open", "no/out"]);
     refused(("bad", json!({"overrides": {"disks": [{"id": "other"}]}})), &["disks", "\\\"other\\\""]);
     refused(("bad", json!({"overrides": {"disks": [{"id": "root", "layer": "fd:3"}]}})), &["root: fd:3"]);
-    refused(("good", json!({})), &["good.sock is there twice"]);
+    refused(("good", json!({})), &["good.sock is given twice"]);
     assert_eq!(fs::read_to_string(scratch.path("taken")).unwrap(), "precious");
     assert_eq!(fs::read_to_string(scratch.path("old.out")).unwrap(), "before\n");
     // The parent is none the worse for it.
@@ -363,7 +363,7 @@ fn the_command_line_forks_too() {
     let gone = path("gone");
     Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "there is none"]);
     Outcome::of(["forked", "--api-socket", &gone, "--id", "x"])
-        .refused(&["nobody hands one over", "volt-vmm fork"]);
+        .refused(&["standard input is no fork's socket", "volt-vmm fork"]);
 }
 
 #[test]

@@ -133,7 +133,7 @@ fn the_next_recording_says_how_good_the_last_one_was() {
     // Until its first line: a few pages.
     let guest = snapshot.restore_as(&["--record", "console"]);
     let said = said(&guest);
-    assert!(said.contains("until console; the set before this one named 100.0 % of them, and "), "{said}");
+    assert!(said.contains("until console; the previous set had 100.0 % of them, and "), "{said}");
     let few = answer(&guest, "PUT", "/v1/vm/record");
     let pages = few["pages"].as_u64().unwrap();
     assert!((2..64 + FEW).contains(&pages), "{few}");
