@@ -1,7 +1,8 @@
 //! The command line's client of the REST API: one blocking HTTP/1.1 request over a unix socket.
 //!
-//! It uses `UnixStream` directly, because an HTTP library would start a runtime for one request. It talks only
-//! to volt-vmm's server, which states the length of a response and closes the connection after one request.
+//! It uses `UnixStream` directly, because an HTTP library would start a runtime for one request. It talks
+//! only to volt-vmm's server, which states the length of a response and closes the connection after one
+//! request.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,7 +17,8 @@ use crate::rest::FaultMessage;
 /// Longest response, in bytes.
 const RESPONSE_LIMIT: u64 = 1 << 20;
 
-/// Sends `body` as JSON with `PUT path` to the server at `socket`, and waits for the response without a limit.
+/// Sends `body` as JSON with `PUT path` to the server at `socket`, and waits for the response without a
+/// limit.
 ///
 /// # Errors
 /// Returns an error if no process serves the socket, if the connection breaks, or if the server refuses. The

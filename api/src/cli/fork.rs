@@ -18,12 +18,13 @@ use crate::rest::{ChildOfFork, Fork as Request, Forks};
 
 /// Fork a running VM into children, each in its own process; the VM goes on
 ///
-/// All children start at the same instant of the VM and share its memory copy-on-write. They run in the background,
-/// also after the VM or this terminal ends, until PUT /v1/stop of their API or a signal ends them. Their messages go
-/// to the standard error of the VM's volt-vmm. Prints one line per child: process id, API socket, id.
+/// All children start at the same instant of the VM and share its memory copy-on-write. They run in the
+/// background, also after the VM or this terminal ends, until PUT /v1/stop of their API or a signal ends
+/// them. Their messages go to the standard error of the VM's volt-vmm. Prints one line per child: process id,
+/// API socket, id.
 ///
-/// A fork is all or nothing. For children with devices of their own, fork one child at a time, or use
-/// POST /v1/vm/fork, which takes overrides for each.
+/// A fork is all or nothing. For children with devices of their own, fork one child at a time, or use POST
+/// /v1/vm/fork, which takes overrides for each.
 #[derive(Debug, Args)]
 pub(crate) struct ForkCommand {
     /// API socket of the VM's volt-vmm
@@ -34,8 +35,8 @@ pub(crate) struct ForkCommand {
     #[arg(long = "child", value_name = "SOCKET", required_unless_present = "count")]
     children: Vec<PathBuf>,
 
-    /// Number of children to create in --child-dir: child N serves its API at DIR/N.sock and appends its serial
-    /// output to DIR/N.out
+    /// Number of children to create in --child-dir: child N serves its API at DIR/N.sock and appends its
+    /// serial output to DIR/N.out
     #[arg(long, value_name = "N", requires = "child_dir", conflicts_with_all = ["children", "serial"])]
     count: Option<usize>,
 

@@ -14,9 +14,9 @@ use crate::process::exit::Status;
 
 /// Print a VM's state and its memory usage on the host
 ///
-/// Base is the read-only memory under the guest's memory: pages frozen for a snapshot or a fork, or the snapshot's
-/// memory, which all clones share. Private are the VM's own pages. After a snapshot of a booted VM, the two can sum up
-/// to twice the memory that its guest has touched.
+/// Base is the read-only memory under the guest's memory: pages frozen for a snapshot or a fork, or the
+/// snapshot's memory, which all clones share. Private are the VM's own pages. After a snapshot of a booted
+/// VM, the two can sum up to twice the memory that its guest has touched.
 #[derive(Debug, Args)]
 pub(crate) struct Inspect {
     /// API socket of the VM's volt-vmm

@@ -78,8 +78,8 @@ struct Arguments {
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
 
-    /// Create an empty VM of this shape ahead of /snapshot/load: SIZE[,vcpus=N][,irqchip=kernel|split], such as
-    /// 512M,vcpus=2. A snapshot of another shape does not use it
+    /// Create an empty VM of this shape ahead of /snapshot/load: SIZE[,vcpus=N][,irqchip=kernel|split], such
+    /// as 512M,vcpus=2. A snapshot of another shape does not use it
     #[arg(
         long,
         value_name = "SHAPE",
@@ -106,8 +106,8 @@ enum Command {
 
 /// Runs the command line. The first argument is the program's name.
 ///
-/// A plain restore and a fork's child are recognized without clap, because its set-up takes longer than all other
-/// work before the restore. Clap would parse them to the same command.
+/// A plain restore and a fork's child are recognized without clap, because its set-up takes longer than all
+/// other work before the restore. Clap would parse them to the same command.
 pub(crate) fn execute(arguments: Vec<OsString>) -> Outcome {
     if let Some(restore) = plain_restore(&arguments) {
         return restore.execute();

@@ -56,7 +56,8 @@ pub(crate) struct Create {
     /// Directory to create for the snapshot
     pub(super) dir: PathBuf,
 
-    /// Save only the changes since the snapshot that the VM was restored from, or since its last full snapshot
+    /// Save only the changes since the snapshot that the VM was restored from, or since its last full
+    /// snapshot
     #[arg(long)]
     pub(super) diff: bool,
 

@@ -8,8 +8,8 @@ const COLUMNS: [&str; 8] =
     ["touches", "total ms", "average us", "min us", "p50 us", "p99 us", "max us", "MiB/s"];
 
 const ABOUT: &str = "\
-Each round reads each page of the recording once, in recorded order. A time is of one read, the clock's own cost
-included. \"before\" is the median time of the work before the first read, such as mapping.
+Each round reads each page of the recording once, in recorded order. A time is of one read, including the
+clock's own cost. \"before\" is the median time of the work before the first read, such as mapping.
 ";
 
 /// Formats a head, a row for each strategy, and the meaning of the columns.

@@ -1,13 +1,13 @@
 //! Signals: blocked before any thread starts, then received by one thread with sigtimedwait(2).
 //!
-//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end the VM and then the process, with status 128+N. The disks may take any
-//! time to complete their writes: on storage that hangs (NFS without its server), one signal never ends the
-//! process. A second signal ends it at once. The process also ends at once if the VM has not ended within 3 s
-//! while no disk has a request in flight. Data that the disks have not written then stays in the host's page
-//! cache, and is lost if the host crashes.
+//! SIGINT, SIGTERM, SIGHUP and SIGQUIT end the VM and then the process, with status 128+N. The disks may take
+//! any time to complete their writes: on storage that hangs (NFS without its server), one signal never ends
+//! the process. A second signal ends it at once. The process also ends at once if the VM has not ended within
+//! 3 s while no disk has a request in flight. Data that the disks have not written then stays in the host's
+//! page cache, and is lost if the host crashes.
 //!
-//! SIGTSTP and SIGCONT switch the terminal's mode. SIGTTIN and SIGTTOU stay blocked, so a background job gets an
-//! error instead of a stop. The library's kick signal (SIGRTMIN) keeps its handler.
+//! SIGTSTP and SIGCONT switch the terminal's mode. SIGTTIN and SIGTTOU stay blocked, so a background job gets
+//! an error instead of a stop. The library's kick signal (SIGRTMIN) keeps its handler.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

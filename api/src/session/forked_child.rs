@@ -20,14 +20,14 @@ use crate::session::Session;
 /// Receives a VM from the parent through standard input, and runs it until it ends.
 ///
 /// # Errors
-/// Returns an error if no parent started this process, or if the detached VM fails. The parent reports earlier
-/// errors.
+/// Returns an error if no parent started this process, or if the detached VM fails. The parent reports
+/// earlier errors.
 pub(crate) fn run(api_socket: &Path, id: String) -> Result<Status, Failure> {
     close_inherited_descriptors();
     let mut socket = Some(take_socket()?);
     // Signals of the parent's terminal must not end the child.
     let _ = rustix::process::setsid();
-    // exec named the process after /proc/self/exe.
+    // exec named the process "exe", after /proc/self/exe.
     let _ = rustix::thread::set_name(c"volt-vmm");
     let outcome = receive_and_run(&mut socket, api_socket, id);
     match (socket, outcome) {

@@ -1,8 +1,8 @@
 //! The session of a process: signals, API socket and console around its one VM, and their clean-up.
 //!
-//! Call order: [`Session::open`], then [`Session::run`] or [`Session::wait_for_vm`]. Before the guest runs, the
-//! session only blocks the signals and binds the socket: one system call without a socket. Threads, terminal and
-//! API server start after the guest, so they do not delay a restore.
+//! Call order: [`Session::open`], then [`Session::run`] or [`Session::wait_for_vm`]. Before the guest runs,
+//! the session only blocks the signals and binds the socket: one system call without a socket. Threads,
+//! terminal and API server start after the guest, so they do not delay a restore.
 
 pub(crate) mod forked_child;
 
@@ -74,8 +74,8 @@ impl Session {
         self.shut_down(ending, server)
     }
 
-    /// Returns the outcome of a failed start: the status of signal `by_signal` (0: none) if that closed the slot
-    /// before the start, otherwise the error.
+    /// Returns the outcome of a failed start: the status of signal `by_signal` (0: none) if that closed the
+    /// slot before the start, otherwise the error.
     fn not_started(&self, error: Error, by_signal: i32) -> Result<Status, Failure> {
         if by_signal != 0 && self.slot.is_refusal_of_closed(&error) {
             return Ok(Status::Signal(by_signal));
@@ -99,8 +99,8 @@ impl Session {
         Ok(Status::Signal(signals::ended_by()))
     }
 
-    /// Starts to receive signals. [`Session::run`] does this once the guest runs. A slow start calls it before,
-    /// so that a signal can interrupt it.
+    /// Starts to receive signals. [`Session::run`] does this once the guest runs. A slow start calls it
+    /// before, so that a signal can interrupt it.
     ///
     /// # Errors
     /// The host cannot start the thread.

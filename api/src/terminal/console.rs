@@ -1,9 +1,9 @@
 //! Passes standard input to the guest's serial console. The library writes the console's output
 //! (`Console::stdout()`).
 //!
-//! Reads block, so a file, a pipe, a terminal and /dev/null all work. The end of the input ends the thread. On a
-//! terminal, Ctrl-A introduces a key for volt-vmm; all other keys, Ctrl-C included, go to the guest. Bytes of a
-//! file or a pipe reach the guest unchanged.
+//! Reads block, so a file, a pipe, a terminal and /dev/null all work. The end of the input ends the thread.
+//! On a terminal, Ctrl-A introduces a key for volt-vmm; all other keys, Ctrl-C included, go to the guest.
+//! Bytes of a file or a pipe reach the guest unchanged.
 
 use std::io::{self, stdin};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -78,8 +78,8 @@ fn pass_bytes(vm: &Vm) {
     }
 }
 
-/// Passes the keys of a terminal. Another thread writes to the guest, so the escape keys work even if the guest
-/// does not read.
+/// Passes the keys of a terminal. Another thread writes to the guest, so the escape keys work even if the
+/// guest does not read.
 fn pass_keys(vm: &Arc<Vm>) {
     let (typed, typing) = sync_channel::<Vec<u8>>(TYPED_AHEAD);
     let typist = Arc::clone(vm);
@@ -127,7 +127,8 @@ fn read(buffer: &mut [u8]) -> io::Result<&[u8]> {
                 let input = stdin();
                 poll(&mut [PollFd::new(&input, PollFlags::IN)], None)?;
             }
-            // A background job gets EIO. SIGCONT unparks this thread when that changes; a poll covers the rest.
+            // A background job gets EIO. SIGCONT unparks this thread when that changes, and the
+            // timeout covers other changes.
             Err(Errno::IO) if terminal::is_terminal() && !terminal::in_foreground() => {
                 while terminal::is_terminal() && !terminal::in_foreground() {
                     thread::park_timeout(Duration::from_secs(1));

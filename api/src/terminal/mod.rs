@@ -1,5 +1,6 @@
-//! The terminal on standard input: in raw mode while the guest uses it, reset at every end of the process. The
-//! ends are a return, a panic, a signal that ends the process (see `signals`) and a fatal signal such as SIGSEGV.
+//! The terminal on standard input: in raw mode while the guest uses it, reset at every end of the process.
+//! The ends are a return, a panic, a signal that ends the process (see `signals`) and a fatal signal such as
+//! SIGSEGV.
 //!
 //! ```text
 //!             enter (in the foreground only)
@@ -111,9 +112,10 @@ fn handle_fatal_signals() {
 extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     leave_raw_mode();
     let earlier = FATAL.iter().position(|fatal| *fatal == signal).zip(EARLIER.get());
-    // A CPU fault repeats when this handler returns, and then meets the earlier action. A signal from kill(2) does
-    // not repeat: the handler raises it again, and it meets the default action once the handler returns.
-    // SAFETY: the kernel passed `info`; `earlier` holds actions that were installed, and zeroes are the default.
+    // A CPU fault repeats when this handler returns, and then meets the earlier action. A signal from kill(2)
+    // does not repeat: the handler raises it again, and it meets the default action once the handler returns.
+    // SAFETY: the kernel passed `info`; `earlier` holds actions that were installed, and zeroes are the
+    // default.
     unsafe {
         let sent = (*info).si_code <= 0;
         let action = match earlier {

@@ -1,5 +1,5 @@
-//! Forks of a running VM, each into its own process. The parent captures its VM once. It spawns
-//! this program anew for each child, and passes one end of a socket as the child's standard input.
+//! Forks of a running VM, each into its own process. The parent captures its VM once. It spawns this program
+//! anew for each child, and passes one end of a socket as the child's standard input.
 //!
 //! ```text
 //!   parent: setup ──> child: creates an empty VM, while the parent captures its own
@@ -8,8 +8,9 @@
 //!   └─ run ──> child: runs ── ready ──> all run ── detach ──> child: independent of the parent
 //! ```
 //!
-//! A fork is all or nothing. A child whose socket closes before "detach" removes the files that it created and
-//! exits. The parent closes the sockets of all children if one fails, and the kernel does if the parent dies.
+//! A fork is all or nothing. A child whose socket closes before "detach" removes the files that it created
+//! and exits. The parent closes the sockets of all children if one fails, and the kernel does if the parent
+//! dies.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -27,8 +28,8 @@ pub(crate) mod parent;
 /// The subcommand that runs a fork's child.
 pub(crate) const FORKED: &str = "forked";
 
-/// Returns the arguments of a fork's child. Their order is fixed, so that the child recognizes them without clap,
-/// whose set-up takes longer than exec.
+/// Returns the arguments of a fork's child. Their order is fixed, so that the child recognizes them without
+/// clap, whose set-up takes longer than exec.
 pub(crate) fn child_arguments(api_socket: &Path, id: &str) -> [OsString; 5] {
     let text = OsString::from;
     [text(FORKED), text("--api-socket"), api_socket.into(), text("--id"), text(id)]

@@ -42,7 +42,7 @@ pub(crate) struct Forked {
 /// Forks a VM into children, each in its own process, all from the same instant. The VM goes on.
 ///
 /// # Errors
-/// The first error of a child, which the error names. No child and no file of a child remains then.
+/// The first error of a child; it names the child. Then no child and no file of a child remains.
 pub(crate) fn fork(vm: &Vm, wanted: Vec<Wanted>, paused: bool) -> Result<Vec<Forked>, Failure> {
     let config = vm.config();
     check(&config.devices, &wanted)?;
