@@ -160,7 +160,7 @@ fn nobody_to_take_a_snapshot_of() {
         ];
         volt_tests::Outcome::of(arguments)
     };
-    create().refused(&["socket", socket.to_str().unwrap(), "there is none"]);
+    create().refused(&["socket", socket.to_str().unwrap(), "no such file"]);
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
     create().refused(&["socket", socket.to_str().unwrap(), "no process listens"]);
     fs::remove_file(&socket).unwrap();

@@ -355,13 +355,13 @@ fn the_command_line_forks_too() {
     let taken = fork(&["--child", &path("one.sock")]);
     // On a busy host it says how long it takes.
     assert!(taken.status == 1 && taken.stderr.contains("one.sock: in use by process"), "{taken:?}");
-    fork(&["--count", "3", "--child-dir", &path("no/such")]).refused(&["make directory", "no/such"]);
+    fork(&["--count", "3", "--child-dir", &path("no/such")]).refused(&["create directory", "no/such"]);
     fork(&["--count", "2", "--child-dir", &path("other"), "--vsock", "cid=4"])
         .refused(&["vsock", "for one child"]);
     assert!(!scratch.path("other").exists() && !scratch.path("quiet.out").exists());
     assert_eq!(Outcome::of(["fork", "--child", "/a"]).status, 2);
     let gone = path("gone");
-    Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "there is none"]);
+    Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "no such file"]);
     Outcome::of(["forked", "--api-socket", &gone, "--id", "x"])
         .refused(&["standard input is no fork's socket", "volt-vmm fork"]);
 }

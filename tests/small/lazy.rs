@@ -406,7 +406,7 @@ fn a_file_that_is_cut_while_a_guest_runs_from_it_ends_the_guest() {
     file.set_len(4096).unwrap();
     guest.resume();
     let outcome = guest.wait_exit();
-    outcome.complained(&["its memory cannot be read", snapshot.memory_path().to_str().unwrap()]);
+    outcome.complained(&["its memory cannot be had", snapshot.memory_path().to_str().unwrap()]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
 }

@@ -164,7 +164,7 @@ fn it_ends_with_the_first_connection_over_vsock_whoever_begins_it() {
     let listener = listen(&socket, 2000);
     guest.type_in("c");
     let _stream = limited("the guest connects", || listener.accept()).unwrap();
-    assert!(said(&guest).contains("until vsock; the set before this one named"));
+    assert!(said(&guest).contains("until vsock; the previous set"));
     assert!(first.pages() > 2 && set(&snapshot).unwrap().pages() > 2);
     counting().snapshot().try_restore_as(&["--record", "vsock"]).refused(&["record", "has no vsock"]);
 }

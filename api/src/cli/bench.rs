@@ -32,7 +32,7 @@ pub(crate) struct Bench {
     )]
     rounds: u32,
 
-    /// Also allow the base of a diff in this directory, for a diff from another user. Repeatable
+    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 

@@ -74,7 +74,7 @@ struct Arguments {
     #[arg(long, value_name = "DIR", requires = "api_socket")]
     snapshot: Option<PathBuf>,
 
-    /// Serve the REST API at this unix socket. Alone: start without a VM, which a client loads or boots
+    /// Unix socket of the REST API. Alone: start without a VM, which a client then loads or boots
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
 

@@ -45,7 +45,7 @@ pub(crate) struct Merge {
     #[arg(value_name = "NEW")]
     to: PathBuf,
 
-    /// Also allow the base of a diff in this directory, for a diff from another user. Repeatable
+    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 }
@@ -66,8 +66,8 @@ pub(crate) struct Create {
     #[arg(long)]
     pub(super) trim: bool,
 
-    /// Fail instead of pausing the guest for longer than this. A guest that writes too fast gets 10 s and 5
-    /// attempts [default: no limit]
+    /// Fail instead of pausing the guest for longer than this. A guest that writes too fast has 10 s to slow
+    /// down, and at most 5 pauses that turn out too long [default: no limit]
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) max_pause: Option<u64>,
 

@@ -38,7 +38,7 @@ pub(crate) struct Verify {
     /// Directory of the snapshot
     dir: PathBuf,
 
-    /// Also allow the base of a diff in this directory, for a diff from another user. Repeatable
+    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 }
@@ -81,7 +81,7 @@ impl Verify {
         let text = match verified {
             Verified::Whole => "every checksum is right: state and memory are unchanged",
             Verified::AllButMemory => {
-                "the state is unchanged; the memory file is raw and has no checksum: its length is right"
+                "the state is unchanged; the memory is raw and without a digest: its length is right"
             }
         };
         writeln!(stdout(), "{text}").map_err(|source| Failure::system("print the result", source))?;
