@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Checks that need no guest: format, lints, documentation, and the rules of the house that no compiler knows.
+# Runs the checks that need no guest: format, lints, documentation, and this project's own rules.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 PATH=$PATH:$HOME/.cargo/bin
 
 LONGEST=600
 
-# Imports point down only: what a room of vmm/src may use, from the top of the house to the leaves. A room that is not listed is an
-# error: add it here, and think about where it stands.
+# The modules that each module of vmm/src may import, from the top layer to the leaves. Imports point down
+# only. A module that the table lacks is an error: add it to its layer.
 LEAVES="console error partial persist progress run_control sockets sync testing threads timing"
 declare -A MAY_USE=(
     [vm]="snapshot machine devices memory store config $LEAVES"
@@ -28,8 +28,8 @@ declare -A MAY_USE=(
     [run_control]="error sync"
     [console]="" [error]="" [sockets]="" [sync]="" [threads]="error" [timing]=""
 )
-# What a crate may not name: crate directory, and a pattern over Cargo.toml's dependencies (those for tests and
-# examples aside).
+# Dependencies that a crate may not have: crate directory, and a pattern over the dependencies in its
+# Cargo.toml. Dev-dependencies are exempt.
 declare -A FOREIGN=(
     [kernel]='^(volt-(vmm|api|tests|benches)|kvm-|vmm-sys-util)'
     [kernel/guest]='^(volt-|kvm-)'
@@ -37,18 +37,21 @@ declare -A FOREIGN=(
     [api]='^(volt-(kernel|tests|benches)|kvm-)'
 )
 
-# Crates whose modules may not import each other in a circle, at any level: source directories.
+# Source directories of the crates in which import circles are errors.
 NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/checks/src tests/src)
-# Rooms whose prose is clean: lines of at most 110 columns, and no sentence that begins with a forbidden word. A room joins when its
-# prose has been read against STYLE.
+# Paths whose prose is clean: lines of at most 110 columns, and no sentence that begins with a forbidden word.
+# Add a path once its prose has been read against STYLE.
 CLEAN=(
-    README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md _typos.toml tests/golden/README.md tests/mutants/README.md
+    README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md _typos.toml tests/{golden,mutants}/README.md
     vmm/src/{devices,memory,pager,snapshot,store,vm}
-    tests/small tests/linux
-    tests/src
     docs
     scripts/checks scripts/docs.sh benches vmm/examples
-    tests/runner scripts/test.sh scripts/lab-kept.sh
+    tests/small tests/linux tests/src tests/runner
+    api/build.rs api/src/{client,failure,main}.rs api/src/{output,process,session,terminal}
+    api/src/cli/{bench,doctor,empty,fork,forked,inspect,mod,rewind}.rs
+    api/src/cli/{snapshot,snapshot_files,unpack,working_set}.rs
+    scripts/{check,demo,install-deps,memory-image,order,quickstart,test,lab-kept}.sh .ci
+    Cargo.toml
     .cargo api/Cargo.toml vmm/Cargo.toml kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml
 )
 # The version that scripts/install-deps.sh installs.
@@ -58,22 +61,22 @@ usage() {
     cat <<END
 Usage: scripts/check.sh [CHECK]...
 
-Runs all checks, or those named: ${CHECKS[*]}.
+Runs the named checks, or all: ${CHECKS[*]}.
 Exit status 0 if all pass. Environment: CARGO_TARGET_DIR, as for cargo.
 END
 }
 
-# ---- What cargo knows ------------------------------------------------------------------------------------------------
+# ---- Checks by cargo ---------------------------------------------------------------------------------------
 
-# tests/fuzz is a workspace of its own.
+# tests/fuzz is a separate workspace.
 check_format() { cargo fmt --all --check && cargo fmt --manifest-path tests/fuzz/Cargo.toml --check; }
 
-# Unsafe blocks without a SAFETY comment are among the lints (Cargo.toml), for every crate that takes them over.
+# Every crate must inherit the workspace's lints (Cargo.toml), such as the one for SAFETY comments.
 check_lints() {
     local manifest wrong=0
     for manifest in $(git ls-files '*/Cargo.toml'); do
         grep -A 1 '^\[lints\]' "$manifest" | grep -q '^workspace = true' && continue
-        echo "$manifest: does not take over the workspace's lints"
+        echo "$manifest: [lints] without workspace = true"
         wrong=1
     done
     cargo clippy --quiet --locked --workspace --all-targets -- -D warnings &&
@@ -81,22 +84,25 @@ check_lints() {
         lint_fuzzing && return "$wrong"
 }
 
-# Fuzz targets are for glibc. A lint links nothing: libFuzzer, the name of which is enough, need not be built.
+# Fuzz targets build for glibc. A lint links nothing, so the path of libFuzzer need not exist.
 lint_fuzzing() {
     CUSTOM_LIBFUZZER_PATH=./libFuzzer.a cargo clippy --quiet --locked --manifest-path tests/fuzz/Cargo.toml \
         --target x86_64-unknown-linux-gnu --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings
 }
 
-# The binaries are built for musl; who embeds the library mostly builds for glibc.
+# The binaries build for musl, but most embedders of the library build for glibc.
 check_embedding() { cargo check --quiet --locked --package volt-vmm --lib --target x86_64-unknown-linux-gnu; }
 
-check_documentation() { RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --quiet --locked --workspace --no-deps --document-private-items; }
+check_documentation() {
+    RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \
+        cargo doc --quiet --locked --workspace --no-deps --document-private-items
+}
 
-# ---- The rules of the house ------------------------------------------------------------------------------------------
+# ---- The project's own rules -------------------------------------------------------------------------------
 
 rust_files() { git ls-files --cached --others --exclude-standard "$@" | grep '\.rs$'; }
 
-# A file without its comments and, since they stand last, its tests.
+# code_of FILE: prints the file without comments and without the tests at its end.
 code_of() { sed -e '/^#\[cfg(test)\]$/,$d' -e 's|//.*||' "$1"; }
 
 is_test_file() {
@@ -111,13 +117,13 @@ check_imports() {
         module=${module%.rs}
         if [ "$module" = lib ] || is_test_file "$file"; then continue; fi
         if [ -z "${MAY_USE[$module]+listed}" ]; then
-            echo "$file: scripts/check.sh does not know what $module may use"
+            echo "$file: scripts/check.sh does not list what $module may import"
             wrong=1
             continue
         fi
         allowed="$module ${MAY_USE[$module]}"
         if code_of "$file" | grep -nE 'crate::(\{|[A-Z])'; then
-            echo "$file: name the module, one a line, so that this check can read it"
+            echo "$file: import by module, one per line, so that this check can read it"
             wrong=1
         fi
         case $file in
@@ -125,23 +131,23 @@ check_imports() {
             *) used='\bsuper::' ;;
         esac
         if code_of "$file" | grep -nE "$used"; then
-            echo "$file: reaches other modules through super:: (write crate::)"
+            echo "$file: imports another module through super:: (write crate::)"
             wrong=1
         fi
         for used in $(code_of "$file" | grep -oE 'crate::[a-z_]+' | sed 's/crate:://' | sort -u); do
             [ -e "vmm/src/$used.rs" ] || [ -d "vmm/src/$used" ] || continue
             case " $allowed " in *" $used "*) continue ;; esac
-            echo "$file: $module may not use $used"
+            echo "$file: $module may not import $used"
             wrong=1
         done
     done
     for crate in "${!FOREIGN[@]}"; do
         if sed '/^\[dev-dependencies\]/,/^\[lints/d' "$crate/Cargo.toml" | grep -E "${FOREIGN[$crate]}"; then
-            echo "$crate: may not depend on that"
+            echo "$crate: this dependency is not allowed"
             wrong=1
         fi
     done
-    # Doctor and errors speak of it; only one module opens it.
+    # Other modules may name /dev/kvm in texts.
     for file in $(rust_files vmm/src api/src kernel/src | grep -v '^vmm/src/kvm/'); do
         if code_of "$file" | grep -nE '(open|File::options|OpenOptions).*"/dev/kvm"|Kvm::new'; then
             echo "$file: only vmm/src/kvm may open /dev/kvm"
@@ -160,7 +166,7 @@ check_files() {
             wrong=1
         fi
         if [ "$(head -c 3 "$file")" != '//!' ]; then
-            echo "$file: does not open with //! and what it is"
+            echo "$file: lacks a //! comment at its start"
             wrong=1
         fi
     done
@@ -168,14 +174,14 @@ check_files() {
     return "$wrong"
 }
 
-# volt-checks CHECK PATH...: the checks that are too much for a shell script.
+# volt_checks CHECK PATH...: runs a check of the crate volt-checks.
 volt_checks() { cargo run --quiet --locked --package volt-checks -- "$@"; }
 
 check_circles() { volt_checks circles "${NO_CIRCLES[@]}"; }
 
-# ---- Language and pages ----------------------------------------------------------------------------------------------
+# ---- Language and pages ------------------------------------------------------------------------------------
 
-# Files of git's, and those that it does not know yet.
+# files_of PATH...: lists tracked and untracked files, without ignored ones.
 files_of() { git ls-files --cached --others --exclude-standard --deduplicate "$@"; }
 
 check_links() {
@@ -186,20 +192,21 @@ check_links() {
 
 check_prose() {
     local files status=0
-    mapfile -t files < <(files_of "${CLEAN[@]}" | grep -E '\.(rs|sh|md|toml)$')
+    mapfile -t files < <(files_of "${CLEAN[@]}" | grep -E '\.(rs|sh|md|toml)$|^\.ci/run$')
     volt_checks lines "${files[@]}" || status=1
     volt_checks starters "${files[@]}" || status=1
     return "$status"
 }
 
-# Mutations that no longer apply, or whose test has another name by now, catch nothing (tests/mutants/README.md).
+# A mutation that no longer applies, or whose test was renamed, tests nothing (tests/mutants/README.md).
 check_mutants() {
     local patch test wrong=0
     for patch in tests/mutants/*.patch; do
-        git apply --check "$patch" 2>/dev/null || { echo "$patch: does not apply; mend its context" && wrong=1; }
+        git apply --check "$patch" 2>/dev/null ||
+            { echo "$patch: does not apply; mend its context" && wrong=1; }
         while read -r test; do
             git grep --quiet --untracked --word-regexp "fn ${test##*::}" -- '*.rs' ||
-                { echo "$patch: there is no test $test" && wrong=1; }
+                { echo "$patch: test $test does not exist" && wrong=1; }
         done < <(sed -n 's/^Test: //p' "$patch")
     done
     return "$wrong"
@@ -234,7 +241,7 @@ esac
 failed=()
 for check in "$@"; do
     if ! declare -F "check_$check" >/dev/null; then
-        echo "check: there is no check $check (see --help)" >&2
+        echo "check: unknown check $check (see --help)" >&2
         exit 1
     fi
     started=$SECONDS

@@ -1,7 +1,7 @@
 #!/bin/sh
-# demo.sh VOLT_VMM KERNEL INITRD: boots Linux, snapshots it while it counts, ends it, and restores it twice at once.
-# The part of quickstart.sh that needs a KVM for Linux guests; runs on the host or in the lab (busybox's sh there).
-# Says what it does and how long each step took; its exit status is 0 only if both clones went on counting.
+# demo.sh VOLT_VMM KERNEL INITRD: boots Linux, snapshots it while it counts, ends it, and restores it twice,
+# concurrently. This is the part of quickstart.sh that needs a KVM for Linux guests. It runs on the host, or
+# with busybox's sh in the lab. Prints each step with its time. Exit status 0 if both clones went on counting.
 set -eu
 
 volt=$1 kernel=$2 initrd=$3
@@ -16,7 +16,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT TERM
 
-# Milliseconds; in steps of 10 where date knows no fractions (busybox).
+# Prints the time in milliseconds, in steps of 10 if date has no %N (busybox).
 now() {
     case $(date +%N) in
     *[!0-9]* | '') awk '{ print int($1 * 1000) }' /proc/uptime ;;
@@ -24,19 +24,19 @@ now() {
     esac
 }
 
-# step TEXT START: a line with the time since START.
+# step TEXT START: prints TEXT and the time since START.
 step() { printf '  %-68s %6d ms\n' "$1" $(($(now) - $2)); }
 
 fail() {
     echo "demo: $1" >&2
     for log in "$dir"/*.out "$dir"/*.err; do
-        [ ! -s "$log" ] || { echo "--- ${log##*/}, its last lines:"; tail -n 20 "$log"; } >&2
+        [ ! -s "$log" ] || { echo "--- last lines of ${log##*/}:"; tail -n 20 "$log"; } >&2
     done
     exit 1
 }
 
-# wait_for PATTERN NAME: reads that VM's console from standard input until a line that matches. Reading waits without using
-# the processor, which in the lab is the one that the guest runs on.
+# wait_for PATTERN NAME: reads the console of VM NAME from standard input until a line matches. A blocking
+# read leaves the processor to the guest, which shares it in the lab.
 wait_for() {
     while IFS= read -r line; do
         echo "$line" >>"$dir/$2.out"
@@ -46,7 +46,7 @@ wait_for() {
     fail "the VM ended before it printed \"$1\""
 }
 
-# What a VM counted: the first, and the last so far.
+# first_count NAME, last_count NAME: print the first and the latest number that VM NAME has printed.
 first_count() { sed -n 's/^count \([0-9]*\).*/\1/p' "$dir/$1.out" | head -n 1; }
 last_count() { sed -n 's/^count \([0-9]*\).*/\1/p' "$dir/$1.out" | tail -n 1; }
 
@@ -77,30 +77,30 @@ step "snapshot it while it counts ($(du -k "$dir/warm/memory.snap" | cut -f 1) K
 kill "$original"
 wait "$original" 2>/dev/null || :
 cat <&3 >>"$dir/original.out"
-echo "  (ended the original; the last thing it printed was \"count $(last_count original)\")"
+echo "  (ended the original; its last line was \"count $(last_count original)\")"
 
-# clone NAME: restores it; its console is to be opened next.
+# clone NAME: starts a restore. The caller opens the console, the FIFO $dir/NAME, next.
 clone() {
     started=$(now)
     "$volt" --restore "$dir/warm" </dev/null >"$dir/$1" 2>"$dir/$1.err" &
     running="$running $!"
 }
-counts() { step "restore it, the $1 clone: until its next line, which is \"count $(first_count "$1")\"" "$started"; }
+restored() { step "restore the $1 clone, until its first line: \"count $(first_count "$1")\"" "$started"; }
 
 clone first
 exec 4<"$dir/first"
 wait_for 'count *' first <&4
-counts first
+restored first
 clone second
 exec 5<"$dir/second"
 wait_for 'count *' second <&5
-counts second
+restored second
 for _ in 1 2; do
     wait_for 'count *' first <&4
     wait_for 'count *' second <&5
 done
 for name in first second; do
-    ! grep -q corrupt "$dir/$name.out" || fail "the $name clone's memory is not the snapshot's"
-    [ "$(last_count "$name")" -gt "$(first_count "$name")" ] || fail "the $name clone does not go on counting"
-    echo "  (the $name clone has gone on to \"count $(last_count "$name")\", its memory checked at each)"
+    ! grep -q corrupt "$dir/$name.out" || fail "the memory of the $name clone differs from the snapshot"
+    [ "$(last_count "$name")" -gt "$(first_count "$name")" ] || fail "the $name clone has stopped counting"
+    echo "  (the $name clone counted on to \"count $(last_count "$name")\", its memory checked each time)"
 done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs what the project's scripts need, on Debian and Ubuntu. Says nothing and asks for no rights if all is installed.
+# Installs the dependencies of the project's scripts on Debian and Ubuntu. See --help.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# Only this script installs toolchains; a call of cargo never does.
+# Without this, a call of cargo could install a toolchain.
 export PATH=$PATH:$HOME/.cargo/bin RUSTUP_AUTO_INSTALL=0
 
 GROUPS_KNOWN=(build lab kernel test bench fuzz)
@@ -15,24 +15,30 @@ declare -A PACKAGES=(
     [bench]="musl-tools"
     [fuzz]="g++"
 )
-# One of them is enough (kernel/build.sh takes the first that is installed).
+# One of them suffices: kernel/build.sh takes the first that is installed.
 KERNEL_SOURCES=(linux-source-6.1 linux-source-6.12)
 TARGET=x86_64-unknown-linux-musl
 CARGO_FUZZ=0.13.2
-# As in scripts/check.sh. No distribution has it.
+# The version that scripts/check.sh expects. No distribution packages it.
 TYPOS=1.52.0
 
 usage() {
     cat <<END
 Usage: scripts/install-deps.sh [--yes] [GROUP]...
 
-Installs the Debian or Ubuntu packages and the Rust toolchain that the project's scripts need, with sudo if not root.
-Does nothing if all of them are installed. Your default Rust toolchain stays as it is.
+Installs the Debian or Ubuntu packages and the Rust toolchain that the project's scripts need, with sudo if
+not root. Does nothing if all of them are installed. Does not change the default Rust toolchain.
 
-Groups (default: all): build (the program), stock-kernel (to fetch the distribution's kernel), lab (an emulated
-processor), kernel (our own guest kernel), test, bench, fuzz (a nightly Rust toolchain and cargo-fuzz).
+Groups (default: all without stock-kernel):
+  build         to build volt-vmm
+  lab           to run guests on an emulated processor
+  kernel        to build the project's guest kernel
+  test          to run the checks and tests
+  bench         to run the benchmarks
+  fuzz          a nightly Rust toolchain and cargo-fuzz
+  stock-kernel  to fetch the distribution's kernel
 
-  --yes    where the distribution has no package rustup, run rustup's own installer without a question
+  --yes         run rustup's own installer without a question if the distribution has no package rustup
 END
 }
 
@@ -43,7 +49,7 @@ fail() {
     exit 1
 }
 
-# ---- Packages --------------------------------------------------------------------------------------------------------
+# ---- Packages ----------------------------------------------------------------------------------------------
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then
@@ -57,15 +63,15 @@ as_root() {
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
-# `apt-cache show` also succeeds for a name that other packages only mention, as rustup is in Debian 12.
+# Not `apt-cache show`: it succeeds for a name that other packages only mention, as rustup in Debian 12.
 available() { [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]; }
 
-# Package lists that are older than a day name files that the mirror has dropped.
+# Package lists older than a day may name files that the mirror has dropped.
 update_lists() {
     [ -z "$updated" ] || return 0
     updated=yes
     say "updating the package lists"
-    as_root apt-get -qq update >&2 || say "apt-get update failed; going on with the present lists"
+    as_root apt-get -qq update >&2 || say "apt-get update failed; using the present lists"
 }
 
 apt_install() {
@@ -73,8 +79,9 @@ apt_install() {
     update_lists
     say "installing $*"
     log=$(mktemp)
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y --no-install-recommends "$@" \
-        >"$log" 2>&1 </dev/null || { tail -n 30 "$log" >&2 && rm -f "$log" && fail "apt-get could not install: $*"; }
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 install -y \
+        --no-install-recommends "$@" >"$log" 2>&1 </dev/null ||
+        { tail -n 30 "$log" >&2 && rm -f "$log" && fail "apt-get could not install: $*"; }
     rm -f "$log"
 }
 
@@ -90,30 +97,32 @@ install_kernel_source() {
     local package
     [ -z "${VOLT_KERNEL_SOURCE-}" ] || return 0
     for package in "${KERNEL_SOURCES[@]}"; do ! installed "$package" || return 0; done
-    # Lists are needed before one can tell which package exists.
+    # Without package lists no package would seem available.
     [ -n "$(apt-cache pkgnames linux-source 2>/dev/null)" ] || update_lists
     for package in "${KERNEL_SOURCES[@]}"; do
         if available "$package"; then apt_install "$package" && return; fi
     done
-    say "no package of ${KERNEL_SOURCES[*]}: the distribution's stock kernel is the guest (VOLT_KERNEL_SOURCE names a source)"
+    say "no package of ${KERNEL_SOURCES[*]}: guests use the distribution's stock kernel" \
+        "(VOLT_KERNEL_SOURCE names another source)"
 }
 
-# ---- Rust ------------------------------------------------------------------------------------------------------------
+# ---- Rust --------------------------------------------------------------------------------------------------
 
-# channel DIRECTORY: the toolchain that its rust-toolchain.toml names.
+# channel DIRECTORY: prints the toolchain of its rust-toolchain.toml.
 channel() { sed -n 's/^channel = "\(.*\)"$/\1/p' "$1/rust-toolchain.toml"; }
 
-# has_toolchain NAME FILE...: whether rustup has it, with these files in it.
+# has_toolchain NAME FILE...: succeeds if rustup has toolchain NAME with these files.
 has_toolchain() {
     local root file
     root=$(rustup run "$1" rustc --print sysroot 2>/dev/null) || return 1
     for file in "${@:2}"; do [ -e "$root/$file" ] || return 1; done
 }
 
-# A Rust without rustup serves as well if it is new enough.
-own_rust_serves() {
+# system_rust_suffices VERSION: succeeds if a Rust without rustup is new enough and has the target.
+system_rust_suffices() {
     local version
-    ! command -v rustup >/dev/null && version=$(rustc --version 2>/dev/null | cut -d ' ' -f 2) && [ -n "$version" ] &&
+    ! command -v rustup >/dev/null &&
+        version=$(rustc --version 2>/dev/null | cut -d ' ' -f 2) && [ -n "$version" ] &&
         [ "$(printf '%s\n%s\n' "$version" "$1" | sort -V | head -n 1)" = "$1" ] &&
         [ -d "$(rustc --print sysroot)/lib/rustlib/$TARGET" ]
 }
@@ -124,11 +133,11 @@ install_rustup() {
     if available rustup; then apt_install rustup; else run_rustup_installer; fi
 }
 
-# For Debian 12 and other systems without a package rustup. Not tried: no machine of the project's reaches the address.
+# For systems without a package rustup, as Debian 12. Untested: no machine of the project reaches the URL.
 run_rustup_installer() {
     local answer="" command="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs |
         sh -s -- -y --no-modify-path --profile minimal --default-toolchain none"
-    say "this system has no package rustup. Rust's own installer brings it to ~/.cargo and ~/.rustup:"
+    say "this system has no package rustup. Rust's own installer puts it into ~/.cargo and ~/.rustup:"
     say "    $command"
     if [ -z "$yes" ] && [ -t 0 ]; then
         read -r -p "Run it? [y/N] " answer
@@ -139,7 +148,7 @@ run_rustup_installer() {
     eval "$command" >&2 || fail "rustup's installer failed"
 }
 
-# install_toolchain NAME OPTION...: rustup makes the first toolchain the default one; that is undone.
+# install_toolchain NAME OPTION...: rustup makes a first toolchain the default, which this function undoes.
 install_toolchain() {
     local before
     before=$(rustup default 2>/dev/null || :)
@@ -149,7 +158,7 @@ install_toolchain() {
     [ -n "$before" ] || rustup default none >/dev/null 2>&1 || :
 }
 
-# check_rust [checks]: with clippy and rustfmt if "checks" is given.
+# check_rust [checks]: installs the Rust toolchain if missing, for "checks" with clippy and rustfmt.
 check_rust() {
     local rust files=("lib/rustlib/$TARGET") options=(--target "$TARGET")
     rust=$(channel .)
@@ -157,34 +166,35 @@ check_rust() {
         files+=(bin/cargo-clippy bin/rustfmt)
         options+=(--component clippy --component rustfmt)
     fi
-    ! own_rust_serves "$rust" || return 0
+    ! system_rust_suffices "$rust" || return 0
     install_rustup
     has_toolchain "$rust" "${files[@]}" || install_toolchain "$rust" "${options[@]}"
 }
 
 install_fuzzing() {
     local nightly rust
-    command -v rustup >/dev/null || { say "no fuzzing: without rustup there is no nightly toolchain" && return 0; }
+    command -v rustup >/dev/null || { say "no fuzzing: the nightly toolchain needs rustup" && return 0; }
     nightly=$(channel tests/fuzz)
     has_toolchain "$nightly" || install_toolchain "$nightly"
     ! cargo fuzz --version >/dev/null 2>&1 || return 0
     say "installing cargo-fuzz $CARGO_FUZZ"
     rust=$(channel .)
-    # The project's configuration builds for another target.
+    # From another directory: the project's configuration builds for another target.
     (cd / && cargo "+$rust" install --quiet cargo-fuzz --version "$CARGO_FUZZ" --locked >&2) ||
         say "no fuzzing: cargo could not install cargo-fuzz"
 }
 
-# The check of spelling, from PyPI, in an environment of its own.
+# Installs the spelling checker from PyPI into its own environment.
 install_typos() {
     local place=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm/typos-$TYPOS
     [ ! -x "$place/bin/typos" ] || return 0
     say "installing typos $TYPOS"
-    { python3 -m venv "$place" && "$place/bin/pip" --quiet --disable-pip-version-check install "typos==$TYPOS"; } >&2 ||
+    { python3 -m venv "$place" &&
+        "$place/bin/pip" --quiet --disable-pip-version-check install "typos==$TYPOS"; } >&2 ||
         say "pip could not install typos: scripts/check.sh cannot check the spelling"
 }
 
-# ---- Arguments -------------------------------------------------------------------------------------------------------
+# ---- Arguments ---------------------------------------------------------------------------------------------
 
 updated="" yes="" wanted=()
 while [ $# -gt 0 ]; do
@@ -198,7 +208,8 @@ done
 [ ${#wanted[@]} -gt 0 ] || wanted=("${GROUPS_KNOWN[@]}")
 for program in dpkg-query apt-get; do
     command -v "$program" >/dev/null ||
-        fail "this is neither Debian nor Ubuntu: install the counterparts of ${PACKAGES[*]}, and Rust $(channel .)"
+        fail "this is neither Debian nor Ubuntu: install the equivalents of ${PACKAGES[*]}," \
+            "and Rust $(channel .)"
 done
 install_packages "${wanted[@]}"
 for group in "${wanted[@]}"; do

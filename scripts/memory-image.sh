@@ -1,31 +1,32 @@
 #!/usr/bin/env bash
-# Makes a snapshot of a Linux guest that has done something: it ran Python and a build, from a disk with Debian's packages. What
-# is measured of memory (benches/pack, benches/lazy, `volt-vmm snapshot bench`) is measured with such a one.
+# Creates a snapshot of a Linux guest that has run Python and a build, from a disk with Debian's packages.
+# Memory benchmarks use it: benches/pack, benches/lazy and `volt-vmm snapshot bench`.
 #
 #   Debian's packages ── disk image ──┐
-#   kernel/build.sh, kernel/guest ────┴── scripts/lab.sh: volt-vmm run ── Python, make ── snapshot ── the cache
+#   kernel/build.sh, kernel/guest ────┴── scripts/lab.sh: volt-vmm run ── Python, make ── snapshot ── cache
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# What the guest runs. All that they depend on comes along, in the versions of this host's distribution.
+# The guest's packages. The disk also gets their dependencies, in the versions of the host's distribution.
 PACKAGES=(busybox-static coreutils dash gcc libc6-dev make python3)
-# In the lab, from its boot on. A build there takes fifty times as long as here.
+# Time limit of the lab, including its boot. A build there takes fifty times as long as on the host.
 SECONDS_IN_LAB=2400
 
 usage() {
     cat <<'END'
 Usage: scripts/memory-image.sh [OPTIONS]
 
-Makes a snapshot (raw: state.json beside memory.snap) of a Linux guest that has run Python and a build, and prints its
-directory. The guest's kernel and its disk are made if they are not there: Debian's packages for the disk are downloaded with
-apt-get and unpacked into its image, not installed. Takes some minutes, once: what was made is kept in the user's cache.
+Creates a snapshot (raw: state.json and memory.snap) of a Linux guest that has run Python and a build, and
+prints its directory. Builds the guest's kernel and disk if they are missing: downloads Debian's packages with
+apt-get and unpacks them into the disk image, without installing them. Takes some minutes once, because the
+user's cache keeps the snapshot.
 
 Options:
-  --memory SIZE      guest memory, as `volt-vmm run --memory` takes it (default 512M)
-  --output DIR       put the snapshot there, and not into the cache; DIR must not exist
-  --volt-vmm FILE    the program that runs the guest (default: the release build of this tree)
+  --memory SIZE      guest memory, as for `volt-vmm run --memory` (default: 512M)
+  --output DIR       put the snapshot into DIR, which must not exist, instead of the cache
+  --volt-vmm FILE    volt-vmm program to use (default: the release build of this tree)
   --help
 
 Environment: CARGO_TARGET_DIR, as for cargo; XDG_CACHE_HOME.
@@ -43,20 +44,20 @@ need() {
     command -v "$1" >/dev/null || fail "$1 is missing: install the package $2 (scripts/install-deps.sh does)"
 }
 
-# ---- The disk --------------------------------------------------------------------------------------------------------
+# ---- The disk ----------------------------------------------------------------------------------------------
 
-# Downloads the packages and all that they depend on into $work/packages, as for a system that has nothing yet.
+# Downloads the packages and all their dependencies into $work/packages, as for an empty system.
 download() {
-    say "downloading ${PACKAGES[*]} and what they depend on"
+    say "downloading ${PACKAGES[*]} and their dependencies"
     mkdir -p "$work/packages/partial"
     apt-get -qq --yes --no-install-recommends --download-only \
         -o Debug::NoLocking=1 -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0 \
         -o Dir::State::status=/dev/null -o Dir::Cache::archives="$work/packages" \
         -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache= \
-        install "${PACKAGES[@]}" >&2 || fail "apt-get cannot download the packages (is 'apt-get update' due?)"
+        install "${PACKAGES[@]}" >&2 || fail "apt-get cannot download the packages: run apt-get update first"
 }
 
-# Makes $work/disk: the packages unpacked, and the work.
+# Makes the disk image $work/disk from the packages and the guest's workload.
 make_disk() {
     local root=$work/root package
     mkdir -p "$root"/{usr/{bin,sbin,lib,lib64},dev,proc,sys,tmp,work/src}
@@ -68,12 +69,14 @@ make_disk() {
     [ -e "$root/bin/sh" ] || ln -s dash "$root/bin/sh"
     rm -rf "$root"/usr/share/{doc,locale,man,info}
     (cd "$here" && cp --parents tests/guests/*.[ch] benches/programs/*.[ch] "$root/work/src")
-    write_work "$root/work"
+    write_workload "$root/work"
     truncate -s "$(($(du -sm "$root" | cut -f 1) * 5 / 4 + 64))M" "$work/disk"
-    mke2fs -q -F -t ext4 -E root_owner=0:0 -m 0 -d "$root" "$work/disk" >&2 || fail "cannot make the disk image"
+    mke2fs -q -F -t ext4 -E root_owner=0:0 -m 0 -d "$root" "$work/disk" >&2 ||
+        fail "cannot make the disk image"
 }
 
-write_work() {
+# write_workload DIR: writes the scripts that the guest runs.
+write_workload() {
     cat >"$1/run" <<'END'
 #!/bin/sh
 set -e
@@ -83,18 +86,20 @@ busybox mount -t devtmpfs dev /dev
 cd /work
 python3 work.py
 make -s -C src -f ../Makefile
-# One that is still there when the snapshot is taken, with all that it has.
+# This process keeps its memory until the snapshot.
 python3 work.py stay >/dev/null 2>&1 &
 while [ ! -e stays ]; do sleep 1; done
 sync
 END
     cat >"$1/work.py" <<'END'
-"""Imports a good part of the standard library, compiles a part of it, and keeps what a program would keep."""
-import argparse, ast, asyncio, base64, bisect, collections, compileall, configparser, contextlib, csv, ctypes, dataclasses, \
-    datetime, decimal, difflib, email.message, fractions, functools, gzip, hashlib, heapq, html.parser, http.client, \
-    http.server, inspect, io, ipaddress, itertools, json, logging, multiprocessing, operator, os, pathlib, pickle, pprint, \
-    queue, random, re, sched, shutil, socket, sqlite3, statistics, string, struct, subprocess, tarfile, tempfile, textwrap, \
-    sys, threading, time, tokenize, traceback, types, typing, unittest, urllib.request, uuid, xml.etree.ElementTree, zipfile, zlib
+"""Imports and compiles parts of the standard library, and keeps typical data of a program in memory."""
+import argparse, ast, asyncio, base64, bisect, collections, compileall, configparser, contextlib, csv
+import ctypes, dataclasses, datetime, decimal, difflib, email.message, fractions, functools, gzip, hashlib
+import heapq, html.parser, http.client, http.server, inspect, io, ipaddress, itertools, json, logging
+import multiprocessing, operator, os, pathlib, pickle, pprint, queue, random, re, sched, shutil, socket
+import sqlite3, statistics, string, struct, subprocess, tarfile, tempfile, textwrap, sys, threading, time
+import tokenize, traceback, types, typing, unittest, urllib.request, uuid, xml.etree.ElementTree, zipfile
+import zlib
 
 random.seed(1)
 library = pathlib.Path(os.__file__).parent
@@ -103,7 +108,12 @@ compileall.compile_dir(library / "asyncio", quiet=1, force=True)
 trees = [ast.parse(path.read_text()) for path in sorted((library / "asyncio").glob("*.py"))]
 
 records = [
-    {"id": number, "name": f"user-{number:06}", "score": random.random(), "tags": random.sample(["a", "b", "c", "d"], 2)}
+    {
+        "id": number,
+        "name": f"user-{number:06}",
+        "score": random.random(),
+        "tags": random.sample(["a", "b", "c", "d"], 2),
+    }
     for number in range(30_000)
 ]
 text = json.dumps(records)
@@ -119,7 +129,8 @@ best = database.execute("select name, score from users order by score desc limit
 root = xml.etree.ElementTree.Element("users")
 for record in records[:5_000]:
     xml.etree.ElementTree.SubElement(root, "user", id=str(record["id"]), name=record["name"])
-words = collections.Counter(re.findall(r"[a-z]+", "".join(path.read_text() for path in sorted(library.glob("a*.py")))))
+sources = "".join(path.read_text() for path in sorted(library.glob("a*.py")))
+words = collections.Counter(re.findall(r"[a-z]+", sources))
 pathlib.Path("/work/out.json").write_text(text)
 print("python", len(records), len(packed), len(words), best[0][0])
 while sys.argv[1:] == ["stay"]:
@@ -142,15 +153,17 @@ END
     chmod 755 "$1/run"
 }
 
-# ---- The guest -------------------------------------------------------------------------------------------------------
+# ---- The guest ---------------------------------------------------------------------------------------------
 
-# What the lab runs: boots the guest, waits until its work is done, and takes the snapshot.
+# Writes the lab's script: it boots the guest, waits until the workload is done, and takes the snapshot.
 write_lab() {
     cat >"$work/lab.sh" <<'END'
 set -eu
 mkfifo /tmp/console
-volt-vmm run --kernel vmlinux --initrd initrd.cpio --memory "$1" --disk path=/lab/disk,id=root --api-socket /tmp/api \
-    --cmdline 'console=ttyS0 reboot=k panic=-1 quiet "volt.orders=mount /dev/vda /run/root ext4;run /run/root/bin/busybox chroot /run/root /work/run;echo the work is done"' \
+orders='mount /dev/vda /run/root ext4'
+orders="$orders;run /run/root/bin/busybox chroot /run/root /work/run;echo the work is done"
+volt-vmm run --kernel vmlinux --initrd initrd.cpio --memory "$1" --disk path=/lab/disk,id=root \
+    --api-socket /tmp/api --cmdline "console=ttyS0 reboot=k panic=-1 quiet \"volt.orders=$orders\"" \
     </dev/null >/tmp/console &
 while IFS= read -r line; do
     echo "guest: $line" >&2
@@ -163,7 +176,7 @@ exit 1
 END
 }
 
-# ---- All of it -------------------------------------------------------------------------------------------------------
+# ---- Main --------------------------------------------------------------------------------------------------
 
 memory=512M output="" volt_vmm=""
 while [ $# -gt 0 ]; do
@@ -202,9 +215,10 @@ trap 'exit 143' TERM
 download
 make_disk
 write_lab
-say "running the guest in the lab (some minutes)"
-"$here/scripts/lab.sh" --time "$SECONDS_IN_LAB" --memory 3072 --file "$volt_vmm:/lab/volt-vmm" --file "$kernel:/lab/vmlinux" \
-    --file "$initrd:/lab/initrd.cpio" --file "$work/disk:/lab/disk" --file "$work/lab.sh:/lab/make-image" \
-    --out image:"$work/image" -- sh make-image "$memory" >&2 || fail "the guest did not do its work"
+say "running the guest in the lab, which takes some minutes"
+"$here/scripts/lab.sh" --time "$SECONDS_IN_LAB" --memory 3072 \
+    --file "$volt_vmm:/lab/volt-vmm" --file "$kernel:/lab/vmlinux" --file "$initrd:/lab/initrd.cpio" \
+    --file "$work/disk:/lab/disk" --file "$work/lab.sh:/lab/make-image" \
+    --out image:"$work/image" -- sh make-image "$memory" >&2 || fail "the guest's workload failed"
 mv -T "$work/image" "$place" 2>/dev/null || [ -d "$place" ] || fail "cannot create $place"
 echo "$place"

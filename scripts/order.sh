@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Writes api/order.ld: the functions that a restore executes, in that order. The linker puts them side by
-# side. The first touch of the program's text maps 64 KiB of it, so functions side by side take fewer page
-# faults.
+# Writes api/order.ld: the functions that a restore executes, in order of execution. The linker places them
+# next to each other. A fault in the program's text maps 64 KiB, so adjacent functions take fewer page faults.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -9,9 +8,9 @@ PATH=$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin
 
 ORDER=$here/api/order.ld
 SECTION=.text.restore
-LEAST=75 # percent of the list's names that a program must have in that section
+LEAST=75 # percent of the list's names that the section must contain
 SECONDS_TO_START=60
-# Files of musl's functions in assembler, which have no sections of their own.
+# Object files of musl's assembler functions, which have no section per function.
 ASSEMBLER=(rcrt1.o memcpy.lo memmove.lo memset.lo clone.lo __set_thread_area.lo __unmapself.lo)
 
 usage() {
@@ -19,13 +18,13 @@ usage() {
 Usage: scripts/order.sh [--program FILE]
        scripts/order.sh --check FILE
 
-Builds volt-vmm for release, takes snapshots of a small guest, traces a restore of each and a boot by single
-steps up to the guest's first byte, and writes the functions to api/order.ld. The next build uses the list.
-Takes three minutes beside the build. Needs /dev/kvm and, for a tap, root.
+Builds volt-vmm for release and takes snapshots of a small guest. Single-steps a restore of each snapshot and
+a boot, up to the guest's first byte, and writes the executed functions to api/order.ld. The next build uses
+the list. Takes three minutes and the time of the build. Needs /dev/kvm and, for a tap, root.
 
-  --program FILE  trace this release program and build none
-  --check FILE    print how many functions of api/order.ld the release program FILE has in $SECTION, and
-                  trace nothing; exit status 1 if fewer than $LEAST % (run scripts/order.sh then)
+  --program FILE  trace this release program instead of building one
+  --check FILE    only print how many functions of api/order.ld the release program FILE has in
+                  $SECTION; exit status 1 if fewer than $LEAST % (run scripts/order.sh then)
   --help
 
 Environment: CARGO_TARGET_DIR, as for cargo; CC, the C compiler.
@@ -39,44 +38,48 @@ fail() {
     exit 1
 }
 
-# Turns names of functions into patterns of the linker. A * takes the place of what changes with versions: a
-# crate's hash (Cs…_), the place that a repetition refers to (B…_; hashes differ in length), a local
-# function's number (.…).
+# Turns function names into patterns for the linker. A * replaces the parts that change with versions: a
+# crate's hash (Cs…_), the offset of a back reference (B…_; hashes differ in length), a local function's
+# number (.…).
 as_patterns() { sed -E '/^_R/{ s/Cs[0-9A-Za-z]+_/Cs*_/g; s/B[0-9A-Za-z]{0,2}_/B*_/g; s/\.[0-9]+$/*/; }'; }
 
-# ---- The check -------------------------------------------------------------------------------------------------------
+# ---- The check ---------------------------------------------------------------------------------------------
 
 check() {
     local listed found
     sed -n 's/^ *\*(\.text\*\.\(.*\))$/\1/p' "$ORDER" | sort -u >"$work/listed"
     objdump --syms "$1" | awk -v section="$SECTION" -F '\t' '
-        $1 ~ section "$" { count = split($2, words, " "); print words[count] }' | as_patterns | sort -u >"$work/found"
+        $1 ~ section "$" { count = split($2, words, " "); print words[count] }' |
+        as_patterns | sort -u >"$work/found"
     listed=$(wc -l <"$work/listed")
     found=$(comm -12 "$work/listed" "$work/found" | wc -l)
     echo "order: $found of $listed functions of api/order.ld are in $SECTION"
-    [ $((found * 100)) -ge $((listed * LEAST)) ] || fail "api/order.ld is stale: run scripts/order.sh and commit its result"
+    [ $((found * 100)) -ge $((listed * LEAST)) ] ||
+        fail "api/order.ld is stale: run scripts/order.sh and commit its result"
 }
 
-# ---- Snapshots -------------------------------------------------------------------------------------------------------
+# ---- Snapshots ---------------------------------------------------------------------------------------------
 
 build() {
     local target=${CARGO_TARGET_DIR:-$here/target}
     if [ -z "$program" ]; then
         say "building volt-vmm"
-        (cd "$here" && CARGO_TARGET_DIR=$target cargo build --quiet --locked --release --package volt-api --bin volt-vmm)
+        (cd "$here" && CARGO_TARGET_DIR=$target \
+            cargo build --quiet --locked --release --package volt-api --bin volt-vmm)
         program=$target/x86_64-unknown-linux-musl/release/volt-vmm
     fi
     local cc=${CC:-cc} guests=$here/tests/guests
     "$cc" -std=gnu11 -O2 -Wall -Wextra -o "$work/steps" "$here/benches/programs/steps.c"
-    # As benches/build.rs makes it.
-    "$cc" -std=gnu11 -O2 -ffreestanding -nostdlib -static -no-pie -fno-pie -mno-red-zone -mgeneral-regs-only -mno-sse \
-        -fno-stack-protector -fcf-protection=none -Wl,--build-id=none -Wl,-z,norelro -T "$guests/guest.ld" \
+    # With the options of benches/build.rs.
+    "$cc" -std=gnu11 -O2 -ffreestanding -nostdlib -static -no-pie -fno-pie -mno-red-zone \
+        -mgeneral-regs-only -mno-sse -fno-stack-protector -fcf-protection=none \
+        -Wl,--build-id=none -Wl,-z,norelro -T "$guests/guest.ld" \
         -o "$work/guest" "$guests/entry.S" "$here/benches/programs/chatter.c"
 }
 
 boot=(run --memory 128M --kernel)
 
-# take NAME [DEVICE...]: boots the guest with these devices and snapshots it, whole and then what has changed.
+# take NAME [DEVICE...]: boots the guest with these devices, and takes a full and then a diff snapshot.
 take() {
     local name=$1 log=$work/$1.log started=$SECONDS
     shift
@@ -84,7 +87,8 @@ take() {
     vm=$!
     until [ -S "$work/api" ] && grep -qs ready "$log"; do
         kill -0 "$vm" 2>/dev/null || fail "the guest of snapshot $name has ended"
-        [ $((SECONDS - started)) -lt "$SECONDS_TO_START" ] || fail "the guest of snapshot $name does not start"
+        [ $((SECONDS - started)) -lt "$SECONDS_TO_START" ] ||
+            fail "the guest of snapshot $name does not start"
         sleep 0.1
     done
     "$program" snapshot create "$work/$name" --api-socket "$work/api"
@@ -104,16 +108,19 @@ snapshots() {
     say "taking snapshots"
     take plain
     local codec
-    for codec in lz4 zstd; do "$program" snapshot convert "$work/plain" "$work/$codec" --compress "$codec"; done
+    for codec in lz4 zstd; do
+        "$program" snapshot convert "$work/plain" "$work/$codec" --compress "$codec"
+    done
     ip tuntap add dev "$TAP" mode tap vnet_hdr || fail "cannot create a tap: run as root"
     take net --net "tap=$TAP"
     truncate --size 64M "$work/disk"
-    take devices --disk "path=$work/disk,layer=$work/layer" --vsock "cid=3,socket=$work/vsock" --rng --balloon
+    take devices --disk "path=$work/disk,layer=$work/layer" --vsock "cid=3,socket=$work/vsock" \
+        --rng --balloon
 }
 
-# ---- The list --------------------------------------------------------------------------------------------------------
+# ---- The list ----------------------------------------------------------------------------------------------
 
-# trace ARGUMENT...: appends the addresses that this command executes to $work/addresses.
+# trace ARGUMENT...: single-steps this command and appends the executed addresses to $work/addresses.
 trace() {
     say "tracing volt-vmm ${*//$work/…}"
     (cd "$work" && ./steps steps.one "$program" "$@")
@@ -121,7 +128,7 @@ trace() {
     rm -f "$work/vsock"
 }
 
-# The functions at those addresses, in order of execution. Each comes with its aliases: one of them names its
+# Prints the functions at those addresses and their aliases, in order of execution. An alias may name the
 # section.
 functions() {
     {

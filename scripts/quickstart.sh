@@ -8,16 +8,16 @@ usage() {
     cat <<'TEXT'
 Usage: scripts/quickstart.sh [--kernel] [--yes]
 
-From a fresh Debian or Ubuntu machine to a restored Linux guest: installs what is needed (with sudo if you are not
-root), builds the program, boots the distribution's own kernel, snapshots it while it runs, and restores it twice at
-once. Prints each step with its time, and at the end which files to use and what to type next.
+Takes a fresh Debian or Ubuntu machine to a restored Linux guest. Installs the dependencies (with sudo if not
+root), builds volt-vmm, boots the distribution's kernel, snapshots the running guest and restores it twice,
+concurrently. Prints each step with its time, and at the end the files and the next commands.
 
-Where the host's KVM cannot run Linux guests, the guest runs in the lab: a real kvm_amd under an emulated processor
-(scripts/lab.sh). Everything works there, slowly.
+If the host's KVM cannot run Linux guests, the guest runs in the lab: a real kvm_amd on an emulated processor
+(scripts/lab.sh). Everything works there, but slowly.
 
-  --kernel    build this project's guest kernel and boot that: it is smaller and boots faster, and its build takes
-              5 to 10 minutes, once
-  --yes       install Rust by its own installer, without a question, where the distribution has no package rustup
+  --kernel    build and boot the project's guest kernel, which is smaller and boots faster; the first build
+              takes 5 to 10 minutes
+  --yes       run Rust's own installer without a question if the distribution has no package rustup
 TEXT
 }
 
@@ -40,7 +40,7 @@ timed() {
     printf '   %d s\n' $((SECONDS - started)) >&2
 }
 
-# A profile of its own: optimized, and linked in seconds. scripts/test.sh and benches/ use the release program.
+# The profile "quick" links in seconds. scripts/test.sh and benches/ use the profile "release".
 build_program() { cargo build --profile quick --locked --quiet --package volt-api --bin volt-vmm; }
 build_initrd() { initrd=$(kernel/guest/build.sh --profile quick); }
 build_kernel() { "${install[@]}" kernel && kernel=$(kernel/build.sh); }
@@ -61,8 +61,8 @@ if "$volt" doctor --can-run-linux; then
     echo "== run Linux on this host's KVM" >&2
     sh scripts/demo.sh "$volt" "$kernel" "$initrd"
 else
-    timed 'install the packages of the lab, because this KVM cannot run Linux' "${install[@]}" lab
-    echo '== run Linux in the lab. An emulated processor runs it: the figures below mean nothing' >&2
+    timed 'install the packages of the lab, because this KVM cannot run Linux guests' "${install[@]}" lab
+    echo '== run Linux in the lab, on an emulated processor: the times below mean nothing' >&2
     scripts/lab.sh --file "$volt" --file "$kernel:/lab/kernel" --file "$initrd:/lab/initrd.cpio" \
         --file scripts/demo.sh -- sh demo.sh /lab/volt-vmm /lab/kernel /lab/initrd.cpio
 fi
@@ -73,7 +73,7 @@ All of it worked, in $SECONDS s. The files:
   kernel   $kernel
   initrd   $initrd
 
-Next, where /dev/kvm runs Linux (doctor says so), in two terminals:
+Next, if doctor says that Linux guests run here, in two terminals:
   $volt doctor
   $volt run --kernel $kernel --initrd $initrd --memory 256M --api-socket /tmp/vm.sock
   $volt snapshot create /tmp/warm --api-socket /tmp/vm.sock

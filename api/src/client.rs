@@ -1,7 +1,8 @@
-//! A client of the REST API for the command line: one blocking HTTP/1.1 request over a unix socket.
+//! The command line's client of the REST API: one blocking HTTP/1.1 request over a unix socket.
 //!
-//! Written by hand over `UnixStream`, because an HTTP client library would start a runtime for one request. It talks to
-//! volt-vmm's own server only, whose answers state their length and are closed after one request.
+//! It uses `UnixStream` directly, because an HTTP library would start a runtime for one request. It talks
+//! only to volt-vmm's server, which states the length of a response and closes the connection after one
+//! request.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,74 +14,75 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 use crate::rest::FaultMessage;
 
-/// Longest answer that is read.
-const LIMIT: u64 = 1 << 20;
+/// Longest response, in bytes.
+const RESPONSE_LIMIT: u64 = 1 << 20;
 
-/// Sends `body` as JSON with `PUT path` to the server at `socket`, and waits as long as it takes.
+/// Sends `body` as JSON with `PUT path` to the server at `socket`, and waits for the response without a
+/// limit.
 ///
 /// # Errors
-/// Nobody serves the socket, the connection breaks, or the server refuses; its own words are the error then.
+/// Returns an error if no process serves the socket, if the connection breaks, or if the server refuses. The
+/// server's text is the error then.
 pub(crate) fn put(socket: &Path, path: &str, body: &impl Serialize) -> Result<(), Failure> {
-    ask(socket, "PUT", path, body).map(drop)
+    request(socket, "PUT", path, body).map(drop)
 }
 
-/// The same with `POST path`, and gives the answer.
+/// Sends `body` as JSON with `POST path`, and returns the response.
 ///
 /// # Errors
-/// As [`put`]; the answer is none that this client knows.
+/// As [`put`], and a response that is no `T`.
 pub(crate) fn post<T: DeserializeOwned>(
     socket: &Path,
     path: &str,
     body: &impl Serialize,
 ) -> Result<T, Failure> {
-    understood(socket, "POST", path, &ask(socket, "POST", path, body)?)
+    decode(socket, "POST", path, &request(socket, "POST", path, body)?)
 }
 
-/// What `GET path` answers.
+/// Returns the response to `GET path`.
 ///
 /// # Errors
 /// As [`post`].
 pub(crate) fn get<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, Failure> {
-    understood(socket, "GET", path, &ask(socket, "GET", path, &())?)
+    decode(socket, "GET", path, &request(socket, "GET", path, &())?)
 }
 
-fn understood<T: DeserializeOwned>(
+fn decode<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
     path: &str,
-    answer: &[u8],
+    response: &[u8],
 ) -> Result<T, Failure> {
-    serde_json::from_slice(answer).map_err(|error| {
-        Failure::socket(socket, format!("the answer to {method} {path} cannot be understood: {error}"))
+    serde_json::from_slice(response).map_err(|error| {
+        Failure::socket(socket, format!("cannot decode the response to {method} {path}: {error}"))
     })
 }
 
-/// The body of the answer to a request.
-fn ask(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Result<Vec<u8>, Failure> {
+/// Sends a request and returns the body of the response.
+fn request(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Result<Vec<u8>, Failure> {
     let body = serde_json::to_vec(body).map_err(|error| {
-        Failure::socket(socket, format!("the request to {path} cannot be written as JSON: {error}"))
+        Failure::socket(socket, format!("cannot encode the request {method} {path} as JSON: {error}"))
     })?;
     let mut stream = connect(socket)?;
-    let answer = exchange(&mut stream, method, path, &body).map_err(|error| {
+    let response = exchange(&mut stream, method, path, &body).map_err(|error| {
         Failure::socket(socket, format!("the connection broke during {method} {path}: {error}"))
     })?;
-    let answer = parse(&answer).ok_or_else(|| {
-        let what = if answer.is_empty() {
-            "no answer (has that volt-vmm ended?)"
+    let response = parse(&response).ok_or_else(|| {
+        let problem = if response.is_empty() {
+            "no response (has that volt-vmm ended?)"
         } else {
-            "not a complete HTTP answer"
+            "incomplete HTTP response"
         };
-        Failure::socket(socket, format!("{method} {path}: {what}"))
+        Failure::socket(socket, format!("{method} {path}: {problem}"))
     })?;
-    match answer {
-        Answer { status: 200..=299, body } => Ok(body.to_vec()),
-        Answer { status, body } => {
+    match response {
+        Response { status: 200..=299, body } => Ok(body.to_vec()),
+        Response { status, body } => {
             let fault = FaultMessage::deserialize(&mut serde_json::Deserializer::from_slice(body));
-            let words = fault.map(|fault| fault.fault_message);
-            Err(Failure::Server(
-                words
-                    .unwrap_or_else(|_| format!("{method} {path}: the server answered with status {status}")),
-            ))
+            let text = fault.map(|fault| fault.fault_message);
+            let text =
+                text.unwrap_or_else(|_| format!("{method} {path}: the server returned status {status}"));
+            Err(Failure::Server(text))
         }
     }
 }
@@ -88,8 +90,10 @@ fn ask(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Result
 fn connect(socket: &Path) -> Result<UnixStream, Failure> {
     UnixStream::connect(socket).map_err(|error| {
         let problem = match error.kind() {
-            ErrorKind::NotFound => "there is none; is a volt-vmm running with this --api-socket?".into(),
-            ErrorKind::ConnectionRefused => "nobody listens; the volt-vmm that made it has ended".into(),
+            ErrorKind::NotFound => "no such file; is a volt-vmm running with this --api-socket?".into(),
+            ErrorKind::ConnectionRefused => {
+                "no process listens; the volt-vmm that created it has ended".into()
+            }
             _ => format!("cannot connect: {error}"),
         };
         Failure::socket(socket, problem)
@@ -103,31 +107,31 @@ fn exchange(stream: &mut (impl Read + Write), method: &str, path: &str, body: &[
         body.len()
     );
     stream.write_all(&[head.as_bytes(), body].concat())?;
-    let mut answer = Vec::new();
-    stream.take(LIMIT).read_to_end(&mut answer)?;
-    Ok(answer)
+    let mut response = Vec::new();
+    stream.take(RESPONSE_LIMIT).read_to_end(&mut response)?;
+    Ok(response)
 }
 
-/// Status and body of an HTTP answer.
+/// Status and body of an HTTP response.
 #[derive(Debug, PartialEq, Eq)]
-struct Answer<'a> {
+struct Response<'a> {
     status: u16,
     body: &'a [u8],
 }
 
-/// `None` for anything but a whole answer.
-fn parse(answer: &[u8]) -> Option<Answer<'_>> {
+/// Parses a response. Returns `None` unless it is complete.
+fn parse(response: &[u8]) -> Option<Response<'_>> {
     const END: &[u8] = b"\r\n\r\n";
-    let end = answer.windows(END.len()).position(|window| window == END)?;
-    let head = str::from_utf8(&answer[..end]).ok()?;
-    let body = &answer[end + END.len()..];
+    let end = response.windows(END.len()).position(|window| window == END)?;
+    let head = str::from_utf8(&response[..end]).ok()?;
+    let body = &response[end + END.len()..];
     let mut lines = head.split("\r\n");
     let status = lines.next()?.strip_prefix("HTTP/1.")?.split(' ').nth(1)?.parse().ok()?;
     let length = lines
         .filter_map(|line| line.split_once(':'))
         .find(|(name, _)| name.eq_ignore_ascii_case("content-length"))
         .map_or(Some(body.len()), |(_, length)| length.trim().parse().ok())?;
-    (body.len() == length).then_some(Answer { status, body })
+    (body.len() == length).then_some(Response { status, body })
 }
 
 #[cfg(test)]
@@ -135,15 +139,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_answers() {
-        let answer = parse(b"HTTP/1.1 204 No Content\r\ndate: x\r\n\r\n").unwrap();
-        assert_eq!(answer, Answer { status: 204, body: b"" });
-        let answer = parse(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}").unwrap();
-        assert_eq!(answer, Answer { status: 400, body: b"{}" });
+    fn complete_response_is_parsed() {
+        let response = parse(b"HTTP/1.1 204 No Content\r\ndate: x\r\n\r\n").unwrap();
+        assert_eq!(response, Response { status: 204, body: b"" });
+        let response = parse(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}").unwrap();
+        assert_eq!(response, Response { status: 400, body: b"{}" });
     }
 
     #[test]
-    fn broken_answers() {
+    fn incomplete_or_foreign_response_is_refused() {
         for broken in [
             "",
             "HTTP/1.1 204 No Content\r\n",
@@ -157,14 +161,14 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_nobody_serves_is_named() {
+    fn socket_without_a_server_is_named_in_the_error() {
         let dir = crate::rest::testing::Dir::new();
         let gone = dir.path("gone");
         let error = put(&gone, "/", &()).unwrap_err().to_string();
-        assert!(error.contains(gone.to_str().unwrap()) && error.contains("there is none"), "{error}");
+        assert!(error.contains(gone.to_str().unwrap()) && error.contains("no such file"), "{error}");
         let stale = dir.path("stale");
         drop(std::os::unix::net::UnixListener::bind(&stale).unwrap());
         let error = put(&stale, "/", &()).unwrap_err().to_string();
-        assert!(error.contains("nobody listens"), "{error}");
+        assert!(error.contains("no process listens"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
-//! The binary `volt-vmm`: reads its arguments, runs one subcommand, turns the outcome into an exit status.
+//! The binary `volt-vmm`: parses its arguments, runs one subcommand and returns its exit status.
 //!
-//! Downwards from here: `cli` (one file per subcommand) uses `session` (the life of the process around its one VM),
-//! which uses `terminal`, `console`, `signals` and `rest`. Nothing here knows KVM.
+//! Layers, from the top: `cli` (one file per subcommand), `session` (the process around its one VM), then
+//! `terminal`, `process` and `rest`. Only the library calls KVM.
 #![cfg_attr(not(test), no_main)]
 
 mod cli;
@@ -17,25 +17,29 @@ use std::ffi::{CStr, OsStr, OsString};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 
-/// musl's own heap maps and unmaps pages with nearly every allocation of some size, which is felt on the way to a restore.
+/// Replaces musl's heap, which maps and unmaps pages for most larger allocations and so delays a restore.
 #[global_allocator]
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
-/// The C runtime's entry, because Rust's own start-up (a handler for stack overflows, a look at every mapping of the process,
-/// a poll of the standard streams) takes a tenth of the time from exec to a restored guest's first instruction. What
-/// volt-vmm needs of it is done here. A panic that gets this far aborts, after the hook that puts the terminal back.
+/// The entry point that the C runtime calls.
+///
+/// Rust's start-up code takes a tenth of the time from exec to a restored guest's first instruction: it
+/// installs a handler for stack overflows, reads every mapping of the process and polls the standard streams.
+/// This function does the parts that volt-vmm needs. A panic that reaches it runs the hook, which resets the
+/// terminal, and aborts.
 #[allow(unsafe_code)]
-// SAFETY: the one symbol of this name in the program; the signature is the one C gives it.
+// SAFETY: no other symbol of the program has this name, and C defines this signature.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[cfg_attr(test, allow(dead_code))]
 extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -> i32 {
-    // SAFETY: ignoring a signal has no conditions. A console or client that goes away is an error, not the end.
+    // A write to a closed console or client is then an error and does not end the process.
+    // SAFETY: a signal may be ignored at any time.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     occupy_standard_streams();
     process::log::start();
-    // SAFETY: `main` has them from the C runtime.
-    let outcome = cli::execute(unsafe { owned(argument_count, arguments) });
-    terminal::leave();
+    // SAFETY: the C runtime passed both values.
+    let outcome = cli::execute(unsafe { to_owned(argument_count, arguments) });
+    terminal::leave_raw_mode();
     let status = outcome.unwrap_or_else(|failure| {
         eprintln!("volt-vmm: {}", volt_vmm::report(&failure));
         process::exit::Status::of_failure(&failure)
@@ -44,26 +48,25 @@ extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -
     status.code().into()
 }
 
-/// The arguments of a C `main`. (Rust's own `std::env::args` has none without Rust's own start-up where the C library is musl.)
+/// Copies the arguments of a C `main`. With musl, `std::env::args` is empty without Rust's start-up code.
 ///
 /// # Safety
-/// `arguments` has `count` pointers to strings that end in a zero.
+/// `arguments` points to `count` pointers to zero-terminated strings.
 #[allow(unsafe_code)]
 #[cfg_attr(test, allow(dead_code))]
-unsafe fn owned(count: i32, arguments: *const *const libc::c_char) -> Vec<OsString> {
+unsafe fn to_owned(count: i32, arguments: *const *const libc::c_char) -> Vec<OsString> {
     let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees a valid string at every index below `count`.
     let one = |index| unsafe { CStr::from_ptr(*arguments.add(index)) };
     (0..count).map(|index| OsStr::from_bytes(one(index).to_bytes()).to_owned()).collect()
 }
 
-/// Opens /dev/null in place of standard streams that are closed, so that no other file gets their number and is taken for
-/// them.
+/// Opens /dev/null for each closed standard stream, so that no other file gets its number.
 #[allow(unsafe_code)]
 #[cfg_attr(test, allow(dead_code))]
 fn occupy_standard_streams() {
     for stream in 0..3 {
-        // SAFETY: asks about a descriptor, and opens a file by a constant name; the lowest free number is `stream`.
+        // SAFETY: queries a descriptor and opens a constant path. The lowest free number is `stream`.
         unsafe {
             if libc::fcntl(stream, libc::F_GETFD) == -1 {
                 libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);

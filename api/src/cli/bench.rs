@@ -1,4 +1,4 @@
-//! `volt-vmm snapshot bench`: how fast the pages that a guest touches are there, by every way in which its memory may get to it.
+//! `volt-vmm snapshot bench`: times page access under each restore strategy.
 
 use std::path::PathBuf;
 
@@ -12,26 +12,31 @@ use crate::output::progress;
 use crate::output::replayed;
 use crate::process::exit::Status;
 
-/// Replay a recorded access pattern against a snapshot, without a VM, and time each touch of a page, by every strategy that there is
-/// for its memory
+/// Replay a recorded working set on a snapshot's memory, without a VM, and time each page access
+///
+/// Measures every restore strategy for this memory.
 #[derive(Debug, Args)]
 pub(crate) struct Bench {
     /// Directory of the snapshot
     dir: PathBuf,
 
-    /// The recording: a working set of this snapshot [default: working-set in DIR]
+    /// Recorded working set of this snapshot [default: working-set in DIR]
     recording: Option<PathBuf>,
 
-    /// How often each strategy has its turn
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Number of rounds over all strategies
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=1000),
+    )]
     rounds: u32,
 
-    /// Read the base of a diff that this user's volt-vmm did not write, if it lies in this directory. May be
-    /// given more than once
+    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 
-    /// Print it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
@@ -39,7 +44,7 @@ pub(crate) struct Bench {
 impl Bench {
     pub(crate) fn execute(self) -> Outcome {
         let (store, name) = Store::split(&self.dir)?;
-        let found = progress::measured("replaying", |progress| {
+        let found = progress::with_bar("replaying", |progress| {
             replay(&store, &name, self.recording.as_deref(), self.rounds, &self.allowed, progress)
         })?;
         print(&found, self.json, replayed::text)?;

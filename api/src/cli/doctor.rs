@@ -1,4 +1,4 @@
-//! `volt-vmm doctor`: prints what the library found out about this host.
+//! `volt-vmm doctor`: prints the library's report on this host.
 
 use std::fmt::Write as _;
 
@@ -10,16 +10,16 @@ use crate::output::print::print;
 use crate::output::progress;
 use crate::process::exit::Status;
 
-/// Examine this host: what its KVM can do, how fast, and what to do about what is missing
+/// Examine this host's KVM: capabilities, speed, and cures for problems
 ///
-/// Exits with 0 if a VM can be created, with 1 otherwise.
+/// Exit status 0 if a VM can be created, 1 otherwise.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
 
-    /// Print nothing; exit with 0 if this KVM runs Linux guests, with 1 otherwise
+    /// Print nothing; exit status 0 if this KVM runs Linux guests, 1 otherwise
     #[arg(long, conflicts_with = "json")]
     can_run_linux: bool,
 }
@@ -90,14 +90,14 @@ fn capabilities(text: &mut String, kvm: &Kvm) {
 
 fn creation(text: &mut String, steps: &[Step]) {
     text.push_str("\nCreating a VM, in this order (20 runs, microseconds)   min  median\n");
-    let (made, closed) = steps.split_at(steps.len() - 1);
+    let (created, closed) = steps.split_at(steps.len() - 1);
     let mut row = |name: &str, min: u64, median: u64| {
         let _ = writeln!(text, "{name:<50}{min:>8}{median:>8}");
     };
-    for step in made {
+    for step in created {
         row(step.call, step.min_us, step.median_us);
     }
-    row("sum", made.iter().map(|s| s.min_us).sum(), made.iter().map(|s| s.median_us).sum());
+    row("sum", created.iter().map(|s| s.min_us).sum(), created.iter().map(|s| s.median_us).sum());
     for step in closed {
         row(step.call, step.min_us, step.median_us);
     }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_shows_every_finding_and_its_advice() {
+    fn table_shows_every_finding_and_its_advice() {
         let report = examine();
         let text = table(&report);
         for finding in &report.findings {

@@ -1,4 +1,4 @@
-//! `volt-vmm --api-socket S` alone: a process that waits for a load or a boot through its API.
+//! `volt-vmm --api-socket SOCKET` alone: a process that waits for a load or a boot through its API.
 
 use std::path::PathBuf;
 
@@ -8,22 +8,22 @@ use super::Outcome;
 use crate::process::vm_slot::Slot;
 use crate::session::Session;
 
-/// See the module.
+/// A process without a VM.
 #[derive(Debug)]
 pub(crate) struct Empty {
-    /// Where the API is served.
+    /// The socket of the API.
     pub(super) api_socket: PathBuf,
-    /// What is to be ready when it comes.
+    /// The shape of the VM to create ahead of a load.
     pub(super) prewarm: Option<VmShape>,
 }
 
 impl Empty {
     pub(crate) fn execute(self) -> Outcome {
-        // One, for this process never runs another. Made first: who finds the socket finds the VM ready.
+        // One VM, because this process never runs a second one. It is ready before a client can connect.
         let slot = match self.prewarm {
-            Some(shape) => Slot::prewarmed_with(Pool::filled(shape, 1)?),
+            Some(shape) => Slot::with_prewarmed(Pool::filled(shape, 1)?),
             None => Slot::new(),
         };
-        Session::of(slot, Some(&self.api_socket))?.wait_for_vm()
+        Session::with_slot(slot, Some(&self.api_socket))?.wait_for_vm()
     }
 }

@@ -1,4 +1,4 @@
-//! `volt-vmm fork`: makes more of a running VM, through its API.
+//! `volt-vmm fork`: forks a running VM, through its API.
 
 use std::fs;
 use std::io::Write;
@@ -16,36 +16,39 @@ use crate::output::progress;
 use crate::process::exit::Status;
 use crate::rest::{ChildOfFork, Fork as Request, Forks};
 
-/// Make independent copies of a running VM, each in a process of its own; it goes on
+/// Fork a running VM into children, each in its own process; the VM goes on
 ///
-/// All begin at the same instant of the VM and share its memory; what each writes is its own. The processes are in the
-/// background: they run on when the VM, or this terminal, is gone, and are ended through their API (PUT /v1/stop) or by a signal. Their messages
-/// go where those of the VM's volt-vmm go. One line is printed for each: process id, API socket, id.
-/// If one cannot be made, none is. Where several children need devices of their own, make them one by one, or use POST
+/// All children start at the same instant of the VM and share its memory copy-on-write. They run in the
+/// background, also after the VM or this terminal ends, until PUT /v1/stop of their API or a signal ends
+/// them. Their messages go to the standard error of the VM's volt-vmm. Prints one line per child: process id,
+/// API socket, id.
+///
+/// A fork is all or nothing. For children with devices of their own, fork one child at a time, or use POST
 /// /v1/vm/fork, which takes overrides for each.
 #[derive(Debug, Args)]
-pub(crate) struct Fork {
-    /// The API socket that the VM's volt-vmm was started with
+pub(crate) struct ForkCommand {
+    /// API socket of the VM's volt-vmm
     #[arg(long, value_name = "SOCKET")]
     api_socket: PathBuf,
 
-    /// Make a child that serves its API at this unix socket. May be given more than once
+    /// Create a child that serves its API at this unix socket. Repeatable
     #[arg(long = "child", value_name = "SOCKET", required_unless_present = "count")]
     children: Vec<PathBuf>,
 
-    /// Make so many children, which serve their APIs at DIR/1.sock, DIR/2.sock, … and add their serial output to DIR/1.out, …
+    /// Number of children to create in --child-dir: child N serves its API at DIR/N.sock and appends its
+    /// serial output to DIR/N.out
     #[arg(long, value_name = "N", requires = "child_dir", conflicts_with_all = ["children", "serial"])]
     count: Option<usize>,
 
-    /// Where --count puts them; made if there is no such directory
+    /// Directory for the children of --count; created if missing
     #[arg(long, value_name = "DIR", requires = "count", conflicts_with = "children")]
     child_dir: Option<PathBuf>,
 
-    /// Add the child's serial output to this file; without it the output is discarded. For one child
+    /// Append the child's serial output to this file [default: discarded]. For one child
     #[arg(long, value_name = "FILE")]
     serial: Option<PathBuf>,
 
-    /// Let the children stand still until a client of their API resumes them
+    /// Leave the children paused until a client of their API resumes them
     #[arg(long)]
     paused: bool,
 
@@ -53,33 +56,33 @@ pub(crate) struct Fork {
     overrides: OverrideArgs,
 }
 
-impl Fork {
+impl ForkCommand {
     pub(crate) fn execute(self) -> Outcome {
         let api_socket = self.api_socket.clone();
-        let made = match &self.child_dir {
+        let created = match &self.child_dir {
             Some(dir) if !dir.exists() => {
-                let failed = |source| Failure::system(format!("make directory {}", dir.display()), source);
+                let failed = |source| Failure::system(format!("create directory {}", dir.display()), source);
                 fs::create_dir(dir).map_err(failed)?;
                 Some(dir.clone())
             }
             _ => None,
         };
-        let asked = self.request().and_then(|request| {
+        let forked = self.request().and_then(|request| {
             progress::during("forking the VM", || client::post::<Forks>(&api_socket, "/v1/vm/fork", &request))
         });
-        let Forks { children } = asked.inspect_err(|_| {
-            // What somebody has put there meanwhile stays.
-            made.iter().for_each(|dir| drop(fs::remove_dir(dir)));
+        let Forks { children } = forked.inspect_err(|_| {
+            // Fails, as it should, if the directory has files by now.
+            created.iter().for_each(|dir| drop(fs::remove_dir(dir)));
         })?;
         let mut stdout = std::io::stdout().lock();
         for child in children {
-            // Whoever does not listen has the VMs all the same.
+            // A closed standard output does not end the children.
             let _ = writeln!(stdout, "{} {} {}", child.pid, child.api_socket.display(), child.id);
         }
         Ok(Status::Success)
     }
 
-    /// With whole paths: the server may have another working directory.
+    /// Makes the request, with absolute paths, because the server may have another working directory.
     fn request(self) -> Result<Request, Failure> {
         let mut overrides: Overrides = self.overrides.into();
         let serial = self.serial.as_deref().map(absolute).transpose()?;
@@ -97,7 +100,7 @@ impl Fork {
                 let dir = absolute(&dir)?;
                 let number = |number: usize| {
                     let file = |kind: &str| dir.join(format!("{number}.{kind}"));
-                    // One alone may differ; more of them would have the same.
+                    // Several children cannot share devices, so only a single child takes overrides.
                     let own = if count == 1 { std::mem::take(&mut overrides) } else { Overrides::default() };
                     child(&file("sock"), Some(file("out")), own)
                 };
@@ -117,13 +120,13 @@ impl Fork {
 }
 
 fn only_for_one(field: &'static str, holds: bool) -> Result<(), Failure> {
-    let problem = "are for one child: make them one by one, or use POST /v1/vm/fork".to_owned();
+    let problem = "for one child only: fork one child at a time, or use POST /v1/vm/fork".to_owned();
     if holds { Ok(()) } else { Err(Error::Config { field, problem }.into()) }
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path)
-        .map_err(|source| Failure::system(format!("find the place of {}", path.display()), source))
+        .map_err(|source| Failure::system(format!("find the absolute path of {}", path.display()), source))
 }
 
 #[cfg(test)]
@@ -133,54 +136,55 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct ForkLine {
         #[command(flatten)]
-        fork: Fork,
+        fork: ForkCommand,
     }
 
-    fn request(line: &str) -> Result<Request, String> {
-        let line = Line::try_parse_from(["fork", "--api-socket", "/p"].into_iter().chain(line.split(' ')));
+    fn parse(line: &str) -> Result<Request, String> {
+        let line =
+            ForkLine::try_parse_from(["fork", "--api-socket", "/p"].into_iter().chain(line.split(' ')));
         let line = line.map_err(|error| error.to_string())?;
         line.fork.request().map_err(|failure| volt_vmm::report(&failure))
     }
 
     #[test]
-    fn one_child_may_differ() {
-        let asked = request("--child /a --serial /out --net id=eth0,tap=t1 --paused").unwrap();
-        let [child] = &asked.children[..] else { panic!("{asked:?}") };
-        assert!(asked.paused && child.serial == Some("/out".into()) && child.api_socket == Path::new("/a"));
+    fn single_child_takes_overrides() {
+        let request = parse("--child /a --serial /out --net id=eth0,tap=t1 --paused").unwrap();
+        let [child] = &request.children[..] else { panic!("{request:?}") };
+        assert!(request.paused && child.serial == Some("/out".into()) && child.api_socket == Path::new("/a"));
         assert_eq!(child.overrides.networks[0].id, "eth0");
         assert_eq!(
-            request("--count 1 --child-dir /d --console /c").unwrap().children[0].overrides.console,
+            parse("--count 1 --child-dir /d --console /c").unwrap().children[0].overrides.console,
             Some(volt_vmm::config::devices::ConsoleConfig { socket: "/c".into() })
         );
     }
 
     #[test]
-    fn many_are_alike() {
-        let asked = request("--child /a --child /b").unwrap();
-        assert_eq!(asked.children.len(), 2);
-        assert!(asked.children.iter().all(|child| child.serial.is_none()) && !asked.paused);
-        let asked = request("--count 3 --child-dir /d").unwrap();
-        assert_eq!(asked.children[2].api_socket, Path::new("/d/3.sock"));
-        assert_eq!(asked.children[2].serial, Some("/d/3.out".into()));
-        let absolute = request("--child a").unwrap().children[0].api_socket.clone();
+    fn several_children_take_no_overrides() {
+        let request = parse("--child /a --child /b").unwrap();
+        assert_eq!(request.children.len(), 2);
+        assert!(request.children.iter().all(|child| child.serial.is_none()) && !request.paused);
+        let request = parse("--count 3 --child-dir /d").unwrap();
+        assert_eq!(request.children[2].api_socket, Path::new("/d/3.sock"));
+        assert_eq!(request.children[2].serial, Some("/d/3.out".into()));
+        let absolute = parse("--child a").unwrap().children[0].api_socket.clone();
         assert_eq!(absolute, std::env::current_dir().unwrap().join("a"));
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn conflicting_options_are_refused() {
         for (line, words) in [
             ("--paused", "--child <SOCKET>"),
             ("--count 3", "--child-dir"),
             ("--child-dir /d --child /a", "cannot be used with"),
             ("--child /a --count 2 --child-dir /d", "cannot be used with"),
             ("--count 2 --child-dir /d --serial /o", "cannot be used with"),
-            ("--child /a --child /b --serial /o", "serial: are for one child"),
-            ("--child /a --child /b --vsock socket=/v", "vsock, console: are for one child"),
-            ("--count 2 --child-dir /d --net id=e,tap=t", "are for one child"),
+            ("--child /a --child /b --serial /o", "serial: for one child only"),
+            ("--child /a --child /b --vsock socket=/v", "vsock, console: for one child only"),
+            ("--count 2 --child-dir /d --net id=e,tap=t", "for one child only"),
         ] {
-            let error = request(line).unwrap_err();
+            let error = parse(line).unwrap_err();
             assert!(error.contains(words), "{line}: {error}");
         }
     }

@@ -1,4 +1,4 @@
-//! The command line. Each subcommand is a struct in a file of its own, with `execute(self)`.
+//! The command line. Each subcommand is a struct in its own file, with `execute(self)`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -35,23 +35,23 @@ type Outcome = Result<Status, Failure>;
 
 const EXAMPLES: &str = "\
 Examples:
-  Can this machine run it, and how fast?
+  Check whether this host can run VMs, and how fast:
       volt-vmm doctor
-  Boot Linux; its console is this terminal (Ctrl-A X ends it):
+  Boot Linux; its console is this terminal (Ctrl-A X ends the VM):
       volt-vmm run --kernel vmlinux --initrd init.cpio --memory 512M --vcpus 2 --api-socket /tmp/vm.sock
-  From another terminal, take a snapshot of it while it runs:
+  From another terminal, snapshot the running VM:
       volt-vmm snapshot create /tmp/warm --api-socket /tmp/vm.sock
-  Run what was in the snapshot, as often as you like, also at the same time:
+  Restore the snapshot, any number of times, also concurrently:
       volt-vmm restore /tmp/warm
-  Make eight more of the VM that runs, from this instant on, each in a process of its own:
+  Fork the running VM into eight children, each in its own process:
       volt-vmm fork --api-socket /tmp/vm.sock --count 8 --child-dir /tmp/eight
-  A restore from a program, over HTTP, into a VM that is made before it is asked for:
+  Restore over HTTP, into a prewarmed VM:
       volt-vmm --api-socket /tmp/vm.sock --prewarm 512M,vcpus=2 &
       curl --unix-socket /tmp/vm.sock -X PUT http://localhost/snapshot/load \\
            -d '{\"snapshot_path\": \"/tmp/warm\", \"resume_vm\": true}'
 ";
 
-/// MicroVMs on KVM that are there the moment they are asked for: boot Linux once, snapshot it, restore it in milliseconds.
+/// MicroVMs on KVM: boot Linux once, snapshot it, and restore it in milliseconds.
 #[derive(Debug, Parser)]
 #[command(
     name = "volt-vmm",
@@ -59,10 +59,10 @@ Examples:
     max_term_width = 110,
     args_conflicts_with_subcommands = true,
     arg_required_else_help = true,
-    after_help = concat!("Run `volt-vmm --help` for examples and exit statuses."),
+    after_help = "Run `volt-vmm --help` for examples and exit statuses.",
     after_long_help = help(),
 )]
-struct Cli {
+struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
 
@@ -74,13 +74,19 @@ struct Cli {
     #[arg(long, value_name = "DIR", requires = "api_socket")]
     snapshot: Option<PathBuf>,
 
-    /// Unix socket of the REST API. Alone: start without a VM and wait for a client to load or boot one
+    /// Unix socket of the REST API. Alone: start without a VM, which a client then loads or boots
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
 
-    /// Have an empty VM of this shape ready for /snapshot/load: MEMORY[,vcpus=N][,irqchip=kernel|split], as 512M,vcpus=2. A
-    /// snapshot of another shape is restored without it
-    #[arg(long, value_name = "SHAPE", requires = "api_socket", conflicts_with_all = ["restore", "snapshot"], value_parser = prewarm::parse)]
+    /// Create an empty VM of this shape ahead of /snapshot/load: SIZE[,vcpus=N][,irqchip=kernel|split], such
+    /// as 512M,vcpus=2. A snapshot of another shape does not use it
+    #[arg(
+        long,
+        value_name = "SHAPE",
+        requires = "api_socket",
+        conflicts_with_all = ["restore", "snapshot"],
+        value_parser = prewarm::parse,
+    )]
     prewarm: Option<VmShape>,
 }
 
@@ -92,33 +98,35 @@ enum Command {
     Inspect(inspect::Inspect),
     Snapshot(snapshot::Snapshot),
     Pager(pager::Pager),
-    Fork(fork::Fork),
+    Fork(fork::ForkCommand),
     #[command(name = FORKED, hide = true)]
-    Forked(forked::Forked),
+    Forked(forked::ForkedCommand),
     Doctor(doctor::Doctor),
 }
 
-/// Carries out what the process's arguments, of which the first is its name, say. A restore and nothing else, and a fork's
-/// child, are recognised without clap, which means the same by it, because setting up clap takes longer than everything else before the restore.
+/// Runs the command line. The first argument is the program's name.
+///
+/// A plain restore and a fork's child are recognized without clap, because its set-up takes longer than all
+/// other work before the restore. Clap would parse them to the same command.
 pub(crate) fn execute(arguments: Vec<OsString>) -> Outcome {
-    if let Some(restore) = restore_alone(&arguments) {
+    if let Some(restore) = plain_restore(&arguments) {
         return restore.execute();
     }
-    match forked::Forked::recognise(&arguments) {
+    match forked::ForkedCommand::recognize(&arguments) {
         Some(forked) => forked.execute(),
-        None => Cli::parse_from(arguments).execute(),
+        None => Arguments::parse_from(arguments).execute(),
     }
 }
 
-fn restore_alone(arguments: &[OsString]) -> Option<restore::Restore> {
-    let [_name, word, dir] = arguments else { return None };
+fn plain_restore(arguments: &[OsString]) -> Option<restore::Restore> {
+    let [_name, command, dir] = arguments else { return None };
     let plain = !dir.is_empty() && !dir.as_encoded_bytes().starts_with(b"-");
-    let restores = plain && (word == "--restore" || word == "restore" && dir != "help");
+    let restores = plain && (command == "--restore" || command == "restore" && dir != "help");
     restores.then(|| restore::Restore::of(dir.into(), None))
 }
 
-impl Cli {
-    /// Carries out what the arguments say.
+impl Arguments {
+    /// Runs the command that the arguments name.
     pub(crate) fn execute(self) -> Outcome {
         match (self.command, self.restore, self.snapshot, self.api_socket) {
             (Some(command), ..) => command.execute(),
@@ -159,17 +167,17 @@ mod tests {
 
     use super::*;
 
-    fn parse(line: &str) -> Result<Cli, String> {
-        Cli::try_parse_from(line.split(' ')).map_err(|error| error.to_string())
+    fn parse(line: &str) -> Result<Arguments, String> {
+        Arguments::try_parse_from(line.split(' ')).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn the_definition_holds_together() {
-        Cli::command().debug_assert();
+    fn definition_passes_the_checks_of_clap() {
+        Arguments::command().debug_assert();
     }
 
     #[test]
-    fn both_spellings_mean_the_same() {
+    fn restore_option_and_subcommand_are_the_same() {
         let short = parse("volt-vmm --restore /s --api-socket /a").unwrap();
         assert_eq!((short.restore, short.api_socket), (Some("/s".into()), Some("/a".into())));
         let Some(Command::Restore(long)) = parse("volt-vmm restore /s --api-socket /a").unwrap().command
@@ -180,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn a_restore_alone_is_recognised_and_nothing_else() {
-        let recognise = |line: &str| restore_alone(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
+    fn plain_restore_alone_is_recognized_without_clap() {
+        let recognize = |line: &str| plain_restore(&line.split(' ').map(OsString::from).collect::<Vec<_>>());
         for line in ["volt-vmm --restore /s", "volt-vmm restore /s"] {
-            assert_eq!(recognise(line).unwrap().dir, PathBuf::from("/s"), "{line}");
+            assert_eq!(recognize(line).unwrap().dir, PathBuf::from("/s"), "{line}");
         }
         for line in [
             "volt-vmm restore --help",
@@ -193,26 +201,28 @@ mod tests {
             "volt-vmm run /s",
             "volt-vmm restore /s --api-socket /a",
         ] {
-            assert!(recognise(line).is_none(), "{line}");
+            assert!(recognize(line).is_none(), "{line}");
         }
     }
 
     #[test]
-    fn a_child_is_recognised_as_clap_would() {
-        let words = child_arguments("/a b".as_ref(), "f00");
-        let line: Vec<OsString> = std::iter::once("volt-vmm".into()).chain(words).collect();
-        let alone = forked::Forked::recognise(&line).unwrap();
-        let Some(Command::Forked(parsed)) = Cli::try_parse_from(&line).unwrap().command else { panic!() };
+    fn child_is_recognized_as_clap_parses_it() {
+        let arguments = child_arguments("/a b".as_ref(), "f00");
+        let line: Vec<OsString> = std::iter::once("volt-vmm".into()).chain(arguments).collect();
+        let alone = forked::ForkedCommand::recognize(&line).unwrap();
+        let Some(Command::Forked(parsed)) = Arguments::try_parse_from(&line).unwrap().command else {
+            panic!()
+        };
         assert_eq!(format!("{alone:?}"), format!("{parsed:?}"));
         for other in ["volt-vmm forked --id f00 --api-socket /a", "volt-vmm fork --api-socket /a --child /b"]
         {
             let line: Vec<_> = other.split(' ').map(OsString::from).collect();
-            assert!(forked::Forked::recognise(&line).is_none(), "{other}");
+            assert!(forked::ForkedCommand::recognize(&line).is_none(), "{other}");
         }
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_command_line_is_refused() {
         for line in [
             "volt-vmm",
             "volt-vmm --snapshot /s",
@@ -235,8 +245,8 @@ mod tests {
     }
 
     #[test]
-    fn help_tells_a_newcomer_what_to_do() {
-        let help = Cli::command().render_long_help().to_string();
+    fn help_has_examples_and_exit_statuses() {
+        let help = Arguments::command().render_long_help().to_string();
         for words in
             ["doctor", "volt-vmm run --kernel", "snapshot create", "Exit status", "128+N", "Ctrl-A X"]
         {

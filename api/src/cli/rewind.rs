@@ -1,4 +1,4 @@
-//! `volt-vmm rewind`: takes a restored VM back to its snapshot, through its API.
+//! `volt-vmm rewind`: resets a restored VM to its snapshot, through its API.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use super::Outcome;
 use crate::client;
 use crate::process::exit::Status;
 
-/// Take a restored VM back to the instant of its snapshot, in the process that it runs in
+/// Reset a restored VM to the instant of its snapshot, in the same process
 #[derive(Debug, Args)]
 pub(crate) struct Rewind {
-    /// The API socket that the VM's volt-vmm was started with
+    /// API socket of the VM's volt-vmm
     #[arg(long, value_name = "SOCKET")]
     api_socket: PathBuf,
 }

@@ -1,49 +1,51 @@
-//! `volt-vmm snapshot`: takes one of a running VM, through its API, or works on the files of those there are (`snapshot_files`, `bench`).
+//! `volt-vmm snapshot`: takes a snapshot of a running VM through its API, or works on the files of snapshots
+//! (`snapshot_files`, `bench`).
 
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use serde::Deserialize;
 use volt_vmm::config::devices::DiskConfig;
-use volt_vmm::{Store, VmConfig, snapshot};
+use volt_vmm::{Store, snapshot};
 
 use super::Outcome;
 use super::bench::Bench;
+use super::inspect::VmInfo;
 use super::packing::{Memory, PackingArgs};
-use super::snapshot_files::{Convert, Inspect, Verify};
+use super::snapshot_files::{Convert, InspectSnapshot, Verify};
 use crate::client;
 use crate::failure::Failure;
 use crate::output::progress;
 use crate::process::exit::Status;
 use crate::rest::{CreateSnapshot, SnapshotType};
 
-/// Take a snapshot of a running VM, or work on those that there are
+/// Take a snapshot of a running VM, or work on a snapshot's files
 #[derive(Debug, Args)]
 pub(crate) struct Snapshot {
     #[command(subcommand)]
-    command: Command,
+    command: SnapshotCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum SnapshotCommand {
     Create(Create),
-    Inspect(Inspect),
+    Inspect(InspectSnapshot),
     Verify(Verify),
     Convert(Convert),
     Merge(Merge),
     Bench(Bench),
 }
 
-/// Fold a diff into its base: a new snapshot that needs neither of them
+/// Merge a diff with its base into a new, independent snapshot
 #[derive(Debug, Args)]
 pub(crate) struct Merge {
-    /// The snapshot that is a diff
+    /// Directory of the diff snapshot
     diff: PathBuf,
 
-    /// Directory to be made
+    /// Directory to create for the new snapshot
+    #[arg(value_name = "NEW")]
     to: PathBuf,
 
-    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. May be given more than once
+    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 }
@@ -51,29 +53,30 @@ pub(crate) struct Merge {
 /// Snapshot the VM behind an API socket into a new directory; the VM goes on
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// Directory to be made
+    /// Directory to create for the snapshot
     pub(super) dir: PathBuf,
 
-    /// Save only what differs from the snapshot that the VM was restored from, or from the last full one taken of it
+    /// Save only the changes since the snapshot that the VM was restored from, or since its last full
+    /// snapshot
     #[arg(long)]
     pub(super) diff: bool,
 
-    /// Let the balloon take all that the guest can spare first, so that its page cache is not saved; it takes it back as it goes on. For
-    /// a VM with --balloon statistics=SECONDS
+    /// Drop the guest's page cache first, by inflating the balloon, so that the snapshot is smaller. Needs
+    /// --balloon statistics=SECONDS
     #[arg(long)]
     pub(super) trim: bool,
 
-    /// Fail rather than let the guest stand still for longer than this. A guest that writes too fast has 10 s
-    /// to write less, and 5 pauses that turn out too long. No limit unless given
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Fail instead of pausing the guest for longer than this. A guest that writes too fast has 10 s to slow
+    /// down, and at most 5 pauses that turn out too long [default: no limit]
+    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) max_pause: Option<u64>,
 
-    /// The API socket that the VM's volt-vmm was started with
+    /// API socket of the VM's volt-vmm
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: PathBuf,
 
-    /// Pack the memory: lz4, zstd or zstd:LEVEL (1 to 22); none leaves it as it is
-    #[arg(long, value_name = "HOW", default_value = "none")]
+    /// Compress the memory: lz4, zstd or zstd:LEVEL (1 to 22); none stores it raw
+    #[arg(long, value_name = "CODEC", default_value = "none")]
     pub(super) compress: Memory,
 
     #[command(flatten)]
@@ -83,18 +86,18 @@ pub(crate) struct Create {
 impl Snapshot {
     pub(crate) fn execute(self) -> Outcome {
         match self.command {
-            Command::Create(create) => create.execute(),
-            Command::Inspect(inspect) => inspect.execute(),
-            Command::Verify(verify) => verify.execute(),
-            Command::Convert(convert) => convert.execute(),
-            Command::Merge(merge) => merge.execute(),
-            Command::Bench(bench) => bench.execute(),
+            SnapshotCommand::Create(create) => create.execute(),
+            SnapshotCommand::Inspect(inspect) => inspect.execute(),
+            SnapshotCommand::Verify(verify) => verify.execute(),
+            SnapshotCommand::Convert(convert) => convert.execute(),
+            SnapshotCommand::Merge(merge) => merge.execute(),
+            SnapshotCommand::Bench(bench) => bench.execute(),
         }
     }
 }
 
 impl Create {
-    /// A snapshot as usual.
+    /// Makes the command for a full, raw snapshot.
     pub(super) fn of(dir: PathBuf, api_socket: PathBuf) -> Self {
         Self {
             dir,
@@ -110,7 +113,7 @@ impl Create {
     pub(crate) fn execute(self) -> Outcome {
         // The server may have another working directory.
         let snapshot_path = std::path::absolute(&self.dir).map_err(|source| {
-            Failure::system(format!("find the directory {}", self.dir.display()), source)
+            Failure::system(format!("find the absolute path of {}", self.dir.display()), source)
         })?;
         let snapshot_type = self.diff.then_some(SnapshotType::Diff);
         let packing = self.packing.of(self.compress)?;
@@ -127,22 +130,15 @@ impl Create {
         progress::during("taking the snapshot", || {
             client::put(&self.api_socket, "/snapshot/create", &request)
         })?;
-        warn_of_disks_that_go_on(&self.api_socket);
+        warn_of_disks_without_layer(&self.api_socket);
         Ok(Status::Success)
     }
 }
 
-/// What `GET /v1/vm` says.
-#[derive(Deserialize)]
-struct Described {
-    state: String,
-    config: Option<VmConfig>,
-}
-
-/// A guest that goes on changes the disks that it writes to without a layer.
-fn warn_of_disks_that_go_on(socket: &Path) {
-    // One that cannot be asked any more has ended, and writes nothing.
-    let Ok(Described { state, config }) = client::get(socket, "/v1/vm") else { return };
+/// Warns of disks without a layer, which a guest that runs on changes after its snapshot.
+fn warn_of_disks_without_layer(socket: &Path) {
+    // A VM whose API does not answer has ended, and writes nothing.
+    let Ok(VmInfo { state, config }) = VmInfo::get(socket) else { return };
     let disks = config.into_iter().filter(|_| state == "running").flat_map(|config| config.devices.disks);
     for disk in disks.filter(DiskConfig::is_written_in_place) {
         eprintln!("volt-vmm: warning: {}", disk.warning_of_a_snapshot_while_it_runs());
@@ -154,7 +150,7 @@ impl Merge {
         let (store, name) = Store::split(&self.diff)?;
         let diff = volt_vmm::Snapshot::open_allowing(&store, &name, &self.allowed)?;
         let (to, name) = Store::split(&self.to)?;
-        progress::measured("merging", |progress| snapshot::merge(&diff, &to, &name, progress))?;
+        progress::with_bar("merging", |progress| snapshot::merge(&diff, &to, &name, progress))?;
         Ok(Status::Success)
     }
 }

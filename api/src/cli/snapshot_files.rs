@@ -1,4 +1,4 @@
-//! `volt-vmm snapshot inspect`, `verify` and `convert`: what needs no VM, only a snapshot's files.
+//! `volt-vmm snapshot inspect`, `verify` and `convert`: commands on a snapshot's files, without a VM.
 
 use std::io::{Write as _, stdout};
 use std::path::PathBuf;
@@ -17,51 +17,51 @@ use crate::output::print::print;
 use crate::output::progress;
 use crate::process::exit::Status;
 
-/// Say what is in a snapshot: its metadata, and how its memory is stored
+/// Print a snapshot's metadata and the layout of its memory file
 #[derive(Debug, Args)]
-pub(crate) struct Inspect {
+pub(crate) struct InspectSnapshot {
     /// Directory of the snapshot
     dir: PathBuf,
 
-    /// Leave out the list of page ranges
+    /// Omit the list of page ranges
     #[arg(long)]
     summarized: bool,
 
-    /// Print it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Verify every checksum of a snapshot; the first damage found is the error
+/// Verify every checksum of a snapshot; fail at the first damage
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
     /// Directory of the snapshot
     dir: PathBuf,
 
-    /// Read the base of a diff that this user's volt-vmm did not write, if it lies in this directory. May be
-    /// given more than once
+    /// Allow a diff that this user's volt-vmm did not write to have its base in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     allowed: Vec<PathBuf>,
 }
 
-/// Write a snapshot once more, its memory stored in another way; the first one stays as it is
+/// Copy a snapshot, with its memory raw or compressed; the original stays unchanged
 #[derive(Debug, Args)]
 pub(crate) struct Convert {
     /// Directory of the snapshot
     dir: PathBuf,
 
-    /// Directory to be made
+    /// Directory to create for the copy
+    #[arg(value_name = "NEW")]
     to: PathBuf,
 
-    /// Pack the memory: lz4, zstd or zstd:LEVEL (1 to 22); none leaves it raw, to be mapped as it is
-    #[arg(long, value_name = "HOW")]
+    /// Compress the memory: lz4, zstd or zstd:LEVEL (1 to 22); none stores it raw
+    #[arg(long, value_name = "CODEC")]
     compress: Memory,
 
     #[command(flatten)]
     packing: PackingArgs,
 }
 
-impl Inspect {
+impl InspectSnapshot {
     pub(crate) fn execute(self) -> Outcome {
         let (store, name) = Store::split(&self.dir)?;
         let mut found = inspect(&store, &name)?;
@@ -77,14 +77,14 @@ impl Verify {
     pub(crate) fn execute(self) -> Outcome {
         let (store, name) = Store::split(&self.dir)?;
         let verified =
-            progress::measured("verifying", |progress| verify(&store, &name, &self.allowed, progress))?;
+            progress::with_bar("verifying", |progress| verify(&store, &name, &self.allowed, progress))?;
         let text = match verified {
-            Verified::Whole => "every checksum is right: state and memory are as they were written",
+            Verified::Whole => "every checksum is right: state and memory are unchanged",
             Verified::AllButMemory => {
-                "the state is as it was written; its memory, raw and without a digest, is as long as it should be"
+                "the state is unchanged; the memory is raw and without a digest: its length is right"
             }
         };
-        writeln!(stdout(), "{text}").map_err(|source| Failure::system("print the outcome", source))?;
+        writeln!(stdout(), "{text}").map_err(|source| Failure::system("print the result", source))?;
         Ok(Status::Success)
     }
 }
@@ -93,7 +93,7 @@ impl Convert {
     pub(crate) fn execute(self) -> Outcome {
         let packing = self.packing.of(self.compress)?;
         let ((from_store, from), (to_store, to)) = (Store::split(&self.dir)?, Store::split(&self.to)?);
-        progress::measured("converting", |progress| {
+        progress::with_bar("converting", |progress| {
             convert((&from_store, &from), (&to_store, &to), packing.as_ref(), progress)
         })?;
         Ok(Status::Success)

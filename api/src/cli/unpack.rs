@@ -1,4 +1,4 @@
-//! When packed memory is unpacked, and by whom: options of a restore.
+//! Options of a restore: when packed memory is unpacked, and by which process.
 
 use std::path::PathBuf;
 
@@ -7,45 +7,44 @@ use volt_vmm::Unpack;
 
 use crate::process::start::SharedPager;
 
-/// Who unpacks memory as it is touched.
+/// The pager of packed memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Who {
+pub(super) enum PagerKind {
     /// A thread of this process
     #[default]
     Own,
-    /// A process that all VMs on this host share that run from the snapshot; it is started if there is none
+    /// A process for all VMs of this snapshot on this host; started if none runs
     Shared,
 }
 
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct UnpackArgs {
-    /// Unpack packed memory before the guest runs, all of it, and verify it; otherwise a chunk is unpacked and verified when it is
-    /// touched
+    /// Unpack and verify all packed memory before the guest runs, instead of each chunk at its first access
     #[arg(long, conflicts_with_all = ["pager", "pager_dir", "pager_group", "pager_patience"])]
     unpack: bool,
 
-    /// Who unpacks memory as it is touched
-    #[arg(long, value_name = "WHO", default_value = "own", value_enum)]
-    pager: Who,
+    /// Pager that unpacks chunks of memory at their first access
+    #[arg(long, value_name = "PAGER", default_value = "own", value_enum)]
+    pager: PagerKind,
 
-    /// Where shared pagers are found [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
+    /// Directory of the shared pagers' sockets [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
 
-    /// Share memory with the VMs of this user and trust group alone [default: the user's VMs without one]
+    /// Trust group: share a pager only with this user's VMs of the same group [default: VMs without a group]
     #[arg(long, value_name = "NAME")]
     pager_group: Option<String>,
 
-    /// How long to wait for a shared pager, at first, if it dies and if it answers nothing: then the VM ends
+    /// Time to wait for a shared pager at the start, after its death and for each answer, before the VM ends
     /// [default: 10]
     #[arg(long, value_name = "SECONDS")]
     pager_patience: Option<u64>,
 }
 
 impl UnpackArgs {
-    /// Whether the restore depends on another process, which may keep it waiting.
+    /// Says whether the restore waits for another process.
     pub(super) fn may_wait(&self) -> bool {
-        self.pager == Who::Shared
+        self.pager == PagerKind::Shared
     }
 }
 
@@ -54,8 +53,8 @@ impl From<UnpackArgs> for Unpack {
         let UnpackArgs { unpack, pager, pager_dir, pager_group, pager_patience } = arguments;
         match pager {
             _ if unpack => Self::AtOnce,
-            Who::Own => Self::OnTouch,
-            Who::Shared => {
+            PagerKind::Own => Self::OnTouch,
+            PagerKind::Shared => {
                 SharedPager { directory: pager_dir, group: pager_group, patience: pager_patience }.into()
             }
         }

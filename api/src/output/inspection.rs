@@ -1,10 +1,10 @@
-//! What is in a snapshot, as text for a person.
+//! The content of a snapshot, as text.
 
 use std::fmt::Write as _;
 
 use volt_vmm::snapshot::{ChunkSum, Inspection};
 
-/// The page ranges come last, if there are any.
+/// Formats an inspection. The page ranges, if any, come last.
 pub(crate) fn text(found: &Inspection) -> String {
     let mut text = String::new();
     let (metadata, file) = (&found.metadata, &found.memory_file);
@@ -35,7 +35,10 @@ pub(crate) fn text(found: &Inspection) -> String {
         let mib = set.bytes as f64 / f64::from(1 << 20);
         rows.push((
             "touched",
-            format!("{} pages first, {mib:.1} MiB in {} runs: read ahead at a restore", set.pages, set.runs),
+            format!(
+                "{} pages first, {mib:.1} MiB in {} ranges: a restore reads them ahead",
+                set.pages, set.runs
+            ),
         ));
     }
     for (name, value) in rows {

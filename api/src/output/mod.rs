@@ -1,4 +1,4 @@
-//! Results as text and as JSON, and progress.
+//! Output of commands: results as text or JSON, and progress.
 
 pub(crate) mod inspection;
 pub(crate) mod print;

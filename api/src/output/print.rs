@@ -1,4 +1,4 @@
-//! What a command has found, on standard output: for a person, or as JSON for a program.
+//! Prints a command's result on standard output, as text or as JSON.
 
 use std::io::{Write as _, stdout};
 
@@ -6,19 +6,19 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// Prints it.
+/// Prints a result as JSON, or as the text that `text` returns.
 ///
 /// # Errors
-/// Standard output does not take it.
+/// A write to standard output failed.
 pub(crate) fn print<T: Serialize>(
-    found: &T,
+    result: &T,
     json: bool,
     text: impl FnOnce(&T) -> String,
 ) -> Result<(), Failure> {
-    let failed = |source| Failure::system("print what was found", source);
+    let failed = |source| Failure::system("print the result", source);
     let text = match json {
-        true => serde_json::to_string_pretty(found).map_err(|error| failed(error.into()))? + "\n",
-        false => text(found),
+        true => serde_json::to_string_pretty(result).map_err(|error| failed(error.into()))? + "\n",
+        false => text(result),
     };
     stdout().write_all(text.as_bytes()).map_err(failed)
 }

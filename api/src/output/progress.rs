@@ -1,4 +1,4 @@
-//! Says on standard error that a step is still going on, and how far it has come, once it has taken a second.
+//! Shows the progress of a step on standard error once it has taken a second.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use volt_vmm::Progress;
 
-/// Runs `step`. From its second second on, standard error says `what` is going on: rewritten in place on a terminal,
-/// elsewhere a line at once and then one every ten seconds.
+/// Runs `step`. After one second it prints `what` and the elapsed time: on a terminal in one line that it
+/// rewrites, elsewhere in a line at once and then every ten seconds.
 pub(crate) fn during<T>(what: &'static str, step: impl FnOnce() -> T) -> T {
-    measured(what, |_| step())
+    with_bar(what, |_| step())
 }
 
-/// The same for a step that knows how far it has come, which is shown as a bar on a terminal, elsewhere in percent.
-pub(crate) fn measured<T>(what: &'static str, step: impl FnOnce(&Progress) -> T) -> T {
+/// Runs a step that counts its progress. Shows a bar on a terminal, and percent elsewhere.
+pub(crate) fn with_bar<T>(what: &'static str, step: impl FnOnce(&Progress) -> T) -> T {
     let progress = &Progress::default();
     thread::scope(|scope| {
         let (done, ended) = channel::<()>();
         let ticker = thread::Builder::new().name("volt-progress".into());
-        // Progress is a courtesy: without the thread the step runs all the same.
+        // The step runs without progress if the host cannot start the thread.
         let _ = ticker.spawn_scoped(scope, move || tick(what, progress, ended));
         let outcome = step(progress);
         drop(done);
@@ -27,12 +27,12 @@ pub(crate) fn measured<T>(what: &'static str, step: impl FnOnce(&Progress) -> T)
     })
 }
 
-/// None if the total is not known.
+/// Returns the percentage, or `None` if the total is unknown.
 fn percent(done: u64, total: u64) -> Option<u64> {
     (u128::from(done) * 100).checked_div(total.into()).map(|percent| percent.min(100) as u64)
 }
 
-/// `[########----------------]  33 %`
+/// Draws `[########----------------]  33 %`.
 fn bar(percent: u64) -> String {
     const WIDTH: usize = 24;
     let filled = percent as usize * WIDTH / 100;
@@ -67,7 +67,7 @@ fn tick(what: &str, progress: &Progress, ended: Receiver<()>) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_bar_is_as_full_as_what_it_stands_for() {
+    fn bar_is_as_full_as_its_percentage() {
         assert_eq!(super::percent(0, 0), None);
         assert_eq!(super::percent(1 << 60, 1 << 62), Some(25));
         assert_eq!(super::bar(25), "[######------------------]  25 %");
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_step_is_not_delayed() {
+    fn short_step_is_not_delayed() {
         let started = std::time::Instant::now();
         assert_eq!(super::during("testing", || 7), 7);
         assert!(started.elapsed() < std::time::Duration::from_millis(900));

@@ -1,4 +1,4 @@
-//! What a replay took, as text for a person.
+//! The result of a replay, as a table.
 
 use std::fmt::Write as _;
 
@@ -8,18 +8,18 @@ const COLUMNS: [&str; 8] =
     ["touches", "total ms", "average us", "min us", "p50 us", "p99 us", "max us", "MiB/s"];
 
 const ABOUT: &str = "\
-Each page of the recording is read once a round, in its order; a time is one read, with what the clock itself takes.
-\"before\" is what was done before the first of them, mapping included: the median of the rounds.
+Each round reads each page of the recording once, in recorded order. A time is of one read, including the
+clock's own cost. \"before\" is the median time of the work before the first read, such as mapping.
 ";
 
-/// A head, a row for each strategy, and what the columns mean.
+/// Formats a head, a row for each strategy, and the meaning of the columns.
 pub(crate) fn text(found: &Replay) -> String {
     let mut text = String::new();
     let files: Vec<_> = found.memory_files.iter().map(|file| file.display().to_string()).collect();
     let rows = [
         ("id", found.id.clone()),
         ("memory", files.join(" over ")),
-        ("pages", format!("{} of 4 KiB, as {} has them", found.pages, found.recording.display())),
+        ("pages", format!("{} of 4 KiB, in the order of {}", found.pages, found.recording.display())),
         ("rounds", found.rounds.to_string()),
     ];
     for (name, value) in rows {
@@ -34,7 +34,10 @@ pub(crate) fn text(found: &Replay) -> String {
     let _ = write!(text, "\n{ABOUT}");
     let stayed = found.strategies.iter().filter_map(|measured| measured.stayed_cached).max();
     if let Some(stayed) = stayed.filter(|stayed| *stayed > 0) {
-        let _ = writeln!(text, "Of the page cache that was dropped, {stayed} of the pages stayed.");
+        let _ = writeln!(
+            text,
+            "The kernel kept {stayed} of the pages in the page cache, although it was asked to drop them."
+        );
     }
     text
 }

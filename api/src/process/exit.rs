@@ -7,34 +7,34 @@ use crate::failure::Failure;
 /// How the process ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// The guest powered off or was ended on request, or the act succeeded.
+    /// The guest powered off, a client or a key ended the VM, or the command succeeded.
     Success,
-    /// Something failed; standard error says what. Also: `doctor` found that no VM can be created.
+    /// An error, printed on standard error; or `doctor` found that this host cannot create a VM.
     Error,
     /// The guest asked for a reboot.
     Reboot,
-    /// A vCPU shut down: a triple fault.
+    /// A vCPU triple-faulted.
     TripleFault,
-    /// The guest ended in any other way of its own.
+    /// The guest crashed in another way.
     Crashed,
     /// A signal ended the process.
     Signal(i32),
 }
 
 impl Status {
-    /// The table in `--help`. Status 2 is clap's own, for arguments that make no sense.
+    /// The table in `--help`. Status 2 comes from clap, for invalid arguments.
     pub(crate) const HELP: &str = "\
 Exit status:
-  0      the guest powered off or was ended with Ctrl-A X, or the command succeeded
-  1      error; standard error says which
-  2      the arguments make no sense
+  0      the guest powered off, Ctrl-A X ended the VM, or the command succeeded
+  1      error, printed on standard error
+  2      invalid arguments
   3      the guest asked for a reboot
   4      the guest ended in a triple fault
   5      the guest crashed in another way
-  101    volt-vmm has a bug; standard error says where
+  101    bug in volt-vmm, located on standard error
   128+N  ended by signal N (130: SIGINT, 143: SIGTERM)";
 
-    /// The status for the guest's own ending, where signal `by_signal` (0: none) may have asked for it.
+    /// Returns the status for the end of a guest. `by_signal` is the signal that asked for it, or 0.
     pub(crate) fn of_ending(ending: Ending, by_signal: i32) -> Self {
         match ending {
             Ending::Stopped if by_signal != 0 => Self::Signal(by_signal),
@@ -44,7 +44,7 @@ Exit status:
         }
     }
 
-    /// The status for a failure.
+    /// Returns the status for an error of the process.
     pub(crate) fn of_failure(failure: &Failure) -> Self {
         match failure {
             Failure::Vmm(Error::Crashed(_)) => Self::Crashed,
@@ -52,7 +52,7 @@ Exit status:
         }
     }
 
-    /// The number.
+    /// Returns the number for exit(2).
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,

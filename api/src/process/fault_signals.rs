@@ -1,5 +1,7 @@
-//! What a thread of this process gets for guest memory that cannot be had is a signal, for any content would be wrong: the
-//! process ends with the reason and the status of a crash. A vCPU's end needs none of this, and is an orderly one.
+//! Handlers of SIGSEGV and SIGBUS for accesses to unavailable guest memory. They end the process with the
+//! reason and the status of a crash, because a thread that went on would work with wrong data.
+//!
+//! A vCPU that accesses such memory gets an error from KVM_RUN instead, and its VM ends in order.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -10,11 +12,11 @@ use crate::terminal;
 
 const SIGNALS: [libc::c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// From now on such a signal ends the process in that way. Two system calls.
-pub(crate) fn end_with_reason() {
+/// Installs the handlers, with two system calls.
+pub(crate) fn install_handlers() {
     for signal in SIGNALS {
-        // SAFETY: zeroes are a valid sigaction (no flags, empty mask); the handler has the signature that SA_SIGINFO asks for
-        // and calls async-signal-safe functions only.
+        // SAFETY: zeroes are a valid sigaction (no flags, empty mask). The handler has the signature that
+        // SA_SIGINFO asks for and calls async-signal-safe functions only.
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = on_fault as extern "C" fn(_, _, _) as *const () as usize;
@@ -25,20 +27,20 @@ pub(crate) fn end_with_reason() {
 }
 
 extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: `info` is what the kernel gave this handler.
+    // SAFETY: the kernel passed `info` to this handler.
     let sent = unsafe { (*info).si_code <= 0 };
     let truncated = || (signal == libc::SIGBUS).then(volt_vmm::truncated_memory).flatten();
     if let Some(why) = volt_vmm::unreadable_memory().or_else(truncated).filter(|_| !sent) {
-        terminal::leave();
+        terminal::leave_raw_mode();
         for part in ["volt-vmm: the guest crashed: its memory cannot be had: ", why, "\n"] {
-            // SAFETY: writes bytes that there are.
+            // SAFETY: `part` is initialized for its whole length.
             unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
         }
-        // SAFETY: ends the process without running anything of it that may wait for this thread.
+        // SAFETY: runs no exit handlers, which might wait for this thread.
         unsafe { libc::_exit(Status::Crashed.code().into()) };
     }
-    // SAFETY: zeroes are the default action. A fault of the CPU's happens again as soon as this returns, and meets that; a signal
-    // that was sent is sent once more.
+    // SAFETY: zeroes are the default action. A CPU fault repeats when this handler returns and then meets the
+    // default action. A signal from kill(2) does not repeat, so the handler raises it again.
     unsafe {
         let action: libc::sigaction = MaybeUninit::zeroed().assume_init();
         libc::sigaction(signal, &raw const action, ptr::null_mut());

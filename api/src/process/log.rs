@@ -1,21 +1,22 @@
-//! The library's log, a line each on standard error. What a guest can cause is said once for each time that a device stops.
+//! The library's log: one line per record on standard error. The library logs what a guest can cause once for
+//! each stop of a device.
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-struct Lines;
+struct StderrLog;
 
-static LINES: Lines = Lines;
+static LOG: StderrLog = StderrLog;
 
-/// From here on warnings and errors of this project's own crates are printed.
+/// Starts to print the warnings and errors of this project's crates.
 pub(crate) fn start() {
-    if log::set_logger(&LINES).is_ok() {
+    if log::set_logger(&LOG).is_ok() {
         log::set_max_level(LevelFilter::Warn);
     }
 }
 
-impl Log for Lines {
+impl Log for StderrLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // virtio-queue logs what a guest does wrong at each access, as loudly as the guest likes.
+        // virtio-queue logs each invalid access of a guest, so a guest could flood the log.
         metadata.level() <= Level::Warn && metadata.target().starts_with("volt_")
     }
 

@@ -1,4 +1,4 @@
-//! The process of one VM: how it starts, what signals do to it, and how it ends.
+//! The process of one VM: its start, its signals, its forks and its exit status.
 
 pub(crate) mod exit;
 pub(crate) mod fault_signals;

@@ -1,4 +1,4 @@
-//! The ways to get a VM, shared by the command line and the API. All print the guest's console on standard output.
+//! Boots and restores of VMs, for the command line and the API. The guest's console is standard output.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,36 +13,36 @@ use volt_vmm::{
 
 use crate::process::fault_signals;
 
-/// This program, as a process of its own: a pager is one. It is there even where its file has been replaced.
+/// This program, to start a pager or a fork's child. The path works after an update replaced the file.
 pub(crate) const PROGRAM: &str = "/proc/self/exe";
 
-/// A pager that VMs share, which is this program too.
+/// A pager process that VMs share; it runs this program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SharedPager {
-    /// Where pagers are found, if not where they usually are.
+    /// The directory of the pagers' sockets, instead of the default one.
     pub(crate) directory: Option<PathBuf>,
-    /// The VMs of this user that share it, if not those that name none.
+    /// Its trust group. Without a name, the VMs of this user that name none share it.
     pub(crate) group: Option<String>,
-    /// Seconds for which it is waited, if not as long as usually.
+    /// Seconds to wait for the pager, instead of the default.
     pub(crate) patience: Option<u64>,
 }
 
 impl From<SharedPager> for Unpack {
     fn from(SharedPager { directory, group, patience }: SharedPager) -> Self {
-        let usual = PagerOptions::new(PROGRAM);
+        let default = PagerOptions::new(PROGRAM);
         Self::ByPager(PagerOptions {
-            directory: directory.unwrap_or(usual.directory),
+            directory: directory.unwrap_or(default.directory),
             group,
-            patience: patience.map_or(usual.patience, Duration::from_secs),
-            program: usual.program,
+            patience: patience.map_or(default.patience, Duration::from_secs),
+            program: default.program,
         })
     }
 }
 
-/// Boots what `config` says.
+/// Boots a VM with this configuration.
 pub(crate) fn boot(config: VmConfig) -> Result<Vm> {
-    make_room_for(&config.devices);
+    raise_limits_for(&config.devices);
     Vm::builder().config(config).console(Console::stdout()).start()
 }
 
@@ -63,29 +63,28 @@ fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
     Snapshot::open_allowing(&store, &name, &options.allowed)
 }
 
-/// Restores what another process has handed over into a VM that was made ahead of time. Its guest stands still.
-pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, ready: Arc<Pool>) -> Result<Vm> {
-    let pool = Some(ready);
+/// Restores a snapshot from the parent of a fork into a prewarmed VM, and leaves the VM paused.
+pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<Vm> {
+    let pool = Some(pool);
     let options = RestoreOptions { resume: false, overrides, pool, ..RestoreOptions::default() };
     snapshot.restore_with(prepared(snapshot, options))
 }
 
-/// Prepares this process for a restore, and directs the guest's output to standard output.
+/// Prepares this process for a restore, and directs the guest's console to standard output.
 fn prepared(snapshot: &Snapshot, options: RestoreOptions) -> RestoreOptions {
-    fault_signals::end_with_reason();
-    make_room_for(&snapshot.config().devices);
+    fault_signals::install_handlers();
+    raise_limits_for(&snapshot.config().devices);
     RestoreOptions { console: Console::stdout(), ..options }
 }
 
-/// Every connection over vsock takes a descriptor, and what a process may have at first is few.
-fn make_room_for(devices: &Devices) {
-    // A host that refuses leaves the guest with fewer connections.
+/// Raises the limit of descriptors for a vsock device, each of whose connections takes one.
+fn raise_limits_for(devices: &Devices) {
     if devices.vsock.is_some() {
         allow_descriptors();
     }
 }
 
-/// Lets this process have as many descriptors as it may.
+/// Raises this process's limit of descriptors to its hard limit. An error leaves the old limit.
 pub(crate) fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

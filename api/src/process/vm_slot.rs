@@ -1,7 +1,8 @@
-//! The place of the one VM that a process runs: empty until a boot or a load, then taken for good.
+//! The slot of the one VM that a process runs: empty until a boot or a load, then taken for the rest of the
+//! process's life.
 //!
 //! ```text
-//! Empty --start--> Starting --ok--> Taken        close(): any stage; a VM in it is stopped, none can be started
+//! Empty --start--> Starting --ok--> Taken        close(), at any stage: stops the VM, refuses later starts
 //!   ^                 |
 //!   +-----failed------+
 //! ```
@@ -10,13 +11,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use volt_vmm::{Error, Pool, Result, Vm};
 
-/// What a VM is called that nobody has given a name, as Firecracker has it.
-const ANONYMOUS: &str = "anonymous-instance";
+/// Firecracker's default name of a VM.
+const DEFAULT_ID: &str = "anonymous-instance";
 
-/// See the module.
+/// The slot of the one VM of this process.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// Its VM's name.
+    /// The VM's name.
     id: String,
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -26,11 +27,11 @@ pub(crate) struct Slot {
 struct Inner {
     stage: Stage,
     closed: bool,
-    /// A VM that was made ahead of time, until there is one that runs.
+    /// A VM created ahead of a load, until the slot is taken.
     prewarmed: Option<Arc<Pool>>,
 }
 
-/// The state of a VM that is not begun any more, for errors.
+/// The VM's state in errors of a closed slot.
 const BEING_ENDED: &str = "is being ended";
 
 #[derive(Debug)]
@@ -41,39 +42,38 @@ enum Stage {
 }
 
 impl Slot {
-    /// An empty slot.
+    /// Creates an empty slot.
     pub(crate) fn new() -> Self {
-        Self::named(ANONYMOUS.to_owned())
+        Self::with_id(DEFAULT_ID.to_owned())
     }
 
-    /// The same with a name for its VM.
-    pub(crate) fn named(id: String) -> Self {
+    /// Creates an empty slot whose VM has this name.
+    pub(crate) fn with_id(id: String) -> Self {
         let inner = Inner { stage: Stage::Empty, closed: false, prewarmed: None };
         Self { id, inner: Mutex::new(inner), changed: Condvar::new() }
     }
 
-    /// An empty slot with a VM ready that was made ahead of time.
-    pub(crate) fn prewarmed_with(pool: Pool) -> Self {
+    /// Creates an empty slot with a prewarmed VM for a load.
+    pub(crate) fn with_prewarmed(pool: Pool) -> Self {
         let slot = Self::new();
         slot.lock().prewarmed = Some(Arc::new(pool));
         slot
     }
 
-    /// Its VM's name.
+    /// Returns the VM's name.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// What was made ahead of time, for a load.
+    /// Returns the prewarmed VM, for a load.
     pub(crate) fn prewarmed(&self) -> Option<Arc<Pool>> {
         self.lock().prewarmed.clone()
     }
 
-    /// Puts in the VM that `make` makes. `act` names what is being done, for the error.
+    /// Takes the slot for the VM that `make` returns. `act` names the act in errors.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when there is a VM or one is being made, and whatever `make` says; the slot is empty again
-    /// after that.
+    /// [`Error::NotNow`] unless the slot is empty, or the error of `make`, which leaves the slot empty.
     pub(crate) fn start<V: Into<Arc<Vm>>>(
         &self,
         act: &'static str,
@@ -85,7 +85,7 @@ impl Slot {
         let mut inner = self.lock();
         inner.stage = Stage::Taken(Arc::clone(&vm));
         let closed = inner.closed;
-        // What was made ahead of time is part of the VM by now, or of no use any more.
+        // The VM contains the prewarmed one by now, or cannot use it any more.
         let prewarmed = inner.prewarmed.take();
         drop(inner);
         drop(claim);
@@ -111,20 +111,20 @@ impl Slot {
         Err(Error::NotNow { act, state })
     }
 
-    /// Whether an error of [`Slot::start`] only says that the slot was closed before.
-    pub(crate) fn refuses_for_its_end(&self, error: &Error) -> bool {
+    /// Says whether an error of [`Slot::start`] comes from a slot closed before.
+    pub(crate) fn is_refusal_of_closed(&self, error: &Error) -> bool {
         self.lock().closed && matches!(error, Error::NotNow { state: BEING_ENDED, .. })
     }
 
-    /// The VM, for an act on it.
+    /// Returns the VM for `act`.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when there is none.
+    /// [`Error::NotNow`] unless the slot is taken.
     pub(crate) fn vm(&self, act: &'static str) -> Result<Arc<Vm>> {
         self.peek().ok_or(Error::NotNow { act, state: "has not been started" })
     }
 
-    /// The VM, if there is one.
+    /// Returns the VM of a taken slot.
     pub(crate) fn peek(&self) -> Option<Arc<Vm>> {
         match &self.lock().stage {
             Stage::Taken(vm) => Some(Arc::clone(vm)),
@@ -132,7 +132,7 @@ impl Slot {
         }
     }
 
-    /// Waits for a VM; `None` when the slot was closed first.
+    /// Waits for a VM. Returns `None` if the slot is closed first.
     pub(crate) fn wait(&self) -> Option<Arc<Vm>> {
         let mut inner = self.lock();
         loop {
@@ -144,7 +144,7 @@ impl Slot {
         }
     }
 
-    /// Ends the VM, if there is one, and refuses any other.
+    /// Ends the VM and refuses later starts.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
@@ -153,13 +153,13 @@ impl Slot {
         }
     }
 
-    // Nothing panics while it holds the lock, so what a poisoned one guards is sound.
+    // No code panics while it holds the lock, so a poisoned lock guards consistent data.
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Empties the slot again if making the VM failed or panicked.
+/// Empties the slot if the creation of the VM failed or panicked.
 struct Claim<'a>(&'a Slot);
 
 impl Drop for Claim<'_> {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_start_leaves_the_slot_empty() {
+    fn failed_start_leaves_the_slot_empty() {
         let slot = Slot::new();
         for _ in 0..2 {
             assert!(matches!(slot.start("boot", failing), Err(Error::Crashed(_))));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panicking_start_leaves_the_slot_empty() {
+    fn panicking_start_leaves_the_slot_empty() {
         let slot = Slot::new();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             slot.start("boot", || -> Result<Vm> { panic!("made to panic") })
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn one_start_at_a_time() {
+    fn start_during_a_start_is_refused() {
         let slot = Slot::new();
         let outer = slot.start("load", || {
             let inner = slot.start("boot", failing).unwrap_err();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_slot_refuses_and_wakes_who_waits() {
+    fn closed_slot_refuses_starts_and_wakes_waiters() {
         let slot = Slot::new();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| slot.wait().is_none());

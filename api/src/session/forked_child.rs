@@ -1,4 +1,4 @@
-//! The child's side of a fork: the life of its process, from its first act on.
+//! The child's side of a fork: the session of the child's process.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -12,108 +12,112 @@ use volt_vmm::{Error, FileRef, Pool, Snapshot, Vm, VmConfig};
 
 use crate::failure::Failure;
 use crate::process::exit::Status;
-use crate::process::fork::{Answer, Link, Order, Word};
+use crate::process::fork::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
 use crate::process::start;
 use crate::process::vm_slot::Slot;
 use crate::session::Session;
 
-/// Takes a VM over from the parent at standard input, and stays with it.
+/// Receives a VM from the parent through standard input, and runs it until it ends.
 ///
 /// # Errors
-/// Nobody has started this process for it; or the VM ends in an error once it is on its own. What is wrong before that is
-/// the parent's to tell.
+/// Returns an error if no parent started this process, or if the detached VM fails. The parent reports
+/// earlier errors.
 pub(crate) fn run(api_socket: &Path, id: String) -> Result<Status, Failure> {
-    close_what_was_inherited();
-    let mut link = Some(take_link()?);
-    // What ends the parent, at its terminal, is not for its children.
+    close_inherited_descriptors();
+    let mut socket = Some(take_socket()?);
+    // Signals of the parent's terminal must not end the child.
     let _ = rustix::process::setsid();
-    // Not that of the link it was started through.
+    // exec named the process "exe", after /proc/self/exe.
     let _ = rustix::thread::set_name(c"volt-vmm");
-    let outcome = live(&mut link, api_socket, id);
-    match (link, outcome) {
-        (Some(mut link), Err(failure)) => {
-            // If it cannot be told, there is nobody to be told.
-            let _ = link.say(&Answer::Failed(volt_vmm::report(&failure)));
+    let outcome = receive_and_run(&mut socket, api_socket, id);
+    match (socket, outcome) {
+        (Some(mut socket), Err(failure)) => {
+            // If this fails, the parent has died.
+            let _ = socket.send(&ChildMessage::Failed(volt_vmm::report(&failure)));
             Ok(Status::Error)
         }
         (_, outcome) => outcome,
     }
 }
 
-/// Without a link it is on its own.
-fn live(link: &mut Option<Link>, api_socket: &Path, id: String) -> Result<Status, Failure> {
-    let Order { shape, overrides, paused } = hear(link)?;
-    let session = Session::of(Slot::named(id), Some(api_socket))?;
-    // The parent has not come so far yet.
-    let ready = Arc::new(Pool::filled(shape, 1)?);
-    let snapshot = match link {
-        Some(link) => Snapshot::receive(&link.0)?,
-        None => return Err(lost(io::ErrorKind::NotConnected.into()).into()),
+/// Receives the VM and runs it. `socket` is `None` once the child is detached.
+fn receive_and_run(
+    socket: &mut Option<ForkSocket>,
+    api_socket: &Path,
+    id: String,
+) -> Result<Status, Failure> {
+    let ChildSetup { shape, overrides, paused } = receive(socket)?;
+    let session = Session::with_slot(Slot::with_id(id), Some(api_socket))?;
+    // Created while the parent captures its VM.
+    let pool = Arc::new(Pool::filled(shape, 1)?);
+    let snapshot = match socket {
+        Some(socket) => Snapshot::receive(&socket.0)?,
+        None => return Err(parent_lost(io::ErrorKind::NotConnected.into()).into()),
     };
     session.run("fork a VM", move || {
-        let layers = layers_made(snapshot.config(), &overrides);
-        let vm = start::take_over(&snapshot, overrides, ready)?;
-        let made = Made(layers);
+        let layers = new_layers(snapshot.config(), &overrides);
+        let vm = start::take_over(&snapshot, overrides, pool)?;
+        let layers = RemovedOnDrop(layers);
         drop(snapshot);
-        agree(link, &vm, paused)?;
-        made.keep();
-        *link = None;
+        run_with_siblings(socket, &vm, paused)?;
+        layers.keep();
+        *socket = None;
         Ok(vm.into())
     })
 }
 
-/// Runs when the others do, and stays when they do.
-fn agree(link: &mut Option<Link>, vm: &Vm, paused: bool) -> volt_vmm::Result<()> {
-    say_ready(link)?;
-    expect(link, Word::Go)?;
+/// Runs the VM once all children are ready, and returns once the parent detaches them.
+fn run_with_siblings(socket: &mut Option<ForkSocket>, vm: &Vm, paused: bool) -> volt_vmm::Result<()> {
+    send_ready(socket)?;
+    expect(socket, ParentMessage::Run)?;
     if !paused {
         vm.resume()?;
     }
-    say_ready(link)?;
-    expect(link, Word::Stay)
+    send_ready(socket)?;
+    expect(socket, ParentMessage::Detach)
 }
 
-fn hear<T: serde::de::DeserializeOwned>(link: &mut Option<Link>) -> volt_vmm::Result<T> {
-    link.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into()).and_then(Link::hear).map_err(lost)
+fn receive<T: serde::de::DeserializeOwned>(socket: &mut Option<ForkSocket>) -> volt_vmm::Result<T> {
+    let socket = socket.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into());
+    socket.and_then(ForkSocket::receive).map_err(parent_lost)
 }
 
-fn expect(link: &mut Option<Link>, word: Word) -> volt_vmm::Result<()> {
-    match hear::<Word>(link)? {
-        heard if heard == word => Ok(()),
-        _ => Err(lost(io::ErrorKind::InvalidData.into())),
+fn expect(socket: &mut Option<ForkSocket>, expected: ParentMessage) -> volt_vmm::Result<()> {
+    match receive::<ParentMessage>(socket)? {
+        message if message == expected => Ok(()),
+        _ => Err(parent_lost(io::ErrorKind::InvalidData.into())),
     }
 }
 
-fn say_ready(link: &mut Option<Link>) -> volt_vmm::Result<()> {
-    let link = link.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into());
-    link.and_then(|link| link.say(&Answer::Ready)).map_err(lost)
+fn send_ready(socket: &mut Option<ForkSocket>) -> volt_vmm::Result<()> {
+    let socket = socket.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into());
+    socket.and_then(|socket| socket.send(&ChildMessage::Ready)).map_err(parent_lost)
 }
 
-fn lost(source: io::Error) -> Error {
-    Error::Host { act: "hear from the parent".to_owned(), source }
+fn parent_lost(source: io::Error) -> Error {
+    Error::Host { act: "receive from the fork's parent".to_owned(), source }
 }
 
-/// Standard input, in place of which there is nothing from now on.
-fn take_link() -> Result<Link, Failure> {
-    let act =
-        "take over a VM: nobody hands one over at standard input (`volt-vmm fork` is what makes a fork)";
+/// Takes the socket from standard input, and replaces standard input with /dev/null.
+fn take_socket() -> Result<ForkSocket, Failure> {
+    let act = "receive a VM: standard input is no fork's socket (`volt-vmm fork` starts this command)";
     let refused = |source: io::Error| Failure::system(act, source);
-    // A socket, and connected.
+    // Succeeds for a connected socket only.
     rustix::net::getpeername(stdin()).map_err(|errno| refused(errno.into()))?;
-    let link = rustix::io::fcntl_dupfd_cloexec(stdin(), 3).map_err(|errno| refused(errno.into()))?;
-    let nothing = File::open("/dev/null").map_err(refused)?;
-    rustix::stdio::dup2_stdin(&nothing).map_err(|errno| refused(errno.into()))?;
-    Ok(Link(UnixStream::from(link)))
+    let socket = rustix::io::fcntl_dupfd_cloexec(stdin(), 3).map_err(|errno| refused(errno.into()))?;
+    let null = File::open("/dev/null").map_err(refused)?;
+    rustix::stdio::dup2_stdin(&null).map_err(|errno| refused(errno.into()))?;
+    Ok(ForkSocket(UnixStream::from(socket)))
 }
 
-/// Descriptors that the parent was started with, for itself.
-fn close_what_was_inherited() {
-    // SAFETY: nothing in this process has opened a descriptor beyond the standard streams yet.
+/// Closes descriptors that the parent inherited and passed on.
+fn close_inherited_descriptors() {
+    // SAFETY: this process has opened no descriptor beyond the standard streams yet.
     let _ = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
 }
 
-/// The files that a restore with these makes.
-fn layers_made(config: &VmConfig, overrides: &Overrides) -> Vec<PathBuf> {
+/// Lists the layer files that a restore with these overrides creates.
+fn new_layers(config: &VmConfig, overrides: &Overrides) -> Vec<PathBuf> {
     let writable = |id: &str| config.devices.disks.iter().any(|disk| disk.id == id && !disk.read_only);
     let layers = overrides.disks.iter().filter(|disk| writable(&disk.id));
     layers
@@ -124,16 +128,16 @@ fn layers_made(config: &VmConfig, overrides: &Overrides) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Files that go again unless they are kept.
-struct Made(Vec<PathBuf>);
+/// Files that drop removes unless they are kept.
+struct RemovedOnDrop(Vec<PathBuf>);
 
-impl Made {
+impl RemovedOnDrop {
     fn keep(mut self) {
         self.0.clear();
     }
 }
 
-impl Drop for Made {
+impl Drop for RemovedOnDrop {
     fn drop(&mut self) {
         self.0.iter().for_each(|path| drop(fs::remove_file(path)));
     }
@@ -144,12 +148,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_layers_that_are_written_are_made() {
-        let devices = r#"{"disks":[{"id":"a","path":"/a","layer":"/l"},{"id":"b","path":"/b","layer":"/m","read_only":true}]}"#;
+    fn layers_of_writable_disks_alone_are_new() {
+        let devices = r#"{"disks":[
+            {"id":"a","path":"/a","layer":"/l"},
+            {"id":"b","path":"/b","layer":"/m","read_only":true}]}"#;
         let overrides =
             r#"{"disks":[{"id":"a","layer":"/x"},{"id":"b","layer":"/y"},{"id":"a","path":"/z"}]}"#;
         let config = VmConfig { devices: serde_json::from_str(devices).unwrap(), ..VmConfig::new("/k") };
-        let made = layers_made(&config, &serde_json::from_str(overrides).unwrap());
-        assert_eq!(made, [PathBuf::from("/x")]);
+        let layers = new_layers(&config, &serde_json::from_str(overrides).unwrap());
+        assert_eq!(layers, [PathBuf::from("/x")]);
     }
 }

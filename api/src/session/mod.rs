@@ -1,8 +1,8 @@
-//! The life of a process around its one VM: signals, API socket, console, and what is cleaned up at the end.
+//! The session of a process: signals, API socket and console around its one VM, and their clean-up.
 //!
-//! Call order: [`Session::open`], then [`Session::run`] with what makes the VM, or [`Session::wait_for_vm`]. Before the
-//! guest runs only the signals are blocked and the socket, if any, is bound: one system call without a socket. Threads, terminal
-//! and API server come after it, so a restore pays for none of them.
+//! Call order: [`Session::open`], then [`Session::run`] or [`Session::wait_for_vm`]. Before the guest runs,
+//! the session only blocks the signals and binds the socket: one system call without a socket. Threads,
+//! terminal and API server start after the guest, so they do not delay a restore.
 
 pub(crate) mod forked_child;
 
@@ -21,43 +21,42 @@ use crate::rest::{Server, Socket, SocketFile};
 use crate::terminal;
 use crate::terminal::console;
 
-/// See the module.
+/// Signals, API socket and console around one VM.
 #[derive(Debug)]
 pub(crate) struct Session {
     slot: Arc<Slot>,
-    /// Until the server has it.
+    /// `None` once the server has taken it.
     socket: Option<Socket>,
     file: Option<Arc<SocketFile>>,
-    watched: bool,
-    /// Who waits for the end of a recording.
-    recorded: Option<JoinHandle<()>>,
+    watches_signals: bool,
+    /// The thread that reports the end of a recording.
+    recording: Option<JoinHandle<()>>,
 }
 
 impl Session {
-    /// Blocks the signals and claims the API socket. A socket that someone else serves is found out here, before any
-    /// guest is started.
+    /// Blocks the signals and binds the API socket.
     ///
     /// # Errors
-    /// The socket cannot be had.
+    /// Returns an error if the socket cannot be bound, for example because another process serves it.
     pub(crate) fn open(api_socket: Option<&Path>) -> Result<Self, Failure> {
-        Self::of(Slot::new(), api_socket)
+        Self::with_slot(Slot::new(), api_socket)
     }
 
-    /// The same around a slot that is not like any other.
+    /// Does as [`Session::open`], around a named or prewarmed slot.
     ///
     /// # Errors
     /// As [`Session::open`].
-    pub(crate) fn of(slot: Slot, api_socket: Option<&Path>) -> Result<Self, Failure> {
+    pub(crate) fn with_slot(slot: Slot, api_socket: Option<&Path>) -> Result<Self, Failure> {
         signals::block();
         let socket = api_socket.map(Socket::bind).transpose()?;
         let file = socket.as_ref().map(Socket::file);
-        Ok(Self { slot: Arc::new(slot), socket, file, watched: false, recorded: None })
+        Ok(Self { slot: Arc::new(slot), socket, file, watches_signals: false, recording: None })
     }
 
-    /// Makes the VM, stays with it until it ends, and says how.
+    /// Creates the VM with `make`, runs it until it ends, and returns the exit status.
     ///
     /// # Errors
-    /// What `make` says, a host that refuses threads, or a crash of the guest.
+    /// The error of `make`, a thread that the host cannot start, or a crash of the guest.
     pub(crate) fn run(
         mut self,
         act: &'static str,
@@ -66,47 +65,47 @@ impl Session {
         let mut lent = None;
         let started = self.slot.start(act, || Ok(Arc::clone(lent.insert(make()?).vm())));
         let lent = match started {
-            Ok(_) => lent.expect("a VM was made"),
+            Ok(_) => lent.expect("make returned a VM"),
             Err(error) => return self.not_started(error, signals::ended_by()),
         };
-        let mut attended = None;
-        let ending = lent.run(|vm| attended = Some(self.attend(vm).inspect_err(|_| vm.stop())));
-        let server = attended.transpose()?.flatten();
-        self.wind_up(ending, server)
+        let mut services = None;
+        let ending = lent.run(|vm| services = Some(self.start_services(vm).inspect_err(|_| vm.stop())));
+        let server = services.transpose()?.flatten();
+        self.shut_down(ending, server)
     }
 
-    /// How a process ends that has no VM: by the signal `by_signal` (0: none), if that came before the VM was
-    /// begun.
+    /// Returns the outcome of a failed start: the status of signal `by_signal` (0: none) if that closed the
+    /// slot before the start, otherwise the error.
     fn not_started(&self, error: Error, by_signal: i32) -> Result<Status, Failure> {
-        if by_signal != 0 && self.slot.refuses_for_its_end(&error) {
+        if by_signal != 0 && self.slot.is_refusal_of_closed(&error) {
             return Ok(Status::Signal(by_signal));
         }
         Err(error.into())
     }
 
-    /// Serves the API of a process without a VM until a client starts one, then stays with that.
+    /// Serves the API of a process without a VM until a client starts one, then runs that VM until it ends.
     ///
     /// # Errors
-    /// A host that refuses threads, or a crash of the guest.
+    /// A thread that the host cannot start, or a crash of the guest.
     pub(crate) fn wait_for_vm(mut self) -> Result<Status, Failure> {
         self.watch_signals()?;
         let server = self.serve()?;
         if let Some(vm) = self.slot.wait() {
-            self.recorded = recorded::tell_at_end(&vm)?;
+            self.recording = recorded::report_at_end(&vm)?;
             console::attach(&vm)?;
-            return self.wind_up(vm.wait_ending(), server);
+            return self.shut_down(vm.wait_ending(), server);
         }
         self.finish(server);
         Ok(Status::Signal(signals::ended_by()))
     }
 
-    /// Takes signals from now on. [`Session::run`] does this once the guest runs; a start that may take long
-    /// does it before, so that it can be interrupted.
+    /// Starts to receive signals. [`Session::run`] does this once the guest runs. A slow start calls it
+    /// before, so that a signal can interrupt it.
     ///
     /// # Errors
-    /// The host refuses the thread.
+    /// The host cannot start the thread.
     pub(crate) fn watch_signals(&mut self) -> Result<(), Failure> {
-        if !std::mem::replace(&mut self.watched, true) {
+        if !std::mem::replace(&mut self.watches_signals, true) {
             let file = self.file.clone();
             signals::watch(Arc::clone(&self.slot), move || {
                 if let Some(file) = &file {
@@ -117,9 +116,9 @@ impl Session {
         Ok(())
     }
 
-    /// Starts signals, console and API beside the guest.
-    fn attend(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
-        self.recorded = recorded::tell_at_end(vm)?;
+    /// Starts signals, console and API server beside the running guest.
+    fn start_services(&mut self, vm: &Arc<Vm>) -> Result<Option<Server>, Failure> {
+        self.recording = recorded::report_at_end(vm)?;
         self.watch_signals()?;
         console::attach(vm)?;
         self.serve()
@@ -129,21 +128,21 @@ impl Session {
         self.socket.take().map(|socket| Server::start(Arc::clone(&self.slot), socket)).transpose()
     }
 
-    /// What is left to do when the guest has ended.
-    fn wind_up(
+    /// Cleans up after the guest's end and returns the exit status.
+    fn shut_down(
         &mut self,
         ending: volt_vmm::Result<Ending>,
         server: Option<Server>,
     ) -> Result<Status, Failure> {
-        terminal::leave();
-        if let Some(recorded) = self.recorded.take() {
-            let _ = recorded.join();
+        terminal::leave_raw_mode();
+        if let Some(recording) = self.recording.take() {
+            let _ = recording.join();
         }
         self.finish(server);
         Ok(Status::of_ending(ending?, signals::ended_by()))
     }
 
-    /// No new client finds the socket; those whose calls are being carried out get their answers.
+    /// Removes the socket's file, then answers the API calls in progress.
     fn finish(&self, server: Option<Server>) {
         signals::vm_has_ended();
         if let Some(file) = &self.file {
@@ -155,7 +154,7 @@ impl Session {
     }
 }
 
-/// However the session ends, by an error or a panic too, its socket's file goes.
+/// Removes the socket's file, also after an error or a panic.
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(file) = &self.file {
@@ -169,18 +168,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signal_before_the_vm_is_begun_is_the_status_and_no_error() {
-        let session = Session::of(Slot::new(), None).unwrap();
+    fn signal_before_the_start_is_a_status_and_not_an_error() {
+        let session = Session::with_slot(Slot::new(), None).unwrap();
         session.slot.close();
         let refused = || {
             session
                 .slot
-                .start("restore a snapshot", || -> volt_vmm::Result<Vm> { unreachable!("it is closed") })
+                .start("restore a snapshot", || -> volt_vmm::Result<Vm> {
+                    unreachable!("the slot is closed")
+                })
                 .unwrap_err()
         };
         assert_eq!(session.not_started(refused(), libc::SIGTERM).unwrap(), Status::Signal(libc::SIGTERM));
-        assert!(session.not_started(refused(), 0).is_err(), "a client has ended it");
+        assert!(session.not_started(refused(), 0).is_err(), "a client closed the slot");
         let other = Error::Crashed("made to fail".to_owned());
-        assert!(session.not_started(other, libc::SIGTERM).is_err(), "a start that fails says why");
+        assert!(session.not_started(other, libc::SIGTERM).is_err(), "a failed start keeps its error");
     }
 }

@@ -1,8 +1,9 @@
-//! The guest's serial console on standard input. (Standard output is the library's: `Console::stdout()`.)
+//! Passes standard input to the guest's serial console. The library writes the console's output
+//! (`Console::stdout()`).
 //!
-//! Reads block, so a file, a pipe, a terminal and /dev/null all work, and the end of the input ends the thread. On a
-//! terminal Ctrl-A introduces a key for volt-vmm; everything else, Ctrl-C too, goes to the guest. The bytes of a file or a
-//! pipe go through as they are.
+//! Reads block, so a file, a pipe, a terminal and /dev/null all work. The end of the input ends the thread.
+//! On a terminal, Ctrl-A introduces a key for volt-vmm; all other keys, Ctrl-C included, go to the guest.
+//! Bytes of a file or a pipe reach the guest unchanged.
 
 use std::io::{self, stdin};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
@@ -19,28 +20,28 @@ use crate::terminal;
 
 mod escape;
 
-use escape::{Key, Keys};
+use escape::{EscapeParser, Input};
 
 const KEYS: &str = "\
 Ctrl-A X       end the VM
 Ctrl-A Ctrl-A  send Ctrl-A to the guest (also: Ctrl-A A)
 Ctrl-A H       this list (also: Ctrl-A ?)";
 
-/// What has been typed and not yet been taken by the guest: this many reads of up to 4 KiB each.
+/// Capacity for typed input that the guest has not read yet, in reads of up to 4 KiB.
 const TYPED_AHEAD: usize = 64;
 
 /// The thread that reads standard input.
 static READER: OnceLock<Thread> = OnceLock::new();
 
-/// Starts passing standard input on to `vm`, in raw mode if it is a terminal.
+/// Starts to pass standard input to `vm`, in raw mode if it is a terminal.
 ///
 /// # Errors
-/// The host refuses a thread.
+/// The host cannot start the thread.
 pub(crate) fn attach(vm: &Arc<Vm>) -> Result<(), Failure> {
     let vm = Arc::clone(vm);
     let is_terminal = terminal::is_terminal();
     if is_terminal {
-        terminal::enter();
+        terminal::enter_raw_mode();
         eprintln!("volt-vmm: Ctrl-A X ends the VM, Ctrl-A H lists the keys");
     }
     let reader = spawn("volt-input", move || if is_terminal { pass_keys(&vm) } else { pass_bytes(&vm) })?;
@@ -48,12 +49,12 @@ pub(crate) fn attach(vm: &Arc<Vm>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether [`attach`] was called.
+/// Says whether [`attach`] was called.
 pub(crate) fn is_attached() -> bool {
     READER.get().is_some()
 }
 
-/// Makes the reader try again after it was kept from the terminal.
+/// Wakes a reader that waits for the foreground.
 pub(crate) fn wake() {
     if let Some(reader) = READER.get() {
         reader.unpark();
@@ -67,7 +68,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread, Fai
     Ok(thread.thread().clone())
 }
 
-/// A file or pipe: every byte as it is, no faster than the guest takes them.
+/// Passes the bytes of a file or pipe, no faster than the guest reads them.
 fn pass_bytes(vm: &Vm) {
     let mut buffer = [0; 4096];
     while let Ok(bytes @ [_, ..]) = read(&mut buffer) {
@@ -77,7 +78,8 @@ fn pass_bytes(vm: &Vm) {
     }
 }
 
-/// A terminal: its escape keys must work even when the guest takes nothing, so another thread does the typing.
+/// Passes the keys of a terminal. Another thread writes to the guest, so the escape keys work even if the
+/// guest does not read.
 fn pass_keys(vm: &Arc<Vm>) {
     let (typed, typing) = sync_channel::<Vec<u8>>(TYPED_AHEAD);
     let typist = Arc::clone(vm);
@@ -91,45 +93,47 @@ fn pass_keys(vm: &Arc<Vm>) {
     if started.is_err() {
         return;
     }
-    let mut keys = Keys::default();
+    let mut parser = EscapeParser::default();
     let mut buffer = [0; 4096];
     while let Ok(bytes @ [_, ..]) = read(&mut buffer) {
-        for key in keys.parse(bytes) {
-            match key {
-                Key::Typed(bytes) => {
+        for input in parser.parse(bytes) {
+            match input {
+                Input::Guest(bytes) => {
                     if !send(&typed, bytes) {
                         return;
                     }
                 }
-                Key::Help => eprintln!("\n{KEYS}"),
-                Key::End => vm.stop(),
+                Input::ListKeys => eprintln!("\n{KEYS}"),
+                Input::EndVm => vm.stop(),
             }
         }
     }
 }
 
-/// False once nobody types any more. What a stuck guest leaves no room for is lost, as on any serial line.
+/// Queues typed bytes. Returns false once the writing thread has ended. A full queue drops the bytes, as a
+/// serial line does.
 fn send(typed: &SyncSender<Vec<u8>>, bytes: Vec<u8>) -> bool {
     !matches!(typed.try_send(bytes), Err(TrySendError::Disconnected(_)))
 }
 
-/// One blocking read; empty at the end of the input.
+/// Reads once, blocking. Returns an empty slice at the end of the input.
 fn read(buffer: &mut [u8]) -> io::Result<&[u8]> {
     loop {
         match rustix::io::read(stdin(), &mut *buffer) {
             Ok(count) => return Ok(&buffer[..count]),
             Err(Errno::INTR) => {}
-            // Someone shares this descriptor with us and made it non-blocking.
+            // Another process shares this open file and made it non-blocking.
             Err(Errno::AGAIN) => {
                 let input = stdin();
                 poll(&mut [PollFd::new(&input, PollFlags::IN)], None)?;
             }
-            // A background job cannot read. SIGCONT tells when that changes, or a look now and then.
+            // A background job gets EIO. SIGCONT unparks this thread when that changes, and the
+            // timeout covers other changes.
             Err(Errno::IO) if terminal::is_terminal() && !terminal::in_foreground() => {
                 while terminal::is_terminal() && !terminal::in_foreground() {
                     thread::park_timeout(Duration::from_secs(1));
                 }
-                terminal::enter();
+                terminal::enter_raw_mode();
             }
             Err(error) => return Err(error.into()),
         }

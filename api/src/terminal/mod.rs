@@ -1,10 +1,11 @@
-//! The terminal on standard input: raw while the guest owns it, and always put back: on return, on a panic, on the
-//! signals that end the process (`signals` sees to those) and on the fatal ones (SIGSEGV and its kind, here).
+//! The terminal on standard input: in raw mode while the guest uses it, reset at every end of the process.
+//! The ends are a return, a panic, a signal that ends the process (see `signals`) and a fatal signal such as
+//! SIGSEGV.
 //!
 //! ```text
-//!            enter (foreground only)
-//! as found <-------------------------> raw
-//!            leave; panic; fatal signal; stopped
+//!             enter (in the foreground only)
+//! as found <---------------------------------> raw
+//!             leave; panic; fatal signal; stop
 //! ```
 #![allow(unsafe_code)]
 
@@ -19,30 +20,30 @@ use std::{panic, ptr, thread};
 use rustix::process::getpgrp;
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-/// Signals that kill a program for its own faults.
+/// Signals that the kernel sends for errors of the program.
 const FATAL: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGABRT, libc::SIGFPE];
 
-/// The settings found at the first `enter`.
+/// The settings before raw mode.
 static FOUND: OnceLock<Termios> = OnceLock::new();
-/// Whether the terminal is in the mode that we set.
+/// Whether this process has set raw mode.
 static RAW: AtomicBool = AtomicBool::new(false);
-/// What handled each fatal signal before: the standard library's own stack overflow message, mostly.
+/// The actions of the fatal signals before ours.
 static EARLIER: OnceLock<[libc::sigaction; 5]> = OnceLock::new();
 
-/// Whether standard input is a terminal.
+/// Says whether standard input is a terminal.
 pub(crate) fn is_terminal() -> bool {
     stdin().is_terminal()
 }
 
-/// Whether this process may use the terminal now: a background job must leave it to the shell's foreground one.
+/// Says whether this process is in the terminal's foreground. A background job may not use the terminal.
 pub(crate) fn in_foreground() -> bool {
     tcgetpgrp(stdin()).is_ok_and(|foreground| foreground == getpgrp())
 }
 
-/// Puts the terminal in raw mode. Nothing happens without a terminal, or from the background.
-pub(crate) fn enter() {
+/// Sets raw mode. Does nothing without a terminal or in the background.
+pub(crate) fn enter_raw_mode() {
     if !in_foreground() {
-        // Whoever is in the foreground has set the terminal as it needs it.
+        // The foreground job has set the mode that it needs.
         RAW.store(false, Ordering::SeqCst);
         return;
     }
@@ -55,14 +56,14 @@ pub(crate) fn enter() {
     });
     let mut raw = found.clone();
     raw.make_raw();
-    // Output stays as it was: our own messages end in a plain newline.
+    // Output modes stay, because volt-vmm's messages end in a newline without a carriage return.
     raw.output_modes = found.output_modes;
     RAW.store(true, Ordering::SeqCst);
     let _ = tcsetattr(stdin(), OptionalActions::Now, &raw);
 }
 
-/// Puts the terminal back as it was found, if it is raw. Async-signal-safe: an atomic swap and one ioctl.
-pub(crate) fn leave() {
+/// Resets the terminal if it is in raw mode. Async-signal-safe: an atomic swap and one ioctl.
+pub(crate) fn leave_raw_mode() {
     if RAW.swap(false, Ordering::SeqCst)
         && let Some(found) = FOUND.get()
     {
@@ -70,17 +71,17 @@ pub(crate) fn leave() {
     }
 }
 
-/// A panic's message is printed on a sane terminal. Only a panic of the main thread ends the process for certain; after
-/// any other the guest may go on and keeps its raw terminal.
+/// Leaves raw mode while a panic's message is printed. After a panic of a thread other than the main one the
+/// guest may go on, so the terminal returns to raw mode.
 fn leave_on_panic() {
     let main = thread::current().id();
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
         let was_raw = RAW.load(Ordering::SeqCst);
-        leave();
+        leave_raw_mode();
         print(panic);
         if was_raw && thread::current().id() != main {
-            enter();
+            enter_raw_mode();
         }
     }));
 }
@@ -88,7 +89,7 @@ fn leave_on_panic() {
 fn handle_fatal_signals() {
     let earlier = FATAL.map(|signal| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: a null new action only asks; the kernel fills in `action`, which is valid as zeroes too.
+        // SAFETY: a null new action only queries. The kernel fills in `action`, and zeroes are valid too.
         unsafe {
             libc::sigaction(signal, ptr::null(), action.as_mut_ptr());
             action.assume_init()
@@ -96,8 +97,8 @@ fn handle_fatal_signals() {
     });
     let _ = EARLIER.set(earlier);
     for signal in FATAL {
-        // SAFETY: zeroes are a valid sigaction (no flags, empty mask); the handler has the signature that SA_SIGINFO
-        // asks for and calls async-signal-safe functions only.
+        // SAFETY: zeroes are a valid sigaction (no flags, empty mask). The handler has the signature that
+        // SA_SIGINFO asks for and calls async-signal-safe functions only.
         unsafe {
             let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
             action.sa_sigaction = on_fatal_signal as extern "C" fn(_, _, _) as *const () as usize;
@@ -107,13 +108,14 @@ fn handle_fatal_signals() {
     }
 }
 
-/// Puts the terminal back, then lets the signal do what it would have done without us.
+/// Resets the terminal, then lets the earlier action handle the signal.
 extern "C" fn on_fatal_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    leave();
+    leave_raw_mode();
     let earlier = FATAL.iter().position(|fatal| *fatal == signal).zip(EARLIER.get());
-    // SAFETY: `info` is what the kernel gave this handler, the earlier action one that was installed before, and zeroes
-    // are the default action. A fault of the CPU's happens again as soon as this returns, and meets the earlier action;
-    // a signal that was sent does not, so it is sent once more, pending until this returns, and meets the default.
+    // A CPU fault repeats when this handler returns, and then meets the earlier action. A signal from kill(2)
+    // does not repeat: the handler raises it again, and it meets the default action once the handler returns.
+    // SAFETY: the kernel passed `info`; `earlier` holds actions that were installed, and zeroes are the
+    // default.
     unsafe {
         let sent = (*info).si_code <= 0;
         let action = match earlier {

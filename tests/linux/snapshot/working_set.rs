@@ -50,6 +50,6 @@ fn clones_prefetch_the_recorded_working_set() {
         }
         let mut again = snapshot.restore_as(&["--record", "console"]);
         again.next_number("count");
-        wait_until("the recording is logged", || again.stderr().contains("until console; the set before"));
+        wait_until("the recording is logged", || again.stderr().contains("until console; the previous set"));
     }
 }

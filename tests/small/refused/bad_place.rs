@@ -159,9 +159,9 @@ fn snapshot_through_a_dead_socket_is_refused() {
         ];
         volt_tests::Outcome::of(arguments)
     };
-    create().refused(&["socket", socket.to_str().unwrap(), "there is none"]);
+    create().refused(&["socket", socket.to_str().unwrap(), "no such file"]);
     drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-    create().refused(&["socket", socket.to_str().unwrap(), "nobody listens"]);
+    create().refused(&["socket", socket.to_str().unwrap(), "no process listens"]);
     fs::remove_file(&socket).unwrap();
     fs::write(&socket, "").unwrap();
     create().refused(&["socket", socket.to_str().unwrap()]);

@@ -300,7 +300,7 @@ fn failed_child_leaves_no_other_child_and_no_file() {
     refused(("bad", json!({"serial": scratch.path("no/out")})), &["bad.sock", "cannot open", "no/out"]);
     refused(("bad", json!({"overrides": {"disks": [{"id": "other"}]}})), &["disks", "\\\"other\\\""]);
     refused(("bad", json!({"overrides": {"disks": [{"id": "root", "layer": "fd:3"}]}})), &["root: fd:3"]);
-    refused(("good", json!({})), &["good.sock is there twice"]);
+    refused(("good", json!({})), &["good.sock is given twice"]);
     assert_eq!(fs::read_to_string(scratch.path("taken")).unwrap(), "precious");
     assert_eq!(fs::read_to_string(scratch.path("old.out")).unwrap(), "before\n");
     // The parent goes on and can be forked.
@@ -355,15 +355,15 @@ fn command_line_forks_a_guest() {
     let taken = fork(&["--child", &path("one.sock")]);
     // On a busy host standard error also has lines of progress.
     assert!(taken.status == 1 && taken.stderr.contains("one.sock: in use by process"), "{taken:?}");
-    fork(&["--count", "3", "--child-dir", &path("no/such")]).refused(&["make directory", "no/such"]);
+    fork(&["--count", "3", "--child-dir", &path("no/such")]).refused(&["create directory", "no/such"]);
     fork(&["--count", "2", "--child-dir", &path("other"), "--vsock", "cid=4"])
         .refused(&["vsock", "for one child"]);
     assert!(!scratch.path("other").exists() && !scratch.path("quiet.out").exists());
     assert_eq!(Outcome::of(["fork", "--child", "/a"]).status, 2);
     let gone = path("gone");
-    Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "there is none"]);
+    Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "no such file"]);
     Outcome::of(["forked", "--api-socket", &gone, "--id", "x"])
-        .refused(&["nobody hands one over", "volt-vmm fork"]);
+        .refused(&["standard input is no fork's socket", "volt-vmm fork"]);
 }
 
 #[test]

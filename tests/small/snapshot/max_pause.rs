@@ -119,7 +119,7 @@ fn pause_limit_is_given_on_the_command_line_and_over_rest() {
     let place = guest.scratch().path("none");
     let outcome = guest.try_snapshot_as(&place, &["--max-pause", "0"]);
     assert!(
-        outcome.status == 2 && outcome.stderr.contains("'--max-pause <MS>': 0 is not in 1.."),
+        outcome.status == 2 && outcome.stderr.contains("'--max-pause <MILLISECONDS>': 0 is not in 1.."),
         "{outcome:?}"
     );
     let body = format!(r#"{{"snapshot_path":"{}","max_pause_ms":0}}"#, place.display());

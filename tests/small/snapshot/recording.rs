@@ -134,7 +134,7 @@ fn recording_reports_the_hit_rate_of_the_last_one() {
     // Before its first line the guest touches a few pages.
     let guest = snapshot.restore_as(&["--record", "console"]);
     let said = said(&guest);
-    assert!(said.contains("until console; the set before this one named 100.0 % of them, and "), "{said}");
+    assert!(said.contains("until console; the previous set had 100.0 % of them, and "), "{said}");
     let few = answer(&guest, "PUT", "/v1/vm/record");
     let pages = few["pages"].as_u64().unwrap();
     assert!((2..64 + FEW).contains(&pages), "{few}");
@@ -165,7 +165,7 @@ fn recording_ends_with_the_first_vsock_connection_of_either_side() {
     let listener = listen(&socket, 2000);
     guest.type_in("c");
     let _stream = limited("the guest connects", || listener.accept()).unwrap();
-    assert!(said(&guest).contains("until vsock; the set before this one named"));
+    assert!(said(&guest).contains("until vsock; the previous set"));
     assert!(first.pages() > 2 && set(&snapshot).unwrap().pages() > 2);
     counting().snapshot().try_restore_as(&["--record", "vsock"]).refused(&["record", "has no vsock"]);
 }

@@ -1,19 +1,18 @@
-//! The children that this process has let go, so that none stays a zombie when it ends before its parent. They are nobody's business
-//! otherwise.
+//! The detached children of forks. This process reaps each one that ends, so that it does not stay a zombie.
 
 use std::process::Child;
 use std::sync::{Mutex, PoisonError};
 
 static CHILDREN: Mutex<Vec<Child>> = Mutex::new(Vec::new());
 
-/// Takes a child that is on its own from now on.
-pub(crate) fn let_go(child: Child) {
+/// Adds a detached child to those to reap.
+pub(crate) fn add(child: Child) {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner).push(child);
-    // It may have ended before it was known here.
+    // Its SIGCHLD may have come before it was in the list.
     reap();
 }
 
-/// Forgets those that have ended. Called at SIGCHLD.
+/// Reaps the children that have ended. The signal thread calls this at SIGCHLD.
 pub(crate) fn reap() {
     let mut children = CHILDREN.lock().unwrap_or_else(PoisonError::into_inner);
     children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
@@ -26,14 +25,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_ended_is_forgotten() {
-        let known = |pid| CHILDREN.lock().unwrap().iter().any(|child| child.id() == pid);
+    fn ended_child_is_reaped_and_removed() {
+        let is_listed = |pid| CHILDREN.lock().unwrap().iter().any(|child| child.id() == pid);
         let child = Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = child.id();
-        let_go(child);
-        assert!(known(pid));
+        add(child);
+        assert!(is_listed(pid));
         CHILDREN.lock().unwrap().iter_mut().find(|child| child.id() == pid).unwrap().kill().unwrap();
-        while known(pid) {
+        while is_listed(pid) {
             reap();
         }
         assert!(!std::fs::exists(format!("/proc/{pid}")).unwrap());

@@ -1,15 +1,16 @@
-//! Forks of a running VM into processes of their own. The parent captures its VM once; each child is this program once more, spawned
-//! and never forked, with one end of a socket as its standard input.
+//! Forks of a running VM, each into its own process. The parent captures its VM once. It spawns this program
+//! anew for each child, and passes one end of a socket as the child's standard input.
 //!
 //! ```text
-//!   parent: order ──> child: makes an empty VM, while the parent captures its own
-//!     └─ handover ──> child: restored, stands still ── ready ──┐
-//!   ┌──────────────────────── all are ready <──────────────────┘
-//!   └─ go ──> child: runs ── ready ──> all run ── stay ──> child: on its own, whatever becomes of the parent
+//!   parent: setup ──> child: creates an empty VM, while the parent captures its own
+//!     └─ handover ──> child: restores, paused ── ready ──┐
+//!   ┌──────────────────── all are ready <────────────────┘
+//!   └─ run ──> child: runs ── ready ──> all run ── detach ──> child: independent of the parent
 //! ```
 //!
-//! All or nothing: a child that has not heard "stay" when its socket ends goes, with every file it made. So if one fails, the parent
-//! closes the sockets of all; and if the parent dies, so does what is not whole yet.
+//! A fork is all or nothing. A child whose socket closes before "detach" removes the files that it created
+//! and exits. The parent closes the sockets of all children if one fails, and the kernel does if the parent
+//! dies.
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,60 +25,65 @@ use volt_vmm::config::Overrides;
 pub(crate) mod children;
 pub(crate) mod parent;
 
-/// The subcommand of a fork's child.
+/// The subcommand that runs a fork's child.
 pub(crate) const FORKED: &str = "forked";
 
-/// The arguments of a fork's child. They are always the same, because setting up clap takes longer than exec.
+/// Returns the arguments of a fork's child. Their order is fixed, so that the child recognizes them without
+/// clap, whose set-up takes longer than exec.
 pub(crate) fn child_arguments(api_socket: &Path, id: &str) -> [OsString; 5] {
-    let word = OsString::from;
-    [word(FORKED), word("--api-socket"), api_socket.into(), word("--id"), word(id)]
+    let text = OsString::from;
+    [text(FORKED), text("--api-socket"), api_socket.into(), text("--id"), text(id)]
 }
 
-/// Longest message beside the handover.
-const LONGEST: u32 = 1 << 20;
+/// Longest message, in bytes. The handover is not a message.
+const LONGEST_MESSAGE: u32 = 1 << 20;
 
-/// What a child is told first.
+/// The parent's first message.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Order {
-    /// That of the VM which is to come.
+pub(crate) struct ChildSetup {
+    /// The shape of the parent's VM.
     pub(crate) shape: VmShape,
     pub(crate) overrides: Overrides,
-    /// Whether its guest stands still until somebody resumes it.
+    /// Whether the child's VM stays paused until a client resumes it.
     pub(crate) paused: bool,
 }
 
-/// What a parent says later.
+/// A later message of the parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Word {
-    Go,
-    Stay,
+pub(crate) enum ParentMessage {
+    /// Run the VM.
+    Run,
+    /// Go on without the parent.
+    Detach,
 }
 
-/// What a child answers.
+/// A message of a child.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub(crate) enum ChildMessage {
+    /// The child has restored the VM, or runs it.
     Ready,
+    /// The child exits with this error.
     Failed(String),
 }
 
-/// One end of the socket between the two.
+/// One end of the socket between parent and child.
 #[derive(Debug)]
-pub(crate) struct Link(pub(crate) UnixStream);
+pub(crate) struct ForkSocket(pub(crate) UnixStream);
 
-impl Link {
-    pub(crate) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
-        let text = serde_json::to_vec(what)?;
-        let len = u32::try_from(text.len()).ok().filter(|len| *len <= LONGEST);
+impl ForkSocket {
+    pub(crate) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
+        let text = serde_json::to_vec(message)?;
+        let len = u32::try_from(text.len()).ok().filter(|len| *len <= LONGEST_MESSAGE);
         let len = len.ok_or_else(|| io::Error::from(ErrorKind::InvalidData))?;
         self.0.write_all(&[&len.to_le_bytes(), &text[..]].concat())
     }
 
-    /// Reads no byte more than the message has: what follows it may come with descriptors.
-    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<T> {
+    /// Receives a message, and reads no byte after it, because the next bytes may carry descriptors.
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let mut len = [0; 4];
         self.0.read_exact(&mut len)?;
         let len = u32::from_le_bytes(len);
-        if len > LONGEST {
+        if len > LONGEST_MESSAGE {
             return Err(ErrorKind::InvalidData.into());
         }
         let mut text = vec![0; len as usize];
@@ -91,20 +97,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_read_to_its_end_and_no_further() {
+    fn receive_reads_one_message_and_no_byte_after_it() {
         let (near, far) = UnixStream::pair().unwrap();
-        let (mut near, mut far) = (Link(near), Link(far));
-        near.say(&Word::Go).unwrap();
-        near.say(&Answer::Failed("no tap".to_owned())).unwrap();
+        let (mut near, mut far) = (ForkSocket(near), ForkSocket(far));
+        near.send(&ParentMessage::Run).unwrap();
+        near.send(&ChildMessage::Failed("no tap".to_owned())).unwrap();
         near.0.write_all(b"rest").unwrap();
-        assert_eq!(far.hear::<Word>().unwrap(), Word::Go);
-        assert!(matches!(far.hear::<Answer>().unwrap(), Answer::Failed(why) if why == "no tap"));
+        assert_eq!(far.receive::<ParentMessage>().unwrap(), ParentMessage::Run);
+        assert!(
+            matches!(far.receive::<ChildMessage>().unwrap(), ChildMessage::Failed(why) if why == "no tap")
+        );
         let mut rest = [0; 4];
         far.0.read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b"rest");
         near.0.write_all(&u32::MAX.to_le_bytes()).unwrap();
-        assert_eq!(far.hear::<Word>().unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(far.receive::<ParentMessage>().unwrap_err().kind(), ErrorKind::InvalidData);
         drop(near);
-        assert_eq!(far.hear::<Word>().unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(far.receive::<ParentMessage>().unwrap_err().kind(), ErrorKind::UnexpectedEof);
     }
 }

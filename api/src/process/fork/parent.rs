@@ -16,22 +16,22 @@ use volt_vmm::internal::sharing;
 use volt_vmm::{Error, FileRef, Handover, Vm, VmShape};
 
 use super::children;
-use super::{Answer, Link, Order, Word};
+use super::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
 use crate::failure::Failure;
 use crate::process::fork::child_arguments;
 use crate::process::start;
 
-/// A child that is wanted.
+/// A child to create.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    /// Where it serves its API.
+    /// The socket on which it serves its API.
     pub(crate) api_socket: PathBuf,
-    /// The file its guest's serial output is added to, unless it is discarded.
+    /// The file to append its guest's serial output to. Without one the output is discarded.
     pub(crate) serial: Option<PathBuf>,
     pub(crate) overrides: Overrides,
 }
 
-/// A child that runs.
+/// A running child.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Forked {
     pub(crate) pid: u32,
@@ -39,48 +39,48 @@ pub(crate) struct Forked {
     pub(crate) id: String,
 }
 
-/// Makes children of a VM, which goes on; in a process of its own each, from the same instant.
+/// Forks a VM into children, each in its own process, all from the same instant. The VM goes on.
 ///
 /// # Errors
-/// One of them cannot be: the error names it and says why. Then there is none of them, and no file of theirs.
+/// The first error of a child; it names the child. Then no child and no file of a child remains.
 pub(crate) fn fork(vm: &Vm, wanted: Vec<Wanted>, paused: bool) -> Result<Vec<Forked>, Failure> {
     let config = vm.config();
     check(&config.devices, &wanted)?;
-    // There is a socket for each, until it runs.
+    // The parent holds a socket for each child until it is detached.
     start::allow_descriptors();
-    // They come up while the VM is captured.
+    // The children start while the parent captures its VM.
     let children = wanted.into_iter().map(|wanted| Child::spawn(wanted, VmShape::of(&config), paused));
     let mut children = children.collect::<Result<Vec<_>, _>>()?;
     let handover = vm.snapshot_in_memory()?.handover()?;
     for child in &mut children {
-        child.hand_over(&handover)?;
+        child.send_handover(&handover)?;
     }
     drop(handover);
     for child in &mut children {
-        child.hear_ready()?;
+        child.receive_ready()?;
     }
     for child in &mut children {
-        child.say(&Word::Go)?;
+        child.send(&ParentMessage::Run)?;
     }
     for child in &mut children {
-        child.hear_ready()?;
+        child.receive_ready()?;
     }
-    Ok(children.into_iter().map(Child::let_go).collect())
+    Ok(children.into_iter().map(Child::detach).collect())
 }
 
-/// What can be told without a child.
+/// Checks what needs no child.
 fn check(devices: &Devices, wanted: &[Wanted]) -> Result<(), Failure> {
     let config = |field, problem: String| Err(Error::Config { field, problem }.into());
     if wanted.is_empty() {
-        return config("children", "none given; a fork makes one at least".to_owned());
+        return config("children", "none given; a fork needs at least one".to_owned());
     }
     for (number, child) in wanted.iter().enumerate() {
         if wanted[..number].iter().any(|other| other.api_socket == child.api_socket) {
-            return config("api_socket", format!("{} is there twice", child.api_socket.display()));
+            return config("api_socket", format!("{} is given twice", child.api_socket.display()));
         }
         let Some((id, fd)) = descriptor(devices, &child.overrides) else { continue };
         let problem = format!(
-            "{id}: fd:{fd} is a descriptor of this process alone: give child {} a path (--disk id={id},path=FILE)",
+            "{id}: fd:{fd} is a descriptor of this process: give child {} a path (--disk id={id},path=FILE)",
             number + 1
         );
         return config("disks", problem);
@@ -89,7 +89,7 @@ fn check(devices: &Devices, wanted: &[Wanted]) -> Result<(), Failure> {
     Ok(sharing::check(devices, &overrides)?)
 }
 
-/// A descriptor that a child would need.
+/// Finds a disk whose file is a descriptor, which the child would not have.
 fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32)> {
     let own = overrides
         .disks
@@ -104,13 +104,13 @@ fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32)>
     })
 }
 
-/// A child on its way. Dropped before it was let go, it ends, and its files go.
+/// A child that is not detached yet. Drop ends its process and removes its files.
 struct Child {
-    /// Until it is let go.
+    /// `None` once detached.
     process: Option<process::Child>,
-    link: Option<Link>,
+    socket: Option<ForkSocket>,
     forked: Forked,
-    /// Made for it.
+    /// The file of its serial output, if this fork created it.
     serial: Option<PathBuf>,
 }
 
@@ -121,66 +121,66 @@ impl Child {
             Failure::child(&api_socket, volt_vmm::report(&Failure::system(act, source)))
         };
         let id = random_hex()?;
-        let (near, far) = UnixStream::pair().map_err(|source| failed("make a socket for it", source))?;
+        let (near, far) = UnixStream::pair().map_err(|source| failed("create its socket", source))?;
         let output = match &serial {
             Some(path) => Some(
                 open_output(path).map_err(|source| failed(&format!("open {}", path.display()), source))?,
             ),
             None => None,
         };
-        let made = output.as_ref().is_some_and(|(_, made)| *made);
+        let created = output.as_ref().is_some_and(|(_, created)| *created);
         let mut command = Command::new(start::PROGRAM);
         command.arg0("volt-vmm").args(child_arguments(&api_socket, &id));
         command.stdin(OwnedFd::from(far));
         command.stdout(output.map_or_else(Stdio::null, |(file, _)| file.into()));
         let process = command.spawn();
         let forked = |pid| Forked { pid, api_socket: api_socket.clone(), id };
-        let serial = serial.filter(|_| made);
+        let serial = serial.filter(|_| created);
         let process = process.map_err(|source| {
             serial.iter().for_each(|path| drop(fs::remove_file(path)));
             failed("start its process", source)
         })?;
-        let (forked, link) = (forked(process.id()), Some(Link(near)));
-        let mut child = Self { process: Some(process), link, forked, serial };
-        child.say(&Order { shape, overrides, paused })?;
+        let (forked, socket) = (forked(process.id()), Some(ForkSocket(near)));
+        let mut child = Self { process: Some(process), socket, forked, serial };
+        child.send(&ChildSetup { shape, overrides, paused })?;
         Ok(child)
     }
 
-    fn hand_over(&mut self, handover: &Handover) -> Result<(), Failure> {
-        let sent = self.link.as_ref().is_some_and(|link| handover.send(&link.0).is_ok());
-        if sent { Ok(()) } else { Err(self.why_not()) }
+    fn send_handover(&mut self, handover: &Handover) -> Result<(), Failure> {
+        let sent = self.socket.as_ref().is_some_and(|socket| handover.send(&socket.0).is_ok());
+        if sent { Ok(()) } else { Err(self.failure()) }
     }
 
-    fn say(&mut self, what: &impl Serialize) -> Result<(), Failure> {
-        let said = self.link.as_mut().is_some_and(|link| link.say(what).is_ok());
-        if said { Ok(()) } else { Err(self.why_not()) }
+    fn send(&mut self, message: &impl Serialize) -> Result<(), Failure> {
+        let sent = self.socket.as_mut().is_some_and(|socket| socket.send(message).is_ok());
+        if sent { Ok(()) } else { Err(self.failure()) }
     }
 
-    /// Of one that does not listen any more, which will have said why.
-    fn why_not(&mut self) -> Failure {
-        self.hear_ready().err().unwrap_or_else(|| self.lost())
+    /// Returns the error of a child that closed its socket. The child sends it before it exits.
+    fn failure(&mut self) -> Failure {
+        self.receive_ready().err().unwrap_or_else(|| self.early_exit())
     }
 
-    fn hear_ready(&mut self) -> Result<(), Failure> {
-        match self.link.as_mut().map(Link::hear) {
-            Some(Ok(Answer::Ready)) => Ok(()),
-            Some(Ok(Answer::Failed(why))) => Err(Failure::child(&self.forked.api_socket, why)),
-            Some(Err(_)) | None => Err(self.lost()),
+    fn receive_ready(&mut self) -> Result<(), Failure> {
+        match self.socket.as_mut().map(ForkSocket::receive) {
+            Some(Ok(ChildMessage::Ready)) => Ok(()),
+            Some(Ok(ChildMessage::Failed(why))) => Err(Failure::child(&self.forked.api_socket, why)),
+            Some(Err(_)) | None => Err(self.early_exit()),
         }
     }
 
-    /// The error of a child that does not say why it is gone.
-    fn lost(&mut self) -> Failure {
-        self.link = None;
+    /// Returns the error of a child that exited without a message.
+    fn early_exit(&mut self) -> Failure {
+        self.socket = None;
         let status = self.process.as_mut().and_then(|process| process.wait().ok());
         let how = status.map_or_else(String::new, |status| format!(" ({status})"));
         Failure::child(&self.forked.api_socket, format!("its process ended before it ran{how}"))
     }
 
-    /// It runs. One that has gone meanwhile did run.
-    fn let_go(mut self) -> Forked {
-        let _ = self.say(&Word::Stay);
-        self.process.take().into_iter().for_each(children::let_go);
+    /// Detaches a running child. A child that has ended by now has run, and is no error.
+    fn detach(mut self) -> Forked {
+        let _ = self.send(&ParentMessage::Detach);
+        self.process.take().into_iter().for_each(children::add);
         let Forked { pid, api_socket, id } = &mut self.forked;
         Forked { pid: *pid, api_socket: std::mem::take(api_socket), id: std::mem::take(id) }
     }
@@ -189,25 +189,25 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         if let Some(mut process) = self.process.take() {
-            self.link = None;
-            let _ = process.wait(); // it ends by itself, and removes what it made
+            self.socket = None;
+            let _ = process.wait(); // the closed socket ends it, and it removes its own files
             self.serial.iter().for_each(|path| drop(fs::remove_file(path)));
         }
     }
 }
 
-/// A file to add output to, and whether it is new.
+/// Opens a file to append output to, and says whether it is new.
 fn open_output(path: &Path) -> io::Result<(File, bool)> {
     let mut options = File::options();
     options.append(true).mode(0o600);
     match options.clone().create_new(true).open(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            // A pipe that nobody reads is not waited for, and a terminal does not become ours.
+            // O_NONBLOCK: a pipe without a reader does not block. O_NOCTTY: a terminal does not become ours.
             let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
             rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::APPEND)?;
             Ok((file, false))
         }
-        made => Ok((made?, true)),
+        created => Ok((created?, true)),
     }
 }
 
@@ -226,13 +226,13 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_before_anybody_is_started() {
+    fn invalid_children_are_refused_before_a_process_starts() {
         assert!(refused("{}", &[]).starts_with("children: none given"));
         let twice = [wanted("/a", "{}"), wanted("/b", "{}"), wanted("/a", "{}")];
-        assert_eq!(refused("{}", &twice), "api_socket: /a is there twice");
+        assert_eq!(refused("{}", &twice), "api_socket: /a is given twice");
         let given = r#"{"disks":[{"id":"root","path":"fd:7","read_only":true}]}"#;
         let error = refused(given, &[wanted("/a", "{}")]);
-        assert!(error.starts_with("disks: root: fd:7 is a descriptor of this process alone"), "{error}");
+        assert!(error.starts_with("disks: root: fd:7 is a descriptor of this process"), "{error}");
         let other = r#"{"disks":[{"id":"root","path":"/image"}]}"#;
         check(&serde_json::from_str(given).unwrap(), &[wanted("/a", other)]).unwrap();
         let error = refused(r#"{"disks":[{"id":"root","path":"/image"}]}"#, &[wanted("/a", given_layer())]);
@@ -244,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn output_is_added_to_a_file_that_is_there() {
+    fn output_is_appended_to_an_existing_file() {
         let dir = Dir::new();
         let path = dir.path("out");
         assert!(open_output(&path).unwrap().1);
         fs::write(&path, "before\n").unwrap();
-        let (mut file, made) = open_output(&path).unwrap();
+        let (mut file, created) = open_output(&path).unwrap();
         io::Write::write_all(&mut file, b"after\n").unwrap();
-        assert!(!made);
+        assert!(!created);
         assert_eq!(fs::read_to_string(&path).unwrap(), "before\nafter\n");
         assert!(open_output(&dir.path("no/such")).is_err());
     }

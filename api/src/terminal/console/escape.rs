@@ -1,29 +1,30 @@
-//! Finds volt-vmm's own keys, introduced by Ctrl-A, in what is typed on a terminal.
+//! Splits terminal input into volt-vmm's keys, which Ctrl-A introduces, and bytes for the guest.
 
 /// Ctrl-A.
 const ESCAPE: u8 = 0x01;
 
-/// What a stretch of typing means.
+/// A part of the terminal's input.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Key {
-    /// Goes to the guest.
-    Typed(Vec<u8>),
+pub(crate) enum Input {
+    /// Bytes for the guest.
+    Guest(Vec<u8>),
     /// Ctrl-A X.
-    End,
+    EndVm,
     /// Ctrl-A H.
-    Help,
+    ListKeys,
 }
 
-/// The parser; its state is whether a Ctrl-A is waiting for its key, which may come with a later read.
+/// The parser of terminal input.
 #[derive(Debug, Default)]
-pub(crate) struct Keys {
+pub(crate) struct EscapeParser {
+    /// Whether the last byte was a Ctrl-A, whose key comes with a later read.
     escaped: bool,
 }
 
-impl Keys {
-    /// Takes in `bytes`. A Ctrl-A before a key that means nothing goes to the guest with that key.
-    pub(crate) fn parse(&mut self, bytes: &[u8]) -> Vec<Key> {
-        let mut keys = Vec::new();
+impl EscapeParser {
+    /// Parses the next bytes. A Ctrl-A before an unknown key goes to the guest with that key.
+    pub(crate) fn parse(&mut self, bytes: &[u8]) -> Vec<Input> {
+        let mut inputs = Vec::new();
         let mut typed = Vec::new();
         for &byte in bytes {
             if !std::mem::take(&mut self.escaped) {
@@ -33,9 +34,9 @@ impl Keys {
                 }
                 continue;
             }
-            let key = match byte {
-                b'x' | b'X' => Key::End,
-                b'h' | b'H' | b'?' => Key::Help,
+            let input = match byte {
+                b'x' | b'X' => Input::EndVm,
+                b'h' | b'H' | b'?' => Input::ListKeys,
                 b'a' | b'A' | ESCAPE => {
                     typed.push(ESCAPE);
                     continue;
@@ -45,17 +46,17 @@ impl Keys {
                     continue;
                 }
             };
-            flush(&mut typed, &mut keys);
-            keys.push(key);
+            flush(&mut typed, &mut inputs);
+            inputs.push(input);
         }
-        flush(&mut typed, &mut keys);
-        keys
+        flush(&mut typed, &mut inputs);
+        inputs
     }
 }
 
-fn flush(typed: &mut Vec<u8>, keys: &mut Vec<Key>) {
+fn flush(typed: &mut Vec<u8>, inputs: &mut Vec<Input>) {
     if !typed.is_empty() {
-        keys.push(Key::Typed(std::mem::take(typed)));
+        inputs.push(Input::Guest(std::mem::take(typed)));
     }
 }
 
@@ -63,44 +64,50 @@ fn flush(typed: &mut Vec<u8>, keys: &mut Vec<Key>) {
 mod tests {
     use super::*;
 
-    fn typed(text: &str) -> Key {
-        Key::Typed(text.into())
+    fn typed(text: &str) -> Input {
+        Input::Guest(text.into())
     }
 
     #[test]
-    fn plain_typing_and_control_c_go_to_the_guest() {
-        assert_eq!(Keys::default().parse(b"ls\r\x03x"), [typed("ls\r\x03x")]);
-        assert_eq!(Keys::default().parse(b""), []);
+    fn plain_keys_and_control_c_go_to_the_guest() {
+        assert_eq!(EscapeParser::default().parse(b"ls\r\x03x"), [typed("ls\r\x03x")]);
+        assert_eq!(EscapeParser::default().parse(b""), []);
     }
 
     #[test]
-    fn keys_of_volt_vmm() {
-        for (input, key) in
-            [("\x01x", Key::End), ("\x01X", Key::End), ("\x01h", Key::Help), ("\x01?", Key::Help)]
-        {
-            assert_eq!(Keys::default().parse(input.as_bytes()), [key], "{input:?}");
+    fn control_a_introduces_keys_for_volt_vmm() {
+        for (typed_keys, expected) in [
+            ("\x01x", Input::EndVm),
+            ("\x01X", Input::EndVm),
+            ("\x01h", Input::ListKeys),
+            ("\x01?", Input::ListKeys),
+        ] {
+            assert_eq!(EscapeParser::default().parse(typed_keys.as_bytes()), [expected], "{typed_keys:?}");
         }
-        assert_eq!(Keys::default().parse(b"a\x01hb\x01x"), [typed("a"), Key::Help, typed("b"), Key::End]);
+        assert_eq!(
+            EscapeParser::default().parse(b"a\x01hb\x01x"),
+            [typed("a"), Input::ListKeys, typed("b"), Input::EndVm]
+        );
     }
 
     #[test]
     fn control_a_twice_sends_one() {
         for input in ["\x01\x01", "\x01a", "\x01A"] {
-            assert_eq!(Keys::default().parse(input.as_bytes()), [typed("\x01")], "{input:?}");
+            assert_eq!(EscapeParser::default().parse(input.as_bytes()), [typed("\x01")], "{input:?}");
         }
-        assert_eq!(Keys::default().parse(b"\x01\x01x"), [typed("\x01x")]);
+        assert_eq!(EscapeParser::default().parse(b"\x01\x01x"), [typed("\x01x")]);
     }
 
     #[test]
-    fn an_unknown_key_loses_nothing() {
-        assert_eq!(Keys::default().parse(b"\x01z"), [typed("\x01z")]);
+    fn unknown_key_goes_to_the_guest_with_its_control_a() {
+        assert_eq!(EscapeParser::default().parse(b"\x01z"), [typed("\x01z")]);
     }
 
     #[test]
-    fn a_key_may_come_with_a_later_read() {
-        let mut keys = Keys::default();
-        assert_eq!(keys.parse(b"a\x01"), [typed("a")]);
-        assert_eq!(keys.parse(b"x"), [Key::End]);
-        assert_eq!(keys.parse(b"x"), [typed("x")]);
+    fn key_after_control_a_may_come_with_a_later_read() {
+        let mut parser = EscapeParser::default();
+        assert_eq!(parser.parse(b"a\x01"), [typed("a")]);
+        assert_eq!(parser.parse(b"x"), [Input::EndVm]);
+        assert_eq!(parser.parse(b"x"), [typed("x")]);
     }
 }
