@@ -69,26 +69,26 @@ pub struct NoState {}
 
 /// Bytes written as base64: a layout of the CPU's or of KVM's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bytes(pub Vec<u8>);
+pub struct Base64Bytes(pub Vec<u8>);
 
-impl Serialize for Bytes {
+impl Serialize for Base64Bytes {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         use base64::Engine;
         serializer.serialize_str(&base64::engine::general_purpose::STANDARD.encode(&self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for Bytes {
+impl<'de> Deserialize<'de> for Base64Bytes {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         use base64::Engine;
         struct Text;
         impl serde::de::Visitor<'_> for Text {
-            type Value = Bytes;
+            type Value = Base64Bytes;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("base64 text")
             }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Bytes, E> {
-                base64::engine::general_purpose::STANDARD.decode(text).map(Bytes).map_err(E::custom)
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Base64Bytes, E> {
+                base64::engine::general_purpose::STANDARD.decode(text).map(Base64Bytes).map_err(E::custom)
             }
         }
         deserializer.deserialize_str(Text)
@@ -101,10 +101,10 @@ mod tests {
 
     #[test]
     fn bytes_survive_json_and_garbage_is_refused() {
-        let bytes = Bytes((0..=255).collect());
+        let bytes = Base64Bytes((0..=255).collect());
         let text = serde_json::to_string(&bytes).unwrap();
-        assert_eq!(serde_json::from_str::<Bytes>(&text).unwrap(), bytes);
-        assert!(serde_json::from_str::<Bytes>("\"not base64!\"").is_err());
-        assert!(serde_json::from_str::<Bytes>("7").is_err());
+        assert_eq!(serde_json::from_str::<Base64Bytes>(&text).unwrap(), bytes);
+        assert!(serde_json::from_str::<Base64Bytes>("\"not base64!\"").is_err());
+        assert!(serde_json::from_str::<Base64Bytes>("7").is_err());
     }
 }

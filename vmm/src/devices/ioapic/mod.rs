@@ -16,7 +16,7 @@ use super::bus::BusDevice;
 use super::log_limit::LogLimit;
 use super::{Device, Place};
 use crate::error::{Result, report};
-use crate::kvm::msi::Message;
+use crate::kvm::msi::MsiMessage;
 use crate::kvm::vm::VmHandle;
 use crate::persist::Persist;
 
@@ -31,7 +31,7 @@ pub struct IoApic {
     // Glue.
     vm: VmHandle,
     /// What KVM reports the end of.
-    watched: Vec<(u32, Message)>,
+    watched: Vec<(u32, MsiMessage)>,
     log: LogLimit,
     // Volatile.
     registers: Registers,
