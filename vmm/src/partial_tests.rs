@@ -1,4 +1,4 @@
-//! Leftovers of killed writers are removed, and nothing else.
+//! Removers remove exactly the leftovers of killed writers.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +15,7 @@ fn names_in(scratch: &ScratchDir) -> Vec<String> {
     names
 }
 
-/// A directory with guest memory, as a writer leaves it that is killed: the kernel has closed its descriptor.
+/// Makes a directory with guest memory and without a lock, as a killed writer leaves it.
 fn left_behind(parent: &Path, name: &str) -> PathBuf {
     let (path, lock) = create_dir(parent, name).unwrap();
     fs::write(path.join("memory.snap"), "secret").unwrap();
@@ -25,7 +25,7 @@ fn left_behind(parent: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn only_what_no_writer_holds_is_removed() {
+fn directories_without_a_writer_are_removed() {
     let scratch = ScratchDir::new();
     left_behind(&scratch.0, "warm");
     left_behind(&scratch.0, "another one.2");
@@ -37,7 +37,7 @@ fn only_what_no_writer_holds_is_removed() {
 }
 
 #[test]
-fn files_of_that_name_alone_are_removed() {
+fn only_files_of_the_given_name_are_removed() {
     let scratch = ScratchDir::new();
     drop(create_file(&scratch.0, "working-set", 0o400).unwrap());
     let (other, _) = create_file(&scratch.0, "set", 0o400).unwrap();
@@ -49,7 +49,7 @@ fn files_of_that_name_alone_are_removed() {
 }
 
 #[test]
-fn nothing_of_other_names_kinds_or_modes_is_removed() {
+fn entries_of_other_names_kinds_or_modes_stay() {
     let (scratch, elsewhere) = (ScratchDir::new(), ScratchDir::new());
     let hex = "0123456789abcdef0123456789abcdef";
     for name in [
@@ -71,7 +71,7 @@ fn nothing_of_other_names_kinds_or_modes_is_removed() {
     fs::write(scratch.0.join(format!(".file.{hex}.partial")), "").unwrap();
     let open_to_others = left_behind(&scratch.0, "shared");
     fs::set_permissions(&open_to_others, fs::Permissions::from_mode(0o755)).unwrap();
-    // It would have to be descended into, and no writer of ours makes such a thing.
+    // Our writers make no nested directories.
     let deep = left_behind(&scratch.0, "deep");
     fs::create_dir(deep.join("inner")).unwrap();
     let linking = left_behind(&scratch.0, "linking");
@@ -92,7 +92,7 @@ fn nothing_of_other_names_kinds_or_modes_is_removed() {
 }
 
 #[test]
-fn remover_that_comes_between_creation_and_lock_makes_the_writer_take_another_name() {
+fn writer_takes_another_name_after_a_removal_before_its_lock() {
     let scratch = ScratchDir::new();
     let mut first = true;
     let (path, _lock) = create(&scratch.0, "warm", {
@@ -102,7 +102,7 @@ fn remover_that_comes_between_creation_and_lock_makes_the_writer_take_another_na
             let opened = File::open(path);
             if std::mem::take(&mut **first.borrow_mut()) {
                 remove_abandoned_dirs(path.parent().unwrap());
-                assert!(!path.exists(), "nobody held it");
+                assert!(!path.exists(), "the unlocked directory is removed");
             }
             opened
         }
@@ -111,10 +111,9 @@ fn remover_that_comes_between_creation_and_lock_makes_the_writer_take_another_na
     assert_eq!(names_in(&scratch), [path.file_name().unwrap().to_str().unwrap()]);
 }
 
-/// Removers run all the while. A writer finds what it wrote, published or not, and only what is abandoned
-/// goes.
+/// Each writer finds its files, published or not, and the removers remove abandoned files only.
 #[test]
-fn writers_and_removers_at_once_lose_nothing() {
+fn concurrent_removers_keep_files_of_living_writers() {
     let (scratch, over) = (ScratchDir::new(), AtomicBool::new(false));
     let write = |writer: usize| {
         for round in 0..200 {

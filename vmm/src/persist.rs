@@ -19,17 +19,17 @@ pub trait Persist {
     /// The state alone, without configuration and host handles.
     type State: Serialize + DeserializeOwned;
 
-    /// Returns the state. The owner is stopped, so nothing changes during the call.
+    /// Returns the state. The VM is halted, so nothing changes during the call.
     ///
     /// # Errors
-    /// The host or KVM refuses.
+    /// Returns an error if the host or KVM refuses.
     fn save(&self) -> Result<Self::State>;
 
-    /// Restores a saved state into an object newly made with the same configuration. It borrows the state,
-    /// which is decoded once and restored any number of times.
+    /// Restores a saved state into an object newly made with the same configuration. A state is decoded once
+    /// and restored any number of times.
     ///
     /// # Errors
-    /// The host or KVM refuses. The object is partly restored then, and must be dropped.
+    /// Returns an error if the host or KVM refuses. The object is partly restored then, and must be dropped.
     fn restore(&mut self, state: &Self::State) -> Result<()>;
 }
 
@@ -38,16 +38,16 @@ pub type Blob = Box<RawValue>;
 
 /// [`Persist`] without its type, for collections of different devices.
 pub trait PersistBlob {
-    /// [`Persist::save`], encoded. `part` names the object in errors.
+    /// Saves and encodes the state ([`Persist::save`]). `part` names the object in errors.
     ///
     /// # Errors
-    /// As [`Persist::save`]; or the state cannot be encoded.
+    /// As [`Persist::save`], or if the state cannot be encoded.
     fn save_blob(&self, part: &str) -> Result<Blob>;
 
-    /// [`Persist::restore`] from the result of [`PersistBlob::save_blob`].
+    /// Decodes and restores the result of [`PersistBlob::save_blob`] ([`Persist::restore`]).
     ///
     /// # Errors
-    /// As [`Persist::restore`]; or the state cannot be decoded.
+    /// As [`Persist::restore`], or if the state cannot be decoded.
     fn restore_blob(&mut self, part: &str, state: &RawValue) -> Result<()>;
 }
 
