@@ -44,6 +44,9 @@ NO_CIRCLES=(vmm/src api/src kernel/src kernel/guest/src benches/src scripts/chec
 CLEAN=(
     README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md _typos.toml tests/golden/README.md tests/mutants/README.md
     vmm/src/{memory,snapshot,store,vm}
+    vmm/src/{doctor,kvm,machine,replay}
+    vmm/src/{console,doctor,error,internal,lib,partial,partial_tests,persist,progress}.rs
+    vmm/src/{run_control,sockets,sync,testing,threads,timing}.rs
     docs
     scripts/checks scripts/docs.sh benches vmm/examples
     vmm/src/devices/virtio/{block,net,vsock}

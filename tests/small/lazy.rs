@@ -337,7 +337,7 @@ fn in_a_program_of_many_vms_a_damaged_chunk_ends_those_alone_that_touch_it() {
         let why = limited("a VM with damaged memory ends", || damaged.restore().unwrap().wait())
             .unwrap_err()
             .to_string();
-        assert!(why.contains("cannot be had") && why.contains("is damaged in chunk"), "{why}");
+        assert!(why.contains("cannot be read") && why.contains("is damaged in chunk"), "{why}");
     }
     goes_on(&said);
     assert_eq!(sound.state(), RunState::Running);
@@ -406,7 +406,7 @@ fn a_file_that_is_cut_while_a_guest_runs_from_it_ends_the_guest() {
     file.set_len(4096).unwrap();
     guest.resume();
     let outcome = guest.wait_exit();
-    outcome.complained(&["its memory cannot be had", snapshot.memory_path().to_str().unwrap()]);
+    outcome.complained(&["its memory cannot be read", snapshot.memory_path().to_str().unwrap()]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
 }

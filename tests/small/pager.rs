@@ -192,7 +192,7 @@ fn without_a_pager_the_guest_ends_and_says_so() {
     let pagers = shared.pagers();
     rustix::process::kill_process(pagers[0], Signal::KILL).unwrap();
     let outcome = guest.wait_exit();
-    outcome.complained(&["its memory cannot be had: the pager has died, and there is no other"]);
+    outcome.complained(&["its memory cannot be read: the pager has died, and there is no other"]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
 }
@@ -210,7 +210,7 @@ fn a_damaged_chunk_ends_the_guest_that_touches_it_and_the_pager_serves_on() {
     file.write_all_at(&vec![0x5a; end as usize], 0).unwrap();
     let mut damaged = shared.restore(&[]);
     let outcome = damaged.wait_exit();
-    outcome.complained(&["its memory cannot be had", path.to_str().unwrap(), "is damaged in chunk"]);
+    outcome.complained(&["its memory cannot be read", path.to_str().unwrap(), "is damaged in chunk"]);
     assert_eq!((outcome.status, outcome.stdout.contains("WRONG")), (5, false), "{outcome:?}");
     assert_eq!(shared.pagers().len(), 2);
     goes_on(&mut first);
@@ -340,7 +340,7 @@ fn a_pause_does_not_wait_for_memory_for_ever() {
     }
     assert!(status == 400 && why.contains("has ended"), "{status} {why}");
     let outcome = guest.wait_exit();
-    outcome.complained(&["its memory cannot be had: waited for a page"]);
+    outcome.complained(&["its memory cannot be read: waited for a page"]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     rustix::process::kill_process(pager, Signal::KILL).unwrap();
 }

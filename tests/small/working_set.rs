@@ -300,7 +300,7 @@ fn damage_in_what_is_read_ahead_is_for_whoever_touches_it() {
     });
     vm.resume().unwrap();
     let why = limited("the VM ends", || vm.wait()).unwrap_err().to_string();
-    assert!(why.contains("cannot be had") && why.contains("is damaged in chunk"), "{why}");
+    assert!(why.contains("cannot be read") && why.contains("is damaged in chunk"), "{why}");
 }
 
 #[test]

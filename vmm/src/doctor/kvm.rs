@@ -139,9 +139,9 @@ impl Kvm {
                 Level::Warning,
                 "KVM's module is kvm_pvm: it emulates the guest's kernel mode in software, and no unmodified \
                  Linux guest gets to user space on it",
-                "small freestanding guests run. For Linux guests use a host with kvm_intel or kvm_amd, turn on \
-                 nested virtualization for this machine, or use the lab (scripts/lab.sh), a real kvm_amd under \
-                 emulation",
+                "small freestanding guests run. For Linux guests use a host with kvm_intel or kvm_amd, turn \
+                 on nested virtualization for this machine, or use the lab (scripts/lab.sh), a real kvm_amd \
+                 under emulation",
             ),
             Some(module) => {
                 let nested = if host.is_virtual { ", nested in another hypervisor" } else { "" };

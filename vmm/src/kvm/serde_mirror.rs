@@ -60,7 +60,8 @@ mirror! {
     Sregs = kvm_sregs {
         cs: Segment, ds: Segment, es: Segment, fs: Segment, gs: Segment, ss: Segment, tr: Segment,
         ldt: Segment, gdt: DescriptorTable, idt: DescriptorTable,
-        cr0: u64, cr2: u64, cr3: u64, cr4: u64, cr8: u64, efer: u64, apic_base: u64, interrupt_bitmap: [u64; 4],
+        cr0: u64, cr2: u64, cr3: u64, cr4: u64, cr8: u64, efer: u64, apic_base: u64,
+        interrupt_bitmap: [u64; 4],
     } ignoring {}
 }
 
@@ -128,7 +129,9 @@ mirror! {
 
 mirror! {
     /// The clock of a VM in nanoseconds (`struct kvm_clock_data`).
-    ClockState = kvm_clock_data { clock: u64, flags: u32, realtime: u64, host_tsc: u64 } ignoring { pad0, pad }
+    ClockState = kvm_clock_data {
+        clock: u64, flags: u32, realtime: u64, host_tsc: u64,
+    } ignoring { pad0, pad }
 }
 
 #[cfg(test)]

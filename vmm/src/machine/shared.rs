@@ -16,8 +16,8 @@ use crate::machine::{LentVcpu, Machine};
 use crate::run_control::{Control, Ending, RunState};
 use crate::sync::lock;
 
-/// A machine behind its lock. Before it is dropped, its guest has ended and [`SharedMachine::wait_ending`] was
-/// called.
+/// A machine behind its lock. Before it is dropped, its guest has ended and [`SharedMachine::wait_ending`]
+/// was called.
 #[derive(Debug)]
 pub(crate) struct SharedMachine {
     /// Locked after all other locks.
@@ -28,8 +28,8 @@ pub(crate) struct SharedMachine {
     machine: Mutex<Machine>,
     /// Whether [`SharedMachine::wait_ending`] writes data to the files of disks.
     is_settling: AtomicBool,
-    /// Disks, for [`SharedMachine::is_settling`], which must not lock the machine: a pause holds that lock while a
-    /// vCPU waits for a disk.
+    /// Disks, for [`SharedMachine::is_settling`], which must not lock the machine: a pause holds that lock
+    /// while a vCPU waits for a disk.
     disks: Vec<Arc<Mutex<Block>>>,
 }
 
@@ -164,8 +164,8 @@ impl SharedMachine {
         ending
     }
 
-    /// Waits at most `timeout`, otherwise like [`SharedMachine::wait_ending`]. Returns none if the guest has not
-    /// ended.
+    /// Waits at most `timeout`, otherwise like [`SharedMachine::wait_ending`]. Returns none if the guest has
+    /// not ended.
     ///
     /// # Errors
     /// As [`SharedMachine::wait_ending`].
@@ -190,8 +190,8 @@ impl SharedMachine {
     }
 
     /// Whether the guest has ended and its data is still on the way to the files of its disks:
-    /// [`SharedMachine::wait_ending`] writes it, or a disk handles a request. If the process exits now, the data
-    /// survives until the host crashes.
+    /// [`SharedMachine::wait_ending`] writes it, or a disk handles a request. If the process exits now, the
+    /// data survives until the host crashes.
     pub fn is_settling(&self) -> bool {
         // A disk that handles a request on the vCPU's thread is locked meanwhile.
         let is_busy = |disk: &Arc<Mutex<Block>>| match disk.try_lock() {

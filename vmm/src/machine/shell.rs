@@ -171,7 +171,7 @@ impl Shell {
         let control = Arc::downgrade(&self.control);
         faults.when_unreadable(move |why| {
             if let Some(control) = control.upgrade() {
-                control.end(Err(format!("its memory cannot be had: {why}")));
+                control.end(Err(format!("its memory cannot be read: {why}")));
             }
         });
         let (faults, control) = (Arc::downgrade(faults), Arc::downgrade(&self.control));

@@ -12,6 +12,7 @@ use crate::memory::lazy::faults::Paging;
 pub use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 pub use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
+use crate::replay::fault_floor::FloorPager;
 use crate::snapshot::format::pack::Pack;
 use crate::snapshot::source_of;
 
@@ -59,7 +60,7 @@ impl LazyBase {
 
 /// Lower bound for a page fault in lazily filled memory: chunks are copied from memory.
 #[derive(Debug)]
-pub struct Floor(Arc<crate::replay::fault_floor::FloorPager>);
+pub struct Floor(Arc<FloorPager>);
 
 impl Floor {
     /// Makes memory with the content of a file, copied in chunks of `chunk_len` bytes.
@@ -67,7 +68,7 @@ impl Floor {
     /// # Errors
     /// As [`LazyBase::of`].
     pub fn over(image: Arc<File>, chunk_len: u64) -> Result<Self> {
-        Ok(Self(Arc::new(crate::replay::fault_floor::FloorPager::over(image, chunk_len)?)))
+        Ok(Self(Arc::new(FloorPager::over(image, chunk_len)?)))
     }
 
     /// Maps a memory over the base, as for a VM.
