@@ -1,5 +1,6 @@
-//! The CPUID leaves of a guest: KVM's supported leaves, with the features that KVM reports elsewhere, without
-//! the features that a snapshot cannot restore, and with each vCPU's place in the topology.
+//! The CPUID leaves of a guest. They start from KVM's supported leaves, add the features that KVM reports
+//! elsewhere, and leave out the features that a snapshot cannot restore. Each vCPU gets its place in the
+//! topology.
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::Kvm;

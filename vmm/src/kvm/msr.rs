@@ -183,8 +183,8 @@ pub(super) fn read(vcpu: &impl MsrReader, indices: &[u32]) -> Result<Vec<Msr>> {
     Ok(read)
 }
 
-/// Writes the registers that have a value, in the given order. Skips a register that KVM refuses in two
-/// cases: it already holds the value, as read-only registers of a fresh vCPU do, or KVM does not know it and
+/// Writes the registers that have a value, in the given order. A register that KVM refuses is skipped if it
+/// holds the value, as read-only registers of a fresh vCPU do. It is also skipped if KVM does not know it and
 /// the value is 0, as in an unused register.
 ///
 /// # Errors

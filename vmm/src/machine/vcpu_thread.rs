@@ -126,7 +126,7 @@ impl LentVcpu {
 }
 
 impl Drop for VcpuThread {
-    /// The control must have been told to quit.
+    /// Joins the thread, which has the command to quit.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
             // A panic was reported as the guest's ending.
