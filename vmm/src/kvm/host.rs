@@ -2,8 +2,7 @@
 //!
 //! ```text
 //! HostIdentity    for people: vendor, microcode, kernel
-//! feature_digest  for the check at a restore: a digest of all that KVM offers, cached in a file of the
-//! user's
+//! feature_digest  for the check at a restore: a digest of all that KVM offers, cached in a file
 //!                 until the next boot (digest_cache)
 //! ```
 
@@ -38,7 +37,7 @@ pub struct HostIdentity {
     pub kvm_module: String,
 }
 
-/// The value of a field that the kernel does not tell.
+/// The value of a field that the kernel does not report.
 const UNKNOWN: &str = "unknown";
 
 impl HostIdentity {
@@ -59,9 +58,9 @@ impl HostIdentity {
         if self.has_cpu() { first.get_or_init(|| self).clone() } else { self }
     }
 
-    /// Whether the kernel told the CPU.
+    /// Whether the kernel reported the CPU.
     fn has_cpu(&self) -> bool {
-        // Microcode does not count: under some hypervisors the kernel never tells it.
+        // Microcode does not count: under some hypervisors the kernel never reports it.
         !self.cpu_vendor.contains(UNKNOWN) && !self.cpu_signature.contains(UNKNOWN)
     }
 
