@@ -50,8 +50,8 @@ enum Sink {
     Writer(Box<dyn Write + Send>),
 }
 
-/// Milliseconds that a wait for a stalled descriptor takes before the vCPU checks for an interruption.
-const LOOK_UP_MS: i32 = 20;
+/// Milliseconds between two checks for an interruption while a descriptor stalls.
+const POLL_MS: i32 = 20;
 
 impl Console {
     /// Standard output, unbuffered.
@@ -130,7 +130,7 @@ fn writable(file: &File) -> bool {
     let mut poll = libc::pollfd { fd: file.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
     // SAFETY: one initialised entry, which the kernel fills in. An error counts as writable, because the
     // write reports it.
-    unsafe { libc::poll(&raw mut poll, 1, LOOK_UP_MS) != 0 }
+    unsafe { libc::poll(&raw mut poll, 1, POLL_MS) != 0 }
 }
 
 impl std::fmt::Debug for Console {

@@ -93,7 +93,7 @@ pub fn examine() -> Report {
                 Err(error) => findings.push(Finding::new(
                     Level::Problem,
                     format!("no VM can be created: {}", crate::report(&error)),
-                    "dmesg may say why; another hypervisor may be using the CPU's virtualization",
+                    "dmesg may name the cause; another hypervisor may be using the CPU's virtualization",
                 )),
             }
             report.can_run_linux = report.can_create_vm && kvm.runs_linux();
@@ -101,7 +101,7 @@ pub fn examine() -> Report {
         }
         Err(error) => findings.push(kvm::no_kvm(&error, &report.host)),
     }
-    findings.push(host::nx_huge_pages(&report.host, cost::of(&report.creation, cost::CREATE_VM)));
+    findings.push(host::nx_huge_pages(&report.host, cost::median_us(&report.creation, cost::CREATE_VM)));
     findings.extend(host::findings());
     report.findings = findings;
     report
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_always_comes_about_and_says_something() {
+    fn every_host_gets_a_report_with_findings() {
         let report = examine();
         assert!(report.findings.len() > 5);
         assert!(!report.host.kernel.is_empty());

@@ -5,7 +5,7 @@ pub use crate::config::sharing;
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
 pub use crate::snapshot::format::pack;
-pub use crate::sockets::turn;
+pub use crate::sockets::lock_directory_of;
 pub use crate::store::dir::random_hex;
 
 /// Times of the steps of a restore.

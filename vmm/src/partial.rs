@@ -1,15 +1,14 @@
-//! Directories and files that are not published yet: named `.NAME.HEX.partial`, and locked (flock) while
-//! their writer lives.
+//! Unpublished directories and files, named `.NAME.HEX.partial` and locked (flock) while their writer lives.
 //!
 //! ```text
-//!   create ──> lock ──> write ──> rename to NAME          a writer that is killed leaves its name, and no lock
-//!   next act in that directory ──> removes what it can lock, and what the name still means then
+//!   create ──> lock ──> write ──> rename to NAME      a killed writer leaves the file without a lock
+//!   next act in that directory ──> removes each file that it can lock and that still has its name
 //! ```
 //!
 //! The kernel drops a lock with the last descriptor, however the process ends. The descriptors close at exec,
-//! so no child keeps one. On a file system that other hosts may share (NFS, 9p, virtiofs and any that is not
-//! listed here), leftovers stay: its locks may be those of this host alone, so a leftover looks like a living
-//! writer's.
+//! so no child keeps one. Leftovers stay on a file system that other hosts may share (NFS, 9p, virtiofs and
+//! all that are not listed here): its locks may be local to each host, so a leftover looks like a living
+//! writer's file.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -37,7 +36,7 @@ const LOCAL: [u64; 8] = [
 
 const SUFFIX: &str = ".partial";
 const HEX: usize = 32;
-/// Number of further names tried when a remover was faster than the lock. Each attempt needs another remover.
+/// Number of names to try. An attempt fails only if a remover finds the file before it is locked.
 const ATTEMPTS: u32 = 100;
 
 /// Creates a directory of mode 0700 in `parent`, and locks it. The lock lasts as long as the descriptor.
@@ -62,16 +61,16 @@ fn create(
     for _ in 0..ATTEMPTS {
         let path = parent.join(format!(".{name}.{}{SUFFIX}", random_hex().map_err(io::Error::other)?));
         match make(&path) {
-            Ok(file) if lock(&file) != Lock::Taken && means(CWD, &path, &rustix::fs::fstat(&file)?) => {
+            Ok(file) if lock(&file) != Lock::Taken && is_named(CWD, &path, &rustix::fs::fstat(&file)?) => {
                 return Ok((path, file));
             }
-            // A remover found it before it was locked, and has it now.
+            // A remover found the file before it was locked.
             Ok(_) => {}
             Err(error) if error.kind() == ErrorKind::NotFound && parent.is_dir() => {}
             Err(error) => return Err(error),
         }
     }
-    Err(io::Error::other("other processes keep removing what is made there"))
+    Err(io::Error::other("other processes keep removing new files there"))
 }
 
 /// Removes this user's directories in `parent` that killed writers left. Files in them go too. A directory
@@ -80,12 +79,12 @@ pub fn remove_abandoned_dirs(parent: &Path) {
     remove_abandoned(parent, FileType::Directory, |name| base_of(name).is_some_and(|base| !base.is_empty()));
 }
 
-/// Removes this user's files in `parent` that were to become `name` and that killed writers left.
+/// Removes this user's files in `parent` that killed writers of `name` left.
 pub fn remove_abandoned_files(parent: &Path, name: &str) {
     remove_abandoned(parent, FileType::RegularFile, |found| base_of(found) == Some(name.as_bytes()));
 }
 
-/// Removal is best effort: nothing depends on it.
+/// Removes leftovers with best effort: nothing depends on it.
 fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> bool) {
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let Ok(directory) = rustix::fs::open(parent, flags, Mode::empty()) else { return };
@@ -99,7 +98,7 @@ fn remove_abandoned(parent: &Path, kind: FileType, is_wanted: impl Fn(&[u8]) -> 
         match remove(directory.as_fd(), name, kind) {
             Ok(true) => log::info!("removed {}, which a killed process left", parent.join(name).display()),
             Ok(false) => {}
-            Err(errno) => log::debug!("{} stays: {errno}", parent.join(name).display()),
+            Err(errno) => log::debug!("cannot remove {}: {errno}", parent.join(name).display()),
         }
     }
 }
@@ -111,7 +110,7 @@ fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Re
         let own = found.st_uid == rustix::process::geteuid().as_raw();
         own && FileType::from_raw_mode(found.st_mode) == kind && found.st_mode & 0o077 == 0
     };
-    // Examined before it is opened too, because opening a device can have effects.
+    // Checked before the open too, because opening a device can have effects.
     if !is_ours(&rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?) {
         return Ok(false);
     }
@@ -119,7 +118,7 @@ fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Re
     let file = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     let opened = rustix::fs::fstat(&file)?;
     // An entry that was published or removed meanwhile has another name, or none.
-    if !is_ours(&opened) || lock(&file) != Lock::Held || !means(parent, name, &opened) {
+    if !is_ours(&opened) || lock(&file) != Lock::Held || !is_named(parent, name, &opened) {
         return Ok(false);
     }
     if kind != FileType::Directory {
@@ -138,11 +137,11 @@ fn remove(parent: BorrowedFd<'_>, name: &Path, kind: FileType) -> rustix::io::Re
         names.push(name);
     }
     names.iter().try_for_each(|name| rustix::fs::unlinkat(&file, name, AtFlags::empty()))?;
-    // Removes only an empty directory, whatever the name means by now.
+    // Removes an empty directory only, even if the name is another directory's by now.
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map(|()| true)
 }
 
-/// NAME of `.NAME.HEX.partial`.
+/// Returns NAME of `.NAME.HEX.partial`.
 fn base_of(name: &[u8]) -> Option<&[u8]> {
     let rest = name.strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let (base, hex) = rest.split_at_checked(rest.len().checked_sub(HEX)?)?;
@@ -150,6 +149,7 @@ fn base_of(name: &[u8]) -> Option<&[u8]> {
     base.strip_suffix(b".").filter(|_| is_hex)
 }
 
+/// Result of an attempt to lock a file.
 #[derive(Debug, PartialEq, Eq)]
 enum Lock {
     Held,
@@ -168,15 +168,15 @@ fn lock(file: impl AsFd) -> Lock {
 }
 
 /// Whether `name` in `parent` is still the opened file.
-fn means(parent: BorrowedFd<'_>, name: &Path, opened: &Stat) -> bool {
+fn is_named(parent: BorrowedFd<'_>, name: &Path, opened: &Stat) -> bool {
     rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)
         .is_ok_and(|found| (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino))
 }
 
-/// 128 random bits as 32 hex digits.
+/// Returns 128 random bits as 32 hex digits.
 ///
 /// # Errors
-/// The host has no randomness to give.
+/// Returns an error if the host refuses random bytes.
 pub fn random_hex() -> Result<String> {
     let mut bytes = [0u8; HEX / 2];
     rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())

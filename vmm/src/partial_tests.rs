@@ -1,4 +1,4 @@
-//! Leftovers of killed writers are removed, and nothing else.
+//! Removers remove exactly the leftovers of killed writers.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -6,32 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use super::*;
+use crate::testing::ScratchDir;
 
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("volt-partial-{}", random_hex().unwrap()));
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).unwrap();
-        let mut names: Vec<_> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
+fn names_in(scratch: &ScratchDir) -> Vec<String> {
+    let entries = fs::read_dir(&scratch.0).unwrap();
+    let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A directory with guest memory, as a writer leaves it that is killed: the kernel has closed its descriptor.
+/// Makes a directory with guest memory and without a lock, as a killed writer leaves it.
 fn left_behind(parent: &Path, name: &str) -> PathBuf {
     let (path, lock) = create_dir(parent, name).unwrap();
     fs::write(path.join("memory.snap"), "secret").unwrap();
@@ -41,32 +25,32 @@ fn left_behind(parent: &Path, name: &str) -> PathBuf {
 }
 
 #[test]
-fn only_what_no_writer_holds_is_removed() {
-    let scratch = Scratch::new();
+fn directories_without_a_writer_are_removed() {
+    let scratch = ScratchDir::new();
     left_behind(&scratch.0, "warm");
     left_behind(&scratch.0, "another one.2");
     let (living, _lock) = create_dir(&scratch.0, "warm").unwrap();
     fs::write(living.join("memory.snap"), "secret").unwrap();
     remove_abandoned_dirs(&scratch.0);
-    assert_eq!(scratch.names(), [living.file_name().unwrap().to_str().unwrap()]);
+    assert_eq!(names_in(&scratch), [living.file_name().unwrap().to_str().unwrap()]);
     assert_eq!(fs::read(living.join("memory.snap")).unwrap(), b"secret");
 }
 
 #[test]
-fn files_of_that_name_alone_are_removed() {
-    let scratch = Scratch::new();
+fn only_files_of_the_given_name_are_removed() {
+    let scratch = ScratchDir::new();
     drop(create_file(&scratch.0, "working-set", 0o400).unwrap());
     let (other, _) = create_file(&scratch.0, "set", 0o400).unwrap();
     let (living, _file) = create_file(&scratch.0, "working-set", 0o400).unwrap();
     remove_abandoned_files(&scratch.0, "working-set");
     let mut names = [&other, &living].map(|path| path.file_name().unwrap().to_str().unwrap());
     names.sort_unstable();
-    assert_eq!(scratch.names(), names);
+    assert_eq!(names_in(&scratch), names);
 }
 
 #[test]
-fn nothing_of_other_names_kinds_or_modes_is_removed() {
-    let (scratch, elsewhere) = (Scratch::new(), Scratch::new());
+fn entries_of_other_names_kinds_or_modes_stay() {
+    let (scratch, elsewhere) = (ScratchDir::new(), ScratchDir::new());
     let hex = "0123456789abcdef0123456789abcdef";
     for name in [
         "warm".to_owned(),
@@ -87,7 +71,7 @@ fn nothing_of_other_names_kinds_or_modes_is_removed() {
     fs::write(scratch.0.join(format!(".file.{hex}.partial")), "").unwrap();
     let open_to_others = left_behind(&scratch.0, "shared");
     fs::set_permissions(&open_to_others, fs::Permissions::from_mode(0o755)).unwrap();
-    // It would have to be descended into, and no writer of ours makes such a thing.
+    // Our writers make no nested directories.
     let deep = left_behind(&scratch.0, "deep");
     fs::create_dir(deep.join("inner")).unwrap();
     let linking = left_behind(&scratch.0, "linking");
@@ -98,18 +82,18 @@ fn nothing_of_other_names_kinds_or_modes_is_removed() {
         let foreign = left_behind(&scratch.0, "foreign");
         std::os::unix::fs::chown(&foreign, Some(65534), None).unwrap();
     }
-    let before = scratch.names();
+    let before = names_in(&scratch);
     remove_abandoned_dirs(&scratch.0);
     remove_abandoned_files(&scratch.0, "fifo");
-    assert_eq!(scratch.names(), before);
+    assert_eq!(names_in(&scratch), before);
     for stays in [&deep, &linking, &open_to_others, &to] {
         assert_eq!(fs::read(stays.join("memory.snap")).unwrap(), b"secret", "{}", stays.display());
     }
 }
 
 #[test]
-fn remover_that_comes_between_creation_and_lock_makes_the_writer_take_another_name() {
-    let scratch = Scratch::new();
+fn writer_takes_another_name_after_a_removal_before_its_lock() {
+    let scratch = ScratchDir::new();
     let mut first = true;
     let (path, _lock) = create(&scratch.0, "warm", {
         let first = std::cell::RefCell::new(&mut first);
@@ -118,20 +102,19 @@ fn remover_that_comes_between_creation_and_lock_makes_the_writer_take_another_na
             let opened = File::open(path);
             if std::mem::take(&mut **first.borrow_mut()) {
                 remove_abandoned_dirs(path.parent().unwrap());
-                assert!(!path.exists(), "nobody held it");
+                assert!(!path.exists(), "the unlocked directory is removed");
             }
             opened
         }
     })
     .unwrap();
-    assert_eq!(scratch.names(), [path.file_name().unwrap().to_str().unwrap()]);
+    assert_eq!(names_in(&scratch), [path.file_name().unwrap().to_str().unwrap()]);
 }
 
-/// Removers run all the while. A writer finds what it wrote, published or not, and only what is abandoned
-/// goes.
+/// Each writer finds its files, published or not, and the removers remove abandoned files only.
 #[test]
-fn writers_and_removers_at_once_lose_nothing() {
-    let (scratch, over) = (Scratch::new(), AtomicBool::new(false));
+fn concurrent_removers_keep_files_of_living_writers() {
+    let (scratch, over) = (ScratchDir::new(), AtomicBool::new(false));
     let write = |writer: usize| {
         for round in 0..200 {
             let (path, lock) = create_dir(&scratch.0, "warm").unwrap();
@@ -161,7 +144,7 @@ fn writers_and_removers_at_once_lose_nothing() {
         ended.into_iter().for_each(|writer| writer.unwrap());
     });
     remove_abandoned_dirs(&scratch.0);
-    let names = scratch.names();
+    let names = names_in(&scratch);
     assert_eq!(names.len(), 300, "{names:?}");
     for name in names {
         assert_eq!(fs::read(scratch.0.join(name).join("memory.snap")).unwrap(), b"secret");

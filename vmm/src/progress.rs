@@ -10,23 +10,23 @@ use crate::error::{Error, Result};
 /// An act counts the bytes that it has worked through. A cancelled act fails with [`Error::Cancelled`] within
 /// some MiB of work, and leaves nothing of what it made.
 #[derive(Clone, Debug, Default)]
-pub struct Progress(Arc<Inner>);
+pub struct Progress(Arc<Counters>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct Counters {
     done: AtomicU64,
     total: AtomicU64,
     is_cancelled: AtomicBool,
 }
 
 impl Progress {
-    /// Bytes worked through so far.
+    /// Returns the bytes worked through so far.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.0.done.load(Ordering::Relaxed)
     }
 
-    /// Bytes in all; 0 before the act began. Holes are skipped, so an act may end before it has done as many.
+    /// Returns the bytes in all; 0 before the act began. An act skips holes, so it may end below this number.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.total.load(Ordering::Relaxed)
@@ -46,7 +46,7 @@ impl Progress {
     /// Counts `bytes` more.
     ///
     /// # Errors
-    /// [`Error::Cancelled`].
+    /// [`Error::Cancelled`] if the act was cancelled.
     pub(crate) fn add(&self, bytes: u64) -> Result<()> {
         self.0.done.fetch_add(bytes, Ordering::Relaxed);
         self.check()
@@ -61,6 +61,8 @@ impl Progress {
         self.check()
     }
 
+    /// Checks whether the act was cancelled.
+    ///
     /// # Errors
     /// As [`Progress::add`].
     pub(crate) fn check(&self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Run control: the agreement between a VM's vCPU threads and the threads that start, park or end them.
+//! Run control: starts, parks and ends the vCPU threads of a VM.
 //!
 //! ```text
 //!              start()                 end()
@@ -42,7 +42,7 @@ pub enum RunState {
     Ended,
 }
 
-/// The end of a thread's turns at running its vCPU.
+/// The event after which a thread stops running its vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Until {
     /// [`Control::quit`], for the VM's own threads.
@@ -51,9 +51,9 @@ pub(crate) enum Until {
     GuestEnds,
 }
 
-/// Brings one vCPU out of `KVM_RUN`.
+/// Interrupts `KVM_RUN` of one vCPU.
 pub(crate) trait Kick: Debug + Send + Sync {
-    /// Brings the vCPU out, now or when it next enters.
+    /// Interrupts the vCPU, now or at its next entry.
     fn send(&self);
 
     /// Clears the effect of [`Kick::send`]. Called on the vCPU's thread.
@@ -62,24 +62,24 @@ pub(crate) trait Kick: Debug + Send + Sync {
 
 /// The command to the vCPU threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Want {
+enum Command {
     Park,
     Run,
     Quit,
 }
 
-/// See the module. The threads, the devices that can end a guest, and the VM share it.
+/// Run control of a VM. Shared by the vCPU threads, the devices that can end a guest, and the VM.
 #[derive(Debug)]
 pub struct Control {
-    /// Whether running vCPUs must leave the guest: `want != Run`, readable without the lock.
-    come_out: AtomicBool,
-    inner: Mutex<Inner>,
+    /// Whether running vCPUs must leave the guest: `command != Run`, readable without the lock.
+    must_exit: AtomicBool,
+    state: Mutex<ControlState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct Inner {
-    want: Want,
+struct ControlState {
+    command: Command,
     /// The guest's ending, or a description of its crash.
     end: Option<std::result::Result<Ending, String>>,
     /// Kicks of the vCPUs that are not parked.
@@ -100,78 +100,78 @@ impl Debug for AtEnd {
 impl Control {
     pub(crate) fn new() -> Arc<Self> {
         let (kicks, at_end) = (Vec::new(), AtEnd::default());
-        let inner = Inner { want: Want::Park, end: None, kicks, at_end };
-        Arc::new(Self { come_out: AtomicBool::new(true), inner: Mutex::new(inner), changed: Condvar::new() })
+        let state = ControlState { command: Command::Park, end: None, kicks, at_end };
+        Arc::new(Self { must_exit: AtomicBool::new(true), state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// State of the VM.
+    /// Returns the state of the VM.
     pub fn state(&self) -> RunState {
-        let inner = lock(&self.inner);
-        match (&inner.end, inner.want) {
+        let state = lock(&self.state);
+        match (&state.end, state.command) {
             (Some(_), _) => RunState::Ended,
-            (None, Want::Run) => RunState::Running,
+            (None, Command::Run) => RunState::Running,
             (None, _) => RunState::Paused,
         }
     }
 
-    /// Lets all vCPUs run, unless the guest has ended.
+    /// Starts all vCPUs, unless the guest has ended.
     pub(crate) fn start(&self) {
-        let mut inner = lock(&self.inner);
-        if inner.end.is_none() {
-            self.want(&mut inner, Want::Run);
+        let mut state = lock(&self.state);
+        if state.end.is_none() {
+            self.command(&mut state, Command::Run);
         }
     }
 
     /// Parks all vCPUs, and waits until they are parked.
     pub(crate) fn park(&self) {
-        let mut inner = lock(&self.inner);
-        if inner.want == Want::Run {
-            self.want(&mut inner, Want::Park);
+        let mut state = lock(&self.state);
+        if state.command == Command::Run {
+            self.command(&mut state, Command::Park);
         }
-        drop(wait_while(&self.changed, inner, |inner| !inner.kicks.is_empty()));
+        drop(wait_while(&self.changed, state, |state| !state.kicks.is_empty()));
     }
 
-    /// Ends the guest. The first ending counts. Does not wait for the vCPUs, because devices call this on a
-    /// vCPU's thread.
+    /// Ends the guest. Only the first ending counts. Does not wait for the vCPUs, because devices call this
+    /// on a vCPU's thread.
     pub(crate) fn end(&self, how: std::result::Result<Ending, String>) {
-        let mut inner = lock(&self.inner);
-        inner.end.get_or_insert(how);
-        if inner.want == Want::Run {
-            self.want(&mut inner, Want::Park);
+        let mut state = lock(&self.state);
+        state.end.get_or_insert(how);
+        if state.command == Command::Run {
+            self.command(&mut state, Command::Park);
         }
         self.changed.notify_all();
-        Self::has_ended(inner);
+        Self::run_at_end(state);
     }
 
-    fn has_ended(mut inner: MutexGuard<'_, Inner>) {
-        let at_end = std::mem::take(&mut inner.at_end.0);
-        drop(inner);
+    fn run_at_end(mut state: MutexGuard<'_, ControlState>) {
+        let at_end = std::mem::take(&mut state.at_end.0);
+        drop(state);
         at_end.into_iter().for_each(|act| act());
     }
 
     /// Runs `act` when the guest ends, on the thread that ends it and before its vCPUs are parked; at once if
     /// the guest has ended.
     pub(crate) fn at_end(&self, act: impl FnOnce() + Send + 'static) {
-        let mut inner = lock(&self.inner);
-        inner.at_end.0.push(Box::new(act));
-        if inner.end.is_some() {
-            Self::has_ended(inner);
+        let mut state = lock(&self.state);
+        state.at_end.0.push(Box::new(act));
+        if state.end.is_some() {
+            Self::run_at_end(state);
         }
     }
 
     /// Waits at most `patience` until all vCPUs are parked. Returns whether they are.
     pub(crate) fn wait_parked(&self, patience: Duration) -> bool {
-        let inner = lock(&self.inner);
-        let wait = self.changed.wait_timeout_while(inner, patience, |inner| !inner.kicks.is_empty());
+        let state = lock(&self.state);
+        let wait = self.changed.wait_timeout_while(state, patience, |state| !state.kicks.is_empty());
         wait.unwrap_or_else(PoisonError::into_inner).0.kicks.is_empty()
     }
 
-    /// Tells the threads to return. The caller of their spawn joins them.
+    /// Tells the threads to return. Their owner joins them.
     pub(crate) fn quit(&self) {
-        let mut inner = lock(&self.inner);
-        inner.end.get_or_insert(Ok(Ending::Stopped));
-        self.want(&mut inner, Want::Quit);
-        Self::has_ended(inner);
+        let mut state = lock(&self.state);
+        state.end.get_or_insert(Ok(Ending::Stopped));
+        self.command(&mut state, Command::Quit);
+        Self::run_at_end(state);
     }
 
     /// Waits until the guest has ended and its vCPUs are parked.
@@ -179,50 +179,51 @@ impl Control {
     /// # Errors
     /// [`Error::Crashed`] if the guest crashed.
     pub(crate) fn wait_end(&self) -> Result<Ending> {
-        let inner = lock(&self.inner);
-        let inner = wait_while(&self.changed, inner, |inner| inner.end.is_none() || !inner.kicks.is_empty());
-        inner.end.clone().unwrap_or(Ok(Ending::Stopped)).map_err(Error::Crashed)
+        let state = lock(&self.state);
+        let state = wait_while(&self.changed, state, |state| state.end.is_none() || !state.kicks.is_empty());
+        state.end.clone().unwrap_or(Ok(Ending::Stopped)).map_err(Error::Crashed)
     }
 
     /// Waits at most `timeout` until the guest has ended and its vCPUs are parked. Returns whether both hold.
     pub(crate) fn wait_end_for(&self, timeout: Duration) -> bool {
-        let is_on = |inner: &mut Inner| inner.end.is_none() || !inner.kicks.is_empty();
-        let wait = self.changed.wait_timeout_while(lock(&self.inner), timeout, is_on);
+        let is_on = |state: &mut ControlState| state.end.is_none() || !state.kicks.is_empty();
+        let wait = self.changed.wait_timeout_while(lock(&self.state), timeout, is_on);
         !wait.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Whether running vCPUs must leave the guest: `want != Run`, readable without the lock.
-    pub(crate) fn come_out(&self) -> bool {
-        self.come_out.load(Ordering::Relaxed)
+    /// Whether running vCPUs must leave the guest. Takes no lock.
+    pub(crate) fn must_exit(&self) -> bool {
+        self.must_exit.load(Ordering::Relaxed)
     }
 
     /// Waits for the next turn of a vCPU's thread. Returns false if the thread must return for good.
     pub(crate) fn wait_for_turn(&self, kick: &Arc<dyn Kick>, until: Until) -> bool {
-        let over =
-            |inner: &Inner| inner.want == Want::Quit || until == Until::GuestEnds && inner.end.is_some();
-        let waits = |inner: &mut Inner| inner.want == Want::Park && !over(inner);
-        let mut inner = wait_while(&self.changed, lock(&self.inner), waits);
-        if over(&inner) {
+        let over = |state: &ControlState| {
+            state.command == Command::Quit || until == Until::GuestEnds && state.end.is_some()
+        };
+        let waits = |state: &mut ControlState| state.command == Command::Park && !over(state);
+        let mut state = wait_while(&self.changed, lock(&self.state), waits);
+        if over(&state) {
             return false;
         }
-        // Under the lock: a kick comes before this, and `want` is no longer Run, or it comes after this and
-        // stays.
+        // Under the lock, so no kick is lost: an earlier kick has changed `command`, and a later kick stays
+        // pending.
         kick.forget();
-        inner.kicks.push(Arc::clone(kick));
+        state.kicks.push(Arc::clone(kick));
         true
     }
 
     /// Marks a vCPU as parked. Called by its thread.
     pub(crate) fn parked(&self, kick: &Arc<dyn Kick>) {
-        lock(&self.inner).kicks.retain(|other| !Arc::ptr_eq(other, kick));
+        lock(&self.state).kicks.retain(|other| !Arc::ptr_eq(other, kick));
         self.changed.notify_all();
     }
 
-    fn want(&self, inner: &mut Inner, want: Want) {
-        inner.want = want;
-        self.come_out.store(want != Want::Run, Ordering::Relaxed);
-        if want != Want::Run {
-            inner.kicks.iter().for_each(|kick| kick.send());
+    fn command(&self, state: &mut ControlState, command: Command) {
+        state.command = command;
+        self.must_exit.store(command != Command::Run, Ordering::Relaxed);
+        if command != Command::Run {
+            state.kicks.iter().for_each(|kick| kick.send());
         }
         self.changed.notify_all();
     }

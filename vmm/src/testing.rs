@@ -1,24 +1,25 @@
-//! Skips and waits of unit tests: a test that this host cannot run is counted as skipped, and every wait has
-//! a limit and a name.
+//! Helpers of unit tests: counted skips, waits with a limit and a name, directories, and refused system
+//! calls.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-/// Says that the running test is skipped for what the host lacks, and adds it to the file that `VOLT_SKIPPED`
-/// names, once.
+/// Marks the running test as skipped, because the host has a `lack`. Adds it once to the file that
+/// `VOLT_SKIPPED` names.
 pub fn skip(lack: &str) {
     skip_test(&running(), lack);
 }
 
-/// The name of the running test, for threads that it starts: libtest names its own threads after their tests.
+/// Returns the name of the running test, for threads that it starts. libtest names threads after their tests.
 pub fn running() -> String {
     std::thread::current().name().unwrap_or("a unit test").to_owned()
 }
 
-/// The same as [`skip`], for a test of this name.
+/// Marks the test of this name as skipped, like [`skip`].
 pub fn skip_test(test: &str, lack: &str) {
     static SKIPPED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let line = format!("SKIPPED: {test}: {lack}\n");
@@ -32,13 +33,13 @@ pub fn skip_test(test: &str, lack: &str) {
     written.unwrap_or_else(|error| panic!("cannot write {}: {error}", path.display()));
 }
 
-/// The longest that anything may take which does happen.
+/// The limit of every wait.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until `holds`.
+/// Waits until `holds` returns true.
 ///
 /// # Panics
-/// It does not in time.
+/// Panics after [`PATIENCE`].
 pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -47,14 +48,14 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Does something that blocks. Ends this process by the name of what it waits for where that takes too long:
-/// no thread can be ended from outside.
+/// Runs an act that may block. After [`PATIENCE`] it prints `what` and aborts the process, because no thread
+/// can be ended from outside.
 pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     let (done, ended) = mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             if ended.recv_timeout(PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                // Not by `eprintln!`: libtest keeps that for the end of the test, which does not come.
+                // libtest would hold back the output of `eprintln!` until the end of the test.
                 let _ = writeln!(std::io::stderr(), "waited {PATIENCE:?} in vain until {what}");
                 std::process::abort();
             }
@@ -65,11 +66,11 @@ pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Runs the test of this name again in a process of its own, and returns true there: for what only a process
-/// has, as the most memory that it ever had.
+/// Runs the test of this name again in a process of its own, and returns true there. Serves tests of
+/// properties of a process, such as its peak memory.
 ///
 /// # Panics
-/// It fails there.
+/// Panics if the test fails there.
 pub fn alone(test: &str) -> bool {
     const ALONE: &str = "VOLT_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -77,27 +78,27 @@ pub fn alone(test: &str) -> bool {
     }
     let program = std::env::current_exe().unwrap();
     let done = std::process::Command::new(program).args(["--exact", test]).env(ALONE, "1").output().unwrap();
-    let said = String::from_utf8_lossy(&done.stdout);
+    let output = String::from_utf8_lossy(&done.stdout);
     assert!(
-        done.status.success() && said.contains("1 passed"),
-        "{said}{}",
+        done.status.success() && output.contains("1 passed"),
+        "{output}{}",
         String::from_utf8_lossy(&done.stderr)
     );
     false
 }
 
-/// The most bytes of memory that this process ever had.
+/// Returns the peak memory of this process in bytes.
 ///
 /// # Panics
-/// The kernel does not tell.
-pub fn most_memory() -> u64 {
+/// Panics if the kernel does not report it.
+pub fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("a line with the peak");
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Has the kernel answer these system calls of this thread with an error, for as long as the thread lives,
-/// and those of the threads that it starts.
+/// Makes these system calls fail with `errno`, for this thread and for threads that it starts, until they
+/// end.
 #[allow(unsafe_code)]
 pub fn refuse_calls(calls: &[libc::c_long], errno: libc::c_int) {
     let instruction = |code: u32, (jt, jf), k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
@@ -110,28 +111,47 @@ pub fn refuse_calls(calls: &[libc::c_long], errno: libc::c_int) {
     }
     filter.push(instruction(libc::BPF_RET, (0, 0), libc::SECCOMP_RET_ALLOW));
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: prctl(2) copies a program that is initialised in full; both settings are of this thread only.
+    // SAFETY: prctl(2) copies the program, which is fully initialised. Both settings affect this thread only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 
-/// Runs a test on a thread of its own, which may refuse itself system calls.
+/// Runs a test on a thread of its own, which may call [`refuse_calls`].
 pub fn apart(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::Builder::new().name(running()).spawn(test).unwrap();
     limited("the test on its own thread ends", || thread.join()).unwrap();
 }
 
-/// Set for the process in which a test is really to be skipped.
-const ASKED: &str = "VOLT_SKIPS_ITSELF";
+/// A directory for one test, removed when dropped.
+pub struct ScratchDir(pub PathBuf);
+
+impl ScratchDir {
+    /// Creates an empty directory.
+    pub fn new() -> Self {
+        let name = format!("volt-scratch-{}", crate::partial::random_hex().unwrap());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for ScratchDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Set for the process in which [`skips_itself_twice`] skips itself.
+const SKIPS_ITSELF: &str = "VOLT_SKIPS_ITSELF";
 
 #[test]
 fn skipped_test_is_counted_once() {
     let path = std::env::temp_dir().join(format!("volt-skipped-{}", std::process::id()));
     let count = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "testing::skips_itself_twice"])
-        .envs([("VOLT_SKIPPED", path.as_os_str()), (ASKED, path.as_os_str())])
+        .envs([("VOLT_SKIPPED", path.as_os_str()), (SKIPS_ITSELF, path.as_os_str())])
         .status()
         .map(|status| (status.success(), std::fs::read_to_string(&path).unwrap()));
     std::fs::remove_file(&path).unwrap();
@@ -140,7 +160,7 @@ fn skipped_test_is_counted_once() {
 
 #[test]
 fn skips_itself_twice() {
-    if std::env::var_os(ASKED).is_some() {
+    if std::env::var_os(SKIPS_ITSELF).is_some() {
         skip("nothing");
         skip("nothing");
     }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 /// Starts thread `volt-NAME`.
 ///
 /// # Errors
-/// [`Error::Host`]: the host gives no thread.
+/// [`Error::Host`] if the host refuses a thread.
 pub(crate) fn spawn<T: Send + 'static>(
     name: impl Display,
     body: impl FnOnce() -> T + Send + 'static,

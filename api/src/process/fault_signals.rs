@@ -32,7 +32,7 @@ extern "C" fn on_fault(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut 
     let truncated = || (signal == libc::SIGBUS).then(volt_vmm::truncated_memory).flatten();
     if let Some(why) = volt_vmm::unreadable_memory().or_else(truncated).filter(|_| !sent) {
         terminal::leave_raw_mode();
-        for part in ["volt-vmm: the guest crashed: its memory cannot be had: ", why, "\n"] {
+        for part in ["volt-vmm: the guest crashed: its memory cannot be read: ", why, "\n"] {
             // SAFETY: `part` is initialized for its whole length.
             unsafe { libc::write(2, part.as_ptr().cast(), part.len()) };
         }

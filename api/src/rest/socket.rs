@@ -14,7 +14,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use volt_vmm::internal::turn;
+use volt_vmm::internal::lock_directory_of;
 
 use crate::failure::Failure;
 
@@ -37,7 +37,7 @@ impl Socket {
         let socket = stream_socket().map_err(refused)?;
         // The file gets the mode that the socket has when it is bound, so it is never open to others.
         fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(refused)?;
-        let _turn = turn(path);
+        let _lock = lock_directory_of(path);
         match bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => {
                 refuse_unless_stale(path, &address)?;

@@ -339,7 +339,7 @@ fn damaged_chunk_ends_only_the_vms_that_touch_it() {
         let why = limited("a VM with damaged memory ends", || damaged.restore().unwrap().wait())
             .unwrap_err()
             .to_string();
-        assert!(why.contains("cannot be had") && why.contains("is damaged in chunk"), "{why}");
+        assert!(why.contains("cannot be read") && why.contains("is damaged in chunk"), "{why}");
     }
     goes_on(&said);
     assert_eq!(sound.state(), RunState::Running);
@@ -408,7 +408,7 @@ fn truncated_pack_ends_its_guest() {
     file.set_len(4096).unwrap();
     guest.resume();
     let outcome = guest.wait_exit();
-    outcome.failed_with(&["its memory cannot be had", snapshot.memory_path().to_str().unwrap()]);
+    outcome.failed_with(&["its memory cannot be read", snapshot.memory_path().to_str().unwrap()]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
 }

@@ -194,7 +194,7 @@ fn guest_without_a_pager_ends_with_an_error() {
     let pagers = shared.pagers();
     rustix::process::kill_process(pagers[0], Signal::KILL).unwrap();
     let outcome = guest.wait_exit();
-    outcome.failed_with(&["its memory cannot be had: the pager has died, and no other could be reached"]);
+    outcome.failed_with(&["its memory cannot be read: the pager has died, and no other could be reached"]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     assert!(!outcome.stdout.contains("WRONG"), "{outcome:?}");
 }
@@ -212,7 +212,7 @@ fn damaged_chunk_ends_the_touching_guest_and_the_pager_serves_on() {
     file.write_all_at(&vec![0x5a; end as usize], 0).unwrap();
     let mut damaged = shared.restore(&[]);
     let outcome = damaged.wait_exit();
-    outcome.failed_with(&["its memory cannot be had", path.to_str().unwrap(), "is damaged in chunk"]);
+    outcome.failed_with(&["its memory cannot be read", path.to_str().unwrap(), "is damaged in chunk"]);
     assert_eq!((outcome.status, outcome.stdout.contains("WRONG")), (5, false), "{outcome:?}");
     assert_eq!(shared.pagers().len(), 2);
     goes_on(&mut first);
@@ -342,7 +342,7 @@ fn pause_does_not_wait_endlessly_for_memory() {
     }
     assert!(status == 400 && why.contains("has ended"), "{status} {why}");
     let outcome = guest.wait_exit();
-    outcome.failed_with(&["its memory cannot be had: waited for a page"]);
+    outcome.failed_with(&["its memory cannot be read: waited for a page"]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     rustix::process::kill_process(pager, Signal::KILL).unwrap();
 }

@@ -52,7 +52,7 @@ fn other_after_damage(scratch: &Scratch, snapshot: &Snapshot, chunk: u64) -> (Re
 
     damaged.resume().unwrap();
     let why = limited("the VM with the damaged chunk ends", || damaged.wait()).unwrap_err().to_string();
-    for word in ["cannot be had", path.to_str().unwrap(), &format!("is damaged in chunk {chunk} ")] {
+    for word in ["cannot be read", path.to_str().unwrap(), &format!("is damaged in chunk {chunk} ")] {
         assert!(why.contains(word), "{why}");
     }
     assert_eq!((other.state(), processes_with(&directory).len()), (RunState::Paused, 1));

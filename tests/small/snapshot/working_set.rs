@@ -302,7 +302,7 @@ fn damage_found_by_prefetch_ends_the_vm_that_touches_it() {
     });
     vm.resume().unwrap();
     let why = limited("the VM ends", || vm.wait()).unwrap_err().to_string();
-    assert!(why.contains("cannot be had") && why.contains("is damaged in chunk"), "{why}");
+    assert!(why.contains("cannot be read") && why.contains("is damaged in chunk"), "{why}");
 }
 
 #[test]

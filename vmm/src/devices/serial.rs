@@ -70,7 +70,7 @@ struct SerialOutput {
 
 impl Write for SerialOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        lock(&self.console).write(bytes, || self.control.come_out());
+        lock(&self.console).write(bytes, || self.control.must_exit());
         Ok(bytes.len())
     }
 

@@ -1,5 +1,5 @@
-//! Cost of creating a VM on this host, call by call, in the fastest order: memory slots before any in-kernel
-//! device.
+//! Times the creation of a VM on this host, call by call, in the fastest order: memory slots before any
+//! in-kernel device.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 
 /// Number of VMs created.
 const RUNS: usize = 20;
-/// Memory of that VM.
+/// Memory of each VM in bytes.
 const MEMORY: usize = 128 << 20;
 
-/// The first of the steps.
+/// Name of the first step.
 pub(super) const CREATE_VM: &str = "KVM_CREATE_VM";
 const STEPS: [&str; 6] = [
     CREATE_VM,
@@ -39,14 +39,14 @@ pub struct Step {
     pub median_us: u64,
 }
 
-/// Median cost of one step in microseconds, if it was measured.
-pub(super) fn of(steps: &[Step], call: &str) -> Option<u64> {
+/// Returns the median of one step in microseconds, if it was measured.
+pub(super) fn median_us(steps: &[Step], call: &str) -> Option<u64> {
     steps.iter().find(|step| step.call == call).map(|step| step.median_us)
 }
 
-/// Creates and closes VMs.
+/// Creates and closes VMs, and times each step.
 pub(super) fn measure(kvm: &Kvm) -> Result<Vec<Step>> {
-    let memory = Memory::map()?;
+    let memory = UnusedMemory::map()?;
     let runs = (0..RUNS).map(|_| create_and_close(kvm, &memory)).collect::<Result<Vec<_>>>()?;
     let summary = |(index, call): (usize, &'static str)| {
         let mut times: Vec<_> = runs.iter().map(|run| run[index]).collect();
@@ -60,7 +60,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn create_and_close(kvm: &Kvm, memory: &Memory) -> Result<[Duration; 6]> {
+fn create_and_close(kvm: &Kvm, memory: &UnusedMemory) -> Result<[Duration; 6]> {
     let mut lap = Lap(Instant::now());
     let vm = kvm.create_vm().map_err(refused(STEPS[0]))?;
     let create = lap.next();
@@ -71,8 +71,7 @@ fn create_and_close(kvm: &Kvm, memory: &Memory) -> Result<[Duration; 6]> {
         memory_size: MEMORY as u64,
         userspace_addr: memory.0 as u64,
     };
-    // SAFETY: the range is mapped for as long as `memory` lives, which is longer than the VM, and nothing
-    // else uses it.
+    // SAFETY: the range stays mapped until `memory` is dropped, after the VM. Nothing else uses it.
     unsafe { vm.set_user_memory_region(region) }.map_err(refused(STEPS[1]))?;
     let slot = lap.next();
     vm.create_irq_chip().map_err(refused(STEPS[2]))?;
@@ -99,13 +98,13 @@ impl Lap {
     }
 }
 
-/// Guest memory that no guest ever touches.
-struct Memory(*mut c_void);
+/// Mapped memory for VMs that never run.
+struct UnusedMemory(*mut c_void);
 
-impl Memory {
+impl UnusedMemory {
     fn map() -> Result<Self> {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: a new mapping at an address of the kernel's choice aliases nothing.
+        // SAFETY: the kernel chooses an unused address.
         let mapped = unsafe { mmap_anonymous(std::ptr::null_mut(), MEMORY, access, flags) };
         mapped
             .map(Self)
@@ -113,9 +112,9 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for UnusedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map` with this length, and every VM that used it is closed.
+        // SAFETY: `map` made the mapping with this length, and every VM that used it is closed.
         let _ = unsafe { munmap(self.0, MEMORY) };
     }
 }

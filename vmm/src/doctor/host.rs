@@ -27,7 +27,7 @@ pub struct Host {
     pub has_virtualization: bool,
     /// The machine is itself virtual.
     pub is_virtual: bool,
-    /// Memory that could be used now, in MiB.
+    /// Memory available now, in MiB.
     pub memory_available_mib: u64,
     /// Huge pages reserved.
     pub huge_pages: u64,
@@ -56,12 +56,12 @@ impl Host {
     }
 }
 
-/// Reads a file under /proc or /sys; empty if it is missing.
+/// Reads a file under /proc or /sys. Returns an empty text if it is missing.
 fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default().trim_end().to_owned()
 }
 
-/// The value of the first line `key : value`.
+/// Returns the value of the first line `key : value`.
 fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     lines
@@ -70,6 +70,7 @@ fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
         .map(|(_, value)| value)
 }
 
+/// Returns the major and minor version of a kernel release.
 fn version(release: &str) -> (u32, u32) {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
@@ -88,7 +89,7 @@ fn judge_nx_huge_pages(
     mounts: &str,
     create_vm_us: Option<u64>,
 ) -> Finding {
-    let (v1, v2) = (of_type(mounts, "cgroup"), of_type(mounts, "cgroup2"));
+    let (v1, v2) = (mounts_of_type(mounts, "cgroup"), mounts_of_type(mounts, "cgroup2"));
     let versions = match (v1.is_empty(), v2.is_empty()) {
         (true, true) => "none mounted",
         (true, false) => "v2",
@@ -103,22 +104,24 @@ fn judge_nx_huge_pages(
         if favoured { ", favordynmods" } else { "" }
     );
     if setting.is_empty() || setting == "never" || favoured || kernel >= CHEAP_RECOVERY_THREAD {
-        return Finding::ok(format!("{facts}: nothing that slows the creation of VMs down"));
+        return Finding::ok(format!("{facts}: does not slow down the creation of VMs"));
     }
     let cost = create_vm_us.map_or_else(String::new, |us| format!(" (KVM_CREATE_VM: {us} us here)"));
     let level = if create_vm_us.is_some_and(|us| us >= 1000) { Level::Warning } else { Level::Note };
     Finding::new(
         level,
         format!(
-            "{facts}: this kernel moves a thread of each new VM between cgroups, which may take milliseconds{cost}"
+            "{facts}: this kernel moves a thread of each new VM between cgroups, which may take \
+             milliseconds{cost}"
         ),
-        "mount cgroups with favordynmods (`sudo mount -o remount,favordynmods /sys/fs/cgroup`), or load kvm with \
-         nx_huge_pages=never where the CPU is not open to the iTLB multihit bug (see /sys/devices/system/cpu/vulnerabilities)",
+        "mount cgroups with favordynmods (`sudo mount -o remount,favordynmods /sys/fs/cgroup`), or load kvm \
+         with nx_huge_pages=never if the CPU does not have the iTLB multihit bug (see \
+         /sys/devices/system/cpu/vulnerabilities)",
     )
 }
 
-/// The options of every mount of this type.
-fn of_type<'a>(mounts: &'a str, wanted: &str) -> Vec<&'a str> {
+/// Returns the options of every mount of this type.
+fn mounts_of_type<'a>(mounts: &'a str, wanted: &str) -> Vec<&'a str> {
     let options = |line: &'a str| {
         let mut fields = line.split(' ').skip(2);
         (fields.next() == Some(wanted)).then(|| fields.next()).flatten()
@@ -126,13 +129,13 @@ fn of_type<'a>(mounts: &'a str, wanted: &str) -> Vec<&'a str> {
     mounts.lines().filter_map(options).collect()
 }
 
-/// Examines requirements of features beside KVM.
+/// Examines the requirements of features other than KVM.
 pub(super) fn findings() -> Vec<Finding> {
-    vec![faults(), tun(), landlock(), seccomp(), overcommit(), huge_pages()]
+    vec![page_faults(), tun(), landlock(), seccomp(), overcommit(), huge_pages()]
 }
 
-fn faults() -> Finding {
-    // SAFETY: the descriptor is closed at once; nothing is registered with it.
+fn page_faults() -> Finding {
+    // SAFETY: the descriptor is closed at once, with no memory registered.
     let opened = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC) };
     if opened.is_ok() {
         return Finding::ok("userfaultfd: available (restoring memory on demand)");
@@ -142,8 +145,10 @@ fn faults() -> Finding {
     }
     Finding::new(
         Level::Note,
-        "userfaultfd: not for this user; memory cannot be restored on demand from compressed or remote snapshots",
-        "give this user /dev/userfaultfd (Linux 6.1 and later), or `sudo sysctl -w vm.unprivileged_userfaultfd=1`",
+        "userfaultfd: not allowed for this user; memory cannot be restored on demand from compressed or \
+         remote snapshots",
+        "give this user access to /dev/userfaultfd (Linux 6.1 and later), or \
+         `sudo sysctl -w vm.unprivileged_userfaultfd=1`",
     )
 }
 
@@ -151,7 +156,8 @@ fn tun() -> Finding {
     if can_use("/dev/net/tun") {
         return Finding::ok("/dev/net/tun: available (guest networking)");
     }
-    let advice = "`sudo modprobe tun`, and let this user open /dev/net/tun (in a container: pass --device /dev/net/tun)";
+    let advice = "`sudo modprobe tun`, and give this user access to /dev/net/tun (in a container: pass \
+                  --device /dev/net/tun)";
     Finding::new(Level::Note, "/dev/net/tun: cannot be opened; guests get no network through a tap", advice)
 }
 
@@ -162,14 +168,14 @@ fn can_use(device: &str) -> bool {
 fn landlock() -> Finding {
     const CREATE_RULESET_VERSION: libc::c_ulong = 1;
     let none = std::ptr::null::<libc::c_void>();
-    // SAFETY: with this flag, a null pointer and size 0 the call only answers with the version of the ABI.
+    // SAFETY: with this flag, a null pointer and size 0 the call only returns the version of the ABI.
     let abi =
         unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, CREATE_RULESET_VERSION) };
     if abi > 0 {
         return Finding::ok(format!("Landlock: ABI {abi} (confinement)"));
     }
-    let advice = "boot a kernel that has it, with `landlock` in its lsm= list";
-    Finding::new(Level::Note, "Landlock: not in this kernel; a VMM's files cannot be confined by it", advice)
+    let advice = "boot a kernel with Landlock, and with `landlock` in its lsm= list";
+    Finding::new(Level::Note, "Landlock: not in this kernel; it cannot confine a VMM's files", advice)
 }
 
 fn seccomp() -> Finding {
@@ -185,10 +191,13 @@ fn overcommit() -> Finding {
     match read("/proc/sys/vm/overcommit_memory").as_str() {
         "2" => Finding::new(
             Level::Warning,
-            "vm.overcommit_memory is 2: every restored guest counts with all of its memory, touched or not",
-            "`sudo sysctl -w vm.overcommit_memory=0` (or 1), so that clones of a snapshot share what they do not write",
+            "vm.overcommit_memory is 2: the kernel counts all memory of each restored guest, touched or not",
+            "`sudo sysctl -w vm.overcommit_memory=0` (or 1), so that clones of a snapshot share the pages \
+             that they do not write",
         ),
-        setting => Finding::ok(format!("vm.overcommit_memory: {setting} (guests cost what they touch)")),
+        setting => {
+            Finding::ok(format!("vm.overcommit_memory: {setting} (guests use only memory that they touch)"))
+        }
     }
 }
 
@@ -208,7 +217,7 @@ mod tests {
     const V2: &str = "cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n";
 
     #[test]
-    fn slow_vm_creation_is_noticed_where_it_can_happen() {
+    fn slow_vm_creation_is_found_on_affected_hosts() {
         let level = |setting, kernel, mounts, us| judge_nx_huge_pages(setting, kernel, mounts, us).level;
         assert_eq!(level("Y", (6, 1), V2, Some(20_000)), Level::Warning);
         assert_eq!(level("N", (6, 1), V2, Some(100)), Level::Note);
@@ -218,16 +227,16 @@ mod tests {
     }
 
     #[test]
-    fn mounts_and_fields_are_read() {
+    fn mounts_and_fields_are_parsed() {
         let mounts = format!("tmpfs /x tmpfs rw 0 0\ncgroup /y cgroup rw,cpu 0 0\n{V2}");
-        assert_eq!(of_type(&mounts, "cgroup"), ["rw,cpu"]);
-        assert_eq!(of_type(&mounts, "cgroup2"), ["rw,nosuid"]);
+        assert_eq!(mounts_of_type(&mounts, "cgroup"), ["rw,cpu"]);
+        assert_eq!(mounts_of_type(&mounts, "cgroup2"), ["rw,nosuid"]);
         assert_eq!(field("a : b\nmodel name\t: X: Y\n", "model name"), Some("X: Y"));
         assert_eq!(field("", "x"), None);
     }
 
     #[test]
-    fn kernel_releases() {
+    fn kernel_releases_are_parsed() {
         assert_eq!(version("6.1.0-18-cloud-amd64"), (6, 1));
         assert_eq!(version("6.18.5+"), (6, 18));
         assert_eq!(version(""), (0, 0));

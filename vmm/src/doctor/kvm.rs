@@ -31,13 +31,13 @@ pub struct Capability {
     pub name: &'static str,
     /// KVM's answer; 0 if the capability is missing.
     pub value: i32,
-    /// Whether every VM needs it. The others serve `what`.
+    /// Whether every VM needs the capability.
     pub needed: bool,
-    /// Its use in volt-vmm.
+    /// Use of the capability in volt-vmm.
     pub what: &'static str,
 }
 
-/// Name, number, whether every VM needs it, and its use.
+/// Name, number, whether every VM needs the capability, and its use.
 const CAPABILITIES: [(&str, u32, bool, &str); 23] = [
     ("USER_MEMORY", b::KVM_CAP_USER_MEMORY, true, "guest memory"),
     ("IRQCHIP", b::KVM_CAP_IRQCHIP, true, "interrupt chips in the kernel"),
@@ -103,15 +103,15 @@ impl Kvm {
             let advice = "use a newer kernel, or a host whose KVM is kvm_intel or kvm_amd";
             findings.push(Finding::new(
                 Level::Problem,
-                format!("KVM lacks what volt-vmm needs: {names}"),
+                format!("KVM lacks capabilities that volt-vmm needs: {names}"),
                 advice,
             ));
         }
         match missing(false) {
             Some(names) => findings.push(Finding::new(
                 Level::Note,
-                format!("KVM lacks what volt-vmm would use: {names}"),
-                "volt-vmm does without; a newer kernel or CPU has them",
+                format!("KVM lacks optional capabilities: {names}"),
+                "volt-vmm works without them; a newer kernel or CPU has them",
             )),
             None => findings.push(Finding::ok("KVM has every capability that volt-vmm uses")),
         }
@@ -137,10 +137,11 @@ impl Kvm {
         match self.module {
             Some("kvm_pvm") => Finding::new(
                 Level::Warning,
-                "KVM's module is kvm_pvm: it emulates the guest's kernel mode in software, and no unmodified Linux guest \
-                 gets to user space on it",
-                "small freestanding guests run. For Linux guests use a host with kvm_intel or kvm_amd, turn on nested \
-                 virtualization for this machine, or use the lab (scripts/lab.sh), a real kvm_amd under emulation",
+                "KVM's module is kvm_pvm: it emulates the guest's kernel mode in software, and no unmodified \
+                 Linux guest gets to user space on it",
+                "small freestanding guests run. For Linux guests use a host with kvm_intel or kvm_amd, turn \
+                 on nested virtualization for this machine, or use the lab (scripts/lab.sh), a real kvm_amd \
+                 under emulation",
             ),
             Some(module) => {
                 let nested = if host.is_virtual { ", nested in another hypervisor" } else { "" };
@@ -148,8 +149,8 @@ impl Kvm {
             }
             None => Finding::new(
                 Level::Note,
-                "KVM's module cannot be seen in /sys/module",
-                "nothing, if guests run; the module's settings cannot be looked at",
+                "KVM's module is not visible in /sys/module",
+                "no action is needed if guests run; the module's settings are unknown",
             ),
         }
     }
@@ -160,18 +161,21 @@ pub(super) fn no_kvm(error: &kvm_ioctls::Error, host: &Host) -> Finding {
     let what = format!("/dev/kvm cannot be opened: {}", std::io::Error::from_raw_os_error(error.errno()));
     let advice = match error.errno() {
         libc::EACCES | libc::EPERM => {
-            "let this user have it: `sudo usermod -aG kvm $USER` and log in again (in a container: pass --device /dev/kvm)"
+            "give this user access: `sudo usermod -aG kvm $USER` and log in again (in a container: pass \
+             --device /dev/kvm)"
         }
         libc::ENOENT | libc::ENXIO | libc::ENODEV if host.has_virtualization => {
-            "load the module (`sudo modprobe kvm_intel` or `kvm_amd`); in a container, pass --device /dev/kvm"
+            "load the module (`sudo modprobe kvm_intel` or `kvm_amd`); in a container, pass --device \
+             /dev/kvm"
         }
         libc::ENOENT | libc::ENXIO | libc::ENODEV if host.is_virtual => {
-            "this is a virtual machine: turn on nested virtualization for it, or use the lab (scripts/lab.sh)"
+            "this host is a virtual machine: turn on nested virtualization for it, or use the lab \
+             (scripts/lab.sh)"
         }
         libc::ENOENT | libc::ENXIO | libc::ENODEV => {
             "the CPU offers no virtualization: turn it on in the firmware's settings (VT-x or AMD-V)"
         }
-        _ => "the kernel's log (dmesg) may say why",
+        _ => "the kernel's log (dmesg) may name the cause",
     };
     Finding::new(Level::Problem, what, advice)
 }
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_its_advice() {
+    fn each_cause_has_its_own_advice() {
         assert!(no_kvm_advice(libc::EACCES, true, false).contains("usermod"));
         assert!(no_kvm_advice(libc::ENOENT, true, false).contains("modprobe"));
         assert!(no_kvm_advice(libc::ENOENT, false, true).contains("nested"));
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_capability_is_named() {
+    fn missing_capability_is_a_finding() {
         let capability = |name, value, needed| Capability { name, value, needed, what: "w" };
         let mut kvm = Kvm {
             api_version: API_VERSION,

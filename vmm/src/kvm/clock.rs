@@ -1,9 +1,9 @@
-//! The VM's clock: what kvmclock in the guest reads. After a restore it goes on from where it stood.
+//! The clock of a VM, which the guest reads through kvmclock. A restore continues it from its saved time.
 
-use super::OrRefused;
+use super::KvmContext;
 use super::vm::VmHandle;
 use crate::error::Result;
-pub use crate::kvm::serde_mirror::Clock as ClockState;
+pub use crate::kvm::serde_mirror::ClockState;
 use crate::persist::Persist;
 
 /// The clock of a VM.
@@ -23,13 +23,13 @@ impl Persist for Clock {
 
     fn save(&self) -> Result<ClockState> {
         let Self { vm } = self;
-        Ok(vm.fd().get_clock().or_refused("KVM_GET_CLOCK")?.into())
+        Ok(vm.fd().get_clock().context("KVM_GET_CLOCK")?.into())
     }
 
-    /// TSC_STABLE only reports, and with REALTIME the guest's clock would leap over the time it was not there
-    /// (KVM API, section 4.30): without flags guest time goes on.
+    /// Sets the clock without its saved flags. REALTIME would make guest time jump by the time since the
+    /// snapshot (KVM API, section 4.30), and TSC_STABLE is output only.
     fn restore(&mut self, state: &ClockState) -> Result<()> {
         let state = ClockState { flags: 0, ..*state };
-        self.vm.fd().set_clock(&state.into()).or_refused("KVM_SET_CLOCK")
+        self.vm.fd().set_clock(&state.into()).context("KVM_SET_CLOCK")
     }
 }

@@ -1,59 +1,59 @@
-//! Why a vCPU came out of `KVM_RUN`, as a value. Decoded here and not by kvm-ioctls, whose port I/O exits leave out the
-//! width of one access: a `rep outsb` would look like one wide write.
+//! Decodes the exits of `KVM_RUN`. The port I/O exits of kvm-ioctls lack the width of an access: a `rep
+//! outsb` would look like one wide write.
 #![allow(unsafe_code)]
 
 use kvm_bindings as kvm;
 use kvm_bindings::kvm_run;
 
-/// An exit. `data` of reads is filled in by the handler and reaches the guest when the vCPU is entered again.
+/// An exit. The handler of a read fills `data`, which reaches the guest at the next entry.
 #[derive(Debug)]
 pub enum VmExit<'a> {
     /// `in`: `data` holds one or more accesses of `size` bytes, all from `port`.
     PioRead { port: u16, size: usize, data: &'a mut [u8] },
     /// `out`: `data` holds one or more accesses of `size` bytes, all to `port`.
     PioWrite { port: u16, size: usize, data: &'a [u8] },
-    /// A load from where there is no memory slot.
+    /// A load outside all memory slots.
     MmioRead { address: u64, data: &'a mut [u8] },
-    /// A store to where there is no memory slot.
+    /// A store outside all memory slots.
     MmioWrite { address: u64, data: &'a [u8] },
-    /// The guest is done with an interrupt that an IOAPIC outside of the kernel waits for the end of: its vector.
+    /// The end of an interrupt with this vector, for an IOAPIC outside the kernel.
     EndOfInterrupt(u8),
-    /// A signal or `immediate_exit`: the vCPU was asked to come out.
+    /// A signal or `immediate_exit` interrupted the vCPU.
     Interrupted,
     /// Triple fault.
     Shutdown,
     /// The guest asked the hypervisor for poweroff, reset or crash (`KVM_SYSTEM_EVENT_*`).
     SystemEvent(u32),
-    /// Guest memory cannot be had, at this guest physical address if KVM names it (Linux 6.8,
+    /// Guest memory is unavailable, at this guest physical address if KVM names it (Linux 6.8,
     /// `KVM_EXIT_MEMORY_FAULT`).
     Unreadable(Option<u64>),
-    /// KVM cannot go on with this vCPU.
+    /// KVM cannot continue this vCPU.
     Failed(String),
 }
 
-/// The guest physical address that `KVM_RUN` failed at with EFAULT, where KVM says which.
+/// Returns the guest physical address at which `KVM_RUN` failed with EFAULT, if KVM names it.
 pub(super) fn faulted_at(run: &kvm_run) -> Option<u64> {
     if run.exit_reason != kvm::KVM_EXIT_MEMORY_FAULT {
         return None;
     }
-    // SAFETY: the exit reason says which member of the union is set.
+    // SAFETY: the exit reason tells which member of the union is set.
     Some(unsafe { run.__bindgen_anon_1.memory_fault }.gpa)
 }
 
-/// Decodes the exit that `KVM_RUN` has just left in `run`.
+/// Decodes the exit in `run`, after `KVM_RUN` has returned.
 ///
 /// # Safety
-/// `run` must be the start of a vCPU's whole mapping, as large as `KVM_GET_VCPU_MMAP_SIZE` says, and the vCPU must not
+/// `run` must be the start of a vCPU's whole mapping of `KVM_GET_VCPU_MMAP_SIZE` bytes, and the vCPU must not
 /// be running.
 pub(super) unsafe fn decode(run: &mut kvm_run) -> VmExit<'_> {
     let base = std::ptr::from_mut(run).cast::<u8>();
     match run.exit_reason {
         kvm::KVM_EXIT_IO => {
-            // SAFETY: the exit reason says which member of the union is set.
+            // SAFETY: the exit reason tells which member of the union is set.
             let io = unsafe { run.__bindgen_anon_1.io };
             let (size, port) = (usize::from(io.size), io.port);
-            // SAFETY: KVM puts `count * size` bytes at `data_offset`, inside the mapping, and touches them only while
-            // the vCPU runs, which the borrow of `run` excludes.
+            // SAFETY: KVM puts `count * size` bytes at `data_offset`, inside the mapping. It touches them
+            // only while the vCPU runs, which the borrow of `run` excludes.
             let data = unsafe {
                 std::slice::from_raw_parts_mut(base.add(io.data_offset as usize), io.count as usize * size)
             };
@@ -96,15 +96,15 @@ pub(super) unsafe fn decode(run: &mut kvm_run) -> VmExit<'_> {
                 fail.hardware_entry_failure_reason
             ))
         }
-        other => VmExit::Failed(format!("KVM exit {other}, which volt-vmm does not know")),
+        other => VmExit::Failed(format!("unknown KVM exit {other}")),
     }
 }
 
 fn internal_error(suberror: u32) -> String {
     match suberror {
         kvm::KVM_INTERNAL_ERROR_EMULATION => {
-            "KVM cannot emulate an instruction of the guest (the host's kernel log names its address; `volt-vmm doctor` \
-             says whether this KVM can run Linux guests)"
+            "KVM cannot emulate an instruction of the guest (the host's kernel log names its address; \
+             `volt-vmm doctor` tells whether this KVM can run Linux guests)"
                 .to_owned()
         }
         other => format!("KVM internal error, suberror {other}"),
@@ -116,10 +116,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn address_of_a_memory_fault_is_told_only_if_kvm_filled_it_in() {
+    fn memory_fault_has_an_address_only_if_kvm_filled_it_in() {
         let mut run = kvm_run::default();
         run.__bindgen_anon_1.memory_fault.gpa = 0x1234_5000;
-        // Linux before 6.8 leaves the reason of an earlier exit there.
+        // Linux before 6.8 leaves the reason of an earlier exit.
         for reason in [kvm::KVM_EXIT_MMIO, kvm::KVM_EXIT_HLT, kvm::KVM_EXIT_UNKNOWN] {
             run.exit_reason = reason;
             assert_eq!(faulted_at(&run), None, "exit {reason}");

@@ -1,8 +1,9 @@
-//! Who this host is, as far as a snapshot cares: the CPU and the KVM that the guest was shown.
+//! The identity of this host for a snapshot: its CPU and its KVM.
 //!
 //! ```text
-//! Host            what people read of it: vendor, microcode, kernel
-//! feature_digest  what decides: a digest of all that KVM offers, kept in a file of the user's until the next boot (kept)
+//! HostIdentity    for people: vendor, microcode, kernel
+//! feature_digest  for the check at a restore: a digest of all that KVM offers, cached in a file
+//!                 until the next boot (digest_cache)
 //! ```
 
 use std::fs::{self, File};
@@ -17,16 +18,16 @@ use super::msr;
 use crate::error::Result;
 use crate::sync::lock;
 
-mod kept;
+mod digest_cache;
 
-/// Identity of a host. Two that are equal may still differ in what their KVM offers: by the firmware's settings, by parameters of the
-/// kernel, or by the hypervisor that they run on.
+/// The identity of a host. Hosts with equal identities may offer different features: firmware settings,
+/// kernel parameters or an outer hypervisor may differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Host {
+pub struct HostIdentity {
     /// `GenuineIntel`, `AuthenticAMD`.
     pub cpu_vendor: String,
-    /// Family, model and stepping in decimal, as `25/17/1`: the CPU's signature.
+    /// The CPU's signature: family, model and stepping in decimal, such as `25/17/1`.
     pub cpu_signature: String,
     /// Microcode revision.
     pub microcode: String,
@@ -36,43 +37,43 @@ pub struct Host {
     pub kvm_module: String,
 }
 
-/// Stands for a field that the kernel does not tell.
+/// The value of a field that the kernel does not report.
 const UNKNOWN: &str = "unknown";
 
-impl Host {
-    /// The host this process runs on, with the microcode that it had when the kernel first told it: the file
-    /// takes 40 us to read, which a fork would notice. A read that fails is repeated by the next call.
+impl HostIdentity {
+    /// Returns the identity of this host. Reads the CPU once in a process, because the file takes 40 us to
+    /// read, which would delay forks. A failed read is repeated by the next call.
     #[must_use]
-    pub fn this() -> Self {
-        static FIRST: OnceLock<Host> = OnceLock::new();
+    pub fn current() -> Self {
+        static FIRST: OnceLock<HostIdentity> = OnceLock::new();
         match FIRST.get() {
-            // Another module can be loaded while there is no VM.
+            // Another module can be loaded while no VM exists.
             Some(first) => Self { kvm_module: kvm_module().unwrap_or(UNKNOWN).to_owned(), ..first.clone() },
-            None => Self::now().kept_in(&FIRST),
+            None => Self::now().cached_in(&FIRST),
         }
     }
 
-    /// Keeps a host for later calls if the kernel told of its CPU.
-    fn kept_in(self, first: &OnceLock<Self>) -> Self {
-        if self.is_read() { first.get_or_init(|| self).clone() } else { self }
+    /// Caches the identity for later calls, if it has the CPU.
+    fn cached_in(self, first: &OnceLock<Self>) -> Self {
+        if self.has_cpu() { first.get_or_init(|| self).clone() } else { self }
     }
 
-    /// Whether the kernel told of the CPU.
-    fn is_read(&self) -> bool {
-        // Under some hypervisors the kernel never tells the microcode.
+    /// Whether the kernel reported the CPU.
+    fn has_cpu(&self) -> bool {
+        // Microcode does not count: under some hypervisors the kernel never reports it.
         !self.cpu_vendor.contains(UNKNOWN) && !self.cpu_signature.contains(UNKNOWN)
     }
 
-    /// The host as it is now. The kernel tells of the CPU: CPUID itself leaves for the hypervisor where this is
-    /// a VM, which takes longer than all the rest.
+    /// Reads the identity of this host from the kernel. The CPUID instruction would be slower in a VM, where
+    /// it exits to the hypervisor.
     fn now() -> Self {
-        // The first CPU's entry begins with all that is needed, and on a large host the whole file takes long.
+        // The first CPU's entry suffices. The whole file takes long to read on a large host.
         let mut start = [0; 512];
         let read = File::open("/proc/cpuinfo").and_then(|mut file| file.read(&mut start));
-        Self::described_by(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]), kvm_module())
+        Self::from_cpuinfo(&String::from_utf8_lossy(&start[..read.unwrap_or(0)]), kvm_module())
     }
 
-    fn described_by(cpuinfo: &str, kvm_module: Option<&str>) -> Self {
+    fn from_cpuinfo(cpuinfo: &str, kvm_module: Option<&str>) -> Self {
         let field = |name: &str| {
             let mut pairs = cpuinfo.lines().filter_map(|line| line.split_once(':'));
             pairs.find(|(key, _)| key.trim_end() == name).map_or(UNKNOWN, |(_, value)| value.trim())
@@ -88,71 +89,72 @@ impl Host {
     }
 }
 
-/// A digest of what this host's KVM offers guests: supported CPUID features and feature MSRs. 32 hex digits. Where two hosts have the
-/// same, a guest of one has all that it was shown on the other.
+/// Returns a digest of the features that KVM offers guests: supported CPUID features and feature MSRs, as 32
+/// hex digits. On hosts with equal digests a guest finds the same features.
 ///
-/// KVM is asked once a boot; then a file that only this user or root can write tells ([`kept`]). A process
-/// reads the file once: as long as KVM's modules stay loaded, KVM offers what it did.
+/// KVM is queried once per boot. Then the digest comes from a file that only this user or root can write
+/// ([`digest_cache`]). A process reads the file once per load of KVM's modules.
 ///
 /// # Errors
-/// The file does not tell, and KVM cannot be opened or refuses to.
+/// Returns an error if the file does not have the digest, and KVM cannot be opened or refuses.
 pub fn feature_digest() -> Result<String> {
-    static KNOWN: Mutex<Option<(Loads, String)>> = Mutex::new(None);
-    let loads = Loads::here();
-    let known = lock(&KNOWN).clone();
-    if let (Some(loads), Some((under, digest))) = (&loads, known)
-        && *loads == under
+    static LAST: Mutex<Option<(KvmModules, String)>> = Mutex::new(None);
+    let modules = KvmModules::loaded();
+    let last = lock(&LAST).clone();
+    if let (Some(modules), Some((last_modules, digest))) = (&modules, last)
+        && *modules == last_modules
     {
         return Ok(digest);
     }
-    let digest = digest_under(loads.as_ref())?;
-    *lock(&KNOWN) = loads.map(|loads| (loads, digest.clone()));
+    let digest = digest_with(modules.as_ref())?;
+    *lock(&LAST) = modules.map(|modules| (modules, digest.clone()));
     Ok(digest)
 }
 
-fn digest_under(loads: Option<&Loads>) -> Result<String> {
-    let key = loads.and_then(kept::Key::here);
-    if let Some(digest) = key.as_ref().and_then(kept::read) {
+fn digest_with(modules: Option<&KvmModules>) -> Result<String> {
+    let key = modules.and_then(digest_cache::DigestKey::of_this_host);
+    if let Some(digest) = key.as_ref().and_then(digest_cache::read) {
         return Ok(digest);
     }
     let kvm = super::open()?;
     let digest = cpuid::digest(&cpuid::supported(&kvm)?, &msr::features(&kvm)?);
     if let Some(key) = key
-        && let Err(error) = kept::write(&key, &digest)
+        && let Err(error) = digest_cache::write(&key, &digest)
     {
-        log::debug!("the digest of this host's KVM is not kept, and will be computed again: {error}");
+        log::debug!("cannot cache the digest of this host's KVM: {error}");
     }
     Ok(digest)
 }
 
-/// KVM's modules, and which load of them this is.
+/// The loaded modules of KVM. A module that is loaded again compares unequal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Loads {
+struct KvmModules {
     vendor: &'static str,
-    /// A directory of sysfs has a number of its own, and a module that is loaded again has another.
-    numbers: [u64; 2],
+    /// Inodes of the directories in sysfs of `kvm` and the vendor's module. Each load of a module has its
+    /// own.
+    inodes: [u64; 2],
 }
 
-impl Loads {
-    /// Returns none if KVM is no module.
-    fn here() -> Option<Self> {
-        let (vendor, number) = VENDORS.into_iter().find_map(|name| Some((name, load_of(name)?)))?;
-        Some(Self { vendor, numbers: [load_of("kvm")?, number] })
+impl KvmModules {
+    /// Returns the loaded modules; none if KVM is built into the kernel.
+    fn loaded() -> Option<Self> {
+        let (vendor, inode) = VENDORS.into_iter().find_map(|name| Some((name, module_inode(name)?)))?;
+        Some(Self { vendor, inodes: [module_inode("kvm")?, inode] })
     }
 }
 
-/// The modules of which one runs guests.
+/// The modules that run guests. A host loads one of them.
 const VENDORS: [&str; 3] = ["kvm_intel", "kvm_amd", "kvm_pvm"];
 
-/// The number of a module's directory, if the module is loaded.
-fn load_of(module: &str) -> Option<u64> {
+/// Returns the inode of a module's directory in sysfs, if the module is loaded.
+fn module_inode(module: &str) -> Option<u64> {
     fs::metadata(["/sys/module/", module].concat()).map(|found| found.ino()).ok()
 }
 
-/// Name of the loaded KVM module that runs guests on this host.
+/// Returns the name of the loaded KVM module that runs guests on this host.
 #[must_use]
 pub fn kvm_module() -> Option<&'static str> {
-    VENDORS.into_iter().find(|name| load_of(name).is_some())
+    VENDORS.into_iter().find(|name| module_inode(name).is_some())
 }
 
 #[cfg(test)]
@@ -160,26 +162,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn host_that_could_not_be_read_is_not_kept() {
+    fn host_that_could_not_be_read_is_not_cached() {
         let first = OnceLock::new();
-        let unread = Host::described_by("", Some("kvm_intel"));
-        assert_eq!(unread.clone().kept_in(&first), unread);
+        let unread = HostIdentity::from_cpuinfo("", Some("kvm_intel"));
+        assert_eq!(unread.clone().cached_in(&first), unread);
         assert_eq!(first.get(), None);
         let cpuinfo = "vendor_id: GenuineIntel\ncpu family: 6\nmodel: 143\nstepping: 8\nmicrocode: 0x2b";
-        let read = Host::described_by(cpuinfo, Some("kvm_intel"));
-        assert_eq!(read.clone().kept_in(&first), read);
+        let read = HostIdentity::from_cpuinfo(cpuinfo, Some("kvm_intel"));
+        assert_eq!(read.clone().cached_in(&first), read);
         assert_eq!(first.get(), Some(&read));
     }
 
     #[test]
-    fn a_cpu_is_known_by_the_kernels_words() {
+    fn cpu_is_read_from_cpuinfo() {
         let cpuinfo = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\n\
                        model name\t: X: Y\nstepping\t: 8\nmicrocode\t: 0x2b0004d0\ncpu MHz\t\t: 21";
-        let host = Host::described_by(cpuinfo, Some("kvm_intel"));
+        let host = HostIdentity::from_cpuinfo(cpuinfo, Some("kvm_intel"));
         assert_eq!((host.cpu_vendor.as_str(), host.cpu_signature.as_str()), ("GenuineIntel", "6/143/8"));
         assert_eq!(host.microcode, "0x2b0004d0");
-        let here = Host::this();
-        assert_eq!((Host::this(), Host::now()), (here.clone(), here.clone()));
+        let here = HostIdentity::current();
+        assert_eq!((HostIdentity::current(), HostIdentity::now()), (here.clone(), here.clone()));
         assert!(!here.cpu_signature.contains("unknown") && here.cpu_vendor != "unknown", "{here:?}");
     }
 }

@@ -1,27 +1,27 @@
-//! The in-kernel interrupt controllers and timer that belong to the VM: two PICs, the IOAPIC and the PIT, or none of them.
-//! The local APIC is each vCPU's.
+//! The in-kernel interrupt controllers and timer of a VM: two PICs, the IOAPIC and the PIT. A VM has all of
+//! them or none. Each vCPU has its local APIC.
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip, kvm_pit_state2,
 };
 use serde::{Deserialize, Serialize};
 
-use super::OrRefused;
+use super::KvmContext;
 use super::vm::VmHandle;
 use crate::config::IrqchipKind;
 use crate::error::{Error, Result};
 use crate::kvm::serde_mirror::PitChannel;
-use crate::persist::{Bytes, Persist};
+use crate::persist::{Base64Bytes, Persist};
 
-/// Bytes of `struct kvm_irqchip`'s union: the kernel reads and writes all of them for every chip.
+/// Bytes of the union in `struct kvm_irqchip`. The kernel reads and writes all of them for every chip.
 const CHIP_LEN: usize = 512;
 
-/// What a VM has of them.
+/// Location of the interrupt controllers.
 #[derive(Debug)]
 pub enum Irqchip {
-    /// All.
+    /// In the kernel.
     Kernel(Chips),
-    /// None: the IOAPIC is one of the devices.
+    /// Outside the kernel: the IOAPIC is a device.
     Split,
 }
 
@@ -31,16 +31,16 @@ pub struct Chips {
     vm: VmHandle,
 }
 
-/// Each chip as KVM lays it out, and the timer.
+/// State of the chips in KVM's layout, and of the timer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct IrqchipState {
     /// `struct kvm_pic_state` of the first 8259.
-    pub pic_master: Bytes,
+    pub pic_master: Base64Bytes,
     /// `struct kvm_pic_state` of the second 8259.
-    pub pic_slave: Bytes,
+    pub pic_slave: Base64Bytes,
     /// `struct kvm_ioapic_state`.
-    pub ioapic: Bytes,
+    pub ioapic: Base64Bytes,
     /// The 8254.
     pub pit: PitState,
 }
@@ -56,7 +56,7 @@ pub struct PitState {
 }
 
 impl Irqchip {
-    /// What was made when `vm` was.
+    /// Wraps the chips that `vm` was made with.
     pub(crate) fn of(vm: &VmHandle, kind: IrqchipKind) -> Self {
         match kind {
             IrqchipKind::Kernel => Self::Kernel(Chips { vm: vm.clone() }),
@@ -67,15 +67,15 @@ impl Irqchip {
 
 impl Chips {
     #[allow(unsafe_code)]
-    fn get(&self, chip_id: u32) -> Result<Bytes> {
+    fn get(&self, chip_id: u32) -> Result<Base64Bytes> {
         let mut chip = kvm_irqchip { chip_id, ..Default::default() };
-        self.vm.fd().get_irqchip(&mut chip).or_refused("KVM_GET_IRQCHIP")?;
+        self.vm.fd().get_irqchip(&mut chip).context("KVM_GET_IRQCHIP")?;
         // SAFETY: `dummy` spans the whole union and every bit pattern is a valid char array.
         let bytes = unsafe { chip.chip.dummy };
-        Ok(Bytes(bytes.iter().map(|c| c.cast_unsigned()).collect()))
+        Ok(Base64Bytes(bytes.iter().map(|c| c.cast_unsigned()).collect()))
     }
 
-    fn set(&self, chip_id: u32, name: &str, state: &Bytes) -> Result<()> {
+    fn set(&self, chip_id: u32, name: &str, state: &Base64Bytes) -> Result<()> {
         let mut chip = kvm_irqchip { chip_id, ..Default::default() };
         let mut dummy = [0i8; CHIP_LEN];
         if state.0.len() != CHIP_LEN {
@@ -86,7 +86,7 @@ impl Chips {
         }
         dummy.iter_mut().zip(&state.0).for_each(|(to, from)| *to = from.cast_signed());
         chip.chip.dummy = dummy;
-        self.vm.fd().set_irqchip(&chip).or_refused(&format!("KVM_SET_IRQCHIP of {name}"))
+        self.vm.fd().set_irqchip(&chip).context(&format!("KVM_SET_IRQCHIP of {name}"))
     }
 }
 
@@ -105,8 +105,12 @@ impl Persist for Irqchip {
         match (self, state) {
             (Self::Kernel(chips), Some(state)) => chips.restore(state),
             (Self::Split, None) => Ok(()),
-            (Self::Kernel(_), None) => contradiction("no state of the kernel's, which this machine has"),
-            (Self::Split, Some(_)) => contradiction("state of the kernel's, and this machine's is split"),
+            (Self::Kernel(_), None) => {
+                contradiction("the state has no interrupt controllers in the kernel, and this machine has")
+            }
+            (Self::Split, Some(_)) => {
+                contradiction("the state has interrupt controllers in the kernel, and this machine has none")
+            }
         }
     }
 }
@@ -116,8 +120,7 @@ impl Persist for Chips {
 
     fn save(&self) -> Result<IrqchipState> {
         let Self { vm } = self;
-        let kvm_pit_state2 { channels, flags, reserved: _ } =
-            vm.fd().get_pit2().or_refused("KVM_GET_PIT2")?;
+        let kvm_pit_state2 { channels, flags, reserved: _ } = vm.fd().get_pit2().context("KVM_GET_PIT2")?;
         Ok(IrqchipState {
             pic_master: self.get(KVM_IRQCHIP_PIC_MASTER)?,
             pic_slave: self.get(KVM_IRQCHIP_PIC_SLAVE)?,
@@ -132,6 +135,6 @@ impl Persist for Chips {
         self.set(KVM_IRQCHIP_IOAPIC, "ioapic", &state.ioapic)?;
         let PitState { channels, flags } = state.pit;
         let pit = kvm_pit_state2 { channels: channels.map(Into::into), flags, ..Default::default() };
-        self.vm.fd().set_pit2(&pit).or_refused("KVM_SET_PIT2")
+        self.vm.fd().set_pit2(&pit).context("KVM_SET_PIT2")
     }
 }

@@ -1,7 +1,8 @@
-//! KVM, and the only module that opens `/dev/kvm`.
+//! Access to KVM. Only this module opens `/dev/kvm`.
 //!
-//! `vm` and `vcpu` wrap the descriptors, `exit` turns exits into values, `msi` sends interrupts, `msr`, `cpuid`, `tsc`, `xsave`, `irqchip` and
-//! `clock` know what there is to save, `mirror` how it is written down.
+//! `vm` and `vcpu` wrap the descriptors, `exit` decodes exits, `msi` sends interrupts. `msr`, `cpuid`, `tsc`,
+//! `xsave`, `irqchip` and `clock` save and restore state, and `serde_mirror` defines its format. `host`
+//! identifies the host.
 
 pub(crate) mod serde_mirror;
 
@@ -23,23 +24,23 @@ pub mod vcpu;
 pub mod vm;
 mod xsave;
 
-/// The only API version there is (KVM API, section 4.1).
+/// The version of the stable KVM API (KVM API, section 4.1).
 pub(crate) const API_VERSION: i32 = 12;
 
-/// Opens `/dev/kvm`.
+/// Opens `/dev/kvm`, and checks its API version.
 ///
 /// # Errors
-/// [`Error::NoKvm`] says what to do about it.
+/// [`Error::NoKvm`], with a cure.
 pub fn open() -> Result<Kvm> {
     let kvm = device().map_err(|errno| no_kvm(io::Error::from_raw_os_error(errno.errno())))?;
     if kvm.get_api_version() == API_VERSION {
         return Ok(kvm);
     }
-    let advice = "it does not speak KVM's stable API, version 12; a kernel newer than 2.6.22 does";
+    let advice = "it does not have version 12 of the KVM API; use a kernel newer than 2.6.22";
     Err(Error::NoKvm { advice, source: io::ErrorKind::Unsupported.into() })
 }
 
-/// Opens `/dev/kvm`, whatever it is: for the doctor, who has advice of its own.
+/// Opens `/dev/kvm` without a check, for the doctor, which gives its own advice.
 pub(crate) fn device() -> std::result::Result<Kvm, kvm_ioctls::Error> {
     Kvm::new()
 }
@@ -47,31 +48,31 @@ pub(crate) fn device() -> std::result::Result<Kvm, kvm_ioctls::Error> {
 fn no_kvm(source: io::Error) -> Error {
     let advice = match source.kind() {
         io::ErrorKind::NotFound => {
-            "there is none; load kvm_intel or kvm_amd, and enable virtualisation in the firmware (or nested \
-             virtualisation where this is itself a VM)"
+            "it is missing; load kvm_intel or kvm_amd, and enable virtualisation in the firmware, or nested \
+             virtualisation if this host is a VM"
         }
         io::ErrorKind::PermissionDenied => "this user may not open it; join the group kvm, or run as root",
-        _ => "it does not open",
+        _ => "it cannot be opened",
     };
     Error::NoKvm { advice, source }
 }
 
-/// Turns KVM's answer into [`Error::Kvm`], naming the call.
-pub(crate) trait OrRefused<T> {
-    fn or_refused(self, call: &str) -> Result<T>;
+/// Turns an error of KVM into [`Error::Kvm`], which names the call.
+pub(crate) trait KvmContext<T> {
+    fn context(self, call: &str) -> Result<T>;
 }
 
-impl<T> OrRefused<T> for std::result::Result<T, kvm_ioctls::Error> {
-    fn or_refused(self, call: &str) -> Result<T> {
-        self.map_err(|errno| refused(call, errno))
+impl<T> KvmContext<T> for std::result::Result<T, kvm_ioctls::Error> {
+    fn context(self, call: &str) -> Result<T> {
+        self.map_err(|errno| kvm_error(call, errno))
     }
 }
 
-pub(crate) fn refused(call: &str, errno: kvm_ioctls::Error) -> Error {
+pub(crate) fn kvm_error(call: &str, errno: kvm_ioctls::Error) -> Error {
     Error::Kvm { call: call.to_owned(), source: io::Error::from_raw_os_error(errno.errno()) }
 }
 
-/// Whether KVM offers the TSC-deadline timer. kvm_amd says so here only, not in its supported CPUID.
+/// Whether KVM offers the TSC-deadline timer. kvm_amd reports it here, and not in its supported CPUID.
 pub(crate) fn has_tsc_deadline(kvm: &Kvm) -> bool {
     kvm.check_extension(Cap::TscDeadlineTimer)
 }

@@ -1,18 +1,18 @@
-//! Model-specific registers: which there are to save, and how they are read and written back.
+//! Model-specific registers: the list to save, and their reads and writes.
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{OrRefused, refused};
+use super::{KvmContext, kvm_error};
 use crate::error::{Error, Result};
 
 mod names;
 
-/// IA32_TIME_STAMP_COUNTER. Goes first: timers are armed relative to it.
+/// IA32_TIME_STAMP_COUNTER. Restored first, because timers are relative to it.
 pub const TSC: u32 = 0x10;
-/// IA32_TSC_DEADLINE. Needs the local APIC and the TSC to be there already.
+/// IA32_TSC_DEADLINE. Restored after the local APIC and the TSC.
 pub const TSC_DEADLINE: u32 = 0x6e0;
 /// IA32_MISC_ENABLE.
 pub const MISC_ENABLE: u32 = 0x1a0;
@@ -22,26 +22,27 @@ const MCG_CAP: u32 = 0x179;
 const MC0_CTL: u32 = 0x400;
 /// Registers of one machine-check bank: CTL, STATUS, ADDR, MISC.
 const MC_BANK_LEN: u32 = 4;
-/// The MTRRs, which KVM's own list lacks: variable ranges, fixed ranges, default type (Intel SDM volume 3, 12.11).
+/// The MTRRs, which KVM's list lacks: variable ranges, fixed ranges, default type (Intel SDM volume 3,
+/// 12.11).
 const MTRRS: [std::ops::RangeInclusive<u32>; 5] =
     [0x200..=0x20f, 0x250..=0x250, 0x258..=0x259, 0x268..=0x26f, MTRR_DEF_TYPE..=MTRR_DEF_TYPE];
-/// The registers of Hyper-V (TLFS, appendix C). KVM lists those that it knows, whether a guest is shown Hyper-V or not, and each
-/// version of Linux knows others.
+/// The registers of Hyper-V (TLFS, appendix C). KVM lists them even if a guest has no Hyper-V, and each
+/// version of Linux has others.
 const HYPERV: std::ops::RangeInclusive<u32> = 0x4000_0000..=0x4000_0fff;
 /// Most registers one `KVM_GET_MSRS` or `KVM_SET_MSRS` takes (`MAX_IO_MSRS` in arch/x86/kvm/x86.c).
 const BATCH: usize = 256;
 
-/// One register. In a list of them it is written as a key and a value, `"0x10 tsc": 5000`: short, because a state file
-/// holds hundreds.
+/// One register. A list serialises it as a key and a value, `"0x10 tsc": 5000`, because a state file has
+/// hundreds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Msr {
-    /// The register's number, as for RDMSR.
+    /// Number of the register, as for RDMSR.
     pub index: u32,
-    /// Its value; none if KVM refused to read it.
+    /// Value; none if KVM refused to read it.
     pub value: Option<u64>,
 }
 
-/// Registers, in the order they were read.
+/// Registers, in the order of their reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MsrList(pub Vec<Msr>);
 
@@ -78,7 +79,7 @@ impl<'de> Visitor<'de> for ListVisitor {
     }
 }
 
-/// The number at the beginning of a key; the name after it is for people.
+/// The number at the start of a key. The name after it is for people.
 struct Index(u32);
 
 impl<'de> Deserialize<'de> for Index {
@@ -104,15 +105,15 @@ pub(super) fn is_hyperv(index: u32) -> bool {
     HYPERV.contains(&index)
 }
 
-/// Numbers of all registers worth saving: KVM's list, the MTRRs, and the machine-check banks this vCPU has. Those of Hyper-V only
-/// where the guest is shown it.
+/// Returns the numbers of the registers to save: KVM's list, the MTRRs and the vCPU's machine-check banks.
+/// Leaves out registers of Hyper-V if the guest has no Hyper-V.
 pub(super) fn indices(kvm: &Kvm, vcpu: &VcpuFd, shows_hyperv: bool) -> Result<Vec<u32>> {
-    let listed = kvm.get_msr_index_list().or_refused("KVM_GET_MSR_INDEX_LIST")?;
+    let listed = kvm.get_msr_index_list().context("KVM_GET_MSR_INDEX_LIST")?;
     let banks = read(vcpu, &[MCG_CAP])?[0].value.map_or(0, |capabilities| capabilities as u32 & 0xff);
-    Ok(worth_saving(listed.as_slice(), banks, shows_hyperv))
+    Ok(saved_indices(listed.as_slice(), banks, shows_hyperv))
 }
 
-fn worth_saving(listed: &[u32], banks: u32, shows_hyperv: bool) -> Vec<u32> {
+fn saved_indices(listed: &[u32], banks: u32, shows_hyperv: bool) -> Vec<u32> {
     let mut indices = listed.to_vec();
     indices.extend(MTRRS.into_iter().flatten());
     indices.extend(MC0_CTL..MC0_CTL + banks * MC_BANK_LEN);
@@ -122,49 +123,50 @@ fn worth_saving(listed: &[u32], banks: u32, shows_hyperv: bool) -> Vec<u32> {
     indices
 }
 
-/// Where registers are: a vCPU, or KVM, which has those that tell of features. Each call stops at the first register that is
-/// refused, and returns how many came before.
-pub(super) trait Readable {
+/// A source of registers: a vCPU, or KVM itself, which has the feature MSRs. A call stops at the first
+/// register that is refused, and returns the number of registers before it.
+pub(super) trait MsrReader {
     fn get(&self, msrs: &mut Msrs) -> Result<usize>;
 }
 
-/// Where they can be written too.
-pub(super) trait Registers: Readable {
+/// A destination of registers: a vCPU. A call stops like [`MsrReader::get`].
+pub(super) trait MsrWriter: MsrReader {
     fn set(&self, msrs: &Msrs) -> Result<usize>;
 }
 
-impl Readable for Kvm {
+impl MsrReader for Kvm {
     fn get(&self, msrs: &mut Msrs) -> Result<usize> {
-        self.get_msrs(msrs).or_refused("KVM_GET_MSRS of the system")
+        self.get_msrs(msrs).context("KVM_GET_MSRS of /dev/kvm")
     }
 }
 
-impl Readable for VcpuFd {
+impl MsrReader for VcpuFd {
     fn get(&self, msrs: &mut Msrs) -> Result<usize> {
-        self.get_msrs(msrs).or_refused("KVM_GET_MSRS")
+        self.get_msrs(msrs).context("KVM_GET_MSRS")
     }
 }
 
-impl Registers for VcpuFd {
+impl MsrWriter for VcpuFd {
     fn set(&self, msrs: &Msrs) -> Result<usize> {
-        self.set_msrs(msrs).or_refused("KVM_SET_MSRS")
+        self.set_msrs(msrs).context("KVM_SET_MSRS")
     }
 }
 
-/// The registers that tell what KVM can offer a guest, such as the capabilities of the CPU's architecture; none where KVM has none.
+/// Reads the feature MSRs of KVM, such as the capabilities of the CPU's architecture. Older versions of KVM
+/// have none.
 ///
 /// # Errors
-/// KVM has some, and refuses to read them.
+/// Returns an error if KVM has feature MSRs and refuses to read them.
 pub(super) fn features(kvm: &Kvm) -> Result<Vec<Msr>> {
     if !kvm.check_extension(Cap::GetMsrFeatures) {
         return Ok(Vec::new());
     }
-    let list = kvm.get_msr_feature_index_list().or_refused("KVM_GET_MSR_FEATURE_INDEX_LIST")?;
+    let list = kvm.get_msr_feature_index_list().context("KVM_GET_MSR_FEATURE_INDEX_LIST")?;
     read(kvm, list.as_slice())
 }
 
-/// Reads the registers; one that KVM refuses is recorded as absent.
-pub(super) fn read(vcpu: &impl Readable, indices: &[u32]) -> Result<Vec<Msr>> {
+/// Reads the registers. A register that KVM refuses has no value.
+pub(super) fn read(vcpu: &impl MsrReader, indices: &[u32]) -> Result<Vec<Msr>> {
     let mut read = Vec::with_capacity(indices.len());
     while read.len() < indices.len() {
         let rest = &indices[read.len()..];
@@ -181,10 +183,13 @@ pub(super) fn read(vcpu: &impl Readable, indices: &[u32]) -> Result<Vec<Msr>> {
     Ok(read)
 }
 
-/// Writes the registers that have a value, in the order given. A register that KVM refuses is left alone if it holds the
-/// value already (read-only ones do on a fresh vCPU), or if KVM does not know it and the value is 0, which is what a register holds
-/// that nobody used. It is an error otherwise.
-pub(super) fn write(vcpu: &impl Registers, msrs: impl IntoIterator<Item = Msr>) -> Result<()> {
+/// Writes the registers that have a value, in the given order. A register that KVM refuses is skipped if it
+/// holds the value, as read-only registers of a fresh vCPU do. It is also skipped if KVM does not know it and
+/// the value is 0, as in an unused register.
+///
+/// # Errors
+/// Returns an error if KVM refuses another register.
+pub(super) fn write(vcpu: &impl MsrWriter, msrs: impl IntoIterator<Item = Msr>) -> Result<()> {
     let entries: Vec<_> = msrs
         .into_iter()
         .filter_map(|msr| {
@@ -209,8 +214,8 @@ pub(super) fn write(vcpu: &impl Registers, msrs: impl IntoIterator<Item = Msr>) 
 
 fn cannot_write(msr: &kvm_msr_entry, held: Option<u64>) -> Error {
     let held = held.map_or_else(|| "cannot be read".to_owned(), |value| format!("holds {value:#x}"));
-    refused(
-        &format!("MSR {:#x} = {:#x} (KVM_SET_MSRS; a fresh vCPU's {held})", msr.index, msr.data),
+    kvm_error(
+        &format!("MSR {:#x} = {:#x} (KVM_SET_MSRS; the MSR of a fresh vCPU {held})", msr.index, msr.data),
         kvm_ioctls::Error::new(libc::EINVAL),
     )
 }
@@ -226,13 +231,13 @@ mod tests {
 
     use super::*;
 
-    /// The registers of an older kernel: those that it knows, of which some cannot be written.
-    struct Known {
+    /// The registers of a vCPU on an older kernel, some of them read-only.
+    struct OlderKernel {
         values: RefCell<BTreeMap<u32, u64>>,
         read_only: Vec<u32>,
     }
 
-    impl Readable for Known {
+    impl MsrReader for OlderKernel {
         fn get(&self, msrs: &mut Msrs) -> Result<usize> {
             let values = self.values.borrow();
             let mut done = 0;
@@ -245,7 +250,7 @@ mod tests {
         }
     }
 
-    impl Registers for Known {
+    impl MsrWriter for OlderKernel {
         fn set(&self, msrs: &Msrs) -> Result<usize> {
             let mut values = self.values.borrow_mut();
             let is_refused = |msr: &&kvm_msr_entry| {
@@ -258,37 +263,36 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_register_is_left_out_if_it_was_0_and_those_after_it_are_written() {
-        let known = || Known {
+    fn unknown_register_is_skipped_if_its_value_is_0() {
+        let older_kernel = || OlderKernel {
             values: RefCell::new([(0x10, 1), (0x10a, 5), (0x174, 0)].into()),
             read_only: vec![0x10a],
         };
         let msr = |index, value| Msr { index, value: Some(value) };
-        let older = known();
+        let older = older_kernel();
         write(&older, [msr(0x1c4, 0), msr(0x10a, 5), msr(0x1c5, 0), msr(0x174, 9), msr(0x4000_0118, 0)])
             .unwrap();
         assert_eq!(older.values.into_inner(), [(0x10, 1), (0x10a, 5), (0x174, 9)].into());
         for (lost, words) in [(msr(0x1c4, 3), "MSR 0x1c4 = 0x3"), (msr(0x10a, 0), "holds 0x5")] {
-            let error = write(&known(), [lost, msr(0x174, 9)]).unwrap_err().to_string();
+            let error = write(&older_kernel(), [lost, msr(0x174, 9)]).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
     }
 
-    /// Not every KVM lists registers of Hyper-V.
     #[test]
-    fn registers_of_hyper_v_are_saved_for_guests_that_are_shown_it() {
+    fn registers_of_hyper_v_are_saved_only_if_the_guest_has_hyper_v() {
         let listed = [0x10, 0x4000_0000, 0x4000_0118, 0x4b56_4d00, 0x10];
         let mut expected = vec![0x10, MC0_CTL, MC0_CTL + 1, MC0_CTL + 2, MC0_CTL + 3, 0x4b56_4d00];
         expected.extend(MTRRS.into_iter().flatten());
         expected.sort_unstable();
-        assert_eq!(worth_saving(&listed, 1, false), expected);
+        assert_eq!(saved_indices(&listed, 1, false), expected);
         expected.extend([0x4000_0000, 0x4000_0118]);
         expected.sort_unstable();
-        assert_eq!(worth_saving(&listed, 1, true), expected);
+        assert_eq!(saved_indices(&listed, 1, true), expected);
     }
 
     #[test]
-    fn a_list_is_readable_and_comes_back() {
+    fn list_of_msrs_survives_json_and_garbage_is_refused() {
         let msr = |index, value| Msr { index, value };
         let list = MsrList(vec![msr(0x10, Some(u64::MAX)), msr(0xc001_0015, Some(7)), msr(0x10a, None)]);
         let text = serde_json::to_string(&list).unwrap();

@@ -1,13 +1,17 @@
-//! KVM's structures with readable serde: kvm-bindings' own serde writes opaque byte arrays. Each mirror is written once,
-//! as a list of fields, and converts both ways; the list is exhaustive, so a field that a later kvm-bindings adds does
-//! not compile until it is saved or named as padding.
+//! Mirrors of KVM's structures with readable serde. The serde of kvm-bindings writes opaque byte arrays.
+//!
+//! Each mirror is one list of fields, and converts both ways. The list is exhaustive: a new field of
+//! kvm-bindings does not compile until it is saved or named as padding.
 
 use kvm_bindings as kvm;
 use serde::{Deserialize, Serialize};
 
-/// Declares `$name` as a serde mirror of `$kvm`: `{ saved fields }` and, after it, the padding left out.
+/// Declares `$name` as a mirror of `$kvm`, with its saved fields and the padding that it ignores.
 macro_rules! mirror {
-    ($(#[$doc:meta])* $name:ident = $kvm:ident { $($field:ident : $type:ty),* $(,)? } ignoring { $($pad:ident),* }) => {
+    (
+        $(#[$doc:meta])* $name:ident = $kvm:ident
+        { $($field:ident : $type:ty),* $(,)? } ignoring { $($pad:ident),* }
+    ) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -21,7 +25,7 @@ macro_rules! mirror {
         }
 
         impl From<$name> for kvm::$kvm {
-            #[allow(clippy::needless_update)] // where there is no padding
+            #[allow(clippy::needless_update)] // without padding
             fn from($name { $($field),* }: $name) -> Self {
                 Self { $($field: $field.into(),)* ..Default::default() }
             }
@@ -54,9 +58,10 @@ mirror! {
 mirror! {
     /// Special registers (`struct kvm_sregs`).
     Sregs = kvm_sregs {
-        cs: Segment, ds: Segment, es: Segment, fs: Segment, gs: Segment, ss: Segment, tr: Segment, ldt: Segment,
-        gdt: DescriptorTable, idt: DescriptorTable,
-        cr0: u64, cr2: u64, cr3: u64, cr4: u64, cr8: u64, efer: u64, apic_base: u64, interrupt_bitmap: [u64; 4],
+        cs: Segment, ds: Segment, es: Segment, fs: Segment, gs: Segment, ss: Segment, tr: Segment,
+        ldt: Segment, gdt: DescriptorTable, idt: DescriptorTable,
+        cr0: u64, cr2: u64, cr3: u64, cr4: u64, cr8: u64, efer: u64, apic_base: u64,
+        interrupt_bitmap: [u64; 4],
     } ignoring {}
 }
 
@@ -84,7 +89,9 @@ mirror! {
 
 mirror! {
     /// System management mode.
-    Smi = kvm_vcpu_events__bindgen_ty_4 { smm: u8, pending: u8, smm_inside_nmi: u8, latched_init: u8 } ignoring {}
+    Smi = kvm_vcpu_events__bindgen_ty_4 {
+        smm: u8, pending: u8, smm_inside_nmi: u8, latched_init: u8,
+    } ignoring {}
 }
 
 mirror! {
@@ -93,7 +100,7 @@ mirror! {
 }
 
 mirror! {
-    /// What a vCPU is about to take (`struct kvm_vcpu_events`).
+    /// Pending and injected events of a vCPU (`struct kvm_vcpu_events`).
     Events = kvm_vcpu_events {
         exception: Exception, interrupt: Interrupt, nmi: Nmi, sipi_vector: u32, flags: u32, smi: Smi,
         triple_fault: TripleFault, exception_has_payload: u8, exception_payload: u64,
@@ -121,8 +128,10 @@ mirror! {
 }
 
 mirror! {
-    /// The VM's clock (`struct kvm_clock_data`), nanoseconds.
-    Clock = kvm_clock_data { clock: u64, flags: u32, realtime: u64, host_tsc: u64 } ignoring { pad0, pad }
+    /// The clock of a VM in nanoseconds (`struct kvm_clock_data`).
+    ClockState = kvm_clock_data {
+        clock: u64, flags: u32, realtime: u64, host_tsc: u64,
+    } ignoring { pad0, pad }
 }
 
 #[cfg(test)]
@@ -130,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mirror_is_readable_and_goes_both_ways() {
+    fn mirror_is_readable_and_converts_both_ways() {
         let kvm = kvm::kvm_segment { base: 0x1000, selector: 8, type_: 11, present: 1, ..Default::default() };
         let text = serde_json::to_string(&Segment::from(kvm)).unwrap();
         assert!(text.starts_with(r#"{"base":4096,"limit":0,"selector":8,"type_":11,"#), "{text}");

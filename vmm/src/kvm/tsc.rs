@@ -1,14 +1,16 @@
-//! The time-stamp counters of a VM's vCPUs: their rate, and how they go on after a restore from where they stood.
+//! The time-stamp counters of a VM's vCPUs: their rate, and their values after a restore.
 //!
-//! KVM may take a written TSC for an attempt to synchronise the vCPUs and drop the value: before Linux 6.7 whenever it is within
-//! a second of the value that KVM expects, which is the last write plus the time since, creation counting as a write of 0
-//! (`kvm_synchronize_tsc` of arch/x86/kvm/x86.c). Two ways lead around it:
+//! KVM may mistake a written TSC for an attempt to synchronise vCPUs, and drop the value. Before Linux 6.7 it
+//! does so if the value is within a second of the last write plus the time since (`kvm_synchronize_tsc` of
+//! arch/x86/kvm/x86.c). Creation counts as a write of 0. There are two ways to restore a value:
 //!
 //! ```text
-//! KVM_VCPU_TSC_OFFSET (Linux 5.16):  set each vCPU's offset; equal ones stay exactly equal. At the host's rate the offset
-//!                                    follows from the host's TSC; at another one KVM is asked for it first
-//! otherwise:                         first vCPU: write a value far off, write its own; the others: write what the first reads,
-//!                                    which KVM takes for synchronisation, and gives them the first's offset
+//! KVM_VCPU_TSC_OFFSET (Linux 5.16)
+//!     Set the offset of each vCPU. Equal offsets stay exactly equal. At the host's rate the offset follows
+//!     from the host's TSC; at another rate it follows from KVM's offset.
+//! otherwise
+//!     First vCPU: write a distant value, then its own. Other vCPUs: write the value that the first reads.
+//!     KVM takes this for synchronisation, and gives them the offset of the first.
 //! ```
 
 use kvm_bindings::{KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_device_attr};
@@ -17,18 +19,18 @@ use std::os::fd::AsRawFd;
 use std::sync::OnceLock;
 
 use super::msr;
-use super::{OrRefused, refused};
+use super::{KvmContext, kvm_error};
 use crate::error::{Error, Result};
 
-/// Two rates count as one when they differ by no more than this: KVM's own tolerance (`tsc_tolerance_ppm` of
+/// Largest difference of rates that count as equal: KVM's tolerance (`tsc_tolerance_ppm` of
 /// arch/x86/kvm/x86.c).
 const TOLERANCE_PPM: u64 = 250;
 
-/// What is added to a value to have one that KVM does not take for the value.
+/// Added to a value, it gives a distant value that KVM does not take for synchronisation.
 const FAR_OFF: u64 = 1 << 63;
 
-/// `KVM_SET_DEVICE_ATTR` and `KVM_GET_DEVICE_ATTR` (`_IOW(KVMIO, 0xe1 and 0xe2, struct kvm_device_attr)`): kvm-ioctls has them for
-/// the vCPUs of other architectures only.
+/// `KVM_SET_DEVICE_ATTR` and `KVM_GET_DEVICE_ATTR` (`_IOW(KVMIO, 0xe1 and 0xe2, struct kvm_device_attr)`).
+/// kvm-ioctls has them for vCPUs of other architectures only.
 const SET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee1;
 const GET_DEVICE_ATTR: libc::Ioctl = 0x4018_aee2;
 const _: () = assert!(size_of::<kvm_device_attr>() == 0x18);
@@ -36,26 +38,26 @@ const _: () = assert!(size_of::<kvm_device_attr>() == 0x18);
 /// The rate of a vCPU's TSC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Rate {
-    /// The host's, as that of every new vCPU.
+    /// The host's rate, as in every new vCPU.
     #[default]
     Host,
-    /// It was set.
+    /// A rate that was set.
     Set,
 }
 
 /// The counter of one vCPU.
 pub(super) trait Counter {
-    /// Reads the host's counter, if this one is that plus the offset.
+    /// Reads the host's counter; none if this counter has another rate.
     fn host(&self) -> Option<u64>;
-    /// What is added to the host's counter; none where KVM does not tell.
+    /// Returns the offset from the host's counter; none if KVM has no offsets.
     fn offset(&self) -> Result<Option<u64>>;
-    /// Sets the offset. False if KVM has no offsets.
+    /// Sets the offset. Returns false if KVM has no offsets.
     fn set_offset(&self, offset: u64) -> Result<bool>;
     fn read(&self) -> Result<u64>;
     fn write(&self, value: u64) -> Result<()>;
 }
 
-/// The counter of a vCPU of KVM's.
+/// The counter of a vCPU in KVM.
 #[derive(Debug)]
 pub(super) struct VcpuTsc<'a> {
     pub(super) fd: &'a VcpuFd,
@@ -63,8 +65,8 @@ pub(super) struct VcpuTsc<'a> {
 }
 
 impl VcpuTsc<'_> {
-    /// Gets or sets the offset. False if KVM has no such attribute: ENOTTY and EINVAL are from before vCPUs
-    /// had any (Linux 5.16).
+    /// Gets or sets the offset. Returns false if KVM has no such attribute. ENOTTY and EINVAL come from
+    /// kernels whose vCPUs have no attributes (before Linux 5.16).
     #[allow(unsafe_code)]
     fn exchange(&self, request: libc::Ioctl, call: &str, offset: &mut u64) -> Result<bool> {
         let attribute = kvm_device_attr {
@@ -79,7 +81,7 @@ impl VcpuTsc<'_> {
         }
         match kvm_ioctls::Error::last() {
             error if matches!(error.errno(), libc::ENXIO | libc::EINVAL | libc::ENOTTY) => Ok(false),
-            error => Err(refused(&format!("{call} of KVM_VCPU_TSC_OFFSET"), error)),
+            error => Err(kvm_error(&format!("{call} of KVM_VCPU_TSC_OFFSET"), error)),
         }
     }
 }
@@ -87,7 +89,7 @@ impl VcpuTsc<'_> {
 impl Counter for VcpuTsc<'_> {
     #[allow(unsafe_code)]
     fn host(&self) -> Option<u64> {
-        // SAFETY: every CPU that runs KVM has the instruction, and Linux lets a process use it.
+        // SAFETY: every CPU that runs KVM has the instruction, and Linux lets processes use it.
         (self.rate == Rate::Host).then(|| unsafe { std::arch::x86_64::_rdtsc() })
     }
 
@@ -102,7 +104,7 @@ impl Counter for VcpuTsc<'_> {
 
     fn read(&self) -> Result<u64> {
         let value = msr::read(self.fd, &[msr::TSC])?[0].value;
-        value.ok_or_else(|| refused("reading a vCPU's TSC", kvm_ioctls::Error::new(libc::EINVAL)))
+        value.ok_or_else(|| kvm_error("KVM_GET_MSRS of a vCPU's TSC", kvm_ioctls::Error::new(libc::EINVAL)))
     }
 
     fn write(&self, value: u64) -> Result<()> {
@@ -110,20 +112,21 @@ impl Counter for VcpuTsc<'_> {
     }
 }
 
-/// The counter of one vCPU as it was saved.
+/// The saved counter of one vCPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SavedTsc {
-    /// What it read.
+    /// Value.
     pub(super) value: u64,
-    /// What was added to the host's counter, where KVM told.
+    /// Offset from the host's counter, if KVM reported it.
     pub(super) offset: Option<u64>,
-    /// Its rate in kHz.
+    /// Rate in kHz.
     pub(super) khz: u32,
 }
 
 impl SavedTsc {
-    /// How far this counter is ahead of `first` at any one moment, in cycles. Without offsets only the values are known, each read
-    /// a little later than the one before: less than a second apart is equal, as KVM has it.
+    /// Returns the distance of this counter from `first` in cycles. Without offsets it follows from the
+    /// values, which were read one after the other: values less than a second apart count as equal, as in
+    /// KVM.
     fn ahead_of(&self, first: &Self) -> u64 {
         let same_rate = self.khz == first.khz;
         if let (true, Some(this), Some(first)) = (same_rate, self.offset, first.offset) {
@@ -135,14 +138,14 @@ impl SavedTsc {
     }
 }
 
-/// Has the counters of a VM go on from where they stood, with the distances that they had from each other. Their rates have been
+/// Continues the counters of a VM from their saved values, and keeps their distances. Their rates have been
 /// set.
 pub(super) fn restore<C: Counter>(counters: &[(C, SavedTsc)]) -> Result<()> {
     let Some((first, saved)) = counters.first() else { return Ok(()) };
     if set_offsets(counters, first, saved)? { Ok(()) } else { write(counters, saved) }
 }
 
-/// False if KVM has no offsets.
+/// Restores the counters by offsets. Returns false if KVM has no offsets.
 fn set_offsets<C: Counter>(counters: &[(C, SavedTsc)], first: &C, saved: &SavedTsc) -> Result<bool> {
     let Some(to_first) = offset_to(first, saved.value)? else { return Ok(false) };
     for (counter, own) in counters {
@@ -153,7 +156,7 @@ fn set_offsets<C: Counter>(counters: &[(C, SavedTsc)], first: &C, saved: &SavedT
     Ok(true)
 }
 
-/// Equal ones together: KVM synchronises a vCPU with the one that was written last.
+/// Restores the counters by writes, equal counters in sequence: KVM synchronises a vCPU with the last write.
 fn write<C: Counter>(counters: &[(C, SavedTsc)], saved: &SavedTsc) -> Result<()> {
     let ahead = |(_, own): &&(C, SavedTsc)| own.ahead_of(saved);
     let mut rest: Vec<_> = counters.iter().collect();
@@ -177,8 +180,8 @@ fn write<C: Counter>(counters: &[(C, SavedTsc)], saved: &SavedTsc) -> Result<()>
     Ok(())
 }
 
-/// The offset with which a counter reads `value` now; none if KVM tells nothing. KVM may refuse the offset
-/// all the same.
+/// Returns the offset with which a counter reads `value` now; none if KVM has no offsets. KVM may still
+/// refuse to set it.
 fn offset_to<C: Counter>(counter: &C, value: u64) -> Result<Option<u64>> {
     if let Some(host) = counter.host() {
         return Ok(Some(value.wrapping_sub(host)));
@@ -187,38 +190,38 @@ fn offset_to<C: Counter>(counter: &C, value: u64) -> Result<Option<u64>> {
     Ok(Some(offset.wrapping_add(value.wrapping_sub(counter.read()?))))
 }
 
-/// Gives a vCPU with this rate its guest's TSC rate, and returns which that is.
+/// Sets a vCPU's TSC rate to its guest's rate, and returns the kind of rate.
 ///
 /// # Errors
-/// [`Error::Config`] names both rates where they differ and this host cannot scale a TSC: KVM would take a higher one, and have the
-/// guest's clock catch up by leaps.
+/// [`Error::Config`] names both rates if they differ and this host cannot scale a TSC. KVM would accept a
+/// higher rate, and make the guest's clock catch up in jumps.
 pub(super) fn set_rate(kvm: &Kvm, vcpu: &VcpuFd, now: Rate, khz: u32) -> Result<Rate> {
     let here = match now {
         Rate::Host => host_khz(vcpu)?,
-        Rate::Set => vcpu.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ")?,
+        Rate::Set => vcpu.get_tsc_khz().context("KVM_GET_TSC_KHZ")?,
     };
     if u64::from(here.abs_diff(khz)) * 1_000_000 <= u64::from(here) * TOLERANCE_PPM {
         return Ok(now);
     }
     if !kvm.check_extension(Cap::TscControl) {
         let problem = format!(
-            "the guest's TSC runs at {khz} kHz and this host's at {here} kHz, and this host cannot scale it: restore on a \
-             host with a TSC of {khz} kHz, or with TSC scaling"
+            "the guest's TSC runs at {khz} kHz and this host's at {here} kHz, and this host cannot scale it: \
+             restore on a host with a TSC of {khz} kHz, or with TSC scaling"
         );
         return Err(Error::config("tsc_khz", problem));
     }
     let call = format!("KVM_SET_TSC_KHZ (the guest's TSC runs at {khz} kHz, this host's at {here})");
-    vcpu.set_tsc_khz(khz).or_refused(&call)?;
+    vcpu.set_tsc_khz(khz).context(&call)?;
     Ok(Rate::Set)
 }
 
-/// The rate of new vCPUs, in kHz: the same for as long as the host runs, so that only the first one in a
-/// process is asked.
+/// Returns the rate of new vCPUs in kHz. It stays the same while the host runs, so only the first vCPU of a
+/// process is queried.
 fn host_khz(vcpu: &VcpuFd) -> Result<u32> {
     static HOST: OnceLock<u32> = OnceLock::new();
     match HOST.get() {
         Some(khz) => Ok(*khz),
-        None => vcpu.get_tsc_khz().or_refused("KVM_GET_TSC_KHZ").map(|khz| *HOST.get_or_init(|| khz)),
+        None => vcpu.get_tsc_khz().context("KVM_GET_TSC_KHZ").map(|khz| *HOST.get_or_init(|| khz)),
     }
 }
 

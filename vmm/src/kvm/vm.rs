@@ -1,4 +1,4 @@
-//! The VM descriptor, and the calls that make a VM out of it. Their order is [`crate::machine::shell`]'s business.
+//! The VM descriptor, and the calls that set up a VM. [`crate::machine::shell`] defines their order.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use kvm_bindings::{
 use kvm_ioctls::{IoEventAddress, Kvm, NoDatamatch, VmFd};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{OrRefused, refused};
+use super::{KvmContext, kvm_error};
 use crate::error::Result;
 
-/// Pins of the IOAPIC, of which KVM keeps routes.
+/// Number of IOAPIC pins that KVM keeps routes for.
 pub const IO_APIC_PINS: usize = 24;
 
-/// Three pages below 4 GiB for Intel's real-mode emulation, in the hole where no RAM is (KVM API, section 4.13).
+/// Three pages for Intel's real-mode emulation, below 4 GiB in the hole without RAM (KVM API, section 4.13).
 const TSS_ADDRESS: usize = 0xfffb_d000;
-/// One page just below (KVM API, section 4.77).
+/// One page below these (KVM API, section 4.77).
 const IDENTITY_MAP_ADDRESS: u64 = 0xfffb_c000;
 
 /// One KVM virtual machine. Cloning shares the descriptor.
@@ -27,20 +27,21 @@ pub struct VmHandle {
 }
 
 impl VmHandle {
-    /// An empty VM. The two addresses are set now because on Intel the first one takes a memory slot.
+    /// Creates an empty VM. Sets both addresses first, because on Intel setting the TSS address takes a
+    /// memory slot.
     pub fn create(kvm: &Kvm) -> Result<Self> {
-        let fd = kvm.create_vm().or_refused("KVM_CREATE_VM")?;
-        fd.set_identity_map_address(IDENTITY_MAP_ADDRESS).or_refused("KVM_SET_IDENTITY_MAP_ADDR")?;
-        fd.set_tss_address(TSS_ADDRESS).or_refused("KVM_SET_TSS_ADDR")?;
+        let fd = kvm.create_vm().context("KVM_CREATE_VM")?;
+        fd.set_identity_map_address(IDENTITY_MAP_ADDRESS).context("KVM_SET_IDENTITY_MAP_ADDR")?;
+        fd.set_tss_address(TSS_ADDRESS).context("KVM_SET_TSS_ADDR")?;
         Ok(Self { fd: Arc::new(fd) })
     }
 
-    /// Registers a memory slot: `len` bytes of guest physical memory at `gpa` are what this process has at `host`. The same once
-    /// more changes only whether KVM keeps a log of the pages that the guest writes.
+    /// Registers a memory slot: `len` bytes at `host` in this process become guest memory at `gpa`. A second
+    /// call with the same range only switches the dirty log.
     ///
     /// # Safety
-    /// `host..host + len` must be a mapping (of any protection) that belongs to the VM for as long as the VM exists:
-    /// the guest can write all of it.
+    /// `host..host + len` must be a mapping, of any protection, that belongs to the VM as long as the VM
+    /// exists. The guest can write all of it.
     #[allow(unsafe_code)]
     pub unsafe fn set_slot(
         &self,
@@ -58,55 +59,55 @@ impl VmHandle {
         };
         // SAFETY: the caller gives the range to this VM.
         unsafe { self.fd.set_user_memory_region(region) }
-            .or_refused(&format!("KVM_SET_USER_MEMORY_REGION of {} MiB at {gpa:#x}", len >> 20))
+            .context(&format!("KVM_SET_USER_MEMORY_REGION of {} MiB at {gpa:#x}", len >> 20))
     }
 
-    /// The pages of a slot of `len` bytes that the guest wrote since the log began or was last asked for, a bit a page (KVM API,
-    /// section 4.8).
+    /// Reads and clears the dirty log of a slot of `len` bytes: one bit for each page that the guest wrote
+    /// since the log began or was read last (KVM API, section 4.8).
     pub fn dirty_log(&self, slot: u32, len: u64) -> Result<Vec<u64>> {
-        self.fd.get_dirty_log(slot, len as usize).or_refused(&format!("KVM_GET_DIRTY_LOG of slot {slot}"))
+        self.fd.get_dirty_log(slot, len as usize).context(&format!("KVM_GET_DIRTY_LOG of slot {slot}"))
     }
 
-    /// PIC, IOAPIC and local APICs in the kernel. Must come after the memory slots and before the vCPUs.
+    /// Creates PIC, IOAPIC and local APICs in the kernel. Called after the memory slots and before the vCPUs.
     pub fn create_irqchip(&self) -> Result<()> {
-        self.fd.create_irq_chip().or_refused("KVM_CREATE_IRQCHIP")
+        self.fd.create_irq_chip().context("KVM_CREATE_IRQCHIP")
     }
 
-    /// Local APICs in the kernel, and of an IOAPIC no more than routes for its pins. Must come after the memory slots and
-    /// before the vCPUs.
+    /// Creates local APICs in the kernel, and routes for the pins of an IOAPIC outside it. Called after the
+    /// memory slots and before the vCPUs.
     pub fn split_irqchip(&self) -> Result<()> {
         let args = [IO_APIC_PINS as u64, 0, 0, 0];
         let cap = kvm_enable_cap { cap: KVM_CAP_SPLIT_IRQCHIP, args, ..Default::default() };
-        self.fd.enable_cap(&cap).or_refused("KVM_ENABLE_CAP of KVM_CAP_SPLIT_IRQCHIP")
+        self.fd.enable_cap(&cap).context("KVM_ENABLE_CAP of KVM_CAP_SPLIT_IRQCHIP")
     }
 
-    /// The 8254 timer in the kernel, with its gate at port 0x61. Must come after the irqchip.
+    /// Creates the 8254 timer in the kernel, with its gate at port 0x61. Called after the irqchip.
     pub fn create_pit(&self) -> Result<()> {
         let config = kvm_pit_config { flags: KVM_PIT_SPEAKER_DUMMY, ..Default::default() };
-        self.fd.create_pit2(config).or_refused("KVM_CREATE_PIT2")
+        self.fd.create_pit2(config).context("KVM_CREATE_PIT2")
     }
 
-    /// Sends an edge on an interrupt line (a GSI) of the kernel's irqchip. Unlike an irqfd the call is over when the irqchip has it,
-    /// so that an interrupt is never on its way while the irqchip is being saved.
+    /// Sends an edge on an interrupt line (a GSI) of the kernel's irqchip. Unlike an irqfd, the call returns
+    /// after the irqchip has taken the interrupt, so none is in flight when the irqchip is saved.
     pub fn pulse(&self, gsi: u32) -> Result<()> {
         let raised = self.fd.set_irq_line(gsi, true).and_then(|()| self.fd.set_irq_line(gsi, false));
-        raised.map_err(|error| refused(&format!("KVM_IRQ_LINE of interrupt line {gsi}"), error))
+        raised.map_err(|error| kvm_error(&format!("KVM_IRQ_LINE of interrupt line {gsi}"), error))
     }
 
-    /// Has KVM interrupt on `gsi` whenever the eventfd is written (KVM API, section 4.75).
+    /// Makes each write to the eventfd raise an interrupt on `gsi` (KVM API, section 4.75).
     pub fn connect_interrupt(&self, line: &EventFd, gsi: u32) -> Result<()> {
-        self.fd.register_irqfd(line, gsi).or_refused(&format!("KVM_IRQFD of interrupt line {gsi}"))
+        self.fd.register_irqfd(line, gsi).context(&format!("KVM_IRQFD of interrupt line {gsi}"))
     }
 
-    /// Has KVM write the eventfd for whatever the guest writes to the register at `gpa`, instead of leaving the guest (KVM
-    /// API, section 4.59). Must come after the vCPUs.
+    /// Makes each guest write to the register at `gpa` signal the eventfd, without an exit (KVM API, section
+    /// 4.59). Called after the vCPUs.
     pub fn connect_notification(&self, notification: &EventFd, gpa: u64) -> Result<()> {
         self.fd
             .register_ioevent(notification, &IoEventAddress::Mmio(gpa), NoDatamatch)
-            .or_refused(&format!("KVM_IOEVENTFD at {gpa:#x}"))
+            .context(&format!("KVM_IOEVENTFD at {gpa:#x}"))
     }
 
-    /// The descriptor, for this module's siblings.
+    /// Returns the descriptor.
     pub(super) fn fd(&self) -> &VmFd {
         &self.fd
     }

@@ -1,4 +1,4 @@
-//! The balloon of a machine that runs: its owner sees and sets it, and a trimmed snapshot does.
+//! Access to the balloon of a running machine, for its owner and for a trimmed snapshot.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,29 +8,29 @@ use crate::devices::platform::Platform;
 use crate::devices::virtio::balloon::{Balloon, Hinting, Statistics};
 use crate::devices::virtio_slots::BALLOON;
 use crate::error::{Error, Result};
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::sync::lock;
 
-/// A balloon, as its owner sees it.
+/// State of a balloon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BalloonStatus {
-    /// What the guest is asked for, in MiB.
+    /// Memory that the guest is asked to give, in MiB.
     pub target_mib: u64,
-    /// What it says it has given, in MiB.
+    /// Memory that the guest says it has given, in MiB.
     pub actual_mib: u64,
-    /// Pages of 4 KiB that have gone back to the host, the guest's reports and hints among them.
+    /// Pages of 4 KiB that went back to the host, including the guest's reports and hints.
     pub returned_pages: u64,
-    /// Pages that the guest named and that are none.
+    /// Invalid pages that the guest named.
     pub ignored_pages: u64,
-    /// What the guest said last about its memory, if it was asked.
+    /// Memory statistics that the guest sent last, if it was asked.
     pub statistics: Option<Statistics>,
 }
 
-impl Running {
-    /// How the balloon is.
+impl SharedMachine {
+    /// Returns the state of the balloon.
     ///
     /// # Errors
-    /// [`Error::Config`]: the VM has none.
+    /// [`Error::Config`] if the VM has no balloon.
     pub fn balloon(&self) -> Result<BalloonStatus> {
         self.on_balloon(|balloon| {
             Ok(BalloonStatus {
@@ -43,35 +43,35 @@ impl Running {
         })
     }
 
-    /// Asks the guest for so much of its memory.
+    /// Asks the guest for `target_mib` MiB of its memory.
     ///
     /// # Errors
-    /// [`Error::Config`]: the VM has no balloon, or less memory than that.
+    /// [`Error::Config`] if the VM has no balloon, or less memory.
     pub fn set_balloon(&self, target_mib: u64) -> Result<()> {
         self.change_balloon(|balloon| balloon.set_target(target_mib))
     }
 
-    /// Asks the guest for all its free pages, once. One that it takes back at the last moment may lose what was written to it
-    /// since (Linux does so when memory is very short); free page reporting has no such window.
+    /// Asks the guest for all its free pages, once. Linux takes a page back when memory is very short, and
+    /// may lose the writes to it at that moment. Free page reporting has no such window.
     ///
     /// # Errors
-    /// [`Error::Config`]: the VM has no balloon, or one without hinting.
+    /// [`Error::Config`] if the VM has no balloon, or one without hinting.
     pub fn start_hinting(&self) -> Result<()> {
         self.change_balloon(Balloon::start_hinting)
     }
 
-    /// Lets the guest have back the pages that it hinted at.
+    /// Ends hinting: the guest may use the hinted pages again.
     ///
     /// # Errors
-    /// As [`Running::start_hinting`].
+    /// As [`SharedMachine::start_hinting`].
     pub fn stop_hinting(&self) -> Result<()> {
         self.change_balloon(Balloon::stop_hinting)
     }
 
-    /// How far hinting has come.
+    /// Returns the progress of hinting.
     ///
     /// # Errors
-    /// As [`Running::start_hinting`].
+    /// As [`SharedMachine::start_hinting`].
     pub fn hinting(&self) -> Result<Hinting> {
         self.on_balloon(|balloon| balloon.hinting())
     }

@@ -1,5 +1,5 @@
-//! The machine: a shell, with memory mapped over it and devices on its buses. The only constructor there is; boot and
-//! restore differ in what they do next.
+//! The machine: a shell (an empty VM) with guest memory mapped over it and devices on its buses. Boot and
+//! restore use the same constructor.
 //!
 //! ```text
 //! cold boot:  Backing::Fresh.map(ram)    Machine::new(shell, devices)  then boot()
@@ -9,7 +9,7 @@
 pub(crate) mod balloon;
 pub(crate) mod board;
 pub(crate) mod pool;
-pub(crate) mod running;
+pub(crate) mod shared;
 pub(crate) mod shell;
 pub(crate) mod vcpu_thread;
 
@@ -37,44 +37,43 @@ use crate::persist::{Blob, Persist};
 use crate::sync::lock;
 use crate::timing::step_done;
 
-/// A whole machine. Half restored, it must be dropped and never run.
+/// A whole machine. After a failed restore it must be dropped without running.
 #[derive(Debug)]
 pub struct Machine {
-    // Volatile: each is a part of the state.
     platform: Platform,
     irqchip: Irqchip,
     clock: Clock,
-    // Everything above lives on it.
+    // Dropped after the fields above, which use it.
     shell: Shell,
-    /// While it is dropped, where its threads may wait for memory: those are let go then.
+    /// Releases threads that are blocked on page faults. Set while the machine is dropped.
     let_go: Option<FaultDeadline>,
 }
 
-/// How long that may take where they wait for memory.
-const TO_BE_DROPPED: Duration = Duration::from_secs(2);
-/// How long a pause waits for a thread that waits for memory: the VM ends then.
-const TO_HALT: Duration = Duration::from_secs(10);
+/// The time that an end or a drop leaves to threads that are blocked on page faults.
+const DROP_LIMIT: Duration = Duration::from_secs(2);
+/// The time that a pause leaves to a thread that is blocked on a page fault. The VM ends after it.
+const HALT_LIMIT: Duration = Duration::from_secs(10);
 
 /// The state of a machine, apart from its memory.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineState {
-    /// In the order of their ids.
+    /// vCPUs, in the order of their ids.
     pub vcpus: Vec<VcpuState>,
-    /// PICs, IOAPIC and PIT, where they are the kernel's.
+    /// PICs, IOAPIC and PIT, if they are in the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub irqchip: Option<IrqchipState>,
     /// kvmclock.
     pub clock: ClockState,
-    /// By name.
+    /// Devices, by name.
     pub devices: BTreeMap<String, Blob>,
 }
 
 impl Machine {
-    /// Puts the devices in. Something has been mapped over the shell's memory.
+    /// Adds the devices to a shell whose memory is mapped.
     ///
     /// # Errors
-    /// What a device is made from cannot be opened, or the host refuses.
+    /// Returns an error if a device's file or socket cannot be opened, or if the host refuses a resource.
     pub fn new(shell: Shell, devices: &Devices, console: Console) -> Result<Self> {
         let vm = (&shell.vm, shell.irqchip);
         let platform = Platform::new(vm, &shell.ram, &shell.control, console, devices)?;
@@ -86,10 +85,11 @@ impl Machine {
         Ok(Self { platform, irqchip, clock, shell, let_go: None })
     }
 
-    /// Loads the kernel and puts the boot vCPU at its entry.
+    /// Loads the kernel and sets the boot vCPU to its entry point.
     ///
     /// # Errors
-    /// The kernel or initrd cannot be read or does not fit, or KVM refuses a vCPU's registers.
+    /// Returns an error if the kernel or initrd cannot be read or does not fit, or if KVM refuses a vCPU's
+    /// registers.
     pub fn boot(&mut self, config: &VmConfig) -> Result<()> {
         let open = |file: &FileRef, what| -> Result<NamedFile> {
             Ok(NamedFile { name: file.to_string(), file: file.open(what)? })
@@ -100,9 +100,9 @@ impl Machine {
         let cmdline = boot.cmdline.clone() + &virtio_slots::cmdline(&config.devices);
         let payload = Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline: &cmdline };
         let entry = volt_kernel::load(self.shell.ram.guest(), &payload, &self.platform.acpi(config.vcpus))?;
-        let shown = cpuid::carried(&cpuid::supported(&self.shell.kvm)?);
+        let cpuid = cpuid::restorable(&cpuid::supported(&self.shell.kvm)?);
         for (id, thread) in (0..).zip(&self.shell.vcpus) {
-            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&shown, id, config.vcpus))?;
+            lock(&thread.vcpu).prepare_boot(&cpuid::for_vcpu(&cpuid, id, config.vcpus))?;
         }
         match self.shell.vcpus.first() {
             Some(boot_vcpu) => lock(&boot_vcpu.vcpu).set_entry(&entry),
@@ -110,34 +110,34 @@ impl Machine {
         }
     }
 
-    /// Whether [`Machine::rewind`] would go back in everything.
+    /// Checks that [`Machine::rewind`] can reset every disk.
     ///
     /// # Errors
-    /// [`Error::Config`] names what would stay as it is.
+    /// [`Error::Config`] names a disk that cannot be reset.
     pub(crate) fn check_rewind(&self) -> Result<()> {
         self.platform.disks().values().try_for_each(|disk| lock(disk).check_rewind())
     }
 
-    /// Restores it once more, in place, halted, to the state in which its disks' layers were empty. Memory has been put back.
+    /// Restores a halted machine in place to `state`, with empty disk layers. Its memory has been reset.
     ///
     /// # Errors
-    /// The host refuses. The machine is half restored.
+    /// Returns an error if the host refuses. The machine is partly restored then.
     pub(crate) fn rewind(&mut self, state: &MachineState) -> Result<()> {
         self.platform.disks().values().try_for_each(|disk| lock(disk).rewind())?;
         self.restore(state)
     }
 
     /// Ends the guest, because an act on the machine failed midway.
-    pub(crate) fn give_up(&self, act: &str, error: &Error) {
+    pub(crate) fn end_after_failure(&self, act: &str, error: &Error) {
         self.shell.control.end(Err(format!("could not {act}: {}", report(error))));
     }
 
-    /// Halts the devices of a VM whose guest has ended, and brings what it wrote into the files of its disks. What cannot be is told
-    /// in the log: there is nobody left who could do something about it.
+    /// Halts the devices of an ended guest, and writes its data to the files of its disks. Failures are only
+    /// logged, because no caller can act on them.
     pub(crate) fn settle(&self) {
         let why = "it ended while a device waited for memory";
         let faults = self.shell.ram.faults();
-        let let_go = faults.map(|faults| faults.let_go_after(TO_BE_DROPPED, why)).transpose();
+        let let_go = faults.map(|faults| faults.let_go_after(DROP_LIMIT, why)).transpose();
         let _let_go = let_go.inspect_err(|error| log::warn!("{}", report(error)));
         self.platform.halt();
         for disk in self.platform.disks().values() {
@@ -147,14 +147,14 @@ impl Machine {
         }
     }
 
-    /// Ends the VM if a thread that is to halt stays blocked on a page fault, for as long as the result
-    /// lives. `for_disks` is the time that disks have to finish their requests before the halt.
+    /// Ends the VM if a thread that must halt stays blocked on a page fault. Holds until the result is
+    /// dropped. `for_disks` is the time that disks have to finish their requests before the halt.
     ///
     /// # Errors
-    /// The host has no thread left.
+    /// Returns an error if the host has no thread left.
     pub(crate) fn halt_in_time(&self, for_disks: Duration) -> Result<Option<FaultDeadline>> {
         let why = "waited for a page of memory for 10 s while it was to be paused";
-        let patience = TO_HALT.saturating_add(for_disks);
+        let patience = HALT_LIMIT.saturating_add(for_disks);
         self.shell.ram.faults().map(|faults| faults.let_go_after(patience, why)).transpose()
     }
 
@@ -166,7 +166,7 @@ impl Machine {
         &self.shell
     }
 
-    /// The first vCPU, where it was made to wait for a lent thread.
+    /// Returns the first vCPU, if it waits for a lent thread.
     pub(crate) fn lent_vcpu(&self) -> Option<LentVcpu> {
         self.shell
             .vcpus
@@ -174,7 +174,7 @@ impl Machine {
             .and_then(|first| first.without_thread(&self.shell.control, &self.shell.board))
     }
 
-    /// Tells the guest that it was not running, before it is let go on.
+    /// Tells the guest's watchdogs that it was paused. Called before it resumes.
     pub(crate) fn notify_paused(&self) -> Result<()> {
         self.shell.vcpus.iter().try_for_each(|thread| lock(&thread.vcpu).notify_paused())
     }
@@ -183,9 +183,9 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         let Some(faults) = self.shell.ram.faults() else { return };
-        match faults.let_go_after(TO_BE_DROPPED, "it was dropped while it waited for memory") {
+        match faults.let_go_after(DROP_LIMIT, "it was dropped while it waited for memory") {
             Ok(let_go) => self.let_go = Some(let_go),
-            Err(error) => log::warn!("{}", crate::error::report(&error)),
+            Err(error) => log::warn!("{}", report(&error)),
         }
     }
 }
@@ -193,7 +193,7 @@ impl Drop for Machine {
 impl Persist for Machine {
     type State = MachineState;
 
-    /// The vCPUs must be parked.
+    /// Saves a machine whose vCPUs are parked.
     fn save(&self) -> Result<MachineState> {
         let Self { platform, irqchip, clock, shell, let_go: _ } = self;
         Ok(MachineState {
@@ -204,7 +204,7 @@ impl Persist for Machine {
         })
     }
 
-    /// All vCPUs first; devices last, so that an interrupt one of them sends again finds its way.
+    /// Restores the vCPUs first and the devices last, because a device may send an interrupt again.
     fn restore(&mut self, state: &MachineState) -> Result<()> {
         let MachineState { vcpus, irqchip, clock, devices } = state;
         if vcpus.len() != self.shell.vcpus.len() {

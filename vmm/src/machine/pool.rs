@@ -1,4 +1,4 @@
-//! VMs made ahead of time, before anyone knows what will run in them: a restore into one is a mapping and the state's calls.
+//! Pools of empty VMs. A restore into a pooled VM only maps memory and sets the state.
 //!
 //! ```text
 //!   Pool::new ──> a thread makes shells ──> [shell][shell][shell] ──take──> a restore, if the shape is right
@@ -6,8 +6,9 @@
 //!                        └──────────── one is missing ─────────────┘
 //! ```
 //!
-//! Whoever restores a snapshot will restore it again: the next shells are given its vCPUs' state in advance, which is most of the
-//! state's calls. A restore of another snapshot puts its own in its place.
+//! The same snapshot is likely to be restored again. The pool therefore sets the vCPU state of the last
+//! restored snapshot in new shells, which saves most of the calls of the next restore. A restore of another
+//! snapshot overwrites that state.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
@@ -21,134 +22,137 @@ use crate::memory::ram::GuestRam;
 use crate::sync::{lock, wait_while};
 use crate::threads;
 
-/// An empty VM, nothing mapped over its memory yet.
+/// Makes an empty VM without mapped memory.
 fn make(shape: VmShape) -> Result<Shell> {
     Shell::new(GuestRam::reserve(shape.memory_bytes)?, shape, FirstVcpu::OwnThread)
 }
 
-/// For so long after a restore nobody makes the next VM: that would have the kernel's locks, and a CPU, that the restored one wants.
-const CALM: Duration = Duration::from_millis(2);
+/// The time between a restore and the making of the next VM. Making one takes kernel locks and a CPU that the
+/// restored VM needs.
+const REFILL_DELAY: Duration = Duration::from_millis(2);
 
-/// Empty VMs of one shape. Dropped, those that nobody took are closed.
+/// Empty VMs of one shape. Dropping the pool closes the VMs that were not taken.
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<Shared>,
-    /// Who makes those that are missing, unless nobody does.
+    shared: Arc<SharedPool>,
+    /// The thread that makes missing VMs; none if the pool is not refilled.
     thread: Option<JoinHandle<()>>,
 }
 
+/// The part of a pool that its thread shares.
 #[derive(Debug)]
-struct Shared {
+struct SharedPool {
     shape: VmShape,
-    /// How many there are to be again when one was taken.
+    /// Number of VMs that the thread keeps ready.
     size: usize,
-    inner: Mutex<Inner>,
+    state: Mutex<PoolState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    shells: VecDeque<Ready>,
-    /// What was restored last, and when.
+struct PoolState {
+    shells: VecDeque<PooledVm>,
+    /// The state that was restored last, and the time.
     last: Option<(Arc<MachineState>, Instant)>,
-    over: bool,
-    /// The host refused one. Whoever waits is told; the next that is taken is a reason to try again.
+    is_dropped: bool,
+    /// The host's refusal of a VM. [`Pool::wait_ready`] reports it, and the next take tries again.
     refused: Option<Error>,
 }
 
-/// An empty VM.
+/// An empty VM that waits for a restore.
 #[derive(Debug)]
-struct Ready {
+struct PooledVm {
     shell: Shell,
-    /// What its vCPUs have.
+    /// The state that its vCPUs were prepared with.
     prepared: Option<Arc<MachineState>>,
 }
 
-impl Ready {
-    /// Makes one, for a state that is likely to be restored.
+impl PooledVm {
+    /// Makes a VM, and prepares its vCPUs with a state that is likely to be restored.
     fn make(shape: VmShape, likely: Option<&Arc<MachineState>>) -> Result<Self> {
         let mut shell = make(shape)?;
         let Some(state) = likely else { return Ok(Self { shell, prepared: None }) };
         match shell.prepare(&state.vcpus) {
             Ok(()) => Ok(Self { shell, prepared: Some(Arc::clone(state)) }),
-            // Its restore will say why.
+            // The restore of this state reports the cause.
             Err(_) => Ok(Self { shell: make(shape)?, prepared: None }),
         }
     }
 }
 
 impl Pool {
-    /// Begins to keep `size` VMs of a shape ready, one at least. The first is there when this returns.
+    /// Makes a pool that keeps `size` VMs of a shape ready, at least one. The first VM is ready when this
+    /// returns.
     ///
     /// # Errors
-    /// The host refuses a VM or a thread.
+    /// Returns an error if the host refuses a VM or a thread.
     pub fn new(shape: VmShape, size: usize) -> Result<Self> {
-        let inner = Inner { shells: [Ready::make(shape, None)?].into(), ..Inner::default() };
-        let (inner, changed) = (Mutex::new(inner), Condvar::new());
-        let shared = Arc::new(Shared { shape, size: size.max(1), inner, changed });
+        let state = PoolState { shells: [PooledVm::make(shape, None)?].into(), ..PoolState::default() };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let shared = Arc::new(SharedPool { shape, size: size.max(1), state, changed });
         let refill = Arc::clone(&shared);
         let thread = threads::spawn("pool", move || refill.refill())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// So many VMs of a shape, ready now. No others are made when they are taken.
+    /// Makes a pool of `count` VMs of a shape, all ready, that is not refilled.
     ///
     /// # Errors
-    /// The host refuses a VM.
+    /// Returns an error if the host refuses a VM.
     pub fn filled(shape: VmShape, count: usize) -> Result<Self> {
-        let shells = (0..count).map(|_| Ready::make(shape, None)).collect::<Result<_>>()?;
-        let inner = Mutex::new(Inner { shells, ..Inner::default() });
-        let shared = Arc::new(Shared { shape, size: 0, inner, changed: Condvar::new() });
+        let shells = (0..count).map(|_| PooledVm::make(shape, None)).collect::<Result<_>>()?;
+        let state = Mutex::new(PoolState { shells, ..PoolState::default() });
+        let shared = Arc::new(SharedPool { shape, size: 0, state, changed: Condvar::new() });
         Ok(Self { shared, thread: None })
     }
 
-    /// The shape of its VMs.
+    /// Returns the shape of the VMs.
     #[must_use]
     pub fn shape(&self) -> VmShape {
         self.shared.shape
     }
 
-    /// How many are ready.
+    /// Returns the number of ready VMs.
     #[must_use]
     pub fn ready(&self) -> usize {
-        lock(&self.shared.inner).shells.len()
+        lock(&self.shared.state).shells.len()
     }
 
-    /// Waits until all are ready that are made.
+    /// Waits until the pool is full.
     ///
     /// # Errors
-    /// The host refuses one.
+    /// Returns an error if the host refuses a VM.
     pub fn wait_ready(&self) -> Result<()> {
-        let Shared { size, inner, changed, .. } = &*self.shared;
-        let waits = |inner: &mut Inner| inner.shells.len() < *size && inner.refused.is_none();
-        let mut inner = wait_while(changed, lock(inner), waits);
-        let refused = inner.refused.take();
-        // Whoever waits next has a reason to, for it is tried again.
+        let SharedPool { size, state, changed, .. } = &*self.shared;
+        let waits = |state: &mut PoolState| state.shells.len() < *size && state.refused.is_none();
+        let mut state = wait_while(changed, lock(state), waits);
+        let refused = state.refused.take();
+        // The thread tries again.
         changed.notify_all();
         refused.map_or(Ok(()), Err)
     }
 
-    /// Takes one of this shape, if there is one, to restore `state` to. The next is made once the [`Refill`]
-    /// is dropped: to wake the thread that makes it takes time, which the restore does not have.
-    pub(crate) fn take(&self, shape: VmShape, state: &Arc<MachineState>) -> Option<(Shell, Refill)> {
+    /// Takes a VM of this shape to restore `machine` into, if one is ready. Dropping the [`Refill`] makes the
+    /// next VM. The caller drops it after the restore, because waking the thread takes time.
+    pub(crate) fn take(&self, shape: VmShape, machine: &Arc<MachineState>) -> Option<(Shell, Refill)> {
         if shape != self.shared.shape {
             return None;
         }
-        let mut inner = lock(&self.shared.inner);
-        inner.refused = None;
+        let mut state = lock(&self.shared.state);
+        state.refused = None;
         let is_for =
-            |ready: &Ready| ready.prepared.as_ref().is_some_and(|prepared| Arc::ptr_eq(prepared, state));
-        let at = inner.shells.iter().position(is_for).unwrap_or(0);
-        let mut ready = inner.shells.remove(at)?;
-        inner.last = Some((Arc::clone(state), Instant::now()));
-        ready.shell.is_prepared = is_for(&ready);
-        Some((ready.shell, Refill(Arc::clone(&self.shared))))
+            |vm: &PooledVm| vm.prepared.as_ref().is_some_and(|prepared| Arc::ptr_eq(prepared, machine));
+        let at = state.shells.iter().position(is_for).unwrap_or(0);
+        let mut vm = state.shells.remove(at)?;
+        state.last = Some((Arc::clone(machine), Instant::now()));
+        vm.shell.is_prepared = is_for(&vm);
+        Some((vm.shell, Refill(Arc::clone(&self.shared))))
     }
 }
 
-/// Has the VM replaced that was taken, when it is dropped.
+/// Replaces the VM that was taken, when dropped.
 #[derive(Debug)]
-pub(crate) struct Refill(Arc<Shared>);
+pub(crate) struct Refill(Arc<SharedPool>);
 
 impl Drop for Refill {
     fn drop(&mut self) {
@@ -158,36 +162,37 @@ impl Drop for Refill {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        lock(&self.shared.inner).over = true;
+        lock(&self.shared.state).is_dropped = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // it does not panic, and if it did there would be no more VMs
+            // A panic of the thread would have no further effect.
+            let _ = thread.join();
         }
     }
 }
 
-impl Shared {
+impl SharedPool {
     fn refill(&self) {
         loop {
-            let idle = |inner: &mut Inner| {
-                !inner.over && (inner.shells.len() >= self.size || inner.refused.is_some())
+            let idle = |state: &mut PoolState| {
+                !state.is_dropped && (state.shells.len() >= self.size || state.refused.is_some())
             };
-            let inner = wait_while(&self.changed, lock(&self.inner), idle);
-            if inner.over {
+            let state = wait_while(&self.changed, lock(&self.state), idle);
+            if state.is_dropped {
                 return;
             }
-            let last = inner.last.clone();
-            drop(inner);
+            let last = state.last.clone();
+            drop(state);
             if let Some((_, at)) = &last {
-                thread::sleep(CALM.saturating_sub(at.elapsed()));
+                thread::sleep(REFILL_DELAY.saturating_sub(at.elapsed()));
             }
-            let made = Ready::make(self.shape, last.as_ref().map(|(state, _)| state));
-            let mut inner = lock(&self.inner);
+            let made = PooledVm::make(self.shape, last.as_ref().map(|(machine, _)| machine));
+            let mut state = lock(&self.state);
             match made {
-                Ok(ready) => inner.shells.push_back(ready),
+                Ok(vm) => state.shells.push_back(vm),
                 Err(error) => {
-                    log::warn!("a VM for the pool: {}", crate::error::report(&error));
-                    inner.refused = Some(error);
+                    log::warn!("cannot make a VM for the pool: {}", crate::error::report(&error));
+                    state.refused = Some(error);
                 }
             }
             self.changed.notify_all();

@@ -1,10 +1,10 @@
-//! An empty VM: everything KVM has to make, made before anyone knows what will run in it, in the one order that is fast.
+//! The shell of a VM: KVM's objects without guest memory and devices, created in the fastest order.
 //!
-//! Registering an in-kernel device leaves an SRCU grace period behind that the next memory-slot change waits for (7 to
-//! 14 ms, against 0.4 for the whole of this): so memory slots come first, and ioeventfds after everything.
+//! Memory slots come first, and ioeventfds last. Registering an in-kernel device starts an SRCU grace period,
+//! and the next change of a memory slot would wait for it: 7 to 14 ms, against 0.4 ms for a whole shell.
 //!
-//! A shell does not care whether memory is mapped over its reserved range before or after. Before is faster where it is
-//! known by then: KVM has to forget what lay under a registered slot when it is replaced (0.8 ms for 4 GiB).
+//! Memory can be mapped over the reserved range before or after the shell is made. Before is faster: KVM
+//! drops its mappings of a registered slot when the memory under it is replaced (0.8 ms for 4 GiB).
 
 use std::mem;
 use std::sync::Arc;
@@ -29,38 +29,38 @@ use crate::sync::lock;
 use crate::threads;
 use crate::timing::step_done;
 
-/// How long a vCPU may wait for memory that is filled as it is needed once the VM has ended.
-const TO_END: Duration = Duration::from_secs(2);
+/// The time that the end of a VM leaves to vCPUs that are blocked on page faults.
+const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// What a user would notice of a call that takes some ten milliseconds.
-const SLOW: Duration = Duration::from_secs(1);
+/// A change of memory slots that takes longer is logged. It usually takes some ten milliseconds.
+const SLOW_SLOT_CHANGE: Duration = Duration::from_secs(1);
 
-/// Who runs the first vCPU.
+/// The thread that runs the first vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstVcpu {
-    /// A thread of its own, as the others have.
+    /// A thread of its own, as for the other vCPUs.
     OwnThread,
-    /// A thread that will be lent ([`crate::LentVm::run`]): starting one takes a twentieth of a restore.
+    /// A thread of the caller ([`crate::LentVm::run`]). Starting a thread takes a twentieth of a restore.
     LentThread,
 }
 
-/// What an empty VM has, which cannot be changed any more. Only what has this shape too is ever restored into it.
+/// The fixed properties of an empty VM. Only a snapshot of the same shape can be restored into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmShape {
     /// Guest memory in bytes.
     pub memory_bytes: u64,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub vcpus: u8,
-    /// Where the interrupt controllers are.
+    /// Location of the interrupt controllers.
     pub irqchip: IrqchipKind,
-    /// Whether what is written to memory is known from the start, as for [`crate::RestoreOptions::rewindable`].
+    /// Whether memory writes are logged from the start, as for [`crate::RestoreOptions::rewindable`].
     #[serde(default)]
     pub logs_writes: bool,
 }
 
 impl VmShape {
-    /// That of a VM, which logs no writes.
+    /// Returns the shape of a VM that logs no writes.
     #[must_use]
     pub fn of(config: &VmConfig) -> Self {
         Self {
@@ -82,17 +82,17 @@ pub struct Shell {
     pub(crate) board: Arc<BoardSlot>,
     pub(crate) vcpus: Vec<VcpuThread>,
     logs_dirty: AtomicBool,
-    /// The vCPUs have the state already that is about to be restored ([`Shell::prepare`]), and have not run.
+    /// Whether [`Shell::prepare`] has set the vCPU state that is about to be restored.
     pub(crate) is_prepared: bool,
     // Last: KVM's memory slots point into it.
     pub(crate) ram: GuestRam,
 }
 
 impl Shell {
-    /// Makes one of this shape over `ram`, which is as long as that says.
+    /// Makes a shell of this shape over `ram`, which has the length that the shape says.
     ///
     /// # Errors
-    /// `/dev/kvm` cannot be used, or the host refuses memory, a vCPU or a thread.
+    /// Returns an error if `/dev/kvm` cannot be used, or if the host refuses memory, a vCPU or a thread.
     pub fn new(ram: GuestRam, shape: VmShape, first: FirstVcpu) -> Result<Self> {
         let VmShape { memory_bytes: _, vcpus, irqchip, logs_writes } = shape;
         let kvm = Arc::new(kvm::open()?);
@@ -108,7 +108,7 @@ impl Shell {
             IrqchipKind::Split => vm.split_irqchip()?,
         }
         step_done("irqchip create");
-        // From here on an early return drops a whole shell, which tells its threads to return.
+        // From here on, an early return drops the shell, which ends its threads.
         let mut shell = Self {
             kvm,
             vm,
@@ -135,10 +135,10 @@ impl Shell {
         Ok(shell)
     }
 
-    /// Gives the vCPUs a state ahead of time: most of a restore is to wait for KVM to take it.
+    /// Sets vCPU state ahead of a restore. These calls take most of a restore's time.
     ///
     /// # Errors
-    /// KVM refuses it. The shell is of no more use.
+    /// Returns an error if KVM refuses the state. The shell must be dropped then.
     pub fn prepare(&mut self, vcpus: &[VcpuState]) -> Result<()> {
         self.vcpus.iter().zip(vcpus).try_for_each(|(thread, state)| {
             let mut vcpu = lock(&thread.vcpu);
@@ -147,10 +147,10 @@ impl Shell {
         })
     }
 
-    /// Restores the vCPUs, which must be parked, or what [`Shell::prepare`] has left of it.
+    /// Restores parked vCPUs. After [`Shell::prepare`], restores only the rest of their state.
     ///
     /// # Errors
-    /// KVM refuses it. The VM must not run.
+    /// Returns an error if KVM refuses the state. The VM must not run then.
     pub(crate) fn restore_vcpus(&mut self, states: &[VcpuState]) -> Result<()> {
         let is_prepared = mem::take(&mut self.is_prepared);
         let mut vcpus: Vec<_> = self.vcpus.iter().map(|thread| lock(&thread.vcpu)).collect();
@@ -164,61 +164,59 @@ impl Shell {
         })
     }
 
-    /// Where memory is filled as it is needed: what cannot be had ends the VM, and no vCPU that waits for it is waited for longer than
-    /// [`TO_END`]. Before it runs.
+    /// Ends the VM if a page fault cannot be resolved. Once the VM has ended, releases vCPUs that stay
+    /// blocked on page faults for [`END_LIMIT`]. Called before the VM runs.
     pub fn end_vm_on_fault_failure(&self) {
         let Some(faults) = self.ram.faults() else { return };
         let control = Arc::downgrade(&self.control);
         faults.when_unreadable(move |why| {
             if let Some(control) = control.upgrade() {
-                control.end(Err(format!("its memory cannot be had: {why}")));
+                control.end(Err(format!("its memory cannot be read: {why}")));
             }
         });
         let (faults, control) = (Arc::downgrade(faults), Arc::downgrade(&self.control));
         self.control.at_end(move || {
             let wait = move || {
                 if let (Some(faults), Some(control)) = (faults.upgrade(), control.upgrade())
-                    && !control.wait_parked(TO_END)
+                    && !control.wait_parked(END_LIMIT)
                 {
                     let _let_go = faults.let_go_after(Duration::ZERO, "it ended while it waited for memory");
-                    while !control.wait_parked(TO_END) {}
+                    while !control.wait_parked(END_LIMIT) {}
                 }
             };
-            let spawned = threads::spawn("end", wait);
-            drop(
-                spawned
-                    .inspect_err(|error| log::warn!("nobody sees to it that the VM ends in time: {error}")),
-            );
+            if let Err(error) = threads::spawn("end", wait) {
+                log::warn!("vCPUs blocked on page faults may delay the end of the VM: {error}");
+            }
         });
     }
 
-    /// From now on [`Shell::take_dirty`] knows what is written to guest memory, whoever writes it. The guest may run. It goes on
-    /// for good: a page costs the guest a fault when it first writes to it after it was asked for, and to change a slot takes some
-    /// ten milliseconds where the kernel has devices of the VM's. It ends with a grace period of SRCU (`kvm_swap_active_memslots` of
-    /// virt/kvm/kvm_main.c), which a kernel thread brings about that may wait long for a processor where there are too few.
+    /// Starts the log of all writes to guest memory, which [`Shell::take_dirty`] reads. The guest may run.
+    /// The log cannot be stopped.
+    ///
+    /// The guest's first write to a page after each read costs a fault. The start changes memory slots, which
+    /// takes some ten milliseconds if the kernel has devices of the VM: it waits for an SRCU grace period
+    /// (`kvm_swap_active_memslots` of virt/kvm/kvm_main.c). The kernel thread that ends the period may wait
+    /// long for a CPU on a busy host.
     ///
     /// # Errors
-    /// KVM refuses.
+    /// Returns an error if KVM refuses.
     pub fn watch_writes(&self) -> Result<()> {
         self.ram.watch_own_writes();
         if !self.logs_dirty.load(Ordering::Acquire) {
             let began = Instant::now();
             set_slots(&self.vm, &self.ram, true)?;
             self.logs_dirty.store(true, Ordering::Release);
-            if began.elapsed() > SLOW {
-                log::warn!(
-                    "KVM took {:.1?} to begin its log of the pages that a guest writes",
-                    began.elapsed()
-                );
+            if began.elapsed() > SLOW_SLOT_CHANGE {
+                log::warn!("KVM took {:.1?} to start its dirty log", began.elapsed());
             }
         }
         Ok(())
     }
 
-    /// Adds the pages that were written since [`Shell::watch_writes`], or since this was called last.
+    /// Adds the pages written since [`Shell::watch_writes`] or the last call.
     ///
     /// # Errors
-    /// KVM refuses.
+    /// Returns an error if KVM refuses.
     pub fn take_dirty(&self, to: &mut PageSet) -> Result<()> {
         for (slot, region) in (0..).zip(self.ram.regions()) {
             to.add_words(region.offset, self.vm.dirty_log(slot, region.len)?);
@@ -231,7 +229,7 @@ impl Shell {
 fn set_slots(vm: &VmHandle, ram: &GuestRam, log_dirty: bool) -> Result<()> {
     (0..).zip(ram.regions()).try_for_each(|(slot, region)| {
         let host = (ram.host_address(region), region.len);
-        // SAFETY: the range is reserved for this VM's memory, and `ram` goes after `vm` when the shell is dropped.
+        // SAFETY: the range is reserved for this VM's memory, and the shell drops `ram` after `vm`.
         #[allow(unsafe_code)]
         unsafe {
             vm.set_slot(slot, region.gpa, host, log_dirty)

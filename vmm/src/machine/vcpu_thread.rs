@@ -1,4 +1,4 @@
-//! vCPU threads, and the loop that answers exits.
+//! vCPU threads, and the loop that handles exits.
 
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,23 +15,23 @@ use crate::threads;
 /// A vCPU and the thread that runs it.
 #[derive(Debug)]
 pub struct VcpuThread {
-    /// Held by the thread while the vCPU runs, free while it is parked.
+    /// Locked by the thread while the vCPU runs.
     pub vcpu: Arc<Mutex<Vcpu>>,
-    /// None before one is spawned, and where one is lent.
+    /// The thread; absent before it is spawned, and for a vCPU that runs on a lent thread.
     thread: Option<JoinHandle<()>>,
 }
 
-/// The signal that brings a vCPU out of `KVM_RUN`. Blocked everywhere else, so it needs no handler.
+/// Returns the signal that interrupts `KVM_RUN`. It is blocked everywhere else, so it needs no handler.
 fn kick_signal() -> libc::c_int {
     libc::SIGRTMIN()
 }
 
-/// Brings one vCPU out of `KVM_RUN`, by a signal to its thread.
+/// Interrupts `KVM_RUN` of one vCPU by a signal to its thread.
 #[derive(Debug)]
 struct SignalKick {
-    /// Its `kvm_run.immediate_exit`.
+    /// The vCPU's `kvm_run.immediate_exit`.
     immediate_exit: AtomicPtr<AtomicU8>,
-    /// Its thread.
+    /// The vCPU's thread.
     tid: libc::pid_t,
     /// Keeps `immediate_exit` mapped.
     _vcpu: Arc<Mutex<Vcpu>>,
@@ -41,14 +41,14 @@ struct SignalKick {
 impl SignalKick {
     fn of_this_thread(vcpu: &Arc<Mutex<Vcpu>>) -> Arc<Self> {
         let immediate_exit = AtomicPtr::new(std::ptr::from_ref(lock(vcpu).immediate_exit()).cast_mut());
-        // Not libc's gettid: Rust's standard library knows that one as a weak symbol, and in a static program that is
-        // optimised as a whole (fat LTO) the weak one wins and is null.
+        // Not libc's gettid: Rust's standard library has it as a weak symbol, which is null in a static
+        // program built with fat LTO.
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         Arc::new(Self { immediate_exit, tid, _vcpu: Arc::clone(vcpu) })
     }
 
     fn immediate_exit(&self) -> &AtomicU8 {
-        // SAFETY: points into the vCPU's mapping, which `_vcpu` keeps.
+        // SAFETY: the pointer leads into the vCPU's mapping, which `_vcpu` keeps.
         unsafe { &*self.immediate_exit.load(Ordering::Relaxed) }
     }
 }
@@ -57,16 +57,16 @@ impl SignalKick {
 impl Kick for SignalKick {
     fn send(&self) {
         self.immediate_exit().store(1, Ordering::Relaxed);
-        // SAFETY: sends a signal that the thread has blocked; should the thread be gone the call fails and nothing
-        // happens (its id cannot have been reused outside this process, which tgkill checks).
+        // SAFETY: sends a signal that the thread blocks. If the thread is gone, the call fails: tgkill
+        // reaches threads of this process only.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.tid, kick_signal()) };
     }
 
     fn forget(&self) {
         self.immediate_exit().store(0, Ordering::Relaxed);
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the set is initialised by sigemptyset, and a null siginfo is allowed. The signal is blocked, so it
-        // is either taken here or not pending.
+        // SAFETY: sigemptyset initialises the set, and siginfo may be null. The signal is blocked, so this
+        // call takes it if it is pending.
         unsafe {
             let mut set = std::mem::zeroed();
             libc::sigemptyset(&raw mut set);
@@ -77,26 +77,26 @@ impl Kick for SignalKick {
 }
 
 impl VcpuThread {
-    /// A vCPU that no thread runs yet.
+    /// Wraps a vCPU that has no thread yet.
     ///
     /// # Errors
-    /// KVM refuses the signal mask.
+    /// Returns an error if KVM refuses the signal mask.
     pub fn parked(vcpu: Vcpu) -> Result<Self> {
         vcpu.block_signals_in_guest(&signals_blocked(false))?;
         Ok(Self { vcpu: Arc::new(Mutex::new(vcpu)), thread: None })
     }
 
-    /// The vCPU for whoever lends it a thread, if it has none.
+    /// Returns the vCPU to run on a lent thread, if it has no thread of its own.
     pub fn without_thread(&self, control: &Arc<Control>, board: &Arc<BoardSlot>) -> Option<LentVcpu> {
         let (control, board) = (Arc::clone(control), Arc::clone(board));
         let lent = || LentVcpu { vcpu: Arc::clone(&self.vcpu), control, board };
         self.thread.is_none().then(lent)
     }
 
-    /// Spawns its thread, which waits for its turn.
+    /// Spawns the vCPU's thread, which waits until the VM starts.
     ///
     /// # Errors
-    /// The host gives no thread.
+    /// Returns an error if the host refuses a thread.
     pub fn spawn(&mut self, id: u8, control: &Arc<Control>, board: &Arc<BoardSlot>) -> Result<()> {
         let (vcpu, control, board) = (Arc::clone(&self.vcpu), Arc::clone(control), Arc::clone(board));
         let body = move || {
@@ -108,7 +108,7 @@ impl VcpuThread {
     }
 }
 
-/// The first vCPU of a VM, waiting for the thread that will be lent to it.
+/// The first vCPU of a VM, which waits for a lent thread.
 #[derive(Debug)]
 pub struct LentVcpu {
     vcpu: Arc<Mutex<Vcpu>>,
@@ -117,7 +117,7 @@ pub struct LentVcpu {
 }
 
 impl LentVcpu {
-    /// Runs it on the calling thread, turn by turn, until its guest has ended. Signals are as they were afterwards.
+    /// Runs the vCPU on the calling thread until the guest has ended. Restores the thread's signal mask.
     pub fn run(self) {
         let before = block_signals();
         take_turns(0, &self.vcpu, (&self.control, &self.board), Until::GuestEnds);
@@ -126,21 +126,21 @@ impl LentVcpu {
 }
 
 impl Drop for VcpuThread {
-    /// The control must have been told to quit.
+    /// Joins the thread, which has the command to quit.
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
-            // A panic has been reported as the guest's end already.
+            // A panic was reported as the guest's ending.
             let _ = thread.join();
         }
     }
 }
 
-/// All signals but those that a fault of the thread itself raises: blocked, those would kill the process without a
-/// word. In the guest the kick is let through.
+/// Returns the signals that a vCPU thread blocks: all but the thread's own faults, which would kill the
+/// process without a message if they were blocked. The guest's mask leaves out the kick.
 #[allow(unsafe_code)]
 fn signals_blocked(kick_too: bool) -> libc::sigset_t {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
-    // SAFETY: the set is initialised by sigfillset before it is changed.
+    // SAFETY: sigfillset initialises the set before it is changed.
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigfillset(&raw mut set);
@@ -154,14 +154,14 @@ fn signals_blocked(kick_too: bool) -> libc::sigset_t {
     }
 }
 
-/// Blocks on this thread what [`signals_blocked`] says, and returns what was blocked before.
+/// Blocks [`signals_blocked`] on this thread. Returns the previous mask.
 fn block_signals() -> libc::sigset_t {
     set_signals(&signals_blocked(true))
 }
 
 #[allow(unsafe_code)]
 fn set_signals(blocked: &libc::sigset_t) -> libc::sigset_t {
-    // SAFETY: both sets are initialised, by the caller and with zeroes; only this thread's mask changes.
+    // SAFETY: both sets are initialised, and only this thread's mask changes.
     unsafe {
         let mut before = std::mem::zeroed();
         libc::pthread_sigmask(libc::SIG_SETMASK, blocked, &raw mut before);
@@ -172,19 +172,19 @@ fn set_signals(blocked: &libc::sigset_t) -> libc::sigset_t {
 fn take_turns(id: u8, vcpu: &Arc<Mutex<Vcpu>>, (control, board): (&Control, &BoardSlot), until: Until) {
     let kick: Arc<dyn Kick> = SignalKick::of_this_thread(vcpu);
     while control.wait_for_turn(&kick, until) {
-        // However this turn ends, a panic included, the vCPU counts as parked afterwards.
+        // Counts the vCPU as parked after the turn, even if the turn panics.
         let turn = Turn { control, kick: &kick };
-        // Empty only while the shell is dropped: the next turn does not come then.
+        // The slot is empty only while the shell is dropped. No further turn comes then.
         if let Some(board) = board.get() {
-            run_until_asked(id, &mut lock(vcpu), &board);
+            run_until_parked(id, &mut lock(vcpu), &board);
         }
         drop(turn);
     }
-    // The kick that ended the last turn may still be pending, and a lent thread is about to let signals through again.
+    // The last kick may still be pending, and a lent thread is about to unblock signals.
     kick.forget();
 }
 
-/// One turn of running; over when dropped.
+/// One turn of a vCPU, from its start to its parking. Ends when dropped.
 struct Turn<'a> {
     control: &'a Control,
     kick: &'a Arc<dyn Kick>,
@@ -199,18 +199,18 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Runs the vCPU until the control asks it to come out, then lets it finish the exit it was in: the data of a port or
-/// MMIO read reach the guest's registers only when the vCPU is entered again (KVM API, section 5, `KVM_EXIT_IO`).
-fn run_until_asked(id: u8, vcpu: &mut Vcpu, board: &Board) {
-    while !board.control.come_out() {
-        answer(id, vcpu, board);
+/// Runs the vCPU until the control parks it, then completes its last exit: KVM moves the data of a port or
+/// MMIO read into the guest's registers at the next entry (KVM API, section 5, `KVM_EXIT_IO`).
+fn run_until_parked(id: u8, vcpu: &mut Vcpu, board: &Board) {
+    while !board.control.must_exit() {
+        run_once(id, vcpu, board);
     }
     vcpu.set_immediate_exit(1);
-    while answer(id, vcpu, board) {}
+    while run_once(id, vcpu, board) {}
 }
 
-/// Enters the guest and answers the exit. False when there was nothing to answer, or nothing can follow.
-fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
+/// Enters the guest and handles its exit. Returns false if the exit was an interruption, or ended the guest.
+fn run_once(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
     let end = match vcpu.run() {
         VmExit::PioRead { port, size, data } => {
             data.chunks_mut(size).for_each(|data| board.ports.read(port.into(), data));
@@ -248,17 +248,17 @@ fn answer(id: u8, vcpu: &mut Vcpu, board: &Board) -> bool {
         Ok(Ending::TripleFault) => after_triple_fault(vcpu, board),
         end => end,
     };
-    board.control.end(end.map_err(|why| format!("vCPU {id}{}: {why}", vcpu.whereabouts())));
+    board.control.end(end.map_err(|why| format!("vCPU {id}{}: {why}", vcpu.location())));
     false
 }
 
-/// Tells a guest's own triple fault from one for want of its page tables, descriptor tables or stack: kvm_pvm
-/// injects a page fault where another KVM leaves `KVM_RUN` with EFAULT.
+/// Distinguishes a guest's own triple fault from the loss of its page tables, descriptor tables or stack. On
+/// lost memory kvm_pvm injects a page fault, and other KVM modules fail `KVM_RUN` with EFAULT.
 fn after_triple_fault(vcpu: &Vcpu, board: &Board) -> std::result::Result<Ending, String> {
     if board.ram.is_truncated() {
         return Err(unreadable("guest memory", board));
     }
-    // Memory that is filled as it is needed says itself what could not be had.
+    // Lazily filled memory reports its own failures.
     if board.ram.faults().is_some() {
         return Ok(Ending::TripleFault);
     }
@@ -269,7 +269,7 @@ fn after_triple_fault(vcpu: &Vcpu, board: &Board) -> std::result::Result<Ending,
     }
 }
 
-/// Why KVM cannot have memory: what happened to it, as far as this process knows.
+/// Describes why KVM cannot access memory, as far as this process knows.
 fn unreadable(what: &str, board: &Board) -> String {
     let file = board.ram.file_name();
     let file = file.display();

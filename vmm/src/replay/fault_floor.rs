@@ -1,7 +1,6 @@
-//! The least that a page fault can cost which a process answers: the same messages, the same copy into the same kind of mapping, the
-//! same wake-up as a [`crate::memory::lazy::fault_service::Service`] makes, with every chunk lying in memory ready to be copied. One thread a VM answers.
-//!
-//! Nothing but measurements use it.
+//! Lower bound for a userfaultfd round trip: serves faults like
+//! [`crate::memory::lazy::fault_service::Service`], with the same messages, copies and wake-ups, from chunks
+//! that lie unpacked in memory. One thread serves each VM. Only measurements use it.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -29,44 +28,45 @@ use crate::memory::range::AddressRange;
 use crate::sync::lock;
 use crate::threads;
 
-/// See the module.
+/// A pager that serves faults from unpacked memory.
 #[derive(Debug)]
-pub struct Floor {
-    shared: Arc<Shared>,
+pub struct FloorPager {
+    shared: Arc<FloorMemory>,
     base: Arc<File>,
-    answering: Mutex<HashMap<u64, Answering>>,
+    threads: Mutex<HashMap<u64, FaultThread>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    /// What is to be copied.
+struct FloorMemory {
+    /// The content.
     image: GuestRam,
-    /// Where to.
+    /// The destination of the copies.
     window: Window,
     chunk_len: u64,
-    /// Of each chunk, whether it holds anything.
-    holds: Box<[bool]>,
+    /// Whether a chunk has data, for each chunk.
+    has_data: Box<[bool]>,
 }
 
 #[derive(Debug)]
-struct Answering {
+struct FaultThread {
     stop: Arc<OwnedFd>,
     thread: JoinHandle<()>,
 }
 
-impl Floor {
-    /// Memory as long as `image`, with its content, in chunks of so many bytes. What is data in that is brought into memory first.
+impl FloorPager {
+    /// Makes a pager for the content of `image`, in chunks of `chunk_len` bytes. Reads the data of `image`
+    /// into memory first.
     ///
     /// # Errors
-    /// The host refuses memory, or a userfaultfd.
+    /// Returns an error if the host refuses memory.
     pub fn over(image: Arc<File>, chunk_len: u64) -> Result<Self> {
-        let failed = |source| Error::host("look at the memory that is to be copied", source);
+        let failed = |source| Error::host("find the data of a memory file", source);
         let len = image.metadata().map_err(failed)?.len();
         let data = data_ranges(&image, len).map_err(failed)?;
-        let mut holds = vec![false; len.div_ceil(chunk_len) as usize].into_boxed_slice();
+        let mut has_data = vec![false; len.div_ceil(chunk_len) as usize].into_boxed_slice();
         for range in &data {
             let chunks = range.start / chunk_len..range.end.div_ceil(chunk_len);
-            holds[chunks.start as usize..chunks.end as usize].fill(true);
+            has_data[chunks.start as usize..chunks.end as usize].fill(true);
         }
         let ram = GuestRam::reserve(len)?;
         Backing::Private { base: image, pages: None }.map(&ram)?;
@@ -74,12 +74,12 @@ impl Floor {
         let memfd = fresh(len)?;
         let window = Window::over(&memfd, len)?;
         let base = Arc::new(read_only(&memfd).map_err(failed)?);
-        let shared = Arc::new(Shared { image: ram, window, chunk_len, holds });
-        Ok(Self { shared, base, answering: Mutex::default() })
+        let shared = Arc::new(FloorMemory { image: ram, window, chunk_len, has_data });
+        Ok(Self { shared, base, threads: Mutex::default() })
     }
 }
 
-impl Paging for Floor {
+impl Paging for FloorPager {
     fn base(&self) -> Arc<File> {
         Arc::clone(&self.base)
     }
@@ -89,17 +89,17 @@ impl Paging for Floor {
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| Error::host("make an eventfd", errno))?;
         let stop = Arc::new(stop);
         let (shared, served, until) = (Arc::clone(&self.shared), ServedVm::of(faults), Arc::clone(&stop));
-        let thread = threads::spawn("floor", move || shared.answer(&served, &until))?;
+        let thread = threads::spawn("floor", move || shared.serve_faults(&served, &until))?;
         let number = faults.start();
-        lock(&self.answering).insert(number, Answering { stop, thread });
+        lock(&self.threads).insert(number, FaultThread { stop, thread });
         Ok(number)
     }
 
     fn end(&self, number: u64, _: AddressRange) {
-        let answering = lock(&self.answering).remove(&number);
-        if let Some(Answering { stop, thread }) = answering {
+        let thread = lock(&self.threads).remove(&number);
+        if let Some(FaultThread { stop, thread }) = thread {
             let _ = rustix::io::write(&*stop, &1_u64.to_ne_bytes());
-            // The memory may have gone while that thread told it of its end.
+            // This may be that thread, which drops the memory after it reported a failure.
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
             }
@@ -107,10 +107,10 @@ impl Paging for Floor {
     }
 
     fn complete(&self) -> Result<()> {
-        (0..self.shared.holds.len() as u64).try_for_each(|chunk| self.shared.fill(chunk))
+        (0..self.shared.has_data.len() as u64).try_for_each(|chunk| self.shared.fill(chunk))
     }
 
-    /// What is read ahead costs nobody a fault.
+    /// Does nothing: a prefetch would hide the faults to measure.
     fn prefetch(&self, _: &Runs) -> Result<()> {
         Ok(())
     }
@@ -120,8 +120,8 @@ impl Paging for Floor {
     }
 }
 
-impl Shared {
-    fn answer(&self, served: &ServedVm, stop: &OwnedFd) {
+impl FloorMemory {
+    fn serve_faults(&self, served: &ServedVm, stop: &OwnedFd) {
         loop {
             let mut fds = [PollFd::new(&*served.userfault, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
             let _ = poll(&mut fds, None);
@@ -130,7 +130,7 @@ impl Shared {
             }
             let read = served
                 .userfault
-                .read(|address| self.bring(served, (address - served.start) / self.chunk_len));
+                .read(|address| self.serve_chunk(served, (address - served.start) / self.chunk_len));
             if let Err(errno) = read {
                 log::error!("cannot read page faults: {errno}");
                 return;
@@ -138,13 +138,13 @@ impl Shared {
         }
     }
 
-    fn bring(&self, served: &ServedVm, chunk: u64) {
+    fn serve_chunk(&self, served: &ServedVm, chunk: u64) {
         let start = chunk * self.chunk_len;
         let range = start..(start + self.chunk_len).min(self.image.len());
-        let done = if self.holds[chunk as usize] {
+        let done = if self.has_data[chunk as usize] {
             self.fill(chunk)
         } else {
-            zero(served, &range).map_err(|errno| Error::host("put pages of zeros in place", errno))
+            zero(served, &range).map_err(|errno| Error::host("map pages of zeros", errno))
         };
         match done {
             Ok(()) => drop(served.userfault.wake(served.start + range.start, range.end - range.start)),
@@ -155,7 +155,8 @@ impl Shared {
     fn fill(&self, chunk: u64) -> Result<()> {
         let start = chunk * self.chunk_len;
         let len = self.chunk_len.min(self.image.len() - start);
-        // SAFETY: these bytes lie in the image, which is mapped for as long as this object lives, and nobody writes to it.
+        // SAFETY: the bytes lie in the image, which stays mapped as long as this object lives and is never
+        // written.
         let bytes = unsafe { slice::from_raw_parts(self.image.host_address_of(start), len as usize) };
         self.window.put(start, bytes).map_err(|errno| Error::host("copy a chunk of guest memory", errno))
     }

@@ -1,4 +1,4 @@
-//! Memory that is filled as it is touched, without a VM: for benchmarks and tools that touch it themselves.
+//! Lazily filled memory without a VM, for benchmarks that touch it themselves.
 
 use std::fs::File;
 use std::path::Path;
@@ -12,37 +12,38 @@ use crate::memory::lazy::faults::Paging;
 pub use crate::memory::lazy::source::{Chunk, ChunkReader, PageSource};
 pub use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
+use crate::replay::fault_floor::FloorPager;
 use crate::snapshot::format::pack::Pack;
 use crate::snapshot::source_of;
 
-/// The base of any number of memories: what one of them has touched is there for all.
+/// A lazily filled base, shared by any number of memories.
 #[derive(Debug)]
 pub struct LazyBase(Arc<Service>);
 
 impl LazyBase {
-    /// Of a pack. Nothing is read yet.
+    /// Makes an empty base of a pack, which is not read yet.
     ///
     /// # Errors
-    /// The host refuses memory, a userfaultfd or a thread.
+    /// Returns an error if the host refuses memory, a userfaultfd or a thread.
     pub fn of(pack: Pack) -> Result<Self> {
         Ok(Self(Arc::new(Service::new(source_of(Arc::new(pack)))?)))
     }
 
-    /// The same, of the pack in `file`, which is called `name` in errors.
+    /// Makes an empty base of the pack in `file`, which errors call `name`.
     ///
     /// # Errors
-    /// It is no pack; or as [`LazyBase::of`].
+    /// Returns an error if the file is no pack, or as [`LazyBase::of`].
     pub fn open(file: File, name: &Path) -> Result<Self> {
         Self::of(Pack::open(file, name)?)
     }
 
-    /// The file that is filled.
+    /// Returns the file that is filled.
     #[must_use]
     pub fn file(&self) -> Arc<File> {
         self.0.base()
     }
 
-    /// Another memory over it, mapped as a VM's is.
+    /// Maps another memory over the base, as for a VM.
     ///
     /// # Errors
     /// As [`LazyBase::of`].
@@ -50,27 +51,27 @@ impl LazyBase {
         Mapped::lazy(Arc::clone(&self.0) as _)
     }
 
-    /// How many chunks have been read.
+    /// Returns the number of chunks read so far.
     #[must_use]
     pub fn chunks_fetched(&self) -> u64 {
         self.0.filler().decoded()
     }
 }
 
-/// The least that a page fault in such memory can cost: what is in it is copied from memory.
+/// Lower bound for a page fault in lazily filled memory: chunks are copied from memory.
 #[derive(Debug)]
-pub struct Floor(Arc<crate::replay::fault_floor::Floor>);
+pub struct Floor(Arc<FloorPager>);
 
 impl Floor {
-    /// Memory with the content of a file and as long as that, copied in chunks of so many bytes.
+    /// Makes memory with the content of a file, copied in chunks of `chunk_len` bytes.
     ///
     /// # Errors
     /// As [`LazyBase::of`].
     pub fn over(image: Arc<File>, chunk_len: u64) -> Result<Self> {
-        Ok(Self(Arc::new(crate::replay::fault_floor::Floor::over(image, chunk_len)?)))
+        Ok(Self(Arc::new(FloorPager::over(image, chunk_len)?)))
     }
 
-    /// A memory over it, mapped as a VM's is.
+    /// Maps a memory over the base, as for a VM.
     ///
     /// # Errors
     /// As [`LazyBase::of`].
@@ -79,15 +80,15 @@ impl Floor {
     }
 }
 
-/// Memory that is mapped as a VM's is.
+/// Memory that is mapped as for a VM.
 #[derive(Debug)]
 pub struct Mapped(GuestRam);
 
 impl Mapped {
-    /// Of a file as long as itself, which is not filled by anyone: as the memory of a raw snapshot is mapped.
+    /// Maps a whole file, as for a raw snapshot.
     ///
     /// # Errors
-    /// The host refuses memory.
+    /// Returns an error if the host refuses memory.
     pub fn file(base: &Arc<File>) -> Result<Self> {
         Self::of(Backing::Private { base: Arc::clone(base), pages: None }, base)
     }
@@ -98,16 +99,17 @@ impl Mapped {
     }
 
     fn of(backing: Backing, base: &File) -> Result<Self> {
-        let failed = |source| Error::host("look at the file that memory is to be mapped from", source);
+        let failed = |source| Error::host("get the length of a memory file", source);
         let ram = GuestRam::reserve(base.metadata().map_err(failed)?.len())?;
         backing.map(&ram)?;
         Ok(Self(ram))
     }
 
-    /// How long it takes to read the byte at an offset. Where a chunk cannot be had that is a signal.
+    /// Reads the byte at an offset, and returns the time. A chunk that cannot be read raises SIGSEGV or
+    /// SIGBUS.
     ///
     /// # Panics
-    /// The offset is beyond the end.
+    /// Panics if the offset is beyond the end.
     #[must_use]
     pub fn touch(&self, offset: u64) -> Duration {
         crate::replay::touch::touch(&self.0, offset)

@@ -1,10 +1,10 @@
-//! Replays a working set against the memory of a snapshot, without a VM: touches its pages in their order, in memory as a VM gets it,
-//! and says how long that took. Once for each way in which memory may get to a VM ([`strategies`]), side by side.
+//! Replays a working set on the memory of a snapshot, without a VM. Maps the memory as for a VM, touches the
+//! pages in their recorded order, and times the touches under each restore strategy ([`strategies`]).
 //!
 //! ```text
 //!   working set ── pages, in order ──┐
 //!                                    ├── round after round, each strategy in turn: prepare ── touch, touch, touch …
-//!   snapshot ── Subject ─────────────┘                                             before     touches
+//!   snapshot ── ReplaySubject ───────┘                                             before     touches
 //! ```
 
 pub mod fault_floor;
@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use self::strategies::{Prepared, Strategy};
-use self::subject::Subject;
+use self::strategies::{PreparedMemory, Strategy};
+use self::subject::ReplaySubject;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::progress::Progress;
@@ -36,62 +36,65 @@ use crate::snapshot::opened::state;
 use crate::snapshot::{WORKING_SET_FILE, WorkingSet};
 use crate::store::Store;
 
-/// Pages that few working sets have more than: 4 GiB.
+/// Pages of a large working set: 4 GiB.
 const USUAL_PAGES: u64 = 1 << 20;
 
-/// What was found.
+/// Result of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Replay {
     /// The snapshot's id.
     pub id: String,
-    /// The files that its memory is in.
+    /// Files with the snapshot's memory.
     pub memory_files: Vec<PathBuf>,
-    /// The file with the working set.
+    /// File with the working set.
     pub recording: PathBuf,
-    /// Pages that it names, of 4 KiB.
+    /// Pages of 4 KiB in the working set.
     pub pages: u64,
-    /// How often each strategy had its turn.
+    /// Number of rounds. Each strategy runs once a round.
     pub rounds: u32,
-    /// Each strategy.
+    /// Times of each strategy.
     pub strategies: Vec<Measured>,
 }
 
-/// What one strategy took. Times are in nanoseconds, of all rounds together.
+/// Times of one strategy in nanoseconds, over all rounds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// What it is called.
+    /// Name of the strategy.
     pub strategy: &'static str,
-    /// How many touches there were, each with what the clock itself takes.
+    /// Number of touches. The time of each includes reading the clock.
     pub touches: u64,
-    /// All of them.
+    /// Total time of the touches.
     pub total_ns: u64,
-    /// On average.
+    /// Average time of a touch.
     pub average_ns: u64,
-    /// The shortest.
+    /// Shortest touch.
     pub min_ns: u64,
-    /// Half of them took no longer.
+    /// Median touch.
     pub p50_ns: u64,
-    /// 99 % of them took no longer.
+    /// 99th percentile of the touches.
     pub p99_ns: u64,
-    /// The longest.
+    /// Longest touch.
     pub max_ns: u64,
-    /// Of the pages that were touched.
+    /// Touched pages per second, in MiB.
     pub mib_per_s: f64,
-    /// What was done before the first touch: the median of the rounds. Mapping the memory is in it.
+    /// Preparation before the first touch, including the mapping: median of the rounds.
     pub before_ns: u64,
-    /// Where the page cache was to be dropped: how many of the pages stayed in it all the same, in the worst round. They do where
-    /// somebody has them mapped, and where files lie in memory.
+    /// Pages that stayed in the page cache although it was dropped, in the worst round. Pages stay if another
+    /// process maps them, or if the file lies in memory. Absent for strategies that do not drop the cache.
     pub stayed_cached: Option<u64>,
 }
 
-/// Replays the working set in the file `recording`, or else that beside the snapshot `name`, so many times by
-/// each strategy that there is for its memory. If it is a diff that this user's volt-vmm did not write, its
-/// base must lie in one of the directories `allowed`, as for a restore. `progress`
-/// counts turns.
+/// Replays a working set on the memory of snapshot `name`, `rounds` times under each strategy for such
+/// memory. The working set is the file `recording`, or else the one in the snapshot. The base of a diff that
+/// this user's volt-vmm did not write must lie in one of the directories `allowed`, as for a restore.
+/// `progress` counts the replays.
 ///
 /// # Errors
-/// The snapshot or the recording is missing or damaged, the recording is another snapshot's or names no page, or the host refuses
-/// memory, a userfaultfd or a thread.
+/// Returns an error in these cases:
+///
+/// - the snapshot or the recording is missing or damaged
+/// - the recording belongs to another snapshot, or names no page
+/// - the host refuses memory, a userfaultfd or a thread
 pub fn replay(
     store: &Store,
     name: &str,
@@ -105,54 +108,54 @@ pub fn replay(
     let origin = grant::origin_of(&file, &manifest.metadata, &manifest.config);
     let grants = Grants { origin: &origin, snapshot: &path, allowed };
     let metadata = manifest.metadata;
-    let beside = || path.join(WORKING_SET_FILE);
-    let recording = recording.map_or_else(beside, Path::to_owned);
+    let own = || path.join(WORKING_SET_FILE);
+    let recording = recording.map_or_else(own, Path::to_owned);
     let set = WorkingSet::read(&recording, &metadata.id, metadata.memory_bytes)?;
     if set.pages() == 0 {
-        return Err(Error::snapshot(recording, "names no page: there is nothing to replay"));
+        return Err(Error::snapshot(recording, "the working set names no page"));
     }
     let pages = set.pages();
-    let subject = Subject::open(&path, &metadata, set, &grants)?;
-    // Whatever is damaged is found here, where it is an error and no signal.
+    let subject = ReplaySubject::open(&path, &metadata, set, &grants)?;
+    // Finds damage here, where it is an error. A touch of damaged memory raises a signal.
     subject.read()?;
     let strategies = strategies::of(&subject);
-    let mut gathered: Vec<_> = strategies.iter().map(|_| Gathered::default()).collect();
+    let mut samples: Vec<_> = strategies.iter().map(|_| StrategySamples::default()).collect();
     progress.begin(u64::from(rounds) * strategies.len() as u64);
     for _ in 0..rounds {
-        for (strategy, gathered) in strategies.iter().zip(&mut gathered) {
-            turn(strategy, &subject, gathered)?;
+        for (strategy, samples) in strategies.iter().zip(&mut samples) {
+            replay_once(strategy, &subject, samples)?;
             progress.add(1)?;
         }
     }
     let strategies =
-        strategies.iter().zip(gathered).map(|(strategy, gathered)| gathered.of(strategy)).collect();
+        strategies.iter().zip(samples).map(|(strategy, samples)| samples.summary(strategy)).collect();
     let memory_files = subject.files();
     Ok(Replay { id: metadata.id, memory_files, recording, pages, rounds, strategies })
 }
 
-/// Of one strategy, as it comes.
+/// Samples of one strategy.
 #[derive(Default)]
-struct Gathered {
+struct StrategySamples {
     touches: Vec<Duration>,
     before: Times,
     stayed_cached: Option<u64>,
 }
 
-fn turn(strategy: &Strategy, subject: &Subject, gathered: &mut Gathered) -> Result<()> {
-    let Prepared { ram, before, stayed_cached } = (strategy.prepare)(subject)?;
-    gathered.before.add(before);
-    gathered.stayed_cached = gathered.stayed_cached.max(stayed_cached);
-    // A set of a few bytes may name all of a memory that is a hole: beyond this, room is made for touches
-    // that have been timed.
-    gathered.touches.reserve(subject.set.pages().min(USUAL_PAGES) as usize);
-    gathered.touches.extend(subject.pages().map(|page| touch(&ram, page)));
+fn replay_once(strategy: &Strategy, subject: &ReplaySubject, samples: &mut StrategySamples) -> Result<()> {
+    let PreparedMemory { ram, before, stayed_cached } = (strategy.prepare)(subject)?;
+    samples.before.add(before);
+    samples.stayed_cached = samples.stayed_cached.max(stayed_cached);
+    // A working set of a few bytes may name a huge range of holes. Beyond the usual size, the list grows with
+    // the timed touches.
+    samples.touches.reserve(subject.set.pages().min(USUAL_PAGES) as usize);
+    samples.touches.extend(subject.pages().map(|page| touch(&ram, page)));
     Ok(())
 }
 
-impl Gathered {
-    fn of(self, strategy: &Strategy) -> Measured {
+impl StrategySamples {
+    fn summary(self, strategy: &Strategy) -> Measured {
         let times: Times = self.touches.into_iter().collect();
-        let nanoseconds = |time: Duration| time.as_nanos() as u64; // five hundred years
+        let nanoseconds = |time: Duration| time.as_nanos() as u64; // a u64 holds 500 years
         let mib = times.len() as f64 * PAGE as f64 / f64::from(1 << 20);
         Measured {
             strategy: strategy.name,

@@ -1,5 +1,7 @@
-//! The ways in which the memory of a snapshot gets to a VM. Each prepares memory, and says how long that took as far as a restore
-//! would wait for it: what only makes rounds alike (a page cache that is warm, one that is not) is not in that.
+//! Restore strategies: the ways in which a VM gets the memory of a snapshot.
+//!
+//! Each strategy prepares memory, and times the part that a restore would wait for. Work that only makes
+//! rounds equal, such as warming the page cache, is not timed.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -7,34 +9,34 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, fadvise};
 
-use super::subject::Subject;
+use super::subject::ReplaySubject;
 use crate::error::{Error, Result};
 use crate::memory::lazy::fault_service::Service;
 use crate::memory::lazy::faults::Paging;
 use crate::memory::prefault::map_in;
 use crate::memory::ram::GuestRam;
-use crate::replay::fault_floor::Floor;
+use crate::replay::fault_floor::FloorPager;
 use crate::replay::touch::{cached, touch};
 use crate::replay::whole_memory::read_whole;
 use crate::snapshot::opened::chunks::source_of;
 use crate::snapshot::opened::memory::{Packed, SnapshotMemory};
 
-/// See the module.
+/// A restore strategy.
 pub struct Strategy {
     pub name: &'static str,
-    pub prepare: fn(&Subject) -> Result<Prepared>,
+    pub prepare: fn(&ReplaySubject) -> Result<PreparedMemory>,
 }
 
-/// Memory that is to be touched.
-pub struct Prepared {
+/// Memory to touch.
+pub struct PreparedMemory {
     pub ram: GuestRam,
-    /// What it took.
+    /// The time that a restore would wait for it.
     pub before: Duration,
     /// See [`super::Measured::stayed_cached`].
     pub stayed_cached: Option<u64>,
 }
 
-impl Prepared {
+impl PreparedMemory {
     fn timed(prepare: impl FnOnce() -> Result<GuestRam>) -> Result<Self> {
         let start = Instant::now();
         let ram = prepare()?;
@@ -42,7 +44,7 @@ impl Prepared {
     }
 }
 
-/// Of memory that is mapped as it lies there.
+/// Strategies for raw memory.
 const RAW: [Strategy; 4] = [
     Strategy { name: "mapped, page cache warm", prepare: mapped },
     Strategy { name: "mapped, populated ahead", prepare: populated },
@@ -50,7 +52,7 @@ const RAW: [Strategy; 4] = [
     Strategy { name: "read whole into memory", prepare: whole },
 ];
 
-/// Of packed memory.
+/// Strategies for packed memory.
 const PACKED: [Strategy; 5] = [
     Strategy { name: "on touch", prepare: on_touch },
     Strategy { name: "on touch, filled ahead", prepare: filled_ahead },
@@ -59,32 +61,32 @@ const PACKED: [Strategy; 5] = [
     Strategy { name: "unpacked at once, mapped", prepare: at_once },
 ];
 
-/// Those that there are for such memory.
-pub fn of(subject: &Subject) -> &'static [Strategy] {
+/// Returns the strategies for this kind of memory.
+pub fn of(subject: &ReplaySubject) -> &'static [Strategy] {
     match subject.memory {
         SnapshotMemory::Raw(..) => &RAW,
         SnapshotMemory::Packed(_) => &PACKED,
     }
 }
 
-/// As a restore of raw memory does it.
-fn mapped(subject: &Subject) -> Result<Prepared> {
+/// Maps raw memory, as a restore does.
+fn mapped(subject: &ReplaySubject) -> Result<PreparedMemory> {
     subject.read()?;
-    Prepared::timed(|| subject.map(subject.memory.base()?))
+    PreparedMemory::timed(|| subject.map(subject.memory.base()?))
 }
 
-/// The same, and the kernel makes the page-table entries beforehand.
-fn populated(subject: &Subject) -> Result<Prepared> {
+/// Maps raw memory, and populates the page tables ahead.
+fn populated(subject: &ReplaySubject) -> Result<PreparedMemory> {
     subject.read()?;
-    Prepared::timed(|| {
+    PreparedMemory::timed(|| {
         let ram = subject.map(subject.memory.base()?)?;
         subject.set.runs().iter().try_for_each(|run| map_in(&ram, run.clone()))?;
         Ok(ram)
     })
 }
 
-/// As on a host that has not had the snapshot's files in memory.
-fn dropped(subject: &Subject) -> Result<Prepared> {
+/// Maps raw memory without a page cache, as on a host that has not read the snapshot.
+fn dropped(subject: &ReplaySubject) -> Result<PreparedMemory> {
     let base = subject.memory.base()?;
     drop_cache(&base)?;
     let mut stayed = cached(&base, subject.len, subject.pages_of_base())?;
@@ -92,34 +94,34 @@ fn dropped(subject: &Subject) -> Result<Prepared> {
         drop_cache(&over.file)?;
         stayed += cached(&over.file, subject.len, subject.pages_over())?;
     }
-    let prepared = Prepared::timed(|| subject.map(base))?;
-    Ok(Prepared { stayed_cached: Some(stayed), ..prepared })
+    let prepared = PreparedMemory::timed(|| subject.map(base))?;
+    Ok(PreparedMemory { stayed_cached: Some(stayed), ..prepared })
 }
 
-/// What is not on the disk yet would stay.
+/// Drops a file from the page cache. Syncs it first, because dirty pages would stay.
 fn drop_cache(file: &File) -> Result<()> {
     let refused = |source| Error::host("drop a snapshot's memory from the page cache", source);
     file.sync_data().map_err(refused)?;
     fadvise(file, 0, None, Advice::DontNeed).map_err(|errno| refused(errno.into()))
 }
 
-/// As without mappings. Read twice: the first time brings it into the page cache.
-fn whole(subject: &Subject) -> Result<Prepared> {
+/// Reads the whole memory instead of mapping it. The first read warms the page cache and is not timed.
+fn whole(subject: &ReplaySubject) -> Result<PreparedMemory> {
     let base = subject.memory.base()?;
     let read = || read_whole(subject.len, &base, subject.over.as_ref());
     drop(read()?);
-    Prepared::timed(read)
+    PreparedMemory::timed(read)
 }
 
-/// As a restore of packed memory does it, of the first VM.
-fn on_touch(subject: &Subject) -> Result<Prepared> {
-    Prepared::timed(|| subject.map_lazy(service(subject)?))
+/// Unpacks packed memory on touch, as for the first VM of a snapshot.
+fn on_touch(subject: &ReplaySubject) -> Result<PreparedMemory> {
+    PreparedMemory::timed(|| subject.map_lazy(service(subject)?))
 }
 
-/// The same while what is about to be touched is read ahead.
-fn filled_ahead(subject: &Subject) -> Result<Prepared> {
+/// Unpacks packed memory on touch, while a prefetch fills the working set ahead.
+fn filled_ahead(subject: &ReplaySubject) -> Result<PreparedMemory> {
     let runs = subject.runs_of_base();
-    Prepared::timed(|| {
+    PreparedMemory::timed(|| {
         let service = service(subject)?;
         let ram = subject.map_lazy(Arc::clone(&service) as _)?;
         service.prefetch(&runs)?;
@@ -127,34 +129,34 @@ fn filled_ahead(subject: &Subject) -> Result<Prepared> {
     })
 }
 
-/// Of a VM for which another has touched all of it already.
-fn second_vm(subject: &Subject) -> Result<Prepared> {
+/// Maps packed memory for a second VM, after the first has touched the working set.
+fn second_vm(subject: &ReplaySubject) -> Result<PreparedMemory> {
     let service = service(subject)?;
     let first = subject.map_lazy(Arc::clone(&service) as _)?;
     subject.pages().for_each(|page| {
         let _ = touch(&first, page);
     });
-    Prepared::timed(|| subject.map_lazy(service))
+    PreparedMemory::timed(|| subject.map_lazy(service))
 }
 
-/// What any pager of this kind must do: the same faults, answered from memory that is unpacked already.
-fn floor(subject: &Subject) -> Result<Prepared> {
+/// Serves the same faults from unpacked memory: the lower bound of on-touch filling.
+fn floor(subject: &ReplaySubject) -> Result<PreparedMemory> {
     let chunk_len = packed(subject).pack.chunk_len().into();
-    let floor = Floor::over(subject.memory.base()?, chunk_len)?;
-    Prepared::timed(|| subject.map_lazy(Arc::new(floor)))
+    let floor = FloorPager::over(subject.memory.base()?, chunk_len)?;
+    PreparedMemory::timed(|| subject.map_lazy(Arc::new(floor)))
 }
 
-/// As `restore --unpack` does it.
-fn at_once(subject: &Subject) -> Result<Prepared> {
-    Prepared::timed(|| subject.map(Arc::new(packed(subject).unpacked()?)))
+/// Unpacks the whole memory and maps it, as `restore --unpack` does.
+fn at_once(subject: &ReplaySubject) -> Result<PreparedMemory> {
+    PreparedMemory::timed(|| subject.map(Arc::new(packed(subject).unpacked()?)))
 }
 
-/// An empty base, and who fills it.
-fn service(subject: &Subject) -> Result<Arc<Service>> {
+/// Makes an empty base, and the service that fills it.
+fn service(subject: &ReplaySubject) -> Result<Arc<Service>> {
     Service::new(source_of(Arc::clone(&packed(subject).pack))).map(Arc::new)
 }
 
-fn packed(subject: &Subject) -> &Packed {
+fn packed(subject: &ReplaySubject) -> &Packed {
     match &subject.memory {
         SnapshotMemory::Packed(packed) => packed,
         SnapshotMemory::Raw(..) => unreachable!("a strategy for packed memory"),

@@ -1,4 +1,4 @@
-//! What is touched: the memory of a snapshot, and the pages of it that are in a working set.
+//! The subject of a replay: the memory of a snapshot, and the pages of a working set.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,19 +19,19 @@ use crate::snapshot::opened::relative;
 use crate::snapshot::opened::relative::OpenedMemory;
 use crate::snapshot::{DIFF_FILE, Metadata, WorkingSet};
 
-/// See the module.
-pub struct Subject {
+/// The memory of a snapshot, and a working set of its pages.
+pub struct ReplaySubject {
     pub memory: SnapshotMemory,
-    /// Those of a diff.
+    /// Pages of a diff, over its base.
     pub over: Option<OverlayPages>,
     pub set: WorkingSet,
-    /// Bytes.
+    /// Length of the memory in bytes.
     pub len: u64,
     /// The snapshot's directory.
     pub path: PathBuf,
 }
 
-impl Subject {
+impl ReplaySubject {
     /// Opens the snapshot at `path`, and its base if that is granted.
     pub fn open(path: &Path, metadata: &Metadata, set: WorkingSet, grants: &Grants<'_>) -> Result<Self> {
         let OpenedMemory { memory, over, .. } =
@@ -39,23 +39,23 @@ impl Subject {
         Ok(Self { memory, over, set, len: metadata.memory_bytes, path: path.to_owned() })
     }
 
-    /// The files that its memory is in.
+    /// Returns the files with the snapshot's memory.
     pub fn files(&self) -> Vec<PathBuf> {
         let base = self.memory.name().to_owned();
         self.over.iter().map(|_| self.path.join(DIFF_FILE)).chain([base]).collect()
     }
 
-    /// The pages to touch, by their offsets, in their order.
+    /// Returns the offsets of the pages to touch, in their order.
     pub fn pages(&self) -> impl Iterator<Item = u64> {
         self.set.runs().iter().flat_map(|run| run.clone().step_by(PAGE as usize))
     }
 
-    /// Those of them that are the base's.
+    /// Returns the pages to touch that the base has.
     pub fn pages_of_base(&self) -> impl Iterator<Item = u64> {
         self.pages().filter(|page| self.over_at(*page).is_none())
     }
 
-    /// Those of them that lie over the base.
+    /// Returns the pages to touch that the diff has.
     pub fn pages_over(&self) -> impl Iterator<Item = u64> {
         self.pages().filter(|page| self.over_at(*page).is_some())
     }
@@ -64,22 +64,23 @@ impl Subject {
         self.over.as_ref().filter(|over| over.pages.has(page))
     }
 
-    /// What is read ahead of them where they are packed: what lies under the pages of a diff nobody touches.
+    /// Returns the ranges of the base to prefetch. A page of the diff hides the base's page, which is never
+    /// touched.
     pub fn runs_of_base(&self) -> Runs {
         self.set.runs_without(self.over.as_ref().map(|over| &*over.pages))
     }
 
-    /// The chunks of a pack that those of the base are in, in their order. One may come again.
+    /// Returns the chunks of a pack with the base's pages, in their order. A chunk may appear more than once.
     pub fn chunks(&self, chunk_len: u64) -> Vec<u64> {
         let mut chunks: Vec<_> = self.pages_of_base().map(|page| page / chunk_len).collect();
         chunks.dedup();
         chunks
     }
 
-    /// Reads all that is to be touched: it is in the page cache then. Of a pack the chunks are verified.
+    /// Reads all pages to touch into the page cache, and verifies the chunks of a pack.
     ///
     /// # Errors
-    /// Something cannot be read or is damaged.
+    /// Returns an error if a page cannot be read or a chunk is damaged.
     pub fn read(&self) -> Result<()> {
         if let Some(over) = &self.over {
             read_pages(&over.file, &self.path.join(DIFF_FILE), self.pages_over())?;
@@ -100,12 +101,12 @@ impl Subject {
         Ok(())
     }
 
-    /// Its memory over `base`, mapped as a VM's is.
+    /// Maps the memory over `base`, as for a VM.
     pub fn map(&self, base: Arc<File>) -> Result<GuestRam> {
         self.map_as(Backing::Private { base, pages: self.over.clone() })
     }
 
-    /// The same over a base that is filled as it is touched.
+    /// Maps the memory over a base that is filled on touch.
     pub fn map_lazy(&self, paging: Arc<dyn Paging>) -> Result<GuestRam> {
         self.map_as(Backing::Lazy { paging, pages: self.over.clone() })
     }

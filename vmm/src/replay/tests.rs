@@ -1,4 +1,4 @@
-//! What every strategy touches is the memory that it should be, and each page is touched.
+//! Every strategy prepares the snapshot's memory, and each page is touched.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::strategies;
-use super::strategies::Prepared;
-use super::subject::Subject;
-use super::{Gathered, turn};
+use super::strategies::PreparedMemory;
+use super::subject::ReplaySubject;
+use super::{StrategySamples, replay_once};
 use crate::memory::PAGE;
 use crate::memory::base::OverlayPages;
 use crate::memory::files::memfd::fresh;
@@ -23,7 +23,8 @@ use crate::snapshot::{Compression, WorkingSet};
 const LEN: u64 = 2 << 20;
 const CHUNK: u32 = 64 << 10;
 
-/// The first word of a page. Of the base every other chunk is zeros; some pages lie over it.
+/// Returns the first word of a page. Every second chunk of the base is zeros, and some pages lie over the
+/// base.
 fn word(page: u64, with_over: bool) -> u64 {
     match page {
         _ if with_over && lies_over(page) => page | 1 << 63,
@@ -45,7 +46,7 @@ fn pages() -> impl Iterator<Item = u64> {
     (0..LEN).step_by(PAGE as usize)
 }
 
-/// A file with the pages that are wanted, and holes.
+/// Makes a file with the wanted pages, and holes.
 fn file(wanted: impl Fn(u64) -> bool, with_over: bool) -> File {
     let file = fresh(LEN).unwrap();
     for page in pages().filter(|page| wanted(*page)) {
@@ -73,14 +74,14 @@ fn over() -> OverlayPages {
     OverlayPages { pages: Arc::new(set), file: Arc::new(file(lies_over, true)) }
 }
 
-/// All pages, from the last one on.
-fn subject(memory: SnapshotMemory, over: Option<OverlayPages>) -> Subject {
+/// Makes a subject whose working set is all pages, the last first.
+fn subject(memory: SnapshotMemory, over: Option<OverlayPages>) -> ReplaySubject {
     let backwards = pages().map(|page| LEN - PAGE - page);
-    Subject { memory, over, set: WorkingSet::of(LEN, backwards), len: LEN, path: PathBuf::from("/s") }
+    ReplaySubject { memory, over, set: WorkingSet::of(LEN, backwards), len: LEN, path: PathBuf::from("/s") }
 }
 
-/// Every combination of a memory and pages over it, or none.
-fn subjects() -> [Subject; 4] {
+/// Makes subjects of raw and packed memory, with and without pages of a diff.
+fn subjects() -> [ReplaySubject; 4] {
     [
         subject(raw(), None),
         subject(packed(), None),
@@ -94,7 +95,7 @@ fn every_strategy_has_the_memory_of_the_snapshot() {
     for subject in subjects() {
         subject.read().unwrap();
         for strategy in strategies::of(&subject) {
-            let Prepared { ram, .. } = (strategy.prepare)(&subject).unwrap();
+            let PreparedMemory { ram, .. } = (strategy.prepare)(&subject).unwrap();
             for page in subject.pages() {
                 let found: u64 = ram.guest().read_obj(GuestAddress(page)).unwrap();
                 assert_eq!(found, word(page, subject.over.is_some()), "{}, {page:#x}", strategy.name);
@@ -104,16 +105,16 @@ fn every_strategy_has_the_memory_of_the_snapshot() {
 }
 
 #[test]
-fn each_page_is_touched_once_a_turn() {
+fn each_replay_touches_every_page_once() {
     for subject in subjects() {
         for strategy in strategies::of(&subject) {
-            let mut gathered = Gathered::default();
-            turn(strategy, &subject, &mut gathered).unwrap();
-            turn(strategy, &subject, &mut gathered).unwrap();
-            let measured = gathered.of(strategy);
+            let mut samples = StrategySamples::default();
+            replay_once(strategy, &subject, &mut samples).unwrap();
+            replay_once(strategy, &subject, &mut samples).unwrap();
+            let measured = samples.summary(strategy);
             assert_eq!(measured.touches, 2 * LEN / PAGE, "{}", strategy.name);
             assert!(measured.min_ns <= measured.p50_ns && measured.p99_ns <= measured.max_ns, "{measured:?}");
-            // What lies in a memfd cannot be dropped, and is told.
+            // The data of a memfd cannot be dropped, and is counted.
             let over = |page| subject.over.is_some() && lies_over(page);
             let data = pages().filter(|page| over(*page) || !is_zero(*page));
             let stayed = measured.stayed_cached.filter(|_| strategy.name.ends_with("dropped"));
@@ -124,7 +125,7 @@ fn each_page_is_touched_once_a_turn() {
 }
 
 #[test]
-fn a_damaged_chunk_is_found_before_it_is_touched() {
+fn damaged_chunk_is_found_before_it_is_touched() {
     let mut bytes = vec![7; LEN as usize];
     bytes.iter_mut().zip(0_u8..=255).for_each(|(byte, other)| *byte = other);
     let mut packed = testing::packed(&testing::TestMemory::of(bytes), &packing(Compression::Lz4, CHUNK));

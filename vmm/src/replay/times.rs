@@ -1,8 +1,8 @@
-//! How long the same thing took, time after time.
+//! Statistics of durations.
 
 use std::time::Duration;
 
-/// Times, the shortest first.
+/// Sorted durations.
 #[derive(Clone, Debug, Default)]
 pub struct Times(Vec<Duration>);
 
@@ -22,48 +22,48 @@ impl Extend<Duration> for Times {
 }
 
 impl Times {
-    /// One more.
+    /// Adds a duration.
     pub fn add(&mut self, time: Duration) {
         let at = self.0.partition_point(|&other| other <= time);
         self.0.insert(at, time);
     }
 
-    /// How many there are.
+    /// Returns the number of durations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether no duration was added.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All, the shortest first.
+    /// Iterates over the durations, shortest first.
     pub fn each(&self) -> impl Iterator<Item = Duration> + '_ {
         self.0.iter().copied()
     }
 
-    /// All together.
+    /// Returns the sum.
     #[must_use]
     pub fn total(&self) -> Duration {
         self.each().sum()
     }
 
-    /// The average; zero if there are no times.
+    /// Returns the average; zero without durations.
     #[must_use]
     pub fn mean(&self) -> Duration {
         Duration::from_secs_f64(self.total().as_secs_f64() / self.len().max(1) as f64)
     }
 
-    /// The shortest.
+    /// Returns the shortest duration; zero without durations.
     #[must_use]
     pub fn min(&self) -> Duration {
         self.percentile(0)
     }
 
-    /// What `percent` of the times do not exceed (nearest rank); zero if there are no times.
+    /// Returns the percentile by nearest rank; zero without durations.
     #[must_use]
     pub fn percentile(&self, percent: usize) -> Duration {
         let rank = (self.len() * percent).div_ceil(100);

@@ -1,4 +1,4 @@
-//! Reads bytes of memory for the sake of how long that takes, and asks whether they would have to come from a disk.
+//! Times reads of memory, and counts pages in the page cache.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -12,35 +12,36 @@ use crate::memory::PAGE;
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
 
-/// How long it takes to read the byte at an offset: what the clock takes, and what a page fault takes where there is one. Memory that
-/// cannot be had is a signal.
+/// Reads the byte at an offset. Returns the time, which includes reading the clock and a page fault.
+/// Unavailable memory raises SIGSEGV or SIGBUS.
 ///
 /// # Panics
-/// The offset is beyond the end, or nothing is mapped yet.
+/// Panics if the offset is beyond the end, or if no memory is mapped.
 #[must_use]
 pub fn touch(ram: &GuestRam, offset: u64) -> Duration {
     assert!(offset < ram.len(), "{offset:#x} is beyond {:#x} bytes of memory", ram.len());
     ram.with_base(|_| ());
     let address = ram.host_address_of(offset);
     let before = Instant::now();
-    // SAFETY: the byte lies in memory that is mapped, as was looked for. A guest may write to it meanwhile, hence volatile.
+    // SAFETY: the byte lies in mapped memory, as the checks above ensure. The read is volatile, because a
+    // guest may write meanwhile.
     black_box(unsafe { address.read_volatile() });
     before.elapsed()
 }
 
-/// How many of these pages, by their offsets, of `len` bytes of a file are in the page cache.
+/// Counts the pages at these offsets, in the first `len` bytes of a file, that are in the page cache.
 ///
 /// # Errors
-/// The host refuses to map it.
+/// Returns an error if the host refuses to map the file.
 pub fn cached(file: &Arc<File>, len: u64, pages: impl IntoIterator<Item = u64>) -> Result<u64> {
     let ram = GuestRam::reserve(len)?;
     Backing::Private { base: Arc::clone(file), pages: None }.map(&ram)?;
     let mut count = 0;
     for page in pages {
         let (start, mut resident) = (ram.host_address_of(page), 0);
-        // SAFETY: the page lies in the mapping, which is only asked about, and the answer for one page is one byte.
+        // SAFETY: the page lies in the mapping, and the result for one page is one byte.
         if unsafe { libc::mincore(start.cast(), PAGE as usize, &raw mut resident) } != 0 {
-            return Err(Error::host("ask what is in the page cache", io::Error::last_os_error()));
+            return Err(Error::host("query the page cache", io::Error::last_os_error()));
         }
         count += u64::from(resident & 1);
     }
@@ -55,7 +56,7 @@ mod tests {
     use crate::memory::files::memfd::fresh;
 
     #[test]
-    fn what_a_memfd_holds_is_in_the_page_cache_and_its_holes_are_not() {
+    fn data_of_a_memfd_is_in_the_page_cache_and_its_holes_are_not() {
         let file = Arc::new(fresh(1 << 20).unwrap());
         file.write_all_at(&[1; 2 * PAGE as usize], 8 * PAGE).unwrap();
         let pages = |range: std::ops::Range<u64>| range.map(|page| page * PAGE);
@@ -64,6 +65,6 @@ mod tests {
         let ram = GuestRam::reserve(1 << 20).unwrap();
         Backing::Private { base: Arc::clone(&file), pages: None }.map(&ram).unwrap();
         pages(0..4).for_each(|page| assert!(touch(&ram, page) < Duration::from_secs(60)));
-        assert_eq!(cached(&file, 1 << 20, pages(0..4)).unwrap(), 4, "it was read");
+        assert_eq!(cached(&file, 1 << 20, pages(0..4)).unwrap(), 4, "touched pages");
     }
 }

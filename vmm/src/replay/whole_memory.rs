@@ -1,4 +1,4 @@
-//! Guest memory that is read in whole, over no file: what restores would be without mappings. For comparison.
+//! Reads whole guest memory, as a restore without mappings would. Serves comparisons.
 
 use std::fs::File;
 
@@ -8,10 +8,10 @@ use crate::memory::base::OverlayPages;
 use crate::memory::files::data::data_ranges;
 use crate::memory::ram::GuestRam;
 
-/// Memory of its own with all that is in `base`, as long as that, and with `over` over it.
+/// Copies `len` bytes of `base`, and the pages `over` it, into new memory.
 ///
 /// # Errors
-/// The host refuses memory, or a file cannot be read.
+/// Returns an error if the host refuses memory, or if a file cannot be read.
 pub fn read_whole(len: u64, base: &File, over: Option<&OverlayPages>) -> Result<GuestRam> {
     let failed = |source| Error::host("read guest memory", source);
     let ram = GuestRam::reserve(len)?;

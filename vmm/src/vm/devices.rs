@@ -13,7 +13,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Config`]: the VM has none.
     pub fn balloon(&self) -> Result<BalloonStatus> {
-        self.running.balloon()
+        self.machine.balloon()
     }
 
     /// Sets the balloon's target: memory that the guest returns, in MiB.
@@ -21,7 +21,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or less memory than that.
     pub fn set_balloon(&self, target_mib: u64) -> Result<()> {
-        self.running.set_balloon(target_mib)
+        self.machine.set_balloon(target_mib)
     }
 
     /// Starts a run of free page hinting: the guest returns all its free pages once. Data written to a page
@@ -31,7 +31,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Config`]: the VM has no balloon, or one without hinting.
     pub fn start_hinting(&self) -> Result<()> {
-        self.running.start_hinting()
+        self.machine.start_hinting()
     }
 
     /// Ends the run of hinting, so that the guest may use the pages again.
@@ -39,7 +39,7 @@ impl Vm {
     /// # Errors
     /// As [`Vm::start_hinting`].
     pub fn stop_hinting(&self) -> Result<()> {
-        self.running.stop_hinting()
+        self.machine.stop_hinting()
     }
 
     /// Progress of free page hinting.
@@ -47,7 +47,7 @@ impl Vm {
     /// # Errors
     /// As [`Vm::start_hinting`].
     pub fn hinting(&self) -> Result<Hinting> {
-        self.running.hinting()
+        self.machine.hinting()
     }
 
     /// Tells the guest the present length of a disk's file.
@@ -55,7 +55,7 @@ impl Vm {
     /// # Errors
     /// There is no such disk, or its file cannot be examined.
     pub fn resize_disk(&self, id: &str) -> Result<()> {
-        self.running.on_platform(|platform| {
+        self.machine.on_platform(|platform| {
             let disk = platform.disks().get(id).ok_or_else(|| unknown("disks", id))?;
             if lock(disk).resize()? {
                 platform.configuration_changed(&format!("disk-{id}"));
@@ -69,9 +69,9 @@ impl Vm {
     /// # Errors
     /// There is no such disk.
     pub fn limit_disk(&self, id: &str, change: &RateLimit) -> Result<()> {
-        self.running.on_platform(|platform| {
+        self.machine.on_platform(|platform| {
             let disk = platform.disks().get(id).ok_or_else(|| unknown("disks", id))?;
-            self.running.change_config(|devices| {
+            self.machine.change_config(|devices| {
                 for config in devices.disks.iter_mut().filter(|disk| disk.id == id) {
                     config.limit.change(change);
                     lock(disk).limit(&config.limit);
@@ -92,9 +92,9 @@ impl Vm {
         receive: Option<&RateLimit>,
         transmit: Option<&RateLimit>,
     ) -> Result<()> {
-        self.running.on_platform(|platform| {
+        self.machine.on_platform(|platform| {
             let network = platform.networks().get(id).ok_or_else(|| unknown("networks", id))?;
-            self.running.change_config(|devices| {
+            self.machine.change_config(|devices| {
                 for config in devices.networks.iter_mut().filter(|network| network.id == id) {
                     receive.inspect(|change| config.receive_limit.change(change));
                     transmit.inspect(|change| config.transmit_limit.change(change));

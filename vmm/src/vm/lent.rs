@@ -60,7 +60,7 @@ impl LentVm {
 /// A VM whose vCPUs have threads: [`LentVm::run`] waits for its end.
 impl From<Vm> for LentVm {
     fn from(vm: Vm) -> Self {
-        let first_vcpu = vm.running.lent_vcpu();
+        let first_vcpu = vm.machine.lent_vcpu();
         Self { vm: Arc::new(vm), first_vcpu }
     }
 }

@@ -51,7 +51,7 @@ impl Vm {
     /// # Errors
     /// The host does not tell.
     pub fn memory_usage(&self) -> Result<MemoryUsage> {
-        let ram = self.running.on_machine(|machine| machine.shell().ram.clone());
+        let ram = self.machine.on_machine(|machine| machine.shell().ram.clone());
         let base = ram.base().file.metadata();
         let base = base.map_err(|source| Error::host("look at the base of guest memory", source))?;
         let private_bytes = private_pages(&ram)?.len() * PAGE;

@@ -17,7 +17,7 @@ use crate::console::Console;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::machine::pool::Pool;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::memory::backing::Backing;
 use crate::memory::ram::GuestRam;
@@ -54,7 +54,7 @@ const _: () = {
 pub struct Vm {
     /// Held during a capture or rewind, one at a time. Locked before the machine.
     history: Mutex<History>,
-    pub(crate) running: Running,
+    pub(crate) machine: SharedMachine,
     /// The state of reading ahead.
     pub(crate) ahead: Mutex<PrefetchState>,
     /// Dropped last, after the guest's end.
@@ -68,10 +68,10 @@ impl Vm {
         VmBuilder::default()
     }
 
-    pub(crate) fn of(running: Running, history: History) -> Self {
+    pub(crate) fn of(machine: SharedMachine, history: History) -> Self {
         Self {
             history: Mutex::new(history),
-            running,
+            machine,
             ahead: Mutex::new(PrefetchState::Nothing),
             recording: None,
         }
@@ -87,13 +87,13 @@ impl Vm {
     /// The VM's configuration, with its present rate limits.
     #[must_use]
     pub fn config(&self) -> VmConfig {
-        self.running.config()
+        self.machine.config()
     }
 
     /// State of the VM.
     #[must_use]
     pub fn state(&self) -> RunState {
-        self.running.state()
+        self.machine.state()
     }
 
     /// Pauses all vCPUs and devices. Each vCPU finishes its current exit first. Pausing a paused VM succeeds.
@@ -101,7 +101,7 @@ impl Vm {
     /// # Errors
     /// [`Error::NotNow`] if the guest has ended.
     pub fn pause(&self) -> Result<()> {
-        self.running.pause()
+        self.machine.pause()
     }
 
     /// Resumes devices and vCPUs. Resuming a running VM succeeds.
@@ -109,7 +109,7 @@ impl Vm {
     /// # Errors
     /// [`Error::NotNow`] if the guest has ended.
     pub fn resume(&self) -> Result<()> {
-        self.running.resume()?;
+        self.machine.resume()?;
         if let Some(recording) = &self.recording {
             recording.notes().runs();
         }
@@ -141,7 +141,7 @@ impl Vm {
         let mut history = lock(&self.history);
         let dir = NewDir::begin(&store.path_of(name)?)?;
         let (stats, next) =
-            writer::write(&self.running, &mut history, options, &dir, self.recording.is_some())?;
+            writer::write(&self.machine, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
         log::info!(
             "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before",
@@ -168,7 +168,7 @@ impl Vm {
     /// # Errors
     /// The VM has ended, or the host refuses.
     pub fn snapshot_in_memory(&self) -> Result<Snapshot> {
-        in_memory::snapshot(&self.running, &mut lock(&self.history))
+        in_memory::snapshot(&self.machine, &mut lock(&self.history))
     }
 
     /// Forks the VM: makes a VM for each of `children`, which all run on from the same instant as this one.
@@ -192,14 +192,14 @@ impl Vm {
     /// The VM was not restored, has ended, or has such a disk; then it is as it was. Or the host refuses
     /// midway; then the VM has ended.
     pub fn rewind(&self) -> Result<RewindStats> {
-        rewind::rewind(&self.running, &mut lock(&self.history))
+        rewind::rewind(&self.machine, &mut lock(&self.history))
     }
 
     /// Takes read leases on the files that a restored VM's memory is made of, where the host allows it. The
     /// VM ends before another program changes one.
     pub(crate) fn hold_files(&self) {
         if let Some(origin) = &mut lock(&self.history).origin {
-            origin.hold(self.running.control());
+            origin.hold(self.machine.control());
         }
     }
 
@@ -208,13 +208,13 @@ impl Vm {
     /// # Errors
     /// [`Error::NotNow`] if the guest has ended.
     pub fn type_in(&self, bytes: &[u8]) -> Result<()> {
-        self.running.type_in(bytes)
+        self.machine.type_in(bytes)
     }
 
     /// Ends the VM at once. [`Vm::wait_ending`] then returns [`Ending::Stopped`], unless the guest ended
     /// first. This does not wait for the disks; [`Vm::wait_ending`] does.
     pub fn stop(&self) {
-        self.running.control().end(Ok(Ending::Stopped));
+        self.machine.control().end(Ok(Ending::Stopped));
     }
 
     /// Waits until the guest ends.
@@ -234,7 +234,7 @@ impl Vm {
     /// # Errors
     /// [`Error::Crashed`] if KVM could not run the guest.
     pub fn wait_ending(&self) -> Result<Ending> {
-        self.running.wait_ending()
+        self.machine.wait_ending()
     }
 
     /// As [`Vm::wait_ending`], if the guest ends within `timeout`, and none if it does not. Bringing what the
@@ -243,7 +243,7 @@ impl Vm {
     /// # Errors
     /// As [`Vm::wait_ending`].
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Ending>> {
-        self.running.wait_timeout(timeout)
+        self.machine.wait_timeout(timeout)
     }
 
     /// Returns a descriptor that becomes readable when the guest ends, and stays readable: an eventfd that
@@ -254,7 +254,7 @@ impl Vm {
     /// # Errors
     /// The host has no descriptor left.
     pub fn ended_fd(&self) -> Result<OwnedFd> {
-        self.running.ended_fd()
+        self.machine.ended_fd()
     }
 
     /// Whether the guest has ended and its writes are still going to the disks' files: [`Vm::wait_ending`] is
@@ -263,7 +263,7 @@ impl Vm {
     /// that were not flushed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
-        self.running.is_settling()
+        self.machine.is_settling()
     }
 }
 
@@ -399,7 +399,7 @@ impl VmBuilder {
         let shell = Shell::new(ram, VmShape::of(&config), FirstVcpu::OwnThread)?;
         let mut machine = Machine::new(shell, &config.devices, console)?;
         machine.boot(&config)?;
-        let vm = Vm::of(Running::new(machine, config), History::default());
+        let vm = Vm::of(SharedMachine::new(machine, config), History::default());
         if !paused {
             vm.resume()?;
         }

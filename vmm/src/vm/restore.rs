@@ -40,8 +40,8 @@ impl Snapshot {
 
     fn assemble(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Vm> {
         let resume = options.resume;
-        let Restored { running, history, ahead, recording } = self.restored(options, first)?;
-        let vm = Vm::of(running, history).with_working_set(ahead, recording);
+        let Restored { machine, history, ahead, recording } = self.restored(options, first)?;
+        let vm = Vm::of(machine, history).with_working_set(ahead, recording);
         if resume {
             // A device may touch unavailable memory before a vCPU runs. The VM's end tells the cause.
             vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;

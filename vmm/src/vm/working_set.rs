@@ -37,7 +37,7 @@ impl Vm {
     }
 
     fn begin(&self, Plan { set, over }: &Plan) -> Result<PrefetchState> {
-        let (ram, control) = self.running.on_machine(|machine| {
+        let (ram, control) = self.machine.on_machine(|machine| {
             let shell = machine.shell();
             (shell.ram.clone(), Arc::clone(&shell.control))
         });

@@ -18,7 +18,7 @@ use super::bus::BusDevice;
 use super::log_limit::LogLimit;
 use super::{BusRange, Device};
 use crate::error::{Result, report};
-use crate::kvm::msi::Message;
+use crate::kvm::msi::MsiMessage;
 use crate::kvm::vm::VmHandle;
 use crate::persist::Persist;
 
@@ -33,7 +33,7 @@ pub struct IoApic {
     // Glue.
     vm: VmHandle,
     /// Interrupts whose ends KVM reports.
-    watched: Vec<(u32, Message)>,
+    watched: Vec<(u32, MsiMessage)>,
     log: LogLimit,
     // Volatile.
     registers: IoApicRegisters,

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::kvm::msi::Message;
+use crate::kvm::msi::MsiMessage;
 use crate::kvm::vm::IO_APIC_PINS;
 use crate::persist::Persist;
 
@@ -129,7 +129,7 @@ impl IoApicRegisters {
     }
 
     /// The message for an edge on a line, unless the edge is lost.
-    pub(super) fn message(&self, gsi: u32) -> Option<Message> {
+    pub(super) fn message(&self, gsi: u32) -> Option<MsiMessage> {
         let entry = *self.pins.get(gsi as usize)?;
         if entry & (entry::MASKED | entry::REMOTE_IRR) != 0 { None } else { message_of(entry) }
     }
@@ -151,20 +151,20 @@ impl IoApicRegisters {
 
     /// Messages of the pins that wait for the ends of their interrupts. The interrupt of a masked pin may
     /// still be in service.
-    pub(super) fn level_triggered(&self) -> Vec<(u32, Message)> {
+    pub(super) fn level_triggered(&self) -> Vec<(u32, MsiMessage)> {
         let level = self.pins.iter().zip(0..).filter(|(entry, _)| **entry & entry::LEVEL != 0);
         level.filter_map(|(entry, pin)| Some((pin, message_of(*entry)?))).collect()
     }
 }
 
-fn message_of(entry: u64) -> Option<Message> {
+fn message_of(entry: u64) -> Option<MsiMessage> {
     let delivery = (entry & entry::DELIVERY) >> entry::DELIVERY_SHIFT;
     if !DELIVERABLE.contains(&delivery) {
         return None;
     }
     let destination = (entry >> entry::DESTINATION_SHIFT) as u32;
     let bit = |field: u64, bit: u32| if entry & field == 0 { 0 } else { bit };
-    Some(Message {
+    Some(MsiMessage {
         address: message::ADDRESS
             | destination << message::DESTINATION_SHIFT
             | bit(entry::LOGICAL, message::LOGICAL),

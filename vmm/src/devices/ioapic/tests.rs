@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::registers::IoApicRegisters;
-use crate::kvm::msi::Message;
+use crate::kvm::msi::MsiMessage;
 use crate::kvm::vm::IO_APIC_PINS;
 use crate::persist::Persist;
 
@@ -27,7 +27,7 @@ fn low(pin: u32) -> u32 {
 }
 
 /// A pulse, with local APICs that accept every message.
-fn pulse(registers: &mut IoApicRegisters, pin: u32) -> Option<Message> {
+fn pulse(registers: &mut IoApicRegisters, pin: u32) -> Option<MsiMessage> {
     registers.message(pin).inspect(|_| registers.taken(pin))
 }
 
@@ -78,7 +78,7 @@ fn an_edge_becomes_a_message() {
     ] {
         write(&mut registers, low(4) + 1, destination << 24);
         write(&mut registers, low(4), entry);
-        assert_eq!(pulse(&mut registers, 4), Some(Message { address, data }), "{entry:#x}");
+        assert_eq!(pulse(&mut registers, 4), Some(MsiMessage { address, data }), "{entry:#x}");
     }
     for not_deliverable in [3, 6, 7] {
         write(&mut registers, low(4), not_deliverable << 8 | 0x31);
@@ -117,7 +117,7 @@ type End = fn(&mut IoApicRegisters);
 #[test]
 fn a_level_triggered_pin_waits_for_the_end() {
     let mut registers = IoApicRegisters::default();
-    let message = |data| Message { address: 0xfee0_0000, data };
+    let message = |data| MsiMessage { address: 0xfee0_0000, data };
     write(&mut registers, low(5), 0x31 | LEVEL);
     write(&mut registers, low(6), 0x32 | LEVEL | MASKED);
     assert_eq!(registers.level_triggered(), [(5, message(0xc031)), (6, message(0xc032))]);

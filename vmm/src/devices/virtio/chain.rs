@@ -130,7 +130,7 @@ impl<'m> Chain<'m> {
 }
 
 /// The device stops because its VM ends. The VM's end gives the reason.
-pub(super) const UNAVAILABLE: DeviceFailed = DeviceFailed("guest memory that cannot be had");
+pub(super) const UNAVAILABLE: DeviceFailed = DeviceFailed("guest memory is unavailable");
 
 /// Makes memory that page faults fill present before a device touches it.
 ///

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::config::SocketPath;
 use crate::error::{Error, Result};
-use crate::sockets::turn;
+use crate::sockets::lock_directory_of;
 
 /// A listening socket. Dropping it removes its file.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Listener {
     pub fn open(act: &'static str, path: &SocketPath) -> Result<Self> {
         let failed = |source: io::Error| Error::file(act, path, source);
         let on_host = path.on_host();
-        let _turn = turn(&on_host);
+        let _lock = lock_directory_of(&on_host);
         let bound = match UnixListener::bind(&on_host) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                 remove_if_stale(path).map_err(failed)?;

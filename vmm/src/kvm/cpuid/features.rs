@@ -1,5 +1,5 @@
-//! Which features a guest was shown that a host lacks. `KVM_SET_CPUID2` itself refuses almost nothing: without this
-//! check a guest would meet an undefined instruction long after its restore.
+//! Compares the CPU features of a guest with a host's. `KVM_SET_CPUID2` refuses almost nothing: without this
+//! check, a guest would hit an undefined instruction long after its restore.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -7,15 +7,15 @@ use super::CpuidEntry;
 use crate::kvm::msr::Msr;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Register {
+pub(super) enum CpuidRegister {
     Eax,
     Ebx,
     Ecx,
     Edx,
 }
-use Register::{Eax, Ebx, Ecx, Edx};
+use CpuidRegister::{Eax, Ebx, Ecx, Edx};
 
-impl Register {
+impl CpuidRegister {
     fn of(self, entry: &CpuidEntry) -> u32 {
         match self {
             Eax => entry.eax,
@@ -35,11 +35,11 @@ impl Register {
     }
 }
 
-/// A register of feature bits: leaf, subleaf, register, bits that are not features of the host (topology, or mirrors of
-/// what the guest itself switched on), and the names of its bits.
-struct Word(u32, u32, Register, u32, Names);
+/// A register of feature bits: leaf, subleaf, register, bits that are no features of the host (topology, or
+/// settings of the guest), and names of the bits.
+struct FeatureWord(u32, u32, CpuidRegister, u32, Names);
 
-/// Names of bits that follow each other, with the number of the first. A bit in between has none.
+/// Names of consecutive bits, with the number of the first bit. Other bits have no name.
 type Names = &'static [(usize, &'static [&'static str])];
 
 fn name(names: Names, bit: usize) -> Option<&'static str> {
@@ -55,12 +55,12 @@ const LEAF_7_ECX_DYNAMIC: u32 = 1 << 4;
 /// CMP_LEGACY is topology.
 const LEAF_8000_0001_ECX_DYNAMIC: u32 = 1 << 1;
 
-/// A number, not features ([`LEVELS`]).
+/// A version number, compared in [`LEVELS`].
 const AVX10_VERSION: u32 = 0xff;
 const AVX10_LENGTHS: Names = &[(16, &["avx10_128", "avx10_256", "avx10_512"])];
 
-const WORDS: &[Word] = &[
-    Word(
+const WORDS: &[FeatureWord] = &[
+    FeatureWord(
         1,
         0,
         Ecx,
@@ -109,7 +109,7 @@ const WORDS: &[Word] = &[
             ),
         ],
     ),
-    Word(
+    FeatureWord(
         1,
         0,
         Edx,
@@ -120,8 +120,8 @@ const WORDS: &[Word] = &[
             (21, &["dts", "acpi", "mmx", "fxsr", "sse", "sse2", "ss", "ht", "tm", "ia64", "pbe"]),
         ],
     ),
-    Word(6, 0, Eax, 0, &[(2, &["arat"])]),
-    Word(
+    FeatureWord(6, 0, Eax, 0, &[(2, &["arat"])]),
+    FeatureWord(
         7,
         0,
         Ebx,
@@ -146,7 +146,7 @@ const WORDS: &[Word] = &[
             ),
         ],
     ),
-    Word(
+    FeatureWord(
         7,
         0,
         Ecx,
@@ -178,7 +178,7 @@ const WORDS: &[Word] = &[
             (27, &["movdiri", "movdir64b", "enqcmd", "sgx_lc", "pks"]),
         ],
     ),
-    Word(
+    FeatureWord(
         7,
         0,
         Edx,
@@ -207,7 +207,7 @@ const WORDS: &[Word] = &[
             ),
         ],
     ),
-    Word(
+    FeatureWord(
         7,
         1,
         Eax,
@@ -232,9 +232,9 @@ const WORDS: &[Word] = &[
             (26, &["lam", "msrlist"]),
         ],
     ),
-    Word(7, 1, Ebx, 0, &[]),
-    Word(7, 1, Ecx, 0, &[(5, &["msr_imm"])]),
-    Word(
+    FeatureWord(7, 1, Ebx, 0, &[]),
+    FeatureWord(7, 1, Ecx, 0, &[(5, &["msr_imm"])]),
+    FeatureWord(
         7,
         1,
         Edx,
@@ -247,8 +247,14 @@ const WORDS: &[Word] = &[
             (18, &["cet_sss", "avx10"]),
         ],
     ),
-    Word(7, 2, Edx, 0, &[(0, &["intel_psfd", "ipred_ctrl", "rrsba_ctrl", "ddpd_u", "bhi_ctrl", "mcdt_no"])]),
-    Word(
+    FeatureWord(
+        7,
+        2,
+        Edx,
+        0,
+        &[(0, &["intel_psfd", "ipred_ctrl", "rrsba_ctrl", "ddpd_u", "bhi_ctrl", "mcdt_no"])],
+    ),
+    FeatureWord(
         0xd,
         0,
         Eax,
@@ -270,12 +276,12 @@ const WORDS: &[Word] = &[
             (9, &["pkru state"]),
         ],
     ),
-    Word(0xa, 0, Ecx, 0, &[]),
-    Word(0xd, 0, Edx, 0, &[]),
-    Word(0xd, 1, Eax, 0, &[(0, &["xsaveopt", "xsavec", "xgetbv1", "xsaves", "xfd"])]),
-    Word(0x24, 0, Ebx, AVX10_VERSION, AVX10_LENGTHS),
-    Word(0x24, 1, Ecx, 0, &[(2, &["avx10_vnni_int"])]),
-    Word(
+    FeatureWord(0xa, 0, Ecx, 0, &[]),
+    FeatureWord(0xd, 0, Edx, 0, &[]),
+    FeatureWord(0xd, 1, Eax, 0, &[(0, &["xsaveopt", "xsavec", "xgetbv1", "xsaves", "xfd"])]),
+    FeatureWord(0x24, 0, Ebx, AVX10_VERSION, AVX10_LENGTHS),
+    FeatureWord(0x24, 1, Ecx, 0, &[(2, &["avx10_vnni_int"])]),
+    FeatureWord(
         0x4000_0001,
         0,
         Eax,
@@ -311,7 +317,7 @@ const WORDS: &[Word] = &[
             (24, &["kvm clocksource_stable"]),
         ],
     ),
-    Word(
+    FeatureWord(
         0x8000_0001,
         0,
         Ecx,
@@ -342,7 +348,7 @@ const WORDS: &[Word] = &[
             (26, &["bpext", "ptsc", "perfctr_llc", "mwaitx"]),
         ],
     ),
-    Word(
+    FeatureWord(
         0x8000_0001,
         0,
         Edx,
@@ -355,8 +361,8 @@ const WORDS: &[Word] = &[
             (29, &["lm", "3dnowext", "3dnow"]),
         ],
     ),
-    Word(0x8000_0007, 0, Edx, 0, &[(8, &["constant_tsc"])]),
-    Word(
+    FeatureWord(0x8000_0007, 0, Edx, 0, &[(8, &["constant_tsc"])]),
+    FeatureWord(
         0x8000_0008,
         0,
         Ebx,
@@ -370,7 +376,7 @@ const WORDS: &[Word] = &[
             (24, &["amd_ssbd", "virt_ssbd", "amd_ssb_no"]),
         ],
     ),
-    Word(
+    FeatureWord(
         0x8000_0021,
         0,
         Eax,
@@ -385,14 +391,14 @@ const WORDS: &[Word] = &[
             (27, &["sbpb", "ibpb_brtype", "srso_no", "srso_user_kernel_no"]),
         ],
     ),
-    Word(0x8000_0021, 0, Ecx, 0, &[(1, &["tsa_sq_no", "tsa_l1_no"])]),
-    Word(0x8000_0022, 0, Eax, 0, &[(0, &["perfmon_v2", "amd_lbr_v2", "amd_lbr_pmc_freeze"])]),
+    FeatureWord(0x8000_0021, 0, Ecx, 0, &[(1, &["tsa_sq_no", "tsa_l1_no"])]),
+    FeatureWord(0x8000_0022, 0, Eax, 0, &[(0, &["perfmon_v2", "amd_lbr_v2", "amd_lbr_pmc_freeze"])]),
 ];
 
-/// A number that grows with what a host can: leaf, subleaf, register, bits, name.
-type Level = (u32, u32, Register, u32, &'static str);
+/// A number that grows with the host's abilities: leaf, subleaf, register, bits, name.
+type FeatureLevel = (u32, u32, CpuidRegister, u32, &'static str);
 
-const LEVELS: &[Level] = &[
+const LEVELS: &[FeatureLevel] = &[
     // Intel's performance counters (Intel SDM volume 2, CPUID leaf 0AH).
     (0xa, 0, Eax, 0xff, "pmu version"),
     (0xa, 0, Eax, 0xff << 8, "pmu counters"),
@@ -400,12 +406,12 @@ const LEVELS: &[Level] = &[
     (0xa, 0, Edx, 0x1f, "fixed pmu counters"),
     (0xa, 0, Edx, 0xff << 5, "bits of a fixed pmu counter"),
     (0x24, 0, Ebx, AVX10_VERSION, "avx10 version"),
-    // AMD's (APM volume 3, E.4.26).
+    // AMD's performance counters (APM volume 3, E.4.26).
     (0x8000_0022, 0, Ebx, 0xf, "amd core performance counters"),
 ];
 
-/// Events that Intel's counters count. A bit of leaf 0xA's EBX says that one is missing, where EAX says that
-/// there is such a bit.
+/// Events of Intel's counters. EAX of leaf 0xA has the number of valid bits in EBX, and each such bit marks
+/// an event as missing.
 const PMU_EVENTS: Names = &[(
     0,
     &[
@@ -420,23 +426,23 @@ const PMU_EVENTS: Names = &[(
     ],
 )];
 
-/// A bit for each event that can be counted.
+/// Returns a bit for each event that can be counted.
 fn pmu_events(entries: &[CpuidEntry]) -> u32 {
-    let known = value(entries, 0xa, 0, Eax) >> 24;
-    let known = 1_u32.checked_shl(known).map_or(u32::MAX, |above| above - 1);
-    known & !value(entries, 0xa, 0, Ebx)
+    let count = value(entries, 0xa, 0, Eax) >> 24;
+    let valid = 1_u32.checked_shl(count).map_or(u32::MAX, |above| above - 1);
+    valid & !value(entries, 0xa, 0, Ebx)
 }
 
-fn value(entries: &[CpuidEntry], function: u32, index: u32, register: Register) -> u32 {
+fn value(entries: &[CpuidEntry], function: u32, index: u32, register: CpuidRegister) -> u32 {
     let entry = entries.iter().find(|e| (e.function, e.index) == (function, index));
     entry.map_or(0, |entry| register.of(entry))
 }
 
-/// Names of the features set in `shown` (a guest's leaves) and not in `supported` (a host's).
+/// Names the features in `shown` (a guest's leaves) that `supported` (a host's leaves) lacks.
 #[must_use]
 pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
     let mut names = Vec::new();
-    for &Word(function, index, register, no_features, known) in WORDS {
+    for &FeatureWord(function, index, register, no_features, known) in WORDS {
         let value = |entries| value(entries, function, index, register);
         let lacking = value(shown) & !value(supported) & !no_features;
         for bit in (0..32).filter(|bit| lacking >> bit & 1 == 1) {
@@ -463,20 +469,25 @@ pub fn missing(shown: &[CpuidEntry], supported: &[CpuidEntry]) -> Vec<String> {
     names
 }
 
-/// The leaves of the vendor's name, and the signature.
-const IDENTITY: [(u32, Register); 4] = [(0, Ebx), (0, Ecx), (0, Edx), (1, Eax)];
+/// The registers with the vendor's name and the signature.
+const IDENTITY: [(u32, CpuidRegister); 4] = [(0, Ebx), (0, Ecx), (0, Edx), (1, Eax)];
 
-/// Names the way in which [`digest`] computes. Any change of it needs a new number: another hash, another
-/// order, other events of [`pmu_events`], other feature MSRs.
+/// The version of the algorithm of [`digest`]. A new number is needed for another hash, another order, other
+/// events of [`pmu_events`], or other feature MSRs.
 const DIGEST_VERSION: u32 = 1;
 
-/// Stands for all that [`digest`] is made of but the host's values: its version, the identity's leaves, the
-/// compared bits. A digest that another program computed from other parts has another value here.
+/// Identifies the inputs of [`digest`] without their values: its version, the identity's registers and the
+/// compared bits. Programs whose digests have other inputs have another value here.
 pub const COVERED: u64 = covered(DIGEST_VERSION, &IDENTITY, WORDS, LEVELS);
 
-const fn covered(version: u32, identity: &[(u32, Register)], words: &[Word], levels: &[Level]) -> u64 {
+const fn covered(
+    version: u32,
+    identity: &[(u32, CpuidRegister)],
+    words: &[FeatureWord],
+    levels: &[FeatureLevel],
+) -> u64 {
     let mut hash = Fnv(0xcbf2_9ce4_8422_2325).with(version);
-    // The counts keep an entry that moves from one list to the next from going unnoticed.
+    // The counts detect an entry that moves from one list to the next.
     hash = hash.with(identity.len() as u32).with(words.len() as u32).with(levels.len() as u32);
     let mut at = 0;
     while at < identity.len() {
@@ -486,8 +497,8 @@ const fn covered(version: u32, identity: &[(u32, Register)], words: &[Word], lev
     }
     at = 0;
     while at < words.len() {
-        let Word(function, index, register, not_looked_at, _) = words[at];
-        hash = hash.with(function).with(index).with(register as u32).with(!not_looked_at);
+        let FeatureWord(function, index, register, no_features, _) = words[at];
+        hash = hash.with(function).with(index).with(register as u32).with(!no_features);
         at += 1;
     }
     at = 0;
@@ -499,7 +510,7 @@ const fn covered(version: u32, identity: &[(u32, Register)], words: &[Word], lev
     hash.0
 }
 
-/// FNV-1a over words, which the compiler can compute.
+/// FNV-1a over words, computable at compile time.
 struct Fnv(u64);
 
 impl Fnv {
@@ -508,8 +519,8 @@ impl Fnv {
     }
 }
 
-/// A digest of all that [`missing`] compares, of the CPU's vendor and signature, and of the feature MSRs: where two hosts have the
-/// same, nothing that one of them shows is missing on the other. 32 hex digits.
+/// Returns a digest of the features that [`missing`] compares, of the CPU's vendor and signature, and of the
+/// feature MSRs, as 32 hex digits. Hosts with equal digests lack none of each other's features.
 pub fn digest(supported: &[CpuidEntry], msrs: &[Msr]) -> String {
     let identity = IDENTITY.iter().map(|&(function, register)| (function, 0, register, u32::MAX));
     let words = WORDS.iter().map(|word| (word.0, word.1, word.2, !word.3));

@@ -1,9 +1,9 @@
-//! Tests of what is compared between hosts.
+//! Tests of the comparison between hosts.
 
 use super::*;
 
 #[test]
-fn names_what_the_host_lacks_and_nothing_else() {
+fn exactly_the_missing_features_are_named() {
     let host = [CpuidEntry { function: 7, ebx: 1 << 5, ..Default::default() }];
     let guest = [
         CpuidEntry { function: 7, ebx: 1 << 5 | 1 << 16, ecx: 1 << 4, ..Default::default() },
@@ -37,7 +37,7 @@ fn newer_leaves_are_compared_too() {
 fn performance_counters_that_the_host_lacks_are_named() {
     let intel = |eax, ebx, ecx, edx| CpuidEntry { function: 0xa, eax, ebx, ecx, edx, ..Default::default() };
     let amd = |eax, ebx| CpuidEntry { function: 0x8000_0022, eax, ebx, ..Default::default() };
-    // Version 2, 8 counters of 48 bits, 7 events, all but LLC misses; 3 fixed counters of 48 bits. 6 counters
+    // Version 2, 8 counters of 48 bits, 7 events without LLC misses, 3 fixed counters of 48 bits. 6 counters
     // of AMD's.
     let host = [intel(0x0730_0802, 1 << 4, 0b111, 48 << 5 | 3), amd(1, 6)];
     for (shown, name) in [
@@ -54,23 +54,22 @@ fn performance_counters_that_the_host_lacks_are_named() {
         (amd(1, 8), "amd core performance counters 8"),
     ] {
         let names = missing(&[shown], &host);
-        let name_is_there = names.iter().any(|each| each == name);
-        assert!(name_is_there, "{name}: {names:?}");
+        assert!(names.iter().any(|each| each == name), "{name}: {names:?}");
         let mut richer = host;
         *richer.iter_mut().find(|entry| entry.function == shown.function).unwrap() = shown;
         assert_ne!(digest(&richer, &[]), digest(&host, &[]), "{name}");
     }
     assert_eq!(missing(&host, &host), [] as [&str; 0]);
-    // Less of everything, and no counters at all.
+    // A guest with less of everything, and a guest without counters.
     assert_eq!(missing(&[intel(0x0228_0401, 1 << 4, 0b1, 40 << 5 | 1)], &host), [] as [&str; 0]);
     assert_eq!(missing(&[], &host), [] as [&str; 0]);
 }
 
 #[test]
-fn hosts_of_one_digest_have_all_features_in_common() {
-    // Whatever one bit more makes missing on the other host changes the digest, and what is none of a host's features does not.
+fn hosts_with_equal_digests_have_equal_features() {
+    // A further bit changes the digest exactly if it is a feature that the other host lacks.
     let digest = |host: &CpuidEntry| digest(std::slice::from_ref(host), &[]);
-    for &Word(function, index, register, no_features, _) in WORDS {
+    for &FeatureWord(function, index, register, no_features, _) in WORDS {
         let host = CpuidEntry { function, index, ..Default::default() };
         for bit in 0..32 {
             let mut other = host;
@@ -114,12 +113,12 @@ fn another_vendor_signature_or_msr_changes_the_digest() {
     ];
     let different: std::collections::BTreeSet<_> = digests.iter().collect();
     assert_eq!(different.len(), digests.len());
-    // The APIC id of whichever processor was asked.
+    // The APIC id depends on the processor that answered.
     assert_eq!(digest(&[CpuidEntry { ebx: 3 << 24, ..leaf(1) }], &[]), digests[0]);
 }
 
 #[test]
-fn every_part_of_the_digest_changes_what_stands_for_it() {
+fn every_input_of_the_digest_changes_covered() {
     let of = |version, identity: &[_]| covered(version, identity, WORDS, LEVELS);
     assert_eq!(of(DIGEST_VERSION, &IDENTITY), COVERED);
     let other_leaf = IDENTITY.map(|(function, register)| (function + 1, register));
@@ -136,8 +135,8 @@ fn every_part_of_the_digest_changes_what_stands_for_it() {
     }
 }
 
-/// A new word or level changes [`COVERED`] along with the digest. Where the digest alone changes, it needs
-/// a new [`DIGEST_VERSION`]: another program on the host would take the old digest for the new one.
+/// A new word or level changes [`COVERED`] and the digest. A change of the digest alone needs a new
+/// [`DIGEST_VERSION`]: otherwise another program on the host would accept the old digest.
 #[test]
 fn digest_of_this_version_is_the_same_in_every_program() {
     let entries = [

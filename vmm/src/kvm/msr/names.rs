@@ -1,9 +1,9 @@
-//! Names of model-specific registers, for people who read a state file. The numbers are what counts: a name is derived
-//! on writing and ignored on reading.
+//! Names of model-specific registers, for people who read a state file. A name is written for its number, and
+//! ignored when the file is read.
 
 use std::borrow::Cow;
 
-/// Number and name, as arch/x86/include/asm/msr-index.h and kvm_para.h have them, in the order of the numbers.
+/// Numbers and names from arch/x86/include/asm/msr-index.h and kvm_para.h, sorted by number.
 const NAMES: &[(u32, &str)] = &[
     (0x10, "tsc"),
     (0x1b, "apic_base"),
@@ -52,12 +52,12 @@ const NAMES: &[(u32, &str)] = &[
     (0xc000_0104, "tsc_ratio"),
 ];
 
-/// The name of a register, where it has one worth knowing.
+/// Returns the name of a register, if it has one here.
 pub(super) fn name(index: u32) -> Option<Cow<'static, str>> {
     if let Ok(at) = NAMES.binary_search_by_key(&index, |(index, _)| *index) {
         return Some(NAMES[at].1.into());
     }
-    let part = |first: u32, each: u32| ((index - first) / each, ((index - first) % each) as usize);
+    let part = |first: u32, len: u32| ((index - first) / len, ((index - first) % len) as usize);
     Some(match index {
         0x11 => "kvm_wall_clock".into(),
         0x12 => "kvm_system_time".into(),
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_in_order_and_computed_names_are_right() {
+    fn table_is_sorted_and_computed_names_are_right() {
         assert!(NAMES.is_sorted_by_key(|(index, _)| *index));
         for (index, expected) in [
             (0x34, "smi_count"),

@@ -17,7 +17,7 @@ use crate::config::{DiskContent, FileRef, Overrides};
 use crate::devices::virtio::block::{Block, DiskFiles, Image};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::sync::lock;
 
 /// How a restore treats an image that changed since the snapshot.
@@ -44,7 +44,7 @@ pub fn of(machine: &Machine) -> Result<BTreeMap<String, Image>> {
 ///
 /// # Errors
 /// One cannot be read.
-pub(crate) fn warm(vm: &Running) -> Result<()> {
+pub(crate) fn warm(vm: &SharedMachine) -> Result<()> {
     let disks = vm.on_platform(|platform| platform.disks().clone());
     open(&disks)?.values().try_for_each(Image::warm)
 }
@@ -62,7 +62,7 @@ fn open(disks: &BTreeMap<String, Arc<Mutex<Block>>>) -> Result<BTreeMap<String, 
 ///
 /// # Errors
 /// A sync fails.
-pub(crate) fn sync(vm: &Running) -> Result<()> {
+pub(crate) fn sync(vm: &SharedMachine) -> Result<()> {
     let disks = vm.on_platform(|platform| platform.disks().clone());
     let files: Vec<_> = disks.values().map(|disk| lock(disk).files()).collect::<Result<_>>()?;
     files.iter().try_for_each(DiskFiles::sync)

@@ -23,7 +23,7 @@ use crate::devices::virtio::block::cluster_map::{CLUSTER, ClusterMap};
 use crate::devices::virtio::block::copy::{LayerCopy, failed};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::memory::PAGE;
 use crate::memory::files::sparse;
 use crate::run_control::RunState;
@@ -71,7 +71,7 @@ impl LayerCopies {
     ///
     /// # Errors
     /// The host refuses.
-    pub(crate) fn into_directory(vm: &Running, dir: &NewDir) -> Result<Self> {
+    pub(crate) fn into_directory(vm: &SharedMachine, dir: &NewDir) -> Result<Self> {
         Self::begin(vm, |id| Ok((name_of(id), dir.create(&name_of(id))?)))
     }
 
@@ -79,11 +79,11 @@ impl LayerCopies {
     ///
     /// # Errors
     /// The host refuses.
-    pub(crate) fn without_names(vm: &Running) -> Result<Self> {
+    pub(crate) fn without_names(vm: &SharedMachine) -> Result<Self> {
         Self::begin(vm, |id| Ok((id.to_owned(), nameless(&std::env::temp_dir())?)))
     }
 
-    fn begin(vm: &Running, make: impl Fn(&str) -> Result<(String, File)>) -> Result<Self> {
+    fn begin(vm: &SharedMachine, make: impl Fn(&str) -> Result<(String, File)>) -> Result<Self> {
         let mut copies = Self::default();
         for (id, disk) in vm.on_platform(|platform| platform.disks().clone()) {
             let begun = lock(&disk).begin_copy()?;

@@ -23,7 +23,7 @@ use super::digest;
 use crate::config::{DiskContent, IrqchipKind, VmConfig};
 use crate::error::{Error, Result};
 use crate::kvm::host;
-use crate::kvm::host::Host;
+use crate::kvm::host::HostIdentity;
 use crate::machine::MachineState;
 use crate::snapshot::{DIFF_FILE, MEMORY_FILE, PACK_FILE};
 use crate::store::dir::random_hex;
@@ -59,7 +59,7 @@ pub struct Metadata {
     /// Version of the volt-vmm that took the snapshot.
     pub volt_vmm: String,
     /// The host of the snapshot.
-    pub host: Host,
+    pub host: HostIdentity,
     /// Digest of the features that the host's KVM offered ([`host::feature_digest`]). Absent before format
     /// version 3, and if KVM did not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -150,7 +150,7 @@ impl Metadata {
             memory_bytes: config.memory_bytes(),
             vcpus: config.vcpus,
             volt_vmm: env!("CARGO_PKG_VERSION").to_owned(),
-            host: Host::this(),
+            host: HostIdentity::current(),
             host_features: host::feature_digest().ok(),
             memory_digest: None,
             memory_file: None,

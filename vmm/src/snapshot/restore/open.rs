@@ -12,7 +12,7 @@ use crate::kvm;
 use crate::kvm::cpuid;
 use crate::kvm::host;
 use crate::machine::pool::Pool;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::machine::{Machine, MachineState};
 use crate::memory::backing::Backing;
@@ -69,7 +69,7 @@ pub struct Snapshot {
 
 /// The parts of a VM that was restored. Its vCPUs are halted.
 pub(crate) struct Restored {
-    pub running: Running,
+    pub machine: SharedMachine,
     pub history: History,
     /// The working set to read ahead, if an earlier restore recorded one.
     pub ahead: Option<Plan>,
@@ -391,7 +391,7 @@ impl Snapshot {
             listeners: Vec::new(),
         };
         let history = History { lineage, origin: Some(origin) };
-        Ok(Restored { running: Running::new(machine, config), history, ahead, recording })
+        Ok(Restored { machine: SharedMachine::new(machine, config), history, ahead, recording })
     }
 
     /// The working set to read ahead. Complete memory needs none. A set that is wrong is an error here,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::memory::dirty::populated::private_pages;
 use crate::memory::dirty::reset::reset;
 use crate::memory::page_set::PageSet;
@@ -30,7 +30,7 @@ pub struct RewindStats {
 /// # Errors
 /// The VM was not restored, has ended, or has a disk that cannot be rewound; then it is as it was. Or the
 /// host refuses midway; then the VM has ended.
-pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<RewindStats> {
+pub(crate) fn rewind(vm: &SharedMachine, history: &mut History) -> Result<RewindStats> {
     if history.origin.is_none() {
         return Err(Error::config("snapshot", "only a VM that was restored from one can be rewound to it"));
     }
@@ -42,7 +42,7 @@ pub(crate) fn rewind(vm: &Running, history: &mut History) -> Result<RewindStats>
         let pages = changed(machine, history)?;
         let Some(origin) = &mut history.origin else { unreachable!("looked at above") };
         // From here on an error ends the VM: its memory is neither old nor new.
-        put_all_back(machine, origin, &pages).inspect_err(|error| machine.give_up(ACT, error))?;
+        put_all_back(machine, origin, &pages).inspect_err(|error| machine.end_after_failure(ACT, error))?;
         origin.changed = Some(PageSet::none(machine.shell().ram.len()));
         history.changed(&pages);
         Ok(pages.len())

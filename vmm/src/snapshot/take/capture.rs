@@ -28,7 +28,7 @@ pub(crate) use self::copies::{CopyTarget, SpaceOnDisk};
 use self::copies::{PageCopies, timed};
 use self::limit::{DirtySample, PauseLimit};
 use crate::error::{Error, Result};
-use crate::machine::running::{PauseTimes, Running};
+use crate::machine::shared::{PauseTimes, SharedMachine};
 use crate::machine::{Machine, MachineState};
 use crate::memory::PAGE;
 use crate::memory::dirty::freeze::freeze;
@@ -136,7 +136,7 @@ pub(crate) trait SideCapture {
 /// The VM has ended, the host refuses, the pause would be too long, or [`Error::Cancelled`]. The VM is as it
 /// was, and runs if it did.
 pub(crate) fn capture<B: SideCapture>(
-    vm: &Running,
+    vm: &SharedMachine,
     request: &CaptureRequest<'_>,
     to: CopyTarget<'_>,
     written: &mut PageSet,
@@ -175,7 +175,7 @@ pub(crate) fn capture<B: SideCapture>(
 type Captured<B> = (MachineState, <B as SideCapture>::Taken);
 
 struct Passes<'a, B> {
-    vm: &'a Running,
+    vm: &'a SharedMachine,
     beside: &'a mut B,
     ram: &'a GuestRam,
     copies: PageCopies<'a>,

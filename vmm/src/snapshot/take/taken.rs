@@ -8,7 +8,7 @@ use crate::config::VmConfig;
 use crate::devices::virtio::block::Image;
 use crate::error::Result;
 use crate::machine::Machine;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::run_control::RunState;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers;
@@ -32,7 +32,7 @@ pub(crate) struct VmAtInstant {
 
 /// The parts of a VM that are copied beside memory.
 pub(crate) struct DiskCapture<'a> {
-    pub vm: &'a Running,
+    pub vm: &'a SharedMachine,
     pub layers: LayerCopies,
     /// The disk space that takes the layers, unless they go to memory.
     pub room: Option<&'a DiskSpace<'a>>,

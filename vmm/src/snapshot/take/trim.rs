@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::devices::virtio_slots::BALLOON;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::run_control::RunState;
 use crate::sync::lock;
 
@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_millis(5);
 /// A balloon with a raised target. Dropping it restores the former target.
 #[derive(Debug)]
 pub(crate) struct BalloonTrim<'a> {
-    vm: &'a Running,
+    vm: &'a SharedMachine,
     /// The former target, in MiB.
     before: u64,
 }
@@ -37,7 +37,7 @@ impl<'a> BalloonTrim<'a> {
     /// # Errors
     /// The VM does not run, has no balloon, or its balloon has no statistics, which tell what the guest can
     /// spare.
-    pub fn of(vm: &'a Running) -> Result<Self> {
+    pub fn of(vm: &'a SharedMachine) -> Result<Self> {
         let state = match vm.state() {
             RunState::Running => None,
             RunState::Paused => Some("is paused"),

@@ -10,7 +10,7 @@ use super::taken::{DiskCapture, VmAtInstant, take};
 use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::machine::MachineState;
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::memory::dirty::freeze;
 use crate::memory::page_set::PageSet;
 use crate::progress::Progress;
@@ -121,7 +121,7 @@ impl SnapshotOptions {
 /// The host refuses to save a part of the state, the disk is full, or [`Error::Cancelled`]. The VM is as it
 /// was.
 pub(crate) fn write(
-    vm: &Running,
+    vm: &SharedMachine,
     history: &mut History,
     options: &SnapshotOptions,
     dir: &NewDir,
@@ -197,7 +197,7 @@ fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> MemoryToWrite {
 }
 
 /// The lineage for a diff of the VM. Absent if the diff would be too large.
-fn relative_to(vm: &Running, history: &History) -> Result<Option<Lineage>> {
+fn relative_to(vm: &SharedMachine, history: &History) -> Result<Option<Lineage>> {
     let problem = "a diff is relative to a full snapshot: take one of this VM first";
     let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("snapshot_type", problem))?;
     let base = vm.on_machine(|machine| machine.shell().ram.base().file);

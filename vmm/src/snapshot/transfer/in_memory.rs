@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::machine::running::Running;
+use crate::machine::shared::SharedMachine;
 use crate::memory::base::OverlayPages;
 use crate::memory::dirty::freeze;
 use crate::memory::files::memfd::fresh;
@@ -30,7 +30,7 @@ use crate::snapshot::take::taken::{DiskCapture, VmAtInstant, take};
 ///
 /// # Errors
 /// The host refuses, or has no memory for the pages.
-pub(crate) fn snapshot(vm: &Running, history: &mut History) -> Result<Snapshot> {
+pub(crate) fn snapshot(vm: &SharedMachine, history: &mut History) -> Result<Snapshot> {
     let bytes = vm.config().memory_bytes();
     let failed = |source| Error::host("keep a copy of guest memory", source);
     let to = CopyTarget { file: fresh(bytes)?, failed: &failed, disk: None };

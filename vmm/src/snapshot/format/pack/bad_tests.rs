@@ -15,7 +15,7 @@ use super::reader::Pack;
 use super::testing::{BOTH, NAME, TestMemory, content, file_of, noise, open, packed, packing};
 use super::walk::verify;
 use crate::progress::Progress;
-use crate::testing::{alone, most_memory};
+use crate::testing::{alone, peak_memory};
 
 /// A memory with chunks of every kind: zero, compressed, raw, a repeat.
 fn memory() -> Vec<u8> {
@@ -256,12 +256,12 @@ fn pack_that_is_a_hole_takes_no_memory() {
     }
     // The memory of the forgery itself is allocated before.
     let file = hole();
-    let before = most_memory();
+    let before = peak_memory();
     let pack = Pack::open(file, Path::new(NAME)).unwrap();
     let problem = verify(&pack, &Progress::default()).unwrap_err().to_string();
     assert!(problem.contains("block 0 of its index has another checksum"), "{problem}");
     // A reader that comes to every block takes no more.
     (0..pack.geometry().chunks()).step_by(256).for_each(|chunk| assert!(pack.kind(chunk).is_err()));
-    let taken = most_memory() - before;
+    let taken = peak_memory() - before;
     assert!(taken < 4 << 20, "{taken} bytes");
 }

@@ -12,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::Error;
-use crate::machine::running::PauseTimes;
+use crate::machine::shared::PauseTimes;
 use crate::memory::PAGE;
 
 /// The time after the first pass within which the guest must write little enough.

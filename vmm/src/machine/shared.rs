@@ -1,4 +1,4 @@
-//! A machine behind its lock: its owner, its snapshots and its forks pause it, work on it and let it go on.
+//! A machine behind its lock. Its owner, its snapshots and its forks pause it, work on it and resume it.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,23 +16,25 @@ use crate::machine::{LentVcpu, Machine};
 use crate::run_control::{Control, Ending, RunState};
 use crate::sync::lock;
 
-/// See the module. Before it is dropped the guest has ended and [`Running::wait_ending`] was called.
+/// A machine behind its lock. Before it is dropped, its guest has ended and [`SharedMachine::wait_ending`]
+/// was called.
 #[derive(Debug)]
-pub(crate) struct Running {
-    /// Taken last.
+pub(crate) struct SharedMachine {
+    /// Locked after all other locks.
     config: Mutex<VmConfig>,
     control: Arc<Control>,
     serial: Arc<Mutex<Serial>>,
-    /// Held while the machine as a whole is worked on: pause, resume. Taken before any device's lock.
+    /// Locked during work on the whole machine, such as a pause. Locked before any device.
     machine: Mutex<Machine>,
-    /// See [`Running::is_settling`].
+    /// Whether [`SharedMachine::wait_ending`] writes data to the files of disks.
     is_settling: AtomicBool,
-    /// For that: whoever pauses the VM has the machine locked while a vCPU waits for a disk.
+    /// Disks, for [`SharedMachine::is_settling`], which must not lock the machine: a pause holds that lock
+    /// while a vCPU waits for a disk.
     disks: Vec<Arc<Mutex<Block>>>,
 }
 
-impl Running {
-    /// Takes over a machine, halted, and the configuration that it was made from.
+impl SharedMachine {
+    /// Wraps a halted machine and its configuration.
     pub fn new(machine: Machine, config: VmConfig) -> Self {
         Self {
             config: Mutex::new(config),
@@ -44,35 +46,35 @@ impl Running {
         }
     }
 
-    /// The configuration, with the rate limits as they are now.
+    /// Returns the configuration, with the present rate limits.
     pub fn config(&self) -> VmConfig {
         lock(&self.config).clone()
     }
 
-    /// Changes the configuration of devices that change while the VM runs.
+    /// Changes the configuration of devices.
     pub fn change_config(&self, change: impl FnOnce(&mut Devices)) {
         change(&mut lock(&self.config).devices);
     }
 
-    /// How the vCPUs are started, halted and ended.
+    /// Returns the run control of the vCPUs.
     pub fn control(&self) -> &Arc<Control> {
         &self.control
     }
 
-    /// What the guest is doing.
+    /// Returns the state of the VM.
     pub fn state(&self) -> RunState {
         self.control.state()
     }
 
-    /// The first vCPU, if it waits for a lent thread.
+    /// Returns the first vCPU, if it waits for a lent thread.
     pub fn lent_vcpu(&self) -> Option<LentVcpu> {
         self.on_machine(Machine::lent_vcpu)
     }
 
-    /// Types into the guest's serial console.
+    /// Sends input to the guest's serial console.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
+    /// [`Error::NotNow`] if the guest has ended.
     pub fn type_in(&self, bytes: &[u8]) -> Result<()> {
         Serial::type_in(&self.serial, bytes)
     }
@@ -80,34 +82,34 @@ impl Running {
     /// Halts all vCPUs and devices.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
+    /// [`Error::NotNow`] if the guest has ended.
     pub fn pause(&self) -> Result<()> {
         self.pause_machine(&lock(&self.machine), "pause")
     }
 
-    /// Lets devices and vCPUs go on.
+    /// Resumes devices and vCPUs.
     ///
     /// # Errors
-    /// [`Error::NotNow`] when the guest has ended.
+    /// [`Error::NotNow`] if the guest has ended.
     pub fn resume(&self) -> Result<()> {
         self.resume_machine(&lock(&self.machine))
     }
 
-    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long the vCPUs did so
-    /// for it.
+    /// Runs `act`, called `name`, while the vCPUs and devices are halted. Returns its result and the time
+    /// that the vCPUs were halted for it.
     pub fn paused_for<T>(
         &self,
         name: &'static str,
         act: impl FnOnce(&mut Machine) -> Result<T>,
     ) -> Result<(T, Duration)> {
-        let (done, stood) = self.paused_within(name, None, |machine, _| act(machine))?;
-        Ok((done.expect("without a limit it is done"), stood.vcpus))
+        let (done, times) = self.paused_within(name, None, |machine, _| act(machine))?;
+        Ok((done.expect("an act without a limit runs"), times.vcpus))
     }
 
-    /// Does `act`, called `name`, while the vCPUs and devices stand still, and says how long they did so for
-    /// it. `act` is told since when. Disks are brought to rest before: a flush that is under way is not
-    /// waited for while the vCPUs stand still. Disks that do not come to rest within `for_disks` keep `act`
-    /// from being done, and the guest goes on.
+    /// Runs `act`, called `name`, while the vCPUs and devices are halted. Returns its result and the pause
+    /// times. `act` receives the beginning of the pause. Disks become idle before the vCPUs halt, so that no
+    /// vCPU stays halted for a flush. If the disks are not idle within `for_disks`, `act` does not run and
+    /// the guest resumes.
     pub fn paused_within<T>(
         &self,
         name: &'static str,
@@ -137,23 +139,23 @@ impl Running {
         if before == RunState::Running && self.state() != RunState::Ended {
             self.resume_machine(&machine)?;
         }
-        let stood = match before {
+        let times = match before {
             RunState::Running => PauseTimes { disks: start - began, vcpus: start.elapsed() },
             RunState::Paused | RunState::Ended => PauseTimes::default(),
         };
-        Ok((Some(done?), stood))
+        Ok((Some(done?), times))
     }
 
-    /// Works on the machine while nobody else does.
+    /// Runs `act` on the locked machine.
     pub fn on_machine<T>(&self, act: impl FnOnce(&Machine) -> T) -> T {
         act(&lock(&self.machine))
     }
 
-    /// Waits until the guest has ended and its disks have all that it wrote, and says how it ended. A disk that the host does not
-    /// let have it is told in the log.
+    /// Waits until the guest has ended and its data is in the files of its disks. Returns how it ended.
+    /// Failures of disks are logged.
     ///
     /// # Errors
-    /// [`Error::Crashed`] when KVM could not go on with it.
+    /// [`Error::Crashed`] if the guest crashed.
     pub fn wait_ending(&self) -> Result<Ending> {
         let ending = self.control.wait_end();
         self.is_settling.store(true, Ordering::SeqCst);
@@ -162,35 +164,36 @@ impl Running {
         ending
     }
 
-    /// As [`Running::wait_ending`], if the guest ends within `timeout`; none if it does not.
+    /// Waits at most `timeout`, otherwise like [`SharedMachine::wait_ending`]. Returns none if the guest has
+    /// not ended.
     ///
     /// # Errors
-    /// As [`Running::wait_ending`].
+    /// As [`SharedMachine::wait_ending`].
     pub fn wait_timeout(&self, timeout: Duration) -> Result<Option<Ending>> {
         self.control.wait_end_for(timeout).then(|| self.wait_ending()).transpose()
     }
 
-    /// A descriptor that becomes readable when the guest ends, and stays so.
+    /// Returns a descriptor that becomes and stays readable when the guest ends.
     ///
     /// # Errors
-    /// The host has no descriptor left.
+    /// Returns an error if the host has no descriptor left.
     pub fn ended_fd(&self) -> Result<OwnedFd> {
         let failed = |source| Error::host("make an eventfd", source);
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| failed(errno.into()))?;
-        let theirs = ended.try_clone().map_err(failed)?;
+        let watched = ended.try_clone().map_err(failed)?;
         self.control.at_end(move || {
-            // The first write to an eventfd has room.
+            // The first write to an eventfd does not fail.
             let _ = rustix::io::write(&ended, &1_u64.to_ne_bytes());
         });
-        Ok(theirs)
+        Ok(watched)
     }
 
-    /// Whether the guest has ended and [`Running::wait_ending`] is bringing what it wrote into the files of its disks, or a
-    /// disk has a request under way, which a vCPU may wait for in its last exit. A process that exits meanwhile keeps what
-    /// the guest wrote for as long as the host runs; a crash of the host may then take what was not flushed.
+    /// Whether the guest has ended and its data is still on the way to the files of its disks:
+    /// [`SharedMachine::wait_ending`] writes it, or a disk handles a request. The data survives
+    /// the end of this process, but unflushed data may not survive a crash of the host.
     pub fn is_settling(&self) -> bool {
-        // One that does a request at once holds its lock meanwhile.
+        // A disk that handles a request on the vCPU's thread is locked meanwhile.
         let is_busy = |disk: &Arc<Mutex<Block>>| match disk.try_lock() {
             Ok(disk) => !disk.is_idle(),
             Err(TryLockError::WouldBlock) => true,
@@ -200,17 +203,17 @@ impl Running {
             || self.state() == RunState::Ended && self.disks.iter().any(is_busy)
     }
 
-    /// Works on the devices while nobody works on the machine as a whole.
+    /// Runs `act` on the devices of the locked machine.
     pub fn on_platform<T>(&self, act: impl FnOnce(&Platform) -> T) -> T {
         self.on_machine(|machine| act(machine.platform()))
     }
 
-    /// vCPUs first: a device that they touch may have to begin or end its work.
+    /// Halts the vCPUs before the devices, because a vCPU in its last exit may start a device.
     fn pause_machine(&self, machine: &Machine, act: &'static str) -> Result<()> {
         let _in_time = machine.halt_in_time(Duration::ZERO)?;
         self.control.park();
         machine.platform().halt();
-        // The guest may have ended in the very exit it was finishing.
+        // The guest may have ended in its last exit.
         match self.state() {
             RunState::Ended => Err(Error::NotNow { act, state: "has ended" }),
             _ => Ok(()),
@@ -219,7 +222,7 @@ impl Running {
 
     fn resume_machine(&self, machine: &Machine) -> Result<()> {
         match self.state() {
-            // Its devices are not to work again.
+            // Devices of an ended guest must not resume.
             RunState::Ended => return Err(Error::NotNow { act: "run the guest", state: "has ended" }),
             RunState::Paused => {
                 machine.notify_paused()?;
@@ -227,25 +230,25 @@ impl Running {
             }
             RunState::Running => {}
         }
-        // A device that goes on may touch memory that cannot be had, and end the guest before a vCPU runs.
-        // Its end says why: the act that the guest was paused for has not failed.
+        // A resumed device may touch unavailable memory and end the guest before a vCPU runs. The ending
+        // tells the cause, because the act during the pause has not failed.
         machine.platform().go_on(&self.control)?;
         self.control.start();
         Ok(())
     }
 }
 
-/// How long a guest stood still.
+/// Durations of the parts of a pause.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PauseTimes {
-    /// Its disks took no requests, before the vCPUs stood still.
+    /// The disks took no requests while the vCPUs still ran.
     pub disks: Duration,
-    /// The vCPUs stood still.
+    /// The vCPUs were halted.
     pub vcpus: Duration,
 }
 
 impl PauseTimes {
-    /// Both.
+    /// Returns the duration of the whole pause.
     pub fn whole(self) -> Duration {
         self.disks + self.vcpus
     }
