@@ -18,7 +18,7 @@ pub(crate) struct FaultMessage {
 
 /// A refusal.
 #[derive(Debug)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     status: StatusCode,
     message: String,
 }

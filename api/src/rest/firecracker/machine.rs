@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig};
 
-use super::devices::Drafted;
+use super::devices::DeviceDraft;
+use super::names;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
@@ -30,7 +31,7 @@ pub(crate) fn routes() -> Router<Api> {
 pub(crate) struct Draft {
     boot: Option<BootSource>,
     machine: Option<Machine>,
-    pub(crate) devices: Drafted,
+    pub(crate) devices: DeviceDraft,
 }
 
 impl Draft {
@@ -105,7 +106,7 @@ impl From<&VmConfig> for Draft {
             irqchip: config.irqchip,
             ..Machine::default()
         };
-        Self { boot: Some(boot), machine: Some(machine), devices: Drafted::from(&config.devices) }
+        Self { boot: Some(boot), machine: Some(machine), devices: DeviceDraft::from(&config.devices) }
     }
 }
 
@@ -215,14 +216,11 @@ async fn machine_config(State(api): State<Api>) -> Json<Machine> {
 async fn vm_config(State(api): State<Api>) -> Json<Value> {
     let Draft { boot, machine, devices } = api.parts();
     let machine = machine.unwrap_or_default();
-    Json(json!({
-        "boot-source": boot,
-        "machine-config": machine,
-        "drives": devices.drives,
-        "network-interfaces": devices.networks,
-        "vsock": devices.vsock,
-        "balloon": devices.balloon,
-    }))
+    let DeviceDraft { devices, root } = devices;
+    let mut described = names::describe(devices, root.as_deref());
+    described["boot-source"] = json!(boot);
+    described["machine-config"] = json!(machine);
+    Json(described)
 }
 
 #[cfg(test)]

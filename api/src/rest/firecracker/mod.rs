@@ -4,7 +4,7 @@
 
 pub(crate) mod devices;
 pub(crate) mod machine;
-pub(crate) mod overrides;
+pub(crate) mod names;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use super::body::Body;
 use super::error::Fault;
 use crate::process::start;
 use crate::process::start::SharedPager;
-use crate::rest::firecracker::overrides::{NetworkOverride, VsockSocket};
+use crate::rest::firecracker::names::{NetworkOverride, VsockSocket};
 
 type Done = Result<StatusCode, Fault>;
 
@@ -183,7 +183,8 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         }
     }
     api.refuse_after_configuration()?;
-    let overrides = overrides::all(request.overrides, request.network_overrides, request.vsock_override);
+    let overrides =
+        names::merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
     let unpack = match request.pager {
         Some(_) if request.unpack => {
             return Err(Fault::refused(

@@ -5,10 +5,10 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use volt_vmm::config::devices::RateLimit;
+use volt_vmm::config::devices::{BalloonConfig, RateLimit};
 use volt_vmm::{BalloonStatus, FileRef};
 
-use super::{Done, check_id};
+use super::{Balloon, Done, check_id};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
@@ -85,22 +85,16 @@ pub(crate) async fn change_balloon(State(api): State<Api>, Body(change): Body<Ba
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What the balloon was made with, and its target now.
-pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Value>, Fault> {
-    let found = api
-        .call(|slot| {
-            let vm = slot.vm("look at the balloon")?;
-            Ok((vm.balloon()?, vm.config().devices.balloon.unwrap_or_default()))
-        })
-        .await?;
-    let (status, config) = found;
-    Ok(Json(json!({
-        "amount_mib": status.target_mib,
-        "deflate_on_oom": config.deflate_on_oom,
-        "stats_polling_interval_s": config.statistics_interval,
-        "free_page_hinting": config.hinting,
-        "free_page_reporting": config.reporting,
-    })))
+/// Describes the balloon with its present target.
+pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Balloon>, Fault> {
+    api.call(|slot| {
+        let vm = slot.vm("look at the balloon")?;
+        let target_mib = vm.balloon()?.target_mib;
+        let config = vm.config().devices.balloon.unwrap_or_default();
+        Ok(BalloonConfig { target_mib, ..config })
+    })
+    .await
+    .map(|config| Json(config.into()))
 }
 
 /// Firecracker's fields, and volt-vmm's count of pages that went back to the host.

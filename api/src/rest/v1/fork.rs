@@ -12,8 +12,8 @@ use crate::process::fork::parent::{Forked, Wanted};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
-use crate::rest::firecracker::overrides;
-use crate::rest::firecracker::overrides::{NetworkOverride, VsockSocket};
+use crate::rest::firecracker::names;
+use crate::rest::firecracker::names::{NetworkOverride, VsockSocket};
 
 /// The request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub(crate) async fn fork(State(api): State<Api>, Body(request): Body<Fork>) -> R
         .map(|child| Wanted {
             api_socket: child.api_socket,
             serial: child.serial,
-            overrides: overrides::all(child.overrides, child.network_overrides, child.vsock_override),
+            overrides: names::merge_overrides(child.overrides, child.network_overrides, child.vsock_override),
         })
         .collect();
     let forked = api
