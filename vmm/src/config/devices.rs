@@ -68,6 +68,11 @@ pub struct DiskConfig {
 }
 
 impl DiskConfig {
+    /// Returns the files that the disk names.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
+        std::iter::once(&mut self.path).chain(&mut self.beneath).chain(&mut self.layer)
+    }
+
     /// Whether the guest writes to the image itself, and not to a layer over it.
     #[must_use]
     pub fn is_written_in_place(&self) -> bool {
@@ -230,10 +235,7 @@ impl RateLimit {
 impl Devices {
     /// Closes what disks were checked by, once they are open.
     pub(crate) fn release_checked(&mut self) {
-        for disk in &mut self.disks {
-            disk.path.release();
-            disk.layer.iter_mut().chain(&mut disk.beneath).for_each(FileRef::release);
-        }
+        self.disks.iter_mut().flat_map(DiskConfig::files_mut).for_each(FileRef::release);
     }
 
     /// Whether there are none.

@@ -183,6 +183,13 @@ pub enum FileRef {
 }
 
 impl FileRef {
+    /// Accepts a descriptor's number that an argument of this process named: its writer knows which are open.
+    pub fn trust_descriptor(&mut self) {
+        if let Self::Untrusted(fd) = self {
+            *self = Self::Fd(*fd);
+        }
+    }
+
     /// Closes what was opened for a check, once the file is open.
     pub fn release(&mut self) {
         if let Self::Checked(CheckedFile { path, .. }) = self {

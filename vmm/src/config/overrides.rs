@@ -1,12 +1,10 @@
 //! What may differ from clone to clone of one snapshot: where a device's other end on the host is. It edits the configuration
 //! before a machine is made from it, never the saved state.
 
-use std::path::PathBuf;
-
 use serde::{Deserialize, Serialize};
 
-use super::FileRef;
 use super::devices::{ConsoleConfig, Devices, NetBackend, RateLimit};
+use super::{FileRef, SocketPath};
 use crate::error::{Error, Result};
 
 /// Changes to a snapshot's devices. What is not given stays as it was.
@@ -46,6 +44,13 @@ pub struct DiskOverride {
     pub changed: Option<ChangedImage>,
 }
 
+impl DiskOverride {
+    /// Returns the files that the override names.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
+        self.path.iter_mut().chain(&mut self.layer)
+    }
+}
+
 /// What to do with an image that is not what it was when the snapshot was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -83,7 +88,7 @@ pub struct VsockOverride {
     pub cid: Option<u32>,
     /// The unix socket on the host.
     #[serde(default)]
-    pub socket: Option<PathBuf>,
+    pub socket: Option<SocketPath>,
 }
 
 impl Overrides {
@@ -112,7 +117,7 @@ impl Overrides {
         if let Some(VsockOverride { cid, socket }) = vsock {
             let vsock = devices.vsock.as_mut().ok_or_else(|| no_such("vsock"))?;
             set(&mut vsock.cid, cid);
-            set(&mut vsock.socket, socket.map(Into::into));
+            set(&mut vsock.socket, socket);
         }
         if console.is_some() {
             let own = devices.console.as_mut().ok_or_else(|| no_such("console"))?;

@@ -327,7 +327,7 @@ pub(crate) fn merge_overrides(
 ) -> Overrides {
     overrides.networks.extend(networks.into_iter().map(NetOverride::from));
     if let Some(VsockSocket { uds_path }) = vsock {
-        overrides.vsock.get_or_insert_default().socket = Some(uds_path);
+        overrides.vsock.get_or_insert_default().socket = Some(uds_path.into());
     }
     overrides
 }
