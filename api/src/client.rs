@@ -10,6 +10,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::cures;
 use crate::failure::Failure;
 use crate::rest::FaultMessage;
 
@@ -76,7 +77,7 @@ fn ask(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Result
         Answer { status: 200..=299, body } => Ok(body.to_vec()),
         Answer { status, body } => {
             let fault = FaultMessage::deserialize(&mut serde_json::Deserializer::from_slice(body));
-            let words = fault.map(|fault| fault.fault_message);
+            let words = fault.map(|fault| fault.report(cures::as_option));
             Err(Failure::Server(
                 words
                     .unwrap_or_else(|_| format!("{method} {path}: the server answered with status {status}")),

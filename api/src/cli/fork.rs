@@ -118,7 +118,7 @@ impl Fork {
 
 fn only_for_one(field: &'static str, holds: bool) -> Result<(), Failure> {
     let problem = "are for one child: make them one by one, or use POST /v1/vm/fork".to_owned();
-    if holds { Ok(()) } else { Err(Error::Config { field, problem }.into()) }
+    if holds { Ok(()) } else { Err(Error::Config { field, problem: problem.into() }.into()) }
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {

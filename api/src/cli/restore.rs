@@ -64,7 +64,7 @@ impl Restore {
         let options = RestoreOptions {
             overrides: self.overrides.into(),
             allowed: self.allowed,
-            unpack: self.unpack.into(),
+            unpack: self.unpack.unpack()?,
             prefetch: !self.working_set.no_prefetch,
             record: self.working_set.record,
             resume: !self.paused,

@@ -1,9 +1,11 @@
 //! Which virtio devices a VM has, and what each is made from. A device's id names it in the API, in errors and in a snapshot.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::{FileRef, SocketPath};
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 
 /// Most virtio devices a VM can have: each has an interrupt line of its own.
 pub const MAX_DEVICES: usize = 16;
@@ -261,44 +263,48 @@ impl Devices {
     /// [`Error::Config`] names the field and what it may hold.
     pub fn validate(&self) -> Result<()> {
         if self.count() > MAX_DEVICES {
-            return Err(Error::config(
-                "devices",
-                format!("{} asked for; a VM has at most {MAX_DEVICES}", self.count()),
-            ));
+            let problem = Invalid::DeviceCount { given: self.count(), most: MAX_DEVICES };
+            return Err(Error::config("devices", problem));
         }
-        let ids = |field, ids: Vec<&str>| check_ids(field, &ids);
-        ids("disks", self.disks.iter().map(|disk| disk.id.as_str()).collect())?;
-        ids("networks", self.networks.iter().map(|network| network.id.as_str()).collect())?;
-        if let Some(disk) = self.disks.iter().find(|disk| disk.beneath.is_some() && disk.layer.is_none()) {
-            let problem = format!("{}: a layer beneath, but none that lies over it", disk.id);
-            return Err(Error::config("disks", problem));
-        }
-        self.disks.iter().try_for_each(check_layer_size)?;
-        if let Some(vsock) = self.vsock.as_ref().filter(|vsock| vsock.cid < 3 || vsock.cid == u32::MAX) {
-            let problem = format!("{} is taken; a guest's is 3 to 4294967294", vsock.cid);
-            return Err(Error::config("vsock cid", problem));
-        }
-        Ok(())
+        let refused = |field| move |problem| Error::config(field, problem);
+        check_ids(self.disks.iter().map(|disk| &disk.id)).map_err(refused("disks"))?;
+        check_ids(self.networks.iter().map(|network| &network.id)).map_err(refused("networks"))?;
+        self.disks.iter().try_for_each(DiskConfig::validate).map_err(refused("disks"))?;
+        self.vsock.as_ref().map_or(Ok(()), VsockConfig::validate).map_err(refused("vsock cid"))
     }
 }
 
-fn check_layer_size(disk: &DiskConfig) -> Result<()> {
-    let problem = match disk.layer_size {
-        Some(_) if disk.layer.is_none() => "a size of its layer, but the disk has none: give the layer too",
-        Some(bytes) if bytes < 64 << 10 => "a layer takes clusters of 64 KiB: its size must be that at least",
-        _ => return Ok(()),
-    };
-    Err(Error::config("disks", format!("{}: {problem}", disk.id)))
+impl DiskConfig {
+    fn validate(&self) -> std::result::Result<(), Invalid> {
+        let disk = || self.id.clone();
+        match (&self.layer, &self.beneath, self.layer_size) {
+            (None, Some(_), _) => Err(Invalid::BeneathWithoutLayer { disk: disk() }),
+            (None, None, Some(_)) => Err(Invalid::SizeWithoutLayer { disk: disk() }),
+            (Some(_), _, Some(bytes)) if bytes < 64 << 10 => Err(Invalid::LayerSize { disk: disk() }),
+            _ => Ok(()),
+        }
+    }
 }
 
-fn check_ids(field: &'static str, ids: &[&str]) -> Result<()> {
-    for (at, id) in ids.iter().enumerate() {
+impl VsockConfig {
+    fn validate(&self) -> std::result::Result<(), Invalid> {
+        match self.cid {
+            0..3 | u32::MAX => Err(Invalid::ReservedCid { cid: self.cid }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks that every id can name a device, and only one.
+fn check_ids<'a>(ids: impl Iterator<Item = &'a String>) -> std::result::Result<(), Invalid> {
+    let mut seen = BTreeSet::new();
+    for id in ids {
         let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         if id.is_empty() || id.len() > 32 || !id.chars().all(allowed) {
-            return Err(Error::config(field, format!("id {id:?}: 1 to 32 letters, digits, _ and -")));
+            return Err(Invalid::Id { id: id.clone() });
         }
-        if ids[..at].contains(id) {
-            return Err(Error::config(field, format!("id {id:?} is there twice")));
+        if !seen.insert(id) {
+            return Err(Invalid::RepeatedId { id: id.clone() });
         }
     }
     Ok(())

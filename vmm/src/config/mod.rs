@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 
 pub mod devices;
 pub mod disk_content;
@@ -105,20 +105,14 @@ impl VmConfig {
     /// [`Error::Config`] names the field and what it may hold.
     pub fn validate(&self) -> Result<()> {
         if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
-            return Err(Error::config(
-                "vcpus",
-                format!("{} asked for; a VM has 1 to {MAX_VCPUS}", self.vcpus),
-            ));
+            return Err(Error::config("vcpus", Invalid::VcpuCount { given: self.vcpus, most: MAX_VCPUS }));
         }
         if self.memory_mib == 0 {
-            return Err(Error::config("memory", "0 asked for; give a size such as 512M"));
+            return Err(Error::config("memory", Invalid::NoMemory));
         }
         // Beyond 46 bits no x86 user address space can hold it; what this host can map is found out by mapping.
         if self.memory_mib > (1 << 46) / MIB {
-            return Err(Error::config(
-                "memory",
-                format!("{} MiB is more than a host can map", self.memory_mib),
-            ));
+            return Err(Error::config("memory", Invalid::TooMuchMemory { mib: self.memory_mib }));
         }
         self.devices.validate()
     }
@@ -129,9 +123,7 @@ impl VmConfig {
     /// [`Error::Config`]; also for devices on the kernel command line of a machine with split interrupt controllers.
     pub fn validate_boot(&self) -> Result<()> {
         if self.devices.on_cmdline && self.irqchip == IrqchipKind::Split {
-            let problem = "split does not go with devices on the kernel command line, which are for kernels without ACPI: those \
-                           need a PIT, and find interrupt lines by their PICs or the MP table; use kernel";
-            return Err(Error::config("irqchip", problem));
+            return Err(Error::config("irqchip", Invalid::CmdlineDevicesWithSplit));
         }
         self.validate()
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::devices::{ConsoleConfig, Devices, NetBackend, RateLimit};
 use super::{FileRef, SocketPath};
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 
 /// Changes to a snapshot's devices. What is not given stays as it was.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -128,11 +128,11 @@ impl Overrides {
 }
 
 fn no_such(field: &'static str) -> Error {
-    Error::config(field, "an override, but the snapshot's VM has no such device")
+    Error::config(field, Invalid::NoSuchDevice)
 }
 
 fn unknown(field: &'static str, id: &str) -> Error {
-    Error::config(field, format!("an override of {id:?}, but the snapshot's VM has no such device"))
+    Error::config(field, Invalid::NoSuchId { id: id.to_owned() })
 }
 
 fn set<T>(field: &mut T, value: Option<T>) {

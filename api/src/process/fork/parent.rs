@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::config::{Devices, Overrides};
 use volt_vmm::internal::random_hex;
 use volt_vmm::internal::sharing;
-use volt_vmm::{Error, FileRef, Handover, Vm, VmShape};
+use volt_vmm::{Error, FileRef, Handover, Invalid, Vm, VmShape};
 
 use super::children;
 use super::{Answer, Link, Order, Word};
@@ -70,20 +70,16 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<Wanted>, paused: bool) -> Result<Vec<For
 
 /// What can be told without a child.
 fn check(devices: &Devices, wanted: &[Wanted]) -> Result<(), Failure> {
-    let config = |field, problem: String| Err(Error::Config { field, problem }.into());
+    let config = |field, problem| Err(Error::Config { field, problem }.into());
     if wanted.is_empty() {
-        return config("children", "none given; a fork makes one at least".to_owned());
+        return config("children", "none given; a fork makes one at least".into());
     }
     for (number, child) in wanted.iter().enumerate() {
         if wanted[..number].iter().any(|other| other.api_socket == child.api_socket) {
-            return config("api_socket", format!("{} is there twice", child.api_socket.display()));
+            return config("api_socket", format!("{} is there twice", child.api_socket.display()).into());
         }
         let Some((id, fd)) = descriptor(devices, &child.overrides) else { continue };
-        let problem = format!(
-            "{id}: fd:{fd} is a descriptor of this process alone: give child {} a path (--disk id={id},path=FILE)",
-            number + 1
-        );
-        return config("disks", problem);
+        return config("disks", Invalid::OwnDescriptor { disk: id, fd, child: number + 1 });
     }
     let overrides: Vec<_> = wanted.iter().map(|child| child.overrides.clone()).collect();
     Ok(sharing::check(devices, &overrides)?)

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
 use volt_vmm::{
-    ChangedImages, Compression, Error, Packing, RecordUntil, RestoreOptions, RunState, SnapshotKind,
-    SnapshotOptions, Store, Unpack,
+    ChangedImages, Compression, Error, Packing, PagerOptions, RecordUntil, RestoreOptions, RunState,
+    SnapshotKind, SnapshotOptions, Store, Unpack,
 };
 
 use super::Api;
@@ -92,19 +92,7 @@ impl CreateSnapshot {
             Some(SnapshotType::Full) | None => SnapshotKind::Full,
         };
         let max_pause = self.max_pause_ms.map(Duration::from_millis);
-        let Some(compression) = self.compress else {
-            for (field, given) in
-                [("chunk_size", self.chunk_size.is_some()), ("least_saving", self.least_saving.is_some())]
-            {
-                if given {
-                    return Err(Fault::refused(format!(
-                        "{field}: goes with compress, which says how memory is packed"
-                    )));
-                }
-            }
-            return Ok(SnapshotOptions { kind, trim: self.trim, max_pause, ..SnapshotOptions::default() });
-        };
-        let packing = Some(Packing::with(compression, self.chunk_size, self.least_saving));
+        let packing = Packing::from_options(self.compress, self.chunk_size, self.least_saving)?;
         Ok(SnapshotOptions { kind, packing, trim: self.trim, max_pause, ..SnapshotOptions::default() })
     }
 }
@@ -185,16 +173,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     api.refuse_after_configuration()?;
     let overrides =
         names::merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
-    let unpack = match request.pager {
-        Some(_) if request.unpack => {
-            return Err(Fault::refused(
-                "pager: unpacks memory as it is touched; unpack asks for all of it before",
-            ));
-        }
-        Some(pager) => pager.into(),
-        None if request.unpack => Unpack::AtOnce,
-        None => Unpack::OnTouch,
-    };
+    let unpack = Unpack::from_options(request.unpack, request.pager.map(PagerOptions::from))?;
     let options = RestoreOptions {
         resume: request.resume_vm,
         overrides,

@@ -35,12 +35,9 @@ pub(crate) async fn change_drive(
             // The same file again means: look how long it is now.
             let disks = vm.config().devices.disks;
             if disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
-                return Err(volt_vmm::Error::Config {
-                    field: "path_on_host",
-                    problem: format!(
-                        "{path}: a running VM keeps its file; the same path has it measured again"
-                    ),
-                });
+                let problem =
+                    format!("{path}: a running VM keeps its file; give the same path to measure it again");
+                return Err(volt_vmm::Error::Config { field: "path_on_host", problem: problem.into() });
             }
             vm.resize_disk(&drive_id)?;
         }
