@@ -16,6 +16,8 @@ pub(crate) fn as_option(cure: &Cure) -> String {
         Cure::ConsoleSocket => "--console SOCKET".to_owned(),
         Cure::AllowedDirectory => "--allow-path DIR".to_owned(),
         Cure::BalloonStatistics => "run --balloon statistics=SECONDS".to_owned(),
+        Cure::Compression => "--compress".to_owned(),
+        Cure::LeaveOut { field } => format!("--{}", field.replace('_', "-")),
         _ => return cure.to_string(),
     })
 }
@@ -32,6 +34,8 @@ pub(crate) fn as_field(cure: &Cure) -> String {
         Cure::ConsoleSocket => "overrides.console.socket",
         Cure::AllowedDirectory => "allow_paths",
         Cure::BalloonStatistics => "stats_polling_interval_s",
+        Cure::Compression => "compress",
+        Cure::LeaveOut { field } => field,
         _ => return cure.to_string(),
     })
 }

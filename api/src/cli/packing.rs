@@ -63,6 +63,8 @@ fn size(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cures;
+    use crate::failure::Failure;
 
     #[test]
     fn sizes() {
@@ -75,7 +77,8 @@ mod tests {
     #[test]
     fn raw_memory_takes_no_options_of_packing() {
         let args = PackingArgs { chunk_size: Some(4096), least_saving: None };
-        assert!(args.of(Memory::Raw).unwrap_err().to_string().contains("chunk_size: goes with compress"));
+        let error = Failure::from(args.of(Memory::Raw).unwrap_err()).report(cures::as_option);
+        assert!(error.contains("--chunk-size"), "{error}");
         assert_eq!(PackingArgs::default().of("none".parse().unwrap()).unwrap(), None);
         let packing = args.of("zstd:7".parse().unwrap()).unwrap().unwrap();
         assert_eq!((packing.chunk_len, packing.compression), (4096, Compression::Zstd { level: 7 }));

@@ -42,6 +42,13 @@ pub enum Cure {
     AllowedDirectory,
     /// Statistics of the balloon.
     BalloonStatistics,
+    /// A compression for packed memory.
+    Compression,
+    /// A request without this field.
+    LeaveOut {
+        /// The field.
+        field: String,
+    },
 }
 
 impl Cure {
@@ -58,6 +65,8 @@ impl Cure {
             Self::ConsoleSocket => "give the console another socket".to_owned(),
             Self::AllowedDirectory => "allow its directory".to_owned(),
             Self::BalloonStatistics => "give the balloon statistics".to_owned(),
+            Self::Compression => "choose a compression".to_owned(),
+            Self::LeaveOut { .. } => "leave it out".to_owned(),
         };
         format!("{act} ({place})")
     }
@@ -74,6 +83,8 @@ impl fmt::Display for Cure {
             Self::ConsoleSocket => "Overrides::console",
             Self::AllowedDirectory => "RestoreOptions::allowed",
             Self::BalloonStatistics => "BalloonConfig::statistics_interval",
+            Self::Compression => "Packing::compression",
+            Self::LeaveOut { field } => field,
         }))
     }
 }
@@ -97,7 +108,8 @@ mod tests {
         assert_eq!(with_cures("no".to_owned(), &[], Cure::to_string), "no");
         assert_eq!(
             with_cures("no".to_owned(), &cures, Cure::to_string),
-            "no; give disk root another path (Overrides::disks), or allow its directory (RestoreOptions::allowed)"
+            "no; give disk root another path (Overrides::disks), \
+             or allow its directory (RestoreOptions::allowed)"
         );
     }
 }

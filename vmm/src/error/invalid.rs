@@ -25,8 +25,8 @@ pub enum Invalid {
     },
     /// Devices on the kernel command line of a machine with split interrupt controllers.
     #[error(
-        "split does not go with devices on the kernel command line, which are for kernels without ACPI: those \
-         need a PIT, and find interrupt lines by their PICs or the MP table; use kernel"
+        "split does not go with devices on the kernel command line, which are for kernels without ACPI: \
+         those need a PIT, and find interrupt lines by their PICs or the MP table; use kernel"
     )]
     CmdlineDevicesWithSplit,
     /// More devices than a VM can have.
@@ -106,7 +106,10 @@ pub enum Invalid {
     },
     /// An option of packing without a compression.
     #[error("goes with compress, which says how memory is packed")]
-    WithoutCompression,
+    WithoutCompression {
+        /// The option.
+        option: &'static str,
+    },
     /// A saving that is no percentage.
     #[error("{percent} percent: 0 to 100 can be saved")]
     Saving {
@@ -142,6 +145,9 @@ impl Invalid {
             Self::Shared { cures, .. } => cures.clone(),
             Self::OwnDescriptor { disk, .. } => vec![Cure::DiskPath { id: disk.clone() }],
             Self::NoStatistics => vec![Cure::BalloonStatistics],
+            Self::WithoutCompression { option } => {
+                vec![Cure::Compression, Cure::LeaveOut { field: (*option).to_owned() }]
+            }
             _ => Vec::new(),
         }
     }

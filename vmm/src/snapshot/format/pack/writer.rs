@@ -67,7 +67,7 @@ impl Packing {
         let detail = [("chunk_size", chunk_len.is_some()), ("least_saving", least_saving.is_some())];
         match (compression, detail.iter().find(|(_, given)| *given)) {
             (Some(compression), _) => Ok(Some(Self::with(compression, chunk_len, least_saving))),
-            (None, Some((field, _))) => Err(Error::config(field, Invalid::WithoutCompression)),
+            (None, Some((option, _))) => Err(Error::config(option, Invalid::WithoutCompression { option })),
             (None, None) => Ok(None),
         }
     }
