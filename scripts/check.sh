@@ -47,6 +47,7 @@ CLEAN=(
     docs
     scripts/checks scripts/docs.sh benches vmm/examples
     vmm/src/devices/virtio/{block,net,vsock}
+    vmm/src/config api/src/rest
     .cargo api/Cargo.toml vmm/Cargo.toml kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml
 )
 # The version that scripts/install-deps.sh installs.

@@ -7,49 +7,49 @@ use volt_vmm::FileRef;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 
-use super::key_values::{Key, parse, parse_unnamed};
+use super::key_values::{OptionKey, parse, parse_unnamed};
 
 /// Keys of `--disk`. An override takes those that spell one of its fields.
-pub(super) const DISK: &[Key] = &[
-    Key::plain("id", "ID", &["id"]),
-    Key::plain("path", "PATH", &["path"]),
-    Key::flag("ro", &["read_only"]),
-    Key::plain("layer", "PATH", &["layer"]),
-    Key::plain("beneath", "PATH", &["beneath"]),
-    Key::size("layer-size", &["layer_size"]),
-    Key::plain("cache", "writeback|unsafe", &["cache"]),
-    Key::plain("engine", "sync|io_uring", &["engine"]),
-    Key::rate("bandwidth", &["limit", "bandwidth"]),
-    Key::rate("ops", &["limit", "ops"]),
-    Key::plain("changed", "accept", &["changed"]),
+pub(super) const DISK: &[OptionKey] = &[
+    OptionKey::plain("id", "ID", &["id"]),
+    OptionKey::plain("path", "PATH", &["path"]),
+    OptionKey::flag("ro", &["read_only"]),
+    OptionKey::plain("layer", "PATH", &["layer"]),
+    OptionKey::plain("beneath", "PATH", &["beneath"]),
+    OptionKey::size("layer-size", &["layer_size"]),
+    OptionKey::plain("cache", "writeback|unsafe", &["cache"]),
+    OptionKey::plain("engine", "sync|io_uring", &["engine"]),
+    OptionKey::rate("bandwidth", &["limit", "bandwidth"]),
+    OptionKey::rate("ops", &["limit", "ops"]),
+    OptionKey::plain("changed", "accept", &["changed"]),
 ];
 
 /// Keys of `--net`. An override takes those that spell one of its fields.
-pub(super) const NET: &[Key] = &[
-    Key::plain("id", "ID", &["id"]),
-    Key::plain("tap", "NAME", &["backend", "tap"]),
-    Key::flag("passt", &["backend", "passt"]),
-    Key::ports("forward", &["backend", "passt", "forward"]),
-    Key::plain("mac", "ADDRESS", &["mac"]),
-    Key::plain("mtu", "BYTES", &["mtu"]),
-    Key::plain("offload", "on|off", &["offload"]),
-    Key::rate("receive", &["receive_limit", "bandwidth"]),
-    Key::rate("receive-ops", &["receive_limit", "ops"]),
-    Key::rate("transmit", &["transmit_limit", "bandwidth"]),
-    Key::rate("transmit-ops", &["transmit_limit", "ops"]),
+pub(super) const NET: &[OptionKey] = &[
+    OptionKey::plain("id", "ID", &["id"]),
+    OptionKey::plain("tap", "NAME", &["backend", "tap"]),
+    OptionKey::flag("passt", &["backend", "passt"]),
+    OptionKey::ports("forward", &["backend", "passt", "forward"]),
+    OptionKey::plain("mac", "ADDRESS", &["mac"]),
+    OptionKey::plain("mtu", "BYTES", &["mtu"]),
+    OptionKey::plain("offload", "on|off", &["offload"]),
+    OptionKey::rate("receive", &["receive_limit", "bandwidth"]),
+    OptionKey::rate("receive-ops", &["receive_limit", "ops"]),
+    OptionKey::rate("transmit", &["transmit_limit", "bandwidth"]),
+    OptionKey::rate("transmit-ops", &["transmit_limit", "ops"]),
 ];
 
 /// Keys of `--vsock`.
-pub(super) const VSOCK: &[Key] =
-    &[Key::plain("cid", "CID", &["cid"]), Key::plain("socket", "PATH", &["socket"])];
+pub(super) const VSOCK: &[OptionKey] =
+    &[OptionKey::plain("cid", "CID", &["cid"]), OptionKey::plain("socket", "PATH", &["socket"])];
 
 /// Keys of `--balloon`.
-const BALLOON: &[Key] = &[
-    Key::plain("target", "MIB", &["target_mib"]),
-    Key::flag("deflate-on-oom", &["deflate_on_oom"]),
-    Key::plain("statistics", "SECONDS", &["statistics_interval"]),
-    Key::flag("reporting", &["reporting"]),
-    Key::flag("hinting", &["hinting"]),
+const BALLOON: &[OptionKey] = &[
+    OptionKey::plain("target", "MIB", &["target_mib"]),
+    OptionKey::flag("deflate-on-oom", &["deflate_on_oom"]),
+    OptionKey::plain("statistics", "SECONDS", &["statistics_interval"]),
+    OptionKey::flag("reporting", &["reporting"]),
+    OptionKey::flag("hinting", &["hinting"]),
 ];
 
 /// Devices of a VM that boots
@@ -146,14 +146,14 @@ mod tests {
     use crate::cli::key_values::tests::help_names_every_key;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct DeviceLine {
         #[command(flatten)]
         devices: DeviceArgs,
     }
 
     fn devices(line: &str) -> Result<Devices, String> {
         let words = std::iter::once("run").chain(line.split_whitespace());
-        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        let line = DeviceLine::try_parse_from(words).map_err(|error| error.to_string())?;
         let mut devices = Devices::default();
         line.devices.add_to(&mut devices);
         devices.validate().map_err(|error| error.to_string())?;

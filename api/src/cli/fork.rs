@@ -14,7 +14,7 @@ use crate::client;
 use crate::failure::Failure;
 use crate::output::progress;
 use crate::process::exit::Status;
-use crate::rest::{ChildOfFork, Fork as Request, Forks};
+use crate::rest::{ChildOfFork, ForkRequest, Forks};
 
 /// Make independent copies of a running VM, each in a process of its own; it goes on
 ///
@@ -80,7 +80,7 @@ impl Fork {
     }
 
     /// With whole paths: the server may have another working directory.
-    fn request(self) -> Result<Request, Failure> {
+    fn request(self) -> Result<ForkRequest, Failure> {
         let mut overrides: Overrides = self.overrides.into();
         let serial = self.serial.as_deref().map(absolute).transpose()?;
         let child = |socket: &Path, serial, overrides| {
@@ -112,7 +112,7 @@ impl Fork {
             }
         };
         only_for_one("disk, net, vsock, console", overrides == Overrides::default())?;
-        Ok(Request { children, paused: self.paused })
+        Ok(ForkRequest { children, paused: self.paused })
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
         fork: Fork,
     }
 
-    fn request(line: &str) -> Result<Request, String> {
+    fn request(line: &str) -> Result<ForkRequest, String> {
         let line = Line::try_parse_from(["fork", "--api-socket", "/p"].into_iter().chain(line.split(' ')));
         let line = line.map_err(|error| error.to_string())?;
         line.fork.request().map_err(|failure| volt_vmm::report(&failure))

@@ -15,7 +15,7 @@ use super::limits;
 
 /// A key of an option's value, and the field that it spells.
 #[derive(Debug)]
-pub(super) struct Key {
+pub(super) struct OptionKey {
     name: &'static str,
     /// Placeholder of its value in help texts; empty for a flag.
     value: &'static str,
@@ -39,7 +39,7 @@ enum Syntax {
     Ports,
 }
 
-impl Key {
+impl OptionKey {
     pub(super) const fn flag(name: &'static str, path: &'static [&'static str]) -> Self {
         Self { name, value: "", path, syntax: Syntax::Flag }
     }
@@ -66,7 +66,7 @@ impl Key {
 }
 
 /// Formats the key as help texts have it: `tap=NAME`, `passt`.
-impl fmt::Display for Key {
+impl fmt::Display for OptionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.syntax {
             Syntax::Flag => f.write_str(self.name),
@@ -76,12 +76,15 @@ impl fmt::Display for Key {
 }
 
 /// Parses an option's value.
-pub(super) fn parse<T: DeserializeOwned>(keys: &'static [Key], text: &str) -> Result<T, String> {
+pub(super) fn parse<T: DeserializeOwned>(keys: &'static [OptionKey], text: &str) -> Result<T, String> {
     deserialize(keys, read(keys, text)?)
 }
 
 /// Parses an option's value in which `id` may be missing; the id is empty then.
-pub(super) fn parse_unnamed<T: DeserializeOwned>(keys: &'static [Key], text: &str) -> Result<T, String> {
+pub(super) fn parse_unnamed<T: DeserializeOwned>(
+    keys: &'static [OptionKey],
+    text: &str,
+) -> Result<T, String> {
     let mut given = read(keys, text)?;
     if let Some(key) = keys.iter().find(|key| key.name == "id")
         && given.iter().all(|other| other.key.name != key.name)
@@ -91,7 +94,7 @@ pub(super) fn parse_unnamed<T: DeserializeOwned>(keys: &'static [Key], text: &st
     deserialize(keys, given)
 }
 
-fn deserialize<T: DeserializeOwned>(keys: &[Key], given: Vec<Given<'_>>) -> Result<T, String> {
+fn deserialize<T: DeserializeOwned>(keys: &[OptionKey], given: Vec<Given<'_>>) -> Result<T, String> {
     T::deserialize(Group { given, depth: 0 }).map_err(|refusal| match refusal {
         Refusal::Missing(field) => missing(keys, field),
         Refusal::Value(problem) | Refusal::Whole(problem) => problem,
@@ -99,8 +102,8 @@ fn deserialize<T: DeserializeOwned>(keys: &[Key], given: Vec<Given<'_>>) -> Resu
 }
 
 /// Says which key spells the missing `field`.
-fn missing(keys: &[Key], field: &str) -> String {
-    let spells = |key: &&Key| key.path[0] == field && key.path.len() <= 2;
+fn missing(keys: &[OptionKey], field: &str) -> String {
+    let spells = |key: &&OptionKey| key.path[0] == field && key.path.len() <= 2;
     match &keys.iter().filter(spells).collect::<Vec<_>>()[..] {
         [] => format!("{field} is missing"),
         [key] => format!("{}=... is missing", key.name),
@@ -114,7 +117,7 @@ fn missing(keys: &[Key], field: &str) -> String {
 /// A key as the user gave it.
 #[derive(Clone, Copy)]
 struct Given<'a> {
-    key: &'static Key,
+    key: &'static OptionKey,
     /// Empty for a flag.
     text: &'a str,
 }
@@ -129,11 +132,11 @@ impl fmt::Display for Given<'_> {
     }
 }
 
-fn read<'a>(keys: &'static [Key], text: &'a str) -> Result<Vec<Given<'a>>, String> {
+fn read<'a>(keys: &'static [OptionKey], text: &'a str) -> Result<Vec<Given<'a>>, String> {
     let mut all: Vec<Given<'a>> = Vec::new();
     for word in text.split(',').filter(|word| !word.is_empty()) {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
-        let fits = |key: &&Key| key.name == name && (key.syntax == Syntax::Flag) == value.is_none();
+        let fits = |key: &&OptionKey| key.name == name && (key.syntax == Syntax::Flag) == value.is_none();
         let key = keys.iter().find(fits).ok_or_else(|| unknown(word))?;
         if key.syntax != Syntax::Ports && all.iter().any(|other| other.key.name == name) {
             return Err(format!("{word:?} is unknown here: {name} was given before"));
@@ -267,7 +270,7 @@ impl<'de> Deserializer<'de> for Group<'_> {
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
         match self.own() {
-            Some(Given { key: Key { syntax: Syntax::Plain, .. }, text }) => match text {
+            Some(Given { key: OptionKey { syntax: Syntax::Plain, .. }, text }) => match text {
                 "on" => visitor.visit_bool(true),
                 "off" => visitor.visit_bool(false),
                 _ => Err(Refusal::Value("it is one of on, off".to_owned())),
@@ -414,8 +417,8 @@ pub(super) mod tests {
     /// Asserts that the help of each option names every key of its table that the option takes.
     pub(in crate::cli) fn help_names_every_key<A: Args>(
         option: &str,
-        keys: &[Key],
-        is_taken: impl Fn(&Key) -> bool,
+        keys: &[OptionKey],
+        is_taken: impl Fn(&OptionKey) -> bool,
     ) {
         let command = A::augment_args(Command::new("test"));
         let argument = command.get_arguments().find(|argument| argument.get_long() == Some(option)).unwrap();

@@ -64,17 +64,17 @@ mod tests {
     use volt_vmm::config::overrides::ChangedImage;
 
     use super::*;
-    use crate::cli::key_values::Key;
+    use crate::cli::key_values::OptionKey;
     use crate::cli::key_values::tests::help_names_every_key;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct OverrideLine {
         #[command(flatten)]
         overrides: OverrideArgs,
     }
 
     fn overrides(line: &str) -> Result<Overrides, String> {
-        let line = Line::try_parse_from(std::iter::once("restore").chain(line.split_whitespace()));
+        let line = OverrideLine::try_parse_from(std::iter::once("restore").chain(line.split_whitespace()));
         line.map(|line| line.overrides.into()).map_err(|error| error.to_string())
     }
 
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn help_has_the_keys() {
         let fixed = ["ro", "beneath=", "cache=", "engine=", "mtu=", "offload="];
-        let is_taken = |key: &Key| !fixed.iter().any(|fixed| key.to_string().starts_with(fixed));
+        let is_taken = |key: &OptionKey| !fixed.iter().any(|fixed| key.to_string().starts_with(fixed));
         help_names_every_key::<OverrideArgs>("disk", DISK, is_taken);
         help_names_every_key::<OverrideArgs>("net", NET, is_taken);
         help_names_every_key::<OverrideArgs>("vsock", VSOCK, |_| true);

@@ -4,10 +4,10 @@ use serde::Deserialize;
 use volt_vmm::{IrqchipKind, VmConfig, VmShape, parse_memory_mib, report};
 
 use super::key_values;
-use super::key_values::Key;
+use super::key_values::OptionKey;
 
-const SHAPE: &[Key] =
-    &[Key::plain("vcpus", "COUNT", &["vcpus"]), Key::plain("irqchip", "KIND", &["irqchip"])];
+const SHAPE: &[OptionKey] =
+    &[OptionKey::plain("vcpus", "COUNT", &["vcpus"]), OptionKey::plain("irqchip", "KIND", &["irqchip"])];
 
 /// The rest of a shape: fields of [`VmConfig`].
 #[derive(Debug, Deserialize)]

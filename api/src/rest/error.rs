@@ -1,5 +1,5 @@
-//! The only place where an error becomes an HTTP status. The body is Firecracker's, `{"fault_message": "..."}`,
-//! and more if the library knows a cure.
+//! The only place where an error becomes an HTTP status. The body is Firecracker's `{"fault_message":
+//! "..."}`, with cures as values if the library knows any.
 
 use axum::Json;
 use axum::http::{Method, StatusCode};

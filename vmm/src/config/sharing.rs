@@ -1,5 +1,5 @@
-//! Resources of the host that two VMs cannot have at once: a tap, a listening socket, a forwarded port, a disk
-//! that is written in place. A clone needs its own while its parent runs.
+//! Resources of the host that two VMs cannot have at once: a tap, a listening socket, a forwarded port, a
+//! disk that is written in place. A clone needs its own while its parent runs.
 
 use std::collections::BTreeMap;
 
@@ -74,9 +74,10 @@ mod tests {
     use super::*;
     use crate::error::report;
 
-    const DEVICES: &str = r#"{"disks":[{"id":"shared","path":"/ro","read_only":true},
-                                 {"id":"layered","path":"/base","layer":"/l"}],
-        "networks":[{"id":"eth0","backend":{"tap":"tap0"}}],"vsock":{"cid":3,"socket":"/v"},"console":{"socket":"/c"}}"#;
+    const DEVICES: &str = r#"{
+        "disks":[{"id":"shared","path":"/ro","read_only":true},{"id":"layered","path":"/base","layer":"/l"}],
+        "networks":[{"id":"eth0","backend":{"tap":"tap0"}}],
+        "vsock":{"cid":3,"socket":"/v"},"console":{"socket":"/c"}}"#;
     const OWN: &str = r#"{"networks":[{"id":"eth0","backend":{"tap":"tapN"}}],
         "vsock":{"socket":"/vN"},"console":{"socket":"/cN"}}"#;
 

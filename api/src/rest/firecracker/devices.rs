@@ -1,5 +1,5 @@
-//! Firecracker's devices before the start: `/drives`, `/network-interfaces`, `/vsock`, `/entropy` and `/balloon`.
-//! `running_devices` changes those of a running VM.
+//! Firecracker's devices before the start: `/drives`, `/network-interfaces`, `/vsock`, `/entropy`,
+//! `/balloon`. `running_devices` changes those of a running VM.
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -126,7 +126,7 @@ async fn set_balloon(State(api): State<Api>, Body(balloon): Body<Balloon>) -> Do
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use volt_vmm::config::devices::{Cache, Engine};
 
     use super::*;
@@ -159,9 +159,9 @@ mod tests {
     #[test]
     fn the_root_device_comes_first_and_the_kernel_is_told() {
         let disk = |id: &str| {
-            DiskConfig::from(serde_json::from_str::<Drive>(&format!(
-            r#"{{"drive_id":"{id}","path_on_host":"/d","is_root_device":false,"is_read_only":true,"io_engine":"Async"}}"#
-        )).unwrap())
+            let drive = json!({"drive_id": id, "path_on_host": "/d", "is_root_device": false,
+                               "is_read_only": true, "io_engine": "Async"});
+            DiskConfig::from(serde_json::from_value::<Drive>(drive).unwrap())
         };
         let devices = Devices { disks: vec![disk("data"), disk("root")], ..Devices::default() };
         let draft = DeviceDraft { devices, root: Some("root".to_owned()) };
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_described_is_what_was_put() {
+    fn description_equals_the_requests() {
         let api = Serving::start();
         let interface = r#"{"iface_id":"eth0","mtu":1400,"offload":false,"passt":{"forward":[[8080,80]]}}"#;
         let root = r#"{"drive_id":"root","path_on_host":"/r","is_root_device":true}"#;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_its_field() {
+    fn invalid_device_is_refused_by_its_field() {
         let api = Serving::start();
         let root = r#"{"drive_id":"a","path_on_host":"/d","is_root_device":true}"#;
         assert_eq!(api.ask("PUT", "/drives/a", root).0, 204);

@@ -1,5 +1,5 @@
-//! Firecracker's names for the library's device configurations, and for what differs per clone. A device has one
-//! type here, which converts both ways and loses nothing; fields that Firecracker lacks are volt-vmm's own.
+//! Firecracker's names for the library's device configurations and overrides. Each device has one type here,
+//! which converts both ways and loses nothing. Fields that Firecracker lacks are volt-vmm's own.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ use crate::rest::error::Fault;
 pub(crate) struct Drive {
     pub(crate) drive_id: String,
     path_on_host: FileRef,
-    /// Not part of a disk: the draft keeps it, and the kernel is told on its command line.
+    /// Not part of a disk: the draft keeps it, and the kernel command line names the root device.
     pub(crate) is_root_device: bool,
     #[serde(default)]
     is_read_only: bool,
@@ -369,7 +369,8 @@ mod tests {
         ) -> DiskConfig {
             let cache = if is_unsafe { Cache::Unsafe } else { Cache::Writeback };
             let engine = if is_ring { Engine::IoUring } else { Engine::Sync };
-            DiskConfig { id, path: FileRef::from(&path), read_only, cache, engine, beneath, layer, layer_size, limit }
+            let path = FileRef::from(&path);
+            DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit }
         }
     }
 
@@ -406,7 +407,7 @@ mod tests {
         }
     }
 
-    /// A configuration as the body of a request, and what is made of that body.
+    /// Writes a configuration as a body and reads it again.
     fn through_a_body<C: Clone, B>(config: &C) -> B
     where
         B: From<C> + Serialize + DeserializeOwned + PartialEq + Debug,

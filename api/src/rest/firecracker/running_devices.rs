@@ -1,4 +1,4 @@
-//! Firecracker's devices of a running VM: rate limits, a disk that has grown, the balloon.
+//! Firecracker's changes to devices of a running VM: rate limits, a grown disk, the balloon.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -32,7 +32,7 @@ pub(crate) async fn change_drive(
     api.call(move |slot| {
         let vm = slot.vm("change a drive")?;
         if let Some(path) = path_on_host {
-            // The same file again means: look how long it is now.
+            // The same path asks for the file's new length.
             let disks = vm.config().devices.disks;
             if disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
                 let problem =
@@ -94,7 +94,7 @@ pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Balloon>, Fau
     .map(|config| Json(config.into()))
 }
 
-/// Firecracker's fields, and volt-vmm's count of pages that went back to the host.
+/// Describes the balloon's statistics: Firecracker's fields, and volt-vmm's counts of returned pages.
 pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<Value>, Fault> {
     let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics } =
         api.call(|slot| slot.vm("look at the balloon")?.balloon()).await?;
