@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::cures;
 use crate::failure::Failure;
 use crate::rest::FaultMessage;
 
@@ -79,7 +80,7 @@ fn request(socket: &Path, method: &str, path: &str, body: &impl Serialize) -> Re
         Response { status: 200..=299, body } => Ok(body.to_vec()),
         Response { status, body } => {
             let fault = FaultMessage::deserialize(&mut serde_json::Deserializer::from_slice(body));
-            let text = fault.map(|fault| fault.fault_message);
+            let text = fault.map(|fault| fault.report(cures::as_option));
             let text =
                 text.unwrap_or_else(|_| format!("{method} {path}: the server returned status {status}"));
             Err(Failure::Server(text))

@@ -6,6 +6,7 @@
 
 mod cli;
 mod client;
+mod cures;
 mod failure;
 mod output;
 mod process;
@@ -41,7 +42,7 @@ extern "C" fn main(argument_count: i32, arguments: *const *const libc::c_char) -
     let outcome = cli::execute(unsafe { to_owned(argument_count, arguments) });
     terminal::leave_raw_mode();
     let status = outcome.unwrap_or_else(|failure| {
-        eprintln!("volt-vmm: {}", volt_vmm::report(&failure));
+        eprintln!("volt-vmm: {}", failure.report(cures::as_option));
         process::exit::Status::of_failure(&failure)
     });
     let _ = std::io::stdout().flush();

@@ -32,7 +32,7 @@ pub trait OrSay<T> {
     fn or_say(self, act: &str) -> Result<T>;
 }
 
-impl<T, E: std::error::Error> OrSay<T> for std::result::Result<T, E> {
+impl<T, E: std::error::Error + 'static> OrSay<T> for std::result::Result<T, E> {
     fn or_say(self, act: &str) -> Result<T> {
         self.map_err(|error| format!("cannot {act}: {}", volt_vmm::report(&error)))
     }

@@ -1,5 +1,5 @@
-//! Tests with a real Linux guest: natively if the host's KVM runs Linux, otherwise in the lab. Each behaviour has
-//! a room.
+//! Tests with a real Linux guest: natively if the host's KVM runs Linux, otherwise in the lab. Each
+//! behaviour has a room.
 //!
 //! The guest's init is the project's own (kernel/guest), which takes orders over the console.
 

@@ -62,8 +62,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A suite of whole-program tests. Its limit exceeds [`patience`], so that a wait in vain ends first and names
-/// itself.
+/// A suite of whole-program tests. Its limit exceeds [`patience`], so that a wait in vain ends first and
+/// names itself.
 #[must_use]
 pub fn suite(name: &'static str) -> volt_test_runner::Suite {
     let limit = if patience::in_lab() { 600 } else { 360 };

@@ -6,6 +6,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub mod cure;
+pub mod invalid;
+
+pub use cure::Cure;
+pub use invalid::Invalid;
+
 /// Result with volt-vmm's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -18,8 +24,8 @@ pub enum Error {
     Config {
         /// The field, as the user writes it.
         field: &'static str,
-        /// The fault, and the cure.
-        problem: String,
+        /// The fault, and the values that the field may have.
+        problem: Invalid,
     },
     /// A file could not be opened, read, written or renamed.
     #[error("cannot {act} {name}")]
@@ -58,13 +64,25 @@ pub enum Error {
         /// The system's answer.
         source: io::Error,
     },
-    /// A snapshot is missing, damaged, of a newer version, or not granted.
+    /// A snapshot is missing, damaged or of a newer version.
     #[error("snapshot {path}: {problem}")]
     Snapshot {
         /// The snapshot's directory, or the file in it.
         path: PathBuf,
         /// The fault.
         problem: String,
+    },
+    /// A snapshot names a resource of the host that the caller does not grant.
+    #[error("snapshot {path}: asks for {resource}, which is not granted, because {reason}")]
+    NotGranted {
+        /// The snapshot's directory.
+        path: PathBuf,
+        /// The resource, such as `disk root: /dev/vg/root`.
+        resource: String,
+        /// Why the snapshot's author is not known to be this user.
+        reason: String,
+        /// How to grant or replace it.
+        cures: Vec<Cure>,
     },
     /// A snapshot is intact, but its state does not fit into a VM of this host.
     #[error("cannot restore snapshot {path}")]
@@ -120,7 +138,7 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn config(field: &'static str, problem: impl Into<String>) -> Self {
+    pub(crate) fn config(field: &'static str, problem: impl Into<Invalid>) -> Self {
         Self::Config { field, problem: problem.into() }
     }
 
@@ -141,10 +159,30 @@ impl Error {
     }
 }
 
-/// Formats an error and its sources on one line, outermost first: `cannot open kernel /k: No such file or
-/// directory`.
+impl Error {
+    /// Returns changes that would mend the error, apart from another value for the field that it names.
+    #[must_use]
+    pub fn cures(&self) -> Vec<Cure> {
+        match self {
+            Self::Config { problem, .. } => problem.cures(),
+            Self::NotGranted { cures, .. } => cures.clone(),
+            Self::Restore { source, .. } => source.cures(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Formats an error, its sources and its cures on one line, outermost first: `cannot open kernel /k: No such
+/// file or directory`.
 #[must_use]
-pub fn report(error: &dyn StdError) -> String {
+pub fn report(error: &(dyn StdError + 'static)) -> String {
+    let cures = error.downcast_ref().map(Error::cures).unwrap_or_default();
+    cure::with_cures(problem(error), &cures, Cure::to_string)
+}
+
+/// Formats an error and its sources without cures.
+#[must_use]
+pub fn problem(error: &dyn StdError) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {

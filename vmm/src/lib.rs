@@ -59,7 +59,8 @@ pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
-pub use error::{Error, Result, report};
+pub use error::cure::{self, Cure};
+pub use error::{Error, Invalid, Result, problem, report};
 pub use machine::balloon::BalloonStatus;
 pub use machine::pool::Pool;
 pub use machine::shell::VmShape;

@@ -1,48 +1,90 @@
-//! `--disk`, `--net` and their like: a device each, written as words with commas between, most of them `name=value`.
+//! `--disk`, `--net`, `--vsock`, `--balloon` and `--console` of a VM that boots, and their keys.
+
+use std::path::PathBuf;
 
 use clap::Args;
+use volt_vmm::FileRef;
 use volt_vmm::config::Devices;
-use volt_vmm::config::devices::{
-    BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, VsockConfig,
-};
+use volt_vmm::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 
-use super::limits;
-use super::limits::limit;
-use super::words::Words;
+use super::key_values::{OptionKey, parse, parse_unnamed};
+
+/// Keys of `--disk`. An override takes those that spell one of its fields.
+pub(super) const DISK: &[OptionKey] = &[
+    OptionKey::plain("id", "ID", &["id"]),
+    OptionKey::plain("path", "PATH", &["path"]),
+    OptionKey::flag("ro", &["read_only"]),
+    OptionKey::plain("layer", "PATH", &["layer"]),
+    OptionKey::plain("beneath", "PATH", &["beneath"]),
+    OptionKey::size("layer-size", &["layer_size"]),
+    OptionKey::plain("cache", "writeback|unsafe", &["cache"]),
+    OptionKey::plain("engine", "sync|io_uring", &["engine"]),
+    OptionKey::rate("bandwidth", &["limit", "bandwidth"]),
+    OptionKey::rate("ops", &["limit", "ops"]),
+    OptionKey::plain("changed", "accept", &["changed"]),
+];
+
+/// Keys of `--net`. An override takes those that spell one of its fields.
+pub(super) const NET: &[OptionKey] = &[
+    OptionKey::plain("id", "ID", &["id"]),
+    OptionKey::plain("tap", "NAME", &["backend", "tap"]),
+    OptionKey::flag("passt", &["backend", "passt"]),
+    OptionKey::ports("forward", &["backend", "passt", "forward"]),
+    OptionKey::plain("mac", "ADDRESS", &["mac"]),
+    OptionKey::plain("mtu", "BYTES", &["mtu"]),
+    OptionKey::plain("offload", "on|off", &["offload"]),
+    OptionKey::rate("receive", &["receive_limit", "bandwidth"]),
+    OptionKey::rate("receive-ops", &["receive_limit", "ops"]),
+    OptionKey::rate("transmit", &["transmit_limit", "bandwidth"]),
+    OptionKey::rate("transmit-ops", &["transmit_limit", "ops"]),
+];
+
+/// Keys of `--vsock`.
+pub(super) const VSOCK: &[OptionKey] =
+    &[OptionKey::plain("cid", "CID", &["cid"]), OptionKey::plain("socket", "PATH", &["socket"])];
+
+/// Keys of `--balloon`.
+const BALLOON: &[OptionKey] = &[
+    OptionKey::plain("target", "MIB", &["target_mib"]),
+    OptionKey::flag("deflate-on-oom", &["deflate_on_oom"]),
+    OptionKey::plain("statistics", "SECONDS", &["statistics_interval"]),
+    OptionKey::flag("reporting", &["reporting"]),
+    OptionKey::flag("hinting", &["hinting"]),
+];
 
 /// Devices of a VM that boots
 #[derive(Debug, Args)]
 pub(super) struct DeviceArgs {
-    /// A disk: path=FILE[,id=ID][,ro][,layer=FILE[,beneath=FILE][,layer-size=SIZE]]
-    /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. FILE is a raw image or
-    /// a block device; with a layer it is only read, as is a layer beneath, and the layer takes what the
-    /// guest writes, up to SIZE bytes (K, M and G are powers of 1024) if that is given. LIMIT is
-    /// N[/MILLISECONDS][+BURST], as 10M for 10 MiB a second, with BURST beforehand. May be given more than
-    /// once
-    #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
-    disks: Vec<Disk>,
+    /// Add a disk: path=PATH[,id=ID][,ro][,layer=PATH[,beneath=PATH][,layer-size=SIZE]]
+    /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. The path is a raw
+    /// image or a block device. With a layer, it and a layer beneath are only read, and the layer takes the
+    /// guest's writes, up to SIZE bytes if given (K, M and G are powers of 1024). LIMIT is
+    /// AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, and BURST comes on top once. Repeatable
+    #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
+    disks: Vec<DiskConfig>,
 
-    /// A network interface: tap=NAME or passt, then [,id=ID][,mac=ADDRESS][,mtu=N][,offload=on|off]
-    /// [,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT] and for passt
-    /// [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1). LIMIT is as for --disk. May be given more than once
-    #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
-    networks: Vec<Net>,
+    /// Add a network interface: tap=NAME or passt, then [,id=ID][,mac=ADDRESS][,mtu=BYTES][,offload=on|off]
+    /// [,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], and with passt
+    /// [,forward=HOSTPORT:GUESTPORT] (TCP, from 127.0.0.1; repeatable). LIMIT is as for --disk. Repeatable
+    #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
+    networks: Vec<NetConfig>,
 
-    /// A socket between host and guest: cid=N,socket=PATH
-    #[arg(long, value_name = "WORDS", value_parser = parse::<Vsock>)]
-    vsock: Option<Vsock>,
+    /// Add a socket between host and guest: cid=CID,socket=PATH
+    #[arg(long, value_name = "VSOCK", value_parser = vsock)]
+    vsock: Option<VsockConfig>,
 
-    /// Randomness from the host
+    /// Add a device for randomness from the host
     #[arg(long)]
     rng: bool,
 
-    /// Memory the guest gives back: [target=MIB][,deflate-on-oom][,statistics=SECONDS][,reporting][,hinting]
-    #[arg(long, value_name = "WORDS", num_args = 0..=1, default_missing_value = "", value_parser = parse::<Balloon>)]
-    balloon: Option<Balloon>,
+    /// Add a balloon for memory that the guest returns:
+    /// [target=MIB][,deflate-on-oom][,statistics=SECONDS][,reporting][,hinting]
+    #[arg(long, value_name = "BALLOON", num_args = 0..=1, default_missing_value = "", value_parser = balloon)]
+    balloon: Option<BalloonConfig>,
 
-    /// A console beside the serial port (hvc0), for whoever connects to this unix socket
+    /// Add a console beside the serial port (hvc0), for clients of this unix socket
     #[arg(long, value_name = "SOCKET")]
-    console: Option<std::path::PathBuf>,
+    console: Option<PathBuf>,
 
     /// Describe devices on the kernel command line, for a kernel without ACPI (needs --irqchip kernel)
     #[arg(long)]
@@ -50,19 +92,19 @@ pub(super) struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// `devices` with these beside what it has.
+    /// Adds these to `devices`.
     pub(super) fn add_to(self, devices: &mut Devices) {
         let Self { disks, networks, vsock, rng, balloon, console, devices_on_cmdline } = self;
-        for Disk(mut disk) in disks {
+        for mut disk in disks {
             name(&mut disk.id, "disk", devices.disks.len());
             devices.disks.push(disk);
         }
-        for Net(mut network) in networks {
+        for mut network in networks {
             name(&mut network.id, "eth", devices.networks.len());
             devices.networks.push(network);
         }
-        devices.vsock = vsock.map(|vsock| vsock.0).or(devices.vsock.take());
-        devices.balloon = balloon.map(|balloon| balloon.0).or(devices.balloon.take());
+        devices.vsock = vsock.or(devices.vsock.take());
+        devices.balloon = balloon.or(devices.balloon.take());
         devices.console =
             console.map(|socket| ConsoleConfig { socket: socket.into() }).or(devices.console.take());
         devices.rng |= rng;
@@ -70,130 +112,48 @@ impl DeviceArgs {
     }
 }
 
-/// Who has no name gets one by its number.
+/// Names a device without an id by its number.
 fn name(id: &mut String, kind: &str, number: usize) {
     if id.is_empty() {
         *id = format!("{kind}{number}");
     }
 }
 
-#[derive(Clone, Debug)]
-struct Disk(DiskConfig);
-#[derive(Clone, Debug)]
-struct Net(NetConfig);
-#[derive(Clone, Debug)]
-struct Vsock(VsockConfig);
-#[derive(Clone, Debug)]
-struct Balloon(BalloonConfig);
-
-/// What can be made from words.
-pub(super) trait FromWords: Sized {
-    fn from_words(words: Words<'_>) -> Result<Self, String>;
+fn disk(text: &str) -> Result<DiskConfig, String> {
+    let mut disk: DiskConfig = parse_unnamed(DISK, text)?;
+    disk.files_mut().for_each(FileRef::trust_descriptor);
+    Ok(disk)
 }
 
-pub(super) fn parse<T: FromWords>(text: &str) -> Result<T, String> {
-    T::from_words(Words::of(text))
+fn network(text: &str) -> Result<NetConfig, String> {
+    parse_unnamed(NET, text)
 }
 
-impl FromWords for Disk {
-    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let disk = DiskConfig {
-            path: words.required("path")?.into(),
-            id: words.value("id").unwrap_or_default().to_owned(),
-            read_only: words.flag("ro"),
-            cache: words
-                .one_of("cache", &[("writeback", Cache::Writeback), ("unsafe", Cache::Unsafe)])?
-                .unwrap_or_default(),
-            engine: words
-                .one_of("engine", &[("sync", Engine::Sync), ("io_uring", Engine::IoUring)])?
-                .unwrap_or_default(),
-            beneath: words.value("beneath").map(Into::into),
-            layer: words.value("layer").map(Into::into),
-            layer_size: layer_size(&mut words)?,
-            limit: limit(&mut words, "bandwidth", "ops")?,
-        };
-        words.end().map(|()| Self(disk))
-    }
+fn vsock(text: &str) -> Result<VsockConfig, String> {
+    parse(VSOCK, text)
 }
 
-/// `layer-size=512M`: the most that a layer may hold.
-pub(super) fn layer_size(words: &mut Words<'_>) -> Result<Option<u64>, String> {
-    let size = |text| {
-        limits::number(text).ok_or_else(|| format!("layer-size={text}: write a size such as 512M or 4G"))
-    };
-    words.value("layer-size").map(size).transpose()
-}
-
-impl FromWords for Net {
-    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let backend = backend(&mut words)?.ok_or(ONE_BACKEND)?;
-        let network = NetConfig {
-            id: words.value("id").unwrap_or_default().to_owned(),
-            backend,
-            mac: words.value("mac").map(str::to_owned),
-            mtu: words.number("mtu")?,
-            offload: words.one_of("offload", &[("on", true), ("off", false)])?.unwrap_or(true),
-            receive_limit: limit(&mut words, "receive", "receive-ops")?,
-            transmit_limit: limit(&mut words, "transmit", "transmit-ops")?,
-        };
-        words.end().map(|()| Self(network))
-    }
-}
-
-const ONE_BACKEND: &str = "either tap=NAME or passt, one of them";
-
-/// What a network interface is connected to, if words say so.
-pub(super) fn backend(words: &mut Words<'_>) -> Result<Option<NetBackend>, String> {
-    let mut forward = Vec::new();
-    while let Some(ports) = words.value("forward") {
-        let pair =
-            ports.split_once(':').and_then(|(host, guest)| Some((host.parse().ok()?, guest.parse().ok()?)));
-        forward.push(pair.ok_or_else(|| format!("forward={ports}: write HOSTPORT:GUESTPORT"))?);
-    }
-    match (words.value("tap"), words.flag("passt")) {
-        (Some(_), true) => Err(ONE_BACKEND.to_owned()),
-        (None, true) => Ok(Some(NetBackend::Passt { forward })),
-        (_, false) if !forward.is_empty() => Err("forward=... is for passt".to_owned()),
-        (tap, false) => Ok(tap.map(|tap| NetBackend::Tap(tap.to_owned()))),
-    }
-}
-
-impl FromWords for Vsock {
-    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let cid = words.number("cid")?.ok_or("cid=... is missing")?;
-        let vsock = VsockConfig { cid, socket: words.required("socket")?.into() };
-        words.end().map(|()| Self(vsock))
-    }
-}
-
-impl FromWords for Balloon {
-    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let balloon = BalloonConfig {
-            target_mib: words.number("target")?.unwrap_or(0),
-            deflate_on_oom: words.flag("deflate-on-oom"),
-            statistics_interval: words.number("statistics")?.unwrap_or(0),
-            reporting: words.flag("reporting"),
-            hinting: words.flag("hinting"),
-        };
-        words.end().map(|()| Self(balloon))
-    }
+fn balloon(text: &str) -> Result<BalloonConfig, String> {
+    parse(BALLOON, text)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use volt_vmm::config::devices::{Cache, Engine, NetBackend};
 
     use super::*;
+    use crate::cli::key_values::tests::help_names_every_key;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct DeviceLine {
         #[command(flatten)]
         devices: DeviceArgs,
     }
 
     fn devices(line: &str) -> Result<Devices, String> {
         let words = std::iter::once("run").chain(line.split_whitespace());
-        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        let line = DeviceLine::try_parse_from(words).map_err(|error| error.to_string())?;
         let mut devices = Devices::default();
         line.devices.add_to(&mut devices);
         devices.validate().map_err(|error| error.to_string())?;
@@ -204,7 +164,8 @@ mod tests {
     fn devices_of_every_kind() {
         let found = devices(
             "--disk path=/root.img,ro --disk path=/base,layer=/mine,id=data,cache=unsafe,engine=io_uring \
-             --net tap=tap7,mac=02:00:00:00:00:07,mtu=9000,transmit=1M,receive-ops=9/10+5 --net passt,forward=8080:80,forward=2222:22,offload=off \
+             --net tap=tap7,mac=02:00:00:00:00:07,mtu=9000,transmit=1M,receive-ops=9/10+5 \
+             --net passt,forward=8080:80,forward=2222:22,offload=off \
              --vsock cid=3,socket=/v --rng --balloon target=64,reporting --console /c --devices-on-cmdline",
         )
         .unwrap();
@@ -225,10 +186,28 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_its_word() {
+    fn help_has_the_keys() {
+        help_names_every_key::<DeviceArgs>("disk", DISK, |key| key.to_string() != "changed=accept");
+        help_names_every_key::<DeviceArgs>("net", NET, |_| true);
+        help_names_every_key::<DeviceArgs>("vsock", VSOCK, |_| true);
+        help_names_every_key::<DeviceArgs>("balloon", BALLOON, |_| true);
+    }
+
+    #[test]
+    fn descriptor_on_the_command_line_is_trusted() {
+        let found = devices("--disk path=fd:3,layer=fd:4").unwrap();
+        assert_eq!((&found.disks[0].path, &found.disks[0].layer), (&FileRef::Fd(3), &Some(FileRef::Fd(4))));
+    }
+
+    #[test]
+    fn invalid_value_is_refused_by_its_key() {
         for (line, words) in [
             ("--disk ro", "path=... is missing"),
             ("--disk path=/d,rw", "\"rw\" is unknown"),
+            ("--disk path=/d,read_only", "\"read_only\" is unknown"),
+            ("--disk path=/d,ro=yes", "\"ro=yes\" is unknown"),
+            ("--disk path=/d,changed=accept", "\"changed=accept\" is unknown"),
+            ("--disk path=/d,path=/e", "path was given before"),
             ("--disk path=/d,cache=none", "cache=none: it is one of writeback, unsafe"),
             ("--disk path=/d,bandwidth=fast", "bandwidth=fast: write N"),
             ("--disk path=/d,beneath=/l", "a layer beneath, but none"),
@@ -237,6 +216,8 @@ mod tests {
             ("--net mac=02:00:00:00:00:07", "tap=NAME or passt"),
             ("--net tap=a,passt", "one of them"),
             ("--net tap=a,forward=1:2", "is for passt"),
+            ("--net forward=1:2", "is for passt"),
+            ("--net tap=a,offload=no", "offload=no: it is one of on, off"),
             ("--net passt,forward=80", "HOSTPORT:GUESTPORT"),
             ("--net tap=a,mtu=70000", "mtu=70000"),
             ("--vsock cid=2,socket=/v", "vsock cid"),

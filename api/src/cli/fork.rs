@@ -14,7 +14,7 @@ use crate::client;
 use crate::failure::Failure;
 use crate::output::progress;
 use crate::process::exit::Status;
-use crate::rest::{ChildOfFork, Fork as Request, Forks};
+use crate::rest::{ChildOfFork, ForkRequest, Forks};
 
 /// Fork a running VM into children, each in its own process; the VM goes on
 ///
@@ -83,7 +83,7 @@ impl ForkCommand {
     }
 
     /// Makes the request, with absolute paths, because the server may have another working directory.
-    fn request(self) -> Result<Request, Failure> {
+    fn request(self) -> Result<ForkRequest, Failure> {
         let mut overrides: Overrides = self.overrides.into();
         let serial = self.serial.as_deref().map(absolute).transpose()?;
         let child = |socket: &Path, serial, overrides| {
@@ -115,12 +115,12 @@ impl ForkCommand {
             }
         };
         only_for_one("disk, net, vsock, console", overrides == Overrides::default())?;
-        Ok(Request { children, paused: self.paused })
+        Ok(ForkRequest { children, paused: self.paused })
     }
 }
 
 fn only_for_one(field: &'static str, holds: bool) -> Result<(), Failure> {
-    let problem = "for one child only: fork one child at a time, or use POST /v1/vm/fork".to_owned();
+    let problem = "for one child only: fork one child at a time, or use POST /v1/vm/fork".into();
     if holds { Ok(()) } else { Err(Error::Config { field, problem }.into()) }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         fork: ForkCommand,
     }
 
-    fn parse(line: &str) -> Result<Request, String> {
+    fn parse(line: &str) -> Result<ForkRequest, String> {
         let line =
             ForkLine::try_parse_from(["fork", "--api-socket", "/p"].into_iter().chain(line.split(' ')));
         let line = line.map_err(|error| error.to_string())?;

@@ -17,6 +17,7 @@ mod empty;
 mod fork;
 mod forked;
 mod inspect;
+mod key_values;
 mod limits;
 mod overrides;
 mod packing;
@@ -28,7 +29,6 @@ mod run;
 mod snapshot;
 mod snapshot_files;
 mod unpack;
-mod words;
 mod working_set;
 
 type Outcome = Result<Status, Failure>;

@@ -1,108 +1,80 @@
-//! `--disk`, `--net`, `--vsock` and `--console` of a restore: what is different for this clone.
+//! `--disk`, `--net`, `--vsock` and `--console` of a clone: its differences from its snapshot or its parent.
+
+use std::path::PathBuf;
 
 use clap::Args;
+use volt_vmm::FileRef;
 use volt_vmm::config::Overrides;
 use volt_vmm::config::devices::ConsoleConfig;
-use volt_vmm::config::overrides::{ChangedImage, DiskOverride, NetOverride, VsockOverride};
+use volt_vmm::config::overrides::{DiskOverride, NetOverride, VsockOverride};
 
-use super::devices::{FromWords, backend, layer_size, parse};
-use super::limits::change;
-use super::words::Words;
+use super::devices::{DISK, NET, VSOCK};
+use super::key_values::parse;
 
-/// What is different for this clone
+/// Overrides for this clone
 #[derive(Debug, Default, Args)]
 pub(super) struct OverrideArgs {
-    /// Another file or rate limit for a disk of the snapshot:
-    /// id=ID[,path=FILE][,layer=FILE][,layer-size=SIZE] [,bandwidth=LIMIT][,ops=LIMIT][,changed=accept].
-    /// LIMIT is as for a VM that boots, and 0 for none. changed=accept takes an image that was changed since
-    /// the snapshot. May be given more than once
-    #[arg(long = "disk", value_name = "WORDS", value_parser = parse::<Disk>)]
-    disks: Vec<Disk>,
+    /// Give a disk of the snapshot another file or rate limit: id=ID[,path=PATH][,layer=PATH]
+    /// [,layer-size=SIZE][,bandwidth=LIMIT][,ops=LIMIT][,changed=accept]. LIMIT is as for a VM that boots,
+    /// and 0 for none. changed=accept takes an image that has changed since the snapshot. Repeatable
+    #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
+    disks: Vec<DiskOverride>,
 
-    /// Another end or rate limit for a network interface of the snapshot: id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT]
-    /// [,receive-ops=LIMIT][,transmit=LIMIT][,transmit-ops=LIMIT], or passt and [,forward=HOSTPORT:GUESTPORT] in place of a tap.
-    /// May be given more than once
-    #[arg(long = "net", value_name = "WORDS", value_parser = parse::<Net>)]
-    networks: Vec<Net>,
+    /// Give a network interface of the snapshot another backend, address or rate limit:
+    /// id=ID[,tap=NAME][,mac=ADDRESS][,receive=LIMIT][,receive-ops=LIMIT][,transmit=LIMIT]
+    /// [,transmit-ops=LIMIT], or passt and [,forward=HOSTPORT:GUESTPORT] in place of a tap. Repeatable
+    #[arg(long = "net", value_name = "INTERFACE", value_parser = network)]
+    networks: Vec<NetOverride>,
 
-    /// Another socket or address for the snapshot's vsock device: [cid=N][,socket=PATH]
-    #[arg(long, value_name = "WORDS", value_parser = parse::<Vsock>)]
-    vsock: Option<Vsock>,
+    /// Give the snapshot's vsock device another address or socket: [cid=CID][,socket=PATH]
+    #[arg(long, value_name = "VSOCK", value_parser = vsock)]
+    vsock: Option<VsockOverride>,
 
-    /// Another socket for the snapshot's console beside the serial port
+    /// Give the snapshot's console beside the serial port another socket
     #[arg(long, value_name = "SOCKET")]
-    console: Option<std::path::PathBuf>,
+    console: Option<PathBuf>,
 }
 
 impl From<OverrideArgs> for Overrides {
     fn from(arguments: OverrideArgs) -> Self {
         let OverrideArgs { disks, networks, vsock, console } = arguments;
-        Self {
-            disks: disks.into_iter().map(|disk| disk.0).collect(),
-            networks: networks.into_iter().map(|network| network.0).collect(),
-            vsock: vsock.map(|vsock| vsock.0),
-            console: console.map(|socket| ConsoleConfig { socket: socket.into() }),
-        }
+        let console = console.map(|socket| ConsoleConfig { socket: socket.into() });
+        Self { disks, networks, vsock, console }
     }
 }
 
-#[derive(Clone, Debug)]
-struct Disk(DiskOverride);
-#[derive(Clone, Debug)]
-struct Net(NetOverride);
-#[derive(Clone, Debug)]
-struct Vsock(VsockOverride);
-
-impl FromWords for Disk {
-    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let disk = DiskOverride {
-            id: words.required("id")?.to_owned(),
-            path: words.value("path").map(Into::into),
-            layer: words.value("layer").map(Into::into),
-            layer_size: layer_size(&mut words)?,
-            limit: change(&mut words, "bandwidth", "ops")?,
-            changed: words.one_of("changed", &[("accept", ChangedImage::Accept)])?,
-        };
-        words.end().map(|()| Self(disk))
-    }
+fn disk(text: &str) -> Result<DiskOverride, String> {
+    let mut disk: DiskOverride = parse(DISK, text)?;
+    disk.files_mut().for_each(FileRef::trust_descriptor);
+    Ok(disk)
 }
 
-impl FromWords for Net {
-    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let network = NetOverride {
-            id: words.required("id")?.to_owned(),
-            backend: backend(&mut words)?,
-            mac: words.value("mac").map(str::to_owned),
-            receive_limit: change(&mut words, "receive", "receive-ops")?,
-            transmit_limit: change(&mut words, "transmit", "transmit-ops")?,
-        };
-        words.end().map(|()| Self(network))
-    }
+fn network(text: &str) -> Result<NetOverride, String> {
+    parse(NET, text)
 }
 
-impl FromWords for Vsock {
-    fn from_words(mut words: Words<'_>) -> Result<Self, String> {
-        let vsock =
-            VsockOverride { cid: words.number("cid")?, socket: words.value("socket").map(Into::into) };
-        words.end().map(|()| Self(vsock))
-    }
+fn vsock(text: &str) -> Result<VsockOverride, String> {
+    parse(VSOCK, text)
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
     use volt_vmm::config::devices::{NetBackend, RateLimit};
+    use volt_vmm::config::overrides::ChangedImage;
 
     use super::*;
+    use crate::cli::key_values::OptionKey;
+    use crate::cli::key_values::tests::help_names_every_key;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct OverrideLine {
         #[command(flatten)]
         overrides: OverrideArgs,
     }
 
     fn overrides(line: &str) -> Result<Overrides, String> {
-        let line = Line::try_parse_from(std::iter::once("restore").chain(line.split_whitespace()));
+        let line = OverrideLine::try_parse_from(std::iter::once("restore").chain(line.split_whitespace()));
         line.map(|line| line.overrides.into()).map_err(|error| error.to_string())
     }
 
@@ -133,7 +105,23 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_its_word() {
+    fn help_has_the_keys() {
+        let fixed = ["ro", "beneath=", "cache=", "engine=", "mtu=", "offload="];
+        let is_taken = |key: &OptionKey| !fixed.iter().any(|fixed| key.to_string().starts_with(fixed));
+        help_names_every_key::<OverrideArgs>("disk", DISK, is_taken);
+        help_names_every_key::<OverrideArgs>("net", NET, is_taken);
+        help_names_every_key::<OverrideArgs>("vsock", VSOCK, |_| true);
+        for key in fixed {
+            let value = if key == "mtu=" { "1400" } else { "x" };
+            let word = if key == "ro" { key.to_owned() } else { format!("{key}{value}") };
+            let option = if ["mtu=", "offload="].contains(&key) { "--net" } else { "--disk" };
+            let error = overrides(&format!("{option} id=a,{word}")).unwrap_err();
+            assert!(error.contains(&format!("{word:?} is unknown here")), "{error}");
+        }
+    }
+
+    #[test]
+    fn invalid_value_is_refused_by_its_key() {
         for (line, words) in [
             ("--disk path=/d", "id=... is missing"),
             ("--disk id=root,ro", "\"ro\""),

@@ -1,9 +1,9 @@
-//! How guest memory is to be packed, as options of `snapshot create` and `snapshot convert`.
+//! Options of `snapshot create` and `snapshot convert` that pack guest memory.
 
 use clap::Args;
 use volt_vmm::{Compression, Error, Packing};
 
-/// What `--compress` takes.
+/// Value of `--compress`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     /// `none`
@@ -39,25 +39,19 @@ pub(super) struct PackingArgs {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     chunk_size: Option<u32>,
 
-    /// Leave chunks as they are where compression saves less than this [default: 5]
+    /// Store a chunk uncompressed if compression saves less than this [default: 5]
     #[arg(long, value_name = "PERCENT")]
     least_saving: Option<u8>,
 }
 
 impl PackingArgs {
-    /// The packing, unless memory is to stay as it is.
+    /// Returns the packing, or none if memory stays raw.
     pub(super) fn of(self, memory: Memory) -> Result<Option<Packing>, Error> {
-        match memory {
-            Memory::Packed(compression) => {
-                Ok(Some(Packing::with(compression, self.chunk_size, self.least_saving)))
-            }
-            Memory::Raw if self.chunk_size.is_some() || self.least_saving.is_some() => {
-                let problem =
-                    "none asked for, and --chunk-size and --least-saving say how to pack".to_owned();
-                Err(Error::Config { field: "compress", problem })
-            }
-            Memory::Raw => Ok(None),
-        }
+        let compression = match memory {
+            Memory::Packed(compression) => Some(compression),
+            Memory::Raw => None,
+        };
+        Packing::from_options(compression, self.chunk_size, self.least_saving)
     }
 }
 
@@ -69,6 +63,8 @@ fn size(text: &str) -> Result<u32, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cures;
+    use crate::failure::Failure;
 
     #[test]
     fn sizes() {
@@ -79,9 +75,10 @@ mod tests {
     }
 
     #[test]
-    fn memory_as_it_is_is_not_packed_in_any_way() {
+    fn raw_memory_takes_no_options_of_packing() {
         let args = PackingArgs { chunk_size: Some(4096), least_saving: None };
-        assert!(args.of(Memory::Raw).unwrap_err().to_string().contains("--chunk-size"));
+        let error = Failure::from(args.of(Memory::Raw).unwrap_err()).report(cures::as_option);
+        assert!(error.contains("--chunk-size"), "{error}");
         assert_eq!(PackingArgs::default().of("none".parse().unwrap()).unwrap(), None);
         let packing = args.of("zstd:7".parse().unwrap()).unwrap().unwrap();
         assert_eq!((packing.chunk_len, packing.compression), (4096, Compression::Zstd { level: 7 }));

@@ -1,4 +1,4 @@
-//! `volt-vmm pager`: the process that fills the memory of all VMs on this host that run from one packed snapshot.
+//! `volt-vmm pager`: fills the memory of all VMs on this host that run from one packed snapshot.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -14,39 +14,40 @@ use crate::failure::Failure;
 use crate::process::exit::Status;
 use crate::process::start;
 
-/// Serve the packed memory of a snapshot to the VMs of `volt-vmm restore --pager shared`, which start this when they need it
+/// Serve packed memory to the VMs of `volt-vmm restore --pager shared`, which start it on demand
 #[derive(Debug, Args)]
 pub(crate) struct Pager {
-    /// Directory of the snapshot: to have its pager before the first VM, in a control group that the memory of all is charged to
+    /// Directory of the snapshot. Starting its pager before the first VM chooses the control group to which
+    /// the shared memory is charged
     #[arg(required_unless_present = "pack_on_stdin", conflicts_with = "pack_on_stdin")]
     dir: Option<PathBuf>,
 
-    /// The packed memory is standard input
+    /// Read the packed memory from standard input
     #[arg(long, hide = true, requires = "name")]
     pack_on_stdin: bool,
 
-    /// What that is called in errors
-    #[arg(long, hide = true, value_name = "FILE")]
+    /// Name of the packed memory in errors
+    #[arg(long, hide = true, value_name = "PATH")]
     name: Option<PathBuf>,
 
-    /// Where VMs find it [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
+    /// Directory in which VMs find it [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
 
-    /// Serve the VMs of this trust group alone
+    /// Serve only the VMs of this trust group
     #[arg(long, value_name = "NAME")]
     pager_group: Option<String>,
 
-    /// End when there has been no VM for so long
+    /// End after this time without a VM
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     linger: u64,
 }
 
 impl Pager {
     pub(crate) fn execute(self) -> Outcome {
-        // Not with the terminal of whoever started it. The leader of a session, as a shell's job may be, stays what it is.
+        // Leaves the starter's terminal. Fails for a session leader, which has its own.
         let _ = rustix::process::setsid();
-        // Each VM takes two descriptors.
+        // Each VM needs two descriptors.
         start::allow_descriptors();
         let directory = self.pager_dir.unwrap_or_else(|| PagerOptions::new("").directory);
         let opened = |path: &PathBuf| {
@@ -66,7 +67,7 @@ impl Pager {
         let was_started = self.pack_on_stdin;
         let listening = || {
             if was_started {
-                let_go_of_stderr();
+                release_stderr();
             }
         };
         let place = (&*directory, self.pager_group.as_deref());
@@ -75,8 +76,8 @@ impl Pager {
     }
 }
 
-/// A VM that has started this reads standard error to know why it could not start, and may end at any time.
-fn let_go_of_stderr() {
+/// Closes standard error. The VM that started this reads a reason for a failed start there, and may end.
+fn release_stderr() {
     if let Ok(nowhere) = File::options().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stderr(nowhere);
     }

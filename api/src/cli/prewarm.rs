@@ -1,32 +1,39 @@
-//! `--prewarm`: the shape of a VM that is made before anyone knows what will run in it.
+//! `--prewarm`: the shape of a VM that is made before its snapshot is known.
 
-use volt_vmm::{VmConfig, VmShape, parse_memory_mib, report};
+use serde::Deserialize;
+use volt_vmm::{IrqchipKind, VmConfig, VmShape, parse_memory_mib, report};
 
-use super::words::Words;
+use super::key_values;
+use super::key_values::OptionKey;
 
-/// A shape from `MEMORY[,vcpus=N][,irqchip=KIND]`.
+const SHAPE: &[OptionKey] =
+    &[OptionKey::plain("vcpus", "COUNT", &["vcpus"]), OptionKey::plain("irqchip", "KIND", &["irqchip"])];
+
+/// The rest of a shape: fields of [`VmConfig`].
+#[derive(Debug, Deserialize)]
+struct ShapeRest {
+    vcpus: Option<u8>,
+    irqchip: Option<IrqchipKind>,
+}
+
+/// Parses a shape: `MEMORY[,vcpus=COUNT][,irqchip=KIND]`.
 pub(super) fn parse(text: &str) -> Result<VmShape, String> {
     let (memory, rest) = text.split_once(',').unwrap_or((text, ""));
     let mut config = VmConfig::new("");
     config.memory_mib = parse_memory_mib(memory).map_err(|error| report(&error))?;
-    let mut words = Words::of(rest);
-    config.vcpus = words.number("vcpus")?.unwrap_or(config.vcpus);
-    if let Some(kind) = words.value("irqchip") {
-        config.irqchip = kind.parse().map_err(|problem| format!("irqchip={kind}: {problem}"))?;
-    }
-    words.end()?;
+    let ShapeRest { vcpus, irqchip } = key_values::parse(SHAPE, rest)?;
+    config.vcpus = vcpus.unwrap_or(config.vcpus);
+    config.irqchip = irqchip.unwrap_or(config.irqchip);
     config.validate().map_err(|error| report(&error))?;
     Ok(VmShape::of(&config))
 }
 
 #[cfg(test)]
 mod tests {
-    use volt_vmm::IrqchipKind;
-
     use super::*;
 
     #[test]
-    fn a_shape_is_memory_and_what_is_not_as_usual() {
+    fn shape_is_memory_and_defaults_otherwise() {
         let usual = IrqchipKind::default();
         for (text, mib, vcpus, irqchip) in [
             ("256M", 256, 1, usual),
@@ -42,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_vm_has_is_refused_by_its_word() {
+    fn impossible_shape_is_refused_by_its_key() {
         for (text, words) in [
             ("", "not a number"),
             ("vcpus=2", "memory"),

@@ -1,5 +1,5 @@
-//! `volt-vmm restore`: runs what is in a snapshot. The fast path: nothing but the restore itself happens before the guest
-//! runs.
+//! `volt-vmm restore`: runs a VM from a snapshot. It is the fast path: only the restore itself happens before
+//! the guest runs.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use super::working_set::WorkingSetArgs;
 use crate::process::start;
 use crate::session::Session;
 
-/// Restore a snapshot and run it; the snapshot stays as it is
+/// Run a VM from a snapshot, which stays unchanged
 #[derive(Debug, Args)]
 pub(crate) struct Restore {
     /// Directory of the snapshot
@@ -22,8 +22,8 @@ pub(crate) struct Restore {
     #[command(flatten)]
     pub(super) overrides: OverrideArgs,
 
-    /// Allow a snapshot that this user's volt-vmm did not write to use disks, sockets and the base of a diff in this directory. May be
-    /// given more than once
+    /// Allow a snapshot of another user to use disks, sockets and the base of a diff in this directory.
+    /// Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     pub(super) allowed: Vec<PathBuf>,
 
@@ -33,17 +33,17 @@ pub(crate) struct Restore {
     #[command(flatten)]
     pub(super) working_set: WorkingSetArgs,
 
-    /// Let the guest stand still until a client of the API resumes it
+    /// Leave the guest paused until a client of the API resumes it
     #[arg(long, requires = "api_socket")]
     pub(super) paused: bool,
 
-    /// Serve the REST API at this unix socket
+    /// Serve the REST API on this unix socket
     #[arg(long, value_name = "SOCKET")]
     pub(super) api_socket: Option<PathBuf>,
 }
 
 impl Restore {
-    /// A restore with nothing different.
+    /// Returns a restore without other options.
     pub(super) fn of(dir: PathBuf, api_socket: Option<PathBuf>) -> Self {
         Self {
             dir,
@@ -64,7 +64,7 @@ impl Restore {
         let options = RestoreOptions {
             overrides: self.overrides.into(),
             allowed: self.allowed,
-            unpack: self.unpack.into(),
+            unpack: self.unpack.unpack()?,
             prefetch: !self.working_set.no_prefetch,
             record: self.working_set.record,
             resume: !self.paused,

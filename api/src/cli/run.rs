@@ -16,11 +16,11 @@ use crate::session::Session;
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// Kernel image: an uncompressed vmlinux or a bzImage
-    #[arg(long, value_name = "FILE", required_unless_present = "config_file")]
+    #[arg(long, value_name = "PATH", required_unless_present = "config_file")]
     kernel: Option<FileRef>,
 
     /// Initial RAM disk
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "PATH")]
     initrd: Option<FileRef>,
 
     /// Kernel command line [default: console=ttyS0 reboot=k panic=-1]
@@ -32,24 +32,24 @@ pub(crate) struct Run {
     memory: Option<String>,
 
     /// Number of vCPUs, 1 to 32 [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "COUNT")]
     vcpus: Option<u32>,
 
-    /// Interrupt controllers: split (an IOAPIC of volt-vmm's own; for guests that live on kvmclock and the TSC-deadline timer, as
-    /// Linux does) or kernel (an IOAPIC, PICs and the PIT, all of them KVM's; for guests without ACPI) [default: split]
+    /// Interrupt controllers: split (volt-vmm's IOAPIC, for guests that use kvmclock and the TSC-deadline
+    /// timer, as Linux does) or kernel (KVM's IOAPIC, PICs and PIT, for guests without ACPI) [default: split]
     #[arg(long, value_name = "KIND")]
     irqchip: Option<IrqchipKind>,
 
     #[command(flatten)]
     devices: DeviceArgs,
 
-    /// Serve the REST API at this unix socket (snapshots are taken through it)
+    /// Serve the REST API on this unix socket, through which snapshots are taken
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
 
-    /// Take the VM's configuration from this JSON file; options given here go before what it says. Example:
+    /// Read the VM's configuration from this JSON file; options override the file. Example:
     /// {"boot": {"kernel": "vmlinux", "initrd": "init.cpio"}, "vcpus": 2, "memory_mib": 512}
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "PATH")]
     config_file: Option<PathBuf>,
 }
 
@@ -64,7 +64,7 @@ impl Run {
         })
     }
 
-    /// The configuration that file and options make together.
+    /// Returns the configuration of file and options together.
     fn config(self) -> Result<VmConfig, Failure> {
         let mut config = match (&self.config_file, &self.kernel) {
             (Some(file), _) => read_config(file)?,
@@ -84,7 +84,7 @@ impl Run {
             config.memory_mib = parse_memory_mib(&memory)?;
         }
         if let Some(vcpus) = self.vcpus {
-            // What does not fit is refused by its name, as any other number that no VM can have.
+            // Out of range either way: `validate` refuses it by its name.
             config.vcpus = u8::try_from(vcpus).unwrap_or(u8::MAX);
         }
         config.irqchip = self.irqchip.unwrap_or(config.irqchip);
@@ -112,13 +112,13 @@ mod tests {
     use crate::rest::testing::Dir;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct RunLine {
         #[command(flatten)]
         run: Run,
     }
 
     fn config(line: &[&str]) -> Result<VmConfig, String> {
-        let line = Line::try_parse_from([&["run"], line].concat()).map_err(|error| error.to_string())?;
+        let line = RunLine::try_parse_from([&["run"], line].concat()).map_err(|error| error.to_string())?;
         line.run.config().map_err(|failure| report(&failure))
     }
 
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn options_go_before_the_file() {
+    fn options_override_the_file() {
         let dir = Dir::new();
         let file = dir.path("vm.json");
         let path = file.to_str().unwrap();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_cannot_be_is_refused_by_field() {
+    fn invalid_machine_is_refused_by_its_field() {
         for (option, value, words) in [
             ("--vcpus", "0", "vcpus"),
             ("--vcpus", "1000", "vcpus"),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use volt_vmm::Unpack;
+use volt_vmm::{Error, Unpack};
 
 use crate::process::start::SharedPager;
 
@@ -48,15 +48,11 @@ impl UnpackArgs {
     }
 }
 
-impl From<UnpackArgs> for Unpack {
-    fn from(arguments: UnpackArgs) -> Self {
-        let UnpackArgs { unpack, pager, pager_dir, pager_group, pager_patience } = arguments;
-        match pager {
-            _ if unpack => Self::AtOnce,
-            PagerKind::Own => Self::OnTouch,
-            PagerKind::Shared => {
-                SharedPager { directory: pager_dir, group: pager_group, patience: pager_patience }.into()
-            }
-        }
+impl UnpackArgs {
+    /// Returns when and by which process memory is unpacked.
+    pub(super) fn unpack(self) -> Result<Unpack, Error> {
+        let Self { unpack, pager, pager_dir, pager_group, pager_patience } = self;
+        let shared = SharedPager { directory: pager_dir, group: pager_group, patience: pager_patience };
+        Unpack::from_options(unpack, (pager == PagerKind::Shared).then(|| shared.into()))
     }
 }

@@ -7,9 +7,7 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{
-    Console, LentVm, PagerOptions, Pool, RestoreOptions, Result, Snapshot, Store, Unpack, Vm, VmConfig,
-};
+use volt_vmm::{Console, LentVm, PagerOptions, Pool, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
 
 use crate::process::fault_signals;
 
@@ -28,15 +26,15 @@ pub(crate) struct SharedPager {
     pub(crate) patience: Option<u64>,
 }
 
-impl From<SharedPager> for Unpack {
+impl From<SharedPager> for PagerOptions {
     fn from(SharedPager { directory, group, patience }: SharedPager) -> Self {
-        let default = PagerOptions::new(PROGRAM);
-        Self::ByPager(PagerOptions {
+        let default = Self::new(PROGRAM);
+        Self {
             directory: directory.unwrap_or(default.directory),
             group,
             patience: patience.map_or(default.patience, Duration::from_secs),
             program: default.program,
-        })
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads a request's JSON body within a limit of size and time.
+//! Reads the JSON body of a request within limits of size and time.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::error::Fault;
 
 /// Longest body.
 const LIMIT: usize = 1 << 20;
-/// Longest time that a client may take to send one, in seconds.
+/// Longest time to receive a body, in seconds.
 const SECONDS: u64 = 10;
 
-/// A request's body as a `T`. Its content type is not looked at, as Firecracker does not.
+/// The body of a request as a `T`. As in Firecracker, its content type is ignored.
 #[derive(Debug)]
 pub(super) struct Body<T>(pub(super) T);
 

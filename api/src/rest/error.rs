@@ -1,80 +1,106 @@
-//! The only place where an error becomes an HTTP status. The body is Firecracker's: `{"fault_message": "..."}`.
+//! The only place where an error becomes an HTTP status. The body is Firecracker's `{"fault_message":
+//! "..."}`, with cures as values if the library knows any.
 
 use axum::Json;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinError;
-use volt_vmm::{Error, report};
+use volt_vmm::{Cure, Error, cure};
 
+use crate::cures;
 use crate::failure::Failure;
 
 /// The body of every refusal.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct FaultMessage {
-    /// What is wrong, for a person.
-    pub(crate) fault_message: String,
+    /// The refusal for a person, with the cures' fields.
+    fault_message: String,
+    /// The same for a client with words of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    curable: Option<Curable>,
+}
+
+/// A refusal with cures.
+#[derive(Debug, Serialize, Deserialize)]
+struct Curable {
+    problem: String,
+    cures: Vec<Cure>,
+}
+
+impl FaultMessage {
+    /// Formats the refusal with its cures in `words`.
+    pub(crate) fn report(self, words: impl Fn(&Cure) -> String) -> String {
+        match self.curable {
+            Some(Curable { problem, cures }) => cure::with_cures(problem, &cures, words),
+            None => self.fault_message,
+        }
+    }
 }
 
 /// A refusal.
 #[derive(Debug)]
-pub(super) struct Fault {
+pub(crate) struct Fault {
     status: StatusCode,
-    message: String,
+    problem: String,
+    cures: Vec<Cure>,
 }
 
 impl Fault {
-    fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into() }
+    fn new(status: StatusCode, problem: impl Into<String>) -> Self {
+        Self { status, problem: problem.into(), cures: Vec::new() }
     }
 
-    /// The request asks for what it may not: a field, a value, the wrong moment.
-    pub(super) fn refused(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, message)
+    /// Refuses a field, a value, or an act at this time.
+    pub(super) fn refused(problem: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, problem)
     }
 
-    /// There is nothing at this path.
+    /// Refuses a path that does not exist.
     pub(super) fn path(path: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, format!("no such path: {path}"))
     }
 
-    /// There is something at this path, but not for this method.
+    /// Refuses a method that a path lacks.
     pub(super) fn method(method: &Method, path: &str) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, format!("{method} is not allowed on {path}"))
     }
 
-    /// The body is longer than `limit` bytes.
+    /// Refuses a body longer than `limit` bytes.
     pub(super) fn too_large(limit: usize) -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, format!("request body: longer than {limit} bytes"))
     }
 
-    /// The client did not send its body in time.
+    /// Refuses a body that did not arrive in time.
     pub(super) fn too_slow(seconds: u64) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, format!("request body: not complete after {seconds} seconds"))
     }
 
-    /// A call of the library panicked: a bug of ours, and the one refusal that is not the client's fault.
+    /// Reports a panic in a call of the library: the one refusal that no request can avoid.
     pub(super) fn panicked(error: JoinError) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("volt-vmm has a bug: {error}"))
     }
 }
 
-// Firecracker answers 400 to whatever a request led to, and its clients tell success from failure by that.
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
-        Self::refused(report(&error))
+        Failure::from(error).into()
     }
 }
 
+// Firecracker answers 400 to every failure of a request, and its clients tell success from failure by that.
 impl From<Failure> for Fault {
     fn from(failure: Failure) -> Self {
-        Self::refused(report(&failure))
+        Self { cures: failure.cures(), ..Self::refused(volt_vmm::problem(&failure)) }
     }
 }
 
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
-        (self.status, Json(FaultMessage { fault_message: self.message })).into_response()
+        let Self { status, problem, cures } = self;
+        let fault_message = cure::with_cures(problem.clone(), &cures, cures::as_field);
+        let curable = (!cures.is_empty()).then_some(Curable { problem, cures });
+        (status, Json(FaultMessage { fault_message, curable })).into_response()
     }
 }
 
@@ -86,7 +112,22 @@ mod tests {
     fn an_error_is_a_400_with_its_whole_chain() {
         let source = std::io::ErrorKind::NotFound.into();
         let fault = Fault::from(Error::File { act: "open kernel", name: "/k".into(), source });
-        assert_eq!(fault.message, "cannot open kernel /k: entity not found");
+        assert_eq!(fault.problem, "cannot open kernel /k: entity not found");
         assert_eq!(fault.into_response().status(), StatusCode::BAD_REQUEST);
+    }
+
+    #[test]
+    fn client_can_put_cures_in_its_own_words() {
+        let cures = vec![Cure::VsockSocket, Cure::AllowedDirectory];
+        let curable = Some(Curable { problem: "no".to_owned(), cures });
+        let body = serde_json::to_string(&FaultMessage { fault_message: "x".to_owned(), curable }).unwrap();
+        let read: FaultMessage = serde_json::from_str(&body).unwrap();
+        assert_eq!(
+            read.report(cures::as_option),
+            "no; give the vsock device another socket (--vsock socket=PATH), \
+             or allow its directory (--allow-path DIR)"
+        );
+        let read: FaultMessage = serde_json::from_str(r#"{"fault_message":"x"}"#).unwrap();
+        assert_eq!(read.report(cures::as_option), "x");
     }
 }

@@ -1,7 +1,7 @@
 //! The REST API: HTTP/1.1 over a unix socket, Firecracker's paths beside volt-vmm's own under `/v1`.
 //!
-//! A handler makes one call of the library, through [`Api::call`], the one bridge from async to the synchronous library.
-//! Every refusal, axum's own included, is a [`Fault`].
+//! A handler makes one call of the synchronous library, through [`Api::call`]. Every refusal, axum's own
+//! included, is a [`Fault`].
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,20 +20,20 @@ mod socket;
 pub(crate) mod testing;
 mod v1;
 
-pub(crate) use crate::rest::v1::fork::{ChildOfFork, Fork, Forks};
+pub(crate) use crate::rest::v1::fork::{ChildOfFork, ForkRequest, Forks};
 use error::Fault;
 pub(crate) use error::FaultMessage;
 pub(crate) use firecracker::{CreateSnapshot, SnapshotType};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 
-/// What every handler shares.
+/// State that all handlers share.
 #[derive(Clone, Debug)]
 struct Api {
     slot: Arc<Slot>,
-    /// What Firecracker's paths have configured so far, for `InstanceStart`.
+    /// Configuration collected by Firecracker's paths for `InstanceStart`.
     draft: Arc<Mutex<firecracker::machine::Draft>>,
-    /// Calls of the library that are going on.
+    /// Number of ongoing calls of the library.
     calls: Arc<AtomicUsize>,
 }
 
@@ -42,7 +42,8 @@ impl Api {
         Self { slot, draft: Arc::default(), calls: Arc::default() }
     }
 
-    /// Runs one call of the library on a thread that may block. It goes on to its end even when the client goes away.
+    /// Runs one call of the library on a thread that may block. It continues to its end even if the client
+    /// disconnects.
     async fn call<T: Send + 'static>(
         &self,
         act: impl FnOnce(&Slot) -> volt_vmm::Result<T> + Send + 'static,
@@ -57,7 +58,7 @@ impl Api {
     }
 }
 
-/// Counts a call for as long as it lives.
+/// Counts a call until it is dropped.
 struct Ongoing(Arc<AtomicUsize>);
 
 impl Ongoing {

@@ -1,7 +1,7 @@
 //! The API server: a thread of its own with a current-thread runtime, started once the guest runs.
 //!
-//! What a client does cannot reach the guest otherwise than through a request: connections are limited in number, and a
-//! client that is slow to send its request is dropped.
+//! Clients affect the guest by requests alone: the number of connections is limited, and a client that sends
+//! its request too slowly is disconnected.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,15 +23,15 @@ use super::{Api, Socket, router};
 use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
 
-/// Connections at once; more wait in the socket's backlog.
+/// Most connections at once; others wait in the socket's backlog.
 const CONNECTIONS: u32 = 64;
-/// Calls of the library at once; more wait.
+/// Most calls of the library at once; others wait.
 const CALLS: usize = 4;
-/// Longest time for a request's head, and for a connection to be idle.
+/// Longest time for the head of a request, and for an idle connection.
 const HEAD: Duration = Duration::from_secs(10);
 /// Longest head of a request.
 const HEAD_SIZE: usize = 64 << 10;
-/// How long answers may take to be delivered at the end.
+/// Longest time to deliver the last answers.
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// A running server.
@@ -45,7 +45,7 @@ impl Server {
     /// Starts serving `slot` at `socket`.
     ///
     /// # Errors
-    /// The host refuses the thread or what the runtime needs.
+    /// The host refuses the thread, or a resource of the runtime.
     pub(crate) fn start(slot: Arc<Slot>, socket: Socket) -> Result<Self, Failure> {
         let refused = |source: io::Error| Failure::system("start the API server", source);
         let runtime = Builder::new_current_thread()
@@ -60,7 +60,7 @@ impl Server {
         Ok(Self { closing, thread })
     }
 
-    /// Takes no more requests, waits for the calls that are going on and for their answers to be delivered.
+    /// Refuses further requests, and waits for ongoing calls and their answers.
     pub(crate) fn finish(self) {
         let _ = self.closing.send(true);
         let _ = self.thread.join();
@@ -84,7 +84,7 @@ fn serve(runtime: &Runtime, slot: Arc<Slot>, socket: Socket, mut closed: watch::
                 break;
             }
             if delivered {
-                // Its client has gone away, but the call goes on.
+                // The client has disconnected, but its call continues.
                 sleep(Duration::from_millis(10)).await;
             }
         }
@@ -104,7 +104,7 @@ async fn accept(
             Ok((stream, _)) => {
                 tokio::spawn(converse(stream, router.clone(), permit, closed.clone()));
             }
-            // Out of descriptors, most likely: others may be closed soon.
+            // Probably out of descriptors: others may be closed soon.
             Err(_) => sleep(Duration::from_millis(100)).await,
         }
     }
@@ -124,7 +124,7 @@ async fn converse(
         .max_buf_size(HEAD_SIZE)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
-    // A connection that breaks is its client's affair.
+    // A broken connection concerns only its client.
     tokio::select! {
         _ = connection.as_mut() => return,
         _ = closed.wait_for(|closed| *closed) => {}

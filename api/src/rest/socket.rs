@@ -1,4 +1,5 @@
-//! The unix socket file of the API: bound with mode 0600, never taken from a living process, removed at the end.
+//! The unix socket file of the API: it has mode 0600, replaces no living process's, and is removed at the
+//! end.
 
 use std::fs;
 use std::io;
@@ -26,10 +27,10 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Listens at `path`. A file that a dead process left there is replaced.
+    /// Listens at `path`. Replaces the socket of a dead process.
     ///
     /// # Errors
-    /// A living process serves the path, something else than a socket is there, or the system refuses.
+    /// A living process serves the path, another kind of file exists there, or the system refuses.
     pub(crate) fn bind(path: &Path) -> Result<Self, Failure> {
         let refused =
             |error: Errno| Failure::socket(path, format!("cannot listen: {}", io::Error::from(error)));
@@ -48,13 +49,13 @@ impl Socket {
             }
             bound => bound.map_err(refused)?,
         }
-        // From here on the file is ours to remove, whatever fails.
+        // From here on, dropping removes the file.
         let file = Arc::new(SocketFile::of(path)?);
         listen(&socket, 64).map_err(refused)?;
         Ok(Self { listener: socket.into(), file })
     }
 
-    /// The file, to be removed at the end.
+    /// Returns the file, for its removal at the end.
     pub(crate) fn file(&self) -> Arc<SocketFile> {
         Arc::clone(&self.file)
     }
@@ -69,7 +70,7 @@ fn address(path: &Path) -> Result<SocketAddrUnix, Failure> {
     })
 }
 
-// Non-blocking: a peer that does not accept must not stop us either, and tokio wants it so.
+// Non-blocking, for tokio, and since a peer that does not accept must not block the probe.
 fn stream_socket() -> rustix::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -92,7 +93,7 @@ fn refuse_unless_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), Fail
     Err(Failure::socket(path, problem))
 }
 
-/// The file of a socket of ours. Dropping it removes it, unless another file has taken its place.
+/// The file of a socket. Dropping it removes the file, unless another file has replaced it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -106,7 +107,7 @@ impl SocketFile {
         Ok(Self { path: path.to_owned(), identity })
     }
 
-    /// Removes the file; a second time nothing happens.
+    /// Removes the file. A second call has no effect.
     pub(crate) fn remove(&self) {
         if identity(&self.path).is_ok_and(|found| found == self.identity) {
             let _ = fs::remove_file(&self.path);
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_private_and_goes_with_the_socket() {
+    fn file_is_private_and_removed_with_the_socket() {
         let dir = Dir::new();
         let path = dir.path("api");
         let socket = Socket::bind(&path).unwrap();
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_socket_is_refused_by_its_process() {
+    fn living_socket_is_refused_by_its_process() {
         let dir = Dir::new();
         let path = dir.path("api");
         let socket = Socket::bind(&path).unwrap();
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_socket_is_replaced_and_anything_else_is_not() {
+    fn only_a_stale_socket_is_replaced() {
         let dir = Dir::new();
         let path = dir.path("api");
         drop(UnixListener::bind(&path).unwrap());
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_no_socket_can_have() {
+    fn impossible_path_is_refused() {
         let dir = Dir::new();
         let long = dir.path(&"x".repeat(200));
         assert!(Socket::bind(&long).unwrap_err().to_string().contains("too long"));
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_at_once_over_a_stale_socket_one_listens_and_can_be_reached() {
+    fn one_of_many_replaces_a_stale_socket() {
         let dir = Dir::new();
         for round in 0..200 {
             let path = dir.path(&round.to_string());

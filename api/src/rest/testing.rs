@@ -1,4 +1,4 @@
-//! What the tests of the API share: a directory that goes away, and a server without a VM.
+//! Helpers of the API's tests: a temporary directory, and a server without a VM.
 
 use std::fs;
 use std::io::{Read, Write};

@@ -120,7 +120,7 @@ fn tsc_khz() -> Value {
 fn restore_go_on_and_verify(samples: &Samples, names: &[&str]) {
     for name in names {
         let sample = samples.named(name);
-        let grants = if *name == "diff" { "--allow-path" } else { "--disk id=root,path=FILE" };
+        let grants = if *name == "diff" { "--allow-path" } else { "--disk id=root,path=PATH" };
         sample.try_restore().refused(&["state.json", "is not granted", grants]);
         // The base of a diff has moved.
         let allowed = samples.scratch.directory().to_str().unwrap();

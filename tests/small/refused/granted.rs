@@ -73,7 +73,7 @@ fn forged_disk_is_opened_only_if_given_or_allowed() {
     let before = fs::read(&victim).unwrap();
     let forged = with_disk.forged(victim.to_str().unwrap());
     let words =
-        ["asks for disk root: ", "private/victim", REFUSED, "--disk id=root,path=FILE", "--allow-path DIR"];
+        ["asks for disk root: ", "private/victim", REFUSED, "--disk id=root,path=PATH", "--allow-path DIR"];
     forged.try_restore().refused(&words);
     let other = with_disk.scratch.path("snapshot");
     forged.try_restore_as(&["--allow-path", other.to_str().unwrap()]).refused(&words);
@@ -245,7 +245,7 @@ fn descriptor_is_never_taken_from_a_file_or_a_request() {
     let here = with_disk.scratch.directory().to_str().unwrap();
     forged
         .try_restore_as(&["--allow-path", here])
-        .refused(&["asks for disk root: fd:0", "--disk id=root,path=FILE"]);
+        .refused(&["asks for disk root: fd:0", "--disk id=root,path=PATH"]);
     let waiting = Guest::waiting();
     let load = json!({
         "snapshot_path": with_disk.snapshot.directory(),

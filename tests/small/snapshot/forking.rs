@@ -265,10 +265,10 @@ fn fork_without_own_socket_and_disk_is_refused() {
     };
     refused(
         json!({}),
-        &["vsock: child 1 would have socket", "which the VM itself has", "--vsock socket=PATH"],
+        &["vsock: child 1 would have socket", "which the VM itself has", "overrides.vsock.socket"],
     );
     let socket = json!({"uds_path": scratch.path("w")});
-    refused(json!({"vsock_override": socket}), &["disks: child 1", "image", "--disk id=root,path=FILE"]);
+    refused(json!({"vsock_override": socket}), &["disks: child 1", "image", "overrides.disks.path"]);
     assert_eq!((scratch.list(), forked_in(&scratch)), (before, 0));
     guest.next_number("sector");
 }
@@ -318,7 +318,7 @@ fn fork_needs_a_tap_per_child() {
     guest.wait_for("ready");
     let request = |different| Child::request(guest.scratch().directory(), &[("one", different)], false);
     let (status, answer) = guest.ask("POST", "/v1/vm/fork", &request(json!({})));
-    assert!(status == 400 && answer.contains("tap") && answer.contains("--net id=eth0,tap=NAME"), "{answer}");
+    assert!(status == 400 && answer.contains("give network eth0 another tap"), "{answer}");
     let bad = json!({"network_overrides": [{"iface_id": "eth0", "host_dev_name": "much-too-long-a-name"}]});
     let (status, answer) = guest.ask("POST", "/v1/vm/fork", &request(bad));
     assert!(status == 400 && answer.contains("one.sock") && answer.contains("much-too-long"), "{answer}");

@@ -1,11 +1,14 @@
-//! Which virtio devices a VM has, and what each is made from. A device's id names it in the API, in errors and in a snapshot.
+//! Configuration of virtio devices, as the library, `/v1` and the configuration file have it. A device's id
+//! names it in the API, in errors and in a snapshot.
+
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
 use super::{FileRef, SocketPath};
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 
-/// Most virtio devices a VM can have: each has an interrupt line of its own.
+/// Most virtio devices of a VM: each has its own interrupt line.
 pub const MAX_DEVICES: usize = 16;
 
 /// A VM's virtio devices.
@@ -18,19 +21,19 @@ pub struct Devices {
     /// Network interfaces, in the guest's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<NetConfig>,
-    /// A socket between host and guest.
+    /// The socket between host and guest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockConfig>,
     /// Randomness from the host.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub rng: bool,
-    /// Memory that the guest gives back.
+    /// The balloon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balloon: Option<BalloonConfig>,
-    /// A console beside the serial port.
+    /// The console beside the serial port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub console: Option<ConsoleConfig>,
-    /// Name the devices on the kernel command line, for kernels that do not find them through ACPI.
+    /// Describes the devices on the kernel command line, for kernels without ACPI.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub on_cmdline: bool,
 }
@@ -41,70 +44,77 @@ pub struct Devices {
 pub struct DiskConfig {
     /// Its name.
     pub id: String,
-    /// A raw image, or a block device. With a layer it is the base, which is only read and may be shared.
+    /// A raw image or a block device. With a layer it is the base, which is only read, so VMs can share it.
     pub path: FileRef,
-    /// The guest cannot write.
+    /// Refuses the guest's writes.
     #[serde(default)]
     pub read_only: bool,
-    /// When written data is safe.
+    /// When written data reaches the disk.
     #[serde(default)]
     pub cache: Cache,
-    /// How the file is read and written.
+    /// How the file is accessed.
     #[serde(default)]
     pub engine: Engine,
-    /// A layer between the base and the one that is written, only read: in a clone that of its snapshot.
+    /// A read-only layer between the base and `layer`: in a clone, the layer of its snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub beneath: Option<FileRef>,
-    /// The file that takes what this VM writes. It is made if it does not exist.
+    /// The file that takes this VM's writes; created if it does not exist.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<FileRef>,
-    /// The most that the layer may hold, in bytes; whole clusters of 64 KiB count. A write beyond it is an
-    /// I/O error to the guest.
+    /// Largest size of the layer in bytes; whole clusters of 64 KiB count. A write beyond it is an I/O error
+    /// in the guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_size: Option<u64>,
-    /// How fast it may be used.
+    /// Rate limit of its requests.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub limit: RateLimit,
 }
 
 impl DiskConfig {
-    /// Whether the guest writes to the image itself, and not to a layer over it.
+    /// Returns the files that the disk names.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
+        std::iter::once(&mut self.path).chain(&mut self.beneath).chain(&mut self.layer)
+    }
+
+    /// Whether the guest writes to the image itself, not to a layer over it.
     #[must_use]
     pub fn is_written_in_place(&self) -> bool {
         !self.read_only && self.layer.is_none()
     }
 
-    /// What is to be known of a snapshot of a VM that goes on, where [`DiskConfig::is_written_in_place`].
+    /// Returns the warning for a snapshot of a VM that goes on writing in place
+    /// ([`DiskConfig::is_written_in_place`]).
     #[must_use]
     pub fn warning_of_a_snapshot_while_it_runs(&self) -> String {
         let Self { id, path, .. } = self;
         format!(
-            "disk {id}: the guest goes on writing to {path} itself, and the first write makes this snapshot unrestorable \
-             (a restore may not notice it if that is a block device); pause the VM and copy the image before it goes on, or give the disk a layer"
+            "disk {id}: the guest goes on writing to {path} itself, and the first write makes this snapshot \
+             unrestorable (a restore may not notice it if that is a block device); pause the VM and copy the \
+             image before it goes on, or give the disk a layer"
         )
     }
 }
 
-/// When what the guest wrote is safe.
+/// When written data reaches the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {
-    /// When the guest flushes.
+    /// A flush of the guest waits for it.
     #[default]
     Writeback,
-    /// When the host pleases: a flush does nothing. For disks that nobody needs after a crash of the host. A process that is killed
-    /// loses nothing.
+    /// A flush does nothing: the host writes when it likes. For disks that a crash of the host may lose. The
+    /// end of the process loses nothing.
     Unsafe,
 }
 
-/// How a disk's file is read and written.
+/// How a disk's file is accessed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
-    /// One request after another.
+    /// By one request after another.
     #[default]
     Sync,
-    /// As many at once as the queue holds.
+    /// By io_uring, with as many requests at once as the queue holds.
     IoUring,
 }
 
@@ -114,62 +124,63 @@ pub enum Engine {
 pub struct NetConfig {
     /// Its name.
     pub id: String,
-    /// What it is connected to.
+    /// Its other end on the host.
     pub backend: NetBackend,
-    /// Its hardware address, as `02:00:00:00:00:01`; one is made up from the id unless given.
+    /// Its hardware address, such as `02:00:00:00:00:01`; made from the id if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
-    /// The longest packet without headers, which the guest is told.
+    /// Longest packet without headers, in bytes, as the guest reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
-    /// Checksums and segmentation are left to the host.
+    /// Leaves checksums and segmentation to the host.
     #[serde(default = "yes")]
     pub offload: bool,
-    /// How fast the guest may receive.
+    /// Rate limit of packets to the guest.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub receive_limit: RateLimit,
-    /// How fast the guest may send.
+    /// Rate limit of packets from the guest.
     #[serde(default, skip_serializing_if = "RateLimit::is_none")]
     pub transmit_limit: RateLimit,
 }
 
-/// What a network interface is connected to.
+/// The other end of a network interface on the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum NetBackend {
-    /// A tap device of this name, made if there is none.
+    /// The tap device of this name, created if it does not exist.
     Tap(String),
-    /// A passt of its own, which needs no privileges: the guest reaches what this process reaches, but for 127.0.0.1.
+    /// A process of passt, which needs no privileges. The guest reaches all that this process reaches, except
+    /// 127.0.0.1.
     Passt {
-        /// TCP ports of 127.0.0.1 that lead into the guest: host port and guest port.
+        /// TCP ports of 127.0.0.1 that lead to ports of the guest: host port, guest port.
         #[serde(default)]
         forward: Vec<(u16, u16)>,
     },
 }
 
-/// A socket between host and guest, as Firecracker's.
+/// A socket between host and guest, with Firecracker's protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VsockConfig {
     /// The guest's address, 3 or more.
     pub cid: u32,
-    /// The unix socket on the host. Where the guest connects to port N, `<socket>_N` must listen.
+    /// The unix socket on the host. A connection of the guest to port N goes to `<socket>_N`.
     pub socket: SocketPath,
 }
 
-/// Memory that the guest gives back.
+/// A balloon, which takes memory that the guest returns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BalloonConfig {
-    /// How much the guest is asked to give, in MiB.
+    /// MiB that the guest is asked to return.
     pub target_mib: u64,
-    /// The guest takes memory back before it kills a process for want of it.
+    /// Lets the guest take memory back before it kills a process for lack of memory.
     pub deflate_on_oom: bool,
-    /// Seconds between the guest's statistics; none at 0.
+    /// Seconds between the guest's statistics; 0 for no statistics.
     pub statistics_interval: u16,
-    /// The guest reports pages as it frees them.
+    /// Lets the guest report pages as it frees them.
     pub reporting: bool,
-    /// The guest hints at its free pages when asked.
+    /// Lets the guest hint at free pages on request.
     pub hinting: bool,
 }
 
@@ -177,11 +188,11 @@ pub struct BalloonConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConsoleConfig {
-    /// The unix socket where whoever connects is at the console.
+    /// The unix socket whose client is at the console.
     pub socket: SocketPath,
 }
 
-/// How fast something may be used. What is not given is not limited.
+/// A rate limit. A missing bucket limits nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RateLimit {
@@ -193,15 +204,15 @@ pub struct RateLimit {
     pub ops: Option<Bucket>,
 }
 
-/// A token bucket, as Firecracker's.
+/// A token bucket, with Firecracker's meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bucket {
-    /// The most tokens it holds.
+    /// Tokens of a full bucket.
     pub size: u64,
-    /// Milliseconds in which an empty bucket fills.
+    /// Milliseconds that an empty bucket takes to fill.
     pub refill_time: u64,
-    /// Tokens it has in addition, once.
+    /// Additional tokens at the start, which are not refilled.
     #[serde(default)]
     pub one_time_burst: u64,
 }
@@ -211,14 +222,14 @@ fn yes() -> bool {
 }
 
 impl RateLimit {
-    /// Whether nothing is limited.
+    /// Whether it limits nothing.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Takes over what `change` has. A bucket that it does not have stays as it is; one without a size, or that fills in no time,
-    /// limits nothing any more (so Firecracker's clients have it).
+    /// Replaces the buckets that `change` has. As in Firecracker, a bucket with a size or refill time of 0
+    /// removes the limit.
     pub fn change(&mut self, change: &Self) {
         let Self { bandwidth, ops } = change;
         for (bucket, change) in [(&mut self.bandwidth, bandwidth), (&mut self.ops, ops)] {
@@ -228,21 +239,18 @@ impl RateLimit {
 }
 
 impl Devices {
-    /// Closes what disks were checked by, once they are open.
+    /// Closes the descriptors through which disks were checked, once the disks are open.
     pub(crate) fn release_checked(&mut self) {
-        for disk in &mut self.disks {
-            disk.path.release();
-            disk.layer.iter_mut().chain(&mut disk.beneath).for_each(FileRef::release);
-        }
+        self.disks.iter_mut().flat_map(DiskConfig::files_mut).for_each(FileRef::release);
     }
 
-    /// Whether there are none.
+    /// Whether no field is set.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// How many there are.
+    /// Counts the devices.
     #[must_use]
     pub fn count(&self) -> usize {
         self.disks.len()
@@ -253,50 +261,54 @@ impl Devices {
             + usize::from(self.console.is_some())
     }
 
-    /// Checks every field on its own; files are looked at when they are opened.
+    /// Checks the fields; files are checked when they are opened.
     ///
     /// # Errors
-    /// [`Error::Config`] names the field and what it may hold.
+    /// [`Error::Config`] names the field and the rule.
     pub fn validate(&self) -> Result<()> {
         if self.count() > MAX_DEVICES {
-            return Err(Error::config(
-                "devices",
-                format!("{} asked for; a VM has at most {MAX_DEVICES}", self.count()),
-            ));
+            let problem = Invalid::DeviceCount { given: self.count(), most: MAX_DEVICES };
+            return Err(Error::config("devices", problem));
         }
-        let ids = |field, ids: Vec<&str>| check_ids(field, &ids);
-        ids("disks", self.disks.iter().map(|disk| disk.id.as_str()).collect())?;
-        ids("networks", self.networks.iter().map(|network| network.id.as_str()).collect())?;
-        if let Some(disk) = self.disks.iter().find(|disk| disk.beneath.is_some() && disk.layer.is_none()) {
-            let problem = format!("{}: a layer beneath, but none that lies over it", disk.id);
-            return Err(Error::config("disks", problem));
-        }
-        self.disks.iter().try_for_each(check_layer_size)?;
-        if let Some(vsock) = self.vsock.as_ref().filter(|vsock| vsock.cid < 3 || vsock.cid == u32::MAX) {
-            let problem = format!("{} is taken; a guest's is 3 to 4294967294", vsock.cid);
-            return Err(Error::config("vsock cid", problem));
-        }
-        Ok(())
+        let refused = |field| move |problem| Error::config(field, problem);
+        check_ids(self.disks.iter().map(|disk| &disk.id)).map_err(refused("disks"))?;
+        check_ids(self.networks.iter().map(|network| &network.id)).map_err(refused("networks"))?;
+        self.disks.iter().try_for_each(DiskConfig::validate).map_err(refused("disks"))?;
+        self.vsock.as_ref().map_or(Ok(()), VsockConfig::validate).map_err(refused("vsock cid"))
     }
 }
 
-fn check_layer_size(disk: &DiskConfig) -> Result<()> {
-    let problem = match disk.layer_size {
-        Some(_) if disk.layer.is_none() => "a size of its layer, but the disk has none: give the layer too",
-        Some(bytes) if bytes < 64 << 10 => "a layer takes clusters of 64 KiB: its size must be that at least",
-        _ => return Ok(()),
-    };
-    Err(Error::config("disks", format!("{}: {problem}", disk.id)))
+impl DiskConfig {
+    fn validate(&self) -> std::result::Result<(), Invalid> {
+        let disk = || self.id.clone();
+        match (&self.layer, &self.beneath, self.layer_size) {
+            (None, Some(_), _) => Err(Invalid::BeneathWithoutLayer { disk: disk() }),
+            (None, None, Some(_)) => Err(Invalid::SizeWithoutLayer { disk: disk() }),
+            (Some(_), _, Some(bytes)) if bytes < 64 << 10 => Err(Invalid::LayerSize { disk: disk() }),
+            _ => Ok(()),
+        }
+    }
 }
 
-fn check_ids(field: &'static str, ids: &[&str]) -> Result<()> {
-    for (at, id) in ids.iter().enumerate() {
+impl VsockConfig {
+    fn validate(&self) -> std::result::Result<(), Invalid> {
+        match self.cid {
+            0..3 | u32::MAX => Err(Invalid::ReservedCid { cid: self.cid }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks that every id can name a device, and only one.
+fn check_ids<'a>(ids: impl Iterator<Item = &'a String>) -> std::result::Result<(), Invalid> {
+    let mut seen = BTreeSet::new();
+    for id in ids {
         let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
         if id.is_empty() || id.len() > 32 || !id.chars().all(allowed) {
-            return Err(Error::config(field, format!("id {id:?}: 1 to 32 letters, digits, _ and -")));
+            return Err(Invalid::Id { id: id.clone() });
         }
-        if ids[..at].contains(id) {
-            return Err(Error::config(field, format!("id {id:?} is there twice")));
+        if !seen.insert(id) {
+            return Err(Invalid::RepeatedId { id: id.clone() });
         }
     }
     Ok(())

@@ -1,23 +1,25 @@
-//! What a disk's image was when a snapshot was taken, as far as that can be told in microseconds. Layers name their base themselves.
+//! Identity of a disk's image at the time of a snapshot, read within microseconds. Layers name their own
+//! base.
 
 use serde::{Deserialize, Serialize};
 
-/// An image at one instant.
+/// Identity of an image at one instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskContent {
-    /// Its length.
+    /// Length of the image.
     pub bytes: u64,
-    /// A digest over samples of it, 16 hex digits: the CRC-64/ECMA-182 of its length, its first 4 KiB and 16 sectors spread over the rest.
+    /// Digest of samples, 16 hex digits: the CRC-64/ECMA-182 of the length, the first 4 KiB and 16 sectors
+    /// spread over the rest.
     pub digest: String,
-    /// When the file was written last, as seconds since 1970 and nanoseconds: `1795262400.123456789`. None for what the guest only reads
-    /// and for a block device, which does not tell.
+    /// Time of the last write, in seconds since 1970 with nanoseconds: `1795262400.123456789`. Missing for a
+    /// read-only disk, and for a block device, which has no such time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified: Option<String>,
 }
 
 impl DiskContent {
-    /// What is different now, in words; `found` is the image now. A copy's time says nothing, so `is_copy` leaves it out.
+    /// Describes how `found`, the image now, differs. The time of a copy is not compared (`is_copy`).
     #[must_use]
     pub fn difference(&self, found: &Self, is_copy: bool) -> Option<String> {
         let Self { bytes, digest, modified } = self;

@@ -1,19 +1,20 @@
-//! Where a machine's interrupt controllers are.
+//! Location of a machine's interrupt controllers.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Who has the interrupt controllers beside the local APICs, which are always KVM's. A guest's drivers find the same lines
-/// either way.
+/// Location of the interrupt controllers, except for the local APICs, which are always KVM's. A guest's
+/// drivers find the same lines in both.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum IrqchipKind {
-    /// KVM: an IOAPIC, two PICs, and the PIT. For guests that know of no ACPI, or want a PIT.
+    /// In KVM: an IOAPIC, two PICs and the PIT, for guests without ACPI or with a need for a PIT.
     Kernel,
-    /// volt-vmm: an IOAPIC, and neither PIC nor PIT. For guests that live on kvmclock and the TSC-deadline timer, as Linux does. Such a
-    /// VM is made a little sooner and closed much sooner (`cargo bench -p volt-benches --bench irqchip`), hence the default.
+    /// In volt-vmm: an IOAPIC, without PIC and PIT, for guests that use kvmclock and the TSC-deadline timer,
+    /// as Linux does. It is the default because such a VM is created a little faster and closed much faster
+    /// (`cargo bench -p volt-benches --bench irqchip`).
     #[default]
     Split,
 }

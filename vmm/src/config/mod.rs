@@ -1,5 +1,5 @@
-//! What a VM is made of: one type for the library, REST and the command line. It knows no KVM and opens nothing but
-//! the files it names.
+//! Configuration of a VM: one type for the library, REST, the command line and the configuration file. It
+//! knows no KVM and opens only the files that it names.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 
 pub mod devices;
 pub mod disk_content;
@@ -28,16 +28,16 @@ pub use socket_path::SocketPath;
 
 /// Most vCPUs a VM can have.
 pub const MAX_VCPUS: u8 = 32;
-/// Guest memory comes in whole MiB.
+/// Bytes of a MiB, the unit of guest memory.
 pub const MIB: u64 = 1 << 20;
-/// Kernel command line used when none is given.
+/// Default kernel command line.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 reboot=k panic=-1";
 
-/// Everything that decides what a VM is. Saved in a snapshot; edited before a restore where a clone differs.
+/// Configuration of a VM. A snapshot saves it, and a restore applies a clone's overrides to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VmConfig {
-    /// What to boot. A VM restored from a snapshot keeps it as a record and reads none of it.
+    /// Kernel, initrd and command line. A restored VM keeps them as a record and reads none of the files.
     pub boot: BootConfig,
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     #[serde(default = "one")]
@@ -45,7 +45,7 @@ pub struct VmConfig {
     /// Guest memory in MiB.
     #[serde(default = "default_memory_mib")]
     pub memory_mib: u64,
-    /// Where the interrupt controllers are.
+    /// Location of the interrupt controllers.
     #[serde(default)]
     pub irqchip: IrqchipKind,
     /// Virtio devices.
@@ -80,7 +80,7 @@ fn default_cmdline() -> String {
 }
 
 impl VmConfig {
-    /// A VM with one vCPU and 128 MiB that boots `kernel`.
+    /// Returns a VM with one vCPU and 128 MiB that boots `kernel`.
     #[must_use]
     pub fn new(kernel: impl Into<FileRef>) -> Self {
         let boot = BootConfig { kernel: kernel.into(), initrd: None, cmdline: default_cmdline() };
@@ -93,54 +93,47 @@ impl VmConfig {
         }
     }
 
-    /// Guest memory in bytes.
+    /// Returns the size of guest memory in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory_mib * MIB
     }
 
-    /// Checks every field on its own; files are looked at when they are opened.
+    /// Checks the fields; files are checked when they are opened.
     ///
     /// # Errors
-    /// [`Error::Config`] names the field and what it may hold.
+    /// [`Error::Config`] names the field and the rule.
     pub fn validate(&self) -> Result<()> {
         if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
-            return Err(Error::config(
-                "vcpus",
-                format!("{} asked for; a VM has 1 to {MAX_VCPUS}", self.vcpus),
-            ));
+            return Err(Error::config("vcpus", Invalid::VcpuCount { given: self.vcpus, most: MAX_VCPUS }));
         }
         if self.memory_mib == 0 {
-            return Err(Error::config("memory", "0 asked for; give a size such as 512M"));
+            return Err(Error::config("memory", Invalid::NoMemory));
         }
-        // Beyond 46 bits no x86 user address space can hold it; what this host can map is found out by mapping.
+        // No x86 user address space has more than 46 bits. Mapping finds the limit of this host.
         if self.memory_mib > (1 << 46) / MIB {
-            return Err(Error::config(
-                "memory",
-                format!("{} MiB is more than a host can map", self.memory_mib),
-            ));
+            return Err(Error::config("memory", Invalid::TooMuchMemory { mib: self.memory_mib }));
         }
         self.devices.validate()
     }
 
-    /// The same for a VM that is about to boot. A snapshot of one that this refuses is restored as it is.
+    /// Checks the fields for a VM that boots. A restore does not apply the additional rules.
     ///
     /// # Errors
-    /// [`Error::Config`]; also for devices on the kernel command line of a machine with split interrupt controllers.
+    /// [`Error::Config`] as for [`VmConfig::validate`], and for devices on the kernel command line of a
+    /// machine with split interrupt controllers.
     pub fn validate_boot(&self) -> Result<()> {
         if self.devices.on_cmdline && self.irqchip == IrqchipKind::Split {
-            let problem = "split does not go with devices on the kernel command line, which are for kernels without ACPI: those \
-                           need a PIT, and find interrupt lines by their PICs or the MP table; use kernel";
-            return Err(Error::config("irqchip", problem));
+            return Err(Error::config("irqchip", Invalid::CmdlineDevicesWithSplit));
         }
         self.validate()
     }
 }
 
-/// Parses a memory size as a person writes it: `512M`, `4G`, `262144K`, or a plain number of MiB.
+/// Parses a size of guest memory: `512M`, `4G`, `262144K`, or a plain number of MiB.
 ///
 /// # Errors
-/// [`Error::Config`] for anything else, for 0, and for what is not a whole number of MiB.
+/// [`Error::Config`] for another text, for 0, and for a size that is not a whole number of MiB.
 pub fn parse_memory_mib(text: &str) -> Result<u64> {
     let bad = |why: &str| Error::config("memory", format!("{text:?}: {why}"));
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -166,24 +159,32 @@ pub fn parse_memory_mib(text: &str) -> Result<u64> {
     Ok(bytes / MIB)
 }
 
-/// A file given by path, or as a descriptor that is already open (a confined process cannot open files). Written
-/// as the path, or as `fd:N`. A number that was read from a file or a request names no descriptor: its writer cannot know which are
-/// open here.
+/// A file given by its path, or by an open descriptor (a confined process cannot open files). Written as the
+/// path, or as `fd:N`. A number from a file or a request names no descriptor: its writer cannot know which
+/// are open here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileRef {
     /// A path.
     Path(PathBuf),
-    /// A file that was checked, by what was opened then: its path may mean another one by now. Written as the
+    /// A file that was checked and is held open, since its path may lead to another one later. Written as the
     /// path.
     Checked(CheckedFile),
-    /// A descriptor open in this process; it is duplicated on use and stays the caller's.
+    /// An open descriptor of this process. Use duplicates it; the caller keeps it.
     Fd(RawFd),
-    /// A descriptor's number that a state file, a configuration file or a request named. It is never used.
+    /// The number of a descriptor that a state file, a configuration file or a request named. Never used.
     Untrusted(RawFd),
 }
 
 impl FileRef {
-    /// Closes what was opened for a check, once the file is open.
+    /// Accepts the number of a descriptor that an argument of this process named, since its writer knows
+    /// which are open.
+    pub fn trust_descriptor(&mut self) {
+        if let Self::Untrusted(fd) = self {
+            *self = Self::Fd(*fd);
+        }
+    }
+
+    /// Closes the descriptor through which the file was checked.
     pub fn release(&mut self) {
         if let Self::Checked(CheckedFile { path, .. }) = self {
             *self = Self::Path(std::mem::take(path));
@@ -196,7 +197,7 @@ impl FileRef {
     /// [`Error::File`] names the file and the act.
     pub fn open(&self, what: &'static str) -> Result<File> {
         let opened = match self {
-            // A pipe that nobody writes is not waited for.
+            // O_NONBLOCK: opening a pipe would wait for its writer.
             Self::Path(path) => File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path),
             Self::Checked(file) => file.open(File::options().read(true).custom_flags(libc::O_NONBLOCK)),
             Self::Fd(fd) => duplicate(*fd),
@@ -205,10 +206,10 @@ impl FileRef {
         opened.map_err(|source| Error::file(what, self.to_string(), source))
     }
 
-    /// Opens the file for reading and writing. A path that is not there is an error, or with `make` a new file.
+    /// Opens the file for reading and writing. With `make`, a missing file is created.
     ///
     /// # Errors
-    /// As [`FileRef::open`]; also for a descriptor that cannot be written.
+    /// [`Error::File`] as for [`FileRef::open`], and for a descriptor that cannot be written.
     pub fn open_writable(&self, what: &'static str, make: bool) -> Result<File> {
         let mut options = File::options();
         options.read(true).write(true).create(make).mode(0o600).custom_flags(libc::O_NONBLOCK);
@@ -228,7 +229,7 @@ impl FileRef {
     }
 }
 
-/// See [`FileRef::Checked`].
+/// The file of [`FileRef::Checked`].
 #[derive(Clone, Debug)]
 pub struct CheckedFile {
     path: PathBuf,
@@ -237,13 +238,13 @@ pub struct CheckedFile {
 }
 
 impl CheckedFile {
-    /// The file that was found at `path`, opened with `O_PATH`.
+    /// Takes `file`, which was opened at `path` with `O_PATH`.
     #[must_use]
     pub fn new(path: PathBuf, file: OwnedFd) -> Self {
         Self { path, file: Arc::new(file) }
     }
 
-    /// The path at which it was found.
+    /// Returns the path at which it was found.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -264,7 +265,8 @@ impl Eq for CheckedFile {}
 
 fn untrusted() -> std::io::Error {
     std::io::Error::other(
-        "a descriptor is taken from the command line or the library alone, and not from a file or a request; give it a path",
+        "a descriptor is taken from the command line or the library alone, and not from a file or a request; \
+         give it a path",
     )
 }
 
@@ -273,8 +275,8 @@ fn duplicate(fd: RawFd) -> std::io::Result<File> {
     if fd < 0 {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the descriptor is only borrowed for the length of the call that duplicates it; if it is not open the
-    // kernel answers EBADF. It cannot be -1, the one value BorrowedFd excludes.
+    // SAFETY: the descriptor is only borrowed during the call that duplicates it; if it is not open, the
+    // kernel answers EBADF. It cannot be -1, the one value that BorrowedFd excludes.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(File::from(borrowed.try_clone_to_owned()?))
 }
@@ -330,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_sizes_as_people_write_them() {
+    fn memory_sizes_have_units() {
         for (text, mib) in [("512M", 512), ("4G", 4096), ("262144K", 256), ("64", 64), ("1T", 1 << 20)] {
             assert_eq!(parse_memory_mib(text).unwrap(), mib, "{text}");
         }
@@ -351,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_config_is_refused_by_the_field_that_is_wrong() {
+    fn invalid_config_is_refused_by_its_field() {
         let good = VmConfig::new("/k");
         good.validate().unwrap();
         for vcpus in [0, 33] {
@@ -382,13 +384,13 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_descriptor_is_an_error_that_names_it() {
+    fn closed_descriptor_is_refused_by_its_number() {
         let error = FileRef::Fd(1_000_000).open("open kernel").unwrap_err().to_string();
         assert_eq!(error, "cannot open kernel fd:1000000");
     }
 
     #[test]
-    fn what_is_to_be_written_must_be_writable() {
+    fn read_only_descriptor_is_refused_for_writing() {
         let file = File::open("/proc/self/exe").unwrap();
         let given = FileRef::Fd(std::os::fd::AsRawFd::as_raw_fd(&file));
         given.open("open disk").unwrap();

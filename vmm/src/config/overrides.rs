@@ -1,15 +1,13 @@
-//! What may differ from clone to clone of one snapshot: where a device's other end on the host is. It edits the configuration
-//! before a machine is made from it, never the saved state.
-
-use std::path::PathBuf;
+//! Differences between clones of one snapshot: the files, taps and sockets of devices, and their rate limits.
+//! They change the configuration before a machine is made from it, never the saved state.
 
 use serde::{Deserialize, Serialize};
 
-use super::FileRef;
 use super::devices::{ConsoleConfig, Devices, NetBackend, RateLimit};
-use crate::error::{Error, Result};
+use super::{FileRef, SocketPath};
+use crate::error::{Error, Invalid, Result};
 
-/// Changes to a snapshot's devices. What is not given stays as it was.
+/// Changes to a snapshot's devices. A field that is not given stays as it was.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overrides {
@@ -19,7 +17,7 @@ pub struct Overrides {
     pub networks: Vec<NetOverride>,
     /// The socket device.
     pub vsock: Option<VsockOverride>,
-    /// The console beside the serial port: another place for its socket.
+    /// Another socket for the console beside the serial port.
     pub console: Option<ConsoleConfig>,
 }
 
@@ -29,47 +27,54 @@ pub struct Overrides {
 pub struct DiskOverride {
     /// The disk.
     pub id: String,
-    /// The image, or with a layer the base. Its content must be what the guest's memory takes it for.
+    /// The image, or with a layer the base. Its content must be that at the time of the snapshot.
     #[serde(default)]
     pub path: Option<FileRef>,
-    /// The file that takes what this clone writes.
+    /// The file that takes this clone's writes.
     #[serde(default)]
     pub layer: Option<FileRef>,
-    /// The most that it may hold, in bytes.
+    /// Largest size of that file, in bytes.
     #[serde(default)]
     pub layer_size: Option<u64>,
-    /// How fast it may be used.
+    /// Rate limit of its requests.
     #[serde(default)]
     pub limit: Option<RateLimit>,
-    /// What to do if the image has changed since the snapshot.
+    /// How to treat an image that has changed since the snapshot.
     #[serde(default)]
     pub changed: Option<ChangedImage>,
 }
 
-/// What to do with an image that is not what it was when the snapshot was taken.
+impl DiskOverride {
+    /// Returns the files that the override names.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut FileRef> {
+        self.path.iter_mut().chain(&mut self.layer)
+    }
+}
+
+/// Treatment of an image that has changed since the snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ChangedImage {
-    /// Use it. The guest's file system may find a disk that contradicts its memory.
+    /// Uses it. The guest's file system may find a disk that contradicts its memory.
     Accept,
 }
 
-/// Another end for a network interface.
+/// Another backend, address or rate limit for a network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetOverride {
     /// The interface.
     pub id: String,
-    /// What it is connected to.
+    /// Its other end on the host.
     #[serde(default)]
     pub backend: Option<NetBackend>,
-    /// Its hardware address, which a running guest does not look at again by itself.
+    /// Its hardware address. A running guest does not read it again by itself.
     #[serde(default)]
     pub mac: Option<String>,
-    /// How fast the guest may receive.
+    /// Rate limit of packets to the guest.
     #[serde(default)]
     pub receive_limit: Option<RateLimit>,
-    /// How fast the guest may send.
+    /// Rate limit of packets from the guest.
     #[serde(default)]
     pub transmit_limit: Option<RateLimit>,
 }
@@ -78,19 +83,19 @@ pub struct NetOverride {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VsockOverride {
-    /// The guest's address. The guest hears of it with the reset of its connections.
+    /// The guest's address. The reset of its connections tells the guest.
     #[serde(default)]
     pub cid: Option<u32>,
     /// The unix socket on the host.
     #[serde(default)]
-    pub socket: Option<PathBuf>,
+    pub socket: Option<SocketPath>,
 }
 
 impl Overrides {
     /// Changes `devices`.
     ///
     /// # Errors
-    /// [`Error::Config`] when there is no such device, or what comes out cannot be.
+    /// [`Error::Config`] if a device does not exist, or the changed devices are invalid.
     pub fn apply(self, devices: &mut Devices) -> Result<()> {
         let Self { disks, networks, vsock, console } = self;
         for DiskOverride { id, path, layer, layer_size, limit, changed: _ } in disks {
@@ -112,7 +117,7 @@ impl Overrides {
         if let Some(VsockOverride { cid, socket }) = vsock {
             let vsock = devices.vsock.as_mut().ok_or_else(|| no_such("vsock"))?;
             set(&mut vsock.cid, cid);
-            set(&mut vsock.socket, socket.map(Into::into));
+            set(&mut vsock.socket, socket);
         }
         if console.is_some() {
             let own = devices.console.as_mut().ok_or_else(|| no_such("console"))?;
@@ -123,11 +128,11 @@ impl Overrides {
 }
 
 fn no_such(field: &'static str) -> Error {
-    Error::config(field, "an override, but the snapshot's VM has no such device")
+    Error::config(field, Invalid::NoSuchDevice)
 }
 
 fn unknown(field: &'static str, id: &str) -> Error {
-    Error::config(field, format!("an override of {id:?}, but the snapshot's VM has no such device"))
+    Error::config(field, Invalid::NoSuchId { id: id.to_owned() })
 }
 
 fn set<T>(field: &mut T, value: Option<T>) {
@@ -148,7 +153,7 @@ mod tests {
     use crate::config::devices::{Bucket, VsockConfig};
 
     #[test]
-    fn what_is_given_is_changed_and_the_rest_stays() {
+    fn given_fields_change_and_others_stay() {
         let disk = r#"{"disks":[{"id":"a","path":"/a","layer":"/l"},{"id":"b","path":"/b"}]}"#;
         let mut devices: Devices = serde_json::from_str(disk).unwrap();
         devices.vsock = Some(VsockConfig { cid: 3, socket: "/v".into() });
@@ -162,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bucket_that_is_not_given_stays_and_an_empty_one_goes() {
+    fn missing_bucket_stays_and_an_empty_one_removes_the_limit() {
         let bucket = |size| Some(Bucket { size, refill_time: 100, one_time_burst: 0 });
         let mut limit = RateLimit { bandwidth: bucket(5), ops: bucket(6) };
         limit.change(&RateLimit { bandwidth: None, ops: bucket(7) });
@@ -172,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn override_of_a_missing_device_is_refused_by_its_name() {
         let apply = |text: &str| {
             let overrides: Overrides = serde_json::from_str(text).unwrap();
             overrides.apply(&mut Devices::default()).unwrap_err().to_string()

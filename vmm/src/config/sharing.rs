@@ -1,76 +1,70 @@
-//! What two VMs of this host cannot have at once: a tap, a socket that one listens at, a forwarded port, a disk that is written. A
-//! clone of a VM that runs on needs its own.
+//! Resources of the host that two VMs cannot have at once: a tap, a listening socket, a forwarded port, a
+//! disk that is written in place. A clone needs its own while its parent runs.
 
 use std::collections::BTreeMap;
 
-use super::devices::{Devices, NetBackend};
+use super::devices::{Devices, DiskConfig, NetBackend};
 use super::overrides::Overrides;
-use crate::error::{Error, Result};
+use crate::error::{Cure, Error, Invalid, Result};
 
-/// Something that one VM has to itself.
-struct Own {
+/// A resource of the host that only one VM can have.
+struct Exclusive {
     field: &'static str,
     /// As the host knows it, such as `tap tap0`.
-    what: String,
-    /// What gives a clone another.
-    give: String,
+    resource: String,
+    /// How to give a clone another.
+    cures: Vec<Cure>,
 }
 
-/// Checks that a VM with these devices and clones of it with these overrides can run beside each other. Files that are made for a clone
-/// alone are not looked at: whoever makes them sees whether they are there.
+/// Checks that a VM with these devices can run beside clones of it with these overrides. Files that are made
+/// for a clone alone are not checked: making them fails if they exist.
 ///
 /// # Errors
-/// [`Error::Config`] says what two of them would have, and what to give.
+/// [`Invalid::Shared`] names a resource that two of them would have.
 pub fn check(devices: &Devices, clones: &[Overrides]) -> Result<()> {
-    let mut owners: BTreeMap<String, usize> = own(devices).map(|own| (own.what, 0)).collect();
-    for (number, overrides) in (1..).zip(clones) {
+    let mut owners: BTreeMap<String, usize> =
+        exclusive(devices).map(|exclusive| (exclusive.resource, 0)).collect();
+    for (child, overrides) in (1..).zip(clones) {
         let mut devices = devices.clone();
         overrides.clone().apply(&mut devices)?;
-        for Own { field, what, give } in own(&devices) {
-            let Some(owner) = owners.insert(what.clone(), number) else { continue };
-            let owner = match owner {
-                0 => "the VM itself has".to_owned(),
-                other => format!("child {other} has"),
-            };
-            let problem = format!("child {number} would have {what}, which {owner}: give it {give}");
-            return Err(Error::config(field, problem));
+        for Exclusive { field, resource, cures } in exclusive(&devices) {
+            if let Some(owner) = owners.insert(resource.clone(), child) {
+                let owner = (owner > 0).then_some(owner);
+                return Err(Error::config(field, Invalid::Shared { child, resource, owner, cures }));
+            }
         }
     }
     Ok(())
 }
 
-fn own(devices: &Devices) -> impl Iterator<Item = Own> + '_ {
+fn exclusive(devices: &Devices) -> impl Iterator<Item = Exclusive> + '_ {
     let networks = devices.networks.iter().flat_map(|network| {
-        let id = &network.id;
-        let own = move |what, give: &str| Own { field: "networks", what, give: give.replace("ID", id) };
+        let id = || network.id.clone();
+        let exclusive = |resource, cure| Exclusive { field: "networks", resource, cures: vec![cure] };
         match &network.backend {
-            NetBackend::Tap(name) => {
-                vec![own(format!("tap {name}"), "a tap of its own (--net id=ID,tap=NAME)")]
-            }
+            NetBackend::Tap(name) => vec![exclusive(format!("tap {name}"), Cure::Tap { id: id() })],
             NetBackend::Passt { forward } => {
-                let give = "ports of its own (--net id=ID,passt,forward=HOSTPORT:GUESTPORT)";
-                forward.iter().map(|(host, _)| own(format!("port {host} of 127.0.0.1"), give)).collect()
+                let port = |(host, _): &(u16, u16)| format!("port {host} of 127.0.0.1");
+                let ports = forward.iter().map(port);
+                ports.map(|port| exclusive(port, Cure::ForwardedPorts { id: id() })).collect()
             }
         }
     });
-    let vsock = devices.vsock.iter().map(|vsock| Own {
+    let vsock = devices.vsock.iter().map(|vsock| Exclusive {
         field: "vsock",
-        what: format!("socket {}", vsock.socket),
-        give: "one of its own (--vsock socket=PATH)".to_owned(),
+        resource: format!("socket {}", vsock.socket),
+        cures: vec![Cure::VsockSocket],
     });
-    let console = devices.console.iter().map(|console| Own {
+    let console = devices.console.iter().map(|console| Exclusive {
         field: "console",
-        what: format!("socket {}", console.socket),
-        give: "one of its own (--console SOCKET)".to_owned(),
+        resource: format!("socket {}", console.socket),
+        cures: vec![Cure::ConsoleSocket],
     });
-    let written = devices.disks.iter().filter(|disk| !disk.read_only && disk.layer.is_none());
-    let disks = written.map(|disk| Own {
+    let written = devices.disks.iter().filter(|disk| disk.is_written_in_place());
+    let disks = written.map(|DiskConfig { id, path, .. }| Exclusive {
         field: "disks",
-        what: format!("disk {} to write to", disk.path),
-        give: format!(
-            "a copy (--disk id={},path=FILE), or the VM a disk with a layer, which is not shared",
-            disk.id
-        ),
+        resource: format!("disk {path} to write to"),
+        cures: vec![Cure::DiskPath { id: id.clone() }, Cure::DiskLayer { id: id.clone() }],
     });
     networks.chain(vsock).chain(console).chain(disks)
 }
@@ -78,23 +72,27 @@ fn own(devices: &Devices) -> impl Iterator<Item = Own> + '_ {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::report;
 
-    const DEVICES: &str = r#"{"disks":[{"id":"shared","path":"/ro","read_only":true},{"id":"layered","path":"/base","layer":"/l"}],
-        "networks":[{"id":"eth0","backend":{"tap":"tap0"}}],"vsock":{"cid":3,"socket":"/v"},"console":{"socket":"/c"}}"#;
-    const OWN: &str = r#"{"networks":[{"id":"eth0","backend":{"tap":"tapN"}}],"vsock":{"socket":"/vN"},"console":{"socket":"/cN"}}"#;
+    const DEVICES: &str = r#"{
+        "disks":[{"id":"shared","path":"/ro","read_only":true},{"id":"layered","path":"/base","layer":"/l"}],
+        "networks":[{"id":"eth0","backend":{"tap":"tap0"}}],
+        "vsock":{"cid":3,"socket":"/v"},"console":{"socket":"/c"}}"#;
+    const OWN: &str = r#"{"networks":[{"id":"eth0","backend":{"tap":"tapN"}}],
+        "vsock":{"socket":"/vN"},"console":{"socket":"/cN"}}"#;
 
     fn clones(texts: &[&str]) -> Vec<Overrides> {
         texts.iter().map(|text| serde_json::from_str(text).unwrap()).collect()
     }
 
     fn refused(devices: &str, overrides: &[&str], words: &[&str]) {
-        let error =
-            check(&serde_json::from_str(devices).unwrap(), &clones(overrides)).unwrap_err().to_string();
+        let error = check(&serde_json::from_str(devices).unwrap(), &clones(overrides)).unwrap_err();
+        let error = report(&error);
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
     }
 
     #[test]
-    fn what_each_has_of_its_own_or_only_reads_is_well() {
+    fn exclusive_and_read_only_resources_pass() {
         let of = |number: &str| OWN.replace('N', number);
         let (one, two) = (of("1"), of("2"));
         check(&serde_json::from_str(DEVICES).unwrap(), &clones(&[&one, &two])).unwrap();
@@ -102,27 +100,36 @@ mod tests {
     }
 
     #[test]
-    fn what_the_vm_has_a_clone_has_not() {
+    fn resource_of_the_vm_is_refused_for_a_clone() {
         let one = OWN.replace('N', "1");
         refused(
             DEVICES,
             &["{}"],
-            &["networks: child 1", "tap tap0, which the VM itself has", "--net id=eth0,tap="],
+            &["networks: child 1", "tap tap0, which the VM itself has", "give network eth0 another tap"],
         );
         for (given, words) in [
-            ("/v1", ["vsock: child 1", "socket /v,", "--vsock socket="]),
-            ("/c1", ["console: child 1", "socket /c,", "--console SOCKET"]),
+            ("/v1", ["vsock: child 1", "socket /v,", "give the vsock device another socket"]),
+            ("/c1", ["console: child 1", "socket /c,", "give the console another socket"]),
         ] {
             refused(DEVICES, &[&one.replace(given, &given[..2])], &words);
         }
         let written = r#"{"disks":[{"id":"root","path":"/image"}]}"#;
-        refused(written, &["{}"], &["disks: child 1", "disk /image to write to", "--disk id=root,path="]);
+        refused(
+            written,
+            &["{}"],
+            &[
+                "disks: child 1",
+                "disk /image to write to",
+                "give disk root another path",
+                "or give disk root of the VM a layer",
+            ],
+        );
         let forwards = r#"{"networks":[{"id":"n","backend":{"passt":{"forward":[[8080,80]]}}}]}"#;
-        refused(forwards, &["{}"], &["port 8080 of 127.0.0.1", "forward="]);
+        refused(forwards, &["{}"], &["port 8080 of 127.0.0.1", "give network n other ports"]);
     }
 
     #[test]
-    fn nor_have_two_clones_the_same() {
+    fn resource_of_a_clone_is_refused_for_another() {
         let one = OWN.replace('N', "1");
         refused(DEVICES, &[&one, &one], &["child 2 would have tap tap1, which child 1 has"]);
     }

@@ -24,13 +24,13 @@ impl SocketPath {
         Self { path, directory: Some(Arc::new(directory)) }
     }
 
-    /// The path as it was given.
+    /// Returns the path as it was given.
     #[must_use]
     pub fn as_path(&self) -> &Path {
         &self.path
     }
 
-    /// The path for system calls.
+    /// Returns the path for system calls.
     pub(crate) fn on_host(&self) -> PathBuf {
         match (&self.directory, self.path.file_name()) {
             (Some(directory), Some(name)) => {
@@ -40,7 +40,7 @@ impl SocketPath {
         }
     }
 
-    /// The same with `suffix` at the end of its name.
+    /// Returns the path with `suffix` at the end of its name.
     pub(crate) fn with_suffix(&self, suffix: impl AsRef<OsStr>) -> Self {
         let mut path = self.path.clone().into_os_string();
         path.push(suffix);

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::config::{Devices, Overrides};
 use volt_vmm::internal::random_hex;
 use volt_vmm::internal::sharing;
-use volt_vmm::{Error, FileRef, Handover, Vm, VmShape};
+use volt_vmm::{Error, FileRef, Handover, Invalid, Vm, VmShape};
 
 use super::children;
 use super::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
@@ -23,7 +23,7 @@ use crate::process::start;
 
 /// A child to create.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ChildSpec {
     /// The socket on which it serves its API.
     pub(crate) api_socket: PathBuf,
     /// The file to append its guest's serial output to. Without one the output is discarded.
@@ -43,7 +43,7 @@ pub(crate) struct Forked {
 ///
 /// # Errors
 /// The first error of a child; it names the child. Then no child and no file of a child remains.
-pub(crate) fn fork(vm: &Vm, wanted: Vec<Wanted>, paused: bool) -> Result<Vec<Forked>, Failure> {
+pub(crate) fn fork(vm: &Vm, wanted: Vec<ChildSpec>, paused: bool) -> Result<Vec<Forked>, Failure> {
     let config = vm.config();
     check(&config.devices, &wanted)?;
     // The parent holds a socket for each child until it is detached.
@@ -69,21 +69,17 @@ pub(crate) fn fork(vm: &Vm, wanted: Vec<Wanted>, paused: bool) -> Result<Vec<For
 }
 
 /// Checks what needs no child.
-fn check(devices: &Devices, wanted: &[Wanted]) -> Result<(), Failure> {
-    let config = |field, problem: String| Err(Error::Config { field, problem }.into());
+fn check(devices: &Devices, wanted: &[ChildSpec]) -> Result<(), Failure> {
+    let config = |field, problem| Err(Error::Config { field, problem }.into());
     if wanted.is_empty() {
-        return config("children", "none given; a fork needs at least one".to_owned());
+        return config("children", "none given; a fork needs at least one".into());
     }
     for (number, child) in wanted.iter().enumerate() {
         if wanted[..number].iter().any(|other| other.api_socket == child.api_socket) {
-            return config("api_socket", format!("{} is given twice", child.api_socket.display()));
+            return config("api_socket", format!("{} is given twice", child.api_socket.display()).into());
         }
         let Some((id, fd)) = descriptor(devices, &child.overrides) else { continue };
-        let problem = format!(
-            "{id}: fd:{fd} is a descriptor of this process: give child {} a path (--disk id={id},path=FILE)",
-            number + 1
-        );
-        return config("disks", problem);
+        return config("disks", Invalid::OwnDescriptor { disk: id, fd, child: number + 1 });
     }
     let overrides: Vec<_> = wanted.iter().map(|child| child.overrides.clone()).collect();
     Ok(sharing::check(devices, &overrides)?)
@@ -115,8 +111,8 @@ struct Child {
 }
 
 impl Child {
-    fn spawn(wanted: Wanted, shape: VmShape, paused: bool) -> Result<Self, Failure> {
-        let Wanted { api_socket, serial, overrides } = wanted;
+    fn spawn(wanted: ChildSpec, shape: VmShape, paused: bool) -> Result<Self, Failure> {
+        let ChildSpec { api_socket, serial, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
             Failure::child(&api_socket, volt_vmm::report(&Failure::system(act, source)))
         };
@@ -216,12 +212,12 @@ mod tests {
     use super::*;
     use crate::rest::testing::Dir;
 
-    fn wanted(socket: &str, overrides: &str) -> Wanted {
+    fn wanted(socket: &str, overrides: &str) -> ChildSpec {
         let overrides = serde_json::from_str(overrides).unwrap();
-        Wanted { api_socket: socket.into(), serial: None, overrides }
+        ChildSpec { api_socket: socket.into(), serial: None, overrides }
     }
 
-    fn refused(devices: &str, wanted: &[Wanted]) -> String {
+    fn refused(devices: &str, wanted: &[ChildSpec]) -> String {
         check(&serde_json::from_str(devices).unwrap(), wanted).unwrap_err().to_string()
     }
 

@@ -1,5 +1,5 @@
-//! Firecracker's configuration before the start: `/boot-source`, `/machine-config` and `/vm/config`, collected in a
-//! [`Draft`] and turned into a [`VmConfig`] by `InstanceStart`.
+//! Firecracker's configuration before the start: `/boot-source`, `/machine-config` and `/vm/config`. A
+//! [`Draft`] collects it, and `InstanceStart` makes a [`VmConfig`] of it.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig};
 
-use super::devices::Drafted;
+use super::devices::DeviceDraft;
+use super::names;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
@@ -25,16 +26,16 @@ pub(crate) fn routes() -> Router<Api> {
         .route("/vm/config", get(vm_config))
 }
 
-/// What has been configured so far.
+/// Configuration collected so far.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Draft {
     boot: Option<BootSource>,
     machine: Option<Machine>,
-    pub(crate) devices: Drafted,
+    pub(crate) devices: DeviceDraft,
 }
 
 impl Draft {
-    /// The whole configuration, once there is a kernel.
+    /// Returns the whole configuration, if a kernel is set.
     pub(crate) fn config(&self) -> Option<VmConfig> {
         let boot = self.boot.clone()?;
         let mut config = VmConfig::new(boot.kernel_image_path);
@@ -51,16 +52,17 @@ impl Draft {
 }
 
 impl Api {
-    /// What has been configured so far.
+    /// Returns the configuration collected so far.
     pub(crate) fn draft(&self) -> Draft {
         self.lock_draft().clone()
     }
 
-    /// A snapshot brings its own configuration.
+    /// Refuses a load after requests that configure a VM, since a snapshot has its own configuration.
     pub(crate) fn refuse_after_configuration(&self) -> Result<(), Fault> {
         if self.slot.peek().is_none() && self.draft() != Draft::default() {
             return Err(Fault::refused(
-                "cannot load a snapshot: this VM was configured to boot, and a snapshot brings its own configuration",
+                "cannot load a snapshot: this VM was configured to boot, and a snapshot brings its own \
+                 configuration",
             ));
         }
         Ok(())
@@ -74,17 +76,17 @@ impl Api {
         Ok(StatusCode::NO_CONTENT)
     }
 
-    // Nothing panics while it holds the lock, so what a poisoned one guards is sound.
+    // No holder of the lock panics, so a poisoned draft is sound.
     fn lock_draft(&self) -> MutexGuard<'_, Draft> {
         self.draft.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The running VM's parts in Firecracker's words, or those of the draft.
+    /// Describes the running VM, or returns the draft.
     fn parts(&self) -> Draft {
         let draft = self.draft();
         let Some(vm) = self.slot.peek() else { return draft };
         let mut parts = Draft::from(&vm.config());
-        // No part of a VM: what is dirty is known of every one, when somebody asks.
+        // Not part of a VM's configuration: dirty pages of every VM are tracked on demand.
         if let (Some(machine), Some(drafted)) = (&mut parts.machine, draft.machine) {
             machine.track_dirty_pages = drafted.track_dirty_pages;
         }
@@ -105,7 +107,7 @@ impl From<&VmConfig> for Draft {
             irqchip: config.irqchip,
             ..Machine::default()
         };
-        Self { boot: Some(boot), machine: Some(machine), devices: Drafted::from(&config.devices) }
+        Self { boot: Some(boot), machine: Some(machine), devices: DeviceDraft::from(&config.devices) }
     }
 }
 
@@ -124,7 +126,7 @@ async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -
     api.change_draft("set the boot source", |draft| draft.boot = Some(boot))
 }
 
-/// What `GET /machine-config` answers.
+/// Answer to `GET /machine-config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Machine {
     vcpu_count: u8,
@@ -158,7 +160,7 @@ struct MachineChange {
     mem_size_mib: Option<u64>,
     #[serde(default)]
     smt: bool,
-    /// A diff can be taken of any VM: this is remembered and changes nothing.
+    /// Remembered without effect: every VM supports diffs.
     track_dirty_pages: Option<bool>,
     cpu_template: Option<String>,
     huge_pages: Option<String>,
@@ -166,7 +168,10 @@ struct MachineChange {
 }
 
 impl MachineChange {
-    /// `from` with this change, if it asks for nothing that volt-vmm does not have.
+    /// Applies the change to `from`.
+    ///
+    /// # Errors
+    /// It asks for a feature that volt-vmm lacks, or the machine is invalid.
     fn apply(&self, from: Machine) -> Result<Machine, Fault> {
         let named = |value: &Option<String>| value.as_ref().is_some_and(|value| value != "None");
         for (field, given) in [
@@ -215,14 +220,11 @@ async fn machine_config(State(api): State<Api>) -> Json<Machine> {
 async fn vm_config(State(api): State<Api>) -> Json<Value> {
     let Draft { boot, machine, devices } = api.parts();
     let machine = machine.unwrap_or_default();
-    Json(json!({
-        "boot-source": boot,
-        "machine-config": machine,
-        "drives": devices.drives,
-        "network-interfaces": devices.networks,
-        "vsock": devices.vsock,
-        "balloon": devices.balloon,
-    }))
+    let DeviceDraft { devices, root } = devices;
+    let mut described = names::describe(devices, root.as_deref());
+    described["boot-source"] = json!(boot);
+    described["machine-config"] = json!(machine);
+    Json(described)
 }
 
 #[cfg(test)]
@@ -231,7 +233,7 @@ mod tests {
     use crate::rest::testing::Serving;
 
     #[test]
-    fn a_machine_is_configured_step_by_step() {
+    fn machine_is_configured_step_by_step() {
         let api = Serving::start();
         let boot = r#"{"kernel_image_path":"/k","boot_args":"quiet"}"#;
         assert_eq!(api.ask("PUT", "/boot-source", boot).0, 204);
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn dirty_pages_are_tracked_whoever_asks_for_it() {
+    fn track_dirty_pages_is_remembered() {
         let api = Serving::start();
         let told = |api: &Serving| api.ask("GET", "/machine-config", "").1;
         assert!(told(&api).contains(r#""track_dirty_pages":false"#));
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_machines_that_cannot_be() {
+    fn invalid_machine_is_refused_by_its_field() {
         let api = Serving::start();
         for (body, words) in [
             (r#"{"vcpu_count":0,"mem_size_mib":512}"#, "vcpus: 0"),
@@ -281,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_becomes_a_config() {
+    fn draft_becomes_a_config() {
         assert_eq!(Draft::default().config(), None);
         let config =
             VmConfig { vcpus: 3, memory_mib: 64, irqchip: IrqchipKind::Split, ..VmConfig::new("/k") };

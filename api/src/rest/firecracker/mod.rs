@@ -1,10 +1,10 @@
-//! Firecracker's paths, so that its clients work: same fields, same statuses (204 for success), same states.
+//! Firecracker's paths, with its fields, statuses (204 for success) and states, so that its clients work.
 //!
-//! What volt-vmm does not have is accepted where it asks for nothing (`"smt": false`) and refused by name otherwise.
+//! Fields of features that volt-vmm lacks are refused by name, unless they ask for nothing (`"smt": false`).
 
 pub(crate) mod devices;
 pub(crate) mod machine;
-pub(crate) mod overrides;
+pub(crate) mod names;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
 use volt_vmm::{
-    ChangedImages, Compression, Error, Packing, RecordUntil, RestoreOptions, RunState, SnapshotKind,
-    SnapshotOptions, Store, Unpack,
+    ChangedImages, Compression, Error, Packing, PagerOptions, RecordUntil, RestoreOptions, RunState,
+    SnapshotKind, SnapshotOptions, Store, Unpack,
 };
 
 use super::Api;
@@ -26,7 +26,7 @@ use super::body::Body;
 use super::error::Fault;
 use crate::process::start;
 use crate::process::start::SharedPager;
-use crate::rest::firecracker::overrides::{NetworkOverride, VsockSocket};
+use crate::rest::firecracker::names::{NetworkOverride, VsockSocket};
 
 type Done = Result<StatusCode, Fault>;
 
@@ -52,7 +52,7 @@ async fn describe_instance(State(api): State<Api>) -> Json<Value> {
     Json(json!({ "id": api.slot.id(), "state": state, "vmm_version": version, "app_name": "volt-vmm" }))
 }
 
-// Firecracker's clients read `firecracker_version`; they want a version of this program there.
+// Firecracker's clients read `firecracker_version`.
 async fn version() -> Json<Value> {
     let version = env!("CARGO_PKG_VERSION");
     Json(json!({ "firecracker_version": version, "volt_vmm_version": version }))
@@ -62,13 +62,13 @@ async fn version() -> Json<Value> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateSnapshot {
-    /// The directory to be made.
+    /// The directory to create.
     pub(crate) snapshot_path: PathBuf,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) snapshot_type: Option<SnapshotType>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) mem_file_path: Option<PathBuf>,
-    /// volt-vmm's own, like the next two: how memory is packed, unless it is to stay as it is.
+    /// volt-vmm's own, like the next two: packs memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) compress: Option<Compression>,
     /// Bytes.
@@ -77,10 +77,10 @@ pub(crate) struct CreateSnapshot {
     /// Percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) least_saving: Option<u8>,
-    /// The balloon takes all that the guest can spare first.
+    /// volt-vmm's own: inflates the balloon first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) trim: bool,
-    /// volt-vmm's own: the longest that the guest may stand still, in milliseconds.
+    /// volt-vmm's own: the longest pause of the guest, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) max_pause_ms: Option<u64>,
 }
@@ -92,32 +92,20 @@ impl CreateSnapshot {
             Some(SnapshotType::Full) | None => SnapshotKind::Full,
         };
         let max_pause = self.max_pause_ms.map(Duration::from_millis);
-        let Some(compression) = self.compress else {
-            for (field, given) in
-                [("chunk_size", self.chunk_size.is_some()), ("least_saving", self.least_saving.is_some())]
-            {
-                if given {
-                    return Err(Fault::refused(format!(
-                        "{field}: goes with compress, which says how memory is packed"
-                    )));
-                }
-            }
-            return Ok(SnapshotOptions { kind, trim: self.trim, max_pause, ..SnapshotOptions::default() });
-        };
-        let packing = Some(Packing::with(compression, self.chunk_size, self.least_saving));
+        let packing = Packing::from_options(self.compress, self.chunk_size, self.least_saving)?;
         Ok(SnapshotOptions { kind, packing, trim: self.trim, max_pause, ..SnapshotOptions::default() })
     }
 }
 
-/// Kinds of snapshot that Firecracker knows.
+/// Firecracker's kinds of snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SnapshotType {
     Full,
     Diff,
 }
 
-const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directory, named by snapshot_path, that holds the \
-                             memory too";
+const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directory, named by snapshot_path, \
+                             that holds the memory too";
 
 async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> Done {
     if request.mem_file_path.is_some() {
@@ -142,30 +130,30 @@ struct LoadSnapshot {
     resume_vm: bool,
     mem_file_path: Option<Value>,
     mem_backend: Option<Value>,
-    /// A diff can be taken of any VM: nothing has to be tracked for it beforehand.
+    /// Ignored: every VM supports diffs.
     #[serde(default, rename = "enable_diff_snapshots")]
     _enable_diff_snapshots: bool,
-    /// The same by its newer name. It makes the first rewind faster.
+    /// Its newer name. It makes the first rewind faster.
     #[serde(default)]
     track_dirty_pages: bool,
     #[serde(default)]
     network_overrides: Vec<NetworkOverride>,
     #[serde(default)]
     vsock_override: Option<VsockSocket>,
-    /// volt-vmm's own: whatever may differ from clone to clone.
+    /// volt-vmm's own: all differences of a clone.
     #[serde(default)]
     overrides: Overrides,
-    /// volt-vmm's own: directories in which a snapshot that this user's volt-vmm did not write may have disks and sockets.
+    /// volt-vmm's own: directories whose disks and sockets a snapshot of another user may use.
     #[serde(default)]
     allow_paths: Vec<PathBuf>,
-    /// volt-vmm's own: unpack packed memory before the guest runs, not as it is touched.
+    /// volt-vmm's own: unpacks packed memory before the guest runs, not on touch.
     #[serde(default)]
     unpack: bool,
-    /// volt-vmm's own: have it unpacked by a process that all VMs on this host share that run from the snapshot.
+    /// volt-vmm's own: has a pager unpack it, which VMs of one snapshot share.
     pager: Option<SharedPager>,
-    /// volt-vmm's own: record what the guest touches first, until this.
+    /// volt-vmm's own: records the pages that the guest touches first, until this event.
     record: Option<RecordUntil>,
-    /// volt-vmm's own: whether what was recorded is read ahead.
+    /// volt-vmm's own: reads recorded pages ahead.
     #[serde(default = "usually")]
     prefetch: bool,
 }
@@ -183,17 +171,9 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         }
     }
     api.refuse_after_configuration()?;
-    let overrides = overrides::all(request.overrides, request.network_overrides, request.vsock_override);
-    let unpack = match request.pager {
-        Some(_) if request.unpack => {
-            return Err(Fault::refused(
-                "pager: unpacks memory as it is touched; unpack asks for all of it before",
-            ));
-        }
-        Some(pager) => pager.into(),
-        None if request.unpack => Unpack::AtOnce,
-        None => Unpack::OnTouch,
-    };
+    let overrides =
+        names::merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
+    let unpack = Unpack::from_options(request.unpack, request.pager.map(PagerOptions::from))?;
     let options = RestoreOptions {
         resume: request.resume_vm,
         overrides,
@@ -202,13 +182,13 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         prefetch: request.prefetch,
         record: request.record,
         rewindable: request.track_dirty_pages,
-        // Firecracker looks at no disk, and its clients expect no refusal.
+        // Firecracker checks no disk, and its clients expect no refusal.
         changed_images: ChangedImages::Warn,
         ..RestoreOptions::default()
     };
     api.call(move |slot| {
         let pool = slot.prewarmed();
-        // What was made ahead of time logs no writes, and is worth more.
+        // A prewarmed VM does not log writes; using it saves more time than the log.
         let options = RestoreOptions { rewindable: options.rewindable && pool.is_none(), pool, ..options };
         let load = || start::load(&request.snapshot_path, options);
         slot.start("load a snapshot", load).map(drop)
@@ -281,7 +261,7 @@ mod tests {
     use super::super::testing::Serving;
 
     #[test]
-    fn says_what_it_is() {
+    fn describes_the_instance() {
         let api = Serving::start();
         let (status, body) = api.ask("GET", "/", "");
         assert!(
@@ -292,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_by_field_what_it_does_not_know() {
+    fn unknown_or_invalid_field_is_refused_by_its_name() {
         let api = Serving::start();
         let snapshot = r#"{"snapshot_path":"/s","x":1}"#;
         api.refuses("PUT", "/snapshot/create", snapshot, 400, "unknown field `x`");
@@ -328,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_needs_a_vm() {
+    fn request_for_a_vm_is_refused_without_one() {
         let api = Serving::start();
         let snapshot = r#"{"snapshot_path":"/s"}"#;
         api.refuses("PUT", "/snapshot/create", snapshot, 400, "the VM has not been started");

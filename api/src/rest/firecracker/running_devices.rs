@@ -1,14 +1,14 @@
-//! Firecracker's devices of a running VM: rate limits, a disk that has grown, the balloon.
+//! Firecracker's changes to devices of a running VM: rate limits, a grown disk, the balloon.
 
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use volt_vmm::config::devices::RateLimit;
+use volt_vmm::config::devices::{BalloonConfig, RateLimit};
 use volt_vmm::{BalloonStatus, FileRef};
 
-use super::{Done, check_id};
+use super::{Balloon, Done, check_id};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
@@ -32,15 +32,12 @@ pub(crate) async fn change_drive(
     api.call(move |slot| {
         let vm = slot.vm("change a drive")?;
         if let Some(path) = path_on_host {
-            // The same file again means: look how long it is now.
+            // The same path asks for the file's new length.
             let disks = vm.config().devices.disks;
             if disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
-                return Err(volt_vmm::Error::Config {
-                    field: "path_on_host",
-                    problem: format!(
-                        "{path}: a running VM keeps its file; the same path has it measured again"
-                    ),
-                });
+                let problem =
+                    format!("{path}: a running VM keeps its file; give the same path to measure it again");
+                return Err(volt_vmm::Error::Config { field: "path_on_host", problem: problem.into() });
             }
             vm.resize_disk(&drive_id)?;
         }
@@ -85,25 +82,19 @@ pub(crate) async fn change_balloon(State(api): State<Api>, Body(change): Body<Ba
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What the balloon was made with, and its target now.
-pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Value>, Fault> {
-    let found = api
-        .call(|slot| {
-            let vm = slot.vm("look at the balloon")?;
-            Ok((vm.balloon()?, vm.config().devices.balloon.unwrap_or_default()))
-        })
-        .await?;
-    let (status, config) = found;
-    Ok(Json(json!({
-        "amount_mib": status.target_mib,
-        "deflate_on_oom": config.deflate_on_oom,
-        "stats_polling_interval_s": config.statistics_interval,
-        "free_page_hinting": config.hinting,
-        "free_page_reporting": config.reporting,
-    })))
+/// Describes the balloon with its present target.
+pub(crate) async fn balloon(State(api): State<Api>) -> Result<Json<Balloon>, Fault> {
+    api.call(|slot| {
+        let vm = slot.vm("look at the balloon")?;
+        let target_mib = vm.balloon()?.target_mib;
+        let config = vm.config().devices.balloon.unwrap_or_default();
+        Ok(BalloonConfig { target_mib, ..config })
+    })
+    .await
+    .map(|config| Json(config.into()))
 }
 
-/// Firecracker's fields, and volt-vmm's count of pages that went back to the host.
+/// Describes the balloon's statistics: Firecracker's fields, and volt-vmm's counts of returned pages.
 pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<Value>, Fault> {
     let BalloonStatus { target_mib, actual_mib, returned_pages, ignored_pages, statistics } =
         api.call(|slot| slot.vm("look at the balloon")?.balloon()).await?;

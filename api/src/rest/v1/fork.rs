@@ -1,4 +1,4 @@
-//! `POST /v1/vm/fork`: the running VM becomes more of its kind, each in a process of its own with an API of its own.
+//! `POST /v1/vm/fork`: copies the running VM into processes of their own, each with its own API.
 
 use std::path::PathBuf;
 
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::config::Overrides;
 
 use crate::process::fork::parent;
-use crate::process::fork::parent::{Forked, Wanted};
+use crate::process::fork::parent::{ChildSpec, Forked};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
-use crate::rest::firecracker::overrides;
-use crate::rest::firecracker::overrides::{NetworkOverride, VsockSocket};
+use crate::rest::firecracker::names;
+use crate::rest::firecracker::names::{NetworkOverride, VsockSocket};
 
-/// The request.
+/// The body of a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Fork {
+pub(crate) struct ForkRequest {
     pub(crate) children: Vec<ChildOfFork>,
-    /// Let the children stand still until they are resumed.
+    /// Leaves the children paused.
     #[serde(default)]
     pub(crate) paused: bool,
 }
@@ -29,12 +29,12 @@ pub(crate) struct Fork {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ChildOfFork {
-    /// Where it serves its API.
+    /// The socket of its API.
     pub(crate) api_socket: PathBuf,
-    /// The file that its guest's serial output is added to. Without one it is discarded.
+    /// The file to which its guest's serial output is appended; discarded if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) serial: Option<PathBuf>,
-    /// What is different, as `/snapshot/load` has it.
+    /// Its differences, as in `/snapshot/load`.
     #[serde(default)]
     pub(crate) overrides: Overrides,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -50,14 +50,17 @@ pub(crate) struct Forks {
     pub(crate) children: Vec<Forked>,
 }
 
-pub(crate) async fn fork(State(api): State<Api>, Body(request): Body<Fork>) -> Result<Json<Forks>, Fault> {
-    let Fork { children, paused } = request;
+pub(crate) async fn fork(
+    State(api): State<Api>,
+    Body(request): Body<ForkRequest>,
+) -> Result<Json<Forks>, Fault> {
+    let ForkRequest { children, paused } = request;
     let wanted: Vec<_> = children
         .into_iter()
-        .map(|child| Wanted {
+        .map(|child| ChildSpec {
             api_socket: child.api_socket,
             serial: child.serial,
-            overrides: overrides::all(child.overrides, child.network_overrides, child.vsock_override),
+            overrides: names::merge_overrides(child.overrides, child.network_overrides, child.vsock_override),
         })
         .collect();
     let forked = api
@@ -74,7 +77,7 @@ mod tests {
     use crate::rest::testing::Serving;
 
     #[test]
-    fn refuses_by_field_what_it_does_not_know_and_what_needs_a_vm() {
+    fn invalid_request_is_refused_by_its_field() {
         let api = Serving::start();
         let fork = |body: &str, words: &str| api.refuses("POST", "/v1/vm/fork", body, 400, words);
         fork("{}", "missing field `children`");

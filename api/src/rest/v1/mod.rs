@@ -27,7 +27,7 @@ pub(super) fn routes() -> Router<Api> {
         .route("/v1/stop", put(stop))
 }
 
-/// Boots a VM; the body is the same as a config file.
+/// Boots a VM. The body is a configuration file.
 async fn boot(State(api): State<Api>, Body(config): Body<VmConfig>) -> Done {
     api.call(move |slot| slot.start("boot a VM", || start::boot(config)).map(drop)).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -44,23 +44,23 @@ async fn describe(State(api): State<Api>) -> Json<Value> {
     Json(json!({ "state": state, "config": vm.as_ref().map(|vm| vm.config()) }))
 }
 
-/// What memory the VM holds on the host.
+/// Describes the memory that the VM holds on the host.
 async fn memory(State(api): State<Api>) -> Result<Json<MemoryUsage>, Fault> {
     api.call(|slot| slot.vm("look at its memory")?.memory_usage()).await.map(Json)
 }
 
-/// Takes a restored VM back to its snapshot, in place.
+/// Rewinds a restored VM to its snapshot, in place.
 async fn rewind(State(api): State<Api>) -> Result<Json<Value>, Fault> {
     let rewound = api.call(|slot| slot.vm("rewind")?.rewind()).await?;
     Ok(Json(json!({ "pages": rewound.pages, "paused_us": rewound.paused.as_micros() as u64 })))
 }
 
-/// Ends the recording of what the VM touches, if that has not ended by itself, and says what is kept.
+/// Ends the recording of touched pages, if it has not ended by itself, and describes the working set.
 async fn end_recording(State(api): State<Api>) -> Result<Json<RecordingSummary>, Fault> {
     api.call(|slot| slot.vm("end the recording")?.end_recording()).await.map(Json)
 }
 
-/// Ends the VM at once, and with it the process.
+/// Ends the VM and the process at once.
 async fn stop(State(api): State<Api>) -> Done {
     api.call(|slot| slot.vm("stop").map(|vm| vm.stop())).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -71,14 +71,14 @@ mod tests {
     use super::super::testing::{Serving, say};
 
     #[test]
-    fn says_that_there_is_no_vm() {
+    fn missing_vm_is_described() {
         let api = Serving::start();
         assert_eq!(api.ask("GET", "/v1/vm", ""), (200, r#"{"config":null,"state":"not started"}"#.into()));
         api.refuses("PUT", "/v1/stop", "", 400, "cannot stop: the VM has not been started");
     }
 
     #[test]
-    fn refuses_by_field_what_it_does_not_know() {
+    fn unknown_field_is_refused_by_its_name() {
         let api = Serving::start();
         api.refuses("PUT", "/v1/boot", r#"{"boot":{"kernel":"/k"},"vcpu":1}"#, 400, "unknown field `vcpu`");
         api.refuses("PUT", "/v1/boot", r#"{"boot":{"kernle":"/k"}}"#, 400, "unknown field `kernle`");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_paths_and_methods_that_do_not_exist() {
+    fn unknown_path_or_method_is_refused() {
         let api = Serving::start();
         api.refuses("GET", "/nowhere", "", 404, "no such path: /nowhere");
         api.refuses("PUT", "/v1/boot/", "{}", 404, "/v1/boot/");
@@ -96,21 +96,22 @@ mod tests {
     }
 
     #[test]
-    fn refuses_a_body_beyond_the_limit() {
+    fn body_beyond_the_limit_is_refused() {
         let api = Serving::start();
         let long = format!(r#"{{"x":"{}"}}"#, "x".repeat(1 << 20));
         let length = long.len();
         let (status, body) = say(
             &api.socket,
             &format!(
-                "PUT /v1/boot HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{long}"
+                "PUT /v1/boot HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+                 Content-Length: {length}\r\n\r\n{long}"
             ),
         );
         assert!(status == 413 && body.contains("longer than 1048576 bytes"), "{status} {body}");
     }
 
     #[test]
-    fn many_idle_clients_do_not_keep_others_out_or_hold_up_the_end() {
+    fn idle_clients_delay_neither_others_nor_the_end() {
         let api = Serving::start();
         let idle: Vec<_> =
             (0..50).map(|_| std::os::unix::net::UnixStream::connect(&api.socket).unwrap()).collect();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::chunks::source_of;
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::memory::backing::Backing;
 use crate::memory::base::OverlayPages;
 use crate::memory::dirty::freeze::seal;
@@ -52,6 +52,21 @@ pub enum Unpack {
     ByPager(PagerOptions),
     /// All of it, verified, before the first VM runs.
     AtOnce,
+}
+
+impl Unpack {
+    /// Makes what a user's options ask for: all memory unpacked before the VM runs, or a pager.
+    ///
+    /// # Errors
+    /// [`Invalid::PagerWithUnpack`]: the options exclude each other.
+    pub fn from_options(at_once: bool, pager: Option<PagerOptions>) -> Result<Self> {
+        match (at_once, pager) {
+            (true, Some(_)) => Err(Error::config("pager", Invalid::PagerWithUnpack)),
+            (true, None) => Ok(Self::AtOnce),
+            (false, Some(pager)) => Ok(Self::ByPager(pager)),
+            (false, None) => Ok(Self::OnTouch),
+        }
+    }
 }
 
 /// Packed memory that is filled on touch, and how.

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::devices::virtio_slots::BALLOON;
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::machine::Machine;
 use crate::machine::shared::SharedMachine;
 use crate::run_control::RunState;
@@ -47,11 +47,8 @@ impl<'a> BalloonTrim<'a> {
             return Err(Error::NotNow { act: "trim the guest", state });
         }
         let balloon = vm.balloon()?;
-        let spare = balloon.statistics.and_then(|said| said.available_memory).ok_or_else(|| {
-            let problem =
-                "to trim it takes statistics, which say what the guest can spare (--balloon statistics=1)";
-            Error::config("balloon", problem)
-        })?;
+        let spare = balloon.statistics.and_then(|said| said.available_memory);
+        let spare = spare.ok_or_else(|| Error::config("balloon", Invalid::NoStatistics))?;
         let left = LEAST_LEFT_MIB.max(vm.config().memory_mib / LEFT);
         let goal = balloon.actual_mib + (spare >> 20).saturating_sub(left);
         let trimmed = Self { vm, before: balloon.target_mib };

@@ -8,7 +8,7 @@ use super::room::{DiskSpace, MemoryToWrite};
 use super::small_diff::is_small;
 use super::taken::{DiskCapture, VmAtInstant, take};
 use crate::config::VmConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::machine::MachineState;
 use crate::machine::shared::SharedMachine;
 use crate::memory::dirty::freeze;
@@ -99,16 +99,10 @@ impl SnapshotOptions {
     /// [`Error::Config`] names the option that is wrong.
     pub fn validate(&self, memory_bytes: u64) -> Result<()> {
         if self.kind == SnapshotKind::Diff && self.packing.is_some() {
-            return Err(Error::config(
-                "compress",
-                "a diff is not packed; merge it into its base and convert that",
-            ));
+            return Err(Error::config("compress", Invalid::PackedDiff));
         }
         if self.max_pause.is_some_and(|longest| longest.is_zero()) {
-            return Err(Error::config(
-                "max_pause_ms",
-                "0 allows no pause at all; take 1 or more, or leave it out",
-            ));
+            return Err(Error::config("max_pause_ms", Invalid::NoPause));
         }
         self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes).map(drop))
     }

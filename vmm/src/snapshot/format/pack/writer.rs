@@ -21,7 +21,7 @@ use super::footer::Footer;
 use super::geometry::Geometry;
 use super::index::IndexBuilder;
 use super::layout::{FirstChunks, PackLayout, PackedRun, RunPacker, SpareBuffers};
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::progress::Progress;
 use crate::snapshot::format::source::{MemorySource, threads_for};
 use crate::sync::{lock, wait_while};
@@ -55,6 +55,23 @@ impl Packing {
         Self { compression, chunk_len: Self::CHUNK_LEN, least_saving: Self::LEAST_SAVING, threads: None }
     }
 
+    /// Makes the packing that a user's options ask for; without a compression, none.
+    ///
+    /// # Errors
+    /// [`Invalid::WithoutCompression`]: the other options go with a compression.
+    pub fn from_options(
+        compression: Option<Compression>,
+        chunk_len: Option<u32>,
+        least_saving: Option<u8>,
+    ) -> Result<Option<Self>> {
+        let detail = [("chunk_size", chunk_len.is_some()), ("least_saving", least_saving.is_some())];
+        match (compression, detail.iter().find(|(_, given)| *given)) {
+            (Some(compression), _) => Ok(Some(Self::with(compression, chunk_len, least_saving))),
+            (None, Some((option, _))) => Err(Error::config(option, Invalid::WithoutCompression { option })),
+            (None, None) => Ok(None),
+        }
+    }
+
     /// Packs with the values that the user gave, and defaults otherwise.
     #[must_use]
     pub fn with(compression: Compression, chunk_len: Option<u32>, least_saving: Option<u8>) -> Self {
@@ -72,10 +89,7 @@ impl Packing {
     /// [`Error::Config`] names the field.
     pub fn validate(&self, memory_len: u64) -> Result<Geometry> {
         if self.least_saving > 100 {
-            return Err(Error::config(
-                "least_saving",
-                format!("{} percent: 0 to 100 can be saved", self.least_saving),
-            ));
+            return Err(Error::config("least_saving", Invalid::Saving { percent: self.least_saving }));
         }
         Geometry::new(memory_len, self.chunk_len).map_err(|problem| Error::config("chunk_size", problem))
     }

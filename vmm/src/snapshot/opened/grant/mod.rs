@@ -19,7 +19,7 @@ use key::GrantKey;
 
 use crate::config::devices::{Devices, NetBackend};
 use crate::config::{FileRef, Overrides, SocketPath, VmConfig};
-use crate::error::{Error, Result};
+use crate::error::{Cure, Error, Result};
 use crate::snapshot::Metadata;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::base_is_missing;
@@ -107,7 +107,7 @@ impl Grants<'_> {
         {
             return Err(base_is_missing(self.snapshot, base));
         }
-        let about = || (format!("its base {}", base.display()), String::new());
+        let about = || (format!("its base {}", base.display()), None);
         Ok(match self.find(base, beneath::dir, about)? {
             Some((path, held)) => GrantedBase { path, held: Some(held) },
             None => GrantedBase { path: base.to_owned(), held: None },
@@ -126,7 +126,7 @@ impl Grants<'_> {
                 continue;
             }
             let id = &disk.id;
-            let about = || (format!("disk {id}: {}", disk.path), format!("--disk id={id},path=FILE"));
+            let about = || (format!("disk {id}: {}", disk.path), Some(Cure::DiskPath { id: id.clone() }));
             disk.path = match &disk.path {
                 FileRef::Path(path) => match self.find(path, beneath::file, about)? {
                     Some(file) => FileRef::Checked(file),
@@ -141,24 +141,23 @@ impl Grants<'_> {
             if given.networks.iter().any(|given| given.id == network.id && given.backend.is_some()) {
                 continue;
             }
-            let id = &network.id;
-            let (what, give) = match &network.backend {
-                NetBackend::Tap(name) => (format!("tap {name}"), "tap=NAME"),
+            let id = network.id.clone();
+            let (resource, cure) = match &network.backend {
+                NetBackend::Tap(name) => (format!("network {id}: tap {name}"), Cure::Tap { id }),
                 NetBackend::Passt { forward } if forward.is_empty() => {
-                    ("this host's network (passt)".to_owned(), "passt")
+                    (format!("network {id}: this host's network (passt)"), Cure::Passt { id })
                 }
                 NetBackend::Passt { forward } => {
                     let ports: Vec<_> = forward.iter().map(|(host, _)| host.to_string()).collect();
-                    let what = format!("this host's network (passt) with ports {}", ports.join(", "));
-                    (what, "passt,forward=HOSTPORT:GUESTPORT")
+                    let ports = ports.join(", ");
+                    let resource = format!("network {id}: this host's network (passt) with ports {ports}");
+                    (resource, Cure::ForwardedPorts { id })
                 }
             };
-            return Err(
-                self.refused((format!("network {id}: {what}"), format!("--net id={id},{give}")), false)
-            );
+            return Err(self.refused((resource, Some(cure)), false));
         }
-        let socket = |path: &mut SocketPath, what: &str, give: &str| -> Result<()> {
-            let about = || (format!("{what} {path}"), give.to_owned());
+        let socket = |path: &mut SocketPath, device: &str, cure: Cure| -> Result<()> {
+            let about = || (format!("{device} socket {path}"), Some(cure));
             if let Some(real) = self.find(path.as_path(), beneath::socket, about)? {
                 *path = real;
             }
@@ -167,12 +166,12 @@ impl Grants<'_> {
         if let Some(vsock) = &mut devices.vsock
             && given.vsock.as_ref().is_none_or(|given| given.socket.is_none())
         {
-            socket(&mut vsock.socket, "vsock socket", "--vsock socket=PATH")?;
+            socket(&mut vsock.socket, "vsock", Cure::VsockSocket)?;
         }
         if let Some(console) = &mut devices.console
             && given.console.is_none()
         {
-            socket(&mut console.socket, "console socket", "--console SOCKET")?;
+            socket(&mut console.socket, "console", Cure::ConsoleSocket)?;
         }
         Ok(())
     }
@@ -183,7 +182,7 @@ impl Grants<'_> {
         &self,
         path: &Path,
         find: PathLookup<T>,
-        about: impl FnOnce() -> (String, String),
+        about: impl FnOnce() -> (String, Option<Cure>),
     ) -> Result<Option<T>> {
         let Authorship::Foreign(_) = self.origin else { return Ok(None) };
         let own = || find(self.snapshot, path, LinkPolicy::None);
@@ -191,17 +190,12 @@ impl Grants<'_> {
         allowed.or_else(own).map(Some).ok_or_else(|| self.refused(about(), true))
     }
 
-    fn refused(&self, (what, give): (String, String), is_path: bool) -> Error {
-        let why = match self.origin {
-            Authorship::Foreign(why) => why,
-            Authorship::Own | Authorship::NoRequests => "",
+    fn refused(&self, (resource, replacement): (String, Option<Cure>), is_path: bool) -> Error {
+        let reason = match self.origin {
+            Authorship::Foreign(reason) => reason.clone(),
+            Authorship::Own | Authorship::NoRequests => String::new(),
         };
-        let ways = match (give.is_empty(), is_path) {
-            (true, _) => "allow its directory (--allow-path DIR)".to_owned(),
-            (false, true) => format!("give it ({give}), or allow its directory (--allow-path DIR)"),
-            (false, false) => format!("give it ({give})"),
-        };
-        let problem = format!("asks for {what}, which is not granted, because {why}; {ways}");
-        Error::snapshot(self.snapshot, problem)
+        let cures = replacement.into_iter().chain(is_path.then_some(Cure::AllowedDirectory)).collect();
+        Error::NotGranted { path: self.snapshot.to_owned(), resource, reason, cures }
     }
 }

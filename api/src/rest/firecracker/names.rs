@@ -1,0 +1,489 @@
+//! Firecracker's names for the library's device configurations and overrides. Each device has one type here,
+//! which converts both ways and loses nothing. Fields that Firecracker lacks are volt-vmm's own.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use volt_vmm::FileRef;
+use volt_vmm::config::devices::{
+    BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
+};
+use volt_vmm::config::overrides::NetOverride;
+use volt_vmm::config::{Devices, Overrides};
+
+use crate::rest::error::Fault;
+
+/// A disk: `PUT /drives/{drive_id}`, except for `is_root_device`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Drive {
+    pub(crate) drive_id: String,
+    path_on_host: FileRef,
+    /// Not part of a disk: the draft keeps it, and the kernel command line names the root device.
+    pub(crate) is_root_device: bool,
+    #[serde(default)]
+    is_read_only: bool,
+    #[serde(default)]
+    cache_type: CacheType,
+    #[serde(default)]
+    io_engine: IoEngine,
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    rate_limiter: RateLimit,
+    /// volt-vmm's own, as are the next two: `beneath`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    beneath_path: Option<FileRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    layer_path: Option<FileRef>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    layer_size: Option<u64>,
+}
+
+/// The default is volt-vmm's, unlike Firecracker's: flushed data survives a crash of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+enum CacheType {
+    Unsafe,
+    #[default]
+    Writeback,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+enum IoEngine {
+    #[default]
+    Sync,
+    Async,
+}
+
+impl From<Drive> for DiskConfig {
+    fn from(drive: Drive) -> Self {
+        Self {
+            id: drive.drive_id,
+            path: drive.path_on_host,
+            read_only: drive.is_read_only,
+            cache: match drive.cache_type {
+                CacheType::Unsafe => Cache::Unsafe,
+                CacheType::Writeback => Cache::Writeback,
+            },
+            engine: match drive.io_engine {
+                IoEngine::Sync => Engine::Sync,
+                IoEngine::Async => Engine::IoUring,
+            },
+            beneath: drive.beneath_path,
+            layer: drive.layer_path,
+            layer_size: drive.layer_size,
+            limit: drive.rate_limiter,
+        }
+    }
+}
+
+impl From<DiskConfig> for Drive {
+    fn from(disk: DiskConfig) -> Self {
+        let DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit } = disk;
+        Self {
+            drive_id: id,
+            path_on_host: path,
+            is_root_device: false,
+            is_read_only: read_only,
+            cache_type: match cache {
+                Cache::Unsafe => CacheType::Unsafe,
+                Cache::Writeback => CacheType::Writeback,
+            },
+            io_engine: match engine {
+                Engine::Sync => IoEngine::Sync,
+                Engine::IoUring => IoEngine::Async,
+            },
+            rate_limiter: limit,
+            beneath_path: beneath,
+            layer_path: layer,
+            layer_size,
+        }
+    }
+}
+
+/// A network interface: `PUT /network-interfaces/{iface_id}`. It has a tap, `host_dev_name`, or a passt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NetworkInterface {
+    pub(crate) iface_id: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    host_dev_name: Option<String>,
+    /// volt-vmm's own, in place of a tap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    passt: Option<Passt>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    guest_mac: Option<String>,
+    /// volt-vmm's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mtu: Option<u16>,
+    /// volt-vmm's own.
+    #[serde(default = "enabled", skip_serializing_if = "is_enabled")]
+    offload: bool,
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    rx_rate_limiter: RateLimit,
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    tx_rate_limiter: RateLimit,
+}
+
+/// [`NetBackend::Passt`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Passt {
+    #[serde(default)]
+    forward: Vec<(u16, u16)>,
+}
+
+fn enabled() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes a reference
+fn is_enabled(offload: &bool) -> bool {
+    *offload
+}
+
+impl TryFrom<NetworkInterface> for NetConfig {
+    type Error = Fault;
+
+    fn try_from(interface: NetworkInterface) -> Result<Self, Fault> {
+        let backend = match (interface.host_dev_name, interface.passt) {
+            (Some(tap), None) => NetBackend::Tap(tap),
+            (None, Some(Passt { forward })) => NetBackend::Passt { forward },
+            (None, None) => {
+                return Err(Fault::refused("request body: missing field `host_dev_name` (or `passt`)"));
+            }
+            (Some(_), Some(_)) => {
+                return Err(Fault::refused("passt: does not go with host_dev_name; give one of them"));
+            }
+        };
+        Ok(Self {
+            id: interface.iface_id,
+            backend,
+            mac: interface.guest_mac,
+            mtu: interface.mtu,
+            offload: interface.offload,
+            receive_limit: interface.rx_rate_limiter,
+            transmit_limit: interface.tx_rate_limiter,
+        })
+    }
+}
+
+impl From<NetConfig> for NetworkInterface {
+    fn from(network: NetConfig) -> Self {
+        let NetConfig { id, backend, mac, mtu, offload, receive_limit, transmit_limit } = network;
+        let (host_dev_name, passt) = match backend {
+            NetBackend::Tap(tap) => (Some(tap), None),
+            NetBackend::Passt { forward } => (None, Some(Passt { forward })),
+        };
+        Self {
+            iface_id: id,
+            host_dev_name,
+            passt,
+            guest_mac: mac,
+            mtu,
+            offload,
+            rx_rate_limiter: receive_limit,
+            tx_rate_limiter: transmit_limit,
+        }
+    }
+}
+
+/// The socket between host and guest: `PUT /vsock`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Vsock {
+    guest_cid: u32,
+    uds_path: PathBuf,
+    /// Deprecated by Firecracker, still sent by its clients, and ignored.
+    #[serde(default, skip_serializing, rename = "vsock_id")]
+    _vsock_id: Option<String>,
+}
+
+impl From<Vsock> for VsockConfig {
+    fn from(vsock: Vsock) -> Self {
+        Self { cid: vsock.guest_cid, socket: vsock.uds_path.into() }
+    }
+}
+
+impl From<VsockConfig> for Vsock {
+    fn from(VsockConfig { cid, socket }: VsockConfig) -> Self {
+        Self { guest_cid: cid, uds_path: socket.as_path().to_owned(), _vsock_id: None }
+    }
+}
+
+/// The console beside the serial port. volt-vmm's own, and only described.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConsoleSocket {
+    uds_path: PathBuf,
+}
+
+impl From<ConsoleSocket> for ConsoleConfig {
+    fn from(console: ConsoleSocket) -> Self {
+        Self { socket: console.uds_path.into() }
+    }
+}
+
+impl From<ConsoleConfig> for ConsoleSocket {
+    fn from(ConsoleConfig { socket }: ConsoleConfig) -> Self {
+        Self { uds_path: socket.as_path().to_owned() }
+    }
+}
+
+/// The device for randomness: `PUT /entropy`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Entropy {
+    #[serde(default, skip_serializing_if = "RateLimit::is_none")]
+    pub(crate) rate_limiter: RateLimit,
+}
+
+/// The balloon: `PUT /balloon`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Balloon {
+    amount_mib: u64,
+    deflate_on_oom: bool,
+    #[serde(default)]
+    stats_polling_interval_s: u16,
+    #[serde(default)]
+    free_page_hinting: bool,
+    #[serde(default)]
+    free_page_reporting: bool,
+}
+
+impl From<Balloon> for BalloonConfig {
+    fn from(balloon: Balloon) -> Self {
+        Self {
+            target_mib: balloon.amount_mib,
+            deflate_on_oom: balloon.deflate_on_oom,
+            statistics_interval: balloon.stats_polling_interval_s,
+            reporting: balloon.free_page_reporting,
+            hinting: balloon.free_page_hinting,
+        }
+    }
+}
+
+impl From<BalloonConfig> for Balloon {
+    fn from(balloon: BalloonConfig) -> Self {
+        let BalloonConfig { target_mib, deflate_on_oom, statistics_interval, reporting, hinting } = balloon;
+        Self {
+            amount_mib: target_mib,
+            deflate_on_oom,
+            stats_polling_interval_s: statistics_interval,
+            free_page_hinting: hinting,
+            free_page_reporting: reporting,
+        }
+    }
+}
+
+/// Describes all devices, as parts of `GET /vm/config`. `root` is the id of the root device, if it is known.
+pub(crate) fn describe(devices: Devices, root: Option<&str>) -> Value {
+    let Devices { disks, networks, vsock, rng, balloon, console, on_cmdline: _ } = devices;
+    let drive = |disk: DiskConfig| {
+        let is_root_device = Some(disk.id.as_str()) == root;
+        Drive { is_root_device, ..Drive::from(disk) }
+    };
+    let mut described = json!({
+        "drives": disks.into_iter().map(drive).collect::<Vec<_>>(),
+        "network-interfaces": networks.into_iter().map(NetworkInterface::from).collect::<Vec<_>>(),
+        "vsock": vsock.map(Vsock::from),
+        "balloon": balloon.map(Balloon::from),
+    });
+    if rng {
+        described["entropy"] = json!(Entropy::default());
+    }
+    if let Some(console) = console {
+        described["console"] = json!(ConsoleSocket::from(console));
+    }
+    described
+}
+
+/// A tap in place of a network interface's backend: an element of `network_overrides`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NetworkOverride {
+    iface_id: String,
+    host_dev_name: String,
+}
+
+impl From<NetworkOverride> for NetOverride {
+    fn from(NetworkOverride { iface_id, host_dev_name }: NetworkOverride) -> Self {
+        Self { id: iface_id, backend: Some(NetBackend::Tap(host_dev_name)), ..Self::default() }
+    }
+}
+
+/// A path in place of the vsock device's socket: `vsock_override`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VsockSocket {
+    uds_path: PathBuf,
+}
+
+/// Adds Firecracker's overrides to volt-vmm's own.
+pub(crate) fn merge_overrides(
+    mut overrides: Overrides,
+    networks: Vec<NetworkOverride>,
+    vsock: Option<VsockSocket>,
+) -> Overrides {
+    overrides.networks.extend(networks.into_iter().map(NetOverride::from));
+    if let Some(VsockSocket { uds_path }) = vsock {
+        overrides.vsock.get_or_insert_default().socket = Some(uds_path.into());
+    }
+    overrides
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use proptest::prelude::{Strategy, any, prop_assert_eq, prop_compose, prop_oneof, proptest};
+    use serde::de::DeserializeOwned;
+    use volt_vmm::config::devices::Bucket;
+
+    use super::*;
+
+    fn buckets() -> impl Strategy<Value = Option<Bucket>> {
+        let bucket = |(size, refill_time, one_time_burst)| Bucket { size, refill_time, one_time_burst };
+        proptest::option::of(any::<(u64, u64, u64)>().prop_map(bucket))
+    }
+
+    fn limits() -> impl Strategy<Value = RateLimit> {
+        (buckets(), buckets()).prop_map(|(bandwidth, ops)| RateLimit { bandwidth, ops })
+    }
+
+    fn files() -> impl Strategy<Value = Option<FileRef>> {
+        proptest::option::of("/[a-z]{1,8}".prop_map(|path| FileRef::from(&path)))
+    }
+
+    prop_compose! {
+        fn disks()(
+            id in "[a-z]{1,8}",
+            path in "/[a-z]{1,8}",
+            read_only: bool,
+            is_unsafe: bool,
+            is_ring: bool,
+            beneath in files(),
+            layer in files(),
+            layer_size: Option<u64>,
+            limit in limits(),
+        ) -> DiskConfig {
+            let cache = if is_unsafe { Cache::Unsafe } else { Cache::Writeback };
+            let engine = if is_ring { Engine::IoUring } else { Engine::Sync };
+            let path = FileRef::from(&path);
+            DiskConfig { id, path, read_only, cache, engine, beneath, layer, layer_size, limit }
+        }
+    }
+
+    fn backends() -> impl Strategy<Value = NetBackend> {
+        prop_oneof![
+            "(passt|tap[0-9])".prop_map(NetBackend::Tap),
+            any::<Vec<(u16, u16)>>().prop_map(|forward| NetBackend::Passt { forward }),
+        ]
+    }
+
+    prop_compose! {
+        fn networks()(
+            id in "[a-z]{1,8}",
+            backend in backends(),
+            mac in proptest::option::of("02(:[0-9a-f]{2}){5}"),
+            mtu: Option<u16>,
+            offload: bool,
+            receive_limit in limits(),
+            transmit_limit in limits(),
+        ) -> NetConfig {
+            NetConfig { id, backend, mac, mtu, offload, receive_limit, transmit_limit }
+        }
+    }
+
+    prop_compose! {
+        fn balloons()(
+            target_mib: u64,
+            deflate_on_oom: bool,
+            statistics_interval: u16,
+            reporting: bool,
+            hinting: bool,
+        ) -> BalloonConfig {
+            BalloonConfig { target_mib, deflate_on_oom, statistics_interval, reporting, hinting }
+        }
+    }
+
+    /// Writes a configuration as a body and reads it again.
+    fn through_a_body<C: Clone, B>(config: &C) -> B
+    where
+        B: From<C> + Serialize + DeserializeOwned + PartialEq + Debug,
+    {
+        let body = B::from(config.clone());
+        let read = serde_json::from_str(&serde_json::to_string(&body).unwrap()).unwrap();
+        assert_eq!(read, body);
+        read
+    }
+
+    proptest! {
+        #[test]
+        fn a_device_survives_firecrackers_names(
+            disk in disks(),
+            network in networks(),
+            balloon in balloons(),
+            cid: u32,
+            socket in "/[a-z]{1,8}",
+        ) {
+            let vsock = VsockConfig { cid, socket: PathBuf::from(&socket).into() };
+            let console = ConsoleConfig { socket: PathBuf::from(&socket).into() };
+            prop_assert_eq!(DiskConfig::from(through_a_body::<_, Drive>(&disk)), disk);
+            let interface = through_a_body::<_, NetworkInterface>(&network);
+            prop_assert_eq!(NetConfig::try_from(interface).unwrap(), network);
+            prop_assert_eq!(VsockConfig::from(through_a_body::<_, Vsock>(&vsock)), vsock);
+            prop_assert_eq!(ConsoleConfig::from(through_a_body::<_, ConsoleSocket>(&console)), console);
+            prop_assert_eq!(BalloonConfig::from(through_a_body::<_, Balloon>(&balloon)), balloon);
+        }
+
+        #[test]
+        fn devices_survive_v1_and_a_configuration_file(
+            disks in proptest::collection::vec(disks(), 0..3),
+            networks in proptest::collection::vec(networks(), 0..3),
+            balloon in proptest::option::of(balloons()),
+            cid: Option<u32>,
+            rng: bool,
+            on_cmdline: bool,
+            has_console: bool,
+        ) {
+            let socket = || PathBuf::from("/socket").into();
+            let vsock = cid.map(|cid| VsockConfig { cid, socket: socket() });
+            let console = has_console.then(|| ConsoleConfig { socket: socket() });
+            let devices = Devices { disks, networks, vsock, rng, balloon, console, on_cmdline };
+            let body = serde_json::to_string(&devices).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Devices>(&body).unwrap(), devices);
+        }
+    }
+
+    #[test]
+    fn cache_is_writeback_unless_the_client_names_another() {
+        for (named, expected) in [
+            ("", Cache::Writeback),
+            (r#","cache_type":"Writeback""#, Cache::Writeback),
+            (r#","cache_type":"Unsafe""#, Cache::Unsafe),
+        ] {
+            let drive = format!(r#"{{"drive_id":"a","path_on_host":"/d","is_root_device":false{named}}}"#);
+            let drive: Drive = serde_json::from_str(&drive).unwrap();
+            assert_eq!(DiskConfig::from(drive).cache, expected, "{named}");
+        }
+    }
+
+    #[test]
+    fn interface_has_a_tap_or_a_passt() {
+        let convert = |more: &str| {
+            let body = format!(r#"{{"iface_id":"e"{more}}}"#);
+            NetConfig::try_from(serde_json::from_str::<NetworkInterface>(&body).unwrap())
+        };
+        let forward = vec![(8080, 80)];
+        let network = convert(r#","passt":{"forward":[[8080,80]]},"offload":false,"mtu":1400"#).unwrap();
+        assert_eq!(
+            (network.backend, network.offload, network.mtu),
+            (NetBackend::Passt { forward }, false, Some(1400))
+        );
+        let network = convert(r#","host_dev_name":"passt""#).unwrap();
+        assert_eq!((network.backend, network.offload), (NetBackend::Tap("passt".to_owned()), true));
+        convert("").unwrap_err();
+        convert(r#","host_dev_name":"t","passt":{}"#).unwrap_err();
+    }
+}

@@ -1,0 +1,166 @@
+//! Faults of values in configurations and requests, one variant a rule.
+
+use super::cure::Cure;
+
+/// A fault of a field's value. The field is in [`crate::Error::Config`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Invalid {
+    /// A number of vCPUs that no VM has.
+    #[error("{given} asked for; a VM has 1 to {most}")]
+    VcpuCount {
+        /// The number.
+        given: u8,
+        /// The largest number.
+        most: u8,
+    },
+    /// A VM without memory.
+    #[error("0 asked for; give a size such as 512M")]
+    NoMemory,
+    /// More memory than an address space has.
+    #[error("{mib} MiB is more than a host can map")]
+    TooMuchMemory {
+        /// MiB asked for.
+        mib: u64,
+    },
+    /// Devices on the kernel command line of a machine with split interrupt controllers.
+    #[error(
+        "split does not go with devices on the kernel command line, which are for kernels without ACPI: \
+         those need a PIT, and find interrupt lines by their PICs or the MP table; use kernel"
+    )]
+    CmdlineDevicesWithSplit,
+    /// More devices than a VM can have.
+    #[error("{given} asked for; a VM has at most {most}")]
+    DeviceCount {
+        /// The number.
+        given: usize,
+        /// The largest number.
+        most: usize,
+    },
+    /// An id that cannot name a device.
+    #[error("id {id:?}: 1 to 32 letters, digits, _ and -")]
+    Id {
+        /// The id.
+        id: String,
+    },
+    /// Two devices of one kind with one id.
+    #[error("id {id:?} is given twice")]
+    RepeatedId {
+        /// The id.
+        id: String,
+    },
+    /// A layer between a disk's base and a layer that it lacks.
+    #[error("{disk}: a layer beneath, but none that lies over it")]
+    BeneathWithoutLayer {
+        /// The disk.
+        disk: String,
+    },
+    /// A size of a layer that the disk lacks.
+    #[error("{disk}: a size of its layer, but the disk has none: give the layer too")]
+    SizeWithoutLayer {
+        /// The disk.
+        disk: String,
+    },
+    /// A layer too small for one cluster.
+    #[error("{disk}: a layer takes clusters of 64 KiB: its size must be that at least")]
+    LayerSize {
+        /// The disk.
+        disk: String,
+    },
+    /// A guest's address that vsock reserves.
+    #[error("{cid} is taken; a guest's is 3 to 4294967294")]
+    ReservedCid {
+        /// The address.
+        cid: u32,
+    },
+    /// An override of a device that the VM lacks.
+    #[error("an override, but the snapshot's VM has no such device")]
+    NoSuchDevice,
+    /// The same of a device with an id.
+    #[error("an override of {id:?}, but the snapshot's VM has no such device")]
+    NoSuchId {
+        /// The id.
+        id: String,
+    },
+    /// A resource of the host that two VMs would have.
+    #[error("child {child} would have {resource}, which {} has", name_of(.owner))]
+    Shared {
+        /// Number of the clone, from 1.
+        child: usize,
+        /// The resource, such as `tap tap0`.
+        resource: String,
+        /// Number of the clone that has it; otherwise the VM itself.
+        owner: Option<usize>,
+        /// How to give the clone another.
+        cures: Vec<Cure>,
+    },
+    /// A descriptor of this process that a clone in another process would need.
+    #[error("{disk}: fd:{fd} is a descriptor of this process alone, and child {child} needs a path")]
+    OwnDescriptor {
+        /// The disk.
+        disk: String,
+        /// The descriptor.
+        fd: i32,
+        /// Number of the clone, from 1.
+        child: usize,
+    },
+    /// An option of packing without a compression.
+    #[error("goes with compress, which says how memory is packed")]
+    WithoutCompression {
+        /// The option.
+        option: &'static str,
+    },
+    /// A saving that is no percentage.
+    #[error("{percent} percent: 0 to 100 can be saved")]
+    Saving {
+        /// The saving.
+        percent: u8,
+    },
+    /// A packed diff.
+    #[error("a diff is not packed; merge it into its base and convert that")]
+    PackedDiff,
+    /// A snapshot that may not pause the guest.
+    #[error("0 allows no pause at all; take 1 or more, or leave it out")]
+    NoPause,
+    /// A pager for memory that is unpacked before it could serve any.
+    #[error("unpacks memory as it is touched; unpack asks for all of it before")]
+    PagerWithUnpack,
+    /// Trimming without statistics of the balloon.
+    #[error("trimming needs statistics, which tell what the guest can spare")]
+    NoStatistics,
+    /// Any other fault.
+    #[error("{0}")]
+    Other(String),
+}
+
+fn name_of(owner: &Option<usize>) -> String {
+    owner.map_or_else(|| "the VM itself".to_owned(), |number| format!("child {number}"))
+}
+
+impl Invalid {
+    /// Returns changes that would mend it, apart from another value for the field.
+    #[must_use]
+    pub fn cures(&self) -> Vec<Cure> {
+        match self {
+            Self::Shared { cures, .. } => cures.clone(),
+            Self::OwnDescriptor { disk, .. } => vec![Cure::DiskPath { id: disk.clone() }],
+            Self::NoStatistics => vec![Cure::BalloonStatistics],
+            Self::WithoutCompression { option } => {
+                vec![Cure::Compression, Cure::LeaveOut { field: (*option).to_owned() }]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl From<String> for Invalid {
+    fn from(problem: String) -> Self {
+        Self::Other(problem)
+    }
+}
+
+impl From<&str> for Invalid {
+    fn from(problem: &str) -> Self {
+        Self::Other(problem.to_owned())
+    }
+}
