@@ -1,4 +1,4 @@
-//! The ELF file header and program headers, of either class, as one set of fields.
+//! The ELF file header and program headers; 32-bit and 64-bit files fill the same fields.
 
 use crate::error::Error;
 use crate::file::Source;
@@ -10,21 +10,21 @@ const TYPE_EXECUTABLE: u16 = 2;
 const TYPE_SHARED: u16 = 3;
 const MACHINE_386: u16 = 3;
 const MACHINE_X86_64: u16 = 62;
-/// Linux has 5 program headers; this is room enough for anything freestanding.
+/// Most program headers of a file; Linux has 5.
 const SEGMENTS_LIMIT: u16 = 128;
 
-/// Fields of the file header, of either class.
+/// The file header of a 32-bit or 64-bit file.
 pub(super) struct Header {
     /// Whether the file is 64-bit.
     pub(super) is_64: bool,
-    /// First instruction.
+    /// Address of the first instruction.
     pub(super) entry: u64,
     table: u64,
     entry_size: u16,
     count: u16,
 }
 
-/// A program header, of either class.
+/// A program header of a 32-bit or 64-bit file.
 pub(super) struct Segment {
     /// `PT_LOAD` and so on.
     pub(super) kind: u32,
@@ -36,11 +36,14 @@ pub(super) struct Segment {
     pub(super) file_size: u64,
     /// Bytes in memory.
     pub(super) memory_size: u64,
-    /// Alignment, also that of the notes in a note segment.
+    /// Alignment of the segment, and of the notes in a note segment.
     pub(super) alignment: u64,
 }
 
-/// Reads the file header, and refuses what is not an executable for this machine.
+/// Reads the file header.
+///
+/// # Errors
+/// If the file is no executable for this machine.
 pub(super) fn read_header(source: &Source<'_>) -> Result<Header, Error> {
     let part = "ELF header";
     let mut ident = [0; 20]; // e_ident, e_type, e_machine
@@ -92,7 +95,8 @@ pub(super) fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<
     if header.count > SEGMENTS_LIMIT || header.entry_size != size {
         let (count, found) = (header.count, header.entry_size);
         return Err(source.problem(format!(
-            "has {count} ELF program headers of {found} bytes; at most {SEGMENTS_LIMIT} of {size} are expected"
+            "has {count} ELF program headers of {found} bytes; \
+             at most {SEGMENTS_LIMIT} of {size} are expected"
         )));
     }
     let mut table = vec![0; usize::from(size) * usize::from(header.count)];

@@ -1,8 +1,10 @@
 //! ELF kernels: an uncompressed `vmlinux`, or a freestanding guest.
 //!
-//! With a PVH note the kernel is entered as PVH, without one through the 64-bit Linux boot protocol. 32-bit files are
-//! taken if they have the note. Segments go to their physical address; they must not overlap each other, which also
-//! bounds what a hostile file can make us copy by the guest's RAM.
+//! PVH enters a kernel that has a PVH note, and the 64-bit Linux boot protocol one without. A 32-bit file
+//! needs the note.
+//!
+//! Segments go to their physical addresses. They must not overlap, so that a hostile file copies no more than
+//! the guest's RAM holds.
 
 mod header;
 mod note;
@@ -54,7 +56,7 @@ pub(crate) fn inspect(source: &Source<'_>, ram: &Ram) -> Result<Image, Error> {
     })
 }
 
-/// What to copy, and the ranges it takes up in memory.
+/// Returns the pieces to copy, and the ranges that the segments occupy in memory.
 fn place_segments(
     source: &Source<'_>,
     ram: &Ram,
