@@ -47,7 +47,8 @@ CLEAN=(
     docs
     scripts/checks scripts/docs.sh benches vmm/examples
     vmm/src/devices/virtio/{block,net,vsock}
-    .cargo api/Cargo.toml vmm/Cargo.toml kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml
+    kernel
+    .cargo api/Cargo.toml vmm/Cargo.toml tests/fuzz/Cargo.toml
 )
 # The version that scripts/install-deps.sh installs.
 TYPOS=1.52.0
