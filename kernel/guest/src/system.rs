@@ -33,7 +33,7 @@ pub(crate) fn discard(disk: &std::fs::File, len: u64) -> io::Result<()> {
     check(unsafe { libc::ioctl(disk.as_raw_fd(), BLKDISCARD, range.as_ptr()) })
 }
 
-// ---- Sockets -----------------------------------------------------------------------------------------------
+// ---- Sockets ----------------------------------------------------------------------------------------------
 
 fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
     // SAFETY: socket touches no memory.
