@@ -1,30 +1,33 @@
 #!/usr/bin/env bash
-# Builds the guest kernel: a small uncompressed vmlinux from Debian's linux-source-6.1 and the fragments in config/.
+# Builds the guest kernel: a small uncompressed vmlinux from the distribution's source of Linux and the
+# fragments in config/.
 #
-# The result is kept in the user's cache under the hash of everything it was made from, so it is built once per machine.
-# It appears there whole or not at all; one build runs at a time.
+# The result stays in the user's cache under the hash of its inputs, so that each machine builds it once. It
+# appears there in one step. One build runs at a time.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm
-package=linux-source-6.1
-tarball=${VOLT_KERNEL_SOURCE:-/usr/src/$package.tar.xz}
+# The oldest Linux that the fragments fit.
+OLDEST=6.1
 
 usage() {
-    cat <<'END'
+    cat <<END
 Usage: kernel/build.sh [--output FILE]
 
-Builds the guest kernel, unless it was built before, and prints the path of its vmlinux and nothing else on standard
-output. Beside it lie vmlinux.json (what it was built from) and vmlinux.config. It takes some minutes, once.
+Builds the guest kernel from a package linux-source-VERSION, and prints the path of its vmlinux. The first
+build takes some minutes; later calls find the kernel in the cache. Beside the vmlinux lie vmlinux.json, which
+names the source and the compiler, and vmlinux.config.
 
 Options:
-  --output FILE    copy the vmlinux to FILE too, and print that path instead
+  --output FILE    copy the vmlinux to FILE, and print that path instead
   --help
 
 Environment:
-  VOLT_KERNEL_SOURCE    a Linux 6.1 source tarball to use instead of the one of Debian's package linux-source-6.1
-  XDG_CACHE_HOME        where the result is kept, under volt-vmm/ (default ~/.cache)
-  TMPDIR                where to build, 1.5 GB (default: in the cache)
+  VOLT_KERNEL_SOURCE    tarball of the source of Linux $OLDEST or newer
+                        (default: the oldest such /usr/src/linux-source-VERSION.tar.*)
+  XDG_CACHE_HOME        directory of the cache, volt-vmm/ (default: ~/.cache)
+  TMPDIR                directory of the build, which needs 1.5 GB (default: the cache)
 END
 }
 
@@ -35,20 +38,34 @@ fail() {
     exit 1
 }
 
-# ---- What goes in ----------------------------------------------------------------------------------------------------
+# ---- Inputs ------------------------------------------------------------------------------------------------
 
-check_source() {
-    [ -e "$tarball" ] && return
-    [ -z "${VOLT_KERNEL_SOURCE-}" ] || fail "there is no $tarball, which VOLT_KERNEL_SOURCE names"
-    if apt-cache show "$package" >/dev/null 2>&1; then
-        fail "$tarball is missing: install the package $package (scripts/install-deps.sh does)"
+# new_enough VERSION
+new_enough() { [ "$(printf '%s\n' "$OLDEST" "$1" | sort -V | head -n 1)" = "$OLDEST" ]; }
+
+# Sets tarball. The oldest version wins over newer ones, so that a second package does not change the kernel.
+find_source() {
+    local found version
+    tarball=${VOLT_KERNEL_SOURCE-}
+    if [ -n "$tarball" ]; then
+        [ -e "$tarball" ] || fail "cannot find $tarball, the value of VOLT_KERNEL_SOURCE"
+        return 0
     fi
-    fail "this system has no package $package (Debian 12 has): get a Linux 6.1 source tarball and name it in VOLT_KERNEL_SOURCE"
+    while read -r found; do
+        version=${found##*/linux-source-}
+        new_enough "${version%.tar.*}" || continue
+        tarball=$found
+        return 0
+    done < <(compgen -G '/usr/src/linux-source-[0-9]*.tar.*' | sort -V)
+    fail "cannot find the source of Linux $OLDEST or newer: install the package linux-source-VERSION" \
+        "(scripts/install-deps.sh does), or name a tarball in VOLT_KERNEL_SOURCE"
 }
 
-# What the source is, in a line: the package's version, or the content of a tarball of unknown origin.
+# Prints the source in a line: the package's version, or the hash of a tarball of unknown origin.
 describe_source() {
-    local version
+    local package version
+    package=${tarball##*/}
+    package=${package%.tar.*}
     version=$(dpkg-query -W -f '${Version}' "$package" 2>/dev/null || :)
     if [ -z "${VOLT_KERNEL_SOURCE-}" ] && [ -n "$version" ]; then
         echo "$package $version"
@@ -58,7 +75,8 @@ describe_source() {
 }
 
 inputs_hash() {
-    { echo "$source" && sha256sum <"$here/build.sh" && cat "$here"/config/*.config; } | sha256sum | cut -c 1-16
+    { echo "$source" && sha256sum <"$here/build.sh" && cat "$here"/config/*.config; } |
+        sha256sum | cut -c 1-16
 }
 
 check_tools() {
@@ -67,34 +85,46 @@ check_tools() {
         command -v "$tool" >/dev/null || missing+=" $tool"
     done
     echo '#include <gelf.h>' | gcc -E -x c - >/dev/null 2>&1 || missing+=" libelf-dev"
-    [ -z "$missing" ] || fail "missing to build it:$missing (scripts/install-deps.sh installs them)"
+    [ -z "$missing" ] || fail "cannot build without:$missing (scripts/install-deps.sh installs them)"
 }
 
-# ---- The build -------------------------------------------------------------------------------------------------------
+# ---- The build ---------------------------------------------------------------------------------------------
 
-# The source, without what no option of ours compiles: half the files, and half the time to write them.
+# Leaves out files that no fragment's option compiles: half of all, and half the time to write them. xz
+# unpacks the blocks of Debian's tarballs on all processors.
 unpack() {
     say "unpacking $source"
     mkdir "$work/linux"
-    tar -x -f "$tarball" -C "$work/linux" --strip-components=1 \
+    XZ_OPT=-T0 tar -x -f "$tarball" -C "$work/linux" --strip-components=1 \
         --exclude='*/arch/[a-wyz]*/*.[chS]' --exclude='*/arch/*/boot/dts' --exclude='*/arch/*/configs/*' \
         --exclude='*/Documentation/*/*' --exclude='*/tools/testing/*' \
-        --exclude='*/drivers/gpu/*.[ch]' --exclude='*/drivers/media/*.[ch]' --exclude='*/drivers/staging/*.[ch]' \
-        --exclude='*/drivers/net/ethernet/*.[ch]' --exclude='*/drivers/net/wireless/*.[ch]' --exclude='*/sound/*.[ch]'
+        --exclude='*/drivers/gpu/*.[ch]' --exclude='*/drivers/media/*.[ch]' \
+        --exclude='*/drivers/staging/*.[ch]' \
+        --exclude='*/drivers/net/ethernet/*.[ch]' --exclude='*/drivers/net/wireless/*.[ch]' \
+        --exclude='*/sound/*.[ch]'
 }
 
 configure() {
     cat "$here"/config/*.config >"$work/fragments"
     make -s -C "$work/linux" KCONFIG_ALLCONFIG="$work/fragments" allnoconfig >&2 2>"$work/log" || {
         cat "$work/log" >&2
-        fail "cannot configure it"
+        fail "cannot configure Linux $version"
     }
+    list_known_options
     local fragment missing=""
     for fragment in "$here"/config/*.config; do missing+=$(missing_options "$fragment"); done
-    [ -z "$missing" ] || fail "these options did not take effect (a dependency off, or unknown to this version):$missing"
+    [ -z "$missing" ] ||
+        fail "cannot set options of Linux $version, which lacks them or a dependency:$missing"
 }
 
-# Kconfig drops without a word what it cannot set. missing_options FRAGMENT tells what it dropped, each after a space.
+# Writes the names of this source's options to a file: other versions have other names.
+list_known_options() {
+    find "$work/linux" -path '*/arch/[a-wyz]*' -prune -o -name 'Kconfig*' -type f \
+        -exec sed -nE 's/^\s*(menu)?config (\w+)\s*$/CONFIG_\2/p' {} + >"$work/known"
+}
+
+# missing_options FRAGMENT: prints, each after a space, the options that Kconfig could not set. It drops them
+# silently.
 missing_options() {
     local line name
     while read -r line; do
@@ -102,7 +132,7 @@ missing_options() {
             CONFIG_*=*)
                 name=${line%%=*}
                 grep -qxF "$line" "$work/linux/.config" && continue
-                case $1 in *.if-known.config) known "$name" || continue ;; esac
+                case $1 in *.if-known.config) grep -qxF "$name" "$work/known" || continue ;; esac
                 printf ' %s' "$line"
                 ;;
             "# CONFIG_"*" is not set")
@@ -114,15 +144,9 @@ missing_options() {
     done <"$1"
 }
 
-# known CONFIG_NAME: does this source have such an option?
-known() {
-    grep -rqE --include='Kconfig*' "^\s*(menu)?config ${1#CONFIG_}\$" "$work/linux/arch/x86" "$work/linux/init" \
-        "$work/linux/kernel"
-}
-
 compile() {
-    say "compiling Linux $version, with $(grep -c '=y$' "$work/linux/.config") options (some minutes; about 1250 files)"
-    # One name and date for everyone who builds it. In the background, so that a signal ends it at once.
+    say "compiling Linux $version with $(grep -c '=y$' "$work/linux/.config") options: about 1300 files"
+    # A fixed name and date make the result reproducible. A signal ends a build in the background at once.
     make -C "$work/linux" -j "$(nproc)" KBUILD_BUILD_USER=volt KBUILD_BUILD_HOST=volt KBUILD_BUILD_VERSION=1 \
         KBUILD_BUILD_TIMESTAMP="$(date -u -r "$tarball")" vmlinux >"$work/log" 2>&1 </dev/null 9>&- &
     compiler=$!
@@ -143,7 +167,7 @@ show_progress() {
     done
 }
 
-# Puts the result together and moves it to its place in one step.
+# Assembles the result and moves it to its place in one step.
 install_result() {
     local out=$work/out
     mkdir "$out"
@@ -161,7 +185,7 @@ install_result() {
 }
 END
     rm -rf "$result"
-    # Across file systems, where TMPDIR may be, a rename is not one step: copy next to the place first.
+    # TMPDIR may be on another file system, and a rename is one step only within one: copy first.
     mkdir -p "$cache"
     rm -rf "$result.new"
     cp -r --sparse=always "$out" "$result.new"
@@ -170,7 +194,7 @@ END
 
 compiler=""
 
-# shellcheck disable=SC2317 # reached through the trap
+# shellcheck disable=SC2317 # the trap calls it
 clean_up() {
     [ -z "$compiler" ] || { kill "$compiler" && wait "$compiler"; } 2>/dev/null || :
     rm -rf "$work" "$result.new"
@@ -178,7 +202,6 @@ clean_up() {
 
 build() {
     local started=$SECONDS
-    check_source
     check_tools
     work=$(mktemp -d "${TMPDIR:-$cache}/kernel-build.XXXXXX")
     trap clean_up EXIT
@@ -186,6 +209,7 @@ build() {
     trap 'exit 143' TERM
     unpack
     version=$(make -s -C "$work/linux" kernelversion)
+    new_enough "$version" || fail "cannot build Linux $version: the fragments need $OLDEST or newer"
     configure
     compile
     install_result
@@ -201,20 +225,20 @@ main() {
             *) fail "unknown argument $1 (see --help)" ;;
         esac
     done
-    check_source
+    find_source
     source=$(describe_source)
     hash=$(inputs_hash)
     result=$cache/kernel-$hash
     if [ ! -e "$result/vmlinux" ]; then
         mkdir -p "$cache"
         exec 9>"$cache/kernel-build.lock"
-        flock -n 9 || { say "waiting for a build that is running" && flock 9; }
-        # Nobody else builds now: what lies there is what a killed build left.
+        flock -n 9 || { say "waiting for another build" && flock 9; }
+        # This is the only build: any directory of a build is a killed one's.
         rm -rf "$cache"/kernel-build.?????? "$cache"/kernel-*.new
         [ -e "$result/vmlinux" ] || build
     fi
     if [ -n "$output" ]; then
-        cp --sparse=always "$result/vmlinux" "$output" || fail "cannot copy it to $output"
+        cp --sparse=always "$result/vmlinux" "$output" || fail "cannot copy the kernel to $output"
         echo "$output"
     else
         echo "$result/vmlinux"

@@ -46,11 +46,10 @@ CLEAN=(
     vmm
     docs
     scripts/checks scripts/docs.sh benches
-    tests/small tests/linux tests/src tests/runner
-    api
+    tests/small tests/linux tests/src tests/runner tests/fuzz/Cargo.toml
+    api kernel
     scripts/{check,demo,install-deps,memory-image,order,quickstart,test,lab-kept}.sh .ci
-    Cargo.toml
-    .cargo kernel/Cargo.toml kernel/guest/Cargo.toml tests/fuzz/Cargo.toml
+    Cargo.toml .cargo
 )
 # The version that scripts/install-deps.sh installs.
 TYPOS=1.52.0

@@ -10,13 +10,13 @@ declare -A PACKAGES=(
     [build]="gcc libc6-dev ca-certificates cpio"
     [lab]="qemu-system-x86 busybox-static kmod e2fsprogs util-linux binutils cpio xz-utils zstd"
     [stock-kernel]="kmod xz-utils zstd"
-    [kernel]="gcc libc6-dev make flex bison bc libelf-dev libssl-dev xz-utils"
+    [kernel]="gcc libc6-dev make flex bison bc libelf-dev libssl-dev xz-utils bzip2"
     [test]="git jq e2fsprogs dmsetup passt shellcheck python3-venv"
     [bench]="musl-tools"
     [fuzz]="g++"
 )
-# One of them suffices: kernel/build.sh takes the first that is installed.
-KERNEL_SOURCES=(linux-source-6.1 linux-source-6.12)
+# Depends on the package of the distribution's version. kernel/build.sh takes any from 6.1 on.
+KERNEL_SOURCE=linux-source
 TARGET=x86_64-unknown-linux-musl
 CARGO_FUZZ=0.13.2
 # The version that scripts/check.sh expects. No distribution packages it.
@@ -94,15 +94,12 @@ install_packages() {
 }
 
 install_kernel_source() {
-    local package
     [ -z "${VOLT_KERNEL_SOURCE-}" ] || return 0
-    for package in "${KERNEL_SOURCES[@]}"; do ! installed "$package" || return 0; done
-    # Without package lists no package would seem available.
-    [ -n "$(apt-cache pkgnames linux-source 2>/dev/null)" ] || update_lists
-    for package in "${KERNEL_SOURCES[@]}"; do
-        if available "$package"; then apt_install "$package" && return; fi
-    done
-    say "no package of ${KERNEL_SOURCES[*]}: guests use the distribution's stock kernel" \
+    ! compgen -G "/usr/src/$KERNEL_SOURCE-[0-9]*.tar.*" >/dev/null || return 0
+    # A system without package lists knows no package.
+    available "$KERNEL_SOURCE" || update_lists
+    if available "$KERNEL_SOURCE"; then apt_install "$KERNEL_SOURCE" && return; fi
+    say "no package $KERNEL_SOURCE: guests use the distribution's stock kernel" \
         "(VOLT_KERNEL_SOURCE names another source)"
 }
 

@@ -1,5 +1,5 @@
-//! The 64-bit Linux boot protocol's hand-over (Documentation/x86/boot.rst and zero-page.rst): the zero page in RSI,
-//! paging on.
+//! The 64-bit Linux boot protocol (Documentation/x86/boot.rst and zero-page.rst): paging is on, and RSI
+//! points to the zero page.
 
 use std::ops::Range;
 
@@ -15,12 +15,12 @@ use crate::layout::{BOOT_STACK, COMMAND_LINE, GDT, PAGE_TABLES, RSDP, ZERO_PAGE}
 use crate::ram::MapEntry;
 use crate::{gdt, paging};
 
-/// `type_of_loader` of a loader without a number of its own.
+/// `type_of_loader` of a loader without an assigned number.
 const UNDEFINED_LOADER: u8 = 0xff;
 const NORMAL_VIDEO_MODE: u16 = 0xffff;
 const BOOT_FLAG: u16 = 0xaa55;
 const MAGIC: u32 = u32::from_le_bytes(*b"HdrS");
-/// The version whose fields an ELF kernel, which has no header, is given.
+/// Boot protocol version for an ELF kernel, which has no setup header.
 const VERSION: u16 = 0x20f;
 
 const CR0_PROTECTION_ENABLE: u64 = 1 << 0;
@@ -33,7 +33,7 @@ const CR4_PHYSICAL_ADDRESS_EXTENSION: u64 = 1 << 5;
 const EFER_LONG_MODE_ENABLE: u64 = 1 << 8;
 const EFER_LONG_MODE_ACTIVE: u64 = 1 << 10;
 
-/// Writes the zero page, page tables and GDT, and answers with the registers to enter the kernel with at `address`.
+/// Writes the zero page, page tables and GDT, and returns the registers for the entry point `address`.
 pub(crate) fn enter<M: GuestMemory>(
     memory: &M,
     address: u64,

@@ -1,7 +1,8 @@
 //! bzImage kernels (Documentation/x86/boot.rst), entered at their 64-bit entry point.
 //!
-//! The file is a real-mode part that we skip, with the setup header in it, then the protected-mode part that
-//! decompresses the kernel. A relocatable kernel is loaded where it prefers to run, so that it need not move.
+//! The file has a real-mode part, which is skipped but for its setup header, and a protected-mode part, which
+//! decompresses the kernel. A relocatable kernel goes to its preferred address, so that it need not move
+//! itself.
 
 use std::ops::Range;
 
@@ -14,22 +15,22 @@ use crate::image::{Entry, Image, Piece, place};
 use crate::layout::{COMMAND_LINE_SIZE, HIMEM, MMIO_HOLE_START};
 use crate::ram::Ram;
 
-/// What lies at [`MAGIC_RANGE`].
+/// The magic number at [`MAGIC_RANGE`].
 pub(crate) const MAGIC: &[u8] = b"HdrS";
 /// Offsets of the magic number in the file.
 pub(crate) const MAGIC_RANGE: Range<usize> = 0x202..0x206;
-/// How much of the file tells whether it is a bzImage.
+/// Length of the file's beginning that identifies a bzImage.
 pub(crate) const MAGIC_END: usize = MAGIC_RANGE.end;
 
-/// Where the setup header starts, in the file and in the zero page.
+/// Offset of the setup header, in the file and in the zero page.
 pub(crate) const SETUP_HEADER: usize = 0x1f1;
-/// Where the setup header must have ended: the next field of the zero page (`edd_mbr_sig_buffer`).
+/// Highest end of the setup header: the offset of `edd_mbr_sig_buffer` in the zero page.
 pub(crate) const SETUP_HEADER_END: usize = 0x290;
 /// The first version whose header has `xloadflags`.
 const OLDEST_VERSION: u16 = 0x20c;
 const SECTOR: u64 = 512;
 const BOOT_FLAG: u16 = 0xaa55;
-/// The 64-bit entry point, from the start of the protected-mode part.
+/// Offset of the 64-bit entry point in the protected-mode part.
 const ENTRY_64: u64 = 0x200;
 
 /// Checks a bzImage kernel.
@@ -78,10 +79,10 @@ pub(crate) fn inspect(source: &Source<'_>, ram: &Ram) -> Result<Image, Error> {
     })
 }
 
-/// The setup header, as the fields we know and as all the bytes it has; it ends where the byte at 0x201 says.
+/// Reads the setup header, as the known fields and as all its bytes. The byte at 0x201 gives its end.
 fn read_header(source: &Source<'_>) -> Result<(setup_header, Vec<u8>), Error> {
     let part = "bzImage setup header";
-    let mut jump = [0; 2]; // a short jump over the rest of the header: opcode, distance
+    let mut jump = [0; 2]; // a short jump over the header: opcode, distance
     source.read(part, 0x200, &mut jump)?;
     let end = 0x202 + usize::from(jump[1]);
     let known = size_of::<setup_header>();

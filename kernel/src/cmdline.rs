@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::guest::write;
 use crate::layout::COMMAND_LINE;
 
-/// Refuses a command line that the kernel would cut or misread.
+/// Returns an error if the kernel would truncate or misread this command line.
 ///
 /// # Errors
 /// [`Error::CommandLineTooLong`], [`Error::CommandLineCharacter`].
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_is_the_last_length_that_passes() {
+    fn line_longer_than_the_limit_is_refused() {
         assert!(check(&"x".repeat(2047), 2047).is_ok());
         assert!(check("", 0).is_ok());
         assert_eq!(
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nul_and_what_is_not_ascii_are_refused_with_their_place() {
+    fn nul_and_non_ascii_bytes_are_refused_with_their_position() {
         assert_eq!(check("ab\0", 9).unwrap_err().to_string(), "kernel command line has a NUL at byte 2");
         assert_eq!(
             check("root=é", 9).unwrap_err().to_string(),

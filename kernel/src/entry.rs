@@ -1,6 +1,6 @@
-//! The register state that the boot vCPU starts with, in neutral terms: the VMM translates it to its hypervisor's.
+//! The initial registers of the boot vCPU, independent of a hypervisor; the VMM translates them to its own.
 
-/// A segment register with its hidden part, as Intel SDM volume 3 section 3.4.3 names the fields.
+/// A segment register with its hidden part (Intel SDM volume 3 section 3.4.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
     /// Selector: byte offset into the GDT.
@@ -21,13 +21,12 @@ pub struct Segment {
     pub granular: bool,
 }
 
-/// What the boot vCPU's registers hold at the kernel's first instruction. Registers not named here are zero,
-/// RFLAGS is 2.
+/// The registers of the boot vCPU at the kernel's first instruction. All others are zero, and RFLAGS is 2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EntryState {
-    /// First instruction, guest physical.
+    /// Guest physical address of the first instruction.
     pub rip: u64,
-    /// Stack pointer (the 64-bit boot protocol starts with a small stack, PVH with none).
+    /// Stack pointer; PVH starts without a stack.
     pub rsp: u64,
     /// PVH: guest physical address of `hvm_start_info`.
     pub rbx: u64,

@@ -1,9 +1,9 @@
-//! What can be wrong with what a guest is to boot. Every message names the file, by its role and the name the user
-//! gave it, or the field.
+//! Errors of loading a guest. Every message names the field, or the file by its role and the user's name for
+//! it.
 
 use std::{fmt, io, ops::Range};
 
-/// Why a guest cannot be loaded.
+/// A fault that keeps a guest from loading.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,28 +15,28 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
-    /// A directory, a device, a pipe or a socket.
+    /// The file is a directory, a device, a pipe or a socket.
     #[error("{file}: is {kind}, not a regular file")]
     NotAFile {
         /// The file.
         file: FileName,
-        /// What it is instead, with its article.
+        /// Its actual type, with the article.
         kind: &'static str,
     },
-    /// A file of no bytes.
+    /// The file has no bytes.
     #[error("{file}: the file is empty")]
     Empty {
         /// The file.
         file: FileName,
     },
-    /// The file ends before something that its headers promise.
+    /// The file ends before a part that its headers describe.
     #[error("{file}: truncated: its {part} ends at byte {end}, but the file has {length} bytes")]
     Truncated {
         /// The file.
         file: FileName,
-        /// What is incomplete.
+        /// The incomplete part.
         part: String,
-        /// Where it should end, in bytes from the start of the file.
+        /// Offset in the file at which the part should end, in bytes.
         end: u64,
         /// Length of the file in bytes.
         length: u64,
@@ -46,45 +46,53 @@ pub enum Error {
     Read {
         /// The file.
         file: FileName,
-        /// Where in the file.
+        /// Offset in the file, in bytes.
         offset: u64,
-        /// How much.
+        /// Length of the read in bytes.
         length: u64,
         /// The system's reason.
         source: io::Error,
     },
-    /// Neither of the formats that can be booted.
+    /// The file has no format that this crate can load.
     #[error("{file}: not an ELF or bzImage file")]
     UnknownFormat {
         /// The file.
         file: FileName,
     },
-    /// A kernel image that is malformed or that this machine does not boot.
+    /// The kernel image is malformed, or is for another machine.
     #[error("{file}: {problem}")]
     Image {
         /// The file.
         file: FileName,
-        /// What is wrong with it.
+        /// The fault, as a predicate of the file.
         problem: String,
     },
     /// Part of the kernel belongs at an address where the guest has no RAM.
-    #[error("{file}: its {part} ({:#x} to {:#x}) does not fit into {memory} of guest memory", range.start, range.end)]
+    #[error(
+        "{file}: its {part} ({:#x} to {:#x}) does not fit into {memory} of guest memory",
+        range.start,
+        range.end
+    )]
     OutsideMemory {
         /// The file.
         file: FileName,
-        /// Which part.
+        /// The part of the kernel.
         part: String,
         /// Guest physical addresses.
         range: Range<u64>,
         /// Guest memory in all.
         memory: Size,
     },
-    /// Part of the kernel belongs where the loader puts what it hands over to the kernel.
-    #[error("{file}: its {part} ({:#x} to {:#x}) overlaps the boot structures below 1 MiB", range.start, range.end)]
+    /// Part of the kernel belongs at an address that the boot structures take.
+    #[error(
+        "{file}: its {part} ({:#x} to {:#x}) overlaps the boot structures below 1 MiB",
+        range.start,
+        range.end
+    )]
     OverlapsBootStructures {
         /// The file.
         file: FileName,
-        /// Which part.
+        /// The part of the kernel.
         part: String,
         /// Guest physical addresses.
         range: Range<u64>,
@@ -106,7 +114,7 @@ pub enum Error {
         file: FileName,
         /// Its size.
         size: Size,
-        /// The kernel takes an initrd below this address.
+        /// Lowest address that the initrd must not reach.
         limit: u64,
         /// Guest memory in all.
         memory: Size,
@@ -116,13 +124,13 @@ pub enum Error {
     CommandLineTooLong {
         /// Its length in bytes.
         length: usize,
-        /// What this kernel takes, the terminating NUL not counted.
+        /// This kernel's limit, without the terminating NUL.
         limit: usize,
     },
-    /// The command line has a byte that the kernel cannot be given.
+    /// The command line has a byte that the kernel would misread.
     #[error("kernel command line has {what} at byte {position}")]
     CommandLineCharacter {
-        /// What the byte is.
+        /// A description of the byte.
         what: &'static str,
         /// Its position, from 0.
         position: usize,
@@ -138,7 +146,7 @@ pub enum Error {
     AcpiTooLarge {
         /// All tables together.
         length: u64,
-        /// The room there is.
+        /// The space for them.
         limit: u64,
     },
     /// Guest memory does not start at 0 or ends below 1 MiB.
@@ -149,22 +157,22 @@ pub enum Error {
     MemoryMapTooLong {
         /// The number of entries.
         entries: usize,
-        /// The most that can be handed over.
+        /// The maximum of the boot protocols.
         limit: usize,
     },
     /// Writing guest memory failed.
     #[error("cannot write the {what} to guest memory at {address:#x}")]
     GuestMemory {
-        /// What was being written.
+        /// The structure or part of a file.
         what: String,
         /// Guest physical address.
         address: u64,
-        /// Why.
+        /// The reason.
         source: vm_memory::GuestMemoryError,
     },
 }
 
-/// What a file is for.
+/// The role of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The kernel image.
@@ -176,7 +184,7 @@ pub enum Role {
 /// A file in a message: `kernel /boot/vmlinux`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileName {
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// The name the user gave.
     pub name: String,
@@ -192,7 +200,7 @@ impl fmt::Display for FileName {
     }
 }
 
-/// A size in bytes that reads in the largest unit in which it is a whole number.
+/// A size in bytes. A message shows it in the largest unit in which it is a whole number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 

@@ -1,8 +1,7 @@
-//! The files that a guest boots from, read where they are needed: small parts into buffers, the bulk straight into
-//! guest memory.
+//! The files of a payload: reads headers into buffers, and copies the rest straight into guest memory.
 //!
-//! All reads are positioned (`pread`): the descriptor may be shared with other VMs, even other processes, and the
-//! file offset with it.
+//! All reads are positioned (`pread`): other VMs and processes may share the descriptor, and with it the file
+//! offset.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +13,10 @@ use vm_memory::{GuestAddress, GuestMemory, Permissions, VolatileSlice};
 
 use crate::error::{Error, FileName, Role};
 
-/// A file that boots: its name for errors (path as the user gave it) and the open file.
+/// An open file with its name for errors, the path as the user gave it.
 #[derive(Debug)]
 pub struct NamedFile {
-    /// What messages call it.
+    /// The name in messages.
     pub name: String,
     /// Open for reading. Its file offset is neither used nor changed.
     pub file: File,
@@ -31,7 +30,7 @@ pub(crate) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Takes the file, unless it is no regular file or has no bytes.
+    /// Accepts a regular file that has bytes.
     pub(crate) fn new(role: Role, named: &'a NamedFile) -> Result<Self, Error> {
         let name = FileName { role, name: named.name.clone() };
         let metadata = match named.file.metadata() {
@@ -63,12 +62,12 @@ impl<'a> Source<'a> {
         self.length
     }
 
-    /// An error about what the file holds.
+    /// Makes an error about the file's content; `problem` is a predicate of the file.
     pub(crate) fn problem(&self, problem: impl Into<String>) -> Error {
         Error::Image { file: self.name(), problem: problem.into() }
     }
 
-    /// Refuses a `part` that reaches beyond the end of the file.
+    /// Returns an error if `part` reaches beyond the end of the file.
     pub(crate) fn check(&self, part: &str, offset: u64, length: u64) -> Result<(), Error> {
         match offset.checked_add(length) {
             Some(end) if end <= self.length => Ok(()),
@@ -76,7 +75,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Fills `buffer` from `offset` on with what is the file's `part`.
+    /// Fills `buffer` from `offset` on; errors call these bytes `part`.
     pub(crate) fn read(&self, part: &str, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
         let length = buffer.len() as u64;
         self.check(part, offset, length)?;
@@ -85,7 +84,7 @@ impl<'a> Source<'a> {
             .map_err(|source| self.read_error(part, offset, length, source))
     }
 
-    /// Copies `length` bytes of the file's `part`, from `offset` on, to guest memory at `address`.
+    /// Copies `length` bytes from `offset` on to guest memory at `address`; errors call them `part`.
     pub(crate) fn copy<M: GuestMemory>(
         &self,
         memory: &M,
@@ -110,7 +109,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// A file that shrinks under the reader is truncated too.
+    /// Calls a file that shrank since it was opened truncated.
     fn read_error(&self, part: &str, offset: u64, length: u64, source: io::Error) -> Error {
         match source.kind() {
             io::ErrorKind::UnexpectedEof => self.truncated(part, offset + length),
@@ -140,12 +139,12 @@ fn fill<B: BitmapSlice>(file: &File, position: u64, slice: &VolatileSlice<'_, B>
     Ok(())
 }
 
-/// One `pread` into guest memory; vm-memory's own readers move the file offset.
+/// Does one `pread` into guest memory; vm-memory's own readers would move the file offset.
 #[allow(unsafe_code)]
 fn pread<B: BitmapSlice>(file: &File, offset: libc::off_t, into: &VolatileSlice<'_, B>) -> io::Result<usize> {
     let guard = into.ptr_guard_mut();
-    // SAFETY: the guard keeps `into.len()` bytes at its pointer writable, and nothing holds a Rust reference to them:
-    // a VolatileSlice is only ever accessed through pointers.
+    // SAFETY: the guard keeps `into.len()` bytes at its pointer writable. No Rust reference to them exists: a
+    // VolatileSlice is only accessed through pointers.
     let read = unsafe { libc::pread(file.as_raw_fd(), guard.as_ptr().cast(), into.len(), offset) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }

@@ -1,7 +1,7 @@
-//! The GDT and the segment registers that go with it, for both entries.
+//! The GDT and the matching segment registers, for both boot protocols.
 //!
-//! Descriptors are encoded from the same [`Segment`] that the VMM loads into the vCPU's hidden registers, so that the
-//! table and the registers cannot differ (Intel SDM volume 3 section 3.4.5).
+//! Descriptors are encoded from the [`Segment`] that the VMM loads into the vCPU's hidden registers, so that
+//! table and registers agree (Intel SDM volume 3 section 3.4.5).
 
 use vm_memory::GuestMemory;
 
@@ -19,23 +19,23 @@ const TASK_SELECTOR: u16 = 0x20;
 /// Null, unused, code, data, task (two).
 const ENTRIES: usize = 6;
 
-/// Types, Intel SDM volume 3 sections 3.4.5.1 and 3.5: accessed, so that loading them writes no descriptor.
+// Segment types (Intel SDM volume 3 sections 3.4.5.1 and 3.5): accessed, so that a load writes no descriptor.
 const EXECUTE_READ_ACCESSED: u8 = 0xb;
 const READ_WRITE_ACCESSED: u8 = 0x3;
-/// Busy TSS, 32-bit or 64-bit: what a task register that is loaded holds.
+/// Busy TSS, 32-bit or 64-bit: the type in a loaded task register.
 const BUSY_TASK: u8 = 0xb;
 
-/// CS: flat 4 GiB, 64-bit or 32-bit.
+/// Makes CS: flat 4 GiB, 64-bit or 32-bit.
 pub(crate) fn code(long: bool) -> Segment {
     Segment { kind: EXECUTE_READ_ACCESSED, big: !long, long, ..flat(CODE_SELECTOR) }
 }
 
-/// DS, ES, FS, GS and SS: flat 4 GiB.
+/// Makes DS, ES, FS, GS and SS: flat 4 GiB.
 pub(crate) fn data() -> Segment {
     Segment { kind: READ_WRITE_ACCESSED, big: true, ..flat(DATA_SELECTOR) }
 }
 
-/// TR: base 0, limit 0x67, as the PVH ABI has it.
+/// Makes TR: base 0 and limit 0x67, by the PVH ABI.
 pub(crate) fn task() -> Segment {
     Segment { selector: TASK_SELECTOR, limit: 0x67, kind: BUSY_TASK, ..Segment::default() }
 }
@@ -56,8 +56,9 @@ pub(crate) fn place<M: GuestMemory>(memory: &M, long: bool) -> Result<(), Error>
     write(memory, "GDT", GDT, table.map(u64::to_le_bytes).as_flattened())
 }
 
-/// A segment descriptor, present, privilege level 0. Of a 64-bit system segment this is the lower half; the upper
-/// half, bits 63:32 of the base, is 0.
+/// Encodes a present descriptor of privilege level 0.
+///
+/// A 64-bit system segment has a second half, bits 63:32 of the base, which is 0.
 fn descriptor(segment: &Segment) -> u64 {
     let limit = u64::from(if segment.granular { segment.limit >> 12 } else { segment.limit });
     let flag = |set: bool, bit: u32| u64::from(set) << bit;
@@ -78,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_those_linux_itself_uses() {
-        // GDT_ENTRY_INIT of arch/x86, with the accessed bit
+    fn descriptors_equal_linuxs_own() {
+        // GDT_ENTRY_INIT of arch/x86, with the accessed bit.
         assert_eq!(descriptor(&code(true)), 0x00af_9b00_0000_ffff);
         assert_eq!(descriptor(&code(false)), 0x00cf_9b00_0000_ffff);
         assert_eq!(descriptor(&data()), 0x00cf_9300_0000_ffff);

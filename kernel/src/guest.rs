@@ -1,10 +1,10 @@
-//! Writing boot structures into guest memory.
+//! Writes boot structures into guest memory.
 
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemory};
 
 use crate::error::Error;
 
-/// Writes `bytes`, which messages call `what`, to guest physical `address`.
+/// Writes `bytes` to guest physical `address`; errors call them `what`.
 pub(crate) fn write<M: GuestMemory>(memory: &M, what: &str, address: u64, bytes: &[u8]) -> Result<(), Error> {
     memory.write_slice(bytes, GuestAddress(address)).map_err(|source| Error::GuestMemory {
         what: what.into(),

@@ -1,5 +1,5 @@
-//! Images cut short at every length and damaged in every header byte: an error that names the file or a load, never a
-//! panic, and never a write outside what the image may occupy.
+//! Tests of truncated and damaged images: the load succeeds or names the file, does not panic, and writes
+//! only where the image may lie.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ fn load_file(memory: &GuestMemoryMmap, kernel: &NamedFile) -> Result<EntryState,
     load(memory, &Payload { kernel, initrd: None, cmdline: "" }, &platform())
 }
 
-/// A guest with a mark in every place that no image here may reach.
+/// Makes a guest with a mark at every place that is closed to images.
 fn marked_guest() -> GuestMemoryMmap {
     let memory = guest(64 << 20);
     marks().for_each(|address| memory.write_obj(MARK, GuestAddress(address)).unwrap());
@@ -36,7 +36,7 @@ fn check(memory: &GuestMemoryMmap, what: &str, result: Result<EntryState, Error>
     }
 }
 
-/// Name, content, and where the headers lie.
+/// Returns each image's name, content and range of headers.
 fn images() -> [(&'static str, Vec<u8>, Range<usize>); 4] {
     let elf_32 = TestElf { is_64: false, machine: 3, ..TestElf::pvh() };
     let header_64 = 0..64 + 2 * 56;
@@ -65,7 +65,7 @@ fn every_truncated_image_is_refused() {
 }
 
 #[test]
-fn no_damaged_header_does_harm() {
+fn image_with_a_damaged_header_byte_stays_in_bounds() {
     let memory = marked_guest();
     for (name, image, header) in images() {
         let kernel = named("/k", &image);
@@ -82,7 +82,7 @@ fn no_damaged_header_does_harm() {
 }
 
 #[test]
-fn no_combination_of_random_header_fields_does_harm() {
+fn image_with_random_header_fields_stays_in_bounds() {
     const EXTREMES: [u64; 8] = [0, 1, 0x1000, 0x10_0000, 0x3ff_ffff, u32::MAX as u64, 1 << 63, u64::MAX];
     let memory = marked_guest();
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;

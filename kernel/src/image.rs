@@ -1,7 +1,7 @@
 //! A kernel image of any format, checked as a whole and then copied into guest memory.
 //!
-//! Nothing is written before everything is checked, and no check trusts a number from the file: all arithmetic on
-//! them is checked for overflow, and all ranges against the file's length and the guest's RAM.
+//! All checks precede the first write. They trust no number from the file: its arithmetic is checked for
+//! overflow, and its ranges against the file's length and the guest's RAM.
 
 use std::ops::Range;
 
@@ -12,18 +12,18 @@ use crate::file::Source;
 use crate::layout::{BOOT_STRUCTURES_END, HIMEM, LOW_RAM_END, MMIO_HOLE_END};
 use crate::ram::Ram;
 
-/// `COMMAND_LINE_SIZE` of x86 Linux without its terminating NUL, for images that do not say.
+/// `COMMAND_LINE_SIZE` of x86 Linux without its terminating NUL, for images that state no limit.
 pub(crate) const LINUX_COMMAND_LINE_LIMIT: usize = 2047;
 
-/// How the kernel wants to be entered.
+/// The boot protocol and the entry point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// In 32-bit protected mode, as Xen's PVH ABI has it.
+    /// 32-bit protected mode, by Xen's PVH ABI.
     Pvh {
         /// First instruction.
         address: u64,
     },
-    /// In 64-bit mode, as Documentation/x86/boot.rst has it.
+    /// 64-bit mode, by Documentation/x86/boot.rst.
     Linux64 {
         /// First instruction.
         address: u64,
@@ -32,10 +32,10 @@ pub(crate) enum Entry {
     },
 }
 
-/// Some bytes of the file and where they go.
+/// A range of the file and its place in guest memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// What messages call it.
+    /// The name in messages.
     pub(crate) part: String,
     /// Offset in the file.
     pub(crate) offset: u64,
@@ -45,30 +45,30 @@ pub(crate) struct Piece {
     pub(crate) address: u64,
 }
 
-/// A checked image: what to copy where, and what the kernel says about the rest.
+/// A checked image: the pieces to copy, and the kernel's limits for the rest of the payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Image {
-    /// How to enter it.
+    /// The boot protocol and the entry point.
     pub(crate) entry: Entry,
-    /// What to copy.
+    /// The pieces to copy.
     pub(crate) pieces: Vec<Piece>,
-    /// Guest physical memory the kernel uses before it looks at the memory map (its .bss and decompression buffer
-    /// included).
+    /// Guest physical memory that the kernel uses before it reads the memory map, its .bss and decompression
+    /// buffer included.
     pub(crate) occupied: Vec<Range<u64>>,
-    /// Longest command line in bytes, the terminating NUL not counted.
+    /// Longest command line in bytes, without the terminating NUL.
     pub(crate) command_line_limit: usize,
-    /// The initrd must end at or below this address,
+    /// Highest end of an initrd below 4 GiB.
     pub(crate) initrd_limit: u64,
-    /// unless this is set and it lies above 4 GiB.
+    /// Whether the kernel also accepts an initrd above 4 GiB.
     pub(crate) initrd_above_4g: bool,
 }
 
 impl Image {
-    /// Copies the kernel into guest memory, straight from the file. What the file has no bytes for (.bss) is not
-    /// written: guest memory starts out as zeros.
+    /// Copies the kernel into guest memory, straight from the file. It leaves .bss out, since guest memory
+    /// holds zeros.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::Truncated`] if the file shrank since, [`Error::GuestMemory`].
+    /// [`Error::Read`], [`Error::GuestMemory`], [`Error::Truncated`] if the file shrank since it was checked.
     pub(crate) fn copy<M: GuestMemory>(&self, memory: &M, source: &Source<'_>) -> Result<(), Error> {
         self.pieces
             .iter()
@@ -76,7 +76,7 @@ impl Image {
     }
 }
 
-/// Checks that the kernel's `part` may lie at `start`, and answers with its range.
+/// Checks that the kernel's `part` may lie at `start`, and returns its range.
 pub(crate) fn place(
     source: &Source<'_>,
     ram: &Ram,
@@ -97,7 +97,7 @@ pub(crate) fn place(
     } else if !ram.contains(&range) {
         outside(range)
     } else if range.end > MMIO_HOLE_END {
-        // no entry's page tables map it
+        // PVH runs in 32-bit mode without paging, and the 64-bit entry's page tables end at 4 GiB.
         Err(source.problem(format!("its {part} lies above 4 GiB, at {start:#x}")))
     } else {
         Ok(range)

@@ -1,4 +1,4 @@
-//! Where the initrd goes: as high as the kernel takes it, out of the way of everything else.
+//! The place of the initrd: the highest free address that the kernel accepts.
 
 use std::ops::Range;
 
@@ -10,8 +10,9 @@ use crate::ram::Ram;
 
 const PAGE: u64 = 4096;
 
-/// Finds room for the initrd, page-aligned, at the highest address below the kernel's limit, or else above 4 GiB if
-/// the kernel takes it there.
+/// Finds the highest page-aligned gap for the initrd below the kernel's limit.
+///
+/// If no gap below fits, searches above 4 GiB for a kernel that accepts an initrd there.
 ///
 /// # Errors
 /// [`Error::InitrdTooLarge`], [`Error::NoRoomForInitrd`].

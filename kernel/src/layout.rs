@@ -1,4 +1,4 @@
-//! Where things lie in guest physical memory. All addresses and sizes are in bytes.
+//! The layout of guest physical memory. All addresses and sizes are in bytes.
 //!
 //! ```text
 //! 0x500      GDT                       0x9000    page tables (64-bit entry)
@@ -8,16 +8,16 @@
 //! 0x8000     zero page (boot_params)   0x100000  kernel from here on; initrd as high as possible
 //! ```
 //!
-//! Whatever the kernel reads only while it boots lies in memory that it may use afterwards; the MP table, which begins where usable
-//! low memory ends, and the ACPI tables lie in what the memory map calls reserved.
+//! Structures that the kernel reads only while it boots lie in RAM that it may use afterwards. The memory map
+//! reserves the MP table, at the end of usable low memory, and the ACPI tables.
 
 /// Global descriptor table.
 pub const GDT: u64 = 0x500;
-/// Where the 64-bit entry's stack starts; it grows down and has no other structure above 0x1000 below it.
+/// Stack of the 64-bit entry. It grows down to 0x1000, through memory without other structures.
 pub const BOOT_STACK: u64 = 0x5ff0;
 /// PVH: `hvm_start_info`.
 pub const PVH_START_INFO: u64 = 0x6000;
-/// PVH: the list of modules, of which the initrd is the only one.
+/// PVH: the list of modules; the initrd is the only one.
 pub const PVH_MODULES: u64 = 0x6040;
 /// PVH: the memory map, up to [`ZERO_PAGE`].
 pub const PVH_MEMORY_MAP: u64 = 0x7000;
@@ -27,31 +27,33 @@ pub const ZERO_PAGE: u64 = 0x8000;
 pub const PAGE_TABLES: u64 = 0x9000;
 /// Kernel command line with its terminating NUL.
 pub const COMMAND_LINE: u64 = 0x2_0000;
-/// Bytes set aside at [`COMMAND_LINE`], the terminating NUL included.
+/// Bytes reserved at [`COMMAND_LINE`], the terminating NUL included.
 pub const COMMAND_LINE_SIZE: u64 = 0x1_0000;
-/// First byte above the boot structures in low memory: a kernel may load segments from here to [`LOW_RAM_END`].
+/// End of the boot structures in low memory; kernel segments may lie from here to [`LOW_RAM_END`].
 pub const BOOT_STRUCTURES_END: u64 = COMMAND_LINE + COMMAND_LINE_SIZE;
-/// End of what the memory map calls RAM below 1 MiB. A PC keeps its extended BIOS data from here on.
+/// End of RAM below 1 MiB in the memory map. A PC keeps its extended BIOS data from here on.
 pub const LOW_RAM_END: u64 = 0x9_fc00;
-/// MP table: the last KiB of base memory is one of the places where a kernel searches for it (MP specification 1.4, section 4).
+/// MP table. A kernel searches the last KiB of base memory, among other places, for it (MP specification 1.4,
+/// section 4).
 pub const MP_TABLE: u64 = LOW_RAM_END;
-/// RSDP, on a 16-byte boundary of the range that ACPI 6.5 section 5.2.5.1 has the guest scan for it.
+/// RSDP, on a 16-byte boundary of the range that a guest scans for it (ACPI 6.5 section 5.2.5.1).
 pub const RSDP: u64 = 0xe_0000;
 /// The other ACPI tables, up to [`HIMEM`].
 pub const ACPI_TABLES: u64 = RSDP + 0x40;
-/// 1 MiB: where kernels load from.
+/// 1 MiB, from where kernels load.
 pub const HIMEM: u64 = 0x10_0000;
-/// Where RAM stops below 4 GiB: devices lie from here to [`MMIO_HOLE_END`].
+/// End of RAM below 4 GiB; devices lie from here to [`MMIO_HOLE_END`].
 pub const MMIO_HOLE_START: u64 = 0xc000_0000;
-/// 4 GiB: where RAM goes on.
+/// 4 GiB, where RAM continues.
 pub const MMIO_HOLE_END: u64 = 1 << 32;
 /// The IOAPIC's registers.
 pub const IO_APIC: u64 = 0xfec0_0000;
 /// The local APIC's registers.
 pub const LOCAL_APIC: u64 = 0xfee0_0000;
 
-/// The RAM regions, as (start, length) in bytes, of a guest with `bytes` of memory: what does not fit below the MMIO
-/// hole continues at 4 GiB. No region is empty.
+/// Returns the RAM regions of a guest with `bytes` of memory, as (start, length).
+///
+/// Memory that does not fit below the MMIO hole continues at 4 GiB. No region is empty.
 #[must_use]
 pub fn ram_ranges(bytes: u64) -> Vec<(u64, u64)> {
     let below = bytes.min(MMIO_HOLE_START);

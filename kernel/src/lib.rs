@@ -1,5 +1,7 @@
-//! Everything about the guest kernel, and nothing about KVM: takes a kernel image, an initrd, a command line and a
-//! description of the platform, writes them into guest memory, and answers with the registers the boot vCPU starts with.
+//! Loads a guest kernel. This crate knows no KVM.
+//!
+//! [`load`] writes a kernel image, an initrd, a command line and platform tables into guest memory. It
+//! returns the registers of the boot vCPU.
 //!
 //! ```text
 //! Payload (files, command line) ─┐
@@ -7,8 +9,8 @@
 //! Platform (vCPUs, ACPI, AML)  ──┘
 //! ```
 //!
-//! An ELF kernel with a PVH note is entered as PVH; other ELF kernels and bzImages through the 64-bit Linux boot
-//! protocol.
+//! PVH enters an ELF kernel that has a PVH note. The 64-bit Linux boot protocol enters other ELF kernels and
+//! bzImages.
 
 mod acpi;
 mod boot_params;
@@ -43,7 +45,7 @@ use image::Entry;
 use ram::Ram;
 use vm_memory::GuestMemory;
 
-/// What boots.
+/// The files and the command line of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Payload<'a> {
     /// The kernel: ELF or bzImage.
@@ -54,14 +56,14 @@ pub struct Payload<'a> {
     pub cmdline: &'a str,
 }
 
-/// Loads the kernel and all that it is handed into guest memory, which must be RAM regions as
-/// [`layout::ram_ranges`] has them and hold zeros, and answers with the registers that the boot vCPU starts with.
+/// Loads the kernel and its boot structures into guest memory, and returns the registers of the boot vCPU.
 ///
-/// Nothing is written before the whole payload is checked, so that an error about the payload leaves guest memory as
-/// it was.
+/// `memory` must hold zeros and consist of the regions that [`layout::ram_ranges`] returns.
+///
+/// The payload is checked before the first write: an error about the payload leaves guest memory unchanged.
 ///
 /// # Errors
-/// Every [`Error`] names the file or the field and what is wrong with it.
+/// Every [`Error`] names the file or the field, and its fault.
 pub fn load<M: GuestMemory>(
     memory: &M,
     payload: &Payload<'_>,

@@ -1,4 +1,4 @@
-//! Tests of what the kernel finds when it starts.
+//! Tests of guest memory and registers at the kernel's start.
 
 use linux_loader::loader::bootparam::boot_params;
 use linux_loader::loader::elf::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
@@ -12,7 +12,7 @@ fn object<T: vm_memory::ByteValued>(memory: &GuestMemoryMmap, address: u64) -> T
 }
 
 #[test]
-fn a_pvh_kernel_finds_its_start_info() {
+fn pvh_kernel_finds_its_start_info() {
     let memory = guest(4 << 30);
     let state = load_bytes(&memory, &TestElf::pvh().build(), Some(b"initrd!"), "console=ttyS0").unwrap();
     let info: hvm_start_info = object(&memory, state.rbx);
@@ -32,7 +32,7 @@ fn a_pvh_kernel_finds_its_start_info() {
 }
 
 #[test]
-fn a_pvh_kernel_starts_in_flat_32_bit_mode() {
+fn pvh_kernel_starts_in_flat_32_bit_mode() {
     let memory = guest(64 << 20);
     let state = load_bytes(&memory, &TestElf::pvh().build(), None, "").unwrap();
     assert_eq!((state.rip, state.cr0, state.cr3, state.cr4, state.efer), (0x10_0002, 0x11, 0, 0, 0));
@@ -46,7 +46,7 @@ fn a_pvh_kernel_starts_in_flat_32_bit_mode() {
 }
 
 #[test]
-fn a_linux_kernel_finds_its_zero_page() {
+fn linux_kernel_finds_its_zero_page() {
     let memory = guest(64 << 20);
     let state = load_bytes(&memory, &bzimage(|_| ()), Some(&[7; 5000]), "quiet").unwrap();
     assert_eq!(state.rsi, layout::ZERO_PAGE);
@@ -68,7 +68,7 @@ fn a_linux_kernel_finds_its_zero_page() {
 }
 
 #[test]
-fn a_linux_kernel_starts_in_64_bit_mode_with_the_descriptors_it_expects() {
+fn linux_kernel_starts_in_64_bit_mode_with_boot_descriptors() {
     let memory = guest(64 << 20);
     let state = load_bytes(&memory, &TestElf::kernel().build(), None, "").unwrap();
     assert_eq!((state.rip, state.cr3, state.cr4, state.efer), (0x10_0001, layout::PAGE_TABLES, 0x20, 0x500));
@@ -81,12 +81,12 @@ fn a_linux_kernel_starts_in_64_bit_mode_with_the_descriptors_it_expects() {
 }
 
 #[test]
-fn an_initrd_above_4_gib_has_the_upper_halves_of_its_address_and_size() {
+fn initrd_above_4_gib_has_a_64_bit_address_in_the_zero_page() {
     let memory = guest(16 << 30);
     let kernel = named("/k", &TestElf::kernel().build());
     let initrd = NamedFile { name: "/i".into(), file: file(b"start") };
     initrd.file.set_len(5000).unwrap();
-    let image = bzimage(|header| header.initrd_addr_max = 0); // nothing fits below
+    let image = bzimage(|header| header.initrd_addr_max = 0); // no place below 4 GiB
     let kernel = NamedFile { file: file(&image), ..kernel };
     let payload = Payload { kernel: &kernel, initrd: Some(&initrd), cmdline: "" };
     let state = load(&memory, &payload, &platform()).unwrap();
@@ -97,7 +97,7 @@ fn an_initrd_above_4_gib_has_the_upper_halves_of_its_address_and_size() {
 }
 
 #[test]
-fn the_file_offset_is_neither_used_nor_changed() {
+fn load_neither_uses_nor_changes_the_file_offset() {
     use std::io::{Read, Seek, SeekFrom};
     let kernel = named("/k", &TestElf::pvh().build());
     (&kernel.file).seek(SeekFrom::Start(3)).unwrap();
@@ -109,7 +109,7 @@ fn the_file_offset_is_neither_used_nor_changed() {
 }
 
 #[test]
-fn a_refused_payload_leaves_guest_memory_as_it_was() {
+fn refused_payload_leaves_guest_memory_unchanged() {
     let memory = guest(16 << 20);
     load_bytes(&memory, &TestElf::kernel().build(), Some(&[1; 17 << 20]), "").unwrap_err();
     load_bytes(&memory, &TestElf::kernel().build(), None, "\0").unwrap_err();
@@ -117,7 +117,7 @@ fn a_refused_payload_leaves_guest_memory_as_it_was() {
 }
 
 #[test]
-fn files_that_are_no_kernels_are_named() {
+fn file_that_is_no_kernel_is_refused_by_name() {
     let refusal = |kernel: &NamedFile| {
         let payload = Payload { kernel, initrd: None, cmdline: "" };
         load(&guest(16 << 20), &payload, &platform()).unwrap_err().to_string()

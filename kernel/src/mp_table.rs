@@ -1,21 +1,23 @@
-//! The MP table (Intel MultiProcessor Specification 1.4, chapter 4): processors, the IOAPIC and its pins, for kernels that are built
-//! without ACPI. One that has ACPI prefers the MADT.
+//! The MP table (Intel MultiProcessor Specification 1.4, chapter 4): processors, the IOAPIC and its pins.
+//!
+//! It serves kernels without ACPI. A kernel with ACPI prefers the MADT.
 //!
 //! ```text
-//! 0x9fc00  floating pointer ──> configuration table: header, processors, ISA bus, IOAPIC, 24 pins, LINT0 and LINT1
+//! 0x9fc00  floating pointer ──> configuration table:
+//!                               header, processors, ISA bus, IOAPIC, 24 pins, LINT0 and LINT1
 //! ```
 
 use crate::acpi::Platform;
 use crate::layout::{HIMEM, MP_TABLE};
 
-/// The most that fit: the search for the table covers the last KiB of base memory.
-const MOST_VCPUS: u8 = 32;
+/// The kernel searches only the last KiB of base memory, which holds no more entries.
+const MAX_VCPUS: u8 = 32;
 const SPACE: usize = 1024;
 const _: () = assert!(MP_TABLE + SPACE as u64 <= HIMEM);
 
 /// Version 1.4.
 const REVISION: u8 = 4;
-/// Bytes of the structure that a kernel searches for. Its own length field counts in units of 16.
+/// Length of the floating pointer in bytes. Its length field counts units of 16.
 const POINTER_LEN: usize = 16;
 const HEADER_LEN: usize = 44;
 
@@ -26,12 +28,12 @@ const IO_APIC: u8 = 2;
 const INTERRUPT: u8 = 3;
 const LOCAL_INTERRUPT: u8 = 4;
 
-/// What KVM's local APIC reports in its version register, and the IOAPIC in its own.
+/// The version registers of KVM's local APIC and IOAPIC.
 const LOCAL_APIC_VERSION: u8 = 0x14;
 const IO_APIC_VERSION: u8 = 0x11;
 const ENABLED: u8 = 1;
 const BOOT_PROCESSOR: u8 = 2;
-/// Family 6. What it really is, CPUID says.
+/// Family 6, a placeholder: kernels read CPUID.
 const SIGNATURE: u32 = 0x600;
 /// FPU and APIC.
 const FEATURES: u32 = 1 << 9 | 1;
@@ -44,9 +46,10 @@ const NMI: u8 = 1;
 const EXTERNAL: u8 = 3;
 const EVERY_LOCAL_APIC: u8 = 0xff;
 
-/// The pointer and the table, to be written at [`MP_TABLE`]. None for more vCPUs than fit.
+/// Builds the floating pointer and the table, to be written at [`MP_TABLE`]. Returns `None` if they do not
+/// fit.
 pub(crate) fn build(platform: &Platform) -> Option<Vec<u8>> {
-    if platform.vcpus > MOST_VCPUS {
+    if platform.vcpus > MAX_VCPUS {
         return None;
     }
     let entries = entries(platform);
@@ -54,7 +57,7 @@ pub(crate) fn build(platform: &Platform) -> Option<Vec<u8>> {
     let mut all = Vec::with_capacity(SPACE);
     all.extend_from_slice(b"_MP_");
     all.extend_from_slice(&(MP_TABLE as u32 + POINTER_LEN as u32).to_le_bytes());
-    // Length, revision, checksum, and features: a table follows, and interrupts begin in virtual wire mode.
+    // Length, revision, checksum, and features: a table follows; interrupts start in virtual wire mode.
     all.extend_from_slice(&[1, REVISION, 0, 0, 0, 0, 0, 0]);
     all[10] = checksum(&all);
     all.extend_from_slice(&table);
@@ -62,7 +65,7 @@ pub(crate) fn build(platform: &Platform) -> Option<Vec<u8>> {
 }
 
 fn entries(platform: &Platform) -> Vec<Vec<u8>> {
-    // Unlike ACPI's, its id shares a space with those of the local APICs.
+    // Unlike in ACPI, IOAPICs and local APICs share one space of ids.
     let io_apic_id = platform.vcpus;
     let processor = |id: u8| {
         let flags = if id == 0 { ENABLED | BOOT_PROCESSOR } else { ENABLED };
@@ -75,7 +78,7 @@ fn entries(platform: &Platform) -> Vec<Vec<u8>> {
     let bus = [&[BUS, ISA][..], b"ISA   "].concat();
     let registers = platform.io_apic.to_le_bytes();
     let io_apic = [&[IO_APIC, io_apic_id, IO_APIC_VERSION, ENABLED][..], &registers].concat();
-    // Flags 0: polarity and trigger mode are those of the ISA bus, active high and edge.
+    // Flags 0 mean the ISA bus's polarity and trigger mode: active high, edge.
     let pin = |pin: u8| vec![INTERRUPT, VECTORED, 0, 0, ISA, pin, io_apic_id, pin];
     let local = |kind, local_apic, input| vec![LOCAL_INTERRUPT, kind, 0, 0, ISA, 0, local_apic, input];
     (0..platform.vcpus)
@@ -93,7 +96,7 @@ fn table(local_apic: u32, entries: &[Vec<u8>]) -> Vec<u8> {
     table.extend_from_slice(&(length as u16).to_le_bytes());
     table.extend_from_slice(&[REVISION, 0]);
     table.extend_from_slice(b"VOLT    VOLTVMM     ");
-    table.extend_from_slice(&[0; 6]); // no table of the manufacturer's
+    table.extend_from_slice(&[0; 6]); // no OEM table
     table.extend_from_slice(&(entries.len() as u16).to_le_bytes());
     table.extend_from_slice(&local_apic.to_le_bytes());
     table.extend_from_slice(&[0; 4]); // no extended entries
@@ -102,7 +105,7 @@ fn table(local_apic: u32, entries: &[Vec<u8>]) -> Vec<u8> {
     table
 }
 
-/// The byte that makes the sum of all bytes 0.
+/// Returns the byte that makes the sum of all bytes 0.
 fn checksum(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_sub(*byte))
 }
@@ -117,7 +120,7 @@ mod tests {
         bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
     }
 
-    /// Entries of a table by their kinds' lengths, as a kernel walks them.
+    /// Splits a table into its entries, as a kernel does, by the length of each type.
     fn walk(table: &[u8]) -> Vec<&[u8]> {
         let mut rest = &table[HEADER_LEN..];
         let mut found = Vec::new();
@@ -130,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_finds_the_table_and_every_processor_and_pin() {
+    fn table_lists_every_processor_and_pin() {
         for vcpus in [1, 2, 32] {
             let all = build(&Platform { vcpus, ..platform() }).unwrap();
             assert!(all.len() <= 1024 && MP_TABLE.is_multiple_of(16));
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn more_processors_than_fit_get_no_table() {
+    fn platform_of_33_vcpus_has_no_table() {
         assert_eq!(build(&Platform { vcpus: 33, ..platform() }), None);
     }
 }

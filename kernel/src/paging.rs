@@ -1,5 +1,7 @@
-//! Page tables for the 64-bit entry: the first 4 GiB identity mapped with 2 MiB pages (1 GiB pages are not on every
-//! CPU). boot.rst demands the kernel, the zero page and the command line, all of which lie there.
+//! Page tables of the 64-bit entry: an identity mapping of the first 4 GiB.
+//!
+//! boot.rst demands mappings of the kernel, the zero page and the command line, which all lie there. Pages
+//! are of 2 MiB, since some processors have none of 1 GiB.
 
 use vm_memory::GuestMemory;
 

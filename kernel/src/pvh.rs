@@ -1,5 +1,5 @@
-//! The PVH hand-over (Xen docs/misc/pvh.pandoc and include/public/arch-x86/hvm/start_info.h): 32-bit protected mode,
-//! `hvm_start_info` version 1 in EBX.
+//! The PVH boot protocol (Xen docs/misc/pvh.pandoc and include/public/arch-x86/hvm/start_info.h): 32-bit
+//! protected mode, and EBX points to `hvm_start_info` version 1.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ const CR0_EXTENSION_TYPE: u64 = 1 << 4;
 const _: () = assert!(PVH_START_INFO + size_of::<hvm_start_info>() as u64 <= PVH_MODULES);
 const _: () = assert!(PVH_MEMORY_MAP + 128 * size_of::<hvm_memmap_table_entry>() as u64 <= ZERO_PAGE);
 
-/// Writes the start info and the GDT, and answers with the registers to enter the kernel with at `address`.
+/// Writes the start info and the GDT, and returns the registers for the entry point `address`.
 pub(crate) fn enter<M: GuestMemory>(
     memory: &M,
     address: u64,

@@ -1,4 +1,4 @@
-//! Guest RAM as the kernel is told about it: ranges, what is free in them, and the memory map.
+//! Guest RAM: its ranges, the free gaps in them, and the memory map for the kernel.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use crate::layout::{HIMEM, LOW_RAM_END};
 pub(crate) const MAP_RAM: u32 = 1;
 /// `E820_TYPE_RESERVED`, and the same number in PVH's map.
 pub(crate) const MAP_RESERVED: u32 = 2;
-/// How many entries `boot_params` has room for (`E820_MAX_ENTRIES_ZEROPAGE`), one kept for the entry that Linux adds
-/// when it is entered through PVH.
+/// Most entries of the memory map: `E820_MAX_ENTRIES_ZEROPAGE`, less the one that Linux adds after a PVH
+/// entry.
 const MAP_LIMIT: usize = 127;
 
 /// An entry of the memory map.
@@ -26,14 +26,14 @@ pub(crate) struct MapEntry {
     pub(crate) kind: u32,
 }
 
-/// The RAM ranges of a guest: sorted, neighbours merged, the first one covering the low 1 MiB.
+/// The RAM ranges of a guest: sorted and merged; the first covers the low 1 MiB.
 #[derive(Debug)]
 pub(crate) struct Ram {
     ranges: Vec<Range<u64>>,
 }
 
 impl Ram {
-    /// What `memory` has.
+    /// Collects the RAM ranges of `memory`.
     ///
     /// # Errors
     /// [`Error::NoLowMemory`] if the first MiB is not all RAM.
@@ -59,17 +59,17 @@ impl Ram {
         if ram.contains(&(0..HIMEM)) { Ok(ram) } else { Err(Error::NoLowMemory) }
     }
 
-    /// All RAM in bytes.
+    /// Size of all RAM.
     pub(crate) fn size(&self) -> Size {
         Size(self.ranges.iter().map(|range| range.end - range.start).sum())
     }
 
-    /// Whether all of `wanted` is RAM.
+    /// Returns whether all of `wanted` is RAM.
     pub(crate) fn contains(&self, wanted: &Range<u64>) -> bool {
         self.ranges.iter().any(|range| range.start <= wanted.start && wanted.end <= range.end)
     }
 
-    /// The gaps, lowest first, in what lies within `bounds` and is not `taken`.
+    /// Returns the RAM within `bounds` that is not `taken`, lowest first.
     pub(crate) fn free(&self, bounds: &Range<u64>, taken: &[Range<u64>]) -> Vec<Range<u64>> {
         let within = |range: &Range<u64>| range.start.max(bounds.start)..range.end.min(bounds.end);
         let mut free: Vec<_> = self.ranges.iter().map(within).collect();
@@ -85,10 +85,10 @@ impl Ram {
         free
     }
 
-    /// The memory map: all RAM but the BIOS area, where the ACPI tables lie.
+    /// Makes the memory map: all RAM, with the BIOS area, where the ACPI tables lie, reserved.
     ///
     /// # Errors
-    /// [`Error::MemoryMapTooLong`] if RAM is in more pieces than a kernel takes.
+    /// [`Error::MemoryMapTooLong`] if RAM has more ranges than a kernel accepts.
     pub(crate) fn map(&self) -> Result<Vec<MapEntry>, Error> {
         let bios = LOW_RAM_END..HIMEM;
         let entry =
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_order_does_not_matter() {
+    fn adjacent_ranges_merge_in_any_order() {
         let ram = Ram::new([0x20_0000..0x30_0000, 0..0x20_0000, 1 << 32..(1 << 32) + 5].into_iter()).unwrap();
         assert!(ram.contains(&(0..0x30_0000)));
         assert!(!ram.contains(&(0x2f_ffff..0x30_0001)));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_of_a_4_gib_guest_has_its_hole_and_its_bios_area() {
+    fn map_of_a_4_gib_guest_has_a_hole_and_a_bios_area() {
         let map: Vec<_> =
             ram(4 << 30).map().unwrap().iter().map(|e| (e.start, e.start + e.length, e.kind)).collect();
         assert_eq!(
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_not_free() {
+    fn taken_ranges_are_not_free() {
         let ram = ram(1 << 30);
         let bounds = HIMEM..1 << 29;
         assert_eq!(ram.free(&bounds, &[]), std::slice::from_ref(&bounds));

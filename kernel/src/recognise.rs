@@ -6,7 +6,7 @@ use crate::image::Image;
 use crate::ram::Ram;
 use crate::{bzimage, elf};
 
-/// Recognises and checks the kernel.
+/// Recognises a kernel's format and checks the image.
 ///
 /// # Errors
 /// [`Error::UnknownFormat`], [`Error::Truncated`], [`Error::Image`], [`Error::OutsideMemory`],

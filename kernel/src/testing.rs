@@ -1,4 +1,4 @@
-//! Small images, files and guests for the tests.
+//! Small images, files and guests for tests.
 
 use std::fs::{File, OpenOptions, remove_file};
 use std::os::unix::fs::FileExt;
@@ -13,7 +13,7 @@ pub(crate) const LOAD: u32 = 1;
 pub(crate) const INTERPRETER: u32 = 3;
 pub(crate) const NOTE: u32 = 4;
 
-/// Guest memory of so many bytes, laid out as the VMM does.
+/// Makes guest memory in the VMM's regions.
 pub(crate) fn guest(bytes: u64) -> GuestMemoryMmap {
     let ranges: Vec<_> = layout::ram_ranges(bytes)
         .into_iter()
@@ -22,7 +22,7 @@ pub(crate) fn guest(bytes: u64) -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges(&ranges).unwrap()
 }
 
-/// An open, unnamed file with these bytes.
+/// Makes an unnamed file with these bytes.
 pub(crate) fn file(bytes: &[u8]) -> File {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -33,7 +33,7 @@ pub(crate) fn file(bytes: &[u8]) -> File {
     file
 }
 
-/// A file that messages call `name`.
+/// Makes a file whose name in messages is `name`.
 pub(crate) fn named(name: &str, bytes: &[u8]) -> NamedFile {
     NamedFile { name: name.into(), file: file(bytes) }
 }
@@ -51,7 +51,7 @@ pub(crate) fn platform() -> Platform {
     }
 }
 
-/// Loads a kernel called `/k` and perhaps an initrd called `/i`.
+/// Loads a kernel named `/k` and, if given, an initrd named `/i`.
 pub(crate) fn load_bytes(
     memory: &GuestMemoryMmap,
     kernel: &[u8],
@@ -63,7 +63,7 @@ pub(crate) fn load_bytes(
     load(memory, &Payload { kernel: &kernel, initrd: initrd.as_ref(), cmdline }, &platform())
 }
 
-/// What the message says when a kernel is refused by a guest of 64 MiB.
+/// Loads a bad kernel into a guest of 64 MiB, and returns the error's message.
 pub(crate) fn refusal(kernel: &[u8]) -> String {
     load_bytes(&guest(64 << 20), kernel, None, "").unwrap_err().to_string()
 }
@@ -74,7 +74,7 @@ pub(crate) fn bytes_at(memory: &GuestMemoryMmap, address: u64, length: usize) ->
     bytes
 }
 
-/// A program header and what it points to.
+/// A program header and its segment.
 #[derive(Clone)]
 pub(crate) struct TestSegment {
     pub(crate) kind: u32,
@@ -83,7 +83,7 @@ pub(crate) struct TestSegment {
     pub(crate) memory_size: u64,
 }
 
-/// An ELF file with these segments, their bytes one after the other to the end of the file.
+/// An ELF file. The bytes of its segments follow the headers, one after the other.
 #[derive(Clone)]
 pub(crate) struct TestElf {
     pub(crate) is_64: bool,
@@ -94,14 +94,14 @@ pub(crate) struct TestElf {
 }
 
 impl TestElf {
-    /// A 64-bit kernel of 5000 bytes at 1 MiB, with 3000 bytes of .bss, entered at its second byte.
+    /// Makes a 64-bit kernel of 5000 bytes at 1 MiB with 3000 bytes of .bss, entered at its second byte.
     pub(crate) fn kernel() -> Self {
         let bytes = (0..5000u32).map(|n| n as u8 | 1).collect();
         Self { is_64: true, kind: 2, machine: 62, entry: 0x10_0001, segments: Vec::new() }
             .with(LOAD, 0x10_0000, bytes, 8000)
     }
 
-    /// The same with a PVH entry at its third byte.
+    /// Makes the same kernel with a PVH entry at its third byte.
     pub(crate) fn pvh() -> Self {
         let notes = [note(b"GNU\0", 3, &[7; 20]), note(b"Xen\0", 18, &0x10_0002u64.to_le_bytes())].concat();
         Self::kernel().with(NOTE, 0, notes, 0)
@@ -144,14 +144,14 @@ impl TestElf {
     }
 }
 
-/// An ELF note, padded to 4 bytes.
+/// Makes an ELF note, padded to 4 bytes.
 pub(crate) fn note(owner: &[u8], kind: u32, value: &[u8]) -> Vec<u8> {
     let pad = |bytes: &[u8]| [bytes, &vec![0; bytes.len().next_multiple_of(4) - bytes.len()]].concat();
     let words = [owner.len() as u32, value.len() as u32, kind].map(u32::to_le_bytes);
     [words.as_flattened(), &pad(owner), &pad(value)].concat()
 }
 
-/// A bzImage with two sectors of setup and 2048 bytes of kernel, wanting 1 MiB at 16 MiB.
+/// Makes a bzImage of two setup sectors and 2048 bytes of kernel, which needs 1 MiB at 16 MiB.
 pub(crate) fn bzimage(edit: impl FnOnce(&mut setup_header)) -> Vec<u8> {
     let mut header = setup_header {
         setup_sects: 1,

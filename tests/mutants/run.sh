@@ -115,7 +115,7 @@ in_tree() { (cd "$tree" && "$@" --locked --target-dir "$target" </dev/null); }
 
 # build_program NAME: volt-vmm, small enough to be carried into the lab.
 build_program() {
-    in_tree cargo build --quiet --locked --package volt-api --bin volt-vmm 2>"$work/build.log" &&
+    in_tree cargo build --quiet --package volt-api --bin volt-vmm 2>"$work/build.log" &&
         strip -g -o "$work/programs/$1" "$target/$TRIPLE/debug/volt-vmm"
 }
 
@@ -123,7 +123,7 @@ build_program() {
 build_tests() {
     local to=$1 executable
     shift
-    in_tree cargo test --quiet --locked --no-run --message-format=json "$@" >"$work/built" 2>"$work/build.log" ||
+    in_tree cargo test --quiet --no-run --message-format=json "$@" >"$work/built" 2>"$work/build.log" ||
         return 1
     executable=$(jq -r 'select(.reason == "compiler-artifact" and .profile.test and .executable) | .executable' \
         "$work/built" | tail -n 1)

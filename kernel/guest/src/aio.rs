@@ -1,4 +1,4 @@
-//! Requests to a disk, many under way at a time: the kernel's asynchronous I/O (`io_submit`), past the page cache.
+//! Concurrent requests to a disk: the kernel's asynchronous I/O (`io_submit`), past the page cache.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
-/// What O_DIRECT wants of memory and offsets, on any disk.
+/// Alignment of memory and offsets for O_DIRECT that suits every disk.
 const ALIGNMENT: usize = 4096;
 const CMD_PREAD: u16 = 0;
 const CMD_PWRITE: u16 = 1;
@@ -41,7 +41,7 @@ struct Event {
 
 const _: () = assert!(size_of::<Request>() == 64 && size_of::<Event>() == 32);
 
-/// A disk, and places for requests to it, each with memory of its own.
+/// A disk with slots for requests, each with its own memory.
 pub(crate) struct Disk {
     file: File,
     context: libc::c_ulong,
@@ -49,43 +49,44 @@ pub(crate) struct Disk {
     len: usize,
     requests: Vec<Request>,
     events: Vec<Event>,
-    /// The kernel reads and writes it while a request is under way; nobody else does.
+    /// The slots' memory. Only the kernel accesses it, during requests.
     memory: *mut u8,
 }
 
 impl Disk {
-    /// Opens a disk for requests of `len` bytes, `places` at a time.
-    pub(crate) fn open(path: &str, write: bool, len: usize, places: usize) -> io::Result<Self> {
+    /// Opens a disk for up to `slots` concurrent requests of `len` bytes.
+    pub(crate) fn open(path: &str, write: bool, len: usize, slots: usize) -> io::Result<Self> {
         let file = OpenOptions::new().read(true).write(write).custom_flags(libc::O_DIRECT).open(path)?;
         let mut context: libc::c_ulong = 0;
         // SAFETY: the kernel writes one number.
-        check(unsafe { libc::syscall(libc::SYS_io_setup, places, &raw mut context) })?;
-        // SAFETY: a layout of a size that is not zero.
-        let memory = unsafe { std::alloc::alloc_zeroed(layout(len * places)) };
+        check(unsafe { libc::syscall(libc::SYS_io_setup, slots, &raw mut context) })?;
+        // SAFETY: the layout's size is not zero.
+        let memory = unsafe { std::alloc::alloc_zeroed(layout(len * slots)) };
         assert!(!memory.is_null(), "no memory for requests");
-        let (requests, events) = (vec![Request::default(); places], vec![Event::default(); places]);
+        let (requests, events) = (vec![Request::default(); slots], vec![Event::default(); slots]);
         Ok(Self { file, context, write, len, requests, events, memory })
     }
 
-    /// Starts a request in each of these free places, at these offsets.
+    /// Starts a request in each of these free slots, at these offsets.
     pub(crate) fn submit(&mut self, wanted: &[(usize, u64)]) -> io::Result<()> {
         let opcode = if self.write { CMD_PWRITE } else { CMD_PREAD };
         let mut pointers = Vec::with_capacity(wanted.len());
-        for &(place, offset) in wanted {
-            self.requests[place] = Request {
-                data: place as u64,
+        for &(slot, offset) in wanted {
+            self.requests[slot] = Request {
+                data: slot as u64,
                 opcode,
                 fd: self.file.as_raw_fd().cast_unsigned(),
-                buffer: self.memory as u64 + (place * self.len) as u64,
+                buffer: self.memory as u64 + (slot * self.len) as u64,
                 len: self.len as u64,
                 offset: offset.cast_signed(),
                 ..Request::default()
             };
-            pointers.push(&raw const self.requests[place]);
+            pointers.push(&raw const self.requests[slot]);
         }
         let mut rest = &pointers[..];
         while !rest.is_empty() {
-            // SAFETY: the kernel copies the requests; each one's memory lies in `memory`, which stays until all have ended.
+            // SAFETY: the kernel copies the requests. Their memory lies in `memory`, which outlives all
+            // requests.
             let taken =
                 unsafe { libc::syscall(libc::SYS_io_submit, self.context, rest.len(), rest.as_ptr()) };
             rest = &rest[check(taken)?..];
@@ -93,11 +94,11 @@ impl Disk {
         Ok(())
     }
 
-    /// Waits until something has come to an end, and says which places are free again.
+    /// Waits until requests have ended, and returns their slots in `finished`.
     pub(crate) fn wait(&mut self, finished: &mut Vec<usize>) -> io::Result<()> {
         let none = std::ptr::null_mut::<libc::timespec>();
         let (most, events) = (self.events.len(), self.events.as_mut_ptr());
-        // SAFETY: the kernel writes as many events as there is room for.
+        // SAFETY: the kernel writes at most `most` events, for which `events` has room.
         let got = unsafe { libc::syscall(libc::SYS_io_getevents, self.context, 1, most, events, none) };
         finished.clear();
         for event in &self.events[..check(got)?] {
@@ -113,7 +114,8 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // SAFETY: returns when nothing is under way any more, so that the memory is nobody's; it was allocated like this.
+        // SAFETY: io_destroy returns after the last request, so that nothing uses the memory. The layout is
+        // that of its allocation.
         unsafe {
             libc::syscall(libc::SYS_io_destroy, self.context);
             std::alloc::dealloc(self.memory, layout(self.len * self.requests.len()));
@@ -122,7 +124,7 @@ impl Drop for Disk {
 }
 
 fn layout(len: usize) -> std::alloc::Layout {
-    std::alloc::Layout::from_size_align(len, ALIGNMENT).expect("a size that memory can have")
+    std::alloc::Layout::from_size_align(len, ALIGNMENT).expect("a size below isize::MAX")
 }
 
 fn check(result: libc::c_long) -> io::Result<usize> {

@@ -1,9 +1,11 @@
-//! `avx`: known values that live in all sixteen ymm registers, and nowhere else, for as long as the guest runs.
+//! `avx`: holds known values in all sixteen ymm registers, and nowhere else, while the guest runs.
 //!
-//! The thread that holds them never leaves one block of assembly: no value goes to memory and back except by the
-//! kernel's and the hypervisor's doing, which is what is tested. As no register is free to compare with, `vptest` does
-//! it against memory: the carry flag says that every bit of the pattern is set in the register, the zero flag with the
-//! inverted pattern that no other bit is.
+//! The thread that holds them stays in one block of assembly. Only the kernel and the hypervisor move the
+//! values to memory and back, which is under test.
+//!
+//! No register is free for a comparison, so `vptest` compares with memory. Its carry flag is set if the
+//! register has every bit of the pattern. With the inverted pattern, its zero flag is set if the register has
+//! no other bit.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -17,7 +19,7 @@ use crate::sleepers::in_background;
 const REGISTERS: usize = 16;
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// What the registers hold, then the same inverted: aligned as `vmovdqa` wants it.
+/// The registers' values, then their inverse, with the alignment of `vmovdqa`.
 #[repr(C, align(32))]
 struct Values {
     plain: [[u64; 4]; REGISTERS],
@@ -29,7 +31,7 @@ static ROUNDS: AtomicU64 = AtomicU64::new(0);
 static CORRUPT: AtomicBool = AtomicBool::new(false);
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// `avx`: prints `avx ok N` about every 200 ms, N being the rounds of checks so far, or once `avx corrupt`.
+/// `avx`: prints `avx ok N` about every 200 ms, where N counts the checks, or `avx corrupt` once.
 pub(crate) fn start() -> Outcome {
     if !std::arch::is_x86_feature_detected!("avx") {
         return Err("no avx".to_owned());
@@ -55,7 +57,7 @@ pub(crate) fn start() -> Outcome {
     })
 }
 
-/// Values of which no two lanes are alike.
+/// Makes a different value for each lane.
 const fn values() -> Values {
     let mut values = Values { plain: [[0; 4]; REGISTERS], inverted: [[0; 4]; REGISTERS] };
     let mut register = 0;
@@ -72,10 +74,10 @@ const fn values() -> Values {
     values
 }
 
-/// Loads the registers and checks them for ever. It returns only when one does not hold its value any more.
+/// Loads the registers and checks them repeatedly; returns only if one has lost its value.
 fn hold_values() {
-    // SAFETY: the processor has AVX, as the caller found out. Reads stay within VALUES, which is aligned; the only write
-    // is to ROUNDS, with one instruction, as the relaxed accesses elsewhere allow. All registers are declared.
+    // SAFETY: the caller checked that the processor has AVX. Reads stay within VALUES, which is aligned. The
+    // only write is atomic and goes to ROUNDS. All registers are declared.
     unsafe {
         asm!(
             ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15",

@@ -1,6 +1,7 @@
-//! `bench-disk` and `bench-stream`: how fast disks and streams are, by the guest's clock. Each says what it did in one line,
-//! `measured OPERATIONS BYTES NANOSECONDS P50 P90 P99`, of which the last three are how long single operations took, in
-//! nanoseconds.
+//! `bench-disk` and `bench-stream`: measure disks and streams by the guest's clock.
+//!
+//! Each prints one line, `measured OPERATIONS BYTES NANOSECONDS P50 P90 P99`. The last three are percentiles
+//! of one operation's duration in nanoseconds.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,8 +16,8 @@ use crate::system;
 /// Bytes of one read or write of a stream.
 const CHUNK: usize = 64 << 10;
 
-/// `bench-disk PATH read|write|random-read|random-write KIB DEPTH MS`: requests of so many KiB to a raw disk, so many at a
-/// time, for so long.
+/// `bench-disk PATH read|write|random-read|random-write KIB DEPTH MS`: sends requests of KIB to a raw disk
+/// for MS, up to DEPTH at a time.
 pub(crate) fn disk(path: &str, act: &str, kib: u64, depth: u64, ms: u64) -> Outcome {
     let named = |error: std::io::Error| format!("{path}: {error}");
     let (random, write) = match act {
@@ -43,36 +44,38 @@ pub(crate) fn disk(path: &str, act: &str, kib: u64, depth: u64, ms: u64) -> Outc
         state ^= state << 17;
         (if random { state } else { number }) % blocks * len
     };
-    let mut took = Took::begin(ms);
-    let mut started = vec![took.start; depth as usize];
+    let mut measurement = Measurement::begin(ms);
+    let mut started = vec![measurement.start; depth as usize];
     let mut finished: Vec<_> = (0..depth as usize).collect();
-    let (mut wanted, mut under_way) = (Vec::new(), 0);
+    let (mut wanted, mut in_flight) = (Vec::new(), 0);
     loop {
         let now = system::clock_ns(libc::CLOCK_MONOTONIC);
-        if now < took.end {
+        if now < measurement.end {
             wanted.clear();
-            for &place in &finished {
-                started[place] = now;
-                wanted.push((place, next_offset()));
+            for &slot in &finished {
+                started[slot] = now;
+                wanted.push((slot, next_offset()));
             }
             disk.submit(&wanted).map_err(named)?;
-            under_way += wanted.len();
+            in_flight += wanted.len();
         }
-        if under_way == 0 {
+        if in_flight == 0 {
             break;
         }
         disk.wait(&mut finished).map_err(named)?;
-        under_way -= finished.len();
+        in_flight -= finished.len();
         let now = system::clock_ns(libc::CLOCK_MONOTONIC);
-        finished.iter().for_each(|&place| took.times.push(now - started[place]));
+        finished.iter().for_each(|&slot| measurement.times.push(now - started[slot]));
     }
-    took.bytes = took.times.len() as u64 * len;
-    took.say();
+    measurement.bytes = measurement.times.len() as u64 * len;
+    measurement.report();
     Ok(())
 }
 
-/// `bench-stream TO send|receive|ping MS`, where TO is `tcp:ADDRESS:PORT` or `vsock:PORT` and the other side does its part: it
-/// reads to the end and closes, or writes for as long as it can, or gives back byte by byte.
+/// `bench-stream TO send|receive|ping MS`: moves bytes over a stream to `tcp:ADDRESS:PORT` or `vsock:PORT`.
+///
+/// The other side of `send` reads to the end and closes, that of `receive` writes while it can, and that of
+/// `ping` returns each byte.
 pub(crate) fn stream(to: &str, act: &str, ms: u64) -> Outcome {
     let named = |error: std::io::Error| format!("{to}: {error}");
     let mut stream = match to.split_once(':') {
@@ -88,9 +91,9 @@ pub(crate) fn stream(to: &str, act: &str, ms: u64) -> Outcome {
         _ => return Err(format!("no such stream: {to}")),
     };
     let mut bytes = vec![7; CHUNK];
-    let mut took = Took::begin(ms);
-    let mut before = took.start;
-    while before < took.end {
+    let mut measurement = Measurement::begin(ms);
+    let mut before = measurement.start;
+    while before < measurement.end {
         let moved = match act {
             "send" => stream.write(&bytes),
             "receive" => stream.read(&mut bytes),
@@ -99,38 +102,38 @@ pub(crate) fn stream(to: &str, act: &str, ms: u64) -> Outcome {
         };
         match moved.map_err(named)? {
             0 => return Err(format!("{to}: the other side has closed it")),
-            moved => took.bytes += moved as u64,
+            moved => measurement.bytes += moved as u64,
         }
         let now = system::clock_ns(libc::CLOCK_MONOTONIC);
-        took.times.push(now - before);
+        measurement.times.push(now - before);
         before = now;
     }
     if act == "send" {
-        // What was sent counts when the other side has it, which it says by closing.
+        // The other side closes the stream after the last byte, so the time includes all bytes' arrival.
         system::shut_down_writing(stream.as_raw_fd()).map_err(named)?;
         let _ = stream.read(&mut bytes);
     }
-    took.say();
+    measurement.report();
     Ok(())
 }
 
-/// What was done, and how long it took.
-struct Took {
+/// The operations of a benchmark and their durations.
+struct Measurement {
     start: u64,
     end: u64,
     bytes: u64,
     times: Vec<u64>,
 }
 
-impl Took {
-    /// Begins what is to take so many milliseconds.
+impl Measurement {
+    /// Begins a benchmark of `ms` milliseconds.
     fn begin(ms: u64) -> Self {
         let start = system::clock_ns(libc::CLOCK_MONOTONIC);
         Self { start, end: start + ms * 1_000_000, bytes: 0, times: Vec::with_capacity(1 << 16) }
     }
 
-    /// Ends it.
-    fn say(mut self) {
+    /// Ends the benchmark and prints its line.
+    fn report(mut self) {
         let ns = system::clock_ns(libc::CLOCK_MONOTONIC) - self.start;
         self.times.sort_unstable();
         let count = self.times.len();

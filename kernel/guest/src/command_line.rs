@@ -1,11 +1,11 @@
 //! Orders given on the kernel command line: `volt.orders=echo hi;poweroff`.
 //!
-//! Semicolons part the orders. In quotes, as in `volt.orders="write /x a=b;sync"`, the value ends at the closing quote;
-//! without, before the first word that has a `=`, which is the next kernel parameter.
+//! Semicolons separate the orders. A quoted value, as in `volt.orders="write /x a=b;sync"`, ends at the
+//! closing quote. A bare value ends before the first word with a `=`, which is the next kernel parameter.
 
 const OPTION: &str = "volt.orders=";
 
-/// The orders in a kernel command line, in their order.
+/// Returns the orders in a kernel command line, first to last.
 pub(crate) fn orders(line: &str) -> Vec<String> {
     let Some(value) = value(line) else {
         return Vec::new();
@@ -32,19 +32,19 @@ mod tests {
     use super::orders;
 
     #[test]
-    fn nothing_asked_for() {
+    fn line_without_orders_yields_none() {
         assert!(orders("console=ttyS0 quiet\n").is_empty());
         assert!(orders("volt.orders= quiet=1\n").is_empty());
     }
 
     #[test]
-    fn a_bare_value_ends_before_the_next_parameter() {
+    fn bare_value_ends_before_the_next_parameter() {
         let line = "console=ttyS0 volt.orders=echo hi;poweroff virtio_mmio.device=4K@0xd0000000:5\n";
         assert_eq!(orders(line), ["echo hi", "poweroff"]);
     }
 
     #[test]
-    fn a_quoted_value_ends_at_its_quote() {
+    fn quoted_value_ends_at_its_quote() {
         assert_eq!(orders("volt.orders=\"write /x a=b; sync\" quiet"), ["write /x a=b", "sync"]);
         assert_eq!(orders("quiet \"volt.orders=echo a=b\" panic=-1"), ["echo a=b"]);
     }

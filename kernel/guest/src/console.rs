@@ -1,4 +1,4 @@
-//! The console: standard input and output of this process, its lines whole whichever thread writes them.
+//! The console: this process's standard input and output. Threads write whole lines.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, Write};
@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use crate::system;
 
-/// Makes the console standard input, output and error, without echo. A kernel started without `console=` has no
-/// /dev/console; the first serial port stands in for it.
+/// Makes the console standard input, output and error, without echo.
+///
+/// A kernel started without `console=` has no /dev/console; the first serial port replaces it.
 pub(crate) fn open() {
     for path in ["/dev/console", "/dev/ttyS0", "/dev/null"] {
         if let Ok(file) = OpenOptions::new().read(true).write(true).open(path) {
             for standard in 0..=2 {
                 system::duplicate(file.as_raw_fd(), standard);
             }
-            // The kernel may have given this process the console already: then nothing is to be closed.
+            // The kernel may have opened the console for this process; its descriptors stay open.
             if file.as_raw_fd() <= 2 {
                 std::mem::forget(file);
             }
@@ -25,11 +26,13 @@ pub(crate) fn open() {
     }
 }
 
-/// From now on the kernel prints warnings and worse only: one of its lines may fall into the middle of an answer's.
-/// A kernel that prints less already (`quiet`, `loglevel=`) goes on so.
-pub(crate) fn calm_kernel() -> std::io::Result<()> {
+/// Limits the kernel's messages on the console to warnings and errors.
+///
+/// A message may split a line of an answer. A lower limit, from `quiet` or `loglevel=`, stays.
+pub(crate) fn limit_kernel_messages() -> std::io::Result<()> {
     const LEVELS: &str = "/proc/sys/kernel/printk";
-    // The first of four numbers: messages below it are printed, and 4 are warnings (proc_sys_kernel(5)).
+    // The first of four numbers: the kernel prints messages of lower levels, and 4 means warnings
+    // (proc_sys_kernel(5)).
     const UP_TO_WARNINGS: u32 = 5;
     let levels = std::fs::read_to_string(LEVELS)?;
     let printed = levels.split_whitespace().next().and_then(|level| level.parse::<u32>().ok());
@@ -44,17 +47,19 @@ pub(crate) fn line(text: &str) {
     let mut whole = String::with_capacity(text.len() + 1);
     whole.push_str(text);
     whole.push('\n');
-    // There is nowhere to report a console that cannot be written to.
+    // A failed write to the console has no other place for its report.
     let mut output = std::io::stdout().lock();
     let _ = output.write_all(whole.as_bytes()).and_then(|()| output.flush());
 }
 
-/// Waits until everything written has left the serial port.
+/// Waits until all output has left the serial port.
 pub(crate) fn drain() {
     system::drain(1);
 }
 
-/// Waits for the next order, a line that is not empty. At the end of input it waits on: process 1 must not end.
+/// Waits for the next order, a line that is not empty.
+///
+/// It waits at the end of input too: process 1 must not end.
 pub(crate) fn read_order() -> String {
     let mut bytes = Vec::new();
     loop {

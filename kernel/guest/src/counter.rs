@@ -1,4 +1,4 @@
-//! `count`, `fill` and `check`: a guest that can tell whether it went on exactly where it was.
+//! `count`, `fill` and `check`: a guest that detects lost or changed state after a restore.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 static PATTERN: Mutex<Option<Pattern>> = Mutex::new(None);
 static COUNTING: AtomicBool = AtomicBool::new(false);
 
-/// `fill MIB`: replaces the memory under test by as much, freshly filled.
+/// `fill MIB`: replaces the memory under test by MIB of newly filled pages.
 pub(crate) fn fill(mib: u64) -> Outcome {
     let mut pattern = pattern();
     *pattern = None;
@@ -32,8 +32,9 @@ pub(crate) fn check() -> Outcome {
     Ok(())
 }
 
-/// `count`: prints `count N` ten times a second, from 1 up, each after a step through the memory under test. Memory
-/// that does not hold what it should ends it with `corrupt page I`.
+/// `count`: prints `count N` ten times a second, from 1 up, each after a step through the memory under test.
+///
+/// A corrupt page ends it with `corrupt page I`.
 pub(crate) fn count() -> Outcome {
     if COUNTING.swap(true, Ordering::Relaxed) {
         return Err("counting already".to_owned());

@@ -1,4 +1,4 @@
-//! Files of which every byte is known, on whatever is mounted or on a disk itself.
+//! Files with known bytes, in a file system or as a raw disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,10 +10,10 @@ use crate::sleepers::in_background;
 use crate::system;
 
 const STEP: usize = 1 << 16;
-/// Alignment that suits every disk.
+/// Alignment for O_DIRECT that suits every disk.
 const DIRECT: usize = 4096;
 
-/// `put PATH KIB SEED`: writes what follows from the seed, and sees that it is safe.
+/// `put PATH KIB SEED`: writes the seed's bytes and syncs them to the disk.
 pub(crate) fn put(path: &str, kib: u64, seed: u64) -> Outcome {
     let named = |error: std::io::Error| format!("{path}: {error}");
     let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(named)?;
@@ -23,10 +23,10 @@ pub(crate) fn put(path: &str, kib: u64, seed: u64) -> Outcome {
     file.sync_all().map_err(named)
 }
 
-/// `verify PATH KIB SEED`: reads it back, from the disk and not from memory.
+/// `verify PATH KIB SEED`: reads the bytes of `put` from the disk and compares them.
 pub(crate) fn verify(path: &str, kib: u64, seed: u64) -> Outcome {
     let named = |error: std::io::Error| format!("{path}: {error}");
-    // What was written is on the disk since `put`; this makes memory forget it.
+    // `put` synced the bytes to the disk; dropping the page cache makes the reads go there.
     std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|error| format!("drop_caches: {error}"))?;
     let mut file = File::open(path).map_err(named)?;
     let mut found = Vec::new();
@@ -41,13 +41,13 @@ pub(crate) fn verify(path: &str, kib: u64, seed: u64) -> Outcome {
     Ok(())
 }
 
-/// `read-direct PATH STEP FIRST MORE`: reads KiB past the page cache, in requests of STEP KiB, one after another: the FIRST, then a
-/// line, then as many MORE.
+/// `read-direct PATH STEP FIRST MORE`: reads past the page cache in sequential requests of STEP KiB: FIRST
+/// KiB, then, after a line on the console, MORE KiB.
 pub(crate) fn read_direct(path: &str, [step, first, more]: [u64; 3]) -> Outcome {
     let named = |error: std::io::Error| format!("{path}: {error}");
     let mut file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).map_err(named)?;
     let len = (step as usize) << 10;
-    // The kernel wants it to begin where a block does.
+    // O_DIRECT needs an aligned buffer.
     let mut bytes = vec![0; len + DIRECT];
     let begin = bytes.as_ptr().align_offset(DIRECT);
     let mut read = |kib: u64| -> Outcome {
@@ -60,7 +60,8 @@ pub(crate) fn read_direct(path: &str, [step, first, more]: [u64; 3]) -> Outcome 
     read(more)
 }
 
-/// `churn PATH KIB`: writes and verifies for ever, a line `churn N` a round, from which a snapshot may cut anything.
+/// `churn PATH KIB`: writes and verifies a file without end, in the background, and prints `churn N` each
+/// round.
 pub(crate) fn churn(path: &str, kib: u64) -> Outcome {
     let path = path.to_owned();
     in_background(move || {
@@ -74,14 +75,14 @@ pub(crate) fn churn(path: &str, kib: u64) -> Outcome {
     })
 }
 
-/// `size PATH`: the length of a file or disk in bytes.
+/// `size PATH`: prints the length of a file or disk in bytes.
 pub(crate) fn size(path: &str) -> Outcome {
     let len = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
     console::line(&format!("size {}", len.map_err(|error| format!("{path}: {error}"))?));
     Ok(())
 }
 
-/// `discard PATH`: gives up all that a disk holds (BLKDISCARD).
+/// `discard PATH`: discards all blocks of a disk (BLKDISCARD).
 pub(crate) fn discard(path: &str) -> Outcome {
     let named = |error: std::io::Error| format!("{path}: {error}");
     let mut disk = OpenOptions::new().read(true).write(true).open(path).map_err(named)?;
@@ -101,7 +102,7 @@ pub(crate) fn unmount(directory: &str) -> Outcome {
     system::unmount(directory).map_err(|error| format!("{directory}: {error}"))
 }
 
-/// What follows from a seed, in steps.
+/// Generates a seed's bytes, in steps.
 fn steps(kib: u64, seed: u64) -> impl Iterator<Item = Vec<u8>> {
     let len = (kib as usize) << 10;
     (0..len.div_ceil(STEP)).map(move |number| {

@@ -1,13 +1,13 @@
-//! The init of test and demo guests: process 1, which sets up the machine and takes orders over the console.
+//! The init of test and demo guests: process 1, which mounts file systems and executes orders from the
+//! console.
 //!
 //! ```text
-//! mounts ── console ── "volt-init: ready <uptime>" ── orders of the command line ── orders from the console, for ever
+//! mounts ── console ── "volt-init: ready <uptime>" ── orders of the command line ── orders from the console
 //! ```
 //!
-//! An order is one line. It is answered by any number of lines and closed by exactly one, `ok <name>` or
-//! `error <name>: <why>`, where `<name>` is the order's first word. Orders that go on in the background (`count`,
-//! `sleep`, `deadline`, `avx`, `load`) are closed at once and print their lines as they come, each whole. What orders
-//! there are is listed in [`orders`].
+//! An order is one line, and `<name>` is its first word. Its answer has any number of lines, and ends with
+//! `ok <name>` or `error <name>: <why>`. Orders that work in the background (`count`, `sleep`, `deadline`,
+//! `avx`, `load`) end their answer at once and print whole lines later. [`orders`] lists all orders.
 
 mod aio;
 mod avx;
@@ -39,7 +39,7 @@ fn main() {
     for problem in problems {
         console::line(&format!("volt-init: {problem}"));
     }
-    if let Err(error) = console::calm_kernel() {
+    if let Err(error) = console::limit_kernel_messages() {
         console::line(&format!("volt-init: the kernel goes on printing: {error}"));
     }
     let uptime = Duration::from_nanos(system::clock_ns(libc::CLOCK_BOOTTIME));
@@ -47,9 +47,9 @@ fn main() {
 
     let given = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
     for order in command_line::orders(&given) {
-        orders::obey(&order);
+        orders::execute(&order);
     }
     loop {
-        orders::obey(&console::read_order());
+        orders::execute(&console::read_order());
     }
 }

@@ -1,8 +1,8 @@
-//! The file systems that programs expect to find mounted.
+//! The file systems that programs expect.
 
 use crate::system;
 
-/// Type, where, and options.
+/// Type, directory, and options.
 const MOUNTS: [(&str, &str, &str); 6] = [
     ("devtmpfs", "/dev", "mode=0755"),
     ("proc", "/proc", ""),
@@ -12,7 +12,7 @@ const MOUNTS: [(&str, &str, &str); 6] = [
     ("tmpfs", "/run", "mode=0755"),
 ];
 
-/// Mounts them all and tells what could not be. A mount that is there already, as devtmpfs may be, is no problem.
+/// Mounts all file systems, and returns the failures. A file system that the kernel mounted before is none.
 pub(crate) fn mount_all() -> Vec<String> {
     let mut problems = Vec::new();
     for (kind, path, options) in MOUNTS {

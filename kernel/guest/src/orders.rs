@@ -1,26 +1,26 @@
-//! The orders: one line in, answer lines out, closed by `ok` or `error`.
+//! The orders: one line in, an answer out that ends with `ok` or `error`.
 
 use crate::outcome::Outcome;
 use crate::{avx, bench, console, counter, files, processors, programs, shutdown, sleepers, streams, system};
 
-/// Carries out one order and closes it.
-pub(crate) fn obey(order: &str) {
+/// Executes one order and ends its answer.
+pub(crate) fn execute(order: &str) {
     let (name, rest) = split(order);
-    match execute(name, rest) {
+    match dispatch(name, rest) {
         Ok(()) => console::line(&format!("ok {name}")),
         Err(why) => console::line(&format!("error {name}: {why}")),
     }
 }
 
-fn execute(name: &str, rest: &str) -> Outcome {
+fn dispatch(name: &str, rest: &str) -> Outcome {
     match name {
-        // About the machine.
+        // The machine.
         "echo" => answer(rest),
         "cpus" => answer(&format!("cpus {}", system::online_processors())),
         "memory" => memory(),
         "uname" => answer(&format!("uname {}", system::uname())),
         "clock" => clock(),
-        // In the background, for snapshots to cut through.
+        // State that a snapshot must keep.
         "count" => counter::count(),
         "fill" => counter::fill(number(rest, "MIB")?),
         "check" => counter::check(),
@@ -65,12 +65,12 @@ fn execute(name: &str, rest: &str) -> Outcome {
         "tcp-sink" => words(rest)
             .and_then(|[port, kib]| streams::tcp_sink(number(port, "PORT")? as u16, number(kib, "KIB")?)),
         "tcp-source" => streams::tcp_source(number(rest, "PORT")? as u16),
-        // How fast it is.
+        // Benchmarks.
         "bench-disk" => words(rest).and_then(|[path, act, kib, depth, ms]| {
             bench::disk(path, act, number(kib, "KIB")?, number(depth, "DEPTH")?, number(ms, "MS")?)
         }),
         "bench-stream" => words(rest).and_then(|[to, act, ms]| bench::stream(to, act, number(ms, "MS")?)),
-        // The end. These close themselves first, since nothing comes after.
+        // Shutdown. These end their answer first, since the machine ends.
         "poweroff" => shutdown::power_off(name),
         "reboot" => shutdown::reboot(name),
         "triple-fault" => shutdown::triple_fault(name),
@@ -108,7 +108,7 @@ fn clock() -> Outcome {
     Ok(())
 }
 
-/// Eight bytes from the virtio device, which the kernel must have chosen among its sources.
+/// Prints the kernel's source of random numbers, and eight bytes from it.
 fn random() -> Outcome {
     use std::io::Read;
     let mut bytes = [0; 8];
@@ -129,7 +129,7 @@ fn read(path: &str) -> Outcome {
     Ok(())
 }
 
-/// `read-line PATH`: waits for one line of what does not end, such as a terminal.
+/// `read-line PATH`: waits for one line of an endless file, such as a terminal.
 fn read_line(path: &str) -> Outcome {
     use std::io::BufRead;
     let mut line = String::new();
@@ -139,12 +139,12 @@ fn read_line(path: &str) -> Outcome {
     answer(line.trim_end())
 }
 
-/// The first word, and the rest without the space between.
+/// Splits text after its first word, without the space between.
 fn split(text: &str) -> (&str, &str) {
     text.split_once(' ').unwrap_or((text, ""))
 }
 
-/// So many words, and no more.
+/// Splits text into exactly `N` words.
 fn words<const N: usize>(text: &str) -> Result<[&str; N], String> {
     let words: Vec<_> = text.split_whitespace().collect();
     words.try_into().map_err(|words: Vec<_>| format!("wants {N} words, not {}", words.len()))

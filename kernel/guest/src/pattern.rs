@@ -1,23 +1,23 @@
-//! Memory whose every byte is known, and keeps changing.
+//! Memory under test: pages with known bytes, which keep changing.
 //!
-//! Each page holds a sequence that follows from its index and a generation. A step checks the next few pages and writes
-//! them anew one generation on, so that at any moment
+//! The words of a page follow from its index and a generation. A step checks the next few pages and rewrites
+//! them for the next generation:
 //!
 //! ```text
 //! page 0 ........ cursor ............ last page
 //!   generation + 1  |     generation
 //! ```
 //!
-//! A page lost, exchanged, zeroed or left behind by a snapshot does not hold what its place asks for.
+//! A lost, exchanged, zeroed or outdated page does not match its index and generation.
 
 const WORDS_PER_PAGE: usize = 4096 / 8;
 const PAGES_PER_MIB: usize = (1 << 20) / 4096;
-/// How many pages one step checks at most: 2 MiB, little enough for an emulated processor.
+/// Pages of one step: 2 MiB, little enough for an emulated processor.
 const PAGES_PER_STEP: usize = 512;
 
 type Page = [u64; WORDS_PER_PAGE];
 
-/// The index of a page that does not hold what it should.
+/// The index of a page whose words are wrong.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Corrupt(pub(crate) usize);
 
@@ -29,7 +29,7 @@ pub(crate) struct Pattern {
 }
 
 impl Pattern {
-    /// Allocates this many MiB and fills them. `None` if there is not as much memory.
+    /// Allocates and fills `mib` MiB. Returns `None` if the allocation fails.
     pub(crate) fn new(mib: usize) -> Option<Self> {
         let count = mib.checked_mul(PAGES_PER_MIB)?;
         let mut pages = Vec::new();
@@ -39,7 +39,7 @@ impl Pattern {
         Some(Self { pages, generation: 1, cursor: 0 })
     }
 
-    /// The generation of the pages that the current round has not come to yet.
+    /// Returns the generation of the pages from the cursor on.
     pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
@@ -49,7 +49,7 @@ impl Pattern {
         (0..self.pages.len()).try_for_each(|index| self.check_page(index))
     }
 
-    /// Checks the next few pages and takes them to the next generation.
+    /// Checks the next few pages and rewrites them for the next generation.
     pub(crate) fn step(&mut self) -> Result<(), Corrupt> {
         let end = self.pages.len().min(self.cursor + PAGES_PER_STEP);
         for index in self.cursor..end {
@@ -75,7 +75,7 @@ fn write(page: &mut Page, index: usize, generation: u64) {
     page.iter_mut().zip(words(index, generation)).for_each(|(word, value)| *word = value);
 }
 
-/// What a page holds: a start that no other page and generation has, then steps of an odd constant.
+/// Generates a page's words: a start unique to the page and generation, then steps of an odd constant.
 fn words(index: usize, generation: u64) -> impl Iterator<Item = u64> {
     const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut start =
@@ -89,7 +89,7 @@ mod tests {
     use super::{Corrupt, Pattern};
 
     #[test]
-    fn stays_whole_through_rounds_of_steps() {
+    fn memory_stays_whole_through_rounds_of_steps() {
         let mut pattern = Pattern::new(3).expect("3 MiB");
         for _ in 0..5 {
             pattern.step().expect("a whole page");
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_page_that_was_lost() {
+    fn check_and_step_name_a_lost_page() {
         let mut pattern = Pattern::new(1).expect("1 MiB");
         pattern.pages[77] = [0; 512];
         assert_eq!(pattern.check(), Err(Corrupt(77)));
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn notices_a_page_of_the_round_before() {
+    fn check_names_a_page_of_an_older_generation() {
         let mut pattern = Pattern::new(1).expect("1 MiB");
         let old = pattern.pages[5];
         pattern.step().expect("a whole page");

@@ -1,4 +1,4 @@
-//! `load`: every processor busy for a while.
+//! `load`: keeps every processor busy.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::system;
 
 static ROUNDS: AtomicU64 = AtomicU64::new(0);
 
-/// `load SECONDS`: a busy thread per processor; prints `loaded SECONDS` when it is over.
+/// `load SECONDS`: runs a busy thread per processor, and prints `loaded SECONDS` at the end.
 pub(crate) fn load(seconds: u64) -> Outcome {
     let end = Instant::now() + Duration::from_secs(seconds);
     for _ in 1..system::online_processors() {

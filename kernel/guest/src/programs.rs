@@ -1,11 +1,11 @@
-//! `run`: a program of the guest's file system.
+//! `run`: executes a program of the guest's file system.
 
 use std::process::{Command, Stdio};
 
 use crate::console;
 use crate::outcome::Outcome;
 
-/// `run CMD ARGS…`: runs it to its end and prints what it wrote, standard output first.
+/// `run CMD ARGS…`: runs a program to its end and prints its output, standard output first.
 pub(crate) fn run(words: &str) -> Outcome {
     let mut words = words.split_whitespace();
     let program = words.next().ok_or("wants a program")?;

@@ -1,7 +1,7 @@
-//! `poweroff`, `reboot`, `triple-fault` and `panic`: the ways a machine ends.
+//! `poweroff`, `reboot`, `triple-fault` and `panic`: end the machine.
 //!
-//! Each prints its `ok` line first and waits until that has left the serial port; it returns only if the machine
-//! did not end.
+//! Each first prints its `ok` line and waits until the line has left the serial port. It returns only if the
+//! machine did not end.
 
 use std::fs;
 
@@ -9,33 +9,33 @@ use crate::console;
 use crate::outcome::Outcome;
 use crate::system;
 
-/// `poweroff`: through ACPI.
+/// `poweroff`: powers off through ACPI.
 pub(crate) fn power_off(name: &str) -> Outcome {
-    farewell(name);
+    end_answer(name);
     Err(system::reboot(libc::RB_POWER_OFF).to_string())
 }
 
-/// `reboot`: by the means that the kernel chose, or that `reboot=` on its command line names.
+/// `reboot`: reboots by the kernel's method, or that of `reboot=` on its command line.
 pub(crate) fn reboot(name: &str) -> Outcome {
-    farewell(name);
+    end_answer(name);
     Err(system::reboot(libc::RB_AUTOBOOT).to_string())
 }
 
-/// `triple-fault`: a reboot that takes the interrupt table away and faults.
+/// `triple-fault`: reboots by a fault without an interrupt table.
 pub(crate) fn triple_fault(name: &str) -> Outcome {
     fs::write("/sys/kernel/reboot/type", "triple")
         .map_err(|error| format!("/sys/kernel/reboot/type: {error}"))?;
     reboot(name)
 }
 
-/// `panic`: a kernel panic, with a reboot right after it.
+/// `panic`: makes the kernel panic and reboot at once.
 pub(crate) fn panic_kernel(name: &str) -> Outcome {
     fs::write("/proc/sys/kernel/panic", "-1").map_err(|error| format!("/proc/sys/kernel/panic: {error}"))?;
-    farewell(name);
+    end_answer(name);
     fs::write("/proc/sysrq-trigger", "c").map_err(|error| format!("/proc/sysrq-trigger: {error}"))
 }
 
-fn farewell(name: &str) {
+fn end_answer(name: &str) {
     system::sync();
     console::line(&format!("ok {name}"));
     console::drain();

@@ -1,4 +1,4 @@
-//! `sleep` and `deadline`: timers that a snapshot may cut through, and that must still end on time.
+//! `sleep` and `deadline`: timers that must end on time even if a snapshot interrupts them.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use crate::console;
 use crate::outcome::Outcome;
 use crate::system;
 
-/// Runs something in a thread of its own.
+/// Starts a thread for `work`.
 pub(crate) fn in_background(work: impl FnOnce() + Send + 'static) -> Outcome {
     let thread = std::thread::Builder::new().spawn(work);
     thread.map(drop).map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// `sleep MS`: a relative nanosleep; prints `slept MS took T`, in milliseconds, when it is over.
+/// `sleep MS`: starts a relative nanosleep, and prints `slept MS took T`, in milliseconds, at its end.
 pub(crate) fn sleep(ms: u64) -> Outcome {
     in_background(move || {
         let start = monotonic();
@@ -21,7 +21,7 @@ pub(crate) fn sleep(ms: u64) -> Outcome {
     })
 }
 
-/// `deadline MS`: an absolute timerfd on the monotonic clock; prints `deadline MS took T` when it is over.
+/// `deadline MS`: arms an absolute, monotonic timerfd, and prints `deadline MS took T` at its end.
 pub(crate) fn deadline(ms: u64) -> Outcome {
     let start = monotonic();
     let timer = system::Timer::at(start + Duration::from_millis(ms));

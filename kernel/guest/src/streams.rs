@@ -1,4 +1,5 @@
-//! Streams to the host and back, over TCP and over vsock: what comes is sent back, or what was sent is compared with what comes.
+//! Streams to the host over TCP and vsock, which return the host's bytes or compare their own bytes on
+//! return.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,7 +12,7 @@ use crate::outcome::Outcome;
 use crate::sleepers::in_background;
 use crate::system;
 
-/// `vsock-echo PORT`: sends back what comes at a port, until the stream ends.
+/// `vsock-echo PORT`: listens on a port, and returns each stream's bytes until the stream ends.
 pub(crate) fn vsock_echo(port: u32) -> Outcome {
     let listener = system::vsock_listen(port).map_err(|error| format!("port {port}: {error}"))?;
     in_background(move || {
@@ -21,8 +22,9 @@ pub(crate) fn vsock_echo(port: u32) -> Outcome {
     })
 }
 
-/// `vsock-send PORT KIB STREAMS`: so many streams at once to a port of the host's. Each sends so much of its own, wants it
-/// back, and says that it came.
+/// `vsock-send PORT KIB STREAMS`: opens STREAMS concurrent streams to a port of the host.
+///
+/// Each sends KIB of its own, expects the same back, and prints a line for it.
 pub(crate) fn vsock_send(port: u32, kib: u64, streams: u64) -> Outcome {
     let failed = |error: std::io::Error| format!("port {port}: {error}");
     let all = (0..streams).map(|_| system::vsock_connect(port).map_err(failed));
@@ -36,7 +38,7 @@ pub(crate) fn vsock_send(port: u32, kib: u64, streams: u64) -> Outcome {
     })
 }
 
-/// `tcp-echo PORT`.
+/// `tcp-echo PORT`: as `vsock-echo`, over TCP.
 pub(crate) fn tcp_echo(port: u16) -> Outcome {
     let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|error| format!("port {port}: {error}"))?;
     in_background(move || {
@@ -46,13 +48,13 @@ pub(crate) fn tcp_echo(port: u16) -> Outcome {
     })
 }
 
-/// `tcp-send ADDRESS:PORT KIB`.
+/// `tcp-send ADDRESS:PORT KIB`: as one stream of `vsock-send`, over TCP.
 pub(crate) fn tcp_send(to: &str, kib: u64) -> Outcome {
     let stream = TcpStream::connect(to).map_err(|error| format!("{to}: {error}"))?;
     compare(stream.into(), kib, 0)
 }
 
-/// `tcp-sink PORT KIB`: takes what comes at a port, and tells of each so many KiB with a byte.
+/// `tcp-sink PORT KIB`: reads all streams to a port, and acknowledges every KIB with a byte.
 pub(crate) fn tcp_sink(port: u16, kib: u64) -> Outcome {
     let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|error| format!("port {port}: {error}"))?;
     in_background(move || {
@@ -63,7 +65,7 @@ pub(crate) fn tcp_sink(port: u16, kib: u64) -> Outcome {
     })
 }
 
-/// `tcp-source PORT`: sends to whoever connects to a port, until that is no more.
+/// `tcp-source PORT`: sends to each client of a port until the client closes.
 pub(crate) fn tcp_source(port: u16) -> Outcome {
     let listener = TcpListener::bind(("0.0.0.0", port)).map_err(|error| format!("port {port}: {error}"))?;
     in_background(move || {
@@ -85,10 +87,10 @@ pub(crate) fn configure(interface: &str, address: &str, gateway: Option<&str>) -
     system::add_default_route(gateway).map_err(|error| format!("route: {error}"))
 }
 
-/// Streams that `*-echo` ended because the other end reset them.
+/// Streams of `*-echo` that the other end reset.
 static RESET: AtomicU64 = AtomicU64::new(0);
 
-/// `streams-reset`: says how many streams of `vsock-echo` and `tcp-echo` were reset.
+/// `streams-reset`: prints how many streams of `vsock-echo` and `tcp-echo` were reset.
 pub(crate) fn streams_reset() -> Outcome {
     console::line(&format!("reset {}", RESET.load(Ordering::Relaxed)));
     Ok(())

@@ -7,7 +7,7 @@ use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Mounts a file system. One that has no source, such as proc, takes any.
+/// Mounts a file system. One without a source, such as proc, ignores `source`.
 pub(crate) fn mount(source: &str, path: &str, kind: &str, options: &str) -> io::Result<()> {
     let [source, path, kind, options] =
         [CString::new(source)?, CString::new(path)?, CString::new(kind)?, CString::new(options)?];
@@ -17,14 +17,14 @@ pub(crate) fn mount(source: &str, path: &str, kind: &str, options: &str) -> io::
     check(result)
 }
 
-/// Unmounts what is mounted there.
+/// Unmounts the file system at `path`.
 pub(crate) fn unmount(path: &str) -> io::Result<()> {
     let path = CString::new(path)?;
     // SAFETY: the pointer is to a string that lives through the call.
     check(unsafe { libc::umount(path.as_ptr()) })
 }
 
-/// Gives up the first `len` bytes of a disk.
+/// Discards the first `len` bytes of a disk.
 pub(crate) fn discard(disk: &std::fs::File, len: u64) -> io::Result<()> {
     /// `_IO(0x12, 119)` of linux/fs.h.
     const BLKDISCARD: libc::Ioctl = 0x1277;
@@ -33,13 +33,13 @@ pub(crate) fn discard(disk: &std::fs::File, len: u64) -> io::Result<()> {
     check(unsafe { libc::ioctl(disk.as_raw_fd(), BLKDISCARD, range.as_ptr()) })
 }
 
-// ---- Sockets ---------------------------------------------------------------------------------------------------------
+// ---- Sockets ----------------------------------------------------------------------------------------------
 
 fn socket(family: libc::c_int) -> io::Result<OwnedFd> {
-    // SAFETY: socket touches no memory, and what it returns is nobody else's.
+    // SAFETY: socket touches no memory.
     let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     check(fd.min(0))?;
-    // SAFETY: as above.
+    // SAFETY: the descriptor is new, and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -51,7 +51,7 @@ fn vsock_address(cid: u32, port: u32) -> libc::sockaddr_vm {
     address
 }
 
-/// A vsock socket that listens at a port.
+/// Opens a vsock socket that listens on a port.
 pub(crate) fn vsock_listen(port: u32) -> io::Result<OwnedFd> {
     let socket = socket(libc::AF_VSOCK)?;
     let address = vsock_address(libc::VMADDR_CID_ANY, port);
@@ -66,7 +66,7 @@ pub(crate) fn vsock_listen(port: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A vsock stream to a port of the host's.
+/// Opens a vsock stream to a port of the host.
 pub(crate) fn vsock_connect(port: u32) -> io::Result<OwnedFd> {
     let socket = socket(libc::AF_VSOCK)?;
     let address = vsock_address(libc::VMADDR_CID_HOST, port);
@@ -79,16 +79,16 @@ pub(crate) fn vsock_connect(port: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The next stream at a listening socket.
+/// Accepts the next stream of a listening socket.
 pub(crate) fn accept(listener: &OwnedFd) -> io::Result<OwnedFd> {
-    // SAFETY: no address is asked for, and the descriptor that comes is nobody else's.
+    // SAFETY: null pointers ask for no address, so that accept touches no memory.
     let fd = unsafe { libc::accept(listener.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut()) };
     check(fd.min(0))?;
-    // SAFETY: as above.
+    // SAFETY: the descriptor is new, and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Tells the other side of a stream that no more will come.
+/// Ends this side's half of a stream.
 pub(crate) fn shut_down_writing(stream: RawFd) -> io::Result<()> {
     // SAFETY: shutdown touches no memory.
     check(unsafe { libc::shutdown(stream, libc::SHUT_WR) })
@@ -104,7 +104,7 @@ fn ipv4(address: std::net::Ipv4Addr) -> libc::sockaddr {
     }
 }
 
-/// Gives an interface an address, and brings it up.
+/// Sets an interface's address and brings the interface up.
 pub(crate) fn configure_interface(name: &str, address: std::net::Ipv4Addr, prefix: u32) -> io::Result<()> {
     let socket = socket(libc::AF_INET)?;
     // SAFETY: a request of zeros is valid.
@@ -114,7 +114,8 @@ pub(crate) fn configure_interface(name: &str, address: std::net::Ipv4Addr, prefi
     }
     let mask = u32::MAX.checked_shl(32 - prefix).unwrap_or(0);
     let ask = |call: libc::c_ulong, request: &mut libc::ifreq| {
-        // SAFETY: the pointer is to a request that lives through the call, with the field set that the call reads.
+        // SAFETY: the pointer is to a request that lives through the call and has the field that the call
+        // reads.
         check(unsafe { libc::ioctl(socket.as_raw_fd(), call as libc::Ioctl, std::ptr::from_mut(request)) })
     };
     request.ifr_ifru.ifru_addr = ipv4(address);
@@ -125,10 +126,10 @@ pub(crate) fn configure_interface(name: &str, address: std::net::Ipv4Addr, prefi
     ask(libc::SIOCSIFFLAGS as libc::c_ulong, &mut request)
 }
 
-/// Sends everything that has no other way to `gateway`.
+/// Makes `gateway` the default route.
 pub(crate) fn add_default_route(gateway: std::net::Ipv4Addr) -> io::Result<()> {
     let socket = socket(libc::AF_INET)?;
-    // SAFETY: a route of zeros is valid: to everywhere.
+    // SAFETY: a route of zeros is valid.
     let mut route: libc::rtentry = unsafe { zeroed() };
     let anywhere = ipv4(std::net::Ipv4Addr::UNSPECIFIED);
     (route.rt_dst, route.rt_genmask, route.rt_gateway) = (anywhere, anywhere, ipv4(gateway));
@@ -137,13 +138,13 @@ pub(crate) fn add_default_route(gateway: std::net::Ipv4Addr) -> io::Result<()> {
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCADDRT as libc::Ioctl, &raw const route) })
 }
 
-/// Makes `to` another descriptor of what `from` is. The file descriptor `to` must not be owned by anything.
+/// Makes descriptor `to` a duplicate of `from`. `to` must have no owner.
 pub(crate) fn duplicate(from: RawFd, to: RawFd) {
-    // SAFETY: dup2 touches no memory; standard descriptors, which it is used for here, have no owner.
+    // SAFETY: dup2 touches no memory. Callers pass standard descriptors, which have no owner.
     unsafe { libc::dup2(from, to) };
 }
 
-/// Stops a terminal from echoing its input. Anything but a terminal is left as it is.
+/// Stops a terminal from echoing its input. Other files stay unchanged.
 pub(crate) fn echo_off(fd: RawFd) {
     // SAFETY: a termios of zeros is valid, and only used if tcgetattr filled it.
     unsafe {
@@ -155,13 +156,13 @@ pub(crate) fn echo_off(fd: RawFd) {
     }
 }
 
-/// Waits until a terminal has sent everything.
+/// Waits until a terminal has sent its output.
 pub(crate) fn drain(fd: RawFd) {
     // SAFETY: tcdrain touches no memory.
     unsafe { libc::tcdrain(fd) };
 }
 
-/// The time of a clock that every kernel has, in nanoseconds.
+/// Returns the time of a clock in nanoseconds. Every kernel must have the clock.
 pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the pointer is to a timespec that lives through the call.
@@ -169,32 +170,34 @@ pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Sleeps, with one relative nanosleep unless a signal comes.
+/// Sleeps, by one relative nanosleep unless a signal interrupts it.
 pub(crate) fn nanosleep(time: Duration) {
     let mut left = timespec(time);
-    // SAFETY: both pointers are to a timespec that lives through the call, and the kernel allows them to be the same.
+    // SAFETY: both pointers are to a timespec that lives through the call; the kernel allows the same one
+    // twice.
     while unsafe { libc::nanosleep(&left, &mut left) } != 0 {}
 }
 
-/// A timerfd set to a moment of the monotonic clock.
+/// A timerfd for a moment of the monotonic clock.
 pub(crate) struct Timer(OwnedFd);
 
 impl Timer {
-    /// Arms one.
+    /// Arms a timer.
     pub(crate) fn at(moment: Duration) -> io::Result<Self> {
         // SAFETY: timerfd_create touches no memory.
         let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC) };
         check(fd.min(0))?;
-        // SAFETY: the descriptor is new, and nobody else's.
+        // SAFETY: the descriptor is new, and has no other owner.
         let timer = Self(unsafe { OwnedFd::from_raw_fd(fd) });
         let setting = libc::itimerspec { it_interval: timespec(Duration::ZERO), it_value: timespec(moment) };
-        // SAFETY: the pointer is to a setting that lives through the call; a null pointer asks for no old one.
+        // SAFETY: the pointer is to a setting that lives through the call; the null pointer asks for no old
+        // one.
         let result =
             unsafe { libc::timerfd_settime(fd, libc::TFD_TIMER_ABSTIME, &setting, std::ptr::null_mut()) };
         check(result).map(|()| timer)
     }
 
-    /// Waits until it has expired.
+    /// Waits until the timer has expired.
     pub(crate) fn wait(&self) {
         let mut expired = 0_u64;
         // SAFETY: the eight bytes that a timerfd returns go into a u64.
@@ -202,34 +205,34 @@ impl Timer {
     }
 }
 
-/// How many processors are online.
+/// Returns the number of processors that are online.
 pub(crate) fn online_processors() -> usize {
     // SAFETY: sysconf touches no memory.
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as usize
 }
 
-/// System, release, version and machine.
+/// Returns system, release, version and machine.
 pub(crate) fn uname() -> String {
-    // SAFETY: a utsname of zeros is valid, being empty strings.
+    // SAFETY: a utsname of zeros is valid, with empty strings.
     let mut name: libc::utsname = unsafe { zeroed() };
     // SAFETY: the pointer is to a utsname that lives through the call.
     unsafe { libc::uname(&mut name) };
     let fields = [&name.sysname, &name.release, &name.version, &name.machine];
-    // SAFETY: the kernel ends each field with a zero byte, as the zeros before it did.
+    // SAFETY: each field ends with a zero byte, from the kernel or from the zeros before.
     let text = fields.map(|field| unsafe { CStr::from_ptr(field.as_ptr()) }.to_string_lossy());
     text.join(" ")
 }
 
-/// Writes all file systems out.
+/// Syncs all file systems.
 pub(crate) fn sync() {
     // SAFETY: sync touches no memory.
     unsafe { libc::sync() };
 }
 
-/// Ends the machine in one of the ways of reboot(2). It returns only if that failed.
-pub(crate) fn reboot(how: libc::c_int) -> io::Error {
+/// Ends the machine by reboot(2) with `command`. Returns only if the call failed.
+pub(crate) fn reboot(command: libc::c_int) -> io::Error {
     // SAFETY: reboot touches no memory.
-    unsafe { libc::reboot(how) };
+    unsafe { libc::reboot(command) };
     io::Error::last_os_error()
 }
 

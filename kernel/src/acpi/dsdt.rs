@@ -1,4 +1,4 @@
-//! DSDT (ACPI 6.5 section 5.2.11.1): `\_S5`, and `\_SB` with what each device contributes.
+//! DSDT (ACPI 6.5 section 5.2.11.1): `\_S5`, and `\_SB` with each device's AML.
 
 use acpi_tables::aml::{Name, Package, Path, Scope};
 use acpi_tables::sdt::Sdt;
@@ -10,7 +10,7 @@ use crate::power::S5_SLEEP_TYPE;
 const REVISION: u8 = 2;
 
 pub(super) fn build(device_aml: &[Vec<u8>]) -> Sdt {
-    // section 7.4.2: SLP_TYP for the sleep control register, SLP_TYPb (unused), two reserved
+    // Section 7.4.2: SLP_TYP for the sleep control register, SLP_TYPb (unused), two reserved.
     let s5 = Name::new(Path::new("\\_S5_"), &Package::new(vec![&S5_SLEEP_TYPE, &S5_SLEEP_TYPE, &0u8, &0u8]));
     let mut dsdt = table(*b"DSDT", REVISION);
     dsdt.append_slice(&guest_aml(&s5));

@@ -1,13 +1,13 @@
-//! FADT (ACPI 6.5 section 5.2.9), hardware-reduced: power goes through the sleep registers and the reset register,
-//! and there is no PC hardware to probe for.
+//! FADT (ACPI 6.5 section 5.2.9) of a hardware-reduced machine: power goes through the sleep and reset
+//! registers, and the guest has no PC hardware to probe.
 
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 
 use super::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, Platform, guest_aml};
 
-/// `IAPC_BOOT_ARCH` (table 5.11). Cleared: legacy devices, an 8042 to probe for (Linux's reboot through it works
-/// without), MSI not supported.
+// Set flags of `IAPC_BOOT_ARCH` (table 5.11). `LEGACY_DEVICES`, `8042` and `MSI_NOT_SUPPORTED` are clear.
+// Linux reboots through an 8042 without its flag.
 const VGA_NOT_PRESENT: u16 = 1 << 2;
 const CMOS_RTC_NOT_PRESENT: u16 = 1 << 5;
 
@@ -19,9 +19,9 @@ pub(super) fn build(platform: &Platform, dsdt: u64) -> Vec<u8> {
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup)
         .flag(Flags::Wbinvd)
-        .flag(Flags::PwrButton) // set means: no fixed-hardware button
+        .flag(Flags::PwrButton) // means no fixed-hardware button
         .flag(Flags::SlpButton)
-        .flag(Flags::FixRtc) // set means: no fixed-hardware RTC wake
+        .flag(Flags::FixRtc) // means no fixed-hardware RTC wake
         .flag(Flags::Headless);
     fadt.iapc_boot_arch = (VGA_NOT_PRESENT | CMOS_RTC_NOT_PRESENT).into();
     fadt.reset_reg = port(platform.reset_port);

@@ -1,7 +1,7 @@
-//! MADT (ACPI 6.5 section 5.2.12): a local APIC per vCPU and one IOAPIC that takes interrupts from 0 on.
+//! MADT (ACPI 6.5 section 5.2.12): a local APIC per vCPU, and one IOAPIC whose interrupts start at 0.
 //!
-//! There are no interrupt source overrides: a hardware-reduced guest has no ISA interrupts, and each device's
-//! resources say how its interrupt is triggered.
+//! The table has no interrupt source overrides: a hardware-reduced guest has no ISA interrupts, and each
+//! device's resources describe its interrupt.
 
 use acpi_tables::madt::{EnabledStatus, IoApic, ProcessorLocalApic};
 use acpi_tables::sdt::Sdt;
@@ -9,9 +9,9 @@ use acpi_tables::sdt::Sdt;
 use super::{Platform, guest_aml, table};
 
 const REVISION: u8 = 6;
-/// `PCAT_COMPAT` cleared: hardware-reduced guests use no 8259.
+/// `PCAT_COMPAT` is clear: hardware-reduced guests use no 8259.
 const FLAGS: u32 = 0;
-/// IOAPIC ids are a space of their own since the xAPIC.
+/// IOAPIC ids have had their own space since the xAPIC.
 const IO_APIC_ID: u8 = 0;
 
 pub(super) fn build(platform: &Platform) -> Sdt {

@@ -16,7 +16,7 @@ use acpi_tables::sdt::Sdt;
 use crate::error::Error;
 use crate::layout::{ACPI_TABLES, HIMEM, RSDP};
 
-/// What ACPI tells the guest.
+/// The machine as ACPI describes it to the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
     /// Number of vCPUs; their APIC ids are 0 to `vcpus` - 1.
@@ -31,7 +31,7 @@ pub struct Platform {
     pub sleep_status_port: u16,
     /// I/O port of the reset register.
     pub reset_port: u16,
-    /// What the guest writes there to reset the machine.
+    /// Value that resets the machine when the guest writes it to the reset register.
     pub reset_value: u8,
     /// AML that each device contributes to `\_SB`, already encoded (see [`guest_aml`]).
     pub device_aml: Vec<Vec<u8>>,
@@ -40,7 +40,7 @@ pub struct Platform {
 const OEM_ID: [u8; 6] = *b"VOLT  ";
 const OEM_TABLE_ID: [u8; 8] = *b"VOLTVMM ";
 const OEM_REVISION: u32 = 1;
-/// Tables start on this boundary.
+/// Alignment of each table.
 const ALIGNMENT: usize = 16;
 
 /// Encodes one device's AML.
@@ -51,7 +51,7 @@ pub fn guest_aml(aml: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// All tables, to be written at [`RSDP`].
+/// Builds all tables, to be written at [`RSDP`].
 ///
 /// # Errors
 /// [`Error::VcpuCount`], [`Error::AcpiTooLarge`].
@@ -73,7 +73,7 @@ pub(crate) fn build(platform: &Platform) -> Result<Vec<u8>, Error> {
     if length > limit { Err(Error::AcpiTooLarge { length, limit }) } else { Ok(all) }
 }
 
-/// Appends a table and answers with the guest physical address it will have.
+/// Appends a table, and returns its future guest physical address.
 fn append(tables: &mut Vec<u8>, table: &[u8]) -> u64 {
     tables.resize(tables.len().next_multiple_of(ALIGNMENT), 0);
     let address = ACPI_TABLES + tables.len() as u64;
@@ -81,7 +81,7 @@ fn append(tables: &mut Vec<u8>, table: &[u8]) -> u64 {
     address
 }
 
-/// A system description table with nothing but its header (ACPI 6.5 section 5.2.6).
+/// Makes a system description table of only a header (ACPI 6.5 section 5.2.6).
 fn table(signature: [u8; 4], revision: u8) -> Sdt {
     Sdt::new(signature, 36, revision, OEM_ID, OEM_TABLE_ID, OEM_REVISION)
 }

@@ -5,7 +5,7 @@ use acpi_tables::aml::{Device, EISAName, Name};
 use super::*;
 use crate::testing::platform;
 
-/// The tables of a platform, as guest physical memory from [`RSDP`] on.
+/// The tables of a platform: guest physical memory from [`RSDP`] on.
 struct Tables(Vec<u8>);
 
 impl Tables {
@@ -21,7 +21,7 @@ impl Tables {
         u64::from_le_bytes(bytes.try_into().unwrap())
     }
 
-    /// The table at `address`, its checksum checked.
+    /// Returns the table at `address` after a check of its checksum.
     fn table(&self, address: u64, signature: &[u8]) -> &[u8] {
         let length = u32::from_le_bytes(self.bytes(address + 4, 4).try_into().unwrap());
         let table = self.bytes(address, length as usize);
@@ -30,7 +30,7 @@ impl Tables {
         table
     }
 
-    /// FADT, MADT and DSDT.
+    /// Returns FADT, MADT and DSDT.
     fn walk(&self) -> [&[u8]; 3] {
         let rsdp = self.bytes(RSDP, 36);
         assert_eq!(&rsdp[..8], b"RSD PTR ");
@@ -87,7 +87,7 @@ fn the_dsdt_has_s5_and_each_devices_aml() {
 }
 
 #[test]
-fn what_cannot_be_described_is_refused() {
+fn platform_beyond_acpis_limits_is_refused() {
     let refusal = |platform| build(&platform).unwrap_err().to_string();
     assert_eq!(refusal(Platform { vcpus: 0, ..platform() }), "vcpus is 0; ACPI describes 1 to 254");
     assert_eq!(refusal(Platform { vcpus: 255, ..platform() }), "vcpus is 255; ACPI describes 1 to 254");

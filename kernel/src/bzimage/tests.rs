@@ -1,9 +1,9 @@
-//! Tests of what bzImages are taken and which are refused, and why.
+//! Tests of accepted and refused bzImages.
 
 use crate::testing::{bytes_at, bzimage, guest, load_bytes, refusal};
 
 #[test]
-fn a_relocatable_kernel_goes_where_it_prefers() {
+fn relocatable_kernel_goes_to_its_preferred_address() {
     let memory = guest(64 << 20);
     let image = bzimage(|_| ());
     let state = load_bytes(&memory, &image, None, "").unwrap();
@@ -12,7 +12,7 @@ fn a_relocatable_kernel_goes_where_it_prefers() {
 }
 
 #[test]
-fn a_kernel_that_cannot_move_goes_to_1_mib() {
+fn kernel_that_is_not_relocatable_goes_to_1_mib() {
     let memory = guest(64 << 20);
     let image = bzimage(|header| header.relocatable_kernel = 0);
     assert_eq!(load_bytes(&memory, &image, None, "").unwrap().rip, 0x10_0200);
@@ -20,7 +20,7 @@ fn a_kernel_that_cannot_move_goes_to_1_mib() {
 }
 
 #[test]
-fn what_has_no_64_bit_entry_is_refused() {
+fn image_without_a_64_bit_entry_is_refused() {
     assert_eq!(
         refusal(&bzimage(|header| header.version = 0x205)),
         "kernel /k: is a bzImage of boot protocol 2.05; the 64-bit entry takes 2.12 or newer"
@@ -40,15 +40,16 @@ fn what_has_no_64_bit_entry_is_refused() {
 }
 
 #[test]
-fn a_kernel_that_does_not_fit_is_refused() {
+fn kernel_that_does_not_fit_is_refused() {
     assert_eq!(
         refusal(&bzimage(|header| header.init_size = 0x400_0000)),
-        "kernel /k: its protected-mode kernel (0x1000000 to 0x5000000) does not fit into 64 MiB of guest memory"
+        "kernel /k: its protected-mode kernel (0x1000000 to 0x5000000) does not fit into 64 MiB \
+         of guest memory"
     );
     assert_eq!(
         refusal(&bzimage(|header| header.pref_address = !0x1f_ffff)),
-        "kernel /k: its protected-mode kernel (0xffffffffffe00000 to 0xfffffffffff00000) does not fit into 64 MiB \
-         of guest memory"
+        "kernel /k: its protected-mode kernel (0xffffffffffe00000 to 0xfffffffffff00000) does not fit \
+         into 64 MiB of guest memory"
     );
     assert_eq!(
         refusal(&bzimage(|header| header.pref_address = 0)),
@@ -61,7 +62,7 @@ fn a_kernel_that_does_not_fit_is_refused() {
 }
 
 #[test]
-fn a_kernel_without_all_its_bytes_is_truncated() {
+fn kernel_without_its_last_byte_is_refused_as_truncated() {
     let image = bzimage(|_| ());
     assert_eq!(
         refusal(&image[..image.len() - 1]),
@@ -74,7 +75,7 @@ fn a_kernel_without_all_its_bytes_is_truncated() {
 }
 
 #[test]
-fn the_header_says_how_long_the_command_line_may_be() {
+fn command_line_beyond_the_setup_headers_limit_is_refused() {
     let image = bzimage(|header| header.cmdline_size = 10);
     let memory = guest(64 << 20);
     assert!(load_bytes(&memory, &image, None, "0123456789").is_ok());

@@ -1,4 +1,4 @@
-//! The ELF file header and program headers, of either class, as one set of fields.
+//! The ELF file header and program headers; 32-bit and 64-bit files fill the same fields.
 
 use crate::error::Error;
 use crate::file::Source;
@@ -10,22 +10,22 @@ const TYPE_EXECUTABLE: u16 = 2;
 const TYPE_SHARED: u16 = 3;
 const MACHINE_386: u16 = 3;
 const MACHINE_X86_64: u16 = 62;
-/// Linux has 5 program headers; this is room enough for anything freestanding.
+/// Most program headers of a file; Linux has 5.
 const SEGMENTS_LIMIT: u16 = 128;
 
-/// Fields of the file header, of either class.
+/// The file header of a 32-bit or 64-bit file.
 pub(super) struct Header {
     /// Whether the file is 64-bit.
     pub(super) is_64: bool,
-    /// First instruction.
+    /// Address of the first instruction.
     pub(super) entry: u64,
     table: u64,
     entry_size: u16,
     count: u16,
 }
 
-/// A program header, of either class.
-pub(super) struct Segment {
+/// A program header of a 32-bit or 64-bit file.
+pub(super) struct ElfSegment {
     /// `PT_LOAD` and so on.
     pub(super) kind: u32,
     /// Offset in the file.
@@ -36,11 +36,14 @@ pub(super) struct Segment {
     pub(super) file_size: u64,
     /// Bytes in memory.
     pub(super) memory_size: u64,
-    /// Alignment, also that of the notes in a note segment.
+    /// Alignment of the segment, and of the notes in a note segment.
     pub(super) alignment: u64,
 }
 
-/// Reads the file header, and refuses what is not an executable for this machine.
+/// Reads the file header.
+///
+/// # Errors
+/// If the file is no executable for this machine.
 pub(super) fn read_header(source: &Source<'_>) -> Result<Header, Error> {
     let part = "ELF header";
     let mut ident = [0; 20]; // e_ident, e_type, e_machine
@@ -84,7 +87,7 @@ pub(super) fn read_header(source: &Source<'_>) -> Result<Header, Error> {
 }
 
 /// Reads the program headers.
-pub(super) fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<Segment>, Error> {
+pub(super) fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<ElfSegment>, Error> {
     let size: u16 = if header.is_64 { 56 } else { 32 };
     if header.count == 0 {
         return Err(source.problem("is an ELF file without program headers"));
@@ -92,13 +95,14 @@ pub(super) fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<
     if header.count > SEGMENTS_LIMIT || header.entry_size != size {
         let (count, found) = (header.count, header.entry_size);
         return Err(source.problem(format!(
-            "has {count} ELF program headers of {found} bytes; at most {SEGMENTS_LIMIT} of {size} are expected"
+            "has {count} ELF program headers of {found} bytes; \
+             at most {SEGMENTS_LIMIT} of {size} are expected"
         )));
     }
     let mut table = vec![0; usize::from(size) * usize::from(header.count)];
     source.read("ELF program header table", header.table, &mut table)?;
     let parse = |b: &[u8]| match header.is_64 {
-        true => Segment {
+        true => ElfSegment {
             kind: u32_at(b, 0),
             offset: u64_at(b, 8),
             address: u64_at(b, 24),
@@ -106,7 +110,7 @@ pub(super) fn read_segments(source: &Source<'_>, header: &Header) -> Result<Vec<
             memory_size: u64_at(b, 40),
             alignment: u64_at(b, 48),
         },
-        false => Segment {
+        false => ElfSegment {
             kind: u32_at(b, 0),
             offset: u32_at(b, 4).into(),
             address: u32_at(b, 12).into(),

@@ -1,8 +1,10 @@
 //! ELF kernels: an uncompressed `vmlinux`, or a freestanding guest.
 //!
-//! With a PVH note the kernel is entered as PVH, without one through the 64-bit Linux boot protocol. 32-bit files are
-//! taken if they have the note. Segments go to their physical address; they must not overlap each other, which also
-//! bounds what a hostile file can make us copy by the guest's RAM.
+//! PVH enters a kernel that has a PVH note, and the 64-bit Linux boot protocol one without. A 32-bit file
+//! needs the note.
+//!
+//! Segments go to their physical addresses. They must not overlap, so that a hostile file copies no more than
+//! the guest's RAM holds.
 
 mod header;
 mod note;
@@ -14,7 +16,7 @@ use crate::file::Source;
 use crate::image::{Entry, Image, LINUX_COMMAND_LINE_LIMIT, Piece, place};
 use crate::layout::MMIO_HOLE_START;
 use crate::ram::Ram;
-use header::{Segment, read_header, read_segments};
+use header::{ElfSegment, read_header, read_segments};
 
 /// The first bytes of every ELF file.
 pub(crate) const MAGIC: &[u8] = b"\x7fELF";
@@ -54,11 +56,11 @@ pub(crate) fn inspect(source: &Source<'_>, ram: &Ram) -> Result<Image, Error> {
     })
 }
 
-/// What to copy, and the ranges it takes up in memory.
+/// Returns the pieces to copy, and the ranges that the segments occupy in memory.
 fn place_segments(
     source: &Source<'_>,
     ram: &Ram,
-    segments: &[Segment],
+    segments: &[ElfSegment],
 ) -> Result<(Vec<Piece>, Vec<Range<u64>>), Error> {
     let mut pieces = Vec::new();
     let mut occupied = Vec::new();

@@ -1,21 +1,21 @@
-//! The ELF note that says where a kernel wants to be entered as PVH (`XEN_ELFNOTE_PHYS32_ENTRY`,
+//! The ELF note with a kernel's PVH entry point (`XEN_ELFNOTE_PHYS32_ENTRY`,
 //! xen/include/public/elfnote.h).
 
 use crate::error::Error;
 use crate::file::Source;
 
-use super::header::Segment;
+use super::header::ElfSegment;
 
 const OWNER: &[u8] = b"Xen\0";
 const PHYS32_ENTRY: u32 = 18;
-/// Linux has under 1 KiB of notes.
+/// Most bytes of a note segment; Linux has under 1 KiB.
 const NOTES_LIMIT: u64 = 1 << 20;
 
-/// The PVH entry point, if this note segment has it.
+/// Returns the PVH entry point, if this note segment has one.
 ///
 /// # Errors
-/// If the segment or a note in it is incomplete or absurdly large.
-pub(super) fn pvh_entry(source: &Source<'_>, segment: &Segment) -> Result<Option<u64>, Error> {
+/// If the segment or one of its notes is incomplete, or the segment is larger than [`NOTES_LIMIT`].
+pub(super) fn pvh_entry(source: &Source<'_>, segment: &ElfSegment) -> Result<Option<u64>, Error> {
     let part = "ELF note segment";
     source.check(part, segment.offset, segment.file_size)?;
     if segment.file_size > NOTES_LIMIT {
@@ -44,8 +44,10 @@ struct Note<'a> {
     value: &'a [u8],
 }
 
-/// Splits the first note off `rest`: three words (length of the owner, length of the value, type), the owner, the
-/// value, both padded. The padding at the very end may be missing.
+/// Splits the first note off `rest`.
+///
+/// A note has three words (length of the owner, length of the value, type), then the owner and the value,
+/// both padded. The last note may lack the padding of its value.
 fn take_note<'a>(rest: &mut &'a [u8], alignment: usize) -> Option<Note<'a>> {
     let word = |bytes: &[u8], at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
     let notes = *rest;

@@ -1,4 +1,4 @@
-//! Tests of what ELF kernels are taken and which are refused, and why.
+//! Tests of accepted and refused ELF kernels.
 
 use crate::testing::{INTERPRETER, LOAD, NOTE, TestElf, bytes_at, guest, load_bytes, note, refusal};
 
@@ -19,7 +19,7 @@ fn segments_go_to_their_physical_addresses() {
 }
 
 #[test]
-fn the_pvh_note_decides_how_the_kernel_is_entered() {
+fn kernel_with_a_pvh_note_is_entered_as_pvh() {
     assert_eq!(entry(&TestElf::kernel()), 0x10_0001);
     assert_eq!(entry(&TestElf::pvh()), 0x10_0002);
     let other_owner = TestElf::kernel().with(NOTE, 0, note(b"Yen\0", 18, &[2, 0, 16, 0]), 0);
@@ -29,7 +29,7 @@ fn the_pvh_note_decides_how_the_kernel_is_entered() {
 }
 
 #[test]
-fn a_32_bit_file_is_taken_with_a_pvh_note_only() {
+fn file_of_32_bits_without_a_pvh_note_is_refused() {
     let elf = TestElf { is_64: false, machine: 3, ..TestElf::pvh() };
     assert_eq!(entry(&elf), 0x10_0002);
     let elf = TestElf { is_64: false, machine: 3, ..TestElf::kernel() };
@@ -37,7 +37,7 @@ fn a_32_bit_file_is_taken_with_a_pvh_note_only() {
 }
 
 #[test]
-fn files_for_other_machines_and_purposes_are_named() {
+fn file_of_another_machine_or_type_is_refused_by_name() {
     let with = |machine, kind| refusal(&TestElf { machine, kind, ..TestElf::kernel() }.build());
     assert_eq!(with(183, 2), "kernel /k: is an ELF file for aarch64; this machine is x86-64");
     assert_eq!(with(243, 2), "kernel /k: is an ELF file for RISC-V; this machine is x86-64");
@@ -51,7 +51,7 @@ fn files_for_other_machines_and_purposes_are_named() {
 }
 
 #[test]
-fn segments_must_lie_in_free_guest_memory() {
+fn segment_outside_free_guest_memory_is_refused() {
     let at = |address, size| refusal(&TestElf::kernel().with(LOAD, address, vec![1], size).build());
     let outside =
         |range| format!("kernel /k: its segment 1 ({range}) does not fit into 64 MiB of guest memory");
@@ -67,14 +67,14 @@ fn segments_must_lie_in_free_guest_memory() {
 }
 
 #[test]
-fn a_segment_above_4_gib_is_refused_although_there_is_ram() {
+fn segment_in_ram_above_4_gib_is_refused() {
     let elf = TestElf::kernel().with(LOAD, 1 << 32, vec![1], 1);
     let error = load_bytes(&guest(4 << 30), &elf.build(), None, "").unwrap_err();
     assert_eq!(error.to_string(), "kernel /k: its segment 1 lies above 4 GiB, at 0x100000000");
 }
 
 #[test]
-fn entry_points_must_lie_in_a_segment() {
+fn entry_point_outside_all_segments_is_refused() {
     let elf = TestElf { entry: 0x5000, ..TestElf::kernel() };
     assert_eq!(refusal(&elf.build()), "kernel /k: its entry point 0x5000 lies in none of its segments");
     let elf = TestElf::kernel().with(NOTE, 0, note(b"Xen\0", 18, &[255; 4]), 0);
@@ -99,7 +99,7 @@ fn incomplete_notes_are_refused() {
 }
 
 #[test]
-fn more_in_the_file_than_in_memory_is_refused() {
+fn segment_larger_in_the_file_than_in_memory_is_refused() {
     let elf = TestElf::kernel().with(LOAD, 0x20_0000, vec![1; 2], 1);
     assert_eq!(refusal(&elf.build()), "kernel /k: its segment 1 is larger in the file than in memory");
 }

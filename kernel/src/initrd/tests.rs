@@ -1,4 +1,4 @@
-//! Tests of where the initrd ends up, beside a kernel that occupies 1 MiB to 1 MiB + 8000 or, as a bzImage, 16 to 17 MiB.
+//! Tests of the initrd's place beside a kernel that occupies 16 to 17 MiB and 32 to 33 MiB.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::{NamedFile, testing};
 
 const MIB: u64 = 1 << 20;
 
-/// Where an initrd of `length` bytes goes in a guest of `memory` bytes.
+/// Places an initrd of `length` bytes in a guest of `memory` bytes.
 fn place_one(length: u64, memory: u64, edit: impl FnOnce(&mut Image)) -> Result<Range<u64>, String> {
     let mut image = Image {
         entry: Entry::Pvh { address: 16 * MIB },
@@ -28,13 +28,13 @@ fn place_one(length: u64, memory: u64, edit: impl FnOnce(&mut Image)) -> Result<
 }
 
 #[test]
-fn it_goes_as_high_as_memory_reaches() {
+fn initrd_goes_to_the_highest_address() {
     assert_eq!(place_one(5000, 64 * MIB, |_| ()), Ok(0x3ff_e000..0x3ff_f388));
     assert_eq!(place_one(4096, 5 << 30, |_| ()), Ok(0xbfff_f000..0xc000_0000), "below the hole");
 }
 
 #[test]
-fn it_stays_below_the_kernels_limit() {
+fn initrd_stays_below_the_kernels_limit() {
     assert_eq!(
         place_one(MIB, 5 << 30, |image| image.initrd_limit = 0x8000_0000),
         Ok(0x7ff0_0000..0x8000_0000)
@@ -42,7 +42,7 @@ fn it_stays_below_the_kernels_limit() {
 }
 
 #[test]
-fn it_does_not_overlap_the_kernel() {
+fn initrd_does_not_overlap_the_kernel() {
     let gap = |length| place_one(length, 34 * MIB, |_| ()).unwrap();
     assert_eq!(gap(MIB), 33 * MIB..34 * MIB, "above it");
     assert_eq!(gap(MIB + 1).end, 17 * MIB + (14 * MIB - 4096) + MIB + 1, "between its parts");
@@ -55,7 +55,7 @@ fn it_does_not_overlap_the_kernel() {
 }
 
 #[test]
-fn it_goes_above_4_gib_only_if_the_kernel_takes_it_there_and_it_fits_nowhere_else() {
+fn initrd_too_large_for_low_memory_goes_above_4_gib_if_the_kernel_accepts_it() {
     let big = 3 << 30;
     assert!(place_one(big, 8 << 30, |_| ()).is_err());
     assert_eq!(place_one(big, 8 << 30, |image| image.initrd_above_4g = true), Ok(6 << 30..9 << 30));
@@ -63,7 +63,7 @@ fn it_goes_above_4_gib_only_if_the_kernel_takes_it_there_and_it_fits_nowhere_els
 }
 
 #[test]
-fn an_initrd_larger_than_memory_is_refused() {
+fn initrd_larger_than_memory_is_refused() {
     assert_eq!(
         place_one(600 * MIB, 512 * MIB, |_| ()),
         Err("initrd /i: 600 MiB do not fit in 512 MiB guest memory".into())
@@ -71,7 +71,7 @@ fn an_initrd_larger_than_memory_is_refused() {
 }
 
 #[test]
-fn an_empty_initrd_is_refused() {
+fn empty_initrd_is_refused() {
     let kernel = testing::TestElf::kernel().build();
     let error = testing::load_bytes(&guest(64 * MIB), &kernel, Some(&[]), "").unwrap_err();
     assert_eq!(error.to_string(), "initrd /i: the file is empty");

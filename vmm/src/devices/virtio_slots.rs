@@ -8,7 +8,7 @@ use super::lines::InterruptLines;
 use super::virtio::VirtioDevice;
 use super::virtio::balloon::Balloon;
 use super::virtio::block::{Block, Gate};
-use super::virtio::console::Console;
+use super::virtio::console::VirtioConsole;
 use super::virtio::net::Net;
 use super::virtio::rng::Rng;
 use super::virtio::transport;
@@ -56,7 +56,7 @@ pub(super) struct Handles {
     pub networks: BTreeMap<String, Arc<Mutex<Net>>>,
     pub balloon: Option<Arc<Mutex<Balloon>>>,
     pub vsock: Option<Arc<Mutex<Vsock>>>,
-    pub console: Option<Arc<Mutex<Console>>>,
+    pub console: Option<Arc<Mutex<VirtioConsole>>>,
 }
 
 /// Makes the devices of a configuration and connects them to the VM, in the order in which the guest numbers
@@ -132,7 +132,7 @@ fn make(devices: &Devices, ram: &GuestRam, handles: &mut Handles) -> Result<Vec<
         step_done("  rng, balloon");
     }
     if let Some(console) = &devices.console {
-        let console = Arc::new(Mutex::new(Console::open(console)?));
+        let console = Arc::new(Mutex::new(VirtioConsole::open(console)?));
         handles.console = Some(Arc::clone(&console));
         made.push(("console".to_owned(), console as _));
     }

@@ -43,13 +43,13 @@ pub(super) struct ClientState {
     deadline: Instant,
     /// The list of pages to fetch ahead, if there is one.
     ahead: OnceLock<File>,
-    pub(super) connection: Mutex<Connection>,
+    pub(super) connection: Mutex<PagerConnection>,
     pub(super) changed: Condvar,
 }
 
 /// The connection, and the answers that threads wait for.
 #[derive(Debug, Default)]
-pub(super) struct Connection {
+pub(super) struct PagerConnection {
     /// `None` between two connections.
     pub(super) socket: Option<Arc<OwnedFd>>,
     pub(super) over: bool,
@@ -80,7 +80,8 @@ impl Pager {
         let target = Target { options, place, pack, name, memory_len, base, started: Mutex::default() };
         let deadline = target.deadline();
         let socket = Arc::new(target.reach(deadline)?);
-        let connection = Mutex::new(Connection { socket: Some(socket), count: 1, ..Connection::default() });
+        let connection =
+            Mutex::new(PagerConnection { socket: Some(socket), count: 1, ..PagerConnection::default() });
         let (ahead, changed) = (OnceLock::new(), Condvar::new());
         Ok(Self(Arc::new(ClientState { target, deadline, ahead, connection, changed })))
     }
@@ -147,7 +148,7 @@ impl Paging for Pager {
         let socket = connection.socket.clone()?;
         connection.fetched = None;
         send(&*socket, &Ask::Fetched, None, SendFlags::DONTWAIT).ok()?;
-        let waits = |connection: &mut Connection| connection.fetched.is_none() && !connection.over;
+        let waits = |connection: &mut PagerConnection| connection.fetched.is_none() && !connection.over;
         let waited = inner.changed.wait_timeout_while(connection, TO_SAY, waits);
         waited.unwrap_or_else(PoisonError::into_inner).0.fetched.take()
     }
@@ -191,7 +192,7 @@ impl ClientState {
             (connection.completed, connection.completes) = (None, true);
             let is_asked = send(&*socket, &Ask::Complete, None, SendFlags::DONTWAIT).is_ok();
             // The socket of a stopped pager fills up. The watching thread decides when that lasts too long.
-            let waits = |connection: &mut Connection| {
+            let waits = |connection: &mut PagerConnection| {
                 connection.completed.is_none() && connection.count == count && !connection.over
             };
             connection = if is_asked {

@@ -52,13 +52,13 @@ impl PageSource for Shared {
     }
 
     fn reader(&self) -> Box<dyn ChunkReader + '_> {
-        Box::new(PackReader(&self.0))
+        Box::new(TestPackReader(&self.0))
     }
 }
 
-struct PackReader<'s>(&'s PackSource);
+struct TestPackReader<'s>(&'s PackSource);
 
-impl ChunkReader for PackReader<'_> {
+impl ChunkReader for TestPackReader<'_> {
     fn read(&mut self, chunk: u64, into: &mut [u8]) -> Result<Chunk> {
         self.0.hangs.pass();
         into.fill(chunk as u8);

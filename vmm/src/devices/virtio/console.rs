@@ -43,7 +43,7 @@ const REST: Duration = Duration::from_secs(1);
 
 /// The device.
 #[derive(Debug)]
-pub struct Console {
+pub struct VirtioConsole {
     // Glue.
     listener: Listener,
     /// An epoll inside the worker's. Its set of events changes while the device works.
@@ -65,7 +65,7 @@ struct ConsoleClient {
     mute: bool,
 }
 
-impl Console {
+impl VirtioConsole {
     /// Listens at the configured socket.
     ///
     /// # Errors
@@ -235,7 +235,7 @@ impl PendingOutput {
     }
 }
 
-impl VirtioDevice for Console {
+impl VirtioDevice for VirtioConsole {
     fn kind(&self) -> DeviceKind {
         DeviceKind { id: 3, queues: &[64, 64] }
     }
@@ -260,7 +260,7 @@ impl VirtioDevice for Console {
     }
 }
 
-impl Persist for Console {
+impl Persist for VirtioConsole {
     type State = NoState;
 
     fn save(&self) -> Result<NoState> {

@@ -18,7 +18,7 @@ fn config(name: &str) -> ConsoleConfig {
 }
 
 fn guest(config: &ConsoleConfig) -> Driver {
-    Driver::new(Console::open(config).unwrap())
+    Driver::new(VirtioConsole::open(config).unwrap())
 }
 
 /// A client with a time limit for reads.
@@ -48,7 +48,7 @@ fn greet(driver: &mut Driver, client: &mut UnixStream) {
 fn it_goes_both_ways() {
     for features in [!EVENT_IDX, !0] {
         let config = config("both");
-        let mut driver = Driver::with_features(Console::open(&config).unwrap(), features);
+        let mut driver = Driver::with_features(VirtioConsole::open(&config).unwrap(), features);
         let mut client = client(&config.socket);
         greet(&mut driver, &mut client);
         for round in 0..200u8 {
@@ -146,7 +146,7 @@ fn nothing_wakes_it_that_it_can_do_nothing_about() {
     let config = config("idle");
     let ram = GuestRam::reserve(MEMORY).unwrap();
     Backing::Fresh.map(&ram).unwrap();
-    let console = Arc::new(Mutex::new(Console::open(&config).unwrap()));
+    let console = Arc::new(Mutex::new(VirtioConsole::open(&config).unwrap()));
     let mut driver = Driver::with_memory(console.clone(), ram, !EVENT_IDX);
     let is_woken = || {
         let console = lock(&console);
@@ -201,7 +201,7 @@ fn it_goes_on_in_another_process() {
     let mut old = client(&before.socket);
     greet(&mut driver, &mut old);
     let head = driver.send(RECEIVE, &[Part::In(8)]);
-    driver.move_to(Console::open(&after).unwrap());
+    driver.move_to(VirtioConsole::open(&after).unwrap());
     assert!(is_closed(&mut old) && !before.socket.as_path().exists());
 
     let mut new = client(&after.socket);
@@ -216,7 +216,7 @@ fn it_goes_on_in_another_process() {
 #[test]
 fn a_socket_in_use_is_an_error_that_names_it() {
     let config = config("used");
-    let _first = Console::open(&config).unwrap();
-    let error = crate::error::report(&Console::open(&config).unwrap_err());
+    let _first = VirtioConsole::open(&config).unwrap();
+    let error = crate::error::report(&VirtioConsole::open(&config).unwrap_err());
     assert!(error.starts_with(&format!("cannot listen at {}", config.socket)), "{error}");
 }

@@ -22,7 +22,7 @@ pub use queue::Queue;
 use super::VirtioDevice;
 use super::balloon::Balloon;
 use super::block::Block;
-use super::console::Console;
+use super::console::VirtioConsole;
 use super::fuzzing_hooks::GRANTED;
 use super::net::Net;
 use super::queue::VirtQueue;
@@ -140,7 +140,7 @@ impl FuzzedDevice {
     /// # Errors
     /// As when a VM starts.
     pub fn console(config: &ConsoleConfig) -> Result<Self> {
-        Console::open(config).map(Self::new)
+        VirtioConsole::open(config).map(Self::new)
     }
 
     /// A balloon.
