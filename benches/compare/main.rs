@@ -1,4 +1,4 @@
-//! Compares two builds of volt-vmm: the same acts by either, in turns. See [`HELP`].
+//! Compares two builds of volt-vmm: the same acts by either, in turns. See [`Options`].
 //!
 //! ```text
 //!   driver ──┬── a build's `volt-vmm`: processes, timed from exec (`processes`)
@@ -17,79 +17,68 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use build::Build;
+use clap::{Parser, ValueEnum};
 use rows::Rows;
-use volt_benches::command_line::{self, Parts, number, options};
+use volt_benches::command_line::{self, Only};
 use volt_benches::document::Document;
 use volt_benches::{Result, built, host, process};
-
-const HELP: &str = "\
-Compares two builds of volt-vmm: every act is done by the one and by the other in turns.
-
-cargo bench -p volt-benches --bench compare -- --old DIR --new DIR [OPTION...]
-
-  --old DIR         holds `volt-vmm` and `compare` of the old revision
-  --new DIR         the same of the new revision
-  --runs N          runs of each act (default 40)
-  --only LIST       of process, library, memory (default all)
-  --processes N     acts of the library by N fresh processes of each build in turns, --runs in each, and
-                    nothing else
-  --act NAME        only this act, named without its comma and the words after it (repeat it for more)
-  --memory FILE     guest memory for the acts on packed memory (default: what scripts/memory-image.sh makes)
-  --realtime        processes and acts on packed memory go before all other programs (SCHED_FIFO, for root);
-                    acts on VMs do not, since guests that never sleep would starve their own process
-  --probe           serve acts on standard input instead: what the driver runs of either build
-  --help
-
-benches/compare.sh OLD [NEW] builds two revisions and runs this on them.";
 
 /// The same as in the binary `volt-vmm`.
 #[global_allocator]
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
-#[derive(Debug)]
+/// Compares two builds of volt-vmm: each act is done by both in turns.
+#[derive(Debug, Parser)]
+#[command(name = "compare", bin_name = "cargo bench -p volt-benches --bench compare --")]
+#[command(after_help = "benches/compare.sh OLD [NEW] builds two revisions and runs this on them.")]
 struct Options {
-    builds: [Option<PathBuf>; 2],
+    /// Directory with `volt-vmm` and `compare` of the old revision
+    #[arg(long, value_name = "DIR", required_unless_present = "probe")]
+    old: Option<PathBuf>,
+
+    /// Directory with `volt-vmm` and `compare` of the new revision
+    #[arg(long, value_name = "DIR", required_unless_present = "probe")]
+    new: Option<PathBuf>,
+
+    /// Runs of each act
+    #[arg(long, value_name = "N", default_value_t = 40)]
     runs: usize,
-    only: Parts,
+
+    #[command(flatten)]
+    only: Only<Part>,
+
+    /// Measure only acts of the library, by N fresh processes of each build in turns with --runs in each
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     processes: usize,
+
+    /// With --processes: measure only this act, named without its comma and the words after it (repeatable)
+    #[arg(long = "act", value_name = "NAME", value_parser = act_of_library)]
     acts: Vec<&'static str>,
+
+    /// Guest memory for acts on packed memory (default: what scripts/memory-image.sh makes)
+    #[arg(long, value_name = "FILE")]
     memory: Option<PathBuf>,
+
+    /// Give processes and acts on packed memory priority over other programs (SCHED_FIFO, as root)
+    ///
+    /// Acts on VMs run without priority, since guests that never sleep would starve their own process.
+    #[arg(long)]
     realtime: bool,
+
+    /// Serve acts on standard input: the driver runs this of either build
+    #[arg(long)]
     probe: bool,
-    line: String,
+}
+
+/// Parts of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Process,
+    Library,
+    Memory,
 }
 
 impl Options {
-    fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        let mut asked = Self {
-            builds: [None, None],
-            runs: 40,
-            only: Parts::all(&["process", "library", "memory"]),
-            processes: 0,
-            acts: Vec::new(),
-            memory: None,
-            realtime: false,
-            probe: false,
-            line: String::new(),
-        };
-        let line = options(arguments, HELP, |option, value| {
-            match option {
-                "--old" => asked.builds[0] = Some(value()?.into()),
-                "--new" => asked.builds[1] = Some(value()?.into()),
-                "--runs" => asked.runs = number(&value()?)?,
-                "--only" => asked.only.choose(&value()?)?,
-                "--processes" => asked.processes = number(&value()?)?,
-                "--act" => asked.acts.push(act_of_library(&value()?)?),
-                "--memory" => asked.memory = Some(value()?.into()),
-                "--realtime" => asked.realtime = true,
-                "--probe" => asked.probe = true,
-                _ => return Ok(false),
-            }
-            Ok(true)
-        })?;
-        Ok(line.map(|line| Self { line, ..asked }))
-    }
-
     fn memory(&self) -> Result<PathBuf> {
         let usual = || built::memory_image().map(|snapshot| snapshot.join("memory.snap"));
         self.memory.clone().map_or_else(usual, Ok)
@@ -97,20 +86,20 @@ impl Options {
 }
 
 fn main() -> ExitCode {
-    command_line::run("compare", HELP, Options::parse, run)
+    command_line::run(run)
 }
 
 fn run(options: &Options) -> Result<()> {
     if options.probe {
         return probe::serve(options.memory.clone());
     }
-    let [Some(old), Some(new)] = &options.builds else {
-        return Err(format!("--old and --new are needed\n\n{HELP}"));
+    let (Some(old), Some(new)) = (&options.old, &options.new) else {
+        return Err("--old and --new are needed".to_owned());
     };
     if options.processes > 0 {
         return compare_fresh(options, [old, new]);
     }
-    let memory = if options.only.have("memory") { Some(options.memory()?) } else { None };
+    let memory = if options.only.has(&Part::Memory) { Some(options.memory()?) } else { None };
     let load = host::load();
     let mut builds = [Build::start(old, memory.as_deref())?, Build::start(new, memory.as_deref())?];
     if options.realtime {
@@ -118,25 +107,25 @@ fn run(options: &Options) -> Result<()> {
         process::go_first()?;
     }
     let mut rows = Rows::default();
-    if options.only.have("process") {
+    if options.only.has(&Part::Process) {
         eprintln!("measuring processes");
         processes::measure(&builds, options.runs, &mut rows)?;
     }
-    let acts = [("library", probe::LIBRARY), ("memory", probe::MEMORY)];
-    for (part, acts) in acts.into_iter().filter(|(part, _)| options.only.have(part)) {
-        if options.realtime && part == "memory" {
+    let acts = [(Part::Library, probe::LIBRARY), (Part::Memory, probe::MEMORY)];
+    for (part, acts) in acts.into_iter().filter(|(part, _)| options.only.has(part)) {
+        if options.realtime && part == Part::Memory {
             builds.iter_mut().try_for_each(|build| build.act(probe::GO_FIRST).map(drop))?;
         }
         for act in acts {
             eprintln!("measuring: {act}");
-            let runs = if part == "memory" { options.runs.div_ceil(4) } else { options.runs };
+            let runs = if part == Part::Memory { options.runs.div_ceil(4) } else { options.runs };
             measure(&mut builds, act, runs, &mut rows)?;
         }
     }
     let mut document = Document::default();
-    document.say(&format!("{}. Options: {}\n", host::circumstances(load), options.line));
+    document.say(&format!("{}. Options: {}\n", host::circumstances(load), command_line::given()));
     document.say(&rows.table().to_string());
-    if options.only.have("process") {
+    if options.only.has(&Part::Process) {
         document.say(&processes::sizes(&builds)?.to_string());
     }
     Ok(())
@@ -155,7 +144,7 @@ fn compare_fresh(options: &Options, builds: [&PathBuf; 2]) -> Result<()> {
     let acts = if options.acts.is_empty() { probe::LIBRARY } else { &options.acts };
     let table = fresh::measure(&builds, acts, options.processes, options.runs)?;
     let mut document = Document::default();
-    document.say(&format!("{}. Options: {}\n", host::circumstances(load), options.line));
+    document.say(&format!("{}. Options: {}\n", host::circumstances(load), command_line::given()));
     document.say(&table.to_string());
     Ok(())
 }

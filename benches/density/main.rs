@@ -1,4 +1,4 @@
-//! How much of a host a fork takes, alive and afterwards. See [`HELP`].
+//! How much of a host a fork takes, alive and afterwards. See [`Options`].
 //!
 //! `alive` and `processes` count the memory of many at once, `sequence` what is left of many that are gone;
 //! `held` reads the kernel's books.
@@ -11,7 +11,8 @@ mod sequence;
 
 use std::process::ExitCode;
 
-use volt_benches::command_line::{self, Parts, number, options};
+use clap::{Parser, ValueEnum};
+use volt_benches::command_line::{self, Only};
 use volt_benches::document::{Document, circumstances};
 use volt_benches::scratch::Scratch;
 use volt_benches::{Result, host};
@@ -19,82 +20,66 @@ use volt_vmm::IrqchipKind;
 
 const DOCUMENT: &str = "docs/benchmarks-density.md";
 
-const HELP: &str = "\
-Measures what forks of one VM take of the host: many alive at once, and many in sequence.
-
-cargo bench -p volt-benches --bench density [-- OPTION...]
-
-  --alive N         forks alive at once (default 1000)
-  --sequence N      forks in sequence in one process (default 10000)
-  --spawned N       forks in sequence, each a process of its own (default 500)
-  --memory MIB      memory of the VM (default 256)
-  --touched MIB     how much of it the VM has touched when it is forked (default 200)
-  --irqchip KIND    kernel or split (default: volt-vmm's)
-  --only LIST       of alive, processes, sequence, spawned (default all)
-  --write-docs      put the result in docs/benchmarks-density.md
-  --help
-
-Memory that other programs take or give back meanwhile counts in the column of kernel memory.";
-
-const PARTS: &[&str] = &["alive", "processes", "sequence", "spawned"];
-
 /// The same as in the binary `volt-vmm`.
 #[global_allocator]
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
-/// See [`HELP`].
-#[derive(Debug)]
+/// Measures the host's resources that forks of one VM take: many alive at once, and many in sequence.
+#[derive(Debug, Parser)]
+#[command(name = "density", bin_name = "cargo bench -p volt-benches --bench density --")]
+#[command(
+    after_help = "Memory that other programs take or return meanwhile counts in the column of kernel memory."
+)]
 struct Options {
+    /// Forks alive at once
+    #[arg(long, value_name = "N", default_value_t = 1000)]
     alive: usize,
+
+    /// Forks in sequence in one process
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
     sequence: usize,
+
+    /// Forks in sequence, each in its own process
+    #[arg(long, value_name = "N", default_value_t = 500)]
     spawned: usize,
+
+    /// Memory of the VM in MiB
+    #[arg(long = "memory", value_name = "MIB", default_value_t = 256)]
     memory_mib: u64,
+
+    /// MiB that the VM has touched before it is forked
+    #[arg(long = "touched", value_name = "MIB", default_value_t = 200)]
     touched_mib: u64,
+
+    /// Interrupt controllers: kernel or split
+    #[arg(long, value_name = "KIND", default_value_t)]
     irqchip: IrqchipKind,
-    only: Parts,
+
+    #[command(flatten)]
+    only: Only<Part>,
+
+    /// Write the result to docs/benchmarks-density.md
+    #[arg(long)]
     write_docs: bool,
-    line: String,
 }
 
-impl Options {
-    fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        let mut asked = Self {
-            alive: 1000,
-            sequence: 10_000,
-            spawned: 500,
-            memory_mib: 256,
-            touched_mib: 200,
-            irqchip: IrqchipKind::default(),
-            only: Parts::all(PARTS),
-            write_docs: false,
-            line: String::new(),
-        };
-        let line = options(arguments, HELP, |option, value| {
-            match option {
-                "--alive" => asked.alive = number(&value()?)?,
-                "--sequence" => asked.sequence = number(&value()?)?,
-                "--spawned" => asked.spawned = number(&value()?)?,
-                "--memory" => asked.memory_mib = number(&value()?)?,
-                "--touched" => asked.touched_mib = number(&value()?)?,
-                "--irqchip" => asked.irqchip = value()?.parse()?,
-                "--only" => asked.only.choose(&value()?)?,
-                "--write-docs" => asked.write_docs = true,
-                _ => return Ok(false),
-            }
-            Ok(true)
-        })?;
-        if asked.touched_mib + 16 > asked.memory_mib {
-            return Err(format!("--touched {}: more than the VM has", asked.touched_mib));
-        }
-        Ok(line.map(|line| Self { line, ..asked }))
-    }
+/// Parts of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Alive,
+    Processes,
+    Sequence,
+    Spawned,
 }
 
 fn main() -> ExitCode {
-    command_line::run("density", HELP, Options::parse, run)
+    command_line::run(run)
 }
 
 fn run(options: &Options) -> Result<()> {
+    if options.touched_mib + 16 > options.memory_mib {
+        return Err(format!("--touched {}: more than the VM has", options.touched_mib));
+    }
     let scratch = Scratch::new()?;
     let mut document = Document::default();
     document.say(&format!(
@@ -102,30 +87,30 @@ fn run(options: &Options) -> Result<()> {
          The benchmark itself writes this page (`--write-docs`). {}\n\
          The host has {} MiB of memory. The VM has {} MiB and one vCPU, has touched {} MiB of them, and \
          sleeps; irqchip: {}.\n",
-        circumstances("density", &options.line, host::load()),
+        circumstances("density", &command_line::given(), host::load()),
         held::host_mib()?,
         options.memory_mib,
         options.touched_mib,
         options.irqchip,
     ));
-    let wants = |part: &str| options.only.have(part);
-    if wants("alive") || wants("processes") {
+    let wants = |part| options.only.has(&part);
+    if wants(Part::Alive) || wants(Part::Processes) {
         let mut table = alive::table();
         // Processes first: what this one has had, it keeps.
-        if wants("processes") {
+        if wants(Part::Processes) {
             processes::alive(options, &scratch, &mut table)?;
         }
-        if wants("alive") {
+        if wants(Part::Alive) {
             alive::measure(options, &scratch, &mut table)?;
         }
         document.say(&format!("## Alive at once\n\n{}\n\n{table}", alive::ABOUT));
     }
-    if wants("sequence") || wants("spawned") {
+    if wants(Part::Sequence) || wants(Part::Spawned) {
         let mut table = sequence::table();
-        if wants("sequence") {
+        if wants(Part::Sequence) {
             sequence::measure(options, &scratch, &mut table)?;
         }
-        if wants("spawned") {
+        if wants(Part::Spawned) {
             processes::in_sequence(options, &scratch, &mut table)?;
         }
         document.say(&format!("## In sequence\n\n{}\n\n{table}", sequence::ABOUT));

@@ -1,4 +1,4 @@
-//! How fast the virtio devices of a Linux guest are, beside QEMU microvm's. See [`options::HELP`].
+//! How fast the virtio devices of a Linux guest are, beside QEMU microvm's. See [`Options`].
 //!
 //! `vms` boots the same guest under both, `guest` gives it orders, `workload` says what, `peer` is the
 //! other side of its streams, `counters` reads what the host counts meanwhile, `report` writes it down.
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 use counters::Counts;
-use options::Options;
+use options::{Options, Part};
 use report::Row;
 use vms::{Parts, Vm};
 use volt_benches::scratch::Scratch;
@@ -23,7 +23,7 @@ use volt_benches::{OrSay, Result, built, command_line, host};
 use workload::{Sample, Way, Workload};
 
 fn main() -> ExitCode {
-    command_line::run("devices", options::HELP, Options::parse, run)
+    command_line::run(run)
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -60,7 +60,7 @@ fn run(options: &Options) -> Result<()> {
         report::print_counts("per operation", &rows);
     }
     drop(qemu);
-    if options.only.have("vsock") {
+    if options.only.has(&Part::Vsock) {
         let rows = measure_vsock(&mut volt, options)?;
         report::print_speed("beside a copy through a unix socket", "unix socket", &rows);
     }

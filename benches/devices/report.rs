@@ -3,9 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
-use volt_benches::host;
 use volt_benches::stats::{Times, ratio};
 use volt_benches::table::Table;
+use volt_benches::{command_line, host};
 
 use crate::counters::Counts;
 use crate::options::Options;
@@ -21,7 +21,7 @@ pub struct Row {
 /// Prints the circumstances.
 pub fn print_heading(options: &Options, load: f64) {
     let kvm = volt_vmm::internal::host::kvm_module().unwrap_or("unknown");
-    let command = format!("cargo bench -p volt-benches --bench devices -- {}", options.line);
+    let command = format!("cargo bench -p volt-benches --bench devices -- {}", command_line::given());
     let qemu = Command::new("qemu-system-x86_64").arg("--version").output();
     let qemu = qemu.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned));
     println!(

@@ -8,7 +8,7 @@ use volt_benches::{OrSay, Result};
 
 use crate::counters::Counts;
 use crate::guest::Measured;
-use crate::options::Options;
+use crate::options::{self, Options};
 use crate::peer::{Part, Place};
 use crate::vms::{ENGINES, Vm};
 
@@ -43,7 +43,7 @@ impl Workload {
     /// Those that both VMMs do.
     pub fn of_both(options: &Options) -> Vec<Self> {
         let mut all = Vec::new();
-        if options.only.have("disk") {
+        if options.only.has(&options::Part::Disk) {
             for number in 0..ENGINES.len() {
                 for depth in [1, 16] {
                     let way = |act, kib| Self::Disk { number, act, kib, depth };
@@ -52,7 +52,7 @@ impl Workload {
                 }
             }
         }
-        if options.only.have("net") {
+        if options.only.has(&options::Part::Net) {
             all.extend([Way::Send, Way::Receive, Way::Ping].map(Self::Tcp));
         }
         all.retain(|workload| workload.name().contains(&options.part_of_name));

@@ -1,5 +1,5 @@
 //! Cost of the irqchip for an empty VM: made and closed one at a time, and a thousand closed at once. See
-//! [`options::HELP`].
+//! [`Options`].
 //!
 //! `single` and `crowd` measure VMs of KVM's calls alone, `library` what a user of volt-vmm sees of it.
 
@@ -12,7 +12,7 @@ mod single;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use options::{Do, Options};
+use options::Options;
 use volt_benches::document::{Document, circumstances};
 use volt_benches::{Result, command_line, host, process};
 
@@ -26,17 +26,17 @@ const MIB: u64 = 128;
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
-    command_line::run("irqchip", options::HELP, Options::parse, run)
+    command_line::run(run)
 }
 
 fn run(options: &Options) -> Result<()> {
-    if let Do::OneOfMany(irqchip) = options.act {
+    if let Some(irqchip) = options.one_of_many {
         return crowd::be_one_of_many(irqchip);
     }
     let mut document = Document::default();
     document.say(&format!(
         "# Interrupt controllers\n\nThe benchmark itself writes this page (`--write-docs`). {}",
-        circumstances("irqchip", &options.line, host::load())
+        circumstances("irqchip", &command_line::given(), host::load())
     ));
     let mut say = |title: &str, about: &str, found: &rivals::Rivals| {
         document.say(&format!("## {title}\n\n{about}\n\n{found}"))

@@ -22,7 +22,7 @@ const DOCUMENT: &str = "docs/benchmarks-lazy.md";
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
-    command_line::run("lazy", &options::help(), Options::parse, run)
+    command_line::run(run)
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -40,11 +40,11 @@ fn run(options: &Options) -> Result<()> {
          The benchmark itself writes this page (`--write-docs`). {}\n{} \
          All runs on one core: the thread that touches and the thread that answers take turns. Every \
          chunk that is not zero is touched once, in random order.\n",
-        circumstances("lazy", &of_memory.line, load),
+        circumstances("lazy", &command_line::given(), load),
         of_memory.about(&memory),
     ));
     let (mut first, mut later, mut charts) = (measured::first(), measured::later(), Charts::default());
-    for &chunk_len in &of_memory.chunks {
+    for chunk_len in of_memory.chunk_lens() {
         eprintln!("measuring chunks of {} KiB", chunk_len >> 10);
         let measured = Measured::of(&memory, chunk_len, of_memory)?;
         measured.report(&mut first, &mut later);

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use volt_benches::guest_memory::{Memory, codecs};
 use volt_benches::memory_options::MemoryOptions;
+
+use crate::options::ROUNDS;
 use volt_benches::shuffle::shuffle;
 use volt_benches::stats::{Times, mib, micros, ratio};
 use volt_benches::table::Table;
@@ -75,7 +77,7 @@ impl Measured {
         }
         let (mut clone, mut usual) = (Times::default(), Times::default());
         let image = Arc::new(File::open(&memory.path).or_say("open the memory")?);
-        for round in 0..options.rounds {
+        for round in 0..options.rounds(ROUNDS) {
             let floor = Floor::over(Arc::clone(&image), chunk_len.into()).or_say("make the floor")?;
             contenders[0].times.extend(touch(&floor.map().or_say("map memory")?));
             drop(floor);

@@ -4,6 +4,8 @@ use std::time::Instant;
 
 use volt_benches::guest_memory::{Memory, codecs};
 use volt_benches::memory_options::MemoryOptions;
+
+use crate::options::ROUNDS;
 use volt_benches::shuffle::shuffle;
 use volt_benches::stats::{Times, mib, micros};
 use volt_benches::table::Table;
@@ -26,9 +28,9 @@ pub fn measure(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
         "MiB/s",
     ]);
     for (name, packing) in codecs() {
-        for &chunk_len in &options.chunks {
+        for chunk_len in options.chunk_lens() {
             let pack = memory.pack(&Packing { chunk_len, ..packing })?;
-            let times = (0..options.rounds).map(|_| decode(&pack)).collect::<Result<Vec<_>>>()?;
+            let times = (0..options.rounds(ROUNDS)).map(|_| decode(&pack)).collect::<Result<Vec<_>>>()?;
             let best = times.into_iter().min_by_key(|decoded| decoded.times.total()).unwrap_or_default();
             let file = pack.data_len() + pack.index_len();
             let rate = mib(best.bytes) / best.times.total().as_secs_f64();

@@ -1,44 +1,33 @@
 //! Options of the benchmark.
 
-use volt_benches::Result;
-use volt_benches::command_line::Parts;
-use volt_benches::memory_options::{self, MemoryOptions};
+use clap::{Parser, ValueEnum};
+use volt_benches::command_line::Only;
+use volt_benches::memory_options::MemoryOptions;
 
-const ABOUT: &str = "\
-Measures packed memory: its size and the time to decode a chunk, by chunk size and codec; the speed of
-packing, beside the codec alone on the same cores; and the cost of a large memory's index. The best of 5
-rounds counts, or of --rounds.
+/// The usual number of rounds.
+pub const ROUNDS: usize = 5;
 
-cargo bench -p volt-benches --bench pack [-- OPTION...]
-
-  --only LIST       of chunks, packing, index, checksums (default all)
-";
-
-/// See [`help`].
-#[derive(Debug)]
+/// Measures packed memory.
+///
+/// It measures the size and the time to decode a chunk, by chunk size and codec; the speed of packing, beside the
+/// codec alone on the same cores; and the cost of a large memory's index. The best of 5 rounds counts, or of
+/// --rounds.
+#[derive(Debug, Parser)]
+#[command(name = "pack", bin_name = "cargo bench -p volt-benches --bench pack --")]
+#[command(after_help = "Run it on an idle machine.")]
 pub struct Options {
+    #[command(flatten)]
     pub of_memory: MemoryOptions,
-    pub only: Parts,
+
+    #[command(flatten)]
+    pub only: Only<Part>,
 }
 
-/// Text of `--help`.
-pub fn help() -> String {
-    format!("{ABOUT}{}", memory_options::HELP)
-}
-
-impl Options {
-    /// From the command line; nothing if help was asked for.
-    ///
-    /// # Errors
-    /// An option that does not exist, or a value that makes no sense.
-    pub fn parse(arguments: impl Iterator<Item = String>) -> Result<Option<Self>> {
-        let mut only = Parts::all(&["chunks", "packing", "index", "checksums"]);
-        let of_memory = MemoryOptions::parse(arguments, &help(), 5, &mut |option, value| {
-            if option == "--only" {
-                only.choose(&value()?)?;
-            }
-            Ok(option == "--only")
-        })?;
-        Ok(of_memory.map(|of_memory| Self { of_memory, only }))
-    }
+/// Parts of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    Chunks,
+    Packing,
+    Index,
+    Checksums,
 }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use volt_benches::guest_memory::{Memory, nameless};
 use volt_benches::memory_options::MemoryOptions;
+
+use crate::options::ROUNDS;
 use volt_benches::scratch::Scratch;
 use volt_benches::stats::{mib, micros};
 use volt_benches::table::Table;
@@ -31,11 +33,14 @@ pub fn packing(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
         "share",
     ]);
     for compression in [Compression::Lz4, Compression::Zstd { level: 3 }] {
-        for &chunk_len in options.chunks.iter().filter(|len| [32 << 10, 64 << 10, 128 << 10].contains(*len)) {
+        for chunk_len in options.chunk_lens() {
+            if ![32 << 10, 64 << 10, 128 << 10].contains(&chunk_len) {
+                continue;
+            }
             let chunks: Vec<_> = memory.chunks(chunk_len as usize).map(|(_, chunk)| chunk).collect();
             let bytes = chunks.iter().map(|chunk| chunk.len() as u64).sum();
             let (mut ours, mut bare, mut written) = (Duration::MAX, Duration::MAX, Duration::MAX);
-            for _ in 0..options.rounds {
+            for _ in 0..options.rounds(ROUNDS) {
                 let start = Instant::now();
                 let pack = memory.pack(&Packing { chunk_len, ..Packing::new(compression) })?;
                 ours = ours.min(start.elapsed());

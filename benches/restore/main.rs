@@ -1,4 +1,4 @@
-//! How long a restore takes, beside its floor. See [`options::HELP`].
+//! How long a restore takes, beside its floor. See [`Options`].
 //!
 //! `subject` makes the snapshots, `digest` turns one into what the floor (`programs/floor.c`) takes,
 //! `whole`, `devices`, `library` and `resident` measure, `report` writes it down.
@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use options::Options;
+use options::{Options, Part};
 use report::Report;
 use subject::Subject;
 use volt_benches::scratch::Scratch;
@@ -29,7 +29,7 @@ use volt_benches::{Result, built, command_line, host, process, programs, snapsho
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 fn main() -> ExitCode {
-    command_line::run("restore", options::HELP, Options::parse, run)
+    command_line::run(run)
 }
 
 fn run(options: &Options) -> Result<()> {
@@ -45,24 +45,24 @@ fn run(options: &Options) -> Result<()> {
     if options.realtime {
         process::go_first()?;
     }
-    let mut report = Report::new(options, host::load());
-    if options.only.have("whole") {
+    let mut report = Report::new(host::load());
+    if options.only.has(&Part::Whole) {
         let mib = options.memory_mib.iter().copied().min().unwrap_or(128);
         let qemu = if options.qemu_runs > 0 { qemu(&scratch, mib) } else { None };
         eprintln!("measuring the whole process");
         let qemu = qemu.as_ref().map(|saved| (options.qemu_runs, mib, saved));
         report.whole(&whole::measure(&subjects, &volt_vmm, &scratch, options.runs, qemu, pause)?);
     }
-    if options.only.have("devices") {
+    if options.only.has(&Part::Devices) {
         eprintln!("measuring what devices cost");
         report.devices(&devices::measure(&volt_vmm, &scratch, options.runs, pause)?);
     }
-    if options.only.have("library") {
+    if options.only.has(&Part::Library) {
         eprintln!("measuring the library");
         let (totals, details) = library::measure(&subjects, options.runs, pause)?;
         report.library(&totals, &details);
     }
-    if options.only.have("resident") {
+    if options.only.has(&Part::Resident) {
         let floor = scratch.program("floor", programs::FLOOR)?;
         let volt = |subject: &Subject| {
             let mut command = Command::new(&volt_vmm);

@@ -1,11 +1,9 @@
 //! Results, on standard output and in `docs/benchmarks.md`.
 
-use volt_benches::Result;
 use volt_benches::chart::Chart;
 use volt_benches::document::{Document, circumstances};
 use volt_benches::table::Table;
-
-use crate::options::Options;
+use volt_benches::{Result, command_line};
 
 const DOCUMENT: &str = "docs/benchmarks.md";
 
@@ -40,9 +38,9 @@ pub struct Report(Document);
 
 impl Report {
     /// Begins with the circumstances.
-    pub fn new(options: &Options, load: f64) -> Self {
+    pub fn new(load: f64) -> Self {
         let mut document = Document::after(PREFACE);
-        document.say(&format!("## Restore\n\n{}", circumstances("restore", &options.line, load)));
+        document.say(&format!("## Restore\n\n{}", circumstances("restore", &command_line::given(), load)));
         Self(document)
     }
 
