@@ -30,8 +30,8 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// Measures snapshots, restores, forks and rewinds of running guests.
 ///
-/// It measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, the time of a
-/// rewind, and the time to a restored VM's answer, by kind of memory.
+/// It measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, the time of
+/// a rewind, and the time to a restored VM's answer, by kind of memory.
 #[derive(Debug, Parser)]
 #[command(name = "memory", bin_name = "cargo bench -p volt-benches --bench memory --")]
 struct Options {
@@ -50,8 +50,8 @@ struct Options {
     #[command(flatten)]
     only: Only<Part>,
 
-    /// Guest memory for response: the memory.snap of a snapshot (default: of a Linux guest that ran Python and
-    /// a build, which scripts/memory-image.sh makes)
+    /// Guest memory for response: the memory.snap of a snapshot (default: of a Linux guest that ran Python
+    /// and a build, which scripts/memory-image.sh makes)
     #[arg(long, value_name = "FILE")]
     memory: Option<PathBuf>,
 

@@ -19,7 +19,7 @@ pub mod virtio_slots;
 
 use bus::BusDevice;
 
-/// A device on a bus. A device without state to save does not compile.
+/// A device on a bus. A device does not compile until it says which state it saves, if any.
 pub trait Device: BusDevice + PersistBlob + std::fmt::Debug {
     /// AML that describes the device to the guest, for `\_SB`. Empty for a device that the guest finds in
     /// another way.

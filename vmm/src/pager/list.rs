@@ -32,8 +32,11 @@ pub fn list(ranges: &[Range<u64>]) -> io::Result<File> {
 pub fn listed(file: &File, memory: u64) -> Result<Vec<Range<u64>>, String> {
     let failed = |error: io::Error| format!("the list of pages cannot be read: {error}");
     let metadata = file.metadata().map_err(failed)?;
-    if !metadata.is_file() || metadata.len() > page_ranges::longest(memory) {
-        return Err(format!("the list of pages has an invalid length, {} bytes", metadata.len()));
+    if !metadata.is_file() {
+        return Err("the list of pages is not a regular file".to_owned());
+    }
+    if metadata.len() > page_ranges::longest(memory) {
+        return Err(format!("the list of pages is too long, {} bytes", metadata.len()));
     }
     let impossible = || "the list names pages that there are not, or names one twice".to_owned();
     let (len, mut step, mut ranges) = (metadata.len(), vec![0; STEP], Vec::new());
@@ -72,7 +75,7 @@ mod tests {
         file.set_len(page_ranges::longest(MEMORY)).unwrap();
         assert!(refused(&file).contains("names pages that there are not"), "{}", refused(&file));
         file.set_len(page_ranges::longest(MEMORY) + 8).unwrap();
-        assert!(refused(&file).contains("invalid length"), "{}", refused(&file));
+        assert!(refused(&file).contains("too long"), "{}", refused(&file));
     }
 
     #[test]
@@ -88,6 +91,6 @@ mod tests {
         cut.set_len(12).unwrap();
         assert!(refused(&cut).contains("the list names pages"));
         let null = File::open("/dev/null").unwrap();
-        assert!(refused(&null).contains("invalid length"));
+        assert!(refused(&null).contains("not a regular file"));
     }
 }

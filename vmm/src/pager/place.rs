@@ -25,7 +25,7 @@ const LONGEST_PATH: usize = 107;
 const LOCK: &str = ".lock";
 /// Prefix of the name of a group's directory.
 const GROUP: &str = "group-";
-/// Attempts to make a directory that other pagers remove at the same time.
+/// Attempts to make a directory that another process removes at the same time.
 const ATTEMPTS: u32 = 16;
 
 /// The socket and the lock of the pager of one pack.
@@ -109,7 +109,7 @@ impl PagerPlace {
     }
 
     /// Claims the place until the result is dropped. Returns `None` if another process has it. Makes the
-    /// group's directory again if another pager removed it.
+    /// group's directory again if another process removed it.
     ///
     /// # Errors
     /// The host refuses a file for the lock.
@@ -148,10 +148,8 @@ impl PagerPlace {
         }
     }
 
-    /// Removes sockets and locks that killed pagers of any group left, and directories of groups that become
-    /// empty by that. A directory that was empty before stays: it may belong to a starting pager, or be
-    /// mounted in a jail, where it would vanish. A starting pager keeps its place, because its lock keeps its
-    /// directory.
+    /// Removes sockets and locks that killed pagers of any group left. Directories of groups stay, even empty
+    /// ones: a jail may have mounted one, and a mounted directory that is removed takes no file any more.
     pub fn remove_abandoned(&self) {
         self.remove_abandoned_in(&self.root);
         let Ok(entries) = fs::read_dir(&self.root) else { return };
@@ -161,18 +159,13 @@ impl PagerPlace {
             if !is_group || !is_private(&directory).unwrap_or(false) {
                 continue;
             }
-            let removed = self.remove_abandoned_in(&directory);
-            if removed && directory != self.directory && fs::remove_dir(&directory).is_ok() {
-                log::info!("removed {}, which no pager uses", directory.display());
-            }
+            self.remove_abandoned_in(&directory);
         }
     }
 
-    /// Removes abandoned sockets and locks in one directory, and returns whether there were any. A place that
-    /// cannot be claimed is in use.
-    fn remove_abandoned_in(&self, directory: &Path) -> bool {
-        let Ok(entries) = fs::read_dir(directory) else { return false };
-        let mut removed = false;
+    /// Removes abandoned sockets and locks in one directory. A place that cannot be claimed is in use.
+    fn remove_abandoned_in(&self, directory: &Path) {
+        let Ok(entries) = fs::read_dir(directory) else { return };
         let is_own = |name: &str| directory == self.directory && name == self.name;
         let names = entries.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
@@ -183,15 +176,11 @@ impl PagerPlace {
         for name in names.collect::<BTreeSet<_>>() {
             let place = Self { root: self.root.clone(), directory: directory.to_owned(), name };
             match place.claim_in_directory() {
-                Ok(Some(_)) => {
-                    log::info!("removed {}, which a killed pager left", place.socket().display());
-                    removed = true;
-                }
+                Ok(Some(_)) => log::info!("removed {}, which a killed pager left", place.socket().display()),
                 Ok(None) => {}
                 Err(error) => log::debug!("{} stays: {error}", place.socket().display()),
             }
         }
-        removed
     }
 }
 
@@ -245,7 +234,7 @@ fn private(directory: &Path) -> Result<()> {
     };
     let mut checked = make_and_check();
     for _ in 0..ATTEMPTS {
-        // Another pager removed the empty directory between the two calls, or its parent is missing.
+        // Another process removed the directory between the two calls, or its parent is missing.
         if !matches!(&checked, Err(source) if source.kind() == io::ErrorKind::NotFound) {
             break;
         }
@@ -280,12 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn clean_up_removes_only_directories_that_it_empties() {
-        let (root, place) = groups("emptied");
+    fn clean_up_removes_files_of_killed_pagers_and_keeps_directories() {
+        let (root, place) = groups("cleaned");
         let (starting, cleaning) = (place(Some("a")), place(Some("b")));
-        // The directory is empty until the lock is in it.
-        cleaning.remove_abandoned();
-        assert!(starting.directory.exists() && cleaning.directory.exists());
         let claim = starting.claim().unwrap().unwrap();
         cleaning.remove_abandoned();
         assert!(starting.is_claimed() && starting.lock_path().exists());
@@ -295,12 +281,12 @@ mod tests {
             fs::write(path, "").unwrap();
         }
         place(None).remove_abandoned();
-        assert!(!starting.directory.exists());
+        assert_eq!(fs::read_dir(&starting.directory).unwrap().count(), 0);
         fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
-    fn pager_claims_its_place_after_another_removed_its_directory() {
+    fn pager_claims_its_place_after_its_directory_was_removed() {
         let (root, place) = groups("removed");
         let starting = place(Some("a"));
         fs::remove_dir(&starting.directory).unwrap();

@@ -338,9 +338,6 @@ impl<'s> Server<'s> {
             return Err(format!("{len} bytes at {start:#x} cannot be memory over a base of {memory}"));
         }
         let fd = beside.filter(is_userfaultfd).ok_or("no userfaultfd was given")?;
-        if has_events(&fd).map_err(|error| format!("its userfaultfd cannot be examined: {error}"))? {
-            return Err("its userfaultfd reports other events than page faults".to_owned());
-        }
         // A read of it must never block.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
@@ -357,6 +354,10 @@ impl<'s> Server<'s> {
         // Refuses a range that cannot be woken. Checked before the service starts: the VM must not be told of
         // both.
         userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))?;
+        // A userfaultfd that can wake has agreed on its features, which never change from then on.
+        if has_events(&userfault).map_err(|error| format!("its userfaultfd cannot be examined: {error}"))? {
+            return Err("its userfaultfd reports other events than page faults".to_owned());
+        }
         // The VM may have several vCPUs. The service's first thread starts a second one while the restore
         // continues, before it can take a waiting fault.
         service.expect_several();
@@ -484,10 +485,10 @@ fn is_userfaultfd(fd: &OwnedFd) -> bool {
 /// Whether a userfaultfd reports forks, or moved, removed or unmapped memory. Reading a fork event makes a
 /// descriptor in this process, and the other process waits until each event is read (`userfaultfd_ctx_read`
 /// of fs/userfaultfd.c).
-fn has_events(fd: &OwnedFd) -> io::Result<bool> {
+fn has_events(userfault: &Userfault) -> io::Result<bool> {
     /// `UFFD_FEATURE_EVENT_FORK`, `_REMAP`, `_REMOVE` and `_UNMAP`.
     const EVENTS: u64 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6;
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", userfault.as_fd().as_raw_fd()))?;
     // The line is "API:", then the version, the enabled features and the kernel's features, separated by
     // colons.
     let features = info.lines().find_map(|line| line.strip_prefix("API:")?.trim().split(':').nth(1));

@@ -41,7 +41,7 @@ impl LentVm {
     pub fn run(self, beside: impl FnOnce(&Arc<Vm>) + Send) -> Result<Ending> {
         let Self { vm, first_vcpu } = self;
         thread::scope(|scope| {
-            let idle_watcher = threads::spawn_scoped(scope, "session", || {
+            let session = threads::spawn_scoped(scope, "session", || {
                 vm.prefetch();
                 thread::sleep(GUEST_FIRST);
                 vm.hold_files();
@@ -51,7 +51,7 @@ impl LentVm {
                 vcpu.run();
             }
             let ending = vm.wait_ending();
-            idle_watcher.join().unwrap_or_else(|panic| resume_unwind(panic));
+            session.join().unwrap_or_else(|panic| resume_unwind(panic));
             ending
         })
     }

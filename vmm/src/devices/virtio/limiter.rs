@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::devices::{Bucket, RateLimit};
 
-/// Longest wait, 146 years. It keeps every product below within 128 bits.
+/// Longest wait, and longest time that earns tokens: 146 years. It keeps every product below within 128 bits.
 const FOR_EVER: u64 = 1 << 62;
 const NANOS_PER_MILLI: u128 = 1_000_000;
 

@@ -94,8 +94,8 @@ impl VirtQueue {
         Chain::walk(GuestAddress(self.ring.desc_table()), size, head, memory).map(Some)
     }
 
-    /// Takes the next chain for a device that has disabled notifications. Enables them if there is none: the
-    /// driver notifies the device of the next chain.
+    /// Takes the next chain. Enables notifications if there is none, so that the driver notifies the device
+    /// of the next one. A device that expects several chains disables notifications first.
     ///
     /// # Errors
     /// As [`VirtQueue::pop`].

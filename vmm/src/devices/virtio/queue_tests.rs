@@ -109,16 +109,31 @@ fn more_chains_than_the_queue_has_entries_break_it() {
     assert!(queue.pop(ram.guest()).unwrap().is_some());
 }
 
+#[test]
+fn next_chain_enables_notifications_only_if_there_is_no_chain() {
+    let (ram, mut queue) = queue_at(RINGS);
+    let set = |at, bytes: &[u8]| ram.guest().write_slice(bytes, GuestAddress(at)).unwrap();
+    let notifies = || ram.guest().read_obj::<u16>(GuestAddress(RINGS[2])).unwrap() == 0;
+    set(RINGS[0], &descriptor(BUFFER * CHUNK, 24, 0));
+    set(RINGS[1] + 2, &1_u16.to_le_bytes());
+    queue.disable_notifications(ram.guest()).unwrap();
+    assert!(queue.next_chain(ram.guest()).unwrap().is_some() && !notifies());
+    assert!(queue.next_chain(ram.guest()).unwrap().is_none() && notifies());
+    set(RINGS[1] + 2, &2_u16.to_le_bytes());
+    assert!(queue.next_chain(ram.guest()).unwrap().is_some());
+}
+
 type Call = fn(&mut VirtQueue, &GuestMemory) -> Result<(), DeviceFailed>;
 
 /// A process may hold many VMs, so none of these calls may end in a signal.
 #[test]
-fn ring_in_a_chunk_that_cannot_be_had_is_an_error_of_every_call() {
-    let calls: [(&str, Call); 6] = [
+fn ring_in_an_unavailable_chunk_is_an_error_of_every_call() {
+    let calls: [(&str, Call); 7] = [
         ("pop", |queue, memory| queue.pop(memory).map(drop)),
         ("put", |queue, memory| queue.put(memory, 0, 0)),
         ("put_together", |queue, memory| queue.put_together(memory, &[(0, 0), (1, 0)])),
         ("wants_interrupt", |queue, memory| queue.wants_interrupt(memory).map(drop)),
+        ("next_chain", |queue, memory| queue.next_chain(memory).map(drop)),
         ("disable_notifications", |queue, memory| queue.disable_notifications(memory)),
         ("enable_notifications", |queue, memory| queue.enable_notifications(memory).map(drop)),
     ];

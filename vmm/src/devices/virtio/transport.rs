@@ -319,7 +319,7 @@ impl Transport {
             _ => {
                 let Some(ring) = self.queue_to_set_up() else { return };
                 match offset {
-                    // An impossible size selects the largest. The rings then lie elsewhere than the driver
+                    // An impossible size changes nothing. The rings then lie elsewhere than the driver
                     // thinks.
                     reg::QUEUE_NUM => ring.set_size(u16::try_from(value).unwrap_or(0)),
                     reg::QUEUE_READY => ring.set_ready(true),
@@ -376,7 +376,7 @@ impl Transport {
         }
     }
 
-    /// Resets the selected queue for its driver.
+    /// Takes the selected queue out of use, as its driver asks. Its addresses and positions stay.
     fn close_queue(&mut self) {
         let worked = self.worker.is_some();
         self.halt();

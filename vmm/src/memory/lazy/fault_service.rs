@@ -15,8 +15,8 @@
 //!
 //! The first fault is an exception: a restore with one vCPU would wait for the second thread and not use it.
 //! The second thread starts after that fault's answer. For a VM that can have several faults at a time, the
-//! first thread starts it before the VM runs ([`Service::expect_several`]); for the second VM, that VM's own
-//! thread does.
+//! first thread starts it before the VM runs ([`Service::expect_several`]). [`Service::add`] starts it for a
+//! second VM, and for a VM that comes while the first thread is busy.
 //!
 //! Another thread may read ahead ([`super::prefetch`]) into the same memfd. It wakes no waiter: a fault for a
 //! chunk that it fetched goes through one of these threads, which finds the chunk and wakes.

@@ -2,7 +2,7 @@
 //! pages (Documentation/admin-guide/mm/userfaultfd.rst). Only missing mode is used: a fault on a page that is
 //! in no page table and no file.
 //!
-//! The four calls and their structures are those of linux/userfaultfd.h. They need no crate.
+//! The calls and their structures are those of linux/userfaultfd.h. They need no crate.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -130,12 +130,12 @@ impl Userfault {
         Ok(Self { fd: from_device().or_else(|_| from_call())?, poisons: false })
     }
 
-    /// One that reports forks of its process, too.
+    /// One that reports unmapped memory of its process, too.
     #[cfg(test)]
-    pub(crate) fn reporting_forks() -> Answer<Self> {
-        const FEATURE_EVENT_FORK: u64 = 1 << 1;
+    pub(crate) fn reporting_unmapped_memory() -> Answer<Self> {
+        const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
         let fd = from_device().or_else(|_| from_call())?;
-        agree(&fd, FEATURE_EVENT_FORK)?;
+        agree(&fd, FEATURE_EVENT_UNMAP)?;
         Ok(Self { fd, poisons: false })
     }
 
