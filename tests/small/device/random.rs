@@ -32,5 +32,5 @@ fn device_state_without_its_configuration_is_refused() {
     snapshot.edit(|state| {
         state["config"]["devices"] = serde_json::json!({});
     });
-    snapshot.try_restore().refused(&["state of rng", "this machine has not"]);
+    snapshot.try_restore().refused(&["the state names rng", "this machine lacks"]);
 }
