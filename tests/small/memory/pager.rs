@@ -398,7 +398,7 @@ fn pager_directory_open_to_others_is_refused() {
     shared
         .snapshot
         .try_restore_as(&options)
-        .refused(&[directory.to_str().unwrap(), "that nobody else can enter"]);
+        .refused(&[directory.to_str().unwrap(), "that no other user can enter"]);
     let long = format!("/tmp/{}", "x".repeat(120));
     let outcome =
         shared.snapshot.try_restore_as(&["--pager", "shared", "--pager-dir", &long, "--pager-patience", "0"]);

@@ -156,7 +156,7 @@ fn hostile_pager_client_cannot_affect_others() {
         (vec!["rubbish".to_owned()], r#"{"Refused":"expected value"#),
         (vec!["x".repeat(4000)], r#"{"Refused":"expected value"#),
         (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 3"),
-        (vec![r#"{"Base":{"version":3,"memory_len":4096}}"#.to_owned()], "and not 4096"),
+        (vec![r#"{"Base":{"version":3,"memory_len":4096}}"#.to_owned()], ", not 4096"),
         (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no base was asked for"),
         (vec![r#""Complete""#.to_owned()], "gone"),
         (vec![r#""Prefetch""#.to_owned()], "gone"),

@@ -20,7 +20,7 @@ fn binary_for_everyone(scratch: &Scratch) -> std::path::PathBuf {
 #[test]
 fn boot_without_kvm_is_refused() {
     needs!(root);
-    let words = ["/dev/kvm", "there is none", "kvm_intel or kvm_amd"];
+    let words = ["/dev/kvm", "it is missing", "kvm_intel or kvm_amd"];
     Boot::small("hello").inside(&Namespace::WithoutKvm).outcome().refused(&words);
 }
 
@@ -45,7 +45,7 @@ fn restore_without_kvm_is_refused() {
     let mut command = Command::new(volt_tests::program::binary());
     command.arg("restore").arg(snapshot.directory());
     Namespace::WithoutKvm.apply(&mut command);
-    Outcome::of_command(&mut command).refused(&["/dev/kvm", "there is none"]);
+    Outcome::of_command(&mut command).refused(&["/dev/kvm", "it is missing"]);
 }
 
 #[test]
