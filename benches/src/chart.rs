@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chart_is_a_block_of_mermaid_with_its_legend_below() {
+    fn chart_is_a_mermaid_block_with_its_legend_below() {
         let mut chart = Chart::new("faults", ("KiB", vec!["4".into(), "8".into()]), "us");
         chart.line("lz4", vec![1.0, 2.5]);
         chart.line("zstd", vec![3.0, 10.0]);

@@ -14,7 +14,7 @@ pub fn shuffle<T>(order: &mut [T]) {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn all_of_it_is_there_in_another_order() {
+    fn shuffle_keeps_all_items() {
         let mut order: Vec<u32> = (0..1000).collect();
         super::shuffle(&mut order);
         assert!(!order.is_sorted());

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn milliseconds_keep_the_digits_that_mean_something() {
+    fn milliseconds_keep_significant_digits() {
         let texts = [1_234, 12_345, 123_456].map(|us| milliseconds(Duration::from_micros(us)));
         assert_eq!(texts, ["1.234", "12.3", "123"]);
         let times = (1..=100).map(Duration::from_millis).collect();

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_is_markdown_with_its_columns_aligned() {
+    fn table_is_markdown_with_aligned_columns() {
         let mut table = Table::new(&["step", "ms"]);
         table.row(["clock".to_owned(), "0.001".to_owned()]);
         table.row(["irq".to_owned()]);

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_gets_ends_of_its_own() {
+    fn clone_gets_its_own_ends() {
         let found =
             overrides("--disk id=root,layer=/l --net id=eth0,tap=tap3 --vsock cid=9,socket=/v --console /c")
                 .unwrap();

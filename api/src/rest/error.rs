@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_a_400_with_its_whole_chain() {
+    fn error_is_a_400_with_its_whole_chain() {
         let source = std::io::ErrorKind::NotFound.into();
         let fault = Fault::from(Error::File { act: "open kernel", name: "/k".into(), source });
         assert_eq!(fault.problem, "cannot open kernel /k: entity not found");

@@ -8,7 +8,7 @@ fn linux_boots_to_user_space_and_takes_orders() {
     let mut guest = Boot::linux().start();
     let uptime = guest.wait_until_ready();
     assert_eq!(guest.order("echo hello there"), ["hello there"]);
-    assert!(guest.order("uname")[0].starts_with("uname Linux 6.1."));
+    assert!(guest.order("uname")[0].starts_with("uname Linux 6."));
     println!("user space after {uptime} s");
 }
 
@@ -16,7 +16,7 @@ fn linux_boots_to_user_space_and_takes_orders() {
 fn kernel_prints_on_the_console() {
     needs!(linux);
     let mut guest = Boot::linux_loud().start();
-    guest.wait_for("Linux version 6.1.").wait_for("Hypervisor detected: KVM").wait_for("volt-init: ready");
+    guest.wait_for("Linux version 6.").wait_for("Hypervisor detected: KVM").wait_for("volt-init: ready");
 }
 
 #[test]

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_reaches_the_device_at_its_address_and_no_other() {
+    fn access_reaches_only_the_device_at_its_address() {
         let device = Arc::new(Mutex::new(Recorder::default()));
         let mut bus = Bus::default();
         bus.insert(0x60, 5, Arc::new(Mutex::new(Recorder::default())));

@@ -83,7 +83,7 @@ impl Backing {
 fn lay_over(ram: &GuestRam, OverlayPages { pages, file }: &OverlayPages) -> Result<()> {
     // A run in the middle of a mapping splits that in two.
     let mut left = MOST_MAPPINGS / 2;
-    for run in pages.runs() {
+    for run in pages.page_ranges() {
         if run.end - run.start >= WORTH_MAPPING && left > 0 {
             left -= 1;
             // A run may continue into the next region: their offsets are adjacent.

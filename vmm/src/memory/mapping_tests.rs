@@ -80,7 +80,7 @@ fn children_and_core_dumps_get_no_guest_memory() {
 /// If there are more runs than that, the last ones are copied. Otherwise a process that restores such a
 /// snapshot would run out of mappings.
 #[test]
-fn runs_of_pages_beyond_a_number_are_copied_and_not_mapped() {
+fn page_ranges_beyond_the_limit_are_copied_and_not_mapped() {
     let count = u64::from(MOST_MAPPINGS / 2) + 200;
     let ram = striped(count);
     let mappings = mappings_of(&ram).len();

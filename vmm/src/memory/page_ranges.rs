@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_comes_back_in_its_order() {
+    fn encoded_list_decodes_in_its_order() {
         let runs = [7 * PAGE..10 * PAGE, 99 * PAGE..100 * PAGE, 0..PAGE];
         let bytes: Vec<u8> = encode(&runs).collect();
         assert_eq!(bytes.len(), runs.len() * LEN);
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn they_name_pages_that_there_are_once_each() {
+    fn list_with_missing_or_repeated_pages_is_refused() {
         for runs in [[0..PAGE, 0..PAGE], [0..PAGE, 99 * PAGE..101 * PAGE], [PAGE..PAGE, 0..PAGE]] {
             let bytes: Vec<u8> = encode(&runs).collect();
             assert_eq!(decode(&bytes, MEMORY), None, "{runs:?}");

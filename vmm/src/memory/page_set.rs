@@ -188,7 +188,7 @@ impl PageSet {
     /// Whether all pages lie in the first `bytes` of RAM.
     #[must_use]
     pub fn is_within(&self, bytes: u64) -> bool {
-        self.runs().last().is_none_or(|run| run.end <= bytes)
+        self.page_ranges().last().is_none_or(|run| run.end <= bytes)
     }
 
     /// The union of both sets.
@@ -228,7 +228,7 @@ impl PageSet {
     }
 
     /// Disjoint ranges of offsets, in ascending order.
-    pub fn runs(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub fn page_ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut page = 0;
         std::iter::from_fn(move || {
             let start = self.next(page, true)?;
@@ -239,12 +239,12 @@ impl PageSet {
     }
 
     /// The same ranges in pieces of at most `most` bytes.
-    pub fn runs_of(&self, most: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+    pub fn page_ranges_up_to(&self, most: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let pieces = move |run: Range<u64>| {
             let end = run.end;
             run.step_by(most as usize).map(move |start| start..end.min(start + most))
         };
-        self.runs().flat_map(pieces)
+        self.page_ranges().flat_map(pieces)
     }
 
     /// The parts of a range of whole pages that are not in the set.
@@ -299,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(ranges in prop::collection::vec((0_u64..400, 1_u64..80), 0..12)) {
+        fn page_set_equals_a_model(ranges in prop::collection::vec((0_u64..400, 1_u64..80), 0..12)) {
             let mut set = PageSet::none(512 * PAGE);
             let mut model = BTreeSet::new();
             for (start, count) in ranges {
@@ -308,15 +308,16 @@ mod tests {
             }
             prop_assert_eq!(set.len(), model.len() as u64);
             prop_assert_eq!(set.is_empty(), model.is_empty());
-            let listed: Vec<u64> = set.runs().flat_map(|run| run.start / PAGE..run.end / PAGE).collect();
-            prop_assert_eq!(&listed, &model.iter().copied().collect::<Vec<_>>());
-            let pieces: Vec<_> = set.runs_of(3 * PAGE).collect();
-            prop_assert!(pieces.iter().all(|piece| piece.end - piece.start <= 3 * PAGE));
             let pages = |run: Range<u64>| run.start / PAGE..run.end / PAGE;
+            let listed: Vec<u64> = set.page_ranges().flat_map(pages).collect();
+            prop_assert_eq!(&listed, &model.iter().copied().collect::<Vec<_>>());
+            let pieces: Vec<_> = set.page_ranges_up_to(3 * PAGE).collect();
+            prop_assert!(pieces.iter().all(|piece| piece.end - piece.start <= 3 * PAGE));
             let in_pieces: Vec<u64> = pieces.into_iter().flat_map(pages).collect();
             prop_assert_eq!(&in_pieces, &listed);
             prop_assert!((0..512).all(|page| set.has(page * PAGE) == model.contains(&page)));
-            let apart = set.runs().zip(set.runs().skip(1)).all(|(one, next)| one.end < next.start);
+            let mut pairs = set.page_ranges().zip(set.page_ranges().skip(1));
+            let apart = pairs.all(|(one, next)| one.end < next.start);
             prop_assert!(apart);
             let gaps: Vec<u64> =
                 set.gaps(3 * PAGE..500 * PAGE).flat_map(|run| run.start / PAGE..run.end / PAGE).collect();
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_those_of_a_set_or_none() {
+    fn set_decodes_from_its_bytes_alone() {
         let memory = 100 * PAGE;
         let mut set = PageSet::none(memory);
         set.add(3 * PAGE..5 * PAGE);
@@ -345,9 +346,9 @@ mod tests {
 
     /// Compares ranges over leaves of all kinds with a model.
     #[test]
-    fn leaves_join_and_part() {
+    fn leaves_merge_and_split() {
         let (memory, leaf) = (4 * LEAF_BYTES, LEAF_BYTES);
-        let runs = |set: &PageSet| set.runs().collect::<Vec<_>>();
+        let runs = |set: &PageSet| set.page_ranges().collect::<Vec<_>>();
         let mut set = PageSet::none(memory);
         set.add(leaf - PAGE..3 * leaf + PAGE);
         assert_eq!(runs(&set), std::slice::from_ref(&(leaf - PAGE..3 * leaf + PAGE)));
@@ -372,10 +373,10 @@ mod tests {
     }
 
     #[test]
-    fn words_begin_where_their_region_does() {
+    fn words_start_at_their_region() {
         let mut set = PageSet::none(256 * PAGE);
         set.add_words(128 * PAGE, [1, 1 << 63]);
-        let runs: Vec<_> = set.runs().map(|run| run.start / PAGE..run.end / PAGE).collect();
+        let runs: Vec<_> = set.page_ranges().map(|run| run.start / PAGE..run.end / PAGE).collect();
         assert_eq!(runs, [128..129, 255..256]);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::mm::Advice;
 
 use crate::error::{Error, Result};
-use crate::memory::lazy::prefetch::{PrefetchProgress, Runs, ahead};
+use crate::memory::lazy::prefetch::{PageRanges, PrefetchProgress, ahead};
 use crate::memory::ram::GuestRam;
 
 /// Populates the page tables of these ranges, on another thread. Memory is mapped from files, and stays
@@ -15,7 +15,7 @@ use crate::memory::ram::GuestRam;
 ///
 /// # Errors
 /// The host gives no thread.
-pub fn populate(ram: &GuestRam, runs: &Runs) -> Result<Arc<PrefetchProgress>> {
+pub fn populate(ram: &GuestRam, runs: &PageRanges) -> Result<Arc<PrefetchProgress>> {
     let ram = ram.clone();
     ahead(runs, move |steps| steps.each(|range| map_in(&ram, range)))
 }

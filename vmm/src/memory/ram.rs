@@ -395,7 +395,7 @@ mod tests {
     use crate::memory::files::memfd::fresh;
 
     #[test]
-    fn memory_above_3_gib_goes_on_at_4_gib() {
+    fn memory_above_3_gib_continues_at_4_gib() {
         let ram = GuestRam::reserve(5 << 30).unwrap();
         let expected = [
             Region { gpa: 0, len: 3 << 30, offset: 0 },
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_the_host_can_map_is_an_error_that_says_how_much() {
+    fn memory_beyond_the_hosts_limit_is_refused_with_its_size() {
         let error = GuestRam::reserve(1 << 60).unwrap_err().to_string();
         assert!(error.starts_with("memory: 1099511627776 MiB asked for"), "{error}");
         let error = RamReservation::new(1 << 60).unwrap_err().to_string();

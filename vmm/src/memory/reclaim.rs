@@ -112,7 +112,7 @@ mod tests {
 
     /// A page written while it was shared would look like one that was never returned.
     #[test]
-    fn only_private_pages_are_remembered_as_given() {
+    fn only_private_pages_are_recorded_as_returned() {
         let ram = fresh();
         give_back(&ram, 0x10_0000, PAGE).unwrap();
         assert!(ram.given().is_empty());
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_memfd_gets_a_hole_and_the_next_snapshot_has_less() {
+    fn returned_page_of_a_shared_memfd_is_a_hole() {
         let ram = fresh();
         for page in 0..4 {
             write(&ram, 0x10_0000 + page * PAGE, 7);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clone_gets_the_bases_content_back_and_nobody_else_notices() {
+    fn returned_page_of_a_clone_shows_the_base_and_leaves_others_alone() {
         let first = fresh();
         write(&first, 0x5000, 7);
         let [one, other] = [clone_of(&first), clone_of(&first)];
@@ -146,7 +146,7 @@ mod tests {
             write(ram, 0x6000, 9);
         }
         let private = |ram: &GuestRam| -> Vec<_> {
-            private_pages(ram).unwrap().runs().map(|run| (run.start, run.end)).collect()
+            private_pages(ram).unwrap().page_ranges().map(|run| (run.start, run.end)).collect()
         };
         assert_eq!(private(&one), [(0x5000, 0x7000)]);
         give_back(&one, 0x5000, 2 * PAGE).unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn only_whole_pages_of_memory_are_given_back() {
+    fn only_whole_pages_of_ram_are_returned() {
         let ram = fresh();
         write(&ram, 0, 7);
         let problem = |gpa, len| crate::error::report(&give_back(&ram, gpa, len).unwrap_err());

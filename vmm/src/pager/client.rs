@@ -22,7 +22,7 @@ use super::place::PagerPlace;
 use crate::error::{Error, Result, report};
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::{Fetched, Paging};
-use crate::memory::lazy::prefetch::Runs;
+use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::range::AddressRange;
 use crate::sync::lock;
 use crate::threads;
@@ -129,7 +129,7 @@ impl Paging for Pager {
     }
 
     /// A later pager is asked, too.
-    fn prefetch(&self, runs: &Runs) -> Result<()> {
+    fn prefetch(&self, runs: &PageRanges) -> Result<()> {
         let failed = |source| Error::host("list pages for the pager", source);
         let list = list(runs).map_err(failed)?;
         let inner = &*self.0;
@@ -142,7 +142,7 @@ impl Paging for Pager {
     }
 
     /// Returns nothing for a stopped pager. The pager knows the list that this VM has named.
-    fn fetched(&self, _: Option<&Runs>) -> Option<Fetched> {
+    fn fetched(&self, _: Option<&PageRanges>) -> Option<Fetched> {
         let inner = &*self.0;
         let mut connection = lock(&inner.connection);
         let socket = connection.socket.clone()?;

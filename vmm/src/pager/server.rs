@@ -23,7 +23,7 @@ use crate::memory::files::memfd::fresh;
 use crate::memory::files::sealing::can_change;
 use crate::memory::lazy::fault_service::Service;
 use crate::memory::lazy::faults::{Fetched, Paging};
-use crate::memory::lazy::prefetch::Runs;
+use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::lazy::served_vm::ServedVm;
 use crate::memory::lazy::source::PageSource;
 use crate::memory::lazy::userfault::Userfault;
@@ -89,7 +89,7 @@ struct ConnectedVm {
     /// Its number in the service ([`Service::add`]).
     number: Option<u64>,
     /// The list of pages that it wants to be fetched ahead.
-    ahead: Arc<OnceLock<Runs>>,
+    ahead: Arc<OnceLock<PageRanges>>,
 }
 
 impl<'s> Server<'s> {
@@ -401,7 +401,7 @@ impl<'s> Server<'s> {
         let list = list.ok_or("no list of pages was given")?;
         let ahead = self.clients.get(&fd).map(|client| Arc::clone(&client.ahead)).unwrap_or_default();
         self.apart(fd, socket, Answer::NotPrefetched, move |service| {
-            let runs = listed(&list.into(), service.filler().len()).map(Runs::from);
+            let runs = listed(&list.into(), service.filler().len()).map(PageRanges::from);
             let begun = runs.and_then(|runs| {
                 let runs = ahead.get_or_init(|| runs);
                 service.prefetch(runs).map_err(|error| report(&error))

@@ -20,7 +20,7 @@ use crate::memory::files::sealing::read_only;
 use crate::memory::lazy::faults::Faults;
 use crate::memory::lazy::faults::{Fetched, Paging};
 use crate::memory::lazy::filler::Window;
-use crate::memory::lazy::prefetch::Runs;
+use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::lazy::served_vm::{ServedVm, zero};
 use crate::memory::prefault::map_in;
 use crate::memory::ram::GuestRam;
@@ -111,11 +111,11 @@ impl Paging for FloorPager {
     }
 
     /// Does nothing: a prefetch would hide the faults to measure.
-    fn prefetch(&self, _: &Runs) -> Result<()> {
+    fn prefetch(&self, _: &PageRanges) -> Result<()> {
         Ok(())
     }
 
-    fn fetched(&self, _: Option<&Runs>) -> Option<Fetched> {
+    fn fetched(&self, _: Option<&PageRanges>) -> Option<Fetched> {
         None
     }
 }

@@ -80,7 +80,7 @@ fn populated(subject: &ReplaySubject) -> Result<PreparedMemory> {
     subject.read()?;
     PreparedMemory::timed(|| {
         let ram = subject.map(subject.memory.base()?)?;
-        subject.set.runs().iter().try_for_each(|run| map_in(&ram, run.clone()))?;
+        subject.set.page_ranges().iter().try_for_each(|run| map_in(&ram, run.clone()))?;
         Ok(ram)
     })
 }
@@ -120,7 +120,7 @@ fn on_touch(subject: &ReplaySubject) -> Result<PreparedMemory> {
 
 /// Unpacks packed memory on touch, while a prefetch fills the working set ahead.
 fn filled_ahead(subject: &ReplaySubject) -> Result<PreparedMemory> {
-    let runs = subject.runs_of_base();
+    let runs = subject.page_ranges_of_base();
     PreparedMemory::timed(|| {
         let service = service(subject)?;
         let ram = subject.map_lazy(Arc::clone(&service) as _)?;

@@ -10,7 +10,7 @@ use crate::memory::PAGE;
 use crate::memory::backing::Backing;
 use crate::memory::base::OverlayPages;
 use crate::memory::lazy::faults::Paging;
-use crate::memory::lazy::prefetch::Runs;
+use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::ram::GuestRam;
 use crate::snapshot::format::pack::{Decoder, Pack};
 use crate::snapshot::opened::grant::Grants;
@@ -47,7 +47,7 @@ impl ReplaySubject {
 
     /// Returns the offsets of the pages to touch, in their order.
     pub fn pages(&self) -> impl Iterator<Item = u64> {
-        self.set.runs().iter().flat_map(|run| run.clone().step_by(PAGE as usize))
+        self.set.page_ranges().iter().flat_map(|run| run.clone().step_by(PAGE as usize))
     }
 
     /// Returns the pages to touch that the base has.
@@ -66,8 +66,8 @@ impl ReplaySubject {
 
     /// Returns the ranges of the base to prefetch. A page of the diff hides the base's page, which is never
     /// touched.
-    pub fn runs_of_base(&self) -> Runs {
-        self.set.runs_without(self.over.as_ref().map(|over| &*over.pages))
+    pub fn page_ranges_of_base(&self) -> PageRanges {
+        self.set.page_ranges_without(self.over.as_ref().map(|over| &*over.pages))
     }
 
     /// Returns the chunks of a pack with the base's pages, in their order. A chunk may appear more than once.

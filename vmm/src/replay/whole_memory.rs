@@ -20,7 +20,7 @@ pub fn read_whole(len: u64, base: &File, over: Option<&OverlayPages>) -> Result<
         ram.copy_from(range, base).map_err(failed)?;
     }
     if let Some(over) = over {
-        over.pages.runs().try_for_each(|run| ram.copy_from(run, &over.file)).map_err(failed)?;
+        over.pages.page_ranges().try_for_each(|run| ram.copy_from(run, &over.file)).map_err(failed)?;
     }
     Ok(ram)
 }

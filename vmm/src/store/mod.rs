@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_splits_into_a_store_and_a_name_and_back() {
+    fn path_splits_into_store_and_name() {
         for path in ["/a/b", "b", "x/y/b", "/b"] {
             let (store, name) = Store::split(Path::new(path)).unwrap();
             assert_eq!(name, "b");
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_leave_the_store() {
+    fn name_cannot_leave_the_store() {
         let store = Store::open("/s").unwrap();
         for name in ["../x", "a/b", "", ".", "..", "/etc"] {
             assert!(store.path_of(name).is_err(), "{name:?}");

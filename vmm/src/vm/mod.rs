@@ -111,7 +111,7 @@ impl Vm {
     pub fn resume(&self) -> Result<()> {
         self.machine.resume()?;
         if let Some(recording) = &self.recording {
-            recording.notes().runs();
+            recording.notes().guest_started();
         }
         Ok(())
     }

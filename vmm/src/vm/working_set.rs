@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result, report};
-use crate::memory::lazy::prefetch::{PrefetchProgress, Runs};
+use crate::memory::lazy::prefetch::{PageRanges, PrefetchProgress};
 use crate::memory::prefault::populate;
 use crate::snapshot::RecordingSummary;
 use crate::snapshot::format::working_set::Plan;
@@ -21,7 +21,7 @@ pub(crate) enum PrefetchState {
     /// Under way for this VM alone.
     Begun(Arc<PrefetchProgress>),
     /// These ranges are under way or were read, for all VMs over the same base.
-    Shared(Runs),
+    Shared(PageRanges),
 }
 
 impl Vm {
@@ -43,10 +43,10 @@ impl Vm {
         });
         if let Some(faults) = ram.faults() {
             // Pages under a diff's pages are never read, so they are left out.
-            let runs = set.runs_without(over.as_deref());
+            let runs = set.page_ranges_without(over.as_deref());
             return faults.paging().prefetch(&runs).map(|()| PrefetchState::Shared(runs));
         }
-        let progress = populate(&ram, set.runs())?;
+        let progress = populate(&ram, set.page_ranges())?;
         let at_end = Arc::clone(&progress);
         control.at_end(move || at_end.stop());
         Ok(PrefetchState::Begun(progress))

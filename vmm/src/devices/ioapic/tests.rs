@@ -32,7 +32,7 @@ fn pulse(registers: &mut IoApicRegisters, pin: u32) -> Option<MsiMessage> {
 }
 
 #[test]
-fn after_a_reset_all_pins_are_masked() {
+fn reset_masks_all_pins() {
     let mut registers = IoApicRegisters::default();
     assert_eq!(read(&mut registers, 0), 0);
     assert_eq!(read(&mut registers, 1), 0x0017_0020, "24 pins, and a version with an EOI register");
@@ -44,7 +44,7 @@ fn after_a_reset_all_pins_are_masked() {
 }
 
 #[test]
-fn registers_hold_what_they_can() {
+fn registers_keep_their_writable_bits() {
     let mut registers = IoApicRegisters::default();
     write(&mut registers, 0, 0xffff_ffff);
     assert_eq!([read(&mut registers, 0), read(&mut registers, 2)], [0x0f00_0000; 2], "id and arbitration id");
@@ -67,7 +67,7 @@ fn registers_hold_what_they_can() {
 }
 
 #[test]
-fn an_edge_becomes_a_message() {
+fn edge_becomes_a_message() {
     let mut registers = IoApicRegisters::default();
     for (entry, destination, address, data) in [
         (0x31, 0, 0xfee0_0000, 0x4031),
@@ -90,7 +90,7 @@ fn an_edge_becomes_a_message() {
 }
 
 #[test]
-fn an_edge_at_a_masked_pin_is_lost() {
+fn edge_at_a_masked_pin_is_lost() {
     let mut registers = IoApicRegisters::default();
     for entry in [0x31, 0x31 | LEVEL] {
         write(&mut registers, low(5), entry | MASKED);
@@ -102,7 +102,7 @@ fn an_edge_at_a_masked_pin_is_lost() {
 }
 
 #[test]
-fn an_edge_triggered_pin_waits_for_nothing() {
+fn edge_triggered_pin_waits_for_no_end() {
     let mut registers = IoApicRegisters::default();
     write(&mut registers, low(5), 0x31);
     for _ in 0..3 {
@@ -115,7 +115,7 @@ fn an_edge_triggered_pin_waits_for_nothing() {
 type End = fn(&mut IoApicRegisters);
 
 #[test]
-fn a_level_triggered_pin_waits_for_the_end() {
+fn level_triggered_pin_waits_for_the_end() {
     let mut registers = IoApicRegisters::default();
     let message = |data| MsiMessage { address: 0xfee0_0000, data };
     write(&mut registers, low(5), 0x31 | LEVEL);
@@ -142,7 +142,7 @@ fn a_level_triggered_pin_waits_for_the_end() {
 }
 
 #[test]
-fn a_message_that_nobody_took_is_waited_for_by_nobody() {
+fn pin_does_not_wait_for_the_end_of_an_undelivered_message() {
     let mut registers = IoApicRegisters::default();
     write(&mut registers, low(5), 0x31 | LEVEL);
     assert_eq!(registers.message(5), registers.message(5));
@@ -150,7 +150,7 @@ fn a_message_that_nobody_took_is_waited_for_by_nobody() {
 }
 
 #[test]
-fn a_state_with_bits_that_cannot_be_is_made_one_that_can() {
+fn restore_clears_impossible_bits() {
     let pins = vec![u64::MAX; IO_APIC_PINS];
     let state = serde_json::json!({ "select": 255, "id": 255, "pins": pins });
     let mut registers = IoApicRegisters::default();
@@ -189,7 +189,7 @@ proptest! {
     /// For any values that a guest writes: a level-triggered pin sends one of two edges, another pin sends
     /// both. A saved and restored IOAPIC equals the original, except that no pin waits.
     #[test]
-    fn saved_and_restored_it_goes_on_as_it_was(acts in prop::collection::vec(act(), 0..200)) {
+    fn restored_ioapic_behaves_as_the_original(acts in prop::collection::vec(act(), 0..200)) {
         let mut registers = IoApicRegisters::default();
         for act in acts {
             match act {

@@ -45,7 +45,7 @@ fn greet(driver: &mut Driver, client: &mut UnixStream) {
 }
 
 #[test]
-fn it_goes_both_ways() {
+fn console_carries_data_both_ways() {
     for features in [!EVENT_IDX, !0] {
         let config = config("both");
         let mut driver = Driver::with_features(VirtioConsole::open(&config).unwrap(), features);
@@ -62,7 +62,7 @@ fn it_goes_both_ways() {
 }
 
 #[test]
-fn what_was_said_to_nobody_is_kept_for_the_first() {
+fn output_without_a_client_is_kept_for_the_first() {
     let config = config("kept");
     let mut driver = guest(&config);
     driver.ask(TRANSMIT, &[Part::Out(b"booting\n")]);
@@ -75,7 +75,7 @@ fn what_was_said_to_nobody_is_kept_for_the_first() {
 }
 
 #[test]
-fn of_much_the_last_is_kept() {
+fn last_output_is_kept_if_there_is_too_much() {
     let config = config("last");
     let mut driver = guest(&config);
     for letter in b'a'..=b'z' {
@@ -108,7 +108,7 @@ fn input_waits_until_the_guest_has_a_buffer() {
 }
 
 #[test]
-fn a_second_client_is_sent_away() {
+fn second_client_is_closed() {
     let config = config("second");
     let mut driver = guest(&config);
     let mut first = client(&config.socket);
@@ -118,7 +118,7 @@ fn a_second_client_is_sent_away() {
 }
 
 #[test]
-fn a_client_that_goes_away_makes_room_for_the_next() {
+fn client_may_follow_one_that_left() {
     let config = config("leave");
     let mut driver = guest(&config);
     // Clients leave while the guest has no buffers, while it has some, and with unread input.
@@ -142,7 +142,7 @@ fn a_client_that_goes_away_makes_room_for_the_next() {
 }
 
 #[test]
-fn nothing_wakes_it_that_it_can_do_nothing_about() {
+fn device_sleeps_while_it_can_do_nothing() {
     let config = config("idle");
     let ram = GuestRam::reserve(MEMORY).unwrap();
     Backing::Fresh.map(&ram).unwrap();
@@ -162,7 +162,7 @@ fn nothing_wakes_it_that_it_can_do_nothing_about() {
 }
 
 #[test]
-fn a_client_that_says_no_more_still_hears() {
+fn client_that_shut_down_sending_still_receives() {
     let config = config("mute");
     let mut driver = guest(&config);
     let mut client = client(&config.socket);
@@ -174,7 +174,7 @@ fn a_client_that_says_no_more_still_hears() {
 }
 
 #[test]
-fn a_client_that_never_reads_does_not_hold_the_guest_up() {
+fn client_that_never_reads_does_not_stop_the_guest() {
     let config = config("deaf");
     let mut driver = guest(&config);
     let mut deaf = client(&config.socket);
@@ -195,7 +195,7 @@ fn a_client_that_never_reads_does_not_hold_the_guest_up() {
 }
 
 #[test]
-fn it_goes_on_in_another_process() {
+fn console_resumes_in_another_process() {
     let (before, after) = (config("before"), config("after"));
     let mut driver = guest(&before);
     let mut old = client(&before.socket);
@@ -214,7 +214,7 @@ fn it_goes_on_in_another_process() {
 }
 
 #[test]
-fn a_socket_in_use_is_an_error_that_names_it() {
+fn socket_in_use_is_refused_by_its_path() {
     let config = config("used");
     let _first = VirtioConsole::open(&config).unwrap();
     let error = crate::error::report(&VirtioConsole::open(&config).unwrap_err());

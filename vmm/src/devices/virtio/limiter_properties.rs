@@ -89,7 +89,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_more_is_admitted_than_size_and_burst_and_rate(of in bucket(), requests in vec(request(), 1..100)) {
+    fn admitted_requests_stay_within_size_burst_and_rate(of in bucket(), requests in vec(request(), 1..100)) {
         let (mut limiter, mut ledger) = (limiter(of), Ledger { of, entries: Vec::new() });
         let mut now = Instant::now();
         for request in requests {
@@ -104,7 +104,7 @@ proptest! {
 
     /// Neither a nanosecond later nor one earlier.
     #[test]
-    fn it_says_the_first_moment_at_which_it_admits(of in bucket(), requests in vec(request(), 1..50)) {
+    fn refused_request_gets_the_first_moment_of_admission(of in bucket(), requests in vec(request(), 1..50)) {
         let mut limiter = limiter(of);
         let mut now = Instant::now();
         for request in requests {
@@ -120,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn who_always_asks_gets_the_rate(of in bucket(), requests in vec(request(), 1..100)) {
+    fn constant_requests_get_the_full_rate(of in bucket(), requests in vec(request(), 1..100)) {
         let (mut limiter, mut ledger) = (limiter(of), Ledger { of, entries: Vec::new() });
         let start = Instant::now();
         let mut now = start;
@@ -141,7 +141,7 @@ proptest! {
 
     /// For any request and any bucket, with a clock that jumps.
     #[test]
-    fn the_largest_numbers_do_no_harm(
+    fn largest_numbers_do_not_overflow(
         of in bucket(), ops in bucket(), requests in vec((edge(), any::<i64>(), any::<bool>()), 1..50)
     ) {
         let mut limiter = RateLimiter::new(&RateLimit { bandwidth: Some(of), ops: Some(ops) });

@@ -18,7 +18,7 @@ fn ops(bucket: Bucket) -> RateLimiter {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn a_year_of_single_tokens_drifts_by_none() {
+fn year_of_single_tokens_loses_none() {
     // Three in seven milliseconds: no token comes at a whole nanosecond.
     let mut limiter = ops(bucket(3, 7, 0));
     let start = Instant::now();
@@ -32,7 +32,7 @@ fn a_year_of_single_tokens_drifts_by_none() {
 }
 
 #[test]
-fn the_burst_comes_first_and_once() {
+fn burst_is_spent_first_and_once() {
     let mut limiter = bytes(bucket(100, 1000, 50));
     let start = Instant::now();
     limiter.admit(start, 150).unwrap();
@@ -42,7 +42,7 @@ fn the_burst_comes_first_and_once() {
 }
 
 #[test]
-fn what_is_larger_than_the_bucket_leaves_a_debt() {
+fn request_larger_than_the_bucket_leaves_a_debt() {
     let mut limiter = bytes(bucket(100, 1000, 0));
     let start = Instant::now();
     limiter.admit(start, 1).unwrap();
@@ -54,7 +54,7 @@ fn what_is_larger_than_the_bucket_leaves_a_debt() {
 }
 
 #[test]
-fn neither_bucket_is_charged_for_what_the_other_refuses() {
+fn request_refused_by_one_bucket_is_not_charged_to_the_other() {
     let limit = RateLimit { bandwidth: Some(bucket(1000, 1000, 0)), ops: Some(bucket(2, 1000, 0)) };
     let mut limiter = RateLimiter::new(&limit);
     let start = Instant::now();
@@ -66,7 +66,7 @@ fn neither_bucket_is_charged_for_what_the_other_refuses() {
 }
 
 #[test]
-fn no_limit_is_none_and_a_limit_can_be_changed() {
+fn empty_limit_admits_all_and_can_be_changed() {
     let none = RateLimit { bandwidth: Some(bucket(0, 100, 5)), ops: Some(bucket(100, 0, 5)) };
     let mut limiter = RateLimiter::new(&none);
     let now = Instant::now();

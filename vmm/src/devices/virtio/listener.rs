@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_left_behind_is_replaced_and_removed_in_the_end() {
+    fn stale_socket_is_replaced_and_removed_at_the_end() {
         let path = path("stale");
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_use_or_no_socket_is_an_error_and_stays() {
+    fn file_in_use_or_without_a_socket_is_refused_and_kept() {
         let path = path("used");
         let listener = Listener::open("listen at", &path.clone().into()).unwrap();
         let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
@@ -172,7 +172,7 @@ mod tests {
     /// A second listener could find the first one's socket bound and not yet listening, or remove a file that
     /// was stale and is now another's.
     #[test]
-    fn of_two_at_once_over_a_stale_socket_one_listens_and_can_be_reached() {
+    fn one_of_two_simultaneous_listeners_replaces_a_stale_socket() {
         let place = std::env::temp_dir().join(format!("volt-listeners-{}", std::process::id()));
         std::fs::create_dir(&place).unwrap();
         for round in 0..200 {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn another_name_of_a_socket_is_neither_replaced_nor_connected_to() {
+    fn hard_link_of_a_socket_is_neither_replaced_nor_connected() {
         let (own, daemons) = (path("own"), path("daemon"));
         let daemon = UnixListener::bind(&daemons).unwrap();
         daemon.set_nonblocking(true).unwrap();

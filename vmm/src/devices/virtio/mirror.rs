@@ -63,7 +63,7 @@ impl Mirror {
         let mut pages = private_pages(&self.ram).unwrap();
         data_ranges(&self.ram.base().file, end).unwrap().into_iter().for_each(|range| pages.add(range));
         let mut page = [0; PAGE as usize];
-        for at in pages.runs().flat_map(|run| run.step_by(PAGE as usize)).take_while(|at| *at < end) {
+        for at in pages.page_ranges().flat_map(|run| run.step_by(PAGE as usize)).take_while(|at| *at < end) {
             self.unmarked.read_slice(&mut page, GuestAddress(at)).unwrap();
             act(at as usize, &page);
         }
@@ -72,7 +72,7 @@ impl Mirror {
 
 #[test]
 #[should_panic(expected = "a write to 0x5000 that is not marked")]
-fn a_write_around_the_gate_is_noticed() {
+fn write_around_the_gate_is_noticed() {
     let ram = GuestRam::reserve(8 << 20).unwrap();
     crate::memory::backing::Backing::Fresh.map(&ram).unwrap();
     let mirror = Mirror::new(&ram);

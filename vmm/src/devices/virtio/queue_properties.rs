@@ -144,7 +144,7 @@ proptest! {
 
     /// For any size and start, and for saves at any time.
     #[test]
-    fn chains_come_and_go_in_the_order_in_which_they_were_offered(
+    fn chains_keep_the_order_in_which_they_were_offered(
         size in size(), start in start(), event_idx: bool, steps in vec(step(), 1..30)
     ) {
         let mut pair = Pair::new(size, start, event_idx);
@@ -190,7 +190,7 @@ proptest! {
     }
 
     #[test]
-    fn an_index_that_jumps_by_more_than_the_size_is_refused(
+    fn index_jump_beyond_the_size_is_refused(
         size in size(), start in start(), jump in prop_oneof![any::<u16>(), 0..300u16]
     ) {
         let mut pair = Pair::new(size, start, false);
@@ -207,7 +207,7 @@ proptest! {
     /// `vring_need_event` (virtio 1.2, section 2.7.10): interrupts if the driver's entry is among those put
     /// since the last check.
     #[test]
-    fn the_driver_hears_of_the_chain_that_it_named(
+    fn driver_is_interrupted_for_the_chain_that_it_named(
         size in size(), start in start(), batches in vec((0..600u16, any::<bool>(), -3..600i32), 1..5)
     ) {
         let mut pair = Pair::new(size, start, true);
@@ -239,7 +239,7 @@ proptest! {
     /// The device asks for a notification of the first chain that it has not taken, and learns at once of one
     /// that is available.
     #[test]
-    fn the_device_names_the_next_chain(size in size(), start in start(), offered in 0..600u16, popped: u16) {
+    fn device_asks_for_the_next_chain(size in size(), start in start(), offered in 0..600u16, popped: u16) {
         let mut pair = Pair::new(size, start, true);
         let offered = offered.min(size);
         let popped = popped % (offered + 1);

@@ -152,7 +152,7 @@ fn ring_in_an_unavailable_chunk_is_an_error_of_every_call() {
 }
 
 #[test]
-fn buffer_or_table_in_a_chunk_that_cannot_be_had_is_an_error_of_pop() {
+fn buffer_or_table_in_an_unavailable_chunk_is_an_error_of_pop() {
     let (start, write) = (DAMAGED * CHUNK, VRING_DESC_F_WRITE as u16);
     for (at, len, flags) in [
         (start, 1, 0),

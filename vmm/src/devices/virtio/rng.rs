@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_are_filled_with_what_was_not_there() {
+    fn buffers_are_filled_with_new_bytes() {
         let mut driver = Driver::new(Rng);
         let first = driver.ask(0, &[Part::In(64), Part::In(32)]);
         let second = driver.ask(0, &[Part::In(96)]);
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_cannot_fill_at_once_it_says() {
+    fn partly_filled_buffer_reports_its_length() {
         let mut driver = Driver::new(Rng);
         let used = driver.ask(0, &[Part::In(2 * MOST)]);
         assert_eq!(used.len as usize, MOST);
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_in_another_process() {
+    fn device_resumes_in_another_process() {
         let mut driver = Driver::new(Rng);
         driver.ask(0, &[Part::In(8)]);
         driver.move_to(Rng);

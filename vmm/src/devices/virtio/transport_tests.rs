@@ -7,7 +7,7 @@ use super::super::testing::{Driver, INDIRECT, MEMORY, NEXT, Part, WRITE};
 use super::*;
 
 #[test]
-fn a_driver_finds_out_what_it_has() {
+fn driver_reads_the_identity_of_its_device() {
     let mut driver = Driver::new(Rng);
     assert_eq!(driver.get(0x00), u32::from_le_bytes(*b"virt"));
     assert_eq!((driver.get(0x04), driver.get(0x08), driver.get(0x0c)), (2, 4, u32::from_le_bytes(*b"VOLT")));
@@ -23,7 +23,7 @@ fn a_driver_finds_out_what_it_has() {
 }
 
 #[test]
-fn features_that_were_not_offered_are_not_ok() {
+fn features_that_were_not_offered_are_refused() {
     let mut driver = Driver::new(Rng);
     for (half, bits) in [(0, 1), (1, 2), (1, 0)] {
         driver.set(0x70, 0);
@@ -38,7 +38,7 @@ fn features_that_were_not_offered_are_not_ok() {
 }
 
 #[test]
-fn an_interrupt_says_why_until_it_is_acknowledged() {
+fn interrupt_keeps_its_reason_until_it_is_acknowledged() {
     let mut driver = Driver::new(Rng);
     assert_eq!(driver.get(0x60), 0);
     driver.ask(0, &[Part::In(8)]);
@@ -49,7 +49,7 @@ fn an_interrupt_says_why_until_it_is_acknowledged() {
 }
 
 #[test]
-fn a_reset_device_is_as_new() {
+fn reset_device_equals_a_new_one() {
     let mut driver = Driver::new(Rng);
     driver.ask(0, &[Part::In(8)]);
     driver.set(0x70, 0);
@@ -60,7 +60,7 @@ fn a_reset_device_is_as_new() {
 }
 
 #[test]
-fn a_queue_that_is_taken_back_is_left_alone() {
+fn queue_taken_back_by_its_driver_is_not_touched() {
     let mut driver = Driver::new(Rng);
     driver.set(0x30, 0);
     driver.set(0x44, 0);
@@ -71,7 +71,7 @@ fn a_queue_that_is_taken_back_is_left_alone() {
 }
 
 #[test]
-fn an_indirect_table_is_followed_once() {
+fn indirect_table_is_followed_once() {
     let mut driver = Driver::new(Rng);
     let (table, buffer) = (driver.buffer(32), driver.buffer(64));
     let entry = |at: u64, len: u32, flags: u16| {
@@ -95,7 +95,7 @@ fn an_indirect_table_is_followed_once() {
 }
 
 #[test]
-fn a_chain_that_breaks_the_rules_stops_the_device_until_a_reset() {
+fn invalid_chain_stops_the_device_until_a_reset() {
     let mut driver = Driver::new(Rng);
     /// Address and length, flags, next.
     type Descriptor = ((u64, u32), u16, u16);
@@ -125,7 +125,7 @@ fn a_chain_that_breaks_the_rules_stops_the_device_until_a_reset() {
 }
 
 #[test]
-fn indices_that_jump_stop_it_and_a_head_that_is_not_there() {
+fn index_jump_and_invalid_head_stop_the_device() {
     let mut driver = Driver::new(Rng);
     driver.jump(0, 65);
     driver.set(0x50, 0);
@@ -136,7 +136,7 @@ fn indices_that_jump_stop_it_and_a_head_that_is_not_there() {
 }
 
 #[test]
-fn rings_outside_of_memory_stop_it() {
+fn rings_outside_memory_stop_the_device() {
     for (register, address) in
         [(0x80, MEMORY), (0x90, MEMORY - 16), (0xa0, u64::MAX - 3), (0x80, u64::MAX - 15)]
     {
@@ -156,7 +156,7 @@ fn rings_outside_of_memory_stop_it() {
 }
 
 #[test]
-fn registers_in_any_order_and_width_do_no_harm() {
+fn registers_accept_any_order_and_width() {
     let mut driver = Driver::new(Rng);
     for width in [1, 2, 3, 4, 8] {
         for offset in 0..0x120 {
@@ -172,7 +172,7 @@ fn registers_in_any_order_and_width_do_no_harm() {
 }
 
 #[test]
-fn a_saved_device_interrupts_again_and_answers_what_waited() {
+fn restored_device_interrupts_again_and_answers_waiting_chains() {
     let mut driver = Driver::with_features(Rng, !0);
     driver.ask(0, &[Part::In(8)]);
     driver.until("the interrupt", |driver| (driver.get(0x60) == 1).then_some(()));
@@ -185,7 +185,7 @@ fn a_saved_device_interrupts_again_and_answers_what_waited() {
 }
 
 #[test]
-fn a_broken_device_stays_broken_over_a_snapshot() {
+fn failed_device_stays_failed_over_a_snapshot() {
     let mut driver = Driver::new(Rng);
     driver.jump(0, 65);
     driver.set(0x50, 0);
@@ -195,7 +195,7 @@ fn a_broken_device_stays_broken_over_a_snapshot() {
 }
 
 #[test]
-fn a_table_may_have_as_many_descriptors_as_the_queue_and_no_more() {
+fn table_with_more_descriptors_than_the_queue_is_refused() {
     let mut driver = Driver::new(Rng);
     let (table, buffer) = (driver.buffer(16 * 65), driver.buffer(65 * 8));
     for count in [64_u64, 65] {
@@ -229,7 +229,7 @@ fn stand_by(driver: &mut Driver) -> Option<Watch> {
 }
 
 #[test]
-fn an_idle_device_answers_what_waited_and_has_a_thread_only_when_it_is_woken() {
+fn idle_device_answers_waiting_chains_and_gets_its_thread_when_woken() {
     let mut driver = Driver::new(Rng);
     driver.ask(0, &[Part::In(8)]);
     driver.transport.halt();
@@ -248,7 +248,7 @@ fn an_idle_device_answers_what_waited_and_has_a_thread_only_when_it_is_woken() {
 }
 
 #[test]
-fn an_idle_device_is_saved_and_reset_as_any_other() {
+fn idle_device_is_saved_and_reset_like_a_running_one() {
     let mut driver = Driver::new(Rng);
     driver.transport.halt();
     stand_by(&mut driver).expect("it is idle");

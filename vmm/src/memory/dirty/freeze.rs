@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_the_base_and_what_is_written_stays_out_of_it() {
+    fn later_writes_stay_out_of_the_frozen_base() {
         let ram = fresh();
         let word = |at| ram.guest().read_obj::<u64>(GuestAddress(at)).unwrap();
         ram.guest().write_obj(7_u64, GuestAddress(0x5000)).unwrap();
@@ -120,7 +120,7 @@ mod tests {
         ram.guest().write_obj(8_u64, GuestAddress(0x5000)).unwrap();
         ram.guest().write_obj(9_u64, GuestAddress(SIZE - 8)).unwrap();
         assert_eq!((word(0x5000), word_of_base(&ram, 0x5000), word(SIZE - 8)), (8, 7, 9));
-        let private: Vec<_> = private_pages(&ram).unwrap().runs().collect();
+        let private: Vec<_> = private_pages(&ram).unwrap().page_ranges().collect();
         assert_eq!(private, [0x5000..0x6000, SIZE - PAGE..SIZE]);
         let written = rustix::io::pwrite(&ram.base().file, b"x", 0);
         assert_eq!(written, Err(Errno::PERM), "the base is sealed");
@@ -130,7 +130,7 @@ mod tests {
 
     /// Pins pages of the memory, as a transfer does.
     #[test]
-    fn a_base_that_somebody_can_write_to_is_an_error_until_nobody_can() {
+    fn writable_base_is_refused_until_it_is_closed() {
         let (ram, other) = (fresh(), GuestRam::reserve(SIZE).unwrap());
         map(&other, 0..SIZE, &ram.base().file, MapFlags::SHARED).unwrap();
         for _ in 0..2 {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_a_snapshot_is_no_memory_to_be_sealed() {
+    fn snapshot_file_is_not_sealed() {
         let of_tmpfs = rustix::fs::memfd_create("tmpfs", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         seal(&of_tmpfs.into()).unwrap();
         seal(&File::open("/proc/self/exe").unwrap()).unwrap();
@@ -151,7 +151,7 @@ mod tests {
 
     /// Threads write during the freeze, each to its own words, and no write is lost.
     #[test]
-    fn no_write_is_lost_to_a_freeze() {
+    fn freeze_loses_no_write() {
         let (ram, stop) = (fresh(), AtomicBool::new(false));
         let last = thread::scope(|scope| {
             let writers = [0, 1].map(|number| {

@@ -48,7 +48,7 @@ fn without_zeros(ram: &GuestRam, pages: &PageSet, laid_over: &PageSet) -> io::Re
     holes.add(at..ram.len());
     let mut others = PageSet::none(ram.len());
     let mut content = [0; PAGE as usize];
-    for page in pages.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+    for page in pages.page_ranges().flat_map(|run| run.step_by(PAGE as usize)) {
         let maybe = holes.has(page) && !laid_over.has(page);
         if !maybe || !ram.read_page(page, &mut content)?.iter().all(|byte| *byte == 0) {
             others.add(page..page + PAGE);
@@ -105,7 +105,7 @@ mod tests {
     use crate::memory::backing::Backing;
 
     #[test]
-    fn finds_what_the_base_holds_and_what_a_clone_wrote() {
+    fn scan_finds_pages_of_the_base_and_of_the_clone() {
         let ram = GuestRam::reserve(8 << 20).unwrap();
         Backing::Fresh.map(&ram).unwrap();
         let data = |ram: &GuestRam| data_ranges(&ram.base().file, ram.len()).unwrap();
@@ -124,7 +124,7 @@ mod tests {
         for at in [0x10_1000, 0x10_2000, 0x70_0000] {
             clone.guest().write_obj(1u8, GuestAddress(at)).unwrap();
         }
-        let private: Vec<_> = private_pages(&clone).unwrap().runs().collect();
+        let private: Vec<_> = private_pages(&clone).unwrap().page_ranges().collect();
         assert_eq!(private, vec![0x10_1000..0x10_3000, 0x70_0000..0x70_1000]);
     }
 }

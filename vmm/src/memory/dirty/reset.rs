@@ -20,10 +20,10 @@ const MANY: u64 = (64 << 20) / PAGE;
 pub fn reset(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Result<()> {
     let copy = |pages: &PageSet, from: &_| {
         let failed = |source| Error::host("read guest memory to put it back", source);
-        pages.runs().try_for_each(|run| ram.copy_from(run, from)).map_err(failed)
+        pages.page_ranges().try_for_each(|run| ram.copy_from(run, from)).map_err(failed)
     };
     if let Some(presence) = presence(ram.guest()) {
-        ram.given().runs().for_each(|run| presence.forget_given_back(run));
+        ram.given().page_ranges().for_each(|run| presence.forget_given_back(run));
     }
     ram.forget_given();
     let mut of_base = pages.clone();
@@ -38,7 +38,7 @@ pub fn reset(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Re
         return copy(&of_base, &ram.base().file);
     }
     let failed = |errno: rustix::io::Errno| Error::host("drop guest memory to put it back", errno);
-    of_base.runs().try_for_each(|run| drop_private(ram, run)).map_err(failed)
+    of_base.page_ranges().try_for_each(|run| drop_private(ram, run)).map_err(failed)
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn what_was_written_is_what_it_was(
+        fn rewind_restores_written_pages(
             diff in prop::collection::vec((0_u64..300, 1_u64..40), 0..6),
             written in prop::collection::vec((0_u64..300, 1_u64..40), 0..6),
         ) {
@@ -86,7 +86,7 @@ mod tests {
             };
             let over = OverlayPages { pages: Arc::new(set(&diff)), file: filled(len, 2) };
             let (ram, written) = (ram(len, Some(&over)), set(&written));
-            for at in written.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+            for at in written.page_ranges().flat_map(|run| run.step_by(PAGE as usize)) {
                 ram.guest().write_obj(3_u64, GuestAddress(at)).unwrap();
             }
             reset(&ram, &written, Some(&over)).unwrap();
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn many_pages_are_given_back_to_the_host() {
+    fn rewind_of_many_pages_returns_them_to_the_host() {
         let len = 2 * MANY * PAGE;
         let ram = ram(len, None);
         (0..len)
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_guest_had_given_back_matters_again() {
+    fn rewind_restores_pages_that_the_guest_had_returned() {
         let ram = ram(1 << 20, None);
         crate::memory::reclaim::give_back(&ram, 0x4000, 2 * PAGE).unwrap();
         assert!(ram.given().has(0x4000) && ram.given().len() == 2);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_that_is_gone_is_an_error() {
+    fn missing_base_fails_the_rewind() {
         let ram = ram(1 << 20, None);
         let mut one = PageSet::none(ram.len());
         one.add(PAGE..2 * PAGE);

@@ -339,7 +339,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
-    fn whoever_runs_from_it_is_told_before_anyone_can_write() {
+    fn subscriber_is_told_before_another_process_can_write() {
         let held = Held::new("told");
         let lease = held.hold();
         let (listener, told) = listen(&lease);
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_before_it_was_held_is_noticed() {
+    fn change_before_the_lease_is_noticed() {
         let held = Held::new("changed");
         std::fs::write(&held.path, "longer than it was").unwrap();
         let lease = held.hold();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_held_is_left_alone() {
+    fn file_that_cannot_be_leased_is_used_without_a_lease() {
         let held = Held::new("written");
         let _writer = File::options().write(true).open(&held.path).unwrap();
         let lease = held.hold();
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_let_go_can_be_written() {
+    fn released_file_can_be_written() {
         let held = Held::new("let-go");
         let lease = held.hold();
         held.wait_until_held(1);
@@ -391,7 +391,7 @@ mod tests {
 
     /// As for a VM and its fork, which share a descriptor.
     #[test]
-    fn who_lets_go_does_not_let_go_for_another() {
+    fn release_keeps_the_lease_of_another_holder() {
         let held = Held::new("two");
         let leases = [held.hold(), held.hold()];
         held.wait_until_held(2);

@@ -79,7 +79,7 @@ mod tests {
     use crate::memory::files::memfd::fresh;
 
     #[test]
-    fn what_is_sealed_is_only_read_whoever_opens_it() {
+    fn sealed_memory_opens_for_reading_only() {
         let file = fresh(8192).unwrap();
         file.write_all_at(b"before", 0).unwrap();
         assert!(can_change(&file).unwrap());
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_a_disk_is_left_as_it_is() {
+    fn file_on_a_disk_is_not_sealed() {
         let file = File::open("/proc/self/exe").unwrap();
         seal(&file).unwrap();
         assert!(!can_change(&file).unwrap());

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_the_data_and_the_holes() {
+    fn copy_has_the_data_and_the_holes() {
         let [from, to] = files();
         from.set_len(64 << 20).unwrap();
         from.write_all_at(b"near the start", 8192).unwrap();
@@ -160,12 +160,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_takes_its_holes_along_and_nothing_beside_it() {
+    fn copied_range_includes_its_holes_and_nothing_else() {
         takes_a_stretch_along();
     }
 
     #[test]
-    fn a_stretch_is_copied_where_no_hole_can_be_punched() {
+    fn range_is_copied_if_no_hole_can_be_punched() {
         apart(|| {
             refuse_calls(&[libc::SYS_fallocate], libc::EOPNOTSUPP);
             assert!(!punches(&files()[0]).unwrap());

@@ -36,7 +36,7 @@ use rustix::io::Errno;
 use super::faults::Faults;
 use super::filler::{ChunkTools, FillReason, Filler};
 use super::prefetch;
-use super::prefetch::{PrefetchProgress, Runs};
+use super::prefetch::{PageRanges, PrefetchProgress};
 use super::served_vm::{ServedVm, zero};
 use super::source::{Chunk, PageSource};
 use crate::error::{Error, Result, report};
@@ -58,7 +58,7 @@ pub struct Service {
     /// The base as VMs map it.
     base: Arc<File>,
     /// Ranges that are read ahead, or were.
-    ahead: Mutex<Vec<(Runs, Arc<PrefetchProgress>)>>,
+    ahead: Mutex<Vec<(PageRanges, Arc<PrefetchProgress>)>>,
 }
 
 struct ServiceState {
@@ -254,7 +254,7 @@ impl Paging for Service {
         self.remove(number);
     }
 
-    fn bring(&self, number: u64, range: Range<u64>) -> Result<bool> {
+    fn fetch(&self, number: u64, range: Range<u64>) -> Result<bool> {
         let Some(served) = lock(&self.shared.served).get(&number).cloned() else { return Ok(false) };
         let chunk_len = self.shared.filler.chunk_len();
         let mut tools = self.shared.filler.tools(FillReason::Touched);
@@ -272,7 +272,7 @@ impl Paging for Service {
     }
 
     /// Reads a list ahead once for all VMs that name it. Diffs over one base have lists of their own.
-    fn prefetch(&self, runs: &Runs) -> Result<()> {
+    fn prefetch(&self, runs: &PageRanges) -> Result<()> {
         let mut ahead = lock(&self.ahead);
         if ahead.iter().any(|(known, _)| known == runs) {
             return Ok(());
@@ -298,7 +298,7 @@ impl Paging for Service {
         Ok(())
     }
 
-    fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched> {
+    fn fetched(&self, ahead: Option<&PageRanges>) -> Option<Fetched> {
         let filler = &self.shared.filler;
         let lists = lock(&self.ahead);
         let list = ahead.and_then(|runs| lists.iter().find(|(known, _)| known == runs));
@@ -379,7 +379,7 @@ impl ServiceState {
             let is_mine = rustix::io::read(&self.work, &mut count).is_ok();
             let fault = if is_mine { lock(&self.backlog).pop_front() } else { None };
             if let Some((served, chunk)) = fault {
-                self.bring(&served, chunk, tools.get_or_insert_with(made));
+                self.fetch(&served, chunk, tools.get_or_insert_with(made));
             }
             return;
         }
@@ -420,12 +420,12 @@ impl ServiceState {
             lock(&self.backlog).extend(others.iter().map(|chunk| (Arc::clone(served), *chunk)));
             let _ = rustix::io::write(&self.work, &(others.len() as u64).to_ne_bytes());
         }
-        first.into_iter().for_each(|chunk| self.bring(served, chunk, tools));
+        first.into_iter().for_each(|chunk| self.fetch(served, chunk, tools));
         Ok(())
     }
 
     /// Puts a chunk in place, and wakes all faults that wait for it by then.
-    fn bring(&self, served: &Arc<ServedVm>, chunk: u64, tools: &mut ChunkTools<'_>) {
+    fn fetch(&self, served: &Arc<ServedVm>, chunk: u64, tools: &mut ChunkTools<'_>) {
         if let Some(touched) = &self.touched {
             touched(self.filler.range(chunk).start);
         }

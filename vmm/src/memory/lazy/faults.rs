@@ -24,7 +24,7 @@ use super::userfault::Userfault;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::memory::lazy::known_pages::KnownPages;
-use crate::memory::lazy::prefetch::{Reading, Runs};
+use crate::memory::lazy::prefetch::{PageRanges, Reading};
 use crate::memory::range::AddressRange;
 use crate::sync::lock;
 use crate::threads;
@@ -52,7 +52,7 @@ pub trait Paging: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A chunk is unavailable.
-    fn bring(&self, number: u64, range: Range<u64>) -> Result<bool> {
+    fn fetch(&self, number: u64, range: Range<u64>) -> Result<bool> {
         let (_, _) = (number, range);
         Ok(false)
     }
@@ -72,11 +72,11 @@ pub trait Paging: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// The service cannot.
-    fn prefetch(&self, runs: &Runs) -> Result<()>;
+    fn prefetch(&self, runs: &PageRanges) -> Result<()>;
 
     /// Chunks fetched for all VMs over the base, and the progress of this VM's list. Absent if the service
     /// does not tell.
-    fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched>;
+    fn fetched(&self, ahead: Option<&PageRanges>) -> Option<Fetched>;
 }
 
 /// Chunks in a base.
@@ -226,8 +226,8 @@ impl Faults {
     ///
     /// # Errors
     /// A part is unavailable.
-    pub fn bring(&self, range: Range<u64>) -> Result<bool> {
-        self.number.get().map_or(Ok(false), |number| self.paging.bring(*number, range))
+    pub fn fetch(&self, range: Range<u64>) -> Result<bool> {
+        self.number.get().map_or(Ok(false), |number| self.paging.fetch(*number, range))
     }
 
     /// Sets the act for unavailable memory, which runs once; at once if memory is unavailable already.
@@ -287,14 +287,14 @@ impl Faults {
             unsafe { rustix::mm::mprotect(at, (end - start) as usize, MprotectFlags::empty()) }
         };
         let pages = from / PAGE * PAGE..to;
-        for run in runs(pages.clone(), |page| self.there.is_given_back(page)) {
+        for run in page_ranges(pages.clone(), |page| self.there.is_given_back(page)) {
             for page in run.step_by(PAGE as usize) {
                 // It fails if another file is mapped there, whose pages are present.
                 let _ = self.userfault.zero(self.start + page, PAGE);
             }
         }
         let is_refused = |page| !self.there.has(page) && !self.there.is_given_back(page);
-        let all_but_spared = || runs(pages.clone(), is_refused).try_for_each(no_access);
+        let all_but_spared = || page_ranges(pages.clone(), is_refused).try_for_each(no_access);
         let poison = || self.userfault.poison(start, len);
         let refused = match self.refusal {
             // The last resort needs fewer mappings, in case these are short.
@@ -358,8 +358,8 @@ impl Faults {
     }
 }
 
-/// Runs of the pages in a range for which `is_one` returns true.
-fn runs(range: Range<u64>, is_one: impl Fn(u64) -> bool) -> impl Iterator<Item = Range<u64>> {
+/// Ranges of the pages for which `is_one` returns true.
+fn page_ranges(range: Range<u64>, is_one: impl Fn(u64) -> bool) -> impl Iterator<Item = Range<u64>> {
     let mut pages = range.step_by(PAGE as usize).filter(move |page| is_one(*page)).peekable();
     std::iter::from_fn(move || {
         let start = pages.next()?;

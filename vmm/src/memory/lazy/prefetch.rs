@@ -18,7 +18,7 @@ use crate::memory::PAGE;
 use crate::threads;
 
 /// Disjoint ranges of offsets, in whole pages.
-pub type Runs = Arc<[Range<u64>]>;
+pub type PageRanges = Arc<[Range<u64>]>;
 
 /// Bytes read at once. Mapping them in from the page cache takes 20 us. A thread that starts, and so changes
 /// the process's mappings, may have to wait for that.
@@ -46,7 +46,7 @@ pub struct PrefetchProgress {
 }
 
 impl PrefetchProgress {
-    fn of(runs: &Runs) -> Arc<Self> {
+    fn of(runs: &PageRanges) -> Arc<Self> {
         let of = runs.iter().map(|run| (run.end - run.start) / PAGE).sum();
         let (read, is_over, stops) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(Self { of, read, is_over, stops })
@@ -68,7 +68,7 @@ impl PrefetchProgress {
 
 /// The steps, for the thread that runs them.
 pub(crate) struct Steps {
-    runs: Runs,
+    runs: PageRanges,
     progress: Arc<PrefetchProgress>,
 }
 
@@ -98,7 +98,7 @@ impl Steps {
 /// # Errors
 /// The host gives no thread.
 pub(crate) fn ahead(
-    runs: &Runs,
+    runs: &PageRanges,
     work: impl FnOnce(&Steps) -> Result<()> + Send + 'static,
 ) -> Result<Arc<PrefetchProgress>> {
     let progress = PrefetchProgress::of(runs);

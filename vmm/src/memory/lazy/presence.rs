@@ -48,7 +48,7 @@ impl Presence {
     /// For a VM's memory, with the pages over its base.
     pub(crate) fn new(regions: &Arc<[Region]>, faults: &Arc<Faults>, over: Option<&PageSet>) -> Self {
         let there = Arc::clone(faults.there());
-        over.into_iter().flat_map(PageSet::runs).for_each(|run| there.note(run));
+        over.into_iter().flat_map(PageSet::page_ranges).for_each(|run| there.note(run));
         Self {
             regions: Arc::clone(regions),
             there,
@@ -106,7 +106,7 @@ impl Presence {
         }
         for _ in 0..ATTEMPTS {
             let given = self.there.given.load(Ordering::SeqCst);
-            if let Err(error) = self.bring(&faults, range.clone(), &mut populate) {
+            if let Err(error) = self.fetch_once(&faults, range.clone(), &mut populate) {
                 faults.fail(&report(&error));
                 return Err(Unavailable);
             }
@@ -126,13 +126,13 @@ impl Presence {
     /// touches pages in their order and waits for each. Only the pager may write to a base that processes
     /// share, so this process cannot fetch a chunk, and a message would be a round trip too. A chunk that
     /// another VM touched is in the base and costs none, unless it is zero.
-    fn bring(
+    fn fetch_once(
         &self,
         faults: &Faults,
         range: Range<u64>,
         populate: &mut impl FnMut(u64, u64) -> rustix::io::Result<()>,
     ) -> Result<()> {
-        if faults.bring(range.clone())? {
+        if faults.fetch(range.clone())? {
             return Ok(());
         }
         let (start, len) = (faults.start() + range.start, range.end - range.start);
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_a_forged_snapshot_claims_takes_no_memory_here() {
+    fn forged_memory_size_takes_no_memory() {
         let resident = || {
             let text = std::fs::read_to_string("/proc/self/statm").unwrap();
             text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * PAGE

@@ -132,7 +132,7 @@ fn sound() -> impl DoubleEndedIterator<Item = u64> {
 }
 
 #[test]
-fn every_page_is_what_the_source_says_and_fetched_once_for_all() {
+fn pages_equal_the_source_and_are_fetched_once() {
     let (source, service) = service(LEN);
     let vms = [vm(&service, None), vm(&service, None), vm(&service, None)];
     thread::scope(|scope| {
@@ -157,7 +157,7 @@ fn every_page_is_what_the_source_says_and_fetched_once_for_all() {
 }
 
 #[test]
-fn the_first_thing_that_is_done_to_a_page_may_be_a_write() {
+fn first_access_to_a_page_may_be_a_write() {
     let (_, service) = service(LEN);
     let ram = vm(&service, None);
     for at in sound() {
@@ -180,7 +180,7 @@ fn memory_above_3_gib_is_at_its_offset() {
 }
 
 #[test]
-fn given_back_a_page_is_the_source_s_again_touched_before_or_not() {
+fn returned_page_shows_the_source_again() {
     let (_, service) = service(LEN);
     let ram = vm(&service, None);
     for at in [0, CHUNK, 4 * CHUNK] {
@@ -204,17 +204,17 @@ fn given_back_a_page_is_the_source_s_again_touched_before_or_not() {
 }
 
 #[test]
-fn pages_that_lie_over_it_are_there_and_nothing_under_them_is_fetched() {
+fn overlay_pages_are_present_and_their_chunks_are_not_fetched() {
     let (source, service) = service(LEN);
     let copied = pages(&[3..5, 15..17, 100..101]);
     let mapped = pages(&[40..70, 120..200]);
     let all = copied.clone().and(&mapped);
     let file = fresh(LEN).unwrap();
-    for at in all.runs().flat_map(|run| run.step_by(8)) {
+    for at in all.page_ranges().flat_map(|run| run.step_by(8)) {
         rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
     }
     let ram = vm(&service, Some(OverlayPages { pages: Arc::new(all.clone()), file: Arc::new(file) }));
-    for at in all.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+    for at in all.page_ranges().flat_map(|run| run.step_by(PAGE as usize)) {
         assert_eq!(read(&ram, at), !at, "{at:#x}");
     }
     assert_eq!(source.reads.load(Ordering::SeqCst), 0);
@@ -234,7 +234,7 @@ fn whole(service: &Service) -> Result<()> {
 }
 
 #[test]
-fn what_is_read_of_the_base_after_a_freeze_is_all_there() {
+fn base_is_complete_after_a_freeze() {
     // Not damaged anywhere: it is too short for that.
     let len = DAMAGED * CHUNK;
     let (source, service) = service(len);
@@ -254,7 +254,7 @@ fn what_is_read_of_the_base_after_a_freeze_is_all_there() {
         data_ranges(&base, len).unwrap().iter().all(|data| data.clone().all(|at| !is_zero(at)));
     assert!(holes_are_zero);
     assert_eq!(
-        private_pages(&ram).unwrap().runs().collect::<Vec<_>>(),
+        private_pages(&ram).unwrap().page_ranges().collect::<Vec<_>>(),
         [0..PAGE, 2 * CHUNK..2 * CHUNK + PAGE]
     );
     // A second time nothing is fetched, and nobody can write to the base.
@@ -274,7 +274,7 @@ fn what_is_read_of_the_base_after_a_freeze_is_all_there() {
 }
 
 #[test]
-fn a_freeze_fails_where_a_chunk_is_damaged_and_the_vm_goes_on() {
+fn freeze_over_a_damaged_chunk_fails_and_the_vm_continues() {
     let (_, service) = service(LEN);
     let ram = vm(&service, None);
     let error = crate::error::report(&freeze(&ram).unwrap_err());
@@ -303,7 +303,7 @@ fn refusals() -> Vec<Refusal> {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_nobody_ever_sees_it() {
+fn unreadable_chunk_is_reported_and_never_seen() {
     for refusal in refusals() {
         let (_, service) = service(LEN);
         let (ram, other) = (refusing(&service, refusal), vm(&service, None));
@@ -335,7 +335,7 @@ fn what_cannot_be_read_is_told_and_nobody_ever_sees_it() {
 }
 
 #[test]
-fn who_waits_for_a_source_that_hangs_is_let_go_after_a_while() {
+fn fault_on_a_hanging_source_ends_after_its_limit() {
     for refusal in refusals() {
         let (source, service) = service(LEN);
         let ram = refusing(&service, refusal);
@@ -361,7 +361,7 @@ fn who_waits_for_a_source_that_hangs_is_let_go_after_a_while() {
 }
 
 #[test]
-fn a_message_that_was_read_and_forgotten_comes_again() {
+fn fault_message_that_was_read_and_forgotten_comes_again() {
     let (_, service) = service(LEN);
     // Registered with something that is not served.
     let ram = GuestRam::reserve(LEN).unwrap();
@@ -391,7 +391,7 @@ fn a_message_that_was_read_and_forgotten_comes_again() {
 /// The design rests on this: the kernel answers with zeros once the last descriptor is closed, and not
 /// before.
 #[test]
-fn a_userfaultfd_that_is_closed_is_pages_of_zeros_and_so_each_vm_keeps_its_own() {
+fn closed_userfaultfd_gives_zeros_so_each_vm_keeps_its_own() {
     let memfd = fresh(LEN).unwrap();
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let len = LEN as usize;

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_what_it_was_given() {
+    fn diff_has_its_pages() {
         let mut pages = PageSet::none(MEMORY);
         pages.add(PAGE..3 * PAGE);
         pages.add(299 * PAGE..300 * PAGE);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_byte_and_every_cut_is_noticed() {
+    fn flipped_byte_or_truncation_is_noticed() {
         let mut pages = PageSet::none(MEMORY);
         pages.add(5 * PAGE..9 * PAGE);
         let file = diff(&pages);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_for_one_base_and_within_memory() {
+    fn diff_of_another_base_or_beyond_memory_is_refused() {
         let mut pages = PageSet::none(MEMORY);
         pages.add(0..PAGE);
         let problem = read(&diff(&pages), MEMORY, 8).unwrap().unwrap_err();

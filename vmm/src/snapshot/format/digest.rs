@@ -92,7 +92,7 @@ mod tests {
     use crate::error::Error;
 
     #[test]
-    fn it_depends_on_content_and_place_alone() {
+    fn digest_depends_on_content_and_position_alone() {
         let page = |byte| [byte; PAGE as usize];
         let both = [page(1), page(2)].concat();
         assert_eq!(of_pages(0, &both), of_pages(0, &page(1)).wrapping_add(of_pages(PAGE, &page(2))));
@@ -103,7 +103,7 @@ mod tests {
 
     /// Several threads compute the digest of this source, which has holes and ends within a step.
     #[test]
-    fn of_a_source_it_is_that_of_its_pages() {
+    fn digest_of_a_source_is_that_of_its_pages() {
         let len = 41 * STEP + 5 * PAGE;
         let file = File::from(rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len(len).unwrap();

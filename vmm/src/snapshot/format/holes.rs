@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_byte_anywhere_is_not_zero() {
+    fn page_with_one_nonzero_byte_is_not_zero() {
         for len in [0, 1, 255, 256, 257, 511, 4096, 4097] {
             let mut bytes = vec![0; len];
             assert!(is_zero(&bytes), "{len} bytes");

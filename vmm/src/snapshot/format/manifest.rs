@@ -310,7 +310,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_one_named() {
+    fn checksum_is_crc_64_ecma_182() {
         assert_eq!(CRC.checksum(b"123456789"), 0x6c40_df5f_0b49_7347);
     }
 
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_noticed() {
+    fn flipped_bit_or_truncation_is_noticed() {
         let good = sealed(r#""version":1,"arch":"x86_64","rest":"of it"}"#);
         for byte in 0..good.len() {
             for bit in 0..8 {
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn mark_is_found_where_it_stands_last_and_nowhere_else() {
+    fn mark_is_found_only_at_the_end() {
         let digits = "0a".repeat(32);
         let file = sealed(&format!(r#""version":3,"x":[]{MARK}{digits}"}}"#));
         assert_eq!(marked(&file), Some((&br#""version":3,"x":[]"#[..], vec![10; 32])));

@@ -29,7 +29,7 @@ impl<'a> RawSource<'a> {
 
     /// Only `pages` of the file.
     pub fn pages(file: &'a File, pages: &PageSet, failed: &'a (dyn Fn(io::Error) -> Error + Sync)) -> Self {
-        Self { file, failed, populated: pages.runs().collect() }
+        Self { file, failed, populated: pages.page_ranges().collect() }
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use super::crc::CRC;
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-use crate::memory::lazy::prefetch::Runs;
+use crate::memory::lazy::prefetch::PageRanges;
 use crate::memory::page_ranges;
 use crate::memory::page_set::PageSet;
 use crate::partial;
@@ -40,7 +40,7 @@ const IMPOSSIBLE: &str = "names pages that there are not, or names one twice";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
     /// Disjoint ranges of offsets in the order of their first touch, none of them empty.
-    runs: Runs,
+    runs: PageRanges,
 }
 
 impl WorkingSet {
@@ -64,7 +64,7 @@ impl WorkingSet {
 
     /// Disjoint ranges of whole pages, in the order of their first touch.
     #[must_use]
-    pub fn runs(&self) -> &Runs {
+    pub fn page_ranges(&self) -> &PageRanges {
         &self.runs
     }
 
@@ -116,7 +116,7 @@ impl WorkingSet {
     /// The ranges without `pages`. If these would cut the ranges into more than [`MOST_CUTS`] pieces, as a
     /// forged list may, the rest stays whole: a set is advice.
     #[must_use]
-    pub fn runs_without(&self, pages: Option<&PageSet>) -> Runs {
+    pub fn page_ranges_without(&self, pages: Option<&PageSet>) -> PageRanges {
         let Some(pages) = pages else { return Arc::clone(&self.runs) };
         let (mut left, mut cuts) = (Vec::with_capacity(self.runs.len()), MOST_CUTS);
         for run in self.runs.iter() {
@@ -288,13 +288,13 @@ mod tests {
 
     #[test]
     fn pages_are_kept_in_the_order_of_their_first_touch() {
-        let runs: Vec<_> = set().runs().iter().map(|run| run.start / PAGE..run.end / PAGE).collect();
+        let runs: Vec<_> = set().page_ranges().iter().map(|run| run.start / PAGE..run.end / PAGE).collect();
         assert_eq!(runs, [7..10, 3..5, 99..100, 0..1]);
         assert_eq!(set().pages(), 7);
     }
 
     #[test]
-    fn what_is_kept_is_found_and_can_be_replaced() {
+    fn working_set_is_found_and_can_be_replaced() {
         let directory = std::env::temp_dir().join(format!("volt-working-set-{}", std::process::id()));
         fs::create_dir(&directory).unwrap();
         assert_eq!(WorkingSet::open(&directory, ID, MEMORY).unwrap(), None);
@@ -306,8 +306,11 @@ mod tests {
         let mut pages = PageSet::none(MEMORY);
         pages.add(8 * PAGE..9 * PAGE);
         pages.add(0..PAGE);
-        let left: Vec<_> =
-            set().runs_without(Some(&pages)).iter().map(|run| run.start / PAGE..run.end / PAGE).collect();
+        let left: Vec<_> = set()
+            .page_ranges_without(Some(&pages))
+            .iter()
+            .map(|run| run.start / PAGE..run.end / PAGE)
+            .collect();
         assert_eq!(left, [7..8, 9..10, 3..5, 99..100]);
         let error = WorkingSet::open(&directory, ID, MEMORY + PAGE).unwrap_err().to_string();
         assert!(error.contains("working-set") && error.contains("of another snapshot"), "{error}");
@@ -326,14 +329,14 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_cut_a_set_too_often_leave_the_rest_of_it_whole() {
+    fn pages_that_split_a_set_too_often_leave_the_rest_whole() {
         let cuts = MOST_CUTS as u64;
         let memory = (2 * cuts + 1000) * PAGE;
         let mut pages = PageSet::none(memory);
         let word = 0xaaaa_aaaa_aaaa_aaaa_u64.to_le_bytes();
         pages.add_bytes(0, &word.repeat((memory / PAGE / 64) as usize));
         let set = WorkingSet { runs: vec![0..memory - PAGE, memory - PAGE..memory].into() };
-        let runs = set.runs_without(Some(&pages));
+        let runs = set.page_ranges_without(Some(&pages));
         assert_eq!(runs.len(), MOST_CUTS + 2);
         assert!(runs[..MOST_CUTS].iter().all(|run| run.end - run.start == PAGE && !pages.has(run.start)));
         assert_eq!(runs[MOST_CUTS..], [2 * cuts * PAGE..memory - PAGE, memory - PAGE..memory]);
@@ -344,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_byte_and_every_cut_is_noticed() {
+    fn flipped_byte_or_truncation_is_noticed() {
         let bytes = set().encode(ID, MEMORY);
         for at in 0..bytes.len() {
             let mut other = bytes.clone();
@@ -360,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn it_names_pages_that_there_are_once_each() {
+    fn working_set_with_missing_or_repeated_pages_is_refused() {
         let bytes = WorkingSet { runs: vec![0..PAGE, 0..PAGE].into() }.encode(ID, MEMORY);
         assert!(decode(&bytes, ID).is_err());
     }

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn every_page_is_what_memory_has_in_any_order() {
+    fn composed_pages_equal_memory_in_any_order() {
         for (below, over) in bases()
             .into_iter()
             .map(|below| (below, None))
@@ -180,7 +180,7 @@ mod tests {
         {
             let mut expected = memory();
             if let Some(OverlayPages { pages, file }) = &over {
-                for run in pages.runs() {
+                for run in pages.page_ranges() {
                     file.read_exact_at(&mut expected[run.start as usize..run.end as usize], run.start)
                         .unwrap();
                 }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_an_error_each_time_and_no_other_page_s() {
+    fn unreadable_page_is_an_error_each_time_and_spares_others() {
         let mut bytes = packed(&TestMemory::of(memory()), &packing(BOTH[0], 64 << 10));
         bytes[70_000] ^= 1; // in the second chunk
         let below = BaseBelow::Packed(source_of(Arc::new(open(&bytes).unwrap())));

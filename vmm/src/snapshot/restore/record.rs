@@ -127,7 +127,7 @@ impl RecordingSummary {
             let hit_rate = if pages == 0 { 1.0 } else { hits as f64 / pages as f64 };
             WorkingSetHits { pages: named, hits, hit_rate, in_vain: named - hits }
         });
-        Self { marker, pages, bytes: pages * PAGE, runs: set.runs().len() as u64, before }
+        Self { marker, pages, bytes: pages * PAGE, runs: set.page_ranges().len() as u64, before }
     }
 }
 
@@ -188,7 +188,7 @@ impl TouchLog {
     }
 
     /// Starts the clock: the guest runs.
-    pub fn runs(&self) {
+    pub fn guest_started(&self) {
         lock(&self.inner).runs = true;
         self.changed.notify_all();
     }
@@ -297,7 +297,7 @@ mod tests {
     const MEMORY: u64 = 64 * PAGE;
 
     #[test]
-    fn markers_are_what_they_say() {
+    fn markers_are_parsed_and_others_refused() {
         for marker in [
             RecordUntil::Console,
             RecordUntil::Vsock,
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_as_good_as_what_it_foretold() {
+    fn hits_count_the_touched_pages_of_the_set() {
         let set = |pages: &[u64]| WorkingSet::of(MEMORY, pages.iter().map(|page| page * PAGE));
         let touched = set(&[5, 6, 9, 1]);
         let recorded =
@@ -325,13 +325,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_noted_after_the_end_and_nothing_kept_of_a_vm_that_has_ended() {
+    fn recording_ends_at_its_marker_and_is_dropped_with_its_vm() {
         let directory = std::env::temp_dir().join(format!("volt-recording-{}", std::process::id()));
         std::fs::create_dir(&directory).unwrap();
         let beside = WorkingSetFile::of(&directory, "7", MEMORY);
         let begin = |marker| Recording::begin(TouchLog::new(marker, MEMORY), Arc::clone(&beside)).unwrap();
         let recording = begin(RecordUntil::Console);
-        recording.notes().runs();
+        recording.notes().guest_started();
         recording.notes().touched(0);
         recording.notes().vm_ended();
         recording.notes().reached();
@@ -347,7 +347,7 @@ mod tests {
         recording.notes().vm_ended();
         assert_eq!(recording.finish().unwrap().pages, 3);
         let kept = WorkingSet::open(&directory, "7", MEMORY).unwrap().unwrap();
-        assert_eq!(kept.runs()[..], [3 * PAGE..4 * PAGE, 2 * PAGE..3 * PAGE, 5 * PAGE..6 * PAGE]);
+        assert_eq!(kept.page_ranges()[..], [3 * PAGE..4 * PAGE, 2 * PAGE..3 * PAGE, 5 * PAGE..6 * PAGE]);
         assert_eq!(beside.set().unwrap().as_deref(), Some(&kept));
         std::fs::remove_dir_all(&directory).unwrap();
     }

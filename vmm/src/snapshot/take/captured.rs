@@ -31,7 +31,7 @@ impl<'a> CapturedMemory<'a> {
     /// The host cannot tell where the base has data.
     pub fn new(captured: &'a Capture, len: u64) -> Result<Self> {
         let pages = populated(&captured.base, &captured.unneeded, &captured.pages, len)?;
-        Ok(Self { captured, populated: pages.runs().map(|run| run.start..run.end.min(len)).collect() })
+        Ok(Self { captured, populated: pages.page_ranges().map(|run| run.start..run.end.min(len)).collect() })
     }
 
     /// Completes the file of the captured pages to the whole memory. Pages of zeros stay holes. Calls `each`

@@ -123,7 +123,7 @@ impl SpaceOnDisk for DiskSpace<'_> {
 /// Counts the pages of a file that are all zeros.
 fn zeros(file: &File, pages: &PageSet) -> io::Result<u64> {
     let (mut found, mut buffer) = (0, vec![0; 1 << 20]);
-    for step in pages.runs_of(buffer.len() as u64) {
+    for step in pages.page_ranges_up_to(buffer.len() as u64) {
         let bytes = &mut buffer[..(step.end - step.start) as usize];
         file.read_exact_at(bytes, step.start)?;
         found += bytes.chunks(PAGE as usize).filter(|page| is_zero(page)).count() as u64;

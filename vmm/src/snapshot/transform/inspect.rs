@@ -104,7 +104,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
         Some(base) => {
             let len = metadata.memory_bytes;
             let (_, DiffPages { pages, .. }) = relative::open_pages(&path, &metadata, base)?;
-            found.add_ranges(["base", "diff"], pages.runs(), len);
+            found.add_ranges(["base", "diff"], pages.page_ranges(), len);
             memory_file(crate::snapshot::DIFF_FILE, &path.join(crate::snapshot::DIFF_FILE), None)?
         }
         None => of_whole(&path, &metadata, &mut found)?,
@@ -113,7 +113,7 @@ pub fn inspect(store: &Store, name: &str) -> Result<Inspection> {
     let working_set = set.map(|set| NamedPages {
         pages: set.pages(),
         bytes: set.pages() * PAGE,
-        runs: set.runs().len() as u64,
+        runs: set.page_ranges().len() as u64,
     });
     Ok(Inspection { metadata, memory_file, working_set, kinds: found.kinds, pages: found.pages })
 }

@@ -110,7 +110,7 @@ fn check(
 /// Writes the diff's pages over the base's.
 fn put(OverlayPages { pages, file }: &OverlayPages, to: &File) -> io::Result<()> {
     let mut buffer = vec![0; STEP as usize];
-    for run in pages.runs() {
+    for run in pages.page_ranges() {
         for start in run.clone().step_by(STEP as usize) {
             let step = &mut buffer[..(run.end - start).min(STEP) as usize];
             file.read_exact_at(step, start)?;

@@ -118,7 +118,7 @@ fn only(features: u64) -> u64 {
 }
 
 #[test]
-fn inflated_pages_go_back_to_the_host() {
+fn inflated_pages_return_to_the_host() {
     let mut guest = BalloonDriver::new(&all());
     let before = guest.blocks();
     // In Linux's order, from the last to the first.
@@ -137,7 +137,7 @@ fn inflated_pages_go_back_to_the_host() {
 }
 
 #[test]
-fn a_clone_gets_its_bases_pages_back_and_its_sibling_keeps_its_own() {
+fn inflated_pages_of_a_clone_show_its_base_and_leave_its_sibling_alone() {
     let original = GuestRam::reserve(MEMORY).unwrap();
     Backing::Fresh.map(&original).unwrap();
     original.guest().write_obj(77u64, GuestAddress(FREE)).unwrap();
@@ -154,7 +154,7 @@ fn a_clone_gets_its_bases_pages_back_and_its_sibling_keeps_its_own() {
 }
 
 #[test]
-fn page_numbers_of_no_page_are_passed_over() {
+fn invalid_page_numbers_are_skipped() {
     let mut guest = BalloonDriver::new(&all());
     let end = pfn(MEMORY);
     guest.inflate(&[u32::MAX, pfn(FREE), end, end - 1, pfn(FREE), end, u32::MAX - 1]);
@@ -163,7 +163,7 @@ fn page_numbers_of_no_page_are_passed_over() {
 }
 
 #[test]
-fn a_list_comes_in_any_pieces_and_may_be_odd() {
+fn list_in_pieces_or_with_odd_length_is_read() {
     let mut guest = BalloonDriver::new(&all());
     let list = [pfn(FREE).to_le_bytes(), pfn(FREE + 2 * PAGE).to_le_bytes()].concat();
     guest.driver.ask(INFLATE, &[Part::Out(&list[..1]), Part::Out(&list[1..6]), Part::Out(&list[6..])]);
@@ -177,7 +177,7 @@ fn a_list_comes_in_any_pieces_and_may_be_odd() {
 }
 
 #[test]
-fn a_list_of_many_turns_is_done_to_its_end() {
+fn list_of_many_turns_is_handled_completely() {
     let mut guest = BalloonDriver::new(&all());
     let mut pfns = vec![pfn(MEMORY); 3 * PFNS_PER_TURN + 5];
     *pfns.last_mut().unwrap() = pfn(FREE);
@@ -195,7 +195,7 @@ fn statistic(tag: u16, value: u64) -> Vec<u8> {
 }
 
 #[test]
-fn statistics_are_asked_for_and_read() {
+fn statistics_are_requested_and_read() {
     for wanted in [!EVENT_IDX, !0] {
         let mut guest = BalloonDriver::with_features(&all(), wanted);
         assert_eq!(lock(&guest.balloon).statistics(), None);
@@ -227,7 +227,7 @@ fn statistics_survive_a_move_with_the_drivers_buffer() {
 }
 
 #[test]
-fn reported_pages_go_back_and_only_whole_ones() {
+fn only_whole_reported_pages_return_to_the_host() {
     let mut guest = BalloonDriver::new(&all());
     let before = guest.blocks();
     guest.give(
@@ -241,7 +241,7 @@ fn reported_pages_go_back_and_only_whole_ones() {
 }
 
 #[test]
-fn a_feature_that_the_driver_does_not_take_has_no_queue() {
+fn feature_that_the_driver_refuses_has_no_queue() {
     for (taken, queue) in [
         (feature::REPORTING, 2),
         (feature::REPORTING | feature::STATS_VQ, 3),
@@ -301,7 +301,7 @@ fn hints_are_taken_from_start_to_stop() {
 }
 
 #[test]
-fn a_new_target_reaches_the_driver_and_may_not_exceed_memory() {
+fn target_reaches_the_driver_and_may_not_exceed_memory() {
     let mut guest = BalloonDriver::new(&BalloonConfig { target_mib: 3, ..all() });
     assert_eq!(guest.config()[0], 3 * 256);
     guest.change(|balloon| balloon.set_target(16));
@@ -333,7 +333,7 @@ fn target_actual_and_hinting_survive_a_move_and_a_reset_forgets_the_drivers() {
 }
 
 #[test]
-fn only_the_drivers_field_can_be_written_by_it() {
+fn driver_writes_only_its_own_field() {
     let mut guest = BalloonDriver::new(&all());
     for register in [0x100, 0x108, 0x10c, 0xffc] {
         guest.driver.set(register, 0xffff_ffff);

@@ -369,7 +369,7 @@ fn file_that_is_not_a_layer_is_refused() {
 }
 
 #[test]
-fn nobody_writes_to_what_is_in_use() {
+fn layer_in_use_refuses_writers() {
     let based = LayerFixture::new();
     let _running = start(&based.layer("layer"));
     let error = refusal(&based.layer("layer"));

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::memory::dirty::populated::mapped_pages;
-use crate::memory::lazy::prefetch::{PrefetchProgress, Reading, Runs};
+use crate::memory::lazy::prefetch::{PageRanges, PrefetchProgress, Reading};
 use crate::memory::prefault::populate;
 
 fn wait_over(now: impl Fn() -> Reading) -> Reading {
@@ -10,7 +10,7 @@ fn wait_over(now: impl Fn() -> Reading) -> Reading {
     now()
 }
 
-fn of_service(service: &Service, runs: &Runs) -> Reading {
+fn of_service(service: &Service, runs: &PageRanges) -> Reading {
     wait_over(|| service.fetched(Some(runs)).unwrap().prefetch.unwrap())
 }
 
@@ -27,11 +27,11 @@ fn fetched(service: &Service) -> (Vec<u64>, u64) {
 }
 
 #[test]
-fn what_is_read_ahead_is_there_before_it_is_touched() {
+fn pages_read_ahead_are_present_before_the_first_touch() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
     // Chunks 40 (in part), 41, 42 (zero), and 4, 5.
-    let runs = Runs::from([40 * CHUNK + 3 * PAGE..43 * CHUNK, 5 * CHUNK - PAGE..6 * CHUNK]);
+    let runs = PageRanges::from([40 * CHUNK + 3 * PAGE..43 * CHUNK, 5 * CHUNK - PAGE..6 * CHUNK]);
     service.prefetch(&runs).unwrap();
     service.prefetch(&runs).unwrap();
     assert_eq!(of_service(&service, &runs), Reading { pages: 62, read: 62, is_over: true });
@@ -47,7 +47,7 @@ fn what_is_read_ahead_is_there_before_it_is_touched() {
     let mapped = mapped_pages(&ram).unwrap();
     assert!(mapped.has(40 * CHUNK) && mapped.has(CHUNK) && !mapped.has(2 * CHUNK));
     // Damage is left to whoever touches it, and ends this.
-    let damaged = Runs::from([DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK, 50 * CHUNK..51 * CHUNK]);
+    let damaged = PageRanges::from([DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK, 50 * CHUNK..51 * CHUNK]);
     service.prefetch(&damaged).unwrap();
     assert_eq!(of_service(&service, &damaged).read, 0);
     assert_eq!((fetched(&service).1, read(&ram, 50 * CHUNK)), (1, word(50 * CHUNK)));
@@ -57,20 +57,24 @@ fn what_is_read_ahead_is_there_before_it_is_touched() {
 #[test]
 fn pages_are_read_ahead_in_the_order_of_their_list() {
     let (source, service) = service(LEN);
-    let runs =
-        Runs::from([40 * CHUNK..42 * CHUNK, 4 * CHUNK..6 * CHUNK, 61 * CHUNK..62 * CHUNK, CHUNK..2 * CHUNK]);
+    let runs = PageRanges::from([
+        40 * CHUNK..42 * CHUNK,
+        4 * CHUNK..6 * CHUNK,
+        61 * CHUNK..62 * CHUNK,
+        CHUNK..2 * CHUNK,
+    ]);
     service.prefetch(&runs).unwrap();
     of_service(&service, &runs);
     assert_eq!(*lock(&source.order), [40, 41, 4, 5, 61, 1]);
 }
 
 #[test]
-fn what_is_fetched_by_two_at_once_is_there_once() {
+fn chunk_fetched_by_two_threads_is_counted_once() {
     for _ in 0..20 {
         let (_, service) = service(DAMAGED * CHUNK);
         let vms = [vm(&service, None), vm(&service, None)];
         let runs: Vec<_> = (0..DAMAGED).rev().map(|chunk| chunk * CHUNK..(chunk + 1) * CHUNK).collect();
-        let runs = Runs::from(runs);
+        let runs = PageRanges::from(runs);
         service.prefetch(&runs).unwrap();
         thread::scope(|scope| {
             for ram in &vms {
@@ -89,13 +93,13 @@ fn what_is_fetched_by_two_at_once_is_there_once() {
 }
 
 #[test]
-fn a_fault_does_not_wait_for_what_is_read_ahead() {
+fn fault_does_not_wait_for_reading_ahead() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
     // Reading ahead hangs in the source. Present and zero chunks need no read.
     source.hangs.begin();
-    let runs = Runs::from([5 * CHUNK..6 * CHUNK, 4 * CHUNK..5 * CHUNK]);
+    let runs = PageRanges::from([5 * CHUNK..6 * CHUNK, 4 * CHUNK..5 * CHUNK]);
     service.prefetch(&runs).unwrap();
     wait_until("the reader hangs", || source.hangs.seen());
     source.hangs.end_for_others();
@@ -106,14 +110,14 @@ fn a_fault_does_not_wait_for_what_is_read_ahead() {
 }
 
 #[test]
-fn memory_of_a_file_is_mapped_in_and_holds_until_that_is_over() {
+fn raw_memory_is_populated_and_kept_until_that_ends() {
     let file = fresh(LEN).unwrap();
     for at in (0..LEN).step_by(PAGE as usize) {
         rustix::io::pwrite(&file, &word(at).to_le_bytes(), at).unwrap();
     }
     let ram = GuestRam::reserve(LEN).unwrap();
     Backing::Private { base: Arc::new(file), pages: None }.map(&ram).unwrap();
-    let runs = Runs::from([LEN - PAGE..LEN, 16 * PAGE..200 * PAGE]);
+    let runs = PageRanges::from([LEN - PAGE..LEN, 16 * PAGE..200 * PAGE]);
     assert_eq!(of(&populate(&ram, &runs).unwrap()).read, 185);
     let mut missing = pages(&[16..200, LEN / PAGE - 1..LEN / PAGE]);
     let mapped = mapped_pages(&ram).unwrap();
@@ -132,8 +136,8 @@ fn memory_of_a_file_is_mapped_in_and_holds_until_that_is_over() {
 fn lists_of_two_diffs_over_one_base_are_both_read_to_their_ends() {
     let (source, service) = service(DAMAGED * CHUNK);
     let lists = [
-        Runs::from([CHUNK..3 * CHUNK, 7 * CHUNK..9 * CHUNK]),
-        Runs::from([4 * CHUNK..5 * CHUNK, 5 * CHUNK..6 * CHUNK]),
+        PageRanges::from([CHUNK..3 * CHUNK, 7 * CHUNK..9 * CHUNK]),
+        PageRanges::from([4 * CHUNK..5 * CHUNK, 5 * CHUNK..6 * CHUNK]),
     ];
     source.hangs.begin();
     for runs in lists.iter().chain(&lists) {

@@ -20,7 +20,7 @@ fn zeros(hook: &Arc<OnceLock<OnRead>>) -> Box<dyn PageSource> {
 }
 
 #[test]
-fn a_device_fetches_what_it_touches_itself() {
+fn device_fetches_its_chunks_itself() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
     let there = presence(ram.guest()).unwrap();
@@ -45,7 +45,7 @@ fn a_device_fetches_what_it_touches_itself() {
 }
 
 #[test]
-fn a_damaged_chunk_that_a_device_touches_ends_its_vm_alone_without_a_signal() {
+fn damaged_chunk_touched_by_a_device_ends_only_its_vm_and_without_a_signal() {
     let (_, service) = service(LEN);
     let (ram, other) = (vm(&service, None), vm(&service, None));
     let (told, reasons) = mpsc::channel();
@@ -59,7 +59,7 @@ fn a_damaged_chunk_that_a_device_touches_ends_its_vm_alone_without_a_signal() {
 }
 
 #[test]
-fn pages_over_the_base_are_there_and_memory_that_is_whole_is_not_asked_about() {
+fn overlay_pages_and_complete_memory_need_no_fetch() {
     let (source, service) = service(LEN);
     let over = pages(&[DAMAGED * 16..DAMAGED * 16 + 9, DAMAGED * 16 + 9..DAMAGED * 16 + 16]);
     let file = Arc::new(fresh(LEN).unwrap());
@@ -77,7 +77,7 @@ fn refused_chunk_keeps_its_pages_of_a_diff_for_devices() {
     // A run that is mapped and one that is copied.
     let over = pages(&[DAMAGED * 16 - 12..DAMAGED * 16 + 4, DAMAGED * 16 + 6..DAMAGED * 16 + 7]);
     let file = fresh(LEN).unwrap();
-    for at in over.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+    for at in over.page_ranges().flat_map(|run| run.step_by(PAGE as usize)) {
         rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
     }
     let ram = vm(&service, Some(OverlayPages { pages: Arc::new(over.clone()), file: Arc::new(file) }));
@@ -140,13 +140,13 @@ fn page_of_a_damaged_chunk_that_a_rewind_put_back_is_refused() {
 
 /// The kernel makes no page of a range zero that lies in two mappings.
 #[test]
-fn pages_that_were_given_back_on_both_sides_of_a_mapped_run_are_had() {
+fn pages_returned_on_both_sides_of_a_mapped_range_are_fetched() {
     let (_, service) = service(LEN);
     let first = DAMAGED * 16 + 4;
     let mut over = PageSet::none(LEN);
     over.add(first * PAGE..(first + 16) * PAGE);
     let file = fresh(LEN).unwrap();
-    for at in over.runs().flat_map(|run| run.step_by(PAGE as usize)) {
+    for at in over.page_ranges().flat_map(|run| run.step_by(PAGE as usize)) {
         rustix::io::pwrite(&file, &(!at).to_le_bytes(), at).unwrap();
     }
     let ram = vm(&service, Some(OverlayPages { pages: Arc::new(over), file: Arc::new(file) }));
@@ -157,7 +157,7 @@ fn pages_that_were_given_back_on_both_sides_of_a_mapped_run_are_had() {
 }
 
 #[test]
-fn page_given_back_while_a_device_fetches_others_is_fetched_again() {
+fn page_returned_during_a_fetch_is_fetched_again() {
     let hook = Arc::new(OnceLock::new());
     let service = Arc::new(Service::new(zeros(&hook)).unwrap());
     let ram = vm(&service, None);

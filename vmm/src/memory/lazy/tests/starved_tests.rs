@@ -1,6 +1,6 @@
 //! A host that has no memory for a base, or for the page tables of a VM over it.
 
-use super::super::prefetch::Runs;
+use super::super::prefetch::PageRanges;
 use super::super::presence::Unavailable;
 use super::*;
 use crate::memory::lazy::faults::Fetched;
@@ -121,11 +121,11 @@ impl Paging for Elsewhere {
         self.0.complete()
     }
 
-    fn prefetch(&self, runs: &Runs) -> Result<()> {
+    fn prefetch(&self, runs: &PageRanges) -> Result<()> {
         self.0.prefetch(runs)
     }
 
-    fn fetched(&self, ahead: Option<&Runs>) -> Option<Fetched> {
+    fn fetched(&self, ahead: Option<&PageRanges>) -> Option<Fetched> {
         self.0.fetched(ahead)
     }
 }

@@ -33,7 +33,7 @@ fn all_of(bytes: &[u8]) -> crate::error::Result<Vec<u8>> {
 }
 
 #[test]
-fn every_byte_flipped() {
+fn flipped_byte_is_noticed() {
     for compression in BOTH {
         let good = small(compression);
         let pack = open(&good).unwrap();
@@ -70,7 +70,7 @@ fn every_byte_flipped() {
 }
 
 #[test]
-fn cut_at_every_length_and_grown() {
+fn truncated_or_grown_pack_is_refused() {
     for compression in BOTH {
         let good = small(compression);
         for len in 0..good.len() {
@@ -119,7 +119,7 @@ fn first_len(forged: &mut Forged) -> u32 {
 }
 
 #[test]
-fn an_index_that_lies() {
+fn forged_index_is_refused() {
     for (compression, kind) in [(Compression::Lz4, 2), (Compression::Zstd { level: 3 }, 3)] {
         let good = small(compression);
         let forged = |change: &dyn Fn(&mut Forged, u32)| {
@@ -173,7 +173,7 @@ fn an_index_that_lies() {
 }
 
 #[test]
-fn a_chunk_that_lies_about_its_length() {
+fn forged_chunk_length_is_refused() {
     // A frame of one kilobyte, and one of 64, in place of one of four.
     for (compression, kind) in [(Compression::Lz4, 2_u8), (Compression::Zstd { level: 3 }, 3)] {
         for len in [1024, 65_536] {
@@ -194,7 +194,7 @@ fn a_chunk_that_lies_about_its_length() {
 }
 
 #[test]
-fn blocks_that_overlap_or_change_places() {
+fn overlapping_or_swapped_blocks_are_refused() {
     let pages: Vec<u8> = (0..600).flat_map(|seed| noise(seed, 4096)).collect();
     let good = packed(&TestMemory::of(pages.clone()), &packing(Compression::Lz4, 4096));
     let mut forged = Forged::of(&good);
@@ -216,7 +216,7 @@ fn blocks_that_overlap_or_change_places() {
 }
 
 #[test]
-fn nothing_is_allocated_by_what_a_footer_says() {
+fn forged_footer_allocates_nothing() {
     // A small file's footer that claims 16 TiB in chunks of 64 KiB, whose index has 4 GiB.
     let geometry = Geometry::new(16 << 40, 64 << 10).unwrap();
     let footer = Footer::new(geometry, 0, 0, &[]);
@@ -225,7 +225,7 @@ fn nothing_is_allocated_by_what_a_footer_says() {
 }
 
 #[test]
-fn the_first_bad_chunk_is_named() {
+fn first_bad_chunk_is_named() {
     let pages: Vec<u8> = (0..4000).flat_map(|seed| noise(seed, 4096)).collect();
     let mut bytes = packed(&TestMemory::of(pages), &packing(Compression::Lz4, 4096));
     for chunk in [3999, 1700, 612, 611, 2100] {

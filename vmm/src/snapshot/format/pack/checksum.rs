@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_the_ones_named() {
+    fn checksums_are_the_named_ones() {
         // The reference implementation's values for no bytes.
         assert_eq!(of(b""), 0x2d06_8005_38d3_94c2);
         assert_eq!(digest(&[]), 0x99aa_06d3_0147_98d8_6001_c324_468d_497f);

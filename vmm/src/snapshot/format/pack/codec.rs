@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pays() {
+    fn compression_pays_below_its_limit() {
         assert_eq!(most_that_pays(65_536, 5), 62_259);
         assert_eq!(most_that_pays(65_536, 0), 65_535);
         assert_eq!(most_that_pays(65_536, 100), 0);

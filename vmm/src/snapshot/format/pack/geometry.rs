@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_chunk_is_what_is_left() {
+    fn last_chunk_is_the_remainder() {
         let geometry = Geometry::new(5 << 20, 2 << 20).unwrap();
         assert_eq!((geometry.chunks(), geometry.blocks(), geometry.entries_of(0)), (3, 1, 3));
         assert_eq!((geometry.range(0), geometry.range(2)), (0..2 << 20, 4 << 20..5 << 20));
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn impossible_geometry_is_refused() {
         for (memory, chunk) in [
             (1 << 20, 0),
             (1 << 20, 2 << 10),

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn table_with_leaves_of_zeros_says_what_its_bytes_do() {
+    fn sparse_index_equals_its_bytes() {
         let mut bytes = vec![0; 600 * ITEM];
         for (block, begins) in [(512_usize, 7_u64), (599, 9)] {
             bytes[block * ITEM..][..8].copy_from_slice(&(block as u64).to_le_bytes());
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_what_it_was() {
+    fn index_entry_survives_encoding() {
         for entry in [
             IndexEntry::Zero,
             IndexEntry::Stored { encoding: Encoding::Raw, place: 0, len: 2 << 20, checksum: u64::MAX },

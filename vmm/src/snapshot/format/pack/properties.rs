@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_memory_comes_out_as_it_went_in(pages in memory(), packing in any_packing()) {
+    fn unpacked_memory_equals_the_packed(pages in memory(), packing in any_packing()) {
         let source = source(&pages);
         let bytes = packed(&source, &packing);
         let first = open(&bytes).unwrap();
@@ -116,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn a_pack_is_packed_otherwise(pages in memory(), [from, to] in [any_packing(), any_packing()]) {
+    fn pack_is_converted_to_another_packing(pages in memory(), [from, to] in [any_packing(), any_packing()]) {
         let source = source(&pages);
         let first = open(&packed(&source, &from)).unwrap();
         let file = file_of(b"");
@@ -129,7 +129,7 @@ proptest! {
 }
 
 #[test]
-fn zeros_are_nothing_and_what_is_equal_is_stored_once() {
+fn zero_chunks_are_omitted_and_equal_chunks_stored_once() {
     for compression in BOTH {
         let text = Page::Text(1).bytes();
         let pages = [
@@ -159,7 +159,7 @@ fn zeros_are_nothing_and_what_is_equal_is_stored_once() {
 }
 
 #[test]
-fn the_index_of_16_gib_in_the_smallest_default_chunks_is_less_than_a_twentieth_of_a_percent() {
+fn index_of_16_gib_is_below_a_twentieth_of_a_percent() {
     let source = TestMemory { bytes: Vec::new(), populated: Vec::new() };
     let file = file_of(b"");
     let packing = packing(Compression::Lz4, 32 << 10);
@@ -172,7 +172,7 @@ fn the_index_of_16_gib_in_the_smallest_default_chunks_is_less_than_a_twentieth_o
 }
 
 #[test]
-fn many_threads_read_one_pack() {
+fn threads_read_one_pack_at_once() {
     let source = TestMemory::of((0..64).flat_map(|seed| Page::Text(seed).bytes()).collect());
     let pack = open(&packed(&source, &packing(Compression::Zstd { level: 3 }, 4096))).unwrap();
     std::thread::scope(|scope| {
@@ -183,7 +183,7 @@ fn many_threads_read_one_pack() {
 }
 
 #[test]
-fn a_source_that_cannot_be_read_ends_it() {
+fn unreadable_source_fails_the_packing() {
     struct Broken;
     impl crate::snapshot::format::source::MemorySource for Broken {
         fn read_at(&self, offset: u64, into: &mut [u8]) -> crate::error::Result<()> {

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_populated_is_read() {
+    fn only_populated_pages_are_read() {
         let mut source = TestMemory::of((0..100).collect());
         source.populated = vec![10..20, 30..40];
         let stretch = |offset, len| {

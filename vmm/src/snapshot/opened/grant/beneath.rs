@@ -85,7 +85,7 @@ mod tests {
     use crate::devices::virtio::listener::{Listener, connect_to_file};
 
     #[test]
-    fn what_only_looks_as_if_it_were_inside_is_not() {
+    fn path_that_only_looks_inside_is_refused() {
         let place = std::env::temp_dir().join(format!("volt-beneath-{}", std::process::id()));
         let _ = fs::remove_dir_all(&place);
         let inside = place.join("inside");

@@ -107,7 +107,7 @@ impl<'a> PageCopies<'a> {
     /// # Errors
     /// The destination cannot be written, or [`Error::Cancelled`].
     pub(crate) fn take_first(&self, pages: &PageSet, progress: &Progress) -> Result<()> {
-        for run in pages.runs_of(FIRST_STEP) {
+        for run in pages.page_ranges_up_to(FIRST_STEP) {
             progress.add(run.end - run.start)?;
             if let Some(disk) = self.to.disk {
                 disk.about_to_write(run.end - run.start);
@@ -140,7 +140,7 @@ impl<'a> PageCopies<'a> {
     ) -> Result<bool> {
         match &mut self.log {
             Some(log) if log.pages.is_empty() && pages.len() <= LOG => {
-                let copied = self.ram.append_to(pages.runs(), &log.file);
+                let copied = self.ram.append_to(pages.page_ranges(), &log.file);
                 copied.map_err(|source| Error::host(KEEP, source))?;
                 log.pages = std::mem::replace(pages, PageSet::none(self.ram.len()));
                 Ok(true)
@@ -156,7 +156,7 @@ impl<'a> PageCopies<'a> {
     pub(crate) fn settle_log(&mut self) -> Result<()> {
         let (Some(log), Some((memory, held))) = (&mut self.log, &mut self.memory) else { return Ok(()) };
         let mut at = 0;
-        for run in log.pages.runs() {
+        for run in log.pages.page_ranges() {
             let mut bytes = vec![0; (run.end - run.start) as usize];
             let moved = log.file.read_exact_at(&mut bytes, at);
             moved
@@ -183,7 +183,7 @@ impl<'a> PageCopies<'a> {
         };
         let mut left = pages.len();
         let mut stopped_at = None;
-        for step in pages.runs_of(LOOK * PAGE) {
+        for step in pages.page_ranges_up_to(LOOK * PAGE) {
             if !goes_on(left) {
                 stopped_at = Some(step.start);
                 break;
@@ -197,7 +197,7 @@ impl<'a> PageCopies<'a> {
             Some(end) => {
                 let mut done = PageSet::none(self.ram.len());
                 pages
-                    .runs_of(LOOK * PAGE)
+                    .page_ranges_up_to(LOOK * PAGE)
                     .take_while(|step| step.start < end)
                     .for_each(|step| done.add(step));
                 pages.remove_all(&done);
@@ -229,7 +229,7 @@ impl<'a> PageCopies<'a> {
         let Self { ram: _, to, memory, log: _ } = self;
         let Some((memory, held)) = memory else { return Ok(to.file) };
         let mut buffer = vec![0; STEP as usize];
-        for step in held.runs_of(STEP) {
+        for step in held.page_ranges_up_to(STEP) {
             let bytes = &mut buffer[..(step.end - step.start) as usize];
             memory
                 .read_exact_at(bytes, step.start)

@@ -95,7 +95,7 @@ fn word_of(file: &File) -> Vec<u8> {
 }
 
 #[test]
-fn the_other_side_has_what_this_one_had_and_can_change_none_of_it() {
+fn received_memory_is_equal_and_read_only() {
     let here = snapshot();
     let handover = here.handover().unwrap();
     let (near, far) = UnixStream::pair().unwrap();
@@ -133,7 +133,7 @@ fn the_other_side_has_what_this_one_had_and_can_change_none_of_it() {
 }
 
 #[test]
-fn memory_that_is_filled_on_touch_goes_as_its_pack_and_nothing_is_unpacked() {
+fn lazy_memory_is_sent_as_its_pack_and_stays_packed() {
     let (bytes, other, longer) = (pack_of(1, LEN), pack_of(2, LEN), pack_of(1, LEN + (1 << 20)));
     let here = lazy(&bytes);
     let handover = here.handover().unwrap();
@@ -158,7 +158,7 @@ fn memory_that_is_filled_on_touch_goes_as_its_pack_and_nothing_is_unpacked() {
 }
 
 #[test]
-fn it_goes_to_many_and_on_from_there() {
+fn handover_serves_many_receivers_and_can_be_forwarded() {
     let handover = snapshot().handover().unwrap();
     for _ in 0..3 {
         let there = received(|socket| handover.send(&socket).unwrap()).unwrap();
@@ -169,7 +169,7 @@ fn it_goes_to_many_and_on_from_there() {
 }
 
 #[test]
-fn every_cut_and_every_flipped_byte_is_noticed() {
+fn truncated_or_flipped_message_is_refused() {
     let Handover { message, files } = snapshot().handover().unwrap();
     for len in (0..message.len()).step_by(97).chain([message.len() - 1]) {
         let error = received(|socket| drop(wire::transmit(&socket, &message[..len], &files))).unwrap_err();
@@ -255,7 +255,7 @@ fn lists_of_pages_that_are_no_such_lists_are_refused() {
 }
 
 #[test]
-fn what_it_says_of_itself_is_not_taken_on_trust() {
+fn forged_claims_of_a_handover_are_refused() {
     let (mut parts, files) = Parts::of(&snapshot());
     let about = String::from_utf8(parts.about.clone()).unwrap();
     parts.about = about.replace("layered", "whole").into_bytes();
