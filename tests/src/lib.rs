@@ -62,7 +62,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// A suite of whole-program tests. Its limit exceeds [`patience`], so that a wait in vain ends first and
+/// A suite of whole-program tests. Its limit exceeds [`patience()`], so that a wait in vain ends first and
 /// names itself.
 #[must_use]
 pub fn suite(name: &'static str) -> volt_test_runner::Suite {

@@ -5,7 +5,7 @@ use std::fs::File;
 use arbitrary::Arbitrary;
 use volt_vmm::FileRef;
 use volt_vmm::config::devices::{Cache, DiskConfig, Engine, RateLimit};
-use volt_vmm::fuzzing::Device;
+use volt_vmm::fuzzing::FuzzedDevice;
 
 use crate::{Bench, Dir};
 
@@ -125,8 +125,8 @@ impl Bench for Disk {
     type Host = Host;
     const REQUESTS: u8 = 0;
 
-    fn device(&mut self) -> volt_vmm::Result<Device> {
-        Device::disk(&self.config)
+    fn device(&mut self) -> volt_vmm::Result<FuzzedDevice> {
+        FuzzedDevice::disk(&self.config)
     }
 
     fn host(&mut self, act: Host) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
-use volt_vmm::fuzzing::{Device, Guest};
+use volt_vmm::fuzzing::{FuzzedDevice, Guest};
 
 pub mod disk;
 pub mod driver;
@@ -29,7 +29,7 @@ pub trait Bench {
     ///
     /// # Errors
     /// The host is not what the device needs any more.
-    fn device(&mut self) -> volt_vmm::Result<Device>;
+    fn device(&mut self) -> volt_vmm::Result<FuzzedDevice>;
 
     /// Something happens on the host.
     fn host(&mut self, act: Self::Host);

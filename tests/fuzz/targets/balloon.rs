@@ -5,7 +5,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_fuzz::{Bench, Program, run};
 use volt_vmm::config::devices::BalloonConfig;
-use volt_vmm::fuzzing::Device;
+use volt_vmm::fuzzing::FuzzedDevice;
 
 #[derive(Debug)]
 struct Host;
@@ -37,7 +37,7 @@ impl Bench for Host {
     type Host = Nothing;
     const REQUESTS: u8 = 0;
 
-    fn device(&mut self) -> volt_vmm::Result<Device> {
+    fn device(&mut self) -> volt_vmm::Result<FuzzedDevice> {
         let config = BalloonConfig {
             target_mib: 0,
             deflate_on_oom: true,
@@ -45,7 +45,7 @@ impl Bench for Host {
             reporting: true,
             hinting: true,
         };
-        Device::balloon(&config)
+        FuzzedDevice::balloon(&config)
     }
 
     fn host(&mut self, _: Nothing) {}

@@ -8,7 +8,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_fuzz::{Bench, Dir, Program, run};
 use volt_vmm::config::devices::ConsoleConfig;
-use volt_vmm::fuzzing::Device;
+use volt_vmm::fuzzing::FuzzedDevice;
 
 #[derive(Debug)]
 struct Socket {
@@ -41,8 +41,8 @@ impl Bench for Socket {
     type Host = Host;
     const REQUESTS: u8 = 1;
 
-    fn device(&mut self) -> volt_vmm::Result<Device> {
-        Device::console(&ConsoleConfig { socket: self.dir.join("console").into() })
+    fn device(&mut self) -> volt_vmm::Result<FuzzedDevice> {
+        FuzzedDevice::console(&ConsoleConfig { socket: self.dir.join("console").into() })
     }
 
     fn host(&mut self, act: Host) {

@@ -7,7 +7,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_fuzz::{Bench, Program, run};
 use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
-use volt_vmm::fuzzing::Device;
+use volt_vmm::fuzzing::FuzzedDevice;
 
 const HEADER: usize = 12;
 /// Two addresses and a type.
@@ -51,7 +51,7 @@ impl Bench for Wire {
     type Host = Host;
     const REQUESTS: u8 = 1;
 
-    fn device(&mut self) -> volt_vmm::Result<Device> {
+    fn device(&mut self) -> volt_vmm::Result<FuzzedDevice> {
         let config = NetConfig {
             id: "eth0".into(),
             backend: NetBackend::Tap("unused".into()),
@@ -61,7 +61,7 @@ impl Bench for Wire {
             receive_limit: RateLimit::default(),
             transmit_limit: RateLimit::default(),
         };
-        let (device, other) = Device::net(&config);
+        let (device, other) = FuzzedDevice::net(&config);
         other.set_nonblocking(true).expect("a socket");
         self.0 = Some(other);
         Ok(device)

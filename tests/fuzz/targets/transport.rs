@@ -4,7 +4,7 @@
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_fuzz::{Bench, Program, run};
-use volt_vmm::fuzzing::Device;
+use volt_vmm::fuzzing::FuzzedDevice;
 
 #[derive(Debug)]
 struct Host;
@@ -24,8 +24,8 @@ impl Bench for Host {
     type Host = Nothing;
     const REQUESTS: u8 = 0;
 
-    fn device(&mut self) -> volt_vmm::Result<Device> {
-        Ok(Device::rng())
+    fn device(&mut self) -> volt_vmm::Result<FuzzedDevice> {
+        Ok(FuzzedDevice::rng())
     }
 
     fn host(&mut self, _: Nothing) {}

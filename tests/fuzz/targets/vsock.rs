@@ -8,7 +8,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_fuzz::{Bench, Dir, Program, run};
 use volt_vmm::config::devices::VsockConfig;
-use volt_vmm::fuzzing::Device;
+use volt_vmm::fuzzing::FuzzedDevice;
 
 const CID: u32 = 3;
 /// The most programs on the host.
@@ -130,8 +130,8 @@ impl Bench for Sockets {
     type Host = Host;
     const REQUESTS: u8 = 1;
 
-    fn device(&mut self) -> volt_vmm::Result<Device> {
-        Device::vsock(&VsockConfig { cid: CID, socket: self.dir.join("vsock").into() })
+    fn device(&mut self) -> volt_vmm::Result<FuzzedDevice> {
+        FuzzedDevice::vsock(&VsockConfig { cid: CID, socket: self.dir.join("vsock").into() })
     }
 
     fn host(&mut self, act: Host) {
