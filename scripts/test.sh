@@ -296,7 +296,7 @@ cases_of() {
 # Writes what each case cost this time, to be copied over the file of costs when they have changed.
 keep_costs() {
     jq -r 'select(.event == "ended" and .outcome != "skipped") | "\(.seconds | round) \(.test)"' \
-        "$results"/lab-*/*.jsonl | sort -k 1,1nr >"$TARGET/lab-costs.txt"
+        "$results"/lab-[0-9].jsonl | sort -k 1,1nr >"$TARGET/lab-costs.txt"
     echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
 }
 
@@ -310,7 +310,8 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
 # memory, which guest memory is, comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1 status=0
+    local name=lab-$1${huge_pages:+-huge}
     shift
     level_1=$(level_1 "$number")
     ((number % 2)) && [ -z "$huge_pages" ] || policy=always
@@ -331,7 +332,7 @@ one_lab() {
     if [ -n "$name_part" ] && scripts/lab.sh --status; then how+=(--keep); fi
     # shellcheck disable=SC2016 # expanded in the lab
     VOLT_LAB_STALLS=$work/stalls scripts/lab.sh "${how[@]}" "${files[@]}" --file "$program:/lab/volt-vmm" \
-        --out /lab/results:"$results/lab-$number${huge_pages:+-huge}" \
+        --log "$results/$name.jsonl" --out /lab/results:"$results/$name" \
         --file "$work/cases-$number:/lab/cases" \
         sh -c '
             rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
@@ -345,11 +346,16 @@ one_lab() {
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
                 [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --rerun-failed ${limit:+--limit $limit} \
-                    --results /lab/results/$test.jsonl --junit /lab/results/$test.xml --exact $cases ||
+                    --results $VOLT_LAB_LOG --junit /lab/results/$test.xml --exact $cases ||
                     status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$power_cuts" "$forks" "${full:+$LIMIT_FULL}" "$@"
+        ' sh "$generations" "$policy" "$power_cuts" "$forks" "${full:+$LIMIT_FULL}" "$@" || status=$?
+    # The second boot has the other results. A failure before the stall remains one.
+    [ ! -e "$results/$name.jsonl.stalled" ] ||
+        jq -cR 'fromjson? | select(.event == "ended" and .outcome == "failed")' \
+            "$results/$name.jsonl.stalled" >"$results/$name-stalled.jsonl"
+    return "$status"
 }
 
 # Why there can be no fuzzing, if there cannot.
