@@ -11,7 +11,6 @@ LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
 LABS=2 # an emulated processor takes one of the host's
 COSTS=scripts/lab-costs.txt
-LIMIT_FULL=3600 # seconds of one whole-program test with --full; otherwise the suites have limits of their own
 BUILD_LIMIT=3600 # seconds of a build that runs beside other stages
 FUZZ_SLACK=600 # seconds that a fuzzer may take to start and to end
 TIMED_OUT=124
@@ -231,7 +230,7 @@ natively() {
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
         VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=${full:+$FORKS_FULL} \
-        "$(readlink "$work/$1")" --rerun-failed ${full:+--limit "$LIMIT_FULL"} \
+        "$(readlink "$work/$1")" --rerun-failed \
         --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
 
@@ -340,17 +339,16 @@ one_lab() {
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             # Nothing may rely on the size of the pages that guest memory comes in.
             echo "$2" >/sys/kernel/mm/transparent_hugepage/shmem_enabled
-            limit=$5
-            shift 5
+            shift 4
             status=0
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
-                [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --rerun-failed ${limit:+--limit $limit} \
+                [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --rerun-failed \
                     --results $VOLT_LAB_LOG --junit /lab/results/$test.xml --exact $cases ||
                     status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$power_cuts" "$forks" "${full:+$LIMIT_FULL}" "$@" || status=$?
+        ' sh "$generations" "$policy" "$power_cuts" "$forks" "$@" || status=$?
     # The second boot has the other results. A failure before the stall remains one.
     [ ! -e "$results/$name.jsonl.stalled" ] ||
         jq -cR 'fromjson? | select(.event == "ended" and .outcome == "failed")' \
