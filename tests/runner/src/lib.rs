@@ -100,7 +100,7 @@ impl Suite {
         if options.rerun_failed {
             cases.iter().for_each(|case| rerun(case, &report));
         }
-        report.finish(options)?;
+        report.finish()?;
         Ok(if conclusion.has_failed() { FAILED } else { 0 })
     }
 
