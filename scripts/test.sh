@@ -161,8 +161,17 @@ make_whole_program_tests() {
         executable=$(jq -r --arg test "$test" \
             'select(.reason == "compiler-artifact" and .target.name == $test and .executable) | .executable' \
             "$work/built")
-        ln -sf "$executable" "$work/$test" || return 1
+        ln -sf "$executable" "$work/$test" && all_registered "$test" || return 1
     done
+}
+
+# all_registered TEST: whether the executable has as many tests as the sources of tests/TEST.
+all_registered() {
+    local written registered
+    written=$(find "tests/$1" -name '*.rs' -exec grep -hE '^ *#\[test[](]' {} + | wc -l)
+    registered=$("$work/$1" --list | grep -c ': test$')
+    [ "$written" -eq "$registered" ] ||
+        { say "tests/$1 has $written tests, and its executable $registered" && return 1; }
 }
 
 # ---- Suites --------------------------------------------------------------------------------------------
