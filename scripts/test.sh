@@ -176,17 +176,6 @@ all_registered() {
 
 # ---- Suites --------------------------------------------------------------------------------------------
 
-# Documentation tests are left out: to build them takes longer than all others together.
-matching_unit_tests() {
-    VOLT_SKIPPED=$work/unit-skipped \
-        cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- "$name_part" |
-        tee "$work/unit.log" |
-        grep -vE '^$|^running 0 tests$|^test result: ok. 0 passed; 0 failed; 0 ignored'
-    local status=${PIPESTATUS[0]}
-    record_unit_tests
-    return "$status"
-}
-
 # Records the sums of unit and documentation tests. Stable libtest has no results but its closing lines,
 # and counts a test that skipped itself as passed.
 record_unit_tests() {
@@ -210,23 +199,40 @@ may_handle_faults() {
         [ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ]
 }
 
-# Records the unit tests that need a userfaultfd as skipped: libtest only filters them out.
+# cargo_unit_tests ARGUMENT...: runs cargo test for all crates but that of the whole-program tests. Without
+# --no-fail-fast the first crate with a failure would hide the others.
+cargo_unit_tests() {
+    VOLT_SKIPPED=$work/unit-skipped \
+        cargo test --quiet --locked --no-fail-fast --workspace --exclude volt-tests "$@"
+}
+
+# Sets $skips: the options that leave out the unit tests that this user may not run. Records those whose names
+# contain $name_part as skipped: libtest only filters them out.
 skip_userfaultfd_tests() {
     local patterns=() name
-    for name in "${USERFAULTFD_TESTS[@]}"; do patterns+=(-e "$name"); done
-    cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- --list |
-        sed -n 's/: test$//p' | grep -F "${patterns[@]}" |
+    skips=()
+    ! may_handle_faults || return 0
+    for name in "${USERFAULTFD_TESTS[@]}"; do patterns+=(-e "$name") skips+=(--skip "$name"); done
+    cargo_unit_tests --lib --bins --tests -- --list |
+        sed -n 's/: test$//p' | grep -F "${patterns[@]}" | grep -F -- "$name_part" |
         while read -r name; do result unit "$name" skipped "this user may not handle page faults of KVM"; done
 }
 
 unit_tests() {
-    local skips=() name status
-    if ! may_handle_faults; then
-        skip_userfaultfd_tests
-        for name in "${USERFAULTFD_TESTS[@]}"; do skips+=(--skip "$name"); done
-    fi
-    VOLT_SKIPPED=$work/unit-skipped \
-        cargo test --quiet --locked --workspace --exclude volt-tests -- "${skips[@]}" | tee "$work/unit.log"
+    local skips status
+    skip_userfaultfd_tests
+    cargo_unit_tests -- "${skips[@]}" | tee "$work/unit.log"
+    status=${PIPESTATUS[0]}
+    record_unit_tests
+    return "$status"
+}
+
+# Documentation tests are left out: to build them takes longer than all others together.
+matching_unit_tests() {
+    local skips status
+    skip_userfaultfd_tests
+    cargo_unit_tests --lib --bins --tests -- "$name_part" "${skips[@]}" | tee "$work/unit.log" |
+        grep -vE '^$|^running 0 tests$|^test result: ok. 0 passed; 0 failed; 0 ignored'
     status=${PIPESTATUS[0]}
     record_unit_tests
     return "$status"
