@@ -124,6 +124,9 @@ run_in_kept() {
     exec 4>"${log:-/dev/null}"
     read_from=([1]=$(stat -c %s "$kept/stdout") [2]=$(stat -c %s "$kept/stderr"))
     read_from[4]=$(stat -c %s "$kept/written")
+    # Until the command ends, only files that stay as they are count as sent.
+    { grep -xFf "$kept/sending" "$kept/sent" || :; } >"$work/unchanged"
+    mv "$work/unchanged" "$kept/sent"
     kept_command=$number
     echo "run $number" >"$kept/orders.in"
     deadline=$((SECONDS + seconds))
@@ -149,7 +152,8 @@ run_in_kept() {
     done
     kept_command=""
     status=${line##* }
-    mv "$kept/sending" "$kept/sent"
+    # A lab that could not unpack the files has not got them.
+    [ "$status" = "$FAILED" ] || mv "$kept/sending" "$kept/sent"
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-lab.XXXXXX")
     scratch+=("$work")
     ln -s "$kept/outs" "$work/outs"

@@ -324,7 +324,8 @@ serve() {
         wait 2>/dev/null
         cat <&8 >/run/orders &
         blockdev --flushbufs /dev/vdc
-        /.lab/tar -x -S -p --no-same-owner -f /dev/vdc -C / 2>/run/tar-log
+        /.lab/tar -x -S -p --no-same-owner -f /dev/vdc -C / 2>/run/tar-log ||
+            echo 'echo "lab: cannot unpack the files: $(cat /run/tar-log)" >&2; exit 125' >/.lab/command
         accompany
         (
             cd /lab
