@@ -21,7 +21,7 @@ def events($event): map(select(.event == $event)) | length;
     | (if any($ended[]; lacked_kvm | not) then $ended | map(select(lacked_kvm | not)) else $ended[:1] end) as $counted
     # A test has no result if its process ended before it, or if a suite or a lab broke.
     | (([events("started"), events("expected")] | max) - ($ended | length)) as $lost
-    | (if events("started") > ($ended | length) then "it started and did not end" else "it did not run" end) as $why
+    | (if events("started") > ($ended | length) then "it started and did not end" else "it has no result" end) as $why
     | .[0] as {$suite, $test}
     | {$suite, $test, outcome: "failed", count: $lost, reason: $why} as $gone
     | {

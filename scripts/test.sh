@@ -430,7 +430,9 @@ fuzz() {
 
 fuzz_all() {
     local missing target targets
-    mapfile -t targets < <(sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' tests/fuzz/Cargo.toml)
+    sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' tests/fuzz/Cargo.toml >"$work/fuzz-targets"
+    stage "list fuzz targets" expect fuzz "$work/fuzz-targets" || return
+    mapfile -t targets <"$work/fuzz-targets"
     if missing=$(no_fuzzing); then
         for target in "${targets[@]}"; do
             result fuzz "$target" skipped "there is no $missing"
