@@ -17,11 +17,11 @@ def events($event): map(select(.event == $event)) | length;
 [inputs | select(length > 0) | read]
 | group_by([.suite, .test]) | map(
     map(select(.event == "ended")) as $ended
-    # A test that this host's KVM could not run, and the lab has run, is no longer skipped.
-    | (if any($ended[]; lacked_kvm | not) then $ended | map(select(lacked_kvm | not)) else $ended[:1] end) as $counted
     # A test has no result if its process ended before it, or if a suite or a lab broke.
     | (([events("started"), events("expected")] | max) - ($ended | length)) as $lost
     | (if events("started") > ($ended | length) then "it started and did not end" else "it has no result" end) as $why
+    # A test that this host's KVM could not run, and the lab has run or should have, is no longer skipped.
+    | (if $lost > 0 or any($ended[]; lacked_kvm | not) then $ended | map(select(lacked_kvm | not)) else $ended[:1] end) as $counted
     | .[0] as {$suite, $test}
     | {$suite, $test, outcome: "failed", count: $lost, reason: $why} as $gone
     | {
