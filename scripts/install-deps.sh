@@ -15,8 +15,9 @@ declare -A PACKAGES=(
     [bench]="musl-tools"
     [fuzz]="g++"
 )
-# Depends on the package of the distribution's version. kernel/build.sh takes any from 6.1 on.
+# Depends on the package of the distribution's version. kernel/build.sh takes any from OLDEST_KERNEL on.
 KERNEL_SOURCE=linux-source
+OLDEST_KERNEL=6.1
 TARGET=x86_64-unknown-linux-musl
 CARGO_FUZZ=0.13.2
 # The version that scripts/check.sh expects. No distribution packages it.
@@ -93,9 +94,21 @@ install_packages() {
     [ ${#missing[@]} -eq 0 ] || apt_install "${missing[@]}"
 }
 
+# Succeeds if a source package that kernel/build.sh takes is installed.
+has_kernel_source() {
+    local found version
+    while read -r found; do
+        version=${found##*/"$KERNEL_SOURCE"-} version=${version%%.tar.*}
+        if [ "$(printf '%s\n' "$OLDEST_KERNEL" "$version" | sort -V | head -n 1)" = "$OLDEST_KERNEL" ]; then
+            return 0
+        fi
+    done < <(compgen -G "/usr/src/$KERNEL_SOURCE-[0-9]*.tar.*")
+    return 1
+}
+
 install_kernel_source() {
     [ -z "${VOLT_KERNEL_SOURCE-}" ] || return 0
-    ! compgen -G "/usr/src/$KERNEL_SOURCE-[0-9]*.tar.*" >/dev/null || return 0
+    ! has_kernel_source || return 0
     # A system without package lists knows no package.
     available "$KERNEL_SOURCE" || update_lists
     if available "$KERNEL_SOURCE"; then apt_install "$KERNEL_SOURCE" && return; fi

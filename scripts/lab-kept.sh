@@ -94,7 +94,7 @@ end_keeper() { kill -TERM "$(cut -d ' ' -f 1 "$kept/keeper")" || :; }
 # Runs QEMU until its owner is gone or a signal ends this. A terminal's signals do not reach it: it is a
 # process group of its own.
 keep_lab() {
-    local qemu="" owner
+    local qemu="" owner log=$kept/written
     trap '' INT HUP
     trap 'exit 0' TERM
     trap 'kill -KILL "$qemu" 2>/dev/null; rm -rf "$kept"' EXIT
@@ -121,7 +121,12 @@ run_in_kept() {
     echo "$number" >"$kept/number"
     stop_left "$((number - 1))"
     send_files "$@"
+    exec 4>"${log:-/dev/null}"
     read_from=([1]=$(stat -c %s "$kept/stdout") [2]=$(stat -c %s "$kept/stderr"))
+    read_from[4]=$(stat -c %s "$kept/written")
+    # Until the command ends, only files that stay as they are count as sent.
+    { grep -xFf "$kept/sending" "$kept/sent" || :; } >"$work/unchanged"
+    mv "$work/unchanged" "$kept/sent"
     kept_command=$number
     echo "run $number" >"$kept/orders.in"
     deadline=$((SECONDS + seconds))
@@ -129,6 +134,7 @@ run_in_kept() {
         line=$(grep -m 1 "^status $number " "$kept/status" || :)
         pass_on 1 "$kept/stdout"
         pass_on 2 "$kept/stderr"
+        pass_on 4 "$kept/written"
         [ -z "$line" ] || break
         is_process "$(cat "$kept/keeper" 2>/dev/null)" || { kept_command="" && fail "the kept lab ended"; }
         if [ "$SECONDS" -ge "$deadline" ]; then
@@ -146,7 +152,8 @@ run_in_kept() {
     done
     kept_command=""
     status=${line##* }
-    mv "$kept/sending" "$kept/sent"
+    # A lab that could not unpack the files has not got them.
+    [ "$status" = "$FAILED" ] || mv "$kept/sending" "$kept/sent"
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-lab.XXXXXX")
     scratch+=("$work")
     ln -s "$kept/outs" "$work/outs"

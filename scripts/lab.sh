@@ -39,6 +39,8 @@ Options:
                          kept; the shared libraries of a dynamic program come along. May be given more than once.
   --out GUEST:HOST       copy a file or directory back when the command has ended, with whatever status (but not
                          when its time ran out)
+  --log HOST             write to this file, as it comes, what COMMAND writes to the device that VOLT_LAB_LOG names there.
+                         HOST.stalled has what came before a stall
   --time SECONDS         end the command after this long (default 300; the boot does not count)
   --memory MIB           memory of the lab (default $MEMORY, $KEPT_MEMORY of a kept one)
   --count-instructions   let the lab's clock count instructions, 2 ns each: how long something takes there then does not
@@ -261,7 +263,8 @@ hostname lab
 ulimit -n 65536
 mkfifo /run/stdout /run/stderr /run/orders
 # /dev/vport<device>p<port>; the last is there last.
-for try in 1 2 3 4 5 6 7 8 9 10; do [ -c "$(echo /dev/vport*p5)" ] && break; sleep 0.2; done
+for try in 1 2 3 4 5 6 7 8 9 10; do [ -c "$(echo /dev/vport*p6)" ] && break; sleep 0.2; done
+export VOLT_LAB_LOG="$(echo /dev/vport*p6)"
 exec 7>"$(echo /dev/vport*p3)"
 
 # The processes that accompany a command: its output, signs of life, and the end of its time.
@@ -288,7 +291,8 @@ help_out() {
     cat "$(echo /dev/vport*p4)" >/dev/null & # whoever listens is nudged
 }
 
-# Ends all that the command left, and copies out what was asked for.
+# Ends all that the command left, and copies out what was asked for. An archive that is cut short counts as a
+# failure of the lab: its files look whole to the host.
 clear_away() {
     # What the command left running may hold the pipes open: give them a moment, then end everything.
     for try in 1 2 3 4 5 6 7 8 9 10; do
@@ -301,7 +305,11 @@ clear_away() {
     while read -r path; do
         [ -e "/$path" ] && echo "$path"
     done </.lab/outs >/run/outs
-    [ ! -s /run/outs ] || /.lab/tar -c -S -f /dev/vdb -T /run/outs
+    # An empty archive too: the disk may have that of an earlier command.
+    [ ! -x /.lab/tar ] || /.lab/tar -c -S -f /dev/vdb -T /run/outs || {
+        echo "lab: cannot copy out what was asked for" >"$(echo /dev/vport*p2)"
+        [ "$status" != 0 ] || status=125
+    }
 }
 
 # Runs one command after the other, each with the files that the host has written to a disk.
@@ -316,7 +324,8 @@ serve() {
         wait 2>/dev/null
         cat <&8 >/run/orders &
         blockdev --flushbufs /dev/vdc
-        /.lab/tar -x -S -p --no-same-owner -f /dev/vdc -C / 2>/run/tar-log
+        /.lab/tar -x -S -p --no-same-owner -f /dev/vdc -C / 2>/run/tar-log ||
+            echo 'echo "lab: cannot unpack the files: $(cat /run/tar-log)" >&2; exit 125' >/.lab/command
         accompany
         (
             cd /lab
@@ -452,6 +461,7 @@ qemu_options() {
         -chardev "file,id=status,path=$work/status" -device virtserialport,nr=3,chardev=status
         -chardev stdio,id=nudge,signal=off -device virtserialport,nr=4,chardev=nudge
         -device virtserialport,nr=5,chardev=orders
+        -chardev "file,id=log,path=$log" -device virtserialport,nr=6,chardev=log
         -chardev "file,id=console,path=$work/console" -serial chardev:console
     )
 }
@@ -536,7 +546,8 @@ take_all() {
     local item guest host result=0
     [ ${#outs[@]} -gt 0 ] || return 0
     mkdir "$work/taken"
-    tar -x -S --no-same-owner -f "$work/outs" -C "$work/taken" 2>/dev/null || :
+    tar -x -S --no-same-owner -f "$work/outs" -C "$work/taken" ||
+        { say "cannot unpack what the lab copied out" && result=1; }
     for item in "${outs[@]}"; do
         guest=$(in_lab "${item%%:*}") host=${item#*:}
         if [ ! -e "$work/taken$guest" ]; then
@@ -570,14 +581,15 @@ clean_up() {
 
 main() {
     local verbose="" item follow="" only="" keep="" owner=$PPID
-    files=() memory="" seconds=300 outs=() clock=() level_1=stable
+    files=() memory="" seconds=300 outs=() log="" clock=() level_1=stable
     while [ $# -gt 0 ]; do
         case $1 in
-            --file | --out | --time | --memory | --level-1 | --owner) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
+            --file | --out | --log | --time | --memory | --level-1 | --owner) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
         esac
         case $1 in
             --file) files+=("$2") && shift 2 ;;
             --out) outs+=("$2") && shift 2 ;;
+            --log) log=$2 && shift 2 ;;
             --time) seconds=$2 && shift 2 ;;
             --memory) memory=$2 && shift 2 ;;
             --level-1) level_1=$2 && shift 2 ;;
@@ -594,6 +606,7 @@ main() {
         esac
     done
     [[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--time wants a number of seconds, not '$seconds'"
+    [ -z "$log" ] || : >"$log" || fail "cannot write $log"
     [[ $level_1 == stable || $level_1 == backports ]] || fail "--level-1 wants stable or backports, not '$level_1'"
     if [ -n "$keep" ]; then
         claim_kept
@@ -631,6 +644,7 @@ main() {
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-lab.XXXXXX")
     scratch+=("$work")
+    log=${log:-$work/log}
     make_initramfs
     make_root
     for item in "${files[@]}"; do put "${item%%:*}" "$(guest_path "$item")"; done
@@ -645,8 +659,8 @@ main() {
         show_console
         say "stalled: no sign of life for $STALL_LIMIT s; starting it once more"
         [ -z "${VOLT_LAB_STALLS-}" ] ||
-            echo "the lab ($level_1) stalled, and was started once more: its first results are lost" \
-                >>"$VOLT_LAB_STALLS"
+            echo "the lab ($level_1) stalled, and was started once more" >>"$VOLT_LAB_STALLS"
+        mv "$log" "$log.stalled"
         make_disk
         attempt || { show_console && fail "stalled twice: no sign of life for $STALL_LIMIT s"; }
     fi

@@ -11,7 +11,6 @@ LAB_SECONDS_FULL=7200
 LAB_MEMORY=3072
 LABS=2 # an emulated processor takes one of the host's
 COSTS=scripts/lab-costs.txt
-LIMIT_FULL=3600 # seconds of one whole-program test with --full; otherwise the suites have limits of their own
 BUILD_LIMIT=3600 # seconds of a build that runs beside other stages
 FUZZ_SLACK=600 # seconds that a fuzzer may take to start and to end
 TIMED_OUT=124
@@ -129,6 +128,12 @@ result() {
         >>"$results/others.jsonl"
 }
 
+# expect SUITE FILE: records that each test that the file names shall have a result. One without fails.
+expect() {
+    [ -s "$2" ] || { say "no test of $1 was listed" && return 1; }
+    jq -cR --arg suite "$1" '{suite: $suite, test: ., event: "expected"}' "$2" >>"$results/expected.jsonl"
+}
+
 # ---- Set-up --------------------------------------------------------------------------------------------
 
 # Each leaves the path of what it made in a file: a stage runs in a pipeline.
@@ -156,22 +161,20 @@ make_whole_program_tests() {
         executable=$(jq -r --arg test "$test" \
             'select(.reason == "compiler-artifact" and .target.name == $test and .executable) | .executable' \
             "$work/built")
-        ln -sf "$executable" "$work/$test" || return 1
+        ln -sf "$executable" "$work/$test" && all_registered "$test" || return 1
     done
 }
 
-# ---- Suites --------------------------------------------------------------------------------------------
-
-# Documentation tests are left out: to build them takes longer than all others together.
-matching_unit_tests() {
-    VOLT_SKIPPED=$work/unit-skipped \
-        cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- "$name_part" |
-        tee "$work/unit.log" |
-        grep -vE '^$|^running 0 tests$|^test result: ok. 0 passed; 0 failed; 0 ignored'
-    local status=${PIPESTATUS[0]}
-    record_unit_tests
-    return "$status"
+# all_registered TEST: whether the executable has as many tests as the sources of tests/TEST.
+all_registered() {
+    local written registered
+    written=$(find "tests/$1" -name '*.rs' -exec grep -hE '^ *#\[test[](]' {} + | wc -l)
+    registered=$("$work/$1" --list | grep -c ': test$')
+    [ "$written" -eq "$registered" ] ||
+        { say "tests/$1 has $written tests, and its executable $registered" && return 1; }
 }
+
+# ---- Suites --------------------------------------------------------------------------------------------
 
 # Records the sums of unit and documentation tests. Stable libtest has no results but its closing lines,
 # and counts a test that skipped itself as passed.
@@ -196,23 +199,40 @@ may_handle_faults() {
         [ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ]
 }
 
-# Records the unit tests that need a userfaultfd as skipped: libtest only filters them out.
+# cargo_unit_tests ARGUMENT...: runs cargo test for all crates but that of the whole-program tests. Without
+# --no-fail-fast the first crate with a failure would hide the others.
+cargo_unit_tests() {
+    VOLT_SKIPPED=$work/unit-skipped \
+        cargo test --quiet --locked --no-fail-fast --workspace --exclude volt-tests "$@"
+}
+
+# Sets $skips: the options that leave out the unit tests that this user may not run. Records those whose names
+# contain $name_part as skipped: libtest only filters them out.
 skip_userfaultfd_tests() {
     local patterns=() name
-    for name in "${USERFAULTFD_TESTS[@]}"; do patterns+=(-e "$name"); done
-    cargo test --quiet --locked --workspace --exclude volt-tests --lib --bins --tests -- --list |
-        sed -n 's/: test$//p' | grep -F "${patterns[@]}" |
+    skips=()
+    ! may_handle_faults || return 0
+    for name in "${USERFAULTFD_TESTS[@]}"; do patterns+=(-e "$name") skips+=(--skip "$name"); done
+    cargo_unit_tests --lib --bins --tests -- --list |
+        sed -n 's/: test$//p' | grep -F "${patterns[@]}" | grep -F -- "$name_part" |
         while read -r name; do result unit "$name" skipped "this user may not handle page faults of KVM"; done
 }
 
 unit_tests() {
-    local skips=() name status
-    if ! may_handle_faults; then
-        skip_userfaultfd_tests
-        for name in "${USERFAULTFD_TESTS[@]}"; do skips+=(--skip "$name"); done
-    fi
-    VOLT_SKIPPED=$work/unit-skipped \
-        cargo test --quiet --locked --workspace --exclude volt-tests -- "${skips[@]}" | tee "$work/unit.log"
+    local skips status
+    skip_userfaultfd_tests
+    cargo_unit_tests -- "${skips[@]}" | tee "$work/unit.log"
+    status=${PIPESTATUS[0]}
+    record_unit_tests
+    return "$status"
+}
+
+# Documentation tests are left out: to build them takes longer than all others together.
+matching_unit_tests() {
+    local skips status
+    skip_userfaultfd_tests
+    cargo_unit_tests --lib --bins --tests -- "$name_part" "${skips[@]}" | tee "$work/unit.log" |
+        grep -vE '^$|^running 0 tests$|^test result: ok. 0 passed; 0 failed; 0 ignored'
     status=${PIPESTATUS[0]}
     record_unit_tests
     return "$status"
@@ -220,10 +240,12 @@ unit_tests() {
 
 # natively TEST [NAME]: on this host's KVM, all cases or those whose names contain NAME.
 natively() {
+    cases_of "$1" >"$work/listed" || return
+    expect "$1" "$work/listed" || return
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
         VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=${full:+$FORKS_FULL} \
-        "$(readlink "$work/$1")" --rerun-failed ${full:+--limit "$LIMIT_FULL"} \
+        "$(readlink "$work/$1")" --rerun-failed \
         --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
 
@@ -239,16 +261,12 @@ with_seconds() {
 # in_lab TEST...: as many labs as there are processors for, each of which takes its share of all their cases,
 # by measured cost.
 in_lab() {
-    local labs test lab status=0 running=() cases
+    local labs test lab status=0 running=()
     labs=$(nproc)
     [ "$labs" -lt "$LABS" ] || labs=$LABS
+    rm -f "$work"/cases-[0-9]*
+    for test in "$@"; do share_out "$test" "$labs" || return; done
     for ((lab = 1; lab <= labs; lab++)); do
-        for test in "$@"; do
-            mapfile -t cases < <(cases_of "$test")
-            [ ${#cases[@]} -eq 0 ] ||
-                "$work/$test" --list --shard "$lab/$labs" --costs "$COSTS" --exact "${cases[@]}" |
-                sed "s/^/$test /; s/: test$//"
-        done >"$work/cases-$lab"
         { one_lab "$lab" "$@" 2>&1 | with_seconds "lab $lab: "; } &
         running+=($!)
     done
@@ -258,8 +276,24 @@ in_lab() {
             [ ! -e "$lab/$test.xml" ] || cp "$lab/$test.xml" "$TARGET/junit/$test-${lab##*/}.xml"
         done
     done
-    [ -n "$name_part$huge_pages" ] || keep_costs
+    # After a failure the figures would lack cases.
+    [ -n "$name_part$huge_pages" ] || [ "$status" -ne 0 ] || keep_costs
     return "$status"
+}
+
+# share_out TEST LABS: writes down which of its cases each lab runs.
+share_out() {
+    local lab cases
+    if ! cases_of "$1" >"$work/listed" || ! expect "$1" "$work/listed"; then
+        say "the cases of $1 cannot be listed"
+        return 1
+    fi
+    mapfile -t cases <"$work/listed"
+    for ((lab = 1; lab <= $2; lab++)); do
+        "$work/$1" --list --shard "$lab/$2" --costs "$COSTS" --exact "${cases[@]}" |
+            sed "s/^/$1 /; s/: test$//" >>"$work/cases-$lab" ||
+            { say "the cases of $1 cannot be shared out" && return 1; }
+    done
 }
 
 # cases_of TEST: the names of its cases, of those that were chosen, or of those that the lab runs too.
@@ -276,7 +310,7 @@ cases_of() {
 # Writes what each case cost this time, to be copied over the file of costs when they have changed.
 keep_costs() {
     jq -r 'select(.event == "ended" and .outcome != "skipped") | "\(.seconds | round) \(.test)"' \
-        "$results"/lab-*/*.jsonl | sort -k 1,1nr >"$TARGET/lab-costs.txt"
+        "$results"/lab-[0-9].jsonl | sort -k 1,1nr >"$TARGET/lab-costs.txt"
     echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
 }
 
@@ -290,7 +324,8 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
 # memory, which guest memory is, comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1 status=0
+    local name=lab-$1${huge_pages:+-huge}
     shift
     level_1=$(level_1 "$number")
     ((number % 2)) && [ -z "$huge_pages" ] || policy=always
@@ -311,7 +346,7 @@ one_lab() {
     if [ -n "$name_part" ] && scripts/lab.sh --status; then how+=(--keep); fi
     # shellcheck disable=SC2016 # expanded in the lab
     VOLT_LAB_STALLS=$work/stalls scripts/lab.sh "${how[@]}" "${files[@]}" --file "$program:/lab/volt-vmm" \
-        --out /lab/results:"$results/lab-$number${huge_pages:+-huge}" \
+        --log "$results/$name.jsonl" --out /lab/results:"$results/$name" \
         --file "$work/cases-$number:/lab/cases" \
         sh -c '
             rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
@@ -319,17 +354,21 @@ one_lab() {
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             # Nothing may rely on the size of the pages that guest memory comes in.
             echo "$2" >/sys/kernel/mm/transparent_hugepage/shmem_enabled
-            limit=$5
-            shift 5
+            shift 4
             status=0
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
-                [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --rerun-failed ${limit:+--limit $limit} \
-                    --results /lab/results/$test.jsonl --junit /lab/results/$test.xml --exact $cases ||
+                [ -z "$cases" ] || /lab/tests/$test --test-threads=1 --rerun-failed \
+                    --results $VOLT_LAB_LOG --junit /lab/results/$test.xml --exact $cases ||
                     status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$power_cuts" "$forks" "${full:+$LIMIT_FULL}" "$@"
+        ' sh "$generations" "$policy" "$power_cuts" "$forks" "$@" || status=$?
+    # The second boot has the other results. A failure before the stall remains one.
+    [ ! -e "$results/$name.jsonl.stalled" ] ||
+        jq -cR 'fromjson? | select(.event == "ended" and .outcome == "failed")' \
+            "$results/$name.jsonl.stalled" >"$results/$name-stalled.jsonl"
+    return "$status"
 }
 
 # Why there can be no fuzzing, if there cannot.
@@ -391,7 +430,9 @@ fuzz() {
 
 fuzz_all() {
     local missing target targets
-    mapfile -t targets < <(sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' tests/fuzz/Cargo.toml)
+    sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' tests/fuzz/Cargo.toml >"$work/fuzz-targets"
+    stage "list fuzz targets" expect fuzz "$work/fuzz-targets" || return
+    mapfile -t targets <"$work/fuzz-targets"
     if missing=$(no_fuzzing); then
         for target in "${targets[@]}"; do
             result fuzz "$target" skipped "there is no $missing"
@@ -415,7 +456,11 @@ fuzz_all() {
 
 summary() {
     local passed failed skips name
-    find "$results" -name '*.jsonl' -exec cat {} + | jq -s -f scripts/sum.jq >"$work/sum" || return 1
+    # A torn last line must not join the first line of the next file.
+    find "$results" -name '*.jsonl' -exec awk 1 {} + | jq -Rn -f scripts/sum.jq >"$work/sum" || {
+        say "the results cannot be added up"
+        echo '{"passed":0, "failed":1, "skipped":0, "skips":[], "failures":[], "flakes":[]}' >"$work/sum"
+    }
     read -r passed failed skips < <(jq -r '"\(.passed) \(.failed) \(.skipped)"' "$work/sum")
     echo
     for name in "${times[@]}"; do say "$name"; done

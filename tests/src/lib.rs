@@ -60,14 +60,11 @@ pub use wire::Wire;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::Duration;
 
-/// A suite of whole-program tests. Its limit exceeds [`patience()`], so that a wait in vain ends first and
-/// names itself.
+/// A suite of whole-program tests.
 #[must_use]
 pub fn suite(name: &'static str) -> volt_test_runner::Suite {
-    let limit = if patience::in_lab() { 600 } else { 360 };
-    volt_test_runner::Suite { name, limit: Duration::from_secs(limit) }
+    volt_test_runner::Suite { name, limit: patience::limit() }
 }
 
 /// Returns the number of generations of snapshots in a test: 10, or the number in `VOLT_GENERATIONS`.

@@ -1,6 +1,5 @@
 //! Limits of waits. They are generous: a test that fails late is better than one that fails on a busy host.
 
-use std::io::Write;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
@@ -18,16 +17,29 @@ pub fn in_lab() -> bool {
     std::env::var_os("VOLT_LAB").is_some()
 }
 
-/// Calls `act`, which may block. After [`patience`] the process reports `what` and aborts, because a blocked
-/// thread cannot be ended from outside.
+/// Returns the limit of a test that has none of its own. It exceeds [`patience`], so that a wait in vain ends
+/// first and names itself, and grows with the work that the environment asks for.
+#[must_use]
+pub fn limit() -> Duration {
+    let usual = Duration::from_secs(if in_lab() { 600 } else { 360 }).max(2 * patience());
+    let number = |variable| std::env::var(variable).ok()?.rsplit(',').next()?.parse::<u32>().ok();
+    let rounds = ["VOLT_GENERATIONS", "VOLT_POWER_CUTS"].into_iter().filter_map(number).max();
+    let forks = number("VOLT_FORKS").unwrap_or(0);
+    usual * rounds.unwrap_or(0).div_ceil(10).max(1) + forks * Duration::from_millis(250)
+}
+
+/// Calls `act`, which may block. After [`patience`] the test fails with `what`, and the runner abandons its
+/// thread, because a blocked thread cannot be ended from outside. On another thread than the test's, `what`
+/// is only reported: the limit of the test ends the wait.
 pub fn limited<T>(what: &str, act: impl FnOnce() -> T) -> T {
     let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watch = volt_test_runner::watch();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             if ended.recv_timeout(patience()) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // `eprintln!` would keep the text for the end of the test, which does not come.
-                let _ = writeln!(std::io::stderr(), "waited {:?} in vain until {what}", patience());
-                std::process::abort();
+                let message = format!("waited {:?} in vain until {what}", patience());
+                eprintln!("{message}");
+                watch.abandon(message);
             }
         });
         let result = act();

@@ -8,6 +8,7 @@
 //! A test that fails stays a failure. With `--rerun-failed` it runs once more, alone, only to be reported
 //! as a flake if it then passes.
 
+mod children;
 mod limit;
 mod options;
 mod report;
@@ -23,7 +24,7 @@ use clap::Parser;
 use libtest_mimic::{Completion, Trial};
 
 pub use inventory;
-pub use limit::{needs, skip};
+pub use limit::{Watch, needs, skip, watch};
 
 use limit::{Outcome, run_limited};
 use options::Options;
@@ -99,7 +100,7 @@ impl Suite {
         if options.rerun_failed {
             cases.iter().for_each(|case| rerun(case, &report));
         }
-        report.finish(options)?;
+        report.finish()?;
         Ok(if conclusion.has_failed() { FAILED } else { 0 })
     }
 

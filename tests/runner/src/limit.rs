@@ -1,13 +1,14 @@
 //! Runs one test on a thread of its own, which is abandoned when the limit has passed: no thread can be
-//! ended from outside.
+//! ended from outside. The processes that the thread started are killed.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crate::Case;
+use crate::children::kill_children;
 
 /// A test that runs longer than this is named, as libtest does.
 const LONG: Duration = Duration::from_secs(60);
@@ -26,6 +27,7 @@ pub(crate) enum Outcome {
 
 thread_local! {
     static NEEDS: Cell<Option<&'static [(&'static str, crate::Need)]>> = const { Cell::new(None) };
+    static WATCHED: RefCell<Option<Sender<Outcome>>> = const { RefCell::new(None) };
     static SKIPPED: RefCell<Option<String>> = const { RefCell::new(None) };
     static PANICKED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
@@ -44,6 +46,26 @@ pub fn skip(reason: &str) {
 #[must_use]
 pub fn needs() -> Vec<&'static str> {
     NEEDS.get().into_iter().flatten().map(|(name, _)| *name).collect()
+}
+
+/// The right to fail a test from another thread, for a wait that blocks the thread of the test.
+#[derive(Debug)]
+pub struct Watch(Option<Sender<Outcome>>);
+
+/// Returns the right to fail the running test. Outside the thread of a test it has no effect.
+#[must_use]
+pub fn watch() -> Watch {
+    Watch(WATCHED.with_borrow(Clone::clone))
+}
+
+impl Watch {
+    /// Fails the test with this message, and abandons its thread.
+    pub fn abandon(self, message: String) {
+        if let Some(test) = self.0 {
+            // The receiver is gone if the test has ended.
+            let _ = test.send(Outcome::TimedOut(message));
+        }
+    }
 }
 
 /// Keeps the message of each panic for the report of its test. The message still goes to standard error
@@ -65,9 +87,12 @@ pub(crate) fn keep_panics() {
 pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
     let start = Instant::now();
     let (done, ended) = channel();
+    let (begun, thread_id) = channel();
     let (run, needs) = (case.test.run, case.test.needs);
     let thread = std::thread::Builder::new().name(case.name.clone()).spawn(move || {
         NEEDS.set(Some(needs));
+        WATCHED.set(Some(done.clone()));
+        let _ = begun.send(rustix::thread::gettid());
         let result = catch_unwind(AssertUnwindSafe(run));
         let outcome = match (result, SKIPPED.take()) {
             (Err(_), _) => Outcome::Failed(PANICKED.take().unwrap_or_default()),
@@ -90,5 +115,8 @@ pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
         eprintln!("LIMIT: {} {message}", case.name);
         Outcome::TimedOut(message)
     });
+    if let (Outcome::TimedOut(_), Ok(thread)) = (&outcome, thread_id.try_recv()) {
+        kill_children(thread);
+    }
     (outcome, start.elapsed())
 }

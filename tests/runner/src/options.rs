@@ -38,7 +38,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     pub(crate) results: Option<PathBuf>,
 
-    /// Write a JUnit report at the end
+    /// Write a JUnit report, anew after each test
     #[arg(long, value_name = "FILE")]
     pub(crate) junit: Option<PathBuf>,
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -30,6 +30,7 @@ struct State {
 pub(crate) struct Report {
     suite: &'static str,
     started: SystemTime,
+    junit: Option<PathBuf>,
     state: Mutex<State>,
 }
 
@@ -38,7 +39,7 @@ impl Report {
         let create = |path: &Path| File::create(path).map_err(|error| cannot_write(path, &error));
         let results = options.results.as_deref().map(create).transpose()?;
         let state = Mutex::new(State { ended: BTreeMap::new(), results });
-        Ok(Self { suite, started: SystemTime::now(), state })
+        Ok(Self { suite, started: SystemTime::now(), junit: options.junit.clone(), state })
     }
 
     pub(crate) fn started(&self, test: &str) {
@@ -54,6 +55,8 @@ impl Report {
         }
         self.write(&mut state, line);
         state.ended.insert(test.to_owned(), Ended { outcome, took, flaky: false });
+        // The run may not come to its end, which reports an error.
+        let _ = self.write_junit(&state);
     }
 
     /// Whether a test failed and has ended.
@@ -73,11 +76,17 @@ impl Report {
         state.ended.entry(test.to_owned()).and_modify(|ended| ended.flaky = flaky);
     }
 
-    pub(crate) fn finish(&self, options: &Options) -> Result<(), String> {
-        let Some(path) = &options.junit else { return Ok(()) };
+    pub(crate) fn finish(&self) -> Result<(), String> {
+        self.write_junit(&self.lock())
+    }
+
+    /// Replaces the JUnit report by one of all ends so far.
+    fn write_junit(&self, state: &State) -> Result<(), String> {
+        let Some(path) = &self.junit else { return Ok(()) };
         let took = self.started.elapsed().unwrap_or_default();
-        let text = junit(self.suite, took, &self.lock().ended);
-        std::fs::write(path, text).map_err(|error| cannot_write(path, &error))
+        let part = path.with_extension("part");
+        let written = std::fs::write(&part, junit(self.suite, took, &state.ended));
+        written.and_then(|()| std::fs::rename(&part, path)).map_err(|error| cannot_write(path, &error))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
