@@ -4,7 +4,7 @@
 use axum::Json;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::task::JoinError;
 use volt_vmm::{Cure, Error, cure};
 
@@ -17,8 +17,14 @@ pub(crate) struct FaultMessage {
     /// The refusal for a person, with the cures' fields.
     fault_message: String,
     /// The same for a client with words of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "if_known")]
     curable: Option<Curable>,
+}
+
+/// Reads the cures, or nothing if a server of another version knows other ones.
+fn if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Curable>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).ok())
 }
 
 /// A refusal with cures.
@@ -124,10 +130,21 @@ mod tests {
         let read: FaultMessage = serde_json::from_str(&body).unwrap();
         assert_eq!(
             read.report(cures::as_option),
-            "no; give the vsock device another socket (--vsock socket=PATH), \
+            "no; give the vsock device a socket (--vsock socket=PATH), \
              or allow its directory (--allow-path DIR)"
         );
         let read: FaultMessage = serde_json::from_str(r#"{"fault_message":"x"}"#).unwrap();
         assert_eq!(read.report(cures::as_option), "x");
+    }
+
+    #[test]
+    fn refusal_with_an_unknown_cure_keeps_its_text() {
+        for cure in [r#""wait""#, r#"{"wait":{"seconds":1}}"#] {
+            let body = format!(
+                r#"{{"fault_message":"no; wait","curable":{{"problem":"no","cures":["vsock_socket",{cure}]}}}}"#
+            );
+            let read: FaultMessage = serde_json::from_str(&body).unwrap();
+            assert_eq!(read.report(cures::as_option), "no; wait");
+        }
     }
 }
