@@ -103,6 +103,28 @@ pub enum Invalid {
         fd: i32,
         /// Number of the clone, from 1.
         child: usize,
+        /// How to give the clone a path.
+        cure: Cure,
+    },
+    /// An image that has changed since the snapshot.
+    #[error("{disk}: {image} has changed since the snapshot: {difference}")]
+    ChangedImage {
+        /// The disk.
+        disk: String,
+        /// The image.
+        image: String,
+        /// The change.
+        difference: String,
+    },
+    /// A layer that a killed process left, and that cannot be completed.
+    #[error("{disk}: cannot complete layer {layer}, which a killed process left: {problem}")]
+    IncompleteLayer {
+        /// The disk.
+        disk: String,
+        /// The layer.
+        layer: String,
+        /// The cause.
+        problem: String,
     },
     /// An option of packing without a compression.
     #[error("goes with compress, which says how memory is packed")]
@@ -143,7 +165,11 @@ impl Invalid {
     pub fn cures(&self) -> Vec<Cure> {
         match self {
             Self::Shared { cures, .. } => cures.clone(),
-            Self::OwnDescriptor { disk, .. } => vec![Cure::DiskPath { id: disk.clone() }],
+            Self::OwnDescriptor { cure, .. } => vec![cure.clone()],
+            Self::ChangedImage { disk, .. } => {
+                vec![Cure::FormerImage { id: disk.clone() }, Cure::ChangedImage { id: disk.clone() }]
+            }
+            Self::IncompleteLayer { layer, .. } => vec![Cure::CompletedLayer { layer: layer.clone() }],
             Self::NoStatistics => vec![Cure::BalloonStatistics],
             Self::WithoutCompression { option } => {
                 vec![Cure::Compression, Cure::LeaveOut { field: (*option).to_owned() }]
