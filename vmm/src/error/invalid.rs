@@ -73,6 +73,54 @@ pub enum Invalid {
         /// The address.
         cid: u32,
     },
+    /// A hardware address that no single interface has.
+    #[error("mac {given:?}: {problem}, such as 02:00:00:00:00:01")]
+    Mac {
+        /// The address.
+        given: String,
+        /// The fault.
+        problem: &'static str,
+    },
+    /// An MTU that IPv4 does not allow.
+    #[error("mtu {given} is less than {least}")]
+    Mtu {
+        /// The MTU.
+        given: u16,
+        /// The smallest MTU.
+        least: u16,
+    },
+    /// A name that no tap can have.
+    #[error("tap {name:?}: the name of an interface has 1 to 15 characters, no /, : or %")]
+    TapName {
+        /// The name.
+        name: String,
+    },
+    /// A port that cannot be forwarded.
+    #[error("forward {host} to port {guest} of the guest: {problem}")]
+    Forward {
+        /// Port of the host.
+        host: u16,
+        /// Port of the guest.
+        guest: u16,
+        /// The fault.
+        problem: &'static str,
+    },
+    /// A balloon larger than the guest's memory.
+    #[error("{given} MiB asked for; the guest has {most}")]
+    BalloonTarget {
+        /// MiB asked for.
+        given: u64,
+        /// MiB of the guest.
+        most: u64,
+    },
+    /// A name that no trust group of pagers can have.
+    #[error("{name:?} must be 1 to {longest} letters, digits, - or _")]
+    PagerGroup {
+        /// The name.
+        name: String,
+        /// Bytes of the longest name.
+        longest: usize,
+    },
     /// An override of a device that the VM lacks.
     #[error("an override, but the snapshot's VM has no such device")]
     NoSuchDevice,

@@ -78,6 +78,9 @@ fn check(devices: &Devices, wanted: &[ChildSpec]) -> Result<(), Failure> {
         if wanted[..number].iter().any(|other| other.api_socket == child.api_socket) {
             return config("api_socket", format!("{} is given twice", child.api_socket.display()).into());
         }
+        // Names the child whose overrides are invalid by themselves.
+        let applied = child.overrides.clone().apply(&mut devices.clone());
+        applied.map_err(|error| Failure::child(&child.api_socket, volt_vmm::report(&error)))?;
         let Some((disk, fd, cure)) = descriptor(devices, &child.overrides) else { continue };
         return config("disks", Invalid::OwnDescriptor { disk, fd, child: number + 1, cure });
     }
@@ -239,7 +242,7 @@ mod tests {
             check(&serde_json::from_str(devices).unwrap(), &[child]).unwrap_err().cures()
         };
         assert_eq!(cures(given, wanted("/a", "{}")), [Cure::DiskPath { id: "root".to_owned() }]);
-        assert_eq!(cures("{}", wanted("/a", given_layer())), [Cure::CloneLayer { id: "root".to_owned() }]);
+        assert_eq!(cures(other, wanted("/a", given_layer())), [Cure::CloneLayer { id: "root".to_owned() }]);
     }
 
     fn given_layer() -> &'static str {
