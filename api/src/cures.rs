@@ -63,10 +63,11 @@ fn field(cure: &Cure) -> Option<&str> {
 }
 
 impl Failure {
-    /// Returns the cures of the library's error.
+    /// Returns the cures of the library's error, also of one in a child.
     pub(crate) fn cures(&self) -> Vec<Cure> {
         match self {
             Self::Vmm(error) => error.cures(),
+            Self::Child { cures, .. } => cures.clone(),
             _ => Vec::new(),
         }
     }

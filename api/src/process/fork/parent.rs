@@ -80,7 +80,7 @@ fn check(devices: &Devices, wanted: &[ChildSpec]) -> Result<(), Failure> {
         }
         // Names the child whose overrides are invalid by themselves.
         let applied = child.overrides.clone().apply(&mut devices.clone());
-        applied.map_err(|error| Failure::child(&child.api_socket, volt_vmm::report(&error)))?;
+        applied.map_err(|error| Failure::child(&child.api_socket, volt_vmm::problem(&error)))?;
         let Some((disk, fd, cure)) = descriptor(devices, &child.overrides) else { continue };
         return config("disks", Invalid::OwnDescriptor { disk, fd, child: number + 1, cure });
     }
@@ -119,7 +119,7 @@ impl Child {
     fn spawn(wanted: ChildSpec, shape: VmShape, paused: bool) -> Result<Self, Failure> {
         let ChildSpec { api_socket, serial, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
-            Failure::child(&api_socket, volt_vmm::report(&Failure::system(act, source)))
+            Failure::child(&api_socket, volt_vmm::problem(&Failure::system(act, source)))
         };
         let id = random_hex()?;
         let (near, far) = UnixStream::pair().map_err(|source| failed("create its socket", source))?;
@@ -165,7 +165,9 @@ impl Child {
     fn receive_ready(&mut self) -> Result<(), Failure> {
         match self.socket.as_mut().map(ForkSocket::receive) {
             Some(Ok(ChildMessage::Ready)) => Ok(()),
-            Some(Ok(ChildMessage::Failed(why))) => Err(Failure::child(&self.forked.api_socket, why)),
+            Some(Ok(ChildMessage::Failed { problem, cures })) => {
+                Err(Failure::Child { socket: self.forked.api_socket.clone(), problem, cures })
+            }
             Some(Err(_)) | None => Err(self.early_exit()),
         }
     }
