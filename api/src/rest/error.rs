@@ -1,9 +1,9 @@
 //! The only place where an error becomes an HTTP status. The body is Firecracker's `{"fault_message":
 //! "..."}`, with cures as values if the library knows any.
 
-use axum::Json;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::task::JoinError;
 use volt_vmm::{Cure, Error, cure};
@@ -45,7 +45,7 @@ impl FaultMessage {
 }
 
 /// A refusal.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Fault {
     status: StatusCode,
     problem: String,
@@ -82,6 +82,14 @@ impl Fault {
         Self::new(StatusCode::REQUEST_TIMEOUT, format!("request body: not complete after {seconds} seconds"))
     }
 
+    /// Replaces the library's name of the refused field by the request's. `names` has pairs of both.
+    pub(super) fn rename(response: Response, names: &[(&str, &str)]) -> Response {
+        let Some(fault) = response.extensions().get::<Self>() else { return response };
+        let Some((field, rest)) = fault.problem.split_once(": ") else { return response };
+        let Some((_, name)) = names.iter().find(|(library, _)| *library == field) else { return response };
+        Self { problem: format!("{name}: {rest}"), ..fault.clone() }.into_response()
+    }
+
     /// Reports a panic in a call of the library: the one refusal that no request can avoid.
     pub(super) fn panicked(error: JoinError) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("volt-vmm has a bug: {error}"))
@@ -103,10 +111,10 @@ impl From<Failure> for Fault {
 
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
-        let Self { status, problem, cures } = self;
+        let Self { status, problem, cures } = self.clone();
         let fault_message = cure::with_cures(problem.clone(), &cures, cures::as_field);
         let curable = (!cures.is_empty()).then_some(Curable { problem, cures });
-        (status, Json(FaultMessage { fault_message, curable })).into_response()
+        (status, Extension(self), Json(FaultMessage { fault_message, curable })).into_response()
     }
 }
 

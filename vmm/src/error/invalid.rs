@@ -15,7 +15,7 @@ pub enum Invalid {
         most: u8,
     },
     /// A VM without memory.
-    #[error("0 asked for; give a size such as 512M")]
+    #[error("0 MiB asked for; a VM has at least 1")]
     NoMemory,
     /// More memory than an address space has.
     #[error("{mib} MiB is more than a host can map")]
