@@ -148,9 +148,8 @@ mod tests {
     #[test]
     fn refusal_with_an_unknown_cure_keeps_its_text() {
         for cure in [r#""wait""#, r#"{"wait":{"seconds":1}}"#] {
-            let body = format!(
-                r#"{{"fault_message":"no; wait","curable":{{"problem":"no","cures":["vsock_socket",{cure}]}}}}"#
-            );
+            let curable = format!(r#"{{"problem":"no","cures":["vsock_socket",{cure}]}}"#);
+            let body = format!(r#"{{"fault_message":"no; wait","curable":{curable}}}"#);
             let read: FaultMessage = serde_json::from_str(&body).unwrap();
             assert_eq!(read.report(cures::as_option), "no; wait");
         }
