@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn changed_image_is_replaced_or_accepted() {
-        let (image, difference) = ("/image".to_owned(), "it is longer".to_owned());
+        let (image, difference) = ("/image".to_owned(), "it is longer".into());
         let problem = Invalid::ChangedImage { disk: "root".to_owned(), image, difference };
         assert_eq!(
             Failure::from(Error::Config { field: "disks", problem }).report(as_option),

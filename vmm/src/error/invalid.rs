@@ -151,8 +151,8 @@ pub enum Invalid {
         fd: i32,
         /// Number of the clone, from 1.
         child: usize,
-        /// How to give the clone a path.
-        cure: Cure,
+        /// How to give the clone a path. Boxed, as are some texts, because each `Result` has room for it.
+        cure: Box<Cure>,
     },
     /// An image that has changed since the snapshot.
     #[error("{disk}: {image} has changed since the snapshot: {difference}")]
@@ -162,7 +162,7 @@ pub enum Invalid {
         /// The image.
         image: String,
         /// The change.
-        difference: String,
+        difference: Box<str>,
     },
     /// A layer that a killed process left, and that cannot be completed.
     #[error("{disk}: cannot complete layer {layer}, which a killed process left: {problem}")]
@@ -172,7 +172,7 @@ pub enum Invalid {
         /// The layer.
         layer: String,
         /// The cause.
-        problem: String,
+        problem: Box<str>,
     },
     /// An option of packing without a compression.
     #[error("goes with compress, which says how memory is packed")]
@@ -213,7 +213,7 @@ impl Invalid {
     pub fn cures(&self) -> Vec<Cure> {
         match self {
             Self::Shared { cures, .. } => cures.clone(),
-            Self::OwnDescriptor { cure, .. } => vec![cure.clone()],
+            Self::OwnDescriptor { cure, .. } => vec![(**cure).clone()],
             Self::ChangedImage { disk, .. } => {
                 vec![Cure::FormerImage { id: disk.clone() }, Cure::ChangedImage { id: disk.clone() }]
             }

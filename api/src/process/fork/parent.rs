@@ -82,7 +82,7 @@ fn check(devices: &Devices, wanted: &[ChildSpec]) -> Result<(), Failure> {
         let applied = child.overrides.clone().apply(&mut devices.clone());
         applied.map_err(|error| Failure::child(&child.api_socket, volt_vmm::problem(&error)))?;
         let Some((disk, fd, cure)) = descriptor(devices, &child.overrides) else { continue };
-        return config("disks", Invalid::OwnDescriptor { disk, fd, child: number + 1, cure });
+        return config("disks", Invalid::OwnDescriptor { disk, fd, child: number + 1, cure: cure.into() });
     }
     let overrides: Vec<_> = wanted.iter().map(|child| child.overrides.clone()).collect();
     Ok(sharing::check(devices, &overrides)?)

@@ -104,6 +104,7 @@ pub fn check(
         let is_copy = given.into_iter().any(|disk| disk.path.is_some()) && !is_recorded;
         let Some(difference) = then.difference(&image.content()?, is_copy) else { continue };
         let image = image.name().to_string();
+        let difference = difference.into();
         let problem = Invalid::ChangedImage { disk: id.clone(), image, difference };
         match changed {
             ChangedImages::Warn => log::warn!("{problem}"),

@@ -47,7 +47,8 @@ impl LowerFiles {
             let mut map = lower.map_of(id, &layer)?;
             if wanted != OpenMode::Read && map.is_dirty() {
                 complete_synced_map(layer_ref, &layer, &mut map).map_err(|error| {
-                    let (disk, layer, problem) = (id.to_owned(), layer.name().to_string(), report(&error));
+                    let (disk, layer, problem) =
+                        (id.to_owned(), layer.name().to_string(), report(&error).into());
                     Error::config("disks", Invalid::IncompleteLayer { disk, layer, problem })
                 })?;
             }
