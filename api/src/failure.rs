@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use volt_vmm::Cure;
+
 /// An error of the command line, of the API server's set-up or of the API client.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -20,7 +22,7 @@ pub(crate) enum Failure {
     Socket { path: PathBuf, problem: String },
     /// A child of a fork failed.
     #[error("child {}: {problem}", socket.display())]
-    Child { socket: PathBuf, problem: String },
+    Child { socket: PathBuf, problem: String, cures: Vec<Cure> },
     /// The error text from the server at the API socket.
     #[error("{0}")]
     Server(String),
@@ -34,7 +36,7 @@ impl Failure {
 
     /// Makes an error of the child whose API socket is `socket`.
     pub(crate) fn child(socket: &Path, problem: impl Into<String>) -> Self {
-        Self::Child { socket: socket.to_owned(), problem: problem.into() }
+        Self::Child { socket: socket.to_owned(), problem: problem.into(), cures: Vec::new() }
     }
 
     /// Makes an error of the API socket at `path`.

@@ -176,7 +176,8 @@ impl Error {
 /// file or directory`.
 #[must_use]
 pub fn report(error: &(dyn StdError + 'static)) -> String {
-    let cures = error.downcast_ref().map(Error::cures).unwrap_or_default();
+    let mut chain = std::iter::successors(Some(error), |&error| error.source());
+    let cures = chain.find_map(|error| error.downcast_ref()).map(Error::cures).unwrap_or_default();
     cure::with_cures(problem(error), &cures, Cure::to_string)
 }
 
@@ -195,6 +196,18 @@ pub fn problem(error: &dyn StdError) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::{Error, Invalid, StdError, report};
+
+    #[test]
+    fn report_has_the_cures_of_a_source() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot take the nightly snapshot")]
+        struct Nightly(#[source] Error);
+        let text = report(&Nightly(Error::config("balloon", Invalid::NoStatistics)) as &dyn StdError);
+        assert!(text.starts_with("cannot take the nightly snapshot: balloon: trimming needs"), "{text}");
+        assert!(text.ends_with("give the balloon statistics (BalloonConfig::statistics_interval)"), "{text}");
+    }
+
     /// Names of the variants of [`super::Error`], as this file has them.
     fn variants() -> Vec<&'static str> {
         let code = include_str!("error.rs").split("pub enum Error {").nth(1).unwrap();

@@ -5,8 +5,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use volt_vmm::Error;
 use volt_vmm::config::Overrides;
+use volt_vmm::config::overrides::DiskOverride;
+use volt_vmm::{Error, FileRef};
 
 use super::Outcome;
 use super::overrides::OverrideArgs;
@@ -84,7 +85,8 @@ impl ForkCommand {
 
     /// Makes the request, with absolute paths, because the server may have another working directory.
     fn request(self) -> Result<ForkRequest, Failure> {
-        let mut overrides: Overrides = self.overrides.into();
+        let mut overrides = self.overrides.into();
+        make_absolute(&mut overrides)?;
         let serial = self.serial.as_deref().map(absolute).transpose()?;
         let child = |socket: &Path, serial, overrides| {
             Ok::<_, Failure>(ChildOfFork {
@@ -124,6 +126,19 @@ fn only_for_one(field: &'static str, holds: bool) -> Result<(), Failure> {
     if holds { Ok(()) } else { Err(Error::Config { field, problem }.into()) }
 }
 
+fn make_absolute(overrides: &mut Overrides) -> Result<(), Failure> {
+    for file in overrides.disks.iter_mut().flat_map(DiskOverride::files_mut) {
+        if let FileRef::Path(path) = file {
+            *path = absolute(path)?;
+        }
+    }
+    let vsock = overrides.vsock.iter_mut().filter_map(|vsock| vsock.socket.as_mut());
+    for socket in vsock.chain(overrides.console.iter_mut().map(|console| &mut console.socket)) {
+        *socket = absolute(socket.as_path())?.into();
+    }
+    Ok(())
+}
+
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path)
         .map_err(|source| Failure::system(format!("find the absolute path of {}", path.display()), source))
@@ -145,7 +160,7 @@ mod tests {
         let line =
             ForkLine::try_parse_from(["fork", "--api-socket", "/p"].into_iter().chain(line.split(' ')));
         let line = line.map_err(|error| error.to_string())?;
-        line.fork.request().map_err(|failure| volt_vmm::report(&failure))
+        line.fork.request().map_err(|failure| failure.report(crate::cures::as_option))
     }
 
     #[test]
@@ -158,6 +173,19 @@ mod tests {
             parse("--count 1 --child-dir /d --console /c").unwrap().children[0].overrides.console,
             Some(volt_vmm::config::devices::ConsoleConfig { socket: "/c".into() })
         );
+    }
+
+    #[test]
+    fn paths_of_overrides_become_absolute() {
+        let line =
+            "--child /a --disk id=root,path=p,layer=l --disk id=b,layer=fd:3 --vsock socket=v --console c";
+        let overrides = &parse(line).unwrap().children[0].overrides;
+        let here = |name: &str| std::env::current_dir().unwrap().join(name);
+        let root = &overrides.disks[0];
+        assert_eq!((&root.path, &root.layer), (&Some(here("p").into()), &Some(here("l").into())));
+        assert_eq!(overrides.disks[1].layer, Some(FileRef::Fd(3)));
+        assert_eq!(overrides.vsock.as_ref().unwrap().socket, Some(here("v").into()));
+        assert_eq!(overrides.console.as_ref().unwrap().socket, here("c").into());
     }
 
     #[test]

@@ -136,10 +136,14 @@ fn read<'a>(keys: &'static [OptionKey], text: &'a str) -> Result<Vec<Given<'a>>,
     let mut all: Vec<Given<'a>> = Vec::new();
     for word in text.split(',').filter(|word| !word.is_empty()) {
         let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
-        let fits = |key: &&OptionKey| key.name == name && (key.syntax == Syntax::Flag) == value.is_none();
-        let key = keys.iter().find(fits).ok_or_else(|| unknown(word))?;
+        let key = keys.iter().find(|key| key.name == name).ok_or_else(|| unknown(word))?;
+        match (key.syntax, value) {
+            (Syntax::Flag, Some(_)) => return Err(format!("{word:?}: {name} takes no value")),
+            (Syntax::Flag, None) | (_, Some(_)) => {}
+            (_, None) => return Err(format!("{word:?} needs a value: {key}")),
+        }
         if key.syntax != Syntax::Ports && all.iter().any(|other| other.key.name == name) {
-            return Err(format!("{word:?} is unknown here: {name} was given before"));
+            return Err(format!("{word:?}: {name} is given twice"));
         }
         all.push(Given { key, text: value.unwrap_or_default() });
     }

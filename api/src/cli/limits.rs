@@ -7,7 +7,7 @@ use volt_vmm::config::devices::Bucket;
 const REFILL_TIME: u64 = 1000;
 
 /// Forms of a rate limit.
-pub(super) const SYNTAX: &str = "N, N/MILLISECONDS, N+BURST or N/MILLISECONDS+BURST, as in 10M/100+64M";
+pub(super) const SYNTAX: &str = "AMOUNT[/MILLISECONDS][+BURST], as in 10M/100+64M";
 
 /// Parses a rate limit.
 pub(super) fn bucket(text: &str) -> Option<Bucket> {

@@ -78,8 +78,8 @@ struct Arguments {
     #[arg(long, value_name = "SOCKET")]
     api_socket: Option<PathBuf>,
 
-    /// Create an empty VM of this shape ahead of /snapshot/load: SIZE[,vcpus=N][,irqchip=kernel|split], such
-    /// as 512M,vcpus=2. A snapshot of another shape does not use it
+    /// Create an empty VM of this shape ahead of /snapshot/load: SIZE[,vcpus=COUNT]
+    /// [,irqchip=kernel|split], such as 512M,vcpus=2. A snapshot of another shape does not use it
     #[arg(
         long,
         value_name = "SHAPE",

@@ -19,8 +19,7 @@ impl std::str::FromStr for Memory {
         if text == "none" {
             return Ok(Self::Raw);
         }
-        let wrong = |_| "write none, lz4, zstd or zstd:LEVEL with a level from 1 to 22".to_owned();
-        text.parse().map(Self::Packed).map_err(wrong)
+        text.parse().map(Self::Packed).map_err(|error: Error| format!("{error}, or none"))
     }
 }
 

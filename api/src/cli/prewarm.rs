@@ -6,8 +6,10 @@ use volt_vmm::{IrqchipKind, VmConfig, VmShape, parse_memory_mib, report};
 use super::key_values;
 use super::key_values::OptionKey;
 
-const SHAPE: &[OptionKey] =
-    &[OptionKey::plain("vcpus", "COUNT", &["vcpus"]), OptionKey::plain("irqchip", "KIND", &["irqchip"])];
+const SHAPE: &[OptionKey] = &[
+    OptionKey::plain("vcpus", "COUNT", &["vcpus"]),
+    OptionKey::plain("irqchip", "kernel|split", &["irqchip"]),
+];
 
 /// The rest of a shape: fields of [`VmConfig`].
 #[derive(Debug, Deserialize)]
@@ -16,7 +18,7 @@ struct ShapeRest {
     irqchip: Option<IrqchipKind>,
 }
 
-/// Parses a shape: `MEMORY[,vcpus=COUNT][,irqchip=KIND]`.
+/// Parses a shape: `SIZE[,vcpus=COUNT][,irqchip=kernel|split]`.
 pub(super) fn parse(text: &str) -> Result<VmShape, String> {
     let (memory, rest) = text.split_once(',').unwrap_or((text, ""));
     let mut config = VmConfig::new("");
@@ -31,6 +33,8 @@ pub(super) fn parse(text: &str) -> Result<VmShape, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Arguments;
+    use crate::cli::key_values::tests::help_names_every_key;
 
     #[test]
     fn shape_is_memory_and_defaults_otherwise() {
@@ -46,6 +50,11 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn help_has_the_keys() {
+        help_names_every_key::<Arguments>("prewarm", SHAPE, |_| true);
     }
 
     #[test]

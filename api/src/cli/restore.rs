@@ -22,8 +22,8 @@ pub(crate) struct Restore {
     #[command(flatten)]
     pub(super) overrides: OverrideArgs,
 
-    /// Allow a snapshot of another user to use disks, sockets and the base of a diff in this directory.
-    /// Repeatable
+    /// Allow a snapshot of another user, or of this user without its mark, to use disks, sockets and the base
+    /// of a diff in this directory. Repeatable
     #[arg(long = "allow-path", value_name = "DIR")]
     pub(super) allowed: Vec<PathBuf>,
 

@@ -1,10 +1,10 @@
 //! The only place where an error becomes an HTTP status. The body is Firecracker's `{"fault_message":
 //! "..."}`, with cures as values if the library knows any.
 
-use axum::Json;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use axum::{Extension, Json};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::task::JoinError;
 use volt_vmm::{Cure, Error, cure};
 
@@ -17,8 +17,14 @@ pub(crate) struct FaultMessage {
     /// The refusal for a person, with the cures' fields.
     fault_message: String,
     /// The same for a client with words of its own.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "if_known")]
     curable: Option<Curable>,
+}
+
+/// Reads the cures, or nothing if a server of another version knows other ones.
+fn if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Curable>, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).ok())
 }
 
 /// A refusal with cures.
@@ -39,7 +45,7 @@ impl FaultMessage {
 }
 
 /// A refusal.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Fault {
     status: StatusCode,
     problem: String,
@@ -76,6 +82,14 @@ impl Fault {
         Self::new(StatusCode::REQUEST_TIMEOUT, format!("request body: not complete after {seconds} seconds"))
     }
 
+    /// Replaces the library's name of the refused field by the request's. `names` has pairs of both.
+    pub(super) fn rename(response: Response, names: &[(&str, &str)]) -> Response {
+        let Some(fault) = response.extensions().get::<Self>() else { return response };
+        let Some((field, rest)) = fault.problem.split_once(": ") else { return response };
+        let Some((_, name)) = names.iter().find(|(library, _)| *library == field) else { return response };
+        Self { problem: format!("{name}: {rest}"), ..fault.clone() }.into_response()
+    }
+
     /// Reports a panic in a call of the library: the one refusal that no request can avoid.
     pub(super) fn panicked(error: JoinError) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, format!("volt-vmm has a bug: {error}"))
@@ -97,10 +111,10 @@ impl From<Failure> for Fault {
 
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
-        let Self { status, problem, cures } = self;
+        let Self { status, problem, cures } = self.clone();
         let fault_message = cure::with_cures(problem.clone(), &cures, cures::as_field);
         let curable = (!cures.is_empty()).then_some(Curable { problem, cures });
-        (status, Json(FaultMessage { fault_message, curable })).into_response()
+        (status, Extension(self), Json(FaultMessage { fault_message, curable })).into_response()
     }
 }
 
@@ -124,10 +138,20 @@ mod tests {
         let read: FaultMessage = serde_json::from_str(&body).unwrap();
         assert_eq!(
             read.report(cures::as_option),
-            "no; give the vsock device another socket (--vsock socket=PATH), \
+            "no; give the vsock device a socket (--vsock socket=PATH), \
              or allow its directory (--allow-path DIR)"
         );
         let read: FaultMessage = serde_json::from_str(r#"{"fault_message":"x"}"#).unwrap();
         assert_eq!(read.report(cures::as_option), "x");
+    }
+
+    #[test]
+    fn refusal_with_an_unknown_cure_keeps_its_text() {
+        for cure in [r#""wait""#, r#"{"wait":{"seconds":1}}"#] {
+            let curable = format!(r#"{{"problem":"no","cures":["vsock_socket",{cure}]}}"#);
+            let body = format!(r#"{{"fault_message":"no; wait","curable":{curable}}}"#);
+            let read: FaultMessage = serde_json::from_str(&body).unwrap();
+            assert_eq!(read.report(cures::as_option), "no; wait");
+        }
     }
 }

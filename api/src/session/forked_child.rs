@@ -33,7 +33,8 @@ pub(crate) fn run(api_socket: &Path, id: String) -> Result<Status, Failure> {
     match (socket, outcome) {
         (Some(mut socket), Err(failure)) => {
             // If this fails, the parent has died.
-            let _ = socket.send(&ChildMessage::Failed(volt_vmm::report(&failure)));
+            let (problem, cures) = (volt_vmm::problem(&failure), failure.cures());
+            let _ = socket.send(&ChildMessage::Failed { problem, cures });
             Ok(Status::Error)
         }
         (_, outcome) => outcome,

@@ -21,6 +21,7 @@ fn add_fields(of: &str, value: &Value, to: &mut BTreeSet<String>) {
         Value::String(_) => drop(add("text")),
         Value::Array(all) if all.is_empty() => drop(add("empty list")),
         Value::Array(all) => all.iter().for_each(|value| add_fields(&format!("{of}[]"), value, to)),
+        Value::Object(all) if all.is_empty() => drop(add("empty object")),
         Value::Object(all) => {
             for (name, value) in all {
                 let name = if name.starts_with("0x") { "MSR" } else { name };
@@ -60,10 +61,12 @@ fn guest() -> (Scratch, Guest) {
     let scratch = Scratch::new();
     let (base, layer) = (scratch.path("base.img"), scratch.path("layer"));
     fs::write(&base, vec![7; 64 << 10]).unwrap();
-    let disk = format!("id=root,path={},layer={}", base.display(), layer.display());
+    let disk = format!("id=root,path={},layer={},layer-size=1M", base.display(), layer.display());
     let vsock = format!("cid=3,socket={}", scratch.path("vsock").display());
     let balloon = "statistics=1,hinting,reporting";
-    let options = ["--disk", &disk, "--vsock", &vsock, "--rng", "--balloon", balloon];
+    let console = scratch.path("console");
+    let console = console.to_str().unwrap();
+    let options = ["--disk", &disk, "--vsock", &vsock, "--rng", "--balloon", balloon, "--console", console];
     let mut guest = Boot::small("count mib=8").device(options).start();
     guest.wait_for("count");
     (scratch, guest)
@@ -81,6 +84,9 @@ fn answers_over_rest_keep_their_fields() {
     let (_scratch, guest) = guest();
     let paths = ["/", "/version", "/machine-config", "/vm/config", "/v1/vm", "/v1/vm/memory", "/balloon"];
     let mut answers: Vec<_> = paths.iter().map(|path| (*path, get(&guest, path))).collect();
+    // A child would have the vsock socket of the VM.
+    let fork = json!({ "children": [{ "api_socket": guest.scratch().path("child") }] }).to_string();
+    answers.push(("curable error", parsed(&guest.ask("POST", "/v1/vm/fork", &fork).1)));
     let snapshot = guest.snapshot_as(&["--compress", "lz4"]);
     // The restored VM has the same vsock socket.
     guest.kill();
@@ -113,9 +119,19 @@ fn firecrackers_requests_keep_their_fields() {
                     "rate_limiter": limit }),
         ),
         (
+            "/drives/data",
+            json!({ "drive_id": "data", "path_on_host": file, "is_root_device": false,
+                    "beneath_path": file, "layer_path": file, "layer_size": 65536 }),
+        ),
+        (
             "/network-interfaces/eth0",
             json!({ "iface_id": "eth0", "host_dev_name": "tap0", "guest_mac": "02:00:00:00:00:01",
                     "rx_rate_limiter": limit, "tx_rate_limiter": limit }),
+        ),
+        (
+            "/network-interfaces/eth1",
+            json!({ "iface_id": "eth1", "passt": { "forward": [[8080, 80]] }, "mtu": 1400,
+                    "offload": false }),
         ),
         ("/vsock", json!({ "vsock_id": "v", "guest_cid": 3, "uds_path": scratch.path("vsock") })),
         ("/entropy", json!({})),

@@ -191,7 +191,7 @@ fn diff_is_inspected_and_verified_and_not_converted() {
     assert_eq!(sum("diff", "memory_bytes") + sum("base", "memory_bytes"), 64 << 20);
     assert_eq!((sum("base", "stored_bytes"), &found["memory_file"]["name"]), (0, &"memory.diff".into()));
     let to = guest.scratch().path("packed");
-    diff.try_convert(&to, &["--compress", "lz4"]).refused(&["is a diff: merge it (snapshot merge)"]);
+    diff.try_convert(&to, &["--compress", "lz4"]).refused(&["is a diff: merge it into its base"]);
     assert!(!to.exists());
     assert!(diff.verify().succeeded().stdout.contains("every checksum is right"));
     let first = found["pages"].as_array().unwrap().iter().find(|stretch| stretch["kind"] == "diff").unwrap();

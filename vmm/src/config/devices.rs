@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::{FileRef, SocketPath};
+use super::{FileRef, MIB, SocketPath};
 use crate::error::{Error, Invalid, Result};
 
 /// Most virtio devices of a VM: each has its own interrupt line.
@@ -274,6 +274,7 @@ impl Devices {
         check_ids(self.disks.iter().map(|disk| &disk.id)).map_err(refused("disks"))?;
         check_ids(self.networks.iter().map(|network| &network.id)).map_err(refused("networks"))?;
         self.disks.iter().try_for_each(DiskConfig::validate).map_err(refused("disks"))?;
+        self.networks.iter().try_for_each(NetConfig::validate).map_err(refused("networks"))?;
         self.vsock.as_ref().map_or(Ok(()), VsockConfig::validate).map_err(refused("vsock cid"))
     }
 }
@@ -297,6 +298,17 @@ impl VsockConfig {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns a balloon's target in pages, for a guest with `memory_mib` MiB.
+///
+/// # Errors
+/// [`Error::Config`] if the target is more than the guest's memory.
+pub(crate) fn balloon_pages(target_mib: u64, memory_mib: u64) -> Result<u32> {
+    let pages = target_mib.checked_mul(MIB / 4096).and_then(|pages| u32::try_from(pages).ok());
+    pages.filter(|_| target_mib <= memory_mib).ok_or_else(|| {
+        Error::config("balloon target_mib", Invalid::BalloonTarget { given: target_mib, most: memory_mib })
+    })
 }
 
 /// Checks that every id can name a device, and only one.

@@ -16,6 +16,7 @@ use crate::error::{Error, Invalid, Result};
 pub mod devices;
 pub mod disk_content;
 pub mod irqchip;
+pub mod network;
 pub mod overrides;
 pub mod sharing;
 pub mod socket_path;
@@ -113,6 +114,9 @@ impl VmConfig {
         // No x86 user address space has more than 46 bits. Mapping finds the limit of this host.
         if self.memory_mib > (1 << 46) / MIB {
             return Err(Error::config("memory", Invalid::TooMuchMemory { mib: self.memory_mib }));
+        }
+        if let Some(balloon) = &self.devices.balloon {
+            devices::balloon_pages(balloon.target_mib, self.memory_mib)?;
         }
         self.devices.validate()
     }
@@ -360,6 +364,9 @@ mod tests {
             let error = VmConfig { vcpus, ..good.clone() }.validate().unwrap_err().to_string();
             assert!(error.contains("vcpus") && error.contains("1 to 32"), "{error}");
         }
+        let devices = serde_json::from_str(r#"{"balloon":{"target_mib":129}}"#).unwrap();
+        let error = VmConfig { devices, ..good.clone() }.validate().unwrap_err().to_string();
+        assert_eq!(error, "balloon target_mib: 129 MiB asked for; the guest has 128");
         for memory_mib in [0, u64::MAX] {
             let error = VmConfig { memory_mib, ..good.clone() }.validate().unwrap_err().to_string();
             assert!(error.contains("memory"), "{error}");

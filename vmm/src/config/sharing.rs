@@ -37,10 +37,15 @@ pub fn check(devices: &Devices, clones: &[Overrides]) -> Result<()> {
     Ok(())
 }
 
+fn another(cure: Cure) -> Cure {
+    Cure::Another(Box::new(cure))
+}
+
 fn exclusive(devices: &Devices) -> impl Iterator<Item = Exclusive> + '_ {
     let networks = devices.networks.iter().flat_map(|network| {
         let id = || network.id.clone();
-        let exclusive = |resource, cure| Exclusive { field: "networks", resource, cures: vec![cure] };
+        let exclusive =
+            |resource, cure| Exclusive { field: "networks", resource, cures: vec![another(cure)] };
         match &network.backend {
             NetBackend::Tap(name) => vec![exclusive(format!("tap {name}"), Cure::Tap { id: id() })],
             NetBackend::Passt { forward } => {
@@ -53,18 +58,18 @@ fn exclusive(devices: &Devices) -> impl Iterator<Item = Exclusive> + '_ {
     let vsock = devices.vsock.iter().map(|vsock| Exclusive {
         field: "vsock",
         resource: format!("socket {}", vsock.socket),
-        cures: vec![Cure::VsockSocket],
+        cures: vec![another(Cure::VsockSocket)],
     });
     let console = devices.console.iter().map(|console| Exclusive {
         field: "console",
         resource: format!("socket {}", console.socket),
-        cures: vec![Cure::ConsoleSocket],
+        cures: vec![another(Cure::ConsoleSocket)],
     });
     let written = devices.disks.iter().filter(|disk| disk.is_written_in_place());
     let disks = written.map(|DiskConfig { id, path, .. }| Exclusive {
         field: "disks",
         resource: format!("disk {path} to write to"),
-        cures: vec![Cure::DiskPath { id: id.clone() }, Cure::DiskLayer { id: id.clone() }],
+        cures: vec![another(Cure::DiskPath { id: id.clone() }), Cure::DiskLayer { id: id.clone() }],
     });
     networks.chain(vsock).chain(console).chain(disks)
 }

@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Cure {
-    /// Another file for this disk.
+    /// Another resource than the one at hand, by this cure.
+    Another(Box<Cure>),
+    /// A file for this disk.
     DiskPath {
         /// The disk.
         id: String,
@@ -19,7 +21,27 @@ pub enum Cure {
         /// The disk.
         id: String,
     },
-    /// Another tap for this network interface.
+    /// A layer for this disk of a clone.
+    CloneLayer {
+        /// The disk.
+        id: String,
+    },
+    /// A copy of this disk's image as it was at the time of the snapshot.
+    FormerImage {
+        /// The disk.
+        id: String,
+    },
+    /// Acceptance of this disk's image, which has changed since the snapshot.
+    ChangedImage {
+        /// The disk.
+        id: String,
+    },
+    /// A VM over a layer that a killed process left: its orderly end completes the layer.
+    CompletedLayer {
+        /// The layer.
+        layer: String,
+    },
+    /// A tap for this network interface.
     Tap {
         /// The interface.
         id: String,
@@ -29,14 +51,14 @@ pub enum Cure {
         /// The interface.
         id: String,
     },
-    /// Other forwarded ports for this network interface.
+    /// Forwarded ports for this network interface.
     ForwardedPorts {
         /// The interface.
         id: String,
     },
-    /// Another socket for the vsock device.
+    /// A socket for the vsock device.
     VsockSocket,
-    /// Another socket for the console.
+    /// A socket for the console.
     ConsoleSocket,
     /// Permission for the directory of a path that a snapshot names.
     AllowedDirectory,
@@ -52,17 +74,26 @@ pub enum Cure {
 }
 
 impl Cure {
-    /// Formats the cure with the place where it is made: `give disk root another path (PLACE)`.
+    /// Formats the cure with the place where it is made: `give disk root a path (PLACE)`.
     #[must_use]
     pub fn at(&self, place: &str) -> String {
-        let act = match self {
-            Self::DiskPath { id } => format!("give disk {id} another path"),
+        let (cure, a, other) = match self {
+            Self::Another(cure) => (&**cure, "another", "other "),
+            cure => (cure, "a", ""),
+        };
+        let act = match cure {
+            Self::Another(cure) => return cure.at(place),
+            Self::DiskPath { id } => format!("give disk {id} {a} path"),
             Self::DiskLayer { id } => format!("give disk {id} of the VM a layer, which is not shared"),
-            Self::Tap { id } => format!("give network {id} another tap"),
+            Self::CloneLayer { id } => format!("give disk {id} {a} layer by its path"),
+            Self::FormerImage { id } => format!("give disk {id} the image as it was"),
+            Self::ChangedImage { id } => format!("accept the image of disk {id} as it is"),
+            Self::CompletedLayer { layer } => format!("run a VM with layer {layer} and end it in order"),
+            Self::Tap { id } => format!("give network {id} {a} tap"),
             Self::Passt { id } => format!("give network {id} a passt"),
-            Self::ForwardedPorts { id } => format!("give network {id} other ports"),
-            Self::VsockSocket => "give the vsock device another socket".to_owned(),
-            Self::ConsoleSocket => "give the console another socket".to_owned(),
+            Self::ForwardedPorts { id } => format!("give network {id} {other}ports"),
+            Self::VsockSocket => format!("give the vsock device {a} socket"),
+            Self::ConsoleSocket => format!("give the console {a} socket"),
             Self::AllowedDirectory => "allow its directory".to_owned(),
             Self::BalloonStatistics => "give the balloon statistics".to_owned(),
             Self::Compression => "choose a compression".to_owned(),
@@ -75,9 +106,13 @@ impl Cure {
 /// Formats the cure with the library's field.
 impl fmt::Display for Cure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.at(match self {
-            Self::DiskPath { .. } => "Overrides::disks",
-            Self::DiskLayer { .. } => "DiskConfig::layer",
+        let cure = if let Self::Another(cure) = self { cure } else { self };
+        f.write_str(&self.at(match cure {
+            Self::Another(_) => "Overrides",
+            Self::DiskPath { .. } | Self::CloneLayer { .. } => "Overrides::disks",
+            Self::FormerImage { .. } => "DiskOverride::path",
+            Self::ChangedImage { .. } => "DiskOverride::changed",
+            Self::DiskLayer { .. } | Self::CompletedLayer { .. } => "DiskConfig::layer",
             Self::Tap { .. } | Self::Passt { .. } | Self::ForwardedPorts { .. } => "Overrides::networks",
             Self::VsockSocket => "Overrides::vsock",
             Self::ConsoleSocket => "Overrides::console",
@@ -108,8 +143,16 @@ mod tests {
         assert_eq!(with_cures("no".to_owned(), &[], Cure::to_string), "no");
         assert_eq!(
             with_cures("no".to_owned(), &cures, Cure::to_string),
-            "no; give disk root another path (Overrides::disks), \
+            "no; give disk root a path (Overrides::disks), \
              or allow its directory (RestoreOptions::allowed)"
         );
+    }
+
+    #[test]
+    fn only_a_resource_of_another_vm_needs_another() {
+        let tap = Cure::Tap { id: "eth0".to_owned() };
+        assert_eq!(tap.to_string(), "give network eth0 a tap (Overrides::networks)");
+        let another = Cure::Another(Box::new(tap));
+        assert_eq!(another.to_string(), "give network eth0 another tap (Overrides::networks)");
     }
 }

@@ -15,7 +15,7 @@ pub enum Invalid {
         most: u8,
     },
     /// A VM without memory.
-    #[error("0 asked for; give a size such as 512M")]
+    #[error("0 MiB asked for; a VM has at least 1")]
     NoMemory,
     /// More memory than an address space has.
     #[error("{mib} MiB is more than a host can map")]
@@ -73,6 +73,54 @@ pub enum Invalid {
         /// The address.
         cid: u32,
     },
+    /// A hardware address that no single interface has.
+    #[error("mac {given:?}: {problem}, such as 02:00:00:00:00:01")]
+    Mac {
+        /// The address.
+        given: String,
+        /// The fault.
+        problem: &'static str,
+    },
+    /// An MTU that IPv4 does not allow.
+    #[error("mtu {given} is less than {least}")]
+    Mtu {
+        /// The MTU.
+        given: u16,
+        /// The smallest MTU.
+        least: u16,
+    },
+    /// A name that no tap can have.
+    #[error("tap {name:?}: the name of an interface has 1 to 15 characters, no /, : or %")]
+    TapName {
+        /// The name.
+        name: String,
+    },
+    /// A port that cannot be forwarded.
+    #[error("forward {host} to port {guest} of the guest: {problem}")]
+    Forward {
+        /// Port of the host.
+        host: u16,
+        /// Port of the guest.
+        guest: u16,
+        /// The fault.
+        problem: &'static str,
+    },
+    /// A balloon larger than the guest's memory.
+    #[error("{given} MiB asked for; the guest has {most}")]
+    BalloonTarget {
+        /// MiB asked for.
+        given: u64,
+        /// MiB of the guest.
+        most: u64,
+    },
+    /// A name that no trust group of pagers can have.
+    #[error("{name:?} must be 1 to {longest} letters, digits, - or _")]
+    PagerGroup {
+        /// The name.
+        name: String,
+        /// Bytes of the longest name.
+        longest: usize,
+    },
     /// An override of a device that the VM lacks.
     #[error("an override, but the snapshot's VM has no such device")]
     NoSuchDevice,
@@ -103,6 +151,28 @@ pub enum Invalid {
         fd: i32,
         /// Number of the clone, from 1.
         child: usize,
+        /// How to give the clone a path. Boxed, as are some texts, because each `Result` has room for it.
+        cure: Box<Cure>,
+    },
+    /// An image that has changed since the snapshot.
+    #[error("{disk}: {image} has changed since the snapshot: {difference}")]
+    ChangedImage {
+        /// The disk.
+        disk: String,
+        /// The image.
+        image: String,
+        /// The change.
+        difference: Box<str>,
+    },
+    /// A layer that a killed process left, and that cannot be completed.
+    #[error("{disk}: cannot complete layer {layer}, which a killed process left: {problem}")]
+    IncompleteLayer {
+        /// The disk.
+        disk: String,
+        /// The layer.
+        layer: String,
+        /// The cause.
+        problem: Box<str>,
     },
     /// An option of packing without a compression.
     #[error("goes with compress, which says how memory is packed")]
@@ -143,7 +213,11 @@ impl Invalid {
     pub fn cures(&self) -> Vec<Cure> {
         match self {
             Self::Shared { cures, .. } => cures.clone(),
-            Self::OwnDescriptor { disk, .. } => vec![Cure::DiskPath { id: disk.clone() }],
+            Self::OwnDescriptor { cure, .. } => vec![(**cure).clone()],
+            Self::ChangedImage { disk, .. } => {
+                vec![Cure::FormerImage { id: disk.clone() }, Cure::ChangedImage { id: disk.clone() }]
+            }
+            Self::IncompleteLayer { layer, .. } => vec![Cure::CompletedLayer { layer: layer.clone() }],
             Self::NoStatistics => vec![Cure::BalloonStatistics],
             Self::WithoutCompression { option } => {
                 vec![Cure::Compression, Cure::LeaveOut { field: (*option).to_owned() }]

@@ -104,7 +104,7 @@ fn internal_error(suberror: u32) -> String {
     match suberror {
         kvm::KVM_INTERNAL_ERROR_EMULATION => {
             "KVM cannot emulate an instruction of the guest (the host's kernel log names its address; \
-             `volt-vmm doctor` tells whether this KVM can run Linux guests)"
+             the doctor tells whether this KVM can run Linux guests)"
                 .to_owned()
         }
         other => format!("KVM internal error, suberror {other}"),

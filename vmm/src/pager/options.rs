@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::place::default_directory;
+use super::place::{check_group, default_directory};
+use crate::error::Result;
 
 /// The pager of a VM, and the way to start it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,5 +31,13 @@ impl PagerOptions {
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let (directory, patience) = (default_directory(), Duration::from_secs(10));
         Self { directory, group: None, program: program.into(), patience }
+    }
+
+    /// Checks the fields.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::error::Error::Config) if no trust group can have that name.
+    pub fn validate(&self) -> Result<()> {
+        self.group.as_deref().map_or(Ok(()), check_group)
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 
 /// The default directory.
 #[must_use]
@@ -27,6 +27,19 @@ const LOCK: &str = ".lock";
 const GROUP: &str = "group-";
 /// Attempts to make a directory that another process removes at the same time.
 const ATTEMPTS: u32 = 16;
+
+/// Checks that a trust group can have this name.
+///
+/// # Errors
+/// [`Error::Config`] if it cannot.
+pub(super) fn check_group(name: &str) -> Result<()> {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    if name.is_empty() || name.len() > LONGEST_GROUP || !name.bytes().all(is_valid) {
+        let problem = Invalid::PagerGroup { name: name.to_owned(), longest: LONGEST_GROUP };
+        return Err(Error::config("pager_group", problem));
+    }
+    Ok(())
+}
 
 /// The socket and the lock of the pager of one pack.
 #[derive(Clone, Debug)]
@@ -62,11 +75,7 @@ impl PagerPlace {
             private(directory)?;
             return Ok(place);
         };
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-        if group.is_empty() || group.len() > LONGEST_GROUP || !group.bytes().all(is_name) {
-            let problem = format!("{group:?} must be 1 to {LONGEST_GROUP} letters, digits, - or _");
-            return Err(Error::config("pager_group", problem));
-        }
+        check_group(group)?;
         let root = directory.to_owned();
         let place = Self { directory: root.join(format!("{GROUP}{group}")), root, name };
         place.check_length()?;

@@ -146,7 +146,7 @@ fn floor(subject: &ReplaySubject) -> Result<PreparedMemory> {
     PreparedMemory::timed(|| subject.map_lazy(Arc::new(floor)))
 }
 
-/// Unpacks the whole memory and maps it, as `restore --unpack` does.
+/// Unpacks the whole memory and maps it, as `Unpack::AtOnce` does.
 fn at_once(subject: &ReplaySubject) -> Result<PreparedMemory> {
     PreparedMemory::timed(|| subject.map(Arc::new(packed(subject).unpacked()?)))
 }

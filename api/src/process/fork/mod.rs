@@ -19,8 +19,8 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use volt_vmm::VmShape;
 use volt_vmm::config::Overrides;
+use volt_vmm::{Cure, VmShape};
 
 pub(crate) mod children;
 pub(crate) mod parent;
@@ -63,7 +63,7 @@ pub(crate) enum ChildMessage {
     /// The child has restored the VM, or runs it.
     Ready,
     /// The child exits with this error.
-    Failed(String),
+    Failed { problem: String, cures: Vec<Cure> },
 }
 
 /// One end of the socket between parent and child.
@@ -101,12 +101,12 @@ mod tests {
         let (near, far) = UnixStream::pair().unwrap();
         let (mut near, mut far) = (ForkSocket(near), ForkSocket(far));
         near.send(&ParentMessage::Run).unwrap();
-        near.send(&ChildMessage::Failed("no tap".to_owned())).unwrap();
+        let (problem, cures) = ("no tap".to_owned(), vec![Cure::Tap { id: "eth0".to_owned() }]);
+        near.send(&ChildMessage::Failed { problem, cures: cures.clone() }).unwrap();
         near.0.write_all(b"rest").unwrap();
         assert_eq!(far.receive::<ParentMessage>().unwrap(), ParentMessage::Run);
-        assert!(
-            matches!(far.receive::<ChildMessage>().unwrap(), ChildMessage::Failed(why) if why == "no tap")
-        );
+        let ChildMessage::Failed { problem, cures: received } = far.receive().unwrap() else { panic!() };
+        assert_eq!((problem.as_str(), received), ("no tap", cures));
         let mut rest = [0; 4];
         far.0.read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b"rest");

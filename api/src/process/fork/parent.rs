@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use volt_vmm::config::{Devices, Overrides};
 use volt_vmm::internal::random_hex;
 use volt_vmm::internal::sharing;
-use volt_vmm::{Error, FileRef, Handover, Invalid, Vm, VmShape};
+use volt_vmm::{Cure, Error, FileRef, Handover, Invalid, Vm, VmShape};
 
 use super::children;
 use super::{ChildMessage, ChildSetup, ForkSocket, ParentMessage};
@@ -78,24 +78,29 @@ fn check(devices: &Devices, wanted: &[ChildSpec]) -> Result<(), Failure> {
         if wanted[..number].iter().any(|other| other.api_socket == child.api_socket) {
             return config("api_socket", format!("{} is given twice", child.api_socket.display()).into());
         }
-        let Some((id, fd)) = descriptor(devices, &child.overrides) else { continue };
-        return config("disks", Invalid::OwnDescriptor { disk: id, fd, child: number + 1 });
+        // Names the child whose overrides are invalid by themselves.
+        let applied = child.overrides.clone().apply(&mut devices.clone());
+        applied.map_err(|error| Failure::child(&child.api_socket, volt_vmm::problem(&error)))?;
+        let Some((disk, fd, cure)) = descriptor(devices, &child.overrides) else { continue };
+        return config("disks", Invalid::OwnDescriptor { disk, fd, child: number + 1, cure: cure.into() });
     }
     let overrides: Vec<_> = wanted.iter().map(|child| child.overrides.clone()).collect();
     Ok(sharing::check(devices, &overrides)?)
 }
 
-/// Finds a disk whose file is a descriptor, which the child would not have.
-fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32)> {
+/// Finds a disk whose file is a descriptor, which the child would not have, and how to replace it.
+fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32, Cure)> {
+    let path = |id: &String, file| (id.clone(), file, Cure::DiskPath { id: id.clone() });
+    let layer = |id: &String, file| (id.clone(), file, Cure::CloneLayer { id: id.clone() });
     let own = overrides
         .disks
         .iter()
-        .flat_map(|disk| [disk.path.as_ref(), disk.layer.as_ref()].map(|file| (disk.id.clone(), file)));
+        .flat_map(|disk| [path(&disk.id, disk.path.as_ref()), layer(&disk.id, disk.layer.as_ref())]);
     let replaced = |id: &str| overrides.disks.iter().any(|disk| disk.id == id && disk.path.is_some());
     let kept = devices.disks.iter().filter(|disk| !replaced(&disk.id));
-    let kept = kept.map(|disk| (disk.id.clone(), Some(&disk.path)));
-    own.chain(kept).find_map(|(id, file)| match file {
-        Some(FileRef::Fd(fd) | FileRef::Untrusted(fd)) => Some((id, *fd)),
+    let kept = kept.map(|disk| path(&disk.id, Some(&disk.path)));
+    own.chain(kept).find_map(|(id, file, cure)| match file {
+        Some(FileRef::Fd(fd) | FileRef::Untrusted(fd)) => Some((id, *fd, cure)),
         _ => None,
     })
 }
@@ -114,7 +119,7 @@ impl Child {
     fn spawn(wanted: ChildSpec, shape: VmShape, paused: bool) -> Result<Self, Failure> {
         let ChildSpec { api_socket, serial, overrides } = wanted;
         let failed = |act: &str, source: io::Error| {
-            Failure::child(&api_socket, volt_vmm::report(&Failure::system(act, source)))
+            Failure::child(&api_socket, volt_vmm::problem(&Failure::system(act, source)))
         };
         let id = random_hex()?;
         let (near, far) = UnixStream::pair().map_err(|source| failed("create its socket", source))?;
@@ -160,7 +165,9 @@ impl Child {
     fn receive_ready(&mut self) -> Result<(), Failure> {
         match self.socket.as_mut().map(ForkSocket::receive) {
             Some(Ok(ChildMessage::Ready)) => Ok(()),
-            Some(Ok(ChildMessage::Failed(why))) => Err(Failure::child(&self.forked.api_socket, why)),
+            Some(Ok(ChildMessage::Failed { problem, cures })) => {
+                Err(Failure::Child { socket: self.forked.api_socket.clone(), problem, cures })
+            }
             Some(Err(_)) | None => Err(self.early_exit()),
         }
     }
@@ -233,6 +240,11 @@ mod tests {
         check(&serde_json::from_str(given).unwrap(), &[wanted("/a", other)]).unwrap();
         let error = refused(r#"{"disks":[{"id":"root","path":"/image"}]}"#, &[wanted("/a", given_layer())]);
         assert!(error.contains("fd:9"), "{error}");
+        let cures = |devices: &str, child| {
+            check(&serde_json::from_str(devices).unwrap(), &[child]).unwrap_err().cures()
+        };
+        assert_eq!(cures(given, wanted("/a", "{}")), [Cure::DiskPath { id: "root".to_owned() }]);
+        assert_eq!(cures(other, wanted("/a", given_layer())), [Cure::CloneLayer { id: "root".to_owned() }]);
     }
 
     fn given_layer() -> &'static str {

@@ -51,6 +51,22 @@ impl Draft {
     }
 }
 
+impl Draft {
+    /// Describes a running VM, with the parts of the draft that a VM's configuration lacks.
+    fn running_as(self, config: &VmConfig) -> Self {
+        let mut parts = Self::from(config);
+        // Dirty pages of every VM are tracked on demand.
+        if let (Some(machine), Some(drafted)) = (&mut parts.machine, self.machine) {
+            machine.track_dirty_pages = drafted.track_dirty_pages;
+        }
+        // If the VM was started from the draft, its command line names the root device in addition.
+        if self.config().is_some_and(|drafted| drafted.boot == config.boot) {
+            (parts.boot, parts.devices.root) = (self.boot, self.devices.root);
+        }
+        parts
+    }
+}
+
 impl Api {
     /// Returns the configuration collected so far.
     pub(crate) fn draft(&self) -> Draft {
@@ -84,13 +100,10 @@ impl Api {
     /// Describes the running VM, or returns the draft.
     fn parts(&self) -> Draft {
         let draft = self.draft();
-        let Some(vm) = self.slot.peek() else { return draft };
-        let mut parts = Draft::from(&vm.config());
-        // Not part of a VM's configuration: dirty pages of every VM are tracked on demand.
-        if let (Some(machine), Some(drafted)) = (&mut parts.machine, draft.machine) {
-            machine.track_dirty_pages = drafted.track_dirty_pages;
+        match self.slot.peek() {
+            Some(vm) => draft.running_as(&vm.config()),
+            None => draft,
         }
-        parts
     }
 }
 
@@ -269,9 +282,9 @@ mod tests {
     fn invalid_machine_is_refused_by_its_field() {
         let api = Serving::start();
         for (body, words) in [
-            (r#"{"vcpu_count":0,"mem_size_mib":512}"#, "vcpus: 0"),
+            (r#"{"vcpu_count":0,"mem_size_mib":512}"#, "vcpu_count: 0"),
             (r#"{"vcpu_count":33,"mem_size_mib":512}"#, "1 to 32"),
-            (r#"{"vcpu_count":1,"mem_size_mib":0}"#, "memory: 0"),
+            (r#"{"vcpu_count":1,"mem_size_mib":0}"#, "mem_size_mib: 0 MiB"),
             (r#"{"vcpu_count":1}"#, "missing field `mem_size_mib`"),
             (r#"{"vcpu_count":1,"mem_size_mib":512,"smt":true}"#, "smt"),
             (r#"{"vcpu_count":1,"mem_size_mib":512,"huge_pages":"2M"}"#, "huge_pages"),
@@ -280,6 +293,21 @@ mod tests {
         ] {
             api.refuses("PUT", "/machine-config", body, 400, words);
         }
+    }
+
+    #[test]
+    fn start_keeps_the_root_device_and_the_kernels_arguments() {
+        let boot = r#"{"kernel_image_path":"/k","boot_args":"quiet"}"#;
+        let devices = r#"{"disks":[{"id":"root","path":"/r"}]}"#;
+        let devices =
+            DeviceDraft { devices: serde_json::from_str(devices).unwrap(), root: Some("root".to_owned()) };
+        let boot = Some(serde_json::from_str(boot).unwrap());
+        let draft = Draft { boot, machine: Some(Machine::default()), devices };
+        let config = draft.config().unwrap();
+        assert_eq!(config.boot.cmdline, "quiet root=/dev/vda rw");
+        assert_eq!(draft.clone().running_as(&config), draft);
+        let other = VmConfig::new("/other");
+        assert_eq!(draft.running_as(&other).devices.root, None);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, patch, put};
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::config::Overrides;
@@ -37,9 +37,16 @@ pub(super) fn routes() -> Router<Api> {
         .route("/snapshot/create", put(create_snapshot))
         .route("/snapshot/load", put(load_snapshot))
         .route("/vm", patch(set_state))
+        .merge(configuration())
+}
+
+/// Paths whose requests configure a VM in Firecracker's names, so refusals have them too.
+fn configuration() -> Router<Api> {
+    Router::new()
         .route("/actions", put(act))
         .merge(machine::routes())
         .merge(devices::routes())
+        .layer(middleware::map_response(async |response| Fault::rename(response, names::FIELDS)))
 }
 
 async fn describe_instance(State(api): State<Api>) -> Json<Value> {

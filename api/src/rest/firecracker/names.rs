@@ -14,6 +14,14 @@ use volt_vmm::config::{Devices, Overrides};
 
 use crate::rest::error::Fault;
 
+/// The library's and Firecracker's names of fields in refusals.
+pub(crate) const FIELDS: &[(&str, &str)] = &[
+    ("vcpus", "vcpu_count"),
+    ("memory", "mem_size_mib"),
+    ("balloon target_mib", "amount_mib"),
+    ("vsock cid", "guest_cid"),
+];
+
 /// A disk: `PUT /drives/{drive_id}`, except for `is_root_device`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -278,7 +286,7 @@ impl From<BalloonConfig> for Balloon {
 
 /// Describes all devices, as parts of `GET /vm/config`. `root` is the id of the root device, if it is known.
 pub(crate) fn describe(devices: Devices, root: Option<&str>) -> Value {
-    let Devices { disks, networks, vsock, rng, balloon, console, on_cmdline: _ } = devices;
+    let Devices { disks, networks, vsock, rng, balloon, console, on_cmdline } = devices;
     let drive = |disk: DiskConfig| {
         let is_root_device = Some(disk.id.as_str()) == root;
         Drive { is_root_device, ..Drive::from(disk) }
@@ -294,6 +302,10 @@ pub(crate) fn describe(devices: Devices, root: Option<&str>) -> Value {
     }
     if let Some(console) = console {
         described["console"] = json!(ConsoleSocket::from(console));
+    }
+    // volt-vmm's own.
+    if on_cmdline {
+        described["devices_on_cmdline"] = json!(true);
     }
     described
 }
@@ -452,8 +464,37 @@ mod tests {
             let console = has_console.then(|| ConsoleConfig { socket: socket() });
             let devices = Devices { disks, networks, vsock, rng, balloon, console, on_cmdline };
             let body = serde_json::to_string(&devices).unwrap();
-            prop_assert_eq!(serde_json::from_str::<Devices>(&body).unwrap(), devices);
+            prop_assert_eq!(serde_json::from_str::<Devices>(&body).unwrap(), devices.clone());
+            prop_assert_eq!(described(&describe(devices.clone(), None)), devices);
         }
+    }
+
+    /// Reads a description of devices.
+    fn described(description: &Value) -> Devices {
+        fn part<T: DeserializeOwned>(description: &Value, name: &str) -> T {
+            serde_json::from_value(description[name].clone()).unwrap()
+        }
+        let networks: Vec<NetworkInterface> = part(description, "network-interfaces");
+        Devices {
+            disks: part::<Vec<Drive>>(description, "drives").into_iter().map(DiskConfig::from).collect(),
+            networks: networks.into_iter().map(|network| NetConfig::try_from(network).unwrap()).collect(),
+            vsock: part::<Option<Vsock>>(description, "vsock").map(VsockConfig::from),
+            rng: part::<Option<Entropy>>(description, "entropy").is_some(),
+            balloon: part::<Option<Balloon>>(description, "balloon").map(BalloonConfig::from),
+            console: part::<Option<ConsoleSocket>>(description, "console").map(ConsoleConfig::from),
+            on_cmdline: part::<Option<bool>>(description, "devices_on_cmdline").is_some(),
+        }
+    }
+
+    #[test]
+    fn firecrackers_overrides_join_volt_vmms_own() {
+        let own = r#"{"networks":[{"id":"a","mac":"02:00:00:00:00:01"}],"vsock":{"cid":9}}"#;
+        let networks = serde_json::from_str(r#"[{"iface_id":"b","host_dev_name":"tap1"}]"#).unwrap();
+        let vsock = serde_json::from_str(r#"{"uds_path":"/v"}"#).unwrap();
+        let all = r#"{"networks":[{"id":"a","mac":"02:00:00:00:00:01"},{"id":"b","backend":{"tap":"tap1"}}],
+                      "vsock":{"cid":9,"socket":"/v"}}"#;
+        let merged = merge_overrides(serde_json::from_str(own).unwrap(), networks, Some(vsock));
+        assert_eq!(merged, serde_json::from_str(all).unwrap());
     }
 
     #[test]

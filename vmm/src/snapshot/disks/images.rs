@@ -15,7 +15,7 @@ use crate::config::devices::DiskConfig;
 use crate::config::overrides::ChangedImage;
 use crate::config::{DiskContent, FileRef, Overrides};
 use crate::devices::virtio::block::{Block, DiskFiles, Image};
-use crate::error::{Error, Result};
+use crate::error::{Error, Invalid, Result};
 use crate::machine::Machine;
 use crate::machine::shared::SharedMachine;
 use crate::sync::lock;
@@ -103,13 +103,12 @@ pub fn check(
         let is_recorded = recorded.any(|disk| matches!(&disk.path, FileRef::Path(path) if image.is_at(path)));
         let is_copy = given.into_iter().any(|disk| disk.path.is_some()) && !is_recorded;
         let Some(difference) = then.difference(&image.content()?, is_copy) else { continue };
-        let problem = format!("{id}: {} has changed since the snapshot: {difference}", image.name());
+        let image = image.name().to_string();
+        let difference = difference.into();
+        let problem = Invalid::ChangedImage { disk: id.clone(), image, difference };
         match changed {
             ChangedImages::Warn => log::warn!("{problem}"),
-            ChangedImages::Refuse => {
-                let cure = "give the image as it was (path=), or accept it as it is (changed=accept)";
-                return Err(Error::config("disks", format!("{problem}; {cure}")));
-            }
+            ChangedImages::Refuse => return Err(Error::config("disks", problem)),
         }
     }
     Ok(())

@@ -58,12 +58,12 @@ impl Unpack {
     /// Makes what a user's options ask for: all memory unpacked before the VM runs, or a pager.
     ///
     /// # Errors
-    /// [`Invalid::PagerWithUnpack`]: the options exclude each other.
+    /// [`Invalid::PagerWithUnpack`]: the options exclude each other; [`Invalid::PagerGroup`].
     pub fn from_options(at_once: bool, pager: Option<PagerOptions>) -> Result<Self> {
         match (at_once, pager) {
             (true, Some(_)) => Err(Error::config("pager", Invalid::PagerWithUnpack)),
             (true, None) => Ok(Self::AtOnce),
-            (false, Some(pager)) => Ok(Self::ByPager(pager)),
+            (false, Some(pager)) => pager.validate().map(|()| Self::ByPager(pager)),
             (false, None) => Ok(Self::OnTouch),
         }
     }
@@ -257,5 +257,20 @@ impl Packed {
         unpack(&self.pack, (&file, Path::new("unpacked guest memory")), &Progress::default())?;
         seal(&file)?;
         Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invalid_trust_group_is_refused_before_a_restore() {
+        let pager = |group: &str| PagerOptions { group: Some(group.to_owned()), ..PagerOptions::new("p") };
+        Unpack::from_options(false, Some(pager("tenant-7"))).unwrap();
+        for group in ["", "a/b", "a-name-of-more-than-32-characters"] {
+            let error = Unpack::from_options(false, Some(pager(group))).unwrap_err().to_string();
+            assert!(error.starts_with("pager_group: "), "{error}");
+        }
     }
 }

@@ -9,6 +9,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::devices::virtio::balloon::Statistics;
 use crate::devices::virtio_slots::BALLOON;
 use crate::error::{Error, Invalid, Result};
 use crate::machine::Machine;
@@ -35,8 +36,7 @@ impl<'a> BalloonTrim<'a> {
     /// Raises the balloon's target to all that the guest can spare, and waits for the guest.
     ///
     /// # Errors
-    /// The VM does not run, has no balloon, or its balloon has no statistics, which tell what the guest can
-    /// spare.
+    /// The VM does not run, has no balloon, or no statistics tell what the guest can spare.
     pub fn of(vm: &'a SharedMachine) -> Result<Self> {
         let state = match vm.state() {
             RunState::Running => None,
@@ -47,9 +47,10 @@ impl<'a> BalloonTrim<'a> {
             return Err(Error::NotNow { act: "trim the guest", state });
         }
         let balloon = vm.balloon()?;
-        let spare = balloon.statistics.and_then(|said| said.available_memory);
-        let spare = spare.ok_or_else(|| Error::config("balloon", Invalid::NoStatistics))?;
-        let left = LEAST_LEFT_MIB.max(vm.config().memory_mib / LEFT);
+        let config = vm.config();
+        let asked = config.devices.balloon.as_ref().is_some_and(|balloon| balloon.statistics_interval > 0);
+        let spare = spare_bytes(asked, balloon.statistics)?;
+        let left = LEAST_LEFT_MIB.max(config.memory_mib / LEFT);
         let goal = balloon.actual_mib + (spare >> 20).saturating_sub(left);
         let trimmed = Self { vm, before: balloon.target_mib };
         if goal > balloon.actual_mib {
@@ -89,10 +90,38 @@ impl<'a> BalloonTrim<'a> {
     }
 }
 
+/// Returns the memory that the guest can spare. `asked` says whether the balloon asks for statistics.
+fn spare_bytes(asked: bool, statistics: Option<Statistics>) -> Result<u64> {
+    let problem = match statistics {
+        Some(Statistics { available_memory: Some(bytes), .. }) => return Ok(bytes),
+        Some(_) => "the guest's statistics lack its available memory, which trimming needs".into(),
+        None if asked => "the guest has sent no statistics yet, which trimming needs; try again later".into(),
+        None => Invalid::NoStatistics,
+    };
+    Err(Error::config("balloon", problem))
+}
+
 impl Drop for BalloonTrim<'_> {
     fn drop(&mut self) {
         if self.vm.balloon().is_ok_and(|balloon| balloon.target_mib != self.before) {
             let _ = self.vm.set_balloon(self.before); // it could be asked for that before
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Cure;
+
+    #[test]
+    fn statistics_are_a_cure_only_if_the_balloon_lacks_them() {
+        let told = Statistics { available_memory: Some(7), ..Statistics::default() };
+        assert_eq!(spare_bytes(true, Some(told)).unwrap(), 7);
+        assert_eq!(spare_bytes(false, None).unwrap_err().cures(), [Cure::BalloonStatistics]);
+        for (statistics, words) in [(None, "no statistics yet"), (Some(Statistics::default()), "lack")] {
+            let error = spare_bytes(true, statistics).unwrap_err();
+            assert!(error.to_string().contains(words) && error.cures().is_empty(), "{error}");
         }
     }
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chain::Chain;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
-use crate::config::devices::BalloonConfig;
+use crate::config::devices::{BalloonConfig, balloon_pages};
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
 use crate::persist::Persist;
@@ -120,12 +120,7 @@ impl Balloon {
     /// # Errors
     /// [`Error::Config`] if `mib` is more than the guest's memory.
     pub fn set_target(&mut self, mib: u64) -> Result<()> {
-        let pages = mib.checked_mul(PAGES_PER_MIB).and_then(|pages| u32::try_from(pages).ok());
-        let Some(pages) = pages.filter(|_| mib <= self.memory_mib) else {
-            let problem = format!("{mib} MiB asked for; the guest has {}", self.memory_mib);
-            return Err(Error::config("balloon target_mib", problem));
-        };
-        self.target = pages;
+        self.target = balloon_pages(mib, self.memory_mib)?;
         Ok(())
     }
 

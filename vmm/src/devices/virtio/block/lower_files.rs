@@ -12,7 +12,7 @@ use super::request::SECTOR;
 use super::storage::FileOffset;
 use crate::config::FileRef;
 use crate::devices::virtio::chain::Buffers;
-use crate::error::{Error, Result, report};
+use crate::error::{Error, Invalid, Result, report};
 
 /// The base, and the layer over it if there is one.
 #[derive(Debug)]
@@ -47,13 +47,9 @@ impl LowerFiles {
             let mut map = lower.map_of(id, &layer)?;
             if wanted != OpenMode::Read && map.is_dirty() {
                 complete_synced_map(layer_ref, &layer, &mut map).map_err(|error| {
-                    let problem = format!(
-                        "{id}: cannot complete layer {}, which a killed process left: {}; run a \
-                         VM with it as layer= and end that VM in order",
-                        layer.name(),
-                        report(&error)
-                    );
-                    Error::config("disks", problem)
+                    let (disk, layer, problem) =
+                        (id.to_owned(), layer.name().to_string(), report(&error).into());
+                    Error::config("disks", Invalid::IncompleteLayer { disk, layer, problem })
                 })?;
             }
             map.begin_reading();

@@ -4,8 +4,8 @@ use std::fmt::Debug;
 use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 
-use super::address::Mac;
 use super::pieces::Pieces;
+use crate::config::network::Mac;
 
 /// A connection that carries Ethernet frames, each after a [`super::header::Header`]. It never blocks.
 pub(super) trait Backend: Debug + Send {

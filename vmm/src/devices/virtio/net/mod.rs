@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::watch::Watch;
 use super::{DeviceFailed, DeviceIo, DeviceKind, NextTurn, VirtioDevice, WakeReason};
 use crate::config::devices::{NetBackend, NetConfig, RateLimit};
+use crate::config::network::Mac;
 use crate::devices::log_limit::LogLimit;
 use crate::error::{Error, Result, report};
 use crate::persist::Persist;
@@ -38,7 +39,6 @@ mod transmit;
 #[cfg(any(test, feature = "fuzzing"))]
 mod wire;
 
-use address::Mac;
 use backend::Backend;
 use passt::Passt;
 use receive::Receiver;
@@ -67,8 +67,6 @@ const LINK_UP: u16 = 1;
 const MIN_FRAME: usize = 14;
 /// Frames per turn and direction at most.
 const MAX_FRAMES_PER_TURN: usize = 256;
-/// Smallest MTU that IPv4 allows.
-const MIN_MTU: u16 = 68;
 /// Number of the backend's descriptor in the watch.
 const BACKEND: u64 = 0;
 
@@ -121,13 +119,9 @@ impl Net {
     /// # Errors
     /// [`Error::Config`] if a field has a value that is not allowed, and errors of the host.
     pub fn open(config: &NetConfig) -> Result<Self> {
-        let mac = match &config.mac {
-            Some(text) => address::parse(text)?,
-            None => address::from_id(&config.id),
-        };
-        if let Some(mtu) = config.mtu.filter(|mtu| *mtu < MIN_MTU) {
-            return Err(Error::config("networks", format!("mtu {mtu} is less than {MIN_MTU}")));
-        }
+        let refused = |problem| Error::config("networks", problem);
+        config.validate().map_err(refused)?;
+        let mac = config.parsed_mac().map_err(refused)?.unwrap_or_else(|| address::from_id(&config.id));
         let backend: Box<dyn Backend> = match &config.backend {
             NetBackend::Tap(name) => Box::new(Tap::open(name)?),
             NetBackend::Passt { forward } => Box::new(Passt::start(forward, config.mtu, mac)?),

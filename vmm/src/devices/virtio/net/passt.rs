@@ -12,11 +12,11 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
-use super::address::Mac;
 use super::backend;
 use super::backend::Backend;
 use super::header;
 use super::pieces::Pieces;
+use crate::config::network::Mac;
 use crate::error::{Error, Result};
 
 const PROGRAM: &str = "passt";
@@ -209,19 +209,10 @@ fn announcement(mac: Mac) -> [u8; MIN_WIRE_FRAME] {
     frame
 }
 
-/// Checks the ports, because passt would report a bad one only after its start.
+/// Checks that the host's ports are free, because passt would report one in use only after its start.
 fn check_ports(forward: &[(u16, u16)]) -> Result<()> {
-    for (at, &(host, guest)) in forward.iter().enumerate() {
-        let refused = |problem: &str| {
-            Err(Error::config("networks", format!("forward {host} to port {guest} of the guest: {problem}")))
-        };
-        if host == 0 || guest == 0 {
-            return refused("0 is not a port");
-        }
-        if forward[..at].iter().any(|(other, _)| *other == host) {
-            return refused("another rule forwards the same port of the host");
-        }
-        TcpListener::bind((Ipv4Addr::LOCALHOST, host))
+    for (host, _) in forward {
+        TcpListener::bind((Ipv4Addr::LOCALHOST, *host))
             .map_err(|source| Error::host(format!("forward port {host} of 127.0.0.1"), source))?;
     }
     Ok(())

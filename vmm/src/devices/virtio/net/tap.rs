@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 
-use super::address::Mac;
 use super::backend::Backend;
 use super::feature;
 use super::header;
 use super::pieces::Pieces;
+use crate::config::network::Mac;
 use crate::error::{Error, Result};
 
 const DRIVER: &str = "/dev/net/tun";
@@ -31,23 +31,11 @@ struct IfReq {
 const _: () = assert!(size_of::<IfReq>() == 40);
 
 impl Tap {
-    /// Connects to the tap of this name, and makes it if it is missing.
+    /// Connects to the tap of this valid name, and makes it if it is missing.
     ///
     /// # Errors
-    /// [`Error::Config`] if `name` cannot be an interface name; [`Error::Host`] if the tap cannot be used.
+    /// [`Error::Host`] if the tap cannot be used.
     pub fn open(name: &str) -> Result<Self> {
-        // The kernel would replace %d with a number.
-        let is_invalid = |c: char| c.is_whitespace() || c.is_control() || "/:%".contains(c);
-        if name.is_empty()
-            || name.len() >= libc::IFNAMSIZ
-            || name == "."
-            || name == ".."
-            || name.contains(is_invalid)
-        {
-            let problem =
-                format!("tap {name:?}: the name of an interface has 1 to 15 characters, no /, : or %");
-            return Err(Error::config("networks", problem));
-        }
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::open(DRIVER, flags, Mode::empty())
             .map_err(|source| Error::file("open", format!("{DRIVER} for tap {name}"), source))?;

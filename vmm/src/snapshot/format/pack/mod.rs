@@ -29,8 +29,8 @@
 //! before any byte of it is used.
 //!
 //! `stored` is the digest of the bytes 0 to `data_len` as they lie in the file, and the digest covers it too.
-//! Only `snapshot verify` reads all these bytes: a changed byte of a compressed chunk may decode to the same
-//! content. `state.json` names the digest, so another snapshot's pack is refused when it is opened.
+//! Only `Pack::verify_stored` reads all these bytes: a changed byte of a compressed chunk may decode to the
+//! same content. `state.json` names the digest, so another snapshot's pack is refused when it is opened.
 //!
 //! **Limits of an index.** Chunks are stored in their order, without gaps. The first chunk of a block lies at
 //! the start of the block's data, which the table tells. Each other chunk begins where the one before it
