@@ -58,11 +58,9 @@ pub fn measure(scratch: &Scratch, touched_mib: &[u64], runs: usize) -> Result<Ta
                 vm.pause().or_say("pause")?;
                 let start = Instant::now();
                 take_one(&vm, &store, SnapshotKind::Full)?;
-                rows[3].add((
-                    CaptureStats { paused: start.elapsed(), ..CaptureStats::default() },
-                    start.elapsed(),
-                    0,
-                ));
+                let mut stats = CaptureStats::default();
+                stats.paused = start.elapsed();
+                rows[3].add((stats, start.elapsed(), 0));
                 vm.resume().or_say("resume")?;
                 // The guest tells of that stall too.
                 said.longest_stall(said.len(), 2)?;
@@ -92,10 +90,10 @@ struct Row {
 }
 
 impl Row {
-    fn add(&mut self, (course, whole, stall): (CaptureStats, Duration, u64)) {
-        self.pause.add(course.paused);
+    fn add(&mut self, (stats, whole, stall): (CaptureStats, Duration, u64)) {
+        self.pause.add(stats.paused);
         self.whole.add(whole);
-        self.pages.push(course.pages_in_pause);
+        self.pages.push(stats.pages_in_pause);
         self.stall = self.stall.max(stall);
     }
 

@@ -13,6 +13,7 @@ pub use kvm::{Capability, Kvm};
 
 /// Result of [`examine`].
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Report {
     /// Version of volt-vmm.
     pub volt_vmm: &'static str,
@@ -33,6 +34,7 @@ pub struct Report {
 
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Finding {
     /// Severity.
     pub level: Level,

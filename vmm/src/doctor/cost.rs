@@ -30,6 +30,7 @@ const STEPS: [&str; 6] = [
 
 /// Cost of one call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Step {
     /// The ioctl as the KVM API names it, or `close`.
     pub call: &'static str,

@@ -14,6 +14,7 @@ const CHEAP_RECOVERY_THREAD: (u32, u32) = (6, 13);
 
 /// The machine and its kernel.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Host {
     /// Model name of the CPU.
     pub cpu: String,

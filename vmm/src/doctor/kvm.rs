@@ -11,6 +11,7 @@ use crate::kvm::host::kvm_module;
 
 /// Facts from `/dev/kvm`.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Kvm {
     /// Version of the KVM API.
     pub api_version: i32,
@@ -26,6 +27,7 @@ pub struct Kvm {
 
 /// A capability of KVM.
 #[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
 pub struct Capability {
     /// As the KVM API names it, without `KVM_CAP_`.
     pub name: &'static str,

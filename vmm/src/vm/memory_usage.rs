@@ -17,6 +17,7 @@ use crate::vm::working_set::PrefetchState;
 
 /// Memory that a VM holds, and chunks fetched for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct MemoryUsage {
     /// Bytes of the base under guest memory. For a VM without snapshots, all memory that the guest touched;
     /// otherwise the frozen memory, or the snapshot's memory file, which clones share in the page cache.
@@ -33,6 +34,7 @@ pub struct MemoryUsage {
 
 /// Chunks of packed memory in the base. All VMs over the base share the count of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Chunks {
     /// Bytes of a chunk.
     pub chunk_bytes: u64,

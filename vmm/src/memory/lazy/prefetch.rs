@@ -26,6 +26,7 @@ const STEP: u64 = 256 << 10;
 
 /// Progress of reading ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Reading {
     /// Pages of the list.
     pub pages: u64,

@@ -47,6 +47,7 @@ const HEAD_LEN: usize = HEAD.len() + DIGITS + HEAD_END.len();
 /// A snapshot's metadata, readable without its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct Metadata {
     /// 128 random bits, 32 hex digits.
     pub id: String,

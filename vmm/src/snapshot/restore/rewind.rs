@@ -18,6 +18,7 @@ const ACT: &str = "rewind the VM";
 
 /// Times and page counts of a rewind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct RewindStats {
     /// The pause of the vCPUs. Zero for a VM that was paused before.
     pub paused: Duration,

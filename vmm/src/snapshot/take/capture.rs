@@ -65,6 +65,7 @@ pub(crate) struct Capture {
 
 /// Times and page counts of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CaptureStats {
     /// The pause of the vCPUs. Zero for a VM that was paused before.
     pub paused: Duration,

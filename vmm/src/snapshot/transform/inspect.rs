@@ -21,6 +21,7 @@ use crate::store::Store;
 
 /// Result of an inspection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct Inspection {
     /// The snapshot's metadata.
     pub metadata: Metadata,
@@ -36,6 +37,7 @@ pub struct Inspection {
 
 /// Size of a working set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct NamedPages {
     /// Pages.
     pub pages: u64,
@@ -47,6 +49,7 @@ pub struct NamedPages {
 
 /// A memory file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct InspectedMemory {
     /// Name of the file.
     pub name: &'static str,
@@ -60,6 +63,7 @@ pub struct InspectedMemory {
 
 /// Facts from a pack's footer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct PackFacts {
     /// Format version.
     pub version: u32,
@@ -73,6 +77,7 @@ pub struct PackFacts {
 
 /// All chunks of one kind; of raw memory and of a diff, all ranges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct ChunkSum {
     /// Number of chunks.
     pub count: u64,
@@ -84,6 +89,7 @@ pub struct ChunkSum {
 
 /// A range of pages with the same kind of storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct StoredRange {
     /// Kind of storage.
     pub kind: &'static str,

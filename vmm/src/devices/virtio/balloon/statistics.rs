@@ -12,6 +12,7 @@ const MOST: usize = 64;
 /// The driver's last statistics. A driver may leave some out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[non_exhaustive]
 pub struct Statistics {
     /// Bytes swapped in.
     #[serde(skip_serializing_if = "Option::is_none")]
