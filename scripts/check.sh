@@ -46,7 +46,7 @@ CLEAN=(
     vmm
     docs
     scripts/checks scripts/docs.sh benches
-    tests/small tests/linux tests/src tests/runner tests/fuzz/Cargo.toml
+    tests/small tests/linux tests/src tests/runner tests/fuzz
     api kernel
     scripts/{check,demo,install-deps,memory-image,order,quickstart,test,lab-kept}.sh .ci
     Cargo.toml .cargo

@@ -1,4 +1,4 @@
-//! A disk over a file that somebody else truncates and writes.
+//! A disk over a file that another process truncates and writes.
 
 use std::fs::File;
 
@@ -9,25 +9,25 @@ use volt_vmm::fuzzing::FuzzedDevice;
 
 use crate::{Bench, Dir};
 
-/// Bytes of the file: two clusters of a layer and a bit.
+/// Length of the file: two clusters of a layer and a part of one.
 const LEN: u64 = (128 << 10) + 1536;
 
 /// The disk's files.
 #[derive(Debug)]
 pub struct Disk {
-    // Before the directory that it lies in.
+    // Dropped before the directory that it lies in.
     image: File,
     layer: bool,
     config: DiskConfig,
     _dir: Dir,
 }
 
-/// The disk's words.
+/// The header of a disk request.
 #[derive(Debug, Arbitrary)]
 pub struct Head {
     kind: Kind,
     sector: Sector,
-    /// What follows a header that has more to it: sectors, flags.
+    /// Segments after the header of a discard: sectors, flags.
     segments: Option<(u8, u32, u8)>,
 }
 
@@ -81,22 +81,22 @@ impl From<Head> for Vec<u8> {
     }
 }
 
-/// What happens to the file.
+/// An act on the disk's file.
 #[derive(Debug, Arbitrary)]
 pub enum Host {
-    /// It becomes that long.
+    /// Truncates or extends it to a length.
     Truncate(u32),
-    /// As it was.
+    /// Restores its first length.
     Whole,
-    /// The disk is read-only from the next process on, or is not.
+    /// Makes the disk read-only or writable, from the next process on.
     ReadOnly(bool),
 }
 
 impl Disk {
-    /// A new image, with a layer over it or not.
+    /// Makes an image, with or without a layer over it.
     ///
     /// # Panics
-    /// There is no place for temporary files.
+    /// Temporary files cannot be made.
     #[must_use]
     pub fn new(layer: bool) -> Self {
         let dir = Dir::new();
@@ -106,7 +106,7 @@ impl Disk {
             id: "disk0".into(),
             path: FileRef::Path(path.clone()),
             read_only: false,
-            // What it keeps from a crash of the host is not seen here, and syncing takes its time.
+            // A crash of the host is not tested here, and syncing takes time.
             cache: Cache::Unsafe,
             engine: Engine::Sync,
             beneath: None,

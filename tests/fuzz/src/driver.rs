@@ -1,79 +1,79 @@
-//! A driver that follows the rules as far as its program wants it to: most programs get a device going, so that what is
-//! hostile meets a device at work.
+//! A driver that follows the rules as far as its program asks. Most programs start a device, so that hostile
+//! acts meet a working one.
 
 use arbitrary::{Arbitrary, Unstructured};
 use volt_vmm::fuzzing::{Guest, MEMORY};
 
-/// Where queues' rings lie: a stretch of this length each, from this address on.
+/// Address of the first queue's rings, and the distance to the next queue's.
 const RINGS: u64 = 0x1000;
 const RING_LEN: u64 = 0x4000;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
-/// From where on buffers lie.
+/// Address of the buffers.
 const BUFFERS: u64 = 0x2_0000;
 const MOST_QUEUES: u64 = 5;
-/// The most parts of a request.
+/// Most parts of a request.
 const MOST_PARTS: usize = 40;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// How the device is set up.
+/// Setup of a device.
 #[derive(Debug, Arbitrary)]
 pub struct Setup {
-    /// How far, the program's acts may go on from there: not at all, to where features are settled, to where queues are, or
-    /// all the way, which most are.
+    /// Last step of the setup: none, features, queues, or `DRIVER_OK`, which is the most frequent. The
+    /// program's acts continue from there.
     until: u8,
-    /// Features not to take, among the device's own.
+    /// Offered features that the driver refuses.
     refused: Option<u32>,
     event_idx: bool,
-    /// Entries of the queues: as many as they may have, or fewer.
+    /// Right shift of the queues' maximum size.
     size_shift: u8,
-    /// Queues to leave out.
+    /// Queues that are not set up.
     left_out: u8,
-    /// Rarely, something about one of the queues that no device should put up with.
+    /// A rare fault in the setup of one queue, which a device must refuse.
     odd: u8,
     odd_ring: u64,
     odd_size: u16,
 }
 
-/// What a driver or its host does.
+/// An act of a driver or its host.
 #[derive(Debug, Arbitrary)]
 pub enum Act<Head, Host> {
-    /// Gives the device a request.
+    /// Sends a request.
     Send(Request<Head>),
-    /// Gives the device buffers to write.
+    /// Sends buffers for the device to write.
     Fill(Buffers),
     /// Acknowledges interrupts.
     Acknowledge,
-    /// Something happens on the host.
+    /// An act of the host.
     Host(Host),
-    /// The device moves to another process.
+    /// Moves the device to another process.
     Move,
-    /// A register as registers are written.
+    /// Writes an aligned register.
     Register { number: u8, value: Value },
-    /// A write of any width anywhere.
+    /// Writes any width at any offset.
     Write { offset: u16, data: [u8; 8], len: u8 },
-    /// A read of any width anywhere.
+    /// Reads any width at any offset.
     Read { offset: u16, len: u8 },
-    /// The driver resets the device and sets it up again.
+    /// Resets the device and sets it up again.
     SetUp(Setup),
-    /// Any bytes anywhere in memory.
+    /// Writes any bytes to memory.
     Poke { at: u32, bytes: [u8; 16] },
-    /// Any descriptor.
+    /// Writes any descriptor.
     Descriptor { queue: u8, index: u8, at: Place, len: Length, flags: u8, next: u8 },
-    /// An entry of the available ring, whatever chain that is.
+    /// Writes an entry of the available ring with any head.
     Offer { queue: u8, head: u16, silent: bool },
-    /// Another available index.
+    /// Changes the available index.
     Jump { queue: u8, by: i8 },
-    /// What the driver wants to be told and not: the available ring's flags and used_event.
+    /// Sets the available ring's flags and `used_event`, which suppress interrupts.
     Wish { queue: u8, flags: u16, used_event: u16 },
-    /// A notification.
+    /// Notifies the device.
     Notify { queue: u8 },
 }
 
-/// A request, with a head in the device's words where it has one. Such a one goes to the queue for it, with few exceptions.
+/// A request. One with a device's header mostly goes to the queue for requests.
 #[derive(Debug, Arbitrary)]
 pub struct Request<Head> {
     queue: u8,
@@ -83,7 +83,7 @@ pub struct Request<Head> {
     silent: bool,
 }
 
-/// Buffers of one length for the device to write.
+/// Buffers of equal length for the device to write.
 #[derive(Debug, Arbitrary)]
 pub struct Buffers {
     queue: u8,
@@ -91,16 +91,16 @@ pub struct Buffers {
     len: u16,
 }
 
-/// What is written to a register.
+/// Value of a register.
 #[derive(Debug, Arbitrary)]
 pub enum Value {
-    /// A status, or the number of something.
+    /// A status or a small number.
     Small(u8),
-    /// An address, or any.
+    /// An address or any number.
     Any(u32),
 }
 
-/// The pieces of a request: a few, rarely many.
+/// Pieces of a request: mostly few, rarely many.
 #[derive(Debug)]
 pub struct Parts(Vec<Part>);
 
@@ -120,20 +120,20 @@ pub struct Part {
     writable: bool,
     at: Place,
     len: Length,
-    /// For the device to read, where it lies in memory.
+    /// Bytes for the device to read, written to memory.
     bytes: Option<[u8; 8]>,
-    /// Not itself but a table of it alone, rarely: what follows is no part of the chain then.
+    /// Rarely, puts the piece alone into an indirect table, which ends the chain.
     indirect: u8,
 }
 
-/// Somewhere, in most cases where nothing else is.
+/// An address, mostly of unused memory.
 #[derive(Debug, Arbitrary)]
 pub struct Place {
     kind: u8,
     number: u64,
 }
 
-/// So many bytes, in most cases not many.
+/// A length, mostly short.
 #[derive(Debug, Arbitrary)]
 pub struct Length {
     kind: u8,
@@ -143,9 +143,9 @@ pub struct Length {
 /// The driver.
 #[derive(Debug)]
 pub struct Driver {
-    /// The guest it drives for.
+    /// The guest that the driver belongs to.
     pub guest: Guest,
-    /// The queue for requests.
+    /// Index of the queue for requests.
     requests: u8,
     sizes: Vec<u16>,
     available: Vec<u16>,
@@ -154,7 +154,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// A driver that has set its device up.
+    /// Makes a driver and sets its device up.
     #[must_use]
     pub fn new(guest: Guest, requests: u8, setup: &Setup) -> Self {
         let mut driver =
@@ -201,7 +201,7 @@ impl Driver {
         }
         for queue in 0..MOST_QUEUES {
             self.set(0x30, queue as u32);
-            // Small ones are rare: they are full soon.
+            // Small queues are rare, because they fill up soon.
             let size = self.get(0x34) as u16 >> (setup.size_shift % 64).saturating_sub(55);
             if self.get(0x34) == 0 {
                 break;
@@ -238,13 +238,13 @@ impl Driver {
         }
     }
 
-    /// One act of the guest's.
+    /// Performs one act of the guest.
     pub fn act<Head: Into<Vec<u8>>, Host>(&mut self, act: Act<Head, Host>) {
         match act {
             Act::Send(Request { queue, head, parts: Parts(mut parts), order, silent }) => {
                 let for_heads = head.is_some() && queue < 240;
                 let queue = if for_heads { self.queue(self.requests) } else { self.queue(queue) };
-                // What is to be read comes first, with few exceptions.
+                // Readable pieces mostly come first.
                 if order % 16 != 0 {
                     parts.sort_by_key(|part| part.writable);
                 }
@@ -330,7 +330,7 @@ impl Driver {
         }
     }
 
-    /// How many more chains there may be.
+    /// Number of chains that the queue still has room for.
     fn room(&self, queue: usize) -> u16 {
         let used = self.guest.peek(ring(queue) + USED + 2);
         self.sizes[queue].saturating_sub(self.available[queue].wrapping_sub(used))

@@ -1,5 +1,5 @@
-//! Programs of hostile drivers, decoded from a fuzzer's input and run against a device. A target (`targets/`) says what its
-//! device is made from, what its requests look like and what its host does; [`volt_vmm::fuzzing`] checks the rules.
+//! Programs of hostile drivers, decoded from a fuzzer's input and run against a device. A target (`targets/`)
+//! chooses the device, its requests and its host. [`volt_vmm::fuzzing`] checks the rules.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,38 +12,38 @@ pub mod driver;
 
 use driver::{Act, Driver, Setup};
 
-/// The most acts of one program.
+/// Most acts of one program.
 const ACTS: usize = 48;
 
-/// What a target adds: a device and its host.
+/// A target's device and its host.
 pub trait Bench {
-    /// A request's first bytes, in the device's words.
+    /// The header of a request to the device.
     type Head: for<'a> Arbitrary<'a> + std::fmt::Debug + Into<Vec<u8>>;
-    /// What happens on the host.
+    /// An act of the host.
     type Host: for<'a> Arbitrary<'a> + std::fmt::Debug;
 
-    /// The queue that requests with a head go to.
+    /// Index of the queue for requests with a header.
     const REQUESTS: u8;
 
-    /// The device, once more for each process that it moves to.
+    /// Makes the device, once for each process that it moves to.
     ///
     /// # Errors
-    /// The host is not what the device needs any more.
+    /// The host no longer meets the device's needs.
     fn device(&mut self) -> volt_vmm::Result<FuzzedDevice>;
 
-    /// Something happens on the host.
+    /// Performs an act of the host.
     fn host(&mut self, act: Self::Host);
 }
 
-/// What an input comes to.
+/// A decoded input: the setup, and the acts.
 #[derive(Debug)]
 pub struct Input<Head, Host> {
     setup: Setup,
     acts: Vec<Act<Head, Host>>,
 }
 
-/// As many acts as there are bytes for, most of them such as give a device something to do. A derived list ends after every act
-/// with a chance of a half.
+/// Decodes as many acts as there are bytes for, most of which give a device work. A derived decoder would end
+/// the list after each act with a chance of one half.
 impl<'a, Head: Arbitrary<'a>, Host: Arbitrary<'a>> Arbitrary<'a> for Input<Head, Host> {
     fn arbitrary(bytes: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
         let setup = bytes.arbitrary()?;
@@ -60,10 +60,10 @@ impl<'a, Head: Arbitrary<'a>, Host: Arbitrary<'a>> Arbitrary<'a> for Input<Head,
     }
 }
 
-/// What an input comes to for a target.
+/// The decoded input of a target.
 pub type Program<B> = Input<<B as Bench>::Head, <B as Bench>::Host>;
 
-/// Runs a program from its beginning to its end.
+/// Runs a whole program.
 pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
     let Input { setup, acts } = program;
     let guest = Guest::new(|| bench.device()).expect("a device of a host in order");
@@ -82,17 +82,17 @@ pub fn run<B: Bench>(mut bench: B, program: Program<B>) {
             act => driver.act(act),
         }
     }
-    // Memory is looked at now and at each move, which takes longer than all the acts. Its end is a rule too: nothing of the
-    // program may be left under way.
+    // Memory is checked now and at each move, which takes longer than all acts. The end is checked, too: no
+    // chain may be left under way.
     let _ = driver.guest.move_to(|| bench.device());
 }
 
-/// A directory that goes away with the program.
+/// A directory that is removed with the program.
 #[derive(Debug)]
 pub struct Dir(PathBuf);
 
 impl Dir {
-    /// A new one.
+    /// Makes a directory.
     #[must_use]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
@@ -103,7 +103,7 @@ impl Dir {
         Self(path)
     }
 
-    /// A file in it.
+    /// Path of a file in the directory.
     #[must_use]
     pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(name)

@@ -1,4 +1,4 @@
-//! A balloon with all that it can do.
+//! Fuzzes a balloon with all features.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -10,7 +10,7 @@ use volt_vmm::fuzzing::FuzzedDevice;
 #[derive(Debug)]
 struct Host;
 
-/// Page numbers, near each other or not.
+/// Page numbers, some of them adjacent.
 #[derive(Debug, Arbitrary)]
 struct Pages {
     first: u32,
@@ -28,7 +28,7 @@ impl From<Pages> for Vec<u8> {
     }
 }
 
-/// Nothing happens on the host.
+/// The host does not act.
 #[derive(Debug, Arbitrary)]
 struct Nothing;
 

@@ -1,4 +1,4 @@
-//! A disk over a raw file.
+//! Fuzzes a disk over a raw file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! A console, and whoever is at its socket.
+//! Fuzzes a console and the client at its socket.
 #![no_main]
 
 use std::io::{Read, Write};
@@ -16,7 +16,7 @@ struct Socket {
     dir: Dir,
 }
 
-/// What the guest says.
+/// Output of the guest.
 #[derive(Debug, Arbitrary)]
 struct Text(u16);
 
@@ -31,7 +31,7 @@ enum Host {
     Connect,
     Say(u16),
     Read(u16),
-    /// Sends or reads no more.
+    /// Shuts down the client's sending or receiving side.
     Shut(bool),
     Close,
 }
@@ -52,7 +52,7 @@ impl Bench for Socket {
             self.clients.push(stream);
         }
         let Some(client) = self.clients.first_mut() else { return };
-        // Somebody may be there already, and sends one away: that is for the client to bear.
+        // Errors are the client's: the console may have closed it for another client.
         match act {
             Host::Connect => {}
             Host::Say(len) => drop(client.write(&vec![b'x'; len.into()])),

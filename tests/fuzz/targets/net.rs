@@ -1,4 +1,4 @@
-//! A network interface, and whoever is at the other end of its wire.
+//! Fuzzes a network interface and the other end of its connection.
 #![no_main]
 
 use std::os::unix::net::UnixDatagram;
@@ -10,13 +10,13 @@ use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
 use volt_vmm::fuzzing::FuzzedDevice;
 
 const HEADER: usize = 12;
-/// Two addresses and a type.
+/// Shortest frame: two addresses and a type.
 const SHORTEST: usize = 14;
 
 #[derive(Debug, Default)]
 struct Wire(Option<UnixDatagram>);
 
-/// `struct virtio_net_hdr_v1` and how much follows it at once.
+/// `struct virtio_net_hdr_v1`, and the length of the data in the same piece.
 #[derive(Debug, Arbitrary)]
 struct Header {
     flags: u8,
@@ -36,13 +36,13 @@ impl From<Header> for Vec<u8> {
 
 #[derive(Debug, Arbitrary)]
 enum Host {
-    /// Sends a frame, as long as one may be and longer.
+    /// Sends a frame, up to longer than allowed.
     Send(Header),
-    /// Sends something shorter than a header.
+    /// Sends fewer bytes than a header has.
     Short(u8),
-    /// Reads what has come.
+    /// Reads the frames that have come.
     Read,
-    /// Goes away.
+    /// Closes the connection.
     Close,
 }
 
@@ -69,7 +69,7 @@ impl Bench for Wire {
 
     fn host(&mut self, act: Host) {
         let Some(other) = &self.0 else { return };
-        // The wire may be full, or cut: that is for the device to bear.
+        // The connection may be full or closed, which the device must handle.
         match act {
             Host::Send(header) => drop(other.send(&Vec::from(header))),
             Host::Short(len) => drop(other.send(&vec![1; usize::from(len % 13)])),

@@ -1,4 +1,4 @@
-//! A disk with a layer over a shared base.
+//! Fuzzes a disk with a layer over a shared base.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

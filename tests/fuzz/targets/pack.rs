@@ -1,5 +1,5 @@
-//! Packed memory: any bytes at all, a pack with some of them changed, and one by someone who knows its checksums. None is more than
-//! an error, and none that was a memory becomes another.
+//! Fuzzes packed memory: any bytes, a pack with some bytes changed, and a forged pack with valid checksums.
+//! Each is an error or the memory that was packed.
 #![no_main]
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use volt_vmm::internal::pack::{Compression, Decoder, Geometry, MemorySource, Pac
 
 const NAME: &str = "memory.pack";
 const PAGE: usize = 4096;
-// Bytes of an entry of the index, and of a block of it.
+// Length of an index entry, and of a block of the index.
 const ENTRY: usize = 16;
 const BLOCK: usize = 4096;
 
@@ -43,7 +43,7 @@ struct How {
 #[derive(Debug, Arbitrary)]
 enum Damage {
     Flip(u16, u8),
-    /// Near the end, where the index is.
+    /// Flips a byte near the end, where the index lies.
     FlipFromEnd(u16, u8),
     Cut(u16),
     Grow(u8),
@@ -52,7 +52,7 @@ enum Damage {
 #[derive(Debug, Arbitrary)]
 enum Entry {
     Zero,
-    /// Where it should be, and as long as it may be.
+    /// An entry with a valid position and length.
     Right {
         kind: u8,
         len: u16,
@@ -99,7 +99,7 @@ fn nameless() -> File {
     rustix::fs::memfd_create("pack", rustix::fs::MemfdFlags::CLOEXEC).expect("a file in memory").into()
 }
 
-/// All that can be had from a file. What cannot be read is an error, and so is it for whoever verifies it.
+/// Reads all memory of a pack. A chunk that fails to read must fail to verify, too.
 fn content(bytes: &[u8]) -> volt_vmm::Result<Vec<u8>> {
     let file = nameless();
     file.write_all_at(bytes, 0).expect("a file in memory");
@@ -113,7 +113,7 @@ fn content(bytes: &[u8]) -> volt_vmm::Result<Vec<u8>> {
 fn read(pack: &Pack) -> volt_vmm::Result<Vec<u8>> {
     let (mut all, mut decoder) = (Vec::new(), Decoder::new());
     let geometry = pack.geometry();
-    // A file that claims a large memory, all zero, may be right.
+    // A file that claims a large memory of zeros may be valid.
     for chunk in 0..geometry.chunks().min(4096) {
         let mut into = vec![0xee; geometry.len_of(chunk)];
         pack.read_chunk(chunk, &mut into, &mut decoder)?;

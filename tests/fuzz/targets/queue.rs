@@ -1,11 +1,11 @@
-//! A queue by itself, its rings anywhere and its indices near their ends.
+//! Fuzzes a queue without a device, with rings at any address and indices near their wrap.
 #![no_main]
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use volt_vmm::fuzzing::Queue;
 
-/// The most acts of one program.
+/// Most acts of one program.
 const ACTS: usize = 64;
 
 #[derive(Debug, Arbitrary)]
@@ -33,7 +33,7 @@ enum Act {
     },
     Notifications(bool),
     Reload,
-    /// An entry, and the index after it.
+    /// Writes an entry of the available ring and the index after it.
     Offer {
         head: u16,
         by: u8,
@@ -45,7 +45,7 @@ enum Act {
         flags: u8,
         next: u8,
     },
-    /// A descriptor that names a table of so many, each of which goes on with the next.
+    /// Writes a descriptor with an indirect table, whose descriptors form one chain.
     Indirect {
         index: u8,
         count: u8,
@@ -57,7 +57,7 @@ enum Act {
     },
 }
 
-/// Where tables of indirect descriptors lie, and what descriptors in them name.
+/// Address of the indirect tables and of their buffers.
 const TABLES: u64 = 0xe_0000;
 
 fn descriptor(at: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
@@ -100,7 +100,7 @@ fuzz_target!(|program: Program| {
                 queue.poke(rings[1].wrapping_add(2), &available.to_le_bytes());
             }
             Act::Descriptor { index, at, len, flags, next } => {
-                // A little of it lies outside of memory.
+                // Some of the buffers lie outside memory.
                 let bytes = descriptor((at % 0x10_1000).into(), len.into(), (flags & 3).into(), next.into());
                 queue.poke(rings[0].wrapping_add(16 * u64::from(u16::from(index) % size)), &bytes);
             }

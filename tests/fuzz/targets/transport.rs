@@ -1,4 +1,4 @@
-//! Registers in any order, at any offset, of any width, before the smallest device.
+//! Fuzzes the transport: registers in any order, at any offset and of any width, with the smallest device.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -9,7 +9,7 @@ use volt_vmm::fuzzing::FuzzedDevice;
 #[derive(Debug)]
 struct Host;
 
-/// The device knows no requests, and its host does nothing.
+/// The device has no request header, and its host does not act.
 #[derive(Debug, Arbitrary)]
 struct Nothing;
 

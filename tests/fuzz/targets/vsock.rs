@@ -1,4 +1,4 @@
-//! A vsock, programs of the host that connect to it, and those that the guest connects to.
+//! Fuzzes a vsock, programs of the host that connect to the guest, and programs that the guest connects to.
 #![no_main]
 
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use volt_vmm::config::devices::VsockConfig;
 use volt_vmm::fuzzing::FuzzedDevice;
 
 const CID: u32 = 3;
-/// The most programs on the host.
+/// Most programs on the host.
 const MOST: usize = 16;
 
 #[derive(Debug)]
@@ -30,12 +30,12 @@ impl Sockets {
     }
 }
 
-/// A packet's header, with addresses that often are the right ones.
+/// Header of a packet, mostly with valid addresses.
 #[derive(Debug, Arbitrary)]
 struct Header {
     is_stranger: u8,
     stranger: [u32; 3],
-    /// One of the host's: 1 is listened at, those from 2^30 on are given to callers.
+    /// Port of the host: a program listens at 1; ports from 2^30 on belong to programs that connect.
     host_port: u8,
     guest_port: u8,
     op: u8,
@@ -46,7 +46,7 @@ struct Header {
     odd_len: u32,
     room: u16,
     odd_room: (u32, u32),
-    /// As much of the payload lies behind the header.
+    /// Length of the payload in the piece of the header.
     follows: u16,
 }
 
@@ -80,15 +80,15 @@ impl From<Header> for Vec<u8> {
 
 #[derive(Debug, Arbitrary)]
 enum Host {
-    /// Another program connects to the guest's port.
+    /// Connects a program to a port of the guest.
     Call {
         port: u8,
     },
-    /// Another connects and says something else.
+    /// Connects a program that sends an invalid request.
     Mumble {
         bytes: Vec<u8>,
     },
-    /// Lets in who comes from the guest.
+    /// Accepts a connection of the guest.
     Accept,
     Say {
         program: u8,
@@ -98,7 +98,7 @@ enum Host {
         program: u8,
         most: u16,
     },
-    /// Sends or reads no more.
+    /// Shuts down the sending or receiving side of a program.
     Shut {
         program: u8,
         sends: bool,

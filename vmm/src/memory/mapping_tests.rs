@@ -1,4 +1,4 @@
-//! How guest memory is mapped: what children and core dumps get of it, and how many mappings there are.
+//! Mappings of guest memory: children and core dumps do not get it, and the number of mappings is limited.
 
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -43,7 +43,7 @@ fn assert_kept_from_children_and_dumps(mappings: &[(Range<u64>, String)], what: 
     }
 }
 
-/// `count` runs of the least length that is mapped, with gaps as long, over a base of zeros.
+/// `count` ranges of the least mapped length, with gaps as long, over a base of zeros.
 fn striped(count: u64) -> GuestRam {
     let len = (2 * count * WORTH_MAPPING).next_multiple_of(2 << 20);
     let (file, mut pages) = (fresh(len).unwrap(), PageSet::none(len));
@@ -77,8 +77,8 @@ fn children_and_core_dumps_get_no_guest_memory() {
     assert_kept_from_children_and_dumps(&found, "a base that is filled");
 }
 
-/// If there are more runs than that, the last ones are copied. Otherwise a process that restores such a
-/// snapshot would run out of mappings.
+/// Ranges beyond the limit are copied. Otherwise a process that restores such a snapshot would run out of
+/// mappings.
 #[test]
 fn page_ranges_beyond_the_limit_are_copied_and_not_mapped() {
     let count = u64::from(MOST_MAPPINGS / 2) + 200;

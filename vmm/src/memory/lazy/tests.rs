@@ -1,4 +1,4 @@
-//! Memory that is filled as it is touched, with real page faults.
+//! Memory that page faults fill, with real page faults.
 #![allow(unsafe_code)]
 
 use std::os::unix::fs::MetadataExt;
@@ -41,17 +41,17 @@ mod starved_tests;
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
-/// One of these chunks is damaged.
+/// Number of a damaged chunk.
 const DAMAGED: u64 = 17;
 
-/// Every third chunk is zero; each word of another is its own address and something.
+/// Every third chunk is zero. Each word of another is its own address with some bits flipped.
 #[derive(Debug, Default)]
 struct Source {
     len: u64,
     reads: AtomicU64,
-    /// Which chunks were read, in their order.
+    /// Numbers of the chunks read, in order.
     order: Mutex<Vec<u64>>,
-    /// Nothing is read while this is so.
+    /// Makes reads hang.
     hangs: Hangs,
 }
 
@@ -126,7 +126,7 @@ fn pages(ranges: &[std::ops::Range<u64>]) -> PageSet {
     set
 }
 
-/// All but the damaged chunk.
+/// All pages outside the damaged chunk.
 fn sound() -> impl DoubleEndedIterator<Item = u64> {
     (0..LEN / PAGE).map(|page| page * PAGE).filter(|at| at / CHUNK != DAMAGED)
 }
@@ -148,7 +148,7 @@ fn pages_equal_the_source_and_are_fetched_once() {
     assert!(source.reads.load(Ordering::SeqCst) >= stored);
     let blocks = service.base().metadata().unwrap().blocks() * 512;
     assert_eq!(blocks, stored * CHUNK, "zeros take no memory");
-    // Each VM alone has its own writes.
+    // A VM's writes stay its own.
     for at in [0, CHUNK] {
         write(&vms[0], at, 7);
         assert_eq!([0, 1, 2].map(|vm| read(&vms[vm], at)), [7, word(at), word(at)]);
@@ -190,7 +190,7 @@ fn returned_page_shows_the_source_again() {
         give_back(&ram, at, CHUNK).unwrap();
         assert_eq!([0, PAGE].map(|page| read(&ram, at + page)), [word(at), word(at + PAGE)], "{at:#x}");
     }
-    // All of it, more than once, while others read.
+    // Several threads return all pages while others read.
     thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..20 {
@@ -226,7 +226,7 @@ fn overlay_pages_are_present_and_their_chunks_are_not_fetched() {
     assert_eq!(private_pages(&ram).unwrap(), all);
 }
 
-/// The source without its damage, as one file.
+/// Completes the base without the damaged chunk.
 fn whole(service: &Service) -> Result<()> {
     (0..LEN / CHUNK).filter(|chunk| *chunk != DAMAGED).try_for_each(|chunk| {
         service.filler().fill(chunk, &mut service.filler().tools(FillReason::All)).map(drop)
@@ -235,7 +235,7 @@ fn whole(service: &Service) -> Result<()> {
 
 #[test]
 fn base_is_complete_after_a_freeze() {
-    // Not damaged anywhere: it is too short for that.
+    // The memory ends before the damaged chunk.
     let len = DAMAGED * CHUNK;
     let (source, service) = service(len);
     let ram = vm(&service, None);
@@ -257,7 +257,7 @@ fn base_is_complete_after_a_freeze() {
         private_pages(&ram).unwrap().page_ranges().collect::<Vec<_>>(),
         [0..PAGE, 2 * CHUNK..2 * CHUNK + PAGE]
     );
-    // A second time nothing is fetched, and nobody can write to the base.
+    // A second freeze fetches nothing, and the base refuses writers.
     let reads = source.reads.load(Ordering::SeqCst);
     service.complete().unwrap();
     assert!(
@@ -266,7 +266,7 @@ fn base_is_complete_after_a_freeze() {
     );
     assert!(rustix::io::pwrite(&base, b"x", 0).is_err());
     assert_eq!(rustix::io::pwrite(service.filler().memfd(), b"x", 0), Err(Errno::PERM));
-    // A mapping without the service has all of it.
+    // A mapping without the service has all pages.
     let child = GuestRam::reserve(len).unwrap();
     Backing::Private { base, pages: None }.map(&child).unwrap();
     drop((ram, service));
@@ -284,7 +284,7 @@ fn freeze_over_a_damaged_chunk_fails_and_the_vm_continues() {
     whole(&service).unwrap();
 }
 
-/// A VM the faults of which are refused in this way.
+/// A VM whose faults on unavailable memory are refused in this way.
 fn refusing(service: &Arc<Service>, refusal: Refusal) -> GuestRam {
     let ram = GuestRam::reserve(LEN).unwrap();
     map(&ram, 0..LEN, &service.base(), MapFlags::PRIVATE).unwrap();
@@ -295,7 +295,7 @@ fn refusing(service: &Arc<Service>, refusal: Refusal) -> GuestRam {
     ram
 }
 
-/// Both where the kernel has both.
+/// The ways that this kernel has.
 fn refusals() -> Vec<Refusal> {
     let mut all = vec![Refusal::NoAccess];
     all.extend(Userfault::new().unwrap().poisons().then_some(Refusal::Poison));
@@ -320,7 +320,7 @@ fn unreadable_chunk_is_reported_and_never_seen() {
         let why = limited("the VM is told", || reasons.recv()).unwrap();
         assert!(why.contains("/the/pack: is damaged in chunk 17"), "{why}");
         assert!(super::faults::unreadable_memory().is_some());
-        // Again, and through others; all the rest is there.
+        // Again, and through other calls. All other pages are available.
         assert!(
             kernel_reads(&ram, DAMAGED * CHUNK).is_err() && kernel_reads(&other, DAMAGED * CHUNK).is_err()
         );
@@ -363,7 +363,7 @@ fn fault_on_a_hanging_source_ends_after_its_limit() {
 #[test]
 fn fault_message_that_was_read_and_forgotten_comes_again() {
     let (_, service) = service(LEN);
-    // Registered with something that is not served.
+    // Registered with a userfaultfd that is not served.
     let ram = GuestRam::reserve(LEN).unwrap();
     map(&ram, 0..LEN, &service.base(), MapFlags::PRIVATE).unwrap();
     let userfault = Arc::new(Userfault::new().unwrap());
@@ -373,7 +373,7 @@ fn fault_message_that_was_read_and_forgotten_comes_again() {
         while userfault.read(|_| ()).unwrap() == 0 {
             thread::yield_now();
         }
-        // A pager died with it. The next one wakes all.
+        // The pager that had read the message died. The next pager wakes all faults.
         let number = service
             .add(crate::memory::lazy::served_vm::ServedVm::new(
                 Arc::clone(&userfault),
@@ -388,14 +388,14 @@ fn fault_message_that_was_read_and_forgotten_comes_again() {
     drop(ram);
 }
 
-/// The design rests on this: the kernel answers with zeros once the last descriptor is closed, and not
+/// The design relies on this: the kernel answers with zeros once the last descriptor is closed, and not
 /// before.
 #[test]
 fn closed_userfaultfd_gives_zeros_so_each_vm_keeps_its_own() {
     let memfd = fresh(LEN).unwrap();
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let len = LEN as usize;
-    // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing one.
     let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::PRIVATE, &memfd, 0) }
         .unwrap() as u64;
     let userfault = Userfault::new().unwrap();
@@ -403,11 +403,11 @@ fn closed_userfaultfd_gives_zeros_so_each_vm_keeps_its_own() {
     let copy = rustix::io::dup(&userfault).unwrap();
     let (told, seen) = mpsc::channel();
     thread::spawn(move || {
-        // SAFETY: the mapping stays.
+        // SAFETY: the mapping is never removed.
         told.send(unsafe { (start as *const u64).read_volatile() }).unwrap();
     });
     wait_until("the fault is told", || userfault.read(|_| ()).unwrap() != 0);
-    // The pager's descriptor may be closed: the fault waits on.
+    // The fault still waits after the pager's descriptor is closed.
     drop(copy);
     let waited = seen.recv_timeout(Duration::from_millis(100));
     assert!(waited.is_err(), "{waited:?}");
@@ -418,7 +418,7 @@ fn closed_userfaultfd_gives_zeros_so_each_vm_keeps_its_own() {
         "zeros in place of data: this must never happen to a VM"
     );
 
-    // A VM's is there for as long as its memory is mapped, whoever else lets go of it.
+    // A VM keeps its own descriptor as long as its memory is mapped.
     let (_, service) = service(LEN);
     let ram = vm(&service, None);
     let guest = ram.guest().clone();

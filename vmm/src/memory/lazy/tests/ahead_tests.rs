@@ -18,8 +18,7 @@ fn of(progress: &PrefetchProgress) -> Reading {
     wait_over(|| progress.now())
 }
 
-/// The numbers of chunks that were fetched ahead, and how many because they were touched: each chunk counts
-/// once.
+/// Numbers of the chunks fetched ahead, and the number of chunks fetched by a touch. Each chunk counts once.
 fn fetched(service: &Service) -> (Vec<u64>, u64) {
     let fetched = service.fetched(None).unwrap();
     assert_eq!(fetched.ahead.len() as u64 + fetched.touched, service.filler().decoded());
@@ -30,7 +29,7 @@ fn fetched(service: &Service) -> (Vec<u64>, u64) {
 fn pages_read_ahead_are_present_before_the_first_touch() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
-    // Chunks 40 (in part), 41, 42 (zero), and 4, 5.
+    // Chunks 40 (a part), 41, 42 (zero), and 4, 5.
     let runs = PageRanges::from([40 * CHUNK + 3 * PAGE..43 * CHUNK, 5 * CHUNK - PAGE..6 * CHUNK]);
     service.prefetch(&runs).unwrap();
     service.prefetch(&runs).unwrap();
@@ -46,14 +45,14 @@ fn pages_read_ahead_are_present_before_the_first_touch() {
     assert_eq!(fetched(&service), (vec![4, 5, 40, 41], 1));
     let mapped = mapped_pages(&ram).unwrap();
     assert!(mapped.has(40 * CHUNK) && mapped.has(CHUNK) && !mapped.has(2 * CHUNK));
-    // Damage is left to whoever touches it, and ends this.
+    // A damaged chunk ends reading ahead. The first touch reports the damage.
     let damaged = PageRanges::from([DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK, 50 * CHUNK..51 * CHUNK]);
     service.prefetch(&damaged).unwrap();
     assert_eq!(of_service(&service, &damaged).read, 0);
     assert_eq!((fetched(&service).1, read(&ram, 50 * CHUNK)), (1, word(50 * CHUNK)));
 }
 
-/// A guest needs first what it touched first.
+/// A guest first needs the pages that it touched first.
 #[test]
 fn pages_are_read_ahead_in_the_order_of_their_list() {
     let (source, service) = service(LEN);
@@ -122,11 +121,11 @@ fn raw_memory_is_populated_and_kept_until_that_ends() {
     let mut missing = pages(&[16..200, LEN / PAGE - 1..LEN / PAGE]);
     let mapped = mapped_pages(&ram).unwrap();
     missing.remove_all(&mapped);
-    // The kernel maps some around each, and not all.
+    // The kernel also maps some pages around each, but not all.
     assert!(missing.is_empty() && !mapped.has(LEN / 2));
     assert!(private_pages(&ram).unwrap().is_empty(), "nothing was copied");
     assert_eq!(read(&ram, 20 * PAGE), word(20 * PAGE));
-    // It may be gone by then.
+    // The memory may be dropped by then.
     let progress = populate(&ram, &runs).unwrap();
     drop(ram);
     assert_eq!(of(&progress).read, 185);

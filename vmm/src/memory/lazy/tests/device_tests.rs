@@ -1,4 +1,4 @@
-//! Memory that a device touches.
+//! Devices that touch memory which page faults fill.
 
 use std::sync::OnceLock;
 
@@ -9,7 +9,7 @@ use crate::memory::own_writes::presence;
 
 type OnRead = Box<dyn Fn(u64) + Send + Sync>;
 
-/// Memory of zeros. Its hook is told of each chunk that is read.
+/// Memory of zeros. Calls the hook with each chunk that is read.
 fn zeros(hook: &Arc<OnceLock<OnRead>>) -> Box<dyn PageSource> {
     let hook = Arc::clone(hook);
     let read = move |chunk: u64, _: &mut [u8]| {
@@ -24,11 +24,11 @@ fn device_fetches_its_chunks_itself() {
     let (source, service) = service(LEN);
     let ram = vm(&service, None);
     let there = presence(ram.guest()).unwrap();
-    // Bytes, zeros and bytes; nothing of what follows.
+    // Chunks with bytes, with zeros and with bytes, and none after them.
     there.ensure(2 * CHUNK + 5, 2 * CHUNK).unwrap();
     let reads = source.reads.load(Ordering::SeqCst);
     assert_eq!((reads, service.filler().touched()), (3, 2));
-    // The thread that would answer a fault hangs.
+    // The thread that answers faults hangs.
     source.hangs.begin();
     for at in [2 * CHUNK, 3 * CHUNK, 3 * CHUNK + 7 * PAGE, 4 * CHUNK] {
         assert_eq!(read(&ram, at), word(at), "{at:#x}");
@@ -36,7 +36,7 @@ fn device_fetches_its_chunks_itself() {
     there.ensure(2 * CHUNK, 3 * CHUNK).unwrap_or_else(|_| panic!("it was there"));
     assert_eq!(source.reads.load(Ordering::SeqCst), reads, "what is there is not asked for again");
     source.hangs.end();
-    // Given back it is missing again, where it was zeros.
+    // A returned page of zeros is missing again.
     give_back(&ram, 3 * CHUNK, CHUNK).unwrap();
     there.ensure(3 * CHUNK, CHUNK).unwrap();
     source.hangs.begin();
@@ -74,7 +74,7 @@ fn overlay_pages_and_complete_memory_need_no_fetch() {
 #[test]
 fn refused_chunk_keeps_its_pages_of_a_diff_for_devices() {
     let (_, service) = service(LEN);
-    // A run that is mapped and one that is copied.
+    // A range that is mapped and one that is copied.
     let over = pages(&[DAMAGED * 16 - 12..DAMAGED * 16 + 4, DAMAGED * 16 + 6..DAMAGED * 16 + 7]);
     let file = fresh(LEN).unwrap();
     for at in over.page_ranges().flat_map(|run| run.step_by(PAGE as usize)) {
@@ -85,7 +85,7 @@ fn refused_chunk_keeps_its_pages_of_a_diff_for_devices() {
     let chunk = (DAMAGED * CHUNK..(DAMAGED + 1) * CHUNK).step_by(PAGE as usize);
     let (of_diff, of_base): (Vec<_>, Vec<_>) = chunk.partition(|at| over.has(*at));
     of_diff.iter().for_each(|at| there.ensure(*at, 8).unwrap());
-    // As a vCPU does.
+    // Reads as a vCPU does.
     of_base.iter().for_each(|at| assert!(kernel_reads(&ram, *at).is_err(), "{at:#x}"));
     for at in of_diff {
         assert_eq!(kernel_reads(&ram, at), Ok(!at), "{at:#x}");
@@ -93,7 +93,7 @@ fn refused_chunk_keeps_its_pages_of_a_diff_for_devices() {
     }
 }
 
-/// A guest may give a page back that a device has in hand. The device's thread would get a signal.
+/// A guest may return a page that a device is using. The device's thread must not get a signal.
 #[test]
 fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
     let (_, service) = service(LEN);
@@ -109,12 +109,12 @@ fn page_of_a_diff_that_was_given_back_is_zero_if_its_chunk_is_damaged() {
     assert_eq!(kernel_reads(&ram, at), Ok(0));
     assert_eq!(there.ensure(at, PAGE), Err(Unavailable), "the VM ends");
     assert!(kernel_reads(&ram, beside).is_err());
-    // Given back once more by a guest that has not ended yet.
+    // The guest returns it once more before it has ended.
     give_back(&ram, at, PAGE).unwrap();
     assert_eq!(kernel_reads(&ram, at), Ok(0));
 }
 
-/// A rewind puts the base's content back. A damaged chunk has none, and a page of zeros would be wrong.
+/// A rewind restores the base's content. A damaged chunk has none, and a page of zeros would be wrong.
 #[test]
 fn page_of_a_damaged_chunk_that_a_rewind_put_back_is_refused() {
     let at = DAMAGED * CHUNK + 6 * PAGE;
@@ -130,7 +130,7 @@ fn page_of_a_damaged_chunk_that_a_rewind_put_back_is_refused() {
         assert!(kernel_reads(&ram, at).is_err(), "given back before: {is_given_back}");
         assert!(ram.faults().unwrap().has_failed());
     }
-    // A guest that gives it back after a rewind has no content to lose.
+    // A guest that returns the page after a rewind loses no content.
     let (_, service) = service(LEN);
     let ram = vm(&service, None);
     reset(&ram, &changed, None).unwrap();
@@ -138,7 +138,7 @@ fn page_of_a_damaged_chunk_that_a_rewind_put_back_is_refused() {
     assert_eq!(kernel_reads(&ram, at), Ok(0));
 }
 
-/// The kernel makes no page of a range zero that lies in two mappings.
+/// The kernel maps no zero pages for a range that lies in two mappings.
 #[test]
 fn pages_returned_on_both_sides_of_a_mapped_range_are_fetched() {
     let (_, service) = service(LEN);

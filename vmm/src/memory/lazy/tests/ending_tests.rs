@@ -1,8 +1,8 @@
-//! The end of a VM while a fault of its memory is in hand.
+//! The end of a VM while one of its faults is being answered.
 
 use super::*;
 
-/// Memory whose every byte is 0x11.
+/// Memory in which each byte is 0x11.
 fn ones() -> Box<dyn PageSource> {
     let read = |_: u64, into: &mut [u8]| {
         into.fill(0x11);
@@ -11,7 +11,7 @@ fn ones() -> Box<dyn PageSource> {
     Box::new(TestSource { len: LEN, chunk_len: CHUNK, read })
 }
 
-/// A test that fails ends.
+/// Ends the hang of a source when a test ends or fails.
 struct EndHang<'s>(&'s Source);
 
 impl Drop for EndHang<'_> {
@@ -20,11 +20,11 @@ impl Drop for EndHang<'_> {
     }
 }
 
-/// Maps a base at addresses that were just unmapped, as the memory of the next VM may be.
+/// Maps a base at addresses that were just unmapped, where the next VM's memory may lie.
 fn map_at(start: u64, base: &std::fs::File) {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let (at, flags) = (start as *mut std::ffi::c_void, MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE);
-    // SAFETY: the kernel refuses where something else is mapped.
+    // SAFETY: the kernel refuses addresses that are in use.
     let mapped = unsafe { rustix::mm::mmap(at, LEN as usize, access, flags, base, 0) };
     assert_eq!(mapped.unwrap() as u64, start);
 }
@@ -32,11 +32,11 @@ fn map_at(start: u64, base: &std::fs::File) {
 #[test]
 fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
     let (source, service) = service(LEN);
-    // Now: it maps something itself.
+    // Made first, because it maps memory itself.
     let ones = Arc::new(Service::new(ones()).unwrap());
     let ram = vm(&service, None);
     let start = ram.host_address_of(0) as u64;
-    // Its source reads a chunk of zeros for ever.
+    // The read of a zero chunk hangs.
     source.hangs.begin();
     let waiting = {
         let ram = ram.clone();
@@ -56,9 +56,9 @@ fn late_zero_fill_does_not_reach_the_vm_that_took_the_addresses() {
     let paging = Arc::clone(&ones) as Arc<dyn Paging>;
     let next = Faults::of(start as *mut u8, LEN, paging, Refusal::NoAccess).unwrap();
     source.hangs.end();
-    // Once it has answered another VM, it has done all that it had in hand.
+    // After the answer to another VM, the thread has finished all earlier work.
     assert_eq!(read(&vm(&service, None), CHUNK), word(CHUNK));
-    // SAFETY: it is mapped, and nobody writes to it.
+    // SAFETY: the memory is mapped, and no thread writes to it.
     let found = unsafe { ((start + 3 * CHUNK) as *const u64).read_volatile() };
     assert_eq!(found, 0x1111_1111_1111_1111);
     drop(next);
@@ -83,7 +83,7 @@ fn unreadable_userfaultfd_is_reported_once_and_other_vms_are_served() {
 fn slow_chunk_does_not_delay_other_faults() {
     let (source, service) = service(LEN);
     let (ram, other) = (vm(&service, None), vm(&service, None));
-    // More than one thread answers from the first fault on.
+    // After the first fault, more than one thread answers.
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
     let _let_go = EndHang(&source);
     source.hangs.begin();
@@ -94,7 +94,7 @@ fn slow_chunk_does_not_delay_other_faults() {
         })
         .into();
     wait_until("the reader hangs", || source.hangs.seen());
-    // Those that are read from now on are not slow.
+    // Reads that start now do not hang.
     source.hangs.end_for_others();
     assert_eq!(kernel_reads(&ram, 4 * CHUNK), Ok(word(4 * CHUNK)));
     assert_eq!(kernel_reads(&other, 5 * CHUNK), Ok(word(5 * CHUNK)));
@@ -104,11 +104,11 @@ fn slow_chunk_does_not_delay_other_faults() {
     slow.into_iter().for_each(|slow| {
         assert_eq!(limited("the slow read ends", || slow.join()).unwrap(), Ok(word(2 * CHUNK)))
     });
-    // Four chunks, of which one was wanted by two at the same time.
+    // Four chunks, one of which two threads wanted at the same time.
     assert_eq!(source.reads.load(Ordering::SeqCst), 4);
 }
 
-/// A thread that waits for a chunk whose source hangs.
+/// Starts a thread that waits for a chunk whose source hangs.
 fn slow_read(source: &Source, ram: &GuestRam, at: u64) -> thread::JoinHandle<rustix::io::Result<u64>> {
     source.hangs.begin();
     let ram = ram.clone();
@@ -178,7 +178,7 @@ fn vm_does_not_wait_for_the_cold_read_of_one_that_ended() {
     source.hangs.end();
 }
 
-/// Memory whose chunk 1 panics when it is read first.
+/// Memory whose chunk 1 panics at its first read.
 fn panics_once() -> Box<dyn PageSource> {
     let has_panicked = AtomicBool::new(false);
     let read = move |chunk: u64, into: &mut [u8]| {

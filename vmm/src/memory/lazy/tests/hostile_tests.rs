@@ -1,4 +1,4 @@
-//! VMs that have the memfd of a base that they share and do to it what they may.
+//! VMs that misuse the memfd of a base that they share.
 
 use super::*;
 
@@ -7,12 +7,12 @@ fn punch(base: &std::fs::File, range: std::ops::Range<u64>) {
     rustix::fs::fallocate(base, hole, range.start, range.end - range.start).unwrap();
 }
 
-/// Where a look left the file: `SEEK_HOLE` leaves it at the hole that it found.
+/// The file position after a search: `SEEK_HOLE` leaves it at the hole that it found.
 fn position(service: &Service) -> u64 {
     rustix::fs::seek(service.filler().memfd(), rustix::fs::SeekFrom::Current(0)).unwrap()
 }
 
-/// A device's first touch of a page asks for chunks that are filled already.
+/// A device's first touch of a page also asks for chunks that are filled.
 #[test]
 fn look_for_a_filled_chunk_ends_with_the_chunk() {
     let len = DAMAGED * CHUNK;
@@ -37,7 +37,7 @@ fn look_for_a_filled_chunk_ends_with_the_chunk() {
         if !shared {
             continue;
         }
-        // In a complete base too, of which another filler knows no chunk.
+        // The same in a complete base whose chunks the filler has not read.
         service.complete_and_seal().unwrap();
         let memfd = service.filler().memfd().try_clone().unwrap();
         let next = Service::over(memfd, source()).unwrap();
@@ -50,7 +50,7 @@ fn look_for_a_filled_chunk_ends_with_the_chunk() {
     }
 }
 
-/// Only this process has the base, so no other can punch holes in it, and filled chunks are not looked for.
+/// Only this process has the base. No other can punch holes in it, so filled chunks need no search.
 #[test]
 fn hole_cannot_be_punched_in_a_base_of_one_process() {
     let (_, service) = service(LEN);
@@ -63,12 +63,12 @@ fn hole_cannot_be_punched_in_a_base_of_one_process() {
     assert_eq!(read(&ram, CHUNK), word(CHUNK));
 }
 
-/// A VM that reads a hole in a chunk that its filler takes for filled would fault for ever.
+/// A VM that reads a hole in a chunk that counts as filled would fault without end.
 #[test]
 fn hole_that_is_punched_in_the_base_is_filled_again() {
     let len = DAMAGED * CHUNK;
     let source = Arc::new(Source { len, ..Source::default() });
-    // As a pager makes it: not sealed against writes.
+    // Made as a pager makes it: without a seal against writes.
     let service = Arc::new(Service::over(fresh(len).unwrap(), Box::new(SharedSource(source))).unwrap());
     let (ram, other) = (vm(&service, None), vm(&service, None));
     let chunk = |at: u64| at..at + CHUNK;
@@ -81,7 +81,7 @@ fn hole_that_is_punched_in_the_base_is_filled_again() {
         let found = [&ram, &other].map(|ram| limited("the fault is answered", || kernel_reads(ram, at)));
         assert_eq!(found, [Ok(word(at)); 2], "{at:#x}");
     }
-    // Nor does a snapshot take a hole for zeros.
+    // A snapshot does not take a hole for zeros either.
     punch(service.filler().memfd(), 4 * CHUNK + PAGE..5 * CHUNK);
     service.complete().unwrap();
     let base = service.base();

@@ -1,4 +1,4 @@
-//! A base that is complete and sealed. Its filler sees in the file alone what a chunk is.
+//! A complete, sealed base. Its filler learns a chunk's kind from the file alone.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn fork_of(ram: &GuestRam) -> GuestRam {
     child
 }
 
-/// A plain mapping publishes a page of zeros in the base where it reads a hole.
+/// A plain mapping that reads a hole publishes a page of zeros in the base.
 #[test]
 fn fork_that_reads_a_hole_leaves_the_rest_of_the_chunk_to_its_parent() {
     let len = DAMAGED * CHUNK;

@@ -1,4 +1,4 @@
-//! A host that has no memory for a base, or for the page tables of a VM over it.
+//! A host without memory for a base, or for the page tables of a VM over it.
 
 use super::super::prefetch::PageRanges;
 use super::super::presence::Unavailable;
@@ -8,10 +8,10 @@ use crate::memory::own_writes::presence;
 use crate::memory::range::AddressRange;
 use crate::testing::{apart, refuse_calls};
 
-/// A file in a file system that has room for so much.
+/// A file in a file system with room for `bytes`.
 fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
     use std::ffi::CString;
-    // One for each test: they run side by side.
+    // A directory for each test, because tests run in parallel.
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let place = std::env::temp_dir().join(format!("volt-lazy-{}-{number}", std::process::id()));
@@ -19,7 +19,7 @@ fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
     let path = CString::new(place.to_str().unwrap()).unwrap();
     let options = CString::new(format!("size={bytes}")).unwrap();
     let tmpfs = c"tmpfs".as_ptr();
-    // SAFETY: the strings end in zeros, and the mount is taken away again below.
+    // SAFETY: the strings end in zeros, and the mount is removed below.
     let mounted = unsafe { libc::mount(tmpfs, path.as_ptr(), tmpfs, 0, options.as_ptr().cast()) } == 0;
     let file = mounted.then(|| {
         let file = std::fs::File::options()
@@ -29,7 +29,7 @@ fn file_with_room(bytes: u64, len: u64) -> Option<std::fs::File> {
             .open(place.join("memory"))
             .unwrap();
         file.set_len(len).unwrap();
-        // SAFETY: the string ends in a zero. Open descriptors stay open.
+        // SAFETY: the string ends in a zero. Open descriptors stay valid.
         assert_eq!(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }, 0);
         file
     });
@@ -66,7 +66,7 @@ fn fault_waits_while_the_host_briefly_lacks_memory() {
     let source = Arc::new(Source { len: LEN, ..Source::default() });
     let service = Arc::new(Service::over(file, Box::new(SharedSource(source))).unwrap());
     let ram = vm(&service, None);
-    // Chunks until there is room for no more: one of them waits for what is given back here.
+    // More chunks than there is room for. One of them waits for the memory that is returned here.
     let chunks = [1, 2, 4, 5, 7, 8].map(|chunk| chunk * CHUNK);
     let found = thread::scope(|scope| {
         let reader = scope.spawn(|| chunks.map(|at| kernel_reads(&ram, at)));
@@ -100,7 +100,7 @@ fn host_that_lacked_memory_once_is_waited_for_again_after_success_or_some_second
     assert_eq!(filler.patiently(FillReason::Touched, in_a_moment()), Ok(()));
 }
 
-/// A base that another process fills, as a VM knows it: no thread of the VM can fetch a chunk.
+/// A base that another process fills, from a VM's view: no thread of the VM can fetch a chunk.
 #[derive(Debug)]
 struct Elsewhere(Arc<Service>);
 
