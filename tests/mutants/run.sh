@@ -37,8 +37,8 @@ Results:
   FAILS BEFORE     a test fails without the mutation too, or does not run
   NOT RUN          the lab ended before this mutation's turn
 
-Exit status: 0 if all were caught, $SURVIVED if any survived, $NOT_JUDGED if none survived and any could not be
-judged, $USAGE for wrong usage.
+Exit status: 0 if all were caught, $SURVIVED if any survived, $NOT_JUDGED if none survived and any could not
+be judged, $USAGE for wrong usage.
 
 Environment: VOLT_MUTANTS_TARGET, the directory in which cargo builds (default target/mutants). It is kept, so
 a second run is faster. One run at a time uses it.
