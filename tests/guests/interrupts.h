@@ -58,12 +58,12 @@ static inline int is_emulated(void)
     return signature == 0x60fb1;
 }
 
-/* Skips a `hlt` that an interrupt came before. Each handler of an interrupt that sleep() waits for calls this.
+/* Skips a `hlt` that an interrupt came before. The handlers of interrupts that sleep() waits for call this.
  *
  * The shadow of `sti` holds interrupts back until `hlt` sleeps. QEMU's emulation of SVM loses the shadow:
- * #VMEXIT saves the VMCB's INTERRUPT_SHADOW, but VMRUN does not load it. An interrupt may then come before the
- * hlt, which would sleep without end. On other processors nothing is skipped, so that a test notices a snapshot
- * that lost the shadow. */
+ * #VMEXIT saves the VMCB's INTERRUPT_SHADOW, but VMRUN does not load it. An interrupt may then come before
+ * the hlt, which would sleep without end. On other processors nothing is skipped, so that a test notices a
+ * snapshot that lost the shadow. */
 #define HLT 0xf4
 static inline void woken(struct frame *frame)
 {
