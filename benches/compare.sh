@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Builds two revisions of volt-vmm and compares them by benches/compare. Both are measured by the benchmark
-# of this tree, which is
-# put into the old revision too: what is measured is the same.
+# Builds two revisions of volt-vmm and compares them by benches/compare. The benchmark of this tree replaces
+# that of each revision, so that both measure the same.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -55,7 +54,7 @@ build() {
     [ -x "$kept/$2/compare" ] && return
     say "building $1"
     git -C "$here" worktree add --quiet --force --detach "$work/tree" "$1"
-    # The benchmark itself is this tree's, and so are the guests that it runs.
+    # Takes the benchmark and its guests from this tree.
     rm -rf "$work/tree/benches" "$work/tree/tests/guests"
     cp -r "$here/benches" "$work/tree/benches"
     cp -r "$here/tests/guests" "$work/tree/tests/guests"
@@ -68,7 +67,7 @@ build() {
         cargo bench --no-run --package volt-benches --bench compare --message-format json-render-diagnostics
     )
     mkdir -p "$kept/$2"
-    # The one names `.../release/volt-vmm`, the other `.../deps/compare-HASH`.
+    # Paths end in `/release/volt-vmm` and `/deps/compare-HASH`.
     local program
     for program in volt-vmm compare; do
         local built

@@ -4,10 +4,10 @@
 #
 #   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                 time of a restore
 #   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md speed of virtio devices, beside QEMU's
-#   benches/lab.sh instructions [OPTION...]                             the same, with a clock of instructions
+#   benches/lab.sh instructions [OPTION...]                             the same, counting instructions
 #
-# The options are the benchmark's; see `cargo bench -p volt-benches --bench restore -- --help`, and the same
-# with devices.
+# The options are those of the benchmarks: `cargo bench -p volt-benches --bench restore -- --help`, and
+# `--bench devices`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,8 +39,8 @@ END_OF_TEXT
         --runs 20 --qemu-runs 0 --only whole,library "$@"
 }
 
-# Collects the files of a run: also QEMU, with the firmware and the option ROM with which a microvm boots an
-# ELF kernel.
+# Sets $files to the files of a run. They include QEMU, and its firmware and option ROM, with which a microvm
+# boots an ELF kernel.
 gather() {
     local file
     file=$(command -v qemu-system-x86_64) ||
@@ -55,9 +55,9 @@ gather() {
     done
 }
 
-# A clock that counts instructions, guest's, VMM's and host kernel's, 2 ns each, does not depend on what else
-# the machine does.
-# It does not price the emulator's own work, to which leaving a guest and switching threads is dear.
+# Measures devices by a clock that counts instructions of guest, VMM and host kernel, 2 ns each. It does not
+# depend on other work of the machine. It leaves out the emulator's own work, which is large for leaving a
+# guest and for switching threads.
 instructions() {
     gather
     in_lab --count-instructions "${files[@]}" -- --rounds 2 --ms 100 "$@"
@@ -84,7 +84,7 @@ END_OF_TEXT
     in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"
 }
 
-# in_lab LAB_OPTION... -- OPTION...
+# in_lab LAB_OPTION... -- OPTION...: runs the devices benchmark in the lab.
 in_lab() {
     local options=()
     while [ "$1" != -- ]; do options+=("$1") && shift; done

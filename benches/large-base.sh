@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Times fork, diff and merge of a guest over packed memory that is mostly not fetched, for several builds of
-# volt-vmm in turns.
+# Times fork, diff and merge of a guest over packed memory, most of which is not fetched. Takes turns between
+# several builds of volt-vmm.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,14 +11,14 @@ Usage: benches/large-base.sh [OPTION...] PROGRAM...
 
 Restores a guest lazily from a packed snapshot, lets it touch 8 MiB, and times `fork`, `snapshot create
 --diff` and `snapshot merge`, as processes, with each PROGRAM (a volt-vmm) in turns. Prints minima and
-medians in ms. `limited` is the merge in a control group of 48 MiB, and `killed` counts those that the
-kernel ended.
+medians in ms. `limited` is the merge in a control group of 48 MiB, and `killed` counts the limited merges
+that failed.
 
   --runs N    rounds (default 10)
   --mib N     MiB of noise in the base (default 400)
   --help
 
-The guest is that of the tests: run `cargo test -p volt-tests --no-run` before. `limited` needs root and
+The guest is that of the tests: run `cargo test -p volt-tests --no-run` first. `limited` needs root and
 control groups.
 END
 }
@@ -68,7 +68,7 @@ leave() {
 }
 trap leave EXIT
 
-# Waits until the guest that writes to $1 has counted to $2.
+# counted FILE NUMBER: waits until the guest that writes to FILE has counted to NUMBER.
 counted() {
     for _ in $(seq 3000); do
         [ "$(grep -a -s -o 'count [0-9]*' "$1" | tail -1 | cut -d' ' -f2)" -ge "$2" ] 2>/dev/null && return
@@ -77,7 +77,7 @@ counted() {
     say "the guest does not count" && exit 1
 }
 
-# Runs the rest and adds the time it took, in ms, to file $1. Says nothing but what it fails with.
+# timed FILE COMMAND...: runs COMMAND and appends its time, in ms, to FILE. Its output goes to $work/said.
 timed() {
     local to=$1 before after
     shift
@@ -87,8 +87,10 @@ timed() {
     awk -v us=$(((after - before) / 1000)) 'BEGIN { printf "%.2f\n", us / 1000 }' >>"$work/$to"
 }
 
+# in_group COMMAND...: runs COMMAND in the control group.
 in_group() { sh -c 'echo $$ >"$0"/cgroup.procs && exec "$@"' "$limit" "$@"; }
 
+# one PROGRAM NUMBER: times each act once, over the base in the directory NUMBER.
 one() {
     local program=$1 name=$2 dir=$work/$2
     rm -rf "$dir/diff" "$dir/merged" "$dir/limited" "$dir/children" "$dir/sock" "$dir/console"

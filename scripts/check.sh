@@ -45,10 +45,11 @@ CLEAN=(
     README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md _typos.toml tests/{golden,mutants}/README.md
     vmm
     docs
-    scripts/checks scripts/docs.sh benches
+    scripts benches
     tests/small tests/linux tests/src tests/runner tests/fuzz
+    tests/mutants/run.sh tests/build.rs
     api kernel
-    scripts/{check,demo,install-deps,memory-image,order,quickstart,test,lab-kept}.sh .ci
+    .ci
     Cargo.toml .cargo
 )
 # The version that scripts/install-deps.sh installs.

@@ -1,19 +1,18 @@
 #!/usr/bin/env bash
-# Runs a command in a small Linux that has a real kvm_amd, on any machine: QEMU emulates an AMD processor
-# with SVM and nested paging, and Debian's cloud kernel in it offers /dev/kvm. Slow, but whole: Linux
-# guests run under it.
+# Runs a command in a small Linux that has a real kvm_amd, on any machine. QEMU emulates an AMD processor with
+# SVM and nested paging, and Debian's cloud kernel on it offers /dev/kvm. This is slow, but Linux guests run.
 #
-#   host ── qemu (TCG) ── level 1: Debian's kernel, busybox, /dev/kvm ── level 2: the guest of the program under test
+#   host ── qemu (TCG) ── level 1: Debian's kernel, busybox, /dev/kvm ── level 2: the guest under test
 #
-# What the command needs is put on a disk image made for this one run; the image is the root file system
-# of level 1 and goes away with it. Standard output, standard error and the exit status each come back
-# through a virtio-serial port of their own, so kernel messages never mix with them.
+# The command's files go to a disk image, the root file system of level 1, which is removed after the run.
+# Standard output, standard error and the exit status each come back through their own virtio-serial port, so
+# kernel messages never mix with them.
 set -euo pipefail
 
 PATH=$PATH:/usr/sbin:/sbin
 
 LAB_MODULES="virtio_console kvm-amd tun veth bridge overlay erofs loop fuse vsock virtio_net dm-log-writes"
-# The lab's own kernel: Debian's for virtual machines, Ubuntu's, or the one for any machine.
+# Packages of the lab's own kernel, the preferred first: for virtual machines, then for any machine.
 KERNEL_PACKAGES=(linux-image-cloud-amd64 linux-image-virtual linux-image-amd64 linux-image-generic)
 STALL_LIMIT=${VOLT_LAB_STALL_LIMIT:-60}
 MEMORY=2048
@@ -31,39 +30,42 @@ Usage: scripts/lab.sh [OPTIONS] [--] COMMAND [ARGUMENT]...
        scripts/lab.sh --status | --end
 
 Runs COMMAND in a small Linux with a working /dev/kvm (the real kvm-amd module under an emulated processor).
-COMMAND runs as root in /lab, which is in its PATH; /tmp is a tmpfs; standard input is empty; VOLT_LAB=1 is set.
-Standard output and standard error are passed on as they come.
+COMMAND runs as root in /lab, which is in its PATH, with VOLT_LAB=1 and an empty standard input. /tmp is a
+tmpfs. Standard output and standard error are passed on as they come.
 
 Options:
-  --file HOST[:GUEST]    put a file or directory there; /lab/<name> unless GUEST says otherwise. Modes and holes are
-                         kept; the shared libraries of a dynamic program come along. May be given more than once.
-  --out GUEST:HOST       copy a file or directory back when the command has ended, with whatever status (but not
-                         when its time ran out)
-  --log HOST             write to this file, as it comes, what COMMAND writes to the device that VOLT_LAB_LOG names there.
-                         HOST.stalled has what came before a stall
-  --time SECONDS         end the command after this long (default 300; the boot does not count)
-  --memory MIB           memory of the lab (default $MEMORY, $KEPT_MEMORY of a kept one)
-  --count-instructions   let the lab's clock count instructions, 2 ns each: how long something takes there then does not
-                         depend on what else this machine does. It goes slower, and is given more time to seem stalled
-  --level-1 KERNEL       the lab's own kernel: stable (the default) is Debian's, backports is the newer one in the
-                         backports of this Debian release
-  --keep                 run COMMAND in the lab that this checkout keeps; boot that first where there is none. Its next
-                         COMMAND starts within 2 s: only files that have changed are sent again. What a command leaves in
-                         /lab stays, its processes end, /tmp is emptied. One command runs at a time
-  --owner PID            end the kept lab with this process (default: the one that runs this script, such as a shell)
-  --status               say whether there is a kept lab; exit status 0 if so, 1 if not
+  --file HOST[:GUEST]    copy a file or directory into the lab, to GUEST (default: its name in /lab). Modes
+                         and holes are kept; a dynamic program brings its shared libraries. Repeatable
+  --out GUEST:HOST       copy a file or directory back once the command has ended, with any status, but not
+                         after its time limit. Repeatable
+  --log HOST             write to HOST, as it comes, all that COMMAND writes to the device named by
+                         VOLT_LAB_LOG. HOST.stalled has the part before a stall
+  --time SECONDS         limit the command to this time (default 300; the boot does not count)
+  --memory MIB           set the lab's memory (default $MEMORY; $KEPT_MEMORY for a kept lab)
+  --count-instructions   let the lab's clock count instructions, 2 ns each. Times in the lab then do not
+                         depend on the load of this machine. The lab runs slower; the stall limit grows
+                         tenfold
+  --level-1 KERNEL       choose the lab's own kernel: stable (the default) is Debian's; backports is the newer
+                         one in the backports of this Debian release
+  --keep                 run COMMAND in the lab that this checkout keeps; boot that lab first if none runs.
+                         The next COMMAND starts within 2 s: only changed files are sent again. Files in
+                         /lab stay; processes end, and /tmp is emptied. One command runs at a time
+  --owner PID            end the kept lab with this process (default: the parent of this script, such as a
+                         shell)
+  --status               say whether a lab is kept; exit status 0 if so, 1 if not
   --end                  end the kept lab
-  --verbose              show the lab's own console on standard error
-  --kernel-image         print the path of the kernel that --level-1 names (a bzImage), and do nothing else
-  --stock-modules        print the path of that kernel's modules directory, and do nothing else
-  --help
+  --verbose              show the lab's console on standard error
+  --kernel-image         print the path of the kernel that --level-1 names (a bzImage), and exit
+  --stock-modules        print the path of that kernel's modules directory, and exit
+  --help                 show this text
 
-Exit status: that of COMMAND; 124 when its time ran out; 125 when the lab itself failed; 126 when there is no kernel of
-the kind that --level-1 names, neither in the package lists nor in the cache, and those lists could be read.
+Exit status: that of COMMAND; 124 after its time limit; 125 if the lab failed; 126 if neither the package
+lists nor the cache have a kernel for --level-1 (125 if the lists of backports could not be updated).
 
-Environment: VOLT_LAB_STALL_LIMIT is how many seconds the lab may give no sign of life (default 60). Past that it is called
-stalled and started once more, from a fresh disk: COMMAND then runs again from its beginning.
-VOLT_LAB_STALLS names a file that gets a line for each such start.
+Environment:
+  VOLT_LAB_STALL_LIMIT   seconds without a sign of life after which the lab counts as stalled (default 60). It
+                         then starts once more from a fresh disk: COMMAND runs again from its beginning
+  VOLT_LAB_STALLS        file that gets a line for each such start
 END
 }
 
@@ -74,15 +76,15 @@ fail() {
     exit "$FAILED"
 }
 
-# need PROGRAM PACKAGE
+# need PROGRAM PACKAGE: fails if the program is missing.
 need() {
     command -v "$1" >/dev/null || fail "$1 is missing: install the package $2 (scripts/install-deps.sh does)"
 }
 
-# ---- The level-1 kernel, kept in the user's cache --------------------------------------------------------------------
+# ---- The level-1 kernel, kept in the user's cache ----------------------------------------------------------
 
-# Sets $cache, $version (as in lib/modules), $kernel and $modules. Fetches the kernel package unless the
-# cache has it.
+# Sets $cache, $version (as in lib/modules), $kernel and $modules. Fetches the kernel package unless it is in
+# the cache.
 prepare_kernel() {
     need apt-get apt
     need dpkg-deb dpkg
@@ -91,7 +93,7 @@ prepare_kernel() {
     apt=() stale=""
     [ "$level_1" = stable ] || use_backports "$base"
     package=$(kernel_package)
-    if [ -z "$package" ]; then # not Debian, or no package lists: whatever was fetched before
+    if [ -z "$package" ]; then # not Debian, or no package lists
         cache=$(fetched_before "$base")
         [ -n "$cache" ] || {
             say "no kernel package (${KERNEL_PACKAGES[*]}) for --level-1 $level_1 (is 'apt-get update' due?)"
@@ -99,7 +101,8 @@ prepare_kernel() {
             exit "$NO_KERNEL"
         }
     else
-        wanted=$(apt-cache "${apt[@]}" show --no-all-versions "$package" 2>/dev/null | awk '/^Version:/ { print $2; exit }')
+        wanted=$(apt-cache "${apt[@]}" show --no-all-versions "$package" 2>/dev/null |
+            awk '/^Version:/ { print $2; exit }')
         cache=$base/lab-${package#linux-image-}-$wanted
     fi
     [ -d "$cache" ] || fetch_kernel "$package"
@@ -108,31 +111,32 @@ prepare_kernel() {
     version=${modules##*/}
 }
 
-# The newest kernel in the cache BASE of the kind that $level_1 names. Backports have a version of their
-# own kind.
+# fetched_before BASE: prints the newest cached kernel of the kind that $level_1 names. Versions of backports
+# contain ~bpo.
 fetched_before() {
     local release=(-not -name '*~bpo*')
     [ "$level_1" = stable ] || release=(-name '*~bpo*')
     find "$1" -maxdepth 1 -type d -name 'lab-*' "${release[@]}" 2>/dev/null | sort -V | tail -n 1
 }
 
-# Sets $apt: options by which apt reads the backports of this Debian release, from the mirror that the
-# system uses, with lists in the cache BASE. The system's own sources and lists stay as they are.
+# use_backports BASE: sets $apt to options by which apt reads the backports of this Debian release. It uses
+# the system's mirror, and keeps its lists in the cache. The system's own sources and lists stay unchanged.
 use_backports() {
     local own=$1/backports keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed="" mirror codename
     # shellcheck disable=SC2016 # apt fills these in
     read -r mirror codename < <(apt-get indextargets --format '$(REPO_URI) $(RELEASE) $(COMPONENT) $(LABEL)' \
-        'Created-By: Packages' 2>/dev/null | awk '$3 == "main" && $4 == "Debian" && $2 !~ /-/ { print $1, $2; exit }') || :
-    # Without a mirror the lists of an earlier run serve.
+        'Created-By: Packages' 2>/dev/null |
+        awk '$3 == "main" && $4 == "Debian" && $2 !~ /-/ { print $1, $2; exit }') || :
+    # Without a mirror, apt uses the lists of an earlier run.
     mkdir -p "$own"/{sources,lists/partial,archives/partial}
     apt=(
-        -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$own/sources" -o "Dir::State::Lists=$own/lists"
-        -o "Dir::Cache=$own" -o APT::Sandbox::User=root
+        -o Dir::Etc::SourceList=/dev/null -o "Dir::Etc::SourceParts=$own/sources"
+        -o "Dir::State::Lists=$own/lists" -o "Dir::Cache=$own" -o APT::Sandbox::User=root
     )
     [ -n "${mirror-}" ] || return 0
     [ ! -e "$keyring" ] || signed="[signed-by=$keyring] "
     echo "deb $signed$mirror $codename-backports main" >"$own/sources/backports.list"
-    # Lists of today will do.
+    # Lists are updated once a day.
     [ -z "$(find "$own/lists" -maxdepth 1 -name '*_Packages*' -mtime -1)" ] || return 0
     flock "$own/lock" apt-get -qq "${apt[@]}" update >&2 || {
         say "cannot update the lists of $codename-backports; going on with those in the cache"
@@ -140,7 +144,7 @@ use_backports() {
     }
 }
 
-# The package that holds the kernel, by the first name in KERNEL_PACKAGES that this system's lists have.
+# Prints the package that holds the kernel: the first of KERNEL_PACKAGES that the lists have depends on it.
 kernel_package() {
     local name
     for name in "${KERNEL_PACKAGES[@]}"; do
@@ -150,7 +154,7 @@ kernel_package() {
     return 0
 }
 
-# Downloads and unpacks PACKAGE into $cache, which appears whole or not at all.
+# fetch_kernel PACKAGE: downloads it and unpacks it into $cache, which appears whole or not at all.
 fetch_kernel() {
     local staging
     mkdir -p "${cache%/*}"
@@ -160,7 +164,7 @@ fetch_kernel() {
     say "fetching $1 (once)"
     (
         cd "$staging"
-        # Ubuntu has the modules in packages of their own.
+        # Ubuntu has separate packages for the modules.
         mapfile -t packages < <(echo "$1" && apt-cache "${apt[@]}" depends "$1" 2>/dev/null |
             awk '/ Depends: linux-modules-/ { print $2 }')
         apt-get -qq "${apt[@]}" -o APT::Sandbox::User=root download "${packages[@]}" >&2
@@ -168,7 +172,8 @@ fetch_kernel() {
         mkdir lib
         mv unpacked/boot .
         # Debian 13 has them below /usr.
-        mv "$(find unpacked/lib/modules unpacked/usr/lib/modules -maxdepth 0 2>/dev/null | head -n 1)" lib/modules
+        mv "$(find unpacked/lib/modules unpacked/usr/lib/modules -maxdepth 0 2>/dev/null | head -n 1)" \
+            lib/modules
         rm -rf unpacked ./*.deb
         find lib/modules -name '*.ko.xz' -exec unxz {} +
         find lib/modules -name '*.ko.zst' -exec zstd -q -d --rm {} +
@@ -177,18 +182,19 @@ fetch_kernel() {
     mv -T "$staging" "$cache" 2>/dev/null || [ -d "$cache" ] || fail "cannot create $cache"
 }
 
-# modules_for NAME...: paths of the modules and all they depend on, in the order to insert them.
+# modules_for NAME...: prints the paths of these modules and their dependencies, in the order to insert them.
 modules_for() {
     local name
     for name in "$@"; do
-        modprobe -d "$cache" -S "$version" --show-depends "$name" 2>/dev/null || say "no module $name in $version"
+        modprobe -d "$cache" -S "$version" --show-depends "$name" 2>/dev/null ||
+            say "no module $name in $version"
     done | awk '/^insmod/ && !seen[$2]++ { print $2 }'
 }
 
-# ---- What level 1 is made of -----------------------------------------------------------------------------------------
+# ---- Files of level 1 --------------------------------------------------------------------------------------
 
-# The initramfs: inserts the modules and goes over to the disk. Sets $initramfs; kept beside the kernel
-# until this script or busybox changes.
+# Sets $initramfs, which inserts the modules and switches to the disk. It is kept beside the kernel until this
+# script or busybox changes.
 make_initramfs() {
     local root=$work/initramfs module number=100
     initramfs=$cache/initrd-$(cat "${BASH_SOURCE[0]}" "$(command -v busybox)" | sha256sum | cut -c 1-16).cpio
@@ -197,7 +203,7 @@ make_initramfs() {
     cp "$(command -v busybox)" "$root/bin/busybox"
     # shellcheck disable=SC2086 # a list of names
     for module in $(modules_for virtio_pci virtio_blk $LAB_MODULES); do
-        # Without its signature: checking one takes an emulated processor a good part of a second.
+        # Strips the signature too, since checking one takes an emulated processor much of a second.
         objcopy --strip-debug "$module" "$root/modules/$number-${module##*/}"
         number=$((number + 1))
     done
@@ -207,10 +213,10 @@ b=/bin/busybox
 $b mount -t devtmpfs dev /dev
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
-# KVM remembers the TSC's rate as it is when it is inserted. The kernel measures that once more in its
-# second second, and where both differ by more than 250 ppm, on a processor without TSC scaling as this
-# one, KVM of 6.1 takes every guest's TSC to be 0: its timers then come as much too late as this machine
-# is up. Afterwards the TSC becomes the clock.
+# Before KVM is inserted, the TSC should be the clock source. The kernel measures the TSC's rate again in its
+# second second; KVM remembers the rate at its insertion. This processor has no TSC scaling: if both rates
+# differ by more than 250 ppm, KVM of 6.1 takes every guest's TSC to be 0. Guest timers are then late by the
+# uptime of the lab.
 clock=/sys/devices/system/clocksource/clocksource0/current_clocksource
 for module in /modules/*; do
     case $module in *-kvm.ko)
@@ -223,7 +229,7 @@ for module in /modules/*; do
 done
 for try in 1 2 3 4 5 6 7 8 9 10; do [ -b /dev/vda ] && break; $b sleep 0.2; done
 $b mount -t ext4 -o noatime /dev/vda /root
-# For tests that load it again.
+# Tests load this module again.
 $b cp /modules/*-kvm-amd.ko /root/.lab/kvm-amd.ko
 $b umount /proc
 $b umount /sys
@@ -236,7 +242,7 @@ END
     cp "$work/initrd.cpio" "$cache/.initrd.$$" && mv "$cache/.initrd.$$" "$initramfs"
 }
 
-# The root file system's own part: busybox, a few files of /etc, and the init that runs the command.
+# Makes the base of the root file system: busybox, a few files of /etc, and the init that runs the command.
 make_root() {
     root=$work/root
     mkdir -p "$root"/{bin,sbin,usr/bin,dev,proc,sys,tmp,run,etc,var,lab,root,.lab}
@@ -249,7 +255,8 @@ make_root() {
     echo '127.0.0.1 localhost lab' >"$root/etc/hosts"
     cat >"$root/.lab/init" <<'END'
 #!/bin/sh
-export PATH=/lab:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root VOLT_LAB=1 VOLT_KVM_MODULE=/.lab/kvm-amd.ko TERM=dumb
+export PATH=/lab:/bin:/sbin:/usr/bin:/usr/sbin HOME=/root TERM=dumb
+export VOLT_LAB=1 VOLT_KVM_MODULE=/.lab/kvm-amd.ko
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t cgroup2 cgroup /sys/fs/cgroup
@@ -262,12 +269,12 @@ ip link set lo up
 hostname lab
 ulimit -n 65536
 mkfifo /run/stdout /run/stderr /run/orders
-# /dev/vport<device>p<port>; the last is there last.
+# Ports are /dev/vport<device>p<port>; the last one appears last.
 for try in 1 2 3 4 5 6 7 8 9 10; do [ -c "$(echo /dev/vport*p6)" ] && break; sleep 0.2; done
 export VOLT_LAB_LOG="$(echo /dev/vport*p6)"
 exec 7>"$(echo /dev/vport*p3)"
 
-# The processes that accompany a command: its output, signs of life, and the end of its time.
+# Starts the processes that accompany a command: for its output, its signs of life, and the end of its time.
 accompany() {
     cat /run/stdout >"$(echo /dev/vport*p1)" & out=$!
     cat /run/stderr >"$(echo /dev/vport*p2)" & err=$!
@@ -275,12 +282,14 @@ accompany() {
     (
         sleep "$(cat /.lab/seconds)"
         {
-            echo "lab: time is running out; what still runs, and where in the kernel it waits:"
+            echo "lab: time is running out; processes that still run, and where in the kernel they wait:"
             for process in /proc/[0-9]*; do
                 line=$(tr '\0' ' ' <"$process/cmdline")
                 [ -n "$line" ] || continue
                 echo "lab: ${process#/proc/} $line"
-                for task in "$process"/task/*; do echo "lab:     $(cat "$task/comm") ($(cat "$task/wchan"))"; done
+                for task in "$process"/task/*; do
+                    echo "lab:     $(cat "$task/comm") ($(cat "$task/wchan"))"
+                done
             done
         } >/run/stderr
     ) >/dev/null 2>&1 7>&- &
@@ -288,13 +297,13 @@ accompany() {
 
 help_out() {
     while sleep 5; do echo alive >&7; done &
-    cat "$(echo /dev/vport*p4)" >/dev/null & # whoever listens is nudged
+    cat "$(echo /dev/vport*p4)" >/dev/null & # nudges reach only a port that is open
 }
 
-# Ends all that the command left, and copies out what was asked for. An archive that is cut short counts as a
-# failure of the lab: its files look whole to the host.
+# Ends the command's remaining processes, and copies out the files of --out. An archive that is cut short
+# counts as a failure of the lab, because its files look whole to the host.
 clear_away() {
-    # What the command left running may hold the pipes open: give them a moment, then end everything.
+    # A remaining process may hold the pipes open: give them a moment, then end everything.
     for try in 1 2 3 4 5 6 7 8 9 10; do
         kill -0 $out 2>/dev/null || kill -0 $err 2>/dev/null || break
         sleep 0.1
@@ -305,14 +314,14 @@ clear_away() {
     while read -r path; do
         [ -e "/$path" ] && echo "$path"
     done </.lab/outs >/run/outs
-    # An empty archive too: the disk may have that of an earlier command.
+    # Writes an empty archive too, since the disk may have that of an earlier command.
     [ ! -x /.lab/tar ] || /.lab/tar -c -S -f /dev/vdb -T /run/outs || {
-        echo "lab: cannot copy out what was asked for" >"$(echo /dev/vport*p2)"
+        echo "lab: cannot copy out the files of --out" >"$(echo /dev/vport*p2)"
         [ "$status" != 0 ] || status=125
     }
 }
 
-# Runs one command after the other, each with the files that the host has written to a disk.
+# Runs commands, one at a time, each with the files that the host has written to a disk.
 serve() {
     exec 8<"$(echo /dev/vport*p5)" 9<>/run/orders
     cat <&8 >/run/orders &
@@ -363,10 +372,10 @@ END
     chmod 755 "$root/.lab/init"
 }
 
-# put HOST GUEST: places a file or directory, with the shared libraries of a dynamic program.
+# put HOST GUEST: copies a file or directory, with the shared libraries of a dynamic program.
 put() {
     local host=$1 target=$root$2 library
-    [ -e "$host" ] || fail "there is no file $host"
+    [ -e "$host" ] || fail "cannot copy $host: no such file"
     mkdir -p "${target%/*}"
     cp -aL --sparse=auto "$host" "$target" || fail "cannot copy $host"
     [ -f "$host" ] || return 0
@@ -375,13 +384,13 @@ put() {
     done < <(ldd "$host" 2>/dev/null | grep -o '/[^ ]*')
 }
 
-# guest_path HOST[:GUEST]: where a file of --file goes.
+# guest_path HOST[:GUEST]: prints the path in the lab of a file of --file.
 guest_path() {
     local host=${1%%:*}
     if [ "$host" = "$1" ]; then echo "/lab/$(basename "$host")"; else echo "${1#*:}"; fi
 }
 
-# in_lab PATH: relative paths are in /lab.
+# in_lab PATH: prints the absolute path; relative paths are in /lab.
 in_lab() {
     case $1 in
         /*) echo "$1" ;;
@@ -389,8 +398,8 @@ in_lab() {
     esac
 }
 
-# What is to be copied out goes to a disk of its own, as an archive that knows of holes, which busybox's
-# tar does not.
+# Prepares a separate disk for the files of --out. They go there as an archive that keeps holes, which the tar
+# of busybox cannot write.
 prepare_outs() {
     local item path
     : >"$root/.lab/outs"
@@ -404,7 +413,7 @@ prepare_outs() {
     done
 }
 
-# The command, quoted so that level 1's shell sees the same arguments; and when to look what still runs.
+# Writes the command, quoted for the shell of level 1, and the time at which to list its running processes.
 write_command() {
     local argument
     echo "$((seconds > 20 ? seconds - 10 : seconds))" >"$root/.lab/seconds"
@@ -420,40 +429,46 @@ make_disk() {
     used=$(du -sm "$root" | cut -f 1)
     rm -f "$work/disk"
     truncate -s "$((used + used / 8 + DISK_FREE_MIB))M" "$work/disk"
-    mke2fs -q -F -t ext4 -O '^has_journal' -E lazy_itable_init=1,nodiscard,root_owner=0:0 -m 0 -d "$root" "$work/disk" >&2 ||
+    mke2fs -q -F -t ext4 -O '^has_journal' -E lazy_itable_init=1,nodiscard,root_owner=0:0 -m 0 \
+        -d "$root" "$work/disk" >&2 ||
         fail "cannot make the disk image (is $work full?)"
 }
 
-# ---- One run ---------------------------------------------------------------------------------------------------------
+# ---- One run -----------------------------------------------------------------------------------------------
 
-# A byte every so often, an interrupt each. Once in some ten minutes of nested guests QEMU 7.2 loses its
-# timer's interrupt: the local APIC has it pending, nothing masks it, and the processor stays halted (as
-# if two threads had changed its pending interrupts at once, which entering and leaving a nested guest
-# does without a lock). An idle kernel waits for it for ever. The next interrupt, whichever it is, brings
-# the lost one along.
+# Sends a byte every half second, to raise an interrupt. QEMU 7.2 loses its timer's interrupt once in about
+# ten minutes of nested guests: the local APIC has it pending, nothing masks it, and the processor stays
+# halted. A likely cause: entering and leaving a nested guest changes the pending interrupts without a lock.
+# An idle kernel would wait for that interrupt without end. Any later interrupt delivers the lost one too.
 nudges() {
     trap - EXIT
     while sleep 0.5 && echo; do :; done 2>/dev/null
 }
 
-# starved PID: for how many seconds its most neglected thread has waited for a processor of this machine.
-starved() { cat /proc/"$1"/task/*/schedstat 2>/dev/null | awk '$2 > most { most = $2 } END { print int(most / 1e9) }'; }
+# starved PID: prints the seconds for which its most neglected thread has waited for a processor.
+starved() {
+    cat /proc/"$1"/task/*/schedstat 2>/dev/null |
+        awk '$2 > most { most = $2 } END { print int(most / 1e9) }'
+}
 
-# A sign of life. What QEMU waits for a processor from now on does not count as silence: on a machine with
-# 30 runnable processes on 2 processors the lab was called stalled, and was only slow.
+# Notes a sign of life. Later time in which QEMU waits for a processor does not count as silence: with 30
+# runnable processes on 2 processors, a lab that was only slow counted as stalled.
 progressed() { progress=$SECONDS starved_then=$(starved "$qemu"); }
 
-# Sets $options: those of QEMU but for the chardev "orders". Without cx16: QEMU 7.2 computes the flags after
-# CMPXCHG16B from stale state, so the trap flag is set at random. Kernel 6.12 uses that instruction in its
-# allocator; one boot in three crashed.
+# Sets $options to those of QEMU, without the chardev "orders". The processor lacks cx16: QEMU 7.2 computes
+# the flags after CMPXCHG16B from stale state, which sets the trap flag at random. Kernel 6.12 uses that
+# instruction in its allocator; one boot in three crashed.
 # shellcheck disable=SC2054 # QEMU's options have commas
 qemu_options() {
+    local append="console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0"
+    append+=" cryptomgr.notests no_timer_check"
     options=(
         -M q35,accel=tcg "${clock[@]}" -cpu max,-cx16 -smp 1 -m "$memory"
         -nodefaults -no-user-config -display none -no-reboot
         -kernel "$kernel" -initrd "$initramfs"
-        -append "console=ttyS0 panic=-1 mitigations=off rdinit=/init loglevel=6 audit=0 cryptomgr.notests no_timer_check"
-        -drive "file=$work/disk,format=raw,if=none,id=disk,cache=unsafe,discard=unmap" -device virtio-blk-pci,drive=disk
+        -append "$append"
+        -drive "file=$work/disk,format=raw,if=none,id=disk,cache=unsafe,discard=unmap"
+        -device virtio-blk-pci,drive=disk
         "${more_disks[@]}"
         -device virtio-serial-pci
         -chardev "file,id=stdout,path=$work/stdout" -device virtserialport,nr=1,chardev=stdout
@@ -466,8 +481,8 @@ qemu_options() {
     )
 }
 
-# Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, 1 for a stall: a boot that shows
-# nothing new, or a lab whose sign of life stays away; fails otherwise.
+# Starts QEMU, sets $qemu, and follows it. Returns 0 with $status set, or 1 for a stall: the console of a boot
+# stays the same, or a booted lab gives no sign of life. Exits on any other failure.
 attempt() {
     local line="" part="" partial="" started="" progress starved_then size=0 now limit more_disks=() options
     [ ! -e "$work/outs" ] ||
@@ -486,7 +501,7 @@ attempt() {
     qemu=$!
     progressed
     while :; do
-        # A line may come in parts: where the time is over in the middle of one, read gives what has come.
+        # A line may come in parts: on a timeout, read sets $part to the beginning that has come.
         if read -r -t 0.5 -u 5 part; then
             line=$partial$part partial=""
             case $line in
@@ -521,8 +536,8 @@ attempt() {
     done
 }
 
-# end_qemu SECONDS: waits this long for QEMU to end by itself, then ends it; afterwards all output has
-# been passed on.
+# end_qemu SECONDS: waits this long for QEMU to end by itself, then ends it. Passes on all output before it
+# returns.
 end_qemu() {
     local deadline=$((SECONDS + $1))
     [ -n "$qemu" ] || return 0
@@ -540,18 +555,17 @@ show_console() {
     { tail -n 30 "$work/console" | tr -d '\r' && cat "$work/qemu.log"; } >&2
 }
 
-# Unpacks what the lab copied out, and puts each item where it was asked for. Returns 1 if something is
-# missing.
+# Unpacks the files of --out and moves each to its place. Returns 1 if one is missing.
 take_all() {
     local item guest host result=0
     [ ${#outs[@]} -gt 0 ] || return 0
     mkdir "$work/taken"
     tar -x -S --no-same-owner -f "$work/outs" -C "$work/taken" ||
-        { say "cannot unpack what the lab copied out" && result=1; }
+        { say "cannot unpack the files that the lab copied out" && result=1; }
     for item in "${outs[@]}"; do
         guest=$(in_lab "${item%%:*}") host=${item#*:}
         if [ ! -e "$work/taken$guest" ]; then
-            say "there is no $guest in the lab to copy out"
+            say "cannot copy out $guest: the lab has no such file"
             result=1
         elif ! mkdir -p "$(dirname "$host")" || ! mv -f "$work/taken$guest" "$host"; then
             say "cannot write $host"
@@ -584,7 +598,9 @@ main() {
     files=() memory="" seconds=300 outs=() log="" clock=() level_1=stable
     while [ $# -gt 0 ]; do
         case $1 in
-            --file | --out | --log | --time | --memory | --level-1 | --owner) [ $# -ge 2 ] || fail "$1 needs a value (see --help)" ;;
+            --file | --out | --log | --time | --memory | --level-1 | --owner)
+                [ $# -ge 2 ] || fail "$1 needs a value (see --help)"
+                ;;
         esac
         case $1 in
             --file) files+=("$2") && shift 2 ;;
@@ -593,7 +609,9 @@ main() {
             --time) seconds=$2 && shift 2 ;;
             --memory) memory=$2 && shift 2 ;;
             --level-1) level_1=$2 && shift 2 ;;
-            --count-instructions) clock=(-icount "shift=1,sleep=off") STALL_LIMIT=$((STALL_LIMIT * 10)) && shift ;;
+            --count-instructions)
+                clock=(-icount "shift=1,sleep=off") STALL_LIMIT=$((STALL_LIMIT * 10)) && shift
+                ;;
             --keep) keep=yes && shift ;;
             --owner) owner=$2 && shift 2 ;;
             --status | --end) only=$1 && shift ;;
@@ -607,7 +625,8 @@ main() {
     done
     [[ $seconds =~ ^[1-9][0-9]*$ ]] || fail "--time wants a number of seconds, not '$seconds'"
     [ -z "$log" ] || : >"$log" || fail "cannot write $log"
-    [[ $level_1 == stable || $level_1 == backports ]] || fail "--level-1 wants stable or backports, not '$level_1'"
+    [[ $level_1 == stable || $level_1 == backports ]] ||
+        fail "--level-1 wants stable or backports, not '$level_1'"
     if [ -n "$keep" ]; then
         claim_kept
         ! kept_runs || memory=${memory:-1}
@@ -634,7 +653,8 @@ main() {
     need objcopy binutils
     need mke2fs e2fsprogs
     need setpriv util-linux
-    ldd "$(command -v busybox)" >/dev/null 2>&1 && fail "busybox is not static: install the package busybox-static"
+    ldd "$(command -v busybox)" >/dev/null 2>&1 &&
+        fail "busybox is not static: install the package busybox-static"
     if [ -n "$keep" ]; then
         kept_runs || boot_kept "$owner"
         [ $# -eq 0 ] || run_in_kept "$@"
@@ -653,7 +673,8 @@ main() {
     make_disk
 
     if [ -n "$verbose" ]; then
-        (trap - EXIT && exec setpriv --pdeathsig KILL tail -F -n +1 "$work/console" >&2 2>/dev/null) & follow=$!
+        (trap - EXIT && exec setpriv --pdeathsig KILL tail -F -n +1 "$work/console" >&2 2>/dev/null) &
+        follow=$!
     fi
     if ! attempt; then
         show_console

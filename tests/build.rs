@@ -1,13 +1,13 @@
-//! Builds the small guest: freestanding C with a PVH entry, no registers but the general ones.
+//! Builds the small guest: freestanding C with a PVH entry, which uses only the general registers.
 
 use std::path::Path;
 use std::process::Command;
 
-const FLAGS: &str = "-O1 -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-pie -mno-red-zone -mgeneral-regs-only \
-                     -fno-stack-protector -fcf-protection=none -nostdlib -static -no-pie -Wl,-T,guest.ld \
-                     -Wl,--build-id=none -Wl,-z,max-page-size=4096";
+const FLAGS: &str = "-O1 -Wall -Wextra -Werror -ffreestanding -fno-pic -fno-pie -mno-red-zone \
+                     -mgeneral-regs-only -fno-stack-protector -fcf-protection=none -nostdlib -static -no-pie \
+                     -Wl,-T,guest.ld -Wl,--build-id=none -Wl,-z,max-page-size=4096";
 
-/// The entry comes first; the devices' guests are a file each.
+/// Sources of the guest: the entry first, then a file for each device's behaviours.
 const SOURCES: [&str; 11] = [
     "entry.S",
     "guest.c",
@@ -32,14 +32,14 @@ fn main() {
         command.args(FLAGS.split_whitespace()).args(more).arg("-o").arg(&output);
         command.args(SOURCES).current_dir("guests").status()
     };
-    // The one segment is readable, writable and executable; older linkers neither warn nor know the option.
+    // Its only segment is readable, writable and executable. Older linkers neither warn nor know the option.
     let built = match run(&["-Wl,--no-warn-rwx-segments"]) {
         Ok(status) if !status.success() => run(&[]),
         tried => tried,
     };
     match built {
         Ok(status) if status.success() => {}
-        Ok(status) => panic!("{compiler} could not build the small guest: {status}"),
+        Ok(status) => panic!("{compiler} cannot build the small guest: {status}"),
         Err(error) => {
             panic!("{compiler} cannot be run: {error} (scripts/install-deps.sh installs a C compiler)")
         }

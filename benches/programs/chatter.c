@@ -1,10 +1,10 @@
-// The guest that is restored: sets all virtio devices to work that it finds, says that it is ready, then sends one byte after
-// another, so that the first byte after a restore is all but the first instruction.
+// The guest that is restored. It activates all virtio devices that it finds, prints that it is ready, then
+// sends bytes without pause. The first byte after a restore therefore comes within a few instructions.
 #include "../../tests/guests/virtio.h"
 
 static volatile struct virtqueue all_queues[SLOT_COUNT][QUEUES];
 
-static void set_to_work(u32 slot) {
+static void activate(u32 slot) {
     device = (volatile u32 *)(SLOTS + slot * SLOT_LENGTH);
     if (get(0x00) != 0x74726976)
         return;
@@ -30,7 +30,7 @@ static void set_to_work(u32 slot) {
 
 void guest_main(void) {
     for (u32 slot = 0; slot < SLOT_COUNT; slot++)
-        set_to_work(slot);
+        activate(slot);
     print("ready\n");
     for (;;)
         outb(COM1, '.');

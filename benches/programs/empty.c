@@ -1,4 +1,4 @@
-// What any program costs: one byte, as soon as there is a process.
+// Lower bound for any program: writes one byte and exits.
 
 #include <unistd.h>
 

@@ -21,7 +21,7 @@ static int set_state(const struct floor_vm *vm, const struct floor_digest *diges
     for (uint64_t n = 0; n < digest->call_count; n++) {
         const struct floor_call *call = (const struct floor_call *)at;
         int done = ioctl(call->on_vcpu ? vm->vcpu : vm->vm, call->request, call->len ? call + 1 : 0);
-        // A guest without kvmclock cannot be told that it was paused.
+        // KVM_KVMCLOCK_CTRL fails for a guest without kvmclock.
         if (done < 0 && !(call->request == KVM_KVMCLOCK_CTRL && errno == EINVAL))
             return -1;
         at += sizeof *call + ((call->len + 7) & ~(uint64_t)7);
@@ -60,7 +60,8 @@ int floor_restore(struct floor_vm *vm, int memory, const struct floor_digest *di
     step_done(ends, FLOOR_MEMORY_REGISTER);
 
     struct kvm_enable_cap split = {.cap = KVM_CAP_SPLIT_IRQCHIP, .args = {24}};
-    if ((digest->split_irqchip ? ioctl(vm->vm, KVM_ENABLE_CAP, &split) : ioctl(vm->vm, KVM_CREATE_IRQCHIP, 0)) < 0)
+    if ((digest->split_irqchip ? ioctl(vm->vm, KVM_ENABLE_CAP, &split)
+                               : ioctl(vm->vm, KVM_CREATE_IRQCHIP, 0)) < 0)
         return -1;
     step_done(ends, FLOOR_IRQCHIP_CREATE);
 

@@ -1,4 +1,5 @@
-// The floor as a program: `floor DIGEST MEMORY` restores, writes the guest's first byte and waits to be killed.
+// The floor as a program: `floor DIGEST MEMORY` restores, writes the guest's first byte and waits to be
+// killed.
 
 #include "floor.h"
 

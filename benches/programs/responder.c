@@ -1,5 +1,6 @@
-// The guest whose answer is waited for. Its initrd is memory of a real guest. For each byte that is typed it goes through some of
-// that, here and there: reads a word of each page, writes one to every fourth, and says the sum of what it read.
+// The guest that answers requests. Its initrd is memory of a real guest. For each typed byte it visits
+// stretches of that memory: it reads a word of each page, writes a word to every fourth, and reports a
+// checksum of the reads.
 #include "../../tests/guests/pvh.h"
 
 #define PAGE 512 // words

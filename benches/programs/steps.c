@@ -23,7 +23,7 @@
 #define SYSCALL 0x050f // the instruction's two bytes
 #define SECONDS_AFTER 1
 
-// Code of the program, by addresses of its file, and the difference to those of the process.
+// Code of the program, by addresses of its file, and their difference to those of the process.
 struct code {
     unsigned long start, end, entry, moved;
 };
@@ -89,12 +89,12 @@ static void end(int signal) {
     over = 1;
 }
 
-// Steps each thread that has stopped.
+// Steps each stopped thread, and writes each new address to `out`.
 static void trace(pid_t child, struct code code, FILE *out) {
     char *seen = calloc(code.end - code.start, 1);
     struct user_regs_struct registers;
     struct sigaction action = {.sa_handler = end};
-    // Repeats, for a signal before waitpid would not interrupt it.
+    // Repeats, because a signal before waitpid does not interrupt it.
     struct itimerval after = {.it_value.tv_sec = SECONDS_AFTER, .it_interval.tv_usec = 100000};
     int status = SIGTRAP << 8 | 0x7f, signal;
     sigaction(SIGALRM, &action, NULL);

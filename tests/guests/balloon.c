@@ -1,12 +1,16 @@
-/* Fills memory, and gives as much of it to the balloon as the host asks for, from the end. Typed: c checks what it keeps, w writes
- * the next generation to it, r reports the second half as free, l looks at that half again. Options: mib=, how much;
- * reporting=1. */
+/* Fills memory, and gives as many of its last pages to the balloon as the host asks for.
+ *
+ *   mib=N        fills N MiB
+ *   reporting=1  takes the feature to report free pages
+ *
+ * Typed: c checks the pages that it keeps, w writes the next generation to them, r reports the second half as
+ * free, l looks at that half again. */
 #include "guest.h"
 #include "virtio.h"
 
 #define INFLATE 0
 #define DEFLATE 1
-#define REPORT 2          /* the third queue that there is for a driver of no other feature */
+#define REPORT 2          /* the third queue, for a driver that takes no other feature */
 #define REPORTING (1 << 5) /* VIRTIO_BALLOON_F_REPORTING */
 #define LISTED 1024
 
@@ -33,7 +37,7 @@ static void list(u32 queue, u64 first, u64 count)
     virtio_ask(queue, &part, 1);
 }
 
-/* Looks at what is in pages that were given away: nothing, or what was there in the first generation. Then uses them again. */
+/* Checks that pages that were given away are empty or hold the first generation. Then fills them again. */
 static void look(u64 first, u64 count)
 {
     for (u64 index = first; index < first + count; index++) {

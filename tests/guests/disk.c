@@ -1,13 +1,16 @@
-/* Writes sectors of a virtio disk and reads them back, each with what follows from its number and a generation; what the
- * generation before left is checked first.
+/* Writes sectors of a virtio disk and reads them back. The data follows from the sector, the number of the
+ * write, and a generation.
  *
- *   again=1        looks, before it writes a sector again, whether that holds what it was given last: a disk that is older or newer
- *                  than memory does not
- *   check=N        first looks whether sectors 1 to N hold what an earlier run of `disk until=N` wrote
- *   takes-flush=1  takes the feature to flush, and never flushes: the device may keep what is written
- *   stride=N       sectors from one to the next that is written
- *   until=N        ends after so many sectors: ending=1 powers off, 2 resets, 3 faults three times, 4 resets the disk
- *                  in the middle of a flush when something is typed, 0 spins */
+ *   sectors=N      goes round N sectors
+ *   generation=N   writes data of generation N
+ *   again=1        checks a sector's last data before it writes the sector again; a disk that is older or
+ *                  newer than memory fails this
+ *   check=N        first checks the data that an earlier run of `disk until=N` wrote
+ *   takes-flush=1  takes the feature to flush, but never flushes: the device may cache writes
+ *   stride=N       writes every Nth sector
+ *   until=N        ends after N writes
+ *   ending=N       ends so: 0 spins, 1 powers off, 2 resets, 3 triple-faults, 4 resets the disk during
+ *                  a flush when something is typed */
 #include "guest.h"
 #include "virtio.h"
 
@@ -56,7 +59,7 @@ static void expect_on_disk(const char *what, u64 sector, u64 generation, u64 num
             wrong(what, number, back[at]);
 }
 
-/* The device's reset returns once the flush has ended. */
+/* Resets the device during a flush. Both wait for typing. The reset returns once the flush has ended. */
 static void reset_while_flushing(void)
 {
     struct part flush[] = {{&request, 16, 0}, {&status, 1, WRITE}};
@@ -113,8 +116,8 @@ void disk(void)
     }
 }
 
-/* Writes mib= MiB of a disk from its start on, then goes through them again and again, a MiB every cycles= of
- * the TSC. With filled=1 it first fills all of the MiB that it writes, and reports each request. */
+/* Writes the first mib= MiB of a disk, then rewrites them in rounds, a MiB every cycles= of the TSC. With
+ * filled=1, it first fills the whole MiB that it writes, and reports each request. */
 void disk_churn(void)
 {
     u64 mib = option("mib=", 64), cycles = option("cycles=", 0), filled = option("filled=", 0);

@@ -1,5 +1,5 @@
-# Entry of the small guests: PVH starts in 32-bit protected mode without paging (Xen's docs/misc/pvh.pandoc); this maps
-# the first 4 GiB one to one, switches to 64-bit mode and calls guest_main(start_info).
+# Entry of the small guests. PVH starts in 32-bit protected mode without paging (Xen's docs/misc/pvh.pandoc).
+# The entry maps the first 4 GiB one to one, switches to 64-bit mode and calls guest_main(start_info).
 
     .section .note.pvh, "a", @note
     .long 4, 4, 18                  # name "Xen", a 32-bit entry address, XEN_ELFNOTE_PHYS32_ENTRY
@@ -34,7 +34,8 @@ long_mode:
 1:  hlt
     jmp 1b
 
-# Where a second vCPU starts: a copy of this lies at second_vcpu_page, which a SIPI can name. Straight from real to 64-bit mode.
+# Entry of a second vCPU, which switches from real mode straight to 64-bit mode. It runs as a copy at
+# second_vcpu_page, an address that a SIPI can name.
     .set second_vcpu_page, 0x8000
     .globl second_vcpu, second_vcpu_end
     .code16
@@ -65,7 +66,7 @@ second_long_mode:
     movl %eax, %es
     movl %eax, %ss
     movl $second_stack_top, %esp
-    .weak second_main /* not every guest has one, and only the one that does starts a second vCPU */
+    .weak second_main /* only guests that start a second vCPU have it */
     call second_main
 1:  hlt
     jmp 1b

@@ -1,10 +1,11 @@
-/* The small guest of the tests. The first word of its command line says what it does; options follow as name=number. */
+/* The small guest of the tests. The first word of its command line names a behaviour; options follow as
+ * name=number. */
 #include "guest.h"
 #include "interrupts.h"
 #include "pvh.h"
 
 static const char *command_line;
-static u64 top_of_high_memory; /* 0 where no memory lies above 4 GiB */
+static u64 top_of_high_memory; /* 0 if no memory lies above 4 GiB */
 
 static int starts_with(const char *text, const char *start)
 {
@@ -44,7 +45,7 @@ u64 option(const char *name, u64 otherwise)
 
 static u64 directories[HIGH_GIB][512] __attribute__((aligned(4096)));
 
-/* entry.S maps the first 4 GiB. */
+/* Maps HIGH_GIB more than entry.S, which maps the first 4 GiB. */
 static void map_above_4_gib(void)
 {
     u64 *pml4, *pdpt;
@@ -57,7 +58,7 @@ static void map_above_4_gib(void)
     }
 }
 
-/* Pages under test come from low memory and, where there is some, by turns from the top of high memory. */
+/* Returns a page under test. If there is high memory, every second page comes from its top. */
 static u64 *page_at(u64 index)
 {
     if (!top_of_high_memory)
@@ -67,6 +68,7 @@ static u64 *page_at(u64 index)
     return (u64 *)(LOW_START + index / 2 * PAGE);
 }
 
+/* Fills mib= of memory, then checks pages and writes the next generation to them, round after round. */
 static void count(void)
 {
     u64 pages = option("mib=", 4) << 8, cursor = 0, generation = 1;
@@ -88,8 +90,8 @@ static void count(void)
     }
 }
 
-/* Touches mib= of memory, then writes to one page of it every cycles= of the TSC. Says now and then how many cycles it stood still
- * at most between two pages, beyond those. */
+/* Touches mib= of memory, then writes to one page of it every cycles= of the TSC. Every 8192 writes it
+ * reports the longest delay beyond those cycles. */
 static void churn(void)
 {
     u64 pages = option("mib=", 4) << 8, cycles = option("cycles=", 0), longest = 0, written = 0;
@@ -116,7 +118,7 @@ static void churn(void)
     }
 }
 
-/* ---- Exits: whatever is read has one right answer. ---- */
+/* ---- Exits: each read has one right answer. ---- */
 
 static void ports(void)
 {
@@ -156,8 +158,8 @@ static void ports(void)
 
 /* ---- Registers ---- */
 
-/* All sixteen general registers hold values of their own, and none is free: what the loop prints with is part of them
- * (al = 'r', dx = COM1). It leaves only when one has changed. */
+/* Gives each of the sixteen general registers its own value, and loops until one has changed. No register is
+ * free, so the loop prints with two of the values (al = 'r', dx = COM1). */
 static void registers(void)
 {
     __asm__ volatile(
@@ -185,17 +187,18 @@ static void registers(void)
         "outb %%al, %%dx\n"
         "jmp 1b\n"
         "2: mov saved_stack, %%rsp\n" ::
-            : "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory");
+            : "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+              "memory");
     wrong("register", 0, 0);
 }
 
-/* Registers beside the general ones, MTRRs among them (KVM's own list of MSRs lacks those). */
+/* MSRs with values to keep. They include MTRRs, which KVM's own list of MSRs lacks. */
 static const struct {
     u32 index;
     u64 value;
 } msrs[] = {
     {0x174, 0x10},                      /* IA32_SYSENTER_CS */
-    {0x175, 0x56789000},                /* IA32_SYSENTER_ESP: AMD's and its emulation have 32 bits of it */
+    {0x175, 0x56789000},                /* IA32_SYSENTER_ESP: 32 bits on AMD and its emulation */
     {0x176, 0x81234560},                /* IA32_SYSENTER_EIP */
     {0x200, 0xc0000006},                /* IA32_MTRR_PHYSBASE0 */
     {0x201, 0x0000000fc0000800},        /* IA32_MTRR_PHYSMASK0 */
@@ -277,7 +280,7 @@ __attribute__((interrupt)) static void on_com1(struct frame *frame)
         APIC(APIC_EOI) = 0;
 }
 
-/* The handlers, and the lines of the PICs that are open. */
+/* Sets the handlers, and opens these lines of the PICs. */
 static void take_interrupts(u8 open)
 {
     handle(VECTOR_PIT, on_pit);
@@ -286,7 +289,7 @@ static void take_interrupts(u8 open)
     enable_interrupts(open);
 }
 
-/* Both timers, periodic: neither may stop. */
+/* Runs both timers periodically: neither may stop. */
 static void ticks(void)
 {
     take_interrupts(1);
@@ -305,7 +308,8 @@ static void ticks(void)
     }
 }
 
-/* Sleeps until a moment of the TSC; says how late it woke, and ends, or with stay=1 does not. */
+/* Sleeps until the TSC has advanced by megacycles= million, and reports how late it woke. Then powers off or,
+ * with stay=1, sleeps on. */
 static void deadline(void)
 {
     u64 until = rdtsc() + option("megacycles=", 1000) * 1000000;
@@ -324,7 +328,8 @@ static void deadline(void)
     power_off();
 }
 
-/* Touches mib= of memory, then sleeps, but for what is typed: that is sent back. The interrupts come through the PIC where there is one. */
+/* Fills mib= of memory, then sleeps, and sends back each typed byte. Interrupts come through the PIC if
+ * there is one. */
 static void echo(void)
 {
     for (u64 index = 0; index < option("mib=", 0) << 8; index++)

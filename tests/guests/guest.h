@@ -1,11 +1,11 @@
-/* What the behaviours of the small guest have in common: options, and memory with a content that is known. */
+/* Options, and memory with known content, for the behaviours of the small guest. */
 #pragma once
 #include "machine.h"
 
-/* The number of an option such as "mib=". */
+/* Returns the number of an option such as "mib=", or `otherwise` if the command line lacks it. */
 u64 option(const char *name, u64 otherwise);
 
-/* The behaviours that drive devices, each in a file of its own; none returns. */
+/* Behaviours from other files. They do not return. */
 void random_numbers(void);
 void disk(void);
 void disk_churn(void);
@@ -27,12 +27,15 @@ static inline void expect(const char *what, u64 where, u64 found, u64 right)
         wrong(what, where, found);
 }
 
-/* ---- Memory: every page holds what follows from its address and a generation, at its start, its end and between. ---- */
+/* ---- Memory: each page holds a word of its address and a generation at its start, end and between ---- */
 
 #define LOW_START 0x1000000UL
 #define PAGE 4096UL
 
-static inline u64 word_of(u64 *page, u64 generation) { return ((u64)page ^ generation) * 0x9e3779b97f4a7c15UL | 1; }
+static inline u64 word_of(u64 *page, u64 generation)
+{
+    return ((u64)page ^ generation) * 0x9e3779b97f4a7c15UL | 1;
+}
 
 static inline void fill_page(u64 *page, u64 generation)
 {

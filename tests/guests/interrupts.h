@@ -1,4 +1,4 @@
-/* Interrupts: the IDT, the local APIC, the IOAPIC, and the PICs where there are some. */
+/* Interrupts: the IDT, the local APIC, the IOAPIC, and the PICs if there are any. */
 #pragma once
 #include "machine.h"
 
@@ -27,9 +27,10 @@
 #define IOAPIC_PIN(pin) (0x10 + 2 * (pin))
 #define IOAPIC_MASKED 0x10000
 #define PIN_COM1 4
-#define PIN_VIRTIO 5 /* that of the first slot */
+#define PIN_VIRTIO 5 /* the pin of the first slot */
 
-/* What the processor pushes before it calls a handler (AMD64 Architecture Programmer's Manual, volume 2, section 8.9.3). */
+/* The frame that the processor pushes before it calls a handler (AMD64 Architecture Programmer's Manual,
+ * volume 2, section 8.9.3). */
 struct frame {
     u64 at, code_segment, flags, stack, stack_segment;
 };
@@ -49,7 +50,7 @@ static inline void handle(u8 vector, void (*handler)(struct frame *))
     idt[vector].flags = 0x8e00;
 }
 
-/* Whether this is a processor of QEMU's emulation, "QEMU TCG CPU", by its family, model and stepping. */
+/* Returns whether the processor is QEMU's emulation, "QEMU TCG CPU", by its family, model and stepping. */
 static inline int is_emulated(void)
 {
     u32 signature = 1, other_1, other_2 = 0, other_3;
@@ -57,10 +58,12 @@ static inline int is_emulated(void)
     return signature == 0x60fb1;
 }
 
-/* To be called by the handler of what sleep() waits for. The shadow of `sti` holds interrupts back until `hlt` sleeps.
- * QEMU's emulation of SVM forgets it: #VMEXIT saves the VMCB's INTERRUPT_SHADOW and VMRUN does not load it. An interrupt that
- * comes at the hlt itself then leaves the guest to sleep for ever, so that hlt is skipped. On processors that heed the shadow
- * a snapshot that lost it is to be noticed. */
+/* Skips a `hlt` that an interrupt came before. The handlers of interrupts that sleep() waits for call this.
+ *
+ * The shadow of `sti` holds interrupts back until `hlt` sleeps. QEMU's emulation of SVM loses the shadow:
+ * #VMEXIT saves the VMCB's INTERRUPT_SHADOW, but VMRUN does not load it. An interrupt may then come before
+ * the hlt, which would sleep without end. On other processors nothing is skipped, so that a test notices a
+ * snapshot that lost the shadow. */
 #define HLT 0xf4
 static inline void woken(struct frame *frame)
 {
@@ -68,8 +71,8 @@ static inline void woken(struct frame *frame)
         frame->at++;
 }
 
-/* The IDT, the local APIC, and the PICs, all of whose lines are masked but those in `open`. Writes to PICs that are not there are
- * lost. */
+/* Sets up the IDT, the local APIC, and the PICs with all lines masked except those in `open`. Without PICs,
+ * the writes to them are lost. */
 static inline void enable_interrupts(u8 open)
 {
     struct {
@@ -85,7 +88,7 @@ static inline void enable_interrupts(u8 open)
     APIC(APIC_SPURIOUS) = 0x1ff;
 }
 
-/* Whether a mask that was written is there. */
+/* Returns whether there are PICs: they keep a mask that is written. */
 static inline int has_pics(void)
 {
     outb(0x21, 0x5a);
@@ -104,7 +107,7 @@ static inline void ioapic_set(u32 number, u32 value)
     IOAPIC(IOAPIC_WINDOW) = value;
 }
 
-/* What a pin sends, and to whom. */
+/* Sets a pin's redirection entry and its destination. */
 static inline void redirect(u32 pin, u32 entry, u32 destination)
 {
     ioapic_set(IOAPIC_PIN(pin) + 1, destination << 24);

@@ -1,4 +1,4 @@
-/* The IOAPIC: its registers, and what becomes of an edge at a pin that is open, masked, or taken while interrupts are off. */
+/* The IOAPIC: its registers, and edges at a pin that is open, masked, or open while interrupts are off. */
 #include "guest.h"
 #include "interrupts.h"
 #include "virtio.h"
@@ -20,7 +20,7 @@ __attribute__((interrupt)) static void on_virtio(struct frame *frame)
     APIC(APIC_EOI) = 0;
 }
 
-/* Lets in what is pending. A KVM that emulates looks for interrupts only when it comes back from an exit. */
+/* Takes pending interrupts. A KVM that emulates instructions checks for interrupts only after an exit. */
 static void let_in(void)
 {
     __asm__ volatile("sti" ::: "memory");
@@ -48,19 +48,20 @@ void ioapic_registers(void)
     for (u32 pin = 0; pin < 24; pin++) {
         expect("masked", pin, ioapic_get(IOAPIC_PIN(pin)), IOAPIC_MASKED);
         expect("destination", pin, ioapic_get(IOAPIC_PIN(pin) + 1), 0);
-        redirect(pin, IOAPIC_MASKED | 0xf000 | (0x40 + pin), pin); /* level, active low; the rest of that is read-only */
+        /* Level-triggered, active low; the other bits of 0xf000 are read-only. */
+        redirect(pin, IOAPIC_MASKED | 0xf000 | (0x40 + pin), pin);
     }
     for (u32 pin = 0; pin < 24; pin++) {
         expect("pin", pin, ioapic_get(IOAPIC_PIN(pin)), IOAPIC_MASKED | 0xa000 | (0x40 + pin));
         expect("destination", pin, ioapic_get(IOAPIC_PIN(pin) + 1), pin << 24);
     }
     expect("selected", IOAPIC_SELECT, IOAPIC(IOAPIC_SELECT), IOAPIC_PIN(23) + 1);
-    /* The PIT's gate: one bit of it is waited for. */
+    /* Without a PIT, a guest that waits for a bit of its gate finds the bit set. */
     if (!has_pics())
         expect("PIT", 0x61, inb(0x61), 0xff);
     print("ready\n");
     for (u64 round = 1;; round++) {
-        /* The window stays where it was. */
+        /* The window still shows the register selected last. */
         expect("window", round, IOAPIC(IOAPIC_WINDOW), 23 << 24);
         for (u32 pin = 0; pin < 24; pin++)
             expect("pin", pin, ioapic_get(IOAPIC_PIN(pin)), IOAPIC_MASKED | 0xa000 | (0x40 + pin));
@@ -69,8 +70,11 @@ void ioapic_registers(void)
     }
 }
 
-/* Draws random numbers, and sleeps until each has come: with entry= more bits of the redirection entry (32768 is level-triggered,
- * 256 lowest priority, 2048 logical), with destination= those who are to take it. */
+/* Draws random numbers, and sleeps until each has come.
+ *
+ *   entry=N        sets bits of the redirection entry: 32768 is level-triggered, 256 lowest priority, 2048
+ *                  logical
+ *   destination=N  sets the destination of the redirection entry */
 void ioapic_random(void)
 {
     static volatile u64 drawn[8];
@@ -88,7 +92,7 @@ void ioapic_random(void)
         virtio_give(0, 0, &part, 1);
         while (interrupts == before)
             sleep();
-        /* One that is sent again after a restore may be early. */
+        /* An interrupt that a restore repeats may be early. */
         while (!virtio_take(0, &head, &length))
             ;
         report("drawn", number);
@@ -105,7 +109,7 @@ static void listen(u32 entry)
     print("ready\n");
 }
 
-/* An edge that comes while its pin is masked is lost, before a snapshot and after. */
+/* Shows that an edge at a masked pin is lost, before and after a snapshot. */
 void ioapic_masked(void)
 {
     listen(VECTOR_COM1 | IOAPIC_MASKED);
@@ -124,7 +128,8 @@ void ioapic_masked(void)
     }
 }
 
-/* An interrupt that waits in the local APIC, because interrupts are off, is taken when more is typed, which sends none. */
+/* Keeps an interrupt pending in the local APIC while interrupts are off. More typing, which raises no
+ * interrupt, lets the guest take it. */
 void ioapic_pending(void)
 {
     listen(VECTOR_COM1);

@@ -1,5 +1,5 @@
-/* What a small guest has of the machine: ports, registers, the serial console. No C library, no SSE, and no instruction that
- * a KVM which emulates ring 0 does not know. */
+/* The machine of a small guest: ports, registers, the serial console. There is no C library, no SSE, and no
+ * instruction that a KVM which emulates ring 0 lacks. */
 #pragma once
 
 typedef unsigned char u8;
@@ -12,9 +12,12 @@ typedef unsigned long u64;
 #define SCRATCH (COM1 + 7)
 #define LINE_STATUS_EMPTY 0x60 /* nothing to send and nothing received */
 
-static inline void outb(u16 port, u8 value) { __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port) : "memory"); }
+static inline void outb(u16 port, u8 value)
+{
+    __asm__ volatile("outb %0, %1" ::"a"(value), "Nd"(port) : "memory");
+}
 
-/* Reads start from a value that is no right answer, so that a lost one shows. */
+/* Reads a port. The value starts as a wrong answer, so that a lost read shows. */
 static inline u8 inb(u16 port)
 {
     u32 value = 0x5a5a5a5a;
@@ -55,7 +58,7 @@ static inline u64 rdtsc(void)
     return (u64)high << 32 | low;
 }
 
-/* Until the next interrupt. */
+/* Sleeps until the next interrupt. */
 static inline void sleep(void) { __asm__ volatile("sti\n hlt\n cli" ::: "memory"); }
 
 static inline void put(char c)
@@ -89,10 +92,11 @@ static inline void print_hex(u64 number)
         put("0123456789abcdef"[number >> shift & 15]);
 }
 
-/* What was typed on the console, or 0. */
+/* Returns a byte typed on the console, or 0. */
 static inline char typed(void) { return inb(LINE_STATUS) & 1 ? inb(COM1) : 0; }
 
-/* In words as far as they go: an emulator takes as long for a byte. `to` may lie before `from` in the same buffer. */
+/* Copies words, then the rest: an emulator takes as long for a byte as for a word. `to` may lie before `from`
+ * in the same buffer. */
 static inline void copy(volatile void *to, const volatile void *from, u64 length)
 {
     u64 words = length / 8, rest = length % 8;
@@ -100,7 +104,7 @@ static inline void copy(volatile void *to, const volatile void *from, u64 length
     __asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(rest)::"memory");
 }
 
-/* One line: a name, a number. */
+/* Prints a line with a name and a number. */
 static inline void report(const char *name, u64 number)
 {
     print(name);
@@ -116,7 +120,7 @@ __attribute__((noreturn)) static inline void power_off(void)
         __asm__ volatile("cli\n hlt");
 }
 
-/* An exception without a handler for it, nor for what follows from that. */
+/* Raises an exception with an empty IDT. */
 __attribute__((noreturn)) static inline void triple_fault(void)
 {
     struct {
@@ -128,7 +132,7 @@ __attribute__((noreturn)) static inline void triple_fault(void)
         ;
 }
 
-/* A line that no test waits for and every test notices. */
+/* Prints a line that every test notices, and powers off. */
 __attribute__((noreturn)) static inline void wrong(const char *what, u64 where, u64 found)
 {
     print("\nWRONG ");

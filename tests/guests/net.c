@@ -1,5 +1,8 @@
-/* Answers Ethernet frames of the tests' own kind: the same, with the addresses exchanged and what they carry inverted. Options:
- * buffer=, how long a buffer to receive in is; mergeable=1, a frame may take several of them. */
+/* Answers Ethernet frames of the tests' own type with the same frame, its addresses exchanged and its payload
+ * inverted.
+ *
+ *   buffer=N     sets the length of a receive buffer
+ *   mergeable=1  lets a frame take several receive buffers */
 #include "guest.h"
 #include "virtio.h"
 
@@ -27,7 +30,7 @@ static void give_buffer(u16 number)
     virtio_give(RECEIVE, number, &part, 1);
 }
 
-/* Waits for a frame and puts it together. Returns its length. */
+/* Waits for a frame, assembles it and returns its length. */
 static u32 receive(u32 most_buffers)
 {
     u32 length = 0, count = 1, written;
@@ -74,7 +77,7 @@ void net(void)
     for (u64 number = 1;;) {
         u32 length = receive(mergeable ? ENTRIES : 1);
         if (frame[KIND] != 0x88 || frame[KIND + 1] != 0xb5)
-            continue; /* the host's own, such as IPv6 makes */
+            continue; /* a frame of the host itself, such as one of IPv6 */
         turn_round();
         struct part answer[] = {{&nothing, sizeof nothing, 0}, {frame, length, 0}};
         virtio_ask(TRANSMIT, answer, 2);

@@ -1,5 +1,6 @@
-/* Two vCPUs that write to the same pages at the same time, each to a half of its own, and check what they wrote. What one of them sees
- * of the other must be in order too: a page from another instant than the rest shows at once. */
+/* Two vCPUs write to the same pages at the same time, each to its own half, and check what they wrote. The
+ * second also checks the order of the first one's writes. This reveals a page from another instant than the
+ * rest. */
 #include "guest.h"
 #include "interrupts.h"
 
@@ -12,7 +13,7 @@
 
 extern const u8 second_vcpu[], second_vcpu_end[];
 
-/* Each on a page of its own. The first vCPU writes `early` before `late`, so `late` is never ahead. */
+/* Each counter has its own page. The first vCPU writes `early` before `late`, so `late` is never ahead. */
 static volatile u64 early[512] __attribute__((aligned(4096)));
 static volatile u64 late[512] __attribute__((aligned(4096)));
 static volatile u64 steps_of_second[512] __attribute__((aligned(4096)));
@@ -23,7 +24,10 @@ struct writer {
     u64 half, cursor, generation;
 };
 
-static u64 *half_of(struct writer *writer, u64 index) { return (u64 *)(LOW_START + index * PAGE) + writer->half * 256; }
+static u64 *half_of(struct writer *writer, u64 index)
+{
+    return (u64 *)(LOW_START + index * PAGE) + writer->half * 256;
+}
 
 static void write_half(struct writer *writer, u64 index, u64 generation)
 {
@@ -33,7 +37,7 @@ static void write_half(struct writer *writer, u64 index, u64 generation)
     half[255] = word;
 }
 
-/* Returns the address of a word that is not what it was, or nothing. */
+/* Checks and rewrites PAGES_A_STEP pages. Returns the address of a wrong word, or null. */
 static u64 *step(struct writer *writer)
 {
     for (u64 page = 0; page < PAGES_A_STEP; page++) {
@@ -59,7 +63,7 @@ static void fill(struct writer *writer)
         write_half(writer, index, writer->generation);
 }
 
-/* The second says nothing: the serial port is the first one's. */
+/* Leaves a wrong word for the first vCPU to report, since only that one uses the serial port. */
 void second_main(void)
 {
     struct writer writer = {1, 0, 1};

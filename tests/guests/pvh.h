@@ -1,4 +1,5 @@
-/* What a guest is told when it starts: Xen's struct hvm_start_info (xen/include/public/arch-x86/hvm/start_info.h). */
+/* The start information of a PVH guest: Xen's struct hvm_start_info
+ * (xen/include/public/arch-x86/hvm/start_info.h). */
 #pragma once
 #include "machine.h"
 
@@ -14,7 +15,7 @@ struct memory {
     u32 kind, reserved;
 };
 
-/* A file that was loaded for the guest: the first is the initrd. */
+/* A file that was loaded for the guest. The first one is the initrd. */
 struct module {
     u64 start, length, command_line, reserved;
 };

@@ -1,4 +1,4 @@
-/* Draws random numbers from a virtio device, and notices one that comes twice. */
+/* Draws random numbers from a virtio device, and notices a number that repeats its predecessor. */
 #include "guest.h"
 #include "virtio.h"
 

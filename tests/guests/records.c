@@ -1,7 +1,11 @@
-/* Numbers its writes to a virtio disk: record N goes to one sector of slot= slots, stride= sectors apart, and every fourth is followed by a
- * flush. "synced N" promises every record up to N; with paced=1 nothing is written after that until something is typed. With check=1 it reads
- * all slots instead and says which record each holds; 0 is what the image holds from the start. With verify=1 it reads each slot before it
- * overwrites it and compares it with what it wrote there. */
+/* Writes numbered records to a virtio disk, each to the sector of a slot, and flushes after every fourth.
+ * "synced N" promises every record up to N.
+ *
+ *   slots=N   uses N slots
+ *   stride=N  puts slots N sectors apart
+ *   paced=1   waits for typing after each flush
+ *   check=1   reads all slots instead, and reports the record in each; 0 is the image's original content
+ *   verify=1  reads each slot before it overwrites it, and compares it with the record written there */
 #include "guest.h"
 #include "virtio.h"
 
@@ -37,7 +41,7 @@ static void ask(u32 kind, u64 sector)
 
 static u64 word_at(u64 number, u64 sector, u64 at) { return number << 32 | (sector * SECTOR_WORDS + at); }
 
-/* The number of the record that a sector holds. */
+/* Returns the number of the record that a sector holds. */
 static u64 record_at(u64 sector)
 {
     ask(READ_REQUEST, sector);

@@ -1,4 +1,4 @@
-/* What a guest knows of time: the TSC, and what the hypervisor says of its clock. */
+/* Time in a guest: the TSC, and the flags of the hypervisor's clock. */
 #include "guest.h"
 
 #define MSR_KVM_SYSTEM_TIME_NEW 0x4b564d01
@@ -17,14 +17,15 @@ struct pvclock {
 
 static struct pvclock clock __attribute__((aligned(64)));
 
-/* Counts how often it is told that it was stopped, and says the count whenever something was typed. */
+/* Counts how often its clock says that it was stopped, and reports the count for each typed byte. */
 void stopped(void)
 {
     u64 times = 0;
     wrmsr(MSR_KVM_SYSTEM_TIME_NEW, (u64)&clock | ENABLED);
     print("ready\n");
     for (;;) {
-        /* Out of KVM_RUN, which updates the clock on its way back. Before the flag is read: a question comes after the pause. */
+        /* This read leaves KVM_RUN, which updates the clock on its return. It precedes the read of the flag,
+         * because a question comes after the pause. */
         char asked = typed();
         if (clock.flags & GUEST_STOPPED) {
             clock.flags &= ~GUEST_STOPPED;
@@ -35,7 +36,7 @@ void stopped(void)
     }
 }
 
-/* Says what the TSC reads, in thousands of cycles, whenever something was typed, and notices if it goes back. */
+/* Reports the TSC, in thousands of cycles, for each typed byte, and notices if it goes back. */
 void tell_tsc(void)
 {
     u64 last = rdtsc();

@@ -1,4 +1,4 @@
-/* A driver for one virtio-mmio device (virtio 1.2, sections 2.7 and 4.2), which waits by looking. */
+/* A polling driver for one virtio-mmio device (virtio 1.2, sections 2.7 and 4.2). */
 #pragma once
 #include "machine.h"
 
@@ -14,7 +14,7 @@
 
 struct part {
     volatile void *at;
-    u32 length, flags; /* WRITE for the device to write */
+    u32 length, flags; /* WRITE if the device writes the part */
 };
 
 struct virtqueue {
@@ -47,7 +47,8 @@ static inline void set_address(u32 offset, volatile void *at)
     set(offset + 4, (u32)((u64)at >> 32));
 }
 
-/* Finds the device of this kind and sets it up, with all it offers of these features in the lower half. */
+/* Finds the device of this kind and sets it up, with all that it offers of `features`, which are those in the
+ * lower half. */
 static inline void virtio_start(u32 kind, u32 features, u32 queue_count)
 {
     u64 slot = 0;
@@ -79,7 +80,7 @@ static inline void virtio_start(u32 kind, u32 features, u32 queue_count)
     set(0x70, 15);
 }
 
-/* Gives the device a chain, in the descriptors from `head` on. */
+/* Gives the device a chain, which uses the descriptors from `head` on. */
 static inline void virtio_give(u32 number, u16 head, const struct part *parts, u32 count)
 {
     volatile struct virtqueue *queue = &queues[number];
@@ -97,7 +98,7 @@ static inline void virtio_give(u32 number, u16 head, const struct part *parts, u
     set(0x50, number);
 }
 
-/* Takes a chain that came back, if one has: where it began, and how much of it was written. */
+/* Takes a chain that the device has used, if any: sets its head and the length that the device wrote. */
 static inline int virtio_take(u32 number, u16 *head, u32 *length)
 {
     static u16 taken[QUEUES];
@@ -114,7 +115,7 @@ static inline int virtio_take(u32 number, u16 *head, u32 *length)
     return 1;
 }
 
-/* Gives the device a chain and waits until it comes back. Returns how much was written. */
+/* Gives the device a chain and waits until it is used. Returns the length that the device wrote. */
 static inline u32 virtio_ask(u32 number, const struct part *parts, u32 count)
 {
     u16 head;

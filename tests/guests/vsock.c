@@ -1,5 +1,5 @@
-/* Sends back whatever comes over stream connections: those that the host opens, and those that it opens itself, to port 2000,
- * when c is typed. Told of a transport reset, it says so and forgets them all. */
+/* Sends back all data of stream connections. The host opens some; the guest opens one to port 2000 when c is
+ * typed. After a transport reset, the guest reports it and forgets its connections. */
 #include "guest.h"
 #include "virtio.h"
 
@@ -18,7 +18,7 @@
 #define CREDIT_REQUEST 7
 
 #define CONNECTIONS 4
-#define ROOM 4096 /* so little that a host that sends has to wait for it */
+#define ROOM 4096 /* small, so that a sending host has to wait for credit */
 #define CHUNK 1024
 #define PORT_OF_HOST 2000
 
@@ -90,7 +90,7 @@ static void send(struct connection *connection, u16 what, u32 length)
     header.passed_on = connection->passed_on += length;
     virtio_give(TRANSMIT, 0, parts, length ? 2 : 1);
     while (!virtio_take(TRANSMIT, &head, &nothing))
-        hear_events(); /* until it has, nothing else goes on */
+        hear_events(); /* only events are handled until the device has sent it */
 }
 
 static struct connection *find(u32 host_port, u32 port)
@@ -101,7 +101,7 @@ static struct connection *find(u32 host_port, u32 port)
     return 0;
 }
 
-/* A connection that the host does not know yet. */
+/* Opens a new connection. */
 static struct connection *fresh(u32 host_port, u32 port)
 {
     struct connection *at = connections;
@@ -143,7 +143,7 @@ static void receive(void)
     }
     give_buffer(number);
     if (!connection)
-        return; /* it came before the reset, as what it belongs to did */
+        return; /* the packet and its connection are older than the reset */
     if (header.what == REQUEST) {
         send(connection, RESPONSE, 0);
     } else if (header.what == CREDIT_REQUEST) {
@@ -156,7 +156,7 @@ static void receive(void)
     }
 }
 
-/* As much as the host takes. */
+/* Sends back as much as the host has room for. */
 static void send_back(struct connection *connection)
 {
     u32 room = connection->host_room - (connection->sent - connection->host_passed_on);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tries mutations of volt-vmm: each patch in tests/mutants is applied in a git worktree of its own, built, and
+# Tries mutations of volt-vmm. Each patch in tests/mutants is applied in a fresh git worktree, built, and
 # judged by the tests that its header names. A mutation is caught if one of its tests fails. README.md has the
 # format of a patch.
 set -uo pipefail
@@ -10,8 +10,8 @@ TRIPLE=x86_64-unknown-linux-musl
 HERE=$PWD/tests/mutants
 SECONDS_EACH=300
 LAB_SECONDS=5400
-# A wait of a test ends by its name after so many seconds: sooner than without a mutation, because many
-# mutants make a test wait in vain.
+# Seconds after which a wait of a test ends and names itself. This is less than without a mutation, because
+# many mutants make a test wait in vain.
 PATIENCE=60
 POWER_CUTS=30
 SURVIVED=1 NOT_JUDGED=2 USAGE=64
@@ -20,37 +20,39 @@ usage() {
     cat <<END
 Usage: tests/mutants/run.sh [OPTION]... [NAME]...
 
-Tries all mutations, or those named, and prints a table of the results. A NAME is that of a patch in tests/mutants, with or without .patch.
+Tries all mutations, or those named, and prints a table of the results. NAME is the name of a patch in
+tests/mutants, with or without .patch.
 
-  --list           list the mutations: name, suite, tests, and what each breaks
-  --suite SUITE    try the mutations of this suite only: unit, small or linux
+  --list           list the mutations: name, suite, broken behaviour, tests
+  --suite SUITE    try only the mutations of this suite: unit, small or linux
   --seconds N      limit each test to N seconds (default $SECONDS_EACH)
   --help           show this text
 
 Results:
-  caught           a test failed, by an assertion or by a wait that has a name
+  caught           a test failed, by an assertion or by a named wait
   SURVIVED         all tests passed
-  HANGS            a test did not end within its limit, and named no wait
-  DOES NOT APPLY   the patch does not fit the tree any more
+  HANGS            a test reached its limit without naming a wait
+  DOES NOT APPLY   the patch no longer fits the tree
   DOES NOT BUILD   the mutated tree does not compile
-  FAILS BEFORE     a test fails without the mutation, too, or does not run
-  NOT RUN          the lab ended before it came to this mutation
+  FAILS BEFORE     a test fails without the mutation too, or does not run
+  NOT RUN          the lab ended before this mutation's turn
 
-Exit status: 0 if all were caught, $SURVIVED if any survived, $NOT_JUDGED if none survived and any could not be judged, $USAGE for wrong usage.
+Exit status: 0 if all were caught, $SURVIVED if any survived, $NOT_JUDGED if none survived and any could not
+be judged, $USAGE for wrong usage.
 
-Environment: VOLT_MUTANTS_TARGET, the directory in which cargo builds (default target/mutants). It is kept, and a second run is faster.
-One run at a time uses it.
+Environment: VOLT_MUTANTS_TARGET, the directory in which cargo builds (default target/mutants). It is kept, so
+a second run is faster. One run at a time uses it.
 END
 }
 
 say() { echo "mutants: $*" >&2; }
 
-# ---- Patches ---------------------------------------------------------------------------------------------------------
+# ---- Patches -----------------------------------------------------------------------------------------------
 
-# header NAME FIELD: the values of the lines "FIELD: value" above the patch.
+# header NAME FIELD: prints the values of the lines "FIELD: value" above the patch.
 header() { sed -n '/^--- /q; s/^'"$2"': *//p' "$HERE/$1.patch"; }
 
-# files_of NAME...: the files that these patches change.
+# files_of NAME...: prints the files that these patches change.
 files_of() {
     local name
     for name in "$@"; do sed -n 's|^+++ b/||p' "$HERE/$name.patch"; done | sort -u
@@ -58,7 +60,7 @@ files_of() {
 
 names_of_all() { (cd "$HERE" && for patch in *.patch; do echo "${patch%.patch}"; done); }
 
-# Checks that each patch says what it breaks and how that is seen.
+# Checks that the header of each patch has all its fields.
 check_headers() {
     local name wrong=0
     for name in "$@"; do
@@ -85,16 +87,17 @@ list() {
     done
 }
 
-# ---- Worktrees and builds --------------------------------------------------------------------------------------------
+# ---- Worktrees and builds ----------------------------------------------------------------------------------
 
-# The worktree has the same path each time and, but for what this and the last mutation change, files of the
-# same age: cargo builds the rest once.
+# make_tree FILE...: makes the worktree, in which a mutation changes these files. The worktree always has the
+# same path. Files that neither this mutation nor the last one changes keep their age, so cargo builds them
+# once.
 make_tree() {
     local changed=("$@") file
     remove_tree
     git worktree add --quiet --detach "$tree" HEAD || return 1
     (cd "$tree" && git ls-files -z | xargs -0 touch --no-dereference --date="$stamp")
-    # One by one: a patch may name a file that is no more, or none at all.
+    # A patch may name a file that does not exist.
     for file in "${changed[@]}" "${stale[@]}"; do [ ! -e "$tree/$file" ] || touch "$tree/$file"; done
     stale=("${changed[@]}")
 }
@@ -105,7 +108,7 @@ remove_tree() {
     git worktree prune
 }
 
-# apply NAME: in the worktree.
+# apply NAME: applies the patch in the worktree.
 apply() {
     patch --quiet --directory="$tree" --strip=1 --fuzz=3 --no-backup-if-mismatch --reject-file=- \
         <"$HERE/$1.patch" >"$work/patch.log" 2>&1
@@ -113,43 +116,45 @@ apply() {
 
 in_tree() { (cd "$tree" && "$@" --locked --target-dir "$target" </dev/null); }
 
-# build_program NAME: volt-vmm, small enough to be carried into the lab.
+# build_program NAME: builds volt-vmm as programs/NAME, without debug information to fit the lab.
 build_program() {
     in_tree cargo build --quiet --package volt-api --bin volt-vmm 2>"$work/build.log" &&
         strip -g -o "$work/programs/$1" "$target/$TRIPLE/debug/volt-vmm"
 }
 
-# build_tests TO ARGUMENT...: copies the test executable that cargo builds for these arguments.
+# build_tests TO ARGUMENT...: copies to TO the test executable that cargo builds for these arguments.
 build_tests() {
     local to=$1 executable
     shift
     in_tree cargo test --quiet --no-run --message-format=json "$@" >"$work/built" 2>"$work/build.log" ||
         return 1
-    executable=$(jq -r 'select(.reason == "compiler-artifact" and .profile.test and .executable) | .executable' \
-        "$work/built" | tail -n 1)
+    executable=$(
+        jq -r 'select(.reason == "compiler-artifact" and .profile.test and .executable) | .executable' \
+            "$work/built" | tail -n 1
+    )
     [ -n "$executable" ] && cp "$executable" "$to"
 }
 
-# ---- Verdicts --------------------------------------------------------------------------------------------------------
+# ---- Verdicts ----------------------------------------------------------------------------------------------
 
-# give NAME VERDICT REASON
+# give NAME VERDICT REASON: records and prints the verdict on a mutation.
 give() {
     verdicts[$1]=$2 reasons[$1]=$3
     say "$1: $2${3:+: $3}"
 }
 
-# outcome STATUS LOG: what a run of one test means. A test that ran and passed says so itself.
+# outcome STATUS LOG: prints the outcome of a run of one test. A test has passed only if its log says so.
 outcome() {
     case $1 in
         0) if grep -q '^test result: ok\. 1 passed' "$2"; then echo passed; else echo absent; fi ;;
-        # 124, 137, 143: the limit of time.
+        # Status of a test that the time limit ended.
         124 | 137 | 143) echo hangs ;;
-        # The limit of tests/runner: no wait named itself before it.
+        # The limit of tests/runner: no wait has named itself before it.
         *) if grep -q '^LIMIT: ' "$2"; then echo hangs; else echo failed; fi ;;
     esac
 }
 
-# why LOG: the line that says what the test found.
+# why LOG: prints the line that says what the test found.
 why() {
     local found
     found=$(grep -am 1 -E '^waited .* in vain until' "$1") ||
@@ -157,7 +162,7 @@ why() {
     printf '%s' "${found:-no message}" | tr -d '\r|' | cut -c 1-150
 }
 
-# judge NAME TEST OUTCOME LOG: takes what one test of a mutation gave into account.
+# judge NAME TEST OUTCOME LOG: updates the verdict on a mutation by the outcome of one test.
 judge() {
     local name=$1 test=$2 log=$4
     case $3 in
@@ -168,14 +173,14 @@ judge() {
     esac
 }
 
-# open NAME: whether a further test may still change the verdict.
+# open NAME: succeeds if a further test may still change the verdict.
 open() { case ${verdicts[$1]-SURVIVED} in SURVIVED) return 0 ;; *) return 1 ;; esac; }
 
-# What a mutant leaves running, such as a pager that spins, ends with its test where namespaces can be made.
+# A PID namespace, if it can be made, ends the processes that a mutant leaves, such as a pager that spins.
 alone=(unshare --pid --fork --kill-child --mount-proc)
 "${alone[@]}" true 2>/dev/null || alone=()
 
-# run_here EXECUTABLE TEST LOG [PROGRAM]
+# run_here EXECUTABLE TEST LOG [PROGRAM]: runs a test on this machine and prints its outcome.
 run_here() {
     local status
     rm -f "$3.skipped"
@@ -186,9 +191,9 @@ run_here() {
     if [ -e "$3.skipped" ]; then echo absent; else outcome "$status" "$3"; fi
 }
 
-# ---- The three suites ------------------------------------------------------------------------------------------------
+# ---- The three suites --------------------------------------------------------------------------------------
 
-# mutate NAME: makes its worktree and applies the patch. Gives the verdict if that fails.
+# mutate NAME: makes a worktree and applies the patch. Gives the verdict if the patch does not apply.
 mutate() {
     local files
     mapfile -t files < <(files_of "$1")
@@ -198,7 +203,7 @@ mutate() {
 
 not_built() { give "$1" "DOES NOT BUILD" "$(grep -am 1 '^error' "$work/build.log")"; }
 
-# fails_before NAME TEST OUTCOME: whether a test is of no use, because it does not pass without the mutation.
+# fails_before NAME TEST OUTCOME: gives the verdict if a test does not pass without the mutation, else fails.
 fails_before() {
     [ "$3" != passed ] || return 1
     give "$1" "FAILS BEFORE" "$2: $3"
@@ -229,35 +234,39 @@ try_unit() {
 }
 
 try_small() {
-    local name test executable
-    build_tests "$work/small" --package volt-tests --test small || { say "tests/small does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
+    local name test outcome executable
+    build_tests "$work/small" --package volt-tests --test small ||
+        { say "tests/small does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
     for name in "$@"; do
         while read -r test; do
-            fails_before "$name" "$test" "$(run_here "$work/small" "$test" "$work/test.log" "$work/programs/unchanged")" && break
+            outcome=$(run_here "$work/small" "$test" "$work/test.log" "$work/programs/unchanged")
+            fails_before "$name" "$test" "$outcome" && break
         done < <(header "$name" Test)
         open "$name" || continue
         mutate "$name" || continue
         build_program "$name" || { not_built "$name" && continue; }
-        # Tests that embed the library have the mutation in themselves.
+        # Tests that embed the library contain the mutation.
         executable=$work/small
         if [ "$(header "$name" Embeds)" = yes ]; then
             executable=$work/mutant
             build_tests "$executable" --package volt-tests --test small || { not_built "$name" && continue; }
         fi
         while read -r test; do
-            ! open "$name" ||
-                judge "$name" "$test" "$(run_here "$executable" "$test" "$work/test.log" "$work/programs/$name")" "$work/test.log"
+            open "$name" || continue
+            outcome=$(run_here "$executable" "$test" "$work/test.log" "$work/programs/$name")
+            judge "$name" "$test" "$outcome" "$work/test.log"
         done < <(header "$name" Test)
         rm -f "$work/programs/$name"
     done
 }
 
-# All in one boot of the lab, the unchanged program first. The lab tells of each test as it ends: one that is
-# cut short loses no verdict.
+# Tries all mutations in one boot of the lab, after the unchanged program. The lab reports each test as it
+# ends, so verdicts from before an early end of the lab count.
 try_linux() {
-    local name test status cases=$work/cases
+    local name test status outcome cases=$work/cases
     : >"$cases" && mkdir "$work/logs"
-    build_tests "$work/linux" --package volt-tests --test linux || { say "tests/linux does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
+    build_tests "$work/linux" --package volt-tests --test linux ||
+        { say "tests/linux does not build" && cat "$work/build.log" >&2 && exit "$NOT_JUDGED"; }
     for name in "$@"; do header "$name" Test; done | sort -u | sed 's/^/unchanged /' >"$cases"
     for name in "$@"; do
         mutate "$name" || continue
@@ -266,7 +275,7 @@ try_linux() {
     done
     remove_tree
     run_lab "$cases"
-    # Lines of the lab: "==== begin NAME TEST", output, "==== end NAME TEST STATUS".
+    # The lab prints "==== begin NAME TEST", output, "==== end NAME TEST STATUS".
     tr -d '\r' <"$work/lab.log" | awk -v logs="$work/logs" '
         /^==== begin / { file = logs "/" $3 "=" $4; next }
         /^==== end / { print > (file ".status"); file = ""; next }
@@ -277,35 +286,41 @@ try_linux() {
         while read -r test; do
             status=$(status_of unchanged "$test")
             [ -n "$status" ] || { give "$name" "NOT RUN" "$test without the mutation" && break; }
-            fails_before "$name" "$test" "$(outcome "$status" "$work/logs/unchanged=$test")" && break
+            outcome=$(outcome "$status" "$work/logs/unchanged=$test")
+            fails_before "$name" "$test" "$outcome" && break
             status=$(status_of "$name" "$test")
             [ -n "$status" ] || { give "$name" "NOT RUN" "$test" && break; }
-            ! open "$name" || judge "$name" "$test" "$(outcome "$status" "$work/logs/$name=$test")" "$work/logs/$name=$test"
+            open "$name" || continue
+            outcome=$(outcome "$status" "$work/logs/$name=$test")
+            judge "$name" "$test" "$outcome" "$work/logs/$name=$test"
         done < <(header "$name" Test)
     done
 }
 
 run_lab() {
     # shellcheck disable=SC2016 # expanded in the lab
-    scripts/lab.sh --time "$LAB_SECONDS" --memory 3072 --file "$work/programs:/lab/programs" --file "$work/linux:/lab/linux" \
-        --file "$1:/lab/cases" --file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd" \
+    scripts/lab.sh --time "$LAB_SECONDS" --memory 3072 \
+        --file "$work/programs:/lab/programs" --file "$work/linux:/lab/linux" --file "$1:/lab/cases" \
+        --file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd" \
         --file "$(command -v mke2fs):/lab/mke2fs" --file "$(command -v dmsetup):/lab/dmsetup" \
         sh -c '
             mkdir /lab/scratch
-            export TMPDIR=/lab/scratch VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd RUST_BACKTRACE=0 VOLT_PATIENCE=$1 VOLT_POWER_CUTS=$2
+            export TMPDIR=/lab/scratch VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
+            export RUST_BACKTRACE=0 VOLT_PATIENCE=$1 VOLT_POWER_CUTS=$2
             while read -r name test; do
                 echo "==== begin $name $test"
                 VOLT_VMM=/lab/programs/$name timeout -k 5 "$3" /lab/linux --exact "$test" 2>&1 </dev/null
                 status=$?
                 echo "==== end $name $test $status"
             done </lab/cases
-        ' sh "$PATIENCE" "$POWER_CUTS" "$seconds" >"$work/lab.log" 2>&1 || say "the lab ended early: $(tail -n 1 "$work/lab.log")"
+        ' sh "$PATIENCE" "$POWER_CUTS" "$seconds" >"$work/lab.log" 2>&1 ||
+        say "the lab ended early: $(tail -n 1 "$work/lab.log")"
     cp "$work/lab.log" "$target/lab.log"
 }
 
-# ---- The whole -------------------------------------------------------------------------------------------------------
+# ---- Report and arguments ----------------------------------------------------------------------------------
 
-# The table, as Markdown. Returns the exit status.
+# report NAME...: prints the results as a Markdown table. Returns the exit status.
 report() {
     local name result=0 caught=0
     echo
@@ -324,7 +339,7 @@ report() {
     return "$result"
 }
 
-# of_suite SUITE NAME...: those of this suite.
+# of_suite SUITE NAME...: prints the mutations of this suite.
 of_suite() {
     local suite=$1 name
     shift
@@ -369,7 +384,7 @@ main() {
     exec 7>"$target/lock" || exit "$NOT_JUDGED"
     flock --nonblock 7 || { say "another run uses $target" && exit "$NOT_JUDGED"; }
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-mutants.XXXXXX") || exit "$NOT_JUDGED"
-    # Not below this tree, where cargo would read its configuration twice, and build everything anew.
+    # Lies outside this tree, where cargo would read its configuration twice and rebuild everything.
     tree=${TMPDIR:-/tmp}/volt-mutants-tree.$(cksum <<<"$target" | cut -d ' ' -f 1) stale=()
     declare -gA verdicts=() reasons=()
     trap 'remove_tree; rm -rf "$work"' EXIT
