@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-// What the calls are made with. Laid out by benches/restore/digest.rs; calls follow one another, 8-byte aligned.
+// Arguments of the calls, written by benches/restore/digest.rs. The calls follow one another, 8-byte aligned.
 struct floor_region {
     uint64_t gpa, len, offset;
 };
@@ -46,10 +46,10 @@ struct floor_vm {
     uint64_t memory_len, run_len;
 };
 
-// Restores and runs until the guest's first byte to COM1, which is returned; -1 and errno on failure. `ends`, if not
-// null, takes the time at the end of each step, in nanoseconds of the monotonic clock.
+// Restores a VM and runs it until the guest's first byte to COM1. Returns the byte, or -1 with errno. Unless
+// `ends` is null, writes the end of each step to it, in nanoseconds of the monotonic clock.
 int floor_restore(struct floor_vm *vm, int memory, const struct floor_digest *digest, uint64_t *ends);
-// Takes back what floor_restore did.
+// Undoes floor_restore.
 void floor_close(struct floor_vm *vm);
 
 #endif

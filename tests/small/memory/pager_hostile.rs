@@ -189,8 +189,8 @@ fn hostile_pager_client_cannot_affect_others() {
     let cut = list(&[[0, 1]]);
     cut.set_len(7).unwrap();
     for (list, problem) in [
-        (file.try_clone().unwrap(), "cannot be one"),
-        (File::open("/dev/zero").unwrap(), "cannot be one"),
+        (file.try_clone().unwrap(), "too long"),
+        (File::open("/dev/zero").unwrap(), "not a regular file"),
         (cut, "pages that there are not"),
         (list(&[[0, 1], [pages - 1, 2]]), "pages that there are not"),
         (list(&[[u32::MAX, u32::MAX]]), "pages that there are not"),
