@@ -111,9 +111,10 @@ install_kernel_source() {
     ! has_kernel_source || return 0
     # A system without package lists knows no package.
     available "$KERNEL_SOURCE" || update_lists
-    if available "$KERNEL_SOURCE"; then apt_install "$KERNEL_SOURCE" && return; fi
-    say "no package $KERNEL_SOURCE: guests use the distribution's stock kernel" \
-        "(VOLT_KERNEL_SOURCE names another source)"
+    ! available "$KERNEL_SOURCE" || apt_install "$KERNEL_SOURCE"
+    has_kernel_source ||
+        say "no package $KERNEL_SOURCE of Linux $OLDEST_KERNEL or newer: guests use the distribution's" \
+            "stock kernel (VOLT_KERNEL_SOURCE names another source)"
 }
 
 # ---- Rust --------------------------------------------------------------------------------------------------

@@ -364,9 +364,11 @@ one_lab() {
             done
             exit $status
         ' sh "$generations" "$policy" "$power_cuts" "$forks" "$@" || status=$?
-    # The second boot has the other results. A failure before the stall remains one.
+    # The second boot has the other results. A failure before the stall remains one. A torn line fails too,
+    # because it may have been a failure.
     [ ! -e "$results/$name.jsonl.stalled" ] ||
-        jq -cR 'fromjson? | select(.event == "ended" and .outcome == "failed")' \
+        jq -rR '. as $line | (fromjson? // {event: "ended", outcome: "failed"}) |
+            select(.event == "ended" and .outcome == "failed") | $line' \
             "$results/$name.jsonl.stalled" >"$results/$name-stalled.jsonl"
     return "$status"
 }

@@ -26,7 +26,11 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// Measures the host's resources that forks of one VM take: many alive at once, and many in sequence.
 #[derive(Debug, Parser)]
-#[command(name = "density", bin_name = "cargo bench -p volt-benches --bench density --")]
+#[command(
+    args_override_self = true,
+    name = "density",
+    bin_name = "cargo bench -p volt-benches --bench density --"
+)]
 #[command(
     after_help = "Memory that other programs take or return meanwhile counts in the column of kernel memory."
 )]

@@ -9,7 +9,11 @@ use volt_benches::command_line::Only;
 ///
 /// Needs a KVM that runs Linux, root (for tap devices) and qemu-system-x86_64.
 #[derive(Debug, Parser)]
-#[command(name = "devices", bin_name = "cargo bench -p volt-benches --bench devices --")]
+#[command(
+    args_override_self = true,
+    name = "devices",
+    bin_name = "cargo bench -p volt-benches --bench devices --"
+)]
 #[command(after_help = "In the lab: benches/lab.sh devices")]
 pub struct Options {
     /// Runs of each measurement under each VMM, in turn

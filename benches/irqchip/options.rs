@@ -5,7 +5,11 @@ use volt_vmm::IrqchipKind;
 
 /// Measures the cost of making and closing VMs, with the kernel's interrupt controllers and with split ones.
 #[derive(Debug, Parser)]
-#[command(name = "irqchip", bin_name = "cargo bench -p volt-benches --bench irqchip --")]
+#[command(
+    args_override_self = true,
+    name = "irqchip",
+    bin_name = "cargo bench -p volt-benches --bench irqchip --"
+)]
 #[command(after_help = "Run it on an idle machine.")]
 pub struct Options {
     /// Runs of each measurement
@@ -13,7 +17,13 @@ pub struct Options {
     pub runs: usize,
 
     /// Numbers of vCPUs, separated by commas
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2, 4])]
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        action = clap::ArgAction::Set,
+        default_values_t = [1, 2, 4]
+    )]
     pub vcpus: Vec<u8>,
 
     /// Number of VMs that are closed at once

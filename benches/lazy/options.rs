@@ -12,7 +12,7 @@ pub const ROUNDS: usize = 10;
 /// another VM has touched runs beside a page cache that is mapped as usual. All runs are on one core, with
 /// all contenders in each of 10 rounds, or of --rounds.
 #[derive(Debug, Parser)]
-#[command(name = "lazy", bin_name = "cargo bench -p volt-benches --bench lazy --")]
+#[command(args_override_self = true, name = "lazy", bin_name = "cargo bench -p volt-benches --bench lazy --")]
 #[command(after_help = "Run it on an idle machine.")]
 pub struct Options {
     #[command(flatten)]

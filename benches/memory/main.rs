@@ -33,18 +33,34 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 /// It measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, the time of
 /// a rewind, and the time to a restored VM's answer, by kind of memory.
 #[derive(Debug, Parser)]
-#[command(name = "memory", bin_name = "cargo bench -p volt-benches --bench memory --")]
+#[command(
+    args_override_self = true,
+    name = "memory",
+    bin_name = "cargo bench -p volt-benches --bench memory --"
+)]
 struct Options {
     /// Runs of each measurement
     #[arg(long, value_name = "N", default_value_t = 40)]
     runs: usize,
 
     /// MiB that the guest has touched, separated by commas
-    #[arg(long = "touched", value_name = "LIST", value_delimiter = ',', default_values_t = [128, 4096])]
+    #[arg(
+        long = "touched",
+        value_name = "LIST",
+        value_delimiter = ',',
+        action = clap::ArgAction::Set,
+        default_values_t = [128, 4096]
+    )]
     touched_mib: Vec<u64>,
 
     /// MiB that a disk's layer holds, separated by commas
-    #[arg(long = "layers", value_name = "LIST", value_delimiter = ',', default_values_t = [64, 2048])]
+    #[arg(
+        long = "layers",
+        value_name = "LIST",
+        value_delimiter = ',',
+        action = clap::ArgAction::Set,
+        default_values_t = [64, 2048]
+    )]
     layers_mib: Vec<u64>,
 
     #[command(flatten)]

@@ -13,7 +13,7 @@ pub const ROUNDS: usize = 5;
 /// the codec alone on the same cores; and the cost of a large memory's index. The best of 5 rounds counts, or
 /// of --rounds.
 #[derive(Debug, Parser)]
-#[command(name = "pack", bin_name = "cargo bench -p volt-benches --bench pack --")]
+#[command(args_override_self = true, name = "pack", bin_name = "cargo bench -p volt-benches --bench pack --")]
 #[command(after_help = "Run it on an idle machine.")]
 pub struct Options {
     #[command(flatten)]

@@ -7,7 +7,11 @@ use volt_benches::command_line::Only;
 
 /// Measures the time of a restore, beside the floor: the same KVM calls alone.
 #[derive(Debug, Parser)]
-#[command(name = "restore", bin_name = "cargo bench -p volt-benches --bench restore --")]
+#[command(
+    args_override_self = true,
+    name = "restore",
+    bin_name = "cargo bench -p volt-benches --bench restore --"
+)]
 #[command(after_help = "Run it on an idle machine, or with --realtime. In the lab: benches/lab.sh")]
 pub struct Options {
     /// Runs of each measurement
@@ -18,7 +22,7 @@ pub struct Options {
     #[arg(
         long = "memory",
         value_name = "LIST",
-        value_delimiter = ',',
+        value_delimiter = ',', action = clap::ArgAction::Set,
         default_values_t = [64, 256, 1024, 4096, 16_384]
     )]
     pub memory_mib: Vec<u64>,

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, ValueEnum};
+use clap::{ArgAction, Args, Parser, ValueEnum};
 
 use crate::Result;
 
@@ -33,7 +33,7 @@ fn is_ours(argument: &String) -> bool {
 #[derive(Args, Clone, Debug)]
 pub struct Only<Part: ValueEnum + PartialEq + Send + Sync + 'static> {
     /// Measure only these parts, separated by commas
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', action = ArgAction::Set)]
     only: Vec<Part>,
 }
 
@@ -56,6 +56,7 @@ mod tests {
     }
 
     #[derive(Debug, Parser)]
+    #[command(args_override_self = true)]
     struct Options {
         #[command(flatten)]
         only: Only<Part>,
@@ -74,6 +75,9 @@ mod tests {
         assert!(!second.has(&Part::One) && second.has(&Part::Two));
         let both = parse("--only two,one").unwrap();
         assert!(both.has(&Part::One) && both.has(&Part::Two));
+        // A script puts its defaults before the options of its caller.
+        let last = parse("--only one,two --only two").unwrap();
+        assert!(!last.has(&Part::One) && last.has(&Part::Two));
         let error = parse("--only two,three").unwrap_err();
         assert!(error.contains("'three'") && error.contains("possible values: one, two"), "{error}");
     }

@@ -3,6 +3,9 @@
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+/// The longest limit of a test that the environment lengthens.
+const LONGEST: Duration = Duration::from_secs(3600);
+
 /// Returns the limit of a wait. `VOLT_PATIENCE` overrides it in seconds. On a busy host a snapshot has waited
 /// a minute for kernel threads that end SRCU's grace periods.
 #[must_use]
@@ -18,14 +21,16 @@ pub fn in_lab() -> bool {
 }
 
 /// Returns the limit of a test that has none of its own. It exceeds [`patience`], so that a wait in vain ends
-/// first and names itself, and grows with the work that the environment asks for.
+/// first and names itself, and grows with the work that the environment asks for, up to an hour: one test
+/// must not take the time of a lab.
 #[must_use]
 pub fn limit() -> Duration {
     let usual = Duration::from_secs(if in_lab() { 600 } else { 360 }).max(2 * patience());
     let number = |variable| std::env::var(variable).ok()?.rsplit(',').next()?.parse::<u32>().ok();
     let rounds = ["VOLT_GENERATIONS", "VOLT_POWER_CUTS"].into_iter().filter_map(number).max();
     let forks = number("VOLT_FORKS").unwrap_or(0);
-    usual * rounds.unwrap_or(0).div_ceil(10).max(1) + forks * Duration::from_millis(250)
+    let work = usual * rounds.unwrap_or(0).div_ceil(10).max(1) + forks * Duration::from_millis(250);
+    work.min(LONGEST).max(usual)
 }
 
 /// Calls `act`, which may block. After [`patience`] the test fails with `what`, and the runner abandons its

@@ -4,6 +4,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::patience::patience;
 
 /// A stream whose reads and writes end after [`patience`].
@@ -27,6 +29,23 @@ impl Limited for UnixStream {
         self.set_read_timeout(Some(patience()))?;
         self.set_write_timeout(Some(patience()))
     }
+}
+
+/// Waits until a socket can be read, or a listener has a connection. For threads that help a test: unlike
+/// [`crate::limited`], a wait in vain ends them.
+///
+/// # Panics
+/// The socket is not ready within [`patience`], in which `what` should have happened.
+pub fn await_ready(what: &str, socket: &impl std::os::fd::AsFd) {
+    let limit = Timespec { tv_sec: patience().as_secs().cast_signed(), tv_nsec: 0 };
+    let mut sockets = [PollFd::new(socket, PollFlags::IN)];
+    let ready = loop {
+        match poll(&mut sockets, Some(&limit)) {
+            Err(rustix::io::Errno::INTR) => {}
+            ready => break ready,
+        }
+    };
+    assert_eq!(ready, Ok(1), "waited {:?} in vain until {what}", patience());
 }
 
 /// Sends bytes to an echo and compares the answer.

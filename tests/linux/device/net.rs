@@ -2,7 +2,7 @@
 
 use std::thread::scope;
 
-use volt_tests::streams::{bytes_of, echoes, send_back};
+use volt_tests::streams::{await_ready, bytes_of, echoes, send_back};
 use volt_tests::{Boot, Guest, Network, limited, needs};
 
 const STREAM: usize = 500_000;
@@ -11,7 +11,10 @@ const STREAM: usize = 500_000;
 fn guest_connects(guest: &mut Guest, network: &Network, to: &str) {
     let listener = network.listen(to);
     scope(|scope| {
-        let echo = scope.spawn(|| send_back(&limited("the guest connects", || listener.accept()).unwrap().0));
+        let echo = scope.spawn(|| {
+            await_ready("the guest connects", &listener);
+            send_back(&listener.accept().unwrap().0)
+        });
         assert_eq!(guest.order(&format!("tcp-send {to} 512")), [format!("came back {}", 512 << 10)]);
         assert_eq!(limited("the stream ends", || echo.join()).unwrap(), 512 << 10);
     });

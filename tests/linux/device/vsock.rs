@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixListener;
 use std::thread::scope;
 
-use volt_tests::streams::{bytes_of, echoes, send_back};
+use volt_tests::streams::{await_ready, bytes_of, echoes, send_back};
 use volt_tests::vsock::connect;
 use volt_tests::{Boot, Scratch, limited, needs, wait_until};
 
@@ -59,7 +59,10 @@ fn restore_resets_connections_and_keeps_listeners() {
     echoes(&connect(&other, 1000), b"still?");
     let listener = UnixListener::bind(format!("{}_2000", other.display())).unwrap();
     scope(|scope| {
-        scope.spawn(|| send_back(&limited("the clone connects", || listener.accept()).unwrap().0));
+        scope.spawn(|| {
+            await_ready("the clone connects", &listener);
+            send_back(&listener.accept().unwrap().0)
+        });
         assert_eq!(clone.order("vsock-send 2000 512 1"), [format!("came back {}", 512 << 10)]);
     });
 }

@@ -22,6 +22,11 @@ pub(crate) fn kill_children(thread: Pid) {
     }
 }
 
+/// Tells whether a thread of this process has not ended.
+pub(crate) fn thread_runs(thread: Pid) -> bool {
+    fs::exists(format!("/proc/self/task/{thread}")).unwrap_or(false)
+}
+
 fn listed(path: &str) -> Vec<Pid> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()

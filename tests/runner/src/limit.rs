@@ -8,10 +8,12 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crate::Case;
-use crate::children::kill_children;
+use crate::children::{kill_children, thread_runs};
 
 /// A test that runs longer than this is named, as libtest does.
 const LONG: Duration = Duration::from_secs(60);
+/// Time between two kills of an abandoned test's processes.
+const KILL_AGAIN: Duration = Duration::from_secs(1);
 
 /// The end of a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,6 +119,14 @@ pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
     });
     if let (Outcome::TimedOut(_), Ok(thread)) = (&outcome, thread_id.try_recv()) {
         kill_children(thread);
+        // The death of a child may let the thread go on, and start others.
+        let again = move || {
+            while thread_runs(thread) {
+                std::thread::sleep(KILL_AGAIN);
+                kill_children(thread);
+            }
+        };
+        let _ = std::thread::Builder::new().name("abandoned".to_owned()).spawn(again);
     }
     (outcome, start.elapsed())
 }

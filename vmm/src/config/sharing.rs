@@ -2,7 +2,10 @@
 //! disk that is written in place. A clone needs its own while its parent runs.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
 
+use super::FileRef;
 use super::devices::{Devices, DiskConfig, NetBackend};
 use super::overrides::Overrides;
 use crate::error::{Cure, Error, Invalid, Result};
@@ -37,6 +40,11 @@ pub fn check(devices: &Devices, clones: &[Overrides]) -> Result<()> {
     Ok(())
 }
 
+/// The absolute form of a path, so that two processes with one working directory name a file alike.
+fn on_host(path: &Path) -> impl fmt::Display {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string()
+}
+
 fn another(cure: Cure) -> Cure {
     Cure::Another(Box::new(cure))
 }
@@ -57,18 +65,21 @@ fn exclusive(devices: &Devices) -> impl Iterator<Item = Exclusive> + '_ {
     });
     let vsock = devices.vsock.iter().map(|vsock| Exclusive {
         field: "vsock",
-        resource: format!("socket {}", vsock.socket),
+        resource: format!("socket {}", on_host(vsock.socket.as_path())),
         cures: vec![another(Cure::VsockSocket)],
     });
     let console = devices.console.iter().map(|console| Exclusive {
         field: "console",
-        resource: format!("socket {}", console.socket),
+        resource: format!("socket {}", on_host(console.socket.as_path())),
         cures: vec![another(Cure::ConsoleSocket)],
     });
     let written = devices.disks.iter().filter(|disk| disk.is_written_in_place());
     let disks = written.map(|DiskConfig { id, path, .. }| Exclusive {
         field: "disks",
-        resource: format!("disk {path} to write to"),
+        resource: match path {
+            FileRef::Path(path) => format!("disk {} to write to", on_host(path)),
+            descriptor => format!("disk {descriptor} to write to"),
+        },
         cures: vec![another(Cure::DiskPath { id: id.clone() }), Cure::DiskLayer { id: id.clone() }],
     });
     networks.chain(vsock).chain(console).chain(disks)
@@ -102,6 +113,13 @@ mod tests {
         let (one, two) = (of("1"), of("2"));
         check(&serde_json::from_str(DEVICES).unwrap(), &clones(&[&one, &two])).unwrap();
         check(&Devices::default(), &clones(&["{}", "{}"])).unwrap();
+    }
+
+    #[test]
+    fn relative_path_of_the_vm_and_absolute_path_of_a_clone_name_one_socket() {
+        let socket = std::env::current_dir().unwrap().join("v");
+        let own = format!(r#"{{"vsock":{{"socket":{socket:?}}}}}"#);
+        refused(r#"{"vsock":{"cid":3,"socket":"v"}}"#, &[&own], &["socket", "/v"]);
     }
 
     #[test]

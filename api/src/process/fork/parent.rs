@@ -90,7 +90,10 @@ fn check(devices: &Devices, wanted: &[ChildSpec]) -> Result<(), Failure> {
 
 /// Finds a disk whose file is a descriptor, which the child would not have, and how to replace it.
 fn descriptor(devices: &Devices, overrides: &Overrides) -> Option<(String, i32, Cure)> {
-    let path = |id: &String, file| (id.clone(), file, Cure::DiskPath { id: id.clone() });
+    let path = |id: &String, file| {
+        let cure = Cure::DiskPath { id: id.clone() };
+        (id.clone(), file, Cure::Another(Box::new(cure)))
+    };
     let layer = |id: &String, file| (id.clone(), file, Cure::CloneLayer { id: id.clone() });
     let own = overrides
         .disks
@@ -243,7 +246,8 @@ mod tests {
         let cures = |devices: &str, child| {
             check(&serde_json::from_str(devices).unwrap(), &[child]).unwrap_err().cures()
         };
-        assert_eq!(cures(given, wanted("/a", "{}")), [Cure::DiskPath { id: "root".to_owned() }]);
+        let path = Cure::DiskPath { id: "root".to_owned() };
+        assert_eq!(cures(given, wanted("/a", "{}")), [Cure::Another(Box::new(path))]);
         assert_eq!(cures(other, wanted("/a", given_layer())), [Cure::CloneLayer { id: "root".to_owned() }]);
     }
 
