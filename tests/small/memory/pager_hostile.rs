@@ -204,7 +204,7 @@ fn hostile_pager_client_cannot_affect_others() {
     }
     // The descriptor that the client sends is no memory.
     let said = say(&connect(), &base, Some(file.as_fd()));
-    assert!(said.contains("is no memory of a VM"), "{said}");
+    assert!(said.contains("is not a VM's memory"), "{said}");
     guest.resume();
     goes_on(&mut guest);
     assert!(!numbers(&guest.output(), "count").is_empty());
