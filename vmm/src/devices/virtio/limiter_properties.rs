@@ -102,7 +102,7 @@ proptest! {
         }
     }
 
-    /// Neither a nanosecond later nor one earlier.
+    /// Admits a request at that nanosecond, and refuses it one nanosecond before.
     #[test]
     fn refused_request_gets_the_first_moment_of_admission(of in bucket(), requests in vec(request(), 1..50)) {
         let mut limiter = limiter(of);
