@@ -11,8 +11,8 @@ declare -A PACKAGES=(
     [lab]="qemu-system-x86 busybox-static kmod e2fsprogs util-linux binutils cpio xz-utils zstd"
     [stock-kernel]="kmod xz-utils zstd"
     [kernel]="gcc libc6-dev make flex bison bc libelf-dev libssl-dev xz-utils bzip2"
-    [test]="git jq e2fsprogs dmsetup passt shellcheck python3-venv"
-    [bench]="musl-tools"
+    [test]="git jq e2fsprogs dmsetup iproute2 passt shellcheck python3-venv zstd"
+    [bench]="iproute2 musl-tools"
     [fuzz]="g++"
 )
 # Depends on the package of the distribution's version. kernel/build.sh takes any from OLDEST_KERNEL on.

@@ -163,23 +163,38 @@ fetch_kernel() {
     chmod 755 "$staging"
     say "fetching $1 (once)"
     (
-        cd "$staging"
-        # Ubuntu has separate packages for the modules.
-        mapfile -t packages < <(echo "$1" && apt-cache "${apt[@]}" depends "$1" 2>/dev/null |
-            awk '/ Depends: linux-modules-/ { print $2 }')
-        apt-get -qq "${apt[@]}" -o APT::Sandbox::User=root download "${packages[@]}" >&2
-        for package in ./*.deb; do dpkg-deb -x "$package" unpacked; done
-        mkdir lib
-        mv unpacked/boot .
-        # Debian 13 has them below /usr.
-        mv "$(find unpacked/lib/modules unpacked/usr/lib/modules -maxdepth 0 2>/dev/null | head -n 1)" \
-            lib/modules
-        rm -rf unpacked ./*.deb
-        find lib/modules -name '*.ko.xz' -exec unxz {} +
-        find lib/modules -name '*.ko.zst' -exec zstd -q -d --rm {} +
-        depmod -b . "$(basename lib/modules/*)" 2>/dev/null
+        # One chain, because `||` below takes the effect of `set -e`.
+        cd "$staging" && fetch_packages "$1" && unpack_packages &&
+            depmod -b . "$(basename lib/modules/*)" 2>/dev/null
     ) || fail "cannot fetch the kernel package $1"
     mv -T "$staging" "$cache" 2>/dev/null || [ -d "$cache" ] || fail "cannot create $cache"
+}
+
+# fetch_packages PACKAGE: downloads it into the current directory, with the packages of its parts. Ubuntu has
+# separate ones for the modules, and Debian from Linux 7 on also for the kernel itself.
+fetch_packages() {
+    local packages
+    mapfile -t packages < <(echo "$1" && apt-cache "${apt[@]}" depends "$1" 2>/dev/null |
+        awk '/ Depends: linux-(modules|binary)-/ { print $2 }')
+    apt-get -qq "${apt[@]}" -o APT::Sandbox::User=root download "${packages[@]}" >&2
+}
+
+# Unpacks the packages of the current directory into boot and lib/modules.
+unpack_packages() {
+    local package found=unpacked/lib/modules
+    for package in ./*.deb; do dpkg-deb -x "$package" unpacked || return; done
+    # Debian 13 has the modules below /usr.
+    [ -d "$found" ] || found=unpacked/usr/lib/modules
+    mkdir lib && mv "$found" lib/modules || return
+    # Debian from Linux 7 on has the kernel beside its modules.
+    if [ -d unpacked/boot ]; then
+        mv unpacked/boot . || return
+    else
+        mkdir boot && mv lib/modules/*/vmlinuz "boot/vmlinuz-$(basename lib/modules/*)" || return
+    fi
+    rm -rf unpacked ./*.deb
+    find lib/modules -name '*.ko.xz' -exec unxz {} + &&
+        find lib/modules -name '*.ko.zst' -exec zstd -q -d --rm {} +
 }
 
 # modules_for NAME...: prints the paths of these modules and their dependencies, in the order to insert them.

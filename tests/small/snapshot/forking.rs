@@ -86,7 +86,8 @@ fn running_guest_and_its_children_can_be_forked() {
     for child in &children {
         goes_on(child);
         let first = numbers(&child.output(), "count")[0];
-        assert!(before <= first && first <= after + 1, "{before} {first} {after}");
+        // The fork may come within a line, whose number then belongs to neither output.
+        assert!(before <= first && first <= after + 2, "{before} {first} {after}");
     }
     let scratch = guest.scratch().clone();
     let named = [("third", json!({})), ("fourth", json!({}))];
