@@ -32,6 +32,7 @@ USERFAULTFD_TESTS=(
 TARGET=${CARGO_TARGET_DIR:-target}
 ALL=(unit small linux fuzz)
 FUZZ_TARGET=x86_64-unknown-linux-gnu
+FUZZ_CORPUS=tests/fuzz/corpus.tar.zst # tests/fuzz/corpus.sh renews it
 FUZZ_SECONDS=10
 NIGHTLY=$(sed -n 's/^channel = "\(.*\)"$/\1/p' tests/fuzz/rust-toolchain.toml)
 FUZZERS=4 # at once, where there are processors for so many
@@ -407,11 +408,11 @@ build_fuzz_targets() {
 # fuzz TARGET: counts as a test.
 fuzz() {
     local target=$1 artifacts=$work/artifacts-$1/ input kept
-    mkdir -p "$artifacts" "$work/corpus-$target" "$work/tmp"
-    # From nothing the fuzzer takes its time to come to programs of any length.
+    mkdir -p "$artifacts" "$work/corpus-$target" "$work/corpus/$target" "$work/tmp"
+    # The corpus of the repository has few inputs of full length.
     for input in {1..40}; do head -c 1500 /dev/urandom >"$work/corpus-$target/$input"; done
-    # The corpus in tests/fuzz, if somebody has one, is only read: the first directory is where new inputs go.
-    local corpora=("$work/corpus-$target")
+    # The fuzzer writes new inputs to the first directory, and only reads the others.
+    local corpora=("$work/corpus-$target" "$work/corpus/$target")
     [ ! -d "tests/fuzz/corpus/$target" ] || corpora+=("tests/fuzz/corpus/$target")
     if TMPDIR=$work/tmp cargo_fuzz run "$target" "${corpora[@]}" -- -max_total_time="$fuzz_seconds" \
         -timeout=10 -rss_limit_mb=1024 -max_len=2048 -len_control=0 -verbosity=0 -print_funcs=0 \
@@ -442,6 +443,8 @@ fuzz_all() {
         return
     fi
     stage "build fuzz targets" build_fuzz_targets || return
+    mkdir "$work/corpus"
+    stage "unpack the corpus" tar -C "$work/corpus" --zstd -xf "$FUZZ_CORPUS" || return
     local at_once some
     at_once=$(nproc)
     [ "$at_once" -lt "$FUZZERS" ] || at_once=$FUZZERS

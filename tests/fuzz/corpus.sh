@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Renews the corpus of the fuzz targets. See --help.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+PATH=$PATH:$HOME/.cargo/bin
+
+ARCHIVE=corpus.tar.zst
+SECONDS_EACH=120
+LONGEST=2048 # bytes of an input, as in scripts/test.sh
+TARGET=x86_64-unknown-linux-gnu
+NIGHTLY=$(sed -n 's/^channel = "\(.*\)"$/\1/p' rust-toolchain.toml)
+
+usage() {
+    cat <<END
+Usage: tests/fuzz/corpus.sh [--seconds N]
+
+Fuzzes each target for N seconds (default $SECONDS_EACH), and keeps the fewest inputs that reach the same code
+in tests/fuzz/$ARCHIVE. scripts/test.sh starts from them. Run this after a change that the old inputs
+no longer fit, for example of the programs in src/driver.rs.
+Exit status 1 if a target cannot be built or an input makes it crash; the old corpus is then kept.
+END
+}
+
+fail() {
+    echo "fuzz corpus: $*" >&2
+    exit 1
+}
+
+while [ $# -gt 0 ]; do
+    case $1 in
+        --help | -h) usage && exit 0 ;;
+        --seconds)
+            [[ ${2-} =~ ^[1-9][0-9]*$ ]] || fail "--seconds wants a number"
+            SECONDS_EACH=$2
+            shift
+            ;;
+        *) fail "unknown argument $1 (see --help)" ;;
+    esac
+    shift
+done
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/volt-fuzz.XXXXXX")
+trap 'rm -rf "$work" "$ARCHIVE.partial"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+mkdir "$work/old" "$work/new" "$work/tmp"
+[ ! -e "$ARCHIVE" ] || tar -C "$work/old" --zstd -xf "$ARCHIVE"
+
+export CARGO_TARGET_DIR=$PWD/target TMPDIR=$work/tmp ASAN_OPTIONS=detect_odr_violation=0
+cargo "+$NIGHTLY" fuzz build --fuzz-dir . --target "$TARGET" --codegen-units 4
+mapfile -t targets < <(sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' Cargo.toml)
+for target in "${targets[@]}"; do
+    program=$CARGO_TARGET_DIR/$TARGET/release/$target
+    mkdir -p "$work/found-$target" "$work/old/$target" "$work/new/$target"
+    echo "fuzz corpus: $target, $SECONDS_EACH s"
+    for input in {1..40}; do head -c 1500 /dev/urandom >"$work/found-$target/$input"; done
+    "$program" -max_total_time="$SECONDS_EACH" -timeout=10 -rss_limit_mb=1024 -max_len="$LONGEST" \
+        -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$work/" \
+        "$work/found-$target" "$work/old/$target" >"$work/log" 2>&1 ||
+        { tail -n 50 "$work/log" >&2 && fail "$target failed; scripts/test.sh fuzz keeps such inputs"; }
+    "$program" -merge=1 -timeout=10 -rss_limit_mb=1024 -max_len="$LONGEST" -verbosity=0 \
+        "$work/new/$target" "$work/old/$target" "$work/found-$target" >"$work/log" 2>&1 ||
+        { tail -n 50 "$work/log" >&2 && fail "the inputs of $target cannot be merged"; }
+    echo "fuzz corpus: $target: $(find "$work/new/$target" -type f | wc -l) inputs"
+done
+tar -C "$work/new" --sort=name --owner=0 --group=0 --mtime=@0 --zstd -cf "$ARCHIVE.partial" "${targets[@]}"
+mv "$ARCHIVE.partial" "$ARCHIVE"
+echo "fuzz corpus: $(stat -c %s "$ARCHIVE") bytes in tests/fuzz/$ARCHIVE"
