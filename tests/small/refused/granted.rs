@@ -196,7 +196,7 @@ fn snapshot_of_another_user_or_without_a_mark_needs_grants() {
     as_user_of(&data, &convert).succeeded();
     let again = Snapshot::at(again, &scratch);
     assert_eq!(again.state().get("mark"), None);
-    again.try_restore().refused(&["disk root", "its state.json has no mark of a user"]);
+    again.try_restore().refused(&["disk root", "its state.json has no mark that proves its author"]);
     // A key that others know proves nothing.
     let key = data.join("volt-vmm/snapshot.key");
     fs::create_dir_all(key.parent().unwrap()).unwrap();
@@ -364,7 +364,7 @@ fn links_in_place_of_memory_reveal_no_host_file() {
     let pack = snapshot.directory().join(PACK_FILE);
     for target in [snapshot.directory().join(STATE_FILE), "/nothing/at/all".into()] {
         symlink(target, &pack).unwrap();
-        snapshot.verify().refused(&["memory.pack", "stands beside a memory.snap"]);
+        snapshot.verify().refused(&["memory.pack", "lies beside a memory.snap"]);
         fs::remove_file(&pack).unwrap();
     }
 }

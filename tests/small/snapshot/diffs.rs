@@ -213,7 +213,7 @@ fn damaged_diff_is_refused() {
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(&path, &flipped).unwrap();
-    diff.try_restore().refused(&[path.to_str().unwrap(), "does not end like a diff"]);
+    diff.try_restore().refused(&[path.to_str().unwrap(), "does not end with a diff's trailer"]);
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     diff.try_restore().refused(&[path.to_str().unwrap(), "bytes long"]);
     let mut listed = whole.clone();

@@ -376,7 +376,7 @@ fn child_without_its_parent_ends_and_leaves_nothing() {
     let order = [&(order.len() as u32).to_le_bytes(), order.as_bytes()].concat();
     let nothing_like_it = [&order[..], &[7; 100]].concat();
     for (said, why) in
-        [(&[][..], None), (&order, None), (&nothing_like_it, Some("nothing that this volt-vmm sends"))]
+        [(&[][..], None), (&order, None), (&nothing_like_it, Some("is not a message of this version"))]
     {
         let (mut here, there) = UnixStream::pair().unwrap();
         let mut command = Command::new(volt_tests::program::binary());

@@ -392,7 +392,8 @@ impl VmBuilder {
     /// then.
     pub fn start(self) -> Result<Vm> {
         let Self { kernel, mut config, console, paused } = self;
-        config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;
+        config.boot.kernel =
+            kernel.ok_or_else(|| Error::config("kernel", "no kernel given; a VM needs one to boot"))?;
         config.validate_boot()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Fresh.map(&ram)?;

@@ -213,7 +213,7 @@ impl Decoder {
                 whole
                     .then(|| into.copy_from_slice(stored))
                     .map(|()| stored.len())
-                    .ok_or("another length".to_owned())
+                    .ok_or("the length is wrong".to_owned())
             }
             Encoding::Lz4 => {
                 let len = into.len() as i32; // at most 2 MiB
@@ -229,7 +229,7 @@ impl Decoder {
         };
         match len {
             Ok(len) if len == into.len() => Ok(()),
-            Ok(len) => Err(format!("its {encoding} bytes come to {len} and not to {}", into.len())),
+            Ok(len) => Err(format!("its {encoding} bytes decode to {len} bytes, not to {}", into.len())),
             Err(why) => Err(format!("its {encoding} bytes cannot be decoded: {why}")),
         }
     }
