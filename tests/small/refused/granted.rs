@@ -349,7 +349,7 @@ fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
         clone.next_line("reset");
         clone.type_in("c");
         let messages = || clone.stderr();
-        wait_until("the link is not followed", || messages().contains("is a link or no socket"));
+        wait_until("the link is not followed", || messages().contains("is a link or not a socket"));
         assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 }

@@ -265,7 +265,7 @@ fn fork_without_own_socket_and_disk_is_refused() {
     };
     refused(
         json!({}),
-        &["vsock: child 1 would have socket", "which the VM itself has", "overrides.vsock.socket"],
+        &["vsock: child 1 cannot have socket", "because the VM itself has it", "overrides.vsock.socket"],
     );
     let socket = json!({"uds_path": scratch.path("w")});
     refused(json!({"vsock_override": socket}), &["disks: child 1", "image", "overrides.disks.path"]);
@@ -363,7 +363,7 @@ fn command_line_forks_a_guest() {
     let gone = path("gone");
     Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "no such file"]);
     Outcome::of(["forked", "--api-socket", &gone, "--id", "x"])
-        .refused(&["standard input is no fork's socket", "volt-vmm fork"]);
+        .refused(&["standard input is not a fork's socket", "volt-vmm fork"]);
 }
 
 #[test]

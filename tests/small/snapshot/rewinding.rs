@@ -254,10 +254,10 @@ fn failed_rewind_ends_the_vm() {
     vm.pause().unwrap();
     memory.set_len(0).unwrap();
     let error = vm.rewind().unwrap_err().to_string();
-    assert!(error.contains("put it back"), "{error}");
+    assert!(error.contains("guest memory to reset it"), "{error}");
     let end = vm.wait_ending().unwrap_err();
     let end = volt_vmm::report(&end);
-    assert!(end.contains("could not rewind the VM") && end.contains("put it back"), "{end}");
+    assert!(end.contains("could not rewind the VM") && end.contains("guest memory to reset it"), "{end}");
 }
 
 #[test]

@@ -342,7 +342,7 @@ mod tests {
         recording.notes().vm_ended();
         recording.notes().reached();
         let error = report(&recording.finish().unwrap_err());
-        assert!(error.contains("ended before the marker (console)"), "{error}");
+        assert!(error.contains("ended before the event that ends the recording (console)"), "{error}");
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         let recording = begin(RecordUntil::Api);
         for page in [3, 2, 3, 5] {

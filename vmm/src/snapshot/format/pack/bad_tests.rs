@@ -224,7 +224,7 @@ fn forged_footer_allocates_nothing() {
     let geometry = Geometry::new(16 << 40, 64 << 10).unwrap();
     let footer = Footer::new(geometry, 0, 0, &[]);
     let problem = open(&footer.to_bytes()).map(drop).unwrap_err().to_string();
-    assert!(problem.contains(&format!("it is {} bytes long", footer::LEN)), "{problem}");
+    assert!(problem.contains(&format!("its length of {} bytes", footer::LEN)), "{problem}");
 }
 
 #[test]
