@@ -252,10 +252,10 @@ fn descriptor_is_never_taken_from_a_file_or_a_request() {
         "overrides": {"disks": [{"id": "root", "path": "fd:0"}]},
     });
     let (status, answer) = waiting.ask("PUT", "/snapshot/load", &load.to_string());
-    assert!(status == 400 && answer.contains("not from a file or a request"), "{answer}");
+    assert!(status == 400 && answer.contains("and not a file or a request"), "{answer}");
     let boot = json!({"boot": {"kernel": "fd:0"}});
     let (status, answer) = waiting.ask("PUT", "/v1/boot", &boot.to_string());
-    assert!(status == 400 && answer.contains("not from a file or a request"), "{answer}");
+    assert!(status == 400 && answer.contains("and not a file or a request"), "{answer}");
     let load = json!({"snapshot_path": forged.directory(), "allow_paths": [here]});
     let (status, answer) = waiting.ask("PUT", "/snapshot/load", &load.to_string());
     assert!(status == 400 && answer.contains("asks for disk root: fd:0"), "{answer}");
