@@ -97,7 +97,8 @@ fn change_byte(image: &Path, at: u64) {
 fn changed_image_is_refused_until_it_is_accepted() {
     needs!(kvm);
     // The first change lies outside the sampled sectors, the second in one of them.
-    for (at, words) in [(LEN - 5000, "its last write is at"), (LEN - 1, "the digest of its content")] {
+    for (at, words) in [(LEN - 5000, "the time of its last write is"), (LEN - 1, "the digest of its content")]
+    {
         let scratch = Scratch::new();
         let image = image(&scratch);
         let snapshot = frozen(&image, "");

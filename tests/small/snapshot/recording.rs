@@ -231,7 +231,7 @@ fn recording_with_a_pager_or_unpack_is_refused() {
         all.extend(["--api-socket", "/tmp/none-of-these.sock"]);
         snapshot
             .try_restore_as(&all)
-            .refused(&["record: a recording needs memory that this process fills page by page"]);
+            .refused(&["record: a recording fills guest memory page by page in this process"]);
     }
     let outcome = snapshot.try_restore_as(&["--record", "soon"]);
     assert!(outcome.status == 2 && outcome.stderr.contains("write console, vsock, api"), "{outcome:?}");

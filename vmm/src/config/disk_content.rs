@@ -34,7 +34,7 @@ impl DiskContent {
         }
         match (modified, &found.modified) {
             (Some(then), Some(now)) if then != now && !is_copy => Some(format!(
-                "its last write is at {now} now, and was at {then} at the snapshot (seconds since 1970)"
+                "the time of its last write is {now}, and was {then} at the snapshot (seconds since 1970)"
             )),
             _ => None,
         }
@@ -63,7 +63,7 @@ mod tests {
         said(&changed(|now| now.bytes = 1024), "1024 bytes now, and had 512");
         said(&changed(|now| now.digest = "b".into()), "content is b now, and was a");
         let [same_file, copy] = changed(|now| now.modified = Some("2.5".into()));
-        assert!(same_file.unwrap().contains("write is at 2.5 now, and was at 1.5"));
+        assert!(same_file.unwrap().contains("last write is 2.5, and was 1.5"));
         assert_eq!(copy, None);
         assert_eq!(changed(|now| now.modified = None), [None, None]);
     }

@@ -144,7 +144,8 @@ impl Vm {
             writer::write(&self.machine, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
         log::info!(
-            "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before",
+            "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before the \
+             pause",
             stats.paused,
             stats.disks_stopped
         );

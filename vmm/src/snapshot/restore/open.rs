@@ -410,9 +410,9 @@ impl Snapshot {
     /// Memory of a VM's own that records touches.
     fn noting(&self, unpack: &Unpack, notes: &Arc<TouchLog>) -> Result<Backing> {
         if *unpack != Unpack::OnTouch {
-            let problem = "a recording needs memory that this process fills page by page, so it does not \
-                           work with a shared pager or with unpacking all memory before the start; leave \
-                           one of the two out";
+            let problem = "a recording fills guest memory page by page in this process, which excludes a \
+                           shared pager and unpacking all memory before the start; leave out the recording \
+                           or the other option";
             return Err(Error::config("record", problem));
         }
         let source = ComposedMemory::of(&self.memory, self.metadata.memory_bytes, self.over.clone());

@@ -133,7 +133,8 @@ impl Encoder {
             Compression::Zstd { level } => Method::Zstd(CCtx::try_create().ok_or_else(no_memory)?, level),
         };
         let room = lz4::block::compress_bound(chunk_len as usize);
-        let room = room.map_err(|source| Error::host("compress chunks that long", source))?;
+        let room =
+            room.map_err(|source| Error::host(format!("compress chunks of {chunk_len} bytes"), source))?;
         Ok(Self { how, least_saving, room })
     }
 
