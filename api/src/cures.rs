@@ -87,7 +87,8 @@ mod tests {
     #[test]
     fn each_face_has_its_own_words() {
         let failure = Failure::from(Error::Config { field: "balloon", problem: Invalid::NoStatistics });
-        let problem = "balloon: trimming needs statistics, which tell what the guest can spare";
+        let problem = "balloon: trimming needs the balloon's statistics, which tell how much memory the \
+                       guest can spare";
         assert_eq!(
             failure.report(as_option),
             format!("{problem}; give the balloon statistics (run --balloon statistics=SECONDS)")
@@ -107,9 +108,9 @@ mod tests {
         let problem = Invalid::ChangedImage { disk: "root".to_owned(), image, difference };
         assert_eq!(
             Failure::from(Error::Config { field: "disks", problem }).report(as_option),
-            "disks: root: /image has changed since the snapshot: it is longer; \
-             give disk root the image as it was (--disk id=root,path=PATH), \
-             or accept the image of disk root as it is (--disk id=root,changed=accept)"
+            "disks: root: /image has changed since the snapshot: it is longer; give disk root a copy of the \
+             image as it was at the snapshot (--disk id=root,path=PATH), or accept the image of disk root \
+             as it is now (--disk id=root,changed=accept)"
         );
     }
 

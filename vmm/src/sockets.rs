@@ -27,6 +27,6 @@ pub fn lock_directory_of(path: &Path) -> Option<File> {
             Err(_) => return None,
         }
     }
-    log::warn!("another program locks {}: binding a socket there without a lock", parent.display());
+    log::warn!("another program holds a lock on {}: binding a socket there without a lock", parent.display());
     None
 }

@@ -122,7 +122,7 @@ impl ForkCommand {
 }
 
 fn only_for_one(field: &'static str, holds: bool) -> Result<(), Failure> {
-    let problem = "for one child only: fork one child at a time, or use POST /v1/vm/fork".into();
+    let problem = "can be given for one child only; fork one child at a time, or use POST /v1/vm/fork".into();
     if holds { Ok(()) } else { Err(Error::Config { field, problem }.into()) }
 }
 
@@ -208,8 +208,8 @@ mod tests {
             ("--child-dir /d --child /a", "cannot be used with"),
             ("--child /a --count 2 --child-dir /d", "cannot be used with"),
             ("--count 2 --child-dir /d --serial /o", "cannot be used with"),
-            ("--child /a --child /b --serial /o", "serial: for one child only"),
-            ("--child /a --child /b --vsock socket=/v", "vsock, console: for one child only"),
+            ("--child /a --child /b --serial /o", "serial: can be given for one child only"),
+            ("--child /a --child /b --vsock socket=/v", "vsock, console: can be given for one child only"),
             ("--count 2 --child-dir /d --net id=e,tap=t", "for one child only"),
         ] {
             let error = parse(line).unwrap_err();

@@ -109,7 +109,7 @@ fn missing(keys: &[OptionKey], field: &str) -> String {
         [key] => format!("{}=... is missing", key.name),
         several => {
             let names: Vec<_> = several.iter().map(ToString::to_string).collect();
-            format!("either {}, one of them", names.join(" or "))
+            format!("exactly one of {} is needed", names.join(" or "))
         }
     }
 }
@@ -151,7 +151,7 @@ fn read<'a>(keys: &'static [OptionKey], text: &'a str) -> Result<Vec<Given<'a>>,
 }
 
 fn unknown(word: &str) -> String {
-    format!("{word:?} is unknown here")
+    format!("{word:?} is unknown to this option")
 }
 
 /// Why a type could not be made.
@@ -233,7 +233,7 @@ impl<'a> Group<'a> {
 
     fn number<T: std::str::FromStr>(&self) -> Result<T, Refusal> {
         let text = self.own().map(|given| given.text).unwrap_or_default();
-        text.parse().map_err(|_| Refusal::Value("not a number that fits".to_owned()))
+        text.parse().map_err(|_| Refusal::Value("not a number, or a number that is too large".to_owned()))
     }
 }
 

@@ -116,7 +116,7 @@ mod tests {
             let word = if key == "ro" { key.to_owned() } else { format!("{key}{value}") };
             let option = if ["mtu=", "offload="].contains(&key) { "--net" } else { "--disk" };
             let error = overrides(&format!("{option} id=a,{word}")).unwrap_err();
-            assert!(error.contains(&format!("{word:?} is unknown here")), "{error}");
+            assert!(error.contains(&format!("{word:?} is unknown to this option")), "{error}");
         }
     }
 
@@ -128,7 +128,7 @@ mod tests {
             ("--disk id=root,layer-size=big", "write a size"),
             ("--disk id=root,changed=no", "it is one of accept"),
             ("--vsock cid=x", "cid=x"),
-            ("--net id=eth0,tap=t,passt", "one of them"),
+            ("--net id=eth0,tap=t,passt", "exactly one of"),
             ("--net id=eth0,forward=1:2", "is for passt"),
         ] {
             let error = overrides(line).unwrap_err();

@@ -60,7 +60,7 @@ impl Pager {
             }
             (None, name) => {
                 let stdin = std::io::stdin().as_fd().try_clone_to_owned();
-                let stdin = stdin.map_err(|source| Failure::system("have standard input", source))?;
+                let stdin = stdin.map_err(|source| Failure::system("duplicate standard input", source))?;
                 (stdin.into(), name.unwrap_or_else(|| PathBuf::from("standard input")))
             }
         };

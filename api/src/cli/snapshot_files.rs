@@ -81,7 +81,8 @@ impl Verify {
         let text = match verified {
             Verified::Whole => "every checksum is right: state and memory are unchanged",
             Verified::AllButMemory => {
-                "the state is unchanged; the memory is raw and without a digest: its length is right"
+                "the state is unchanged; the memory is raw and without a digest, so only its length was \
+                 checked, which is right"
             }
         };
         writeln!(stdout(), "{text}").map_err(|source| Failure::system("print the result", source))?;

@@ -43,7 +43,10 @@ impl Socket {
             Err(Errno::ADDRINUSE) => {
                 refuse_unless_stale(path, &address)?;
                 fs::remove_file(path).map_err(|error| {
-                    Failure::socket(path, format!("cannot remove what a dead process left there: {error}"))
+                    Failure::socket(
+                        path,
+                        format!("cannot remove the socket that a dead process left: {error}"),
+                    )
                 })?;
                 bind(&socket, &address).map_err(refused)?;
             }
@@ -78,7 +81,10 @@ fn stream_socket() -> rustix::io::Result<OwnedFd> {
 
 fn refuse_unless_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), Failure> {
     if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
-        return Err(Failure::socket(path, "something that is not a socket exists there"));
+        return Err(Failure::socket(
+            path,
+            "the path exists and is not a socket; remove it or choose another path",
+        ));
     }
     let probe = stream_socket().map_err(|error| Failure::system("create a socket", error))?;
     let problem = match connect(&probe, address) {
@@ -88,7 +94,10 @@ fn refuse_unless_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), Fail
             Err(_) => "in use by another process".into(),
         },
         Err(Errno::AGAIN) => "in use by another process, which does not answer".into(),
-        Err(error) => format!("exists, and whether it is in use cannot be told: {}", io::Error::from(error)),
+        Err(error) => format!(
+            "the socket exists, but it is unknown whether a process uses it: {}",
+            io::Error::from(error)
+        ),
     };
     Err(Failure::socket(path, problem))
 }
@@ -102,8 +111,9 @@ pub(crate) struct SocketFile {
 
 impl SocketFile {
     fn of(path: &Path) -> Result<Self, Failure> {
-        let identity = identity(path)
-            .map_err(|error| Failure::socket(path, format!("cannot look at it after binding it: {error}")))?;
+        let identity = identity(path).map_err(|error| {
+            Failure::socket(path, format!("cannot read the metadata of the bound socket: {error}"))
+        })?;
         Ok(Self { path: path.to_owned(), identity })
     }
 

@@ -101,7 +101,8 @@ fn parent_lost(source: io::Error) -> Error {
 
 /// Takes the socket from standard input, and replaces standard input with /dev/null.
 fn take_socket() -> Result<ForkSocket, Failure> {
-    let act = "receive a VM: standard input is no fork's socket (`volt-vmm fork` starts this command)";
+    let act = "receive a VM: standard input is not a fork's socket (only `volt-vmm fork` starts this \
+               command)";
     let refused = |source: io::Error| Failure::system(act, source);
     // Succeeds for a connected socket only.
     rustix::net::getpeername(stdin()).map_err(|errno| refused(errno.into()))?;

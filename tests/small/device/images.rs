@@ -97,7 +97,8 @@ fn change_byte(image: &Path, at: u64) {
 fn changed_image_is_refused_until_it_is_accepted() {
     needs!(kvm);
     // The first change lies outside the sampled sectors, the second in one of them.
-    for (at, words) in [(LEN - 5000, "was written at"), (LEN - 1, "has the digest")] {
+    for (at, words) in [(LEN - 5000, "the time of its last write is"), (LEN - 1, "the digest of its content")]
+    {
         let scratch = Scratch::new();
         let image = image(&scratch);
         let snapshot = frozen(&image, "");
@@ -122,7 +123,7 @@ fn longer_image_is_refused() {
     let image = image(&scratch);
     let snapshot = frozen(&image, "");
     File::options().write(true).open(&image).unwrap().set_len(LEN + 512).unwrap();
-    snapshot.try_restore().refused(&["root", &format!("it has {} bytes, and had {LEN}", LEN + 512)]);
+    snapshot.try_restore().refused(&["root", &format!("it has {} bytes now, and had {LEN}", LEN + 512)]);
 }
 
 /// A copy has another time, so only its content is compared.
@@ -137,7 +138,7 @@ fn copy_is_accepted_and_another_image_is_refused() {
     let at = |path: &Path| format!("id=root,path={}", path.display());
     runs(&snapshot.restore_as(&["--disk", &at(&copy)]));
     change_byte(&copy, 0);
-    snapshot.try_restore_as(&["--disk", &at(&copy)]).refused(&["root", "has the digest"]);
+    snapshot.try_restore_as(&["--disk", &at(&copy)]).refused(&["root", "the digest of its content"]);
 }
 
 #[test]

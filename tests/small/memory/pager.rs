@@ -125,7 +125,7 @@ fn rest_load_takes_a_pager_object() {
     let pager = format!(r#""pager":{{"directory":{:?},"patience":30}}"#, shared.directory());
     let mut guest = Guest::waiting();
     let (status, why) = load(&guest, &format!(r#"{pager},"unpack":true"#));
-    assert!(status == 400 && why.contains("pager: unpacks memory as it is touched"), "{why}");
+    assert!(status == 400 && why.contains("pager: a pager unpacks memory when it is touched"), "{why}");
     assert_eq!(load(&guest, &pager), (204, String::new()));
     goes_on_from(&shared.before, &mut guest);
     shared.pager();
@@ -342,7 +342,7 @@ fn pause_does_not_wait_endlessly_for_memory() {
     }
     assert!(status == 400 && why.contains("has ended"), "{status} {why}");
     let outcome = guest.wait_exit();
-    outcome.failed_with(&["its memory cannot be read: waited for a page"]);
+    outcome.failed_with(&["its memory cannot be read: a thread waited 10 s for a page"]);
     assert_eq!(outcome.status, 5, "{outcome:?}");
     rustix::process::kill_process(pager, Signal::KILL).unwrap();
 }

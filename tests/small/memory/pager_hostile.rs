@@ -157,17 +157,17 @@ fn hostile_pager_client_cannot_affect_others() {
         (vec!["x".repeat(4000)], r#"{"Refused":"expected value"#),
         (vec![r#"{"Base":{"version":1,"memory_len":1}}"#.to_owned()], "version 3"),
         (vec![r#"{"Base":{"version":3,"memory_len":4096}}"#.to_owned()], ", not 4096"),
-        (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no base was asked for"),
+        (vec![format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "has not asked for a base"),
         (vec![r#""Complete""#.to_owned()], "gone"),
         (vec![r#""Prefetch""#.to_owned()], "gone"),
         (vec![r#""Fetched""#.to_owned()], "gone"),
         (vec![base.clone(), r#""Fetched""#.to_owned()], r#""touched":0,"prefetch":null"#),
         (vec![base.clone(), r#""Prefetch""#.to_owned()], "gone"),
-        (vec![base.clone(), format!(r#"{{"Serve":{{"start":4097,"len":{len}}}}}"#)], "cannot be memory"),
-        (vec![base.clone(), r#"{"Serve":{"start":4096,"len":4096}}"#.to_owned()], "cannot be memory"),
+        (vec![base.clone(), format!(r#"{{"Serve":{{"start":4097,"len":{len}}}}}"#)], "does not fit a base"),
+        (vec![base.clone(), r#"{"Serve":{"start":4096,"len":4096}}"#.to_owned()], "does not fit a base"),
         (
             vec![base.clone(), format!(r#"{{"Serve":{{"start":{},"len":{len}}}}}"#, u64::MAX - 4095)],
-            "cannot be memory",
+            "does not fit a base",
         ),
         (vec![base.clone(), format!(r#"{{"Serve":{{"start":4096,"len":{len}}}}}"#)], "no userfaultfd"),
     ] {
@@ -191,11 +191,11 @@ fn hostile_pager_client_cannot_affect_others() {
     for (list, problem) in [
         (file.try_clone().unwrap(), "too long"),
         (File::open("/dev/zero").unwrap(), "not a regular file"),
-        (cut, "pages that there are not"),
-        (list(&[[0, 1], [pages - 1, 2]]), "pages that there are not"),
-        (list(&[[u32::MAX, u32::MAX]]), "pages that there are not"),
-        (list(&[[3, 0]]), "pages that there are not"),
-        (list(&[[3, 2], [4, 1]]), "names one twice"),
+        (cut, "a page beyond the end of memory"),
+        (list(&[[0, 1], [pages - 1, 2]]), "a page beyond the end of memory"),
+        (list(&[[u32::MAX, u32::MAX]]), "a page beyond the end of memory"),
+        (list(&[[3, 0]]), "a page beyond the end of memory"),
+        (list(&[[3, 2], [4, 1]]), "a page twice"),
     ] {
         let socket = connect();
         assert_eq!(say(&socket, &base, None), r#""Done""#);

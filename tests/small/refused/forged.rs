@@ -70,6 +70,6 @@ fn working_set_of_holes_takes_no_memory() {
     let path = base.directory().join("working-set");
     fs::write(&path, b"VOLTWSET").unwrap();
     File::options().write(true).open(&path).unwrap().set_len(1 << 30).unwrap();
-    let words = ["working-set", "is damaged or names pages that there are not"];
+    let words = ["working-set", "is damaged or lists an empty range, a page beyond the end of memory"];
     with_little_memory("inspect", base.directory()).refused(&words);
 }

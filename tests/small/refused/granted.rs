@@ -196,7 +196,7 @@ fn snapshot_of_another_user_or_without_a_mark_needs_grants() {
     as_user_of(&data, &convert).succeeded();
     let again = Snapshot::at(again, &scratch);
     assert_eq!(again.state().get("mark"), None);
-    again.try_restore().refused(&["disk root", "its state.json has no mark of a user"]);
+    again.try_restore().refused(&["disk root", "its state.json has no mark that proves its author"]);
     // A key that others know proves nothing.
     let key = data.join("volt-vmm/snapshot.key");
     fs::create_dir_all(key.parent().unwrap()).unwrap();
@@ -252,10 +252,10 @@ fn descriptor_is_never_taken_from_a_file_or_a_request() {
         "overrides": {"disks": [{"id": "root", "path": "fd:0"}]},
     });
     let (status, answer) = waiting.ask("PUT", "/snapshot/load", &load.to_string());
-    assert!(status == 400 && answer.contains("not from a file or a request"), "{answer}");
+    assert!(status == 400 && answer.contains("and not a file or a request"), "{answer}");
     let boot = json!({"boot": {"kernel": "fd:0"}});
     let (status, answer) = waiting.ask("PUT", "/v1/boot", &boot.to_string());
-    assert!(status == 400 && answer.contains("not from a file or a request"), "{answer}");
+    assert!(status == 400 && answer.contains("and not a file or a request"), "{answer}");
     let load = json!({"snapshot_path": forged.directory(), "allow_paths": [here]});
     let (status, answer) = waiting.ask("PUT", "/snapshot/load", &load.to_string());
     assert!(status == 400 && answer.contains("asks for disk root: fd:0"), "{answer}");
@@ -349,7 +349,7 @@ fn guest_of_an_unpacked_snapshot_reaches_no_socket_through_a_link() {
         clone.next_line("reset");
         clone.type_in("c");
         let messages = || clone.stderr();
-        wait_until("the link is not followed", || messages().contains("is a link or no socket"));
+        wait_until("the link is not followed", || messages().contains("is a link or not a socket"));
         assert_eq!(daemon.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 }
@@ -364,7 +364,7 @@ fn links_in_place_of_memory_reveal_no_host_file() {
     let pack = snapshot.directory().join(PACK_FILE);
     for target in [snapshot.directory().join(STATE_FILE), "/nothing/at/all".into()] {
         symlink(target, &pack).unwrap();
-        snapshot.verify().refused(&["memory.pack", "stands beside a memory.snap"]);
+        snapshot.verify().refused(&["memory.pack", "lies beside a memory.snap"]);
         fs::remove_file(&pack).unwrap();
     }
 }

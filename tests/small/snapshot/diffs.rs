@@ -84,7 +84,7 @@ fn another_diff_over_the_same_base_is_refused() {
     let second = guest.snapshot_as(&["--diff"]);
     fs::remove_file(first.diff_path()).unwrap();
     fs::copy(second.diff_path(), first.diff_path()).unwrap();
-    let words = ["memory.diff", "belongs to a memory.diff with checksum "];
+    let words = ["memory.diff", "names a memory.diff with checksum "];
     first.try_restore().refused(&words);
     first.verify().refused(&words);
 }
@@ -155,7 +155,7 @@ fn diff_without_its_base_is_refused() {
     needs!(kvm);
     let guest = counting(4);
     let nowhere = guest.scratch().fresh("first");
-    guest.try_snapshot_as(&nowhere, &["--diff"]).refused(&["snapshot_type", "take one of this VM first"]);
+    guest.try_snapshot_as(&nowhere, &["--diff"]).refused(&["snapshot_type", "take a full snapshot first"]);
     assert!(!nowhere.exists());
     let (base, other) = (guest.snapshot(), counting(3).snapshot());
     let diff = base.restore_as(&["--paused"]).snapshot_as(&["--diff"]);
@@ -191,7 +191,8 @@ fn diff_is_inspected_and_verified_and_not_converted() {
     assert_eq!(sum("diff", "memory_bytes") + sum("base", "memory_bytes"), 64 << 20);
     assert_eq!((sum("base", "stored_bytes"), &found["memory_file"]["name"]), (0, &"memory.diff".into()));
     let to = guest.scratch().path("packed");
-    diff.try_convert(&to, &["--compress", "lz4"]).refused(&["is a diff: merge it into its base"]);
+    diff.try_convert(&to, &["--compress", "lz4"])
+        .refused(&["is a diff, which cannot be converted: merge it into its base"]);
     assert!(!to.exists());
     assert!(diff.verify().succeeded().stdout.contains("every checksum is right"));
     let first = found["pages"].as_array().unwrap().iter().find(|stretch| stretch["kind"] == "diff").unwrap();
@@ -213,7 +214,7 @@ fn damaged_diff_is_refused() {
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(&path, &flipped).unwrap();
-    diff.try_restore().refused(&[path.to_str().unwrap(), "does not end like a diff"]);
+    diff.try_restore().refused(&[path.to_str().unwrap(), "does not end with a diff's trailer"]);
     fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     diff.try_restore().refused(&[path.to_str().unwrap(), "bytes long"]);
     let mut listed = whole.clone();

@@ -266,7 +266,7 @@ fn fork_without_own_socket_and_disk_is_refused() {
     };
     refused(
         json!({}),
-        &["vsock: child 1 would have socket", "which the VM itself has", "overrides.vsock.socket"],
+        &["vsock: child 1 cannot have socket", "because the VM itself has it", "overrides.vsock.socket"],
     );
     let socket = json!({"uds_path": scratch.path("w")});
     refused(json!({"vsock_override": socket}), &["disks: child 1", "image", "overrides.disks.path"]);
@@ -364,7 +364,7 @@ fn command_line_forks_a_guest() {
     let gone = path("gone");
     Outcome::of(["fork", "--api-socket", &gone, "--child", "/a"]).refused(&["API socket", "no such file"]);
     Outcome::of(["forked", "--api-socket", &gone, "--id", "x"])
-        .refused(&["standard input is no fork's socket", "volt-vmm fork"]);
+        .refused(&["standard input is not a fork's socket", "volt-vmm fork"]);
 }
 
 #[test]
@@ -377,7 +377,7 @@ fn child_without_its_parent_ends_and_leaves_nothing() {
     let order = [&(order.len() as u32).to_le_bytes(), order.as_bytes()].concat();
     let nothing_like_it = [&order[..], &[7; 100]].concat();
     for (said, why) in
-        [(&[][..], None), (&order, None), (&nothing_like_it, Some("nothing that this volt-vmm sends"))]
+        [(&[][..], None), (&order, None), (&nothing_like_it, Some("is not a message of this version"))]
     {
         let (mut here, there) = UnixStream::pair().unwrap();
         let mut command = Command::new(volt_tests::program::binary());

@@ -124,7 +124,10 @@ fn pause_limit_is_given_on_the_command_line_and_over_rest() {
     );
     let body = format!(r#"{{"snapshot_path":"{}","max_pause_ms":0}}"#, place.display());
     let (status, answer) = guest.ask("PUT", "/snapshot/create", &body);
-    assert!(status == 400 && answer.contains("max_pause_ms: 0 allows no pause at all"), "{status} {answer}");
+    assert!(
+        status == 400 && answer.contains("max_pause_ms: 0 allows no pause, but a snapshot needs one"),
+        "{status} {answer}"
+    );
     assert!(!place.exists());
 }
 

@@ -196,7 +196,7 @@ fn damaged_pack_is_named_and_never_run() {
         (len - FOOTER - TABLE - INDEX, "block 0 of its index"),
         (len - FOOTER - TABLE, "its table"),
         (len - 60, "its footer"),
-        (len - 1, "does not end like one"),
+        (len - 1, "does not end with a pack's footer"),
     ] {
         let bad = snapshot.copy();
         // One flipped bit of a chunk may decode to the same memory. A flipped stretch does not.
@@ -243,7 +243,7 @@ fn restore_verify_and_convert_refuse_the_content_of_another_pack() {
     let mixed = first.copy();
     fs::remove_file(mixed.memory_path()).unwrap();
     fs::copy(second.memory_path(), mixed.memory_path().with_extension("pack")).unwrap();
-    let words = ["memory.pack", "is a memory.pack with digest ", "belongs to a memory.pack with digest "];
+    let words = ["memory.pack", "is a memory.pack with digest ", "names a memory.pack with digest "];
     mixed.try_restore().refused(&words);
     mixed.verify().refused(&words);
     let to = guest.scratch().fresh("to");

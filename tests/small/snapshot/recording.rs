@@ -198,7 +198,7 @@ fn rest_load_takes_a_record_field() {
     assert!(said(&guest).contains("until console"));
     goes_on(&mut guest);
     let (status, why) = snapshot.restore().ask("PUT", "/v1/vm/record", "");
-    assert!(status == 400 && why.contains("nothing is recorded of this VM"), "{status} {why}");
+    assert!(status == 400 && why.contains("this VM is not recorded"), "{status} {why}");
 }
 
 #[test]
@@ -214,9 +214,10 @@ fn guest_is_recorded_only_if_it_reaches_its_marker() {
     assert!(outcome.succeeded().stderr.contains("pages") && set(&snapshot).is_some(), "{outcome:?}");
     std::fs::remove_file(snapshot.directory().join("working-set")).unwrap();
     let outcome = snapshot.restore_as(&["--record", "api"]).wait_exit();
-    outcome
-        .succeeded()
-        .failed_with(&["cannot record the working set", "the VM ended before the marker (api)"]);
+    outcome.succeeded().failed_with(&[
+        "cannot record the working set",
+        "the VM ended before the event that ends the recording (api)",
+    ]);
     assert_eq!(list(snapshot.directory()), files);
 }
 
@@ -230,7 +231,7 @@ fn recording_with_a_pager_or_unpack_is_refused() {
         all.extend(["--api-socket", "/tmp/none-of-these.sock"]);
         snapshot
             .try_restore_as(&all)
-            .refused(&["record: fills the VM's memory page by page in this process"]);
+            .refused(&["record: a recording fills guest memory page by page in this process"]);
     }
     let outcome = snapshot.try_restore_as(&["--record", "soon"]);
     assert!(outcome.status == 2 && outcome.stderr.contains("write console, vsock, api"), "{outcome:?}");

@@ -228,7 +228,7 @@ fn vm_that_cannot_be_rewound_goes_on() {
     fs::write(&path, vec![7; 1 << 20]).unwrap();
     let booted = with_disk(path, None);
     let error = booted.rewind().unwrap_err().to_string();
-    assert_eq!(error, "snapshot: only a VM that was restored from one can be rewound to it");
+    assert_eq!(error, "snapshot: this VM was not restored from a snapshot, so there is none to rewind it to");
     // Writes to the image after the snapshot would keep the snapshot from being restored.
     booted.pause().unwrap();
     let warm = place.snapshot(&booted, "warm", SnapshotKind::Full);
@@ -254,10 +254,10 @@ fn failed_rewind_ends_the_vm() {
     vm.pause().unwrap();
     memory.set_len(0).unwrap();
     let error = vm.rewind().unwrap_err().to_string();
-    assert!(error.contains("put it back"), "{error}");
+    assert!(error.contains("guest memory to reset it"), "{error}");
     let end = vm.wait_ending().unwrap_err();
     let end = volt_vmm::report(&end);
-    assert!(end.contains("could not rewind the VM") && end.contains("put it back"), "{end}");
+    assert!(end.contains("could not rewind the VM") && end.contains("guest memory to reset it"), "{end}");
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn rewind_works_over_rest_and_on_the_command_line() {
         let socket = guest.socket().to_str().unwrap().to_owned();
         Outcome::of(["rewind", "--api-socket", &socket])
     };
-    rewind(&guest).refused(&["only a VM that was restored from one can be rewound"]);
+    rewind(&guest).refused(&["this VM was not restored from a snapshot"]);
     let mut clone = guest.snapshot().restore();
     let first = clone.next_number("count");
     while clone.next_number("count") < first + 40 {}

@@ -144,11 +144,11 @@ fn wrong_working_set_is_refused_by_name() {
         (fs::read(file(&other)).unwrap(), "is the working set of another snapshot"),
         (flipped, "is damaged"),
         (right[..right.len() - 8].to_vec(), "is damaged"),
-        (right[..20].to_vec(), "is no working set"),
-        (Vec::new(), "is no working set"),
+        (right[..20].to_vec(), "is not a working set"),
+        (Vec::new(), "is not a working set"),
     ] {
         fs::write(&path, &wrong).unwrap();
-        let words = [path.to_str().unwrap(), problem, "delete it"];
+        let words = [path.to_str().unwrap(), problem, "delete the file"];
         snapshot.try_restore().refused(&words);
         snapshot.try_restore_as(&["--record", "console"]).refused(&words);
         snapshot.try_restore_as(&["--unpack"]).refused(&words);

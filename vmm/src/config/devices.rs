@@ -88,9 +88,9 @@ impl DiskConfig {
     pub fn warning_of_a_snapshot_while_it_runs(&self) -> String {
         let Self { id, path, .. } = self;
         format!(
-            "disk {id}: the guest goes on writing to {path} itself, and the first write makes this snapshot \
-             unrestorable (a restore may not notice it if that is a block device); pause the VM and copy the \
-             image before it goes on, or give the disk a layer"
+            "disk {id}: the running guest writes to {path} directly, and its first write makes this \
+             snapshot unrestorable (a restore may not detect the write if {path} is a block device); pause \
+             the VM and copy the image before the VM resumes, or give the disk a layer"
         )
     }
 }

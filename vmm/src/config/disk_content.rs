@@ -24,15 +24,18 @@ impl DiskContent {
     pub fn difference(&self, found: &Self, is_copy: bool) -> Option<String> {
         let Self { bytes, digest, modified } = self;
         if *bytes != found.bytes {
-            return Some(format!("it has {} bytes, and had {bytes}", found.bytes));
+            return Some(format!("it has {} bytes now, and had {bytes} at the snapshot", found.bytes));
         }
         if *digest != found.digest {
-            return Some(format!("its content has the digest {}, and had {digest}", found.digest));
+            return Some(format!(
+                "the digest of its content is {} now, and was {digest} at the snapshot",
+                found.digest
+            ));
         }
         match (modified, &found.modified) {
-            (Some(then), Some(now)) if then != now && !is_copy => {
-                Some(format!("it was written at {now}, and then last at {then} (seconds since 1970)"))
-            }
+            (Some(then), Some(now)) if then != now && !is_copy => Some(format!(
+                "the time of its last write is {now}, and was {then} at the snapshot (seconds since 1970)"
+            )),
             _ => None,
         }
     }
@@ -57,10 +60,10 @@ mod tests {
                 "{found:?}"
             );
         };
-        said(&changed(|now| now.bytes = 1024), "1024 bytes, and had 512");
-        said(&changed(|now| now.digest = "b".into()), "digest b, and had a");
+        said(&changed(|now| now.bytes = 1024), "1024 bytes now, and had 512");
+        said(&changed(|now| now.digest = "b".into()), "content is b now, and was a");
         let [same_file, copy] = changed(|now| now.modified = Some("2.5".into()));
-        assert!(same_file.unwrap().contains("written at 2.5, and then last at 1.5"));
+        assert!(same_file.unwrap().contains("last write is 2.5, and was 1.5"));
         assert_eq!(copy, None);
         assert_eq!(changed(|now| now.modified = None), [None, None]);
     }

@@ -269,8 +269,8 @@ impl Eq for CheckedFile {}
 
 fn untrusted() -> std::io::Error {
     std::io::Error::other(
-        "a descriptor is taken from the command line or the library alone, and not from a file or a request; \
-         give it a path",
+        "only the command line and the library may name a descriptor, and not a file or a request; give a \
+         path",
     )
 }
 
@@ -380,7 +380,10 @@ mod tests {
         assert_eq!(config.boot.initrd, Some(FileRef::Untrusted(7)));
         let error =
             crate::error::report(&config.boot.initrd.as_ref().unwrap().open("open initrd").unwrap_err());
-        assert!(error.contains("initrd fd:7: a descriptor is taken from the command line"), "{error}");
+        assert!(
+            error.contains("initrd fd:7: only the command line and the library may name a descriptor"),
+            "{error}"
+        );
         assert_eq!("fd:7".parse(), Ok(FileRef::Fd(7)), "as an argument is");
         assert_eq!(config.memory_mib, 128);
         assert_eq!(config.boot.cmdline, DEFAULT_CMDLINE);

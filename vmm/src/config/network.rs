@@ -44,14 +44,14 @@ fn parse_mac(text: &str) -> Result<Mac, Invalid> {
     for byte in &mut mac {
         let digits =
             parts.next().filter(|part| part.len() == 2 && part.chars().all(|c| c.is_ascii_hexdigit()));
-        let Some(digits) = digits else { return refused("not six bytes in hexadecimal") };
+        let Some(digits) = digits else { return refused("must be six bytes in hexadecimal") };
         *byte = u8::from_str_radix(digits, 16).expect("two hexadecimal digits");
     }
     if parts.next().is_some() {
-        return refused("not six bytes in hexadecimal");
+        return refused("must be six bytes in hexadecimal");
     }
     if mac[0] & 1 != 0 || mac == Mac::default() {
-        return refused("not the address of one interface");
+        return refused("a group or zero address is not allowed; give the address of one interface");
     }
     Ok(mac)
 }

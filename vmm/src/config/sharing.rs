@@ -77,8 +77,8 @@ fn exclusive(devices: &Devices) -> impl Iterator<Item = Exclusive> + '_ {
     let disks = written.map(|DiskConfig { id, path, .. }| Exclusive {
         field: "disks",
         resource: match path {
-            FileRef::Path(path) => format!("disk {} to write to", on_host(path)),
-            descriptor => format!("disk {descriptor} to write to"),
+            FileRef::Path(path) => format!("writable disk {}", on_host(path)),
+            descriptor => format!("writable disk {descriptor}"),
         },
         cures: vec![another(Cure::DiskPath { id: id.clone() }), Cure::DiskLayer { id: id.clone() }],
     });
@@ -128,7 +128,7 @@ mod tests {
         refused(
             DEVICES,
             &["{}"],
-            &["networks: child 1", "tap tap0, which the VM itself has", "give network eth0 another tap"],
+            &["networks: child 1", "tap tap0, because the VM itself has it", "give network eth0 another tap"],
         );
         for (given, words) in [
             ("/v1", ["vsock: child 1", "socket /v,", "give the vsock device another socket"]),
@@ -142,7 +142,7 @@ mod tests {
             &["{}"],
             &[
                 "disks: child 1",
-                "disk /image to write to",
+                "writable disk /image",
                 "give disk root another path",
                 "or give disk root of the VM a layer",
             ],
@@ -154,6 +154,6 @@ mod tests {
     #[test]
     fn resource_of_a_clone_is_refused_for_another() {
         let one = OWN.replace('N', "1");
-        refused(DEVICES, &[&one, &one], &["child 2 would have tap tap1, which child 1 has"]);
+        refused(DEVICES, &[&one, &one], &["child 2 cannot have tap tap1, because child 1 has it"]);
     }
 }

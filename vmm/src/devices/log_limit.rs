@@ -40,7 +40,7 @@ impl LogLimit {
             None => {}
             Some(0) => log::log!(level, "{line}"),
             Some(left_out) => {
-                log::log!(level, "{line} ({left_out} lines of this device were left out before)")
+                log::log!(level, "{line} ({left_out} earlier lines of this device were left out)")
             }
         }
     }

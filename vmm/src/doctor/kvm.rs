@@ -50,7 +50,7 @@ const CAPABILITIES: [(&str, u32, bool, &str); 23] = [
     ("VCPU_EVENTS", b::KVM_CAP_VCPU_EVENTS, true, "snapshot: pending exceptions"),
     ("DEBUGREGS", b::KVM_CAP_DEBUGREGS, true, "snapshot: debug registers"),
     ("XSAVE", b::KVM_CAP_XSAVE, true, "snapshot: FPU, SSE and AVX"),
-    ("XCRS", b::KVM_CAP_XCRS, true, "snapshot: which of these the guest enabled"),
+    ("XCRS", b::KVM_CAP_XCRS, true, "snapshot: XCR0, the states that the guest enabled"),
     ("ADJUST_CLOCK", b::KVM_CAP_ADJUST_CLOCK, true, "snapshot: the guest's clock"),
     ("XSAVE2", b::KVM_CAP_XSAVE2, false, "snapshot: state beyond 4 KiB"),
     ("TSC_DEADLINE_TIMER", b::KVM_CAP_TSC_DEADLINE_TIMER, false, "the guest's cheapest timer"),

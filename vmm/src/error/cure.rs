@@ -86,9 +86,11 @@ impl Cure {
             Self::DiskPath { id } => format!("give disk {id} {a} path"),
             Self::DiskLayer { id } => format!("give disk {id} of the VM a layer, which is not shared"),
             Self::CloneLayer { id } => format!("give disk {id} {a} layer by its path"),
-            Self::FormerImage { id } => format!("give disk {id} the image as it was"),
-            Self::ChangedImage { id } => format!("accept the image of disk {id} as it is"),
-            Self::CompletedLayer { layer } => format!("run a VM with layer {layer} and end it in order"),
+            Self::FormerImage { id } => {
+                format!("give disk {id} a copy of the image as it was at the snapshot")
+            }
+            Self::ChangedImage { id } => format!("accept the image of disk {id} as it is now"),
+            Self::CompletedLayer { layer } => format!("run a VM with layer {layer} and let it end cleanly"),
             Self::Tap { id } => format!("give network {id} {a} tap"),
             Self::Passt { id } => format!("give network {id} a passt"),
             Self::ForwardedPorts { id } => format!("give network {id} {other}ports"),

@@ -25,8 +25,8 @@ pub enum Invalid {
     },
     /// Devices on the kernel command line of a machine with split interrupt controllers.
     #[error(
-        "split does not go with devices on the kernel command line, which are for kernels without ACPI: \
-         those need a PIT, and find interrupt lines by their PICs or the MP table; use kernel"
+        "split does not work with devices on the kernel command line: kernels without ACPI need a PIT, and \
+         find interrupt lines through PICs or the MP table; use kernel"
     )]
     CmdlineDevicesWithSplit,
     /// More devices than a VM can have.
@@ -38,7 +38,7 @@ pub enum Invalid {
         most: usize,
     },
     /// An id that cannot name a device.
-    #[error("id {id:?}: 1 to 32 letters, digits, _ and -")]
+    #[error("id {id:?} must be 1 to 32 letters, digits, _ or -")]
     Id {
         /// The id.
         id: String,
@@ -50,25 +50,25 @@ pub enum Invalid {
         id: String,
     },
     /// A layer between a disk's base and a layer that it lacks.
-    #[error("{disk}: a layer beneath, but none that lies over it")]
+    #[error("{disk}: has a layer beneath but no layer above it; give the upper layer too")]
     BeneathWithoutLayer {
         /// The disk.
         disk: String,
     },
     /// A size of a layer that the disk lacks.
-    #[error("{disk}: a size of its layer, but the disk has none: give the layer too")]
+    #[error("{disk}: has a layer size but no layer; give the layer too")]
     SizeWithoutLayer {
         /// The disk.
         disk: String,
     },
     /// A layer too small for one cluster.
-    #[error("{disk}: a layer takes clusters of 64 KiB: its size must be that at least")]
+    #[error("{disk}: the size of its layer must be at least 64 KiB, one cluster")]
     LayerSize {
         /// The disk.
         disk: String,
     },
     /// A guest's address that vsock reserves.
-    #[error("{cid} is taken; a guest's is 3 to 4294967294")]
+    #[error("CID {cid} is reserved; a guest's CID is 3 to 4294967294")]
     ReservedCid {
         /// The address.
         cid: u32,
@@ -131,7 +131,7 @@ pub enum Invalid {
         id: String,
     },
     /// A resource of the host that two VMs would have.
-    #[error("child {child} would have {resource}, which {} has", name_of(.owner))]
+    #[error("child {child} cannot have {resource}, because {} has it", name_of(.owner))]
     Shared {
         /// Number of the clone, from 1.
         child: usize,
@@ -143,7 +143,7 @@ pub enum Invalid {
         cures: Vec<Cure>,
     },
     /// A descriptor of this process that a clone in another process would need.
-    #[error("{disk}: fd:{fd} is a descriptor of this process alone, and child {child} needs a path")]
+    #[error("{disk}: fd:{fd} is a descriptor of this process only, so child {child} needs a path")]
     OwnDescriptor {
         /// The disk.
         disk: String,
@@ -175,28 +175,31 @@ pub enum Invalid {
         problem: Box<str>,
     },
     /// An option of packing without a compression.
-    #[error("goes with compress, which says how memory is packed")]
+    #[error("needs compress, which selects how memory is packed")]
     WithoutCompression {
         /// The option.
         option: &'static str,
     },
     /// A saving that is no percentage.
-    #[error("{percent} percent: 0 to 100 can be saved")]
+    #[error("{percent} percent asked for; a saving is 0 to 100 percent")]
     Saving {
         /// The saving.
         percent: u8,
     },
     /// A packed diff.
-    #[error("a diff is not packed; merge it into its base and convert that")]
+    #[error("a diff cannot be packed; merge it into its base, then convert the merged snapshot")]
     PackedDiff,
     /// A snapshot that may not pause the guest.
-    #[error("0 allows no pause at all; take 1 or more, or leave it out")]
+    #[error("0 allows no pause, but a snapshot needs one; give 1 or more, or leave it out")]
     NoPause,
     /// A pager for memory that is unpacked before it could serve any.
-    #[error("unpacks memory as it is touched; unpack asks for all of it before")]
+    #[error(
+        "a pager unpacks memory when it is touched, but unpack asks for all memory in advance; give one of \
+         them"
+    )]
     PagerWithUnpack,
     /// Trimming without statistics of the balloon.
-    #[error("trimming needs statistics, which tell what the guest can spare")]
+    #[error("trimming needs the balloon's statistics, which tell how much memory the guest can spare")]
     NoStatistics,
     /// Any other fault.
     #[error("{0}")]

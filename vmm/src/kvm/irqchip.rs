@@ -105,12 +105,14 @@ impl Persist for Irqchip {
         match (self, state) {
             (Self::Kernel(chips), Some(state)) => chips.restore(state),
             (Self::Split, None) => Ok(()),
-            (Self::Kernel(_), None) => {
-                contradiction("the state has no interrupt controllers in the kernel, and this machine has")
-            }
-            (Self::Split, Some(_)) => {
-                contradiction("the state has interrupt controllers in the kernel, and this machine has none")
-            }
+            (Self::Kernel(_), None) => contradiction(
+                "the state is of a machine without interrupt controllers in the kernel, but this machine \
+                 has them",
+            ),
+            (Self::Split, Some(_)) => contradiction(
+                "the state is of a machine with interrupt controllers in the kernel, but this machine has \
+                 none",
+            ),
         }
     }
 }

@@ -90,5 +90,5 @@ impl SharedMachine {
 }
 
 fn balloon(platform: &Platform) -> Result<&Arc<Mutex<Balloon>>> {
-    platform.balloon().ok_or_else(|| Error::config("balloon", "this VM has none"))
+    platform.balloon().ok_or_else(|| Error::config("balloon", "this VM has no balloon"))
 }

@@ -135,7 +135,7 @@ impl Machine {
     /// Halts the devices of an ended guest, and writes its data to the files of its disks. Failures are only
     /// logged, because no caller can act on them.
     pub(crate) fn settle(&self) {
-        let why = "it ended while a device waited for memory";
+        let why = "the VM ended while a device waited for guest memory";
         let faults = self.shell.ram.faults();
         let let_go = faults.map(|faults| faults.let_go_after(DROP_LIMIT, why)).transpose();
         let _let_go = let_go.inspect_err(|error| log::warn!("{}", report(error)));
@@ -153,7 +153,7 @@ impl Machine {
     /// # Errors
     /// Returns an error if the host has no thread left.
     pub(crate) fn halt_in_time(&self, for_disks: Duration) -> Result<Option<FaultDeadline>> {
-        let why = "waited for a page of memory for 10 s while it was to be paused";
+        let why = "a thread waited 10 s for a page of guest memory while the VM was to be paused";
         let patience = HALT_LIMIT.saturating_add(for_disks);
         self.shell.ram.faults().map(|faults| faults.let_go_after(patience, why)).transpose()
     }
@@ -183,7 +183,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         let Some(faults) = self.shell.ram.faults() else { return };
-        match faults.let_go_after(DROP_LIMIT, "it was dropped while it waited for memory") {
+        match faults.let_go_after(DROP_LIMIT, "the VM was dropped while a thread waited for guest memory") {
             Ok(let_go) => self.let_go = Some(let_go),
             Err(error) => log::warn!("{}", report(&error)),
         }
@@ -208,8 +208,11 @@ impl Persist for Machine {
     fn restore(&mut self, state: &MachineState) -> Result<()> {
         let MachineState { vcpus, irqchip, clock, devices } = state;
         if vcpus.len() != self.shell.vcpus.len() {
-            let problem =
-                format!("state of {} vCPUs for a machine with {}", vcpus.len(), self.shell.vcpus.len());
+            let problem = format!(
+                "the state has {} vCPUs, but the machine has {}",
+                vcpus.len(),
+                self.shell.vcpus.len()
+            );
             return Err(Error::config("vcpus", problem));
         }
         self.shell.restore_vcpus(vcpus)?;

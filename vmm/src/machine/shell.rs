@@ -180,7 +180,8 @@ impl Shell {
                 if let (Some(faults), Some(control)) = (faults.upgrade(), control.upgrade())
                     && !control.wait_parked(END_LIMIT)
                 {
-                    let _let_go = faults.let_go_after(Duration::ZERO, "it ended while it waited for memory");
+                    let _let_go = faults
+                        .let_go_after(Duration::ZERO, "the VM ended while a vCPU waited for guest memory");
                     while !control.wait_parked(END_LIMIT) {}
                 }
             };

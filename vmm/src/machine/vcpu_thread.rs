@@ -279,8 +279,8 @@ fn unreadable(what: &str, board: &Board) -> String {
         format!("{what} cannot be accessed: {file} is gone or too short")
     } else {
         format!(
-            "{what} cannot be accessed: {file} is as long as it should be, so it or a file over it cannot be \
-             read, or the host has no memory left (its kernel's log says which)"
+            "{what} cannot be accessed: {file} has its full length, so this file or a diff's file over it \
+             cannot be read, or the host is out of memory (the host's kernel log says which)"
         )
     }
 }

@@ -30,5 +30,5 @@ pub fn map_in(ram: &GuestRam, Range { start, end }: Range<u64>) -> Result<()> {
     // SAFETY: the range is guest memory, which is mapped as long as `ram` lives. Reading pages in changes no
     // content.
     let done = unsafe { rustix::mm::madvise(at.cast(), len, Advice::LinuxPopulateRead) };
-    done.map_err(|errno| Error::host(format!("map {} KiB of guest memory in", len >> 10), errno))
+    done.map_err(|errno| Error::host(format!("populate {} KiB of guest memory", len >> 10), errno))
 }

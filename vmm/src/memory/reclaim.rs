@@ -24,15 +24,15 @@ use crate::memory::own_writes::presence;
 /// The range is not made of whole pages of RAM, or the host refuses.
 pub fn give_back(ram: &GuestRam, gpa: u64, len: u64) -> Result<()> {
     let failed = |source: io::Error| {
-        Error::host(format!("give {} KiB of guest memory at {gpa:#x} back", len >> 10), source)
+        Error::host(format!("return {} KiB of guest memory at {gpa:#x} to the host", len >> 10), source)
     };
     let invalid = |problem| failed(io::Error::new(io::ErrorKind::InvalidInput, problem));
     if !gpa.is_multiple_of(PAGE) || !len.is_multiple_of(PAGE) || len == 0 {
-        return Err(invalid("not whole pages"));
+        return Err(invalid("the range is not made of whole pages"));
     }
     let whole = |first: u64, all: u64| gpa >= first && len <= all && gpa - first <= all - len;
     let Some(region) = ram.regions().iter().find(|region| whole(region.gpa, region.len)) else {
-        return Err(invalid("not guest memory"));
+        return Err(invalid("the range is not guest memory"));
     };
     let start = region.offset + gpa - region.gpa;
     let end = start + len;
@@ -161,15 +161,18 @@ mod tests {
         let ram = fresh();
         write(&ram, 0, 7);
         let problem = |gpa, len| crate::error::report(&give_back(&ram, gpa, len).unwrap_err());
-        assert_eq!(problem(0, 100), "cannot give 0 KiB of guest memory at 0x0 back: not whole pages");
-        assert!(problem(8, PAGE).ends_with("not whole pages"));
-        assert!(problem(0, 0).ends_with("not whole pages"));
+        assert_eq!(
+            problem(0, 100),
+            "cannot return 0 KiB of guest memory at 0x0 to the host: the range is not made of whole pages"
+        );
+        assert!(problem(8, PAGE).ends_with("the range is not made of whole pages"));
+        assert!(problem(0, 0).ends_with("the range is not made of whole pages"));
         for (gpa, len) in
             [(SIZE, PAGE), (SIZE - PAGE, 2 * PAGE), (0, SIZE + PAGE), (u64::MAX - PAGE + 1, PAGE)]
         {
-            assert!(problem(gpa, len).ends_with("not guest memory"), "{gpa:#x} {len:#x}");
+            assert!(problem(gpa, len).ends_with("the range is not guest memory"), "{gpa:#x} {len:#x}");
         }
-        assert!(problem(PAGE, u64::MAX - PAGE + 1).ends_with("not guest memory"));
+        assert!(problem(PAGE, u64::MAX - PAGE + 1).ends_with("the range is not guest memory"));
         assert_eq!(read(&ram, 0), 7);
         give_back(&ram, 0, SIZE).unwrap();
         assert_eq!((ram.base().file.metadata().unwrap().blocks(), read(&ram, 0)), (0, 0));

@@ -109,7 +109,7 @@ impl Paging for Pager {
     /// Does not wait for the pager, which may be stopped. The watching thread waits.
     fn end(&self, _: u64, range: AddressRange) {
         if let Err(errno) = range.vacate() {
-            log::debug!("a VM's memory is kept until its pager ends: {errno}");
+            log::debug!("cannot free a VM's memory before its pager ends: {errno}");
         }
         let mut connection = lock(&self.0.connection);
         connection.over = true;

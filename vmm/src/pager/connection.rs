@@ -215,7 +215,7 @@ impl Target {
         match complaint {
             None => Ok(started.is_empty()),
             Some((status, said)) => {
-                let why = if said.is_empty() { "it said nothing" } else { &said };
+                let why = if said.is_empty() { "it printed no message" } else { &said };
                 let source = io::Error::other(format!("it ended with {status}: {why}"));
                 Err(Error::file("start the pager", self.options.program.display(), source))
             }

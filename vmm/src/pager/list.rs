@@ -38,7 +38,9 @@ pub fn listed(file: &File, memory: u64) -> Result<Vec<Range<u64>>, String> {
     if metadata.len() > page_ranges::longest(memory) {
         return Err(format!("the list of pages is too long, {} bytes", metadata.len()));
     }
-    let impossible = || "the list names pages that there are not, or names one twice".to_owned();
+    let impossible = || {
+        "the list of pages has an empty range, a page beyond the end of memory, or a page twice".to_owned()
+    };
     let (len, mut step, mut ranges) = (metadata.len(), vec![0; STEP], Vec::new());
     // Stops at the first invalid range: a hole takes no memory, however long.
     for at in (0..len).step_by(STEP) {
@@ -73,7 +75,7 @@ mod tests {
     fn list_of_holes_is_refused_at_its_first_range() {
         let file = list(&[]).unwrap();
         file.set_len(page_ranges::longest(MEMORY)).unwrap();
-        assert!(refused(&file).contains("names pages that there are not"), "{}", refused(&file));
+        assert!(refused(&file).contains("a page beyond the end of memory"), "{}", refused(&file));
         file.set_len(page_ranges::longest(MEMORY) + 8).unwrap();
         assert!(refused(&file).contains("too long"), "{}", refused(&file));
     }
@@ -85,11 +87,15 @@ mod tests {
             ([0..PAGE, 2 * PAGE..2 * PAGE], "none"),
             ([0..PAGE, MEMORY - PAGE..MEMORY + PAGE], "beyond the end"),
         ] {
-            assert!(refused(&list(&ranges).unwrap()).contains("the list names pages"), "{what}");
+            assert!(
+                refused(&list(&ranges).unwrap())
+                    .contains("the list of pages has an empty range, a page beyond"),
+                "{what}"
+            );
         }
         let cut = list(&[0..PAGE, PAGE * 2..PAGE * 3]).unwrap();
         cut.set_len(12).unwrap();
-        assert!(refused(&cut).contains("the list names pages"));
+        assert!(refused(&cut).contains("the list of pages has an empty range, a page beyond"));
         let null = File::open("/dev/null").unwrap();
         assert!(refused(&null).contains("not a regular file"));
     }

@@ -99,7 +99,7 @@ pub fn send(
 ) -> io::Result<()> {
     let mut text = serde_json::to_vec(message)?;
     if text.len() > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a message too long for a pager"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the message is too long for a pager"));
     }
     text.shrink_to_fit();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
@@ -139,12 +139,12 @@ pub fn receive<T: DeserializeOwned>(
         return Ok(None);
     }
     if received.flags.contains(ReturnFlags::CTRUNC) {
-        let why = "a descriptor beside a message did not arrive: the limit of open files (RLIMIT_NOFILE) is \
-                   reached, or it had several";
+        let why = "a descriptor sent with a message did not arrive: the limit of open files (RLIMIT_NOFILE) \
+                   is reached, or the message had several descriptors";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
     if received.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message that is too long"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the message is too long"));
     }
     Ok(Some((serde_json::from_slice(&text[..received.bytes])?, fd)))
 }

@@ -91,7 +91,8 @@ impl PagerPlace {
             return Ok(());
         }
         let problem = format!(
-            "the path of its socket, {}, has {len} bytes, over {LONGEST_PATH}: choose a shorter directory",
+            "the path of the pager's socket, {}, has {len} bytes, more than {LONGEST_PATH}: choose a \
+             shorter directory",
             socket.display()
         );
         Err(Error::config("pager", problem))
@@ -187,7 +188,7 @@ impl PagerPlace {
             match place.claim_in_directory() {
                 Ok(Some(_)) => log::info!("removed {}, which a killed pager left", place.socket().display()),
                 Ok(None) => {}
-                Err(error) => log::debug!("{} stays: {error}", place.socket().display()),
+                Err(error) => log::debug!("cannot remove {}: {error}", place.socket().display()),
             }
         }
     }

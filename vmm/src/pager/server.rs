@@ -211,14 +211,14 @@ impl<'s> Server<'s> {
         let unused = Arc::new(Mutex::new(unused));
         let theirs = Arc::clone(&unused);
         if let Err(error) = threads::spawn("pager-drop", move || drop(std::mem::take(&mut *lock(&theirs)))) {
-            log::debug!("an unused base is kept for now: {}", report(&error));
+            log::debug!("cannot drop an unused base yet: {}", report(&error));
             self.brought.append(&mut lock(&unused));
         }
     }
 
     /// Handles a VM's request.
     fn hear(&mut self, fd: i32) -> std::result::Result<(), String> {
-        let client = self.clients.get(&fd).ok_or("it is not connected")?;
+        let client = self.clients.get(&fd).ok_or("the VM is not connected")?;
         let socket = Arc::clone(&client.socket);
         let (ask, beside) = match receive::<Ask>(&*socket, RecvFlags::DONTWAIT) {
             Ok(Some(message)) => message,
@@ -283,11 +283,11 @@ impl<'s> Server<'s> {
             None => Arc::new(self.make(len, brought).inspect_err(|why| log::error!("{why}"))?),
         };
         if service.filler().len() != len {
-            return Err(format!("its base has {} bytes, not {len}", service.filler().len()));
+            return Err(format!("the base has {} bytes, not {len}", service.filler().len()));
         }
-        let client = self.clients.get_mut(&fd).ok_or("it is not connected")?;
+        let client = self.clients.get_mut(&fd).ok_or("the VM is not connected")?;
         if client.number.is_some() {
-            return Err("it is served already".to_owned());
+            return Err("the VM is served already".to_owned());
         }
         client.service = Some(Arc::clone(&service));
         let is_known = self.own.iter().chain(&self.brought).any(|other| Arc::ptr_eq(other, &service));
@@ -302,7 +302,7 @@ impl<'s> Server<'s> {
     fn make(&self, len: u64, brought: Option<OwnedFd>) -> std::result::Result<Service, String> {
         let source = (self.source)();
         if source.memory_len() != len {
-            return Err(format!("its base has {} bytes, not {len}", source.memory_len()));
+            return Err(format!("the base has {} bytes, not {len}", source.memory_len()));
         }
         let memfd = match brought {
             None => fresh(len).map_err(|error| report(&error))?,
@@ -310,13 +310,13 @@ impl<'s> Server<'s> {
         };
         let private = Mode::RUSR | Mode::WUSR;
         rustix::fs::fchmod(&memfd, private)
-            .map_err(|errno| format!("cannot close its memory to others: {errno}"))?;
+            .map_err(|errno| format!("cannot restrict the memory to this user: {errno}"))?;
         // Not against writing, which the next pager needs.
         let seals = rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW;
         // A base that is sealed against all changes is complete.
         if can_change(&memfd).map_err(|error| error.to_string())? {
             rustix::fs::fcntl_add_seals(&memfd, seals)
-                .map_err(|errno| format!("cannot seal its memory: {errno}"))?;
+                .map_err(|errno| format!("cannot seal the memory: {errno}"))?;
         }
         Service::over(memfd, source).map_err(|error| report(&error))
     }
@@ -328,35 +328,41 @@ impl<'s> Server<'s> {
         len: u64,
         beside: Option<OwnedFd>,
     ) -> std::result::Result<(), String> {
-        let client = self.clients.get_mut(&fd).ok_or("it is not connected")?;
-        let service = client.service.as_ref().ok_or("no base was asked for")?;
+        let client = self.clients.get_mut(&fd).ok_or("the VM is not connected")?;
+        let service = client.service.as_ref().ok_or("the VM has not asked for a base")?;
         if client.number.is_some() {
-            return Err("it is served already".to_owned());
+            return Err("the VM is served already".to_owned());
         }
         let memory = service.filler().len();
         if len != memory || !start.is_multiple_of(PAGE) || start.checked_add(len).is_none() {
-            return Err(format!("{len} bytes at {start:#x} cannot be memory over a base of {memory}"));
+            return Err(format!(
+                "the VM's memory of {len} bytes at {start:#x} does not fit a base of {memory} bytes"
+            ));
         }
-        let fd = beside.filter(is_userfaultfd).ok_or("no userfaultfd was given")?;
+        let fd = beside.filter(is_userfaultfd).ok_or("the VM sent no userfaultfd")?;
         // A read of it must never block.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
-        flags.map_err(|errno| format!("its userfaultfd cannot be used: {errno}"))?;
+        flags.map_err(|errno| format!("the VM's userfaultfd cannot be used: {errno}"))?;
         let userfault = Arc::new(Userfault::of_other(fd));
         let socket = Arc::clone(&client.socket);
         let unreadable = move |Range { start, end }: Range<u64>, error: &Error| {
             let told = Answer::Unreadable { start, end, why: shortened(report(error)) };
             if let Err(error) = send(&*socket, &told, None, SendFlags::DONTWAIT) {
-                log::error!("cannot tell a VM that its memory is damaged, so it waits: {error}");
+                log::error!("cannot tell a VM that its memory is damaged, so the VM keeps waiting: {error}");
             }
         };
         let served = ServedVm::new(Arc::clone(&userfault), start, Box::new(unreadable));
         // Refuses a range that cannot be woken. Checked before the service starts: the VM must not be told of
         // both.
-        userfault.wake(start, len).map_err(|errno| format!("it cannot be woken: {errno}"))?;
+        userfault
+            .wake(start, len)
+            .map_err(|errno| format!("threads that wait for the VM's memory cannot be woken: {errno}"))?;
         // A userfaultfd that can wake has agreed on its features, which never change from then on.
-        if has_events(&userfault).map_err(|error| format!("its userfaultfd cannot be examined: {error}"))? {
-            return Err("its userfaultfd reports other events than page faults".to_owned());
+        if has_events(&userfault)
+            .map_err(|error| format!("the VM's userfaultfd cannot be examined: {error}"))?
+        {
+            return Err("the VM's userfaultfd reports events other than page faults".to_owned());
         }
         // The VM may have several vCPUs. The service's first thread starts a second one while the restore
         // continues, before it can take a waiting fault.
@@ -365,7 +371,7 @@ impl<'s> Server<'s> {
         // Faults that an earlier pager had read come again.
         if let Err(errno) = userfault.wake(start, len) {
             service.remove(number);
-            return Err(format!("it cannot be woken: {errno}"));
+            return Err(format!("threads that wait for the VM's memory cannot be woken: {errno}"));
         }
         client.number = Some(number);
         Ok(())
@@ -379,9 +385,9 @@ impl<'s> Server<'s> {
     }
 
     fn fetched(&self, fd: i32, socket: &OwnedFd) -> std::result::Result<(), String> {
-        let client = self.clients.get(&fd).ok_or("it is not connected")?;
+        let client = self.clients.get(&fd).ok_or("the VM is not connected")?;
         let fetched = client.service.as_ref().and_then(|service| service.fetched(client.ahead.get()));
-        let fetched = fetched.ok_or("no base was asked for")?;
+        let fetched = fetched.ok_or("the VM has not asked for a base")?;
         let Fetched { chunk_len, touched, ahead, prefetch } = fetched;
         let answer = Answer::Fetched { chunk_len, touched, prefetch };
         match list(&ahead) {
@@ -398,7 +404,7 @@ impl<'s> Server<'s> {
         socket: Arc<OwnedFd>,
         list: Option<OwnedFd>,
     ) -> std::result::Result<(), String> {
-        let list = list.ok_or("no list of pages was given")?;
+        let list = list.ok_or("the VM sent no list of pages")?;
         let ahead = self.clients.get(&fd).map(|client| Arc::clone(&client.ahead)).unwrap_or_default();
         self.apart(fd, socket, Answer::NotPrefetched, move |service| {
             let runs = listed(&list.into(), service.filler().len()).map(PageRanges::from);
@@ -420,7 +426,7 @@ impl<'s> Server<'s> {
         act: impl FnOnce(&Service) -> Option<Answer> + Send + 'static,
     ) -> std::result::Result<(), String> {
         let service = self.clients.get(&fd).and_then(|client| client.service.clone());
-        let service = service.ok_or("no base was asked for")?;
+        let service = service.ok_or("the VM has not asked for a base")?;
         let theirs = Arc::clone(&socket);
         let work = move || {
             if let Some(answer) = act(&service) {
@@ -459,16 +465,16 @@ fn adopted(brought: &OwnedFd, len: u64) -> std::result::Result<File, String> {
     let link = format!("/proc/self/fd/{}", brought.as_raw_fd());
     let target = std::fs::read_link(&link).map_err(|error| error.to_string())?;
     if !target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:volt-ram") {
-        return Err("the descriptor that it brought is not a VM's memory".to_owned());
+        return Err("the descriptor that the VM sent is not a VM's memory".to_owned());
     }
     let memfd = rustix::fs::open(&link, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let memfd =
-        File::from(memfd.map_err(|errno| format!("the memory it brought cannot be filled: {errno}"))?);
+        File::from(memfd.map_err(|errno| format!("the memory that the VM sent cannot be filled: {errno}"))?);
     let found = memfd.metadata().map_err(|error| error.to_string())?.len();
     if found == len {
         Ok(memfd)
     } else {
-        Err(format!("the memory that it brought has {found} bytes, not {len}"))
+        Err(format!("the memory that the VM sent has {found} bytes, not {len}"))
     }
 }
 

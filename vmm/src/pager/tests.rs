@@ -363,7 +363,7 @@ fn refused_userfaultfd_is_not_registered_and_the_pager_ends_with_its_last_vm() {
     // Without the API handshake, a userfaultfd can be polled, but neither read nor woken.
     let refused = [
         (Userfault::without_agreement().unwrap(), "cannot be woken"),
-        (Userfault::reporting_unmapped_memory().unwrap(), "reports other events than page faults"),
+        (Userfault::reporting_unmapped_memory().unwrap(), "reports events other than page faults"),
     ];
     for (userfault, reason) in refused.iter().chain(&refused) {
         let said = say(&Ask::Serve { start: 0, len: LEN }, Some(userfault.as_fd()));

@@ -89,7 +89,7 @@ impl ClientState {
                 }
                 // The process may lack room for a descriptor, which is no reason to lose the pager.
                 Err(error) if said_nothing_of_use(&error) => {
-                    log::warn!("a message of the pager is lost: {error}");
+                    log::warn!("a message from the pager was lost: {error}");
                 }
                 Ok(None) | Err(_) => return Heard::End,
             }
@@ -145,7 +145,7 @@ impl ClientState {
                 lock(&self.connection).fetched = fetched;
                 self.changed.notify_all();
             }
-            Answer::NotPrefetched(why) => log::warn!("the pager fetches nothing ahead: {why}"),
+            Answer::NotPrefetched(why) => log::warn!("the pager does not fetch pages ahead: {why}"),
             Answer::Alive => {}
             answer => {
                 lock(&self.connection).completed = Some(answer);

@@ -61,7 +61,10 @@ impl Store {
     pub fn path_of(&self, name: &str) -> Result<PathBuf> {
         let path = Path::new(name);
         if path.file_name().is_none_or(|last| last != name) {
-            return Err(Error::config("snapshot name", format!("{name:?} is not a name within a store")));
+            return Err(Error::config(
+                "snapshot name",
+                format!("{name:?} is not the name of one directory in a store"),
+            ));
         }
         Ok(self.root.join(name))
     }

@@ -108,5 +108,5 @@ impl Vm {
 }
 
 fn unknown(field: &'static str, id: &str) -> Error {
-    Error::config(field, format!("this VM has none with the id {id:?}"))
+    Error::config(field, format!("this VM has no device with the id {id:?}"))
 }

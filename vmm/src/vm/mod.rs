@@ -144,7 +144,8 @@ impl Vm {
             writer::write(&self.machine, &mut history, options, &dir, self.recording.is_some())?;
         dir.publish()?;
         log::info!(
-            "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before",
+            "snapshot {name}: paused the guest for {:.1?}; its disks took no requests for {:.1?} before the \
+             pause",
             stats.paused,
             stats.disks_stopped
         );
@@ -392,7 +393,8 @@ impl VmBuilder {
     /// then.
     pub fn start(self) -> Result<Vm> {
         let Self { kernel, mut config, console, paused } = self;
-        config.boot.kernel = kernel.ok_or_else(|| Error::config("kernel", "none given; a VM boots one"))?;
+        config.boot.kernel =
+            kernel.ok_or_else(|| Error::config("kernel", "no kernel given; a VM needs one to boot"))?;
         config.validate_boot()?;
         let ram = GuestRam::reserve(config.memory_bytes())?;
         Backing::Fresh.map(&ram)?;

@@ -58,7 +58,7 @@ impl Vm {
     /// [`Error::Config`]: the VM is not recorded. Or the VM ended before, or the file system refuses.
     pub fn end_recording(&self) -> Result<RecordingSummary> {
         let recording = self.recording.as_ref().ok_or_else(|| {
-            Error::config("record", "nothing is recorded of this VM: that is said when it is restored")
+            Error::config("record", "this VM is not recorded; restore it with `record` set to record it")
         })?;
         recording.finish()
     }

@@ -180,7 +180,7 @@ impl Child {
         self.socket = None;
         let status = self.process.as_mut().and_then(|process| process.wait().ok());
         let how = status.map_or_else(String::new, |status| format!(" ({status})"));
-        Failure::child(&self.forked.api_socket, format!("its process ended before it ran{how}"))
+        Failure::child(&self.forked.api_socket, format!("its process ended before the VM ran{how}"))
     }
 
     /// Detaches a running child. A child that has ended by now has run, and is no error.

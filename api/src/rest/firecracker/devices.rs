@@ -68,7 +68,7 @@ pub(crate) fn check_id(field: &str, path: &str, body: &str) -> Result<(), Fault>
     if path == body {
         return Ok(());
     }
-    Err(Fault::refused(format!("{field}: {body:?}, but the path says {path:?}")))
+    Err(Fault::refused(format!("{field}: {body:?} in the body, but {path:?} in the request path")))
 }
 
 /// Replaces the element that `same` recognises, or appends `new`.

@@ -301,14 +301,14 @@ mod tests {
             "/snapshot/create",
             &packed(r#""chunk_size":65536"#),
             400,
-            "chunk_size: goes with compress",
+            "chunk_size: needs compress",
         );
         api.refuses(
             "PUT",
             "/snapshot/create",
             &packed(r#""least_saving":5"#),
             400,
-            "least_saving: goes with compress",
+            "least_saving: needs compress",
         );
         api.refuses("PUT", "/snapshot/load", &packed(r#""record":"soon""#), 400, "write console, vsock, api");
         api.refuses("PUT", "/actions", r#"{"action_type":"SendCtrlAltDel"}"#, 400, "no keyboard");

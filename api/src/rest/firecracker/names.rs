@@ -160,7 +160,7 @@ impl TryFrom<NetworkInterface> for NetConfig {
                 return Err(Fault::refused("request body: missing field `host_dev_name` (or `passt`)"));
             }
             (Some(_), Some(_)) => {
-                return Err(Fault::refused("passt: does not go with host_dev_name; give one of them"));
+                return Err(Fault::refused("passt: cannot be combined with host_dev_name; give one of them"));
             }
         };
         Ok(Self {

@@ -35,8 +35,10 @@ pub(crate) async fn change_drive(
             // The same path asks for the file's new length.
             let disks = vm.config().devices.disks;
             if disks.iter().any(|disk| disk.id == drive_id && disk.path != path) {
-                let problem =
-                    format!("{path}: a running VM keeps its file; give the same path to measure it again");
+                let problem = format!(
+                    "{path}: a running VM keeps its drive's file; give the same path to read the file's new \
+                     size"
+                );
                 return Err(volt_vmm::Error::Config { field: "path_on_host", problem: problem.into() });
             }
             vm.resize_disk(&drive_id)?;
@@ -114,7 +116,7 @@ pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<Value>, Fa
 }
 
 pub(crate) async fn start_hinting(State(api): State<Api>) -> Done {
-    api.call(|slot| slot.vm("ask for hints")?.start_hinting()).await?;
+    api.call(|slot| slot.vm("start hinting")?.start_hinting()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

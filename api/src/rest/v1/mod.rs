@@ -46,7 +46,7 @@ async fn describe(State(api): State<Api>) -> Json<Value> {
 
 /// Describes the memory that the VM holds on the host.
 async fn memory(State(api): State<Api>) -> Result<Json<MemoryUsage>, Fault> {
-    api.call(|slot| slot.vm("look at its memory")?.memory_usage()).await.map(Json)
+    api.call(|slot| slot.vm("read the VM's memory usage")?.memory_usage()).await.map(Json)
 }
 
 /// Rewinds a restored VM to its snapshot, in place.

@@ -114,7 +114,7 @@ impl<'m> Chain<'m> {
 
     fn push(&mut self, descriptor: Descriptor, memory: &'m GuestMemory) -> Result<(), DeviceFailed> {
         if descriptor.len() == 0 {
-            return Err(DeviceFailed("a descriptor of no length"));
+            return Err(DeviceFailed("a descriptor of length 0"));
         }
         #[cfg(feature = "fuzzing")]
         if descriptor.is_write_only() {
@@ -123,7 +123,7 @@ impl<'m> Chain<'m> {
         let to = match descriptor.is_write_only() {
             true => &mut self.writable,
             false if self.writable.is_empty() => &mut self.readable,
-            false => return Err(DeviceFailed("a descriptor to read after one to write")),
+            false => return Err(DeviceFailed("a readable descriptor follows a writable one")),
         };
         to.push(memory, descriptor.addr(), descriptor.len() as usize)
     }

@@ -102,7 +102,7 @@ impl VirtioConsole {
                 }
                 Ok(None) => return NextTurn::Wait,
                 Err(error) => {
-                    log::warn!("console: cannot let a client in: {error}");
+                    log::warn!("console: cannot accept a client: {error}");
                     self.watch_listener(EventFlags::empty());
                     let until = Instant::now() + REST;
                     self.rest = Some(until);
@@ -180,7 +180,7 @@ impl VirtioConsole {
         };
         client.watched = wanted;
         if let Err(errno) = done {
-            log::warn!("console: cannot watch the client, which is sent away: {errno}");
+            log::warn!("console: cannot watch the client, so it is disconnected: {errno}");
             self.client = None;
         }
     }

@@ -97,12 +97,15 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 fn remove_if_stale(path: &SocketPath) -> io::Result<()> {
     let on_host = path.on_host();
     if !std::fs::symlink_metadata(&on_host)?.file_type().is_socket() {
-        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is not a socket"));
+        return Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "a file that is not a socket exists at this path; remove the file or choose another path",
+        ));
     }
     match connect_to_file(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(on_host),
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens there")),
+        _ => Err(io::Error::new(io::ErrorKind::AddrInUse, "another process listens at this path")),
     }
 }
 
@@ -116,7 +119,7 @@ pub(crate) fn connect_to_file(path: &SocketPath) -> io::Result<UnixStream> {
     let file = rustix::fs::open(path.on_host(), flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
     if !FileType::from_raw_mode(stat.st_mode).is_socket() || stat.st_nlink != 1 {
-        let problem = format!("{path} is a link or no socket, and is not followed");
+        let problem = format!("{path} is a link or not a socket; links are not followed");
         return Err(io::Error::other(problem));
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -157,14 +160,22 @@ mod tests {
         let path = path("used");
         let listener = Listener::open("listen at", &path.clone().into()).unwrap();
         let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
-        assert_eq!(error, format!("cannot listen at {}: another process listens there", path.display()));
+        assert_eq!(
+            error,
+            format!("cannot listen at {}: another process listens at this path", path.display())
+        );
         assert!(UnixStream::connect(&path).is_ok());
         // Another process puts a file in its place, which the listener must not remove.
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "precious").unwrap();
         drop(listener);
         let error = report(&Listener::open("listen at", &path.clone().into()).unwrap_err());
-        assert!(error.ends_with("there is a file that is not a socket"), "{error}");
+        assert!(
+            error.ends_with(
+                "a file that is not a socket exists at this path; remove the file or choose another path"
+            ),
+            "{error}"
+        );
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         std::fs::remove_file(&path).unwrap();
     }
@@ -199,7 +210,7 @@ mod tests {
         daemon.set_nonblocking(true).unwrap();
         std::fs::hard_link(&daemons, &own).unwrap();
         let error = report(&Listener::open("listen at", &own.clone().into()).unwrap_err());
-        assert!(error.contains("is a link or no socket"), "{error}");
+        assert!(error.contains("is a link or not a socket"), "{error}");
         assert_eq!(daemon.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         for path in [own, daemons] {
             std::fs::remove_file(path).unwrap();

@@ -81,15 +81,17 @@ impl VirtQueue {
         self.has_rings(memory)?;
         let size = self.ring.size();
         let is_full = self.under_way() == size;
-        let mut available =
-            self.ring.iter(memory).map_err(|_| DeviceFailed("an available index that jumped"))?;
+        let mut available = self
+            .ring
+            .iter(memory)
+            .map_err(|_| DeviceFailed("the driver moved the available index too far"))?;
         let Some(descriptors) = available.next() else { return Ok(None) };
         let head = descriptors.head_index();
         // Each chain takes a descriptor at least, and the driver may reuse it only after the chain has come
         // back.
         if is_full {
             self.unpop();
-            return Err(DeviceFailed("more chains at a time than the queue has entries"));
+            return Err(DeviceFailed("more chains in use than the queue has entries"));
         }
         Chain::walk(GuestAddress(self.ring.desc_table()), size, head, memory).map(Some)
     }

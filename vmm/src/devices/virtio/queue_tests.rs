@@ -99,7 +99,7 @@ fn more_chains_than_the_queue_has_entries_break_it() {
     assert!(queue.pop(ram.guest()).unwrap().is_none());
     offer(9);
     let error = queue.pop(ram.guest()).unwrap_err();
-    assert_eq!((error.0, queue.under_way()), ("more chains at a time than the queue has entries", 8));
+    assert_eq!((error.0, queue.under_way()), ("more chains in use than the queue has entries", 8));
     let mut state = queue.save();
     assert!(VirtQueue::restored(&state, 8).is_some());
     state.0.next_used = state.0.next_used.wrapping_sub(1);

@@ -493,10 +493,11 @@ impl Persist for Transport {
         }
         let max_sizes = self.kind.queues;
         if queues.len() != max_sizes.len() {
-            return Err(refused("state of another number of queues"));
+            return Err(refused("the state has a different number of queues"));
         }
         let restored = queues.iter().zip(max_sizes).map(|(state, &max)| VirtQueue::restored(state, max));
-        self.queues = restored.collect::<Option<_>>().ok_or_else(|| refused("an impossible queue"))?;
+        self.queues =
+            restored.collect::<Option<_>>().ok_or_else(|| refused("the state has an invalid queue"))?;
         self.registers = *registers;
         self.view.set_status(registers.status);
         self.view.interrupt.restore(interrupt);

@@ -19,7 +19,7 @@ const MANY: u64 = (64 << 20) / PAGE;
 /// A page cannot be read. Memory is then partly reset and must not be used.
 pub fn reset(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Result<()> {
     let copy = |pages: &PageSet, from: &_| {
-        let failed = |source| Error::host("read guest memory to put it back", source);
+        let failed = |source| Error::host("read guest memory to reset it", source);
         pages.page_ranges().try_for_each(|run| ram.copy_from(run, from)).map_err(failed)
     };
     if let Some(presence) = presence(ram.guest()) {
@@ -37,7 +37,7 @@ pub fn reset(ram: &GuestRam, pages: &PageSet, over: Option<&OverlayPages>) -> Re
     if ram.faults().is_none() && of_base.len() <= MANY {
         return copy(&of_base, &ram.base().file);
     }
-    let failed = |errno: rustix::io::Errno| Error::host("drop guest memory to put it back", errno);
+    let failed = |errno: rustix::io::Errno| Error::host("drop guest memory to reset it", errno);
     of_base.page_ranges().try_for_each(|run| drop_private(ram, run)).map_err(failed)
 }
 
@@ -128,6 +128,6 @@ mod tests {
         one.add(PAGE..2 * PAGE);
         ram.base().file.set_len(0).unwrap();
         let error = reset(&ram, &one, None).unwrap_err().to_string();
-        assert_eq!(error, "cannot read guest memory to put it back");
+        assert_eq!(error, "cannot read guest memory to reset it");
     }
 }

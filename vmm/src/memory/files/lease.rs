@@ -104,7 +104,7 @@ impl Leases {
         let held = self.held.get_or_init(|| {
             let hold = |(file, opened): &(Arc<File>, Content)| {
                 let failed = |error: &Error| {
-                    log::warn!("{} is not held under a lease: {}", name_of(file).display(), report(error));
+                    log::warn!("cannot hold {} under a lease: {}", name_of(file).display(), report(error));
                 };
                 Lease::hold(file, *opened).inspect_err(failed).ok().map(Arc::new)
             };
@@ -164,7 +164,10 @@ impl Lease {
         let body = move || {
             if let Err(error) = watched.watch(&file, opened, &until) {
                 let name = name_of(&file);
-                log::debug!("{} is not held against those who might write to it: {error}", name.display());
+                log::debug!(
+                    "cannot hold {} under a lease, which would report writers: {error}",
+                    name.display()
+                );
             }
         };
         let thread = threads::spawn("lease", body)?;
@@ -220,7 +223,7 @@ impl LeaseState {
     }
 
     fn tell_all(&self, file: &File, what: &str) {
-        let why = format!("{}, which guest memory is made of, {what}", name_of(file).display());
+        let why = format!("{}, the file behind guest memory, {what}", name_of(file).display());
         let mut told = lock(&self.told);
         told.who.values().for_each(|act| act(&why));
         told.broken = Some(why);

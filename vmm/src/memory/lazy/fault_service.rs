@@ -175,7 +175,9 @@ impl Service {
     pub fn complete_and_seal(&self) -> Result<()> {
         self.shared.filler.complete()?;
         if let Err(error) = self.shared.filler.seal() {
-            log::warn!("memory that VMs share stays as it is, and cannot be given to others: {error}");
+            log::warn!(
+                "cannot seal the memory that VMs share, so it cannot be given to other processes: {error}"
+            );
         }
         Ok(())
     }
@@ -331,7 +333,7 @@ impl ServiceState {
     /// As `begin_thread`, if faults are only slower without the thread.
     fn begin_next(self: &Arc<Self>) {
         if let Err(error) = self.begin_thread() {
-            log::debug!("no other thread answers page faults: {}", report(&error));
+            log::debug!("cannot start another thread to answer page faults: {}", report(&error));
         }
     }
 
@@ -346,7 +348,7 @@ impl ServiceState {
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
-                    log::error!("page faults are not answered any more: {errno}");
+                    log::error!("cannot wait for page faults, so they are no longer answered: {errno}");
                     return;
                 }
             }
@@ -472,7 +474,7 @@ impl ServiceState {
         }
         self.filler
             .patiently(FillReason::Touched, || served.while_served(|| zero(served, range)))
-            .map_err(|errno| Error::host("put pages of zeros in the place of guest memory", errno))
+            .map_err(|errno| Error::host("replace guest memory by pages of zeros", errno))
     }
 }
 
@@ -513,8 +515,12 @@ struct ToldOfPanic<'s>(&'s Arc<ServiceState>);
 impl Drop for ToldOfPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            let error =
-                Error::host("answer page faults", std::io::Error::other("the thread that does has panicked"));
+            let error = Error::host(
+                "answer page faults",
+                std::io::Error::other(
+                    "the thread that answers them has panicked, which is a bug of volt-vmm",
+                ),
+            );
             let all: Vec<_> = lock(&self.0.served).values().cloned().collect();
             all.iter().for_each(|served| (served.unreadable)(0..self.0.filler.len(), &error));
             // This thread does not count as idle, and never will again.

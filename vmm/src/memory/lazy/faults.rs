@@ -303,7 +303,9 @@ impl Faults {
         };
         if let Err(errno) = refused {
             // The faults go on waiting, which harms no data.
-            log::error!("cannot take guest memory away: {errno}");
+            log::error!(
+                "cannot withdraw unavailable guest memory, so threads that touch it keep waiting: {errno}"
+            );
             return;
         }
         let _ = self.userfault.wake(start, len);

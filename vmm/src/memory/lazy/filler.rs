@@ -244,7 +244,7 @@ impl Filler {
         // The memfd was sealed meanwhile, so it has the chunk.
         let put = || lock_read(&self.window).as_ref().map_or(Ok(()), |window| window.put(start, bytes));
         self.patiently(tools.why, put)
-            .map_err(|errno| Error::host(format!("put {len} bytes of guest memory in place"), errno))?;
+            .map_err(|errno| Error::host(format!("fill {len} bytes of guest memory"), errno))?;
         // Another thread may have fetched the chunk at the same time. Each of its pages is there once, so it
         // counts once.
         if word.fetch_or(bit, Ordering::AcqRel) & bit == 0 {

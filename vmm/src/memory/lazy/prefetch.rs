@@ -107,7 +107,7 @@ pub(crate) fn ahead(
     let work = move || {
         if let Err(error) = work(&steps) {
             // A fault that touches the memory meets the same error, and handles it.
-            log::warn!("memory is not read ahead any more: {}", report(&error));
+            log::warn!("cannot read memory ahead any further: {}", report(&error));
         }
         steps.progress.is_over.store(true, Ordering::Release);
     };

@@ -137,7 +137,7 @@ impl Presence {
         }
         let (start, len) = (faults.start() + range.start, range.end - range.start);
         let failed =
-            |errno| Error::host(format!("have {} KiB of guest memory for a device", len >> 10), errno);
+            |errno| Error::host(format!("fill {} KiB of guest memory for a device", len >> 10), errno);
         self.patience.retry(|| populate(start, len)).map_err(failed)
     }
 

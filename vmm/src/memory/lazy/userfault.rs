@@ -111,13 +111,13 @@ impl Userfault {
     /// The kernel has no userfaultfd, or refuses it to this user.
     pub fn new() -> Result<Self> {
         let fd = from_device().or_else(|_| from_call()).map_err(|errno| {
-            let why = "handle KVM's page faults: this takes read and write access to /dev/userfaultfd, \
-                       CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1 (the userfaultfd of any user \
+            let why = "handle KVM's page faults: give this user read and write access to /dev/userfaultfd, \
+                       CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1 (without one of them, a userfaultfd \
                        handles no faults of KVM); or unpack all memory first, which needs none of them";
             Error::host(why, errno)
         })?;
-        let handshake =
-            agree(&fd, 0).map_err(|errno| Error::host("agree with the kernel about userfaultfd", errno))?;
+        let handshake = agree(&fd, 0)
+            .map_err(|errno| Error::host("agree on the features of userfaultfd with the kernel", errno))?;
         if handshake.features & FEATURE_MISSING_SHMEM == 0 {
             return Err(Error::host("handle page faults of a memfd", Errno::NOTSUP));
         }

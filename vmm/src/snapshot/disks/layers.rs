@@ -281,10 +281,11 @@ impl LayerFiles {
                     _ => Err(Error::snapshot(&path, "is not a regular file")),
                 }
             }
-            Self::Held(layers) => layers
-                .get(id)
-                .map(|layer| FileRef::Fd(layer.as_raw_fd()))
-                .ok_or_else(|| Error::config("disks", format!("{id}: there is no layer of it"))),
+            Self::Held(layers) => {
+                layers.get(id).map(|layer| FileRef::Fd(layer.as_raw_fd())).ok_or_else(|| {
+                    Error::config("disks", format!("{id}: the snapshot has no layer of this disk"))
+                })
+            }
         }
     }
 }
@@ -375,7 +376,7 @@ pub fn create_restore_layers(
 fn copy_layer(from: &FileRef, to: &File) -> io::Result<()> {
     let found = to.metadata()?;
     if found.len() > 0 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not empty"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is not empty"));
     }
     let has_name = found.nlink() > 0;
     copy_in_steps(from, to, || if has_name { to.sync_data() } else { Ok(()) })

@@ -72,7 +72,7 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<DiffPages,
     file.read_exact_at(trailer, memory + bitmap)?;
     let (words, magic) = trailer.split_at(trailer.len() - MAGIC.len());
     if magic != MAGIC {
-        return Ok(Err("does not end like a diff".to_owned()));
+        return Ok(Err("does not end with a diff's trailer".to_owned()));
     }
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
     let words: Vec<u64> = words.chunks_exact(8).map(word).collect();
@@ -84,13 +84,13 @@ pub fn read(file: &File, memory: u64, base: u64) -> io::Result<Result<DiffPages,
     }
     if (of_memory, of_base) != (memory, base) {
         let problem = format!(
-            "is for a base of {of_memory} bytes with digest {of_base:016x}, not for one of {memory} with \
-             {base:016x}"
+            "is for another base: it names {of_memory} bytes with digest {of_base:016x}, and the base has \
+             {memory} bytes with digest {base:016x}"
         );
         return Ok(Err(problem));
     }
     if !pages.is_within(memory) {
-        return Ok(Err("has pages beyond the end of memory".to_owned()));
+        return Ok(Err("lists pages beyond the end of memory".to_owned()));
     }
     Ok(Ok(DiffPages { pages, digest, checksum: crc }))
 }
@@ -161,9 +161,9 @@ mod tests {
         let mut pages = PageSet::none(MEMORY);
         pages.add(0..PAGE);
         let problem = read(&diff(&pages), MEMORY, 8).unwrap().unwrap_err();
-        assert!(problem.contains("digest 0000000000000007, not for one of"), "{problem}");
+        assert!(problem.contains("digest 0000000000000007, and the base has"), "{problem}");
         pages.add(300 * PAGE..301 * PAGE);
         let problem = read(&diff(&pages), MEMORY, 7).unwrap().unwrap_err();
-        assert_eq!(problem, "has pages beyond the end of memory");
+        assert_eq!(problem, "lists pages beyond the end of memory");
     }
 }

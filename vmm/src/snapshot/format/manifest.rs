@@ -250,11 +250,12 @@ pub(crate) fn decode(file: &[u8]) -> std::result::Result<Manifest, String> {
     let computed = format!("{:016x}", CRC.checksum(&file[HEAD_LEN..]));
     if digits != computed.as_bytes() {
         return Err(format!(
-            "is damaged or cut off: its checksum is {computed}, it says {}",
+            "is damaged or cut off: its checksum is {computed}, and the file says {}",
             String::from_utf8_lossy(digits).escape_default()
         ));
     }
-    let text = std::str::from_utf8(file).map_err(|_| "has a valid checksum but is no text".to_owned())?;
+    let text =
+        std::str::from_utf8(file).map_err(|_| "has a valid checksum but is not UTF-8 text".to_owned())?;
     let not_json = |error: serde_json::Error| format!("has a valid checksum but cannot be decoded: {error}");
     // An intact file takes one pass. Another version may have any form, except for its number.
     let mut manifest = serde_json::from_str::<Manifest>(text);

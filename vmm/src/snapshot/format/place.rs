@@ -80,7 +80,7 @@ impl<'a> SnapshotDir<'a> {
             }
             std::io::ErrorKind::NotFound => Error::snapshot(file, "is missing"),
             _ if source.raw_os_error() == Some(libc::ELOOP) => {
-                Error::snapshot(file, "is a symbolic link, which a file of a snapshot may not be")
+                Error::snapshot(file, "is a symbolic link; a snapshot's files may not be links")
             }
             std::io::ErrorKind::NotADirectory => Error::snapshot(self.path, "is not a directory"),
             _ => Error::file("open", file.display(), source),

@@ -33,8 +33,8 @@ const HEAD: usize = 40;
 const STEP: usize = 64 << 10;
 /// The most pieces into which the ranges of a set are cut: 4 MiB of them.
 const MOST_CUTS: usize = 1 << 18;
-const NOT_ONE: &str = "is no working set";
-const IMPOSSIBLE: &str = "names pages that there are not, or names one twice";
+const NOT_ONE: &str = "is not a working set";
+const IMPOSSIBLE: &str = "lists an empty range, a page beyond the end of memory, or a page twice";
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +103,9 @@ impl WorkingSet {
     pub fn read(path: &Path, id: &str, memory: u64) -> Result<Self> {
         let directory = SnapshotDir::from(path.parent().unwrap_or(path));
         let (file, len) = directory.open_regular(path.file_name().unwrap_or_default())?;
-        let wrong = |problem| Error::snapshot(path, format!("{problem}; delete it, and record it again"));
+        let wrong = |problem| {
+            Error::snapshot(path, format!("{problem}; delete the file and record the working set again"))
+        };
         // A longer file cannot be a set of this memory.
         if len > HEAD as u64 + page_ranges::longest(memory) {
             return Err(wrong(NOT_ONE.to_owned()));

@@ -109,7 +109,8 @@ impl SnapshotMemory {
         let name = if is_packed { PACK_FILE } else { MEMORY_FILE };
         let path = snapshot.path().join(name);
         if is_packed && snapshot.has(MEMORY_FILE) {
-            let problem = format!("stands beside a {MEMORY_FILE}, and only one can be its memory");
+            let problem =
+                format!("lies beside a {MEMORY_FILE}, but a snapshot has only one of the two files");
             return Err(Error::snapshot(path, problem));
         }
         let (file, found) = snapshot.open_regular(name)?;
@@ -236,7 +237,7 @@ pub(crate) fn is_named(path: &Path, file: &MemoryFile, named: Option<&MemoryFile
     match named.filter(|named| *named != file) {
         None => Ok(()),
         Some(named) => {
-            let problem = format!("is {file}, but {STATE_FILE} beside it belongs to {named}");
+            let problem = format!("is {file}, but {STATE_FILE} in the same directory names {named}");
             Err(Error::snapshot(path, problem))
         }
     }

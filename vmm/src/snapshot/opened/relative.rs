@@ -130,7 +130,10 @@ fn base_at(snapshot: &Path, wanted: &BaseSnapshot, found: GrantedBase) -> Result
         other => {
             let (wanted, other) = (&wanted.memory_digest, other.unwrap_or_else(|| "none".to_owned()));
             let place = found.path.display();
-            let problem = format!("is a diff over memory with digest {wanted}; {place} has {other}");
+            let problem = format!(
+                "is a diff over memory with digest {wanted}, but the memory of its base {place} has digest \
+                 {other}"
+            );
             Err(Error::snapshot(snapshot, problem))
         }
     }

@@ -29,7 +29,10 @@ pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
     let manifest::Manifest { metadata, config, .. } = &manifest;
     config.validate().map_err(|error| Error::snapshot(path, error.to_string()))?;
     if metadata.memory_bytes != config.memory_bytes() || metadata.vcpus != config.vcpus {
-        return Err(Error::snapshot(path, "contradicts itself about memory or vCPUs"));
+        return Err(Error::snapshot(
+            path,
+            "contradicts itself: its metadata and its configuration name different memory or vCPUs",
+        ));
     }
     Ok(manifest)
 }
@@ -37,7 +40,10 @@ pub(crate) fn decode(path: &Path, file: &[u8]) -> Result<manifest::Manifest> {
 fn read_state(snapshot: SnapshotDir<'_>, path: &Path) -> Result<Vec<u8>> {
     let (mut file, len) = snapshot.open_regular(STATE_FILE)?;
     if len > LARGEST_STATE {
-        return Err(Error::snapshot(path, format!("is {len} bytes long, more than a state file can be")));
+        return Err(Error::snapshot(
+            path,
+            format!("is {len} bytes long; a state file has at most {LARGEST_STATE}"),
+        ));
     }
     let failed = |source| Error::file("read", path.display(), source);
     let mut bytes = vec![0; len.min(USUAL_STATE) as usize];

@@ -410,8 +410,9 @@ impl Snapshot {
     /// Memory of a VM's own that records touches.
     fn noting(&self, unpack: &Unpack, notes: &Arc<TouchLog>) -> Result<Backing> {
         if *unpack != Unpack::OnTouch {
-            let problem = "fills the VM's memory page by page in this process: neither a shared pager nor \
-                           unpacking all of it before goes with it";
+            let problem = "a recording fills guest memory page by page in this process, which excludes a \
+                           shared pager and unpacking all memory before the start; leave out the recording \
+                           or the other option";
             return Err(Error::config("record", problem));
         }
         let source = ComposedMemory::of(&self.memory, self.metadata.memory_bytes, self.over.clone());
@@ -423,7 +424,7 @@ impl Snapshot {
     /// Starts the recording, which keeps the log at its end.
     fn record(&self, notes: Arc<TouchLog>, machine: &Machine) -> Result<Recording> {
         let beside = self.working_set.as_ref().ok_or_else(|| {
-            Error::config("record", "only what is restored from a snapshot on disk can be recorded")
+            Error::config("record", "only a VM that is restored from a snapshot on disk can be recorded")
         })?;
         let (reached, ended) = (Arc::clone(&notes), Arc::clone(&notes));
         let reached = move || reached.reached();
@@ -431,7 +432,11 @@ impl Snapshot {
             RecordUntil::Console => machine.platform().at_line(reached),
             RecordUntil::Vsock if machine.platform().at_connection(reached) => {}
             RecordUntil::Vsock => {
-                return Err(Error::config("record", "this VM has no vsock to be the marker"));
+                return Err(Error::config(
+                    "record",
+                    "this VM has no vsock device, so no vsock connection can end the recording; choose \
+                     another event",
+                ));
             }
             RecordUntil::After(_) | RecordUntil::Api => {}
         }

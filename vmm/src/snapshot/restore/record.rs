@@ -71,7 +71,10 @@ impl FromStr for RecordUntil {
             "vsock" => Ok(Self::Vsock),
             "api" => Ok(Self::Api),
             _ => time().ok_or_else(|| {
-                format!("{text:?} is no marker; write console, vsock, api, or a time as 500ms or 2s")
+                format!(
+                    "{text:?} is not an event that ends a recording; write console, vsock, api, or a time \
+                     such as 500ms or 2s"
+                )
             }),
         }
     }
@@ -224,7 +227,10 @@ impl TouchLog {
     fn keep(&self, beside: &WorkingSetFile) -> std::result::Result<RecordingSummary, String> {
         if self.wait_end() == End::Vm {
             let marker = self.marker;
-            return Err(format!("the VM ended before the marker ({marker}), and nothing is kept"));
+            return Err(format!(
+                "the VM ended before the event that ends the recording ({marker}), so no working set was \
+                 written"
+            ));
         }
         let touched = std::mem::take(&mut lock(&self.inner).touched);
         let memory = beside.memory();
@@ -237,7 +243,7 @@ impl TouchLog {
 
     fn outcome(&self) -> Result<RecordingSummary> {
         let inner = wait_while(&self.changed, lock(&self.inner), |inner| inner.outcome.is_none());
-        let outcome = inner.outcome.clone().unwrap_or_else(|| Err("it never ended".to_owned()));
+        let outcome = inner.outcome.clone().unwrap_or_else(|| Err("the recording never ended".to_owned()));
         outcome.map_err(|why| Error::host(ACT, io::Error::other(why)))
     }
 }
@@ -336,7 +342,7 @@ mod tests {
         recording.notes().vm_ended();
         recording.notes().reached();
         let error = report(&recording.finish().unwrap_err());
-        assert!(error.contains("ended before the marker (console)"), "{error}");
+        assert!(error.contains("ended before the event that ends the recording (console)"), "{error}");
         assert_eq!(std::fs::read_dir(&directory).unwrap().count(), 0);
         let recording = begin(RecordUntil::Api);
         for page in [3, 2, 3, 5] {

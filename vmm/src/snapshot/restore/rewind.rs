@@ -33,7 +33,10 @@ pub struct RewindStats {
 /// host refuses midway; then the VM has ended.
 pub(crate) fn rewind(vm: &SharedMachine, history: &mut History) -> Result<RewindStats> {
     if history.origin.is_none() {
-        return Err(Error::config("snapshot", "only a VM that was restored from one can be rewound to it"));
+        return Err(Error::config(
+            "snapshot",
+            "this VM was not restored from a snapshot, so there is none to rewind it to",
+        ));
     }
     vm.on_machine(|machine| {
         machine.check_rewind()?;

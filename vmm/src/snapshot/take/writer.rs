@@ -192,7 +192,7 @@ fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> MemoryToWrite {
 
 /// The lineage for a diff of the VM. Absent if the diff would be too large.
 fn relative_to(vm: &SharedMachine, history: &History) -> Result<Option<Lineage>> {
-    let problem = "a diff is relative to a full snapshot: take one of this VM first";
+    let problem = "a diff needs a full snapshot of this VM as its base; take a full snapshot first";
     let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("snapshot_type", problem))?;
     let base = vm.on_machine(|machine| machine.shell().ram.base().file);
     Ok(match &lineage.may_differ {

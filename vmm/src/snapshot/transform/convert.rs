@@ -43,7 +43,10 @@ pub fn convert(
     progress.begin(2 * len);
     packing.map_or(Ok(()), |packing| packing.validate(len).map(drop))?;
     if metadata.base.is_some() {
-        return Err(Error::snapshot(path, "is a diff: merge it into its base, and convert what that makes"));
+        return Err(Error::snapshot(
+            path,
+            "is a diff, which cannot be converted: merge it into its base, then convert the merged snapshot",
+        ));
     }
     let memory = SnapshotMemory::open(&path, len, metadata.memory_file.as_ref())?;
     let dir = NewDir::begin(&to_store.path_of(to)?)?;

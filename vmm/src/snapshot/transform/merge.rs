@@ -104,7 +104,7 @@ fn check(
     };
     compare(name, &RawSource::whole(&base, len, &in_base)?, whole, progress)?;
     compare(&place, &over, pages_digest, progress)?;
-    Err(Error::snapshot(place, "or its base has changed while they were merged"))
+    Err(Error::snapshot(place, "has changed while it was merged, or its base has"))
 }
 
 /// Writes the diff's pages over the base's.

@@ -190,7 +190,7 @@ impl Balloon {
 
     fn check_hinting(&self) -> Result<()> {
         match self.features & feature::FREE_PAGE_HINT {
-            0 => Err(Error::config("balloon hinting", "the balloon was made without it")),
+            0 => Err(Error::config("balloon hinting", "this VM's balloon was created without hinting")),
             _ => Ok(()),
         }
     }

@@ -297,7 +297,7 @@ fn hints_are_taken_from_start_to_stop() {
     guest.driver.wait_broken();
     let without = BalloonDriver::new(&BalloonConfig::default());
     let error = lock(&without.balloon).start_hinting().unwrap_err().to_string();
-    assert_eq!(error, "balloon hinting: the balloon was made without it");
+    assert_eq!(error, "balloon hinting: this VM's balloon was created without hinting");
 }
 
 #[test]

@@ -252,7 +252,7 @@ impl ClusterMap {
         // Before memory of that length is allocated.
         let (len, bits) = (file.metadata()?.len(), bits_len(identity));
         if identity.len > LONGEST_BASE || len < data_at(bits) + identity.len.next_multiple_of(CLUSTER) {
-            return Ok(Err(format!("is a layer of which only {len} bytes are left")));
+            return Ok(Err(format!("is a layer that is cut off after {len} bytes")));
         }
         let bits = bits::read(file, HEADER, bits as usize)?;
         let (base, id, version) = (identity, word(32), half(8));

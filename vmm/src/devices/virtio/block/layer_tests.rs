@@ -357,7 +357,7 @@ fn file_that_is_not_a_layer_is_refused() {
         (changed(20), "damaged header"),
         (changed(33), "damaged header"),
         (changed(41), "damaged header"),
-        (whole[..whole.len() - crash::LIVE_LEN - 1].to_vec(), "bytes are left"),
+        (whole[..whole.len() - crash::LIVE_LEN - 1].to_vec(), "cut off after"),
     ] {
         let path = based.dir.file("bad", &content);
         let error = refusal(&based.layer("bad"));

@@ -132,7 +132,8 @@ fn header(id: u64, boot: u128) -> [u8; HEADER_USED] {
 fn boot_id() -> io::Result<u128> {
     let text = std::fs::read_to_string(BOOT_ID)?;
     let digits: String = text.trim().chars().filter(|digit| *digit != '-').collect();
-    u128::from_str_radix(&digits, 16).map_err(|_| io::Error::other(format!("{BOOT_ID} holds {text:?}")))
+    u128::from_str_radix(&digits, 16)
+        .map_err(|_| io::Error::other(format!("{BOOT_ID} holds {text:?}, which is not a boot id")))
 }
 
 /// Allocates the blocks of a range of a file, if the file system can.

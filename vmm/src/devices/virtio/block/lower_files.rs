@@ -37,7 +37,8 @@ impl LowerFiles {
         let len = base.len().map_err(unreadable)?;
         if !(SECTOR..=LONGEST_BASE).contains(&len) {
             let name = base.name();
-            let problem = format!("{id}: {name} has {len} bytes; a base has {SECTOR} to {LONGEST_BASE}");
+            let problem =
+                format!("{id}: {name} has {len} bytes; the base of a layer has {SECTOR} to {LONGEST_BASE}");
             return Err(Error::config("disks", problem));
         }
         let digest = digest::of_base(base.file(), len).map_err(unreadable)?;
@@ -77,7 +78,7 @@ impl LowerFiles {
         let found = ClusterMap::load(layer.file(), self.identity);
         let found = found.map_err(|source| Error::file("read layer", layer.name(), source))?;
         found.map_err(|problem| {
-            Error::config("disks", format!("{id}: {} {problem}: {}", layer.name(), self.base.name()))
+            Error::config("disks", format!("{id}: {} {problem} (base: {})", layer.name(), self.base.name()))
         })
     }
 
@@ -141,7 +142,7 @@ fn complete_synced_map(layer_ref: &FileRef, layer: &HostFile, map: &mut ClusterM
     let writable = layer_ref.open_writable("write layer", false)?;
     let identity = |file: &File| file.metadata().map(|found| (found.dev(), found.ino()));
     if identity(&writable).map_err(failed)? != identity(layer.file()).map_err(failed)? {
-        return Err(failed(io::Error::other("it was replaced meanwhile")));
+        return Err(failed(io::Error::other("another file replaced it meanwhile")));
     }
     layer
         .sync(File::sync_data)

@@ -374,11 +374,13 @@ impl Persist for Block {
             |problem: String| Err(Error::config("disks", format!("{}: {} {problem}", self.id, self.name)));
         if self.read_only != *read_only {
             let known = if *read_only { "read-only" } else { "writable" };
-            return refused(format!("must be {known}, as the guest knows it"));
+            return refused(format!("must be {known}, as the guest's driver expects"));
         }
         let sectors = self.sectors()?;
         if sectors < *capacity {
-            return refused(format!("has {sectors} sectors of {SECTOR} bytes; the guest knows {capacity}"));
+            return refused(format!(
+                "has {sectors} sectors of {SECTOR} bytes; the guest's driver expects {capacity}"
+            ));
         }
         self.capacity = *capacity;
         Ok(())

@@ -380,7 +380,7 @@ fn restore_on_a_smaller_or_read_only_disk_is_refused() {
     let state = Block::open(&by_descriptor(&file)).unwrap().save().unwrap();
     file.set_len(4096).unwrap();
     let error = Block::open(&by_descriptor(&file)).unwrap().restore(&state).unwrap_err().to_string();
-    assert!(error.contains("8 sectors") && error.contains("knows 16"), "{error}");
+    assert!(error.contains("8 sectors") && error.contains("expects 16"), "{error}");
     file.set_len(8192).unwrap();
     let read_only = DiskConfig { read_only: true, ..by_descriptor(&file) };
     let error = Block::open(&read_only).unwrap().restore(&state).unwrap_err().to_string();

@@ -97,7 +97,7 @@ impl Passt {
         let Some((prefix, rest)) = filled.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let len = u32::from_be_bytes(*prefix) as usize;
         if len > MAX_FRAME {
-            return Err(io::Error::new(ErrorKind::InvalidData, "passt sent an impossible length"));
+            return Err(io::Error::new(ErrorKind::InvalidData, "passt sent a frame of invalid length"));
         }
         if rest.len() < len {
             return Ok(None);
@@ -129,7 +129,7 @@ impl Passt {
         let len = self.stderr_pipe.read(&mut output).unwrap_or(0);
         let output = String::from_utf8_lossy(&output[..len]);
         let is_message = |line: &&str| !line.trim().is_empty() && !line.contains("syslog");
-        let last = output.lines().rfind(is_message).unwrap_or("without a message").to_owned();
+        let last = output.lines().rfind(is_message).unwrap_or("it printed no message").to_owned();
         io::Error::new(ErrorKind::BrokenPipe, format!("passt has ended: {last}"))
     }
 }

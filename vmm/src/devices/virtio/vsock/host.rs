@@ -84,7 +84,7 @@ mod tests {
         daemon.set_nonblocking(true).unwrap();
         std::os::unix::fs::symlink("daemon", dir.join("vsock_1")).unwrap();
         let error = host.connect(1).unwrap_err().to_string();
-        assert!(error.ends_with("vsock_1 is a link or no socket, and is not followed"), "{error}");
+        assert!(error.ends_with("vsock_1 is a link or not a socket; links are not followed"), "{error}");
         fs::hard_link(dir.join("daemon"), dir.join("vsock_2")).unwrap();
         host.connect(2).unwrap_err();
         assert_eq!(daemon.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);

@@ -250,7 +250,7 @@ impl ConnectionTable {
             Err(error) => {
                 let no_listener = [io::ErrorKind::NotFound, io::ErrorKind::ConnectionRefused];
                 if !no_listener.contains(&error.kind()) {
-                    self.warn("connect for the guest", &error);
+                    self.warn("connect the guest to a host program's socket", &error);
                 }
                 self.refuse(request);
             }

@@ -53,7 +53,7 @@ fn lack_of_host_memory_is_reported_and_no_page_becomes_zero() {
     assert!(wrong.is_empty(), "{wrong:?}");
     assert!(read.iter().any(|(_, read)| read.is_err()));
     let why = limited("the VM is told", || reasons.recv()).unwrap();
-    assert!(why.contains("cannot put 65536 bytes of guest memory in place: "), "{why}");
+    assert!(why.contains("cannot fill 65536 bytes of guest memory: "), "{why}");
     assert!(why.contains("memory (os error 12)"), "{why}");
     assert!(service.complete().is_err());
 }
@@ -163,7 +163,7 @@ fn device_over_a_pager_ends_its_vm_if_the_host_lacks_memory_for_longer() {
     assert_eq!(fetched, Err(Unavailable));
     assert!(tries > 5, "{tries} tries");
     let why = limited("the VM is told", || reasons.recv()).unwrap();
-    assert!(why.starts_with("cannot have 4 KiB of guest memory for a device: "), "{why}");
+    assert!(why.starts_with("cannot fill 4 KiB of guest memory for a device: "), "{why}");
     assert!(why.contains("memory (os error 12)"), "{why}");
 }
 

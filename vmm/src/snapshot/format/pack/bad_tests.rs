@@ -130,7 +130,7 @@ fn forged_index_is_refused() {
         };
         assert!(all_of(&Forged::of(&good).bytes()).unwrap() == memory(), "unchanged, it is as it was");
 
-        let impossible = "has an impossible entry in its index, for chunk";
+        let impossible = "has an invalid index entry for chunk";
         // Outside the file, and into another chunk: chunk 2 is raw and follows chunk 0.
         for place in [u32::MAX, 1 << 30, 0, 1] {
             assert!(forged(&|f, _| f.stored(2, (place, 1, 4096))).contains(impossible), "{place}");
@@ -145,27 +145,28 @@ fn forged_index_is_refused() {
         // The chunk takes a byte of the next one, which then begins elsewhere than its entry says.
         assert!(forged(&|f, first| f.stored(0, (0, kind, first + 1))).contains(impossible));
         // More or less data than the file has.
-        assert!(forged(&|f, _| f.entry(5).fill(0)).contains("contradicts itself"));
+        assert!(forged(&|f, _| f.entry(5).fill(0)).contains("has an inconsistent index"));
         // Unknown kinds, and zero entries with other bytes.
         for kind in [5, 0x80, 0xff] {
             assert!(forged(&|f, first| f.stored(0, (0, kind, first))).contains(impossible));
         }
         assert!(forged(&|f, _| f.entry(1)[15] = 1).contains(impossible));
         // Repeats of a later chunk, of the chunk itself, of a zero chunk, of a repeat.
-        for (of, words) in [(5, impossible), (3, impossible), (1, "cannot be"), (u32::MAX, impossible)] {
+        for (of, words) in
+            [(5, impossible), (3, impossible), (1, "which does not match it"), (u32::MAX, impossible)]
+        {
             assert!(forged(&|f, _| f.stored(3, (of, 4, 0))).contains(words), "{of}");
         }
-        assert!(forged(&|f, _| f.stored(4, (3, 4, 0))).contains("cannot be"));
+        assert!(forged(&|f, _| f.stored(4, (3, 4, 0))).contains("which does not match it"));
         // A repeat whose checksum is not that of the repeated chunk.
-        assert!(forged(&|f, _| f.entry(3)[8] ^= 1).contains("cannot be"));
+        assert!(forged(&|f, _| f.entry(3)[8] ^= 1).contains("which does not match it"));
         // An entry for a chunk beyond the last.
         assert!(forged(&|f, _| f.stored(6, (0, 4, 0))).contains(impossible));
         // The other codec's number: other content.
         assert!(forged(&|f, first| f.stored(0, (0, 5 - kind, first))).contains("is damaged in chunk 0"));
-        assert!(
-            forged(&|f, _| f.entry(0)[8] ^= 1)
-                .contains("is damaged in chunk 0 (guest memory at 0x0..0x1000): it has another checksum")
-        );
+        assert!(forged(&|f, _| f.entry(0)[8] ^= 1).contains(
+            "is damaged in chunk 0 (guest memory at 0x0..0x1000): its content does not match its checksum"
+        ));
         // Forged items of the table.
         assert!(forged(&|f, _| f.begins[0] = 1).contains("out of order"));
         assert!(forged(&|f, _| f.begins[0] = u64::MAX).contains("out of order"));
@@ -202,7 +203,7 @@ fn overlapping_or_swapped_blocks_are_refused() {
     assert!(all_of(&forged.bytes()).unwrap() == pages);
     for begins in [[0, 255 << 12, 512 << 12], [0, 512 << 12, 512 << 12], [0, 256 << 12, 511 << 12]] {
         forged.begins = begins.to_vec();
-        assert!(forged.problem().contains("contradicts itself"));
+        assert!(forged.problem().contains("has an inconsistent index"));
     }
     for begins in [[0, 513 << 12, 512 << 12], [0, 256 << 12, 601 << 12], [4096, 256 << 12, 512 << 12]] {
         forged.begins = begins.to_vec();
@@ -212,7 +213,9 @@ fn overlapping_or_swapped_blocks_are_refused() {
     let mut swapped = good.clone();
     let index = good.len() - open(&good).unwrap().index_len() as usize;
     swapped.copy_within(index + BLOCK..index + 2 * BLOCK, index);
-    assert!(all_of(&swapped).unwrap_err().to_string().contains("block 0 of its index has another checksum"));
+    assert!(
+        all_of(&swapped).unwrap_err().to_string().contains("the checksum of block 0 of its index is wrong")
+    );
 }
 
 #[test]
@@ -221,7 +224,7 @@ fn forged_footer_allocates_nothing() {
     let geometry = Geometry::new(16 << 40, 64 << 10).unwrap();
     let footer = Footer::new(geometry, 0, 0, &[]);
     let problem = open(&footer.to_bytes()).map(drop).unwrap_err().to_string();
-    assert!(problem.contains(&format!("it is {} bytes long", footer::LEN)), "{problem}");
+    assert!(problem.contains(&format!("its length of {} bytes", footer::LEN)), "{problem}");
 }
 
 #[test]
@@ -259,7 +262,7 @@ fn pack_that_is_a_hole_takes_no_memory() {
     let before = peak_memory();
     let pack = Pack::open(file, Path::new(NAME)).unwrap();
     let problem = verify(&pack, &Progress::default()).unwrap_err().to_string();
-    assert!(problem.contains("block 0 of its index has another checksum"), "{problem}");
+    assert!(problem.contains("the checksum of block 0 of its index is wrong"), "{problem}");
     // A reader that comes to every block takes no more.
     (0..pack.geometry().chunks()).step_by(256).for_each(|chunk| assert!(pack.kind(chunk).is_err()));
     let taken = peak_memory() - before;

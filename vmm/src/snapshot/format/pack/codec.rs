@@ -133,7 +133,8 @@ impl Encoder {
             Compression::Zstd { level } => Method::Zstd(CCtx::try_create().ok_or_else(no_memory)?, level),
         };
         let room = lz4::block::compress_bound(chunk_len as usize);
-        let room = room.map_err(|source| Error::host("compress chunks that long", source))?;
+        let room =
+            room.map_err(|source| Error::host(format!("compress chunks of {chunk_len} bytes"), source))?;
         Ok(Self { how, least_saving, room })
     }
 
@@ -213,7 +214,7 @@ impl Decoder {
                 whole
                     .then(|| into.copy_from_slice(stored))
                     .map(|()| stored.len())
-                    .ok_or("another length".to_owned())
+                    .ok_or("the length is wrong".to_owned())
             }
             Encoding::Lz4 => {
                 let len = into.len() as i32; // at most 2 MiB
@@ -229,7 +230,7 @@ impl Decoder {
         };
         match len {
             Ok(len) if len == into.len() => Ok(()),
-            Ok(len) => Err(format!("its {encoding} bytes come to {len} and not to {}", into.len())),
+            Ok(len) => Err(format!("its {encoding} bytes decode to {len} bytes, not to {}", into.len())),
             Err(why) => Err(format!("its {encoding} bytes cannot be decoded: {why}")),
         }
     }

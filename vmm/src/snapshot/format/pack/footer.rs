@@ -87,9 +87,9 @@ impl Footer {
     pub fn from_bytes(end: &[u8], file_len: u64) -> Result<Self, String> {
         let (before, tail) = end.split_at(end.len() - TAIL);
         if tail[16..] != *MAGIC {
-            return Err("is cut off or no pack: it does not end like one".to_owned());
+            return Err("is cut off or not a pack: it does not end with a pack's footer".to_owned());
         }
-        let damaged = || "is damaged: its footer has another checksum".to_owned();
+        let damaged = || "is damaged: the checksum of its footer is wrong".to_owned();
         let (body, version) = (u32_at(tail, 0) as usize, u32_at(tail, 4));
         let known = [(1, BODY_1), (VERSION, BODY)].contains(&(version, body));
         // The checksum of a longer footer also covers bytes that this version does not know.
@@ -113,7 +113,7 @@ impl Footer {
         match footer.file_len() {
             Some(len) if len == file_len => Ok(footer),
             _ => Err(format!(
-                "is cut off or damaged: it is {file_len} bytes long, and not what its footer says"
+                "is cut off or damaged: its length of {file_len} bytes is not the one in its footer"
             )),
         }
     }

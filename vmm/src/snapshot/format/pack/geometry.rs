@@ -23,10 +23,15 @@ impl Geometry {
     /// The fault, in words.
     pub fn new(memory_len: u64, chunk_len: u32) -> Result<Self, String> {
         if !CHUNK_LENS.contains(&chunk_len) || !chunk_len.is_power_of_two() {
-            return Err(format!("chunks of {chunk_len} bytes: a power of two from 4 KiB to 2 MiB is needed"));
+            return Err(format!(
+                "a chunk cannot have {chunk_len} bytes: its length must be a power of two from 4 KiB to 2 MiB"
+            ));
         }
         if memory_len == 0 || memory_len.div_ceil(chunk_len.into()) > MOST_CHUNKS {
-            return Err(format!("{memory_len} bytes of memory cannot be in chunks of {chunk_len}"));
+            return Err(format!(
+                "{memory_len} bytes of memory cannot be divided into chunks of {chunk_len} bytes: a pack \
+                 has 1 to {MOST_CHUNKS} chunks"
+            ));
         }
         Ok(Self { memory_len, chunk_len })
     }

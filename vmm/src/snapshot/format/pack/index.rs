@@ -93,11 +93,11 @@ impl IndexBlock {
         data_len: u64,
     ) -> Result<Option<Self>, String> {
         if checksum::of_block(number, &bytes[..]) != table.checksum(number) {
-            return Err(format!("is damaged: block {number} of its index has another checksum"));
+            return Err(format!("is damaged: the checksum of block {number} of its index is wrong"));
         }
         let begins = table.begins(number);
         let block = Self { bytes, begins };
-        let impossible = |chunk| format!("has an impossible entry in its index, for chunk {chunk}");
+        let impossible = |chunk| format!("has an invalid index entry for chunk {chunk}");
         let mut end = begins;
         for entry in 0..ENTRIES {
             let chunk = number * ENTRIES + entry;
@@ -123,7 +123,9 @@ impl IndexBlock {
             }
         }
         if end != table.ends(number, data_len) {
-            return Err(format!("contradicts itself about the data of block {number} of its index"));
+            return Err(format!(
+                "has an inconsistent index: the entries of block {number} do not match the length of its data"
+            ));
         }
         Ok(Some(block).filter(|block| block.bytes.iter().any(|byte| *byte != 0)))
     }
@@ -174,7 +176,7 @@ impl BlockTable {
         let blocks = self.count as u32;
         let first = (0..blocks.min(1)).all(|block| self.begins(block) == 0);
         let order = (0..blocks).all(|block| self.begins(block) <= self.ends(block, data_len));
-        if first && order { Ok(()) } else { Err("has an index out of order".to_owned()) }
+        if first && order { Ok(()) } else { Err("has an index whose blocks are out of order".to_owned()) }
     }
 
     fn item(&self, block: usize) -> &[u8] {

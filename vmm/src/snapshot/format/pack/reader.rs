@@ -116,7 +116,7 @@ impl Pack {
         let wrong = |problem| Error::snapshot(name, problem);
         let len = file.metadata().map_err(failed)?.len();
         if len < footer::SHORTEST as u64 {
-            return Err(wrong(format!("is cut off or no pack: it is {len} bytes long")));
+            return Err(wrong(format!("is cut off or not a pack: it has only {len} bytes")));
         }
         let mut bytes = [0; footer::LEN];
         let end = &mut bytes[..len.min(footer::LEN as u64) as usize];
@@ -124,7 +124,7 @@ impl Pack {
         let footer = Footer::from_bytes(end, len).map_err(wrong)?;
         let (table, digest) = read_table(&file, &footer).map_err(failed)?;
         if digest != footer.digest {
-            return Err(wrong("is damaged: its table has another digest".to_owned()));
+            return Err(wrong("is damaged: the digest of its table is wrong".to_owned()));
         }
         table.check(footer.data_len).map_err(wrong)?;
         let blocks = IndexBlocks::new(footer.geometry.blocks());
@@ -264,7 +264,7 @@ impl Pack {
         if checksum::of(into) == checksum {
             Ok(true)
         } else {
-            Err(self.damaged(chunk, "it has another checksum"))
+            Err(self.damaged(chunk, "its content does not match its checksum"))
         }
     }
 
@@ -278,7 +278,7 @@ impl Pack {
         let mut zeros = vec![0; (self.footer.index_at() - self.footer.data_len) as usize];
         self.read(&mut zeros, self.footer.data_len)?;
         if zeros.iter().any(|byte| *byte != 0) {
-            return Err(Error::snapshot(&self.name, "is damaged: something stands before its index"));
+            return Err(Error::snapshot(&self.name, "is damaged: the padding before its index is not zero"));
         }
         let Some(stored) = self.footer.stored else { return Ok(()) };
         let (mut digest, mut at, mut buffer) = (ByteDigest::default(), 0, vec![0; STEP]);
@@ -291,8 +291,8 @@ impl Pack {
         if digest.finish() == stored {
             return Ok(());
         }
-        let problem = "is damaged: its chunks decode to the content that they should have, but are \
-                       stored as other bytes";
+        let problem = "is damaged: its stored bytes have changed, although its chunks decode to the right \
+                       content";
         Err(Error::snapshot(&self.name, problem))
     }
 
@@ -317,8 +317,10 @@ impl Pack {
                             same_as: Some(of),
                         }))
                     }
-                    _ => Err(self
-                        .damaged(chunk, &format!("it is to be the same as chunk {of}, which it cannot be"))),
+                    _ => Err(self.damaged(
+                        chunk,
+                        &format!("its index entry refers to chunk {of}, which does not match it"),
+                    )),
                 }
             }
         }

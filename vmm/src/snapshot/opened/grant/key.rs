@@ -72,7 +72,7 @@ fn read(path: &Path) -> io::Result<GrantKey> {
     let own = metadata.uid() == rustix::process::geteuid().as_raw();
     if !metadata.is_file() || !own || metadata.mode() & 0o077 != 0 {
         return Err(io::Error::other(
-            "it must be a file of this user's that nobody else can read (mode 0600)",
+            "it must be a file that belongs to this user and that no other user can read (mode 0600)",
         ));
     }
     let mut bytes = Vec::with_capacity(LEN + 1);

@@ -52,7 +52,10 @@ pub(crate) fn mark(metadata: &Metadata, config: &VmConfig, body: &[u8]) -> Optio
     match GrantKey::open_or_make() {
         Ok(key) => Some(key.mark(body).iter().map(|byte| format!("{byte:02x}")).collect()),
         Err(why) => {
-            log::warn!("the snapshot will need its disks, networks and sockets given at a restore: {why}");
+            log::warn!(
+                "cannot mark the snapshot as this user's, so a restore must be given its disks, networks \
+                 and sockets: {why}"
+            );
             None
         }
     }
@@ -64,7 +67,7 @@ pub(crate) fn origin_of(file: &[u8], metadata: &Metadata, config: &VmConfig) -> 
         return Authorship::NoRequests;
     }
     let Some((body, mark)) = manifest::marked(file) else {
-        return Authorship::Foreign("its state.json has no mark of a user".to_owned());
+        return Authorship::Foreign("its state.json has no mark that proves its author".to_owned());
     };
     match GrantKey::open().map(|key| key.has_marked(body, &mark)) {
         Ok(true) => Authorship::Own,

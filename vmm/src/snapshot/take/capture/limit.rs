@@ -116,8 +116,8 @@ impl PauseLimit {
             format!("{} pauses took longer, the last {:.1?}", self.overruns, self.last_overrun)
         } else {
             format!(
-                "after {} passes in {lasted:.1?} the guest writes {} MiB/s where {} MiB/s are copied, \
-                 and the {:.1} MiB that are left take {:.1?}",
+                "after {} passes in {lasted:.1?} the guest writes {} MiB/s while {} MiB/s are copied, and \
+                 copying the remaining {:.1} MiB takes {:.1?}",
                 look.passes,
                 mib_a_second(look.written, look.within),
                 mib_a_second(1, self.page),
@@ -167,8 +167,8 @@ mod tests {
         limit.began -= PATIENCE;
         let text = limit.hopeless("take a snapshot", look(10_240)).unwrap().to_string();
         let expected = "cannot take a snapshot within a pause of 5ms: after 7 passes in 10.0s the guest \
-                        writes 300 MiB/s where 976 MiB/s are copied, and the 40.0 MiB that are left take \
-                        41.0ms; allow a longer pause, or wait until the guest does less";
+                        writes 300 MiB/s while 976 MiB/s are copied, and copying the remaining 40.0 MiB \
+                        takes 41.0ms; allow a longer pause, or wait until the guest does less";
         assert_eq!(text, expected);
     }
 

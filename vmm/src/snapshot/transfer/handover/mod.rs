@@ -133,7 +133,7 @@ impl Snapshot {
         let len = metadata.memory_bytes;
         let layered = config.devices.disks.iter().filter(|disk| disk.layer.is_some());
         if !layered.map(|disk| &disk.id).eq(&about.layers) {
-            return Err(wrong("names other layers than those of its disks"));
+            return Err(wrong("names layers that are not those of its disks"));
         }
         let expected = 1 + usize::from(about.over) + about.layers.len();
         if files.len() != expected {
@@ -150,7 +150,7 @@ impl Snapshot {
             let is_file = layer.metadata().is_ok_and(|metadata| metadata.is_file());
             is_file
                 .then_some(())
-                .ok_or_else(|| wrong(format!("has a layer for {id} that is no regular file")))?;
+                .ok_or_else(|| wrong(format!("has a layer for disk {id} that is not a regular file")))?;
         }
         let mut sets = Sets { bytes: &pages, memory: len };
         let over = match over {
@@ -196,10 +196,10 @@ fn base_of(memory: &SnapshotMemory, fills: Option<&Unpack>) -> Result<(Arc<File>
 impl HandoverPack {
     /// Memory that is filled from the pack in `file`. Fetching a chunk verifies it.
     fn open(self, file: Option<File>, len: u64) -> Result<LazyMemory> {
-        let file = file.ok_or_else(|| wrong("lacks the pack of its memory"))?;
+        let file = file.ok_or_else(|| wrong("came without the pack of its memory"))?;
         let pack = Pack::open(file, &self.name)?;
         if (MemoryFile::pack(pack.digest()), pack.memory_len()) != (self.file, len) {
-            return Err(wrong("has another pack than it says"));
+            return Err(wrong("came with a pack that is not the one it names"));
         }
         let unpack = self.pager.map_or(Unpack::OnTouch, Unpack::ByPager);
         Ok(LazyMemory { memory: Arc::new(SnapshotMemory::Packed(Packed::of(Arc::new(pack)))), unpack })
@@ -218,11 +218,11 @@ impl Sets<'_> {
         let (set, rest) = found.ok_or_else(|| wrong("lacks a list of pages"))?;
         self.bytes = rest;
         let set = PageSet::from_bytes(self.memory, set);
-        set.map(Arc::new).ok_or_else(|| wrong("has pages beyond the end of memory"))
+        set.map(Arc::new).ok_or_else(|| wrong("lists pages beyond the end of memory"))
     }
 
     fn end(self) -> Result<()> {
-        self.bytes.is_empty().then_some(()).ok_or_else(|| wrong("has more lists of pages than it says"))
+        self.bytes.is_empty().then_some(()).ok_or_else(|| wrong("has more lists of pages than it announces"))
     }
 }
 
@@ -243,11 +243,11 @@ fn unchanging(file: &File) -> io::Result<File> {
 
 /// A file of guest memory's length that never changes.
 fn memory_file(file: Option<File>, len: u64) -> Result<File> {
-    let file = file.ok_or_else(|| wrong("lacks a file of its memory"))?;
+    let file = file.ok_or_else(|| wrong("came without a file of its memory"))?;
     let unknown = |source| Error::host("look at shared guest memory", source);
     let metadata = file.metadata().map_err(unknown)?;
     if !metadata.is_file() {
-        return Err(wrong("has memory that is no regular file"));
+        return Err(wrong("has a memory file that is not a regular file"));
     }
     // The file of a diff's pages has their list at its end.
     if metadata.len() < len {
@@ -257,7 +257,7 @@ fn memory_file(file: Option<File>, len: u64) -> Result<File> {
         )));
     }
     match can_change(&file).map_err(unknown)? {
-        true => Err(wrong("has memory that could still be changed")),
+        true => Err(wrong("has a memory file that is not sealed against changes")),
         false => Ok(file),
     }
 }

@@ -151,7 +151,7 @@ fn lazy_memory_is_sent_as_its_pack_and_stays_packed() {
         [file_of(pack)].into_iter().chain(others).collect::<Vec<_>>()
     };
     for pack in [&other, &longer] {
-        refused(&parts.message(&files), &with(pack), "has another pack than it says");
+        refused(&parts.message(&files), &with(pack), "came with a pack that is not the one it names");
     }
     refused(&parts.message(&files), &with(&bytes[..bytes.len() - 1]), "memory.pack");
     refused(&parts.message(&files), &with(b""), "memory.pack");
@@ -226,13 +226,13 @@ fn files_that_are_not_what_they_should_be_are_refused() {
         files[at] = file;
         files
     };
-    refused(&parts.message(&files), &with(0, file(b"open")), "could still be changed");
-    refused(&parts.message(&files), &with(1, file(b"open")), "could still be changed");
+    refused(&parts.message(&files), &with(0, file(b"open")), "is not sealed against changes");
+    refused(&parts.message(&files), &with(1, file(b"open")), "is not sealed against changes");
     let short = fresh(LEN - PAGE).unwrap();
     seal(&short).unwrap();
     refused(&parts.message(&files), &with(0, short), "has a memory file of 8384512 bytes for 8388608");
-    refused(&parts.message(&files), &with(0, File::open("/dev/null").unwrap()), "no regular file");
-    refused(&parts.message(&files), &with(2, File::open("/dev/null").unwrap()), "a layer for layered");
+    refused(&parts.message(&files), &with(0, File::open("/dev/null").unwrap()), "is not a regular file");
+    refused(&parts.message(&files), &with(2, File::open("/dev/null").unwrap()), "a layer for disk layered");
     // All descriptors arrive, but fewer than the header needs.
     refused(&parts.message(&files[..2]), &files[..2], "has 2 files, not 3");
 }
@@ -259,9 +259,9 @@ fn forged_claims_of_a_handover_are_refused() {
     let (mut parts, files) = Parts::of(&snapshot());
     let about = String::from_utf8(parts.about.clone()).unwrap();
     parts.about = about.replace("layered", "whole").into_bytes();
-    refused(&parts.message(&files), &files, "names other layers than those of its disks");
+    refused(&parts.message(&files), &files, "names layers that are not those of its disks");
     parts.about = about.replace(r#"["layered"]"#, "[]").into_bytes();
-    refused(&parts.message(&files), &files, "names other layers");
+    refused(&parts.message(&files), &files, "names layers that are not");
     parts.about = b"{}".to_vec();
     refused(&parts.message(&files), &files, "cannot be decoded");
     parts.about = about.into_bytes();
@@ -272,8 +272,8 @@ fn forged_claims_of_a_handover_are_refused() {
 #[test]
 fn another_program_at_the_other_end_is_noticed() {
     let error = received(|mut socket| socket.write_all(&[7; 4096]).unwrap_or(())).unwrap_err();
-    assert!(error.to_string().contains("is nothing that this volt-vmm sends"), "{error}");
+    assert!(error.to_string().contains("is not a message of this version of volt-vmm"), "{error}");
     let mut lying = wire::encode(&[&[1], &[], &[]], 0);
     lying[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
-    refused(&lying, &[], "more than there can be");
+    refused(&lying, &[], "a part has at most");
 }

@@ -102,7 +102,7 @@ pub fn receive(from: &UnixStream, longest: u64) -> io::Result<Result<Received, S
     }
     let word = |at: usize| u64::from_le_bytes(header[at * 8..][..8].try_into().expect("8 bytes"));
     if word(0) != MAGIC || word(1) != VERSION {
-        return Ok(Err("is nothing that this volt-vmm sends".to_owned()));
+        return Ok(Err("is not a message of this version of volt-vmm".to_owned()));
     }
     let mut digest = CRC.digest();
     digest.update(&header[..WORDS * 8]);
@@ -110,16 +110,16 @@ pub fn receive(from: &UnixStream, longest: u64) -> io::Result<Result<Received, S
     for (at, part) in (2..).zip(&mut parts) {
         let len = word(at);
         if len > longest {
-            return Ok(Err(format!("has a part of {len} bytes, which is more than there can be")));
+            return Ok(Err(format!("has a part of {len} bytes; a part has at most {longest}")));
         }
         let found = from.take(len).read_to_end(part)? as u64;
         if found != len {
-            return Ok(Err(format!("is cut off: {found} bytes of a part of {len}")));
+            return Ok(Err(format!("is cut off: only {found} of the {len} bytes of a part arrived")));
         }
         digest.update(part);
     }
     if digest.finalize() != word(WORDS) {
-        return Ok(Err("is damaged: its checksum is not that of what came".to_owned()));
+        return Ok(Err("is damaged: the received bytes do not match its checksum".to_owned()));
     }
     let expected = word(WORDS - 1);
     if files.len() as u64 != expected {
@@ -151,7 +151,8 @@ fn receive_some(
     }
     match got.flags.contains(ReturnFlags::CTRUNC) {
         true => {
-            Ok(Err("has more descriptors than there can be, or than this process has room for".to_owned()))
+            Ok(Err("came with more descriptors than a message may have, or than this process may open"
+                .to_owned()))
         }
         false => Ok(Ok(got.bytes)),
     }
