@@ -129,7 +129,7 @@ run_in_kept() {
     mv "$work/unchanged" "$kept/sent"
     kept_command=$number
     echo "run $number" >"$kept/orders.in"
-    deadline=$((SECONDS + seconds))
+    deadline=$((SECONDS + seconds + GRACE))
     while :; do
         line=$(grep -m 1 "^status $number " "$kept/status" || :)
         pass_on 1 "$kept/stdout"
@@ -138,7 +138,7 @@ run_in_kept() {
         [ -z "$line" ] || break
         is_process "$(cat "$kept/keeper" 2>/dev/null)" || { kept_command="" && fail "the kept lab ended"; }
         if [ "$SECONDS" -ge "$deadline" ]; then
-            say "time limit: the command did not end within $seconds s"
+            say "time limit: the lab did not end the command within $seconds + $GRACE s"
             exit "$TIMED_OUT"
         fi
         if [ "$(stat -c %s "$kept/status")" != "$size" ]; then

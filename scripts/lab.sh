@@ -22,6 +22,8 @@ OUTS_SIZE=256G # sparse
 FAILED=125
 NO_KERNEL=126
 TIMED_OUT=124
+# Seconds after the time limit in which the lab may still end the command and copy out its files.
+GRACE=60
 
 usage() {
     cat <<END
@@ -36,8 +38,8 @@ tmpfs. Standard output and standard error are passed on as they come.
 Options:
   --file HOST[:GUEST]    copy a file or directory into the lab, to GUEST (default: its name in /lab). Modes
                          and holes are kept; a dynamic program brings its shared libraries. Repeatable
-  --out GUEST:HOST       copy a file or directory back once the command has ended, with any status, but not
-                         after its time limit. Repeatable
+  --out GUEST:HOST       copy a file or directory back once the command has ended, with any status, or was
+                         ended at its time limit. Repeatable
   --log HOST             write to HOST, as it comes, all that COMMAND writes to the device named by
                          VOLT_LAB_LOG. HOST.stalled has the part before a stall
   --time SECONDS         limit the command to this time (default 300; the boot does not count)
@@ -282,7 +284,8 @@ accompany() {
     (
         sleep "$(cat /.lab/seconds)"
         {
-            echo "lab: time is running out; processes that still run, and where in the kernel they wait:"
+            echo "lab: time limit: the command did not end within $(cat /.lab/seconds) s"
+            echo "lab: processes that still run, and where in the kernel they wait:"
             for process in /proc/[0-9]*; do
                 line=$(tr '\0' ' ' <"$process/cmdline")
                 [ -n "$line" ] || continue
@@ -292,7 +295,16 @@ accompany() {
                 done
             done
         } >/run/stderr
+        : >/run/expired
+        kill -9 "$(cat /run/command)"
     ) >/dev/null 2>&1 7>&- &
+}
+
+# Runs the command. Its process is the one in /run/command.
+run_command() {
+    cd /lab
+    sh -c 'echo $$ >/run/command && exec sh /.lab/command' \
+        </dev/null >/run/stdout 2>/run/stderr 7>&- 8<&- 9>&-
 }
 
 help_out() {
@@ -303,6 +315,8 @@ help_out() {
 # Ends the command's remaining processes, and copies out the files of --out. An archive that is cut short
 # counts as a failure of the lab, because its files look whole to the host.
 clear_away() {
+    [ ! -e /run/expired ] || status=124
+    rm -f /run/expired
     # A remaining process may hold the pipes open: give them a moment, then end everything.
     for try in 1 2 3 4 5 6 7 8 9 10; do
         kill -0 $out 2>/dev/null || kill -0 $err 2>/dev/null || break
@@ -337,8 +351,7 @@ serve() {
             echo 'echo "lab: cannot unpack the files: $(cat /run/tar-log)" >&2; exit 125' >/.lab/command
         accompany
         (
-            cd /lab
-            sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&- 8<&- 9>&-
+            run_command
             echo "ended $number $?" >/run/orders
         ) &
         while read -r order which status <&9; do
@@ -360,8 +373,7 @@ serve() {
 [ ! -e /.lab/kept ] || serve
 echo started >&7
 accompany
-cd /lab
-sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&-
+run_command
 status=$?
 clear_away
 sync
@@ -413,10 +425,10 @@ prepare_outs() {
     done
 }
 
-# Writes the command, quoted for the shell of level 1, and the time at which to list its running processes.
+# Writes the command, quoted for the shell of level 1, and its time limit.
 write_command() {
     local argument
-    echo "$((seconds > 20 ? seconds - 10 : seconds))" >"$root/.lab/seconds"
+    echo "$seconds" >"$root/.lab/seconds"
     {
         printf 'exec'
         for argument in "$@"; do printf " '%s'" "${argument//\'/\'\\\'\'}"; done
@@ -514,10 +526,10 @@ attempt() {
         partial+=$part
         now=$SECONDS
         if [ -n "$started" ]; then
-            limit=$((started + seconds))
+            limit=$((started + seconds + GRACE))
             if [ "$now" -ge "$limit" ]; then
                 end_qemu 0
-                say "time limit: the command did not end within $seconds s"
+                say "time limit: the lab did not end the command within $seconds + $GRACE s"
                 exit "$TIMED_OUT"
             fi
         else

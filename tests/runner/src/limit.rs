@@ -35,7 +35,7 @@ thread_local! {
     static PANIC: RefCell<PanicMessage> = RefCell::default();
 }
 
-/// The message of the last panic on the thread of a test. The runner reads it even if that thread then blocks.
+/// The message of the last panic on the thread of a test. The runner reads it even if the thread then blocks.
 type PanicMessage = Arc<Mutex<Option<String>>>;
 
 fn take(panic: &PanicMessage) -> Option<String> {
