@@ -125,14 +125,16 @@ pub(crate) fn run_limited(case: &Case, is_alone: bool) -> (Outcome, Duration) {
         eprintln!("{} has run for {LONG:?}; its limit is {:?}", case.name, case.limit);
         received = ended.recv_timeout(case.limit - LONG);
     }
-    let outcome = received.unwrap_or_else(|_| {
-        let message = format!("did not end within its limit of {:?}", case.limit);
-        eprintln!("LIMIT: {} {message}", case.name);
-        Outcome::TimedOut(message)
-    });
+    let is_over = received.is_err();
+    let outcome = received
+        .unwrap_or_else(|_| Outcome::TimedOut(format!("did not end within its limit of {:?}", case.limit)));
     let Outcome::TimedOut(message) = outcome else { return (outcome, start.elapsed()) };
     // A thread that unwinds can block too, in a destructor.
-    let message = take(&panic).map_or(message.clone(), |panic| format!("{panic}\n{message}"));
+    let panic = take(&panic);
+    if is_over && panic.is_none() {
+        eprintln!("LIMIT: {} {message}", case.name);
+    }
+    let message = panic.into_iter().chain([message]).collect::<Vec<_>>().join("\n");
     if let Ok(thread) = thread_id.try_recv() {
         if is_alone {
             kill_all_children();
