@@ -49,9 +49,10 @@ Options:
                          tenfold
   --level-1 KERNEL       choose the lab's own kernel: stable (the default) is Debian's; backports is the newer
                          one in the backports of this Debian release
-  --keep                 run COMMAND in the lab that this checkout keeps; boot that lab first if none runs.
-                         The next COMMAND starts within 2 s: only changed files are sent again. Files in
-                         /lab stay; processes end, and /tmp is emptied. One command runs at a time
+  --keep                 run COMMAND in the lab that this checkout keeps; boot that lab first if none runs
+                         or these scripts have changed. The next COMMAND starts within 2 s: only changed files
+                         are sent again. Files in /lab stay; processes end, and /tmp is emptied. One command
+                         runs at a time
   --owner PID            end the kept lab with this process (default: the parent of this script, such as a
                          shell)
   --status               say whether a lab is kept; exit status 0 if so, 1 if not
@@ -641,6 +642,7 @@ main() {
         fail "--level-1 wants stable or backports, not '$level_1'"
     if [ -n "$keep" ]; then
         claim_kept
+        end_outdated
         ! kept_runs || memory=${memory:-1}
         memory=${memory:-$KEPT_MEMORY}
     fi
