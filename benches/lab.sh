@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs a benchmark in the lab (scripts/lab.sh), on real kvm_amd. The clock there is emulated: compare ratios,
-# not absolute numbers.
+# Runs a benchmark with the real kvm_amd on an emulated processor (scripts/lab.sh). Its clock is emulated too:
+# compare ratios, not absolute numbers.
 #
-#   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                 time of a restore
-#   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md speed of virtio devices, beside QEMU's
-#   benches/lab.sh instructions [OPTION...]                             the same, counting instructions
+#   benches/lab.sh [OPTION...] > docs/benchmarks-lab.md                  times restores
+#   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md  compares virtio devices with QEMU's
+#   benches/lab.sh instructions [OPTION...]                              does so in counted instructions
 #
-# The options are those of the benchmarks: `cargo bench -p volt-benches --bench restore -- --help`, and
-# `--bench devices`.
+# OPTION is an option of the benchmark: see `cargo bench -p volt-benches --bench restore -- --help`, and the
+# same with `--bench devices` for the other two.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,11 +26,11 @@ restore() {
     cat <<'END_OF_TEXT'
 # Benchmarks in the lab
 
-`benches/lab.sh > docs/benchmarks-lab.md` writes this page: the restore benchmark under real kvm_amd on an
-emulated processor (scripts/lab.sh). It is for the ratio of a large guest to a small one, where KVM does not
-allocate for every page of a memory slot. Milliseconds mean nothing here, and neither does volt-vmm beside
-its floor: the emulator translates a program anew wherever it is loaded. volt-vmm, being
-position-independent, is loaded elsewhere each time, and the floor is not.
+`benches/lab.sh > docs/benchmarks-lab.md` writes this page. It runs the restore benchmark with the real
+kvm_amd on an emulated processor (scripts/lab.sh). Compare a large guest with a small one: this KVM does not
+allocate for every page of a memory slot. Do not compare milliseconds, or volt-vmm with its floor. The
+emulator translates code again when its address changes. volt-vmm is position-independent and starts at
+another address each time; the floor always starts at the same one.
 
 END_OF_TEXT
     exec scripts/lab.sh --memory 5120 --time 900 \
@@ -39,12 +39,12 @@ END_OF_TEXT
         --runs 20 --qemu-runs 0 --only whole,library "$@"
 }
 
-# Sets $files to the files of a run. They include QEMU, and its firmware and option ROM, with which a microvm
-# boots an ELF kernel.
-gather() {
+# Sets $files to the files that the devices benchmark needs. A microvm of QEMU boots an ELF kernel by its
+# firmware and option ROM.
+collect_files() {
     local file
     file=$(command -v qemu-system-x86_64) ||
-        { echo "benches/lab.sh: qemu-system-x86_64 is missing" >&2 && exit 1; }
+        { echo "benches/lab.sh: qemu-system-x86_64 is missing; install qemu-system-x86" >&2 && exit 1; }
     files=(--file "$program:/lab/devices-bench" --file "$volt:/lab/volt-vmm")
     files+=(--file "$file:/usr/bin/qemu-system-x86_64")
     files+=(--file "$(kernel/build.sh):/lab/vmlinux" --file "$(kernel/guest/build.sh):/lab/initrd")
@@ -55,36 +55,37 @@ gather() {
     done
 }
 
-# Measures devices by a clock that counts instructions of guest, VMM and host kernel, 2 ns each. It does not
-# depend on other work of the machine. It leaves out the emulator's own work, which is large for leaving a
-# guest and for switching threads.
+# Runs the devices benchmark by a clock that advances 2 ns with each instruction of guest, VMM and lab kernel.
+# Other load on the host does not change the results. The clock leaves out the emulator's own work, most of
+# which goes to guest exits and thread switches.
 instructions() {
-    gather
+    collect_files
     in_lab --count-instructions "${files[@]}" -- --rounds 2 --ms 100 "$@"
 }
 
 devices() {
-    gather
+    collect_files
     cat <<'END_OF_TEXT'
 # Virtio devices in the lab
 
-`benches/lab.sh devices > docs/benchmarks-devices-lab.md` writes this page: the virtio devices of a Linux
-guest under volt-vmm and of the same guest under QEMU microvm, under real kvm_amd on an emulated processor
-(scripts/lab.sh). Both VMs run at once. Each measurement is made under one and then under the other, while
-the other is idle. Compare ratios: above 1, volt-vmm is better. The emulated processor is one, which guest,
-VMM and host share. The comparison is therefore of their work for a request, not of work at the same time.
-Disks are raw images, read and written past the guest's page cache and through the host's (cache=writeback),
-which holds all of them. Engines are named as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with
-queues as long as volt-vmm's.
+`benches/lab.sh devices > docs/benchmarks-devices-lab.md` writes this page. It measures the virtio devices of
+one Linux guest under volt-vmm and under QEMU microvm, with the real kvm_amd on an emulated processor
+(scripts/lab.sh). Both VMs run; each measurement is made in one and then in the other, while the first is
+idle. Compare ratios: above 1, volt-vmm is better. Guest, VMM and host share one emulated processor. The
+ratios therefore compare work per request, not work in parallel.
 
-The cost of an instruction depends on the emulator, to which leaving a guest and switching threads is dear,
-and on other work of the machine.
+Disks are raw images. The guest bypasses its page cache; the host's page cache (cache=writeback) holds all
+images. Disk engines are written as volt-vmm's / QEMU's. QEMU runs with `vhost=off` and with queues as long
+as volt-vmm's.
+
+The time of an instruction depends on other load on the host and on the emulator, in which guest exits and
+thread switches are slow.
 
 END_OF_TEXT
     in_lab "${files[@]}" -- --rounds 9 --ms 500 "$@"
 }
 
-# in_lab LAB_OPTION... -- OPTION...: runs the devices benchmark in the lab.
+# in_lab LAB_OPTION... -- OPTION...: runs the devices benchmark in the lab with these options.
 in_lab() {
     local options=()
     while [ "$1" != -- ]; do options+=("$1") && shift; done

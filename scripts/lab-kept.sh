@@ -28,6 +28,19 @@ claim_kept() {
 
 kept_runs() { [ -O "$kept" ] && [ -e "$kept/ready" ] && is_process "$(cat "$kept/keeper")"; }
 
+# Prints the digest of these scripts, which make the init of the lab.
+digest_of_scripts() { cat "${BASH_SOURCE[0]}" "$(dirname "${BASH_SOURCE[0]}")/lab.sh" | sha256sum; }
+
+# Ends the kept lab if other versions of these scripts booted it. The next one takes over its memory and its
+# owner.
+end_outdated() {
+    kept_runs && [ "$(cat "$kept/scripts" 2>/dev/null)" != "$(digest_of_scripts)" ] || return 0
+    say "the scripts have changed since the kept lab was booted; booting a new one"
+    memory=${memory:-$(cat "$kept/memory")}
+    owner=$(cut -d ' ' -f 1 "$kept/owner")
+    end_kept
+}
+
 # process PID: names a process by its number and start time, since numbers are used again.
 # is_process NAME: whether the process of this name runs.
 process() { awk '{ sub(/.*\) /, ""); print pid, $20 }' pid="$1" "/proc/$1/stat" 2>/dev/null; }
@@ -71,6 +84,7 @@ boot_kept() {
     echo "$level_1" >"$kept/level-1"
     echo "$memory" >"$kept/memory"
     echo "$owner" >"$kept/owner"
+    digest_of_scripts >"$kept/scripts"
     : >"$kept/status"
     : >"$kept/sent"
     set -m
@@ -129,7 +143,7 @@ run_in_kept() {
     mv "$work/unchanged" "$kept/sent"
     kept_command=$number
     echo "run $number" >"$kept/orders.in"
-    deadline=$((SECONDS + seconds))
+    deadline=$((SECONDS + seconds + GRACE))
     while :; do
         line=$(grep -m 1 "^status $number " "$kept/status" || :)
         pass_on 1 "$kept/stdout"
@@ -138,7 +152,7 @@ run_in_kept() {
         [ -z "$line" ] || break
         is_process "$(cat "$kept/keeper" 2>/dev/null)" || { kept_command="" && fail "the kept lab ended"; }
         if [ "$SECONDS" -ge "$deadline" ]; then
-            say "time limit: the command did not end within $seconds s"
+            say "time limit: the lab did not end the command within $seconds + $GRACE s"
             exit "$TIMED_OUT"
         fi
         if [ "$(stat -c %s "$kept/status")" != "$size" ]; then

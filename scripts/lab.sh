@@ -22,6 +22,8 @@ OUTS_SIZE=256G # sparse
 FAILED=125
 NO_KERNEL=126
 TIMED_OUT=124
+# Seconds after the time limit in which the lab may still end the command and copy out its files.
+GRACE=60
 
 usage() {
     cat <<END
@@ -36,8 +38,8 @@ tmpfs. Standard output and standard error are passed on as they come.
 Options:
   --file HOST[:GUEST]    copy a file or directory into the lab, to GUEST (default: its name in /lab). Modes
                          and holes are kept; a dynamic program brings its shared libraries. Repeatable
-  --out GUEST:HOST       copy a file or directory back once the command has ended, with any status, but not
-                         after its time limit. Repeatable
+  --out GUEST:HOST       copy a file or directory back once the command has ended, with any status, or was
+                         ended at its time limit. Repeatable
   --log HOST             write to HOST, as it comes, all that COMMAND writes to the device named by
                          VOLT_LAB_LOG. HOST.stalled has the part before a stall
   --time SECONDS         limit the command to this time (default 300; the boot does not count)
@@ -47,9 +49,10 @@ Options:
                          tenfold
   --level-1 KERNEL       choose the lab's own kernel: stable (the default) is Debian's; backports is the newer
                          one in the backports of this Debian release
-  --keep                 run COMMAND in the lab that this checkout keeps; boot that lab first if none runs.
-                         The next COMMAND starts within 2 s: only changed files are sent again. Files in
-                         /lab stay; processes end, and /tmp is emptied. One command runs at a time
+  --keep                 run COMMAND in the lab that this checkout keeps; boot that lab first if none runs
+                         or these scripts have changed. The next COMMAND starts within 2 s: only changed files
+                         are sent again. Files in /lab stay; processes end, and /tmp is emptied. One command
+                         runs at a time
   --owner PID            end the kept lab with this process (default: the parent of this script, such as a
                          shell)
   --status               say whether a lab is kept; exit status 0 if so, 1 if not
@@ -297,7 +300,8 @@ accompany() {
     (
         sleep "$(cat /.lab/seconds)"
         {
-            echo "lab: time is running out; processes that still run, and where in the kernel they wait:"
+            echo "lab: time limit: the command did not end within $(cat /.lab/seconds) s"
+            echo "lab: processes that still run, and where in the kernel they wait:"
             for process in /proc/[0-9]*; do
                 line=$(tr '\0' ' ' <"$process/cmdline")
                 [ -n "$line" ] || continue
@@ -307,7 +311,16 @@ accompany() {
                 done
             done
         } >/run/stderr
+        : >/run/expired
+        kill -9 "$(cat /run/command)"
     ) >/dev/null 2>&1 7>&- &
+}
+
+# Runs the command. Its process is the one in /run/command.
+run_command() {
+    cd /lab
+    sh -c 'echo $$ >/run/command && exec sh /.lab/command' \
+        </dev/null >/run/stdout 2>/run/stderr 7>&- 8<&- 9>&-
 }
 
 help_out() {
@@ -318,6 +331,8 @@ help_out() {
 # Ends the command's remaining processes, and copies out the files of --out. An archive that is cut short
 # counts as a failure of the lab, because its files look whole to the host.
 clear_away() {
+    [ ! -e /run/expired ] || status=124
+    rm -f /run/expired
     # A remaining process may hold the pipes open: give them a moment, then end everything.
     for try in 1 2 3 4 5 6 7 8 9 10; do
         kill -0 $out 2>/dev/null || kill -0 $err 2>/dev/null || break
@@ -352,8 +367,7 @@ serve() {
             echo 'echo "lab: cannot unpack the files: $(cat /run/tar-log)" >&2; exit 125' >/.lab/command
         accompany
         (
-            cd /lab
-            sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&- 8<&- 9>&-
+            run_command
             echo "ended $number $?" >/run/orders
         ) &
         while read -r order which status <&9; do
@@ -375,8 +389,7 @@ serve() {
 [ ! -e /.lab/kept ] || serve
 echo started >&7
 accompany
-cd /lab
-sh /.lab/command </dev/null >/run/stdout 2>/run/stderr 7>&-
+run_command
 status=$?
 clear_away
 sync
@@ -428,10 +441,10 @@ prepare_outs() {
     done
 }
 
-# Writes the command, quoted for the shell of level 1, and the time at which to list its running processes.
+# Writes the command, quoted for the shell of level 1, and its time limit.
 write_command() {
     local argument
-    echo "$((seconds > 20 ? seconds - 10 : seconds))" >"$root/.lab/seconds"
+    echo "$seconds" >"$root/.lab/seconds"
     {
         printf 'exec'
         for argument in "$@"; do printf " '%s'" "${argument//\'/\'\\\'\'}"; done
@@ -529,10 +542,10 @@ attempt() {
         partial+=$part
         now=$SECONDS
         if [ -n "$started" ]; then
-            limit=$((started + seconds))
+            limit=$((started + seconds + GRACE))
             if [ "$now" -ge "$limit" ]; then
                 end_qemu 0
-                say "time limit: the command did not end within $seconds s"
+                say "time limit: the lab did not end the command within $seconds + $GRACE s"
                 exit "$TIMED_OUT"
             fi
         else
@@ -644,6 +657,7 @@ main() {
         fail "--level-1 wants stable or backports, not '$level_1'"
     if [ -n "$keep" ]; then
         claim_kept
+        end_outdated
         ! kept_runs || memory=${memory:-1}
         memory=${memory:-$KEPT_MEMORY}
     fi

@@ -33,8 +33,7 @@ fn run(options: &Options) -> Result<()> {
     let initrd = given(&options.initrd, built::initrd)?;
     let able = Command::new(&volt_vmm).args(["doctor", "--can-run-linux"]).stdout(Stdio::null()).status();
     if !able.or_say(&format!("run {}", volt_vmm.display()))?.success() {
-        return Err("this host's KVM does not run Linux guests; benches/lab.sh devices goes where one does"
-            .to_owned());
+        return Err("this host's KVM cannot run Linux guests; run benches/lab.sh devices instead".to_owned());
     }
     let images = options.images.clone().unwrap_or_else(std::env::temp_dir);
     let parts = Parts {

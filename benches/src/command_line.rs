@@ -57,13 +57,13 @@ mod tests {
 
     #[derive(Debug, Parser)]
     #[command(args_override_self = true)]
-    struct Options {
+    struct PartOptions {
         #[command(flatten)]
         only: Only<Part>,
     }
 
     fn parse(line: &str) -> std::result::Result<Only<Part>, String> {
-        let options = Options::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()));
+        let options = PartOptions::try_parse_from(["bench"].into_iter().chain(line.split_whitespace()));
         options.map(|options| options.only).map_err(|error| error.to_string())
     }
 

@@ -79,13 +79,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Options {
+    struct BenchOptions {
         #[command(flatten)]
         of_memory: MemoryOptions,
     }
 
     fn parse(line: &str) -> MemoryOptions {
-        Options::try_parse_from(["bench"].into_iter().chain(line.split_whitespace())).unwrap().of_memory
+        BenchOptions::try_parse_from(["bench"].into_iter().chain(line.split_whitespace())).unwrap().of_memory
     }
 
     #[test]

@@ -95,8 +95,10 @@ impl Suite {
         limit::keep_panics();
         let report = Arc::new(Report::new(self.name, options)?);
         let cases: Vec<Arc<Case>> = cases.into_iter().map(Arc::new).collect();
-        let trials = cases.iter().map(|case| trial(case, &report)).collect();
-        let conclusion = libtest_mimic::run(&options.for_mimic(), trials);
+        let for_mimic = options.for_mimic();
+        let is_alone = for_mimic.test_threads == Some(1);
+        let trials = cases.iter().map(|case| trial(case, &report, is_alone)).collect();
+        let conclusion = libtest_mimic::run(&for_mimic, trials);
         if options.rerun_failed {
             cases.iter().for_each(|case| rerun(case, &report));
         }
@@ -138,7 +140,7 @@ impl Suite {
 /// libtest's exit status of a run with failures.
 const FAILED: i32 = 101;
 
-fn trial(case: &Arc<Case>, report: &Arc<Report>) -> Trial {
+fn trial(case: &Arc<Case>, report: &Arc<Report>, is_alone: bool) -> Trial {
     let (case, report) = (Arc::clone(case), Arc::clone(report));
     Trial::ignorable_test(case.name.clone(), move || {
         report.started(&case.name);
@@ -146,7 +148,7 @@ fn trial(case: &Arc<Case>, report: &Arc<Report>) -> Trial {
             report.ended(&case.name, Duration::ZERO, Outcome::Skipped(lack.clone()));
             return Ok(Completion::ignored_with(lack));
         }
-        let (outcome, took) = run_limited(&case);
+        let (outcome, took) = run_limited(&case, is_alone);
         report.ended(&case.name, took, outcome.clone());
         match outcome {
             Outcome::Passed => Ok(Completion::Completed),
@@ -160,7 +162,7 @@ fn trial(case: &Arc<Case>, report: &Arc<Report>) -> Trial {
 /// past its limit may still run and is left alone.
 fn rerun(case: &Case, report: &Report) {
     if report.has_failed(&case.name) {
-        let (outcome, _) = run_limited(case);
+        let (outcome, _) = run_limited(case, true);
         report.reran(&case.name, &outcome);
     }
 }

@@ -1,14 +1,15 @@
 //! Runs one test on a thread of its own, which is abandoned when the limit has passed: no thread can be
-//! ended from outside. The processes that the thread started are killed.
+//! ended from outside. The processes that the thread started are killed, and those of its helper threads if
+//! no other test runs.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::Case;
-use crate::children::{kill_children, thread_runs};
+use crate::children::{kill_all_children, kill_children, thread_runs};
 
 /// A test that runs longer than this is named, as libtest does.
 const LONG: Duration = Duration::from_secs(60);
@@ -31,7 +32,14 @@ thread_local! {
     static NEEDS: Cell<Option<&'static [(&'static str, crate::Need)]>> = const { Cell::new(None) };
     static WATCHED: RefCell<Option<Sender<Outcome>>> = const { RefCell::new(None) };
     static SKIPPED: RefCell<Option<String>> = const { RefCell::new(None) };
-    static PANICKED: RefCell<Option<String>> = const { RefCell::new(None) };
+    static PANIC: RefCell<PanicMessage> = RefCell::default();
+}
+
+/// The message of the last panic on the thread of a test. The runner reads it even if the thread then blocks.
+type PanicMessage = Arc<Mutex<Option<String>>>;
+
+fn take(panic: &PanicMessage) -> Option<String> {
+    panic.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Counts the running test as skipped, for a reason that only the test itself could find. The test must
@@ -79,25 +87,30 @@ pub(crate) fn keep_panics() {
         std::panic::set_hook(Box::new(move |panic| {
             let at = panic.location().map(ToString::to_string).unwrap_or_default();
             let said = panic.payload_as_str().unwrap_or("(not text)");
-            PANICKED.set(Some(format!("panicked at {at}:\n{said}")));
+            let message = format!("panicked at {at}:\n{said}");
+            PANIC.with_borrow(|kept| *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(message));
             usual(panic);
         }));
     });
 }
 
-/// Runs a test, and returns its outcome and how long it took.
-pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
+/// Runs a test, and returns its outcome and how long it took. `is_alone` tells that no other test runs
+/// meanwhile.
+pub(crate) fn run_limited(case: &Case, is_alone: bool) -> (Outcome, Duration) {
     let start = Instant::now();
     let (done, ended) = channel();
     let (begun, thread_id) = channel();
     let (run, needs) = (case.test.run, case.test.needs);
+    let panic = PanicMessage::default();
+    let kept = Arc::clone(&panic);
     let thread = std::thread::Builder::new().name(case.name.clone()).spawn(move || {
         NEEDS.set(Some(needs));
         WATCHED.set(Some(done.clone()));
+        PANIC.set(Arc::clone(&kept));
         let _ = begun.send(rustix::thread::gettid());
         let result = catch_unwind(AssertUnwindSafe(run));
         let outcome = match (result, SKIPPED.take()) {
-            (Err(_), _) => Outcome::Failed(PANICKED.take().unwrap_or_default()),
+            (Err(_), _) => Outcome::Failed(take(&kept).unwrap_or_default()),
             (Ok(()), Some(reason)) => Outcome::Skipped(reason),
             (Ok(()), None) => Outcome::Passed,
         };
@@ -112,13 +125,22 @@ pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
         eprintln!("{} has run for {LONG:?}; its limit is {:?}", case.name, case.limit);
         received = ended.recv_timeout(case.limit - LONG);
     }
-    let outcome = received.unwrap_or_else(|_| {
-        let message = format!("did not end within its limit of {:?}", case.limit);
+    let is_over = received.is_err();
+    let outcome = received
+        .unwrap_or_else(|_| Outcome::TimedOut(format!("did not end within its limit of {:?}", case.limit)));
+    let Outcome::TimedOut(message) = outcome else { return (outcome, start.elapsed()) };
+    // A thread that unwinds can block too, in a destructor.
+    let panic = take(&panic);
+    if is_over && panic.is_none() {
         eprintln!("LIMIT: {} {message}", case.name);
-        Outcome::TimedOut(message)
-    });
-    if let (Outcome::TimedOut(_), Ok(thread)) = (&outcome, thread_id.try_recv()) {
-        kill_children(thread);
+    }
+    let message = panic.into_iter().chain([message]).collect::<Vec<_>>().join("\n");
+    if let Ok(thread) = thread_id.try_recv() {
+        if is_alone {
+            kill_all_children();
+        } else {
+            kill_children(thread);
+        }
         // The death of a child may let the thread go on, and start others.
         let again = move || {
             while thread_runs(thread) {
@@ -128,5 +150,5 @@ pub(crate) fn run_limited(case: &Case) -> (Outcome, Duration) {
         };
         let _ = std::thread::Builder::new().name("abandoned".to_owned()).spawn(again);
     }
-    (outcome, start.elapsed())
+    (Outcome::TimedOut(message), start.elapsed())
 }

@@ -74,13 +74,19 @@ fn test_past_its_limit_fails_by_name_and_the_others_run() {
 
 #[test]
 fn abandoned_test_fails_with_its_message_and_its_processes_end() {
-    use std::process::{Child, Command};
+    use std::io::Read;
+    use std::process::{Child, Command, Stdio};
     use std::sync::Mutex;
-    static CHILD: Mutex<Option<Child>> = Mutex::new(None);
+    static CHILDREN: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+    // A shell and its child.
+    fn start() {
+        let mut command = Command::new("sh");
+        let child = command.args(["-c", "sleep 60; true"]).stdout(Stdio::piped()).spawn().unwrap();
+        CHILDREN.lock().unwrap().push(child);
+    }
     fn blocks() {
-        // A shell and its child.
-        let command = Command::new("sh").args(["-c", "sleep 3600; true"]).spawn().unwrap();
-        *CHILD.lock().unwrap() = Some(command);
+        start();
+        std::thread::spawn(start).join().unwrap();
         let watch = crate::watch();
         std::thread::spawn(move || watch.abandon("waited in vain".to_owned()));
         std::thread::sleep(Duration::from_secs(3600));
@@ -89,13 +95,59 @@ fn abandoned_test_fails_with_its_message_and_its_processes_end() {
     let files = Files::new("abandon");
     let report = files.path("junit.xml");
     let options = ["--rerun-failed", "--test-threads=1", "--junit", report.to_str().unwrap()];
+    let start = Instant::now();
     let (status, results) = files.run(&TESTS, &options);
     assert_eq!((status, results.len()), (101, 2));
     assert_eq!((&results[0]["outcome"], &results[0]["reason"]), (&"failed".into(), &"waited in vain".into()));
     assert_eq!(results[1]["outcome"], "passed");
     assert!(std::fs::read_to_string(report).unwrap().contains("type=\"limit\""));
-    let ended = CHILD.lock().unwrap().take().unwrap().wait().unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9));
+    for mut child in CHILDREN.lock().unwrap().drain(..) {
+        // The output ends with the last process that has it.
+        child.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
+        let ended = child.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(9));
+    }
+    assert!(start.elapsed() < Duration::from_secs(50), "the processes ended by themselves");
+}
+
+#[test]
+fn panic_is_reported_even_if_its_destructors_do_not_end() {
+    struct Blocks;
+    impl Drop for Blocks {
+        fn drop(&mut self) {
+            let watch = crate::watch();
+            std::thread::spawn(move || watch.abandon("waited in vain".to_owned()));
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    }
+    struct Hangs;
+    impl Drop for Hangs {
+        fn drop(&mut self) {
+            std::thread::sleep(Duration::from_secs(3600));
+        }
+    }
+    fn panics_and_waits() {
+        let _blocks = Blocks;
+        panic!("the cause");
+    }
+    fn panics_and_hangs() {
+        let _hangs = Hangs;
+        panic!("the cause");
+    }
+    static TESTS: [Test; 2] = [
+        Test { limit: Some(Duration::from_millis(500)), ..sample("panics_and_hangs", panics_and_hangs, &[]) },
+        sample("panics_and_waits", panics_and_waits, &[]),
+    ];
+    let (_, results) = Files::new("unwinding").run(&TESTS, &["--test-threads=2"]);
+    let mut reasons: Vec<&str> = results.iter().map(|result| result["reason"].as_str().unwrap()).collect();
+    reasons.sort_unstable_by_key(|reason| reason.lines().last().map(str::to_owned));
+    for (reason, end) in reasons.iter().zip(["did not end within its limit of 500ms", "waited in vain"]) {
+        assert!(
+            reason.starts_with("panicked at ") && reason.ends_with(&format!(":\nthe cause\n{end}")),
+            "{reason}"
+        );
+    }
+    assert_eq!(reasons.len(), 2);
 }
 
 #[test]

@@ -19,24 +19,23 @@ pub enum IrqchipKind {
     Split,
 }
 
+impl IrqchipKind {
+    const ALL: [Self; 2] = [Self::Kernel, Self::Split];
+}
+
 impl FromStr for IrqchipKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "kernel" => Ok(Self::Kernel),
-            "split" => Ok(Self::Split),
-            _ => Err("it is one of kernel, split".to_owned()),
-        }
+        let found = Self::ALL.into_iter().find(|kind| kind.to_string() == text);
+        found.ok_or_else(|| format!("it is one of {}", Self::ALL.map(|kind| kind.to_string()).join(", ")))
     }
 }
 
+/// Writes the name that serde uses.
 impl fmt::Display for IrqchipKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Kernel => "kernel",
-            Self::Split => "split",
-        })
+        self.serialize(f)
     }
 }
 
@@ -46,7 +45,8 @@ mod tests {
 
     #[test]
     fn one_spelling_everywhere() {
-        for kind in [IrqchipKind::Kernel, IrqchipKind::Split] {
+        for (kind, name) in [(IrqchipKind::Kernel, "kernel"), (IrqchipKind::Split, "split")] {
+            assert_eq!(kind.to_string(), name);
             assert_eq!(kind.to_string().parse(), Ok(kind));
             assert_eq!(serde_json::to_string(&kind).unwrap(), format!("\"{kind}\""));
         }

@@ -2,17 +2,21 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::super::chain::UNAVAILABLE;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_WRITE};
+use vm_memory::GuestMemoryBackend;
 
+use super::super::chain::UNAVAILABLE;
 use super::properties::place;
 use super::*;
 use crate::error::Error;
+use crate::memory::PAGE;
 use crate::memory::backing::Backing;
 use crate::memory::lazy::fault_service::Service;
 use crate::memory::lazy::faults::Paging;
 use crate::memory::lazy::source::{Chunk as Content, PageSource, TestSource};
+use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
+use crate::testing::wait_until;
 
 const CHUNK: u64 = 64 << 10;
 const LEN: u64 = 4 << 20;
@@ -121,6 +125,34 @@ fn next_chain_enables_notifications_only_if_there_is_no_chain() {
     assert!(queue.next_chain(ram.guest()).unwrap().is_none() && notifies());
     set(RINGS[1] + 2, &2_u16.to_le_bytes());
     assert!(queue.next_chain(ram.guest()).unwrap().is_some());
+}
+
+/// The used ring's page is missing, so enabling notifications faults, and the driver adds a chain then.
+#[test]
+fn chain_added_while_notifications_are_enabled_is_taken() {
+    for event_idx in [false, true] {
+        let memory = GuestMemory::from_ranges(&[(GuestAddress(0), LEN as usize)]).unwrap();
+        let set = |at, bytes: &[u8]| memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        set(RINGS[0], &descriptor(BUFFER * CHUNK, 24, 0));
+        set(RINGS[1], &[0; 6]);
+        let mut queue = VirtQueue::new(8);
+        place(&mut queue, RINGS);
+        queue.ring.set_event_idx(event_idx);
+        queue.ring.set_ready(true);
+        let used = memory.get_host_address(GuestAddress(RINGS[2])).unwrap() as u64;
+        let faults = Userfault::new().unwrap();
+        faults.register(used, PAGE).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                wait_until("notifications are enabled", || faults.has_faults());
+                set(RINGS[1] + 2, &1_u16.to_le_bytes());
+                faults.zero(used, PAGE).unwrap();
+                faults.wake(used, PAGE).unwrap();
+            });
+            assert!(queue.next_chain(&memory).unwrap().is_some());
+        });
+        assert!(queue.next_chain(&memory).unwrap().is_none());
+    }
 }
 
 type Call = fn(&mut VirtQueue, &GuestMemory) -> Result<(), DeviceFailed>;

@@ -101,7 +101,7 @@ const STOP: u64 = 0;
 const WORK: u64 = 1;
 /// Upper bound of the threads over one base, so also of chunks read at a time; further faults wait. Each
 /// thread that answered a fault keeps a chunk's buffer and a decoder until the service ends.
-const MOST_THREADS: usize = 32;
+pub(super) const MOST_THREADS: usize = 32;
 
 impl Service {
     /// Starts with an empty base for the VMs of this process, which alone can write to it.
@@ -523,7 +523,8 @@ impl Drop for ToldOfPanic<'_> {
             );
             let all: Vec<_> = lock(&self.0.served).values().cloned().collect();
             all.iter().for_each(|served| (served.unreadable)(0..self.0.filler.len(), &error));
-            // This thread does not count as idle, and never will again.
+            // This thread answers no more faults: it counts neither towards the limit of threads nor as idle.
+            lock(&self.0.threads).running.retain(|other| other.thread().id() != thread::current().id());
             if self.0.idle.load(Ordering::Relaxed) == 0 {
                 self.0.begin_next();
             }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::memory::dirty::freeze::freeze;
 use crate::memory::dirty::populated::private_pages;
 use crate::memory::files::data::data_ranges;
 use crate::memory::files::memfd::fresh;
-use crate::memory::lazy::fault_service::Service;
+use crate::memory::lazy::fault_service::{MOST_THREADS, Service};
 use crate::memory::lazy::faults::Paging;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
