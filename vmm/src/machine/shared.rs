@@ -12,7 +12,7 @@ use crate::devices::platform::Platform;
 use crate::devices::serial::Serial;
 use crate::devices::virtio::block::Block;
 use crate::error::{Error, Result};
-use crate::machine::{LentVcpu, Machine};
+use crate::machine::Machine;
 use crate::run_control::{Control, Ending, RunState};
 use crate::sync::lock;
 
@@ -64,11 +64,6 @@ impl SharedMachine {
     /// Returns the state of the VM.
     pub fn state(&self) -> RunState {
         self.control.state()
-    }
-
-    /// Returns the first vCPU, if it waits for a lent thread.
-    pub fn lent_vcpu(&self) -> Option<LentVcpu> {
-        self.on_machine(Machine::lent_vcpu)
     }
 
     /// Sends input to the guest's serial console.

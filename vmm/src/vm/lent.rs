@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::machine::LentVcpu;
+use crate::machine::{LentVcpu, Machine};
 use crate::run_control::Ending;
 use crate::threads;
 use crate::vm::Vm;
@@ -60,7 +60,7 @@ impl LentVm {
 /// A VM whose vCPUs have threads: [`LentVm::run`] waits for its end.
 impl From<Vm> for LentVm {
     fn from(vm: Vm) -> Self {
-        let first_vcpu = vm.machine.lent_vcpu();
+        let first_vcpu = vm.machine.on_machine(Machine::lent_vcpu);
         Self { vm: Arc::new(vm), first_vcpu }
     }
 }

@@ -215,15 +215,11 @@ impl VirtQueue {
     /// # Errors
     /// As [`VirtQueue::put`].
     pub fn disable_notifications(&mut self, memory: &GuestMemory) -> Result<(), DeviceFailed> {
-        if self.ring.ready() {
-            self.has_rings(memory)?;
+        if !self.ring.ready() {
+            return Ok(());
         }
-        match self.ring.ready() {
-            true => {
-                self.ring.disable_notification(memory).map_err(|_| DeviceFailed("a ring outside of memory"))
-            }
-            false => Ok(()),
-        }
+        self.has_rings(memory)?;
+        self.ring.disable_notification(memory).map_err(|_| DeviceFailed("a ring outside of memory"))
     }
 
     /// Tells the driver to notify. Returns true if a chain became available meanwhile, perhaps without a
@@ -232,15 +228,11 @@ impl VirtQueue {
     /// # Errors
     /// As [`VirtQueue::put`].
     pub fn enable_notifications(&mut self, memory: &GuestMemory) -> Result<bool, DeviceFailed> {
-        if self.ring.ready() {
-            self.has_rings(memory)?;
+        if !self.ring.ready() {
+            return Ok(false);
         }
-        match self.ring.ready() {
-            true => {
-                self.ring.enable_notification(memory).map_err(|_| DeviceFailed("a ring outside of memory"))
-            }
-            false => Ok(false),
-        }
+        self.has_rings(memory)?;
+        self.ring.enable_notification(memory).map_err(|_| DeviceFailed("a ring outside of memory"))
     }
 }
 

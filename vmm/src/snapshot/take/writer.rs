@@ -165,7 +165,7 @@ pub(crate) fn write(
                 // A diff did not need the base, so it was not frozen.
                 freeze::complete(&vm.on_machine(|machine| machine.shell().ram.clone()))?;
             }
-            let (file, digest) = write_whole(&captured, options, &room, dir)?;
+            let (file, digest) = write_whole(&captured, bytes, options, &room, dir)?;
             metadata.memory_file = Some(file);
             let base = BaseSnapshot::new(digest, dir.place());
             metadata.memory_digest = Some(base.memory_digest.clone());
@@ -221,11 +221,11 @@ fn write_diff(
 /// Writes all of memory from a capture. Returns what identifies the file, and the digest of memory.
 fn write_whole(
     captured: &Capture,
+    bytes: u64,
     options: &SnapshotOptions,
     room: &DiskSpace<'_>,
     dir: &NewDir,
 ) -> Result<(MemoryFile, u64)> {
-    let bytes = captured.copy.metadata().map_err(|source| dir.failed_to_write(MEMORY_FILE, source))?.len();
     let memory = CapturedMemory::new(captured, bytes)?;
     let progress = &options.progress;
     let Some(packing) = &options.packing else {

@@ -76,7 +76,8 @@ fn copy_made_while_the_disk_is_written_is_the_disk_of_the_last_halt() {
 fn writes_are_logged_only_while_a_copy_is_made() {
     let based = LayerFixture::new();
     let mut disk = Block::open(&based.layer("layer")).unwrap();
-    disk.storage.log_write(0, 1 << 16);
+    disk.storage.begin_write(0, 1 << 16).unwrap().unwrap();
+    disk.storage.end_write(0, 1 << 16, Ok(())).unwrap();
     assert!(disk.take_written().is_empty());
     drop(disk);
     assert!(Block::open(&super::disk(&based.base)).unwrap().begin_copy().unwrap().is_none(), "no layer");

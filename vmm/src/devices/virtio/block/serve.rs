@@ -104,9 +104,6 @@ impl Block {
             BlockRequest::Flush => self.cache == Cache::Unsafe,
             _ => false,
         };
-        if let (Some(_), BlockRequest::Write { at, from }) = (&self.uring, &request) {
-            self.storage.log_write(*at, from.len() as u64);
-        }
         if let Some(uring) = self.uring.as_mut().filter(|_| !runs_at_once)
             && let Some(prepared) = uring.prepare(&mut *self.storage, &request)
         {

@@ -105,7 +105,4 @@ pub trait Storage: Send + std::fmt::Debug {
     fn image(&self) -> Option<&HostFile> {
         None
     }
-
-    /// Logs a write that io_uring may execute at [`Storage::locate`].
-    fn log_write(&mut self, _at: u64, _len: u64) {}
 }

@@ -115,10 +115,6 @@ impl Storage for Overlay {
         }
     }
 
-    fn log_write(&mut self, at: u64, len: u64) {
-        self.write_log.add(at, len);
-    }
-
     /// The layer has the new clusters once the write has ended. Until then reads find the lower files.
     fn begin_write(&mut self, at: u64, len: u64) -> io::Result<Option<FileOffset>> {
         let end = self.map.data() + at + len;
@@ -128,6 +124,7 @@ impl Storage for Overlay {
         let (first, last) = (at / CLUSTER, (at + len - 1) / CLUSTER);
         self.reserve_quota(at, len)?;
         self.copy_up_around(at, len)?;
+        self.write_log.add(at, len);
         self.pending_clusters.extend((first..=last).filter(|cluster| !self.map.has(*cluster)));
         Ok(Some(FileOffset { file: self.layer_number(), at: self.map.data() + at }))
     }
