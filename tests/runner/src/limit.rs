@@ -35,7 +35,7 @@ thread_local! {
     static PANIC: RefCell<PanicMessage> = RefCell::default();
 }
 
-/// The message of the last panic on the thread of a test. The runner reads it even if the thread then blocks.
+/// The messages of the panics on the thread of a test. The runner reads it even if the thread then blocks.
 type PanicMessage = Arc<Mutex<Option<String>>>;
 
 fn take(panic: &PanicMessage) -> Option<String> {
@@ -88,7 +88,11 @@ pub(crate) fn keep_panics() {
             let at = panic.location().map(ToString::to_string).unwrap_or_default();
             let said = panic.payload_as_str().unwrap_or("(not text)");
             let message = format!("panicked at {at}:\n{said}");
-            PANIC.with_borrow(|kept| *kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(message));
+            PANIC.with_borrow(|kept| {
+                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                // A destructor may panic while the first panic unwinds.
+                *kept = kept.take().into_iter().chain([message]).reduce(|first, next| first + "\n" + &next);
+            });
             usual(panic);
         }));
     });

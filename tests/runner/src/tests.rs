@@ -111,7 +111,7 @@ fn abandoned_test_fails_with_its_message_and_its_processes_end() {
 }
 
 #[test]
-fn panic_is_reported_even_if_its_destructors_do_not_end() {
+fn panic_is_reported_whatever_its_destructors_do() {
     struct Blocks;
     impl Drop for Blocks {
         fn drop(&mut self) {
@@ -126,6 +126,16 @@ fn panic_is_reported_even_if_its_destructors_do_not_end() {
             std::thread::sleep(Duration::from_secs(3600));
         }
     }
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            let _ = std::panic::catch_unwind(|| panic!("another"));
+        }
+    }
+    fn panics_again() {
+        let _panics = Panics;
+        panic!("the cause");
+    }
     fn panics_and_waits() {
         let _blocks = Blocks;
         panic!("the cause");
@@ -134,20 +144,20 @@ fn panic_is_reported_even_if_its_destructors_do_not_end() {
         let _hangs = Hangs;
         panic!("the cause");
     }
-    static TESTS: [Test; 2] = [
-        Test { limit: Some(Duration::from_millis(500)), ..sample("panics_and_hangs", panics_and_hangs, &[]) },
+    const LIMIT: Option<Duration> = Some(Duration::from_millis(500));
+    static TESTS: [Test; 3] = [
+        sample("panics_again", panics_again, &[]),
+        Test { limit: LIMIT, ..sample("panics_and_hangs", panics_and_hangs, &[]) },
         sample("panics_and_waits", panics_and_waits, &[]),
     ];
-    let (_, results) = Files::new("unwinding").run(&TESTS, &["--test-threads=2"]);
-    let mut reasons: Vec<&str> = results.iter().map(|result| result["reason"].as_str().unwrap()).collect();
-    reasons.sort_unstable_by_key(|reason| reason.lines().last().map(str::to_owned));
-    for (reason, end) in reasons.iter().zip(["did not end within its limit of 500ms", "waited in vain"]) {
-        assert!(
-            reason.starts_with("panicked at ") && reason.ends_with(&format!(":\nthe cause\n{end}")),
-            "{reason}"
-        );
+    let (_, results) = Files::new("unwinding").run(&TESTS, &["--test-threads=1"]);
+    let ends = ["another", "did not end within its limit of 500ms", "waited in vain"];
+    assert_eq!(results.len(), ends.len());
+    for (result, end) in results.iter().zip(ends) {
+        let reason = result["reason"].as_str().unwrap();
+        assert!(reason.starts_with("panicked at ") && reason.contains(":\nthe cause\n"), "{reason}");
+        assert!(reason.ends_with(end), "{reason}");
     }
-    assert_eq!(reasons.len(), 2);
 }
 
 #[test]
