@@ -1,16 +1,22 @@
 //! Scratch directories of tests. A directory is removed with its last user.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::{FlockOperation, flock};
 
 /// A scratch directory. Cloning shares it.
 #[derive(Clone, Debug)]
 pub struct Scratch(Arc<Directory>);
 
 #[derive(Debug)]
-struct Directory(PathBuf);
+struct Directory {
+    path: PathBuf,
+    /// Locked as long as the directory is used.
+    _lock: File,
+}
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
@@ -28,19 +34,28 @@ impl Scratch {
     pub(crate) fn within(place: &Path) -> Self {
         let name = format!("volt-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = place.join(name);
-        fs::create_dir_all(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
-        Self(Arc::new(Directory(path)))
+        loop {
+            fs::create_dir_all(&path)
+                .unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+            // Another process may have removed it before it was locked.
+            if let Ok(lock) = File::open(&path)
+                && flock(&lock, FlockOperation::LockExclusive).is_ok()
+                && path.exists()
+            {
+                return Self(Arc::new(Directory { path, _lock: lock }));
+            }
+        }
     }
 
-    /// Makes a directory for a static, which is never dropped. Removes the directories of dead test processes
-    /// first.
+    /// Makes a directory for a static, which is never dropped. Removes the directories that no process uses
+    /// first. A lock tells which those are, because a process may be of another PID namespace.
     pub(crate) fn left_behind_by_statics() -> Self {
         for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let owner = name
-                .to_str()
-                .and_then(|name| name.strip_prefix("volt-test-")?.split('-').next()?.parse::<u32>().ok());
-            if owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists()) {
+            let is_scratch = entry.file_name().to_str().is_some_and(|name| name.starts_with("volt-test-"));
+            if is_scratch
+                && let Ok(lock) = File::open(entry.path())
+                && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
+            {
                 let _ = fs::remove_dir_all(entry.path());
             }
         }
@@ -50,13 +65,13 @@ impl Scratch {
     /// Returns the path of `name` in the directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.0.join(name)
+        self.0.path.join(name)
     }
 
     /// Returns the directory's path.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.0.0
+        &self.0.path
     }
 
     /// Returns a new path in the directory: `name-7`.
@@ -97,6 +112,6 @@ pub fn list(directory: &Path) -> Vec<String> {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.path);
     }
 }

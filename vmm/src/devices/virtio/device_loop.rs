@@ -93,8 +93,8 @@ impl Worker {
                 return Err((Error::host(format!("make descriptors for {}", task.name), source), queues));
             }
         };
-        let shift = DeviceLoop { task, queues, watch, begun: false, next: NextTurn::Wait };
-        Ok(Self { stop, idle_slot: Arc::new(Mutex::new(Some(Box::new(shift)))), thread: None })
+        let device_loop = DeviceLoop { task, queues, watch, begun: false, next: NextTurn::Wait };
+        Ok(Self { stop, idle_slot: Arc::new(Mutex::new(Some(Box::new(device_loop)))), thread: None })
     }
 
     /// The device's first turn. The caller takes it without holding a lock.
@@ -109,9 +109,9 @@ impl Worker {
     /// The host has no thread or descriptor left.
     pub(crate) fn settle(&mut self) -> Result<Option<Watch>> {
         let (next, watch) = match &*lock(&self.idle_slot) {
-            Some(shift) if self.thread.is_none() => {
-                let is_broken = shift.task.view.interrupt.is_reset_needed();
-                (shift.next, (!is_broken).then(|| shift.watch.clone()))
+            Some(device_loop) if self.thread.is_none() => {
+                let is_broken = device_loop.task.view.interrupt.is_reset_needed();
+                (device_loop.next, (!is_broken).then(|| device_loop.watch.clone()))
             }
             _ => return Ok(None),
         };
@@ -127,7 +127,7 @@ impl Worker {
     /// The host has no thread or descriptor left. The device stays idle.
     pub(crate) fn start_thread(&mut self) -> Result<()> {
         let name = match &*lock(&self.idle_slot) {
-            Some(shift) if self.thread.is_none() => Arc::clone(&shift.task.name),
+            Some(device_loop) if self.thread.is_none() => Arc::clone(&device_loop.task.name),
             _ => return Ok(()),
         };
         let failed = |source| Error::host(format!("start the worker of {name}"), source);
@@ -153,8 +153,8 @@ impl Worker {
             let _ = self.stop.write(1); // an eventfd that was never written takes a 1
             return thread.join().ok().flatten();
         }
-        let shift = lock(&self.idle_slot).take()?;
-        Some(shift.end())
+        let device_loop = lock(&self.idle_slot).take()?;
+        Some(device_loop.end())
     }
 }
 
@@ -173,10 +173,10 @@ impl FirstTurn {
     /// Takes the turn on this thread, unless the device was stopped or has a thread. A stop waits for the end
     /// of the turn.
     pub(crate) fn take(self) {
-        if let Some(shift) = &mut *lock(&self.0)
-            && !shift.begun
+        if let Some(device_loop) = &mut *lock(&self.0)
+            && !device_loop.begun
         {
-            shift.begin();
+            device_loop.begin();
         }
     }
 }
@@ -306,21 +306,21 @@ impl DeviceLoop {
 }
 
 fn work(idle_slot: &IdleSlot, stop: &EventFd) -> Option<Vec<VirtQueue>> {
-    let mut shift = lock(idle_slot).take()?;
-    if !shift.begun {
-        shift.begin();
+    let mut device_loop = lock(idle_slot).take()?;
+    if !device_loop.begun {
+        device_loop.begin();
     }
     let mut events = Vec::with_capacity(EVENTS);
     loop {
-        if shift.task.view.interrupt.is_reset_needed() {
+        if device_loop.task.view.interrupt.is_reset_needed() {
             await_stop(stop);
             break;
         }
-        if !shift.round(&mut events) {
+        if !device_loop.round(&mut events) {
             break;
         }
     }
-    Some(shift.end())
+    Some(device_loop.end())
 }
 
 /// Waits for the stop event. A failed device does not read its other descriptors, which would wake it again

@@ -1,4 +1,4 @@
-//! Restores a snapshot: opens its files, grants host resources, maps memory, rewinds.
+//! Restores a snapshot: opens it, restores VMs from it, records their working set, rewinds them.
 
 pub mod open;
 pub(crate) mod record;

@@ -99,11 +99,11 @@ impl Guest {
     /// Lets the device do all its work.
     pub fn work(&mut self) {
         if let Some(idle_slot) = self.transport.idle_slot()
-            && let Some(shift) = &mut *lock(&idle_slot)
+            && let Some(device_loop) = &mut *lock(&idle_slot)
         {
-            let rounds = (0..ROUNDS).take_while(|_| shift.try_round()).count();
+            let rounds = (0..ROUNDS).take_while(|_| device_loop.try_round()).count();
             assert!(rounds < ROUNDS, "the device works without end");
-            for queue in shift.queues() {
+            for queue in device_loop.queues() {
                 check_order(queue);
                 let used_ring_and_avail_event = 6 + 8 * u64::from(queue.size());
                 grant(queue.ring.used_ring(), used_ring_and_avail_event);
