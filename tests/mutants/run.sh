@@ -110,6 +110,10 @@ remove_tree() {
     git worktree prune
 }
 
+# Makes cargo build the crates of this workspace again. Another tree that uses $target would get the builds of
+# a mutation, because its files are older than they.
+forget_builds() { rm -rf "$target"/{,"$TRIPLE"/}debug/.fingerprint/volt-*; }
+
 # apply NAME: applies the patch in the worktree.
 apply() {
     patch --quiet --directory="$tree" --strip=1 --fuzz=3 --no-backup-if-mismatch --reject-file=- \
@@ -395,7 +399,7 @@ main() {
     # Lies outside this tree, where cargo would read its configuration twice and rebuild everything.
     tree=${TMPDIR:-/tmp}/volt-mutants-tree.$(cksum <<<"$target" | cut -d ' ' -f 1) stale=()
     declare -gA verdicts=() reasons=()
-    trap 'remove_tree; rm -rf "$work"' EXIT
+    trap 'remove_tree; forget_builds; rm -rf "$work"' EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
     mkdir "$work/programs"
