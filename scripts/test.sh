@@ -151,12 +151,15 @@ make_second_kernel() {
     [ "$status" -eq "$NO_KERNEL" ] || return "$status"
     result lab "second kernel" skipped "this system's packages have no backports"
 }
-make_debug_program() { cargo build --quiet --locked --package volt-api --bin volt-vmm; }
+# Builds without optimisation select the whole workspace: of fewer packages cargo may select other features of
+# shared dependencies, and then compiles the library once more.
+make_debug_program() { cargo build --quiet --locked --workspace --bin volt-vmm; }
 make_program() { cargo build --quiet --locked --release --package volt-api --bin volt-vmm; }
 
 # The whole-program tests' executables, as $work/small and $work/linux.
 make_whole_program_tests() {
-    cargo test --quiet --locked --package volt-tests --no-run --message-format=json >"$work/built" || return 1
+    cargo test --quiet --locked --workspace --test small --test linux --no-run --message-format=json \
+        >"$work/built" || return 1
     local test executable
     for test in small linux; do
         executable=$(jq -r --arg test "$test" \
@@ -200,11 +203,10 @@ may_handle_faults() {
         [ "$(cat /proc/sys/vm/unprivileged_userfaultfd 2>/dev/null)" = 1 ]
 }
 
-# cargo_unit_tests ARGUMENT...: runs cargo test for all crates but that of the whole-program tests. Without
-# --no-fail-fast the first crate with a failure would hide the others.
+# cargo_unit_tests ARGUMENT...: runs cargo test for all crates. Without --no-fail-fast the first crate with a
+# failure would hide the others.
 cargo_unit_tests() {
-    VOLT_SKIPPED=$work/unit-skipped \
-        cargo test --quiet --locked --no-fail-fast --workspace --exclude volt-tests "$@"
+    VOLT_SKIPPED=$work/unit-skipped cargo test --quiet --locked --no-fail-fast --workspace "$@"
 }
 
 # Sets $skips: the options that leave out the unit tests that this user may not run. Records those whose names
@@ -214,7 +216,7 @@ skip_userfaultfd_tests() {
     skips=()
     ! may_handle_faults || return 0
     for name in "${USERFAULTFD_TESTS[@]}"; do patterns+=(-e "$name") skips+=(--skip "$name"); done
-    cargo_unit_tests --lib --bins --tests -- --list |
+    cargo_unit_tests --lib --bins -- --list |
         sed -n 's/: test$//p' | grep -F "${patterns[@]}" | grep -F -- "$name_part" |
         while read -r name; do result unit "$name" skipped "this user may not handle page faults of KVM"; done
 }
@@ -222,7 +224,12 @@ skip_userfaultfd_tests() {
 unit_tests() {
     local skips status
     skip_userfaultfd_tests
-    cargo_unit_tests -- "${skips[@]}" | tee "$work/unit.log"
+    {
+        status=0
+        cargo_unit_tests --lib --bins -- "${skips[@]}" || status=1
+        cargo_unit_tests --doc || status=1
+        exit "$status"
+    } | tee "$work/unit.log"
     status=${PIPESTATUS[0]}
     record_unit_tests
     return "$status"
@@ -232,7 +239,7 @@ unit_tests() {
 matching_unit_tests() {
     local skips status
     skip_userfaultfd_tests
-    cargo_unit_tests --lib --bins --tests -- "$name_part" "${skips[@]}" | tee "$work/unit.log" |
+    cargo_unit_tests --lib --bins -- "$name_part" "${skips[@]}" | tee "$work/unit.log" |
         grep -vE '^$|^running 0 tests$|^test result: ok. 0 passed; 0 failed; 0 ignored'
     status=${PIPESTATUS[0]}
     record_unit_tests
