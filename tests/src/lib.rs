@@ -11,6 +11,7 @@
 
 pub mod boot;
 pub mod child;
+pub mod damage;
 pub mod guest;
 pub mod held_syncs;
 pub mod host;

@@ -42,6 +42,16 @@ pub fn root() -> Option<String> {
     crate::namespace::unavailable().map(|error| format!("no mount namespaces here ({error})"))
 }
 
+/// The right to handle page faults of KVM, for memory that is filled on touch.
+#[must_use]
+pub fn page_faults() -> Option<String> {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    let allowed = rustix::process::geteuid().is_root()
+        || read("/proc/sys/vm/unprivileged_userfaultfd").trim() == "1"
+        || File::options().read(true).write(true).open("/dev/userfaultfd").is_ok();
+    (!allowed).then(|| "this user may not handle page faults of KVM".to_owned())
+}
+
 /// A KVM that runs Linux, and a Linux to run.
 #[must_use]
 pub fn linux() -> Option<String> {

@@ -14,7 +14,8 @@ pub struct Scratch(Arc<Directory>);
 #[derive(Debug)]
 struct Directory {
     path: PathBuf,
-    /// Locked as long as the directory is used.
+    /// Locked as long as the directory is used. It lies beside the directory, since volt-vmm locks the
+    /// directories of its sockets.
     _lock: File,
 }
 
@@ -34,17 +35,19 @@ impl Scratch {
     pub(crate) fn within(place: &Path) -> Self {
         let name = format!("volt-test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let path = place.join(name);
-        loop {
-            fs::create_dir_all(&path)
-                .unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
-            // Another process may have removed it before it was locked.
-            if let Ok(lock) = File::open(&path)
-                && flock(&lock, FlockOperation::LockExclusive).is_ok()
-                && path.exists()
-            {
-                return Self(Arc::new(Directory { path, _lock: lock }));
+        let lock = loop {
+            // Another process may remove the file before it is locked.
+            let lock = File::create(lock_of(&path)).and_then(|lock| {
+                flock(&lock, FlockOperation::LockExclusive)?;
+                Ok(lock)
+            });
+            let lock = lock.unwrap_or_else(|error| panic!("cannot lock {}: {error}", path.display()));
+            if lock_of(&path).exists() {
+                break lock;
             }
-        }
+        };
+        fs::create_dir_all(&path).unwrap_or_else(|error| panic!("cannot create {}: {error}", path.display()));
+        Self(Arc::new(Directory { path, _lock: lock }))
     }
 
     /// Makes a directory for a static, which is never dropped. Removes the directories that no process uses
@@ -53,10 +56,11 @@ impl Scratch {
         for entry in fs::read_dir(std::env::temp_dir()).into_iter().flatten().flatten() {
             let is_scratch = entry.file_name().to_str().is_some_and(|name| name.starts_with("volt-test-"));
             if is_scratch
-                && let Ok(lock) = File::open(entry.path())
+                && entry.path().is_dir()
+                && let Ok(lock) = File::open(lock_of(&entry.path()))
                 && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok()
             {
-                let _ = fs::remove_dir_all(entry.path());
+                remove(&entry.path());
             }
         }
         Self::new()
@@ -112,6 +116,15 @@ pub fn list(directory: &Path) -> Vec<String> {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
+        remove(&self.path);
     }
+}
+
+fn lock_of(directory: &Path) -> PathBuf {
+    directory.with_extension("lock")
+}
+
+fn remove(directory: &Path) {
+    let _ = fs::remove_dir_all(directory);
+    let _ = fs::remove_file(lock_of(directory));
 }

@@ -10,6 +10,7 @@ use std::process::Command;
 use rustix::fs::SeekFrom;
 use serde_json::Value;
 
+use crate::damage::overwrite;
 use crate::guest::Guest;
 use crate::kvm_shim::KvmShim;
 use crate::launch::{Input, Launch};
@@ -231,7 +232,7 @@ impl Snapshot {
     pub fn edit(&self, change: impl FnOnce(&mut Value)) {
         let mut state = self.state();
         change(&mut state);
-        fs::write(self.state_path(), state_file::sealed(state)).expect("write state.json");
+        overwrite(self.state_path(), state_file::sealed(state));
     }
 
     /// Returns the facts that a restore must not change: length, times, inode and content of both files.

@@ -138,7 +138,7 @@ fn restore_go_on_and_verify(samples: &Samples, names: &[&str]) {
 
 #[test]
 fn snapshots_of_format_1_restore() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let samples = Samples::of(1, FORMAT_1);
     if samples.are_skipped() {
         return;
@@ -149,7 +149,7 @@ fn snapshots_of_format_1_restore() {
 
 #[test]
 fn snapshots_of_format_2_restore() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let samples = Samples::of(2, FORMAT_2);
     if samples.are_skipped() {
         return;
@@ -160,7 +160,7 @@ fn snapshots_of_format_2_restore() {
 
 #[test]
 fn snapshots_of_format_3_restore() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let samples = Samples::of(3, FORMAT_3);
     if samples.are_skipped() {
         return;

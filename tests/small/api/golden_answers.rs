@@ -80,7 +80,7 @@ fn get(guest: &Guest, path: &str) -> Value {
 
 #[test]
 fn answers_over_rest_keep_their_fields() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (_scratch, guest) = guest();
     let paths = ["/", "/version", "/machine-config", "/vm/config", "/v1/vm", "/v1/vm/memory", "/balloon"];
     let mut answers: Vec<_> = paths.iter().map(|path| (*path, get(&guest, path))).collect();
@@ -150,7 +150,7 @@ fn firecrackers_requests_keep_their_fields() {
 
 #[test]
 fn json_outputs_and_state_files_keep_their_fields() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (_scratch, guest) = guest();
     let (raw, packed) = (guest.snapshot(), guest.snapshot_as(&["--compress", "lz4"]));
     let diff = guest.snapshot_as(&["--diff"]);

@@ -36,7 +36,7 @@ fn goes_on(mut guest: Guest) {
 
 #[test]
 fn layer_of_another_snapshot_is_refused() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let scratch = Scratch::new();
     let guest = guest_in(&scratch);
     // Both snapshots are of one pause, so their layers have the same clusters with the same data.

@@ -1,8 +1,9 @@
 //! VMs end before another program can change the memory file that they run from.
 
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use volt_tests::damage::open_to_change;
 use volt_tests::{Boot, Guest, Snapshot, needs, wait_until};
 
 /// Returns a snapshot and a clone that runs from it.
@@ -52,7 +53,7 @@ fn guest_ends_before_its_memory_can_be_overwritten_or_truncated() {
     let before = fs::read(snapshot.memory_path()).unwrap();
     held_by(&snapshot, 2);
     // Waits until both have ended.
-    let writer = File::options().write(true).open(snapshot.memory_path()).unwrap();
+    let writer = open_to_change(snapshot.memory_path());
     crashed(&mut guest, &snapshot, "is about to be changed by another program");
     crashed(&mut second, &snapshot, "is about to be changed by another program");
     assert!(fs::read(snapshot.memory_path()).unwrap() == before);

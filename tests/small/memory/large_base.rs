@@ -78,7 +78,7 @@ fn merge_uses_no_memory_for_its_packed_base() {
 
 #[test]
 fn large_diff_of_a_lazy_guest_fetches_nothing() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let scratch = Scratch::new();
     let snapshot = base(&scratch);
     let vm = written(&snapshot, WRITTEN);

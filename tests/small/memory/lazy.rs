@@ -101,7 +101,7 @@ const PAUSED: fn(Unpack) -> RestoreOptions =
 
 #[test]
 fn clones_share_each_fetched_chunk() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let (first, one) = warm.restore(RestoreOptions::default());
     goes_on(&first);
@@ -117,7 +117,7 @@ fn clones_share_each_fetched_chunk() {
 
 #[test]
 fn untouched_chunks_are_not_fetched() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let (_, paused) = warm.restore(PAUSED(Unpack::OnTouch));
     assert_eq!((paused.state(), warm.snapshot.chunks_fetched()), (RunState::Paused, 0));
@@ -128,7 +128,7 @@ fn untouched_chunks_are_not_fetched() {
 
 #[test]
 fn lazy_vm_is_rewound_before_all_memory_is_fetched() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     for rewindable in [true, false] {
         let (recorder, vm) = warm.restore(RestoreOptions { rewindable, ..RestoreOptions::default() });
@@ -154,7 +154,7 @@ fn lazy_vm_is_rewound_before_all_memory_is_fetched() {
 
 #[test]
 fn pooled_vms_are_filled_on_touch() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let pool = Arc::new(Pool::new(VmShape::of(warm.snapshot.config()), 2).unwrap());
     pool.wait_ready().unwrap();
@@ -178,7 +178,7 @@ fn memory(scratch: &Scratch, name: &str) -> (Vec<u8>, u64) {
 
 #[test]
 fn lazy_vm_gives_the_same_snapshot_diff_and_fork_as_an_eager_one() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let to = store(&warm.scratch);
     let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
@@ -207,7 +207,7 @@ fn lazy_vm_gives_the_same_snapshot_diff_and_fork_as_an_eager_one() {
 
 #[test]
 fn diff_fetches_no_untouched_chunk() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let (said, vm) = warm.restore(RestoreOptions::default());
     wait_until("the guest counts", || last(&said) > 0);
@@ -227,7 +227,7 @@ fn diff_fetches_no_untouched_chunk() {
 
 #[test]
 fn lazy_vm_that_has_run_is_snapshotted_forked_and_diffed() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let to = store(&warm.scratch);
     let (said, vm) = warm.restore(RestoreOptions::default());
@@ -257,7 +257,7 @@ fn lazy_vm_that_has_run_is_snapshotted_forked_and_diffed() {
 
 #[test]
 fn guest_runs_from_chunks_of_any_size_and_codec() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     for options in [
         &["--compress", "zstd"][..],
         &["--compress", "lz4", "--chunk-size", "4K"],
@@ -320,13 +320,13 @@ fn each_damaged(snapshot: &Snapshot, word: &str, count: u64) {
 
 #[test]
 fn damaged_chunk_ends_the_guest_and_is_never_visible_to_it() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     each_damaged(&packed(2, &["--compress", "lz4"]).0, "count", 20);
 }
 
 #[test]
 fn damaged_chunk_ends_only_the_vms_that_touch_it() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let (said, sound) = warm.restore(RestoreOptions::default());
     goes_on(&said);
@@ -361,14 +361,14 @@ fn guest_with_a_disk() -> (Scratch, Snapshot) {
 
 #[test]
 fn disk_access_to_damaged_chunk_ends_guest() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (_scratch, snapshot) = guest_with_a_disk();
     each_damaged(&snapshot, "sector", 40);
 }
 
 #[test]
 fn disk_access_to_damaged_chunk_ends_only_its_vm() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (_scratch, snapshot) = guest_with_a_disk();
     let warm = Warm::new();
     let (said, _other) = warm.restore(RestoreOptions::default());
@@ -399,7 +399,7 @@ fn disk_access_to_damaged_chunk_ends_only_its_vm() {
 
 #[test]
 fn truncated_pack_ends_its_guest() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (snapshot, _) = packed(32, &["--compress", "lz4", "--chunk-size", "4K"]);
     let mut guest = snapshot.restore();
     guest.next_number("count");
@@ -415,7 +415,7 @@ fn truncated_pack_ends_its_guest() {
 
 #[test]
 fn guest_survives_the_removal_of_its_pack() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (snapshot, before) = packed(4, &["--compress", "lz4"]);
     let mut guest = snapshot.restore_as(&["--paused"]);
     assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // it has it open
@@ -426,7 +426,7 @@ fn guest_survives_the_removal_of_its_pack() {
 
 #[test]
 fn snapshot_of_damaged_memory_fails_and_the_guest_goes_on() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     // One chunk per page: the guest never touches the code of its other behaviours, so the snapshot has to
     // fetch it.
     let (snapshot, _) = packed(4, &["--compress", "lz4", "--chunk-size", "4K"]);
@@ -448,7 +448,7 @@ fn snapshot_of_damaged_memory_fails_and_the_guest_goes_on() {
 
 #[test]
 fn deflated_balloon_of_a_clone_returns_the_pages_of_the_snapshot() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let mut guest = Boot::small("balloon mib=12").device(["--balloon"]).start();
     guest.wait_for("ready");
     let snapshot = guest.snapshot_as(&["--compress", "lz4"]);

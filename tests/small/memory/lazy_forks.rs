@@ -30,7 +30,7 @@ fn touched(warm: &Warm) -> Vm {
 
 #[test]
 fn fork_fetches_nothing_and_its_children_share_fetched_chunks() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let parent = touched(&warm);
     let before = warm.snapshot.chunks_fetched();
@@ -64,7 +64,7 @@ fn fork_fetches_nothing_and_its_children_share_fetched_chunks() {
 
 #[test]
 fn child_of_a_lazy_guest_is_restored_and_rewound_with_each_unpack_option() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let parent = touched(&warm);
     let here = parent.snapshot_in_memory().unwrap();
@@ -84,7 +84,7 @@ fn child_of_a_lazy_guest_is_restored_and_rewound_with_each_unpack_option() {
 
 #[test]
 fn child_in_another_process_is_filled_from_its_parents_pack() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = Warm::new();
     let parent = touched(&warm);
     let before = warm.snapshot.chunks_fetched();
@@ -120,7 +120,7 @@ fn filled(pid: u32, base: &str) -> u64 {
 
 #[test]
 fn fork_of_a_guest_on_the_shared_pager_fetches_nothing_and_stays_on_it() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let mut guest = shared.restore(&["--paused"]);
     wait_until("the guest's memory is mapped", || !base_of(&guest).is_empty());
@@ -153,7 +153,7 @@ fn fork_of_a_guest_on_the_shared_pager_fetches_nothing_and_stays_on_it() {
 
 #[test]
 fn fork_of_a_guest_with_its_own_pager_leaves_its_children_independent() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (snapshot, before) = packed(MIB, &["--compress", "lz4", "--chunk-size", "16K"]);
     let mut guest = snapshot.restore_as(&["--paused"]);
     wait_until("the guest's memory is mapped", || !base_of(&guest).is_empty());

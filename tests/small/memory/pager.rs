@@ -97,7 +97,7 @@ fn counts(guest: &mut Guest, times: usize) {
 
 #[test]
 fn processes_share_one_pager_and_its_pages() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let mut guests: Vec<_> = (0..6).map(|_| shared.restore(&[])).collect();
     guests.iter_mut().for_each(|guest| goes_on_from(&shared.before, guest));
@@ -115,7 +115,7 @@ fn processes_share_one_pager_and_its_pages() {
 
 #[test]
 fn rest_load_takes_a_pager_object() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let load = |guest: &Guest, more: &str| {
         let snapshot = shared.snapshot.directory();
@@ -133,7 +133,7 @@ fn rest_load_takes_a_pager_object() {
 
 #[test]
 fn pager_started_beforehand_is_used_and_ends_after_its_last_vm() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let directory = shared.directory();
     let mut command = Command::new(binary());
@@ -159,7 +159,7 @@ fn pager_started_beforehand_is_used_and_ends_after_its_last_vm() {
 
 #[test]
 fn killed_pager_is_replaced_and_no_page_is_wrong() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::of(32);
     let mut guests = [shared.restore(&[]), shared.restore(&[])];
     for _ in 0..5 {
@@ -181,7 +181,7 @@ fn killed_pager_is_replaced_and_no_page_is_wrong() {
 
 #[test]
 fn guest_without_a_pager_ends_with_an_error() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::of(32);
     // The lab's emulated processor starts a pager slowly.
     let patience = if std::env::var_os("VOLT_LAB").is_some() { "30" } else { "1" };
@@ -201,7 +201,7 @@ fn guest_without_a_pager_ends_with_an_error() {
 
 #[test]
 fn damaged_chunk_ends_the_touching_guest_and_the_pager_serves_on() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let mut first = shared.restore(&[]);
     goes_on(&mut first);
@@ -226,7 +226,7 @@ fn connections_to(socket: &Path) -> usize {
 
 #[test]
 fn stopped_pager_delays_a_restore_only_by_the_patience() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let mut first = shared.restore(&[]);
     goes_on(&mut first);
@@ -250,7 +250,7 @@ fn stopped_pager_delays_a_restore_only_by_the_patience() {
 
 #[test]
 fn pager_without_descriptors_refuses_new_vms_and_serves_the_others() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let mut first = shared.restore(&[]);
     first.next_number("count");
@@ -318,7 +318,7 @@ fn waits_for_memory(shared: &Shared) -> (Guest, Pid) {
 
 #[test]
 fn guest_of_a_stopped_pager_can_be_ended() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let (mut guest, pager) = waits_for_memory(&shared);
     guest.signal(Signal::TERM);
@@ -328,7 +328,7 @@ fn guest_of_a_stopped_pager_can_be_ended() {
 
 #[test]
 fn pause_does_not_wait_endlessly_for_memory() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let (mut guest, pager) = waits_for_memory(&shared);
     let (status, why) = guest.ask("PATCH", "/vm", r#"{"state":"Paused"}"#);
@@ -349,7 +349,7 @@ fn pause_does_not_wait_endlessly_for_memory() {
 
 #[test]
 fn snapshot_of_a_pager_guest_equals_that_of_an_unpacked_guest() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let of = |guest: &Guest| fs::read(guest.snapshot().memory_path()).unwrap();
     let expected = of(&shared.snapshot.restore_as(&["--paused", "--unpack"]));
@@ -364,7 +364,7 @@ fn snapshot_of_a_pager_guest_equals_that_of_an_unpacked_guest() {
 
 #[test]
 fn fork_shares_the_base_of_a_guest_on_the_shared_pager() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let mut guest = shared.restore(&[]);
     goes_on(&mut guest);
@@ -389,7 +389,7 @@ fn fork_shares_the_base_of_a_guest_on_the_shared_pager() {
 
 #[test]
 fn pager_directory_open_to_others_is_refused() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::of(2);
     fs::create_dir(shared.directory()).unwrap();
     fs::set_permissions(shared.directory(), fs::Permissions::from_mode(0o755)).unwrap();

@@ -65,7 +65,7 @@ fn other_after_damage(scratch: &Scratch, snapshot: &Snapshot, chunk: u64) -> (Re
 
 #[test]
 fn disk_access_to_damaged_data_ends_only_its_vm() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let scratch = Scratch::new();
     let mut guest = guest_with_a_disk(&scratch, "disk-churn mib=4 filled=1");
     guest.next_number("churned");
@@ -92,7 +92,7 @@ fn number_in(value: &Value, name: &str) -> Option<u64> {
 /// The guest spins and does not use its disk again. The device reads its queue once after a restore.
 #[test]
 fn disk_queue_in_a_damaged_chunk_ends_only_its_vm() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let scratch = Scratch::new();
     let mut guest = guest_with_a_disk(&scratch, "disk until=8");
     guest.wait_for("done\n");

@@ -8,7 +8,7 @@ use crate::memory::pager::base_of;
 
 #[test]
 fn pager_serves_only_the_vms_of_its_group() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let mut guest = Guest::boot("count mib=1");
     guest.wait_for("count 10");
     let snapshot = guest.snapshot_as(&["--compress", "lz4"]);

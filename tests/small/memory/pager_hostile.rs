@@ -92,7 +92,7 @@ fn ask_for_base(socket: &OwnedFd, text: &str, fd: Option<BorrowedFd<'_>>) -> Fil
 
 #[test]
 fn hostile_pager_client_cannot_affect_other_groups() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let hostile = shared.restore(&["--pager-group", "hostile", "--paused"]);
     assert!(hostile.ask("GET", "/", "").1.contains(r#""state":"Paused""#));
@@ -120,7 +120,7 @@ fn hostile_pager_client_cannot_affect_other_groups() {
 
 #[test]
 fn memory_of_a_client_is_given_to_no_other() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let directory = shared.directory();
     let mut command = Command::new(binary());
@@ -144,7 +144,7 @@ fn memory_of_a_client_is_given_to_no_other() {
 
 #[test]
 fn hostile_pager_client_cannot_affect_others() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let shared = Shared::new();
     let mut guest = shared.restore(&["--paused"]);
     assert!(guest.ask("GET", "/", "").1.contains(r#""state":"Paused""#)); // the guest has its pager

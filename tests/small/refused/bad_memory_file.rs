@@ -1,9 +1,10 @@
 //! A `memory.snap` that does not belong to its state.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode};
+use volt_tests::damage::open_to_change;
 use volt_tests::{Boot, Guest, Snapshot, needs};
 
 fn snapshot() -> Snapshot {
@@ -32,7 +33,7 @@ fn memory_file_of_wrong_length_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
     for len in [0, 1, 4096, (64 << 20) - 1, (64 << 20) + 1, (64 << 20) + 4096, 1 << 40] {
-        File::options().write(true).open(snapshot.memory_path()).unwrap().set_len(len).unwrap();
+        open_to_change(snapshot.memory_path()).set_len(len).unwrap();
         refused(&snapshot, &[&len.to_string(), "67108864"]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use volt_tests::damage::overwrite;
 use volt_tests::state_file::{HEAD, sealed_text};
 use volt_tests::{Boot, Guest, Snapshot, needs};
 use volt_vmm::Store;
@@ -27,7 +28,7 @@ fn refused(snapshot: &Snapshot, words: &[&str]) {
 fn missing_or_empty_state_file_is_refused() {
     needs!(kvm);
     let snapshot = snapshot();
-    fs::write(snapshot.state_path(), "").unwrap();
+    overwrite(snapshot.state_path(), "");
     refused(&snapshot, &["is empty"]);
     fs::remove_file(snapshot.state_path()).unwrap();
     refused(&snapshot, &["is missing"]);
@@ -53,7 +54,7 @@ fn truncated_state_file_is_refused() {
     let everywhere =
         (0..40).chain((40..whole.len()).step_by(whole.len() / 200)).chain(whole.len() - 40..whole.len());
     for len in everywhere {
-        fs::write(snapshot.state_path(), &whole[..len]).unwrap();
+        overwrite(snapshot.state_path(), &whole[..len]);
         let error = opened(&snapshot).unwrap_err();
         assert!(
             error.contains("state.json") && (error.contains("cut off") || error.contains("empty")),
@@ -78,7 +79,7 @@ fn flipped_bit_is_refused() {
     for (step, (byte, bit)) in head.chain(rest).enumerate() {
         let mut damaged = whole.clone();
         damaged[byte] ^= 1 << bit;
-        fs::write(snapshot.state_path(), damaged).unwrap();
+        overwrite(snapshot.state_path(), damaged);
         let error = opened(&snapshot).unwrap_err();
         assert!(
             error.contains("state.json") && (error.contains("checksum") || error.contains("begin")),
@@ -114,7 +115,7 @@ fn meaningless_state_with_a_right_checksum_is_refused() {
     for body in
         ["", "}", "\"version\":1", "\"version\":1,\"arch\":\"x86_64\"}", "\u{0}\u{0}", "\"version\":\"one\"}"]
     {
-        fs::write(snapshot.state_path(), sealed_text(body)).unwrap();
+        overwrite(snapshot.state_path(), sealed_text(body));
         refused(&snapshot, &[]);
     }
     fs::write(snapshot.state_path(), HEAD).unwrap();

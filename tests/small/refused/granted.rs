@@ -171,7 +171,7 @@ fn forged_diff_from_an_archive_needs_its_base_allowed() {
 
 #[test]
 fn own_snapshot_is_restored_after_a_copy_or_move() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let WithDisk { scratch, snapshot, .. } = WithDisk::new();
     goes_on(snapshot.copy().restore());
     let moved = Snapshot::at(scratch.path("moved"), &scratch);

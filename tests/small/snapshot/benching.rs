@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use volt_tests::damage::open_to_change;
 use volt_tests::scratch::list;
 use volt_tests::{Guest, Outcome, Scratch, Snapshot, needs};
 use volt_vmm::WorkingSet;
@@ -75,7 +76,7 @@ fn measures(snapshot: &Snapshot, strategies: &[&str]) {
 
 #[test]
 fn bench_measures_each_strategy_for_its_kind_of_memory() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (raw, _) = counting(8);
     let packed = raw.converted(&["--compress", "lz4"]);
     for (snapshot, strategies, name) in [(&raw, &RAW[..], "memory.snap"), (&packed, &PACKED, "memory.pack")] {
@@ -89,7 +90,7 @@ fn bench_measures_each_strategy_for_its_kind_of_memory() {
 
 #[test]
 fn bench_of_a_diff_touches_pages_over_its_base() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let mut guest = Guest::boot("count mib=8");
     guest.wait_for("count 40");
     for (options, strategies, name) in
@@ -145,6 +146,6 @@ fn bench_of_damaged_memory_fails_without_a_crash() {
     crate::snapshot::packed::flip_file(&packed.memory_path(), 1000);
     bench(&packed, &[]).refused(&["memory.pack", "is damaged in chunk"]);
     record(&raw, raw.directory());
-    fs::File::options().write(true).open(raw.memory_path()).unwrap().set_len(MEMORY / 2).unwrap();
+    open_to_change(raw.memory_path()).set_len(MEMORY / 2).unwrap();
     bench(&raw, &[]).refused(&["memory.snap", "bytes long, but state.json says"]);
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use volt_tests::damage::overwrite;
 use volt_tests::namespace::Namespace;
 use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs, numbers};
 
@@ -213,13 +214,13 @@ fn damaged_diff_is_refused() {
     let whole = fs::read(&path).unwrap();
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
-    fs::write(&path, &flipped).unwrap();
+    overwrite(&path, &flipped);
     diff.try_restore().refused(&[path.to_str().unwrap(), "does not end with a diff's trailer"]);
-    fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    overwrite(&path, &whole[..whole.len() - 1]);
     diff.try_restore().refused(&[path.to_str().unwrap(), "bytes long"]);
     let mut listed = whole.clone();
     listed[(64 << 20) + 100] ^= 4;
-    fs::write(&path, &listed).unwrap();
+    overwrite(&path, &listed);
     diff.try_restore().refused(&[path.to_str().unwrap(), "damaged list of pages"]);
     fs::remove_file(&path).unwrap();
     diff.try_restore().refused(&[path.to_str().unwrap(), "is missing"]);

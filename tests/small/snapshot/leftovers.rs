@@ -139,7 +139,7 @@ fn concurrent_acts_remove_leftovers_and_keep_each_others_files() {
 
 #[test]
 fn next_pager_removes_socket_and_lock_of_a_killed_one() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let guest = counting();
     let snapshot = guest.snapshot();
     let directory = guest.scratch().path("pagers");
@@ -178,7 +178,7 @@ fn next_pager_removes_socket_and_lock_of_a_killed_one() {
 
 #[test]
 fn pager_of_another_group_removes_files_of_a_killed_one() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let guest = counting();
     let snapshot = guest.snapshot();
     let directory = guest.scratch().path("pagers");

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use volt_tests::damage::{open_to_change, overwrite};
 use volt_tests::scratch::list;
 use volt_tests::{Boot, Guest, Outcome, Scratch, Snapshot, needs};
 
@@ -41,7 +42,7 @@ fn all_but_memory_file(snapshot: &Snapshot) -> serde_json::Value {
 
 #[test]
 fn guest_goes_on_from_a_packed_snapshot() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     for options in [
         &["--compress", "lz4"][..],
         &["--compress", "zstd"],
@@ -62,7 +63,7 @@ fn guest_goes_on_from_a_packed_snapshot() {
 
 #[test]
 fn clone_of_a_packed_snapshot_can_be_snapshotted() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (snapshot, before) = packed(&["--compress", "lz4"]);
     let mut clone = snapshot.restore();
     goes_on_from(&before, &mut clone);
@@ -78,7 +79,7 @@ fn clone_of_a_packed_snapshot_can_be_snapshotted() {
 
 #[test]
 fn memory_above_4_gib_is_packed() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let mut guest = Boot::small("count mib=8").memory("4G").start();
     guest.wait_for("count 40"); // half of the pages lie below 3 GiB, half at the top of the fifth GiB
     guest.pause();
@@ -93,7 +94,7 @@ fn memory_above_4_gib_is_packed() {
 
 #[test]
 fn conversion_there_and_back_keeps_the_snapshot() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (raw, before) = counting(8);
     let lz4 = raw.converted(&["--compress", "lz4"]);
     let zstd = lz4.converted(&["--compress", "zstd:9", "--chunk-size", "256K"]);
@@ -120,7 +121,7 @@ fn conversion_there_and_back_keeps_the_snapshot() {
 
 #[test]
 fn conversion_keeps_layers_of_disks() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
     fs::write(&base, vec![7; 1 << 20]).unwrap();
@@ -177,7 +178,7 @@ fn flip(snapshot: &Snapshot, at: u64) {
 
 /// Flips a bit of a file.
 pub(crate) fn flip_file(path: &Path, at: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
+    let file = open_to_change(path);
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
@@ -209,7 +210,7 @@ fn damaged_pack_is_named_and_never_run() {
     }
     for cut in [0, 1, 63, 64, len / 2, len - 4096, len - 1, len + 1] {
         let bad = snapshot.copy();
-        File::options().write(true).open(bad.memory_path()).unwrap().set_len(cut).unwrap();
+        open_to_change(bad.memory_path()).set_len(cut).unwrap();
         bad.try_restore().refused(&["memory.pack", "is cut off or"]);
         bad.try_restore_as(&["--unpack"]).refused(&["memory.pack", "is cut off or"]);
         bad.verify().refused(&["memory.pack", "is cut off or"]);
@@ -224,7 +225,7 @@ fn pack_of_another_state_is_refused() {
     other.pause();
     let other = other.snapshot_as(&["--compress", "lz4"]);
     let bad = snapshot.copy();
-    fs::copy(other.memory_path(), bad.memory_path()).unwrap();
+    overwrite(bad.memory_path(), fs::read(other.memory_path()).unwrap());
     bad.try_restore().refused(&["memory.pack", "100663296", "67108864"]);
     // A snapshot with two memory files is ambiguous.
     let bad = snapshot.copy();
@@ -296,7 +297,7 @@ fn verify_reports_its_coverage() {
     let packed = snapshot.converted(&["--compress", "zstd"]);
     assert!(packed.verify().succeeded().stdout.contains("every checksum is right"));
     let file = fs::read(packed.state_path()).unwrap();
-    fs::write(packed.state_path(), &file[..file.len() - 1]).unwrap();
+    overwrite(packed.state_path(), &file[..file.len() - 1]);
     packed.verify().refused(&["state.json", "checksum"]);
     Outcome::of(["snapshot", "verify", "/nowhere/x"]).refused(&["/nowhere/x", "no such directory"]);
 }

@@ -84,7 +84,7 @@ fn said(guest: &Guest) -> String {
 
 #[test]
 fn recording_has_the_touched_pages_in_order_over_any_memory() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     for (snapshot, before) in of_every_kind() {
         let (files, untouched) = (list(snapshot.directory()), fingerprint(&snapshot));
         let recorded = record_all(&snapshot);
@@ -126,7 +126,7 @@ fn fingerprint(snapshot: &Snapshot) -> Vec<Vec<u8>> {
 
 #[test]
 fn recording_reports_the_hit_rate_of_the_last_one() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let snapshot = counting().snapshot();
     record_all(&snapshot);
     let again = record_all(&snapshot);
@@ -145,7 +145,7 @@ fn recording_reports_the_hit_rate_of_the_last_one() {
 
 #[test]
 fn recording_ends_with_the_first_vsock_connection_of_either_side() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let scratch = Scratch::new();
     let socket = scratch.fresh("vsock");
     let words = format!("cid=5,socket={}", socket.display());
@@ -173,7 +173,7 @@ fn recording_ends_with_the_first_vsock_connection_of_either_side() {
 
 #[test]
 fn recording_ends_after_a_running_time() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let snapshot = counting().snapshot_as(&["--compress", "lz4"]);
     let guest = snapshot.restore_as(&["--record", "50ms", "--paused"]);
     assert!(guest.ask("GET", "/", "").1.contains("Paused"));
@@ -186,7 +186,7 @@ fn recording_ends_after_a_running_time() {
 
 #[test]
 fn rest_load_takes_a_record_field() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let snapshot = counting().snapshot();
     let mut guest = Guest::waiting();
     assert!(guest.ask("PUT", "/v1/vm/record", "").1.contains("has not been started"));
@@ -203,7 +203,7 @@ fn rest_load_takes_a_record_field() {
 
 #[test]
 fn guest_is_recorded_only_if_it_reaches_its_marker() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let mut guest = Guest::boot("deadline megacycles=3000");
     guest.wait_for("armed");
     let snapshot = guest.snapshot();
@@ -223,7 +223,7 @@ fn guest_is_recorded_only_if_it_reaches_its_marker() {
 
 #[test]
 fn recording_with_a_pager_or_unpack_is_refused() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let snapshot = counting().snapshot_as(&["--compress", "lz4"]);
     for options in [["--record", "api", "--pager", "shared"].as_slice(), &["--record", "console", "--unpack"]]
     {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde_json::Value;
+use volt_tests::damage::overwrite;
 use volt_tests::{
     Guest, Outcome, Recorder, Scratch, Snapshot, limited, needs, numbers, small_guest, wait_until,
 };
@@ -42,7 +43,7 @@ fn resident(guest: &Guest) -> u64 {
 
 #[test]
 fn working_set_is_read_ahead_over_any_memory() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     for (snapshot, before) in of_every_kind() {
         let pages = record_all(&snapshot)["pages"].as_u64().unwrap();
         let mut guest = snapshot.restore_as(&["--paused"]);
@@ -75,7 +76,7 @@ fn working_set_is_read_ahead_over_any_memory() {
 
 #[test]
 fn working_set_of_raw_memory_is_mapped() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (snapshot, _) = of_every_kind().swap_remove(0);
     let mib = record_all(&snapshot)["bytes"].as_u64().unwrap() >> 20;
     let with = resident(&snapshot.restore_as(&["--paused"]));
@@ -86,7 +87,7 @@ fn working_set_of_raw_memory_is_mapped() {
 
 #[test]
 fn rest_load_can_disable_prefetch() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let (snapshot, _) = of_every_kind().swap_remove(0);
     record_all(&snapshot);
     for (more, reads) in [("", true), (r#","prefetch":false"#, false), (r#","prefetch":true"#, true)] {
@@ -99,7 +100,7 @@ fn rest_load_can_disable_prefetch() {
 
 #[test]
 fn pager_reads_ahead_for_all_vms() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let scratch = Scratch::new();
     let snapshot = of_every_kind().swap_remove(2).0;
     let bytes = record_all(&snapshot)["bytes"].as_u64().unwrap();
@@ -130,13 +131,12 @@ fn pager_reads_ahead_for_all_vms() {
 
 #[test]
 fn wrong_working_set_is_refused_by_name() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let mut all = of_every_kind();
     let ((other, _), (snapshot, _)) = (all.swap_remove(2), all.swap_remove(0));
     record_all(&snapshot);
     record_all(&other);
     let path = file(&snapshot);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let right = fs::read(&path).unwrap();
     let mut flipped = right.clone();
     flipped[45] ^= 1;
@@ -147,7 +147,7 @@ fn wrong_working_set_is_refused_by_name() {
         (right[..20].to_vec(), "is not a working set"),
         (Vec::new(), "is not a working set"),
     ] {
-        fs::write(&path, &wrong).unwrap();
+        overwrite(&path, &wrong);
         let words = [path.to_str().unwrap(), problem, "delete the file"];
         snapshot.try_restore().refused(&words);
         snapshot.try_restore_as(&["--record", "console"]).refused(&words);
@@ -166,7 +166,7 @@ fn wrong_working_set_is_refused_by_name() {
 
 #[test]
 fn conversion_and_merge_keep_the_working_set() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let all = of_every_kind();
     let (raw, diff) = (&all[0].0, &all[1].0);
     record_all(raw);
@@ -249,7 +249,7 @@ fn all_ahead(vm: &Vm) -> MemoryUsage {
 
 #[test]
 fn chunks_are_read_ahead_once_for_all_vms_of_a_snapshot() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = WarmStore::packed();
     let snapshot = warm.open();
     assert!(recorded(&snapshot) > MIB * 256);
@@ -271,7 +271,7 @@ fn chunks_are_read_ahead_once_for_all_vms_of_a_snapshot() {
 
 #[test]
 fn ended_vms_do_not_stop_the_prefetch_of_others() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     for warm in [WarmStore::packed(), WarmStore::new(&SnapshotOptions::default())] {
         let snapshot = warm.open();
         recorded(&snapshot);
@@ -288,14 +288,13 @@ fn ended_vms_do_not_stop_the_prefetch_of_others() {
 
 #[test]
 fn damage_found_by_prefetch_ends_the_vm_that_touches_it() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = WarmStore::packed();
     recorded(&warm.open());
     let path = warm.0.path("warm/memory.pack");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let bytes = fs::read(&path).unwrap();
     let end = bytes.len() - 8 * 4096; // keeps the index sound
-    fs::write(&path, [vec![0xa5; end], bytes[end..].to_vec()].concat()).unwrap();
+    overwrite(&path, [vec![0xa5; end], bytes[end..].to_vec()].concat());
     let vm = warm.open().restore_with(RestoreOptions { resume: false, ..RestoreOptions::default() }).unwrap();
     wait_until("the prefetch gives up", || {
         vm.memory_usage().unwrap().prefetch.is_some_and(|prefetch| prefetch.is_over)
@@ -307,7 +306,7 @@ fn damage_found_by_prefetch_ends_the_vm_that_touches_it() {
 
 #[test]
 fn pooled_vms_are_recorded_and_prefetched() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = WarmStore::packed();
     let snapshot = warm.open();
     let pool = Arc::new(Pool::new(VmShape::of(snapshot.config()), 1).unwrap());
@@ -330,7 +329,7 @@ fn pooled_vms_are_recorded_and_prefetched() {
 /// guest.
 #[test]
 fn recorded_vm_is_snapshotted_forked_and_rewound_like_others() {
-    needs!(kvm);
+    needs!(kvm, page_faults);
     let warm = WarmStore::packed();
     let to = warm.store();
     let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
