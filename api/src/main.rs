@@ -13,6 +13,7 @@ mod process;
 mod rest;
 mod session;
 mod terminal;
+mod threads;
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::io::Write;

@@ -1,11 +1,12 @@
 //! Reports a finished recording of a working set on standard error.
 
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use volt_vmm::{RecordingSummary, Vm, report};
 
 use crate::failure::Failure;
+use crate::threads;
 
 /// Starts a thread that reports the end of the VM's recording. Returns `None` for a VM that is not recorded.
 ///
@@ -21,8 +22,7 @@ pub(crate) fn report_at_end(vm: &Arc<Vm>) -> Result<Option<JoinHandle<()>>, Fail
         Some(Err(error)) => eprintln!("volt-vmm: {}", report(&error)),
         None => {}
     };
-    let thread = thread::Builder::new().name("volt-recorded".into()).spawn(report_end);
-    thread.map(Some).map_err(|source| Failure::system("start the thread that waits for a recording", source))
+    threads::spawn("recorded", "to wait for a recording", report_end).map(Some)
 }
 
 fn text(recorded: &RecordingSummary) -> String {

@@ -11,16 +11,17 @@
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::{Duration, Instant};
-use std::{ptr, thread};
 
 use crate::failure::Failure;
 use crate::process::fork::children;
 use crate::process::vm_slot::Slot;
 use crate::terminal;
 use crate::terminal::console;
+use crate::threads;
 
 const ENDING: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 /// Sent when a fork's child ends.
@@ -58,11 +59,7 @@ pub(crate) fn block() {
 /// # Errors
 /// The host cannot start the thread.
 pub(crate) fn watch(slot: Arc<Slot>, clean_up: impl Fn() + Send + 'static) -> Result<(), Failure> {
-    thread::Builder::new()
-        .name("volt-signals".into())
-        .spawn(move || receive_signals(&slot, &clean_up))
-        .map(drop)
-        .map_err(|source| Failure::system("start the thread that receives signals", source))
+    threads::spawn("signals", "to receive signals", move || receive_signals(&slot, &clean_up)).map(drop)
 }
 
 fn receive_signals(slot: &Arc<Slot>, clean_up: &dyn Fn()) {
@@ -96,7 +93,7 @@ fn end(signal: libc::c_int, set: &libc::sigset_t, slot: &Arc<Slot>, clean_up: &d
     ENDED_BY.store(signal, Ordering::SeqCst);
     let closing = Arc::clone(slot);
     // In its own thread, because a vCPU may be blocked indefinitely.
-    let _ = thread::Builder::new().name("volt-end".into()).spawn(move || closing.close());
+    let _ = threads::spawn("end", "to end the VM", move || closing.close());
     let mut asked = Instant::now();
     loop {
         if slot.peek().is_some_and(|vm| vm.is_settling()) {

@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, pin::pin};
 
@@ -22,6 +22,7 @@ use tokio::time::{sleep, timeout};
 use super::{Api, Socket, router};
 use crate::failure::Failure;
 use crate::process::vm_slot::Slot;
+use crate::threads;
 
 /// Most connections at once; others wait in the socket's backlog.
 const CONNECTIONS: u32 = 64;
@@ -56,7 +57,7 @@ impl Server {
         let runtime = runtime.map_err(refused)?;
         let (closing, closed) = watch::channel(false);
         let body = move || serve(&runtime, slot, socket, closed);
-        let thread = thread::Builder::new().name("volt-api".into()).spawn(body).map_err(refused)?;
+        let thread = threads::spawn("api", "to serve the API", body)?;
         Ok(Self { closing, thread })
     }
 

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use volt_vmm::Vm;
 
 use crate::failure::Failure;
-use crate::terminal;
+use crate::{terminal, threads};
 
 mod escape;
 
@@ -44,8 +44,9 @@ pub(crate) fn attach(vm: &Arc<Vm>) -> Result<(), Failure> {
         terminal::enter_raw_mode();
         eprintln!("volt-vmm: Ctrl-A X ends the VM, Ctrl-A H lists the keys");
     }
-    let reader = spawn("volt-input", move || if is_terminal { pass_keys(&vm) } else { pass_bytes(&vm) })?;
-    let _ = READER.set(reader);
+    let body = move || if is_terminal { pass_keys(&vm) } else { pass_bytes(&vm) };
+    let reader = threads::spawn("input", "to read the console", body)?;
+    let _ = READER.set(reader.thread().clone());
     Ok(())
 }
 
@@ -59,13 +60,6 @@ pub(crate) fn wake() {
     if let Some(reader) = READER.get() {
         reader.unpark();
     }
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread, Failure> {
-    let thread = thread::Builder::new().name(name.into()).spawn(body);
-    let thread =
-        thread.map_err(|source| Failure::system("start the thread that reads the console", source))?;
-    Ok(thread.thread().clone())
 }
 
 /// Passes the bytes of a file or pipe, no faster than the guest reads them.
@@ -83,14 +77,8 @@ fn pass_bytes(vm: &Vm) {
 fn pass_keys(vm: &Arc<Vm>) {
     let (typed, typing) = sync_channel::<Vec<u8>>(TYPED_AHEAD);
     let typist = Arc::clone(vm);
-    let started =
-        spawn(
-            "volt-typist",
-            move || {
-                while typing.recv().is_ok_and(|bytes| typist.type_in(&bytes).is_ok()) {}
-            },
-        );
-    if started.is_err() {
+    let pass_on = move || while typing.recv().is_ok_and(|bytes| typist.type_in(&bytes).is_ok()) {};
+    if threads::spawn("typist", "to type in the guest's console", pass_on).is_err() {
         return;
     }
     let mut parser = EscapeParser::default();
