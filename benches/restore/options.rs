@@ -22,7 +22,8 @@ pub struct Options {
     #[arg(
         long = "memory",
         value_name = "LIST",
-        value_delimiter = ',', action = clap::ArgAction::Set,
+        value_delimiter = ',',
+        action = clap::ArgAction::Set,
         default_values_t = [64, 256, 1024, 4096, 16_384]
     )]
     pub memory_mib: Vec<u64>,

@@ -23,7 +23,8 @@ pub struct MemoryOptions {
     #[arg(
         long,
         value_name = "LIST",
-        value_delimiter = ',', action = clap::ArgAction::Set,
+        value_delimiter = ',',
+        action = clap::ArgAction::Set,
         default_values_t = [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
     )]
     chunks: Vec<u32>,
