@@ -4,14 +4,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 
 use crate::numbers::numbers;
 use crate::patience::{patience, wait_until};
 use crate::{rest, silence};
 
-/// A child of a fork. Its process is killed on drop.
+/// A child of a fork. On drop its process is killed, and its end is waited for.
 #[derive(Debug)]
 pub struct Child {
     pid: u32,
@@ -149,12 +150,16 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
+        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return };
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { return };
         // Another process may have the number by now.
         let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
-        if String::from_utf8_lossy(&command).contains(&self.id)
-            && let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw)
-        {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        if !String::from_utf8_lossy(&command).contains(&self.id) {
+            return;
         }
+        let _ = pidfd_send_signal(&process, Signal::KILL);
+        // The pidfd is readable once all threads have ended. The locks on their files are released by then.
+        let limit = patience().try_into().ok();
+        let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], limit.as_ref());
     }
 }
