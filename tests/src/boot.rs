@@ -10,6 +10,7 @@ use crate::kvm_shim::KvmShim;
 use crate::launch::{Input, Launch};
 use crate::namespace::Namespace;
 use crate::outcome::Outcome;
+use crate::patience::in_lab;
 use crate::program::binary;
 use crate::scratch::Scratch;
 
@@ -52,7 +53,7 @@ impl<'a> Boot<'a> {
     /// Boots this project's Linux with all kernel messages on the console.
     #[must_use]
     pub fn linux_loud() -> Self {
-        Self { cmdline: "console=ttyS0 reboot=k panic=-1".to_owned(), ..Self::linux() }
+        Self { cmdline: linux_cmdline(), ..Self::linux() }
     }
 
     /// Boots the kernel that an environment variable names, with the project's init.
@@ -63,7 +64,7 @@ impl<'a> Boot<'a> {
     pub fn linux_of(variable: &str) -> Self {
         let file =
             |variable| std::env::var_os(variable).map(PathBuf::from).expect("the test began with needs!");
-        let boot = Self::kernel(file(variable), "console=ttyS0 reboot=k panic=-1 quiet").memory("256M");
+        let boot = Self::kernel(file(variable), &linux_cmdline()).cmdline_words("quiet").memory("256M");
         Self { initrd: Some(file("VOLT_INITRD")), ..boot }
     }
 
@@ -188,6 +189,13 @@ impl<'a> Boot<'a> {
         arguments.extend_from_slice(&self.devices);
         arguments
     }
+}
+
+/// Returns the command line of Linux guests. In the lab idle vCPUs keep their timer tick: the emulated
+/// processor can lose a wake-up, and without a tick the guest then sleeps on (docs/testing.md).
+fn linux_cmdline() -> String {
+    let tick = if in_lab() { " nohz=off" } else { "" };
+    format!("console=ttyS0 reboot=k panic=-1{tick}")
 }
 
 impl Guest {
