@@ -13,7 +13,7 @@ const CHUNK: usize = 64 << 10;
 
 /// Act of the other side.
 #[derive(Clone, Copy, Debug)]
-pub enum Part {
+pub enum Role {
     /// Reads to the end and closes.
     Sink,
     /// Writes for as long as it can.
@@ -29,20 +29,20 @@ pub enum Place {
 }
 
 impl Place {
-    /// Waits in the background for one connection, to do its part of it.
-    pub fn serve(self, part: Part) -> JoinHandle<Result<()>> {
+    /// Waits in the background for one connection, and plays the role on it.
+    pub fn serve(self, role: Role) -> JoinHandle<Result<()>> {
         std::thread::spawn(move || match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nodelay(true)?;
-                part.play(stream)
+                role.play(stream)
             }
-            Self::Unix(listener) => part.play(listener.accept()?.0),
+            Self::Unix(listener) => role.play(listener.accept()?.0),
         })
     }
 }
 
-impl Part {
+impl Role {
     fn play(self, mut stream: impl Stream) -> Result<()> {
         let mut bytes = vec![7; CHUNK];
         match self {
@@ -67,7 +67,7 @@ impl Stream for UnixStream {}
 /// measured by.
 pub fn unix_copy(ms: u64) -> Result<Measured> {
     let (mut writer, reader) = UnixStream::pair()?;
-    let sink = std::thread::spawn(move || Part::Sink.play(reader));
+    let sink = std::thread::spawn(move || Role::Sink.play(reader));
     let bytes = vec![7; CHUNK];
     let (start, mut operations) = (Instant::now(), 0);
     while start.elapsed() < Duration::from_millis(ms) {

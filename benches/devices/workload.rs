@@ -9,7 +9,7 @@ use volt_benches::{OrSay, Result};
 use crate::counters::Counts;
 use crate::guest::Measured;
 use crate::options::{self, Options};
-use crate::peer::{Part, Place};
+use crate::peer::{Place, Role};
 use crate::vms::{ENGINES, Vm};
 
 /// The port of the host where the guest's streams end.
@@ -72,7 +72,7 @@ impl Workload {
             Self::Tcp(way) => {
                 let place = TcpListener::bind((vm.gateway.as_str(), PORT)).or_say("listen for the guest")?;
                 let order = format!("bench-stream tcp:{}:{PORT} {} {ms}", vm.gateway, way.word());
-                (order, Some(Place::Tcp(place).serve(way.part())))
+                (order, Some(Place::Tcp(place).serve(way.role())))
             }
             Self::Vsock(way) => {
                 let mut path = vm.vsock.clone().ok_or("a VM without vsock")?.into_os_string();
@@ -80,7 +80,7 @@ impl Workload {
                 let _ = std::fs::remove_file(&path); // of the run before
                 let place = UnixListener::bind(&path).or_say("listen for the guest")?;
                 let order = format!("bench-stream vsock:{PORT} {} {ms}", way.word());
-                (order, Some(Place::Unix(place).serve(way.part())))
+                (order, Some(Place::Unix(place).serve(way.role())))
             }
         };
         let before = Counts::now();
@@ -136,11 +136,11 @@ impl Way {
         }
     }
 
-    fn part(self) -> Part {
+    fn role(self) -> Role {
         match self {
-            Self::Send => Part::Sink,
-            Self::Receive => Part::MemorySource,
-            Self::Ping => Part::Echo,
+            Self::Send => Role::Sink,
+            Self::Receive => Role::MemorySource,
+            Self::Ping => Role::Echo,
         }
     }
 }

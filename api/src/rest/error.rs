@@ -44,6 +44,9 @@ impl FaultMessage {
     }
 }
 
+/// Outcome of an act whose answer has a status and no body.
+pub(crate) type StatusOnly = Result<StatusCode, Fault>;
+
 /// A refusal.
 #[derive(Clone, Debug)]
 pub(crate) struct Fault {

@@ -3,7 +3,6 @@
 
 use axum::Router;
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
 use axum::routing::{get, patch, put};
 use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
@@ -12,12 +11,10 @@ use volt_vmm::config::devices::{DiskConfig, NetConfig};
 use super::names::{Balloon, Drive, Entropy, NetworkInterface, Vsock};
 use crate::rest::Api;
 use crate::rest::body::Body;
-use crate::rest::error::Fault;
+use crate::rest::error::{Fault, StatusOnly};
 
 #[path = "running_devices.rs"]
 mod running;
-
-type Done = Result<StatusCode, Fault>;
 
 pub(crate) fn routes() -> Router<Api> {
     Router::new()
@@ -79,7 +76,7 @@ fn replace<T>(all: &mut Vec<T>, new: T, same: impl Fn(&T) -> bool) {
     }
 }
 
-async fn set_drive(State(api): State<Api>, Path(id): Path<String>, Body(drive): Body<Drive>) -> Done {
+async fn set_drive(State(api): State<Api>, Path(id): Path<String>, Body(drive): Body<Drive>) -> StatusOnly {
     check_id("drive_id", &id, &drive.drive_id)?;
     let root = api.draft().devices.root;
     let is_root = drive.is_root_device;
@@ -101,7 +98,7 @@ async fn set_network_interface(
     State(api): State<Api>,
     Path(id): Path<String>,
     Body(interface): Body<NetworkInterface>,
-) -> Done {
+) -> StatusOnly {
     check_id("iface_id", &id, &interface.iface_id)?;
     let network = NetConfig::try_from(interface)?;
     api.change_draft("set a network interface", |draft| {
@@ -109,18 +106,18 @@ async fn set_network_interface(
     })
 }
 
-async fn set_vsock(State(api): State<Api>, Body(vsock): Body<Vsock>) -> Done {
+async fn set_vsock(State(api): State<Api>, Body(vsock): Body<Vsock>) -> StatusOnly {
     api.change_draft("set the vsock device", |draft| draft.devices.devices.vsock = Some(vsock.into()))
 }
 
-async fn set_entropy(State(api): State<Api>, Body(entropy): Body<Entropy>) -> Done {
+async fn set_entropy(State(api): State<Api>, Body(entropy): Body<Entropy>) -> StatusOnly {
     if !entropy.rate_limiter.is_none() {
         return Err(Fault::refused("rate_limiter: not supported here; leave it out"));
     }
     api.change_draft("set the entropy device", |draft| draft.devices.devices.rng = true)
 }
 
-async fn set_balloon(State(api): State<Api>, Body(balloon): Body<Balloon>) -> Done {
+async fn set_balloon(State(api): State<Api>, Body(balloon): Body<Balloon>) -> StatusOnly {
     api.change_draft("set the balloon", |draft| draft.devices.devices.balloon = Some(balloon.into()))
 }
 

@@ -15,9 +15,7 @@ use super::devices::DeviceDraft;
 use super::names;
 use crate::rest::Api;
 use crate::rest::body::Body;
-use crate::rest::error::Fault;
-
-type Done = Result<StatusCode, Fault>;
+use crate::rest::error::{Fault, StatusOnly};
 
 pub(crate) fn routes() -> Router<Api> {
     Router::new()
@@ -84,7 +82,7 @@ impl Api {
         Ok(())
     }
 
-    pub(crate) fn change_draft(&self, act: &'static str, change: impl FnOnce(&mut Draft)) -> Done {
+    pub(crate) fn change_draft(&self, act: &'static str, change: impl FnOnce(&mut Draft)) -> StatusOnly {
         if self.slot.peek().is_some() {
             return Err(Error::NotNow { act, state: "was started already" }.into());
         }
@@ -135,7 +133,7 @@ struct BootSource {
     boot_args: Option<String>,
 }
 
-async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -> Done {
+async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -> StatusOnly {
     api.change_draft("set the boot source", |draft| draft.boot = Some(boot))
 }
 
@@ -209,7 +207,7 @@ impl MachineChange {
     }
 }
 
-async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> Done {
+async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
     for (field, given) in
         [("vcpu_count", change.vcpu_count.is_some()), ("mem_size_mib", change.mem_size_mib.is_some())]
     {
@@ -221,7 +219,7 @@ async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) 
     api.change_draft("set the machine's configuration", |draft| draft.machine = Some(machine))
 }
 
-async fn change_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> Done {
+async fn change_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
     let machine = change.apply(api.draft().machine.unwrap_or_default())?;
     api.change_draft("change the machine's configuration", |draft| draft.machine = Some(machine))
 }

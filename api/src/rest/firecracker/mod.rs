@@ -23,12 +23,10 @@ use volt_vmm::{
 
 use super::Api;
 use super::body::Body;
-use super::error::Fault;
+use super::error::{Fault, StatusOnly};
 use crate::process::start;
 use crate::process::start::SharedPager;
 use crate::rest::firecracker::names::{NetworkOverride, VsockSocket};
-
-type Done = Result<StatusCode, Fault>;
 
 pub(super) fn routes() -> Router<Api> {
     Router::new()
@@ -114,7 +112,7 @@ pub(crate) enum SnapshotType {
 const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directory, named by snapshot_path, \
                              that holds the memory too";
 
-async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> Done {
+async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnapshot>) -> StatusOnly {
     if request.mem_file_path.is_some() {
         return Err(Fault::refused(format!("mem_file_path: {ONE_DIRECTORY}")));
     }
@@ -169,7 +167,7 @@ fn usually() -> bool {
     true
 }
 
-async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> Done {
+async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> StatusOnly {
     for (field, given) in
         [("mem_file_path", request.mem_file_path.is_some()), ("mem_backend", request.mem_backend.is_some())]
     {
@@ -217,7 +215,7 @@ enum WantedState {
     Resumed,
 }
 
-async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> Done {
+async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> StatusOnly {
     api.call(move |slot| match request.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
         WantedState::Resumed => slot.vm("resume")?.resume(),
@@ -240,7 +238,7 @@ enum ActionType {
     FlushMetrics,
 }
 
-async fn act(State(api): State<Api>, Body(request): Body<Action>) -> Done {
+async fn act(State(api): State<Api>, Body(request): Body<Action>) -> StatusOnly {
     match request.action_type {
         ActionType::InstanceStart => {}
         ActionType::SendCtrlAltDel => {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use volt_vmm::config::devices::{BalloonConfig, RateLimit};
 use volt_vmm::{BalloonStatus, FileRef};
 
-use super::{Balloon, Done, check_id};
+use super::{Balloon, StatusOnly, check_id};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
@@ -26,7 +26,7 @@ pub(crate) async fn change_drive(
     State(api): State<Api>,
     Path(id): Path<String>,
     Body(change): Body<DriveChange>,
-) -> Done {
+) -> StatusOnly {
     check_id("drive_id", &id, &change.drive_id)?;
     let DriveChange { drive_id, path_on_host, rate_limiter } = change;
     api.call(move |slot| {
@@ -62,7 +62,7 @@ pub(crate) async fn change_network_interface(
     State(api): State<Api>,
     Path(id): Path<String>,
     Body(change): Body<NetworkInterfaceChange>,
-) -> Done {
+) -> StatusOnly {
     check_id("iface_id", &id, &change.iface_id)?;
     api.call(move |slot| {
         let (receive, transmit) = (change.rx_rate_limiter.as_ref(), change.tx_rate_limiter.as_ref());
@@ -79,7 +79,7 @@ pub(crate) struct BalloonChange {
     amount_mib: u64,
 }
 
-pub(crate) async fn change_balloon(State(api): State<Api>, Body(change): Body<BalloonChange>) -> Done {
+pub(crate) async fn change_balloon(State(api): State<Api>, Body(change): Body<BalloonChange>) -> StatusOnly {
     api.call(move |slot| slot.vm("change the balloon")?.set_balloon(change.amount_mib)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -115,12 +115,12 @@ pub(crate) async fn statistics(State(api): State<Api>) -> Result<Json<Value>, Fa
     Ok(Json(answer))
 }
 
-pub(crate) async fn start_hinting(State(api): State<Api>) -> Done {
+pub(crate) async fn start_hinting(State(api): State<Api>) -> StatusOnly {
     api.call(|slot| slot.vm("start hinting")?.start_hinting()).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(crate) async fn stop_hinting(State(api): State<Api>) -> Done {
+pub(crate) async fn stop_hinting(State(api): State<Api>) -> StatusOnly {
     api.call(|slot| slot.vm("end hinting")?.stop_hinting()).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -11,10 +11,8 @@ use volt_vmm::{MemoryUsage, RecordingSummary, RunState, VmConfig};
 
 use super::Api;
 use super::body::Body;
-use super::error::Fault;
+use super::error::{Fault, StatusOnly};
 use crate::process::start;
-
-type Done = Result<StatusCode, Fault>;
 
 pub(super) fn routes() -> Router<Api> {
     Router::new()
@@ -28,7 +26,7 @@ pub(super) fn routes() -> Router<Api> {
 }
 
 /// Boots a VM. The body is a configuration file.
-async fn boot(State(api): State<Api>, Body(config): Body<VmConfig>) -> Done {
+async fn boot(State(api): State<Api>, Body(config): Body<VmConfig>) -> StatusOnly {
     api.call(move |slot| slot.start("boot a VM", || start::boot(config)).map(drop)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -61,7 +59,7 @@ async fn end_recording(State(api): State<Api>) -> Result<Json<RecordingSummary>,
 }
 
 /// Ends the VM and the process at once.
-async fn stop(State(api): State<Api>) -> Done {
+async fn stop(State(api): State<Api>) -> StatusOnly {
     api.call(|slot| slot.vm("stop").map(|vm| vm.stop())).await?;
     Ok(StatusCode::NO_CONTENT)
 }

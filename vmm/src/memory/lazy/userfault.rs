@@ -9,12 +9,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
+use rustix::io::{self, Errno};
 
 use crate::error::{Error, Result};
 use crate::memory::PAGE;
-
-type Answer<T> = rustix::io::Result<T>;
 
 const DEVICE: &str = "/dev/userfaultfd";
 const API: u64 = 0xaa;
@@ -126,13 +124,13 @@ impl Userfault {
 
     /// One without an API handshake, which can do nothing.
     #[cfg(test)]
-    pub(crate) fn without_agreement() -> Answer<Self> {
+    pub(crate) fn without_agreement() -> io::Result<Self> {
         Ok(Self { fd: from_device().or_else(|_| from_call())?, poisons: false })
     }
 
     /// One that reports unmapped memory of its process, too.
     #[cfg(test)]
-    pub(crate) fn reporting_unmapped_memory() -> Answer<Self> {
+    pub(crate) fn reporting_unmapped_memory() -> io::Result<Self> {
         const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
         let fd = from_device().or_else(|_| from_call())?;
         agree(&fd, FEATURE_EVENT_UNMAP)?;
@@ -155,7 +153,7 @@ impl Userfault {
     ///
     /// # Errors
     /// The mapping there does not support it.
-    pub fn register(&self, start: u64, len: u64) -> Answer<()> {
+    pub fn register(&self, start: u64, len: u64) -> io::Result<()> {
         let mut register = Register { range: Range { start, len }, mode: MODE_MISSING, calls: 0 };
         // SAFETY: the call reads and writes the structure. An unanswered fault blocks, and does no other
         // harm.
@@ -166,7 +164,7 @@ impl Userfault {
     ///
     /// # Errors
     /// The range is invalid, or the process is gone.
-    pub fn wake(&self, start: u64, len: u64) -> Answer<()> {
+    pub fn wake(&self, start: u64, len: u64) -> io::Result<()> {
         let mut range = Range { start, len };
         // SAFETY: the call reads the structure.
         unsafe { ioctl(&self.fd, UFFDIO_WAKE, &raw mut range) }
@@ -177,7 +175,7 @@ impl Userfault {
     /// # Errors
     /// `NOMEM`: the host has no memory. `NOENT`: the range is not registered as one piece. `SRCH`: the
     /// process is gone.
-    pub fn copy(&self, start: u64, bytes: &[u8]) -> Answer<()> {
+    pub fn copy(&self, start: u64, bytes: &[u8]) -> io::Result<()> {
         over_what_is_there(bytes.len() as u64, |from, left| {
             let mut copy = Copy {
                 to: start + from,
@@ -197,7 +195,7 @@ impl Userfault {
     ///
     /// # Errors
     /// As [`Userfault::copy`].
-    pub fn zero(&self, start: u64, len: u64) -> Answer<()> {
+    pub fn zero(&self, start: u64, len: u64) -> io::Result<()> {
         self.mark(UFFDIO_ZEROPAGE, start, len)
     }
 
@@ -205,11 +203,11 @@ impl Userfault {
     ///
     /// # Errors
     /// As [`Userfault::copy`].
-    pub fn poison(&self, start: u64, len: u64) -> Answer<()> {
+    pub fn poison(&self, start: u64, len: u64) -> io::Result<()> {
         self.mark(UFFDIO_POISON, start, len)
     }
 
-    fn mark(&self, how: libc::c_ulong, start: u64, len: u64) -> Answer<()> {
+    fn mark(&self, how: libc::c_ulong, start: u64, len: u64) -> io::Result<()> {
         over_what_is_there(len, |from, left| {
             let range = Range { start: start + from, len: left };
             let mut request = OnRange { range, mode: DONT_WAKE, done: 0 };
@@ -231,7 +229,7 @@ impl Userfault {
     ///
     /// # Errors
     /// As [`Userfault::read`].
-    pub fn read_all(&self, mut each: impl FnMut(u64)) -> Answer<()> {
+    pub fn read_all(&self, mut each: impl FnMut(u64)) -> io::Result<()> {
         while self.read(&mut each)? == MESSAGES {}
         Ok(())
     }
@@ -241,7 +239,7 @@ impl Userfault {
     ///
     /// # Errors
     /// The descriptor cannot be read.
-    pub fn read(&self, mut each: impl FnMut(u64)) -> Answer<usize> {
+    pub fn read(&self, mut each: impl FnMut(u64)) -> io::Result<usize> {
         let nothing = UffdMessage { event: 0, reserved: [0; 7], flags: 0, address: 0, thread: 0 };
         let mut messages = [nothing; MESSAGES];
         let room = size_of_val(&messages);
@@ -269,7 +267,7 @@ impl AsFd for Userfault {
 
 /// Calls `act` with the rest of a range until all is done. `act` stops at a present page and returns the
 /// number of bytes done before; it goes on behind that page.
-fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (Answer<()>, i64)) -> Answer<()> {
+fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (io::Result<()>, i64)) -> io::Result<()> {
     let mut at = 0;
     while at < len {
         let (answer, done) = act(at, len - at);
@@ -286,7 +284,7 @@ fn over_what_is_there(len: u64, mut act: impl FnMut(u64, u64) -> (Answer<()>, i6
 }
 
 /// Agrees with the kernel on these features.
-fn agree(fd: &OwnedFd, features: u64) -> Answer<Handshake> {
+fn agree(fd: &OwnedFd, features: u64) -> io::Result<Handshake> {
     let mut handshake = Handshake { api: API, features, calls: 0 };
     // SAFETY: the call reads and writes the structure that it is for.
     unsafe { ioctl(fd, UFFDIO_API, &raw mut handshake) }?;
@@ -294,7 +292,7 @@ fn agree(fd: &OwnedFd, features: u64) -> Answer<Handshake> {
 }
 
 /// Opens through the device file, with its permissions alone.
-fn from_device() -> Answer<OwnedFd> {
+fn from_device() -> io::Result<OwnedFd> {
     let device = rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     // SAFETY: the call takes flags, and returns a new descriptor without another owner.
@@ -305,7 +303,7 @@ fn from_device() -> Answer<OwnedFd> {
     }
 }
 
-fn from_call() -> Answer<OwnedFd> {
+fn from_call() -> io::Result<OwnedFd> {
     // SAFETY: the call takes flags, and returns a new descriptor without another owner.
     match unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) } {
         ..0 => Err(last_error()),
@@ -316,7 +314,7 @@ fn from_call() -> Answer<OwnedFd> {
 
 /// # Safety
 /// `argument` is a valid argument of the call.
-unsafe fn ioctl<T>(fd: &OwnedFd, call: libc::c_ulong, argument: *mut T) -> Answer<()> {
+unsafe fn ioctl<T>(fd: &OwnedFd, call: libc::c_ulong, argument: *mut T) -> io::Result<()> {
     // SAFETY: the caller's promise.
     match unsafe { libc::ioctl(fd.as_raw_fd(), call as libc::Ioctl, argument) } {
         ..0 => Err(last_error()),

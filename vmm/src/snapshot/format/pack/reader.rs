@@ -40,13 +40,13 @@ const LEAF: u32 = 256;
 /// from its first use on.
 #[derive(Debug)]
 struct IndexBlocks {
-    leaves: Box<[OnceLock<Leaf>]>,
+    leaves: Box<[OnceLock<IndexLeaf>]>,
     /// A bit for each block that is known to be zeros.
     zeros: Box<[AtomicU64]>,
 }
 
 /// Blocks with stored chunks.
-type Leaf = Box<[OnceLock<IndexBlock>]>;
+type IndexLeaf = Box<[OnceLock<IndexBlock>]>;
 
 impl IndexBlocks {
     fn new(count: u32) -> Self {
