@@ -6,10 +6,11 @@ PATH=$PATH:$HOME/.cargo/bin
 
 LONGEST=600
 
-# The modules that each module of vmm/src may import, from the top layer to the leaves. Imports point down
-# only. A module that the table lacks is an error: add it to its layer.
+# The modules that each module of vmm/src and api/src may import, from the top layer to the leaves. Imports
+# point down only. A module that its table lacks is an error: add it to its layer.
 LEAVES="console error partial persist progress run_control sockets sync testing threads timing"
-declare -A MAY_USE=(
+# shellcheck disable=SC2034 # imports_of reads the tables by name
+declare -A VMM_MAY_USE=(
     [vm]="snapshot machine devices memory store config $LEAVES"
     [replay]="snapshot memory $LEAVES"
     [snapshot]="machine devices pager kvm memory store config $LEAVES"
@@ -27,6 +28,20 @@ declare -A MAY_USE=(
     [internal]="replay snapshot kvm store config $LEAVES"
     [run_control]="error sync"
     [console]="" [error]="" [sockets]="" [sync]="" [threads]="error" [timing]=""
+)
+# shellcheck disable=SC2034
+declare -A API_MAY_USE=(
+    [main]="cli failure"
+    [cli]="session client rest process output terminal cures failure threads"
+    [session]="rest process output terminal cures failure threads"
+    [client]="rest cures failure"
+    [rest]="process cures failure threads"
+    [process]="terminal failure threads"
+    [output]="failure threads"
+    [terminal]="failure threads"
+    [cures]="failure"
+    [threads]="failure"
+    [failure]=""
 )
 # Dependencies that a crate may not have: crate directory, and a pattern over the dependencies in its
 # Cargo.toml. Dev-dependencies are exempt.
@@ -107,25 +122,27 @@ is_test_file() {
     case ${1##*/} in tests.rs | testing.rs | *_tests.rs) return 0 ;; *) return 1 ;; esac
 }
 
-check_imports() {
-    local file module used allowed wrong=0 crate
-    for file in $(rust_files vmm/src); do
-        module=${file#vmm/src/}
+# imports_of SOURCES TABLE: checks what each module of this source directory imports against the table.
+imports_of() {
+    local file module used allowed wrong=0
+    local -n may_use=$2
+    for file in $(rust_files "$1"); do
+        module=${file#"$1"/}
         module=${module%%/*}
         module=${module%.rs}
         if [ "$module" = lib ] || is_test_file "$file"; then continue; fi
-        if [ -z "${MAY_USE[$module]+listed}" ]; then
+        if [ -z "${may_use[$module]+listed}" ]; then
             echo "$file: scripts/check.sh does not list what $module may import"
             wrong=1
             continue
         fi
-        allowed="$module ${MAY_USE[$module]}"
+        allowed="$module ${may_use[$module]}"
         if code_of "$file" | grep -nE 'crate::(\{|[A-Z])'; then
             echo "$file: import by module, one per line, so that this check can read it"
             wrong=1
         fi
         case $file in
-            vmm/src/*/*) used='super::super::' ;;
+            "$1"/*/*) used='super::super::' ;;
             *) used='\bsuper::' ;;
         esac
         if code_of "$file" | grep -nE "$used"; then
@@ -133,12 +150,19 @@ check_imports() {
             wrong=1
         fi
         for used in $(code_of "$file" | grep -oE 'crate::[a-z_]+' | sed 's/crate:://' | sort -u); do
-            [ -e "vmm/src/$used.rs" ] || [ -d "vmm/src/$used" ] || continue
+            [ -e "$1/$used.rs" ] || [ -d "$1/$used" ] || continue
             case " $allowed " in *" $used "*) continue ;; esac
             echo "$file: $module may not import $used"
             wrong=1
         done
     done
+    return "$wrong"
+}
+
+check_imports() {
+    local file wrong=0 crate
+    imports_of vmm/src VMM_MAY_USE || wrong=1
+    imports_of api/src API_MAY_USE || wrong=1
     for crate in "${!FOREIGN[@]}"; do
         if sed '/^\[dev-dependencies\]/,/^\[lints/d' "$crate/Cargo.toml" | grep -E "${FOREIGN[$crate]}"; then
             echo "$crate: this dependency is not allowed"

@@ -16,7 +16,8 @@ use rustix::io::Errno;
 use volt_vmm::Vm;
 
 use crate::failure::Failure;
-use crate::{terminal, threads};
+use crate::terminal;
+use crate::threads;
 
 mod escape;
 
