@@ -333,6 +333,8 @@ fn end_of_a_guest_wakes_a_poll_and_a_wait_with_timeout() {
     vm.resume().unwrap();
     assert!(is_readable(&before, patient), "the end does not wake the poll");
     assert_eq!(vm.wait_timeout(Duration::from_secs(60)).unwrap(), Some(Ending::Poweroff));
+    // A reader does not take the end from others.
+    assert_eq!(rustix::io::read(&before, &mut [0; 8]).unwrap(), 8);
     assert!(
         is_readable(&before, now) && is_readable(&vm.ended_fd().unwrap(), now),
         "the descriptor is not readable later"

@@ -11,6 +11,7 @@
 //! snapshot overwrites that state.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -91,7 +92,7 @@ impl Pool {
         let (state, changed) = (Mutex::new(state), Condvar::new());
         let shared = Arc::new(SharedPool { shape, size: size.max(1), state, changed });
         let refill = Arc::clone(&shared);
-        let thread = threads::spawn("pool", move || refill.refill())?;
+        let thread = threads::spawn("pool", move || refill.refill(PooledVm::make))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -139,7 +140,10 @@ impl Pool {
             return None;
         }
         let mut state = lock(&self.shared.state);
-        state.refused = None;
+        if state.refused.take().is_some() {
+            // An empty pool returns no Refill that would wake the thread.
+            self.shared.changed.notify_all();
+        }
         let is_for =
             |vm: &PooledVm| vm.prepared.as_ref().is_some_and(|prepared| Arc::ptr_eq(prepared, machine));
         let at = state.shells.iter().position(is_for).unwrap_or(0);
@@ -172,7 +176,10 @@ impl Drop for Pool {
 }
 
 impl SharedPool {
-    fn refill(&self) {
+    /// Makes missing VMs by `make` until the pool is dropped.
+    fn refill(&self, make: impl Fn(VmShape, Option<&Arc<MachineState>>) -> Result<PooledVm>) {
+        // Without this thread a wait for a full pool would not end.
+        let _refusal = OnPanic(self);
         loop {
             let idle = |state: &mut PoolState| {
                 !state.is_dropped && (state.shells.len() >= self.size || state.refused.is_some())
@@ -186,7 +193,7 @@ impl SharedPool {
             if let Some((_, at)) = &last {
                 thread::sleep(REFILL_DELAY.saturating_sub(at.elapsed()));
             }
-            let made = PooledVm::make(self.shape, last.as_ref().map(|(machine, _)| machine));
+            let made = make(self.shape, last.as_ref().map(|(machine, _)| machine));
             let mut state = lock(&self.state);
             match made {
                 Ok(vm) => state.shells.push_back(vm),
@@ -197,5 +204,63 @@ impl SharedPool {
             }
             self.changed.notify_all();
         }
+    }
+}
+
+/// Reports a panic of the thread as a refusal.
+struct OnPanic<'a>(&'a SharedPool);
+
+impl Drop for OnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let why = io::Error::other("the thread that makes VMs panicked");
+            lock(&self.0.state).refused = Some(Error::host("make a VM for the pool", why));
+            self.0.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+    use crate::config::IrqchipKind;
+
+    const SHAPE: VmShape =
+        VmShape { memory_bytes: 1 << 20, vcpus: 1, irqchip: IrqchipKind::Split, logs_writes: false };
+
+    /// Makes an empty pool whose thread makes VMs by `make`.
+    fn pool(make: impl Fn() -> Result<PooledVm> + Send + 'static) -> Pool {
+        let (state, changed) = (Mutex::new(PoolState::default()), Condvar::new());
+        let shared = Arc::new(SharedPool { shape: SHAPE, size: 1, state, changed });
+        let refill = Arc::clone(&shared);
+        let thread = threads::spawn("pool", move || refill.refill(|_, _| make())).unwrap();
+        Pool { shared, thread: Some(thread) }
+    }
+
+    #[test]
+    fn take_from_an_empty_pool_tries_again_after_a_refusal() {
+        let (tried, tries): (Sender<()>, Receiver<()>) = channel();
+        let pool = pool(move || {
+            tried.send(()).unwrap();
+            Err(Error::host("make a VM", io::Error::from_raw_os_error(24)))
+        });
+        let clock = r#"{"clock":0,"flags":0,"host_tsc":0,"realtime":0}"#;
+        let machine = format!(r#"{{"vcpus":[],"clock":{clock},"devices":{{}}}}"#);
+        let machine = Arc::new(serde_json::from_str(&machine).unwrap());
+        let next_try = || tries.recv_timeout(Duration::from_secs(60)).expect("the pool tries");
+        for _ in 0..3 {
+            next_try();
+            let is_refused = |state: &mut PoolState| state.refused.is_none();
+            drop(wait_while(&pool.shared.changed, lock(&pool.shared.state), is_refused));
+            assert!(pool.take(SHAPE, &machine).is_none());
+        }
+    }
+
+    #[test]
+    fn panic_of_the_refilling_thread_ends_a_wait() {
+        let error = pool(|| panic!("in a test")).wait_ready().unwrap_err();
+        assert!(crate::error::report(&error).contains("panicked"), "{error}");
     }
 }

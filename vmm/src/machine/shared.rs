@@ -16,6 +16,9 @@ use crate::machine::Machine;
 use crate::run_control::{Control, Ending, RunState};
 use crate::sync::lock;
 
+/// The highest count of an eventfd (eventfd(2)).
+const MOST: u64 = u64::MAX - 1;
+
 /// A machine behind its lock. Before it is dropped, its guest has ended and [`SharedMachine::wait_ending`]
 /// was called.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub(crate) struct SharedMachine {
     machine: Mutex<Machine>,
     /// Whether [`SharedMachine::wait_ending`] writes data to the files of disks.
     is_settling: AtomicBool,
+    /// An eventfd that becomes readable when the guest ends, once one was asked for.
+    ended: Mutex<Option<OwnedFd>>,
     /// Disks, for [`SharedMachine::is_settling`], which must not lock the machine: a pause holds that lock
     /// while a vCPU waits for a disk.
     disks: Vec<Arc<Mutex<Block>>>,
@@ -43,6 +48,7 @@ impl SharedMachine {
             disks: machine.platform().disks().values().cloned().collect(),
             machine: Mutex::new(machine),
             is_settling: AtomicBool::new(false),
+            ended: Mutex::new(None),
         }
     }
 
@@ -168,20 +174,26 @@ impl SharedMachine {
         self.control.wait_end_for(timeout).then(|| self.wait_ending()).transpose()
     }
 
-    /// Returns a descriptor that becomes and stays readable when the guest ends.
+    /// Returns a descriptor that becomes readable when the guest ends. It stays readable, although another
+    /// owner reads from it: a semaphore's count falls by one with each read.
     ///
     /// # Errors
     /// Returns an error if the host has no descriptor left.
     pub fn ended_fd(&self) -> Result<OwnedFd> {
         let failed = |source| Error::host("make an eventfd", source);
-        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|errno| failed(errno.into()))?;
-        let watched = ended.try_clone().map_err(failed)?;
+        let mut own = lock(&self.ended);
+        if let Some(ended) = &*own {
+            return ended.try_clone().map_err(failed);
+        }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let ended = eventfd(0, flags).map_err(|errno| failed(errno.into()))?;
+        let written = ended.try_clone().map_err(failed)?;
         self.control.at_end(move || {
             // The first write to an eventfd does not fail.
-            let _ = rustix::io::write(&ended, &1_u64.to_ne_bytes());
+            let _ = rustix::io::write(&written, &MOST.to_ne_bytes());
         });
-        Ok(watched)
+        let ended = own.insert(ended);
+        ended.try_clone().map_err(failed)
     }
 
     /// Whether the guest has ended and its data is still on the way to the files of its disks:

@@ -123,10 +123,11 @@ impl NewDir {
             Err(rustix::io::Errno::EXIST) => return Err(exists(&self.place)),
             Err(errno) => return Err(failed("rename snapshot directory to", errno.into())),
         }
-        self.published = true;
-        File::open(&self.parent)
-            .and_then(|dir| dir.sync_all())
-            .map_err(|source| Error::file("sync", self.parent.display(), source))
+        let synced = File::open(&self.parent).and_then(|dir| dir.sync_all());
+        // Drop removes a directory whose name may not survive a power cut, under the name that it had before:
+        // a reader must not find half of it.
+        self.published = synced.is_ok() || fs::rename(&self.place, &self.temporary).is_err();
+        synced.map_err(|source| Error::file("sync", self.parent.display(), source))
     }
 }
 

@@ -247,10 +247,10 @@ impl Vm {
         self.machine.wait_timeout(timeout)
     }
 
-    /// Returns a descriptor that becomes readable when the guest ends, and stays readable: an eventfd that
-    /// nobody reads. An event loop polls it in place of a thread that waits. [`Vm::wait_ending`] then says
-    /// how the guest ended, once its disks have what it wrote. Each call makes a descriptor, which the caller
-    /// closes.
+    /// Returns a descriptor that becomes readable when the guest ends, and stays readable even if it is read.
+    /// An event loop polls it in place of a thread that waits. [`Vm::wait_ending`] then says how the guest
+    /// ended, once its disks have what it wrote. Each call duplicates one eventfd; the caller closes the
+    /// duplicate.
     ///
     /// # Errors
     /// The host has no descriptor left.
