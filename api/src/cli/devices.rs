@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_every_kind() {
+    fn options_make_devices_of_every_kind() {
         let found = devices(
             "--disk path=/root.img,ro --disk path=/base,layer=/mine,id=data,cache=unsafe,engine=io_uring \
              --net tap=tap7,mac=02:00:00:00:00:07,mtu=9000,transmit=1M,receive-ops=9/10+5 \

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_spelling_everywhere() {
+    fn irqchip_has_one_spelling_everywhere() {
         for (kind, name) in [(IrqchipKind::Kernel, "kernel"), (IrqchipKind::Split, "split")] {
             assert_eq!(kind.to_string(), name);
             assert_eq!(kind.to_string().parse(), Ok(kind));
