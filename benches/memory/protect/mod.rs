@@ -36,12 +36,12 @@ measured: every page of the copy has the content of that instant. Minima, median
 pub const DECISION: &str = "\
 **Decision: snapshots stay with the dirty log.** Protecting all memory inside the pause costs 16 ms for \
 256 MiB here, and is work for each mapped page. The pause of the dirty log is 0.2 ms for any size, as \
-long as passes are faster than the guest. Afterwards each page that the guest writes first costs it a \
-wait for another thread: its speed falls to 0.4 to 0.7 of what it was (0.9 to 1.0 with the dirty log, \
-but for one row), for a copy that takes about twice as long. And the kernel refuses to write-protect a \
-private mapping of a file on a disk, which is what a VM restored from raw memory runs from. Write \
-protection has one advantage: it ends whatever the guest writes. For a guest that writes faster than \
-passes can copy, `--max-pause` gives a clear error instead.";
+long as passes are faster than the guest. Under write protection, the guest's first write to each page \
+waits for the copying thread. Its speed falls to 0.4 to 0.7 of what it was (0.9 to 1.0 with the dirty \
+log, but for one row), and the copy takes about twice as long. The kernel also refuses to write-protect \
+a private mapping of a file on a disk, from which a VM restored from raw memory runs. Write protection \
+has one advantage: it ends whatever the guest writes. For a guest that writes faster than passes can \
+copy, `--max-pause` gives a clear error instead.";
 
 /// Memory that the guest writes to.
 const LEN: u64 = 256 << 20;

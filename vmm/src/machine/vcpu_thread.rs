@@ -279,8 +279,8 @@ fn unreadable(what: &str, board: &Board) -> String {
         format!("{what} cannot be accessed: {file} is gone or too short")
     } else {
         format!(
-            "{what} cannot be accessed: {file} has its full length, so this file or a diff's file over it \
-             cannot be read, or the host is out of memory (the host's kernel log says which)"
+            "{what} cannot be accessed: I/O error in {file} or its diff, or no memory on the host; see the \
+             host's kernel log"
         )
     }
 }

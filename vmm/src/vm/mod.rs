@@ -238,8 +238,8 @@ impl Vm {
         self.machine.wait_ending()
     }
 
-    /// As [`Vm::wait_ending`], if the guest ends within `timeout`, and none if it does not. Bringing what the
-    /// guest wrote to its disks may take longer than `timeout`.
+    /// As [`Vm::wait_ending`]. Returns `None` if the guest has not ended after `timeout`. Flushing the disks
+    /// may take longer.
     ///
     /// # Errors
     /// As [`Vm::wait_ending`].
