@@ -30,8 +30,8 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// Measures snapshots, restores, forks and rewinds of running guests.
 ///
-/// It measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, the time of
-/// a rewind, and the time to a restored VM's answer, by kind of memory.
+/// It measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, and the time
+/// of a rewind. By kind of memory, it measures the time to a restored VM's answer.
 #[derive(Debug, Parser)]
 #[command(
     args_override_self = true,
