@@ -23,15 +23,15 @@ use memory::Kind;
 use ways::{Outcome, Way};
 
 pub const ABOUT: &str = "This is an experiment; none of it is in the program. A guest of its own writes \
-to one page after another of 256 MiB, 25,600 a second (100 MiB/s) or as fast as it can, while its memory \
-is copied to a memfd as it was at one instant. *Dirty log*: all is copied, then in passes what was \
-written meanwhile, and the rest in a pause. *Write protection*: in a pause all pages are protected \
-(`UFFDIO_WRITEPROTECT`); then one thread copies them in order, and before those a page that the guest \
-wants to write, which waits for it. *Pause* is from the request to stop the vCPU until it goes on, \
-*stall* the longest time between two writes of the guest by its own clock, the pause included; *faults* \
-are pages that the guest waited for, and *in the pause* those that were copied in it. *Speed* is how \
-fast the guest wrote meanwhile, of what it writes undisturbed. Each way is checked before it is \
-measured: every page of the copy has the content of that instant. Minima, medians and maxima.";
+to one page after another of 256 MiB, 25,600 a second (100 MiB/s) or as fast as it can. Meanwhile its \
+memory is copied to a memfd as it was at one instant. *Dirty log*: all is copied, then in passes what \
+was written meanwhile, and the rest in a pause. *Write protection*: in a pause all pages are protected \
+(`UFFDIO_WRITEPROTECT`). One thread then copies them in order. It first copies a page that the guest \
+wants to write, and the guest waits for it. *Pause* is from the request to stop the vCPU until it goes \
+on. *Stall* is the longest time between two writes of the guest by its own clock, the pause included. \
+*Faults* are pages that the guest waited for; *in the pause* counts those that were copied in it. \
+*Speed* is how fast the guest wrote meanwhile, of what it writes undisturbed. Each way is checked before \
+it is measured: every page of the copy has the content of that instant. Minima, medians and maxima.";
 
 pub const DECISION: &str = "\
 **Decision: snapshots stay with the dirty log.** Protecting all memory inside the pause costs 16 ms for \

@@ -199,7 +199,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Runs the vCPU until the control parks it, then completes its last exit: KVM moves the data of a port or
+/// Runs the vCPU until the control parks it, then completes its last exit. KVM moves the data of a port or
 /// MMIO read into the guest's registers at the next entry (KVM API, section 5, `KVM_EXIT_IO`).
 fn run_until_parked(id: u8, vcpu: &mut Vcpu, board: &Board) {
     while !board.control.must_exit() {
