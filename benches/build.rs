@@ -1,6 +1,6 @@
-//! Builds what a benchmark runs beside volt-vmm: the guest that is restored, the floor (as a program of
-//! either C library and as an object that the benchmark links) and an empty program. All end up inside the
-//! benchmark, which can then be copied as one file.
+//! Builds the programs that a benchmark runs beside volt-vmm: the restored guest, the floor and an empty
+//! program. The floor is a program of either C library, and an object that the benchmark links. All end up
+//! inside the benchmark, which can then be copied as one file.
 
 use std::env;
 use std::path::{Path, PathBuf};

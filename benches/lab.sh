@@ -6,8 +6,8 @@
 #   benches/lab.sh devices [OPTION...] > docs/benchmarks-devices-lab.md  compares virtio devices with QEMU's
 #   benches/lab.sh instructions [OPTION...]                              does so in counted instructions
 #
-# OPTION is an option of the benchmark: see `cargo bench -p volt-benches --bench restore -- --help`, and the
-# same with `--bench devices` for the other two.
+# OPTION is an option of the benchmark: see `cargo bench --locked -p volt-benches --bench restore -- --help`,
+# and the same with `--bench devices` for the other two.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -18,8 +18,8 @@ that failed.
   --mib N     MiB of noise in the base (default 400)
   --help
 
-The guest is that of the tests: run `cargo test -p volt-tests --no-run` first. `limited` needs root and
-control groups.
+The guest is that of the tests: run `cargo test --locked -p volt-tests --no-run` first. `limited` needs root
+and control groups.
 END
 }
 
@@ -39,7 +39,7 @@ done
 
 guest=$(find "${CARGO_TARGET_DIR:-$here/target}" -name guest.elf -path '*volt-tests*' -printf '%T@ %p\n' |
     sort -n | tail -1 | cut -d' ' -f2)
-[ -n "$guest" ] || { say "no guest: cargo test -p volt-tests --no-run builds it" && exit 1; }
+[ -n "$guest" ] || { say "no guest: cargo test --locked -p volt-tests --no-run builds it" && exit 1; }
 
 work=$(mktemp -d)
 vm=

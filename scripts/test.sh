@@ -637,7 +637,7 @@ main() {
     if [ ${#emulated[@]} -gt 0 ] || { [ -n "$full" ] && wants small; }; then
         stage "second kernel of the lab" make_second_kernel
         [ -e "$work/backports" ] ||
-            where+=("the lab has one kernel only: Debian's backports could not be had")
+            where+=("the lab has one kernel only: no backports kernel of Debian was found")
     fi
     if [ ${#emulated[@]} -gt 0 ]; then
         if wants fuzz; then begin_to_build_fuzz_targets; fi

@@ -44,3 +44,64 @@ impl Failure {
         Self::Socket { path: path.to_owned(), problem: problem.into() }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Names of the variants of the enum `name`, as `code` has them.
+    pub(crate) fn variants_in<'a>(code: &'a str, name: &str) -> Vec<&'a str> {
+        let body = code.split(&format!("pub(crate) enum {name} {{\n")).nth(1).unwrap();
+        let lines = body.lines().take_while(|line| *line != "}").filter_map(|line| line.strip_prefix("    "));
+        let variants = lines.filter(|line| line.starts_with(char::is_uppercase));
+        variants.map(|line| line.split(|c: char| !c.is_alphanumeric()).next().unwrap()).collect()
+    }
+
+    /// Cells of each row of the tables in `page`, without the heading's.
+    pub(crate) fn table_rows(page: &str) -> impl Iterator<Item = Vec<&str>> {
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix('|'));
+        let rows = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
+        rows.skip_while(|row| !row[0].starts_with("---")).skip(1)
+    }
+
+    /// One error of each variant besides `Vmm`, with the capitals of the placeholders in the documentation.
+    fn one_of_each() -> Vec<Failure> {
+        let invalid = serde_json::from_str::<u8>("x").unwrap_err();
+        vec![
+            Failure::ConfigFile { path: "PATH".into(), source: invalid },
+            Failure::system("ACT", io::ErrorKind::Other),
+            Failure::socket(Path::new("PATH"), "…"),
+            Failure::child(Path::new("PATH"), "…"),
+            Failure::Server("…".into()),
+        ]
+    }
+
+    #[test]
+    fn troubleshooting_has_every_variant_with_its_cure() {
+        let failures = one_of_each();
+        let named = failures.iter().map(|failure| format!("{failure:?}"));
+        let named: Vec<_> = named.map(|text| text.split([' ', '(']).next().unwrap().to_owned()).collect();
+        let variants = variants_in(include_str!("failure.rs"), "Failure");
+        // The headings of the page have the variants of `Vmm`; the library's tests compare them.
+        let (vmm, own) = variants.split_first().unwrap();
+        assert_eq!(*vmm, "Vmm");
+        assert_eq!(named, own);
+
+        let page = include_str!("../../docs/troubleshooting.md");
+        let section = page.split("## Errors of the program around the library").nth(1).unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let rows: Vec<_> = table_rows(section).collect();
+        let texts: Vec<_> = rows.iter().map(|row| row[0]).collect();
+        let expected: Vec<_> = failures.iter().map(|failure| format!("`{}`", text_of(failure))).collect();
+        assert_eq!(texts, expected);
+        assert!(rows.iter().all(|row| row.len() == 3 && !row[2].is_empty()), "{rows:?}");
+    }
+
+    /// The text of an error, `…` after it where sources or problems follow.
+    fn text_of(failure: &Failure) -> String {
+        match failure {
+            Failure::ConfigFile { .. } | Failure::System { .. } => format!("{failure}: …"),
+            _ => failure.to_string(),
+        }
+    }
+}

@@ -25,7 +25,7 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// The entry point that the C runtime calls.
 ///
-/// Rust's start-up code takes a tenth of the time from exec to a restored guest's first instruction: it
+/// Rust's start-up code takes a tenth of the time from exec to a restored guest's first instruction. It
 /// installs a handler for stack overflows, reads every mapping of the process and polls the standard streams.
 /// This function does the parts that volt-vmm needs. A panic that reaches it runs the hook, which resets the
 /// terminal, and aborts.

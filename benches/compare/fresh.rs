@@ -1,5 +1,5 @@
-//! Acts of the library by several fresh probes of either build, which start in turns: the minimum of one
-//! process depends on where its memory happens to lie, that of ten does not.
+//! Acts of the library by several fresh probes of either build, which start in turns. The minimum of one
+//! process depends on where its memory happens to lie; the minimum of ten does not.
 
 use std::path::PathBuf;
 

@@ -1,7 +1,7 @@
 //! How fast the virtio devices of a Linux guest are, beside QEMU microvm's. See [`Options`].
 //!
-//! `vms` boots the same guest under both, `guest` gives it orders, `workload` says what, `peer` is the
-//! other side of its streams, `counters` reads what the host counts meanwhile, `report` writes it down.
+//! `vms` boots the same guest under both. `guest` gives it the orders of `workload`, and `peer` is the other
+//! side of its streams. `counters` reads the host's counters meanwhile. `report` writes the page.
 
 mod counters;
 mod guest;

@@ -21,7 +21,8 @@ pub struct Row {
 /// Prints the circumstances.
 pub fn print_heading(options: &Options, load: f64) {
     let kvm = volt_vmm::internal::host::kvm_module().unwrap_or("unknown");
-    let command = format!("cargo bench -p volt-benches --bench devices -- {}", command_line::given());
+    let given = command_line::given();
+    let command = format!("cargo bench --locked -p volt-benches --bench devices -- {given}");
     let qemu = Command::new("qemu-system-x86_64").arg("--version").output();
     let qemu = qemu.map(|output| String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned));
     println!(

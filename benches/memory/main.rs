@@ -1,8 +1,8 @@
 //! Cost of snapshots, forks and pools for a guest, and for the caller that waits for one. See [`Options`].
 //!
-//! `pause` measures snapshots of a guest that writes to memory all the time, `disk` of one that writes to a
-//! disk, `birth` how soon a VM is there, `rewind` how soon it is again what it was, `response` how soon it
-//! answers, by what its memory is in; `guest` runs them. `protect` is an experiment with another way to copy
+//! `pause` times snapshots of a guest that writes to memory all the time, `disk` of one that writes to a disk.
+//! `birth` times VM creation; `rewind` times the return to the snapshot. `response` times a restored VM's
+//! answer, by kind of memory. `guest` runs the guests. `protect` is an experiment with another way to copy
 //! memory while it is written.
 
 mod birth;
@@ -30,8 +30,8 @@ static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
 /// Measures snapshots, restores, forks and rewinds of running guests.
 ///
-/// It measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, the time of
-/// a rewind, and the time to a restored VM's answer, by kind of memory.
+/// It measures the pause of a guest for a snapshot, the time until a restored or forked VM runs, and the time
+/// of a rewind. By kind of memory, it measures the time to a restored VM's answer.
 #[derive(Debug, Parser)]
 #[command(
     args_override_self = true,

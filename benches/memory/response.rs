@@ -15,7 +15,7 @@ use volt_vmm::{RecordUntil, RestoreOptions, Snapshot, SnapshotOptions, Store, Vm
 use crate::guest::{Said, boot_with};
 
 pub const ABOUT: &str = "Times from the call that restores a VM of an opened snapshot to the end of its \
-answer: 256 MiB of guest memory, of which 128 are memory of a Linux that ran Python and a build. To \
+answer. Guest memory is 256 MiB, of which 128 are memory of a Linux that ran Python and a build. To \
 answer, the guest goes through 16 MiB of it, in 64 places, and writes to every fourth page. Raw memory \
 is in the page cache. *First* is the first VM of a packed snapshot on the host: nothing is unpacked \
 yet. *Later* is a VM for which another one has touched the same memory. *Ahead* uses a working set that \

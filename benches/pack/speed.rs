@@ -20,8 +20,9 @@ use volt_vmm::{Compression, Packing};
 
 use crate::large::Large;
 
-/// Packing, beside the same codec over the same chunks on as many threads: once by itself, where nothing is
-/// read, looked for, verified or written, and once with its output written, which any compressor has to do.
+/// Times packing beside the same codec over the same chunks on as many threads. The codec runs once by
+/// itself, without reading, lookup, verification or writing. It runs once with its output written, as any
+/// compressor must.
 pub fn packing(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
     let mut table = Table::new(&[
         "codec",

@@ -48,9 +48,9 @@ impl Report {
     pub fn whole(&mut self, (table, chart): &(Table, Chart)) {
         self.say(
             "### The whole process\n\nTimes from the start of the process to the first byte that the \
-            resumed guest sends, read from a pipe. The floor is a process too: once with glibc, as `cc \
-            -static` makes it, and once with musl, whose start-up executes no CPUID (on a host that is \
-            a VM itself, each CPUID leaves for the hypervisor). volt-vmm uses musl.\n",
+            resumed guest sends, read from a pipe. The floor is a process too, once with glibc, as `cc \
+            -static` makes it, and once with musl, as volt-vmm. The start-up of musl executes no CPUID. \
+            On a host that is a VM itself, each CPUID leaves for the hypervisor.\n",
         );
         self.say(&table.to_string());
         self.say("The medians over the size of memory, as a chart:\n");
@@ -61,8 +61,9 @@ impl Report {
     pub fn devices(&mut self, (table, steps): &(Table, Table)) {
         self.say(
             "### Cost of devices\n\nThe whole process again, 128 MiB, once without devices and once \
-            with one of each kind: a disk with a layer over a shared base, a network interface on an \
-            existing tap, vsock, randomness, a balloon. The guest used all of them before the snapshot.\n",
+            with one of each kind. These are a disk with a layer over a shared base, a network \
+            interface on an existing tap, vsock, randomness and a balloon. The guest used all of them \
+            before the snapshot.\n",
         );
         self.say(&table.to_string());
         self.say("By step, in the library:\n");

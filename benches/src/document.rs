@@ -71,7 +71,7 @@ fn push_words<'a>(page: &mut String, words: impl Iterator<Item = &'a str>, space
 /// The host, its load, the time of the measurement, and the command: the benchmark's name with its options.
 #[must_use]
 pub fn circumstances(bench: &str, line: &str, load: f64) -> String {
-    let command = format!("cargo bench -p volt-benches --bench {bench} -- {line}");
+    let command = format!("cargo bench --locked -p volt-benches --bench {bench} -- {line}");
     let mut broken = String::new();
     push_words(&mut broken, command.trim_end_matches([' ', '-']).split(' '), " ", " \\\n    ");
     format!("{}.\n\n```sh\n{broken}\n```\n", host::circumstances(load))

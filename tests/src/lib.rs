@@ -1,4 +1,4 @@
-//! The harness of the whole-program tests: it starts the real `volt-vmm` as a child, types into its guest,
+//! The harness of the whole-program tests. It starts the real `volt-vmm` as a child, types into its guest,
 //! waits for what the guest says, takes snapshots and restores them.
 //!
 //! ```text

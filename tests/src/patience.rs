@@ -20,9 +20,9 @@ pub fn in_lab() -> bool {
     std::env::var_os("VOLT_LAB").is_some()
 }
 
-/// Returns the limit of a test that has none of its own. It exceeds [`patience`], so that a wait in vain ends
-/// first and names itself, and grows with the work that the environment asks for, up to an hour: one test
-/// must not take the time of a lab.
+/// Returns the limit of a test that has none of its own. It exceeds [`patience`], so that a failed wait ends
+/// first and names itself. It grows with the work that the environment asks for, up to an hour, because one
+/// test must not take the time of a lab.
 #[must_use]
 pub fn limit() -> Duration {
     let usual = Duration::from_secs(if in_lab() { 600 } else { 360 }).max(2 * patience());

@@ -1,5 +1,5 @@
-//! The library in one page: boots a kernel, lets it run for a moment, snapshots it, and runs two clones of
-//! the snapshot beside the original, all in this process.
+//! The library in one page: boots a kernel, lets it run for a moment and snapshots it. Two clones of the
+//! snapshot then run beside the original, all in this process.
 //!
 //! `cargo run --release -p volt-vmm --example embed -- KERNEL [INITRD]`
 

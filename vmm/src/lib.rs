@@ -25,9 +25,9 @@
 //! # Map
 //!
 //! [`Vm`] is the owner's handle, and `vm` assembles it. Below it, each room uses those to its right:
-//! `snapshot` (take, restore, transform), `machine` (an empty VM with its vCPU threads, then devices and
-//! memory), `devices`, `kvm` and `pager`, `memory`, `config`, leaves such as `persist` (the snapshot
-//! contract).
+//! `snapshot`, `machine`, `devices`, `kvm` and `pager`, `memory`, `config`, leaves such as `persist` (the
+//! snapshot contract). `snapshot` takes, restores and transforms. `machine` is an empty VM with its vCPU
+//! threads, then devices and memory.
 
 pub mod config;
 mod console;

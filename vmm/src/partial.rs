@@ -7,7 +7,7 @@
 //!
 //! The kernel drops a lock with the last descriptor, however the process ends. The descriptors close at exec,
 //! so no child keeps one. Leftovers stay on a file system that other hosts may share (NFS, 9p, virtiofs and
-//! all that are not listed here): its locks may be local to each host, so a leftover looks like a living
+//! all that are not listed here). Its locks may be local to each host, so a leftover looks like a living
 //! writer's file.
 
 use std::fs::{DirBuilder, File};

@@ -57,7 +57,7 @@ const BALLOON: &[OptionKey] = &[
 pub(super) struct DeviceArgs {
     /// Add a disk: path=PATH[,id=ID][,ro][,layer=PATH[,beneath=PATH][,layer-size=SIZE]]
     /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. The path is a raw
-    /// image or a block device. With a layer, it and a layer beneath are only read, and the layer takes the
+    /// image or a block device. With a layer, it and a layer beneath are only read. The layer takes the
     /// guest's writes, up to SIZE bytes if given (K, M and G are powers of 1024). LIMIT is
     /// AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, and BURST comes on top once. Repeatable
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_every_kind() {
+    fn options_make_devices_of_every_kind() {
         let found = devices(
             "--disk path=/root.img,ro --disk path=/base,layer=/mine,id=data,cache=unsafe,engine=io_uring \
              --net tap=tap7,mac=02:00:00:00:00:07,mtu=9000,transmit=1M,receive-ops=9/10+5 \

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_times_and_bursts() {
+    fn limit_takes_number_time_and_burst_and_refuses_other_text() {
         let bucket = |size, refill_time, one_time_burst| Some(Bucket { size, refill_time, one_time_burst });
         for (text, expected) in [
             ("500", bucket(500, 1000, 0)),

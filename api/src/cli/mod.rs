@@ -157,7 +157,7 @@ impl Command {
 }
 
 fn help() -> String {
-    format!("{EXAMPLES}\n{}", Status::HELP)
+    format!("{EXAMPLES}\n{}", Status::help())
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ mod tests {
     use crate::failure::Failure;
 
     #[test]
-    fn sizes() {
+    fn chunk_size_takes_a_unit_and_refuses_other_text() {
         assert_eq!((size("64K"), size("4096"), size("2M")), (Ok(65_536), Ok(4096), Ok(2 << 20)));
         for text in ["", "x", "64KB", "5G", "-1"] {
             assert!(size(text).is_err(), "{text}");

@@ -30,7 +30,7 @@ pub(crate) struct Pager {
     #[arg(long, hide = true, value_name = "PATH")]
     name: Option<PathBuf>,
 
-    /// Directory in which VMs find it [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
+    /// Directory in which VMs find the pager [default: volt-vmm in XDG_RUNTIME_DIR or in /run]
     #[arg(long, value_name = "DIR")]
     pager_dir: Option<PathBuf>,
 

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn options_alone() {
+    fn options_without_a_file_make_the_config() {
         let made =
             config(&["--kernel", "/k", "--memory", "1G", "--vcpus", "2", "--cmdline", "-x y"]).unwrap();
         assert_eq!((made.memory_mib, made.vcpus, made.boot.cmdline.as_str()), (1024, 2, "-x y"));

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use volt_vmm::Progress;
 
-/// Runs `step`. After one second it prints `what` and the elapsed time: on a terminal in one line that it
-/// rewrites, elsewhere in a line at once and then every ten seconds.
+/// Runs `step`. After one second it prints `what` and the elapsed time. A terminal gets one line that is
+/// rewritten; anything else gets a line at once and then every ten seconds.
 pub(crate) fn during<T>(what: &'static str, step: impl FnOnce() -> T) -> T {
     with_bar(what, |_| step())
 }

@@ -9,7 +9,7 @@ use crate::failure::Failure;
 pub(crate) enum Status {
     /// The guest powered off, a client or a key ended the VM, or the command succeeded.
     Success,
-    /// An error, printed on standard error; or `doctor` found that this host cannot create a VM.
+    /// An error, printed on standard error; or `doctor` found that no VM can be created, or no Linux guest run.
     Error,
     /// The guest asked for a reboot.
     Reboot,
@@ -22,17 +22,47 @@ pub(crate) enum Status {
 }
 
 impl Status {
-    /// The table in `--help`. Status 2 comes from clap, for invalid arguments.
-    pub(crate) const HELP: &str = "\
-Exit status:
-  0      the guest powered off, Ctrl-A X ended the VM, or the command succeeded
-  1      error, printed on standard error
-  2      invalid arguments
-  3      the guest asked for a reboot
-  4      the guest ended in a triple fault
-  5      the guest crashed in another way
-  101    bug in volt-vmm, located on standard error
-  128+N  ended by signal N (130: SIGINT, 143: SIGTERM)";
+    /// Every status of this program, by number.
+    const ALL: [Self; 6] =
+        [Self::Success, Self::Error, Self::Reboot, Self::TripleFault, Self::Crashed, Self::Signal(0)];
+
+    /// Statuses that other code exits with: clap, and the panic handler of Rust.
+    const OF_OTHERS: [(u8, &str); 2] =
+        [(2, "invalid arguments"), (101, "bug in volt-vmm, located on standard error")];
+
+    /// Returns the table in `--help`.
+    pub(crate) fn help() -> String {
+        let rows = Self::rows();
+        let rows = rows.iter().map(|(number, cause)| format!("\n  {number:<7}{cause}"));
+        format!("Exit status:{}", rows.collect::<String>())
+    }
+
+    /// Returns number and cause of each status, by number.
+    fn rows() -> Vec<(String, &'static str)> {
+        let of_others = Self::OF_OTHERS.map(|(code, cause)| (code, code.to_string(), cause));
+        let own = Self::ALL.map(|status| {
+            let code = status.code();
+            let number = if matches!(status, Self::Signal(_)) { format!("{code}+N") } else { code.to_string() };
+            (code, number, status.cause())
+        });
+        let mut rows: Vec<_> = own.into_iter().chain(of_others).collect();
+        rows.sort_unstable();
+        rows.into_iter().map(|(_, number, cause)| (number, cause)).collect()
+    }
+
+    fn cause(self) -> &'static str {
+        match self {
+            Self::Success => "the guest powered off, Ctrl-A X ended the VM, or the command succeeded",
+            Self::Error => {
+                "error, printed on standard error; or doctor found that no VM can be created, or no Linux \
+                 guest run"
+            }
+            Self::Reboot => "the guest asked for a reboot",
+            Self::TripleFault => "the guest ended in a triple fault",
+            Self::Crashed => "the guest crashed in another way",
+            Self::Signal(_) => "ended by signal N (130: SIGINT, 143: SIGTERM)",
+        }
+    }
 
     /// Returns the status for the end of a guest. `by_signal` is the signal that asked for it, or 0.
     pub(crate) fn of_ending(ending: Ending, by_signal: i32) -> Self {
@@ -68,6 +98,7 @@ Exit status:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::tests::{table_rows, variants_in};
 
     #[test]
     fn every_ending_has_its_documented_status() {
@@ -82,14 +113,21 @@ mod tests {
     }
 
     #[test]
-    fn troubleshooting_has_every_status_of_the_help_and_no_other() {
-        let rows = |text: &'static str, before: &str| -> Vec<&'static str> {
-            let of_row = text.lines().filter_map(|line| line.strip_prefix(before)?.split_whitespace().next());
-            of_row.filter(|status| status.starts_with(|digit: char| digit.is_ascii_digit())).collect()
-        };
-        let page = include_str!("../../../docs/troubleshooting.md");
-        let documented = rows(page.split("## Errors").next().unwrap(), "| ");
-        assert_eq!(documented, rows(Status::HELP, "  "));
-        assert_eq!(documented.len(), 8);
+    fn list_has_every_variant_and_each_number_once() {
+        let listed = Status::ALL.map(|status| format!("{status:?}").replace("(0)", ""));
+        assert_eq!(listed.to_vec(), variants_in(include_str!("exit.rs"), "Status"));
+        let mut numbers: Vec<_> = Status::rows().into_iter().map(|(number, _)| number).collect();
+        numbers.dedup();
+        assert_eq!(numbers, ["0", "1", "2", "3", "4", "5", "101", "128+N"]);
+    }
+
+    #[test]
+    fn troubleshooting_has_every_status_with_its_cause_and_cure() {
+        let page = include_str!("../../../docs/troubleshooting.md").replace("`doctor`", "doctor");
+        let rows: Vec<_> = table_rows(page.split("## Errors").next().unwrap()).collect();
+        let documented: Vec<_> = rows.iter().map(|row| (row[0].to_owned(), row[1])).collect();
+        assert_eq!(documented, Status::rows());
+        let without_cure: Vec<_> = rows.iter().filter(|row| row[2].is_empty()).map(|row| row[0]).collect();
+        assert_eq!(without_cure, ["0", "128+N"], "only these need no cure");
     }
 }

@@ -23,25 +23,25 @@ use memory::Kind;
 use ways::{Outcome, Way};
 
 pub const ABOUT: &str = "This is an experiment; none of it is in the program. A guest of its own writes \
-to one page after another of 256 MiB, 25,600 a second (100 MiB/s) or as fast as it can, while its memory \
-is copied to a memfd as it was at one instant. *Dirty log*: all is copied, then in passes what was \
-written meanwhile, and the rest in a pause. *Write protection*: in a pause all pages are protected \
-(`UFFDIO_WRITEPROTECT`); then one thread copies them in order, and before those a page that the guest \
-wants to write, which waits for it. *Pause* is from the request to stop the vCPU until it goes on, \
-*stall* the longest time between two writes of the guest by its own clock, the pause included; *faults* \
-are pages that the guest waited for, and *in the pause* those that were copied in it. *Speed* is how \
-fast the guest wrote meanwhile, of what it writes undisturbed. Each way is checked before it is \
-measured: every page of the copy has the content of that instant. Minima, medians and maxima.";
+to one page after another of 256 MiB, 25,600 a second (100 MiB/s) or as fast as it can. Meanwhile its \
+memory is copied to a memfd as it was at one instant. *Dirty log*: all is copied, then in passes what \
+was written meanwhile, and the rest in a pause. *Write protection*: in a pause all pages are protected \
+(`UFFDIO_WRITEPROTECT`). One thread then copies them in order. It first copies a page that the guest \
+wants to write, and the guest waits for it. *Pause* is from the request to stop the vCPU until it goes \
+on. *Stall* is the longest time between two writes of the guest by its own clock, the pause included. \
+*Faults* are pages that the guest waited for; *in the pause* counts those that were copied in it. \
+*Speed* is how fast the guest wrote meanwhile, of what it writes undisturbed. Each way is checked before \
+it is measured: every page of the copy has the content of that instant. Minima, medians and maxima.";
 
 pub const DECISION: &str = "\
 **Decision: snapshots stay with the dirty log.** Protecting all memory inside the pause costs 16 ms for \
 256 MiB here, and is work for each mapped page. The pause of the dirty log is 0.2 ms for any size, as \
-long as passes are faster than the guest. Afterwards each page that the guest writes first costs it a \
-wait for another thread: its speed falls to 0.4 to 0.7 of what it was (0.9 to 1.0 with the dirty log, \
-but for one row), for a copy that takes about twice as long. And the kernel refuses to write-protect a \
-private mapping of a file on a disk, which is what a VM restored from raw memory runs from. Write \
-protection has one advantage: it ends whatever the guest writes. For a guest that writes faster than \
-passes can copy, `--max-pause` gives a clear error instead.";
+long as passes are faster than the guest. Under write protection, the guest's first write to each page \
+waits for the copying thread. Its speed falls to 0.4 to 0.7 of what it was (0.9 to 1.0 with the dirty \
+log, but for one row), and the copy takes about twice as long. The kernel also refuses to write-protect \
+a private mapping of a file on a disk, from which a VM restored from raw memory runs. Write protection \
+has one advantage: it ends whatever the guest writes. For a guest that writes faster than passes can \
+copy, `--max-pause` gives a clear error instead.";
 
 /// Memory that the guest writes to.
 const LEN: u64 = 256 << 20;

@@ -63,7 +63,7 @@ fn guest_survives_a_pager_killed_during_its_faults() {
 /// MiB that the guest goes through. A third of it must be swapped out and in.
 const GONE_THROUGH: u64 = 48;
 /// MiB for the VM and its pager. The kernel cannot swap page tables, KVM's tables and a huge page that is
-/// being filled: with 24 MiB it ended the VM in one run of three with huge pages of shared memory.
+/// being filled. With 24 MiB it ended the VM in one run of three with huge pages of shared memory.
 const GIVEN: u64 = 32;
 
 /// The kernel swaps the guest's own pages and those of the base. The pager fills a page of the base only

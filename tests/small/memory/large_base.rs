@@ -1,4 +1,4 @@
-//! A packed base that is much larger than the memory that an act may use: a merge uses no memory for it, and
+//! A packed base that is much larger than the memory that an act may use. A merge uses no memory for it, and
 //! a diff over it fetches nothing.
 
 use std::fs::{self, File};

@@ -66,7 +66,7 @@ fn vcpu_without_access_to_memory_ends_its_vm_and_names_the_file() {
         // SAFETY: in this process only the vCPU accesses guest memory, for the guest has no devices.
         assert_eq!(unsafe { libc::mprotect(start, len, libc::PROT_NONE) }, 0);
         let why = ending(&vm);
-        for words in ["vCPU 0", " at rip 0x", "guest memory", file.to_str().unwrap(), "has its full length"] {
+        for words in ["vCPU 0", " at rip 0x", "guest memory", file.to_str().unwrap(), "I/O error in"] {
             assert!(why.contains(words), "{words}: {why}");
         }
     }
@@ -85,7 +85,7 @@ fn efault_of_kvm_run_names_vcpu_address_and_file() {
         "vCPU 0 at rip 0x",
         "guest memory cannot be accessed",
         file.to_str().unwrap(),
-        "has its full length",
+        "I/O error in",
     ];
     for words in words {
         assert!(outcome.stderr.contains(words), "{words}: {}", outcome.stderr);

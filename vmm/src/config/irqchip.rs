@@ -14,7 +14,7 @@ pub enum IrqchipKind {
     Kernel,
     /// In volt-vmm: an IOAPIC, without PIC and PIT, for guests that use kvmclock and the TSC-deadline timer,
     /// as Linux does. It is the default because such a VM is created a little faster and closed much faster
-    /// (`cargo bench -p volt-benches --bench irqchip`).
+    /// (`cargo bench --locked -p volt-benches --bench irqchip`).
     #[default]
     Split,
 }
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_spelling_everywhere() {
+    fn irqchip_has_one_spelling_everywhere() {
         for (kind, name) in [(IrqchipKind::Kernel, "kernel"), (IrqchipKind::Split, "split")] {
             assert_eq!(kind.to_string(), name);
             assert_eq!(kind.to_string().parse(), Ok(kind));

@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn json_round_trip_and_unknown_fields() {
+    fn config_survives_json_and_refuses_unknown_fields() {
         let text = r#"{"boot":{"kernel":"/k","initrd":"fd:7"},"vcpus":2}"#;
         let config: VmConfig = serde_json::from_str(text).unwrap();
         assert_eq!(config.boot.initrd, Some(FileRef::Untrusted(7)));

@@ -77,7 +77,7 @@ fn version(release: &str) -> (u32, u32) {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
-/// Examines the setting that slows VM creation on older kernels: KVM moves a thread of each VM into the
+/// Examines the setting that slows VM creation on older kernels. KVM moves a thread of each VM into the
 /// caller's cgroups, and waits for every cgroup change of the machine.
 pub(super) fn nx_huge_pages(host: &Host, create_vm_us: Option<u64>) -> Finding {
     let setting = read("/sys/module/kvm/parameters/nx_huge_pages");

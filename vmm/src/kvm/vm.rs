@@ -62,8 +62,8 @@ impl VmHandle {
             .context(&format!("KVM_SET_USER_MEMORY_REGION of {} MiB at {gpa:#x}", len >> 20))
     }
 
-    /// Reads and clears the dirty log of a slot of `len` bytes: one bit for each page that the guest wrote
-    /// since the log began or was read last (KVM API, section 4.8).
+    /// Reads and clears the dirty log of a slot of `len` bytes (KVM API, section 4.8). Returns a bit for each
+    /// page that the guest wrote since the log began or was read last.
     pub fn dirty_log(&self, slot: u32, len: u64) -> Result<Vec<u64>> {
         self.fd.get_dirty_log(slot, len as usize).context(&format!("KVM_GET_DIRTY_LOG of slot {slot}"))
     }

@@ -196,9 +196,9 @@ impl SharedMachine {
         ended.try_clone().map_err(failed)
     }
 
-    /// Whether the guest has ended and its data is still on the way to the files of its disks:
-    /// [`SharedMachine::wait_ending`] writes it, or a disk handles a request. The data survives
-    /// the end of this process, but unflushed data may not survive a crash of the host.
+    /// Whether the guest has ended and its data is still on the way to the files of its disks. Then
+    /// [`SharedMachine::wait_ending`] writes it, or a disk handles a request. The data survives the end of
+    /// this process, but unflushed data may not survive a crash of the host.
     pub fn is_settling(&self) -> bool {
         // A disk that handles a request on the vCPU's thread is locked meanwhile.
         let is_busy = |disk: &Arc<Mutex<Block>>| match disk.try_lock() {

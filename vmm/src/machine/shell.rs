@@ -1,7 +1,8 @@
 //! The shell of a VM: KVM's objects without guest memory and devices, created in the fastest order.
 //!
 //! Memory slots come first, and ioeventfds last. Registering an in-kernel device starts an SRCU grace period,
-//! and the next change of a memory slot would wait for it: 7 to 14 ms, against 0.4 ms for a whole shell.
+//! and the next change of a memory slot would wait for it. The wait takes 7 to 14 ms, and a whole shell
+//! 0.4 ms.
 //!
 //! Memory can be mapped over the reserved range before or after the shell is made. Before is faster: KVM
 //! drops its mappings of a registered slot when the memory under it is replaced (0.8 ms for 4 GiB).
@@ -195,7 +196,7 @@ impl Shell {
     /// The log cannot be stopped.
     ///
     /// The guest's first write to a page after each read costs a fault. The start changes memory slots, which
-    /// takes some ten milliseconds if the kernel has devices of the VM: it waits for an SRCU grace period
+    /// takes some ten milliseconds if the kernel has devices of the VM. It waits for an SRCU grace period
     /// (`kvm_swap_active_memslots` of virt/kvm/kvm_main.c). The kernel thread that ends the period may wait
     /// long for a CPU on a busy host.
     ///

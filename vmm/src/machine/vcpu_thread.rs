@@ -199,7 +199,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// Runs the vCPU until the control parks it, then completes its last exit: KVM moves the data of a port or
+/// Runs the vCPU until the control parks it, then completes its last exit. KVM moves the data of a port or
 /// MMIO read into the guest's registers at the next entry (KVM API, section 5, `KVM_EXIT_IO`).
 fn run_until_parked(id: u8, vcpu: &mut Vcpu, board: &Board) {
     while !board.control.must_exit() {
@@ -279,8 +279,8 @@ fn unreadable(what: &str, board: &Board) -> String {
         format!("{what} cannot be accessed: {file} is gone or too short")
     } else {
         format!(
-            "{what} cannot be accessed: {file} has its full length, so this file or a diff's file over it \
-             cannot be read, or the host is out of memory (the host's kernel log says which)"
+            "{what} cannot be accessed: I/O error in {file} or its diff, or no memory on the host; see the \
+             host's kernel log"
         )
     }
 }

@@ -4,8 +4,8 @@
 //!   PageSet ── leaf 0: none │ leaf 1: all │ leaf 2: a bit a page │ …     128 MiB of RAM each
 //! ```
 //!
-//! A leaf takes memory once it has some of its pages but not all, so a list of pages from a file costs about
-//! what the file takes on disk, whatever length of RAM it claims.
+//! A leaf takes memory once it has some of its pages but not all. A list of pages from a file therefore costs
+//! about what the file takes on disk, whatever length of RAM it claims.
 
 use std::ops::Range;
 

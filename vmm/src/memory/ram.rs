@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::sync::lock;
 
 /// The most guest memory, as a multiple of the host's. Few guests touch all of their memory, but KVM
-/// allocates up to 0.25 % of a slot at once: beyond this factor, these allocations alone would exhaust the
+/// allocates up to 0.25 % of a slot at once. Beyond this factor, these allocations alone would exhaust the
 /// host.
 const MOST_OVERCOMMIT: u64 = 16;
 

@@ -28,8 +28,8 @@
 //! A VM that ends frees its memory at once, and its process may reuse the addresses after the pager has ended
 //! the connection. A zero-fill that came later would change the memory that is registered there by then.
 //!
-//! **Trust.** Any process with the base, even if only for reading, can fill the holes of an incomplete base:
-//! it can open the memfd again for writing, and a read of a hole through another mapping makes a page of
+//! **Trust.** Any process with the base, even if only for reading, can fill the holes of an incomplete base.
+//! It can open the memfd again for writing, and a read of a hole through another mapping makes a page of
 //! zeros. Therefore all VMs that share a base trust each other. They belong to one user and one trust group.
 //! Each group has pagers of its own, in a directory that only the user can enter, and both ends check the
 //! user of the other.

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_and_paths() {
+    fn store_opens_at_urls_and_paths_and_refuses_others() {
         let root = |url| Store::open(url).map(|store| store.root);
         assert_eq!(root("file:///var/lib/volt").unwrap(), Path::new("/var/lib/volt"));
         assert_eq!(root("snaps").unwrap(), Path::new("snaps"));

@@ -238,8 +238,8 @@ impl Vm {
         self.machine.wait_ending()
     }
 
-    /// As [`Vm::wait_ending`], if the guest ends within `timeout`, and none if it does not. Bringing what the
-    /// guest wrote to its disks may take longer than `timeout`.
+    /// As [`Vm::wait_ending`]. Returns `None` if the guest has not ended after `timeout`. Flushing the disks
+    /// may take longer.
     ///
     /// # Errors
     /// As [`Vm::wait_ending`].
@@ -258,10 +258,10 @@ impl Vm {
         self.machine.ended_fd()
     }
 
-    /// Whether the guest has ended and its writes are still going to the disks' files: [`Vm::wait_ending`] is
-    /// at work, or a disk has a request under way, for which a vCPU may wait in its last exit. If the process
-    /// exits meanwhile, the writes survive as long as the host runs; a crash of the host may then lose writes
-    /// that were not flushed.
+    /// Whether the guest has ended and its writes are still going to the disks' files. [`Vm::wait_ending`] is
+    /// then at work, or a disk has a request under way, for which a vCPU may wait in its last exit. If the
+    /// process exits meanwhile, the writes survive as long as the host runs; a crash of the host may then
+    /// lose writes that were not flushed.
     #[must_use]
     pub fn is_settling(&self) -> bool {
         self.machine.is_settling()

@@ -266,7 +266,7 @@ mod tests {
     use super::super::testing::Serving;
 
     #[test]
-    fn describes_the_instance() {
+    fn get_requests_describe_the_instance() {
         let api = Serving::start();
         let (status, body) = api.ask("GET", "/", "");
         assert!(

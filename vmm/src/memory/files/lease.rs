@@ -1,5 +1,5 @@
-//! Read leases on files that guest memory maps: a program that opens such a file for writing, or truncates
-//! it, waits until the VMs that map it have been told and have ended (fcntl(2), `F_SETLEASE`; fs/locks.c).
+//! Read leases on files that guest memory maps (fcntl(2), `F_SETLEASE`; fs/locks.c). A program that opens
+//! such a file for writing, or truncates it, waits until the VMs that map it have been told and have ended.
 //!
 //! ```text
 //!   hold ──> a thread takes the lease, and looks whether the file is still what was opened
@@ -95,8 +95,8 @@ impl Leases {
         Ok(Self { files: files.collect::<io::Result<_>>()?, held: OnceLock::new() })
     }
 
-    /// Subscribes to changes: takes the leases, and calls `act` with the reason, on another thread or at
-    /// once, if a file is about to change or has changed. When `act` returns, no VM may depend on the file.
+    /// Subscribes to changes by taking the leases. Calls `act` with the reason, on another thread or at once,
+    /// if a file is about to change or has changed. When `act` returns, no VM may depend on the file.
     pub fn subscribe(&self, act: impl Fn(&str) + Clone + Send + 'static) -> Vec<LeaseListener> {
         if let Some((file, _)) = self.files.iter().find(|(file, _)| !is_sealed(file)) {
             FILE.get_or_init(|| format!("{} is gone or too short", name_of(file).display()));

@@ -486,7 +486,7 @@ struct UnderWay<'s> {
 }
 
 impl UnderWay<'_> {
-    /// Ends the fetch. Returns the VMs that waited for it besides the one that it was for.
+    /// Ends the fetch. Returns the other VMs that waited for this chunk.
     fn end(self) -> Vec<Arc<ServedVm>> {
         let waiting = self.take();
         // Another thread may fetch the chunk again by now.

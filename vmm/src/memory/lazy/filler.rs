@@ -1,7 +1,7 @@
 //! Fills one memfd, chunk by chunk, from a [`PageSource`]: the base of all VMs restored from one snapshot.
 //!
 //! A page enters the memfd atomically: by `UFFDIO_COPY` into a shared mapping registered with a userfaultfd
-//! of its own. Nothing writes to that mapping or to the file in another way: a store, or a `pwrite` that is
+//! of its own. Nothing writes to that mapping or to the file in another way. A store, or a `pwrite` that is
 //! cut short, would publish a page of zeros before its content. A zero chunk stays a hole for good.
 #![allow(unsafe_code)]
 

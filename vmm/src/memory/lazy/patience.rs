@@ -13,11 +13,11 @@ const LAST_WAIT: Duration = Duration::from_millis(1024);
 /// Milliseconds for which a host that lacked memory counts as still lacking it.
 const STARVED: u64 = 2000;
 
-/// Repeats calls that fail for lack of memory. After a wait in vain, calls that begin later do not wait until
-/// one succeeds or [`STARVED`] has passed.
+/// Repeats calls that fail for lack of memory. After a wait fails, new calls fail at once until one succeeds
+/// or [`STARVED`] has passed.
 #[derive(Debug, Default)]
 pub struct Patience {
-    /// Time of the last wait in vain, in milliseconds of [`now`]; 0 for never.
+    /// Time of the last wait that failed, in milliseconds of [`now`]; 0 for never.
     starved_at: AtomicU64,
 }
 
@@ -28,7 +28,7 @@ impl Patience {
     /// The last error of `act`.
     pub fn retry(&self, mut act: impl FnMut() -> rustix::io::Result<()>) -> rustix::io::Result<()> {
         let mut wait = FIRST_WAIT;
-        // Asked once: a call that waits already goes on after another has waited in vain.
+        // Asked once: a call that already waits goes on after the wait of another call fails.
         let mut waits = None;
         loop {
             match act() {

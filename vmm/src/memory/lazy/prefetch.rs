@@ -1,10 +1,10 @@
 //! Reads memory ahead: pages that a guest will probably touch, in the order of an earlier restore, beside the
 //! guest and off the path of its faults.
 //!
-//! A separate thread walks through them. It shares no lock with the threads that answer faults: it skips
-//! present pages, pages fetched twice at the same time are stored once, and no thread waits for another.
-//! Memory of a file is only mapped in ([`crate::memory::prefault::populate`]): the kernel reads what its
-//! cache lacks, as for a fault.
+//! A separate thread walks through them. It shares no lock with the threads that answer faults, and no thread
+//! waits for another. It skips present pages; pages fetched twice at the same time are stored once. Memory of
+//! a file is only mapped in ([`crate::memory::prefault::populate`]): the kernel reads what its cache lacks,
+//! as for a fault.
 #![allow(unsafe_code)]
 
 use std::ops::Range;

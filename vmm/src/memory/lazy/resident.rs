@@ -5,8 +5,8 @@
 //!   lseek(2), SEEK_DATA   a page that is not: swapped out, or a hole
 //! ```
 //!
-//! `SEEK_HOLE` would walk from page to page up to the next hole under the file's lock: in a base without
-//! holes, through all of it (`mapping_seek_hole_data` of mm/filemap.c).
+//! `SEEK_HOLE` would walk from page to page up to the next hole under the file's lock
+//! (`mapping_seek_hole_data` of mm/filemap.c). In a base without holes, it would walk through all of it.
 #![allow(unsafe_code)]
 
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The writable layers of disks in a snapshot, as they were in the pause of the capture: a guest never finds
+//! The writable layers of disks in a snapshot, as they were in the pause of the capture. A guest never finds
 //! a disk older or newer than its memory. Layers are copied in the same passes as memory, while the guest
 //! runs. Each restored VM gets a fresh layer over the snapshot's, which is only read from then on, so a
 //! restore copies nothing.
@@ -324,10 +324,10 @@ impl Drop for FreshLayers {
     }
 }
 
-/// Gives each disk of `devices` that has a layer a fresh layer over the snapshot's: at its configured path if
-/// `placed` has the disk's id, otherwise in a file without a name that ends with the VM. The layers of a fork
-/// have no names and end with its VMs too. A path given for a child's layer therefore gets a copy: a layer
-/// over a nameless one could not be opened later.
+/// Gives each disk of `devices` that has a layer a fresh layer over the snapshot's. It lies at its configured
+/// path if `placed` has the disk's id, otherwise in a file without a name that ends with the VM. The layers
+/// of a fork have no names and end with its VMs too. A path given for a child's layer therefore gets a copy:
+/// a layer over a nameless one could not be opened later.
 ///
 /// # Errors
 /// The snapshot lacks a layer, the file for a fresh one exists, or the host refuses.

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! The pages lie at the offsets that they have in a base, so both files are mapped alike. The bitmap lists
-//! the pages, because a page of zeros may be a hole. The trailer is the CRC-64/ECMA-182 of the bitmap and of
-//! three words that follow, then these words and a magic: the length of memory and the base's digest, which
-//! identify the diff, and the digest of its pages ([`super::digest`]). All words have 64 bits, little-endian.
-//! Diffs of the first format version lack the digest of their pages.
+//! the pages, because a page of zeros may be a hole. The trailer is a CRC-64/ECMA-182, three words and a
+//! magic. The checksum is of the bitmap and the three words. The words are the length of memory and the
+//! base's digest, which identify the diff, and the digest of its pages ([`super::digest`]). All words have 64
+//! bits, little-endian. Diffs of the first format version lack the digest of their pages.
 
 use std::fs::File;
 use std::io;

@@ -5,8 +5,8 @@
 //! `------- 27 bytes --------'`------------------- what the checksum covers ------------------------'
 //! ```
 //!
-//! A state file that names anything on the host ends with a mark of the user that wrote it, `,"mark":"<64 hex
-//! digits>"}`: an HMAC-SHA-256 of the bytes between the checksum and it (see
+//! A state file that names anything on the host ends with a mark of the user that wrote it,
+//! `,"mark":"<64 hex digits>"}`. The mark is an HMAC-SHA-256 of the bytes between the checksum and it (see
 //! [`crate::snapshot::opened::grant`]).
 //!
 //! The first 27 bytes are compared literally; the CRC-64/ECMA-182 of every byte after them is checked before

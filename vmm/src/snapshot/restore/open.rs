@@ -91,7 +91,7 @@ pub struct RestoreOptions {
     /// Directories for the disks and sockets of a snapshot that this user's volt-vmm did not write. The
     /// snapshot gets no other host resource, except those in `overrides`.
     pub allowed: Vec<PathBuf>,
-    /// Makes the first [`crate::Vm::rewind`] as quick as later ones: writes are logged from the start, which
+    /// Makes the first [`crate::Vm::rewind`] as quick as later ones. Writes are logged from the start, which
     /// costs the guest a fault at the first write to each page.
     pub rewindable: bool,
     /// A pool of empty VMs. If it is empty or of another shape, the restore makes a VM.

@@ -4,9 +4,9 @@
 //! the base in every child. If these pages are too many for that, they are merged with the base into one
 //! file, which the children map.
 //!
-//! A fork does not fetch a base that is filled on touch. The children fill it further: in this process
-//! through the same service, with a shared pager through that, and in another process without one from the
-//! same pack.
+//! A fork does not fetch a base that is filled on touch. The children fill it further. Those in this process
+//! do so through the same service, those with a shared pager through it. Those in another process without one
+//! fill it from the same pack.
 
 use std::sync::Arc;
 

@@ -31,8 +31,8 @@ pub enum Verified {
 
 /// Verifies the snapshot `name` on all cores. Layers of disks must belong to the snapshot and have all their
 /// clusters; the clusters' data has no digest. The base of a diff that this user's volt-vmm did not write
-/// must lie in one of the directories `allowed`, as for a restore, because errors and durations reveal facts
-/// about files that are read.
+/// must lie in one of the directories `allowed`, as for a restore. Errors and durations would reveal facts
+/// about other files.
 ///
 /// # Errors
 /// [`Error::Snapshot`] names the first fault: of the state, a missing file, or the first bad chunk.

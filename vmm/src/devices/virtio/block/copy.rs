@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The file system may delay a write to the copy until the disk has taken older writes, so the pause writes
-//! to memory. Memory is limited to [`MAX_BUFFERED`]: passes while the device works leave half of it to the
+//! to memory. Memory is limited to [`MAX_BUFFERED`]. Passes while the device works leave half of it to the
 //! pause, and a cluster that does not fit goes to the copy.
 //!
 //! The lower layer never changes: it is copied once, and shares its blocks with the copy if the file system

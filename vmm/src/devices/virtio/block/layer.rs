@@ -1,5 +1,5 @@
-//! A disk of several files: lower files, which are only read and may be shared by any number of VMs, and a
-//! layer with the writes of this VM. The layer's map says which clusters of 64 KiB the layer has.
+//! A disk of several files: lower files and a layer with the writes of this VM. Lower files are only read,
+//! and any number of VMs may share them. The layer's map says which clusters of 64 KiB the layer has.
 //!
 //! ```text
 //!   read     ──> the layer if it has the cluster, else the lower files
@@ -31,12 +31,12 @@
 //!    (see [`super::sync_tracker`]).
 //! 7. Bits are never cleared in place. A rewind truncates the file to nothing and begins a layer with
 //!    another id.
-//! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. The
-//!    bits that it has beyond the synced map are written there by the next flush or end, or before another
-//!    layer is written over this one, in the order of rule 2.
+//! 8. The live map counts in the boot in which it was written, so its order on disk does not matter. The next
+//!    flush or end writes its bits beyond the synced map there, in the order of rule 2. They are also written
+//!    before another layer is written over this one.
 //!
-//! After a power cut each cluster is therefore as it was at some time after the last successful flush, or is
-//! the lower one if the layer did not have it then. After a kill of the process nothing is lost.
+//! After a power cut each cluster is therefore as it was at some time after the last successful flush. If the
+//! layer did not have it then, it is the lower one. After a kill of the process nothing is lost.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;

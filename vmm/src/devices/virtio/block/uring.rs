@@ -131,9 +131,9 @@ impl UringEngine {
         self.free.len() == self.slots.len()
     }
 
-    /// Begins a request on the storage. Returns `None` if the request has to be executed at once: its kind,
-    /// its number of pieces or its place in the files does not suit io_uring, or beginning it failed. The
-    /// execution then meets that error again and reports it.
+    /// Begins a request on the storage. Returns `None` if the request has to be executed at once: io_uring
+    /// does not suit it, or beginning it failed. Its kind, its number of pieces or its place in the files may
+    /// not suit. The execution then meets that error again and reports it.
     pub fn prepare(&self, storage: &mut dyn Storage, request: &BlockRequest<'_>) -> Option<UringRequest> {
         let (at, len, pieces) = match request {
             BlockRequest::Read { at, into: data } | BlockRequest::Write { at, from: data } => {

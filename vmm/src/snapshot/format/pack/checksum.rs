@@ -1,6 +1,6 @@
 //! The checksums of a pack.
 //!
-//! They are XXH3. Every page fault that a chunk answers verifies the chunk first, so the time counts: 64 KiB
+//! They are XXH3. Every page fault that a chunk answers verifies the chunk first, so the time counts. 64 KiB
 //! take 6 us (`benches/pack`), and lz4 takes 26 us to decode them. CRC-64 by tables, as in `state.json`,
 //! would take 42 us. 64 bits suffice against accidents. No checksum here defends against someone who can
 //! write the file.

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names() {
+    fn compression_is_parsed_from_its_name_and_no_other() {
         for (text, compression) in [
             ("lz4", Compression::Lz4),
             ("zstd:3", Compression::Zstd { level: 3 }),

@@ -1,5 +1,5 @@
-//! The footer of a pack: 80 bytes, 64 in version 1. Its last 24 bytes have the same layout in every version:
-//! the length of the part before them, the version, the checksum of all before it, and the magic.
+//! The footer of a pack: 80 bytes, 64 in version 1. Its last 24 bytes have the same layout in every version.
+//! They are the length of the part before them, the version, the checksum of all before it, and the magic.
 
 use super::checksum;
 use super::checksum::ByteDigest;

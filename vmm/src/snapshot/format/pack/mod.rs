@@ -38,13 +38,14 @@
 //! into another chunk is refused. No length in the file causes an allocation, except that of the table (at
 //! most 16 MiB, and never longer than the file).
 //!
-//! **Use in place.** A block is read and verified on its first use, and lookups then use it as it is; entries
-//! are not parsed into another form. A block is read and not mapped: truncating a mapped index would end the
-//! whole process by SIGBUS, with its other VMs and the embedding program, and a mapping can change after
-//! verification. A read reports an error that names the file, and costs 1 us for the 256 chunks of a block.
+//! **Use in place.** A block is read and verified on its first use, and lookups then use it as it is. Entries
+//! are not parsed into another form. A block is read and not mapped, because a mapping can change after
+//! verification. Truncating a mapped index would end the whole process by SIGBUS, with its other VMs and the
+//! embedding program. A read reports an error that names the file, and costs 1 us for the 256 chunks of a
+//! block.
 //!
-//! Equal chunks are stored once. Equal checksums only prompt a comparison: XXH3 is fast and not secret, so a
-//! guest could make two pages with equal checksums, and would find one in place of the other.
+//! Equal chunks are stored once. Equal checksums only prompt a comparison, because XXH3 is fast and not
+//! secret. A guest could make two pages with equal checksums, and would find one in place of the other.
 
 mod checksum;
 pub mod codec;

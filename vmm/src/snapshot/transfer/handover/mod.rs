@@ -6,9 +6,9 @@
 //!   Vm::snapshot_in_memory ── Snapshot::handover ── state.json, pages, descriptors ──> Snapshot::receive ── restore
 //! ```
 //!
-//! Nothing of the memory is copied: the child gets the base (or, of memory that is filled on touch, the
-//! pack), the pages over it and the layers of disks as descriptors which it cannot write to, and what is only
-//! in memory is sealed first. The child checks everything it is told that could end in a wrong page.
+//! The child receives read-only descriptors of the base or pack, the pages over it and the layers of disks.
+//! Memory without a file is sealed first; no memory is copied. The child checks every message that could lead
+//! to a wrong page.
 
 use std::collections::BTreeMap;
 use std::fs::File;
