@@ -166,6 +166,7 @@ check_mutants() {
     for patch in tests/mutants/*.patch; do
         git apply --check "$patch" 2>/dev/null ||
             { echo "$patch: does not apply; mend its context" && wrong=1; }
+        grep -q '^Test: ' "$patch" || { echo "$patch: names no test (a line \"Test: NAME\")" && wrong=1; }
         while read -r test; do
             has_test "$patch" "$test" || { echo "$patch: test $test does not exist" && wrong=1; }
         done < <(sed -n 's/^Test: //p' "$patch")

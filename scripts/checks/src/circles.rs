@@ -1,5 +1,5 @@
-//! Import circles among sibling modules, at every level of a crate. A module may use an ancestor, for its
-//! re-exports.
+//! Import circles among sibling modules, at every level of a crate. A module may use its
+//! ancestors: it implements methods of their types and shares their aliases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
