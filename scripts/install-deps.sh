@@ -154,7 +154,8 @@ run_rustup_installer() {
         read -r -p "Run it? [y/N] " answer
         case $answer in [yY]*) yes=yes ;; esac
     fi
-    [ -n "$yes" ] || fail "install rustup, or give --yes to have this script run the command above"
+    [ -n "$yes" ] || fail "cannot install Rust without rustup: install it, or run" \
+        "scripts/install-deps.sh --yes, which runs the command above"
     installed curl || apt_install curl ca-certificates
     eval "$command" >&2 || fail "rustup's installer failed"
 }

@@ -39,7 +39,7 @@ FUZZERS=4 # at once, where there are processors for so many
 
 usage() {
     cat <<END
-Usage: scripts/test.sh [--lab] [--full] [--fuzz-seconds N] [SUITE]...
+Usage: scripts/test.sh [--yes] [--lab] [--full] [--fuzz-seconds N] [SUITE]...
        scripts/test.sh -k NAME [--lab] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
@@ -51,7 +51,8 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
                     they need and what has changed, without optimisation; an error if no name contains it.
                     Documentation tests and fuzzing are left out. On two processors: 2 s where nothing has
                     changed, 15 s after a change in vmm (20 s more for unit tests), and 12 s for the lab that
-                    Linux tests boot, one for all of them
+                    Linux tests boot, one for all of them. It installs nothing
+  --yes             run Rust's own installer without a question if the distribution has no package rustup
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
   --full            take guests with all devices at work through $GENERATIONS_FULL generations of
                     snapshots, not just $GENERATIONS, and replay $POWER_CUTS_FULL power cuts of each
@@ -69,8 +70,8 @@ END
 
 say() { echo "test: $*"; }
 
-# stage NAME COMMAND...: runs it in a shell of its own with its output on the screen, and says how long it
-# took.
+# stage NAME COMMAND...: runs it in a shell of its own with its output on the screen and without input, and
+# says how long it took.
 stage() {
     local name=$1 started=$SECONDS
     shift
@@ -136,6 +137,9 @@ expect() {
 }
 
 # ---- Set-up --------------------------------------------------------------------------------------------
+
+# At a terminal it may ask whether to run Rust's own installer.
+install_missing() { scripts/install-deps.sh ${yes:+--yes} <&"$input"; }
 
 # Each leaves the path of what it made in a file: a stage runs in a pipeline.
 make_kernel() { kernel/build.sh >"$work/kernel"; }
@@ -559,12 +563,14 @@ run_chosen() {
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
 
 main() {
-    local lab="" full="" generations power_cuts huge_pages="" suite where=() emulated=() suites_given
+    local lab="" full="" yes="" input generations power_cuts huge_pages="" suite suites_given
+    local where=() emulated=()
     suites=() fuzz_seconds=$FUZZ_SECONDS name_part=""
     while [ $# -gt 0 ]; do
         case $1 in
             --lab) lab=yes ;;
             --full) full=yes ;;
+            --yes) yes=yes ;;
             --help | -h) usage && exit 0 ;;
             --fuzz-seconds)
                 [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "test: --fuzz-seconds wants a number" >&2 && exit 1; }
@@ -603,7 +609,11 @@ main() {
         run_matching
         return
     fi
-    stage "install what is missing" scripts/install-deps.sh || give_up
+    # A caller may have closed it.
+    [ -e /dev/fd/0 ] || exec </dev/null
+    exec {input}<&0
+    stage "install what is missing" install_missing || give_up
+    exec {input}<&-
     if wants small || wants linux; then
         stage "guest kernel" make_kernel || give_up
         stage "guest init" make_init || give_up

@@ -1,7 +1,7 @@
 //! The modules of a crate, and the paths that their code uses.
 //!
-//! The source is read as text, as rustfmt leaves it: paths that begin with `crate`, `super`, `self` or the name
-//! of a child module. Items under `#[cfg(test)]` and modules of tests do not count.
+//! The source is read as text, as rustfmt leaves it: paths that begin with `crate`, `super`, `self` or the
+//! name of a child module. Items under `#[cfg(test)]` and modules of tests do not count.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -107,7 +107,7 @@ pub(crate) fn code_of(content: &str) -> String {
     kept
 }
 
-/// What a path of a module leads to: the innermost module, and the item named in it.
+/// Target of a path in a module: the innermost module, and the item named in it.
 pub(crate) struct Target {
     pub(crate) module: Module,
     pub(crate) item: Option<String>,
