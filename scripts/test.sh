@@ -63,8 +63,8 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
 (default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
-newer kernel (by default they change with each commit); VOLT_GENERATIONS, a number of generations other than
-those.
+newer kernel (by default they change with each commit); VOLT_GENERATIONS, VOLT_POWER_CUTS and VOLT_FORKS
+(ALIVE,SEQUENCE), numbers other than those; VOLT_PATIENCE, after how many seconds a test gives up a wait.
 END
 }
 
@@ -256,7 +256,7 @@ natively() {
     expect "$1" "$work/listed" || return
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
-        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=${full:+$FORKS_FULL} \
+        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks \
         "$(readlink "$work/$1")" --rerun-failed \
         --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
@@ -336,15 +336,13 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
 # memory, which guest memory is, comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1 status=0
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt tool level_1 status=0
     local name=lab-$1${huge_pages:+-huge}
     shift
     level_1=$(level_1 "$number")
     ((number % 2)) && [ -z "$huge_pages" ] || policy=always
     echo "level 1 is $level_1; huge pages of shared memory: $policy"
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
-    # With huge pages all tests run once more, and as many forks take 20 minutes.
-    [ -z "$full" ] || [ -n "$huge_pages" ] || forks=$FORKS_FULL
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
     if [ -s "$work/kernel" ]; then
         files+=(--file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd")
@@ -364,9 +362,10 @@ one_lab() {
             rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
+            [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
             echo "$2" >/sys/kernel/mm/transparent_hugepage/shmem_enabled
-            shift 4
+            shift 5
             status=0
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
@@ -375,7 +374,7 @@ one_lab() {
                     status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$power_cuts" "$forks" "$@" || status=$?
+        ' sh "$generations" "$policy" "$power_cuts" "$forks" "${VOLT_PATIENCE-}" "$@" || status=$?
     # The second boot has the other results. A failure before the stall remains one. A torn line fails too,
     # because it may have been a failure.
     [ ! -e "$results/$name.jsonl.stalled" ] ||
@@ -563,7 +562,7 @@ run_chosen() {
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
 
 main() {
-    local lab="" full="" yes="" input generations power_cuts huge_pages="" suite suites_given
+    local lab="" full="" yes="" input generations power_cuts forks huge_pages="" suite suites_given
     local where=() emulated=()
     suites=() fuzz_seconds=$FUZZ_SECONDS name_part=""
     while [ $# -gt 0 ]; do
@@ -594,6 +593,8 @@ main() {
     generations=${VOLT_GENERATIONS:-$generations}
     power_cuts=$POWER_CUTS
     [ -z "$full" ] || power_cuts=$POWER_CUTS_FULL
+    power_cuts=${VOLT_POWER_CUTS:-$power_cuts}
+    forks=${VOLT_FORKS:-${full:+$FORKS_FULL}}
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
     fuzz_build="" begun=()
@@ -656,6 +657,8 @@ main() {
     # Guest memory is shared memory: once, all of it in huge pages, which this host may not give.
     if [ -n "$full" ] && wants small; then
         huge_pages=yes
+        # All tests run once more, and as many forks take 20 minutes.
+        forks=""
         rm -f "$work/only-small"
         stage "whole-program tests, small, in the lab, with huge pages" in_lab small
     fi

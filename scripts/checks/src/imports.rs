@@ -1,4 +1,4 @@
-//! Tables of the rooms, the modules at the top of a crate, that each room may import. Imports point down only.
+//! Tables of the rooms, the modules at the top of a crate, that each may import. Imports point down only.
 
 use std::io;
 use std::path::Path;
