@@ -341,7 +341,7 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
 # memory, which guest memory is, comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt tool level_1 status=0
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt tool path level_1 status=0
     local name=lab-$1${huge_pages:+-huge}
     shift
     level_1=$(level_1 "$number")
@@ -353,8 +353,12 @@ one_lab() {
         files+=(--file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd")
         files+=(--file "$(cat "$work/stock"):/lab/stock")
     fi
-    for tool in mke2fs dmsetup; do
-        files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool")
+    for tool in mke2fs:e2fsprogs dmsetup:dmsetup; do
+        path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}") || {
+            echo "${tool%:*} is missing: install the package ${tool#*:} (scripts/install-deps.sh does)"
+            return 1
+        }
+        files+=(--file "$path:/lab/${tool%:*}")
     done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     local how=(--level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY")
