@@ -113,8 +113,8 @@ install_kernel_source() {
     available "$KERNEL_SOURCE" || update_lists
     ! available "$KERNEL_SOURCE" || apt_install "$KERNEL_SOURCE"
     has_kernel_source ||
-        say "no package $KERNEL_SOURCE of Linux $OLDEST_KERNEL or newer: guests use the distribution's" \
-            "stock kernel (VOLT_KERNEL_SOURCE names another source)"
+        say "no package $KERNEL_SOURCE of Linux $OLDEST_KERNEL or newer: scripts/test.sh skips tests" \
+            "that need this project's kernel (VOLT_KERNEL_SOURCE names another source)"
 }
 
 # ---- Rust --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ COSTS=scripts/lab-costs.txt
 BUILD_LIMIT=3600 # seconds of a build that runs beside other stages
 FUZZ_SLACK=600 # seconds that a fuzzer may take to start and to end
 TIMED_OUT=124
-NO_KERNEL=126 # scripts/lab.sh: there is no such kernel
+NO_KERNEL=126 # scripts/lab.sh, kernel/build.sh: there is no such kernel
 GENERATIONS=10
 GENERATIONS_FULL=100
 POWER_CUTS=8
@@ -142,7 +142,14 @@ expect() {
 install_missing() { scripts/install-deps.sh ${yes:+--yes} <&"$input"; }
 
 # Each leaves the path of what it made in a file: a stage runs in a pipeline.
-make_kernel() { kernel/build.sh >"$work/kernel"; }
+# Leaves an empty file where there is no source: tests that need this kernel are then skipped, and those of
+# the stock kernel run.
+make_kernel() {
+    local status=0
+    kernel/build.sh >"$work/kernel" || status=$?
+    [ "$status" -ne "$NO_KERNEL" ] || { say "tests that need this kernel are skipped" && return; }
+    return "$status"
+}
 make_init() { kernel/guest/build.sh >"$work/initrd"; }
 make_stock_kernel() { scripts/lab.sh --kernel-image >"$work/stock"; }
 # Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
@@ -289,7 +296,8 @@ in_lab() {
         done
     done
     # After a failure, or without one of the suites, the figures would lack cases.
-    if [ -z "$name_part$huge_pages" ] && [ "$status" -eq 0 ] && wants small && [[ " $* " == *" linux "* ]]; then
+    if [ -z "$name_part$huge_pages" ] && [ "$status" -eq 0 ] && wants small && [[ " $* " == *" linux "* ]]
+    then
         keep_costs
     fi
     return "$status"
@@ -349,10 +357,9 @@ one_lab() {
     echo "level 1 is $level_1; huge pages of shared memory: $policy"
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
-    if [ -s "$work/kernel" ]; then
-        files+=(--file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd")
-        files+=(--file "$(cat "$work/stock"):/lab/stock")
-    fi
+    [ ! -s "$work/kernel" ] || files+=(--file "$(cat "$work/kernel"):/lab/vmlinux")
+    [ ! -s "$work/initrd" ] ||
+        files+=(--file "$(cat "$work/initrd"):/lab/initrd" --file "$(cat "$work/stock"):/lab/stock")
     for tool in mke2fs:e2fsprogs dmsetup:dmsetup; do
         path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}") || {
             echo "${tool%:*} is missing: install the package ${tool#*:} (scripts/install-deps.sh does)"
@@ -370,6 +377,7 @@ one_lab() {
         sh -c '
             rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
+            [ -e "$VOLT_KERNEL" ] || VOLT_KERNEL=
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
             [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
