@@ -188,7 +188,7 @@ install_fuzzing() {
     command -v rustup >/dev/null || { say "no fuzzing: the nightly toolchain needs rustup" && return 0; }
     nightly=$(channel tests/fuzz)
     has_toolchain "$nightly" || install_toolchain "$nightly"
-    ! cargo fuzz --version >/dev/null 2>&1 || return 0
+    [ "$(cargo fuzz --version 2>/dev/null)" != "cargo-fuzz $CARGO_FUZZ" ] || return 0
     say "installing cargo-fuzz $CARGO_FUZZ"
     rust=$(channel .)
     # From another directory: the project's configuration builds for another target.
