@@ -10,6 +10,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/volt-vmm
 # The oldest Linux that the fragments fit.
 OLDEST=6.1
+NO_SOURCE=126 # as scripts/lab.sh where there is no kernel
 
 usage() {
     cat <<END
@@ -22,6 +23,8 @@ names the source and the compiler, and vmlinux.config.
 Options:
   --output FILE    copy the vmlinux to FILE, and print that path instead
   --help
+
+Exit status: 126 if no source is installed, 1 after another failure.
 
 Environment:
   VOLT_KERNEL_SOURCE    tarball of the source of Linux $OLDEST or newer
@@ -57,8 +60,9 @@ find_source() {
         tarball=$found
         return 0
     done < <(compgen -G '/usr/src/linux-source-[0-9]*.tar.*' | sort -V)
-    fail "cannot find the source of Linux $OLDEST or newer: install the package linux-source-VERSION" \
+    say "cannot find the source of Linux $OLDEST or newer: install the package linux-source-VERSION" \
         "(scripts/install-deps.sh does), or name a tarball in VOLT_KERNEL_SOURCE"
+    exit "$NO_SOURCE"
 }
 
 # Prints the source in a line: the package's version, or the hash of a tarball of unknown origin.

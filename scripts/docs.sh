@@ -30,12 +30,17 @@ PATH=$PATH:$HOME/.cargo/bin
 tools=$here/target/book-tools
 mkdir -p "$tools"
 
+toolchain=()
+! command -v rustup >/dev/null ||
+    toolchain=("+$(sed -n 's/^channel = "\(.*\)"$/\1/p' "$here/rust-toolchain.toml")")
+
 # install CRATE VERSION: cargo skips a version that is already installed there.
 install() {
     [ "$("$tools/bin/$1" --version 2>/dev/null | grep -oE '[0-9]+(\.[0-9]+)+')" != "$2" ] || return 0
     echo "docs: installing $1 $2" >&2
-    # From another directory: the project's configuration builds for another target.
-    (cd / && CARGO_TARGET_DIR=$tools/build cargo install --quiet --locked --root "$tools" "$1@$2") >&2
+    # From another directory: the project's configuration builds for another target. There, rustup may have no
+    # default toolchain.
+    (cd / && CARGO_TARGET_DIR=$tools/build cargo "${toolchain[@]}" install --quiet --locked --root "$tools" "$1@$2") >&2
 }
 
 install mdbook "$MDBOOK"

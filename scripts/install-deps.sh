@@ -113,8 +113,8 @@ install_kernel_source() {
     available "$KERNEL_SOURCE" || update_lists
     ! available "$KERNEL_SOURCE" || apt_install "$KERNEL_SOURCE"
     has_kernel_source ||
-        say "no package $KERNEL_SOURCE of Linux $OLDEST_KERNEL or newer: guests use the distribution's" \
-            "stock kernel (VOLT_KERNEL_SOURCE names another source)"
+        say "no package $KERNEL_SOURCE of Linux $OLDEST_KERNEL or newer: scripts/test.sh skips tests" \
+            "that need this project's kernel (VOLT_KERNEL_SOURCE names another source)"
 }
 
 # ---- Rust --------------------------------------------------------------------------------------------------
@@ -154,7 +154,8 @@ run_rustup_installer() {
         read -r -p "Run it? [y/N] " answer
         case $answer in [yY]*) yes=yes ;; esac
     fi
-    [ -n "$yes" ] || fail "install rustup, or give --yes to have this script run the command above"
+    [ -n "$yes" ] || fail "cannot install Rust without rustup: install it, or run" \
+        "scripts/install-deps.sh --yes, which runs the command above"
     installed curl || apt_install curl ca-certificates
     eval "$command" >&2 || fail "rustup's installer failed"
 }
@@ -187,7 +188,7 @@ install_fuzzing() {
     command -v rustup >/dev/null || { say "no fuzzing: the nightly toolchain needs rustup" && return 0; }
     nightly=$(channel tests/fuzz)
     has_toolchain "$nightly" || install_toolchain "$nightly"
-    ! cargo fuzz --version >/dev/null 2>&1 || return 0
+    [ "$(cargo fuzz --version 2>/dev/null)" != "cargo-fuzz $CARGO_FUZZ" ] || return 0
     say "installing cargo-fuzz $CARGO_FUZZ"
     rust=$(channel .)
     # From another directory: the project's configuration builds for another target.

@@ -14,7 +14,7 @@ COSTS=scripts/lab-costs.txt
 BUILD_LIMIT=3600 # seconds of a build that runs beside other stages
 FUZZ_SLACK=600 # seconds that a fuzzer may take to start and to end
 TIMED_OUT=124
-NO_KERNEL=126 # scripts/lab.sh: there is no such kernel
+NO_KERNEL=126 # scripts/lab.sh, kernel/build.sh: there is no such kernel
 GENERATIONS=10
 GENERATIONS_FULL=100
 POWER_CUTS=8
@@ -39,7 +39,7 @@ FUZZERS=4 # at once, where there are processors for so many
 
 usage() {
     cat <<END
-Usage: scripts/test.sh [--lab] [--full] [--fuzz-seconds N] [SUITE]...
+Usage: scripts/test.sh [--yes] [--lab] [--full] [--fuzz-seconds N] [SUITE]...
        scripts/test.sh -k NAME [--lab] [SUITE]...
 
 Installs what is missing, builds, and runs all tests, or the suites named: ${ALL[*]}.
@@ -51,7 +51,8 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
                     they need and what has changed, without optimisation; an error if no name contains it.
                     Documentation tests and fuzzing are left out. On two processors: 2 s where nothing has
                     changed, 15 s after a change in vmm (20 s more for unit tests), and 12 s for the lab that
-                    Linux tests boot, one for all of them
+                    Linux tests boot, one for all of them. It installs nothing
+  --yes             run Rust's own installer without a question if the distribution has no package rustup
   --lab             run the whole-program tests in the lab even where this host's KVM could run them
   --full            take guests with all devices at work through $GENERATIONS_FULL generations of
                     snapshots, not just $GENERATIONS, and replay $POWER_CUTS_FULL power cuts of each
@@ -62,15 +63,15 @@ as failed. JUnit reports of the whole-program tests are in target/junit.
 
 Environment: CARGO_TARGET_DIR, as for cargo; VOLT_LAB_SECONDS, how long the tests in the lab may take
 (default $LAB_SECONDS, with --full $LAB_SECONDS_FULL); VOLT_LAB_TURN, 0 or 1, which of the two labs has the
-newer kernel (by default they change with each commit); VOLT_GENERATIONS, a number of generations other than
-those.
+newer kernel (by default they change with each commit); VOLT_GENERATIONS, VOLT_POWER_CUTS and VOLT_FORKS
+(ALIVE,SEQUENCE), numbers other than those; VOLT_PATIENCE, after how many seconds a test gives up a wait.
 END
 }
 
 say() { echo "test: $*"; }
 
-# stage NAME COMMAND...: runs it in a shell of its own with its output on the screen, and says how long it
-# took.
+# stage NAME COMMAND...: runs it in a shell of its own with its output on the screen and without input, and
+# says how long it took.
 stage() {
     local name=$1 started=$SECONDS
     shift
@@ -137,8 +138,18 @@ expect() {
 
 # ---- Set-up --------------------------------------------------------------------------------------------
 
+# At a terminal it may ask whether to run Rust's own installer.
+install_missing() { scripts/install-deps.sh ${yes:+--yes} <&"$input"; }
+
 # Each leaves the path of what it made in a file: a stage runs in a pipeline.
-make_kernel() { kernel/build.sh >"$work/kernel"; }
+# Leaves an empty file where there is no source: tests that need this kernel are then skipped, and those of
+# the stock kernel run.
+make_kernel() {
+    local status=0
+    kernel/build.sh >"$work/kernel" || status=$?
+    [ "$status" -ne "$NO_KERNEL" ] || { say "tests that need this kernel are skipped" && return; }
+    return "$status"
+}
 make_init() { kernel/guest/build.sh >"$work/initrd"; }
 make_stock_kernel() { scripts/lab.sh --kernel-image >"$work/stock"; }
 # Fails if the kernel cannot be fetched. Where there is none to fetch, all labs take the stable one, and that
@@ -252,7 +263,7 @@ natively() {
     expect "$1" "$work/listed" || return
     VOLT_VMM=$program VOLT_KERNEL=$(cat "$work/kernel") VOLT_INITRD=$(cat "$work/initrd") \
         VOLT_STOCK_KERNEL=$(cat "$work/stock") VOLT_GENERATIONS=$generations \
-        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=${full:+$FORKS_FULL} \
+        VOLT_POWER_CUTS=$power_cuts VOLT_FORKS=$forks \
         "$(readlink "$work/$1")" --rerun-failed \
         --results "$results/$1.jsonl" --junit "$TARGET/junit/$1.xml" "${@:2}"
 }
@@ -284,8 +295,11 @@ in_lab() {
             [ ! -e "$lab/$test.xml" ] || cp "$lab/$test.xml" "$TARGET/junit/$test-${lab##*/}.xml"
         done
     done
-    # After a failure the figures would lack cases.
-    [ -n "$name_part$huge_pages" ] || [ "$status" -ne 0 ] || keep_costs
+    # After a failure, or without one of the suites, the figures would lack cases.
+    if [ -z "$name_part$huge_pages" ] && [ "$status" -eq 0 ] && wants small && [[ " $* " == *" linux "* ]]
+    then
+        keep_costs
+    fi
     return "$status"
 }
 
@@ -317,8 +331,11 @@ cases_of() {
 
 # Writes what each case cost this time, to be copied over the file of costs when they have changed.
 keep_costs() {
-    jq -r 'select(.event == "ended" and .outcome != "skipped") | "\(.seconds | round) \(.test)"' \
-        "$results"/lab-[0-9].jsonl | sort -k 1,1nr >"$TARGET/lab-costs.txt"
+    {
+        grep '^#' "$COSTS"
+        jq -r 'select(.event == "ended" and .outcome != "skipped") | "\(.seconds | round) \(.test)"' \
+            "$results"/lab-[0-9].jsonl | sort -k 1,1nr
+    } >"$TARGET/lab-costs.txt"
     echo "what each case took is in $TARGET/lab-costs.txt; $COSTS is how they are shared out"
 }
 
@@ -332,22 +349,23 @@ level_1() {
 # one_lab NUMBER TEST...: one boot for all the cases in the list of this number. In every other one shared
 # memory, which guest memory is, comes in huge pages.
 one_lab() {
-    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS forks="" passt tool level_1 status=0
+    local files=() test number=$1 policy=advise seconds=$LAB_SECONDS passt tool path level_1 status=0
     local name=lab-$1${huge_pages:+-huge}
     shift
     level_1=$(level_1 "$number")
     ((number % 2)) && [ -z "$huge_pages" ] || policy=always
     echo "level 1 is $level_1; huge pages of shared memory: $policy"
     [ -z "$full" ] || seconds=$LAB_SECONDS_FULL
-    # With huge pages all tests run once more, and as many forks take 20 minutes.
-    [ -z "$full" ] || [ -n "$huge_pages" ] || forks=$FORKS_FULL
     passt=$(command -v passt) && files+=(--file "$passt:/lab/passt")
-    if [ -s "$work/kernel" ]; then
-        files+=(--file "$(cat "$work/kernel"):/lab/vmlinux" --file "$(cat "$work/initrd"):/lab/initrd")
-        files+=(--file "$(cat "$work/stock"):/lab/stock")
-    fi
-    for tool in mke2fs dmsetup; do
-        files+=(--file "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool"):/lab/$tool")
+    [ ! -s "$work/kernel" ] || files+=(--file "$(cat "$work/kernel"):/lab/vmlinux")
+    [ ! -s "$work/initrd" ] ||
+        files+=(--file "$(cat "$work/initrd"):/lab/initrd" --file "$(cat "$work/stock"):/lab/stock")
+    for tool in mke2fs:e2fsprogs dmsetup:dmsetup; do
+        path=$(PATH=$PATH:/usr/sbin:/sbin command -v "${tool%:*}") || {
+            echo "${tool%:*} is missing: install the package ${tool#*:} (scripts/install-deps.sh does)"
+            return 1
+        }
+        files+=(--file "$path:/lab/${tool%:*}")
     done
     for test in "$@"; do files+=(--file "$(readlink "$work/$test"):/lab/tests/$test"); done
     local how=(--level-1 "$level_1" --time "${VOLT_LAB_SECONDS:-$seconds}" --memory "$LAB_MEMORY")
@@ -359,10 +377,12 @@ one_lab() {
         sh -c '
             rm -rf /lab/scratch /lab/results && mkdir /lab/scratch /lab/results
             export TMPDIR=/lab/scratch VOLT_VMM=/lab/volt-vmm VOLT_KERNEL=/lab/vmlinux VOLT_INITRD=/lab/initrd
+            [ -e "$VOLT_KERNEL" ] || VOLT_KERNEL=
             export VOLT_STOCK_KERNEL=/lab/stock VOLT_GENERATIONS=$1 VOLT_POWER_CUTS=$3 VOLT_FORKS=$4
+            [ -z "$5" ] || export VOLT_PATIENCE=$5
             # Nothing may rely on the size of the pages that guest memory comes in.
             echo "$2" >/sys/kernel/mm/transparent_hugepage/shmem_enabled
-            shift 4
+            shift 5
             status=0
             for test in "$@"; do
                 cases=$(sed -n "s/^$test //p" /lab/cases)
@@ -371,7 +391,7 @@ one_lab() {
                     status=1
             done
             exit $status
-        ' sh "$generations" "$policy" "$power_cuts" "$forks" "$@" || status=$?
+        ' sh "$generations" "$policy" "$power_cuts" "$forks" "${VOLT_PATIENCE-}" "$@" || status=$?
     # The second boot has the other results. A failure before the stall remains one. A torn line fails too,
     # because it may have been a failure.
     [ ! -e "$results/$name.jsonl.stalled" ] ||
@@ -559,12 +579,14 @@ run_chosen() {
 wants() { [[ " ${suites[*]} " == *" $1 "* ]]; }
 
 main() {
-    local lab="" full="" generations power_cuts huge_pages="" suite where=() emulated=() suites_given
+    local lab="" full="" yes="" input generations power_cuts forks huge_pages="" suite suites_given
+    local where=() emulated=()
     suites=() fuzz_seconds=$FUZZ_SECONDS name_part=""
     while [ $# -gt 0 ]; do
         case $1 in
             --lab) lab=yes ;;
             --full) full=yes ;;
+            --yes) yes=yes ;;
             --help | -h) usage && exit 0 ;;
             --fuzz-seconds)
                 [[ ${2-} =~ ^[1-9][0-9]*$ ]] || { echo "test: --fuzz-seconds wants a number" >&2 && exit 1; }
@@ -588,6 +610,8 @@ main() {
     generations=${VOLT_GENERATIONS:-$generations}
     power_cuts=$POWER_CUTS
     [ -z "$full" ] || power_cuts=$POWER_CUTS_FULL
+    power_cuts=${VOLT_POWER_CUTS:-$power_cuts}
+    forks=${VOLT_FORKS:-${full:+$FORKS_FULL}}
 
     work=$(mktemp -d "${TMPDIR:-/tmp}/volt-tests.XXXXXX") || exit 1
     fuzz_build="" begun=()
@@ -603,7 +627,11 @@ main() {
         run_matching
         return
     fi
-    stage "install what is missing" scripts/install-deps.sh || give_up
+    # A caller may have closed it.
+    [ -e /dev/fd/0 ] || exec </dev/null
+    exec {input}<&0
+    stage "install what is missing" install_missing || give_up
+    exec {input}<&-
     if wants small || wants linux; then
         stage "guest kernel" make_kernel || give_up
         stage "guest init" make_init || give_up
@@ -646,6 +674,8 @@ main() {
     # Guest memory is shared memory: once, all of it in huge pages, which this host may not give.
     if [ -n "$full" ] && wants small; then
         huge_pages=yes
+        # All tests run once more, and as many forks take 20 minutes.
+        forks=""
         rm -f "$work/only-small"
         stage "whole-program tests, small, in the lab, with huge pages" in_lab small
     fi

@@ -17,13 +17,22 @@ Usage: tests/fuzz/corpus.sh [--seconds N]
 Fuzzes each target for N seconds (default $SECONDS_EACH), and keeps the fewest inputs that reach the same code
 in tests/fuzz/$ARCHIVE. scripts/test.sh starts from them. Run this after a change that the old inputs
 no longer fit, for example of the programs in src/driver.rs.
-Exit status 1 if a target cannot be built or an input makes it crash; the old corpus is then kept.
+Exit status 1 if a target cannot be built or an input makes it crash; the old corpus is then kept, and the
+input is in tests/fuzz/artifacts/TARGET.
 END
 }
 
 fail() {
     echo "fuzz corpus: $*" >&2
     exit 1
+}
+
+# crashed PROBLEM: ends with the path of the input that libFuzzer wrote down, if it did.
+crashed() {
+    local input
+    tail -n 50 "$work/log" >&2
+    input=$(sed -n 's/.*Test unit written to //p' "$work/log" | tail -n 1)
+    fail "$1${input:+; the input is in tests/fuzz/$input}"
 }
 
 while [ $# -gt 0 ]; do
@@ -51,16 +60,17 @@ cargo "+$NIGHTLY" fuzz build --fuzz-dir . --target "$TARGET" --codegen-units 4
 mapfile -t targets < <(sed -n 's/^path = "targets\/\(.*\)\.rs"$/\1/p' Cargo.toml)
 for target in "${targets[@]}"; do
     program=$CARGO_TARGET_DIR/$TARGET/release/$target
-    mkdir -p "$work/found-$target" "$work/old/$target" "$work/new/$target"
+    artifacts=artifacts/$target/
+    mkdir -p "$work/found-$target" "$work/old/$target" "$work/new/$target" "$artifacts"
     echo "fuzz corpus: $target, $SECONDS_EACH s"
     for input in {1..40}; do head -c 1500 /dev/urandom >"$work/found-$target/$input"; done
     "$program" -max_total_time="$SECONDS_EACH" -timeout=10 -rss_limit_mb=1024 -max_len="$LONGEST" \
-        -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$work/" \
+        -len_control=0 -verbosity=0 -print_funcs=0 -artifact_prefix="$artifacts" \
         "$work/found-$target" "$work/old/$target" >"$work/log" 2>&1 ||
-        { tail -n 50 "$work/log" >&2 && fail "$target failed; scripts/test.sh fuzz keeps such inputs"; }
+        crashed "$target failed"
     "$program" -merge=1 -timeout=10 -rss_limit_mb=1024 -max_len="$LONGEST" -verbosity=0 \
-        "$work/new/$target" "$work/old/$target" "$work/found-$target" >"$work/log" 2>&1 ||
-        { tail -n 50 "$work/log" >&2 && fail "the inputs of $target cannot be merged"; }
+        -artifact_prefix="$artifacts" "$work/new/$target" "$work/old/$target" "$work/found-$target" >"$work/log" 2>&1 ||
+        crashed "the inputs of $target cannot be merged"
     echo "fuzz corpus: $target: $(find "$work/new/$target" -type f | wc -l) inputs"
 done
 tar -C "$work/new" --sort=name --owner=0 --group=0 --mtime=@0 --zstd -cf "$ARCHIVE.partial" "${targets[@]}"

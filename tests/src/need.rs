@@ -52,16 +52,30 @@ pub fn page_faults() -> Option<String> {
     (!allowed).then(|| "this user may not handle page faults of KVM".to_owned())
 }
 
-/// A KVM that runs Linux, and a Linux to run.
+/// A KVM that runs Linux, and this project's Linux to run.
 #[must_use]
 pub fn linux() -> Option<String> {
+    // scripts/test.sh leaves the variable empty where kernel/build.sh found no source.
+    let has_no_source = std::env::var_os("VOLT_KERNEL").is_some_and(|kernel| kernel.is_empty());
+    let no_source = has_no_source.then(|| "no source to build this project's Linux from".to_owned());
+    lacks_linux().or(no_source).or_else(|| file("VOLT_KERNEL"))
+}
+
+/// A KVM that runs Linux, and Debian's own kernel.
+#[must_use]
+pub fn stock_kernel() -> Option<String> {
+    lacks_linux().or_else(|| file("VOLT_STOCK_KERNEL"))
+}
+
+/// Why no Linux can run, whichever kernel it has.
+fn lacks_linux() -> Option<String> {
     let runs_linux = ["kvm_intel", "kvm_amd"]
         .iter()
         .any(|name| std::fs::exists(format!("/sys/module/{name}")).unwrap_or(false));
     if !runs_linux {
         return Some("this host's KVM does not run Linux guests".to_owned());
     }
-    kvm().or_else(|| file("VOLT_KERNEL")).or_else(|| file("VOLT_INITRD"))
+    kvm().or_else(|| file("VOLT_INITRD"))
 }
 
 /// A kvm_amd that nobody else uses, and its file, so that it can be loaded again: the lab's.
@@ -86,12 +100,6 @@ pub fn scratch_on_disk() -> Option<String> {
     let found = rustix::fs::statfs(std::env::temp_dir()).map(|found| found.f_type);
     let in_memory = found.is_ok_and(|kind| [TMPFS, RAMFS].contains(&kind));
     in_memory.then(|| format!("{} is in memory", std::env::temp_dir().display()))
-}
-
-/// Debian's own kernel.
-#[must_use]
-pub fn stock_kernel() -> Option<String> {
-    file("VOLT_STOCK_KERNEL")
 }
 
 /// Network namespaces and tap devices, and the right to make them.

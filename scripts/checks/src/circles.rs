@@ -1,190 +1,32 @@
-//! Import circles among sibling modules, at every level of a crate. A module may use an ancestor, for its
-//! re-exports.
-//!
-//! The source is read as text: paths that begin with `crate`, `super`, `self` or the name of a child module.
-//! Tests at the end of a file, and files of tests, do not count.
+//! Import circles among sibling modules, at every level of a crate. A module may use its
+//! ancestors: it implements methods of their types and shares their aliases.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::Findings;
+use crate::source::{Module, Modules, modules_of, targets};
 
-/// Path of a module below its crate: `[]` is the crate itself.
-type Module = Vec<String>;
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
 /// Finds import circles in the crate with this source directory.
-pub(crate) fn check(source: &Path) -> io::Result<Findings> {
-    let modules = modules_of(source)?;
-    let mut imports = Imports::new();
-    for (module, file) in &modules {
-        let used = imports_of(module, &fs::read_to_string(file)?, &modules);
-        imports.insert(module.clone(), used);
-    }
-    Ok(circles(&imports).into_iter().map(|found| format!("{}: {found}", source.display())).collect())
+pub(crate) fn check(directory: &Path) -> io::Result<Findings> {
+    let found = circles(&imports(&modules_of(directory)?));
+    Ok(found.into_iter().map(|found| format!("{}: {found}", directory.display())).collect())
 }
 
-fn modules_of(source: &Path) -> io::Result<BTreeMap<Module, PathBuf>> {
-    let mut modules = BTreeMap::new();
-    let mut directories = vec![source.to_owned()];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(&directory)? {
-            let path = entry?.path();
-            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            if path.is_dir() {
-                if name != "tests" {
-                    directories.push(path);
-                }
-            } else if path.extension().is_some_and(|extension| extension == "rs") && !is_of_tests(&name) {
-                let below = directory.strip_prefix(source).unwrap_or(Path::new(""));
-                let mut module: Module =
-                    below.iter().map(|part| part.to_string_lossy().into_owned()).collect();
-                if !(name == "mod" || module.is_empty() && (name == "lib" || name == "main")) {
-                    module.push(name);
-                }
-                modules.insert(module, path);
-            }
-        }
-    }
-    Ok(modules)
-}
-
-fn is_of_tests(name: &str) -> bool {
-    ["tests", "testing", "properties"].iter().any(|end| name == *end || name.ends_with(&format!("_{end}")))
-}
-
-/// The modules that the code of `module` uses, without itself and its ancestors.
-fn imports_of(module: &Module, code: &str, modules: &BTreeMap<Module, PathBuf>) -> BTreeSet<Module> {
-    let mut used = BTreeSet::new();
-    for path in paths_in(&without_tests_and_comments(code)) {
-        let mut full = module.clone();
-        let mut parts = path.iter().map(String::as_str).peekable();
-        match parts.peek() {
-            Some(&"crate") => {
-                full.clear();
-                parts.next();
-            }
-            Some(&("self" | "super")) => {
-                while let Some(&first @ ("self" | "super")) = parts.peek() {
-                    if first == "super" {
-                        full.pop();
-                    }
-                    parts.next();
-                }
-            }
-            Some(child) => {
-                let child = [module.as_slice(), &[(*child).to_owned()]].concat();
-                if !modules.contains_key(&child) {
-                    continue;
-                }
-            }
-            None => continue,
-        }
-        full.extend(parts.map(str::to_owned));
-        while !full.is_empty() && !modules.contains_key(&full) {
-            full.pop();
-        }
-        if !module.starts_with(&full) {
-            used.insert(full);
-        }
-    }
-    used
-}
-
-fn without_tests_and_comments(code: &str) -> String {
-    let lines: Vec<&str> = code.lines().collect();
-    let tests = (0..lines.len()).find(|&at| {
-        let after = if lines.get(at + 1).is_some_and(|line| line.starts_with("#[path")) { 2 } else { 1 };
-        lines[at] == "#[cfg(test)]" && lines.get(at + after).is_some_and(|line| line.starts_with("mod "))
-    });
-    let kept = lines[..tests.unwrap_or(lines.len())].iter();
-    kept.map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
-}
-
-/// All paths of more than one part, those in braces written out: `a::{b, c::d}` is `a::b` and `a::c::d`.
-fn paths_in(code: &str) -> Vec<Vec<String>> {
-    let tokens = tokens_of(code);
-    let mut paths = Vec::new();
-    let mut at = 0;
-    while at < tokens.len() {
-        let begins = is_name(&tokens[at]) && (at == 0 || tokens[at - 1] != "::" && tokens[at - 1] != ".");
-        if begins && tokens.get(at + 1).is_some_and(|next| next == "::") {
-            at = read_path(&tokens, at, &mut Vec::new(), &mut paths);
-        } else {
-            at += 1;
-        }
-    }
-    paths
-}
-
-/// Reads the path at `at`, below `prefix`, and returns the position after it.
-fn read_path(
-    tokens: &[String],
-    mut at: usize,
-    prefix: &mut Vec<String>,
-    paths: &mut Vec<Vec<String>>,
-) -> usize {
-    let depth = prefix.len();
-    loop {
-        match tokens.get(at).map(String::as_str) {
-            Some("{") => {
-                at += 1;
-                while at < tokens.len() && tokens[at] != "}" {
-                    if is_name(&tokens[at]) {
-                        at = read_path(tokens, at, prefix, paths);
-                        if tokens.get(at).is_some_and(|token| token == "as") {
-                            at += 2;
-                        }
-                    } else {
-                        at += 1;
-                    }
-                }
-                at += 1;
-                break;
-            }
-            Some(name) if is_name(name) => {
-                prefix.push(name.to_owned());
-                at += 1;
-                if tokens.get(at).is_none_or(|token| token != "::") {
-                    paths.push(prefix.clone());
-                    break;
-                }
-                at += 1;
-            }
-            _ => {
-                // `a::*`, `a::<T>`: the path so far.
-                paths.push(prefix.clone());
-                break;
-            }
-        }
-    }
-    prefix.truncate(depth);
-    at
-}
-
-fn is_name(token: &str) -> bool {
-    token.starts_with(|first: char| first.is_alphabetic() || first == '_')
-}
-
-fn tokens_of(code: &str) -> Vec<String> {
-    let mut tokens = Vec::new();
-    let mut chars = code.chars().peekable();
-    while let Some(first) = chars.next() {
-        if first.is_alphanumeric() || first == '_' {
-            let mut word = String::from(first);
-            while let Some(next) = chars.next_if(|next| next.is_alphanumeric() || *next == '_') {
-                word.push(next);
-            }
-            tokens.push(word);
-        } else if first == ':' && chars.next_if_eq(&':').is_some() {
-            tokens.push("::".to_owned());
-        } else if !first.is_whitespace() {
-            tokens.push(first.to_string());
-        }
-    }
-    tokens
+/// The modules that each module uses, without itself and its ancestors.
+fn imports(modules: &Modules) -> Imports {
+    let used = |module| targets(module, modules).into_iter().map(|target| target.module);
+    let no_ancestor = |module: &Module| {
+        let module = module.clone();
+        move |used: &Module| !module.starts_with(used)
+    };
+    modules
+        .keys()
+        .map(|module| (module.clone(), used(module).filter(no_ancestor(module)).collect()))
+        .collect()
 }
 
 /// Each circle once: its level, its members, and the imports between them.
@@ -245,18 +87,16 @@ fn reached(one: &str, siblings: &BTreeMap<String, BTreeMap<String, Vec<String>>>
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
+    use crate::source::{Source, code_of};
 
     fn crate_of(files: &[(&str, &str)]) -> Findings {
-        let module = |path: &str| {
-            path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect::<Module>()
-        };
-        let modules: BTreeMap<_, _> = files.iter().map(|(path, _)| (module(path), PathBuf::new())).collect();
-        let imports = files
-            .iter()
-            .map(|(path, code)| (module(path), imports_of(&module(path), code, &modules)))
-            .collect();
-        circles(&imports)
+        let source = |code| Source { file: PathBuf::new(), code: code_of(code) };
+        let module =
+            |path: &str| path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
+        circles(&imports(&files.iter().map(|(path, code)| (module(path), source(code))).collect()))
     }
 
     #[test]
@@ -295,12 +135,5 @@ mod tests {
             ("d", "use crate::c;"),
         ]);
         assert!(found.is_empty(), "{found:?}");
-    }
-
-    #[test]
-    fn grouped_paths_are_written_out() {
-        let paths = paths_in("use crate::{a::{self, B as C}, d}; x.e::f; Vec::<u8>::new();");
-        let joined: Vec<_> = paths.iter().map(|path| path.join("::")).collect();
-        assert_eq!(joined, ["crate::a::self", "crate::a::B", "crate::d", "Vec"]);
     }
 }

@@ -2,9 +2,11 @@
 //! the root of the repository.
 
 mod circles;
+mod imports;
 mod lines;
 mod links;
 mod markdown;
+mod source;
 mod starters;
 mod text;
 
@@ -16,6 +18,7 @@ Usage: volt-checks CHECK PATH...
 
 Checks:
   circles DIR...     no import circle among sibling modules of a crate's source directory
+  imports DIR...     the modules of a crate's source directory import each other only downwards
   links FILE...      links, anchors and file names in Markdown files lead somewhere
   lines FILE...      lines have at most 110 columns (tables, links, diagrams and URLs excepted)
   starters FILE...   no sentence of a comment or of a page begins with a word that STYLE forbids
@@ -28,6 +31,7 @@ type Findings = Vec<String>;
 fn run(check: &str, paths: &[PathBuf]) -> Result<Findings, String> {
     let check: fn(&Path) -> std::io::Result<Findings> = match check {
         "circles" => circles::check,
+        "imports" => imports::check,
         "links" => links::check,
         "lines" => lines::check,
         "starters" => starters::check,

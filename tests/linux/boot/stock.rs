@@ -4,7 +4,7 @@ use volt_tests::{Boot, needs};
 
 #[test]
 fn stock_kernel_boots_and_is_restored() {
-    needs!(linux, stock_kernel);
+    needs!(stock_kernel);
     let mut guest = Boot::linux_of("VOLT_STOCK_KERNEL").memory("512M").vcpus(2).start();
     guest.wait_until_ready();
     assert_eq!(guest.order("cpus"), ["cpus 2"]);

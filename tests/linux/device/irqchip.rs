@@ -97,7 +97,7 @@ fn interrupt_can_be_moved_to_another_processor() {
 
 #[test]
 fn stock_kernel_runs_with_a_split_irqchip() {
-    needs!(linux, stock_kernel);
+    needs!(stock_kernel);
     let mut guest = Boot::linux_of("VOLT_STOCK_KERNEL").memory("512M").vcpus(2).irqchip("split").start();
     guest.wait_until_ready();
     guest.order("fill 4");
