@@ -40,7 +40,8 @@ install() {
     echo "docs: installing $1 $2" >&2
     # From another directory: the project's configuration builds for another target. There, rustup may have no
     # default toolchain.
-    (cd / && CARGO_TARGET_DIR=$tools/build cargo "${toolchain[@]}" install --quiet --locked --root "$tools" "$1@$2") >&2
+    (cd / && CARGO_TARGET_DIR=$tools/build \
+        cargo "${toolchain[@]}" install --quiet --locked --root "$tools" "$1@$2") >&2
 }
 
 install mdbook "$MDBOOK"

@@ -19,9 +19,11 @@ def events($event): map(select(.event == $event)) | length;
     map(select(.event == "ended")) as $ended
     # A test has no result if its process ended before it, or if a suite or a lab broke.
     | (([events("started"), events("expected")] | max) - ($ended | length)) as $lost
-    | (if events("started") > ($ended | length) then "it started and did not end" else "it has no result" end) as $why
+    | (if events("started") > ($ended | length) then "it started and did not end"
+       else "it has no result" end) as $why
     # A test that this host's KVM could not run, and the lab has run or should have, is no longer skipped.
-    | (if $lost > 0 or any($ended[]; lacked_kvm | not) then $ended | map(select(lacked_kvm | not)) else $ended[:1] end) as $counted
+    | (if $lost > 0 or any($ended[]; lacked_kvm | not) then $ended | map(select(lacked_kvm | not))
+       else $ended[:1] end) as $counted
     | .[0] as {$suite, $test}
     | {$suite, $test, outcome: "failed", count: $lost, reason: $why} as $gone
     | {

@@ -69,7 +69,8 @@ for target in "${targets[@]}"; do
         "$work/found-$target" "$work/old/$target" >"$work/log" 2>&1 ||
         crashed "$target failed"
     "$program" -merge=1 -timeout=10 -rss_limit_mb=1024 -max_len="$LONGEST" -verbosity=0 \
-        -artifact_prefix="$artifacts" "$work/new/$target" "$work/old/$target" "$work/found-$target" >"$work/log" 2>&1 ||
+        -artifact_prefix="$artifacts" \
+        "$work/new/$target" "$work/old/$target" "$work/found-$target" >"$work/log" 2>&1 ||
         crashed "the inputs of $target cannot be merged"
     echo "fuzz corpus: $target: $(find "$work/new/$target" -type f | wc -l) inputs"
 done

@@ -26,7 +26,9 @@ fn too_long(kind: Kind, content: &str) -> Vec<(usize, usize)> {
         let prose = kind.prose(text);
         let is_diagram = prose.is_some_and(|prose| fences.is_code(prose))
             && matches!(fences.language(), Some("text" | "mermaid"));
-        let is_table = prose.unwrap_or(text).trim_start().starts_with('|');
+        // A line of a script that begins so goes on with a pipeline.
+        let row = if kind == Kind::Hash { prose } else { prose.or(Some(text)) };
+        let is_table = row.is_some_and(|row| row.trim_start().starts_with('|'));
         let is_link = prose.is_some_and(|prose| prose.contains("](")) || text.contains("://");
         let length = text.chars().count();
         if length > LONGEST && !is_diagram && !is_table && !is_link {
@@ -52,5 +54,11 @@ mod tests {
     #[test]
     fn columns_are_characters_and_not_bytes() {
         assert_eq!(too_long(Kind::Hash, &"ä".repeat(LONGEST)), []);
+    }
+
+    #[test]
+    fn long_line_of_a_pipeline_is_no_table() {
+        let long = "x".repeat(LONGEST);
+        assert_eq!(too_long(Kind::Hash, &format!("| {long}\n# | {long}")), [(1, 112)]);
     }
 }

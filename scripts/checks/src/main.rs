@@ -5,6 +5,7 @@ mod circles;
 mod imports;
 mod lines;
 mod links;
+mod literals;
 mod markdown;
 mod source;
 mod starters;
@@ -21,7 +22,7 @@ Checks:
   imports DIR...     the modules of a crate's source directory import each other only downwards
   links FILE...      links, anchors and file names in Markdown files lead somewhere
   lines FILE...      lines have at most 110 columns (tables, links, diagrams and URLs excepted)
-  starters FILE...   no sentence of a comment or of a page begins with a word that STYLE forbids
+  starters FILE...   no sentence of a comment, a string or a page begins with a word that STYLE forbids
 
 Prints each finding. Exit status: 0 without findings, 1 with findings, 2 if the check could not run.";
 

