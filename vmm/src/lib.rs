@@ -78,6 +78,7 @@ pub use snapshot::{
 pub use store::Store;
 pub use vm::lent::LentVm;
 pub use vm::memory_usage::{Chunks, MemoryUsage};
+pub use vm::provisional::ProvisionalVm;
 pub use vm::{Vm, VmBuilder};
 /// The source of [`Error::Payload`]: a kernel, initrd or command line that cannot be loaded.
 pub use volt_kernel::Error as PayloadError;

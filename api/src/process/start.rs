@@ -7,7 +7,9 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{Console, LentVm, PagerOptions, Pool, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
+use volt_vmm::{
+    Console, LentVm, PagerOptions, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig,
+};
 
 use crate::process::fault_signals;
 
@@ -62,10 +64,10 @@ fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
 }
 
 /// Restores a snapshot from the parent of a fork into a prewarmed VM, and leaves the VM paused.
-pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<Vm> {
+pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<ProvisionalVm> {
     let pool = Some(pool);
     let options = RestoreOptions { resume: false, overrides, pool, ..RestoreOptions::default() };
-    snapshot.restore_with(prepared(snapshot, options))
+    snapshot.restore_provisionally(prepared(snapshot, options))
 }
 
 /// Prepares this process for a restore, and directs the guest's console to standard output.

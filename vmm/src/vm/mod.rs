@@ -3,6 +3,7 @@
 pub mod devices;
 pub(crate) mod lent;
 pub(crate) mod memory_usage;
+pub(crate) mod provisional;
 mod restore;
 pub(crate) mod working_set;
 
@@ -34,6 +35,7 @@ use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
 use crate::vm::lent::LentVm;
+use crate::vm::provisional::ProvisionalVm;
 use crate::vm::working_set::PrefetchState;
 
 /// Threads may share the first four, and hand over all.
@@ -176,13 +178,15 @@ impl Vm {
     ///
     /// # Errors
     /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`]; or two VMs would share a resource that
-    /// serves one. No child is left then.
+    /// serves one. No child is left then, and no layer file that was created for one.
     pub fn fork(&self, children: impl IntoIterator<Item = RestoreOptions>) -> Result<Vec<Self>> {
         let children: Vec<_> = children.into_iter().collect();
         let overrides: Vec<_> = children.iter().map(|options| options.overrides.clone()).collect();
         sharing::check(&self.config().devices, &overrides)?;
         let here = self.snapshot_in_memory()?;
-        children.into_iter().map(|options| here.restore_with(options)).collect()
+        let restored: Result<Vec<_>> =
+            children.into_iter().map(|options| here.restore_provisionally(options)).collect();
+        Ok(restored?.into_iter().map(ProvisionalVm::keep).collect())
     }
 
     /// Rewinds the VM in place to the snapshot that it was restored from: its memory, and the layers of its

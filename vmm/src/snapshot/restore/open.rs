@@ -75,6 +75,8 @@ pub(crate) struct Restored {
     pub ahead: Option<Plan>,
     /// The recording of the pages that the guest touches, if the options ask for one.
     pub recording: Option<Recording>,
+    /// Layers that were created for this VM. Its owner keeps them once the VM runs.
+    pub layers: layers::FreshLayers,
 }
 
 /// Options of a restore.
@@ -350,7 +352,7 @@ impl Snapshot {
         options.overrides.clone().apply(&mut config.devices)?;
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
-        let layers = layers::create_restore_layers(&self.layers, &mut config.devices, &placed)?;
+        let mut layers = layers::create_restore_layers(&self.layers, &mut config.devices, &placed)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
             None => self.memory.backing(unpack, self.over.clone())?,
@@ -370,7 +372,7 @@ impl Snapshot {
             source: Box::new(source),
         })?;
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
-        layers.keep();
+        layers.close_unnamed();
         // Touches of a recorded VM's children are not recorded.
         let lazy = LazyMemory::of(&self.memory, unpack).filter(|_| recording.is_none());
         // A recorded VM has no overlay: its source of pages includes the diff's.
@@ -391,7 +393,7 @@ impl Snapshot {
             listeners: Vec::new(),
         };
         let history = History { lineage, origin: Some(origin) };
-        Ok(Restored { machine: SharedMachine::new(machine, config), history, ahead, recording })
+        Ok(Restored { machine: SharedMachine::new(machine, config), history, ahead, recording, layers })
     }
 
     /// The working set to read ahead. Complete memory needs none. A set that is wrong is an error here,
