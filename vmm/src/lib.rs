@@ -57,10 +57,12 @@ mod vm;
 
 pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;
+pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::cure::{self, Cure};
 pub use error::{Error, Invalid, Result, problem, report};
+pub use kvm::host::HostIdentity;
 pub use machine::balloon::BalloonStatus;
 pub use machine::pool::Pool;
 pub use machine::shell::VmShape;
@@ -82,6 +84,12 @@ pub use vm::provisional::ProvisionalVm;
 pub use vm::{Vm, VmBuilder};
 /// The source of [`Error::Payload`]: a kernel, initrd or command line that cannot be loaded.
 pub use volt_kernel::Error as PayloadError;
+
+/// The types of the fields of [`PayloadError`].
+pub mod payload {
+    pub use vm_memory::GuestMemoryError;
+    pub use volt_kernel::error::{FileName, Role, Size};
+}
 
 /// Compiles the examples of the documentation.
 #[cfg(doctest)]

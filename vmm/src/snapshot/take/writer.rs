@@ -104,7 +104,7 @@ impl SnapshotOptions {
         if self.max_pause.is_some_and(|longest| longest.is_zero()) {
             return Err(Error::config("max_pause_ms", Invalid::NoPause));
         }
-        self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes).map(drop))
+        self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes))
     }
 }
 

@@ -87,7 +87,12 @@ impl Packing {
     ///
     /// # Errors
     /// [`Error::Config`] names the field.
-    pub fn validate(&self, memory_len: u64) -> Result<Geometry> {
+    pub fn validate(&self, memory_len: u64) -> Result<()> {
+        self.geometry(memory_len).map(drop)
+    }
+
+    /// Checks the values, and returns the lengths of the pack.
+    fn geometry(&self, memory_len: u64) -> Result<Geometry> {
         if self.least_saving > 100 {
             return Err(Error::config("least_saving", Invalid::Saving { percent: self.least_saving }));
         }
@@ -108,7 +113,7 @@ pub fn pack(
     (file, name): (&File, &Path),
     progress: &Progress,
 ) -> Result<u128> {
-    let geometry = packing.validate(memory_len)?;
+    let geometry = packing.geometry(memory_len)?;
     let (seen, spare) = (FirstChunks::default(), SpareBuffers::default());
     let runs = geometry.chunks().div_ceil(geometry.run());
     let threads = threads_for(runs, packing.threads);
