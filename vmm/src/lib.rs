@@ -29,11 +29,14 @@
 //! memory), `devices`, `kvm` and `pager`, `memory`, `config`, leaves such as `persist` (the snapshot
 //! contract).
 
+#![cfg_attr(not(any(feature = "internal", test)), warn(unnameable_types))]
+
 pub mod config;
 mod console;
 mod devices;
 pub mod doctor;
 mod error;
+#[cfg(any(feature = "internal", test))]
 #[doc(hidden)]
 pub mod internal;
 mod kvm;
@@ -43,6 +46,7 @@ mod pager;
 mod partial;
 mod persist;
 mod progress;
+#[cfg(any(feature = "internal", test))]
 mod replay;
 mod run_control;
 pub mod snapshot;

@@ -18,7 +18,7 @@ pub mod disk_content;
 pub mod irqchip;
 pub mod network;
 pub mod overrides;
-pub mod sharing;
+pub(crate) mod sharing;
 pub mod socket_path;
 
 pub use devices::Devices;

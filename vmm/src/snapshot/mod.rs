@@ -15,7 +15,6 @@ pub use crate::snapshot::format::manifest::{BaseSnapshot, MemoryFile, Metadata};
 pub use crate::snapshot::format::pack::{Compression, Packing};
 pub use crate::snapshot::format::working_set::WorkingSet;
 pub use crate::snapshot::opened::chunks::serve_pager;
-pub(crate) use crate::snapshot::opened::chunks::source_of;
 pub use crate::snapshot::opened::memory::Unpack;
 pub use crate::snapshot::restore::open::{RestoreOptions, Snapshot};
 pub use crate::snapshot::restore::record::{RecordUntil, RecordingSummary, WorkingSetHits};
