@@ -30,13 +30,11 @@ pub(crate) struct SharedPager {
 
 impl From<SharedPager> for PagerOptions {
     fn from(SharedPager { directory, group, patience }: SharedPager) -> Self {
-        let default = Self::new(PROGRAM);
-        Self {
-            directory: directory.unwrap_or(default.directory),
-            group,
-            patience: patience.map_or(default.patience, Duration::from_secs),
-            program: default.program,
-        }
+        let mut options = Self::new(PROGRAM);
+        options.group = group;
+        options.directory = directory.unwrap_or(options.directory);
+        options.patience = patience.map_or(options.patience, Duration::from_secs);
+        options
     }
 }
 
@@ -66,7 +64,7 @@ fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
 /// Restores a snapshot from the parent of a fork into a prewarmed VM, and leaves the VM paused.
 pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<ProvisionalVm> {
     let pool = Some(pool);
-    let options = RestoreOptions { resume: false, overrides, pool, ..RestoreOptions::default() };
+    let options = RestoreOptions::default().paused().overrides(overrides).pool(pool);
     snapshot.restore_provisionally(prepared(snapshot, options))
 }
 
@@ -74,7 +72,7 @@ pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Poo
 fn prepared(snapshot: &Snapshot, options: RestoreOptions) -> RestoreOptions {
     fault_signals::install_handlers();
     raise_limits_for(&snapshot.config().devices);
-    RestoreOptions { console: Console::stdout(), ..options }
+    options.console(Console::stdout())
 }
 
 /// Raises the limit of descriptors for a vsock device, each of whose connections takes one.

@@ -8,6 +8,9 @@ use serde_json::json;
 use volt_tests::{
     Boot, Child, Guest, HeldSyncs, Input, KvmShim, Recorder, Scratch, Terminal, needs, numbers, wait_until,
 };
+use volt_vmm::config::Overrides;
+use volt_vmm::config::devices::DiskConfig;
+use volt_vmm::config::overrides::DiskOverride;
 use volt_vmm::{RestoreOptions, Vm, VmConfig};
 
 /// Sectors that the guest writes.
@@ -226,17 +229,14 @@ fn failed_fork_of_the_library_leaves_no_layer() {
     let scratch = Scratch::new();
     let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
     std::fs::write(&base, vec![7; 4 << 20]).unwrap();
-    let disk = format!(r#"{{"id":"root","path":{base:?},"layer":{layer:?}}}"#);
-    let mut config = VmConfig::new(volt_tests::small_guest());
-    config.boot.cmdline = format!("disk {APART}");
-    config.memory_mib = 64;
-    config.devices.disks.push(serde_json::from_str(&disk).unwrap());
     let recorder = Recorder::default();
-    let parent = Vm::builder().config(config).console(recorder.console()).start().unwrap();
+    let builder = Vm::builder().kernel(volt_tests::small_guest()).cmdline(format!("disk {APART}"));
+    let builder = builder.memory_mib(64).disk(DiskConfig::new("root", &base).layer(&layer));
+    let parent = builder.console(recorder.console()).start().unwrap();
     wait_until("the guest writes", || !numbers(&recorder.text(), "sector").is_empty());
     let child = |name: &str| {
-        let overrides = json!({"disks": [{"id": "root", "layer": scratch.path(name)}]});
-        RestoreOptions::default().overrides(serde_json::from_value(overrides).unwrap())
+        let layer = DiskOverride::new("root").layer(scratch.path(name));
+        RestoreOptions::default().overrides(Overrides::default().disk(layer))
     };
     let before = scratch.list();
     let error = parent.fork([child("one"), child("no/such")]).unwrap_err();

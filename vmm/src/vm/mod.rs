@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::config::devices::{BalloonConfig, DiskConfig, NetConfig, VsockConfig};
+use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::config::sharing;
 use crate::config::{FileRef, IrqchipKind, VmConfig};
 use crate::console::Console;
@@ -375,6 +375,21 @@ impl VmBuilder {
     #[must_use]
     pub fn rng(mut self) -> Self {
         self.config.devices.rng = true;
+        self
+    }
+
+    /// Gives the guest a console beside the serial port, for the client of a socket.
+    #[must_use]
+    pub fn console_device(mut self, console: ConsoleConfig) -> Self {
+        self.config.devices.console = Some(console);
+        self
+    }
+
+    /// Describes the devices on the kernel command line, for kernels without ACPI. Needs
+    /// [`IrqchipKind::Kernel`].
+    #[must_use]
+    pub fn on_cmdline(mut self) -> Self {
+        self.config.devices.on_cmdline = true;
         self
     }
 

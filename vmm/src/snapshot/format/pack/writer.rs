@@ -32,6 +32,7 @@ const AHEAD: u32 = 2;
 
 /// Options of packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Packing {
     /// Compression of chunks.
     pub compression: Compression,
@@ -81,6 +82,24 @@ impl Packing {
             least_saving: least_saving.unwrap_or(best.least_saving),
             ..best
         }
+    }
+
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_len(self, chunk_len: u32) -> Self {
+        Self { chunk_len, ..self }
+    }
+
+    /// Least saving in percent for which a chunk is stored compressed.
+    #[must_use]
+    pub fn least_saving(self, percent: u8) -> Self {
+        Self { least_saving: percent, ..self }
+    }
+
+    /// Number of threads.
+    #[must_use]
+    pub fn threads(self, threads: NonZero<usize>) -> Self {
+        Self { threads: Some(threads), ..self }
     }
 
     /// Checks the values for a memory of `memory_len` bytes.
