@@ -1,9 +1,9 @@
 //! Configuration of a VM: one type for the library, REST, the command line and the configuration file. It
 //! knows no KVM and opens only the files that it names.
 //!
-//! Programs make it by constructors and setters ([`VmConfig::new`], [`devices::DiskConfig::new`]), so that new
-//! fields do not break them. The crates of this repository list all fields (feature `internal`): a new field
-//! does not compile until each of them has it.
+//! Programs make it by constructors and setters ([`VmConfig::new`], [`devices::DiskConfig::new`]), so that
+//! new fields do not break them. The crates of this repository list all fields (feature `internal`): a new
+//! field does not compile until each of them has it.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};

@@ -1,5 +1,5 @@
-//! Constructors and setters of the configuration, for programs. Fields without a setter's call keep the default
-//! that they have in a configuration file.
+//! Constructors and setters of the configuration, for programs. A field that no setter changes has the default
+//! of a configuration file.
 
 use super::devices::{
     BalloonConfig, Bucket, Cache, ConsoleConfig, Devices, DiskConfig, Engine, NetBackend, NetConfig,

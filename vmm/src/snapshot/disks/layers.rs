@@ -300,8 +300,8 @@ fn check_digest(place: &Path, named: Option<&String>, found: u64) -> Result<()> 
     Err(Error::snapshot(place, problem))
 }
 
-/// Fresh layers of a VM that may still fail to start. Dropping them before [`FreshLayers::keep`] removes those
-/// that were made at a path.
+/// Fresh layers of a VM that may still fail to start. Dropping them before [`FreshLayers::keep`] removes
+/// those that were made at a path.
 #[derive(Debug, Default)]
 pub struct FreshLayers {
     /// Open descriptors that the configuration refers to by number.
