@@ -1,5 +1,5 @@
-//! Constructors and setters of the configuration, for programs. A field that no setter changes has the default
-//! of a configuration file.
+//! Constructors and setters of the configuration, for programs. A field that no setter changes has the
+//! default of a configuration file.
 
 use super::devices::{
     BalloonConfig, Bucket, Cache, ConsoleConfig, Devices, DiskConfig, Engine, NetBackend, NetConfig,
