@@ -45,7 +45,7 @@ check_lints() {
         wrong=1
     done
     cargo clippy --quiet --locked --workspace --all-targets -- -D warnings &&
-        cargo clippy --quiet --locked --package volt-vmm --lib --features fuzzing -- -D warnings &&
+        cargo clippy --quiet --locked --package volt-vmm --lib --features fuzzing,internal -- -D warnings &&
         lint_fuzzing && return "$wrong"
 }
 
@@ -55,8 +55,10 @@ lint_fuzzing() {
         --target x86_64-unknown-linux-gnu --target-dir "${CARGO_TARGET_DIR:-target}" -- -D warnings
 }
 
-# The binaries build for musl, but most embedders of the library build for glibc.
-check_embedding() { cargo check --quiet --locked --package volt-vmm --lib --target x86_64-unknown-linux-gnu; }
+# The binaries build for musl, but most embedders of the library build for glibc, and without `internal`.
+check_embedding() {
+    cargo clippy --quiet --locked --package volt-vmm --lib --target x86_64-unknown-linux-gnu -- -D warnings
+}
 
 check_documentation() {
     RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" \

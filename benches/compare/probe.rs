@@ -16,7 +16,7 @@ use volt_benches::scratch::Scratch;
 use volt_benches::shuffle::shuffle;
 use volt_benches::wire::Wire;
 use volt_benches::{OrSay, Result, process, programs};
-use volt_vmm::config::devices::{NetBackend, NetConfig, RateLimit};
+use volt_vmm::config::devices::{NetBackend, NetConfig};
 use volt_vmm::internal::lazy_base::LazyBase;
 use volt_vmm::internal::pack::{Decoder, Pack};
 use volt_vmm::{
@@ -150,7 +150,7 @@ impl Vms {
         let small = scratch.program("small-guest", programs::SMALL_GUEST)?;
         let (parent, _) = boot(&kernel, "")?;
         parent.snapshot(&store, "warm").or_say("take a snapshot")?;
-        let options = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
+        let options = SnapshotOptions::default().diff();
         parent.snapshot_with(&store, "warm-diff", &options).or_say("take a diff")?;
         parent.pause().or_say("pause")?;
         let diff = Snapshot::open(&store, "warm-diff").or_say("open the diff")?;
@@ -160,7 +160,7 @@ impl Vms {
         thread::sleep(BUSY);
         busy.snapshot(&store, "busy").or_say("take a snapshot")?;
         busy.pause().or_say("pause")?;
-        let options = RestoreOptions { rewindable: true, resume: false, ..RestoreOptions::default() };
+        let options = RestoreOptions::default().rewindable().paused();
         let again = Snapshot::open(&store, "busy").or_say("open the snapshot")?;
         let rewound = again.restore_with(options).or_say("restore")?;
         Ok(Self { kernel, small, store, warm, diff, pool, parent, busy, rewound, answering: None })
@@ -183,7 +183,7 @@ impl Vms {
     fn restore(&self, snapshot: &Snapshot, pooled: bool) -> Result<Duration> {
         let pool = self.pooled(pooled)?;
         first_byte(|console| {
-            let options = RestoreOptions { console, pool, ..RestoreOptions::default() };
+            let options = RestoreOptions::default().console(console).pool(pool);
             snapshot.restore_with(options).or_say("restore")
         })
     }
@@ -193,7 +193,7 @@ impl Vms {
         // The guest of a paused parent does not run in its children either.
         self.parent.resume().or_say("resume")?;
         let took = first_byte(|console| {
-            self.parent.fork([RestoreOptions { console, pool, ..RestoreOptions::default() }]).or_say("fork")
+            self.parent.fork([RestoreOptions::default().console(console).pool(pool)]).or_say("fork")
         })?;
         self.parent.pause().or_say("pause")?;
         Ok(took)
@@ -233,7 +233,7 @@ impl Vms {
         self.busy.resume().or_say("resume")?;
         thread::sleep(BUSY);
         let start = Instant::now();
-        let options = SnapshotOptions { kind, ..SnapshotOptions::default() };
+        let options = SnapshotOptions::default().kind(kind);
         let course = self.busy.snapshot_with(&self.store, &name, &options).or_say("take a snapshot")?;
         let whole = start.elapsed();
         self.busy.pause().or_say("pause")?;
@@ -245,15 +245,7 @@ impl Vms {
 fn answering(kernel: &Path) -> Result<(Vm, Wire)> {
     let tap = format!("vp{}", std::process::id());
     let mut config = VmConfig::new("");
-    config.devices.networks.push(NetConfig {
-        id: "eth0".to_owned(),
-        backend: NetBackend::Tap(tap.clone()),
-        mac: None,
-        mtu: None,
-        offload: false,
-        receive_limit: RateLimit::default(),
-        transmit_limit: RateLimit::default(),
-    });
+    config.devices.networks.push(NetConfig::new("eth0", NetBackend::Tap(tap.clone())).offload(false));
     let (vm, _) = boot_with(kernel, "net", config)?;
     Ok((vm, Wire::open(&tap)?))
 }

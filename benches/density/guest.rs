@@ -66,7 +66,7 @@ impl Guest {
     /// It cannot be.
     pub fn fork(&self) -> Result<Self> {
         let (console, said) = console();
-        let child = self.vm.fork([RestoreOptions { console, ..RestoreOptions::default() }]);
+        let child = self.vm.fork([RestoreOptions::default().console(console)]);
         let vm = child.or_say("fork a VM")?.pop().ok_or("no child")?;
         Ok(Self { vm, said })
     }

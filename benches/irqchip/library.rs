@@ -39,7 +39,7 @@ pub fn measure(vcpus: &[u8], runs: usize, pause: Duration) -> Result<Rivals> {
             for (at, snapshot) in snapshots.iter().enumerate() {
                 let (console, first) = first_byte();
                 let start = Instant::now();
-                let vm = snapshot.restore_with(RestoreOptions { console, ..Default::default() });
+                let vm = snapshot.restore_with(RestoreOptions::default().console(console));
                 let vm = vm.or_say("restore a snapshot")?;
                 restored[at].add(first.recv_timeout(LIMIT).or_say("hear from the guest")? - start);
                 let start = Instant::now();

@@ -11,7 +11,6 @@ use volt_benches::shuffle::shuffle;
 use volt_benches::stats::{Times, mib, micros, ratio};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
-use volt_vmm::Packing;
 use volt_vmm::internal::lazy_base::{Floor, LazyBase, Mapped};
 
 /// Times of all contenders.
@@ -70,7 +69,7 @@ impl Measured {
         let mut contenders = vec![Contender { name: "floor", times: Times::default(), ratio: None }];
         let mut packs = Vec::new();
         for (name, packing) in codecs() {
-            let pack = memory.pack(&Packing { chunk_len, ..packing })?;
+            let pack = memory.pack(&packing.chunk_len(chunk_len))?;
             let ratio = memory.touched() as f64 / (pack.data_len() + pack.index_len()) as f64;
             contenders.push(Contender { name, times: Times::default(), ratio: Some(ratio) });
             packs.push(pack);

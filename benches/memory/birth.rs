@@ -55,7 +55,7 @@ pub fn measure(scratch: &Scratch, runs: usize) -> Result<(Table, Table)> {
             thread::sleep(REST);
             let said = Said::default();
             let pool = pooled.then(|| Arc::clone(&pool));
-            let options = RestoreOptions { console: said.console(), pool, ..RestoreOptions::default() };
+            let options = RestoreOptions::default().console(said.console()).pool(pool);
             let start = Instant::now();
             let (children, taken) = timing::record(|| match name.starts_with("fork") {
                 true => parent.fork([options]).or_say("fork"),

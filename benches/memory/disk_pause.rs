@@ -8,7 +8,7 @@ use volt_benches::scratch::Scratch;
 use volt_benches::stats::{Times, percentiles};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result, programs};
-use volt_vmm::config::devices::{Cache, DiskConfig, Engine, RateLimit};
+use volt_vmm::config::devices::{DiskConfig, Engine};
 use volt_vmm::{Store, VmConfig};
 
 use crate::guest::boot_with;
@@ -88,16 +88,6 @@ pub fn measure(scratch: &Scratch, layers_mib: &[u64], runs: usize) -> Result<Tab
 
 fn with_disk(kernel: &Path, base: &Path, layer: &Path, engine: Engine) -> VmConfig {
     let mut config = VmConfig::new(kernel);
-    config.devices.disks.push(DiskConfig {
-        id: "disk".to_owned(),
-        path: base.into(),
-        read_only: false,
-        cache: Cache::default(),
-        engine,
-        beneath: None,
-        layer: Some(layer.into()),
-        layer_size: None,
-        limit: RateLimit::default(),
-    });
+    config.devices.disks.push(DiskConfig::new("disk", base).engine(engine).layer(layer));
     config
 }

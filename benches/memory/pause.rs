@@ -127,8 +127,7 @@ fn take_one(vm: &volt_vmm::Vm, store: &Store, kind: SnapshotKind) -> Result<Capt
     // A diff's base is of no more use here than its name; what was there before goes.
     let path = store.path_of(&name).or_say("name a snapshot")?;
     let _ = std::fs::remove_dir_all(path);
-    vm.snapshot_with(store, &name, &SnapshotOptions { kind, ..SnapshotOptions::default() })
-        .or_say("take a snapshot")
+    vm.snapshot_with(store, &name, &SnapshotOptions::default().kind(kind)).or_say("take a snapshot")
 }
 
 #[allow(unsafe_code)]

@@ -118,10 +118,10 @@ fn snapshots(scratch: &Scratch, store: &Store, memory: Option<&Path>) -> Result<
     let [_, lz4, zstd] = codecs();
     let kinds = [(RAW, None), (lz4.0, Some(lz4.1)), (zstd.0, Some(zstd.1))];
     for (name, packing) in kinds {
-        let options = SnapshotOptions { packing, ..SnapshotOptions::default() };
+        let options = SnapshotOptions::default().packing(packing);
         vm.snapshot_with(store, name, &options).or_say("take a snapshot")?;
         let snapshot = Snapshot::open(store, name).or_say("open a snapshot")?;
-        let options = RestoreOptions { record: Some(RecordUntil::Api), ..RestoreOptions::default() };
+        let options = RestoreOptions::default().record(RecordUntil::Api);
         let (_, recorded) = answered(&snapshot, options)?;
         recorded.end_recording().or_say("record what a guest touches")?;
     }
@@ -129,13 +129,13 @@ fn snapshots(scratch: &Scratch, store: &Store, memory: Option<&Path>) -> Result<
 }
 
 fn answer(snapshot: &Snapshot, ahead: bool) -> Result<(u64, Vm)> {
-    answered(snapshot, RestoreOptions { prefetch: ahead, ..RestoreOptions::default() })
+    answered(snapshot, RestoreOptions::default().prefetch(ahead))
 }
 
 /// A VM that has answered, and what.
 fn answered(snapshot: &Snapshot, options: RestoreOptions) -> Result<(u64, Vm)> {
     let said = Said::default();
-    let options = RestoreOptions { console: said.console(), ..options };
+    let options = options.console(said.console());
     let vm = snapshot.restore_with(options).or_say("restore")?;
     vm.type_in(b"?").or_say("ask the guest")?;
     let number = said.wait(|said, _| said.strip_prefix("answer ")?.strip_suffix('\n')?.parse().ok())?;

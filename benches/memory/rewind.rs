@@ -42,8 +42,7 @@ pub fn measure(scratch: &Scratch, runs: usize) -> Result<Table> {
         drop(booted);
         let warm = Snapshot::open(&store, &name).or_say("open the snapshot")?;
         let restore = || {
-            let options =
-                RestoreOptions { console: Said::default().console(), rewindable: true, ..Default::default() };
+            let options = RestoreOptions::default().console(Said::default().console()).rewindable();
             warm.restore_with(options).or_say("restore")
         };
         let mut vm = restore()?;

@@ -10,7 +10,6 @@ use volt_benches::shuffle::shuffle;
 use volt_benches::stats::{Times, mib, micros};
 use volt_benches::table::Table;
 use volt_benches::{OrSay, Result};
-use volt_vmm::Packing;
 use volt_vmm::internal::pack::{ChunkKind, Decoder, Pack};
 
 /// Rows of sizes and times.
@@ -29,7 +28,7 @@ pub fn measure(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
     ]);
     for (name, packing) in codecs() {
         for chunk_len in options.chunk_lens() {
-            let pack = memory.pack(&Packing { chunk_len, ..packing })?;
+            let pack = memory.pack(&packing.chunk_len(chunk_len))?;
             let times = (0..options.rounds(ROUNDS)).map(|_| decode(&pack)).collect::<Result<Vec<_>>>()?;
             let best = times.into_iter().min_by_key(|decoded| decoded.times.total()).unwrap_or_default();
             let file = pack.data_len() + pack.index_len();

@@ -43,7 +43,7 @@ pub fn packing(memory: &Memory, options: &MemoryOptions) -> Result<Table> {
             let (mut ours, mut bare, mut written) = (Duration::MAX, Duration::MAX, Duration::MAX);
             for _ in 0..options.rounds(ROUNDS) {
                 let start = Instant::now();
-                let pack = memory.pack(&Packing { chunk_len, ..Packing::new(compression) })?;
+                let pack = memory.pack(&Packing::new(compression).chunk_len(chunk_len))?;
                 ours = ours.min(start.elapsed());
                 drop(pack); // which frees the file
                 bare = bare.min(bare_codec(&chunks, compression, None)?);
@@ -116,7 +116,7 @@ pub fn index(rounds: usize) -> Result<Table> {
     for chunk_len in [32 << 10, 64 << 10, 128 << 10] {
         let path = scratch.path(&chunk_len.to_string());
         let file = File::create_new(&path).or_say("create a pack")?;
-        let packing = Packing { chunk_len, ..Packing::new(Compression::Lz4) };
+        let packing = Packing::new(Compression::Lz4).chunk_len(chunk_len);
         pack(&Large::new(), Large::LEN, &packing, (&file, &path), &Progress::default()).or_say("pack")?;
         let opened = || {
             File::open(&path)

@@ -109,7 +109,7 @@ fn volt_run(store: &Store, name: &str, measured: &mut Measured) -> Result<()> {
     let start = Instant::now();
     let (vm, steps) = timing::record(|| {
         let console = Console::to(FirstByte::new(first));
-        snapshot.restore_with(RestoreOptions { console, ..Default::default() })
+        snapshot.restore_with(RestoreOptions::default().console(console))
     });
     let vm = vm.or_say("restore the snapshot")?;
     let total = told.recv_timeout(LIMIT).or_say("hear from the guest")? - start;

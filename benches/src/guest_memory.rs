@@ -84,7 +84,7 @@ impl MemorySource for Memory {
 pub fn codecs() -> [(&'static str, Packing); 3] {
     let lz4 = Packing::new(Compression::Lz4);
     // Nothing saves all of a chunk.
-    let raw = Packing { least_saving: 100, ..lz4 };
+    let raw = lz4.least_saving(100);
     [("raw", raw), ("lz4", lz4), ("zstd", Packing::new(Compression::Zstd { level: 3 }))]
 }
 

@@ -47,7 +47,7 @@ fn run(kernel: &Path, initrd: Option<&Path>, directory: &Path) -> Result<()> {
     let clones: [Result<Vm>; 2] = ["first clone", "second clone"].map(|name| {
         let (console, told) = console(name);
         let asked = Instant::now();
-        let clone = warm.restore_with(RestoreOptions { console, ..Default::default() })?;
+        let clone = warm.restore_with(RestoreOptions::default().console(console))?;
         if let Ok(first) = told.recv_timeout(Duration::from_secs(1)) {
             eprintln!("\n{name}: first output {:?} after the request", first - asked);
         }

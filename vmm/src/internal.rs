@@ -1,12 +1,22 @@
 //! Internal parts for the command line, tests and benchmarks of this repository. They are not part of the
-//! library's API, and change without notice.
+//! library's API, and change without notice. The feature `internal` of the crate opens them.
 
-pub use crate::config::sharing;
 pub use crate::kvm::{clock, host, irqchip, msr, vcpu};
 pub use crate::replay::{Measured, Replay, lazy_base, replay, times};
-pub use crate::snapshot::format::pack;
 pub use crate::sockets::lock_directory_of;
 pub use crate::store::dir::random_hex;
+
+/// Resources of the host that two VMs cannot have at once.
+pub mod sharing {
+    pub use crate::config::sharing::check;
+}
+
+/// Packed memory.
+pub mod pack {
+    pub use crate::snapshot::format::pack::geometry::Geometry;
+    pub use crate::snapshot::format::pack::*;
+    pub use crate::snapshot::format::source::MemorySource;
+}
 
 /// Times of the steps of a restore.
 pub mod timing {

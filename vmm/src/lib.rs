@@ -29,11 +29,14 @@
 //! snapshot contract). `snapshot` takes, restores and transforms. `machine` is an empty VM with its vCPU
 //! threads, then devices and memory.
 
+#![cfg_attr(not(any(feature = "internal", test)), warn(unnameable_types))]
+
 pub mod config;
 mod console;
 mod devices;
 pub mod doctor;
 mod error;
+#[cfg(any(feature = "internal", test))]
 #[doc(hidden)]
 pub mod internal;
 mod kvm;
@@ -43,6 +46,7 @@ mod pager;
 mod partial;
 mod persist;
 mod progress;
+#[cfg(any(feature = "internal", test))]
 mod replay;
 mod run_control;
 pub mod snapshot;
@@ -57,10 +61,12 @@ mod vm;
 
 pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
 pub use console::Console;
+pub use devices::virtio::balloon::{Hinting, Statistics as BalloonStatistics};
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
 pub use error::cure::{self, Cure};
 pub use error::{Error, Invalid, Result, problem, report};
+pub use kvm::host::HostIdentity;
 pub use machine::balloon::BalloonStatus;
 pub use machine::pool::Pool;
 pub use machine::shell::VmShape;
@@ -78,9 +84,16 @@ pub use snapshot::{
 pub use store::Store;
 pub use vm::lent::LentVm;
 pub use vm::memory_usage::{Chunks, MemoryUsage};
+pub use vm::provisional::ProvisionalVm;
 pub use vm::{Vm, VmBuilder};
 /// The source of [`Error::Payload`]: a kernel, initrd or command line that cannot be loaded.
 pub use volt_kernel::Error as PayloadError;
+
+/// The types of the fields of [`PayloadError`].
+pub mod payload {
+    pub use vm_memory::GuestMemoryError;
+    pub use volt_kernel::error::{FileName, Role, Size};
+}
 
 /// Compiles the examples of the documentation.
 #[cfg(doctest)]

@@ -2,7 +2,9 @@
 //! runs.
 
 use std::cell::RefCell;
-use std::time::{Duration, Instant};
+#[cfg(any(feature = "internal", test))]
+use std::time::Duration;
+use std::time::Instant;
 
 thread_local! {
     static RECORD: RefCell<Option<Vec<(&'static str, Instant)>>> = const { RefCell::new(None) };
@@ -19,6 +21,7 @@ pub(crate) fn step_done(name: &'static str) {
 
 /// Runs `work` and returns the duration of each of its steps on this thread, in order. A name may come more
 /// than once.
+#[cfg(any(feature = "internal", test))]
 pub fn record<T>(work: impl FnOnce() -> T) -> (T, Vec<(&'static str, Duration)>) {
     RECORD.set(Some(Vec::with_capacity(32)));
     let mut last = Instant::now();

@@ -105,8 +105,7 @@ impl DeviceArgs {
         }
         devices.vsock = vsock.or(devices.vsock.take());
         devices.balloon = balloon.or(devices.balloon.take());
-        devices.console =
-            console.map(|socket| ConsoleConfig { socket: socket.into() }).or(devices.console.take());
+        devices.console = console.map(ConsoleConfig::new).or(devices.console.take());
         devices.rng |= rng;
         devices.on_cmdline |= devices_on_cmdline;
     }

@@ -38,7 +38,7 @@ pub(super) struct OverrideArgs {
 impl From<OverrideArgs> for Overrides {
     fn from(arguments: OverrideArgs) -> Self {
         let OverrideArgs { disks, networks, vsock, console } = arguments;
-        let console = console.map(|socket| ConsoleConfig { socket: socket.into() });
+        let console = console.map(ConsoleConfig::new);
         Self { disks, networks, vsock, console }
     }
 }
@@ -86,8 +86,8 @@ mod tests {
         assert_eq!((found.disks[0].path.clone(), found.disks[0].layer.clone()), (None, Some("/l".into())));
         assert_eq!(found.networks[0].backend, Some(NetBackend::Tap("tap3".to_owned())));
         assert_eq!((&found.disks[0].limit, &found.networks[0].transmit_limit), (&None, &None));
-        assert_eq!(found.vsock, Some(VsockOverride { cid: Some(9), socket: Some("/v".into()) }));
-        assert_eq!(found.console, Some(ConsoleConfig { socket: "/c".into() }));
+        assert_eq!(found.vsock, Some(VsockOverride::default().cid(9).socket("/v")));
+        assert_eq!(found.console, Some(ConsoleConfig::new("/c")));
         let found = overrides("--net id=eth0,passt,forward=8081:80").unwrap();
         assert_eq!(found.networks[0].backend, Some(NetBackend::Passt { forward: vec![(8081, 80)] }));
         assert_eq!(overrides("--net id=eth0").unwrap().networks[0].backend, None);

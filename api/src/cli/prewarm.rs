@@ -44,11 +44,7 @@ mod tests {
             ("1G,vcpus=4", 1024, 4, usual),
             ("64M,irqchip=split,vcpus=2", 64, 2, IrqchipKind::Split),
         ] {
-            assert_eq!(
-                parse(text).unwrap(),
-                VmShape { memory_bytes: mib << 20, vcpus, irqchip, logs_writes: false },
-                "{text}"
-            );
+            assert_eq!(parse(text).unwrap(), VmShape::new(mib << 20, vcpus).irqchip(irqchip), "{text}");
         }
     }
 

@@ -61,15 +61,13 @@ impl Restore {
         if self.unpack.may_wait() {
             session.watch_signals()?;
         }
-        let options = RestoreOptions {
-            overrides: self.overrides.into(),
-            allowed: self.allowed,
-            unpack: self.unpack.unpack()?,
-            prefetch: !self.working_set.no_prefetch,
-            record: self.working_set.record,
-            resume: !self.paused,
-            ..RestoreOptions::default()
-        };
+        let mut options = RestoreOptions::default()
+            .overrides(self.overrides.into())
+            .allowed(self.allowed)
+            .unpack(self.unpack.unpack()?)
+            .prefetch(!self.working_set.no_prefetch)
+            .record(self.working_set.record);
+        options.resume = !self.paused;
         session.run("restore a snapshot", || start::load_lent(&self.dir, options))
     }
 }

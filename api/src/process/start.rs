@@ -7,7 +7,9 @@ use std::time::Duration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Deserialize;
 use volt_vmm::config::{Devices, Overrides};
-use volt_vmm::{Console, LentVm, PagerOptions, Pool, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig};
+use volt_vmm::{
+    Console, LentVm, PagerOptions, Pool, ProvisionalVm, RestoreOptions, Result, Snapshot, Store, Vm, VmConfig,
+};
 
 use crate::process::fault_signals;
 
@@ -28,13 +30,11 @@ pub(crate) struct SharedPager {
 
 impl From<SharedPager> for PagerOptions {
     fn from(SharedPager { directory, group, patience }: SharedPager) -> Self {
-        let default = Self::new(PROGRAM);
-        Self {
-            directory: directory.unwrap_or(default.directory),
-            group,
-            patience: patience.map_or(default.patience, Duration::from_secs),
-            program: default.program,
-        }
+        let mut options = Self::new(PROGRAM);
+        options.group = group;
+        options.directory = directory.unwrap_or(options.directory);
+        options.patience = patience.map_or(options.patience, Duration::from_secs);
+        options
     }
 }
 
@@ -62,17 +62,17 @@ fn open(dir: &Path, options: &RestoreOptions) -> Result<Snapshot> {
 }
 
 /// Restores a snapshot from the parent of a fork into a prewarmed VM, and leaves the VM paused.
-pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<Vm> {
+pub(crate) fn take_over(snapshot: &Snapshot, overrides: Overrides, pool: Arc<Pool>) -> Result<ProvisionalVm> {
     let pool = Some(pool);
-    let options = RestoreOptions { resume: false, overrides, pool, ..RestoreOptions::default() };
-    snapshot.restore_with(prepared(snapshot, options))
+    let options = RestoreOptions::default().paused().overrides(overrides).pool(pool);
+    snapshot.restore_provisionally(prepared(snapshot, options))
 }
 
 /// Prepares this process for a restore, and directs the guest's console to standard output.
 fn prepared(snapshot: &Snapshot, options: RestoreOptions) -> RestoreOptions {
     fault_signals::install_handlers();
     raise_limits_for(&snapshot.config().devices);
-    RestoreOptions { console: Console::stdout(), ..options }
+    options.console(Console::stdout())
 }
 
 /// Raises the limit of descriptors for a vsock device, each of whose connections takes one.

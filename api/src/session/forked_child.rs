@@ -1,14 +1,13 @@
 //! The child's side of a fork: the session of the child's process.
 #![allow(unsafe_code)]
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, stdin};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use volt_vmm::config::Overrides;
-use volt_vmm::{Error, FileRef, Pool, Snapshot, Vm, VmConfig};
+use volt_vmm::{Error, Pool, Snapshot, Vm};
 
 use crate::failure::Failure;
 use crate::process::exit::Status;
@@ -56,14 +55,11 @@ fn receive_and_run(
         None => return Err(parent_lost(io::ErrorKind::NotConnected.into()).into()),
     };
     session.run("fork a VM", move || {
-        let layers = new_layers(snapshot.config(), &overrides);
-        let vm = start::take_over(&snapshot, overrides, pool)?;
-        let layers = RemovedOnDrop(layers);
+        let child = start::take_over(&snapshot, overrides, pool)?;
         drop(snapshot);
-        run_with_siblings(socket, &vm, paused)?;
-        layers.keep();
+        run_with_siblings(socket, child.vm(), paused)?;
         *socket = None;
-        Ok(vm.into())
+        Ok(child.keep().into())
     })
 }
 
@@ -116,48 +112,4 @@ fn take_socket() -> Result<ForkSocket, Failure> {
 fn close_inherited_descriptors() {
     // SAFETY: this process has opened no descriptor beyond the standard streams yet.
     let _ = unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
-}
-
-/// Lists the layer files that a restore with these overrides creates.
-fn new_layers(config: &VmConfig, overrides: &Overrides) -> Vec<PathBuf> {
-    let writable = |id: &str| config.devices.disks.iter().any(|disk| disk.id == id && !disk.read_only);
-    let layers = overrides.disks.iter().filter(|disk| writable(&disk.id));
-    layers
-        .filter_map(|disk| match &disk.layer {
-            Some(FileRef::Path(path)) => Some(path.clone()),
-            _ => None,
-        })
-        .collect()
-}
-
-/// Files that drop removes unless they are kept.
-struct RemovedOnDrop(Vec<PathBuf>);
-
-impl RemovedOnDrop {
-    fn keep(mut self) {
-        self.0.clear();
-    }
-}
-
-impl Drop for RemovedOnDrop {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|path| drop(fs::remove_file(path)));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn layers_of_writable_disks_alone_are_new() {
-        let devices = r#"{"disks":[
-            {"id":"a","path":"/a","layer":"/l"},
-            {"id":"b","path":"/b","layer":"/m","read_only":true}]}"#;
-        let overrides =
-            r#"{"disks":[{"id":"a","layer":"/x"},{"id":"b","layer":"/y"},{"id":"a","path":"/z"}]}"#;
-        let config = VmConfig { devices: serde_json::from_str(devices).unwrap(), ..VmConfig::new("/k") };
-        let layers = new_layers(&config, &serde_json::from_str(overrides).unwrap());
-        assert_eq!(layers, [PathBuf::from("/x")]);
-    }
 }

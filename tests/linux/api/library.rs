@@ -16,9 +16,9 @@ fn one_process_boots_snapshots_and_runs_two_clones() {
     vm.snapshot(&store, "warm").unwrap();
     let warm = Snapshot::open(&store, "warm").unwrap();
     let recorders = [Recorder::default(), Recorder::default()];
-    let clones = recorders.each_ref().map(|recorder| {
-        warm.restore_with(RestoreOptions { console: recorder.console(), ..Default::default() }).unwrap()
-    });
+    let clones = recorders
+        .each_ref()
+        .map(|recorder| warm.restore_with(RestoreOptions::default().console(recorder.console())).unwrap());
     for (clone, recorder) in clones.iter().zip(&recorders) {
         clone.type_in(b"poweroff\n").unwrap();
         recorder.wait_for("ok poweroff");

@@ -36,7 +36,7 @@ impl Linux {
 
     fn of(snapshot: &Snapshot) -> Self {
         let said = Recorder::default();
-        let options = RestoreOptions { console: said.console(), rewindable: true, ..Default::default() };
+        let options = RestoreOptions::default().console(said.console()).rewindable();
         Self { vm: snapshot.restore_with(options).unwrap(), said }
     }
 
@@ -80,7 +80,7 @@ fn busy_guest_survives_many_diffs_in_a_row() {
     let store = store(&scratch);
     let linux = Linux::counting();
     let take = |kind, name: &str| {
-        let options = SnapshotOptions { kind, ..Default::default() };
+        let options = SnapshotOptions::default().kind(kind);
         linux.vm.snapshot_with(&store, name, &options).unwrap();
     };
     take(SnapshotKind::Full, "base");

@@ -78,7 +78,7 @@ impl Samples {
     /// Skips this test if this host lacks something of the CPU that the samples were taken on.
     fn are_skipped(&self) -> bool {
         let store = Store::open(self.scratch.path(&format!("v{}", self.version)).to_str().unwrap()).unwrap();
-        let options = RestoreOptions { resume: false, ..RestoreOptions::default() };
+        let options = RestoreOptions::default().paused();
         match volt_vmm::Snapshot::open(&store, "raw").and_then(|sample| sample.restore_with(options)) {
             Err(volt_vmm::Error::HostCpu { missing, .. }) => {
                 skip(&format!("this host's CPU lacks {missing}"));

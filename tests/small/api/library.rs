@@ -13,7 +13,7 @@ use volt_vmm::snapshot::merge;
 use volt_vmm::snapshot::verify;
 use volt_vmm::{
     Compression, Ending, Error, IrqchipKind, Packing, Pool, Progress, RestoreOptions, RunState, Snapshot,
-    SnapshotKind, SnapshotOptions, Store, Vm, VmShape,
+    SnapshotOptions, Store, Vm, VmShape,
 };
 
 fn counting(recorder: &Recorder) -> Vm {
@@ -53,7 +53,7 @@ fn clones_and_their_original_run_at_once() {
     let warm = Snapshot::open(&store(&scratch), "warm").unwrap();
     let recorders = [Recorder::default(), Recorder::default()];
     let clones = recorders.each_ref().map(|recorder| {
-        let options = RestoreOptions { console: recorder.console(), ..Default::default() };
+        let options = RestoreOptions::default().console(recorder.console());
         warm.restore_with(options).unwrap()
     });
     for recorder in &recorders {
@@ -82,9 +82,7 @@ fn running_vm_and_its_children_can_be_forked() {
     recorder.wait_for("count 10\n");
     let fork = |vm: &Vm, count: usize| {
         let recorders: Vec<_> = (0..count).map(|_| Recorder::default()).collect();
-        let options = recorders
-            .iter()
-            .map(|recorder| RestoreOptions { console: recorder.console(), ..Default::default() });
+        let options = recorders.iter().map(|recorder| RestoreOptions::default().console(recorder.console()));
         let children = vm.fork(options).unwrap();
         (recorders, children)
     };
@@ -100,7 +98,7 @@ fn running_vm_and_its_children_can_be_forked() {
     let scratch = Scratch::new();
     grandchildren[0].snapshot(&store(&scratch), "late").unwrap();
     let recorder = Recorder::default();
-    let options = RestoreOptions { console: recorder.console(), ..Default::default() };
+    let options = RestoreOptions::default().console(recorder.console());
     let _late = Snapshot::open(&store(&scratch), "late").unwrap().restore_with(options).unwrap();
     goes_on(&recorder, 40);
 }
@@ -116,7 +114,7 @@ fn child_passes_inherited_memory_on() {
     goes_on(&recorder, 40);
     let restore = |from: &Snapshot| {
         let recorder = Recorder::default();
-        let options = RestoreOptions { console: recorder.console(), ..Default::default() };
+        let options = RestoreOptions::default().console(recorder.console());
         let vm = from.restore_with(options).unwrap();
         (recorder, vm)
     };
@@ -128,7 +126,7 @@ fn child_passes_inherited_memory_on() {
     goes_on(&recorder, 40);
     let scratch = Scratch::new();
     child.snapshot(&store(&scratch), "full").unwrap();
-    let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions::default().diff();
     child.snapshot_with(&store(&scratch), "diff", &diff).unwrap();
     drop(child);
     for name in ["full", "diff"] {
@@ -149,9 +147,9 @@ fn snapshot_of_any_kind_runs_after_its_handover() {
         Snapshot::open(&store(&scratch), name).unwrap()
     };
     let full = take("full", SnapshotOptions::default());
-    let diff = take("diff", SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() });
+    let diff = take("diff", SnapshotOptions::default().diff());
     let packing = Some(Packing::with(Compression::Lz4, None, None));
-    let packed = take("packed", SnapshotOptions { packing, ..SnapshotOptions::default() });
+    let packed = take("packed", SnapshotOptions::default().packing(packing));
     for here in [full, diff, packed, vm.snapshot_in_memory().unwrap()] {
         let (near, far) = UnixStream::pair().unwrap();
         let handover = here.handover().unwrap();
@@ -161,7 +159,7 @@ fn snapshot_of_any_kind_runs_after_its_handover() {
             Snapshot::receive(&far).unwrap()
         });
         let recorder = Recorder::default();
-        let options = RestoreOptions { console: recorder.console(), ..Default::default() };
+        let options = RestoreOptions::default().console(recorder.console());
         let _vm = there.restore_with(options).unwrap();
         goes_on(&recorder, 40);
     }
@@ -180,11 +178,7 @@ fn pool_serves_snapshots_of_its_shape_only() {
     assert_eq!(pool.ready(), 3);
     let restore = |from: &Snapshot, pool: &Arc<Pool>| {
         let recorder = Recorder::default();
-        let options = RestoreOptions {
-            console: recorder.console(),
-            pool: Some(Arc::clone(pool)),
-            ..Default::default()
-        };
+        let options = RestoreOptions::default().console(recorder.console()).pool(Arc::clone(pool));
         let (vm, steps) = timing::record(|| from.restore_with(options));
         (recorder, vm.unwrap(), steps.iter().any(|(step, _)| *step == "shell from the pool"))
     };
@@ -204,7 +198,7 @@ fn pool_serves_snapshots_of_its_shape_only() {
     };
     let (of_warm, of_later, of_warm_again) = (first(&warm), first(&later), first(&warm));
     assert!(of_warm.abs_diff(of_warm_again) <= 1 && of_later > of_warm + 20, "{of_warm}, {of_later}");
-    for other in [VmShape { memory_bytes: 128 << 20, ..pool.shape() }, VmShape { vcpus: 2, ..pool.shape() }] {
+    for other in [VmShape::new(128 << 20, 1), VmShape::new(64 << 20, 2)] {
         let pool = Arc::new(Pool::new(other, 1).unwrap());
         let (recorder, _vm, from_pool) = restore(&warm, &pool);
         assert!(!from_pool && pool.ready() == 1, "a VM of another shape was taken from the pool");
@@ -236,7 +230,7 @@ fn timers_go_on_in_vms_prepared_by_a_pool() {
             pool.wait_ready().unwrap();
             let recorder = Recorder::default();
             let pool = Some(Arc::clone(&pool));
-            let options = RestoreOptions { console: recorder.console(), pool, ..Default::default() };
+            let options = RestoreOptions::default().console(recorder.console()).pool(pool);
             let _vm = warm.restore_with(options).unwrap();
             wait_until(&format!("{cmdline}: a timer goes on"), || {
                 !numbers(&recorder.text(), said).is_empty()

@@ -6,9 +6,12 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::json;
 use volt_tests::{
-    Boot, Child, Guest, HeldSyncs, Input, KvmShim, Recorder, Scratch, Terminal, needs, numbers,
+    Boot, Child, Guest, HeldSyncs, Input, KvmShim, Recorder, Scratch, Terminal, needs, numbers, wait_until,
 };
-use volt_vmm::{Vm, VmConfig};
+use volt_vmm::config::Overrides;
+use volt_vmm::config::devices::DiskConfig;
+use volt_vmm::config::overrides::DiskOverride;
+use volt_vmm::{RestoreOptions, Vm, VmConfig};
 
 /// Sectors that the guest writes.
 const SECTORS: u64 = 24;
@@ -218,4 +221,35 @@ fn layer_of_a_dropped_vm_has_all_writes_synced() {
     recorder.wait_for("done\n");
     drop(vm);
     assert_eq!(synced_clusters(&layer), SECTORS);
+}
+
+#[test]
+fn failed_fork_of_the_library_leaves_no_layer() {
+    needs!(kvm);
+    let scratch = Scratch::new();
+    let (base, layer) = (scratch.fresh("base"), scratch.fresh("layer"));
+    std::fs::write(&base, vec![7; 4 << 20]).unwrap();
+    let recorder = Recorder::default();
+    let builder = Vm::builder().kernel(volt_tests::small_guest()).cmdline(format!("disk {APART}"));
+    let builder = builder.memory_mib(64).disk(DiskConfig::new("root", &base).layer(&layer));
+    let parent = builder.console(recorder.console()).start().unwrap();
+    wait_until("the guest writes", || !numbers(&recorder.text(), "sector").is_empty());
+    let child = |name: &str| {
+        let layer = DiskOverride::new("root").layer(scratch.path(name));
+        RestoreOptions::default().overrides(Overrides::default().disk(layer))
+    };
+    let before = scratch.list();
+    let error = parent.fork([child("one"), child("no/such")]).unwrap_err();
+    assert!(error.to_string().contains("no/such"), "{error}");
+    assert_eq!(scratch.list(), before, "a layer of the first child is left");
+    let children = parent.fork([child("one"), child("two")]).unwrap();
+    drop(children);
+    assert!(["one", "two"].iter().all(|name| scratch.path(name).exists()), "layers of children are kept");
+    // A restore within an act that fails leaves none either.
+    let here = parent.snapshot_in_memory().unwrap();
+    drop(here.restore_provisionally(child("three").paused()).unwrap());
+    assert!(!scratch.path("three").exists());
+    let kept = here.restore_provisionally(child("three")).unwrap().keep();
+    drop(kept);
+    assert!(scratch.path("three").exists());
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::fs::SeekFrom;
 use volt_tests::program::binary;
 use volt_tests::{MemoryLimit, Outcome, Recorder, Scratch, needs, small_guest};
-use volt_vmm::{Compression, Packing, RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Unpack, Vm};
+use volt_vmm::{Compression, Packing, RestoreOptions, Snapshot, SnapshotOptions, Unpack, Vm};
 
 use crate::memory::lazy::{store, wait_for};
 use crate::snapshot::packed::flip_file;
@@ -36,7 +36,7 @@ fn base(scratch: &Scratch) -> Snapshot {
     let vm = builder.start().unwrap();
     wait_for(&recorder, 1);
     let packing = Some(Packing::new(Compression::Lz4));
-    let options = SnapshotOptions { packing, ..SnapshotOptions::default() };
+    let options = SnapshotOptions::default().packing(packing);
     vm.snapshot_with(&store(scratch), "base", &options).unwrap();
     Snapshot::open(&store(scratch), "base").unwrap()
 }
@@ -44,8 +44,7 @@ fn base(scratch: &Scratch) -> Snapshot {
 /// Restores a guest, lets it write `mib` MiB, and pauses it.
 fn written(snapshot: &Snapshot, mib: u64) -> Vm {
     let recorder = Recorder::default();
-    let options =
-        RestoreOptions { console: recorder.console(), unpack: Unpack::OnTouch, ..RestoreOptions::default() };
+    let options = RestoreOptions::default().console(recorder.console()).unpack(Unpack::OnTouch);
     let vm = snapshot.restore_with(options).unwrap();
     wait_for(&recorder, mib * 4 + 4);
     vm.pause().unwrap();
@@ -61,7 +60,7 @@ fn merge_uses_no_memory_for_its_packed_base() {
     needs!(kvm, memory_limit, scratch_on_disk);
     let scratch = Scratch::new();
     let vm = written(&base(&scratch), 1);
-    let options = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let options = SnapshotOptions::default().diff();
     vm.snapshot_with(&store(&scratch), "diff", &options).unwrap();
     drop(vm);
     let (diff, limit) = (scratch.path("diff"), MemoryLimit::of(LIMIT));
@@ -83,7 +82,7 @@ fn large_diff_of_a_lazy_guest_fetches_nothing() {
     let snapshot = base(&scratch);
     let vm = written(&snapshot, WRITTEN);
     let before = snapshot.chunks_fetched();
-    let options = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let options = SnapshotOptions::default().diff();
     vm.snapshot_with(&store(&scratch), "diff", &options).unwrap();
     let after = snapshot.chunks_fetched();
     assert!(scratch.path("diff/memory.diff").exists(), "the snapshot is no diff");

@@ -57,7 +57,7 @@ impl Warm {
         let vm = builder.console(recorder.console()).start().unwrap();
         wait_for(&recorder, MIB * 4 + 4);
         let packing = Some(Packing::new(Compression::Lz4));
-        let options = SnapshotOptions { packing, ..SnapshotOptions::default() };
+        let options = SnapshotOptions::default().packing(packing);
         vm.snapshot_with(&store(&scratch), "warm", &options).unwrap();
         let snapshot = volt_vmm::Snapshot::open(&store(&scratch), "warm").unwrap();
         Self { scratch, snapshot }
@@ -65,7 +65,7 @@ impl Warm {
 
     pub(crate) fn restore(&self, options: RestoreOptions) -> (Recorder, Vm) {
         let recorder = Recorder::default();
-        let vm = self.snapshot.restore_with(RestoreOptions { console: recorder.console(), ..options });
+        let vm = self.snapshot.restore_with(options.console(recorder.console()));
         (recorder, vm.unwrap())
     }
 
@@ -96,8 +96,7 @@ pub(crate) fn goes_on(recorder: &Recorder) {
     wait_for(recorder, last(recorder) + 2 * MIB * 4);
 }
 
-const PAUSED: fn(Unpack) -> RestoreOptions =
-    |unpack| RestoreOptions { resume: false, unpack, ..RestoreOptions::default() };
+const PAUSED: fn(Unpack) -> RestoreOptions = |unpack| RestoreOptions::default().paused().unpack(unpack);
 
 #[test]
 fn clones_share_each_fetched_chunk() {
@@ -131,7 +130,9 @@ fn lazy_vm_is_rewound_before_all_memory_is_fetched() {
     needs!(kvm, page_faults);
     let warm = Warm::new();
     for rewindable in [true, false] {
-        let (recorder, vm) = warm.restore(RestoreOptions { rewindable, ..RestoreOptions::default() });
+        let mut options = RestoreOptions::default();
+        options.rewindable = rewindable;
+        let (recorder, vm) = warm.restore(options);
         for _ in 0..5 {
             wait_until("the guest counts", || last(&recorder) > 0);
             wait_for(&recorder, last(&recorder) + MIB);
@@ -161,7 +162,7 @@ fn pooled_vms_are_filled_on_touch() {
     let clones = [(); 2].map(|()| {
         let recorder = Recorder::default();
         let pool = Some(Arc::clone(&pool));
-        let options = RestoreOptions { console: recorder.console(), pool, ..RestoreOptions::default() };
+        let options = RestoreOptions::default().console(recorder.console()).pool(pool);
         let (vm, steps) = timing::record(|| warm.snapshot.restore_with(options));
         assert!(steps.iter().any(|(step, _)| *step == "shell from the pool"));
         (recorder, vm.unwrap())
@@ -181,7 +182,7 @@ fn lazy_vm_gives_the_same_snapshot_diff_and_fork_as_an_eager_one() {
     needs!(kvm, page_faults);
     let warm = Warm::new();
     let to = store(&warm.scratch);
-    let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions::default().diff();
     for (unpack, name) in [(Unpack::OnTouch, "lazy"), (Unpack::AtOnce, "eager")] {
         let (_, vm) = warm.restore(PAUSED(unpack.clone()));
         vm.snapshot_with(&to, &format!("{name}-diff"), &diff).unwrap();
@@ -214,13 +215,13 @@ fn diff_fetches_no_untouched_chunk() {
     vm.pause().unwrap();
     let before = warm.snapshot.chunks_fetched();
     let to = store(&warm.scratch);
-    let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions::default().diff();
     vm.snapshot_with(&to, "diff", &diff).unwrap();
     let after = warm.snapshot.chunks_fetched();
     assert!(after == before && after < warm.stored(), "{before}, then {after} of {}", warm.stored());
     drop(vm);
     let recorder = Recorder::default();
-    let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+    let options = RestoreOptions::default().console(recorder.console());
     let _vm = volt_vmm::Snapshot::open(&to, "diff").unwrap().restore_with(options).unwrap();
     goes_on(&recorder);
 }
@@ -233,12 +234,11 @@ fn lazy_vm_that_has_run_is_snapshotted_forked_and_diffed() {
     let (said, vm) = warm.restore(RestoreOptions::default());
     // By then the guest has touched a part of its memory.
     wait_until("the guest counts", || last(&said) > 0);
-    let full =
-        SnapshotOptions { packing: Some(Packing::new(Compression::Lz4)), ..SnapshotOptions::default() };
-    let diff = SnapshotOptions { kind: volt_vmm::SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let full = SnapshotOptions::default().packing(Packing::new(Compression::Lz4));
+    let diff = SnapshotOptions::default().diff();
     vm.snapshot_with(&to, "diff", &diff).unwrap();
     let recorder = Recorder::default();
-    let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+    let options = RestoreOptions::default().console(recorder.console());
     let children = vm.fork([options]).unwrap();
     vm.snapshot_with(&to, "full", &full).unwrap();
     drop(vm);
@@ -248,7 +248,7 @@ fn lazy_vm_that_has_run_is_snapshotted_forked_and_diffed() {
     for name in ["full", "diff", "grandchild"] {
         for unpack in [Unpack::OnTouch, Unpack::AtOnce] {
             let recorder = Recorder::default();
-            let options = RestoreOptions { console: recorder.console(), unpack, ..RestoreOptions::default() };
+            let options = RestoreOptions::default().console(recorder.console()).unpack(unpack);
             let _vm = volt_vmm::Snapshot::open(&to, name).unwrap().restore_with(options).unwrap();
             goes_on(&recorder);
         }
@@ -381,7 +381,7 @@ fn disk_access_to_damaged_chunk_ends_only_its_vm() {
         file.read_exact_at(&mut byte, at).unwrap();
         file.write_all_at(&[byte[0] ^ 0x40], at).unwrap();
         let recorder = Recorder::default();
-        let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+        let options = RestoreOptions::default().console(recorder.console());
         let vm = volt_vmm::Snapshot::open(&to, &name).unwrap().restore_with(options).unwrap();
         let is_through = || numbers(&recorder.text(), "sector").len() > 40;
         wait_until("the VM ends or goes on", || vm.state() == RunState::Ended || is_through());

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 
 use volt_tests::child::Child;
 use volt_tests::{Recorder, limited, needs, numbers, wait_until};
-use volt_vmm::{RestoreOptions, Snapshot, SnapshotKind, SnapshotOptions, Unpack, Vm};
+use volt_vmm::{RestoreOptions, Snapshot, SnapshotOptions, Unpack, Vm};
 
 use crate::memory::lazy::{MIB, Warm, goes_on, packed, store, wait_for};
 use crate::memory::pager::{Shared, base_of};
@@ -16,7 +16,7 @@ use crate::snapshot::restoring::goes_on_from;
 /// Returns options for a child that stays paused, and the recorder of its output.
 fn paused() -> (Recorder, RestoreOptions) {
     let recorder = Recorder::default();
-    let options = RestoreOptions { console: recorder.console(), resume: false, ..RestoreOptions::default() };
+    let options = RestoreOptions::default().console(recorder.console()).paused();
     (recorder, options)
 }
 
@@ -52,12 +52,12 @@ fn fork_fetches_nothing_and_its_children_share_fetched_chunks() {
     let (said, options) = paused();
     let grandchild = children[1].fork([options]).unwrap().remove(0);
     drop(children);
-    let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions::default().diff();
     grandchild.snapshot_with(&store(&warm.scratch), "diff", &diff).unwrap();
     grandchild.resume().unwrap();
     goes_on(&said);
     let again = Recorder::default();
-    let options = RestoreOptions { console: again.console(), ..RestoreOptions::default() };
+    let options = RestoreOptions::default().console(again.console());
     let _again = Snapshot::open(&store(&warm.scratch), "diff").unwrap().restore_with(options).unwrap();
     goes_on(&again);
 }
@@ -71,7 +71,7 @@ fn child_of_a_lazy_guest_is_restored_and_rewound_with_each_unpack_option() {
     drop(parent);
     for unpack in [Unpack::OnTouch, Unpack::AtOnce] {
         let (said, options) = paused();
-        let child = here.restore_with(RestoreOptions { unpack, ..options }).unwrap();
+        let child = here.restore_with(options.unpack(unpack)).unwrap();
         child.resume().unwrap();
         goes_on(&said);
         let before = numbers(&said.text(), "count").len();

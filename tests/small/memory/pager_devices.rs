@@ -32,11 +32,11 @@ fn other_after_damage(scratch: &Scratch, snapshot: &Snapshot, chunk: u64) -> (Re
     let (to, name) = Store::split(snapshot.directory()).unwrap();
     let opened = volt_vmm::Snapshot::open(&to, &name).unwrap();
     let directory = scratch.path("pagers");
-    let options = PagerOptions { directory: directory.clone(), ..PagerOptions::new(binary()) };
+    let options = PagerOptions::new(binary()).directory(directory.clone());
     let restore = || -> (Recorder, Vm) {
         let (recorder, unpack) = (Recorder::default(), Unpack::ByPager(options.clone()));
         let console = recorder.console();
-        let options = RestoreOptions { console, unpack, resume: false, ..RestoreOptions::default() };
+        let options = RestoreOptions::default().console(console).unpack(unpack).paused();
         (recorder, opened.restore_with(options).unwrap())
     };
     let [(_, damaged), (said, other)] = [restore(), restore()];

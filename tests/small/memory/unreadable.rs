@@ -32,7 +32,7 @@ fn warm(scratch: &Scratch) -> Snapshot {
 /// Restores a VM that runs from the snapshot.
 fn clone(snapshot: &Snapshot) -> Vm {
     let recorder = Recorder::default();
-    let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+    let options = RestoreOptions::default().console(recorder.console());
     let vm = snapshot.restore_with(options).unwrap();
     wait_until_it_counts(&recorder, 1);
     vm

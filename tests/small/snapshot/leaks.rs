@@ -44,7 +44,7 @@ fn sleeping(recorder: &Recorder) -> Vm {
 /// Forks one child.
 fn one(parent: &Vm) -> (Vm, Recorder) {
     let recorder = Recorder::default();
-    let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+    let options = RestoreOptions::default().console(recorder.console());
     let child = parent.fork([options]).unwrap().pop().unwrap();
     (child, recorder)
 }

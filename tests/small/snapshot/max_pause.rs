@@ -34,7 +34,7 @@ impl Counting {
     }
 
     fn take(&self, name: &str, kind: SnapshotKind, longest: Duration) -> Result<CaptureStats> {
-        let options = SnapshotOptions { kind, max_pause: Some(longest), ..SnapshotOptions::default() };
+        let options = SnapshotOptions::default().kind(kind).max_pause(longest);
         self.vm.snapshot_with(&self.store(), name, &options)
     }
 }
@@ -79,7 +79,7 @@ fn snapshot_after_a_failed_one_is_complete() {
     counting.take("second", SnapshotKind::Full, PLENTY).unwrap();
     for name in ["full", "diff", "second"] {
         let recorder = Recorder::default();
-        let options = RestoreOptions { console: recorder.console(), ..RestoreOptions::default() };
+        let options = RestoreOptions::default().console(recorder.console());
         let _vm = Snapshot::open(&counting.store(), name).unwrap().restore_with(options).unwrap();
         goes_on(&recorder);
     }
@@ -160,7 +160,7 @@ fn pause_includes_the_time_to_stop_disks() {
         wait_until("the guest writes on", || number() > first + 40);
     };
     let take = |name, longest| {
-        let options = SnapshotOptions { max_pause: Some(longest), ..SnapshotOptions::default() };
+        let options = SnapshotOptions::default().max_pause(longest);
         vm.snapshot_with(&store, name, &options)
     };
     for _ in 0..3 {

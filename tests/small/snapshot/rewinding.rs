@@ -27,7 +27,7 @@ impl Snapshots {
 
     /// Snapshots `vm` as `name`.
     fn snapshot(&self, vm: &Vm, name: &str, kind: SnapshotKind) -> Snapshot {
-        vm.snapshot_with(&self.store, name, &SnapshotOptions { kind, ..Default::default() }).unwrap();
+        vm.snapshot_with(&self.store, name, &SnapshotOptions::default().kind(kind)).unwrap();
         Snapshot::open(&self.store, name).unwrap()
     }
 
@@ -91,7 +91,8 @@ fn goes_back(said: &Recorder, what: &str, from: usize) -> u64 {
 
 fn restore(from: &Snapshot, rewindable: bool) -> (Recorder, Vm) {
     let said = Recorder::default();
-    let options = RestoreOptions { console: said.console(), rewindable, ..Default::default() };
+    let mut options = RestoreOptions::default().console(said.console());
+    options.rewindable = rewindable;
     (said, from.restore_with(options).unwrap())
 }
 

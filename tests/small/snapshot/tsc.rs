@@ -34,12 +34,7 @@ impl Teller {
 
     fn restore(snapshot: &Snapshot, pool: Option<&Arc<Pool>>) -> Self {
         let said = Recorder::default();
-        let options = RestoreOptions {
-            console: said.console(),
-            pool: pool.cloned(),
-            rewindable: true,
-            ..Default::default()
-        };
+        let options = RestoreOptions::default().console(said.console()).pool(pool.cloned()).rewindable();
         Self { vm: snapshot.restore_with(options).unwrap(), said }
     }
 
@@ -78,7 +73,7 @@ fn goes_on(vcpus: u8) {
     let restored = Teller::restore(&snapshot, None);
     restored.goes_on_from(young, began);
 
-    let shape = VmShape { logs_writes: true, ..VmShape::of(snapshot.config()) };
+    let shape = VmShape::of(snapshot.config()).logs_writes();
     let pool = Arc::new(Pool::new(shape, 1).unwrap());
     // The first VM of the pool is empty, and the others are prepared with the vCPUs' state.
     for _ in 0..3 {

@@ -83,8 +83,7 @@ fn rewinds_undo_writes_of_two_writers() {
     let scratch = Scratch::new();
     let store = Store::open(&format!("file://{}", scratch.directory().display())).unwrap();
     let snapshot = |vm: &Vm, name: &str| {
-        vm.snapshot_with(&store, name, &SnapshotOptions { kind: SnapshotKind::Full, ..Default::default() })
-            .unwrap();
+        vm.snapshot_with(&store, name, &SnapshotOptions::default().kind(SnapshotKind::Full)).unwrap();
     };
     let goes_through = |said: &Recorder| {
         for vcpu in ["first", "second"] {
@@ -106,7 +105,7 @@ fn rewinds_undo_writes_of_two_writers() {
     drop(vm);
     let warm = volt_vmm::Snapshot::open(&store, "warm").unwrap();
     let said = Recorder::default();
-    let options = RestoreOptions { console: said.console(), rewindable: true, ..Default::default() };
+    let options = RestoreOptions::default().console(said.console()).rewindable();
     let vm = warm.restore_with(options).unwrap();
     for _ in 0..10 {
         goes_through(&said);

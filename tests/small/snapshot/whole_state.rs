@@ -48,8 +48,7 @@ fn pooled_vcpu_that_did_not_run_is_saved_unchanged() {
     // The first VM is empty, and the others are prepared with the previous state.
     for round in 0..3 {
         pool.wait_ready().unwrap();
-        let options =
-            RestoreOptions { pool: Some(Arc::clone(&pool)), resume: false, ..RestoreOptions::default() };
+        let options = RestoreOptions::default().pool(Arc::clone(&pool)).paused();
         let vm = opened.restore_with(options).unwrap();
         let again = format!("{name}-{round}");
         vm.snapshot(&store, &again).unwrap();

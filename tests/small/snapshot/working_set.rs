@@ -13,8 +13,7 @@ use volt_tests::{
 };
 use volt_vmm::internal::timing;
 use volt_vmm::{
-    Compression, MemoryUsage, Packing, Pool, RecordUntil, RestoreOptions, SnapshotKind, SnapshotOptions,
-    Store, Vm, VmShape,
+    Compression, MemoryUsage, Packing, Pool, RecordUntil, RestoreOptions, SnapshotOptions, Store, Vm, VmShape,
 };
 
 use crate::snapshot::recording::{MIB, answer, goes_on, of_every_kind, record_all};
@@ -204,7 +203,7 @@ impl WarmStore {
 
     fn packed() -> Self {
         let packing = Some(Packing::new(Compression::Lz4));
-        Self::new(&SnapshotOptions { packing, ..SnapshotOptions::default() })
+        Self::new(&SnapshotOptions::default().packing(packing))
     }
 
     fn store(&self) -> Store {
@@ -229,14 +228,12 @@ fn runs_on(recorder: &Recorder) {
 }
 
 fn options(recorder: &Recorder) -> RestoreOptions {
-    RestoreOptions { console: recorder.console(), ..RestoreOptions::default() }
+    RestoreOptions::default().console(recorder.console())
 }
 
 fn recorded(snapshot: &volt_vmm::Snapshot) -> u64 {
     let recorder = Recorder::default();
-    let vm = snapshot
-        .restore_with(RestoreOptions { record: Some(RecordUntil::Api), ..options(&recorder) })
-        .unwrap();
+    let vm = snapshot.restore_with(options(&recorder).record(RecordUntil::Api)).unwrap();
     runs_on(&recorder);
     vm.end_recording().unwrap().pages
 }
@@ -255,7 +252,7 @@ fn chunks_are_read_ahead_once_for_all_vms_of_a_snapshot() {
     assert!(recorded(&snapshot) > MIB * 256);
     assert_eq!(snapshot.chunks_fetched(), 0, "the recorded VM shares chunks with others");
     let (one, other) = (Recorder::default(), Recorder::default());
-    let vm = snapshot.restore_with(RestoreOptions { resume: false, ..options(&one) }).unwrap();
+    let vm = snapshot.restore_with(options(&one).paused()).unwrap();
     let held = all_ahead(&vm).chunks.unwrap();
     assert!(held.ahead > MIB * 16 && held.in_vain > MIB * 16 && held.on_touch <= 2, "{held:?}");
     let second = snapshot.restore_with(options(&other)).unwrap();
@@ -295,7 +292,7 @@ fn damage_found_by_prefetch_ends_the_vm_that_touches_it() {
     let bytes = fs::read(&path).unwrap();
     let end = bytes.len() - 8 * 4096; // keeps the index sound
     overwrite(&path, [vec![0xa5; end], bytes[end..].to_vec()].concat());
-    let vm = warm.open().restore_with(RestoreOptions { resume: false, ..RestoreOptions::default() }).unwrap();
+    let vm = warm.open().restore_with(RestoreOptions::default().paused()).unwrap();
     wait_until("the prefetch gives up", || {
         vm.memory_usage().unwrap().prefetch.is_some_and(|prefetch| prefetch.is_over)
     });
@@ -313,7 +310,7 @@ fn pooled_vms_are_recorded_and_prefetched() {
     let restore = |record| {
         pool.wait_ready().unwrap();
         let recorder = Recorder::default();
-        let options = RestoreOptions { pool: Some(Arc::clone(&pool)), record, ..options(&recorder) };
+        let options = options(&recorder).pool(Arc::clone(&pool)).record(record);
         let (vm, steps) = timing::record(|| snapshot.restore_with(options));
         assert!(steps.iter().any(|(step, _)| *step == "shell from the pool"));
         let vm = vm.unwrap();
@@ -332,13 +329,13 @@ fn recorded_vm_is_snapshotted_forked_and_rewound_like_others() {
     needs!(kvm, page_faults);
     let warm = WarmStore::packed();
     let to = warm.store();
-    let diff = SnapshotOptions { kind: SnapshotKind::Diff, ..SnapshotOptions::default() };
+    let diff = SnapshotOptions::default().diff();
     let said = Recorder::default();
     let vm = warm.open().restore_with(options(&said)).unwrap();
     wait_until("the guest counts", || !numbers(&said.text(), "count").is_empty());
     vm.snapshot_with(&to, "diff", &diff).unwrap();
     drop(vm);
-    let paused = |record| RestoreOptions { resume: false, record, ..RestoreOptions::default() };
+    let paused = |record| RestoreOptions::default().paused().record(record);
     for name in ["warm", "diff"] {
         let open = || volt_vmm::Snapshot::open(&to, name).unwrap();
         let path = |what: &str| warm.0.path(&format!("{name}-{what}")).display().to_string();
@@ -363,9 +360,7 @@ fn recorded_vm_is_snapshotted_forked_and_rewound_like_others() {
         }
         // The VM and its child go on after a fork and a rewind.
         let recorder = Recorder::default();
-        let vm = open()
-            .restore_with(RestoreOptions { record: Some(RecordUntil::Api), ..options(&recorder) })
-            .unwrap();
+        let vm = open().restore_with(options(&recorder).record(RecordUntil::Api)).unwrap();
         runs_on(&recorder);
         let child = Recorder::default();
         let children = vm.fork([options(&child)]).unwrap();

@@ -14,6 +14,7 @@ pub const MAX_DEVICES: usize = 16;
 /// A VM's virtio devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct Devices {
     /// Disks, in the order in which the guest numbers them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -41,6 +42,7 @@ pub struct Devices {
 /// A disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct DiskConfig {
     /// Its name.
     pub id: String,
@@ -121,6 +123,7 @@ pub enum Engine {
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct NetConfig {
     /// Its name.
     pub id: String,
@@ -161,6 +164,7 @@ pub enum NetBackend {
 /// A socket between host and guest, with Firecracker's protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct VsockConfig {
     /// The guest's address, 3 or more.
     pub cid: u32,
@@ -171,6 +175,7 @@ pub struct VsockConfig {
 /// A balloon, which takes memory that the guest returns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct BalloonConfig {
     /// MiB that the guest is asked to return.
     pub target_mib: u64,
@@ -187,6 +192,7 @@ pub struct BalloonConfig {
 /// A console beside the serial port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct ConsoleConfig {
     /// The unix socket whose client is at the console.
     pub socket: SocketPath,
@@ -195,6 +201,7 @@ pub struct ConsoleConfig {
 /// A rate limit. A missing bucket limits nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct RateLimit {
     /// Bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -207,6 +214,7 @@ pub struct RateLimit {
 /// A token bucket, with Firecracker's meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct Bucket {
     /// Tokens of a full bucket.
     pub size: u64,

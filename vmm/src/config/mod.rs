@@ -1,5 +1,9 @@
 //! Configuration of a VM: one type for the library, REST, the command line and the configuration file. It
 //! knows no KVM and opens only the files that it names.
+//!
+//! Programs make it by constructors and setters ([`VmConfig::new`], [`devices::DiskConfig::new`]), so that
+//! new fields do not break them. The crates of this repository list all fields (feature `internal`): a new
+//! field does not compile until each of them has it.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -18,7 +22,8 @@ pub mod disk_content;
 pub mod irqchip;
 pub mod network;
 pub mod overrides;
-pub mod sharing;
+mod setters;
+pub(crate) mod sharing;
 pub mod socket_path;
 
 pub use devices::Devices;
@@ -37,6 +42,7 @@ pub const DEFAULT_CMDLINE: &str = "console=ttyS0 reboot=k panic=-1";
 /// Configuration of a VM. A snapshot saves it, and a restore applies a clone's overrides to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct VmConfig {
     /// Kernel, initrd and command line. A restored VM keeps them as a record and reads none of the files.
     pub boot: BootConfig,
@@ -57,6 +63,7 @@ pub struct VmConfig {
 /// Kernel, initrd and command line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct BootConfig {
     /// An uncompressed ELF `vmlinux` or a bzImage.
     pub kernel: FileRef,

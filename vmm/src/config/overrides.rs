@@ -10,6 +10,7 @@ use crate::error::{Error, Invalid, Result};
 /// Changes to a snapshot's devices. A field that is not given stays as it was.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct Overrides {
     /// Disks.
     pub disks: Vec<DiskOverride>,
@@ -24,6 +25,7 @@ pub struct Overrides {
 /// Another file for a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct DiskOverride {
     /// The disk.
     pub id: String,
@@ -62,6 +64,7 @@ pub enum ChangedImage {
 /// Another backend, address or rate limit for a network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct NetOverride {
     /// The interface.
     pub id: String,
@@ -82,6 +85,7 @@ pub struct NetOverride {
 /// Another socket, or another address, for the socket device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[cfg_attr(not(feature = "internal"), non_exhaustive)]
 pub struct VsockOverride {
     /// The guest's address. The reset of its connections tells the guest.
     #[serde(default)]

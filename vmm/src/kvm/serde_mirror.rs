@@ -16,6 +16,7 @@ macro_rules! mirror {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         #[allow(missing_docs)] // the fields are KVM's, under KVM's names
+        #[allow(unnameable_types)] // public only in conversions from and to KVM's types
         pub struct $name { $(pub $field: $type),* }
 
         impl From<kvm::$kvm> for $name {

@@ -48,6 +48,7 @@ pub enum FirstVcpu {
 /// The fixed properties of an empty VM. Only a snapshot of the same shape can be restored into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct VmShape {
     /// Guest memory in bytes.
     pub memory_bytes: u64,
@@ -61,6 +62,24 @@ pub struct VmShape {
 }
 
 impl VmShape {
+    /// Returns the shape of a VM with default interrupt controllers that logs no writes.
+    #[must_use]
+    pub fn new(memory_bytes: u64, vcpus: u8) -> Self {
+        Self { memory_bytes, vcpus, irqchip: IrqchipKind::default(), logs_writes: false }
+    }
+
+    /// Location of the interrupt controllers.
+    #[must_use]
+    pub fn irqchip(self, irqchip: IrqchipKind) -> Self {
+        Self { irqchip, ..self }
+    }
+
+    /// Logs memory writes from the start, as for [`crate::RestoreOptions::rewindable`].
+    #[must_use]
+    pub fn logs_writes(self) -> Self {
+        Self { logs_writes: true, ..self }
+    }
+
     /// Returns the shape of a VM that logs no writes.
     #[must_use]
     pub fn of(config: &VmConfig) -> Self {

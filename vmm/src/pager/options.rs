@@ -11,6 +11,7 @@ use crate::error::Result;
 /// The pager of a VM, and the way to start it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[non_exhaustive]
 pub struct PagerOptions {
     /// The directory of the pagers' sockets. Only this user can enter it.
     pub directory: PathBuf,
@@ -31,6 +32,24 @@ impl PagerOptions {
     pub fn new(program: impl Into<PathBuf>) -> Self {
         let (directory, patience) = (default_directory(), Duration::from_secs(10));
         Self { directory, group: None, program: program.into(), patience }
+    }
+
+    /// The directory of the pagers' sockets.
+    #[must_use]
+    pub fn directory(self, directory: impl Into<PathBuf>) -> Self {
+        Self { directory: directory.into(), ..self }
+    }
+
+    /// Trust group.
+    #[must_use]
+    pub fn group(self, group: impl Into<String>) -> Self {
+        Self { group: Some(group.into()), ..self }
+    }
+
+    /// Longest wait for a pager.
+    #[must_use]
+    pub fn patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Checks the fields.

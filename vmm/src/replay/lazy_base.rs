@@ -14,7 +14,7 @@ pub use crate::memory::lazy::userfault::Userfault;
 use crate::memory::ram::GuestRam;
 use crate::replay::fault_floor::FloorPager;
 use crate::snapshot::format::pack::Pack;
-use crate::snapshot::source_of;
+use crate::snapshot::opened::chunks::source_of;
 
 /// A lazily filled base, shared by any number of memories.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 pub mod devices;
 pub(crate) mod lent;
 pub(crate) mod memory_usage;
+pub(crate) mod provisional;
 mod restore;
 pub(crate) mod working_set;
 
@@ -10,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use crate::config::devices::{BalloonConfig, DiskConfig, NetConfig, VsockConfig};
+use crate::config::devices::{BalloonConfig, ConsoleConfig, DiskConfig, NetConfig, VsockConfig};
 use crate::config::sharing;
 use crate::config::{FileRef, IrqchipKind, VmConfig};
 use crate::console::Console;
@@ -34,6 +35,7 @@ use crate::store::Store;
 use crate::store::dir::NewDir;
 use crate::sync::lock;
 use crate::vm::lent::LentVm;
+use crate::vm::provisional::ProvisionalVm;
 use crate::vm::working_set::PrefetchState;
 
 /// Threads may share the first four, and hand over all.
@@ -176,13 +178,15 @@ impl Vm {
     ///
     /// # Errors
     /// As [`Vm::snapshot_in_memory`] and [`Snapshot::restore_with`]; or two VMs would share a resource that
-    /// serves one. No child is left then.
+    /// serves one. No child is left then, and no layer file that was created for one.
     pub fn fork(&self, children: impl IntoIterator<Item = RestoreOptions>) -> Result<Vec<Self>> {
         let children: Vec<_> = children.into_iter().collect();
         let overrides: Vec<_> = children.iter().map(|options| options.overrides.clone()).collect();
         sharing::check(&self.config().devices, &overrides)?;
         let here = self.snapshot_in_memory()?;
-        children.into_iter().map(|options| here.restore_with(options)).collect()
+        let restored: Result<Vec<_>> =
+            children.into_iter().map(|options| here.restore_provisionally(options)).collect();
+        Ok(restored?.into_iter().map(ProvisionalVm::keep).collect())
     }
 
     /// Rewinds the VM in place to the snapshot that it was restored from: its memory, and the layers of its
@@ -371,6 +375,21 @@ impl VmBuilder {
     #[must_use]
     pub fn rng(mut self) -> Self {
         self.config.devices.rng = true;
+        self
+    }
+
+    /// Gives the guest a console beside the serial port, for the client of a socket.
+    #[must_use]
+    pub fn console_device(mut self, console: ConsoleConfig) -> Self {
+        self.config.devices.console = Some(console);
+        self
+    }
+
+    /// Describes the devices on the kernel command line, for kernels without ACPI. Needs
+    /// [`IrqchipKind::Kernel`].
+    #[must_use]
+    pub fn on_cmdline(mut self) -> Self {
+        self.config.devices.on_cmdline = true;
         self
     }
 

@@ -8,6 +8,7 @@ use crate::snapshot::{RestoreOptions, Snapshot};
 use crate::timing::step_done;
 use crate::vm::Vm;
 use crate::vm::lent::LentVm;
+use crate::vm::provisional::ProvisionalVm;
 
 impl Snapshot {
     /// Restores a VM with default options: running, its serial output discarded.
@@ -23,10 +24,19 @@ impl Snapshot {
     /// # Errors
     /// The host refuses memory, a VM, or a part of the state.
     pub fn restore_with(&self, options: RestoreOptions) -> Result<Vm> {
-        let vm = self.assemble(options, FirstVcpu::OwnThread)?;
-        vm.prefetch();
-        vm.hold_files();
-        Ok(vm)
+        self.restore_provisionally(options).map(ProvisionalVm::keep)
+    }
+
+    /// Restores a VM as a part of an act that may still fail, such as a fork into several processes.
+    /// [`ProvisionalVm::keep`] keeps the layer files that the restore created.
+    ///
+    /// # Errors
+    /// As [`Snapshot::restore_with`].
+    pub fn restore_provisionally(&self, options: RestoreOptions) -> Result<ProvisionalVm> {
+        let restored = self.assemble(options, FirstVcpu::OwnThread)?;
+        restored.vm().prefetch();
+        restored.vm().hold_files();
+        Ok(restored)
     }
 
     /// Restores a VM whose first vCPU will run on the calling thread, in [`LentVm::run`]. This saves the
@@ -35,18 +45,18 @@ impl Snapshot {
     /// # Errors
     /// As [`Snapshot::restore_with`].
     pub fn restore_lent(&self, options: RestoreOptions) -> Result<LentVm> {
-        self.assemble(options, FirstVcpu::LentThread).map(LentVm::from)
+        self.assemble(options, FirstVcpu::LentThread).map(|restored| restored.keep().into())
     }
 
-    fn assemble(&self, options: RestoreOptions, first: FirstVcpu) -> Result<Vm> {
+    fn assemble(&self, options: RestoreOptions, first: FirstVcpu) -> Result<ProvisionalVm> {
         let resume = options.resume;
-        let Restored { machine, history, ahead, recording } = self.restored(options, first)?;
+        let Restored { machine, history, ahead, recording, layers } = self.restored(options, first)?;
         let vm = Vm::of(machine, history).with_working_set(ahead, recording);
         if resume {
             // A device may touch unavailable memory before a vCPU runs. The VM's end tells the cause.
             vm.resume().or_else(|error| if vm.state() == RunState::Ended { Ok(()) } else { Err(error) })?;
             step_done("resume");
         }
-        Ok(vm)
+        Ok(ProvisionalVm::new(vm, layers))
     }
 }

@@ -98,7 +98,9 @@ impl CreateSnapshot {
         };
         let max_pause = self.max_pause_ms.map(Duration::from_millis);
         let packing = Packing::from_options(self.compress, self.chunk_size, self.least_saving)?;
-        Ok(SnapshotOptions { kind, packing, trim: self.trim, max_pause, ..SnapshotOptions::default() })
+        let mut options = SnapshotOptions::default().kind(kind).packing(packing);
+        (options.trim, options.max_pause) = (self.trim, max_pause);
+        Ok(options)
     }
 }
 
@@ -179,23 +181,20 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     let overrides =
         names::merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
     let unpack = Unpack::from_options(request.unpack, request.pager.map(PagerOptions::from))?;
-    let options = RestoreOptions {
-        resume: request.resume_vm,
-        overrides,
-        allowed: request.allow_paths,
-        unpack,
-        prefetch: request.prefetch,
-        record: request.record,
-        rewindable: request.track_dirty_pages,
+    let mut options = RestoreOptions::default()
+        .overrides(overrides)
+        .allowed(request.allow_paths)
+        .unpack(unpack)
+        .prefetch(request.prefetch)
+        .record(request.record)
         // Firecracker checks no disk, and its clients expect no refusal.
-        changed_images: ChangedImages::Warn,
-        ..RestoreOptions::default()
-    };
+        .changed_images(ChangedImages::Warn);
+    options.resume = request.resume_vm;
     api.call(move |slot| {
         let pool = slot.prewarmed();
         // A prewarmed VM does not log writes; using it saves more time than the log.
-        let options = RestoreOptions { rewindable: options.rewindable && pool.is_none(), pool, ..options };
-        let load = || start::load(&request.snapshot_path, options);
+        options.rewindable = request.track_dirty_pages && pool.is_none();
+        let load = || start::load(&request.snapshot_path, options.pool(pool));
         slot.start("load a snapshot", load).map(drop)
     })
     .await?;

@@ -298,7 +298,7 @@ fn refusing(service: &Arc<Service>, refusal: Refusal) -> GuestRam {
 /// The ways that this kernel has.
 fn refusals() -> Vec<Refusal> {
     let mut all = vec![Refusal::NoAccess];
-    all.extend(Userfault::new().unwrap().poisons().then_some(Refusal::Poison));
+    all.extend(Userfault::poisons().unwrap().then_some(Refusal::Poison));
     all
 }
 

@@ -17,6 +17,7 @@ use crate::memory::PAGE;
 const DEVICE: &str = "/dev/userfaultfd";
 const API: u64 = 0xaa;
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
+#[cfg(test)]
 const FEATURE_POISON: u64 = 1 << 14;
 const MODE_MISSING: u64 = 1;
 const DONT_WAKE: u64 = 1;
@@ -99,7 +100,6 @@ const MESSAGES: usize = 16;
 #[derive(Debug)]
 pub struct Userfault {
     fd: OwnedFd,
-    poisons: bool,
 }
 
 impl Userfault {
@@ -119,13 +119,13 @@ impl Userfault {
         if handshake.features & FEATURE_MISSING_SHMEM == 0 {
             return Err(Error::host("handle page faults of a memfd", Errno::NOTSUP));
         }
-        Ok(Self { fd, poisons: handshake.features & FEATURE_POISON != 0 })
+        Ok(Self { fd })
     }
 
     /// One without an API handshake, which can do nothing.
     #[cfg(test)]
     pub(crate) fn without_agreement() -> io::Result<Self> {
-        Ok(Self { fd: from_device().or_else(|_| from_call())?, poisons: false })
+        Ok(Self { fd: from_device().or_else(|_| from_call())? })
     }
 
     /// One that reports unmapped memory of its process, too.
@@ -134,19 +134,20 @@ impl Userfault {
         const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
         let fd = from_device().or_else(|_| from_call())?;
         agree(&fd, FEATURE_EVENT_UNMAP)?;
-        Ok(Self { fd, poisons: false })
+        Ok(Self { fd })
     }
 
     /// Takes over one that another process made and initialised.
     #[must_use]
     pub fn of_other(fd: OwnedFd) -> Self {
-        Self { fd, poisons: false }
+        Self { fd }
     }
 
-    /// Whether [`Userfault::poison`] works.
-    #[must_use]
-    pub fn poisons(&self) -> bool {
-        self.poisons
+    /// Whether [`Userfault::poison`] works on this kernel.
+    #[cfg(test)]
+    pub(crate) fn poisons() -> io::Result<bool> {
+        let fd = from_device().or_else(|_| from_call())?;
+        Ok(agree(&fd, 0)?.features & FEATURE_POISON != 0)
     }
 
     /// Registers `len` bytes of memory at `start`: faults on missing pages become messages.

@@ -300,8 +300,8 @@ fn check_digest(place: &Path, named: Option<&String>, found: u64) -> Result<()> 
     Err(Error::snapshot(place, problem))
 }
 
-/// Fresh layers that no VM has yet. Dropping them before [`FreshLayers::keep`] removes those that were made
-/// at a path.
+/// Fresh layers of a VM that may still fail to start. Dropping them before [`FreshLayers::keep`] removes
+/// those that were made at a path.
 #[derive(Debug, Default)]
 pub struct FreshLayers {
     /// Open descriptors that the configuration refers to by number.
@@ -310,7 +310,12 @@ pub struct FreshLayers {
 }
 
 impl FreshLayers {
-    /// Keeps the files: the disks have them open.
+    /// Closes the descriptors of files without a name, once the disks have these files open.
+    pub fn close_unnamed(&mut self) {
+        self.unnamed.clear();
+    }
+
+    /// Keeps the files.
     pub fn keep(mut self) {
         self.made.clear();
     }

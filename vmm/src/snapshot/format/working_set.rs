@@ -118,7 +118,7 @@ impl WorkingSet {
     /// The ranges without `pages`. If these would cut the ranges into more than [`MOST_CUTS`] pieces, as a
     /// forged list may, the rest stays whole: a set is advice.
     #[must_use]
-    pub fn page_ranges_without(&self, pages: Option<&PageSet>) -> PageRanges {
+    pub(crate) fn page_ranges_without(&self, pages: Option<&PageSet>) -> PageRanges {
         let Some(pages) = pages else { return Arc::clone(&self.runs) };
         let (mut left, mut cuts) = (Vec::with_capacity(self.runs.len()), MOST_CUTS);
         for run in self.runs.iter() {
@@ -160,7 +160,7 @@ impl WorkingSet {
     ///
     /// # Errors
     /// The file system refuses.
-    pub fn carry(&self, dir: &NewDir, id: &str, memory: u64) -> Result<()> {
+    pub(crate) fn carry(&self, dir: &NewDir, id: &str, memory: u64) -> Result<()> {
         let mut file = dir.create(WORKING_SET_FILE)?;
         let written = file.write_all(&self.encode(id, memory)).and_then(|()| file.sync_all());
         written.map_err(|source| dir.failed_to_write(WORKING_SET_FILE, source))

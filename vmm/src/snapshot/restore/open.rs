@@ -5,13 +5,11 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::config::{Overrides, VmConfig};
-use crate::console::Console;
+use crate::config::VmConfig;
 use crate::error::{Error, Result};
 use crate::kvm;
 use crate::kvm::cpuid;
 use crate::kvm::host;
-use crate::machine::pool::Pool;
 use crate::machine::shared::SharedMachine;
 use crate::machine::shell::{FirstVcpu, Shell, VmShape};
 use crate::machine::{Machine, MachineState};
@@ -23,7 +21,6 @@ use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
 use crate::snapshot::disks::images;
-use crate::snapshot::disks::images::ChangedImages;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::manifest;
 use crate::snapshot::format::working_set::{Plan, WorkingSet, WorkingSetFile};
@@ -36,6 +33,7 @@ use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, SnapshotMemory, 
 use crate::snapshot::opened::relative;
 use crate::snapshot::opened::relative::{Digests, OpenedMemory};
 use crate::snapshot::opened::state::read_manifest;
+use crate::snapshot::restore::options::RestoreOptions;
 use crate::snapshot::restore::record::{RecordUntil, Recording, TouchLog};
 use crate::snapshot::{Metadata, STATE_FILE};
 use crate::store::Store;
@@ -75,97 +73,8 @@ pub(crate) struct Restored {
     pub ahead: Option<Plan>,
     /// The recording of the pages that the guest touches, if the options ask for one.
     pub recording: Option<Recording>,
-}
-
-/// Options of a restore.
-#[derive(Debug)]
-pub struct RestoreOptions {
-    /// Receiver of the guest's serial output.
-    pub console: Console,
-    /// Whether the guest runs at once, or waits for [`crate::Vm::resume`].
-    pub resume: bool,
-    /// Changes to the snapshot's devices for this VM.
-    pub overrides: Overrides,
-    /// How to treat images of disks without a layer that changed since the snapshot.
-    pub changed_images: ChangedImages,
-    /// Directories for the disks and sockets of a snapshot that this user's volt-vmm did not write. The
-    /// snapshot gets no other host resource, except those in `overrides`.
-    pub allowed: Vec<PathBuf>,
-    /// Makes the first [`crate::Vm::rewind`] as quick as later ones. Writes are logged from the start, which
-    /// costs the guest a fault at the first write to each page.
-    pub rewindable: bool,
-    /// A pool of empty VMs. If it is empty or of another shape, the restore makes a VM.
-    pub pool: Option<Arc<Pool>>,
-    /// How packed memory is filled.
-    pub unpack: Unpack,
-    /// Whether the working set that an earlier restore recorded, if any, is read ahead in the background.
-    pub prefetch: bool,
-    /// Records the pages that the guest touches, in order, until this event, and keeps them beside the
-    /// snapshot in place of an earlier recording. Memory is then filled page by page and nothing is read
-    /// ahead, so the VM is slow and stays so.
-    pub record: Option<RecordUntil>,
-}
-
-impl Default for RestoreOptions {
-    /// A running guest whose output is discarded.
-    fn default() -> Self {
-        Self {
-            console: Console::discard(),
-            resume: true,
-            overrides: Overrides::default(),
-            changed_images: ChangedImages::default(),
-            allowed: Vec::new(),
-            rewindable: false,
-            pool: None,
-            unpack: Unpack::default(),
-            prefetch: true,
-            record: None,
-        }
-    }
-}
-
-impl RestoreOptions {
-    /// Sends the guest's serial output to `console`.
-    #[must_use]
-    pub fn console(self, console: Console) -> Self {
-        Self { console, ..self }
-    }
-
-    /// Leaves the guest paused until [`crate::Vm::resume`].
-    #[must_use]
-    pub fn paused(self) -> Self {
-        Self { resume: false, ..self }
-    }
-
-    /// Changes the snapshot's devices for this VM.
-    #[must_use]
-    pub fn overrides(self, overrides: Overrides) -> Self {
-        Self { overrides, ..self }
-    }
-
-    /// Takes an empty VM from `pool` if it has one of the right shape.
-    #[must_use]
-    pub fn pool(self, pool: Arc<Pool>) -> Self {
-        Self { pool: Some(pool), ..self }
-    }
-
-    /// Fills packed memory in another way.
-    #[must_use]
-    pub fn unpack(self, unpack: Unpack) -> Self {
-        Self { unpack, ..self }
-    }
-
-    /// Records the pages that the guest touches until the event.
-    #[must_use]
-    pub fn record(self, marker: RecordUntil) -> Self {
-        Self { record: Some(marker), ..self }
-    }
-
-    /// Makes the first rewind as quick as later ones.
-    #[must_use]
-    pub fn rewindable(self) -> Self {
-        Self { rewindable: true, ..self }
-    }
+    /// Layers that were created for this VM. Its owner keeps them once the VM runs.
+    pub layers: layers::FreshLayers,
 }
 
 impl Snapshot {
@@ -350,7 +259,7 @@ impl Snapshot {
         options.overrides.clone().apply(&mut config.devices)?;
         let unpack =
             self.fills.as_ref().filter(|_| options.unpack == Unpack::OnTouch).unwrap_or(&options.unpack);
-        let layers = layers::create_restore_layers(&self.layers, &mut config.devices, &placed)?;
+        let mut layers = layers::create_restore_layers(&self.layers, &mut config.devices, &placed)?;
         let backing = match &notes {
             Some(notes) => self.noting(&options.unpack, notes)?,
             None => self.memory.backing(unpack, self.over.clone())?,
@@ -370,7 +279,7 @@ impl Snapshot {
             source: Box::new(source),
         })?;
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
-        layers.keep();
+        layers.close_unnamed();
         // Touches of a recorded VM's children are not recorded.
         let lazy = LazyMemory::of(&self.memory, unpack).filter(|_| recording.is_none());
         // A recorded VM has no overlay: its source of pages includes the diff's.
@@ -391,7 +300,7 @@ impl Snapshot {
             listeners: Vec::new(),
         };
         let history = History { lineage, origin: Some(origin) };
-        Ok(Restored { machine: SharedMachine::new(machine, config), history, ahead, recording })
+        Ok(Restored { machine: SharedMachine::new(machine, config), history, ahead, recording, layers })
     }
 
     /// The working set to read ahead. Complete memory needs none. A set that is wrong is an error here,

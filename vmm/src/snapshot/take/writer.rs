@@ -33,6 +33,7 @@ use crate::store::writeback;
 
 /// Options of a snapshot.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct SnapshotOptions {
     /// Full or diff.
     pub kind: SnapshotKind,
@@ -70,10 +71,16 @@ impl SnapshotOptions {
         Self { kind: SnapshotKind::Diff, ..self }
     }
 
+    /// The part of memory that the snapshot has.
+    #[must_use]
+    pub fn kind(self, kind: SnapshotKind) -> Self {
+        Self { kind, ..self }
+    }
+
     /// Packs guest memory.
     #[must_use]
-    pub fn packing(self, packing: Packing) -> Self {
-        Self { packing: Some(packing), ..self }
+    pub fn packing(self, packing: impl Into<Option<Packing>>) -> Self {
+        Self { packing: packing.into(), ..self }
     }
 
     /// Inflates the guest's balloon first, so that the guest drops its page cache.
@@ -105,7 +112,7 @@ impl SnapshotOptions {
         if self.max_pause.is_some_and(|longest| longest.is_zero()) {
             return Err(Error::config("max_pause_ms", Invalid::NoPause));
         }
-        self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes).map(drop))
+        self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes))
     }
 }
 

@@ -41,7 +41,7 @@ pub fn convert(
     let marked = grant::origin_of(&state, &metadata, &config).can_be_marked();
     let len = metadata.memory_bytes;
     progress.begin(2 * len);
-    packing.map_or(Ok(()), |packing| packing.validate(len).map(drop))?;
+    packing.map_or(Ok(()), |packing| packing.validate(len))?;
     if metadata.base.is_some() {
         return Err(Error::snapshot(
             path,

@@ -52,7 +52,7 @@ pub mod codec;
 mod footer;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod forging;
-mod geometry;
+pub mod geometry;
 mod index;
 mod layout;
 pub mod reader;
@@ -67,9 +67,6 @@ mod properties;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use crate::snapshot::format::source::MemorySource;
-pub use codec::{Compression, Decoder, Encoding};
-pub use footer::VERSION;
-pub use geometry::Geometry;
+pub use codec::{Compression, Decoder};
 pub use reader::{ChunkKind, Pack};
 pub use writer::{Packing, pack};

@@ -150,6 +150,7 @@ impl Pack {
     }
 
     /// Bytes of all stored chunks.
+    #[cfg(any(feature = "internal", test))]
     #[must_use]
     pub fn data_len(&self) -> u64 {
         self.footer.data_len

@@ -32,6 +32,7 @@ const AHEAD: u32 = 2;
 
 /// Options of packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Packing {
     /// Compression of chunks.
     pub compression: Compression,
@@ -83,11 +84,34 @@ impl Packing {
         }
     }
 
+    /// Bytes of a chunk.
+    #[must_use]
+    pub fn chunk_len(self, chunk_len: u32) -> Self {
+        Self { chunk_len, ..self }
+    }
+
+    /// Least saving in percent for which a chunk is stored compressed.
+    #[must_use]
+    pub fn least_saving(self, percent: u8) -> Self {
+        Self { least_saving: percent, ..self }
+    }
+
+    /// Number of threads.
+    #[must_use]
+    pub fn threads(self, threads: NonZero<usize>) -> Self {
+        Self { threads: Some(threads), ..self }
+    }
+
     /// Checks the values for a memory of `memory_len` bytes.
     ///
     /// # Errors
     /// [`Error::Config`] names the field.
-    pub fn validate(&self, memory_len: u64) -> Result<Geometry> {
+    pub fn validate(&self, memory_len: u64) -> Result<()> {
+        self.geometry(memory_len).map(drop)
+    }
+
+    /// Checks the values, and returns the lengths of the pack.
+    fn geometry(&self, memory_len: u64) -> Result<Geometry> {
         if self.least_saving > 100 {
             return Err(Error::config("least_saving", Invalid::Saving { percent: self.least_saving }));
         }
@@ -108,7 +132,7 @@ pub fn pack(
     (file, name): (&File, &Path),
     progress: &Progress,
 ) -> Result<u128> {
-    let geometry = packing.validate(memory_len)?;
+    let geometry = packing.geometry(memory_len)?;
     let (seen, spare) = (FirstChunks::default(), SpareBuffers::default());
     let runs = geometry.chunks().div_ceil(geometry.run());
     let threads = threads_for(runs, packing.threads);

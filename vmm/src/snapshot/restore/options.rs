@@ -1,0 +1,121 @@
+//! Options of a restore.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::config::Overrides;
+use crate::console::Console;
+use crate::machine::pool::Pool;
+use crate::snapshot::disks::images::ChangedImages;
+use crate::snapshot::opened::memory::Unpack;
+use crate::snapshot::restore::record::RecordUntil;
+
+/// Options of a restore.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct RestoreOptions {
+    /// Receiver of the guest's serial output.
+    pub console: Console,
+    /// Whether the guest runs at once, or waits for [`crate::Vm::resume`].
+    pub resume: bool,
+    /// Changes to the snapshot's devices for this VM.
+    pub overrides: Overrides,
+    /// How to treat images of disks without a layer that changed since the snapshot.
+    pub changed_images: ChangedImages,
+    /// Directories for the disks and sockets of a snapshot that this user's volt-vmm did not write. The
+    /// snapshot gets no other host resource, except those in `overrides`.
+    pub allowed: Vec<PathBuf>,
+    /// Makes the first [`crate::Vm::rewind`] as quick as later ones: writes are logged from the start, which
+    /// costs the guest a fault at the first write to each page.
+    pub rewindable: bool,
+    /// A pool of empty VMs. If it is empty or of another shape, the restore makes a VM.
+    pub pool: Option<Arc<Pool>>,
+    /// How packed memory is filled.
+    pub unpack: Unpack,
+    /// Whether the working set that an earlier restore recorded, if any, is read ahead in the background.
+    pub prefetch: bool,
+    /// Records the pages that the guest touches, in order, until this event, and keeps them beside the
+    /// snapshot in place of an earlier recording. Memory is then filled page by page and nothing is read
+    /// ahead, so the VM is slow and stays so.
+    pub record: Option<RecordUntil>,
+}
+
+impl Default for RestoreOptions {
+    /// A running guest whose output is discarded.
+    fn default() -> Self {
+        Self {
+            console: Console::discard(),
+            resume: true,
+            overrides: Overrides::default(),
+            changed_images: ChangedImages::default(),
+            allowed: Vec::new(),
+            rewindable: false,
+            pool: None,
+            unpack: Unpack::default(),
+            prefetch: true,
+            record: None,
+        }
+    }
+}
+
+impl RestoreOptions {
+    /// Sends the guest's serial output to `console`.
+    #[must_use]
+    pub fn console(self, console: Console) -> Self {
+        Self { console, ..self }
+    }
+
+    /// Leaves the guest paused until [`crate::Vm::resume`].
+    #[must_use]
+    pub fn paused(self) -> Self {
+        Self { resume: false, ..self }
+    }
+
+    /// Changes the snapshot's devices for this VM.
+    #[must_use]
+    pub fn overrides(self, overrides: Overrides) -> Self {
+        Self { overrides, ..self }
+    }
+
+    /// Takes an empty VM from `pool` if it has one of the right shape.
+    #[must_use]
+    pub fn pool(self, pool: impl Into<Option<Arc<Pool>>>) -> Self {
+        Self { pool: pool.into(), ..self }
+    }
+
+    /// Fills packed memory in another way.
+    #[must_use]
+    pub fn unpack(self, unpack: Unpack) -> Self {
+        Self { unpack, ..self }
+    }
+
+    /// Records the pages that the guest touches until the event.
+    #[must_use]
+    pub fn record(self, marker: impl Into<Option<RecordUntil>>) -> Self {
+        Self { record: marker.into(), ..self }
+    }
+
+    /// Makes the first rewind as quick as later ones.
+    #[must_use]
+    pub fn rewindable(self) -> Self {
+        Self { rewindable: true, ..self }
+    }
+
+    /// Allows a foreign snapshot these directories for its disks and sockets.
+    #[must_use]
+    pub fn allowed(self, directories: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
+        Self { allowed: directories.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// How to treat images of disks without a layer that changed since the snapshot.
+    #[must_use]
+    pub fn changed_images(self, changed_images: ChangedImages) -> Self {
+        Self { changed_images, ..self }
+    }
+
+    /// Whether a recorded working set is read ahead.
+    #[must_use]
+    pub fn prefetch(self, prefetch: bool) -> Self {
+        Self { prefetch, ..self }
+    }
+}
