@@ -82,12 +82,16 @@ impl Api {
         Ok(())
     }
 
-    pub(crate) fn change_draft(&self, act: &'static str, change: impl FnOnce(&mut Draft)) -> StatusOnly {
+    /// Changes the configuration. No other request changes it between the checks of `change` and its change.
+    pub(crate) fn change_draft(
+        &self,
+        act: &'static str,
+        change: impl FnOnce(&mut Draft) -> Result<(), Fault>,
+    ) -> StatusOnly {
         if self.slot.peek().is_some() {
             return Err(Error::NotNow { act, state: "was started already" }.into());
         }
-        change(&mut self.lock_draft());
-        Ok(StatusCode::NO_CONTENT)
+        change(&mut self.lock_draft()).map(|()| StatusCode::NO_CONTENT)
     }
 
     // No holder of the lock panics, so a poisoned draft is sound.
@@ -134,7 +138,10 @@ struct BootSource {
 }
 
 async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -> StatusOnly {
-    api.change_draft("set the boot source", |draft| draft.boot = Some(boot))
+    api.change_draft("set the boot source", |draft| {
+        draft.boot = Some(boot);
+        Ok(())
+    })
 }
 
 /// Answer to `GET /machine-config`.
@@ -215,13 +222,17 @@ async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) 
             return Err(Fault::refused(format!("request body: missing field `{field}`")));
         }
     }
-    let machine = change.apply(Machine::default())?;
-    api.change_draft("set the machine's configuration", |draft| draft.machine = Some(machine))
+    api.change_draft("set the machine's configuration", |draft| {
+        draft.machine = Some(change.apply(Machine::default())?);
+        Ok(())
+    })
 }
 
 async fn change_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
-    let machine = change.apply(api.draft().machine.unwrap_or_default())?;
-    api.change_draft("change the machine's configuration", |draft| draft.machine = Some(machine))
+    api.change_draft("change the machine's configuration", |draft| {
+        draft.machine = Some(change.apply(draft.machine.unwrap_or_default())?);
+        Ok(())
+    })
 }
 
 async fn machine_config(State(api): State<Api>) -> Json<Machine> {
@@ -240,8 +251,11 @@ async fn vm_config(State(api): State<Api>) -> Json<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::rest::testing::Serving;
+    use crate::process::vm_slot::Slot;
+    use crate::rest::testing::{Serving, answer, at_once};
 
     #[test]
     fn machine_is_configured_step_by_step() {
@@ -261,6 +275,21 @@ mod tests {
             "{found}"
         );
         api.refuses("PUT", "/snapshot/load", r#"{"snapshot_path":"/s"}"#, 400, "configured to boot");
+    }
+
+    #[test]
+    fn concurrent_changes_of_a_machine_all_count() {
+        for _ in 0..100 {
+            let api = Api::new(Arc::new(Slot::new()));
+            let bodies = [r#"{"vcpu_count":4}"#, r#"{"mem_size_mib":512}"#, r#"{"irqchip":"split"}"#];
+            let statuses = at_once(&bodies, |body| {
+                answer(change_machine(State(api.clone()), Body(serde_json::from_str(body).unwrap())))
+            });
+            assert_eq!(statuses, [204; 3]);
+            let machine = api.draft().machine.unwrap();
+            assert_eq!((machine.vcpu_count, machine.mem_size_mib), (4, 512));
+            assert_eq!(machine.irqchip, IrqchipKind::Split);
+        }
     }
 
     #[test]
