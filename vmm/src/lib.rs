@@ -55,7 +55,7 @@ mod threads;
 mod timing;
 mod vm;
 
-pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib};
+pub use config::{BootConfig, FileRef, IrqchipKind, VmConfig, parse_memory_mib, parse_size};
 pub use console::Console;
 #[cfg(feature = "fuzzing")]
 pub use devices::virtio::fuzzing;
