@@ -1,5 +1,5 @@
 //! Firecracker's devices before the start: `/drives`, `/network-interfaces`, `/vsock`, `/entropy`,
-//! `/balloon`. `running_devices` changes those of a running VM.
+//! `/balloon`. `running` changes those of a running VM.
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -8,12 +8,11 @@ use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{DiskConfig, NetConfig};
 
-use super::names::{Balloon, Drive, Entropy, NetworkInterface, Vsock};
+use super::names::devices::{Balloon, Drive, Entropy, NetworkInterface, Vsock};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
 
-#[path = "running_devices.rs"]
 mod running;
 
 pub(crate) fn routes() -> Router<Api> {

@@ -7,15 +7,15 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, put};
 use axum::{Json, Router};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig};
+use volt_vmm::{Error, VmConfig};
 
 use super::devices::DeviceDraft;
-use super::names;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
+use crate::rest::firecracker::names;
+use crate::rest::firecracker::names::machine::{BootSource, Machine, MachineChange};
 
 pub(crate) fn routes() -> Router<Api> {
     Router::new()
@@ -35,15 +35,7 @@ pub(crate) struct Draft {
 impl Draft {
     /// Returns the whole configuration, if a kernel is set.
     pub(crate) fn config(&self) -> Option<VmConfig> {
-        let boot = self.boot.clone()?;
-        let mut config = VmConfig::new(boot.kernel_image_path);
-        config.boot.initrd = boot.initrd_path;
-        if let Some(cmdline) = boot.boot_args {
-            config.boot.cmdline = cmdline;
-        }
-        let machine = self.machine.unwrap_or_default();
-        (config.vcpus, config.memory_mib) = (machine.vcpu_count, machine.mem_size_mib);
-        config.irqchip = machine.irqchip;
+        let mut config = self.machine.unwrap_or_default().config(self.boot.clone()?);
         self.devices.add_to(&mut config);
         Some(config)
     }
@@ -111,30 +103,9 @@ impl Api {
 
 impl From<&VmConfig> for Draft {
     fn from(config: &VmConfig) -> Self {
-        let boot = BootSource {
-            kernel_image_path: config.boot.kernel.clone(),
-            initrd_path: config.boot.initrd.clone(),
-            boot_args: Some(config.boot.cmdline.clone()),
-        };
-        let machine = Machine {
-            vcpu_count: config.vcpus,
-            mem_size_mib: config.memory_mib,
-            irqchip: config.irqchip,
-            ..Machine::default()
-        };
-        Self { boot: Some(boot), machine: Some(machine), devices: DeviceDraft::from(&config.devices) }
+        let boot = Some(config.boot.clone().into());
+        Self { boot, machine: Some(config.into()), devices: DeviceDraft::from(&config.devices) }
     }
-}
-
-/// `PUT /boot-source`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BootSource {
-    kernel_image_path: FileRef,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    initrd_path: Option<FileRef>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    boot_args: Option<String>,
 }
 
 async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -> StatusOnly {
@@ -142,76 +113,6 @@ async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -
         draft.boot = Some(boot);
         Ok(())
     })
-}
-
-/// Answer to `GET /machine-config`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Machine {
-    vcpu_count: u8,
-    mem_size_mib: u64,
-    smt: bool,
-    track_dirty_pages: bool,
-    huge_pages: &'static str,
-    /// volt-vmm's own.
-    irqchip: IrqchipKind,
-}
-
-impl Default for Machine {
-    fn default() -> Self {
-        let VmConfig { vcpus, memory_mib, irqchip, .. } = VmConfig::new("");
-        Self {
-            vcpu_count: vcpus,
-            mem_size_mib: memory_mib,
-            smt: false,
-            track_dirty_pages: false,
-            huge_pages: "None",
-            irqchip,
-        }
-    }
-}
-
-/// `PUT` or `PATCH /machine-config`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MachineChange {
-    vcpu_count: Option<u8>,
-    mem_size_mib: Option<u64>,
-    #[serde(default)]
-    smt: bool,
-    /// Remembered without effect: every VM supports diffs.
-    track_dirty_pages: Option<bool>,
-    cpu_template: Option<String>,
-    huge_pages: Option<String>,
-    irqchip: Option<IrqchipKind>,
-}
-
-impl MachineChange {
-    /// Applies the change to `from`.
-    ///
-    /// # Errors
-    /// It asks for a feature that volt-vmm lacks, or the machine is invalid.
-    fn apply(&self, from: Machine) -> Result<Machine, Fault> {
-        let named = |value: &Option<String>| value.as_ref().is_some_and(|value| value != "None");
-        for (field, given) in [
-            ("smt", self.smt),
-            ("cpu_template", named(&self.cpu_template)),
-            ("huge_pages", named(&self.huge_pages)),
-        ] {
-            if given {
-                return Err(Fault::refused(format!("{field}: not supported; leave it out")));
-            }
-        }
-        let machine = Machine {
-            vcpu_count: self.vcpu_count.unwrap_or(from.vcpu_count),
-            mem_size_mib: self.mem_size_mib.unwrap_or(from.mem_size_mib),
-            track_dirty_pages: self.track_dirty_pages.unwrap_or(from.track_dirty_pages),
-            irqchip: self.irqchip.unwrap_or(from.irqchip),
-            ..from
-        };
-        VmConfig { vcpus: machine.vcpu_count, memory_mib: machine.mem_size_mib, ..VmConfig::new("") }
-            .validate()?;
-        Ok(machine)
-    }
 }
 
 async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
@@ -243,7 +144,7 @@ async fn vm_config(State(api): State<Api>) -> Json<Value> {
     let Draft { boot, machine, devices } = api.parts();
     let machine = machine.unwrap_or_default();
     let DeviceDraft { devices, root } = devices;
-    let mut described = names::describe(devices, root.as_deref());
+    let mut described = names::devices::describe(devices, root.as_deref());
     described["boot-source"] = json!(boot);
     described["machine-config"] = json!(machine);
     Json(described)
@@ -252,6 +153,8 @@ async fn vm_config(State(api): State<Api>) -> Json<Value> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use volt_vmm::IrqchipKind;
 
     use super::*;
     use crate::process::vm_slot::Slot;
