@@ -24,10 +24,17 @@ pub(super) fn routes() -> Router<Api> {
     Router::new()
         .route("/", get(describe_instance))
         .route("/version", get(version))
-        .route("/snapshot/create", put(create_snapshot))
         .route("/snapshot/load", put(load_snapshot))
         .route("/vm", patch(set_state))
+        .merge(snapshots())
         .merge(configuration())
+}
+
+/// The path whose request has other names for the options of a snapshot than the library.
+fn snapshots() -> Router<Api> {
+    Router::new()
+        .route("/snapshot/create", put(create_snapshot))
+        .layer(middleware::map_response(async |response| Fault::rename(response, names::SNAPSHOT_FIELDS)))
 }
 
 /// Paths whose requests configure a VM in Firecracker's names, so refusals have them too.

@@ -13,6 +13,10 @@ pub(crate) const FIELDS: &[(&str, &str)] = &[
     ("vsock cid", "guest_cid"),
 ];
 
+/// The same of a snapshot's options.
+pub(crate) const SNAPSHOT_FIELDS: &[(&str, &str)] =
+    &[("kind", "snapshot_type"), ("packing", "compress"), ("max_pause", "max_pause_ms")];
+
 #[cfg(test)]
 mod testing {
     use std::fmt::Debug;
