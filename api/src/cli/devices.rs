@@ -58,7 +58,7 @@ pub(super) struct DeviceArgs {
     /// Add a disk: path=PATH[,id=ID][,ro][,layer=PATH[,beneath=PATH][,layer-size=SIZE]]
     /// [,cache=writeback|unsafe][,engine=sync|io_uring][,bandwidth=LIMIT][,ops=LIMIT]. The path is a raw
     /// image or a block device. With a layer, it and a layer beneath are only read. The layer takes the
-    /// guest's writes, up to SIZE bytes if given (K, M and G are powers of 1024). LIMIT is
+    /// guest's writes, up to SIZE bytes if given (K, M, G and T are powers of 1024). LIMIT is
     /// AMOUNT[/MILLISECONDS][+BURST]: 10M is 10 MiB a second, and BURST comes on top once. Repeatable
     #[arg(long = "disk", value_name = "DISK", value_parser = disk)]
     disks: Vec<DiskConfig>,

@@ -10,6 +10,7 @@ use serde::de::{
     VariantAccess, Visitor,
 };
 use serde::forward_to_deserialize_any;
+use volt_vmm::parse_size;
 
 use super::limits;
 
@@ -247,8 +248,8 @@ impl<'de> Deserializer<'de> for Group<'_> {
             Syntax::Flag => visitor.visit_bool(true),
             Syntax::Plain => visitor.visit_str(given.text),
             Syntax::Size => {
-                let size = limits::number(given.text);
-                visitor.visit_u64(size.ok_or_else(|| wrong("a size such as 512M or 4G"))?)
+                let size = parse_size(given.text, 1);
+                visitor.visit_u64(size.map_err(|why| Refusal::Value(why.to_owned()))?)
             }
             Syntax::Rate => {
                 let bucket = limits::bucket(given.text).ok_or_else(|| wrong(limits::SYNTAX))?;

@@ -1,7 +1,8 @@
-//! Amounts and rate limits as arguments: `512M`; `10M` for 10 MiB a second; `500/100+2000` for 500 in 100 ms
+//! Rate limits as arguments: `10M` for 10 MiB a second; `500/100+2000` for 500 in 100 ms
 //! and a burst of 2000.
 
 use volt_vmm::config::devices::Bucket;
+use volt_vmm::parse_size;
 
 /// Milliseconds, unless given.
 const REFILL_TIME: u64 = 1000;
@@ -19,17 +20,9 @@ pub(super) fn bucket(text: &str) -> Option<Bucket> {
     Some(Bucket { size: number(size)?, refill_time: time, one_time_burst: number(burst)? })
 }
 
-/// Parses a number, with K, M or G for powers of 1024.
-pub(super) fn number(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(['K', 'M', 'G']);
-    let unit: u64 = match &text[digits.len()..] {
-        "" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        "G" => 1 << 30,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
+/// Parses a number as a size is written: `500`, `10M`.
+fn number(text: &str) -> Option<u64> {
+    parse_size(text, 1).ok()
 }
 
 #[cfg(test)]
@@ -45,6 +38,7 @@ mod tests {
             ("1K/100", bucket(1024, 100, 0)),
             ("2G+3K", bucket(2 << 30, 1000, 3 << 10)),
             ("7/1+8", bucket(7, 1, 8)),
+            ("1T/50", bucket(1 << 40, 50, 0)),
             ("0", bucket(0, 1000, 0)),
         ] {
             assert_eq!(super::bucket(text), expected, "{text}");

@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(found.networks[0].backend, Some(NetBackend::Passt { forward: vec![(8081, 80)] }));
         assert_eq!(overrides("--net id=eth0").unwrap().networks[0].backend, None);
         assert_eq!(overrides("").unwrap(), Overrides::default());
-        let sized = overrides("--disk id=root,layer-size=512M,changed=accept").unwrap();
+        let sized = overrides("--disk id=root,layer-size=512MiB,changed=accept").unwrap();
         assert_eq!(
             (sized.disks[0].layer_size, sized.disks[0].changed),
             (Some(512 << 20), Some(ChangedImage::Accept))

@@ -1,7 +1,7 @@
 //! Options of `snapshot create` and `snapshot convert` that pack guest memory.
 
 use clap::Args;
-use volt_vmm::{Compression, Error, Packing};
+use volt_vmm::{Compression, Error, Packing, parse_size};
 
 /// Value of `--compress`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,8 +55,8 @@ impl PackingArgs {
 }
 
 fn size(text: &str) -> Result<u32, String> {
-    let number = super::limits::number(text).and_then(|number| u32::try_from(number).ok());
-    number.ok_or_else(|| "write a size such as 64K or 2M".to_owned())
+    let size = parse_size(text, 1).ok().and_then(|size| u32::try_from(size).ok());
+    size.ok_or_else(|| "write a size such as 64K or 2M".to_owned())
 }
 
 #[cfg(test)]

@@ -42,7 +42,8 @@ impl Status {
         let of_others = Self::OF_OTHERS.map(|(code, cause)| (code, code.to_string(), cause));
         let own = Self::ALL.map(|status| {
             let code = status.code();
-            let number = if matches!(status, Self::Signal(_)) { format!("{code}+N") } else { code.to_string() };
+            let number =
+                if matches!(status, Self::Signal(_)) { format!("{code}+N") } else { code.to_string() };
             (code, number, status.cause())
         });
         let mut rows: Vec<_> = own.into_iter().chain(of_others).collect();

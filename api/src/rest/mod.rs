@@ -23,7 +23,7 @@ mod v1;
 pub(crate) use crate::rest::v1::fork::{ChildOfFork, ForkRequest, Forks};
 use error::Fault;
 pub(crate) use error::FaultMessage;
-pub(crate) use firecracker::{CreateSnapshot, SnapshotType};
+pub(crate) use firecracker::names::snapshot::{CreateSnapshot, SnapshotType};
 pub(crate) use server::Server;
 pub(crate) use socket::{Socket, SocketFile};
 

@@ -4,8 +4,11 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use axum::response::IntoResponse;
 
 use super::{Server, Socket};
 use crate::process::vm_slot::Slot;
@@ -78,4 +81,24 @@ pub(crate) fn say(socket: &Path, text: &str) -> (u16, String) {
     stream.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer but {answer:?}"));
     (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+/// Status of the answer of a handler that waits for nothing.
+pub(crate) fn answer<R: IntoResponse>(handler: impl Future<Output = R>) -> u16 {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(handler).into_response().status().as_u16()
+}
+
+/// Runs `act` with each of `inputs`, each in a thread, all at the same time.
+pub(crate) fn at_once<I: Sync, R: Send>(inputs: &[I], act: impl Fn(&I) -> R + Sync) -> Vec<R> {
+    let start = Barrier::new(inputs.len());
+    let run = |input| {
+        start.wait();
+        act(input)
+    };
+    let run = &run;
+    thread::scope(|scope| {
+        let threads: Vec<_> = inputs.iter().map(|input| scope.spawn(move || run(input))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
 }

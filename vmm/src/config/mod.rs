@@ -24,12 +24,14 @@ pub mod network;
 pub mod overrides;
 mod setters;
 pub(crate) mod sharing;
+pub mod size;
 pub mod socket_path;
 
 pub use devices::Devices;
 pub use disk_content::DiskContent;
 pub use irqchip::IrqchipKind;
 pub use overrides::Overrides;
+pub use size::parse_size;
 pub use socket_path::SocketPath;
 
 /// Most vCPUs a VM can have.
@@ -147,17 +149,7 @@ impl VmConfig {
 /// [`Error::Config`] for another text, for 0, and for a size that is not a whole number of MiB.
 pub fn parse_memory_mib(text: &str) -> Result<u64> {
     let bad = |why: &str| Error::config("memory", format!("{text:?}: {why}"));
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "" | "M" | "m" | "MiB" => MIB,
-        "K" | "k" | "KiB" => 1 << 10,
-        "G" | "g" | "GiB" => 1 << 30,
-        "T" | "t" | "TiB" => 1 << 40,
-        "B" => 1,
-        _ => return Err(bad("the unit must be K, M, G or T")),
-    };
-    let number: u64 = digits.parse().map_err(|_| bad("not a number; write a size such as 512M or 4G"))?;
-    let bytes = number.checked_mul(unit).ok_or_else(|| bad("too large"))?;
+    let bytes = parse_size(text, MIB).map_err(bad)?;
     if bytes == 0 {
         return Err(bad("a VM needs memory"));
     }

@@ -31,7 +31,7 @@ pub(crate) struct History {
 /// A snapshot that a VM was restored from.
 #[derive(Debug)]
 pub(crate) struct RestoredFrom {
-    /// Its state file, for errors.
+    /// Its state file, for errors; a snapshot in memory has none.
     pub path: PathBuf,
     /// The machine's state, without memory.
     pub machine: Arc<MachineState>,

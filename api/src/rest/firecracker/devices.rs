@@ -1,5 +1,5 @@
 //! Firecracker's devices before the start: `/drives`, `/network-interfaces`, `/vsock`, `/entropy`,
-//! `/balloon`. `running_devices` changes those of a running VM.
+//! `/balloon`. `running` changes those of a running VM.
 
 use axum::Router;
 use axum::extract::{Path, State};
@@ -8,12 +8,11 @@ use volt_vmm::VmConfig;
 use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{DiskConfig, NetConfig};
 
-use super::names::{Balloon, Drive, Entropy, NetworkInterface, Vsock};
+use super::names::devices::{Balloon, Drive, Entropy, NetworkInterface, Vsock};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
 
-#[path = "running_devices.rs"]
 mod running;
 
 pub(crate) fn routes() -> Router<Api> {
@@ -78,19 +77,19 @@ fn replace<T>(all: &mut Vec<T>, new: T, same: impl Fn(&T) -> bool) {
 
 async fn set_drive(State(api): State<Api>, Path(id): Path<String>, Body(drive): Body<Drive>) -> StatusOnly {
     check_id("drive_id", &id, &drive.drive_id)?;
-    let root = api.draft().devices.root;
     let is_root = drive.is_root_device;
-    if is_root && root.as_ref().is_some_and(|other| *other != id) {
-        return Err(Fault::refused("is_root_device: another drive is the root device already"));
-    }
     api.change_draft("set a drive", |draft| {
         let DeviceDraft { devices, root } = &mut draft.devices;
+        if is_root && root.as_ref().is_some_and(|other| *other != id) {
+            return Err(Fault::refused("is_root_device: another drive is the root device already"));
+        }
         replace(&mut devices.disks, drive.into(), |other| other.id == id);
         if is_root {
             *root = Some(id);
         } else if root.as_ref() == Some(&id) {
             *root = None;
         }
+        Ok(())
     })
 }
 
@@ -103,31 +102,44 @@ async fn set_network_interface(
     let network = NetConfig::try_from(interface)?;
     api.change_draft("set a network interface", |draft| {
         replace(&mut draft.devices.devices.networks, network, |other| other.id == id);
+        Ok(())
     })
 }
 
 async fn set_vsock(State(api): State<Api>, Body(vsock): Body<Vsock>) -> StatusOnly {
-    api.change_draft("set the vsock device", |draft| draft.devices.devices.vsock = Some(vsock.into()))
+    api.change_draft("set the vsock device", |draft| {
+        draft.devices.devices.vsock = Some(vsock.into());
+        Ok(())
+    })
 }
 
 async fn set_entropy(State(api): State<Api>, Body(entropy): Body<Entropy>) -> StatusOnly {
     if !entropy.rate_limiter.is_none() {
         return Err(Fault::refused("rate_limiter: not supported here; leave it out"));
     }
-    api.change_draft("set the entropy device", |draft| draft.devices.devices.rng = true)
+    api.change_draft("set the entropy device", |draft| {
+        draft.devices.devices.rng = true;
+        Ok(())
+    })
 }
 
 async fn set_balloon(State(api): State<Api>, Body(balloon): Body<Balloon>) -> StatusOnly {
-    api.change_draft("set the balloon", |draft| draft.devices.devices.balloon = Some(balloon.into()))
+    api.change_draft("set the balloon", |draft| {
+        draft.devices.devices.balloon = Some(balloon.into());
+        Ok(())
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
     use volt_vmm::config::devices::{Cache, Engine};
 
     use super::*;
-    use crate::rest::testing::Serving;
+    use crate::process::vm_slot::Slot;
+    use crate::rest::testing::{Serving, answer, at_once};
 
     #[test]
     fn devices_are_configured_one_by_one() {
@@ -150,6 +162,22 @@ mod tests {
             [r#""drive_id":"root""#, r#""host_dev_name":"tap0""#, r#""guest_cid":3"#, r#""amount_mib":64"#]
         {
             assert!(found.contains(words), "{words}: {found}");
+        }
+    }
+
+    #[test]
+    fn one_of_two_concurrent_root_drives_is_refused() {
+        for _ in 0..100 {
+            let api = Api::new(Arc::new(Slot::new()));
+            let mut statuses = at_once(&["a", "b", "c", "d"], |id| {
+                let drive = json!({"drive_id": id, "path_on_host": "/d", "is_root_device": true});
+                let drive = Body(serde_json::from_value(drive).unwrap());
+                answer(set_drive(State(api.clone()), Path((*id).to_owned()), drive))
+            });
+            statuses.sort_unstable();
+            assert_eq!(statuses, [204, 400, 400, 400]);
+            let DeviceDraft { devices, root } = api.draft().devices;
+            assert_eq!(devices.disks.iter().map(|disk| &disk.id).collect::<Vec<_>>(), [&root.unwrap()]);
         }
     }
 

@@ -7,15 +7,15 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, put};
 use axum::{Json, Router};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use volt_vmm::{Error, FileRef, IrqchipKind, VmConfig};
+use volt_vmm::{Error, VmConfig};
 
 use super::devices::DeviceDraft;
-use super::names;
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::{Fault, StatusOnly};
+use crate::rest::firecracker::names;
+use crate::rest::firecracker::names::machine::{BootSource, Machine, MachineChange};
 
 pub(crate) fn routes() -> Router<Api> {
     Router::new()
@@ -35,15 +35,7 @@ pub(crate) struct Draft {
 impl Draft {
     /// Returns the whole configuration, if a kernel is set.
     pub(crate) fn config(&self) -> Option<VmConfig> {
-        let boot = self.boot.clone()?;
-        let mut config = VmConfig::new(boot.kernel_image_path);
-        config.boot.initrd = boot.initrd_path;
-        if let Some(cmdline) = boot.boot_args {
-            config.boot.cmdline = cmdline;
-        }
-        let machine = self.machine.unwrap_or_default();
-        (config.vcpus, config.memory_mib) = (machine.vcpu_count, machine.mem_size_mib);
-        config.irqchip = machine.irqchip;
+        let mut config = self.machine.unwrap_or_default().config(self.boot.clone()?);
         self.devices.add_to(&mut config);
         Some(config)
     }
@@ -82,12 +74,16 @@ impl Api {
         Ok(())
     }
 
-    pub(crate) fn change_draft(&self, act: &'static str, change: impl FnOnce(&mut Draft)) -> StatusOnly {
+    /// Changes the configuration. No other request changes it between the checks of `change` and its change.
+    pub(crate) fn change_draft(
+        &self,
+        act: &'static str,
+        change: impl FnOnce(&mut Draft) -> Result<(), Fault>,
+    ) -> StatusOnly {
         if self.slot.peek().is_some() {
             return Err(Error::NotNow { act, state: "was started already" }.into());
         }
-        change(&mut self.lock_draft());
-        Ok(StatusCode::NO_CONTENT)
+        change(&mut self.lock_draft()).map(|()| StatusCode::NO_CONTENT)
     }
 
     // No holder of the lock panics, so a poisoned draft is sound.
@@ -107,104 +103,16 @@ impl Api {
 
 impl From<&VmConfig> for Draft {
     fn from(config: &VmConfig) -> Self {
-        let boot = BootSource {
-            kernel_image_path: config.boot.kernel.clone(),
-            initrd_path: config.boot.initrd.clone(),
-            boot_args: Some(config.boot.cmdline.clone()),
-        };
-        let machine = Machine {
-            vcpu_count: config.vcpus,
-            mem_size_mib: config.memory_mib,
-            irqchip: config.irqchip,
-            ..Machine::default()
-        };
-        Self { boot: Some(boot), machine: Some(machine), devices: DeviceDraft::from(&config.devices) }
+        let boot = Some(config.boot.clone().into());
+        Self { boot, machine: Some(config.into()), devices: DeviceDraft::from(&config.devices) }
     }
-}
-
-/// `PUT /boot-source`
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct BootSource {
-    kernel_image_path: FileRef,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    initrd_path: Option<FileRef>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    boot_args: Option<String>,
 }
 
 async fn set_boot_source(State(api): State<Api>, Body(boot): Body<BootSource>) -> StatusOnly {
-    api.change_draft("set the boot source", |draft| draft.boot = Some(boot))
-}
-
-/// Answer to `GET /machine-config`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-struct Machine {
-    vcpu_count: u8,
-    mem_size_mib: u64,
-    smt: bool,
-    track_dirty_pages: bool,
-    huge_pages: &'static str,
-    /// volt-vmm's own.
-    irqchip: IrqchipKind,
-}
-
-impl Default for Machine {
-    fn default() -> Self {
-        let VmConfig { vcpus, memory_mib, irqchip, .. } = VmConfig::new("");
-        Self {
-            vcpu_count: vcpus,
-            mem_size_mib: memory_mib,
-            smt: false,
-            track_dirty_pages: false,
-            huge_pages: "None",
-            irqchip,
-        }
-    }
-}
-
-/// `PUT` or `PATCH /machine-config`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct MachineChange {
-    vcpu_count: Option<u8>,
-    mem_size_mib: Option<u64>,
-    #[serde(default)]
-    smt: bool,
-    /// Remembered without effect: every VM supports diffs.
-    track_dirty_pages: Option<bool>,
-    cpu_template: Option<String>,
-    huge_pages: Option<String>,
-    irqchip: Option<IrqchipKind>,
-}
-
-impl MachineChange {
-    /// Applies the change to `from`.
-    ///
-    /// # Errors
-    /// It asks for a feature that volt-vmm lacks, or the machine is invalid.
-    fn apply(&self, from: Machine) -> Result<Machine, Fault> {
-        let named = |value: &Option<String>| value.as_ref().is_some_and(|value| value != "None");
-        for (field, given) in [
-            ("smt", self.smt),
-            ("cpu_template", named(&self.cpu_template)),
-            ("huge_pages", named(&self.huge_pages)),
-        ] {
-            if given {
-                return Err(Fault::refused(format!("{field}: not supported; leave it out")));
-            }
-        }
-        let machine = Machine {
-            vcpu_count: self.vcpu_count.unwrap_or(from.vcpu_count),
-            mem_size_mib: self.mem_size_mib.unwrap_or(from.mem_size_mib),
-            track_dirty_pages: self.track_dirty_pages.unwrap_or(from.track_dirty_pages),
-            irqchip: self.irqchip.unwrap_or(from.irqchip),
-            ..from
-        };
-        VmConfig { vcpus: machine.vcpu_count, memory_mib: machine.mem_size_mib, ..VmConfig::new("") }
-            .validate()?;
-        Ok(machine)
-    }
+    api.change_draft("set the boot source", |draft| {
+        draft.boot = Some(boot);
+        Ok(())
+    })
 }
 
 async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
@@ -215,13 +123,17 @@ async fn set_machine(State(api): State<Api>, Body(change): Body<MachineChange>) 
             return Err(Fault::refused(format!("request body: missing field `{field}`")));
         }
     }
-    let machine = change.apply(Machine::default())?;
-    api.change_draft("set the machine's configuration", |draft| draft.machine = Some(machine))
+    api.change_draft("set the machine's configuration", |draft| {
+        draft.machine = Some(change.apply(Machine::default())?);
+        Ok(())
+    })
 }
 
 async fn change_machine(State(api): State<Api>, Body(change): Body<MachineChange>) -> StatusOnly {
-    let machine = change.apply(api.draft().machine.unwrap_or_default())?;
-    api.change_draft("change the machine's configuration", |draft| draft.machine = Some(machine))
+    api.change_draft("change the machine's configuration", |draft| {
+        draft.machine = Some(change.apply(draft.machine.unwrap_or_default())?);
+        Ok(())
+    })
 }
 
 async fn machine_config(State(api): State<Api>) -> Json<Machine> {
@@ -232,7 +144,7 @@ async fn vm_config(State(api): State<Api>) -> Json<Value> {
     let Draft { boot, machine, devices } = api.parts();
     let machine = machine.unwrap_or_default();
     let DeviceDraft { devices, root } = devices;
-    let mut described = names::describe(devices, root.as_deref());
+    let mut described = names::devices::describe(devices, root.as_deref());
     described["boot-source"] = json!(boot);
     described["machine-config"] = json!(machine);
     Json(described)
@@ -240,8 +152,13 @@ async fn vm_config(State(api): State<Api>) -> Json<Value> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use volt_vmm::IrqchipKind;
+
     use super::*;
-    use crate::rest::testing::Serving;
+    use crate::process::vm_slot::Slot;
+    use crate::rest::testing::{Serving, answer, at_once};
 
     #[test]
     fn machine_is_configured_step_by_step() {
@@ -261,6 +178,21 @@ mod tests {
             "{found}"
         );
         api.refuses("PUT", "/snapshot/load", r#"{"snapshot_path":"/s"}"#, 400, "configured to boot");
+    }
+
+    #[test]
+    fn concurrent_changes_of_a_machine_all_count() {
+        for _ in 0..100 {
+            let api = Api::new(Arc::new(Slot::new()));
+            let bodies = [r#"{"vcpu_count":4}"#, r#"{"mem_size_mib":512}"#, r#"{"irqchip":"split"}"#];
+            let statuses = at_once(&bodies, |body| {
+                answer(change_machine(State(api.clone()), Body(serde_json::from_str(body).unwrap())))
+            });
+            assert_eq!(statuses, [204; 3]);
+            let machine = api.draft().machine.unwrap();
+            assert_eq!((machine.vcpu_count, machine.mem_size_mib), (4, 512));
+            assert_eq!(machine.irqchip, IrqchipKind::Split);
+        }
     }
 
     #[test]

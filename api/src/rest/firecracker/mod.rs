@@ -6,36 +6,35 @@ pub(crate) mod devices;
 pub(crate) mod machine;
 pub(crate) mod names;
 
-use std::path::PathBuf;
-use std::time::Duration;
-
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, patch, put};
 use axum::{Json, Router, middleware};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use volt_vmm::config::Overrides;
-use volt_vmm::{
-    ChangedImages, Compression, Error, Packing, PagerOptions, RecordUntil, RestoreOptions, RunState,
-    SnapshotKind, SnapshotOptions, Store, Unpack,
-};
+use volt_vmm::{ChangedImages, Error, PagerOptions, RestoreOptions, RunState, Store, Unpack};
 
 use super::Api;
 use super::body::Body;
 use super::error::{Fault, StatusOnly};
 use crate::process::start;
-use crate::process::start::SharedPager;
-use crate::rest::firecracker::names::{NetworkOverride, VsockSocket};
+use names::machine::{Action, ActionType, SetState, WantedState};
+use names::snapshot::{CreateSnapshot, LoadSnapshot, merge_overrides};
 
 pub(super) fn routes() -> Router<Api> {
     Router::new()
         .route("/", get(describe_instance))
         .route("/version", get(version))
-        .route("/snapshot/create", put(create_snapshot))
         .route("/snapshot/load", put(load_snapshot))
         .route("/vm", patch(set_state))
+        .merge(snapshots())
         .merge(configuration())
+}
+
+/// The path whose request has other names for the options of a snapshot than the library.
+fn snapshots() -> Router<Api> {
+    Router::new()
+        .route("/snapshot/create", put(create_snapshot))
+        .layer(middleware::map_response(async |response| Fault::rename(response, names::SNAPSHOT_FIELDS)))
 }
 
 /// Paths whose requests configure a VM in Firecracker's names, so refusals have them too.
@@ -63,54 +62,6 @@ async fn version() -> Json<Value> {
     Json(json!({ "firecracker_version": version, "volt_vmm_version": version }))
 }
 
-/// `PUT /snapshot/create`
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CreateSnapshot {
-    /// The directory to create.
-    pub(crate) snapshot_path: PathBuf,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) snapshot_type: Option<SnapshotType>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) mem_file_path: Option<PathBuf>,
-    /// volt-vmm's own, like the next two: packs memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) compress: Option<Compression>,
-    /// Bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) chunk_size: Option<u32>,
-    /// Percent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) least_saving: Option<u8>,
-    /// volt-vmm's own: inflates the balloon first.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(crate) trim: bool,
-    /// volt-vmm's own: the longest pause of the guest, in milliseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) max_pause_ms: Option<u64>,
-}
-
-impl CreateSnapshot {
-    fn options(&self) -> Result<SnapshotOptions, Fault> {
-        let kind = match self.snapshot_type {
-            Some(SnapshotType::Diff) => SnapshotKind::Diff,
-            Some(SnapshotType::Full) | None => SnapshotKind::Full,
-        };
-        let max_pause = self.max_pause_ms.map(Duration::from_millis);
-        let packing = Packing::from_options(self.compress, self.chunk_size, self.least_saving)?;
-        let mut options = SnapshotOptions::default().kind(kind).packing(packing);
-        (options.trim, options.max_pause) = (self.trim, max_pause);
-        Ok(options)
-    }
-}
-
-/// Firecracker's kinds of snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum SnapshotType {
-    Full,
-    Diff,
-}
-
 const ONE_DIRECTORY: &str = "leave it out: a snapshot of volt-vmm is one directory, named by snapshot_path, \
                              that holds the memory too";
 
@@ -128,47 +79,6 @@ async fn create_snapshot(State(api): State<Api>, Body(request): Body<CreateSnaps
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `PUT /snapshot/load`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LoadSnapshot {
-    snapshot_path: PathBuf,
-    #[serde(default)]
-    resume_vm: bool,
-    mem_file_path: Option<Value>,
-    mem_backend: Option<Value>,
-    /// Ignored: every VM supports diffs.
-    #[serde(default, rename = "enable_diff_snapshots")]
-    _enable_diff_snapshots: bool,
-    /// Its newer name. It makes the first rewind faster.
-    #[serde(default)]
-    track_dirty_pages: bool,
-    #[serde(default)]
-    network_overrides: Vec<NetworkOverride>,
-    #[serde(default)]
-    vsock_override: Option<VsockSocket>,
-    /// volt-vmm's own: all differences of a clone.
-    #[serde(default)]
-    overrides: Overrides,
-    /// volt-vmm's own: directories whose disks and sockets a snapshot of another user may use.
-    #[serde(default)]
-    allow_paths: Vec<PathBuf>,
-    /// volt-vmm's own: unpacks packed memory before the guest runs, not on touch.
-    #[serde(default)]
-    unpack: bool,
-    /// volt-vmm's own: has a pager unpack it, which VMs of one snapshot share.
-    pager: Option<SharedPager>,
-    /// volt-vmm's own: records the pages that the guest touches first, until this event.
-    record: Option<RecordUntil>,
-    /// volt-vmm's own: reads recorded pages ahead.
-    #[serde(default = "usually")]
-    prefetch: bool,
-}
-
-fn usually() -> bool {
-    true
-}
-
 async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>) -> StatusOnly {
     for (field, given) in
         [("mem_file_path", request.mem_file_path.is_some()), ("mem_backend", request.mem_backend.is_some())]
@@ -178,8 +88,7 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
         }
     }
     api.refuse_after_configuration()?;
-    let overrides =
-        names::merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
+    let overrides = merge_overrides(request.overrides, request.network_overrides, request.vsock_override);
     let unpack = Unpack::from_options(request.unpack, request.pager.map(PagerOptions::from))?;
     let mut options = RestoreOptions::default()
         .overrides(overrides)
@@ -201,19 +110,6 @@ async fn load_snapshot(State(api): State<Api>, Body(request): Body<LoadSnapshot>
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `PATCH /vm`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SetState {
-    state: WantedState,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-enum WantedState {
-    Paused,
-    Resumed,
-}
-
 async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> StatusOnly {
     api.call(move |slot| match request.state {
         WantedState::Paused => slot.vm("pause")?.pause(),
@@ -221,20 +117,6 @@ async fn set_state(State(api): State<Api>, Body(request): Body<SetState>) -> Sta
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// `PUT /actions`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Action {
-    action_type: ActionType,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-enum ActionType {
-    InstanceStart,
-    SendCtrlAltDel,
-    FlushMetrics,
 }
 
 async fn act(State(api): State<Api>, Body(request): Body<Action>) -> StatusOnly {

@@ -12,8 +12,7 @@ use crate::process::fork::parent::{ChildSpec, Forked};
 use crate::rest::Api;
 use crate::rest::body::Body;
 use crate::rest::error::Fault;
-use crate::rest::firecracker::names;
-use crate::rest::firecracker::names::{NetworkOverride, VsockSocket};
+use crate::rest::firecracker::names::snapshot::{NetworkOverride, VsockSocket, merge_overrides};
 
 /// The body of a request.
 #[derive(Debug, Serialize, Deserialize)]
@@ -60,7 +59,7 @@ pub(crate) async fn fork(
         .map(|child| ChildSpec {
             api_socket: child.api_socket,
             serial: child.serial,
-            overrides: names::merge_overrides(child.overrides, child.network_overrides, child.vsock_override),
+            overrides: merge_overrides(child.overrides, child.network_overrides, child.vsock_override),
         })
         .collect();
     let forked = api

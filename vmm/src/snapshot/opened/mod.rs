@@ -3,6 +3,7 @@
 pub(crate) mod chunks;
 pub(crate) mod composed;
 pub(crate) mod grant;
+pub(crate) mod location;
 pub(crate) mod memory;
 pub(crate) mod relative;
 pub(crate) mod state;

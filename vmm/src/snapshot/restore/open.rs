@@ -20,6 +20,7 @@ use crate::memory::lazy::fault_service::Service;
 use crate::memory::page_set::PageSet;
 use crate::memory::ram::GuestRam;
 use crate::persist::Persist;
+use crate::snapshot::Metadata;
 use crate::snapshot::disks::images;
 use crate::snapshot::disks::layers;
 use crate::snapshot::format::manifest;
@@ -29,13 +30,13 @@ use crate::snapshot::lineage::{Lineage, PagesToCapture};
 use crate::snapshot::opened::composed::ComposedMemory;
 use crate::snapshot::opened::grant;
 use crate::snapshot::opened::grant::Grants;
+use crate::snapshot::opened::location::Location;
 use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, SnapshotMemory, Unpack};
 use crate::snapshot::opened::relative;
 use crate::snapshot::opened::relative::{Digests, OpenedMemory};
 use crate::snapshot::opened::state::read_manifest;
 use crate::snapshot::restore::options::RestoreOptions;
 use crate::snapshot::restore::record::{RecordUntil, Recording, TouchLog};
-use crate::snapshot::{Metadata, STATE_FILE};
 use crate::store::Store;
 use crate::timing::step_done;
 
@@ -43,7 +44,7 @@ use crate::timing::step_done;
 /// modifies it.
 #[derive(Debug)]
 pub struct Snapshot {
-    path: PathBuf,
+    location: Location,
     metadata: Metadata,
     config: VmConfig,
     /// Author of the state file, which decides the grants.
@@ -112,7 +113,7 @@ impl Snapshot {
             origin,
             digests,
             working_set,
-            ..Self::of_own(path, state, memory, lineage, layers, files)
+            ..Self::of_own(Location::Directory(path), state, memory, lineage, layers, files)
         };
         snapshot.check_host()?;
         step_done("host check");
@@ -128,22 +129,22 @@ impl Snapshot {
         layers: BTreeMap<String, File>,
         held: Option<&Arc<Leases>>,
     ) -> Result<Self> {
-        let path = PathBuf::from("of a running VM");
+        let location = Location::Memory;
         let (memory, fills, held) = match memory {
             CapturedBase::Whole(file) => {
                 let held = held.filter(|held| held.cover(&file)).map(Arc::clone);
-                (Arc::new(SnapshotMemory::Raw(file, path.clone())), None, held)
+                (Arc::new(SnapshotMemory::Raw(file, location.path().to_owned())), None, held)
             }
             CapturedBase::Lazy(LazyMemory { memory, unpack }) => (memory, Some(unpack), None),
         };
-        let files = held.map_or_else(|| files(&path, &memory, over.as_ref()), Ok)?;
+        let files = held.map_or_else(|| files(location.path(), &memory, over.as_ref()), Ok)?;
         let layers = layers::LayerFiles::Held(layers);
-        Ok(Self { fills, ..Self::of_own(path, state, (memory, over), lineage, layers, files) })
+        Ok(Self { fills, ..Self::of_own(location, state, (memory, over), lineage, layers, files) })
     }
 
     /// A snapshot of this process, with no files.
     fn of_own(
-        path: PathBuf,
+        location: Location,
         (metadata, config, machine): (Metadata, VmConfig, MachineState),
         (memory, over): (Arc<SnapshotMemory>, Option<OverlayPages>),
         lineage: Option<Lineage>,
@@ -153,7 +154,7 @@ impl Snapshot {
         let (origin, fills, working_set) = (grant::Authorship::Own, None, None);
         let (machine, digests) = (Arc::new(machine), Digests::default());
         Self {
-            path,
+            location,
             metadata,
             config,
             origin,
@@ -221,7 +222,7 @@ impl Snapshot {
 
     /// Its directory.
     pub(crate) fn path(&self) -> &Path {
-        &self.path
+        self.location.path()
     }
 
     /// The working set, if a restore recorded one.
@@ -252,7 +253,7 @@ impl Snapshot {
         let ahead = self.ahead(&options)?;
         let notes = options.record.map(|marker| TouchLog::new(marker, self.metadata.memory_bytes));
         let mut config = self.config.clone();
-        Grants { origin: &self.origin, snapshot: &self.path, allowed: &options.allowed }
+        Grants { origin: &self.origin, snapshot: self.location.path(), allowed: &options.allowed }
             .check_devices(&mut config.devices, &options.overrides)?;
         let given = options.overrides.disks.iter().filter(|disk| disk.layer.is_some());
         let placed = given.map(|disk| disk.id.clone()).collect();
@@ -275,7 +276,7 @@ impl Snapshot {
         let (then, recorded) = (&self.metadata.disks, &self.config.devices.disks);
         images::check(then, recorded, &machine, &options.overrides, options.changed_images)?;
         machine.restore(&self.machine).map_err(|source| Error::Restore {
-            path: self.path.join(STATE_FILE),
+            path: self.location.state_file(),
             source: Box::new(source),
         })?;
         let recording = notes.map(|notes| self.record(notes, &machine)).transpose()?;
@@ -291,7 +292,7 @@ impl Snapshot {
             _ => lineage,
         });
         let origin = RestoredFrom {
-            path: self.path.join(STATE_FILE),
+            path: self.location.state_file(),
             machine: Arc::clone(&self.machine),
             lazy,
             over,
@@ -368,7 +369,7 @@ impl Snapshot {
         }
         missing.sort();
         missing.dedup();
-        Err(Error::HostCpu { path: self.path.clone(), missing: missing.join(", ") })
+        Err(Error::HostCpu { path: self.location.path().to_owned(), missing: missing.join(", ") })
     }
 }
 

@@ -107,10 +107,10 @@ impl SnapshotOptions {
     /// [`Error::Config`] names the option that is wrong.
     pub fn validate(&self, memory_bytes: u64) -> Result<()> {
         if self.kind == SnapshotKind::Diff && self.packing.is_some() {
-            return Err(Error::config("compress", Invalid::PackedDiff));
+            return Err(Error::config("packing", Invalid::PackedDiff));
         }
         if self.max_pause.is_some_and(|longest| longest.is_zero()) {
-            return Err(Error::config("max_pause_ms", Invalid::NoPause));
+            return Err(Error::config("max_pause", Invalid::NoPause));
         }
         self.packing.map_or(Ok(()), |packing| packing.validate(memory_bytes))
     }
@@ -201,7 +201,7 @@ fn written(over: Option<&Lineage>, options: &SnapshotOptions) -> MemoryToWrite {
 /// The lineage for a diff of the VM. Absent if the diff would be too large.
 fn relative_to(vm: &SharedMachine, history: &History) -> Result<Option<Lineage>> {
     let problem = "a diff needs a full snapshot of this VM as its base; take a full snapshot first";
-    let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("snapshot_type", problem))?;
+    let lineage = history.lineage.as_ref().ok_or_else(|| Error::config("kind", problem))?;
     let base = vm.on_machine(|machine| machine.shell().ram.base().file);
     Ok(match &lineage.may_differ {
         PagesToCapture::Written(pages) if !is_small(pages, &base, history.lazy())? => None,

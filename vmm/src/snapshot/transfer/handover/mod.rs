@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,7 @@ use crate::snapshot::format::manifest;
 use crate::snapshot::format::manifest::BaseSnapshot;
 use crate::snapshot::format::pack::Pack;
 use crate::snapshot::lineage::{Lineage, PagesToCapture};
+use crate::snapshot::opened::location::Location;
 use crate::snapshot::opened::memory::{CapturedBase, LazyMemory, Packed, SnapshotMemory, Unpack};
 use crate::snapshot::opened::state;
 use crate::snapshot::restore::open::Snapshot;
@@ -127,7 +128,8 @@ impl Snapshot {
         let received = wire::receive(from, LARGEST_PART);
         let received = received.map_err(|source| Error::host("receive a VM from its parent", source))?;
         let wire::Received { parts: [state, about, pages], files } = received.map_err(wrong)?;
-        let manifest::Manifest { metadata, config, machine, .. } = state::decode(&place(), &state)?;
+        let manifest::Manifest { metadata, config, machine, .. } =
+            state::decode(Location::Memory.path(), &state)?;
         let about: HandoverHeader =
             serde_json::from_slice(&about).map_err(|source| wrong(format!("cannot be decoded: {source}")))?;
         let len = metadata.memory_bytes;
@@ -262,12 +264,8 @@ fn memory_file(file: Option<File>, len: u64) -> Result<File> {
     }
 }
 
-fn place() -> PathBuf {
-    Path::new("of a running VM").to_owned()
-}
-
 fn wrong(problem: impl Into<String>) -> Error {
-    Error::snapshot(place(), problem)
+    Error::snapshot(Location::Memory.path(), problem)
 }
 
 #[cfg(test)]

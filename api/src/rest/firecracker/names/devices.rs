@@ -1,26 +1,16 @@
-//! Firecracker's names for the library's device configurations and overrides. Each device has one type here,
-//! which converts both ways and loses nothing. Fields that Firecracker lacks are volt-vmm's own.
+//! Names of devices. Each device has one type here, which converts both ways and loses nothing.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use volt_vmm::FileRef;
+use volt_vmm::config::Devices;
 use volt_vmm::config::devices::{
     BalloonConfig, Cache, ConsoleConfig, DiskConfig, Engine, NetBackend, NetConfig, RateLimit, VsockConfig,
 };
-use volt_vmm::config::overrides::NetOverride;
-use volt_vmm::config::{Devices, Overrides};
 
 use crate::rest::error::Fault;
-
-/// The library's and Firecracker's names of fields in refusals.
-pub(crate) const FIELDS: &[(&str, &str)] = &[
-    ("vcpus", "vcpu_count"),
-    ("memory", "mem_size_mib"),
-    ("balloon target_mib", "amount_mib"),
-    ("vsock cid", "guest_cid"),
-];
 
 /// A disk: `PUT /drives/{drive_id}`, except for `is_root_device`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -310,49 +300,39 @@ pub(crate) fn describe(devices: Devices, root: Option<&str>) -> Value {
     described
 }
 
-/// A tap in place of a network interface's backend: an element of `network_overrides`.
-#[derive(Debug, Serialize, Deserialize)]
+/// A change of a drive: `PATCH /drives/{drive_id}`.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct NetworkOverride {
-    iface_id: String,
-    host_dev_name: String,
+pub(crate) struct DriveChange {
+    pub(crate) drive_id: String,
+    pub(crate) path_on_host: Option<FileRef>,
+    pub(crate) rate_limiter: Option<RateLimit>,
 }
 
-impl From<NetworkOverride> for NetOverride {
-    fn from(NetworkOverride { iface_id, host_dev_name }: NetworkOverride) -> Self {
-        Self { id: iface_id, backend: Some(NetBackend::Tap(host_dev_name)), ..Self::default() }
-    }
-}
-
-/// A path in place of the vsock device's socket: `vsock_override`.
-#[derive(Debug, Serialize, Deserialize)]
+/// A change of a network interface: `PATCH /network-interfaces/{iface_id}`.
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct VsockSocket {
-    uds_path: PathBuf,
+pub(crate) struct NetworkInterfaceChange {
+    pub(crate) iface_id: String,
+    pub(crate) rx_rate_limiter: Option<RateLimit>,
+    pub(crate) tx_rate_limiter: Option<RateLimit>,
 }
 
-/// Adds Firecracker's overrides to volt-vmm's own.
-pub(crate) fn merge_overrides(
-    mut overrides: Overrides,
-    networks: Vec<NetworkOverride>,
-    vsock: Option<VsockSocket>,
-) -> Overrides {
-    overrides.networks.extend(networks.into_iter().map(NetOverride::from));
-    if let Some(VsockSocket { uds_path }) = vsock {
-        overrides.vsock.get_or_insert_default().socket = Some(uds_path.into());
-    }
-    overrides
+/// A change of the balloon: `PATCH /balloon`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BalloonChange {
+    pub(crate) amount_mib: u64,
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Debug;
-
     use proptest::prelude::{Strategy, any, prop_assert_eq, prop_compose, prop_oneof, proptest};
     use serde::de::DeserializeOwned;
     use volt_vmm::config::devices::Bucket;
 
     use super::*;
+    use crate::rest::firecracker::names::testing::{files, through_a_body};
 
     fn buckets() -> impl Strategy<Value = Option<Bucket>> {
         let bucket = |(size, refill_time, one_time_burst)| Bucket { size, refill_time, one_time_burst };
@@ -361,10 +341,6 @@ mod tests {
 
     fn limits() -> impl Strategy<Value = RateLimit> {
         (buckets(), buckets()).prop_map(|(bandwidth, ops)| RateLimit { bandwidth, ops })
-    }
-
-    fn files() -> impl Strategy<Value = Option<FileRef>> {
-        proptest::option::of("/[a-z]{1,8}".prop_map(|path| FileRef::from(&path)))
     }
 
     prop_compose! {
@@ -417,17 +393,6 @@ mod tests {
         ) -> BalloonConfig {
             BalloonConfig { target_mib, deflate_on_oom, statistics_interval, reporting, hinting }
         }
-    }
-
-    /// Writes a configuration as a body and reads it again.
-    fn through_a_body<C: Clone, B>(config: &C) -> B
-    where
-        B: From<C> + Serialize + DeserializeOwned + PartialEq + Debug,
-    {
-        let body = B::from(config.clone());
-        let read = serde_json::from_str(&serde_json::to_string(&body).unwrap()).unwrap();
-        assert_eq!(read, body);
-        read
     }
 
     proptest! {
@@ -484,17 +449,6 @@ mod tests {
             console: part::<Option<ConsoleSocket>>(description, "console").map(ConsoleConfig::from),
             on_cmdline: part::<Option<bool>>(description, "devices_on_cmdline").is_some(),
         }
-    }
-
-    #[test]
-    fn firecrackers_overrides_join_volt_vmms_own() {
-        let own = r#"{"networks":[{"id":"a","mac":"02:00:00:00:00:01"}],"vsock":{"cid":9}}"#;
-        let networks = serde_json::from_str(r#"[{"iface_id":"b","host_dev_name":"tap1"}]"#).unwrap();
-        let vsock = serde_json::from_str(r#"{"uds_path":"/v"}"#).unwrap();
-        let all = r#"{"networks":[{"id":"a","mac":"02:00:00:00:00:01"},{"id":"b","backend":{"tap":"tap1"}}],
-                      "vsock":{"cid":9,"socket":"/v"}}"#;
-        let merged = merge_overrides(serde_json::from_str(own).unwrap(), networks, Some(vsock));
-        assert_eq!(merged, serde_json::from_str(all).unwrap());
     }
 
     #[test]

@@ -3,24 +3,15 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use serde::Deserialize;
 use serde_json::{Value, json};
-use volt_vmm::config::devices::{BalloonConfig, RateLimit};
-use volt_vmm::{BalloonStatus, FileRef};
+use volt_vmm::BalloonStatus;
+use volt_vmm::config::devices::BalloonConfig;
 
-use super::{Balloon, StatusOnly, check_id};
 use crate::rest::Api;
 use crate::rest::body::Body;
-use crate::rest::error::Fault;
-
-/// `PATCH /drives/{drive_id}`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct DriveChange {
-    drive_id: String,
-    path_on_host: Option<FileRef>,
-    rate_limiter: Option<RateLimit>,
-}
+use crate::rest::error::{Fault, StatusOnly};
+use crate::rest::firecracker::devices::check_id;
+use crate::rest::firecracker::names::devices::{Balloon, BalloonChange, DriveChange, NetworkInterfaceChange};
 
 pub(crate) async fn change_drive(
     State(api): State<Api>,
@@ -49,15 +40,6 @@ pub(crate) async fn change_drive(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `PATCH /network-interfaces/{iface_id}`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct NetworkInterfaceChange {
-    iface_id: String,
-    rx_rate_limiter: Option<RateLimit>,
-    tx_rate_limiter: Option<RateLimit>,
-}
-
 pub(crate) async fn change_network_interface(
     State(api): State<Api>,
     Path(id): Path<String>,
@@ -70,13 +52,6 @@ pub(crate) async fn change_network_interface(
     })
     .await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// `PATCH /balloon`
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct BalloonChange {
-    amount_mib: u64,
 }
 
 pub(crate) async fn change_balloon(State(api): State<Api>, Body(change): Body<BalloonChange>) -> StatusOnly {

@@ -1,0 +1,43 @@
+//! Firecracker's names: a type for each of its requests, which converts to the library's types and holds no
+//! state. Fields that Firecracker lacks are volt-vmm's own.
+
+pub(crate) mod devices;
+pub(crate) mod machine;
+pub(crate) mod snapshot;
+
+/// The library's and Firecracker's names of fields in refusals.
+pub(crate) const FIELDS: &[(&str, &str)] = &[
+    ("vcpus", "vcpu_count"),
+    ("memory", "mem_size_mib"),
+    ("balloon target_mib", "amount_mib"),
+    ("vsock cid", "guest_cid"),
+];
+
+/// The same of a snapshot's options.
+pub(crate) const SNAPSHOT_FIELDS: &[(&str, &str)] =
+    &[("kind", "snapshot_type"), ("packing", "compress"), ("max_pause", "max_pause_ms")];
+
+#[cfg(test)]
+mod testing {
+    use std::fmt::Debug;
+
+    use proptest::prelude::Strategy;
+    use serde::Serialize;
+    use serde::de::DeserializeOwned;
+    use volt_vmm::FileRef;
+
+    pub(super) fn files() -> impl Strategy<Value = Option<FileRef>> {
+        proptest::option::of("/[a-z]{1,8}".prop_map(|path| FileRef::from(&path)))
+    }
+
+    /// Writes a configuration as a body and reads it again.
+    pub(super) fn through_a_body<C: Clone, B>(config: &C) -> B
+    where
+        B: From<C> + Serialize + DeserializeOwned + PartialEq + Debug,
+    {
+        let body = B::from(config.clone());
+        let read = serde_json::from_str(&serde_json::to_string(&body).unwrap()).unwrap();
+        assert_eq!(read, body);
+        read
+    }
+}

@@ -1,0 +1,157 @@
+//! Names of requests for snapshots, and of overrides.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use volt_vmm::config::Overrides;
+use volt_vmm::config::devices::NetBackend;
+use volt_vmm::config::overrides::NetOverride;
+use volt_vmm::{Compression, Packing, RecordUntil, SnapshotKind, SnapshotOptions};
+
+use crate::process::start::SharedPager;
+use crate::rest::error::Fault;
+
+/// `PUT /snapshot/create`
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSnapshot {
+    /// The directory to create.
+    pub(crate) snapshot_path: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) snapshot_type: Option<SnapshotType>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) mem_file_path: Option<PathBuf>,
+    /// volt-vmm's own, like the next two: packs memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) compress: Option<Compression>,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) chunk_size: Option<u32>,
+    /// Percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) least_saving: Option<u8>,
+    /// volt-vmm's own: inflates the balloon first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) trim: bool,
+    /// volt-vmm's own: the longest pause of the guest, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) max_pause_ms: Option<u64>,
+}
+
+impl CreateSnapshot {
+    /// Returns the library's options for it.
+    ///
+    /// # Errors
+    /// An option of packing lacks a compression.
+    pub(crate) fn options(&self) -> Result<SnapshotOptions, Fault> {
+        let kind = match self.snapshot_type {
+            Some(SnapshotType::Diff) => SnapshotKind::Diff,
+            Some(SnapshotType::Full) | None => SnapshotKind::Full,
+        };
+        let max_pause = self.max_pause_ms.map(Duration::from_millis);
+        let packing = Packing::from_options(self.compress, self.chunk_size, self.least_saving)?;
+        let mut options = SnapshotOptions::default().kind(kind).packing(packing);
+        (options.trim, options.max_pause) = (self.trim, max_pause);
+        Ok(options)
+    }
+}
+
+/// Firecracker's kinds of snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SnapshotType {
+    Full,
+    Diff,
+}
+
+/// `PUT /snapshot/load`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoadSnapshot {
+    pub(crate) snapshot_path: PathBuf,
+    #[serde(default)]
+    pub(crate) resume_vm: bool,
+    pub(crate) mem_file_path: Option<Value>,
+    pub(crate) mem_backend: Option<Value>,
+    /// Ignored: every VM supports diffs.
+    #[serde(default, rename = "enable_diff_snapshots")]
+    _enable_diff_snapshots: bool,
+    /// Its newer name. It makes the first rewind faster.
+    #[serde(default)]
+    pub(crate) track_dirty_pages: bool,
+    #[serde(default)]
+    pub(crate) network_overrides: Vec<NetworkOverride>,
+    #[serde(default)]
+    pub(crate) vsock_override: Option<VsockSocket>,
+    /// volt-vmm's own: all differences of a clone.
+    #[serde(default)]
+    pub(crate) overrides: Overrides,
+    /// volt-vmm's own: directories whose disks and sockets a snapshot of another user may use.
+    #[serde(default)]
+    pub(crate) allow_paths: Vec<PathBuf>,
+    /// volt-vmm's own: unpacks packed memory before the guest runs, not on touch.
+    #[serde(default)]
+    pub(crate) unpack: bool,
+    /// volt-vmm's own: has a pager unpack it, which VMs of one snapshot share.
+    pub(crate) pager: Option<SharedPager>,
+    /// volt-vmm's own: records the pages that the guest touches first, until this event.
+    pub(crate) record: Option<RecordUntil>,
+    /// volt-vmm's own: reads recorded pages ahead.
+    #[serde(default = "usually")]
+    pub(crate) prefetch: bool,
+}
+
+fn usually() -> bool {
+    true
+}
+
+/// A tap in place of a network interface's backend: an element of `network_overrides`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NetworkOverride {
+    iface_id: String,
+    host_dev_name: String,
+}
+
+impl From<NetworkOverride> for NetOverride {
+    fn from(NetworkOverride { iface_id, host_dev_name }: NetworkOverride) -> Self {
+        Self { id: iface_id, backend: Some(NetBackend::Tap(host_dev_name)), ..Self::default() }
+    }
+}
+
+/// A path in place of the vsock device's socket: `vsock_override`.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VsockSocket {
+    uds_path: PathBuf,
+}
+
+/// Adds Firecracker's overrides to volt-vmm's own.
+pub(crate) fn merge_overrides(
+    mut overrides: Overrides,
+    networks: Vec<NetworkOverride>,
+    vsock: Option<VsockSocket>,
+) -> Overrides {
+    overrides.networks.extend(networks.into_iter().map(NetOverride::from));
+    if let Some(VsockSocket { uds_path }) = vsock {
+        overrides.vsock.get_or_insert_default().socket = Some(uds_path.into());
+    }
+    overrides
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn firecrackers_overrides_join_volt_vmms_own() {
+        let own = r#"{"networks":[{"id":"a","mac":"02:00:00:00:00:01"}],"vsock":{"cid":9}}"#;
+        let networks = serde_json::from_str(r#"[{"iface_id":"b","host_dev_name":"tap1"}]"#).unwrap();
+        let vsock = serde_json::from_str(r#"{"uds_path":"/v"}"#).unwrap();
+        let all = r#"{"networks":[{"id":"a","mac":"02:00:00:00:00:01"},{"id":"b","backend":{"tap":"tap1"}}],
+                      "vsock":{"cid":9,"socket":"/v"}}"#;
+        let merged = merge_overrides(serde_json::from_str(own).unwrap(), networks, Some(vsock));
+        assert_eq!(merged, serde_json::from_str(all).unwrap());
+    }
+}
