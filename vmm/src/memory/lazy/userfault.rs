@@ -17,7 +17,6 @@ use crate::memory::PAGE;
 const DEVICE: &str = "/dev/userfaultfd";
 const API: u64 = 0xaa;
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
-const FEATURE_POISON: u64 = 1 << 14;
 const MODE_MISSING: u64 = 1;
 const DONT_WAKE: u64 = 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -99,7 +98,6 @@ const MESSAGES: usize = 16;
 #[derive(Debug)]
 pub struct Userfault {
     fd: OwnedFd,
-    poisons: bool,
 }
 
 impl Userfault {
@@ -119,13 +117,13 @@ impl Userfault {
         if handshake.features & FEATURE_MISSING_SHMEM == 0 {
             return Err(Error::host("handle page faults of a memfd", Errno::NOTSUP));
         }
-        Ok(Self { fd, poisons: handshake.features & FEATURE_POISON != 0 })
+        Ok(Self { fd })
     }
 
     /// One without an API handshake, which can do nothing.
     #[cfg(test)]
     pub(crate) fn without_agreement() -> io::Result<Self> {
-        Ok(Self { fd: from_device().or_else(|_| from_call())?, poisons: false })
+        Ok(Self { fd: from_device().or_else(|_| from_call())? })
     }
 
     /// One that reports unmapped memory of its process, too.
@@ -134,19 +132,13 @@ impl Userfault {
         const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
         let fd = from_device().or_else(|_| from_call())?;
         agree(&fd, FEATURE_EVENT_UNMAP)?;
-        Ok(Self { fd, poisons: false })
+        Ok(Self { fd })
     }
 
     /// Takes over one that another process made and initialised.
     #[must_use]
     pub fn of_other(fd: OwnedFd) -> Self {
-        Self { fd, poisons: false }
-    }
-
-    /// Whether [`Userfault::poison`] works.
-    #[must_use]
-    pub fn poisons(&self) -> bool {
-        self.poisons
+        Self { fd }
     }
 
     /// Registers `len` bytes of memory at `start`: faults on missing pages become messages.
@@ -202,7 +194,7 @@ impl Userfault {
     /// Poisons missing pages of a range, so that no thread can read them. Wakes nothing.
     ///
     /// # Errors
-    /// As [`Userfault::copy`].
+    /// As [`Userfault::copy`]. `INVAL`: the kernel is older than Linux 6.6.
     pub fn poison(&self, start: u64, len: u64) -> io::Result<()> {
         self.mark(UFFDIO_POISON, start, len)
     }
