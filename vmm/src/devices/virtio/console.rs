@@ -256,7 +256,7 @@ impl VirtioDevice for VirtioConsole {
         })?;
         let (heard, input) = self.receive(io)?;
         self.watch_client(input);
-        Ok(if [said, heard].contains(&NextTurn::Again) { NextTurn::Again } else { admitted })
+        Ok(admitted.sooner(said).sooner(heard))
     }
 }
 

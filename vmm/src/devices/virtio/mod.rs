@@ -138,6 +138,18 @@ pub enum NextTurn {
     Again,
 }
 
+impl NextTurn {
+    /// Returns the sooner of two times.
+    #[must_use]
+    pub fn sooner(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Wait, next) | (next, Self::Wait) => next,
+            (Self::At(one), Self::At(other)) => Self::At(one.min(other)),
+            _ => Self::Again,
+        }
+    }
+}
+
 /// The things that a device works with during a turn.
 #[derive(Debug)]
 pub struct DeviceIo<'a> {

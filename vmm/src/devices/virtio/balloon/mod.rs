@@ -347,18 +347,17 @@ impl VirtioDevice for Balloon {
 
     fn work(&mut self, _: WakeReason, io: &mut DeviceIo<'_>) -> std::result::Result<NextTurn, DeviceFailed> {
         let taken = io.features;
-        let mut turns = vec![self.inflate(io)?, io.serve(DEFLATE, |_| Ok(0))?];
+        let mut next = self.inflate(io)?.sooner(io.serve(DEFLATE, |_| Ok(0))?);
         if let Some(queue) = queue_of(feature::FREE_PAGE_HINT, taken) {
-            turns.push(self.take_free_pages(io, queue, true)?);
+            next = next.sooner(self.take_free_pages(io, queue, true)?);
         }
         if let Some(queue) = queue_of(feature::REPORTING, taken) {
-            turns.push(self.take_free_pages(io, queue, false)?);
+            next = next.sooner(self.take_free_pages(io, queue, false)?);
         }
-        let next = match queue_of(feature::STATS_VQ, taken) {
-            Some(queue) => self.look_at_statistics(io, queue)?,
-            None => NextTurn::Wait,
-        };
-        Ok(if turns.contains(&NextTurn::Again) { NextTurn::Again } else { next })
+        if let Some(queue) = queue_of(feature::STATS_VQ, taken) {
+            next = next.sooner(self.look_at_statistics(io, queue)?);
+        }
+        Ok(next)
     }
 
     /// Puts the buffer for statistics back into the queue, where the next start finds it.

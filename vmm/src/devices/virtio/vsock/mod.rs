@@ -143,11 +143,9 @@ impl VirtioDevice for Vsock {
             ResetStatus::InProgress(next) => return Ok(next),
         }
         let taken = io.serve_without_interrupt(TX, |chain| self.table.handle_packet(chain).map(|()| 0))?;
-        let turns = [taken, self.table.accept_callers(), self.fill_receive_queue(io)?];
+        let next = taken.sooner(self.table.accept_callers()).sooner(self.fill_receive_queue(io)?);
         io.interrupt_if_wanted()?;
-        let later =
-            turns.iter().find(|next| matches!(next, NextTurn::At(_))).copied().unwrap_or(NextTurn::Wait);
-        Ok(if turns.contains(&NextTurn::Again) { NextTurn::Again } else { later })
+        Ok(next)
     }
 
     fn reset(&mut self) {
