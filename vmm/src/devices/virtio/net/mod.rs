@@ -113,6 +113,16 @@ enum TurnEnd {
     Gone(io::Error),
 }
 
+impl From<NextTurn> for TurnEnd {
+    fn from(next: NextTurn) -> Self {
+        match next {
+            NextTurn::Wait => Self::Ready,
+            NextTurn::At(time) => Self::At(time),
+            NextTurn::Again => Self::Again,
+        }
+    }
+}
+
 impl Net {
     /// Connects to the backend that `config` names.
     ///
