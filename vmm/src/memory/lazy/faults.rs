@@ -276,8 +276,8 @@ impl Faults {
             }
         }
         let is_refused = |page| !self.there.has(page) && !self.there.is_given_back(page);
-        // The second and third way need fewer mappings, in case these are short. Poison (Linux 6.6) is not the
-        // first: KVM takes a poisoned page for broken hardware and sends the vCPU's thread SIGBUS.
+        // The second and third way need fewer mappings, in case these are short. Poison (Linux 6.6) is not
+        // the first: KVM takes a poisoned page for broken hardware and sends the vCPU's thread SIGBUS.
         let refused = page_ranges(pages.clone(), is_refused)
             .try_for_each(no_access)
             .or_else(|_| self.userfault.poison(start, len))
